@@ -1,0 +1,103 @@
+"""The command line of run.py: reads the arguments, sets everything up, and goes on inside the virtual environment."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from . import paths, setup
+from .errors import LaunchError, disk_sentence
+
+_READY = "GLASSBOX_COMFYUI"  # set for the process in the environment: the folder of ComfyUI, found by the set-up
+_DEVELOPER = {"test", "bench", "study"}
+_INTERRUPTED = 130
+
+
+def main(argv: list[str]) -> int:
+    """Run the command in `argv` and return its exit code; foreseeable failures end with one sentence."""
+    try:
+        arguments = _parse(argv)
+        if _READY in os.environ and paths.inside_venv():
+            return _command(arguments, Path(os.environ[_READY]))
+        comfyui = setup.ensure(arguments.command in _DEVELOPER)
+        return _go_on_inside(argv, comfyui)
+    except LaunchError as error:
+        return _fail(str(error))
+    except OSError as error:
+        sentence = disk_sentence(error)
+        if sentence is None:
+            raise
+        return _fail(sentence)
+    except KeyboardInterrupt:
+        print("\nStopped.", file=sys.stderr)
+        return _INTERRUPTED
+
+
+def _fail(sentence: str) -> int:
+    print(sentence, file=sys.stderr)
+    return 1
+
+
+def _go_on_inside(argv: list[str], comfyui: Path) -> int:
+    """Run the same command with the Python of the virtual environment."""
+    command = [str(paths.venv_python()), "-P", str(paths.ROOT / "run.py"), *argv]
+    environment = {**os.environ, _READY: str(comfyui)}
+    sys.stdout.flush()
+    if os.name != "nt":
+        os.execve(command[0], command, environment)
+    with subprocess.Popen(command, env=environment) as process:
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:  # the process inside gets it too, and decides
+                continue
+
+
+def _command(arguments: argparse.Namespace, comfyui: Path) -> int:
+    """Run a command inside the environment; each module is imported only where it is needed."""
+    match arguments.command:
+        case "demo":
+            from . import demo
+
+            return demo.run(comfyui, arguments.only, arguments.out, arguments.port, arguments.keep_open)
+        case "serve":
+            from . import serve
+
+            return serve.run(comfyui, arguments.port, arguments.browser)
+        case "test":
+            from . import suite
+
+            return suite.run(arguments.rest)
+        case "check":
+            from . import check
+
+            return check.run(comfyui, arguments.checkpoint, arguments.port)
+        case _:
+            from . import studies
+
+            return studies.run(arguments.command, arguments.rest)
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("run.py", description="ComfyUI-Glassbox: one command sets up all that it needs.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    demo = commands.add_parser("demo", help="run every demo workflow in a real ComfyUI and save the pictures")
+    demo.add_argument("--only", metavar="NAME", help="only this workflow, such as demo_prompt_to_picture")
+    demo.add_argument("--out", metavar="DIR", type=Path, default=paths.OUT, help="where pictures go (.cache/out)")
+    demo.add_argument("--keep-open", action="store_true", help="leave the canvas open afterwards")
+    serve = commands.add_parser("serve", help="open the canvas with the pack in a browser")
+    serve.add_argument("--no-browser", dest="browser", action="store_false", help="only print the address")
+    check = commands.add_parser("check", help="try every family on a checkpoint of your own")
+    check.add_argument("--checkpoint", metavar="FILE", type=Path, required=True, help="a .safetensors checkpoint")
+    for command in (demo, serve, check):
+        command.add_argument("--port", type=int, help="a loopback port for ComfyUI (default: any free one)")
+    commands.add_parser("test", help="check the style and run all tests; further arguments go to pytest")
+    commands.add_parser("bench", help="measure speed against what people use today: bench NAME [--quick]")
+    commands.add_parser("study", help="measure a paper's claim on the demo world: study NAME [--quick]")
+    arguments, arguments.rest = parser.parse_known_args(argv)
+    if arguments.rest and arguments.command not in _DEVELOPER:
+        parser.error(f"unknown argument: {arguments.rest[0]}")
+    return arguments

@@ -1,0 +1,124 @@
+"""`run.py demo`: every demo workflow through a real ComfyUI, with its pictures, a table and a contact sheet."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import paths, serve, sheet, workflow
+from .api import Client, Progress, output_files
+from .console import ProgressLine, table
+from .errors import LaunchError
+from .server import Server
+
+_SHEET = "contact_sheet.png"
+_PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".gif"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one workflow made: seconds, files, and the sentence that says why it failed, if it did."""
+
+    name: str
+    seconds: float
+    files: tuple[Path, ...] = ()
+    failure: str | None = None
+
+
+def run(comfyui: Path, only: str | None, out: Path, port: int | None, keep_open: bool) -> int:
+    """Run the demo workflows, save what they make in `out`, and return 1 if one of them failed."""
+    chosen = choose(only)
+    out.mkdir(parents=True, exist_ok=True)
+    print("Starting ComfyUI (about 20 s) ...", flush=True)
+    with Server(comfyui, paths.HOST, serve.CANVAS_ARGUMENTS, port) as server:
+        client = Client(server.url)
+        object_info = client.object_info()
+        results = []
+        for path in chosen:
+            results.append(_run_one(client, object_info, path, out))
+            if not server.running():
+                raise LaunchError(f"ComfyUI ended while running {path.stem}: see {server.log}.")
+        _report(results, out)
+        if keep_open:
+            serve.stay_open(server)
+    return int(any(result.failure for result in results))
+
+
+def choose(only: str | None, folder: Path = paths.WORKFLOWS) -> list[Path]:
+    """The demo workflows in their order, or the one with the name; raises LaunchError when there is none."""
+    known = {path.stem: path for path in sorted(folder.glob("demo_*.json"))}
+    if not known:
+        raise LaunchError(f"There is no demo workflow in {folder}: the copy of the pack is incomplete, get it again.")
+    if only is None:
+        return list(known.values())
+    name = only.removesuffix(".json")
+    for candidate in (name, f"demo_{name}"):
+        if candidate in known:
+            return [known[candidate]]
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}."
+    raise LaunchError(f"There is no demo workflow named {only}: {hint}")
+
+
+def _run_one(client: Client, object_info: dict, path: Path, out: Path) -> Result:
+    """Queue one workflow and save its files; a failure ends in the result, not in an exception."""
+    start = time.monotonic()
+    try:
+        prompt = workflow.to_prompt(workflow.load(path), object_info)
+        files = _run_prompt(client, prompt, path.stem, out)
+        result = Result(path.stem, time.monotonic() - start, files)
+    except LaunchError as error:
+        result = Result(path.stem, time.monotonic() - start, failure=str(error))
+    print(f"  {result.name}: {result.failure or f'{result.seconds:.0f} s'}", flush=True)
+    return result
+
+
+def _run_prompt(client: Client, prompt: dict, name: str, out: Path) -> tuple[Path, ...]:
+    line = ProgressLine(name, len(prompt))
+
+    def show(progress: Progress) -> None:
+        # Nodes that expand into others while running have ids that the prompt does not know.
+        label = prompt.get(progress.node, {}).get("_meta", {}).get("title", progress.node)
+        line.update(progress.node, label, progress.value, progress.maximum)
+
+    prompt_id = client.queue(prompt)
+    try:
+        entry = client.wait(prompt_id, show)
+    except KeyboardInterrupt:
+        client.interrupt()
+        raise
+    finally:
+        line.clear()
+    return tuple(_save(client, entry, name, out))
+
+
+def _save(client: Client, entry: dict, name: str, out: Path) -> list[Path]:
+    """Download what a prompt has made as NAME_1.png, NAME_2.png and so on, in place of what an earlier run left."""
+    for stale in out.glob(f"{name}_[0-9]*.*"):
+        stale.unlink()
+    saved = []
+    for number, file in enumerate(output_files(entry), start=1):
+        target = out / f"{name}_{number}{Path(file.filename).suffix}"
+        paths.write_atomically(target, client.download(file))
+        saved.append(target)
+    return saved
+
+
+def _report(results: list[Result], out: Path) -> None:
+    """Print the table and make the contact sheet."""
+    rows = [(result.name, f"{result.seconds:.1f}", _made(result)) for result in results]
+    print("\n" + table(("workflow", "seconds", "output files"), rows) + "\n")
+    pictures = [
+        (result.name, [file for file in result.files if file.suffix.lower() in _PICTURES]) for result in results
+    ]
+    if any(files for _, files in pictures):
+        sheet.write(pictures, out / _SHEET)
+        print(f"Pictures are in {out}, all of them in one: {out / _SHEET}", flush=True)
+
+
+def _made(result: Result) -> str:
+    if result.failure:
+        return f"FAILED: {result.failure}"
+    return ", ".join(file.name for file in result.files) or "none"

@@ -1,0 +1,44 @@
+"""Where everything lies: the repository and its git-ignored folders."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+CACHE = ROOT / ".cache"
+HOST = CACHE / "host"
+OUT = CACHE / "out"
+LOGS = CACHE / "logs"
+WORKFLOWS = ROOT / "workflows"
+STUDIES = ROOT / "studies"
+
+
+def venv_python(venv: Path = VENV) -> Path:
+    """The Python interpreter of a virtual environment."""
+    return venv / "Scripts" / "python.exe" if os.name == "nt" else venv / "bin" / "python"
+
+
+def inside_venv(venv: Path = VENV) -> bool:
+    """Whether the running interpreter belongs to that virtual environment."""
+    return Path(sys.prefix).resolve() == venv.resolve()
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete what an interrupted `unpack` or `write_atomically` left in a folder."""
+    for leftover in folder.glob("*.partial"):
+        if leftover.is_dir() and not leftover.is_symlink():
+            shutil.rmtree(leftover)
+        else:
+            leftover.unlink()
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file under a temporary name and rename it, so that it is either whole or absent."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(content.encode() if isinstance(content, str) else content)
+    partial.replace(path)
