@@ -1,0 +1,57 @@
+"""Result files: what was measured, with which command, on which asset, and how sure it is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import platform
+from pathlib import Path
+
+import numpy as np
+
+from . import host
+
+RESULTS = host.ROOT / "studies" / "results"
+
+
+def share(hits: np.ndarray, what: str) -> dict:
+    """A share of successes with its 95 % Wilson interval."""
+    count, value, z = len(hits), float(np.mean(hits)), 1.96
+    middle = (value + z * z / (2 * count)) / (1 + z * z / count)
+    half = z * math.sqrt(value * (1 - value) / count + z * z / (4 * count * count)) / (1 + z * z / count)
+    return {"value": value, "low": middle - half, "high": middle + half, "n": count, "unit": "share", "what": what}
+
+
+def bootstrap(values: np.ndarray, what: str, unit: str, statistic=np.mean, draws: int = 2000, seed: int = 0) -> dict:
+    """A statistic of the rows of ``values`` with its 95 % bootstrap interval."""
+    rng, values = np.random.default_rng(seed), np.asarray(values)
+    spread = [statistic(values[rng.integers(len(values), size=len(values))]) for _ in range(draws)]
+    low, high = np.percentile(spread, [2.5, 97.5])
+    return {"value": float(statistic(values)), "low": float(low), "high": float(high), "n": len(values), "unit": unit,
+            "what": what}
+
+
+def assets_hash(folder: Path) -> str:
+    """SHA-256 over the names and contents of the asset files that were measured."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def write(name: str, command: str, seed: int, assets: Path, numbers: dict[str, dict]) -> Path:
+    """Write ``studies/results/<name>.json`` under a temporary name and rename it."""
+    import torch
+
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    machine = {"processor": platform.machine(), "system": platform.system(), "threads": torch.get_num_threads(),
+               "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None}
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
+    content = {"command": command, "seed": seed, "versions": versions, "machine": machine,
+               "assets": {"world": assets.name, "sha256": assets_hash(assets)}, "numbers": numbers}
+    path = RESULTS / f"{name}.json"
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(path)
+    return path

@@ -1,0 +1,52 @@
+"""How alike pictures, feature sets and noise predictions are."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import torch
+
+
+def ssim(a: torch.Tensor, b: torch.Tensor, window: int = 11) -> torch.Tensor:
+    """Mean structural similarity of pairs (N, C, H, W) with values in 0..1: (N,)."""
+    from kornia.metrics import ssim as ssim_map
+
+    return ssim_map(a, b, window).mean((1, 2, 3))
+
+
+def pictures_ssim(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """SSIM of pairs of uint8 pictures (N, H, W, 3)."""
+
+    def prepared(pictures: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(pictures)).permute(0, 3, 1, 2).float() / 255
+
+    return ssim(prepared(a), prepared(b)).numpy()
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Cosine of the rows of two feature sets."""
+    return (a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)
+
+
+def frechet(a: np.ndarray, b: np.ndarray) -> float:
+    """Frechet distance between two feature sets (N, D) as Gaussians."""
+    from scipy.linalg import sqrtm
+
+    covariance_a, covariance_b = np.cov(a.T), np.cov(b.T)
+    root = sqrtm(covariance_a @ covariance_b).real
+    shift = a.mean(0) - b.mean(0)
+    return float(shift @ shift + np.trace(covariance_a + covariance_b - 2 * root))
+
+
+def memorization_score(difference: torch.Tensor) -> float:
+    """Largest similarity between the first noise differences (seeds, C, H, W) of two seeds.
+
+    As in Finding NeMo (arXiv 2406.02366), section 3.1 and appendix B.4, with one scale and a window of 7 instead of
+    three scales and 11, which need latents of 44 and more.
+    """
+    low, high = difference.amin((2, 3), keepdim=True), difference.amax((2, 3), keepdim=True)
+    scaled = (difference - low) / (high - low)
+    pairs = list(itertools.combinations(range(len(scaled)), 2))
+    first, second = (scaled[list(side)] for side in zip(*pairs, strict=True))
+    return float(ssim(first, second, window=7).max())

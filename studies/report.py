@@ -1,0 +1,77 @@
+"""Put measured numbers and the list of nodes into the documents: `python run.py study report [--check]`.
+
+Every line `<!-- numbers RESULT: PATTERN -->` in README.md or studies/README.md is followed by a table of the numbers of
+studies/results/RESULT.json whose names match the regular expression PATTERN, up to the line `<!-- end -->`.
+`<!-- nodes -->` is followed in the same way by a table of the pack's nodes.
+`--check` changes nothing and fails when a table is out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = (ROOT / "README.md", ROOT / "studies" / "README.md")
+_BLOCK = re.compile(r"(<!-- numbers (?P<result>[\w.-]+): (?P<pattern>.+?) -->\n).*?(?=<!-- end -->)", re.S)
+_NODES = re.compile(r"(<!-- nodes -->\n).*?(?=<!-- end -->)", re.S)
+
+
+def table(result: dict, pattern: str) -> str:
+    """A Markdown table of the matching numbers, and the command that made them."""
+    rows = {name: number for name, number in result["numbers"].items() if re.search(pattern, name)}
+    if not rows:
+        raise ValueError(f"No number of the result matches {pattern!r}.")
+    lines = ["| number | value | 95 % interval | n | what |", "|---|---|---|---|---|"]
+    for name, number in rows.items():
+        lines.append(f"| {name} | {number['value']:.3f} {number['unit']} | {number['low']:.3f} to {number['high']:.3f} "
+                     f"| {number['n']} | {number['what']} |")
+    return "\n".join([*lines, "", f"Made by `{result['command']}`.", ""])
+
+
+def filled(text: str, results: Path = ROOT / "studies" / "results") -> str:
+    """A document with every table made anew from the result files."""
+
+    def replace(block: re.Match) -> str:
+        path = results / f"{block['result']}.json"
+        return block[1] + table(json.loads(path.read_text("utf-8")), block["pattern"])
+
+    return _BLOCK.sub(replace, text)
+
+
+def with_nodes(text: str, rows: list[tuple[str, str, str]]) -> str:
+    """A document with its table of nodes (display name, category, description) made anew."""
+    lines = ["| node | where | what it does |", "|---|---|---|", *(f"| **{a}** | {b} | {c} |" for a, b, c in rows), ""]
+    return _NODES.sub(lambda block: block[1] + "\n".join(lines), text)
+
+
+def nodes() -> list[tuple[str, str, str]]:
+    """Display name, category and the description's first sentence of every node of the pack, in menu order."""
+    from .common import host
+
+    host.prepare()
+    schemas = [node.define_schema() for node in host.pack("nodes.menu").NODES]
+    return [(schema.display_name, schema.category, re.split(r"(?<=\.) (?=[A-Z])", schema.description)[0])
+            for schema in schemas]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Rewrite the documents, or check them."""
+    parser = argparse.ArgumentParser(prog="run.py study report", description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true")
+    options, stale, listed = parser.parse_args(argv), [], nodes()
+    for document in DOCUMENTS:
+        text = document.read_text("utf-8")
+        current = with_nodes(filled(text), listed)
+        if current != text:
+            stale.append(document.relative_to(ROOT).as_posix())
+            if not options.check:
+                document.write_text(current, encoding="utf-8")
+    if options.check and stale:
+        print(f"Out of date: {', '.join(stale)}; run `python run.py study report`.")
+        return 1
+    print(f"{'Rewrote' if stale else 'Nothing to change in'} {', '.join(stale) or 'the documents'}.")
+    return 0
