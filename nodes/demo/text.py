@@ -1,0 +1,71 @@
+"""The demo text model as an ordinary CLIP: ComfyUI's CLIP text model, small, with rows for the world's words only."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import comfy.sd
+import comfy.sd1_clip
+
+from . import architecture, assets
+
+CLIP_NAME = "l"
+VOCABULARY_SIZE = 49408
+
+
+class DemoTokens(comfy.sd1_clip.SDTokenizer):
+    """CLIP's tokenizer; a word that the world does not know is named in the log."""
+
+    known: frozenset[int] = frozenset()
+
+    def __init__(self, embedding_directory=None, tokenizer_data=None, **kwargs):
+        super().__init__(embedding_directory=embedding_directory, embedding_key="clip_l",
+                         embedding_size=architecture.TEXT["hidden_size"], tokenizer_data=tokenizer_data or {}, **kwargs)
+
+    def tokenize_with_weights(self, text: str, return_word_ids: bool = False, **kwargs):
+        chunks = super().tokenize_with_weights(text, return_word_ids, **kwargs)
+        tokens = (entry[0] for chunk in chunks for entry in chunk)
+        unknown = [token for token in tokens if isinstance(token, int) and token not in self.known]
+        if unknown:
+            words = "".join(self.inv_vocab[token].replace("</w>", " ") for token in unknown).split()
+            logging.warning("The demo model does not know: %s. It was trained on captions such as 'portrait, brown "
+                            "skin, curly red hair, round glasses, smiling, blue hoodie'.", ", ".join(words))
+        return chunks
+
+
+class DemoTextModel(comfy.sd1_clip.SDClipModel):
+    """ComfyUI's text model in the demo's size; the last hidden state after the final norm conditions the U-Net."""
+
+    def __init__(self, device="cpu", dtype=None, model_options=None):
+        super().__init__(device=device, dtype=dtype, textmodel_json_config=dict(architecture.TEXT),
+                         model_options=model_options or {})
+
+
+class DemoClip(comfy.sd1_clip.SD1ClipModel):
+    def __init__(self, device="cpu", dtype=None, model_options=None):
+        super().__init__(device=device, dtype=dtype, model_options=model_options or {}, clip_name=CLIP_NAME,
+                         clip_model=DemoTextModel)
+
+
+def load(world: str):
+    """The text model of a demo world as a CLIP."""
+    weights = assets.read(world, "text")
+    vocabulary, rows = weights.pop("vocabulary"), weights.pop("token_rows").float()
+    table = rows[:1].repeat(VOCABULARY_SIZE, 1)
+    table[vocabulary.long()] = rows[1:]
+    weights["text_model.embeddings.token_embedding.weight"] = table
+    tokens = type("DemoTokensOfWorld", (DemoTokens,), {"known": frozenset(vocabulary.tolist())})
+
+    def tokenizer(embedding_directory=None, tokenizer_data=None):
+        return comfy.sd1_clip.SD1Tokenizer(embedding_directory=embedding_directory, tokenizer_data=tokenizer_data or {},
+                                           clip_name=CLIP_NAME, tokenizer=tokens)
+
+    clip = comfy.sd.CLIP(SimpleNamespace(clip=DemoClip, tokenizer=tokenizer, params={}),
+                         parameters=sum(value.numel() for value in weights.values()))
+    missing, unexpected = clip.load_sd({name: value.float() for name, value in weights.items()})
+    if missing or unexpected:
+        raise ValueError(f"The text model of {world} does not fit this version of the pack "
+                         f"({len(missing)} weights missing): restore assets/{world}.")
+    return clip
+
