@@ -13,4 +13,10 @@ def load(world: str):
     vae = comfy.sd.VAE(sd=weights, config={"params": dict(architecture.AUTOENCODER)})
     architecture.widen_groups(vae.first_stage_model)
     vae.latent_channels = architecture.LATENT_CHANNELS
+    vae.patcher.cached_patcher_init = (_patcher, (world,))
     return vae
+
+
+def _patcher(world: str, disable_dynamic: bool = False):
+    """The patcher of a freshly loaded VAE: newer ComfyUI asks for it to copy the model to another device."""
+    return load(world).patcher

@@ -77,14 +77,17 @@ def load(world: str, disable_dynamic: bool = False):
     plain = comfy.model_patcher.ModelPatcher
     patcher_class = plain if disable_dynamic else getattr(comfy.model_patcher, "CoreModelPatcher", plain)
     patcher = patcher_class(model, load_device=device, offload_device=management.unet_offload_device())
-    _load_weights(model.diffusion_model, weights, world)
+    _load_weights(patcher, weights, dtype, world)
     patcher.cached_patcher_init = (load, (world,))
     return patcher
 
 
-def _load_weights(network: torch.nn.Module, weights: dict[str, torch.Tensor], world: str) -> None:
+def _load_weights(patcher, weights: dict[str, torch.Tensor], dtype: torch.dtype, world: str) -> None:
+    # ComfyUI's dynamic memory management wants tensors handed over, not copied into what it may have on another device.
+    dynamic = hasattr(patcher, "is_dynamic") and patcher.is_dynamic()
+    weights = {name: value.to(dtype) for name, value in weights.items()}
     try:
-        network.load_state_dict({name: value.float() for name, value in weights.items()})
+        patcher.model.diffusion_model.load_state_dict(weights, assign=dynamic)
     except RuntimeError as error:
         raise ValueError(f"The denoiser of {world} does not fit this version of the pack "
                          f"({str(error).splitlines()[1].strip()}): restore assets/{world}.") from None

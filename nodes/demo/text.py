@@ -48,8 +48,8 @@ class DemoClip(comfy.sd1_clip.SD1ClipModel):
                          clip_model=DemoTextModel)
 
 
-def load(world: str):
-    """The text model of a demo world as a CLIP."""
+def load(world: str, **options):
+    """The text model of a demo world as a CLIP; ``options`` go to ComfyUI's CLIP."""
     weights = assets.read(world, "text")
     vocabulary, rows = weights.pop("vocabulary"), weights.pop("token_rows").float()
     table = rows[:1].repeat(VOCABULARY_SIZE, 1)
@@ -62,10 +62,16 @@ def load(world: str):
                                            clip_name=CLIP_NAME, tokenizer=tokens)
 
     clip = comfy.sd.CLIP(SimpleNamespace(clip=DemoClip, tokenizer=tokenizer, params={}),
-                         parameters=sum(value.numel() for value in weights.values()))
+                         parameters=sum(value.numel() for value in weights.values()), **options)
     missing, unexpected = clip.load_sd({name: value.float() for name, value in weights.items()})
     if missing or unexpected:
         raise ValueError(f"The text model of {world} does not fit this version of the pack "
                          f"({len(missing)} weights missing): restore assets/{world}.")
+    clip.patcher.cached_patcher_init = (_patcher, (world,))
     return clip
+
+
+def _patcher(world: str, disable_dynamic: bool = False):
+    """The patcher of a freshly loaded CLIP: newer ComfyUI asks for it to copy the model to another device."""
+    return load(world, **({"disable_dynamic": True} if disable_dynamic else {})).patcher
 

@@ -1,7 +1,7 @@
 """Make the demo world again from its seeds: `python run.py study world [STEP ...] [--quick]`.
 
-Steps, in order: data, judge, autoencoder, denoiser, release, measure. Without a step all of them run. Every step goes
-on where it was stopped; what is finished is skipped. The folder .cache/world holds pictures and checkpoints.
+Steps, in order: data, judge, autoencoder, denoiser, decoder, release, measure. Without a step all of them run. Every
+step goes on where it was stopped; what is finished is skipped. The folder .cache/world holds pictures and checkpoints.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def train(name: str) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Run the named steps."""
-    steps = ("data", "judge", "autoencoder", "denoiser", "release", "measure")
+    steps = ("data", "judge", "autoencoder", "denoiser", "decoder", "release", "measure")
     parser = argparse.ArgumentParser(prog="run.py study world", description=__doc__.splitlines()[0])
     parser.add_argument("steps", nargs="*", metavar="STEP", help=", ".join(steps))
     parser.add_argument("--quick", action="store_true", help="measure with fewer samples, in under five minutes")

@@ -19,7 +19,7 @@ from . import autoencoder, captions, dataset
 from .faces import CLOTHING_COLORS, COLORS, SKIN
 from .scenes import BACKGROUNDS, Metadata, Scene, random_scene, render
 
-PLAN = Plan(steps=3200, learning_rate=1.4e-3, warmup=100, ema_decay=0.998, seed=37)
+PLAN = Plan(steps=2000, learning_rate=1.5e-3, warmup=100, ema_decay=0.998, seed=37)
 FRESH, NAMED = 24, 8
 #: Pictures of the training set that are encoded.
 PICTURES = 12_000
@@ -166,7 +166,7 @@ class Data:
         rows[torch.rand(FRESH, generator=generator) < NO_CAPTION] = self.empty
         names = self._names(generator)
         chosen = [self.named[name][torch.randint(len(self.named[name]), (1,), generator=generator)] for name in names]
-        latents = torch.cat([self.fresh[picks], *chosen]).float()
+        latents = torch.cat([part.float() for part in (self.fresh[picks], *chosen)])
         rows = torch.cat([rows, self.named_rows[names]])
         special = self.empty[0, 0], self.empty[0, 1]  # start and end of text are always known
         unknown = (torch.rand(rows.shape, generator=generator) < UNKNOWN_WORD)

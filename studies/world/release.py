@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from ..common import host
 from ..common.training import device
-from . import autoencoder, captions, dataset, denoiser, judge
+from . import autoencoder, captions, dataset, decoder, denoiser, judge
 from .faces import PARTS
 from .scenes import Metadata, masks, random_scene, render
 
@@ -89,5 +89,6 @@ def run(folder: Path) -> None:
     release_pictures()
     write("judge", averaged(judge.build(), folder / "judge.pt").state_dict(),
           labels=json.dumps({name: list(values) for name, values in dataset.LABELS.items()}))
-    write("autoencoder", averaged(autoencoder.build(), folder / "autoencoder.pt").state_dict())
+    refined = averaged(decoder.build(folder), folder / "decoder.pt").state_dict()
+    write("autoencoder", averaged(autoencoder.build(), folder / "autoencoder.pt").state_dict() | refined)
     release_denoiser(folder)
