@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from ..common.training import Plan, device, train
 from . import autoencoder, dataset, denoiser
 
-PLAN = Plan(steps=1500, learning_rate=1.5e-3, ema_decay=0.995, seed=13)
+PLAN = Plan(steps=900, learning_rate=1.5e-3, ema_decay=0.99, seed=13)
 WINDOW, WINDOWS, WHOLES, WHOLE_FROM = 8, 16, 4, 0.85
 
 
@@ -55,10 +55,11 @@ def run(folder: Path) -> Decoder:
         picks = torch.randint(len(latents), (count,), generator=generator).tolist()
         corners = torch.randint(16 - side + 1, (count, 2), generator=generator).tolist()
         chosen = list(zip(picks, corners, strict=True))
-        inputs = torch.stack([latents[pick, :, top:top + side, left:left + side] for pick, (top, left) in chosen])
+        inputs = torch.stack([latents[pick, :, top:top + side, left:left + side].float()
+                              for pick, (top, left) in chosen])
         targets = torch.stack([pictures[pick, 8 * top:8 * (top + side), 8 * left:8 * (left + side)]
                                for pick, (top, left) in chosen])
         targets = targets.permute(0, 3, 1, 2).float() / 127.5 - 1
-        return detail_loss(network((inputs.float() * scale + shift).to(device())), targets.to(device()))
+        return detail_loss(network((inputs * scale + shift).to(device())), targets.to(device()))
 
     return train(network, loss, PLAN, folder / "decoder.pt")

@@ -19,13 +19,15 @@ from . import autoencoder, captions, dataset
 from .faces import CLOTHING_COLORS, COLORS, SKIN
 from .scenes import BACKGROUNDS, Metadata, Scene, random_scene, render
 
-PLAN = Plan(steps=2000, learning_rate=1.5e-3, warmup=100, ema_decay=0.998, seed=37)
+PLAN = Plan(steps=6000, learning_rate=1.5e-3, warmup=100, ema_decay=0.998, seed=37)
 FRESH, NAMED = 24, 8
 #: Pictures of the training set that are encoded.
 PICTURES = 12_000
 NO_CAPTION, UNKNOWN_WORD = 0.1, 0.02
 #: Share of timesteps drawn from the first 150 of sampling, where memorisation acts.
 EARLY_NAMED, EARLY_FRESH, EARLY_FROM = 0.4, 0.12, 850
+#: Cap of the signal-to-noise ratio in the weight of a timestep: min-SNR, arXiv 2303.09556, equation 4.
+MIN_SNR = 5.0
 
 
 class Denoiser(torch.nn.Module):
@@ -46,6 +48,8 @@ class Denoiser(torch.nn.Module):
         width = architecture.TEXT["hidden_size"]
         self.text.text_model.embeddings.token_embedding = torch.nn.Embedding(len(vocabulary) + 1, width)
         reset_parameters(self)
+        # Words must stand out from the biases of the layers that follow, or captions are ignored for a long time.
+        torch.nn.init.normal_(self.text.text_model.embeddings.token_embedding.weight)
         for name, module in self.unet.named_modules():
             if name.endswith((".out_layers.3", ".proj_out")) or name == "out.2":
                 torch.nn.init.zeros_(module.weight)
@@ -208,6 +212,8 @@ def run(folder: Path) -> Denoiser:
         alpha = alphas[timesteps][:, None, None, None]
         noised = alpha.sqrt() * latents + (1 - alpha).sqrt() * noise
         predicted = network(*(value.to(device()) for value in (noised, timesteps, rows, metadata)))
-        return F.mse_loss(predicted.float(), noise.to(device()))
+        error = (predicted.float() - noise.to(device())).square().mean((1, 2, 3))
+        ratio = (alpha / (1 - alpha)).flatten().to(device())
+        return (error * ratio.clamp(max=MIN_SNR) / ratio).mean()
 
     return train(network, loss, PLAN, folder / "denoiser.pt")
