@@ -41,6 +41,10 @@ class PromptError(LaunchError):
     """ComfyUI refused a prompt or failed while running it."""
 
 
+class ConnectionLostError(LaunchError):
+    """ComfyUI does not answer any more."""
+
+
 class Client:
     """Talks to the ComfyUI server at `url` (such as http://127.0.0.1:8188)."""
 
@@ -97,7 +101,9 @@ class Client:
                     await _listen(socket, prompt_id, on_progress)
                 return entry
         except (aiohttp.ClientError, OSError) as error:
-            raise LaunchError(f"The connection to ComfyUI at {self.url} broke off ({error}): see its log.") from error
+            raise ConnectionLostError(
+                f"The connection to ComfyUI at {self.url} broke off ({error}): see its log."
+            ) from error
 
     def _request(self, path: str, body: dict | None = None) -> bytes:
         data = None if body is None else json.dumps(body).encode()
@@ -108,7 +114,7 @@ class Client:
         except urllib.error.HTTPError:
             raise
         except (OSError, http.client.HTTPException) as error:
-            raise LaunchError(f"ComfyUI at {self.url} does not answer ({error}): see its log.") from error
+            raise ConnectionLostError(f"ComfyUI at {self.url} does not answer ({error}): see its log.") from error
 
 
 async def _listen(socket, prompt_id: str, on_progress: Callable[[Progress], None]) -> None:

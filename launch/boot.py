@@ -83,7 +83,8 @@ class _MissingTransform:
 
 def _stop_with_parent() -> None:
     """Interrupt this process when its standard input closes; end it the hard way if that takes too long."""
-    sys.stdin.buffer.read()
+    while os.read(0, 4096):  # not sys.stdin: its lock would be held when the interpreter shuts down
+        pass
     if os.name == "nt":
         signal.raise_signal(signal.SIGINT)
     else:

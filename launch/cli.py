@@ -18,6 +18,8 @@ _INTERRUPTED = 130
 
 def main(argv: list[str]) -> int:
     """Run the command in `argv` and return its exit code; foreseeable failures end with one sentence."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # a console of few characters must not stop a command
     try:
         arguments = _parse(argv)
         if _READY in os.environ and paths.inside_venv():

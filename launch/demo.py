@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import paths, serve, sheet, workflow
-from .api import Client, Progress, output_files
+from .api import Client, ConnectionLostError, Progress, output_files
 from .console import ProgressLine, table
 from .errors import LaunchError
 from .server import Server
 
 _SHEET = "contact_sheet.png"
+_LISTED = 2  # so many file names fit into a line of the table
 _PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".gif"}
 
 
@@ -29,7 +30,7 @@ class Result:
 
 def run(comfyui: Path, only: str | None, out: Path, port: int | None, keep_open: bool) -> int:
     """Run the demo workflows, save what they make in `out`, and return 1 if one of them failed."""
-    chosen = choose(only)
+    chosen = choose(only, paths.WORKFLOWS)
     out.mkdir(parents=True, exist_ok=True)
     print("Starting ComfyUI (about 20 s) ...", flush=True)
     with Server(comfyui, paths.HOST, serve.CANVAS_ARGUMENTS, port) as server:
@@ -37,16 +38,17 @@ def run(comfyui: Path, only: str | None, out: Path, port: int | None, keep_open:
         object_info = client.object_info()
         results = []
         for path in chosen:
-            results.append(_run_one(client, object_info, path, out))
-            if not server.running():
-                raise LaunchError(f"ComfyUI ended while running {path.stem}: see {server.log}.")
+            try:
+                results.append(_run_one(client, object_info, path, out))
+            except ConnectionLostError as error:
+                raise LaunchError(f"ComfyUI ended while running {path.stem}: see {server.log}.") from error
         _report(results, out)
         if keep_open:
             serve.stay_open(server)
     return int(any(result.failure for result in results))
 
 
-def choose(only: str | None, folder: Path = paths.WORKFLOWS) -> list[Path]:
+def choose(only: str | None, folder: Path) -> list[Path]:
     """The demo workflows in their order, or the one with the name; raises LaunchError when there is none."""
     known = {path.stem: path for path in sorted(folder.glob("demo_*.json"))}
     if not known:
@@ -63,12 +65,14 @@ def choose(only: str | None, folder: Path = paths.WORKFLOWS) -> list[Path]:
 
 
 def _run_one(client: Client, object_info: dict, path: Path, out: Path) -> Result:
-    """Queue one workflow and save its files; a failure ends in the result, not in an exception."""
+    """Queue one workflow and save its files; a failure ends in the result, only a lost server in an exception."""
     start = time.monotonic()
     try:
         prompt = workflow.to_prompt(workflow.load(path), object_info)
         files = _run_prompt(client, prompt, path.stem, out)
         result = Result(path.stem, time.monotonic() - start, files)
+    except ConnectionLostError:
+        raise
     except LaunchError as error:
         result = Result(path.stem, time.monotonic() - start, failure=str(error))
     print(f"  {result.name}: {result.failure or f'{result.seconds:.0f} s'}", flush=True)
@@ -121,4 +125,7 @@ def _report(results: list[Result], out: Path) -> None:
 def _made(result: Result) -> str:
     if result.failure:
         return f"FAILED: {result.failure}"
-    return ", ".join(file.name for file in result.files) or "none"
+    names = [file.name for file in result.files]
+    if len(names) > _LISTED:
+        return f"{names[0]} to {names[-1]} ({len(names)} files)"
+    return ", ".join(names) or "none"

@@ -17,14 +17,14 @@ WORKFLOWS = ROOT / "workflows"
 STUDIES = ROOT / "studies"
 
 
-def venv_python(venv: Path = VENV) -> Path:
-    """The Python interpreter of a virtual environment."""
-    return venv / "Scripts" / "python.exe" if os.name == "nt" else venv / "bin" / "python"
+def venv_python() -> Path:
+    """The Python interpreter of the virtual environment."""
+    return VENV / "Scripts" / "python.exe" if os.name == "nt" else VENV / "bin" / "python"
 
 
-def inside_venv(venv: Path = VENV) -> bool:
-    """Whether the running interpreter belongs to that virtual environment."""
-    return Path(sys.prefix).resolve() == venv.resolve()
+def inside_venv() -> bool:
+    """Whether the running interpreter belongs to the virtual environment."""
+    return Path(sys.prefix).resolve() == VENV.resolve()
 
 
 def remove_leftovers(folder: Path) -> None:

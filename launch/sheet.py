@@ -41,10 +41,10 @@ def _cells(pictures: Sequence[tuple[str, Sequence[Path]]]) -> Iterator[tuple[str
 
 
 def _draw_cell(page: Image.Image, corner: tuple[int, int], title: str, note: str, file: Path) -> None:
-    """Paste a picture into its square, in the middle and at the largest size that fits, with its title below."""
+    """Paste a picture at the foot of its square, as large as it fits, with its title below."""
     picture = _fitted(file)
     left, top = corner
-    page.paste(picture, (left + (_CELL - picture.width) // 2, top + (_CELL - picture.height) // 2))
+    page.paste(picture, (left + (_CELL - picture.width) // 2, top + _CELL - picture.height))
     draw = ImageDraw.Draw(page)
     font = ImageFont.load_default(20)
     space = _CELL - (draw.textlength(note, font) + 12 if note else 0)
