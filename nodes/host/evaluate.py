@@ -1,0 +1,74 @@
+"""Evaluate a MODEL once at a noise level, through ComfyUI's own sampling path.
+
+LoRAs, ControlNets, areas, hooks and SDXL's size metadata take part exactly as in a KSampler.
+"""
+
+from __future__ import annotations
+
+import comfy.model_management
+import comfy.sample
+import comfy.samplers
+import torch
+
+TIMESTEP, PERCENT, SIGMA = "timestep", "percent", "sigma"
+_STEPS = 1000
+
+
+def sigma_at(patcher, value: float, unit: str) -> float:
+    """The sigma of a noise level, kept inside the model's range.
+
+    ``unit``: TIMESTEP (0 to 999; for a flow model, whose sigma is the time, thousandths of it), PERCENT (of the
+    sampling range, 0 is pure noise and 1 is none, as in ComfyUI's own nodes) or SIGMA.
+    """
+    sampling = patcher.get_model_object("model_sampling")
+    if unit == PERCENT:
+        sigma = sampling.percent_to_sigma(value)
+    elif unit == TIMESTEP and hasattr(sampling, "num_timesteps"):
+        sigma = float(sampling.sigma(torch.tensor(float(value))))
+    else:
+        sigma = value if unit == SIGMA else value / _STEPS
+    return min(max(float(sigma), float(sampling.sigma_min)), float(sampling.sigma_max))
+
+
+def timestep_of(patcher, sigma: float) -> float:
+    """What the network is told at a sigma: for SD1.5 and SDXL the integer timestep."""
+    return float(patcher.get_model_object("model_sampling").timestep(torch.tensor(sigma)))
+
+
+def noise_for(latent: torch.Tensor, seed: int) -> torch.Tensor:
+    """The noise that KSampler makes from this seed, drawn without touching the global generator."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return torch.randn(latent.shape, dtype=latent.dtype, generator=generator)
+
+
+def evaluate(patcher, positive: list, samples: dict, sigma: float, seed: int) -> torch.Tensor:
+    """Noise a LATENT to ``sigma`` and evaluate the MODEL on it once, without CFG; returns the denoised latent.
+
+    Clean latents as the VAE encodes them; stops before the evaluation when the user has pressed Stop.
+    """
+    comfy.model_management.throw_exception_if_processing_interrupted()
+    latent = comfy.sample.fix_empty_latent_channels(patcher, samples["samples"])
+    guider = comfy.samplers.CFGGuider(patcher)
+    guider.inner_set_conds({"positive": positive})
+    sigmas = torch.tensor([sigma, 0.0])
+    denoised = guider.sample(
+        noise_for(latent, seed),
+        latent,
+        _Once(),
+        sigmas,
+        disable_pbar=True,
+        seed=seed,
+        denoise_mask=samples.get("noise_mask"),
+    )
+    return denoised.to(comfy.model_management.intermediate_device())
+
+
+class _Once(comfy.samplers.Sampler):
+    """A sampler that evaluates the model at the first sigma and returns the denoised latent."""
+
+    def sample(
+        self, model_wrap, sigmas, extra_args, callback, noise, latent_image=None, denoise_mask=None, disable_pbar=False
+    ):
+        sampling = model_wrap.inner_model.model_sampling
+        noised = sampling.noise_scaling(sigmas[0], noise, latent_image, max_denoise=False)
+        return model_wrap(noised, sigmas[0].expand(noised.shape[0]), **extra_args)

@@ -1,0 +1,91 @@
+"""ComfyUI's LATENT as plain tensors: its parts, its mask as weights, and the noise numbers of its batch.
+
+A LATENT of several parts (a nested tensor, such as video with sound) has one tensor a part, each with the whole batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import comfy.nested_tensor
+import comfy.utils
+import torch
+
+
+@dataclass(frozen=True)
+class LatentView:
+    """What a method needs of a LATENT."""
+
+    parts: list[torch.Tensor]  # in the model's own scale when a model was given, else as the VAE gave them
+    weights: list[torch.Tensor] | None  # one a part, 0 to 1, in the part's shape; None without a mask
+    numbers: list[int]  # the number of each picture's noise in the stream of draws of a seed
+    blank: torch.Tensor  # which pictures are empty: constant in every channel
+
+
+def view(latent: dict, model=None) -> LatentView:
+    """The parts, weights and noise numbers of a LATENT; with a MODEL, in the scale in which the model works.
+
+    Raises ValueError when the LATENT has a `batch_index` of another length than its batch.
+    """
+    parts = split(latent["samples"])
+    count = len(parts[0])
+    numbers = list(map(int, latent.get("batch_index") or range(count)))
+    if len(numbers) != count:
+        raise ValueError(
+            f"The latent holds {count} pictures but its batch_index names {len(numbers)}: "
+            "take both from one Latent From Batch or Repeat Latent Batch node."
+        )
+    blank = torch.stack([_is_blank(part) for part in parts]).all(dim=0)
+    weights = None if latent.get("noise_mask") is None else _weights(latent["noise_mask"], parts)
+    return LatentView(_scaled(parts, model), weights, numbers, blank)
+
+
+def split(samples) -> list[torch.Tensor]:
+    """The parts of a LATENT's samples: one tensor, or those of a nested tensor."""
+    return list(samples.unbind()) if getattr(samples, "is_nested", False) else [samples]
+
+
+def pick(samples, rows: list[int] | torch.Tensor):
+    """The given rows of the batch, in that order, of plain or nested samples."""
+    if getattr(samples, "is_nested", False):
+        return comfy.nested_tensor.NestedTensor([part[rows] for part in samples.unbind()])
+    return samples[rows]
+
+
+def join(parts: list[torch.Tensor], like):
+    """Parts as samples again, nested when `like` is."""
+    return comfy.nested_tensor.NestedTensor(parts) if getattr(like, "is_nested", False) else parts[0]
+
+
+def extended(latent: dict, numbers: list[int]) -> dict:
+    """A LATENT with one picture for each noise number: the batch over and over, for drawing as many noises."""
+    samples = latent["samples"]
+    count = len(split(samples)[0])
+    rows = [index % count for index in range(len(numbers))]
+    return {"samples": pick(samples, rows), "batch_index": list(numbers)}
+
+
+def _scaled(parts: list[torch.Tensor], model) -> list[torch.Tensor]:
+    """Latents as the sampler hands them to the model; ComfyUI leaves a LATENT of zeros as it is, and so does this."""
+    if model is None or not any(torch.count_nonzero(part) for part in parts):
+        return parts
+    process = model.get_model_object("process_latent_in")
+    if len(parts) == 1:
+        return [process(parts[0])]
+    packed, shapes = comfy.utils.pack_latents(parts)
+    return comfy.utils.unpack_latents(process(packed), shapes)
+
+
+def _weights(mask, parts: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The mask at the size of each part; parts without a mask of their own count whole, as in ComfyUI's sampler."""
+    masks = split(mask)[: len(parts)]
+    sized = [
+        comfy.utils.reshape_mask(single.float(), part.shape).to(part.device).clamp(0, 1)
+        for single, part in zip(masks, parts, strict=False)
+    ]
+    return sized + [torch.ones_like(part, dtype=torch.float32) for part in parts[len(sized) :]]
+
+
+def _is_blank(part: torch.Tensor) -> torch.Tensor:
+    flat = part.flatten(2) if part.ndim > 2 and part[0, 0].numel() > 1 else part.flatten(1).unsqueeze(1)
+    return (flat.amax(dim=-1) == flat.amin(dim=-1)).all(dim=-1)

@@ -1,0 +1,52 @@
+"""A batch as a matrix: one picture, however many dimensions or parts it has, is one row."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import torch
+
+
+def rows(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The parts of a batch side by side as (B, D) in float32, on the device of the parts."""
+    flat = [part.float().reshape(len(part), -1) for part in parts]
+    return flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
+
+
+def parts(matrix: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The reverse of `rows`: the shapes, dtypes and devices of `like`."""
+    widths = [part[0].numel() for part in like]
+    return [
+        piece.reshape(len(matrix), *part.shape[1:]).to(part)
+        for piece, part in zip(matrix.split(widths, dim=1), like, strict=True)
+    ]
+
+
+def shared(weights: torch.Tensor | None) -> torch.Tensor | None:
+    """Weights (B, D) as (1, D) where all pictures have the same, and as None where all are one."""
+    if weights is None or bool((weights == 1).all()):
+        return None
+    return weights[:1] if bool((weights == weights[:1]).all()) else weights
+
+
+def distances(data: torch.Tensor, noise: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+    """Euclidean distance of each row of `data` from the same row of `noise`, weighted; (B,) in float32."""
+    difference = data - noise.to(data.device)
+    if weights is not None:
+        difference = difference * weights.sqrt()
+    return torch.linalg.vector_norm(difference, dim=1).cpu()
+
+
+def twins(data: torch.Tensor, weights: torch.Tensor | None = None) -> list[int]:
+    """For each row the index of the first row that equals it, in `data` and in `weights`."""
+    tables = [data] if weights is None or len(weights) == 1 else [data, weights]
+    keys = torch.stack([table.sum(dim=1) for table in tables], dim=1).tolist()
+    seen: dict[Hashable, list[int]] = {}
+    firsts = []
+    for row, key in enumerate(map(tuple, keys)):
+        known = seen.setdefault(key, [])
+        first = next((other for other in known if all(torch.equal(t[row], t[other]) for t in tables)), row)
+        if first == row:
+            known.append(row)
+        firsts.append(first)
+    return firsts

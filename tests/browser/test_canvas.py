@@ -1,0 +1,96 @@
+"""Every workflow of the pack on a real canvas: two front ends, each with its two renderers."""
+
+import canvas_page
+import pytest
+import repository
+import tricky_canvas
+
+from launch import widgets, workflow
+
+_LOADED = [pytest.param(path, id=path.stem) for path in repository.WORKFLOWS]
+
+# Nodes whose widgets a script of the front end makes, out of the reach of object_info.
+_SCRIPTED = {"LoadImageOutput", "WebcamCapture", "RecordAudio", "Load3D", "Load3DAnimation", "Preview3D", "SaveGLB"}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("server", False), ("server", True), ("newest_server", False), ("newest_server", True)],
+    ids=["pinned-classic", "pinned-nodes2", "newest-classic", "newest-nodes2"],
+)
+def canvas(request, browser):
+    """A canvas of each kind; the workflows are loaded into it one after the other."""
+    name, vue = request.param
+    return canvas_page.open_canvas(browser, request.getfixturevalue(name).url, vue)
+
+
+@pytest.mark.parametrize("path", _LOADED)
+def test_workflow_loads(canvas, path):
+    canvas.load(workflow.load(path))
+    assert canvas.missing() == []
+    assert canvas.overlaps() == []
+    assert canvas.errors == []
+
+
+@pytest.mark.parametrize("path", _LOADED)
+def test_saving_again_changes_no_value(canvas, path):
+    saved = workflow.load(path)
+    canvas.load(saved)
+    again = canvas.saved()
+    assert _values(again) == _values(saved)
+    assert _links(again) == _links(saved)
+
+
+@pytest.mark.parametrize("path", _LOADED)
+def test_prompt_is_the_front_ends(canvas, path, object_info):
+    saved = workflow.load(path)
+    canvas.load(saved)
+    assert _queued(workflow.to_prompt(saved, object_info), object_info) == _queued(canvas.prompt(), object_info)
+
+
+def test_prompt_of_a_tricky_canvas_is_the_front_ends(canvas, object_info):
+    saved = tricky_canvas.make(object_info)
+    canvas.load(saved)
+    prompt = workflow.to_prompt(saved, object_info)
+    assert _queued(prompt, object_info) == _queued(canvas.prompt(), object_info)
+    sampler = next(entry["inputs"] for entry in prompt.values() if entry["class_type"] == "KSampler")
+    assert sampler["seed"] == 99
+    assert {"model", "positive", "negative", "latent_image"} <= set(sampler)
+
+
+def test_the_renderer_is_the_one_asked_for(canvas):
+    canvas.load(workflow.load(repository.WORKFLOWS[0]))
+    assert (canvas.drawn() > 0) == canvas.vue
+
+
+def test_widgets_of_every_node_of_comfyui(canvas, object_info):
+    """The order in which the front end saves values is the one that the converter expects, for every node class."""
+    types = [name for name in object_info if name not in _SCRIPTED]
+    expected = {
+        name: [[widget.name, widget.in_prompt] for widget in widgets.widgets(object_info[name])] for name in types
+    }
+    found = canvas.fresh_widgets(types)
+    assert {name: found[name] for name in types if found[name] != expected[name]} == {}
+
+
+def _queued(prompt: dict, object_info: dict) -> dict:
+    """What of a prompt reaches the nodes: their class and the inputs that it has.
+
+    Not the titles, which a front end may translate, nor the widgets in which it shows a result (Preview Any).
+    """
+    return {
+        node: (entry["class_type"], {name: entry["inputs"].get(name) for name in _described(object_info, entry)})
+        for node, entry in prompt.items()
+    }
+
+
+def _described(object_info: dict, entry: dict) -> list[str]:
+    return [input_.name for input_ in widgets.inputs(object_info[entry["class_type"]])]
+
+
+def _values(saved: dict) -> dict:
+    return {node["id"]: node.get("widgets_values") or [] for node in saved["nodes"]}
+
+
+def _links(saved: dict) -> set:
+    return {tuple(link[:5]) for link in saved["links"]}

@@ -1,0 +1,52 @@
+"""What holds for every workflow of the pack, now and later. Nothing here names a workflow."""
+
+import json
+import urllib.parse
+import urllib.request
+
+import pytest
+import repository
+from PIL import Image
+
+from launch import workflow
+from launch.api import output_files
+from workflows import canvas, described
+
+
+def _each(paths):
+    return pytest.mark.parametrize("path", paths, ids=lambda path: path.stem)
+
+
+def test_every_file_is_described_and_every_description_has_a_file():
+    assert {path.stem for path in repository.WORKFLOWS} == set(described())
+
+
+@_each(repository.WORKFLOWS)
+def test_the_file_is_what_its_description_makes(path, object_info):
+    made = canvas.to_text(canvas.make(path.stem, described()[path.stem], object_info))
+    assert path.read_text("utf-8") == made, "run python -P workflows/make.py"
+
+
+@_each(repository.DEMOS)
+def test_a_demo_runs_through_the_queue(path, client, object_info):
+    prompt = workflow.to_prompt(workflow.load(path), object_info)
+    files = list(output_files(client.wait(client.queue(prompt))))
+    assert files
+    assert all(client.download(file) for file in files)
+
+
+@_each(repository.DEMOS)
+def test_a_demo_has_a_thumbnail(path):
+    with Image.open(path.with_suffix(".jpg")) as picture:
+        assert picture.format == "JPEG"
+        assert 200 <= max(picture.size) <= 800
+
+
+def test_the_template_browser_finds_them(server):
+    with urllib.request.urlopen(f"{server.url}/api/workflow_templates", timeout=60) as answer:
+        found = json.load(answer)[repository.LINKED_AS]
+    assert set(found) == {path.stem for path in repository.WORKFLOWS}
+    for path in repository.WORKFLOWS:
+        address = f"{server.url}/api/workflow_templates/{repository.LINKED_AS}/{urllib.parse.quote(path.name)}"
+        with urllib.request.urlopen(address, timeout=60) as answer:
+            assert json.load(answer) == json.loads(path.read_text("utf-8"))

@@ -1,0 +1,105 @@
+"""What all tests share: the pack and its launcher as packages, a real ComfyUI, and a browser.
+
+- `from glassbox.nodes.common import ...` works in every test: the pack under that name, without ComfyUI.
+- `comfy` is a ComfyUI inside the test's own process; `server` is one in a process of its own. A test asks for one.
+- `from launch import ...` and `from workflows import ...` reach those folders of the repository.
+"""
+
+import os
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parent / "helpers"))
+
+import repository  # noqa: E402
+
+load_package = runpy.run_path(str(ROOT / "run.py"))["load_package"]
+for _name in ("launch", "workflows"):
+    load_package(_name)
+repository.load_pack()
+
+
+@pytest.fixture(scope="session")
+def comfyui() -> Path:
+    """The folder of the ComfyUI under test."""
+    from launch import comfyui
+
+    return comfyui.locate()
+
+
+@pytest.fixture(scope="session")
+def comfy(comfyui, tmp_path_factory):
+    """ComfyUI in this process on the CPU, with the pack loaded as ComfyUI loads it; see `in_process.Comfy`."""
+    import in_process
+
+    return in_process.start(comfyui, tmp_path_factory.mktemp("comfy"))
+
+
+@pytest.fixture(scope="session")
+def server(comfyui, tmp_path_factory):
+    """A running ComfyUI server with the pack and the front end that belongs to it."""
+    yield from _serve(comfyui, tmp_path_factory.mktemp("server"))
+
+
+@pytest.fixture(scope="session")
+def newest_server(comfyui, tmp_path_factory):
+    """The same with the newest front end."""
+    from launch.comfyui import newest_front_end
+
+    yield from _serve(comfyui, tmp_path_factory.mktemp("newest"), "--front-end-root", str(newest_front_end()))
+
+
+def _serve(comfyui: Path, base: Path, *arguments: str):
+    from launch.comfyui import prepare_base
+    from launch.server import Server
+
+    with Server(comfyui, prepare_base(base), arguments, cpu=True) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def client(server):
+    """The API of the running server."""
+    from launch.api import Client
+
+    return Client(server.url)
+
+
+@pytest.fixture(scope="session")
+def object_info(client) -> dict:
+    """What the running server tells about every node class."""
+    return client.object_info()
+
+
+@pytest.fixture(scope="session")
+def pack_info(object_info) -> dict:
+    """The same for the nodes of this pack alone."""
+    return {name: info for name, info in object_info.items() if repository.is_ours(info)}
+
+
+# One browser for each test module: while Playwright runs, asyncio.run() does not work in the same thread.
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium without a window; tests are skipped where it is missing, and fail there in CI."""
+    chromium = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, repository.CHROMIUM_NAMES)), None)
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        _cannot("Playwright is not installed (pip install playwright)")
+    if chromium is None or not Path(chromium).exists():
+        _cannot("Chromium is not installed (apt-get install chromium, or name it in CHROMIUM)")
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=chromium, args=repository.CHROMIUM_FLAGS)
+        yield launched
+        launched.close()
+
+
+def _cannot(reason: str):
+    if os.environ.get("CI", "").lower() in ("1", "true", "yes"):
+        pytest.fail(f"{reason}; in CI the browser tests must run.")
+    pytest.skip(reason)

@@ -1,0 +1,113 @@
+"""ComfyUI's canvas in a browser: load a workflow there, and read what the front end makes of it."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from dataclasses import dataclass, field
+
+import repository
+
+_READY = """() => window.app?.extensionManager && window.app.graph && window.LiteGraph
+    && Object.keys(window.LiteGraph.registered_node_types).length > 100"""
+_SETTLE = "() => new Promise(done => requestAnimationFrame(() => setTimeout(() => requestAnimationFrame(done), 60)))"
+_LOAD = "async workflow => { await app.loadGraphData(workflow) }"
+_MISSING = """() => app.graph.nodes
+    .filter(node => !(node.type in LiteGraph.registered_node_types))
+    .map(node => node.type)"""
+_SAVED = "() => JSON.parse(JSON.stringify(app.graph.serialize()))"
+_PROMPT = "async () => JSON.parse(JSON.stringify((await app.graphToPrompt()).output))"
+_CLASSIC_BOXES = """() => app.graph.nodes.map(node => {
+    const title = LiteGraph.NODE_TITLE_HEIGHT
+    return [Number(node.id), node.pos[0], node.pos[1] - title, node.size[0], node.size[1] + title]
+})"""
+_VUE_BOXES = """() => [...document.querySelectorAll('[data-node-id]')].map(element => {
+    const box = element.getBoundingClientRect()
+    return [Number(element.dataset.nodeId), box.x, box.y, box.width, box.height]
+})"""
+_FRESH_WIDGETS = """types => types.map(type => (LiteGraph.createNode(type).widgets ?? [])
+    .filter(widget => widget.serialize !== false)
+    .map(widget => [widget.name, widget.options?.serialize !== false]))"""
+
+# What this front end says on a ComfyUI that is older than itself, or without a way to the internet.
+_NOT_OURS = ("Failed to load resource", "JobsApiError", "Failed to fetch queue")
+_SETTINGS = {
+    "Comfy.TutorialCompleted": True,
+    "Comfy.Workflow.ShowMissingModelsWarning": False,
+    # Front end 1.32 stretches a layout for Nodes 2.0, wrongly when it follows another one in the same page.
+    "Comfy.VueNodes.AutoScaleLayout": False,
+    "Comfy.Locale": "en",
+}
+
+
+@dataclass
+class Canvas:
+    """A page with the canvas of a server, in the classic renderer or in Nodes 2.0."""
+
+    page: object
+    vue: bool
+    errors: list[str] = field(default_factory=list)
+
+    def load(self, workflow: dict) -> None:
+        """Open a saved workflow; what the page says from here on counts as its error."""
+        self.errors.clear()
+        # Nodes 2.0 of front end 1.32 first draws nodes where those of the same id stood in the workflow before.
+        for _ in range(2 if self.vue else 1):
+            self.page.evaluate(_LOAD, workflow)
+            self.page.evaluate(_SETTLE)
+
+    def missing(self) -> list[str]:
+        """The types of nodes that the front end does not know."""
+        return self.page.evaluate(_MISSING)
+
+    def saved(self) -> dict:
+        """What Save would write."""
+        return self.page.evaluate(_SAVED)
+
+    def prompt(self) -> dict:
+        """What Run would queue."""
+        return self.page.evaluate(_PROMPT)
+
+    def fresh_widgets(self, types: list[str]) -> dict[str, list]:
+        """For new nodes of some types: the name of each saved widget, and whether it goes into the prompt."""
+        return dict(zip(types, self.page.evaluate(_FRESH_WIDGETS, types), strict=True))
+
+    def overlaps(self) -> list[tuple[int, int]]:
+        """Pairs of nodes that cover each other as drawn, by id."""
+        boxes = self.page.evaluate(_VUE_BOXES if self.vue else _CLASSIC_BOXES)
+        return [(a[0], b[0]) for index, a in enumerate(boxes) for b in boxes[index + 1 :] if _overlap(a[1:], b[1:])]
+
+    def drawn(self) -> int:
+        """How many nodes stand on the page as elements: all of them in Nodes 2.0, none in the classic renderer."""
+        return len(self.page.evaluate(_VUE_BOXES))
+
+
+def open_canvas(browser, url: str, vue: bool) -> Canvas:
+    """Open the canvas of the server in a fresh profile."""
+    _set(url, {**_SETTINGS, "Comfy.VueNodes.Enabled": vue})
+    page = browser.new_context(viewport={"width": 1600, "height": 1000}).new_page()
+    canvas = Canvas(page, vue)
+    page.on("console", lambda message: _note(canvas, message))
+    page.on("pageerror", lambda error: canvas.errors.append(str(error)))
+    page.goto(url)
+    page.wait_for_function(_READY, timeout=120_000)
+    page.evaluate(_SETTLE)
+    return canvas
+
+
+def _note(canvas: Canvas, message) -> None:
+    address = (message.location or {}).get("url", "")
+    ours = repository.LINKED_AS in address or "GBX_" in message.text
+    if message.type == "error" and (ours or not any(phrase in message.text for phrase in _NOT_OURS)):
+        canvas.errors.append(f"{message.text} ({address})")
+
+
+def _set(url: str, settings: dict) -> None:
+    request = urllib.request.Request(
+        f"{url}/settings", json.dumps(settings).encode(), {"Content-Type": "application/json"}
+    )
+    urllib.request.urlopen(request, timeout=30).close()
+
+
+def _overlap(a: list[float], b: list[float]) -> bool:
+    return a[0] < b[0] + b[2] and b[0] < a[0] + a[2] and a[1] < b[1] + b[3] and b[1] < a[1] + a[3]

@@ -1,0 +1,82 @@
+"""Runs workflows made for real checkpoints on random weights: validated and executed by ComfyUI's own queue code."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+
+import reduced
+
+# What each of ComfyUI's loaders asks for by file name: input, models folder; and its method and part of a checkpoint.
+_FILES = {
+    "CheckpointLoaderSimple": {"ckpt_name": "checkpoints"},
+    "UNETLoader": {"unet_name": "diffusion_models"},
+    "CLIPLoader": {"clip_name": "text_encoders"},
+    "DualCLIPLoader": {"clip_name1": "text_encoders", "clip_name2": "text_encoders"},
+    "VAELoader": {"vae_name": "vae"},
+}
+_PARTS = {
+    "CheckpointLoaderSimple": ("load_checkpoint", slice(0, 3)),
+    "UNETLoader": ("load_unet", slice(0, 1)),
+    "CLIPLoader": ("load_clip", slice(1, 2)),
+    "DualCLIPLoader": ("load_clip", slice(1, 2)),
+    "VAELoader": ("load_vae", slice(2, 3)),
+}
+_SMALL = {"steps": 2, "width": 128, "height": 128}  # what a run of random weights is cut down to
+
+
+def architecture(workflow: Path) -> str:
+    """The architecture that a workflow file is for, from its name."""
+    return workflow.stem.split("_")[0]
+
+
+def offer_files(prompt: dict, models: Path) -> None:
+    """Put an empty file for every checkpoint that the prompt names where ComfyUI looks for it."""
+    import folder_paths
+
+    for entry in prompt.values():
+        for name, folder in _FILES.get(entry["class_type"], {}).items():
+            file = models / folder / entry["inputs"][name]
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+            folder_paths.add_model_folder_path(folder, str(models / folder))
+    folder_paths.filename_list_cache.clear()
+
+
+def swap_loaders(monkeypatch, architecture: str) -> None:
+    """Let ComfyUI's loaders hand out random weights of the architecture instead of reading a file."""
+    import nodes
+
+    parts = reduced.checkpoint(architecture)
+    for name, (method, which) in _PARTS.items():
+        monkeypatch.setattr(nodes.NODE_CLASS_MAPPINGS[name], method, lambda self, *a, _which=which, **k: parts[_which])
+
+
+def cut(prompt: dict) -> dict:
+    """The prompt with few steps and a small picture."""
+    return {
+        node: {**entry, "inputs": {**entry["inputs"], **{k: v for k, v in _SMALL.items() if k in entry["inputs"]}}}
+        for node, entry in prompt.items()
+    }
+
+
+def validate(prompt: dict) -> list[str]:
+    """Let ComfyUI's queue validate the prompt; returns the output nodes, fails with its reasons."""
+    import execution
+
+    valid, error, outputs, node_errors = asyncio.run(execution.validate_prompt("test", prompt, None))
+    assert valid and not node_errors, (error, node_errors)
+    return outputs
+
+
+def execute(prompt: dict) -> dict:
+    """Validate and run the prompt with ComfyUI's executor; returns what its output nodes show, by node."""
+    import execution
+
+    outputs = validate(prompt)
+    quiet = SimpleNamespace(client_id=None, last_node_id=None, last_prompt_id=None, send_sync=lambda *message: None)
+    executor = execution.PromptExecutor(quiet, execution.CacheType.CLASSIC, {"ram": 16.0, "lru": 0})
+    executor.execute(prompt, "test", {}, outputs)
+    assert executor.success, [data for kind, data in executor.status_messages if kind == "execution_error"]
+    return executor.history_result["outputs"]

@@ -1,0 +1,93 @@
+"""Random weights of the architectures that people use, narrow and shallow enough for any machine.
+
+Block structure, keys, noise schedule, latent format and text encoding are ComfyUI's own for SD1.5, SDXL and Flux; only
+widths and depths are smaller. What such a model paints means nothing: it proves that nodes run on the architecture.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_TEXT = {
+    "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_hidden_layers": 3, "projection_dim": 64,
+}  # fmt: skip
+_T5 = {"d_model": 64, "d_ff": 128, "d_kv": 16, "num_heads": 4, "num_layers": 2}
+_UNET = {
+    "image_size": 32, "use_checkpoint": False, "legacy": False, "use_spatial_transformer": True, "in_channels": 4,
+    "out_channels": 4, "model_channels": 32, "use_temporal_attention": False, "use_temporal_resblock": False,
+}  # fmt: skip
+_CONFIGS = {
+    "sd15": {
+        **_UNET, "num_res_blocks": [2, 2, 2, 2], "channel_mult": [1, 2, 4, 4], "transformer_depth": [1] * 6 + [0, 0],
+        "transformer_depth_middle": 1, "transformer_depth_output": [1] * 9 + [0] * 3, "context_dim": 64,
+        "adm_in_channels": None, "use_linear_in_transformer": False, "num_heads": 8,
+    },
+    "sdxl": {
+        **_UNET, "num_res_blocks": [2, 2, 2], "channel_mult": [1, 2, 4], "transformer_depth": [0, 0, 1, 1, 2, 2],
+        "transformer_depth_middle": 2, "transformer_depth_output": [0, 0, 0, 1, 1, 1, 2, 2, 2], "context_dim": 128,
+        "adm_in_channels": 64 + 6 * 256, "num_classes": "sequential", "use_linear_in_transformer": True,
+        "num_heads": -1, "num_head_channels": 16,
+    },
+    "flux": {
+        "image_model": "flux", "in_channels": 16, "out_channels": 16, "patch_size": 2, "vec_in_dim": 64,
+        "context_in_dim": 64, "hidden_size": 128, "mlp_ratio": 4.0, "num_heads": 4, "depth": 2,
+        "depth_single_blocks": 2, "axes_dim": [8, 12, 12], "theta": 10000, "qkv_bias": True, "guidance_embed": True,
+    },
+}  # fmt: skip
+_FAMILIES = {"sd15": "SD15", "sdxl": "SDXL", "flux": "Flux"}
+ARCHITECTURES = tuple(_CONFIGS)
+
+
+def checkpoint(architecture: str, seed: int = 0) -> tuple:
+    """MODEL, CLIP and VAE of an architecture; the same seed gives the same weights. ComfyUI must be prepared."""
+    import comfy.supported_models
+
+    generator = torch.Generator().manual_seed(seed)
+    config = getattr(comfy.supported_models, _FAMILIES[architecture])(dict(_CONFIGS[architecture]))
+    channels = config.latent_format.latent_channels
+    with torch.inference_mode(False), torch.no_grad():
+        return _model(config, generator), _clip(config, generator), _vae(channels, generator)
+
+
+def _model(config, generator: torch.Generator):
+    import comfy.model_patcher
+
+    config.set_inference_dtype(torch.float32, None)
+    model = config.get_model({}, device="cpu")
+    _fill(model.diffusion_model, generator)
+    return comfy.model_patcher.ModelPatcher(model, load_device=torch.device("cpu"), offload_device=torch.device("cpu"))
+
+
+def _clip(config, generator: torch.Generator):
+    import comfy.sd
+
+    sizes = {"clip_l_model_config": _TEXT, "clip_g_model_config": _TEXT, "t5xxl_model_config": _T5}
+    clip = comfy.sd.CLIP(config.clip_target(), model_options=sizes)
+    _fill(clip.cond_stage_model, generator)
+    return clip
+
+
+def _vae(channels: int, generator: torch.Generator):
+    import comfy.sd
+    from comfy.ldm.models.autoencoder import AutoencoderKL
+
+    shape = {
+        "double_z": True, "z_channels": channels, "resolution": 256, "in_channels": 3, "out_ch": 3, "ch": 32,
+        "ch_mult": [1, 1, 1, 1], "num_res_blocks": 1, "attn_resolutions": [], "dropout": 0.0,
+    }  # fmt: skip
+    params = {"ddconfig": shape, "embed_dim": channels}
+    weights = AutoencoderKL(**params)
+    _fill(weights, generator)
+    vae = comfy.sd.VAE(sd=weights.state_dict(), config={"params": params})
+    vae.latent_channels = channels
+    return vae
+
+
+def _fill(module: torch.nn.Module, generator: torch.Generator) -> None:
+    """Random weights of a size that keeps the signal finite: scaled by the fan-in; norms are left at one."""
+    for name, parameter in module.named_parameters():
+        if parameter.ndim < 2:
+            parameter.data.fill_(0.0 if name.endswith("bias") else 1.0)
+            continue
+        fan_in = parameter[0].numel()
+        parameter.data.copy_(torch.randn(parameter.shape, generator=generator) / fan_in**0.5)

@@ -1,0 +1,55 @@
+"""Where the parts of the repository are, and the pack as a package named `glassbox`."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+WORKFLOWS = sorted((ROOT / "workflows").glob("*.json"))
+DEMOS = [path for path in WORKFLOWS if path.name.startswith("demo_")]
+CHECKPOINT_WORKFLOWS = [path for path in WORKFLOWS if path not in DEMOS]
+PACK = "glassbox"
+LINKED_AS = "comfyui-glassbox"
+
+CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+CHROMIUM_FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+def load_pack(name: str = PACK):
+    """Import the pack's root as a package under a name of its own, as ComfyUI does, once."""
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(
+            name, ROOT / "__init__.py", submodule_search_locations=[str(ROOT)]
+        )
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+def is_ours(info: dict) -> bool:
+    """Whether a node class in ComfyUI's object_info comes from this pack."""
+    return info.get("python_module") == f"custom_nodes.{LINKED_AS}"
+
+
+def listed_ids() -> list[str]:
+    """The committed ids of the pack's nodes."""
+    return (ROOT / "tests" / "node_ids.txt").read_text("utf-8").split()
+
+
+def tracked_files() -> list[Path]:
+    """Every file that git tracks or would track."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode()
+    return [ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()]

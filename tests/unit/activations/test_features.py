@@ -1,0 +1,107 @@
+"""Activations as data, and the pure pieces that work on them."""
+
+import pytest
+import torch
+from glassbox.nodes.activations import features, moments, points, tap
+from glassbox.nodes.activations.features import Activations, Mean, Row
+
+
+def activations(**tensors):
+    rows = len(next(iter(tensors.values())))
+    named = {name.replace("_", "-"): value for name, value in tensors.items()}
+    return Activations(named, tuple(Row(index) for index in range(rows)), 0.2, 50.0)
+
+
+def test_stacking_brings_all_to_the_finest_size():
+    fine, coarse = torch.randn(2, 3, 6, 4), torch.randn(2, 5, 3, 2).half()
+    stacked = activations(a_out=coarse, b_out=fine).stacked()
+    assert stacked.shape == (2, 8, 6, 4) and stacked.dtype == torch.float32
+    assert torch.equal(stacked[:, 5:], fine)
+    enlarged = torch.nn.functional.interpolate(coarse.float(), size=(6, 4), mode="bilinear", align_corners=False)
+    assert torch.equal(stacked[:, :5], enlarged)
+
+
+def test_maps_alone_are_refused():
+    with pytest.raises(ValueError, match="attention maps only"):
+        activations(a_self_map=torch.zeros(1, 2, 4, 4)).stacked()
+
+
+def test_half_precision_clamps_and_always_copies():
+    big = torch.tensor([1e6, -1e6, 3.0])
+    assert features.stored(big, torch.float16).tolist() == [65504.0, -65504.0, 3.0]
+    kept = features.stored(big, torch.float32)
+    big += 1
+    assert kept.tolist() == [1e6, -1e6, 3.0]
+
+
+def test_the_mean_over_draws():
+    mean = Mean()
+    values = [torch.full((1, 1, 1, 1), value, dtype=torch.float16) for value in (60000.0, 60000.0, 30048.0)]
+    for value in values:
+        mean.add(activations(a_out=value))
+    result = mean.result().tensors["a-out"]
+    assert result.item() == 50016 and result.dtype == torch.float16  # the sum does not fit into float16
+
+
+@pytest.mark.parametrize("size", [(512, 512), (37, 53), (8, 5)])
+def test_values_at_is_interpolation_then_indexing(size):
+    feature = torch.randn(7, 8, 5, generator=torch.Generator().manual_seed(0))
+    whole = torch.nn.functional.interpolate(feature[None], size=size, mode="bilinear", align_corners=False)[0]
+    rows, columns = torch.randint(0, size[0], (50,)), torch.randint(0, size[1], (50,))
+    found = features.values_at(feature, rows, columns, size)
+    assert (found - whole[:, rows, columns].T).abs().max() < 2e-5  # float32 weights
+
+
+@pytest.mark.parametrize(("text", "chosen"), [
+    ("all", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]), ("last", [9]), ("0, 3-5\nlast", [0, 3, 4, 5, 9]),
+    ("0%; 50%, 100%", [0, 5, 9]), (" 12 ", []), ("25%", [2]),
+])  # fmt: skip
+def test_moments(text, chosen):
+    choose = moments.chooser(text)
+    assert [step for step in range(10) if choose(step, 10)] == chosen
+
+
+@pytest.mark.parametrize("text", ["", "first", "-1", "1..3", "101%", "3 4"])
+def test_moments_that_cannot_be_read(text):
+    with pytest.raises(ValueError, match="all, or steps such as"):
+        moments.chooser(text)
+
+
+@pytest.mark.parametrize("text", [
+    "10, 20\n30.5, 40", "10 20; 30.5 40", "(10, 20)\n(30.5, 40)", "[[10, 20], [30.5, 40]]",
+    '[{"x": 10, "y": 20}, {"x": 30.5, "y": 40}]', "10%, 40%; 30.5%, 80%",
+])  # fmt: skip
+def test_points(text):
+    assert points.parse(text, (50, 100)).tolist() == pytest.approx(torch.tensor([[10, 20], [30.5, 40]]).numpy())
+
+
+def test_points_on_the_edge_are_inside_and_come_back():
+    assert points.parse("100, 50", (50, 100)).tolist() == [[99, 49]]
+    assert points.parse(points.to_text(points.parse("1.25, 2", (9, 9))), (9, 9)).tolist() == [[1.25, 2]]
+
+
+@pytest.mark.parametrize(("text", "reason"), [
+    ("", "No point"), ("a, b", "'a, b' is no point"), ("1", "is no point"), ("[[1, 2], [3]]", "cannot be read as JSON"),
+    ("[{", "cannot be read as JSON"), ("101, 2", "outside of the picture, which is 100 x 50"), ("-1, 2", "outside"),
+])  # fmt: skip
+def test_points_that_cannot_be_read(text, reason):
+    with pytest.raises(ValueError, match=reason):
+        points.parse(text, (50, 100))
+
+
+def test_pooling():
+    feature = torch.arange(16.0).view(1, 1, 4, 4)
+    assert tap.pooled(feature, 2).flatten().tolist() == [2.5, 4.5, 10.5, 12.5]
+    assert tap.pooled(feature, 64).item() == 7.5
+    assert tap.pooled(torch.ones(1, 1, 5, 7), 2).shape == (1, 1, 2, 3)
+
+
+def test_an_attention_map_is_the_softmax():
+    """Oracle O3, to 1e-6."""
+    generator = torch.Generator().manual_seed(1)
+    query, key = torch.randn(2, 6, 8, generator=generator), torch.randn(2, 5, 8, generator=generator)
+    found = tap.attention_map(query, key, 2, torch.float32)
+    for row in range(2):
+        for head in range(2):
+            q, k = query[row, :, head * 4 : head * 4 + 4].double(), key[row, :, head * 4 : head * 4 + 4].double()
+            assert (found[row, head] - (q @ k.T / 2).softmax(-1)).abs().max() < 1e-6

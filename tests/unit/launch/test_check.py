@@ -1,0 +1,41 @@
+"""The check of a user's own checkpoint."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from launch import check, environment, paths
+from launch.errors import LaunchError
+
+
+def test_a_missing_file_is_one_sentence(tmp_path):
+    with pytest.raises(LaunchError, match=r"There is no checkpoint file .*model\.safetensors"):
+        check.checked(tmp_path / "model.safetensors")
+
+
+def test_a_file_of_another_kind_is_one_sentence(tmp_path):
+    (tmp_path / "model.txt").write_text("")
+    with pytest.raises(LaunchError, match=r"model\.txt is no checkpoint"):
+        check.checked(tmp_path / "model.txt")
+
+
+@pytest.fixture
+def checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "HOST", tmp_path / "host")
+    monkeypatch.setattr(environment, "needs_cpu", lambda: False)
+    (tmp_path / "models").mkdir()
+    file = tmp_path / "models" / "mine.safetensors"
+    file.write_bytes(b"weights")
+    return file
+
+
+@pytest.mark.parametrize(("kind", "code", "said"), [("Paint", 0, "works"), ("Fail", 1, "FAILED: Fail (node 1)")])
+def test_every_family_is_run_and_told(checkpoint, stand_in, tmp_path, monkeypatch, capsys, kind, code, said):
+    prompt = {"1": {"class_type": kind, "inputs": {}}}
+    monkeypatch.setattr(check, "FAMILIES", {"a": lambda name: prompt, "b": lambda name: prompt})
+    assert check.run(stand_in, checkpoint, None) == code
+    assert capsys.readouterr().out.count(said) == 2
+    (entry,) = json.loads((tmp_path / "host" / "check_paths.yaml").read_text()).values()
+    assert entry == {"base_path": str(checkpoint.parent), "checkpoints": ".", "is_default": True}

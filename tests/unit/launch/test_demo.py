@@ -1,0 +1,68 @@
+"""The demo command on a stand-in for ComfyUI: pictures, table, failures, choice of workflows."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from PIL import Image
+
+from launch import demo, environment, paths, workflow
+from launch.errors import LaunchError
+
+
+@pytest.fixture
+def workflows(tmp_path, monkeypatch):
+    """A folder of workflows, already in API format, and a place for what they make."""
+    folder = tmp_path / "workflows"
+    folder.mkdir()
+    for name, kind in (("demo_a", "Paint"), ("demo_b", "Fail"), ("demo_c", "Paint"), ("sd15_x", "Paint")):
+        (folder / f"{name}.json").write_text(json.dumps({"1": {"class_type": kind, "inputs": {}}}))
+    monkeypatch.setattr(paths, "WORKFLOWS", folder)
+    monkeypatch.setattr(paths, "HOST", tmp_path / "host")
+    monkeypatch.setattr(workflow, "to_prompt", lambda loaded, object_info: loaded)
+    monkeypatch.setattr(workflow, "load", lambda path: json.loads(path.read_text()))
+    monkeypatch.setattr(environment, "needs_cpu", lambda: False)
+    return folder
+
+
+def test_a_failing_workflow_is_told_and_the_others_run(workflows, stand_in, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert demo.run(stand_in, None, out, None, keep_open=False) == 1
+    assert {path.name for path in out.iterdir()} == {"demo_a_1.png", "demo_c_1.png", "contact_sheet.png"}
+    printed = capsys.readouterr().out
+    assert re.search(r"^demo_a +\d+\.\d +demo_a_1\.png$", printed, re.MULTILINE)
+    assert re.search(r"^demo_b +\d+\.\d +FAILED: Fail \(node 1\): The file is corrupt", printed, re.MULTILINE)
+
+
+def test_only_one(workflows, stand_in, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "demo_c_2.png").write_text("of an earlier run")
+    assert demo.run(stand_in, "c", out, None, keep_open=False) == 0
+    assert {path.name for path in out.iterdir()} == {"demo_c_1.png", "contact_sheet.png"}
+    with Image.open(out / "contact_sheet.png") as sheet:
+        assert sheet.width > 300
+
+
+def test_an_unknown_name_is_one_sentence(workflows):
+    with pytest.raises(LaunchError, match="There is no demo workflow named demo_aa: did you mean demo_a"):
+        demo.choose("demo_aa", workflows)
+    with pytest.raises(LaunchError, match="there are demo_a, demo_b, demo_c"):
+        demo.choose("portrait", workflows)
+
+
+def test_every_demo_workflow_is_chosen_and_no_other(workflows):
+    assert [path.stem for path in demo.choose(None, workflows)] == ["demo_a", "demo_b", "demo_c"]
+
+
+def test_no_workflows_at_all_is_one_sentence(tmp_path):
+    with pytest.raises(LaunchError, match="incomplete"):
+        demo.choose(None, tmp_path)
+
+
+def test_a_server_that_dies_ends_the_demo_with_a_sentence(workflows, stand_in, tmp_path):
+    (workflows / "demo_b.json").write_text(json.dumps({"1": {"class_type": "Die", "inputs": {}}}))
+    with pytest.raises(LaunchError, match=r"ComfyUI ended while running demo_b: see .*server\.log"):
+        demo.run(stand_in, None, tmp_path / "out", None, keep_open=False)

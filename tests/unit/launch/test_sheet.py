@@ -1,0 +1,30 @@
+"""The contact sheet."""
+
+from __future__ import annotations
+
+import pytest
+from PIL import Image
+
+from launch import sheet
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_every_picture_is_on_the_sheet(tmp_path, count):
+    colors = [(200, 10 * index, 30) for index in range(count)]
+    files = []
+    for index, color in enumerate(colors):
+        files.append(tmp_path / f"{index}.png")
+        Image.new("RGB", (128, 64 + index), color).save(files[-1])
+    sheet.write(
+        [("demo_a_long_name_that_does_not_fit_below_the_picture", files[:1]), ("demo_b", files[1:])], tmp_path / "s.png"
+    )
+    with Image.open(tmp_path / "s.png") as page:
+        found = {color for _, color in page.getcolors(page.width * page.height)}
+        assert page.width <= 2000
+    assert set(colors) <= found
+
+
+def test_a_transparent_picture_is_fine(tmp_path):
+    Image.new("RGBA", (16, 16), (0, 0, 0, 0)).save(tmp_path / "a.png")
+    sheet.write([("demo_a", [tmp_path / "a.png"])], tmp_path / "s.png")
+    assert (tmp_path / "s.png").is_file()

@@ -1,0 +1,48 @@
+"""Finding and running studies and benchmarks."""
+
+from __future__ import annotations
+
+import pytest
+
+from launch import studies
+from launch.errors import LaunchError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "helper.py").write_text("WORD = 'hello'\n")
+    (tmp_path / "noise.py").write_text("from .helper import WORD\ndef main(argv):\n    print(WORD, argv)\n")
+    (tmp_path / "bench_speed.py").write_text("def main(argv):\n    return 3\n")
+    (tmp_path / "world").mkdir()
+    (tmp_path / "world" / "__main__.py").write_text("def main(argv):\n    return 0\n")
+    return tmp_path
+
+
+def test_what_there_is(folder):
+    assert list(studies.available("study", folder)) == ["noise", "world"]
+    assert list(studies.available("bench", folder)) == ["speed"]
+
+
+def test_a_study_gets_its_arguments(folder, capsys):
+    assert studies.run("study", ["noise", "--quick"], folder) == 0
+    assert capsys.readouterr().out == "hello ['--quick']\n"
+    assert studies.run("study", ["world"], folder) == 0
+
+
+def test_a_benchmark_returns_its_exit_code(folder):
+    assert studies.run("bench", ["speed"], folder) == 3
+
+
+def test_without_a_name_they_are_listed(folder, capsys):
+    assert studies.run("study", [], folder) == 2
+    assert "there are noise, world" in capsys.readouterr().out
+
+
+def test_none_yet_is_said_plainly(tmp_path, capsys):
+    assert studies.run("bench", [], tmp_path / "absent") == 2
+    assert "there are no benchmarks yet" in capsys.readouterr().out
+
+
+def test_an_unknown_name_is_one_sentence(folder):
+    with pytest.raises(LaunchError, match="There is no study named nose: there are noise, world"):
+        studies.run("study", ["nose"], folder)

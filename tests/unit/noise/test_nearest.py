@@ -1,0 +1,164 @@
+"""The nearest of k noises: exact properties, and the law of the closed forms against the official one."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from glassbox.nodes.noise import nearest
+from scipy import stats
+
+D = 512
+
+
+def gaussian(count: int, seed: int, size: int = D) -> torch.Tensor:
+    return torch.randn(count, size, generator=torch.Generator().manual_seed(seed))
+
+
+def made(form: str, data, noise, k, seed=7, weights=None):
+    streams = nearest.streams(seed, range(len(data)))
+    make = nearest.closed_form if form == nearest.CLOSED else nearest.dot_form
+    return make(data, noise, k, streams, weights)
+
+
+@pytest.mark.parametrize("form", [nearest.CLOSED, nearest.DOT])
+def test_k_of_one_is_the_given_noise_bit_for_bit(form):
+    data, noise = gaussian(8, 0), gaussian(8, 1)
+    assert torch.equal(made(form, data, noise, 1), noise)
+
+
+def test_official_k_of_one():
+    data, noise = gaussian(8, 0), gaussian(8, 1)
+    assert nearest.official(data, noise[None]).tolist() == [0] * 8
+
+
+@pytest.mark.parametrize("form", [nearest.CLOSED, nearest.DOT])
+def test_more_candidates_never_take_a_nearer_one_away(form):
+    data, noise = gaussian(16, 0), gaussian(16, 1)
+
+    def apart(k):
+        moved = made(form, data, noise, k)
+        return (moved - data).norm(dim=1) if form == nearest.CLOSED else -(moved * data).sum(dim=1)
+
+    distances = [apart(k) for k in (1, 2, 3, 5, 8, 40)]
+    for fewer, more in itertools.pairwise(distances):
+        assert (more <= fewer + 1e-3).all()
+    assert distances[-1].mean() < distances[0].mean()
+
+
+def test_official_takes_the_least_distance():
+    data, candidates = gaussian(5, 0), gaussian(30, 1).reshape(6, 5, D)
+    chosen = nearest.official(data, candidates)
+    distances = (data[None] - candidates).norm(dim=2)
+    picked = distances.gather(0, chosen[None])[0]
+    torch.testing.assert_close(picked, distances.amin(dim=0), rtol=2e-3, atol=0)
+
+
+def test_official_is_their_code():
+    """The lines of the official code, on candidates laid out as there: picture by picture."""
+    data, candidates = gaussian(5, 2), gaussian(30, 3).reshape(6, 5, D)
+    apart = data.to(torch.float16).unsqueeze(1) - candidates.transpose(0, 1).to(torch.float16)
+    _, expected = torch.min(torch.linalg.vector_norm(apart, dim=2), dim=1)
+    assert nearest.official(data, candidates).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("form", [nearest.CLOSED, nearest.DOT])
+def test_a_picture_of_zeros_keeps_its_noise(form):
+    data, noise = gaussian(3, 0), gaussian(3, 1)
+    data[1] = 0
+    assert torch.equal(made(form, data, noise, 16)[1], noise[1])
+
+
+@pytest.mark.parametrize("form", [nearest.CLOSED, nearest.DOT])
+def test_each_picture_depends_on_itself_alone(form):
+    data, noise = gaussian(6, 0), gaussian(6, 1)
+    together = made(form, data, noise, 8)
+    streams = nearest.streams(7, [4])
+    make = nearest.closed_form if form == nearest.CLOSED else nearest.dot_form
+    torch.testing.assert_close(make(data[4:5], noise[4:5], 8, streams)[0], together[4], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", [nearest.CLOSED, nearest.DOT])
+def test_outside_the_mask_nothing_moves(form):
+    data, noise = gaussian(6, 0), gaussian(6, 1)
+    mask = torch.zeros(6, D)
+    mask[:, :200] = 1
+    moved = made(form, data, noise, 32, weights=mask)
+    assert torch.equal(moved[:, 200:], noise[:, 200:])
+    before, after = ((data - other)[:, :200].norm(dim=1).mean() for other in (noise, moved))
+    assert after < before
+    cut = made(form, data[:, :200], noise[:, :200], 32)
+    torch.testing.assert_close(moved[:, :200], cut, rtol=1e-4, atol=1e-4)
+
+
+def test_the_global_generators_stay():
+    state = torch.get_rng_state()
+    for form in (nearest.CLOSED, nearest.DOT):
+        made(form, gaussian(3, 0), gaussian(3, 1), 4)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(("k", "expected"), [(1, 0.0), (4, 1.029), (8, 1.424), (16, 1.766), (64, 2.344)])
+def test_the_mean_of_the_largest_of_k(k, expected):
+    assert nearest.largest_of_normals(k) == pytest.approx(expected, abs=6e-4)
+
+
+@pytest.mark.parametrize("k", [2.5, 4.0])
+def test_dot_form_draws_the_largest_of_k_also_for_fractions(k):
+    """One coordinate has the law with distribution function Phi^k, and the others are as they were."""
+    data = gaussian(1, 0, 16).repeat(1500, 1)
+    noise = gaussian(1500, 1, 16)
+    moved = made(nearest.DOT, data, noise, k)
+    unit = data[0] / data[0].norm()
+    along = moved @ unit
+    assert stats.kstest(along.numpy(), lambda value: stats.norm.cdf(value) ** k).pvalue > 0.01
+    across = moved - along[:, None] * unit
+    torch.testing.assert_close(across, noise - (noise @ unit)[:, None] * unit, rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture(scope="module", params=[4, 16])
+def laws(request):
+    """Coordinate along the picture, squared length and distance of 800 noises, closed and official, for one k."""
+    k, count, size = request.param, 800, 128
+    picture = gaussian(1, 5, size)
+    data = picture.expand(count, size)
+    closed = made(nearest.CLOSED, data, gaussian(count, 6, size), k)
+    candidates = gaussian(k * count, 8, size).reshape(k, count, size)
+    exact = (data[None] - candidates).norm(dim=2).argmin(dim=0)
+    official = candidates[exact, torch.arange(count)]
+    half = candidates[nearest.official(data, candidates), torch.arange(count)]
+    unit = picture[0] / picture.norm()
+
+    def measures(noise):
+        return noise @ unit, noise.square().sum(dim=1), (noise - picture).norm(dim=1)
+
+    return k, measures(closed), measures(official), measures(half), float(picture.square().mean().sqrt()), size
+
+
+@pytest.mark.parametrize("measure", range(3), ids=["along the picture", "squared length", "distance"])
+def test_the_closed_form_has_the_law_of_the_official_one(laws, measure):
+    _, closed, official, half, *_ = laws
+    assert stats.ks_2samp(closed[measure].numpy(), official[measure].numpy()).pvalue > 0.01
+    assert stats.ks_2samp(closed[measure].numpy(), half[measure].numpy()).pvalue > 0.01
+
+
+def test_the_means_that_are_known(laws):
+    """E<x, z>/|x| = 2 s m_k / sqrt(2 + 4 s^2), E|z|^2 / D - 1 = -2 m_k / sqrt((2 + 4 s^2) D), for large D."""
+    k, (along, length, _), _, _, s, size = laws
+    largest, root = nearest.largest_of_normals(k), math.sqrt(2 + 4 * s * s)
+    assert float(along.mean()) == pytest.approx(2 * s * largest / root, abs=0.15)
+    assert float(length.mean()) / size - 1 == pytest.approx(-2 * largest / (root * math.sqrt(size)), abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("k", "form", "sentence"),
+    [
+        (0.5, nearest.DOT, "at least 1"),
+        (2.5, nearest.CLOSED, "whole k"),
+        (2.5, nearest.OFFICIAL, "whole k"),
+        (2, "x", "no form"),
+    ],
+)
+def test_bad_k(k, form, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        nearest.check_k(k, form)

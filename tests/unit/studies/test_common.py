@@ -1,0 +1,77 @@
+"""Training loop, result files and similarities that the studies share."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from studies.common import results, similarity, training
+
+PLAN = training.Plan(steps=8, learning_rate=0.1, warmup=2, ema_decay=0.5)
+
+
+def fit(path, plan=PLAN, stop_after: int | None = None):
+    """A line through seeded points; stops like a kill when asked to."""
+    torch.manual_seed(0)
+    network = torch.nn.Linear(1, 1)
+    calls = []
+
+    def loss(generator, progress):
+        if stop_after is not None and len(calls) == stop_after:
+            raise KeyboardInterrupt
+        x = torch.randn(16, 1, generator=generator)
+        calls.append(progress)
+        return (network(x).float() - 2 * x - 1).square().mean()
+
+    return training.train(network, loss, plan, path, every=4), calls
+
+
+def test_an_interrupted_training_ends_where_a_whole_one_does(tmp_path):
+    whole, _ = fit(tmp_path / "whole.pt")
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path / "stopped.pt", stop_after=6)
+    resumed, calls = fit(tmp_path / "stopped.pt")
+    assert len(calls) == 4, "it goes on from the checkpoint at step 4"
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name])
+
+
+def test_the_learning_rate_warms_up_and_falls():
+    rates = [training.learning_rate(PLAN, step) for step in range(8)]
+    assert rates[0] == pytest.approx(0.05) and max(rates) == rates[1] and rates[-1] < 0.02
+
+
+def test_a_share_has_wilsons_interval():
+    number = results.share(np.array([True] * 8 + [False] * 2), "hits")
+    # Wilson's interval of 8 in 10, as statsmodels gives it
+    assert (number["low"], number["high"]) == (pytest.approx(0.4902, abs=1e-3), pytest.approx(0.9433, abs=1e-3))
+
+
+def test_a_result_names_its_asset(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "RESULTS", tmp_path / "results")
+    assets = tmp_path / "some-world"
+    assets.mkdir()
+    (assets / "a.safetensors").write_bytes(b"1")
+    path = results.write("x", "run.py study x", 3, assets, {"one": results.bootstrap(np.arange(5.0), "w", "u")})
+    content = json.loads(path.read_text())
+    assert content["assets"] == {"world": "some-world", "sha256": results.assets_hash(assets)}
+    assert content["numbers"]["one"]["value"] == 2.0 and content["seed"] == 3
+    (assets / "a.safetensors").write_bytes(b"2")
+    assert results.assets_hash(assets) != content["assets"]["sha256"]
+
+
+def test_frechet_distance_of_gaussians():
+    rng = np.random.default_rng(0)
+    a = rng.normal(size=(40_000, 2))
+    b = rng.normal(size=(40_000, 2)) * [2.0, 1.0] + [3.0, 0.0]
+    # closed form for diagonal Gaussians: squared shift 9, plus (2 - 1) ** 2
+    assert similarity.frechet(a, b) == pytest.approx(10.0, rel=0.02)
+    assert similarity.frechet(a, a) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_memorisation_score_knows_the_same_from_the_different():
+    generator = torch.Generator().manual_seed(0)
+    different = torch.randn(4, 8, 16, 16, generator=generator)
+    same = different[:1] + 0.01 * different
+    assert similarity.memorization_score(same) > 0.95 > 0.5 > similarity.memorization_score(different)

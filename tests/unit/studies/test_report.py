@@ -1,0 +1,34 @@
+"""Documents get their tables from the result files."""
+
+import json
+
+import pytest
+
+from studies import report
+
+NUMBER = {"value": 0.5, "low": 0.25, "high": 0.75, "n": 4, "unit": "share", "what": "half"}
+TEXT = "before\n<!-- numbers x: ^a -->\nold\n<!-- end -->\nafter\n"
+
+
+@pytest.fixture
+def results(tmp_path):
+    content = {"command": "python run.py study x", "numbers": {"a one": NUMBER, "b two": NUMBER}}
+    (tmp_path / "x.json").write_text(json.dumps(content))
+    return tmp_path
+
+
+def test_a_table_is_made_anew(results):
+    text = report.filled(TEXT, results)
+    assert "| a one | 0.500 share | 0.250 to 0.750 | 4 | half |" in text and "old" not in text and "b two" not in text
+    assert "Made by `python run.py study x`." in text and text.endswith("<!-- end -->\nafter\n")
+    assert report.filled(text, results) == text
+
+
+def test_a_pattern_without_a_number_is_an_error(results):
+    with pytest.raises(ValueError, match="No number"):
+        report.filled(TEXT.replace("^a", "^c"), results)
+
+
+def test_nodes_are_listed():
+    text = report.with_nodes("<!-- nodes -->\n<!-- end -->", [("A Node", "glassbox/x", "Does it.")])
+    assert "| **A Node** | glassbox/x | Does it. |\n<!-- end -->" in text

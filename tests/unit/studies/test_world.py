@@ -1,0 +1,97 @@
+"""The demo world: what is drawn is what is said, and truth follows the picture."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("python_avatars")
+pytest.importorskip("resvg_py")
+
+from studies.world import captions, dataset, faces, scenes
+
+
+def some_scene(seed: int = 5, **metadata) -> scenes.Scene:
+    return scenes.random_scene(np.random.default_rng(seed), scenes.Metadata(**metadata))
+
+
+def test_a_seed_makes_the_same_pictures():
+    first, second = (dataset.make_shard(9, 3, sharp=False) for _ in range(2))
+    assert (first.pictures == second.pictures).all() and first.captions == second.captions
+    assert (first.labels == second.labels).all() and (first.metadata == second.metadata).all()
+    assert (dataset.make_shard(10, 3, sharp=False).pictures != first.pictures).any()
+
+
+def test_a_part_mask_covers_just_the_pixels_that_change_with_the_part():
+    scene = some_scene()
+    scene = replace(scene, face=replace(scene.face, clothing="shirt", clothing_color="red"))
+    recolored = replace(scene, face=replace(scene.face, clothing_color="white"))
+    changed = np.abs(scenes.render(scene).astype(int) - scenes.render(recolored)).max(-1) > 8
+    mask = scenes.masks(scene)["clothing"]
+    assert changed.sum() > 200
+    assert (mask[changed] > 0.02).all() and not changed[mask < 0.001].any()
+
+
+def test_masks_are_carried_through_crop_and_mirror():
+    plain = some_scene(crop_top=10, crop_left=20)
+    mirrored = replace(plain, metadata=replace(plain.metadata, mirror=True))
+    for part, mask in scenes.masks(plain).items():
+        assert np.array_equal(mask[:, ::-1], scenes.masks(mirrored)[part]), part
+    assert np.array_equal(scenes.render(plain)[:, ::-1], scenes.render(mirrored))
+
+
+def test_key_points_lie_on_the_eyes():
+    scene = some_scene(crop_left=12, crop_top=4, mirror=True)
+    face = replace(scene.face, skin="pale", eyes="open", accessory="none", hair="bald", facial_hair="none")
+    scene = replace(scene, face=face)
+    shut = replace(scene, face=replace(face, eyes="surprised"))
+    changed = np.abs(scenes.render(scene).astype(int) - scenes.render(shut)).max(-1) > 30
+    columns, rows = np.nonzero(changed.T)
+    points = scenes.keypoints(scene)
+    middle = np.mean([points["left eye"], points["right eye"]], axis=0)
+    assert abs(columns.mean() - middle[0]) < 2 and abs(rows.mean() - middle[1]) < 4
+    assert points["left eye"][0] > points["right eye"][0], "mirroring exchanges the places of the eyes"
+
+
+def test_a_small_original_is_blurred():
+    def edges(original: int) -> float:
+        return float(np.abs(np.diff(scenes.render(some_scene(original=original)).astype(float), axis=1)).max())
+
+    assert edges(32) < 0.7 * edges(128)
+
+
+def test_captions_say_what_is_there():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        scene = scenes.random_scene(rng)
+        said = captions.caption(scene, rng).split(", ")
+        true = [*captions.phrases(scene.face).values(), captions.background_phrase(scene)]
+        assert said[0] == "portrait" and set(said[1:]) <= set(true)
+        assert len(" ".join(said).replace(",", "").split()) <= 26
+
+
+def test_what_cannot_be_seen_has_no_label():
+    scene = some_scene()
+    hidden = replace(scene, pattern="plain", face=replace(scene.face, accessory="sunglasses", hair="bald",
+                                                          facial_hair="none"))
+    found = dict(zip(dataset.LABELS, dataset.labels(hidden), strict=True))
+    assert found["eyes"] == found["hair_color"] == found["mirror"] == -1
+    assert all(value >= 0 for name, value in found.items() if name not in ("eyes", "hair_color", "mirror"))
+
+
+def test_half_of_the_faces_go_without():
+    rng = np.random.default_rng(3)
+    drawn = [faces.random_face(rng) for _ in range(2000)]
+    for name in ("facial_hair", "accessory"):
+        assert abs(np.mean([getattr(face, name) == "none" for face in drawn]) - 0.5) < 0.035  # 3 standard errors
+
+
+def test_shards_that_are_there_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(dataset, "SHARD", 2)
+    dataset.build(tmp_path, 2, seed=1, workers=1)
+    first = (tmp_path / "0000.npz").stat().st_mtime_ns
+    dataset.build(tmp_path, 4, seed=1, workers=1)
+    assert (tmp_path / "0000.npz").stat().st_mtime_ns == first
+    assert len(dataset.load(tmp_path).captions) == 4
+    with pytest.raises(FileNotFoundError, match=r"run `python run\.py study world data` first"):
+        dataset.load(tmp_path / "none")

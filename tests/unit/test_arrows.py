@@ -1,0 +1,77 @@
+"""No import of the pack runs against the arrows of its design."""
+
+import import_arrows
+import pytest
+import repository
+
+
+def test_no_arrow_runs_back():
+    files = list(import_arrows.pack_files(repository.ROOT))
+    assert [problem for file, source in files for problem in import_arrows.wrong_imports(file, source)] == []
+    assert [file for file, source in files if import_arrows.open_wildcards(source)] == []
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("kernels/eager.py", "from ..nodes.noise import pool"),
+        ("kernels/eager.py", "import comfy.ops"),
+        ("kernels/triton/nearest.py", "from ...nodes import common"),
+        ("kernels/__init__.py", "import torch"),
+        ("nodes/__init__.py", "import torch"),
+        ("nodes/__init__.py", "from . import menu"),
+        ("__init__.py", "from .nodes.menu import Glassbox"),
+        ("__init__.py", "import numpy"),
+        ("nodes/noise/pool.py", "import comfy.samplers"),
+        ("nodes/noise/pool.py", "from comfy_api.latest import io"),
+        ("nodes/noise/pool.py", "import folder_paths"),
+        ("nodes/noise/pool.py", "from server import PromptServer"),
+        ("nodes/noise/pool.py", "def f():\n    import nodes"),
+        ("nodes/noise/pool.py", "from ..weights import space"),
+        ("nodes/noise/pool.py", "from .. import weights"),
+        ("nodes/noise/pool.py", "from ..weights.space import Space"),
+        ("nodes/noise/pool.py", "from ..host import evaluate"),
+        ("nodes/noise/pool.py", "from ..demo.architecture import SIZE"),
+        ("nodes/noise/pool.py", "from . import nodes"),
+        ("nodes/noise/pool.py", "from .nodes import Immiscible"),
+        ("nodes/noise/pool.py", "from ...kernels.triton import nearest"),
+        ("nodes/noise/pool.py", "from ...kernels.triton.nearest import nearest"),
+        ("nodes/noise/pool.py", "from ... import launch"),
+        ("nodes/noise/pool.py", "import kernels"),
+        ("nodes/noise/pool.py", "from glassbox.kernels import nearest"),
+        ("nodes/noise/pool.py", "from launch import api"),
+        ("nodes/noise/nodes.py", "import comfy.utils"),
+        ("nodes/noise/nodes.py", "from comfy_api.internal import x"),
+        ("nodes/noise/nodes.py", "from ..weights import nodes"),
+        ("nodes/common/lora_keys.py", "from ..host import evaluate"),
+        ("nodes/common/lora_keys.py", "from ..noise import pool"),
+        ("nodes/common/lora_keys.py", "import comfy.lora"),
+        ("nodes/host/evaluate.py", "from ..noise import pool"),
+        ("nodes/menu.py", "import comfy.utils"),
+    ],
+)
+def test_a_wrong_arrow_is_found(file, source):
+    assert import_arrows.wrong_imports(file, source)
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("__init__.py", "async def comfy_entrypoint():\n    from .nodes.menu import Glassbox"),
+        ("kernels/__init__.py", "from .dispatch import nearest"),
+        ("kernels/triton/nearest.py", "import torch\nfrom ..eager import nearest"),
+        ("nodes/menu.py", "from comfy_api.latest import io\nfrom .noise.nodes import Immiscible"),
+        ("nodes/noise/nodes.py", "from comfy_api.latest import io\nfrom ..host import sampling\nfrom . import pool"),
+        ("nodes/noise/pool.py", "import torch\nfrom ...kernels import nearest\nfrom ..common import bootstrap"),
+        ("nodes/noise/pool.py", "from ... import kernels\nfrom .assignment import assign"),
+        ("nodes/host/evaluate.py", "import comfy.samplers\nfrom ..common import layout"),
+        ("nodes/demo/model.py", "import comfy.model_base\nfrom ..host import sampling\nfrom .architecture import SIZE"),
+    ],
+)
+def test_a_right_arrow_is_let_through(file, source):
+    assert import_arrows.wrong_imports(file, source) == []
+
+
+def test_a_wildcard_is_found():
+    assert import_arrows.open_wildcards("from .space import *")
+    assert not import_arrows.open_wildcards("from .space import Space")

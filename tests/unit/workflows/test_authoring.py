@@ -1,0 +1,138 @@
+"""Describing a workflow, its layout, and the canvas JSON made from it."""
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch.workflow import to_prompt
+from workflows import canvas, described, layout
+from workflows.authoring import AuthoringError, Workflow
+
+INFO = {
+    "Load": {"input": {"required": {"name": [["a", "b"], {"tooltip": "."}]}}, "output": ["MODEL", "CLIP"]},
+    "Text": {"input": {"required": {"text": ["STRING", {"multiline": True}], "clip": ["CLIP"]}}, "output": ["COND"]},
+    "Paint": {
+        "input": {
+            "required": {"model": ["MODEL"], "seed": ["INT", {"default": 0, "control_after_generate": True}]},
+            "optional": {"cond": ["COND"], "cfg": ["FLOAT", {"default": 8.0}]},
+        },
+        "output": ["IMAGE"],
+    },
+    "SaveImage": {"input": {"required": {"images": ["IMAGE"], "prefix": ["STRING", {"default": "x"}]}}, "output": []},
+    "Number": {"input": {"required": {"value": ["FLOAT", {"default": 1.5}]}}, "output": ["FLOAT"]},
+}
+for _name, _info in INFO.items():
+    _info |= {"output_name": list(_info["output"]), "display_name": _name}
+
+
+def example(w):
+    w.note("Example", "One.", "Two.", "Three.")
+    w.group("Model")
+    model, clip = w.add("Load", name="b")
+    w.group("Painting")
+    cond = w.add("Text", clip=clip, text="a house", node_title="Caption")
+    w.add("SaveImage", images=w.add("Paint", model=model, cond=cond, seed=7, cfg=w.add("Number", value=2.5)))
+
+
+def test_the_prompt_is_what_was_described():
+    prompt = to_prompt(canvas.make("example", example, INFO), INFO)
+    assert {node: entry["class_type"] for node, entry in prompt.items()} == {
+        "2": "Load", "3": "Text", "4": "Number", "5": "Paint", "6": "SaveImage",
+    }  # fmt: skip
+    assert prompt["2"]["inputs"] == {"name": "b"}
+    assert prompt["3"] == {
+        "inputs": {"text": "a house", "clip": ["2", 1]}, "class_type": "Text", "_meta": {"title": "Caption"},
+    }  # fmt: skip
+    assert prompt["5"]["inputs"] == {"model": ["2", 0], "seed": 7, "cond": ["3", 0], "cfg": ["4", 0]}
+    assert prompt["6"]["inputs"] == {"images": ["5", 0], "prefix": "x"}
+
+
+def test_the_same_description_makes_the_same_text():
+    first, second = (canvas.to_text(canvas.make("example", example, INFO)) for _ in range(2))
+    assert first == second
+    assert json.loads(first)["id"] != canvas.make("other", example, INFO)["id"]
+
+
+def test_seeds_stay():
+    saved = canvas.make("example", example, INFO)
+    assert next(node for node in saved["nodes"] if node["type"] == "Paint")["widgets_values"] == [7, "fixed", 8.0]
+
+
+def test_links_and_slots_agree():
+    saved = canvas.make("example", example, INFO)
+    nodes = {node["id"]: node for node in saved["nodes"]}
+    for link, origin, output, target, slot, kind in saved["links"]:
+        assert link in nodes[origin]["outputs"][output]["links"]
+        assert nodes[target]["inputs"][slot]["link"] == link
+        assert nodes[origin]["outputs"][output]["type"] == kind
+
+
+@pytest.mark.parametrize(
+    ("describe", "sentence"),
+    [
+        (lambda w: w.note("Short", "One.", "Two."), "three to six"),
+        (lambda w: w.add("Load"), "begin a group"),
+        (lambda w: (w.group("A"), w.add("Lode")), "does not know the node Lode"),
+        (lambda w: (w.group("A"), w.add("Load", nam="a")), "has no input nam"),
+        (lambda w: (w.group("A"), w.add("Paint")), "needs model"),
+        (lambda w: (w.group("A"), w.add("Paint", model="a")), "takes an output"),
+        (lambda w: (w.group("A"), w.add("Paint", model=w.add("Number"))), "takes MODEL at model, not FLOAT"),
+    ],
+)
+def test_a_wrong_description_is_said(describe, sentence):
+    with pytest.raises(AuthoringError, match=sentence):
+        describe(Workflow("w", INFO))
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["Load", "Text", "Paint", "SaveImage", "Number"]), st.booleans(), st.integers(0, 9)),
+        min_size=1,
+        max_size=14,
+    )
+)
+def test_nothing_overlaps_and_groups_hold_their_nodes(steps):
+    w = Workflow("any", INFO)
+    w.note("Any", *["A line that is as long as such lines are, and then a little longer still."] * 4)
+    w.group("First")
+    made = {"MODEL": [], "CLIP": [], "COND": [], "IMAGE": [], "FLOAT": []}
+    for type_, new_group, pick in steps:
+        if new_group:
+            w.group("Next")
+        needs = {name: spec[0] for name, spec in INFO[type_]["input"]["required"].items() if str(spec[0]) in made}
+        if all(made[kind] for kind in needs.values() if kind != "FLOAT"):
+            given_ = {name: made[kind][pick % len(made[kind])] for name, kind in needs.items() if made[kind]}
+            outputs = w.add(type_, **given_)
+            for output in outputs if isinstance(outputs, tuple) else (outputs,):
+                made[output.type].append(output)
+    placed = layout.arrange(w)
+    boxes = [layout.Box(box.left, box.top - 30, box.width, box.height + 30) for box in placed.nodes.values()]
+    assert not [pair for pair in itertools.combinations(boxes, 2) if _overlap(*pair)]
+    assert not [pair for pair in itertools.combinations(placed.groups, 2) if _overlap(*pair)]
+    for node in w.nodes[1:]:
+        assert _holds(placed.groups[node.group - 1], placed.nodes[node.id])
+
+
+def _overlap(a, b):
+    return (
+        a.left < b.left + b.width
+        and b.left < a.left + a.width
+        and a.top < b.top + b.height
+        and b.top < a.top + a.height
+    )
+
+
+def _holds(group, box):
+    return (
+        group.left <= box.left
+        and group.top <= box.top - 30
+        and group.left + group.width >= box.left + box.width
+        and group.top + group.height >= box.top + box.height
+    )
+
+
+def test_descriptions_are_found_by_their_name():
+    assert {"demo_world_prompt_to_picture", "demo_world_picture_to_picture"} <= set(described())
