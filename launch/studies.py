@@ -59,6 +59,8 @@ def _has_main(path: Path) -> bool:
 
 def _load(module: str, folder: Path) -> types.ModuleType:
     """Import a module of the folder as `studies.MODULE`, so that studies can import each other relatively."""
+    for loaded in [name for name in sys.modules if name.split(".")[0] == "studies"]:
+        del sys.modules[loaded]  # of another folder, or of an earlier run
     package = types.ModuleType("studies")
     package.__path__ = [str(folder)]
     sys.modules["studies"] = package

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from launch import studies
 from launch.errors import LaunchError
+
+
+@pytest.fixture(autouse=True)
+def _real_studies_come_back():
+    """What a test loads as `studies` is gone after it, and what other tests have loaded is there again."""
+    before = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "studies"}
+    yield
+    for name in [name for name in sys.modules if name.split(".")[0] == "studies"]:
+        del sys.modules[name]
+    sys.modules.update(before)
 
 
 @pytest.fixture
@@ -27,6 +39,14 @@ def test_a_study_gets_its_arguments(folder, capsys):
     assert studies.run("study", ["noise", "--quick"], folder) == 0
     assert capsys.readouterr().out == "hello ['--quick']\n"
     assert studies.run("study", ["world"], folder) == 0
+
+
+def test_a_folder_of_the_same_name_elsewhere_is_not_run(folder, tmp_path):
+    other = tmp_path / "other" / "world"
+    other.mkdir(parents=True)
+    (other / "__main__.py").write_text("def main(argv):\n    return 5\n")
+    assert studies.run("study", ["world"], folder) == 0
+    assert studies.run("study", ["world"], other.parent) == 5
 
 
 def test_a_benchmark_returns_its_exit_code(folder):
