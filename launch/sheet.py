@@ -1,63 +1,102 @@
-"""The contact sheet: pictures of all workflows on one page, each enlarged and titled."""
+"""The contact sheet: what all workflows made on one page, workflow after workflow, batches as one tile."""
 
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
 from . import paths
 
-_CELL = 320  # pixels, the side of the square that a picture is fitted into
-_GAP = 24
-_LABEL = 44
-_COLUMNS = 4
-_PAPER, _INK, _FAINT = "#fbfaf7", "#22262b", "#7b828a"
+_WIDTH = 1960
+_HEIGHT = 280  # pixels, of a row of pictures
+_WIDEST = 700
+_GAP, _LABEL, _TITLE = 20, 34, 22
+_SMALL = 256  # pixels: pictures up to this side that follow each other share a tile
+_PAPER, _INK, _RULE = "#fbfaf7", "#22262b", "#c9543b"
 
 
 def write(pictures: Sequence[tuple[str, Sequence[Path]]], target: Path) -> None:
     """Write a PNG with every picture; `pictures` holds a workflow's name and its files."""
-    cells = list(_cells(pictures))
-    columns = min(_COLUMNS, len(cells))
-    rows = -(-len(cells) // columns)
-    size = (_GAP + columns * (_CELL + _GAP), _GAP + rows * (_CELL + _LABEL + _GAP))
-    page = Image.new("RGB", size, _PAPER)
-    for index, (title, note, file) in enumerate(cells):
-        row, column = divmod(index, columns)
-        corner = (_GAP + column * (_CELL + _GAP), _GAP + row * (_CELL + _LABEL + _GAP))
-        _draw_cell(page, corner, title, note, file)
+    rows = list(_rows([(name, tile) for name, files in pictures for tile in _tiles(files)]))
+    width = _GAP + max(sum(tile.width + _GAP for _, tile in row) for row in rows)
+    page = Image.new("RGB", (width, _GAP + len(rows) * (_LABEL + _HEIGHT + _GAP)), _PAPER)
+    draw, titled = ImageDraw.Draw(page), set()
+    for index, row in enumerate(rows):
+        left, top = _GAP, _GAP + index * (_LABEL + _HEIGHT + _GAP)
+        for name, band in groupby(row, key=lambda cell: cell[0]):
+            tiles = [tile for _, tile in band]
+            length = sum(tile.width + _GAP for tile in tiles) - _GAP
+            _draw_title(draw, (left, top), length, _title(name, name in titled))
+            titled.add(name)
+            for tile in tiles:
+                page.paste(tile, (left, top + _LABEL))
+                left += tile.width + _GAP
     content = io.BytesIO()
-    page.save(content, "PNG")
+    page.save(content, "PNG", optimize=True)
     paths.write_atomically(target, content.getvalue())
 
 
-def _cells(pictures: Sequence[tuple[str, Sequence[Path]]]) -> Iterator[tuple[str, str, Path]]:
-    for name, files in pictures:
-        title = name.removeprefix("demo_").replace("_", " ")
-        for number, file in enumerate(files, start=1):
-            yield title, f"{number}/{len(files)}" if len(files) > 1 else "", file
+def _title(name: str, again: bool) -> str:
+    title = name.removeprefix("demo_").replace("_", " ")
+    return f"{title} (goes on)" if again else title
 
 
-def _draw_cell(page: Image.Image, corner: tuple[int, int], title: str, note: str, file: Path) -> None:
-    """Paste a picture at the foot of its square, as large as it fits, with its title below."""
-    picture = _fitted(file)
-    left, top = corner
-    page.paste(picture, (left + (_CELL - picture.width) // 2, top + _CELL - picture.height))
-    draw = ImageDraw.Draw(page)
-    font = ImageFont.load_default(20)
-    space = _CELL - (draw.textlength(note, font) + 12 if note else 0)
-    draw.text((left, top + _CELL + 10), _shortened(draw, title, font, space), _INK, font)
-    draw.text((left + _CELL, top + _CELL + 10), note, _FAINT, font, anchor="ra")
+def _tiles(files: Sequence[Path]) -> Iterator[Image.Image]:
+    """One tile for each larger picture and for each batch: small pictures of one size that follow each other."""
+    for (width, height), group in groupby(map(_opened, files), key=lambda picture: picture.size):
+        batch = list(group)
+        if max(width, height) > _SMALL:
+            yield from map(_fitted, batch)
+        else:
+            yield _fitted(_mosaic(batch))
 
 
-def _fitted(file: Path) -> Image.Image:
+def _opened(file: Path) -> Image.Image:
     with Image.open(file) as opened:
-        picture = opened.convert("RGB")
-    scale = min(_CELL / picture.width, _CELL / picture.height)
+        return opened.convert("RGB")
+
+
+def _mosaic(batch: list[Image.Image]) -> Image.Image:
+    """Pictures of one size side by side, in as many rows as columns or one row less."""
+    columns = math.ceil(math.sqrt(len(batch)))
+    width, height = batch[0].size
+    tile = Image.new("RGB", (columns * width, -(-len(batch) // columns) * height), _PAPER)
+    for index, picture in enumerate(batch):
+        tile.paste(picture, (index % columns * width, index // columns * height))
+    return tile
+
+
+def _fitted(picture: Image.Image) -> Image.Image:
+    """The picture at the height of a row, or narrower than that asks for when it is very wide."""
+    scale = min(_HEIGHT / picture.height, _WIDEST / picture.width)
     size = (max(round(picture.width * scale), 1), max(round(picture.height * scale), 1))
     return picture.resize(size, Image.Resampling.LANCZOS)
+
+
+def _rows(cells: list[tuple[str, Image.Image]]) -> Iterator[list[tuple[str, Image.Image]]]:
+    """Cells packed into rows in their order."""
+    row, used = [], 0
+    for name, tile in cells:
+        if row and used + tile.width > _WIDTH:
+            yield row
+            row, used = [], 0
+        row.append((name, tile))
+        used += tile.width + _GAP
+    if row:
+        yield row
+
+
+def _draw_title(draw: ImageDraw.ImageDraw, corner: tuple[int, int], length: int, title: str) -> None:
+    """A rule over the tiles of one workflow, and its name, cut to their length."""
+    left, top = corner
+    draw.rectangle((left, top, left + length - 1, top + 2), fill=_RULE)
+    font = ImageFont.load_default(_TITLE - 4)
+    draw.text((left, top + 7), _shortened(draw, title, font, length), _INK, font)
 
 
 def _shortened(draw: ImageDraw.ImageDraw, text: str, font: ImageFont.FreeTypeFont, space: float) -> str:

@@ -28,3 +28,13 @@ def test_a_transparent_picture_is_fine(tmp_path):
     Image.new("RGBA", (16, 16), (0, 0, 0, 0)).save(tmp_path / "a.png")
     sheet.write([("demo_a", [tmp_path / "a.png"])], tmp_path / "s.png")
     assert (tmp_path / "s.png").is_file()
+
+
+def test_small_pictures_of_one_size_that_follow_each_other_share_a_tile(tmp_path):
+    files = [tmp_path / f"{index}.png" for index in range(9)]
+    for file in files:
+        Image.new("RGB", (64, 64), (10, 20, 30)).save(file)
+    sheet.write([("demo_batch", files)], tmp_path / "batch.png")
+    sheet.write([("demo_single", files[:1])], tmp_path / "single.png")
+    with Image.open(tmp_path / "batch.png") as batch, Image.open(tmp_path / "single.png") as single:
+        assert batch.size == single.size
