@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from .faces import Face
+from .faces import COLORLESS_HAIR, Face
 from .scenes import Scene
 
 MOUTH = {"smiling": "smiling", "serious": "serious", "sad": "sad", "tongue": "tongue out", "screaming": "screaming"}
 HAIR = {"bald": "bald", "big": "big {} hair", "bob": "{} bob", "bun": "{} bun", "short": "short {} hair",
         "curly": "curly {} hair", "dreads": "{} dreads", "afro": "{} afro", "long": "long {} hair",
-        "undercut": "{} undercut", "flat": "flat {} hair", "straight": "straight {} hair", "mohawk": "{} mohawk",
+        "undercut": "undercut", "flat": "flat {} hair", "straight": "straight {} hair", "mohawk": "{} mohawk",
         "quiff": "{} quiff"}
 FACIAL_HAIR = {"none": "shaven", "light beard": "light {} beard", "majestic beard": "majestic {} beard",
                "moustache": "{} moustache"}
@@ -21,7 +21,7 @@ FACIAL_HAIR = {"none": "shaven", "light beard": "light {} beard", "majestic bear
 
 def phrases(face: Face) -> dict[str, str]:
     """The true phrase of each describable trait of a face; hair colour is said with the hair or the beard."""
-    facial_color = face.hair_color if face.hair == "bald" else ""
+    facial_color = face.hair_color if face.hair in COLORLESS_HAIR else ""
     said = {
         "skin": f"{face.skin} skin",
         "hair": HAIR[face.hair].format(face.hair_color),

@@ -71,11 +71,15 @@ def random_face(rng: np.random.Generator) -> Face:
     return Face(**chosen)
 
 
+#: Hair that the drawing gives no colour of its own: none at all, or always the same one.
+COLORLESS_HAIR = ("bald", "undercut")
+
+
 def visible(face: Face) -> dict[str, bool]:
-    """Which attributes can be seen at all: sunglasses hide the eyes, a bald and shaven face has no hair colour."""
+    """Which attributes can be seen: sunglasses hide the eyes, colourless hair without a beard shows no hair colour."""
     shown = dict.fromkeys(ATTRIBUTES, True)
     shown["eyes"] = face.accessory != "sunglasses"
-    shown["hair_color"] = face.hair != "bald" or face.facial_hair != "none"
+    shown["hair_color"] = face.hair not in COLORLESS_HAIR or face.facial_hair != "none"
     return shown
 
 
@@ -111,8 +115,8 @@ def draw(face: Face, height: int, **colors: str) -> np.ndarray:
 def part_masks(face: Face, height: int) -> dict[str, np.ndarray]:
     """Visible pixels of each part of ``PARTS``: float32 (height, width) in 0..1.
 
-    A pixel belongs to a part as far as its colour follows that part's colour (black against white); an accessory
-    is where the drawing differs from the one without it.
+    A pixel belongs to a part as far as its colour follows that part's colour (black against white); an accessory, and
+    hair whose colour is fixed, are where the drawing differs from the one without them.
     """
 
     def follows(name: str) -> np.ndarray:
@@ -121,7 +125,14 @@ def part_masks(face: Face, height: int) -> dict[str, np.ndarray]:
 
     masks = {"skin": follows("skin"), "hair": follows("hair"), "facial hair": follows("facial_hair"),
              "clothing": follows("clothing")}
-    bare = draw(replace(face, accessory="none"), height)
-    changed = np.abs(draw(face, height) - bare).max(-1)
-    masks["accessory"] = (changed > 0.02).astype(np.float32)
+    if face.hair == "undercut":
+        masks["hair"] = _changes(face, replace(face, hair="bald"), height)
+        masks["skin"] *= 1 - masks["hair"]
+    masks["accessory"] = _changes(face, replace(face, accessory="none"), height)
     return masks
+
+
+def _changes(face: Face, other: Face, height: int) -> np.ndarray:
+    """1 where two drawings differ visibly, else 0."""
+    difference = np.abs(draw(face, height) - draw(other, height)).max(-1)
+    return (difference > 0.02).astype(np.float32)
