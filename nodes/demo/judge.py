@@ -40,6 +40,7 @@ class Judge(nn.Module):
         super().__init__()
         self.labels = labels
         self.stem = nn.Conv2d(3, CHANNELS[0], 5, stride=2, padding=2)
+        self.details = nn.Conv2d(CHANNELS[0], CHANNELS[0], 3, padding=1)
         self.blocks = nn.ModuleList(Block(a, b) for a, b in pairwise(CHANNELS))
         self.project = nn.Linear(3 * CHANNELS[-1], FEATURES)
         self.heads = nn.ModuleDict({name: nn.Linear(FEATURES, len(values)) for name, values in labels.items()})
@@ -47,6 +48,7 @@ class Judge(nn.Module):
     def features(self, pictures: torch.Tensor) -> torch.Tensor:
         """(N, 192) features: mean, maximum and attention-weighted mean of the last map, projected."""
         x = F.silu(self.stem(pictures * 2 - 1))
+        x = x + F.silu(self.details(x))
         for block in self.blocks:
             x = block(x)
         weights = x.flatten(2).softmax(-1)
