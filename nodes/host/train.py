@@ -1,0 +1,296 @@
+"""Evaluate a MODEL with gradients on whatever changes its weights, through ComfyUI's own sampling path.
+
+    def work(session):
+        noised = session.noised(session.latents[0], noise, sigmas)
+        loss = (session.denoised(noised, sigmas, [0]) - session.latents[0]).square().mean()
+        loss.backward()  # reaches what `functions` computes with
+        return loss.item()
+
+    loss = run(model, {"diffusion_model.out.2.weight": lambda weight: weight + up @ down}, latents, conditions, work)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+import comfy.model_management
+import comfy.model_patcher
+import comfy.sampler_helpers
+import comfy.samplers
+import torch
+from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+Result = TypeVar("Result")
+WeightFunction = Callable[[torch.Tensor], torch.Tensor]
+
+# With one of these a CONDITIONING cannot share an evaluation with others.
+_ALONE = ("area", "mask", "control", "gligen", "hooks")
+_LOW_PRECISION = (torch.bfloat16, torch.float16)
+
+
+class Session:
+    """What work on a MODEL with gradients is given; valid while that work runs.
+
+    ``latents``: the pictures as the model sees them, each (1, C, ...), on the CPU. ``device`` and ``dtype``: where and
+    in what the model computes. ``sampling``: ComfyUI's model_sampling.
+    """
+
+    def __init__(
+        self, guider, latents: list[torch.Tensor], conditions: list[list[dict]], dtype: torch.dtype, seed: int
+    ):
+        model = guider.inner_model
+        self._guider, self._conditions, self._seed = guider, conditions, seed
+        self._options = comfy.model_patcher.create_model_options_clone(guider.model_options)
+        self._encoded: dict[tuple, list[dict]] = {}
+        self.device, self.dtype, self.sampling = guider.model_patcher.load_device, dtype, model.model_sampling
+        self.latents = [_in_model_scale(model, latent) for latent in latents]
+
+    def sigma(self, percent: float) -> float:
+        """The noise level at a share of the sampling range: 0 is pure noise, 1 is none."""
+        return float(self.sampling.percent_to_sigma(percent))
+
+    def noised(self, latent: torch.Tensor, noise: torch.Tensor, sigmas: torch.Tensor) -> torch.Tensor:
+        """The latent (B, C, ...) with noise at the levels ``sigmas`` (B,), as the model is trained to see it."""
+        return self.sampling.noise_scaling(sigmas, noise, latent, False)
+
+    def clean(self, latent: torch.Tensor) -> torch.Tensor:
+        """What a perfect model would answer for this latent."""
+        return self.noised(latent, torch.zeros_like(latent), torch.zeros(len(latent), device=latent.device))
+
+    def denoised(
+        self,
+        noised: torch.Tensor,
+        sigmas: torch.Tensor,
+        rows: Sequence[int],
+        against: Sequence[int] | None = None,
+        cfg: float = 1.0,
+    ) -> torch.Tensor:
+        """The model's answer (B, C, ...) with the conditions ``rows``, one a picture; CFG against other ones.
+
+        Pictures share one evaluation where their conditions allow it (no area, mask, ControlNet, GLIGEN or hook).
+        """
+        given = {"positive": rows} if against is None else {"positive": rows, "negative": against}
+        sides = {side: self._entries(which, noised) for side, which in given.items()}
+        if all(len(entries) == 1 for entries in sides.values()):
+            return self._call(noised, sigmas, {side: entries[0] for side, entries in sides.items()}, cfg)
+        singles = {side: [self._encode(row, noised) for row in which] for side, which in given.items()}
+        return torch.cat([
+            self._call(noised[i : i + 1], sigmas[i : i + 1], {side: found[i] for side, found in singles.items()}, cfg)
+            for i in range(len(noised))
+        ])  # fmt: skip
+
+    def _call(self, noised: torch.Tensor, sigmas: torch.Tensor, conds: dict[str, list[dict]], cfg: float):
+        comfy.model_management.throw_exception_if_processing_interrupted()
+        self._guider.conds, self._guider.cfg = conds, cfg
+        low = torch.autocast(self.device.type, self.dtype) if self.dtype in _LOW_PRECISION else contextlib.nullcontext()
+        with low:
+            return self._guider(noised, sigmas, model_options=self._options, seed=self._seed)
+
+    def _entries(self, rows: Sequence[int], like: torch.Tensor) -> list[list[dict]]:
+        """The conditions of a batch as one list of entries where they can be joined, else one list a picture."""
+        encoded = [self._encode(row, like) for row in rows]
+        joined = encoded[0] if len(set(rows)) == 1 else _joined(encoded)
+        return encoded if joined is None else [joined]
+
+    def _encode(self, row: int, like: torch.Tensor) -> list[dict]:
+        """A condition as the model wants it for a picture of that shape."""
+        key = (row, like.shape[1:])
+        if key not in self._encoded:
+            latent = self.latents[row] if row < len(self.latents) else None
+            blank = torch.zeros_like(like[:1])
+            latent = blank if latent is None or latent.shape != blank.shape else latent.to(blank)
+            entries = [entry.copy() for entry in self._conditions[row]]
+            with torch.no_grad():
+                self._encoded[key] = comfy.samplers.process_conds(
+                    self._guider.inner_model, blank, {"positive": entries}, self.device, latent, None, self._seed
+                )["positive"]
+        return self._encoded[key]
+
+
+def trainable_layers(patcher) -> dict[str, nn.Module]:
+    """The modules of a MODEL whose weights functions can change, by name: "diffusion_model.out.2"."""
+    return {name: module for name, module in patcher.model.named_modules() if hasattr(module, "weight_function")}
+
+
+def run(
+    patcher,
+    functions: Mapping[str, WeightFunction],
+    latents: Sequence[torch.Tensor],
+    conditions: Sequence[list],
+    work: Callable[[Session], Result],
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    checkpointing: bool = False,
+    seed: int = 0,
+) -> Result:
+    """Run ``work`` with gradients on and the weights changed by ``functions``, and return what it returns.
+
+    ``functions``: name of a weight or bias ("diffusion_model.out.2.weight") to what makes the changed one from it; a
+    ``move_to(device)`` of theirs is called when the model moves. ``latents``: pictures (1, C, ...) or (C, ...) as the
+    VAE encodes them. ``conditions``: one CONDITIONING a picture, and further ones where wanted. ``dtype``: in which the
+    model computes. ``checkpointing`` computes activations twice instead of keeping them, where the model allows it.
+    The MODEL stays as it was; raises ValueError for a name that is none of its weights.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        clone = _plain_clone(patcher)
+        clone.set_model_compute_dtype(dtype)
+        _install(clone, functions)
+        pictures = [_own(latent).to("cpu", dtype) for latent in latents]
+        pictures = [latent if latent.ndim > 3 else latent[None] for latent in pictures]
+        conditions = [comfy.sampler_helpers.convert_cond(_own(condition)) for condition in conditions]
+        guider = _Guider(clone, lambda: work(Session(guider, pictures, conditions, dtype, seed)), conditions)
+        clone.model.requires_grad_(False)
+        load(clone)
+        with _memory(clone, dtype, checkpointing):
+            first = pictures[0]
+            no_steps = torch.tensor([1.0, 0.0])
+            guider.sample(torch.zeros_like(first), first, None, no_steps, disable_pbar=True, seed=seed)
+        return guider.result
+
+
+def load(patcher) -> None:
+    """Bring the whole of a MODEL to its device, as training needs it."""
+    comfy.model_management.load_models_gpu([patcher], memory_required=1e20, force_full_load=True)
+
+
+class _Guider(comfy.samplers.CFGGuider):
+    """A guider that does the work with gradients where others sample."""
+
+    def __init__(self, patcher, work: Callable[[], object], conditions: list[list[dict]]):
+        super().__init__(patcher)
+        self.work, self.result = work, None
+        self.original_conds = {"positive": [entry for entries in conditions for entry in entries]}
+
+    def inner_sample(self, noise, latent_image, *rest, **more):
+        with _ordinary_parameters(self.inner_model):
+            self.result = self.work()
+        return latent_image
+
+
+def _plain_clone(patcher):
+    """A clone whose weights are all in place: newer ComfyUI keeps them elsewhere unless asked."""
+    takes = inspect.signature(patcher.clone).parameters
+    return patcher.clone(disable_dynamic=True) if "disable_dynamic" in takes else patcher.clone()
+
+
+def _install(patcher, functions: Mapping[str, WeightFunction]) -> None:
+    """Give every weight a function: without one ComfyUI hands out the inference tensor, which no gradient crosses."""
+    left = dict(functions)
+    for name, module in trainable_layers(patcher).items():
+        for kind in ("weight", "bias"):
+            if getattr(module, kind, None) is not None:
+                patcher.add_weight_wrapper(f"{name}.{kind}", left.pop(f"{name}.{kind}", _unchanged))
+    if left:
+        raise ValueError(f"This MODEL has no weight {next(iter(left))}: it is of another architecture.")
+
+
+def _unchanged(weight: torch.Tensor) -> torch.Tensor:
+    return weight
+
+
+def _own(value):
+    """A copy of nested lists and dicts whose tensors are no inference tensors."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {name: _own(item) for name, item in value.items()}
+    return type(value)(map(_own, value)) if type(value) in (list, tuple) else value
+
+
+def _in_model_scale(model, latent: torch.Tensor) -> torch.Tensor:
+    """As ComfyUI's sampler does it: a picture of zeros stays as it is."""
+    return model.process_latent_in(latent) if torch.count_nonzero(latent) else latent
+
+
+def _joined(conditions: list[list[dict]]) -> list[dict] | None:
+    """The conditions of several pictures as that of one batch; None when they cannot be joined."""
+    entries = [entry for entries in conditions for entry in entries]
+    if len(entries) != len(conditions) or any(entry.get(name) is not None for entry in entries for name in _ALONE):
+        return None
+    if any(entry["model_conds"].keys() != entries[0]["model_conds"].keys() for entry in entries):
+        return None
+    model_conds = {}
+    for name in entries[0]["model_conds"]:
+        first, *others = (entry["model_conds"][name].process_cond(batch_size=1, area=None) for entry in entries)
+        if not all(first.can_concat(other) for other in others):
+            return None
+        model_conds[name] = first._copy_with(first.concat(others))
+    return [{**entries[0], "model_conds": model_conds}]
+
+
+@contextlib.contextmanager
+def _ordinary_parameters(model: nn.Module) -> Iterator[None]:
+    """Replace inference tensors that no weight function copies, such as the scales of some norms, for a while."""
+    replaced = []
+    try:
+        for module in model.modules():
+            copied = ("weight", "bias") if hasattr(module, "weight_function") else ()
+            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+                if tensor is not None and tensor.is_inference() and name not in copied:
+                    replaced.append((module, name, tensor))
+        for module, name, tensor in replaced:
+            _put(module, name, tensor.clone())
+        yield
+    finally:
+        for module, name, tensor in replaced:
+            _put(module, name, tensor)
+
+
+def _put(module: nn.Module, name: str, tensor: torch.Tensor) -> None:
+    if name in module._buffers:
+        module._buffers[name] = tensor
+    else:
+        parameter = isinstance(tensor, nn.Parameter)
+        module._parameters[name] = tensor if parameter else nn.Parameter(tensor, requires_grad=False)
+
+
+def _memory(patcher, dtype: torch.dtype, checkpointing: bool):
+    """What is kept for the gradient, as a context.
+
+    Transformers (Flux) add in place to what their norms have kept. Autocast on a GPU spares them by computing norms in
+    float32; elsewhere PyTorch must copy what is about to change, which does not go together with checkpointing.
+    """
+    network = patcher.model.diffusion_model
+    spared = patcher.load_device.type == "cuda" and dtype in _LOW_PRECISION
+    if not isinstance(network, UNetModel) and not (spared and checkpointing):
+        return torch.autograd.graph.allow_mutation_on_saved_tensors()
+    return _checkpointed(network) if checkpointing else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _checkpointed(network: nn.Module) -> Iterator[None]:
+    """Let the network's outer blocks keep no activations, and compute them again for the gradient."""
+    blocks = list(_blocks(network))
+    forwards = [block.forward for block in blocks]
+    try:
+        for block, forward in zip(blocks, forwards, strict=True):
+            block.forward = _again(forward)
+        yield
+    finally:
+        for block in blocks:
+            del block.forward
+
+
+def _again(forward: Callable) -> Callable:
+    def on_copies(*args, **kwargs):
+        # Some blocks add to their input in place, and would begin anew from the sum.
+        return forward(*map(_copied, args), **{name: _copied(value) for name, value in kwargs.items()})
+
+    return lambda *args, **kwargs: checkpoint(on_copies, *args, use_reentrant=False, **kwargs)
+
+
+def _copied(value):
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _blocks(network: nn.Module) -> Iterator[nn.Module]:
+    for child in network.children():
+        if isinstance(child, nn.ModuleList | nn.Sequential | nn.ModuleDict):
+            yield from _blocks(child)
+        else:
+            yield child

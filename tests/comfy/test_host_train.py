@@ -1,0 +1,164 @@
+"""The door through which training goes: gradients through a MODEL that was loaded under inference mode."""
+
+import pytest
+import reduced
+import torch
+
+KEY = "diffusion_model.input_blocks.1.1.proj_in.weight"
+
+
+def gaussian(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(scope="module")
+def demo(comfy):
+    return comfy.run("GBX_LoadDemoModel", weights="avatars-v1")
+
+
+@pytest.fixture(scope="module")
+def captions(comfy, demo):
+    texts = ("portrait, red hair", "portrait, sunglasses, blue hoodie")
+    return [comfy.run("CLIPTextEncode", clip=demo[1], text=text)[0] for text in texts]
+
+
+@pytest.fixture(scope="module")
+def train(comfy):
+    return comfy.module("nodes.host.train")
+
+
+@pytest.fixture(scope="module")
+def pictures(comfy):
+    with torch.inference_mode():
+        return [gaussian(1, 8, 16, 16, seed=seed) for seed in (1, 2)]
+
+
+def loss_of(session, rows=(0, 1)):
+    latent = torch.cat([session.latents[row] for row in rows])
+    sigmas = torch.full((len(rows),), 1.5)
+    noised = session.noised(latent, gaussian(*latent.shape, seed=9), sigmas)
+    return (session.denoised(noised, sigmas, rows) - session.clean(latent)).square().mean()
+
+
+def scaled(factor):
+    return {KEY: lambda weight: weight * factor}
+
+
+@torch.inference_mode()
+def gradient(train, model, pictures, captions, factor, functions, **choices):
+    def work(session):
+        loss = loss_of(session)
+        loss.backward()
+        return loss.item()
+
+    return train.run(model, functions, pictures, captions, work, **{"dtype": torch.float32, **choices})
+
+
+def leaf(value=1.0):
+    with torch.inference_mode(False):
+        return torch.tensor(value, requires_grad=True)
+
+
+def test_the_gradient_is_that_of_finite_differences(train, demo, pictures, captions):
+    factor, losses = leaf(), []
+    gradient(train, demo[0], pictures, captions, factor, scaled(factor))
+    for step in (-0.05, 0.05):
+        losses.append(train.run(demo[0], scaled(1 + step), pictures, captions,
+                                lambda session: loss_of(session).item(), dtype=torch.float32))  # fmt: skip
+    assert float(factor.grad) == pytest.approx((losses[1] - losses[0]) / 0.1, rel=0.05)
+
+
+def test_checkpointing_changes_no_gradient(train, demo, pictures, captions):
+    plain, again = leaf(), leaf()
+    first = gradient(train, demo[0], pictures, captions, plain, scaled(plain))
+    assert gradient(train, demo[0], pictures, captions, again, scaled(again), checkpointing=True) == first
+    assert float(again.grad) == pytest.approx(float(plain.grad), rel=1e-4)
+    assert not any("forward" in vars(module) for module in demo[0].model.modules())
+
+
+def test_pictures_with_captions_of_their_own_share_an_evaluation(train, demo, pictures, captions):
+    def answers(session):
+        with torch.no_grad():
+            latent = torch.cat(session.latents)
+            sigmas = torch.tensor([0.7, 4.0])
+            both = session.denoised(latent, sigmas, [0, 1])
+            alone = [session.denoised(latent[i : i + 1], sigmas[i : i + 1], [i]) for i in (0, 1)]
+            swapped = session.denoised(latent, sigmas, [1, 0])
+            return both, torch.cat(alone), swapped
+
+    both, alone, swapped = train.run(demo[0], {}, pictures, captions, answers, dtype=torch.float32)
+    assert torch.allclose(both, alone, atol=1e-4)
+    assert not torch.allclose(both, swapped, atol=1e-3)
+
+
+def test_captions_that_cannot_share_an_evaluation(train, comfy, demo, pictures, captions):
+    area = comfy.run("ConditioningSetArea", conditioning=captions[0], width=64, height=64, x=0, y=0, strength=1.0)[0]
+
+    def answers(session):
+        with torch.no_grad():
+            latent, sigmas = torch.cat(session.latents), torch.tensor([0.7, 4.0])
+            return session.denoised(latent, sigmas, [0, 1]), session.denoised(latent[1:], sigmas[1:], [1])
+
+    both, second = train.run(demo[0], {}, pictures, [area, captions[1]], answers, dtype=torch.float32)
+    assert torch.allclose(both[1:], second, atol=1e-4)
+
+
+def test_the_model_stays_as_it_was_also_with_a_lora_before_and_after(train, comfy, demo, pictures, captions):
+    lora = {f"{KEY.removesuffix('.weight')}.lora_{side}.weight": gaussian(*shape, seed=5) * 0.1
+            for side, shape in (("up", (64, 2)), ("down", (2, 64)))}  # fmt: skip
+    with_lora = comfy.run("LoraModelLoader", model=demo[0], lora=lora, strength_model=1.0)[0]
+
+    def painted(model):
+        latent = {"samples": torch.zeros(1, 8, 16, 16)}
+        how = {"seed": 3, "steps": 1, "cfg": 1.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
+        positive, negative = captions
+        return comfy.run("KSampler", model=model, positive=positive, negative=negative, latent_image=latent,
+                         **how)[0]["samples"]  # fmt: skip
+
+    plain, changed = painted(demo[0]), painted(with_lora)
+    assert not torch.equal(plain, changed)
+    factor = leaf()
+    own = gradient(train, with_lora, pictures, captions, factor, scaled(factor))
+    assert factor.grad.isfinite() and factor.grad != 0
+    assert own != gradient(train, demo[0], pictures, captions, factor, scaled(factor))
+    assert torch.equal(painted(demo[0]), plain) and torch.equal(painted(with_lora), changed)
+
+    def fails(session):
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        train.run(demo[0], scaled(2.0), pictures, captions, fails)
+    assert torch.equal(painted(demo[0]), plain)
+
+
+def test_a_weight_that_is_not_there(train, demo, pictures, captions):
+    with pytest.raises(ValueError, match=r"has no weight diffusion_model\.none\.weight"):
+        train.run(demo[0], {"diffusion_model.none.weight": lambda weight: weight}, pictures, captions, loss_of)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("architecture", reduced.ARCHITECTURES)
+def test_other_architectures(train, comfy, architecture, checkpointing):
+    """Also where norms keep parameters that no weight function reaches (Flux)."""
+    model, clip, _ = reduced.checkpoint(architecture)
+    with torch.inference_mode():
+        for module in model.model.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    module._parameters[name] = torch.nn.Parameter(parameter.clone(), requires_grad=False)
+    layer = next(name for name, module in train.trainable_layers(model).items()
+                 if name.startswith("diffusion_model.") and getattr(module, "weight", None) is not None)  # fmt: skip
+    channels = model.model.latent_format.latent_channels
+    pictures = [gaussian(1, channels, 16, 16, seed=seed) for seed in (1, 2)]
+    captions = [comfy.run("CLIPTextEncode", clip=clip, text=text)[0] for text in ("a house", "two boats")]
+    factor = leaf()
+
+    def work(session):
+        latent, sigmas = torch.cat(session.latents), torch.full((2,), 0.5)
+        noised = session.noised(latent, gaussian(*latent.shape, seed=3), sigmas)
+        session.denoised(noised, sigmas, [0, 1]).square().mean().backward()
+
+    with torch.inference_mode():
+        train.run(model, {f"{layer}.weight": lambda weight: weight * factor}, pictures, captions, work,
+                  dtype=torch.bfloat16, checkpointing=checkpointing)  # fmt: skip
+    assert factor.grad.isfinite() and factor.grad != 0
