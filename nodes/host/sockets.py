@@ -8,3 +8,11 @@ from comfy_api.latest import io
 Activations = io.Custom("ACTIVATIONS")
 #: What Activation Recorder has recorded: `nodes/activations/recorder.py`, Recorder.
 ActivationRecording = io.Custom("ACTIVATION_RECORDING")
+#: A trained pixel classifier: `nodes/activations/segmentation.py`, Segmenter.
+FewShotSegmenter = io.Custom("FEW_SHOT_SEGMENTER")
+#: A space of LoRAs: `nodes/weights/space.py`, Space.
+W2WSpace = io.Custom("W2W_SPACE")
+#: A model in such a space: `nodes/weights/space.py`, Point.
+W2WPoint = io.Custom("W2W_POINT")
+#: ComfyUI's own: the tensors of a LoRA file by key.
+LoraModel = io.Custom("LORA_MODEL")

@@ -1,0 +1,143 @@
+"""The keys of LoRA files: kohya, diffusers, PEFT and ComfyUI's own names of one layer are one name here.
+
+The name is diffusers' dotted path, such as `down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q`; U-Net layers
+that a file calls by their place in the original code (`input_blocks.1.1...`) are brought to it. Flux and SD3 keep the
+names of the file (`double_blocks...` or `transformer_blocks...`), because the two cut their layers differently.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+DOWN, UP, ALPHA = "down", "up", "alpha"
+#: Parts that add to a weight or bias without low-rank factors.
+FULL = ("diff", "diff_b", "w_norm", "b_norm", "set_weight")
+
+_PARTS = (
+    (r"\.lora_down\.weight|_lora\.down\.weight|\.lora\.down\.weight|\.lora_linear_layer\.down\.weight", DOWN),
+    (r"\.lora_up\.weight|_lora\.up\.weight|\.lora\.up\.weight|\.lora_linear_layer\.up\.weight", UP),
+    (r"\.lora_A(?:\.[^.]+)?\.weight|\.lora_A", DOWN),
+    (r"\.lora_B(?:\.[^.]+)?\.weight|\.lora_B", UP),
+    (r"\.alpha", ALPHA),
+    (r"\.dora_scale|\.lora_magnitude_vector(?:\..+)?", "DoRA"),
+    (r"\.lora_mid\.weight", "LoCon with a middle factor"),
+    (r"\.hada_(?:w|t)\w*", "LoHa"),
+    (r"\.lokr_(?:w|t)\w*", "LoKr"),
+    (r"\.(?:oft_blocks|oft_diag|rescale)", "OFT"),
+    (r"\.[ab][12]\.weight", "GLoRA"),
+    *((rf"\.{name}", name) for name in FULL),
+)
+_SUFFIX = re.compile("|".join(f"(?P<p{index}>{pattern})$" for index, (pattern, _) in enumerate(_PARTS)))
+
+_TEXT = re.compile(r"(?:lora_te\d?_|(?:base_model\.model\.)?text_encoders?(?:_\d)?\.|lora_prior_te_)")
+_PREFIXES = (
+    "lora_unet_", "lora_transformer_", "lycoris_", "lora_prior_unet_", "unet.base_model.model.", "base_model.model.",
+    "unet.", "transformer.", "diffusion_model.", "model.",
+)  # fmt: skip
+# Names of several words, which a file that joins everything by "_" makes hard to tell apart.
+_WORDS = (
+    "down_blocks up_blocks mid_block transformer_blocks single_transformer_blocks proj_in proj_out proj_mlp to_q to_k "
+    "to_v to_out to_add_out add_q_proj add_k_proj add_v_proj time_emb_proj conv_shortcut time_embedding add_embedding "
+    "linear_1 linear_2 conv_in conv_out conv_norm_out ff_context norm1_context norm_out x_embedder context_embedder "
+    "time_text_embed timestep_embedder guidance_embedder text_embedder double_blocks single_blocks img_attn img_mlp "
+    "img_mod txt_attn txt_mlp txt_mod img_in txt_in time_in vector_in guidance_in in_layer out_layer joint_blocks "
+    "context_block x_block adaLN_modulation final_layer pos_embed input_blocks middle_block output_blocks in_layers "
+    "out_layers emb_layers skip_connection time_embed label_emb q_proj k_proj v_proj out_proj"
+)
+_WORD = re.compile(rf"(?:^|(?<=_))(?:{'|'.join(sorted(_WORDS.split(), key=len, reverse=True))}|[^_]+)(?=_|$)")
+_ORIGINAL = re.compile(r"(input_blocks|output_blocks)\.(\d+)\.(\d+)\.(.+)")
+_RESNET = {
+    "in_layers.0": "norm1", "in_layers.2": "conv1", "emb_layers.1": "time_emb_proj", "out_layers.0": "norm2",
+    "out_layers.3": "conv2", "skip_connection": "conv_shortcut",
+}  # fmt: skip
+_SINGLE = {
+    "input_blocks.0.0": "conv_in", "out.0": "conv_norm_out", "out.2": "conv_out",
+    "time_embed.0": "time_embedding.linear_1", "time_embed.2": "time_embedding.linear_2",
+    "label_emb.0.0": "add_embedding.linear_1", "label_emb.0.2": "add_embedding.linear_2",
+}  # fmt: skip
+_MIDDLE = {"0": "resnets.0", "1": "attentions.0", "2": "resnets.1"}
+_REPEATS = 2  # residual blocks a level, in every U-Net of the SD family
+
+
+@dataclass(frozen=True)
+class LoraKey:
+    """A key of a LoRA file: the layer it belongs to, what it is of it, and whether it is of a text encoder."""
+
+    layer: str
+    part: str
+    text: bool
+
+
+def parse(key: str) -> LoraKey | None:
+    """What a key of a LoRA file means, or None when it is none of a LoRA.
+
+    ``part`` is DOWN, UP, ALPHA, one of FULL, or the name of another kind of adapter ("DoRA", "LoHa", ...).
+    """
+    found = _SUFFIX.search(key)
+    if not found:
+        return None
+    part = next(_PARTS[int(group[1:])][1] for group, text in found.groupdict().items() if text is not None)
+    name = key[: found.start()]
+    if _TEXT.match(name):
+        return LoraKey(name, part, True)
+    return LoraKey(canonical(name), part, False)
+
+
+def canonical(name: str) -> str:
+    """The one name of a layer of the diffusion network, from the name that a file gives it without its last part."""
+    stripped = True
+    while stripped:
+        stripped = False
+        for prefix in _PREFIXES:
+            if name.startswith(prefix):
+                name, stripped = name[len(prefix) :], True
+    name = name.replace(".processor.", ".").replace("_processor_", "_")
+    name = ".".join(_WORD.findall(name.replace(".", "_")))
+    name = re.sub(r"(attn\d?\.to_out)$", r"\1.0", name)
+    return _diffusers(name)
+
+
+def keys(layer: str) -> tuple[str, str, str]:
+    """The keys of a layer's down, up and alpha in a file that ComfyUI, Forge and diffusers read.
+
+    kohya's form; for Flux and SD3 layers by their diffusers names that of diffusers.
+    """
+    if layer.startswith(("transformer_blocks", "single_transformer_blocks")):
+        stem = f"transformer.{layer}"
+        return f"{stem}.lora_A.weight", f"{stem}.lora_B.weight", f"{stem}.alpha"
+    stem = f"lora_unet_{layer.replace('.', '_')}"
+    return f"{stem}.lora_down.weight", f"{stem}.lora_up.weight", f"{stem}.alpha"
+
+
+def base_of(widths: dict[str, int]) -> str:
+    """The family of base models that layers belong to, from their names and input widths; "unknown" where unclear."""
+    context = {width for layer, width in widths.items() if re.search(r"attn2\.to_[kv]$", layer)}
+    names = {768: "SD1.x", 1024: "SD2.x", 2048: "SDXL"}
+    if len(context) == 1 and (width := next(iter(context))) in names:
+        return names[width]
+    if any("double_blocks" in layer or "single_transformer_blocks" in layer for layer in widths):
+        return "Flux"
+    if any("joint_blocks" in layer or ".add_q_proj" in layer for layer in widths):
+        return "SD3"
+    return "unknown"
+
+
+def _diffusers(name: str) -> str:
+    """A layer of the original U-Net by its name in diffusers; other names as they are."""
+    if name in _SINGLE:
+        return _SINGLE[name]
+    head, _, rest = name.partition(".")
+    if head == "middle_block":
+        index, _, rest = rest.partition(".")
+        return f"mid_block.{_MIDDLE.get(index, index)}.{_RESNET.get(rest, rest)}"
+    found = _ORIGINAL.fullmatch(name)
+    if not found:
+        return name
+    side, number, slot, rest = found[1], int(found[2]), found[3], found[4]
+    down = side == "input_blocks"
+    level, index = divmod(number - 1 if down else number, _REPEATS + 1)
+    block = f"{'down' if down else 'up'}_blocks.{level}"
+    if rest in ("op", "conv"):
+        return f"{block}.{'down' if down else 'up'}samplers.0.conv"
+    return f"{block}.{'resnets' if slot == '0' else 'attentions'}.{index}.{_RESNET.get(rest, rest)}"

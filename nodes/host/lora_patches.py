@@ -1,0 +1,121 @@
+"""Low-rank changes of a MODEL: as ordinary LoRA patches, or between two noise levels of the sampling run."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+
+import comfy.lora
+import comfy.lora_convert
+import comfy.sd
+import torch
+from comfy.patcher_extension import WrappersMP
+
+from ...kernels import low_rank_apply
+
+
+@dataclass
+class Interval:
+    """Noise levels at which a change is in force: from ``start`` (percent 0 is pure noise) down to, without, ``end``.
+
+    So that one change can take over from another: at the percent where one ends and the other starts, only the other
+    is in force. An end of 100 % includes the last step.
+    """
+
+    start: float
+    end: float
+    now: float | None = field(default=None, repr=False)  # sigma of the call under way
+
+    def active(self) -> bool:
+        """Whether the change is in force at the noise level of the call under way."""
+        return self.now is not None and self.holds(self.now)
+
+    def holds(self, sigma: float) -> bool:
+        """Whether the change is in force at a noise level."""
+        return self.end < sigma <= self.start
+
+
+def interval(patcher, start_percent: float, end_percent: float) -> Interval:
+    """The noise levels of a MODEL between two percents of its sampling range, as ComfyUI's own nodes count them."""
+    if not 0 <= start_percent < end_percent <= 1:
+        raise ValueError(f"The change would start at {start_percent:g} and end at {end_percent:g}: it must start "
+                         "before it ends, between 0 and 1.")  # fmt: skip
+    sampling = patcher.get_model_object("model_sampling")
+    end = -1.0 if end_percent >= 1 else float(sampling.percent_to_sigma(end_percent))
+    return Interval(float(sampling.percent_to_sigma(start_percent)), end)
+
+
+def apply_lora(patcher, tensors: dict[str, torch.Tensor], strength: float, start_percent: float, end_percent: float):
+    """A clone of a MODEL with a LoRA, by the keys of a LoRA file; the MODEL itself at strength 0.
+
+    In force in the whole run it is what Load LoRA makes of the file. Else each layer's weight gets the change as it is
+    used, at the noise levels of the interval alone. Raises ValueError when no key is of this model.
+    """
+    if strength == 0:
+        return patcher
+    if start_percent <= 0 and end_percent >= 1:
+        _named(patcher, tensors)
+        return comfy.sd.load_lora_for_models(patcher, None, tensors, strength, 0)[0]
+    span = interval(patcher, start_percent, end_percent)
+    clone, key = patcher.clone(), f"glassbox_interval_{uuid.uuid4().hex}"
+    for target, adapter in _named(patcher, tensors).items():
+        name, part = (target, None) if isinstance(target, str) else (target[0], target[1])
+        clone.add_weight_wrapper(name, _Change(span, adapter.weights, strength, part))
+
+    def call(executor, x, t, *args, **kwargs):
+        before, span.now = span.now, float(t.flatten()[0])
+        try:
+            return executor(x, t, *args, **kwargs)
+        finally:
+            span.now = before
+
+    clone.add_wrapper_with_key(WrappersMP.APPLY_MODEL, key, call)
+    return clone
+
+
+def covered(patcher, tensors: dict[str, torch.Tensor]) -> tuple[int, int]:
+    """How many layers of a LoRA a MODEL has, and how many the LoRA changes."""
+    layers = sum(key.endswith(".alpha") for key in tensors)
+    return len(_adapters(patcher, tensors)), layers
+
+
+def weight_targets(patcher, tensors: dict[str, torch.Tensor]) -> dict:
+    """What ComfyUI makes of a LoRA's tensors for a MODEL: weight name, or (name, part), -> its adapter."""
+    return _named(patcher, tensors)
+
+
+def _named(patcher, tensors: dict[str, torch.Tensor]) -> dict:
+    adapters = _adapters(patcher, tensors)
+    if not adapters:
+        raise ValueError("None of the layers of this LoRA is in the model: it is made for another base model.")
+    return adapters
+
+
+def _adapters(patcher, tensors: dict[str, torch.Tensor]) -> dict:
+    keys = comfy.lora.model_lora_keys_unet(patcher.model, {})
+    return comfy.lora.load_lora(comfy.lora_convert.convert_lora(tensors), keys, log_missing=False)
+
+
+class _Change:
+    """A weight function: the weight as it is, or with up @ down added while the interval holds."""
+
+    def __init__(self, span: Interval, weights: tuple, strength: float, part: tuple[int, int, int] | None):
+        up, down, alpha = weights[:3]
+        self._span, self._up, self._down, self._part = span, up, down, part
+        self._strength = strength * (1.0 if alpha is None else alpha / down.shape[0])
+
+    def __call__(self, weight: torch.Tensor) -> torch.Tensor:
+        if not self._span.active():
+            return weight
+        if self._part is None:
+            return low_rank_apply(weight, self._up, self._down, self._strength)
+        changed = weight.clone()
+        dimension, first, length = self._part
+        target = changed.narrow(dimension, first, length)
+        target.copy_(low_rank_apply(target, self._up, self._down, self._strength))
+        return changed
+
+    def move_to(self, device=None):
+        """ComfyUI asks weight functions to follow their layer; returns the bytes moved."""
+        self._up, self._down = self._up.to(device), self._down.to(device)
+        return self._up.nbytes + self._down.nbytes

@@ -1,0 +1,86 @@
+"""Labels of members from a table: CSV with a column of names, or JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import PurePosixPath
+
+import torch
+
+from .space import Space
+
+EXAMPLE = "member,beard,glasses\nface_001,1,0\nface_002,0,1"
+_YES, _NO = {"1", "true", "yes", "y"}, {"0", "false", "no", "n"}
+
+
+def parse(text: str, space: Space) -> dict[str, torch.Tensor]:
+    """Attributes of a table as float32 (n,) in the order of the space's members, NaN for those it does not name.
+
+    CSV: the first column holds members' names (with or without a file's ending), each further column an attribute.
+    JSON: {"member": {"attribute": value}}. Values are numbers, or yes and no. Raises ValueError for anything else, and
+    when no name is that of a member.
+    """
+    table = _json(text) if text.lstrip().startswith("{") else _csv(text)
+    rows = {_stem(name): row for row, name in enumerate(space.members)}
+    attributes = list(dict.fromkeys(name for values in table.values() for name in values))
+    labels = {name: torch.full((len(space.members),), float("nan")) for name in attributes}
+    found = 0
+    for member, values in table.items():
+        row = rows.get(_stem(member))
+        if row is None:
+            continue
+        found += 1
+        for name, value in values.items():
+            labels[name][row] = _number(value, member, name)
+    if not found:
+        raise ValueError(f"No name in the table is a member's, such as '{space.members[0]}': see its first column.")
+    return labels
+
+
+def to_csv(space: Space) -> str:
+    """The space's labels as the CSV that ``parse`` reads; empty cells where unknown."""
+    lines = [",".join(["member", *space.labels])]
+    for row, member in enumerate(space.members):
+        values = [float(column[row]) for column in space.labels.values()]
+        lines.append(",".join([member, *("" if value != value else f"{value:g}" for value in values)]))
+    return "\n".join(lines)
+
+
+def _csv(text: str) -> dict[str, dict[str, str]]:
+    lines = list(csv.reader(io.StringIO(text.strip()), skipinitialspace=True))
+    if len(lines) < 2 or len(lines[0]) < 2:
+        raise ValueError(f"The labels are no table: write a line of names and one for each member, such as\n{EXAMPLE}")
+    head = [name.strip() for name in lines[0][1:]]
+    for number, line in enumerate(lines[1:], 2):
+        if len(line) != len(head) + 1:
+            raise ValueError(f"Line {number} of the labels has {len(line)} cells and the first has {len(head) + 1}.")
+    return {line[0].strip(): dict(zip(head, line[1:], strict=True)) for line in lines[1:]}
+
+
+def _json(text: str) -> dict[str, dict]:
+    try:
+        table = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"The labels are no JSON ({error}): write {{\"member\": {{\"beard\": 1}}}}.") from None
+    if not all(isinstance(values, dict) for values in table.values()):
+        raise ValueError('The labels give a member no attributes: write {"member": {"beard": 1}}.')
+    return table
+
+
+def _number(value, member: str, name: str) -> float:
+    text = str(value).strip().lower()
+    if not text or text in ("none", "nan", "null"):
+        return float("nan")
+    if text in _YES or text in _NO:
+        return float(text in _YES)
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"'{value}' of {member} is no value of '{name}': write a number, or yes or no.") from None
+
+
+def _stem(name: str) -> str:
+    path = PurePosixPath(name)
+    return str(path.with_suffix("")) if path.suffix in (".safetensors", ".pt", ".bin") else name

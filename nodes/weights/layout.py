@@ -1,0 +1,107 @@
+"""How the factors of all layers lie in one flat vector (weights2weights, arXiv 2406.09413, section 3.1).
+
+Layers stand in alphabetical order of their diffusers names, in each first down (rank, in), then up (out, rank), every
+tensor row by row: for rank 1 and the query and value projections of SD1.5 this is the order of the official release,
+99,648 numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from .lora_files import Factors
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one layer lies: ``down`` of shape ``down_shape`` at ``offset``, ``up`` right after it."""
+
+    layer: str
+    offset: int
+    down_shape: tuple[int, ...]
+    up_shape: tuple[int, ...]
+
+    @property
+    def middle(self) -> int:
+        return self.offset + _numel(self.down_shape)
+
+    @property
+    def end(self) -> int:
+        return self.middle + _numel(self.up_shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The slots of a space, one a layer; ``alpha`` / ``rank`` is the scale of the product up @ down."""
+
+    slots: tuple[Slot, ...]
+    rank: int
+    alpha: float
+
+    @classmethod
+    def of(cls, shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]], rank: int, alpha: float) -> Layout:
+        """A layout from each layer's shapes of down (rank, in, ...) and up (out, rank, ...)."""
+        slots, offset = [], 0
+        for layer in sorted(shapes):
+            slot = Slot(layer, offset, *map(tuple, shapes[layer]))
+            slots.append(slot)
+            offset = slot.end
+        return cls(tuple(slots), rank, alpha)
+
+    @cached_property
+    def size(self) -> int:
+        """Numbers in the flat vector."""
+        return self.slots[-1].end if self.slots else 0
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+    def flatten(self, layers: dict[str, Factors]) -> torch.Tensor:
+        """Factors as float32 (size,); a layer that is absent is zero. Scales other than the layout's go into up."""
+        flat = torch.zeros(self.size)
+        for slot in self.slots:
+            if slot.layer in layers:
+                factors = layers[slot.layer]
+                flat[slot.offset : slot.middle] = factors.down.float().flatten()
+                flat[slot.middle : slot.end] = (factors.up.float() * (factors.scale / self.scale)).flatten()
+        return flat
+
+    def unflatten(self, flat: torch.Tensor) -> dict[str, Factors]:
+        """The factors of a flat vector (size,): views of it."""
+        return {slot.layer: self.at(slot, flat) for slot in self.slots}
+
+    def at(self, slot: Slot, flat: torch.Tensor) -> Factors:
+        """One layer's factors in a flat vector."""
+        down = flat[slot.offset : slot.middle].view(slot.down_shape)
+        return Factors(down, flat[slot.middle : slot.end].view(slot.up_shape), self.scale)
+
+    def rows(self) -> Iterator[tuple[int, int, tuple[int, ...], str]]:
+        """Offset, count, shape and name of every tensor in order, as the table of the official release lists them."""
+        for slot in self.slots:
+            yield slot.offset, slot.middle - slot.offset, slot.down_shape, f"{slot.layer}.lora_A.weight"
+            yield slot.middle, slot.end - slot.middle, slot.up_shape, f"{slot.layer}.lora_B.weight"
+
+    def to_json(self) -> str:
+        """The layout as text, for a file's header."""
+        layers = {slot.layer: [slot.down_shape, slot.up_shape] for slot in self.slots}
+        return json.dumps({"rank": self.rank, "alpha": self.alpha, "layers": layers})
+
+    @classmethod
+    def from_json(cls, text: str) -> Layout:
+        """The layout that ``to_json`` wrote."""
+        about = json.loads(text)
+        return cls.of({layer: tuple(map(tuple, pair)) for layer, pair in about["layers"].items()},
+                      about["rank"], about["alpha"])  # fmt: skip
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    count = 1
+    for side in shape:
+        count *= side
+    return count

@@ -1,0 +1,72 @@
+"""Flattened members in a file, cut into blocks of columns, so that all members' share of a block is one read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from .quantisation import GROUP
+
+_BLOCK_BYTES = 128 * 1024 * 1024
+
+
+class Scratch:
+    """A folder with up to ``capacity`` vectors of ``size`` float32 numbers and a journal of those that are whole.
+
+    ``members``: name -> what was lost of it, in the order of the rows. Opened again with the same key it goes on; with
+    another key it begins anew.
+    """
+
+    group = GROUP
+
+    def __init__(self, folder: Path, key: str, capacity: int, size: int):
+        self.members: dict[str, dict[str, float]] = {}
+        self._capacity, self._size = capacity, size
+        wanted = _BLOCK_BYTES // (4 * max(capacity, 1)) // GROUP * GROUP
+        self._width = min(max(wanted, GROUP), -(-size // GROUP) * GROUP)
+        self._data, self._journal = folder / "members.f32", folder / "journal.jsonl"
+        folder.mkdir(parents=True, exist_ok=True)
+        if not self._resume(key):
+            self._data.write_bytes(b"")
+            self._journal.write_text(json.dumps({"key": key}) + "\n", "utf-8")
+
+    def add(self, name: str, flat: np.ndarray, lost: dict[str, float]) -> None:
+        """Write one member; it counts from when its line in the journal is whole."""
+        row = len(self.members)
+        with open(self._data, "r+b") as file:
+            for columns in self.blocks():
+                file.seek(self._start(columns, row))
+                file.write(np.ascontiguousarray(flat[columns], np.float32).tobytes())
+        with open(self._journal, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"name": name, "lost": lost}) + "\n")
+        self.members[name] = lost
+
+    def blocks(self) -> list[slice]:
+        """The blocks of columns, in order."""
+        return [slice(first, min(first + self._width, self._size)) for first in range(0, self._size, self._width)]
+
+    def read(self, columns: slice) -> np.ndarray:
+        """float32 (members, width) of a block."""
+        width = columns.stop - columns.start
+        count = len(self.members) * width
+        numbers = np.fromfile(self._data, np.float32, count, offset=self._start(columns, 0))
+        return numbers.reshape(len(self.members), width)
+
+    def _start(self, columns: slice, row: int) -> int:
+        return 4 * (self._capacity * columns.start + row * (columns.stop - columns.start))
+
+    def _resume(self, key: str) -> bool:
+        if not self._journal.is_file() or not self._data.is_file():
+            return False
+        lines = self._journal.read_text("utf-8").splitlines()
+        try:
+            entries = [json.loads(line) for line in lines]
+        except ValueError:  # the last line was cut short
+            entries = [json.loads(line) for line in lines[:-1]]
+            self._journal.write_text("".join(json.dumps(entry) + "\n" for entry in entries), "utf-8")
+        if not entries or entries[0].get("key") != key:
+            return False
+        self.members = {entry["name"]: entry["lost"] for entry in entries[1:]}
+        return True

@@ -1,0 +1,57 @@
+"""Where the members of a space come from: files in a folder, or LoRAs on wires."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from pathlib import Path
+
+import torch
+
+from . import lora_files
+from .building import Source
+from .lora_files import SUFFIXES
+
+_PEFT_FILE = "adapter_model.safetensors"
+_PEFT_INSIDE = {"unet", "transformer"}
+
+
+def file_sources(folder: Path) -> list[Source]:
+    """The LoRA files in a folder and below, by name; a PEFT adapter is named after its folder."""
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    return [_file_source(folder, path) for path in files]
+
+
+def wire_sources(loras: list[dict[str, torch.Tensor]]) -> list[Source]:
+    """LoRAs by the keys of LoRA files, numbered."""
+    sources = []
+    for number, tensors in enumerate(loras, 1):
+        read = functools.partial(_parsed, f"LoRA {number}", tensors)
+        sources.append(Source(f"wire {number}", _digest(tensors), lambda read=read: lora_files.shapes_of(read()), read))
+    return sources
+
+
+def _file_source(folder: Path, path: Path) -> Source:
+    about = path.stat()
+    inside = path.relative_to(folder)
+    name = inside.with_suffix("").as_posix()
+    if path.name == _PEFT_FILE and len(inside.parts) > 1:
+        owner = inside.parent.parent if inside.parent.name in _PEFT_INSIDE else inside.parent
+        name = owner.as_posix() if owner.name else name
+    stamp = f"{name} {about.st_size} {about.st_mtime_ns}"
+    return Source(name, stamp, functools.partial(lora_files.shapes, path), functools.partial(lora_files.read, path))
+
+
+def _parsed(name: str, tensors: dict[str, torch.Tensor]) -> lora_files.Lora:
+    try:
+        return lora_files.parsed(tensors)
+    except ValueError as error:
+        raise ValueError(f"{name} {error}") from None
+
+
+def _digest(tensors: dict[str, torch.Tensor]) -> str:
+    digest = hashlib.sha256()
+    for key in sorted(tensors):
+        digest.update(key.encode())
+        digest.update(tensors[key].detach().float().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()

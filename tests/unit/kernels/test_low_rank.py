@@ -1,0 +1,61 @@
+"""Flat vectors and low-rank changes against NumPy in float64."""
+
+import numpy as np
+import pytest
+import torch
+from glassbox.kernels import BASIS_GROUP, flat_weights, low_rank_apply
+
+
+def gaussian(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-5), (torch.float16, 1e-5)])
+@pytest.mark.parametrize(("count", "size"), [(1, 1), (7, 100), (150, 3000)])
+def test_flat_weights(dtype, tolerance, count, size):
+    coefficients, basis = gaussian(count), gaussian(count, size, seed=1).to(dtype)
+    mean, deviation = gaussian(size, seed=2), gaussian(size, seed=3)
+    wanted = mean.double().numpy() + deviation.double().numpy() * (
+        coefficients.double().numpy() @ basis.double().numpy())  # fmt: skip
+    found = flat_weights(coefficients, basis, mean, deviation)
+    assert found.dtype == torch.float32
+    np.testing.assert_allclose(found.double().numpy(), wanted, atol=tolerance * count**0.5 * 10, rtol=tolerance)
+
+
+def test_flat_weights_of_int8():
+    size = 2 * BASIS_GROUP + 5
+    numbers = torch.randint(-127, 128, (4, size), generator=torch.Generator().manual_seed(0), dtype=torch.int8)
+    scale = gaussian(4, 3, seed=1).abs()
+    full = numbers.double() * scale.double().repeat_interleave(BASIS_GROUP, dim=1)[:, :size]
+    found = flat_weights(gaussian(4), numbers, torch.zeros(size), torch.ones(size), scale)
+    np.testing.assert_allclose(found.double(), gaussian(4).double() @ full, atol=1e-3, rtol=1e-5)
+
+
+def test_rows_of_zero_are_not_read():
+    basis = gaussian(3, 8)
+    basis[1] = float("nan")
+    found = flat_weights(torch.tensor([1.0, 0.0, 2.0]), basis, torch.zeros(8), torch.ones(8))
+    torch.testing.assert_close(found, basis[0] + 2 * basis[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(6, 5), (6, 5, 3, 3)])
+@pytest.mark.parametrize("rank", [1, 4])
+def test_low_rank_apply(dtype, shape, rank):
+    weight = gaussian(*shape).to(dtype)
+    up, down = gaussian(shape[0], rank, seed=1), gaussian(rank, *shape[1:], seed=2)
+    before = weight.clone()
+    found = low_rank_apply(weight, up, down, 0.7)
+    product = (up.double() @ down.double().flatten(1)).view(shape)
+    wanted = (weight.double() + 0.7 * product).to(dtype)
+    assert found.dtype == dtype and torch.equal(weight, before)
+    torch.testing.assert_close(found, wanted, atol=1e-5 if dtype == torch.float32 else 2e-2, rtol=2e-2)
+
+
+def test_shapes_that_do_not_fit():
+    with pytest.raises(ValueError, match="needs a coefficient for each row"):
+        flat_weights(torch.ones(2), torch.ones(3, 4), torch.ones(4), torch.ones(4))
+    with pytest.raises(ValueError, match="int8 basis needs its scales"):
+        flat_weights(torch.ones(3), torch.ones(3, 4, dtype=torch.int8), torch.ones(4), torch.ones(4))
+    with pytest.raises(ValueError, match="make no change of"):
+        low_rank_apply(torch.ones(4, 4), torch.ones(3, 1), torch.ones(1, 4), 1.0)

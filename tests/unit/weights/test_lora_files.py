@@ -1,0 +1,156 @@
+"""Every form of LoRA file gives the same factors, and what is none is named in a sentence."""
+
+import members
+import pytest
+import torch
+from glassbox.nodes.common import lora_keys
+from glassbox.nodes.weights import lora_export, lora_files
+from safetensors.torch import save_file
+
+
+@pytest.fixture
+def made():
+    return members.factors(3, rank=2)
+
+
+def products(lora):
+    return {
+        name: torch.mm(*one.matrices(torch.float64)) for name, one in lora.layers.items()
+    }
+
+
+def expected(made, scale=1.0):
+    return {name: scale * (up.double() @ down.double()) for name, (down, up) in made.items()}
+
+
+def same(found, wanted):
+    assert set(found) == set(wanted)
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("form", "scale"),
+    [
+        (lambda made: members.kohya(made, 1.0), 0.5),
+        (lambda made: members.kohya(made, None), 1.0),
+        (members.peft, 1.0),
+        (lambda made: members.peft(made, "identity1"), 1.0),
+        (members.diffusers, 1.0),
+        (members.old_diffusers, 1.0),
+        (lambda made: members.comfyui(made, extra=False), 1.0),
+    ],
+    ids=["kohya", "kohya without alpha", "PEFT", "PEFT with adapter name", "diffusers", "old diffusers", "ComfyUI"],
+)
+def test_every_form_gives_the_same_change(made, form, scale):
+    same(products(lora_files.parsed(form(made))), expected(made, scale))
+
+
+def test_alpha_of_a_peft_folder(made, tmp_path):
+    folder = members.write_peft_folder(tmp_path / "ada", made, alpha=27)
+    same(products(lora_files.read(folder)), expected(made, 13.5))
+    stabilised = members.write_peft_folder(tmp_path / "bob", made, alpha=4, use_rslora=True)
+    same(products(lora_files.read(stabilised)), expected(made, 4 / 2**0.5))
+
+
+def test_alpha_in_the_header_of_newer_diffusers(made, tmp_path):
+    path = tmp_path / "lora.safetensors"
+    save_file(members.diffusers(made), path, {"lora_adapter_metadata": '{"unet.r": 2, "unet.lora_alpha": 8}'})
+    same(products(lora_files.read(path)), expected(made, 4.0))
+
+
+def test_what_lies_outside_of_the_network_is_dropped_and_its_share_is_told(made):
+    tensors = members.comfyui(made)
+    te = {f"lora_te_text_model_encoder_layers_0_mlp_fc1.lora_{side}.weight": torch.ones(*shape)
+          for side, shape in (("down", (1, 4)), ("up", (4, 1)))}  # fmt: skip
+    lora = lora_files.parsed({**tensors, **te})
+    assert set(lora.layers) == set(members.LAYERS)
+    assert lora.dropped == pytest.approx({"full differences": 12 * 0.25, "text encoder": 16.0})
+    whole = sum(value.square().sum() for value in expected(made).values())
+    assert lora.dropped_share() == pytest.approx(float(19 / (19 + whole)))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"x.lora_magnitude_vector": torch.ones(2)}, "is a DoRA"),
+        ({"lora_unet_x.dora_scale": torch.ones(2)}, "is a DoRA"),
+        ({"lora_unet_x.hada_w1_a": torch.ones(2)}, "is a LoHa"),
+        ({"lora_unet_x.lokr_w1": torch.ones(2)}, "is a LoKr"),
+        ({"lora_unet_mid_block_x.lora_up.weight": torch.ones(2, 1)}, "only one factor of mid_block.x"),
+        ({"lora_unet_x.lora_up.weight": torch.full((2, 1), float("nan")),
+          "lora_unet_x.lora_down.weight": torch.ones(1, 2)}, "NaN or infinity in x"),
+        ({"lora_unet_x.lora_up.weight": torch.ones(2, 3), "lora_unet_x.lora_down.weight": torch.ones(1, 2)}, "not fit"),
+    ],
+    ids=["PEFT DoRA", "DoRA", "LoHa", "LoKr", "half", "NaN", "ranks"],
+)  # fmt: skip
+def test_what_is_no_plain_lora_is_named(made, tmp_path, change, sentence):
+    path = tmp_path / "bad.safetensors"
+    save_file({**members.kohya(made), **change}, path)
+    with pytest.raises(ValueError, match=f"bad.safetensors .*{sentence}"):
+        lora_files.read(path)
+
+
+def test_files_that_are_no_lora(tmp_path):
+    for name, content in (("a.safetensors", b"nothing"), ("b.pt", b"nothing")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=f"{name} cannot be read"):
+            lora_files.read(tmp_path / name)
+    save_file({"model.weight": torch.ones(2)}, tmp_path / "c.safetensors")
+    with pytest.raises(ValueError, match="holds no LoRA"):
+        lora_files.read(tmp_path / "c.safetensors")
+
+
+class Harmful:
+    """Unpickling it would write a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+def test_a_pickle_is_never_executed(tmp_path):
+    torch.save({"x": Harmful(tmp_path / "harm.txt")}, tmp_path / "lora.pt")
+    with pytest.raises(ValueError, match=r"lora.pt cannot be read"):
+        lora_files.read(tmp_path / "lora.pt")
+    assert not (tmp_path / "harm.txt").exists()
+
+
+def test_shapes_come_from_the_header(made, tmp_path):
+    path = tmp_path / "lora.safetensors"
+    save_file(members.comfyui(made), path)
+    wanted = {name: ((inputs,), (outputs,)) for name, (inputs, outputs) in members.LAYERS.items()}
+    assert lora_files.shapes(path) == wanted == lora_files.shapes_of(lora_files.read(path))
+
+
+def test_an_exported_lora_reads_back(made):
+    lora = lora_files.parsed(members.kohya(made, 27.0))
+    tensors = lora_export.to_tensors(lora.layers)
+    assert all(float(value) == 27 for key, value in tensors.items() if key.endswith(".alpha"))
+    same(products(lora_files.parsed(tensors)), products(lora))
+
+
+@pytest.mark.parametrize(
+    ("name", "canonical"),
+    [
+        ("lora_unet_input_blocks_4_1_transformer_blocks_0_attn1_to_out_0",
+         "down_blocks.1.attentions.0.transformer_blocks.0.attn1.to_out.0"),
+        ("diffusion_model.output_blocks.5.2.conv", "up_blocks.1.upsamplers.0.conv"),
+        ("diffusion_model.input_blocks.3.0.op", "down_blocks.0.downsamplers.0.conv"),
+        ("diffusion_model.middle_block.2.emb_layers.1", "mid_block.resnets.1.time_emb_proj"),
+        ("lora_unet_double_blocks_0_img_attn_qkv", "double_blocks.0.img_attn.qkv"),
+        ("transformer.single_transformer_blocks.3.attn.to_q", "single_transformer_blocks.3.attn.to_q"),
+        ("lora_transformer_transformer_blocks_3_ff_net_0_proj", "transformer_blocks.3.ff.net.0.proj"),
+        ("lora_unet_joint_blocks_0_context_block_attn_qkv", "joint_blocks.0.context_block.attn.qkv"),
+    ],
+)  # fmt: skip
+def test_names_of_layers(name, canonical):
+    assert lora_keys.canonical(name) == canonical
+
+
+def test_the_family_of_base_models():
+    key = "down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_k"
+    assert [lora_keys.base_of({key: width}) for width in (768, 1024, 2048, 96)] == ["SD1.x", "SD2.x", "SDXL", "unknown"]
+    assert lora_keys.base_of({"double_blocks.0.img_attn.qkv": 3072}) == "Flux"

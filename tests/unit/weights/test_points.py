@@ -1,0 +1,243 @@
+"""Sampling, edits, directions, mixing: oracles O4, O5, O6 and O10."""
+
+import members
+import pytest
+import torch
+from glassbox.nodes.weights import building, directions, edits, labels, points
+from glassbox.nodes.weights import sources as member_sources
+from glassbox.nodes.weights.space import Direction, Point
+
+COUNT = 24
+
+
+@pytest.fixture(scope="module")
+def space(tmp_path_factory):
+    folder = members.write_folder(tmp_path_factory.mktemp("loras"), COUNT)
+    target = tmp_path_factory.mktemp("spaces") / "s.safetensors"
+    return building.build(member_sources.file_sources(folder), building.Settings(form="as trained"), target)
+
+
+@pytest.fixture(scope="module")
+def told(space):
+    """Labels that lie along known coefficients."""
+    return {
+        "beard": (space.coefficients[:, 0] > 0).float(),
+        "glasses": (space.coefficients[:, 1] + 0.5 * space.coefficients[:, 0] > 0).float(),
+        "hair": (space.coefficients[:, 2] > 0).float(),
+    }
+
+
+@pytest.fixture(scope="module")
+def directed(space, told):
+    return space.with_directions(directions.fit(space, told, 6, directions.LEAST_SQUARES))
+
+
+def test_sample_is_the_official_loop(space):
+    """O6: torch.normal(mean_k, factor * std_k, (1, 1)) one after another, mean and unbiased std of the rows."""
+    mean, deviation = space.coefficients.mean(0), space.coefficients.std(0)
+    with torch.random.fork_rng():
+        torch.manual_seed(42)
+        wanted = [torch.normal(float(mean[k]), 0.8 * float(deviation[k]), (1, 1))[0, 0] for k in range(7)]
+    point = points.sample(space, 42, 1, 7, 0.8)[0]
+    torch.testing.assert_close(point.coefficients[:7], torch.stack(wanted), atol=1e-6, rtol=1e-6)
+    assert not point.coefficients[7:].any() and len(point.coefficients) == space.components
+
+
+def test_samples_have_the_members_spread_and_leave_the_generator_alone(space):
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    many = torch.stack([point.coefficients for point in points.sample(space, 0, 2000, 1000, 0.5)])
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.testing.assert_close(many.std(0), 0.5 * space.spread[1], rtol=0.1, atol=1e-4)
+    assert not torch.equal(many[0], many[1])
+
+
+def test_least_squares_is_the_pseudoinverse(space, told):
+    """O4: n = pinverse @ labels on the first components, no intercept, padded with zeros."""
+    fitted = directions.fit(space, told, 6, directions.LEAST_SQUARES)
+    for name, one in fitted.items():
+        wanted = torch.linalg.pinv(space.coefficients[:, :6].double()) @ told[name].double()
+        torch.testing.assert_close(one.vector[:6].double(), wanted, atol=1e-6, rtol=1e-5)
+        assert not one.vector[6:].any()
+        unit = one.vector / one.vector.norm()
+        assert one.reach == pytest.approx(float((space.coefficients @ unit).max()))
+        assert "cross-validated accuracy" in one.about
+
+
+def test_labels_of_plus_and_minus_one_double_the_vector(space, told):
+    """O10: the direction is the same, because the coefficients have mean 0."""
+    once = directions.fit(space, told, 6, directions.LEAST_SQUARES)["beard"]
+    twice = directions.fit(space, {"beard": 2 * told["beard"] - 1}, 6, directions.LEAST_SQUARES)["beard"]
+    torch.testing.assert_close(twice.vector, 2 * once.vector, atol=1e-5, rtol=1e-4)
+    assert twice.reach == pytest.approx(once.reach, rel=1e-4)
+
+
+@pytest.mark.parametrize("method", directions.METHODS)
+def test_every_method_finds_what_is_there(space, told, method):
+    vector = directions.fit(space, {"beard": told["beard"]}, 3, method)["beard"].vector
+    assert float(vector[0] / vector.norm()) > 0.8
+
+
+def test_unknown_labels_are_left_out(space, told):
+    values = told["beard"].clone()
+    values[::3] = float("nan")
+    known = torch.isfinite(values)
+    fitted = directions.fit(space, {"beard": values}, 4, directions.LEAST_SQUARES)["beard"]
+    wanted = torch.linalg.pinv(space.coefficients[known, :4].double()) @ values[known].double()
+    torch.testing.assert_close(fitted.vector[:4].double(), wanted, atol=1e-6, rtol=1e-5)
+    with pytest.raises(ValueError, match="one value for all members"):
+        directions.fit(space, {"x": torch.ones(COUNT)}, 4, directions.LEAST_SQUARES)
+
+
+def test_debiasing_one_after_another_and_jointly():
+    """O5 and O10: in turn only the last is exactly orthogonal and the order matters; jointly all are."""
+    generator = torch.Generator().manual_seed(3)
+    n, d, e = (torch.randn(20, generator=generator) for _ in range(3))
+    e = e + 0.5 * d
+
+    def cosine(a, b):
+        return float(torch.nn.functional.cosine_similarity(a, b, dim=0))
+
+    once = directions.debiased(n, [d], directions.IN_TURN)
+    assert abs(cosine(once, d)) < 1e-6
+    torch.testing.assert_close(once, n - (n @ d) / (d @ d) * d)
+    forward, backward = (directions.debiased(n, order, directions.IN_TURN) for order in ([d, e], [e, d]))
+    assert abs(cosine(forward, e)) < 1e-6 < 0.01 < abs(cosine(forward, d))
+    assert not torch.allclose(forward, backward, atol=1e-3)
+    joint = directions.debiased(n, [d, e], directions.JOINT)
+    assert max(abs(cosine(joint, d)), abs(cosine(joint, e))) < 1e-6
+    assert torch.equal(directions.debiased(n, []), n)
+
+
+def test_a_strength_of_one_is_the_largest_projection(directed):
+    """O10: alpha = max((D @ n) / |n|) along the unit vector; raw adds the vector as it is."""
+    point = points.sample(directed, 0, 1, 100, 1.0)[0]
+    vector = directed.directions["beard"].vector
+    moved = edits.edit(point, "beard: 1").coefficients - point.coefficients
+    assert float(moved.norm()) == pytest.approx(float((directed.coefficients @ vector).max() / vector.norm()), rel=1e-5)
+    raw = edits.edit(point, "beard: -500000", units=edits.RAW).coefficients
+    torch.testing.assert_close(raw, point.coefficients - 500000 * vector)
+
+
+def test_edits_in_one_node_equal_edits_in_two(directed):
+    point = points.sample(directed, 5, 1, 100, 1.0)[0]
+    for keep in ("", "hair"):
+        one = edits.edit(point, "beard: 0.8, glasses: -0.5", keep)
+        two = edits.edit(edits.edit(point, "beard: 0.8", keep), "glasses: -0.5", keep)
+        assert torch.equal(one.coefficients, two.coefficients)
+        assert torch.equal(one.flat, two.flat)
+    assert edits.edit(point, "beard: 0") is point and edits.edit(point, "") is point
+
+
+def test_edits_must_come_before_the_weights(directed):
+    """Composition is linear in coefficients and not in dW: adding edited LoRAs leaves the cross terms out."""
+    point = points.sample(directed, 5, 1, 100, 1.0)[0]
+
+    def change(which):
+        return {name: torch.mm(*one.matrices()) for name, one in which.layers().items()}
+
+    base, first, second, both = (change(edits.edit(point, text)) for text in (
+        "", "beard: 1", "glasses: 1", "beard: 1, glasses: 1"))  # fmt: skip
+    wrong = sum(float((first[n] + second[n] - base[n] - both[n]).square().sum()) for n in base)
+    assert (wrong / sum(float((both[n] - base[n]).square().sum()) for n in base)) ** 0.5 > 0.01
+
+
+def test_keep_holds_the_others_still(directed):
+    step = directions.along(directed, "beard", ["glasses", "hair", "beard"], raw=False)
+    for name in ("glasses", "hair"):
+        vector = directed.directions[name].vector
+        assert abs(float(step @ vector)) < 1e-5 * float(step.norm() * vector.norm())
+    unit = step / step.norm()
+    assert float(step.norm()) == pytest.approx(float((directed.coefficients @ unit).max()), rel=1e-5)
+
+
+def test_a_difference_of_two_models_is_a_lora_of_twice_the_rank(directed):
+    """O10: up [B', -B] and down [A'; A] are exactly the edited less the unedited change."""
+    from glassbox.nodes.weights.style_merge import merge
+
+    point = points.sample(directed, 5, 1, 100, 1.0)[0]
+    edited = edits.edit(point, "beard: 1")
+    merged = merge(edited.layers(), point.layers(), (1.0, -1.0))
+    for name, one in merged.items():
+        wanted = torch.mm(*edited.layers()[name].matrices()) - torch.mm(*point.layers()[name].matrices())
+        torch.testing.assert_close(torch.mm(*one.matrices()), wanted, atol=1e-6, rtol=1e-5)
+        assert one.rank == 2
+
+
+def test_mix(directed):
+    a, b = points.sample(directed, 1, 2, 100, 1.0)
+    line = points.mix(a, b, 0.0, 1.0, 5)
+    assert torch.equal(line[0].coefficients, a.coefficients) and torch.equal(line[-1].coefficients, b.coefficients)
+    torch.testing.assert_close(line[2].coefficients, (a.coefficients + b.coefficients) / 2)
+    assert len(points.mix(a, b, 0.25, 9.0, 1)) == 1
+    stranger = Point(directed.with_directions({}), b.coefficients)
+    points.mix(a, stranger, 0, 1, 2)  # the same space with other directions
+
+
+def test_sweep(directed):
+    point = points.sample(directed, 1, 1, 100, 1.0)[0]
+    row, told = points.sweep(point, "beard", "", [-1.0, 0.0, 1.0], [])
+    assert told == ["beard -1.00", "beard +0.00", "beard +1.00"]
+    assert torch.equal(row[1].coefficients, point.coefficients)
+    assert torch.equal(row[2].coefficients, edits.edit(point, "beard: 1").coefficients)
+    grid, told = points.sweep(point, "beard", "PC 2", [-1.0, 1.0], [])
+    assert [len(grid), told[1]] == [4, "beard +1.00, PC 2 -1.00"]
+    step = grid[3].coefficients - grid[1].coefficients
+    assert float(step[1]) == pytest.approx(2 * float(directed.spread[1][1]), rel=1e-5)
+
+
+def test_members_are_points(space):
+    point = points.member(space, "member_03")
+    assert torch.equal(point.coefficients, space.coefficients[3])
+    with pytest.raises(ValueError, match="no member 'x': there are member_00"):
+        points.member(space, "x")
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda s: edits.parse("beard"), "'beard' is no edit"),
+        (lambda s: edits.parse("beard: much"), "'beard: much' is no edit"),
+        (lambda s: edits.parse("beard: nan"), "is no edit"),
+        (lambda s: edits.edit(Point(s, s.coefficients[0]), "bread: 1"), "no direction 'bread': there is beard"),
+        (lambda s: directions.along(s, "beard", ["nose"], False), "no direction 'nose'"),
+        (lambda s: points.sweep(Point(s, s.coefficients[0]), "PC 99", "", [1.0], []), "no component 'PC 99'"),
+        (lambda s: s.padded(torch.ones(99)), "was given 99"),
+    ],
+)
+def test_bad_input_is_told_in_a_sentence(directed, call, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        call(directed)
+
+
+def test_a_space_without_directions_says_so(space):
+    with pytest.raises(ValueError, match="has no directions yet"):
+        edits.edit(Point(space, space.coefficients[0]), "beard: 1")
+    nothing = {"a": Direction(torch.ones(space.components), 1.0), "b": Direction(torch.ones(space.components), 1.0)}
+    with pytest.raises(ValueError, match="Nothing is left of 'a'"):
+        directions.along(space.with_directions(nothing), "a", ["b"], False)
+
+
+def test_labels_as_csv_and_json(space):
+    text = "member,beard,glasses\nmember_00.safetensors,1,no\nmember_02,0,\nstranger,1,1"
+    found = labels.parse(text, space)
+    assert found["beard"][:3].tolist()[::2] == [1, 0] and found["beard"][1] != found["beard"][1]
+    assert found["glasses"][0] == 0 and found["glasses"][2] != found["glasses"][2]
+    same = labels.parse('{"member_00": {"beard": true, "glasses": 0}, "member_02": {"beard": 0}}', space)
+    for name in found:
+        torch.testing.assert_close(same[name], found[name], equal_nan=True)
+    from dataclasses import replace
+
+    labelled = replace(space, labels=found)
+    again = labels.parse(labels.to_csv(labelled), labelled)
+    torch.testing.assert_close(again["beard"], found["beard"], equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [("nothing", "are no table"), ("member,a\nmember_00", "Line 2 .* has 1 cells"), ("member,a\nx,1", "No name"),
+     ("member,a\nmember_00,perhaps", "'perhaps' of member_00"), ("{", "are no JSON"), ('{"a": 1}', "no attributes")],
+)  # fmt: skip
+def test_bad_labels(space, text, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        labels.parse(text, space)

@@ -1,0 +1,254 @@
+"""Principal components of members (oracle O3), their files, and building them block by block."""
+
+import json
+
+import members
+import numpy as np
+import pytest
+import torch
+from glassbox.nodes.weights import building, lora_files, space_files
+from glassbox.nodes.weights import sources as member_sources
+from glassbox.nodes.weights.reduction import reduced, sign_reference, signed
+from glassbox.nodes.weights.scratch import Scratch
+from safetensors.torch import save_file
+
+COUNT = 12
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return members.write_folder(tmp_path_factory.mktemp("loras"), COUNT)
+
+
+def build(folder, target, track=iter, **settings):
+    return building.build(member_sources.file_sources(folder), building.Settings(**settings), target, track)
+
+
+@pytest.fixture(scope="module")
+def trained(folder, tmp_path_factory):
+    """A space in the form of the paper."""
+    return build(folder, tmp_path_factory.mktemp("spaces") / "trained.safetensors", form="as trained")
+
+
+def matrix(folder, space):
+    return torch.stack([space.layout.flatten(lora_files.read(path).layers) for path in sorted(folder.iterdir())])
+
+
+def test_it_is_the_singular_value_decomposition_of_the_standardised_members(folder, trained):
+    """The notebook of the official code: mean(0), std(0), svd; V up to the sign of a column; tolerance 1e-5."""
+    data = matrix(folder, trained).double()
+    standard = (data - data.mean(0)) / data.std(0)
+    _, values, vectors = torch.linalg.svd(standard, full_matrices=False)
+    assert trained.components == COUNT - 1
+    torch.testing.assert_close(trained.mean.double(), data.mean(0), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(trained.deviation.double(), data.std(0), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(trained.singular_values.double(), values[:-1], atol=1e-5, rtol=1e-5)
+    cosines = (trained.basis.double() * vectors[: COUNT - 1]).sum(dim=1).abs()
+    torch.testing.assert_close(cosines, torch.ones(COUNT - 1, dtype=torch.float64), atol=1e-5, rtol=0)
+
+
+def test_it_is_orthonormal_not_whitened_and_explains_everything(trained):
+    identity = trained.basis @ trained.basis.T
+    torch.testing.assert_close(identity, torch.eye(COUNT - 1), atol=1e-6, rtol=0)
+    mean, deviation = trained.spread
+    torch.testing.assert_close(deviation, trained.singular_values / (COUNT - 1) ** 0.5, atol=1e-5, rtol=1e-5)
+    assert mean.abs().max() < 1e-5
+    assert float(deviation.square().sum()) == pytest.approx(trained.layout.size, rel=1e-5)
+    assert float(trained.explained.sum()) == pytest.approx(1)
+
+
+def test_members_come_back(folder, trained):
+    data = matrix(folder, trained)
+    for row in (0, 5, COUNT - 1):
+        coefficients = trained.project(data[row])
+        torch.testing.assert_close(coefficients, trained.coefficients[row], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(trained.rebuild(coefficients), data[row], atol=3e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
+def test_every_storage_tells_its_error(trained, tmp_path, storage):
+    error = space_files.write(trained, tmp_path / "s.safetensors", storage)
+    saved = space_files.read(tmp_path / "s.safetensors")
+    difference = torch.stack([saved.rebuild(row) for row in trained.coefficients]) - torch.stack(
+        [trained.rebuild(row) for row in trained.coefficients])  # fmt: skip
+    standard = (difference / trained.deviation).norm(dim=1)
+    whole = torch.stack([(row @ trained.basis).norm() for row in trained.coefficients])
+    measured = float((standard / whole).mean())
+    assert saved.about["storage_error"]["members"] == pytest.approx(error.member)
+    assert error.member == pytest.approx(measured, rel=0.05, abs=1e-6)
+    assert measured <= {"float32": 0.0, "float16": 3e-4, "int8": 0.01}[storage] + 1e-6
+    assert torch.equal(saved.coefficients, trained.coefficients)
+    assert (saved.members, saved.layout, saved.form) == (trained.members, trained.layout, trained.form)
+
+
+def test_the_header_can_be_read_by_people(trained, tmp_path):
+    from safetensors import safe_open
+
+    space_files.write(trained, tmp_path / "s.safetensors")
+    with safe_open(tmp_path / "s.safetensors", "pt") as file:
+        metadata = file.metadata()
+    assert json.loads(metadata["members"])[0] == "member_00"
+    assert json.loads(metadata["layout"])["rank"] == 1
+    assert json.loads(metadata["space"])["standardised"] is True
+
+
+def test_a_file_that_is_no_space(tmp_path):
+    save_file({"x": torch.ones(1)}, tmp_path / "x.safetensors")
+    with pytest.raises(ValueError, match="is no weight space"):
+        space_files.read(tmp_path / "x.safetensors")
+    (tmp_path / "y.safetensors").write_bytes(b"cut")
+    with pytest.raises(ValueError, match="cannot be read"):
+        space_files.read(tmp_path / "y.safetensors")
+
+
+def test_reduction_is_the_truncated_svd_and_balanced():
+    made = members.factors(1, rank=4)
+    lora = lora_files.parsed(members.kohya(made, 8.0))
+    for one in lora.layers.values():
+        up, down = one.matrices(torch.float64)
+        u, values, v = torch.linalg.svd(up @ down)
+        for rank in (1, 3, 6):
+            small, kept, whole = reduced(one, rank, torch.float64)
+            product = torch.mm(*small.matrices(torch.float64))
+            best = (u[:, :rank] * values[:rank]) @ v[:rank]
+            torch.testing.assert_close(product, best, atol=1e-10, rtol=1e-10)
+            assert kept == pytest.approx(float(values[:rank].square().sum()))
+            assert whole == pytest.approx(float(values.square().sum()))
+            torch.testing.assert_close(small.down.norm(dim=1), small.up.norm(dim=0), atol=1e-10, rtol=1e-10)
+
+
+def test_the_same_change_from_other_factors_is_the_same_point(folder, tmp_path):
+    """Sign, scale between the factors, alpha, rank and file form of a LoRA do not matter (form singular values)."""
+    space = build(folder, tmp_path / "s.safetensors")
+    made = members.factors(4)
+    turned = {name: (-3 * down, -up / 3) for name, (down, up) in made.items()}
+    wider = {name: (torch.cat([down, down]), torch.cat([up / 2, up / 2], 1)) for name, (down, up) in made.items()}
+    forms = [members.kohya(turned), members.comfyui(wider, False), members.peft(turned), members.kohya(wider, 2.0)]
+    for tensors in forms:
+        flat, lost = space.flatten(lora_files.parsed(tensors))
+        torch.testing.assert_close(space.project(flat), space.coefficients[4], atol=2e-4, rtol=1e-4)
+        assert not lost
+
+
+def test_signs_make_random_turns_undone():
+    layout = build_layout()
+    plain = torch.stack([layout.flatten(lora_files.parsed(members.kohya(members.factors(i))).layers) for i in range(8)])
+    turns = torch.tensor([1.0, -1, -1, 1, -1, 1, 1, -1])[:, None]
+    reference = sign_reference(layout, plain * turns)
+    whole = signed(layout, plain * turns, reference)
+    assert torch.equal(whole, plain) or torch.equal(whole, -plain)
+
+
+def build_layout():
+    from glassbox.nodes.weights.layout import Layout
+
+    shapes = {name: ((1, inputs), (outputs, 1)) for name, (inputs, outputs) in members.LAYERS.items()}
+    return Layout.of(shapes, 1, 1.0)
+
+
+def test_what_does_not_fit_is_named_and_skipped_or_refused(tmp_path):
+    folder = members.write_folder(tmp_path / "loras", 5)
+    other = {name: (2 * inputs, outputs) for name, (inputs, outputs) in members.LAYERS.items()}
+    save_file(members.kohya(members.factors(9, layers=other)), folder / "another_base.safetensors")
+    broken = members.kohya(members.factors(8))
+    broken[next(iter(broken))][0, 0] = float("nan")
+    save_file(broken, folder / "nan.safetensors")
+    save_file({"lora_unet_x.hada_w1_a": torch.ones(1)}, folder / "loha.safetensors")
+    flux = {"lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight": torch.ones(1, 8),
+            "lora_unet_double_blocks_0_img_attn_qkv.lora_up.weight": torch.ones(8, 1)}  # fmt: skip
+    save_file(flux, folder / "flux.safetensors")
+    space = build(folder, tmp_path / "s.safetensors")
+    refused = space.about["refused"]
+    assert len(space.members) == 5
+    assert set(refused) == {"another_base", "nan", "loha", "flux"}
+    assert "(64,)" in refused["another_base"] and "NaN" in refused["nan"] and "shares no layer" in refused["flux"]
+    with pytest.raises(ValueError, match=r"another_base: .*Take it out"):
+        build(folder, tmp_path / "t.safetensors", unfit=building.REFUSE)
+
+
+def test_mixed_ranks_and_targets(tmp_path):
+    folder = members.write_folder(tmp_path / "loras", 4)
+    save_file(members.kohya(members.factors(7, rank=5), 5.0), folder / "wide.safetensors")
+    few = dict(list(members.factors(8).items())[:2])
+    save_file(members.kohya(few), folder / "two_layers.safetensors")
+    space = build(folder, tmp_path / "s.safetensors", rank=2)
+    assert len(space.members) == 6 and space.layout.rank == 2
+    kept = dict(zip(space.members, space.kept.tolist(), strict=True))
+    assert kept["member_00"] == pytest.approx(1) and kept["two_layers"] == pytest.approx(1) and kept["wide"] < 0.999
+    with pytest.raises(ValueError, match=r"wide: .* rank 5 and the space 1"):
+        build(folder, tmp_path / "t.safetensors", form="as trained", unfit=building.REFUSE)
+
+
+def test_not_standardised(folder, tmp_path):
+    space = build(folder, tmp_path / "s.safetensors", form="as trained", standardise=False)
+    data = matrix(folder, space).double()
+    values = torch.linalg.svdvals(data - data.mean(0))[:-1]
+    torch.testing.assert_close(space.singular_values.double(), values, atol=1e-5, rtol=1e-5)
+    assert torch.equal(space.deviation, torch.ones(space.layout.size))
+
+
+def test_numbers_that_never_change_make_no_nan(tmp_path):
+    folder = tmp_path / "loras"
+    folder.mkdir()
+    for seed in range(4):
+        tensors = members.kohya(members.factors(seed))
+        tensors[next(iter(tensors))][:] = 2.0
+        save_file(tensors, folder / f"{seed}.safetensors")
+    space = build(folder, tmp_path / "s.safetensors", form="as trained")
+    assert torch.isfinite(space.basis).all() and torch.isfinite(space.coefficients).all()
+    torch.testing.assert_close(space.rebuild(space.coefficients[2]), matrix(folder, space)[2], atol=1e-5, rtol=1e-5)
+
+
+class StoppedError(Exception):
+    pass
+
+
+def test_a_build_that_was_stopped_goes_on(folder, tmp_path, monkeypatch):
+    target = tmp_path / "s.safetensors"
+    added = []
+    add = Scratch.add
+
+    def counting(self, name, flat, lost):
+        if len(added) == 5:
+            raise StoppedError
+        add(self, name, flat, lost)
+        added.append(name)
+
+    monkeypatch.setattr(Scratch, "add", counting)
+    with pytest.raises(StoppedError):
+        build(folder, target)
+    assert not target.exists() and len(added) == 5
+    again = []
+    monkeypatch.setattr(Scratch, "add", lambda self, name, *rest: (add(self, name, *rest), again.append(name)))
+    resumed = build(folder, target)
+    assert again == [f"member_{number:02}" for number in range(5, COUNT)]
+    whole = build(folder, tmp_path / "whole.safetensors")
+    assert torch.equal(resumed.basis, whole.basis) and torch.equal(resumed.coefficients, whole.coefficients)
+    assert not list(tmp_path.glob("*.building"))
+
+
+def test_blocks_of_columns_are_those_of_the_whole(tmp_path, monkeypatch):
+    from glassbox.nodes.weights import scratch as module
+
+    monkeypatch.setattr(module, "_BLOCK_BYTES", 4 * 1024 * 3)
+    data = np.random.default_rng(0).standard_normal((3, 5000)).astype(np.float32)
+    held = Scratch(tmp_path / "a", "key", 3, 5000)
+    for row in range(3):
+        held.add(str(row), data[row], {})
+    assert len(held.blocks()) == 5
+    again = Scratch(tmp_path / "a", "key", 3, 5000)
+    assert list(again.members) == ["0", "1", "2"]
+    assert np.array_equal(np.concatenate([again.read(block) for block in again.blocks()], axis=1), data)
+    assert not Scratch(tmp_path / "a", "other key", 3, 5000).members
+
+
+def test_too_few_members(tmp_path):
+    folder = members.write_folder(tmp_path / "one", 1)
+    with pytest.raises(ValueError, match="needs at least two members"):
+        build(folder, tmp_path / "s.safetensors")
+    same = tmp_path / "same"
+    same.mkdir()
+    for name in "ab":
+        save_file(members.kohya(members.factors(1)), same / f"{name}.safetensors")
+    with pytest.raises(ValueError, match="All members are the same"):
+        build(same, tmp_path / "s.safetensors", standardise=False)
