@@ -4,19 +4,46 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
-from .activations.nodes import ActivationCatalog, LayerActivationTap, SelectActivations
+from .activations.measuring.nodes import ActivationQuality
+from .activations.nodes import ActivationCatalog, SelectActivations
+from .activations.parts.nodes import ActivationClusters, ApplyFewShotSegmenter, TrainFewShotSegmenter
 from .activations.recording.nodes import ActivationRecorder, ReadActivations
 from .activations.saving.nodes import LoadActivations, SaveActivations
+from .activations.tapping.nodes import LayerActivationTap
 from .activations.views.nodes import ActivationCorrespondence, ActivationPicture, ActivationSimilarity
+from .activations.wording.nodes import TokenHeatMap
+from .conditioning.nodes import MetadataConditioning, MetadataGuider, MetadataReport, MetadataSchedule
+from .conditioning.padding.nodes import NoisyReplicatePadding
+from .conditioning.resolution.nodes import PositionalResample, ResolutionNoiseRescale
 from .demo.nodes import DemoPicture, LoadDemoModel
 from .noise.nodes import ImmiscibleLatentBatch, ImmiscibleNoise, NoiseGainPreview
+from .noise.training.nodes import TrainLoraImmiscible
+from .weights.models.nodes import W2WApply, W2WStyleMerge, W2WToLoRA
+from .weights.reporting.nodes import W2WReport
+from .weights.sampling.nodes import W2WEdit, W2WMix, W2WProjectLoRA, W2WSample, W2WSweep
+from .weights.spaces.nodes import W2WBuildSpace, W2WFitDirections, W2WImportRelease, W2WLoadSpace, W2WSaveSpace
 
 NODES: list[type[io.ComfyNode]] = [
     LoadDemoModel,
     DemoPicture,
+    W2WLoadSpace,
+    W2WSample,
+    W2WEdit,
+    W2WMix,
+    W2WSweep,
+    W2WProjectLoRA,
+    W2WApply,
+    W2WToLoRA,
+    W2WStyleMerge,
+    W2WReport,
+    W2WFitDirections,
+    W2WBuildSpace,
+    W2WSaveSpace,
+    W2WImportRelease,
     ImmiscibleNoise,
     ImmiscibleLatentBatch,
     NoiseGainPreview,
+    TrainLoraImmiscible,
     LayerActivationTap,
     ActivationCatalog,
     SelectActivations,
@@ -25,8 +52,20 @@ NODES: list[type[io.ComfyNode]] = [
     ActivationPicture,
     ActivationSimilarity,
     ActivationCorrespondence,
+    ActivationClusters,
+    TrainFewShotSegmenter,
+    ApplyFewShotSegmenter,
+    TokenHeatMap,
+    ActivationQuality,
     SaveActivations,
     LoadActivations,
+    MetadataConditioning,
+    MetadataSchedule,
+    MetadataReport,
+    MetadataGuider,
+    ResolutionNoiseRescale,
+    PositionalResample,
+    NoisyReplicatePadding,
 ]
 
 

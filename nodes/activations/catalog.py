@@ -1,15 +1,19 @@
-"""The activations of a U-Net, named as in the paper's code (arXiv 2410.03558), read from its module tree.
+"""The activations of a network, named as in the paper's code (arXiv 2410.03558), read from its module tree.
 
 An ID is stage, level, repeat, module and what of the module is meant: ``up-level1-repeat0-vit-block0-cross-q``. Levels
 and repeats count from 0 in forward order within a stage, so ``up-level0`` is the lowest resolution of the up-stage.
+Transformers have no stages: ``vit-block3-out`` (``transformers.py``). Outside the scheme there are two attention maps
+averaged over layers: ``attn``, the official code's, and ``attn-mean``, DAAM's (``attention.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from torch import nn
+
+from .entries import Attention, Entry, UnreadableNetworkError
+from .transformers import transformer_entries
 
 #: What a transformer block holds, in forward order: name, submodule, kind.
 _BLOCK_PARTS = (
@@ -23,42 +27,31 @@ _BLOCK_PARTS = (
     ("out", "", "tokens"),
 )
 _VIDEO = {"VideoResBlock", "SpatialVideoTransformer"}
-
-
-class UnreadableNetworkError(ValueError):
-    """A network whose activations cannot be named."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One activation of a network.
-
-    ``kind``: "input" (of the whole network), "spatial" (B, C, H, W), "tokens" (B, H * W, C) or "map" (attention
-    probabilities). ``module``: dotted path below the network; its output is the activation, except for "input" and for
-    "map", which names the attention. ``channels``: None for maps. ``scale``: latent side over the activation's side.
-    ``grid``: path of the module whose input has the height and width that tokens and maps are laid out on.
-    """
-
-    id: str
-    module: str
-    kind: str
-    channels: int | None
-    scale: int
-    grid: str = ""
+#: Scales of the maps in ``attn``: a sixteenth and a 32nd of the picture's side, at eight pixels a latent position.
+_ATTN_SCALES = (2, 4)
 
 
 def catalog(network: nn.Module) -> list[Entry]:
-    """All activations of a U-Net in forward order; raises UnreadableNetworkError for another kind of network."""
+    """All activations of a network in forward order; raises UnreadableNetworkError for one that cannot be read."""
     if not all(hasattr(network, name) for name in ("input_blocks", "middle_block", "output_blocks", "out")):
-        raise UnreadableNetworkError(
-            f"The activations of a {type(network).__name__} cannot be named: use a model with a U-Net, such as "
-            "SD1.5, SD2.1, SDXL or the demo model."
-        )
+        entries = transformer_entries(network)
+        return [*entries, *_averages(entries, paper=False)]
     if any(type(module).__name__ in _VIDEO for module in network.modules()):
         raise UnreadableNetworkError(
             "This is a U-Net for video, whose activations the paper does not name: use one for pictures."
         )
-    return list(_entries(network))
+    entries = list(_entries(network))
+    return [*entries, *_averages(entries, paper=True)]
+
+
+def _averages(entries: list[Entry], paper: bool) -> Iterator[Entry]:
+    """The attention maps over many layers: the paper's, of the up-stage of a U-Net, and DAAM's, of all layers."""
+    crossed = [entry for entry in entries if entry.kind == "map" and entry.id.endswith("cross-map")]
+    members = tuple(entry for entry in crossed if entry.id.startswith("up-") and entry.scale in _ATTN_SCALES)
+    if paper and members:
+        yield Entry("attn", "", "sides", None, 1, members=members)
+    if crossed:
+        yield Entry("attn-mean", "", "mean", None, min(entry.scale for entry in crossed), members=tuple(crossed))
 
 
 def _entries(network: nn.Module) -> Iterator[Entry]:
@@ -109,7 +102,10 @@ def _block_entries(name: str, block: nn.Module, path: str, scale: int, grid: str
         if submodule.startswith("attn2") and block.attn2 is None:
             continue
         where = f"{path}.{submodule}" if submodule else path
-        yield Entry(f"{name}-{part}", where, kind, _channels(block, part), scale, grid)
+        attention = None
+        if kind == "map":
+            attention = Attention(f"{where}.to_q", f"{where}.to_k", getattr(block, submodule).heads)
+        yield Entry(f"{name}-{part}", where, kind, _channels(block, part), scale, grid, attention=attention)
 
 
 def _channels(block: nn.Module, part: str) -> int | None:

@@ -35,6 +35,41 @@ def overlay(picture: torch.Tensor, values: torch.Tensor, strength: float) -> tor
     return picture.float() * (1 - strength) + colours * strength
 
 
+def coloured(
+    picture: torch.Tensor, labels: torch.Tensor, strength: float, names: tuple[str, ...] = ()
+) -> torch.Tensor:
+    """Pictures (B, H, W, 3), enlarged when small, with a colour a label (B, H, W) as far as ``strength`` (0..1) says.
+
+    Labels below 0 stay as they are. With ``names`` a legend is written into the corner.
+    """
+    count = max(len(names), int(labels.max()) + 1, 1)
+    palette = torch.tensor([_colour(number, count) for number in range(count)]).float() / 255
+    share = strength * (labels >= 0)[..., None]
+    mixed, factor = magnified(picture[..., :3].float() * (1 - share) + palette[labels.clamp_min(0)] * share)
+    edges = _borders(labels.repeat_interleave(factor, 1).repeat_interleave(factor, 2))
+    mixed = torch.where(edges[..., None], mixed * 0.4, mixed)
+    return torch.stack([_with_legend(one, names) for one in mixed]) if names else mixed
+
+
+def _borders(labels: torch.Tensor) -> torch.Tensor:
+    """Whether a label (B, H, W) differs from its right or lower neighbour."""
+    edges = torch.zeros_like(labels, dtype=torch.bool)
+    edges[:, :-1] |= labels[:, :-1] != labels[:, 1:]
+    edges[:, :, :-1] |= labels[:, :, :-1] != labels[:, :, 1:]
+    return edges
+
+
+def _with_legend(picture: torch.Tensor, names: tuple[str, ...]) -> torch.Tensor:
+    canvas, draw = _canvas(picture)
+    font = ImageFont.load_default(_TEXT)
+    for number, name in enumerate(names):
+        top = _GAP + number * (_TEXT + _GAP)
+        draw.rectangle([_GAP, top, _GAP + _TEXT, top + _TEXT], fill=_colour(number, len(names)), outline=_INK)
+        draw.text((2 * _GAP + _TEXT, top - 1), name, fill=(255, 255, 255), font=font, stroke_width=2,
+                  stroke_fill=(0, 0, 0))  # fmt: skip
+    return _tensor(canvas)
+
+
 def magnified(picture: torch.Tensor) -> tuple[torch.Tensor, int]:
     """Pictures (B, H, W, 3), small ones enlarged so that what is drawn on them can be read, and the whole factor."""
     factor = max(round(_READABLE / max(picture.shape[1:3])), 1)

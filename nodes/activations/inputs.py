@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from . import selection
+from . import levels, selection
+from .features import Activations, Row
 
 CATEGORY = "glassbox/activations"
 PAPER = "Not All Diffusion Model Activations Have Been Evaluated as Discriminative Features (arXiv 2410.03558)"
@@ -15,7 +16,8 @@ PRESET = {
     "options": list(selection.PRESETS),
     "default": selection.BEST,
     "tooltip": "Which activations. 'best for this model' is the paper's set for SD1.5/SD2.1 and SDXL and ours by "
-    "analogy elsewhere; the sets named Ours and Legacy are the paper's; 'the list below' reads the next input.",
+    "analogy elsewhere; the sets named Ours and Legacy are the paper's; 'attention to words' is for Token Heat Map; "
+    "'the list below' reads the next input.",
 }
 IDS = {
     "id": "ids",
@@ -24,6 +26,20 @@ IDS = {
     "tooltip": "For 'the list below': IDs or wildcards apart by commas or lines, such as up-level1-*-cross-q. "
     "Activation Catalog lists all. IDs that end in -map are attention probabilities: large, so name only the "
     "ones you need.",
+}
+NOISE_LEVEL = {
+    "id": "noise_level",
+    "options": list(levels.UNITS),
+    "tooltip": "How level is meant: the paper's t (0 to 999), ComfyUI's percent of a run (0 is noise, 1 is clean), or "
+    "sigma.",
+}
+LEVEL = {
+    "id": "level",
+    "default": 50.0,
+    "min": 0.0,
+    "max": 100000.0,
+    "step": 0.01,
+    "tooltip": "Amount of noise. The paper's recipe is t 50.",
 }
 POOL = {
     "id": "pool",
@@ -37,3 +53,18 @@ PRECISION = {
     "options": list(PRECISIONS),
     "tooltip": "half: float16, as in the paper's code. full: float32, twice the memory, for measurements.",
 }
+
+
+def picture_of(image: torch.Tensor, row: Row) -> torch.Tensor:
+    """The picture (H, W, 3) that a row is of; raises ValueError when the batch (B, H, W, C) does not have it."""
+    if row.image >= len(image):
+        raise ValueError(
+            f"The activations are of {row.image + 1} pictures or more and the image batch has {len(image)}: connect "
+            "the pictures that were tapped."
+        )
+    return image[row.image, ..., :3]
+
+
+def pictures_of(image: torch.Tensor, activations: Activations) -> torch.Tensor:
+    """The pictures (rows, H, W, 3) of all rows; raises ValueError as ``picture_of`` does."""
+    return torch.stack([picture_of(image, row) for row in activations.rows])

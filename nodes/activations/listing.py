@@ -9,14 +9,14 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from . import published
-from .catalog import Entry
+from .entries import Entry
 from .published import architecture
 
 _CELL, _GAP, _TEXT, _MARGIN, _LEGEND = 11, 3, 11, 16, 26
 _COLOURS = {"chosen": (230, 97, 1), "filter": (94, 160, 90), "pool": (120, 160, 210), "other": (215, 215, 215)}
 _WORDS = {"chosen": "chosen here", "filter": "in the paper's filter", "pool": "in the paper's pool", "other": "other"}
 _PLACE = re.compile(
-    r"(?P<stage>down|mid|up)(-level(?P<level>\d+))?(-(repeat(?P<repeat>\d+)|vit|downsampler|upsampler))?"
+    r"(down|mid|up)(-level\d+)?(-(repeat\d+|vit|downsampler|upsampler))?|vit-block\d+"
 )
 
 
@@ -36,12 +36,15 @@ def table(entries: list[Entry], chosen: set[str], size: tuple[int, int]) -> str:
 
 
 def network_map(entries: list[Entry], chosen: set[str]) -> torch.Tensor:
-    """The network as a U (1, H, W, 3): down-stage left, up-stage right, a line a module, a box an activation."""
+    """The network as a U (1, H, W, 3): down-stage left, up-stage right, a line a module, a box an activation.
+
+    A transformer is one column, its first block at the bottom.
+    """
     columns = {"down": [], "mid": [], "up": []}
     for entry in entries:
-        if not entry.id.startswith("unet"):
-            place = _PLACE.match(entry.id)[0]
-            column = columns[place.split("-")[0]]
+        if place := _PLACE.match(entry.id):
+            place = place[0]
+            column = columns[place.split("-")[0].replace("vit", "up")]
             if not column or column[-1][0] != place:
                 column.append((place, []))
             column[-1][1].append(entry)
@@ -108,6 +111,8 @@ def _published(entries: list[Entry]) -> dict[str, dict[str, str]]:
 
 def _shape(entry: Entry, size: tuple[int, int]) -> str:
     height, width = (-(-length // entry.scale) for length in size)
+    if entry.members:
+        return f"tokens x {height} x {width}"
     if entry.kind != "map":
         return f"{entry.channels}x{height}x{width}"
     positions = height * width

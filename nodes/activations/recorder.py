@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from .catalog import Entry
-from .features import Activations
+from .entries import Entry
+from .features import Activations, Mean
 from .moments import Chooser
 from .tap import Keep, Tap
 
@@ -33,6 +33,13 @@ class Run:
     latent: torch.Tensor
     steps: int
     snapshots: tuple[Snapshot, ...]
+
+    def average(self) -> Activations:
+        """The mean over the recorded steps; noise level and settings are those of the last."""
+        mean = Mean()
+        for snapshot in self.snapshots:
+            mean.add(snapshot.activations)
+        return mean.result()
 
 
 class Recorder:

@@ -6,14 +6,14 @@ import difflib
 import re
 from fnmatch import fnmatchcase
 
-from . import published
-from .catalog import Entry
+from . import published, words
+from .entries import Entry
 
 LIST = "the list below"
 BEST = "best for this model"
 POOL, FILTER, RULE = "paper's pool", "paper's filter", "general filter (ours)"
-ALL_BUT_MAPS = "all but attention maps"
-PRESETS = (BEST, *published.SETS, FILTER, POOL, RULE, ALL_BUT_MAPS, LIST)
+ALL_BUT_MAPS, WORDS = "all but attention maps", "attention to words"
+PRESETS = (BEST, *published.SETS, FILTER, POOL, RULE, ALL_BUT_MAPS, WORDS, LIST)
 
 _PLACE = re.compile(r"up-level(\d+)-repeat(\d+)-(.+)")
 _SUGGESTIONS = 3
@@ -72,7 +72,14 @@ def _preset(entries: list[Entry], preset: str) -> list[str]:
     if preset == RULE:
         return general_filter(entries)
     if preset == ALL_BUT_MAPS:
-        return [entry.id for entry in entries if entry.kind != "map"]
+        return [entry.id for entry in entries if entry.kind != "map" and not entry.members]
+    if preset == WORDS:
+        if not any(entry.id == words.SOURCE for entry in entries):
+            raise NoSuchActivationError(
+                "This model has no cross-attention of its own (text and picture attend together), so there is no "
+                f"attention to words: choose '{BEST}' or a list."
+            )
+        return [words.SOURCE]
     if preset in (POOL, FILTER):
         if architecture is None:
             raise NoSuchActivationError(f"The paper gives no {preset[8:]} for this model: choose '{RULE}' or a list.")
@@ -90,9 +97,14 @@ def best(entries: list[Entry]) -> list[str]:
     """The paper's set for SD1.5 and SDXL; elsewhere ours by analogy.
 
     By analogy: cross-q and block output in the first repeat of the middle level of the up-stage, the residual output of
-    its last repeat, and the self-attention keys of the first repeat of the last level.
+    its last repeat, and the self-attention keys of the first repeat of the last level. Of a transformer, the output of
+    its middle block.
     """
     architecture = published.architecture(entries)
+    if not _places(entries):
+        blocks = [entry.id for entry in entries if entry.id.startswith("vit-") and entry.id.endswith("-out")]
+        blocks = [id_ for id_ in blocks if not id_.endswith("attn-out")]
+        return [blocks[len(blocks) // 2]]
     if architecture:
         return list(published.SETS["Ours-v1.5" if architecture == "sd15" else "Ours-XL"][1])
     last = _last_level(entries)
@@ -113,6 +125,8 @@ def general_filter(entries: list[Entry]) -> list[str]:
     the last repeat of the middle level: residual, cross-q, block and transformer outputs. In that repeat: these and
     self-q, self-k. After it: self-q and self-k alone, whose locality holds the diffusion noise down.
     """
+    if not _places(entries):
+        raise NoSuchActivationError(f"'{RULE}' is about U-Nets, and this is a transformer: choose '{BEST}' or a list.")
     with_transformer = {level for level, _, part in _places(entries).values() if part == "vit-out"}
     later = _later_half(entries)
     kept = []

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .catalog import Entry
+from .attention import LayerMean, SideMeans, attention_map, word_map
+from .entries import Attention, Entry
 from .features import Row, stored
 
 Pairs = list[tuple[str, Callable[[torch.Tensor], None]]]
@@ -77,57 +78,119 @@ class _Call:
     def __init__(self, network: nn.Module, parts: tuple[bool, ...], entries: list[Entry], keep: Keep, caught: dict):
         self._network, self._parts, self._entries, self._keep, self._caught = network, parts, entries, keep, caught
         self._grids: dict[str, tuple[int, int]] = {}
+        self._lengths: dict[str, int] = {}
 
     def pairs(self) -> tuple[Pairs, Pairs]:
-        outputs: Pairs = []
-        inputs: Pairs = [
-            (path, self._note_grid(path)) for path in sorted({e.grid for e in self._entries if e.kind == "tokens"})
+        everything = [one for entry in self._entries for one in (entry, *entry.members)]
+        inputs: Pairs = [("", self._note_grid("")), *self._noted(everything)]
+        outputs: Pairs = [
+            (path, self._note_length(path)) for path in sorted({entry.last_as for entry in everything} - {""})
         ]
         for entry in self._entries:
             if entry.kind == "map":
-                outputs += self._map_pairs(entry)
-            elif entry.kind == "input":
+                outputs += self._attention_pairs(entry.attention, self._catch_map(entry))
+            elif entry.members:
+                outputs += self._average_pairs(entry)
+            elif entry.kind == "input" or entry.of_input:
                 inputs.append((entry.module, self._catch(entry)))
             else:
                 outputs.append((entry.module, self._catch(entry)))
         return outputs, inputs
 
+    def _noted(self, entries: list[Entry]) -> Pairs:
+        return [(path, self._note_grid(path)) for path in sorted({entry.grid for entry in entries} - {""})]
+
     def _note_grid(self, path: str):
         def receive(tensor: torch.Tensor) -> None:
+            if tensor.ndim == 5 and tensor.shape[2] > 1:
+                raise ValueError(
+                    f"The latent has {tensor.shape[2]} frames, and activations are read of pictures: take one frame."
+                )
             self._grids[path] = tuple(tensor.shape[-2:])
 
         return receive
 
+    def _note_length(self, path: str):
+        def receive(tokens: torch.Tensor) -> None:
+            self._lengths[path] = tokens.shape[1]
+
+        return receive
+
     def _catch(self, entry: Entry):
-        def receive(tensor: torch.Tensor) -> None:
+        def receive(tensor: torch.Tensor | tuple[torch.Tensor, ...]) -> None:
+            tensor = tensor[entry.item] if isinstance(tensor, tuple) else tensor
             for part, share in self._shares(tensor):
                 feature = self._on_grid(share, entry) if entry.kind == "tokens" else share
                 self._caught[part][entry.id] = stored(pooled(feature, self._keep.pool), self._keep.dtype)
 
         return receive
 
-    def _map_pairs(self, entry: Entry) -> Pairs:
-        heads, queries = self._network.get_submodule(entry.module).heads, []
+    def _catch_map(self, entry: Entry):
+        def receive(part: bool, query: torch.Tensor, key: torch.Tensor) -> None:
+            self._caught[part][entry.id] = attention_map(query, key, entry.attention.heads, self._keep.dtype)
+
+        return receive
+
+    def _average_pairs(self, entry: Entry) -> Pairs:
+        """Receivers that average the maps of the entry's members; after the last one the average is copied."""
+        means = {part: LayerMean() if entry.kind == "mean" else SideMeans() for part in self._parts}
+        outputs: Pairs = []
+        for member in entry.members:
+            outputs += self._attention_pairs(member.attention, self._average(entry, member, means))
+        return outputs
+
+    def _average(self, entry: Entry, member: Entry, means: dict):
+        def receive(part: bool, query: torch.Tensor, key: torch.Tensor) -> None:
+            size, mean = self._size(entry), means[part]
+            maps = word_map(query, key, member.attention.heads, self._size(member))
+            mean.add(maps, size) if entry.kind == "mean" else mean.add(maps)
+            if member == entry.members[-1]:
+                result = mean.result() if entry.kind == "mean" else mean.result(size)
+                self._caught[part][entry.id] = stored(pooled(result, self._keep.pool), self._keep.dtype)
+
+        return receive
+
+    def _attention_pairs(self, attention: Attention, use: Callable[[bool, torch.Tensor, torch.Tensor], None]) -> Pairs:
+        """Receivers of an attention's queries and keys; ``use`` gets both for each share of rows that is wanted."""
+        queries = []
 
         def keys_come(keys: torch.Tensor) -> None:
-            query = queries.pop()
+            query = _cut(queries.pop(), attention.query_begin, attention.width)
+            keys = _cut(keys, attention.key_begin, attention.width)
+            if len(keys) != len(query):  # PixArt joins the texts of a batch into one sequence
+                keys = keys.reshape(len(query), -1, keys.shape[-1])
             for (part, q), (_, k) in zip(self._shares(query), self._shares(keys), strict=True):
-                self._caught[part][entry.id] = attention_map(q, k, heads, self._keep.dtype)
+                use(part, q, k)
 
-        return [(f"{entry.module}.to_q", queries.append), (f"{entry.module}.to_k", keys_come)]
+        return [(attention.query, queries.append), (attention.key, keys_come)]
 
     def _shares(self, tensor: torch.Tensor) -> list[tuple[bool, torch.Tensor]]:
         pairs = zip(self._parts, tensor.chunk(len(self._parts)), strict=True)
         return [(part, share) for part, share in pairs if self._keep.wants(part)]
 
+    def _size(self, entry: Entry) -> tuple[int, int]:
+        """Height and width that an entry's tokens or maps are laid out on."""
+        sides = self._grids[entry.grid]
+        return sides if entry.grid else tuple(-(-side // entry.scale) for side in sides)
+
     def _on_grid(self, tokens: torch.Tensor, entry: Entry) -> torch.Tensor:
-        height, width = self._grids[entry.grid]
+        height, width = self._size(entry)
+        found = tokens.shape[1]
+        if entry.last_as:
+            tokens = tokens[:, -self._lengths[entry.last_as] :]
+        if not entry.grid:  # of a transformer: behind the picture's tokens may be those of others
+            tokens = tokens[:, : height * width]
         if tokens.shape[1] != height * width:
             raise ValueError(
-                f"{entry.id} has {tokens.shape[1]} tokens for {height} x {width} positions: another node merges or "
+                f"{entry.id} has {found} tokens for {height} x {width} positions: another node merges or "
                 "tiles tokens (such as Token Merging or HyperTile). Take the MODEL from before it."
             )
-        return tokens.transpose(1, 2).unflatten(2, (height, width))
+        return _cut(tokens, entry.begin, entry.channels).transpose(1, 2).unflatten(2, (height, width))
+
+
+def _cut(tensor: torch.Tensor, begin: int, width: int | None) -> torch.Tensor:
+    """Channels of a fused projection; without a width all."""
+    return tensor if width is None else tensor[..., begin : begin + width]
 
 
 def pooled(feature: torch.Tensor, factor: int) -> torch.Tensor:
@@ -136,18 +199,3 @@ def pooled(feature: torch.Tensor, factor: int) -> torch.Tensor:
         return feature
     height, width = feature.shape[-2:]
     return F.adaptive_avg_pool2d(feature, (max(height // factor, 1), max(width // factor, 1)))
-
-
-def attention_map(query: torch.Tensor, key: torch.Tensor, heads: int, dtype: torch.dtype) -> torch.Tensor:
-    """softmax(q k^T / sqrt(d)), (rows, heads, positions, keys), of (rows, positions or keys, heads * d).
-
-    On the CPU in ``dtype``, made and copied one row and head at a time, so that the device holds one such slice.
-    """
-    query, key = (tensor.unflatten(2, (heads, -1)).transpose(1, 2) for tensor in (query, key))
-    result = torch.empty(*query.shape[:3], key.shape[2], dtype=dtype)
-    scale = query.shape[-1] ** -0.5
-    for row in range(query.shape[0]):
-        for head in range(heads):
-            scores = query[row, head].float() @ key[row, head].float().T
-            result[row, head] = (scores * scale).softmax(-1)
-    return result

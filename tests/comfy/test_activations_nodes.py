@@ -30,7 +30,7 @@ def test_what_a_catalog_tells(demo):
                                          ids="", width=128, height=64)  # fmt: skip
     assert picture.ndim == 4 and picture.shape[-1] == 3
     lines = table.splitlines()
-    assert len(lines) == 1 + 185 and "not one of the paper" in lines[0]
+    assert len(lines) == 1 + 187 and "not one of the paper" in lines[0]
     assert "unet-in  (network)  8x8x16" in lines
     chosen = [line.split("  ")[0] for line in lines if line.endswith("  chosen")]
     assert ids.splitlines() == chosen and "up-level2-repeat2-vit-block0-self-k" in chosen

@@ -53,6 +53,10 @@ def test_values_are_bit_equal_to_plain_hooks(reduced_world):
                 plain = plain.transpose(1, 2).unflatten(2, value.shape[-2:])
             assert torch.equal(value, plain), entry.id
             assert value.shape[1:] == (entry.channels, 8 // entry.scale, 8 // entry.scale)
+        elif entry.kind == "mean":
+            assert (value.sum(1) - 1).abs().max() < 1e-4
+        elif entry.kind == "sides":
+            assert (value.unflatten(1, (2, -1)).sum(2) - 1).abs().max() < 1e-4
         elif entry.kind == "map":
             assert (value.sum(-1) - 1).abs().max() < 1e-5
     assert torch.equal(tapped.tensors["unet-in"], x / (tapped.sigma**2 + 1) ** 0.5)

@@ -11,7 +11,7 @@ class World:
     """A loaded model in a running ComfyUI. What its methods leave open has a default that suits small tests."""
 
     def __init__(self, comfy, model, clip, vae):
-        self.comfy, self.model, self.vae = comfy, model, vae
+        self.comfy, self.model, self.clip, self.vae = comfy, model, clip, vae
         (self.positive,) = comfy.run("CLIPTextEncode", clip=clip, text="portrait, red hair")
         (self.negative,) = comfy.run("CLIPTextEncode", clip=clip, text="")
 
@@ -23,7 +23,7 @@ class World:
     def sample(self, model, latent=None, **changes):
         settings = {"seed": 7, "steps": 3, "cfg": 3.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
         given = {"positive": self.positive, "negative": self.negative, "latent_image": latent or self.latent()}
-        return self.comfy.run("KSampler", model=model, **given, **{**settings, **changes})[0]
+        return self.comfy.run("KSampler", model=model, **{**settings, **given, **changes})[0]
 
     def tap(self, ids, **changes):
         given = {"model": self.model, "positive": self.positive, "latent": self.latent(), "seed": 3, "draws": 1}

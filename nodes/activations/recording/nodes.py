@@ -28,7 +28,7 @@ class ActivationRecorder(io.ComfyNode):
             f"picture by a bit. Read Activations hands them out afterwards. {PAPER}.",
             search_aliases=["hook", "record features", "capture during sampling"],
             inputs=[
-                io.Model.Input("model", tooltip="Model with a U-Net."),
+                io.Model.Input("model", tooltip="Model with a U-Net or a readable transformer."),
                 io.Combo.Input(**PRESET),
                 io.String.Input(**IDS),
                 io.String.Input(
@@ -80,6 +80,12 @@ class ReadActivations(io.ComfyNode):
                     max=1000,
                     tooltip="Which of the recorded steps: 0 is the first recorded, -1 the last.",
                 ),
+                io.Boolean.Input(
+                    "average",
+                    default=False,
+                    optional=True,
+                    tooltip="The mean over all recorded steps instead of one of them, such as for Token Heat Map.",
+                ),
             ],
             outputs=[
                 Activations.Output(
@@ -93,7 +99,7 @@ class ReadActivations(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, recording: Recorder, samples: dict, index: int) -> io.NodeOutput:
+    def execute(cls, recording: Recorder, samples: dict, index: int, average: bool = False) -> io.NodeOutput:
         run = recording.run_of(samples["samples"])
         count = len(run.snapshots)
         if not count:
@@ -106,7 +112,10 @@ class ReadActivations(io.ComfyNode):
                 f"There is no recorded step {index}: the run has {count}, so take 0 to {count - 1}, or -1 for the last."
             )
         snapshot = run.snapshots[index]
+        if average:
+            snapshot = run.snapshots[-1]
+        activations = run.average() if average else snapshot.activations
         recorded = ", ".join(str(one.step) for one in run.snapshots)
-        recorded = f"recorded steps {recorded} of {run.steps}; this is step {snapshot.step}"
-        report = f"{recorded}\n{snapshot.activations.report()}"
-        return io.NodeOutput(snapshot.activations, snapshot.step, report)
+        which = "their mean" if average else f"step {snapshot.step}"
+        report = f"recorded steps {recorded} of {run.steps}; this is {which}\n{activations.report()}"
+        return io.NodeOutput(activations, snapshot.step, report)

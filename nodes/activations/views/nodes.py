@@ -11,8 +11,8 @@ from ...host.schema import schema
 from ...host.sockets import Activations
 from .. import correspondence, drawing, similarity
 from ..features import Activations as Tapped
-from ..features import Row, values_at
-from ..inputs import CATEGORY, PAPER
+from ..features import values_at
+from ..inputs import CATEGORY, PAPER, picture_of, pictures_of
 from ..picture import channel_picture, pca_picture
 from ..points import parse, to_text
 
@@ -133,7 +133,7 @@ class ActivationSimilarity(io.ComfyNode):
             marks, references = None, similarity.of_mask(feature[row], mask[min(picture, len(mask) - 1)])
         values = similarity.similarity(feature, references)
         low, high = values.amin(), values.amax()
-        pictures, factor = drawing.magnified(torch.stack([_image(image, one) for one in activations.rows]))
+        pictures, factor = drawing.magnified(pictures_of(image, activations))
         shown = drawing.overlay(pictures, (values - low) / (high - low).clamp_min(1e-6), opacity)
         if marks is not None:
             shown[row] = drawing.marked(shown[row], (marks + 0.5) * factor)
@@ -208,9 +208,9 @@ class ActivationCorrespondence(io.ComfyNode):
         drawn, texts, masks = [], [], []
         for number, one in tracked(list(enumerate(target.rows))):
             other = target.only_rows([number]).stacked()[0]
-            shown = _image(target_image, one)
+            shown = picture_of(target_image, one)
             found, sure = _find(feature, other, marks, source_image.shape[1:3], shown.shape[:2], resolution, mutual)
-            drawn.append(_matched(_image(source_image, source.rows[row]), shown, marks, found, sure))
+            drawn.append(_matched(picture_of(source_image, source.rows[row]), shown, marks, found, sure))
             texts.append(to_text(found))
             masks.append(_carry(feature, other, source_mask, picture, shown.shape[:2], mutual))
         return io.NodeOutput(torch.stack(drawn), "\n\n".join(texts), torch.stack(masks))
@@ -258,15 +258,6 @@ def _row(activations: Tapped, picture: int, image: torch.Tensor) -> int:
         count = min(max(row.image for row in activations.rows) + 1, len(image))
         raise ValueError(f"There is no picture {picture}: activations and images have {count}, counted from 0.")
     return rows[0]
-
-
-def _image(image: torch.Tensor, row: Row) -> torch.Tensor:
-    if row.image >= len(image):
-        raise ValueError(
-            f"The activations are of {row.image + 1} pictures or more and the image batch has {len(image)}: connect "
-            "the pictures that were tapped."
-        )
-    return image[row.image, ..., :3]
 
 
 def _same_ids(source: Tapped, target: Tapped) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from glassbox.nodes.activations import features, moments, points, tap
+from glassbox.nodes.activations import attention, features, moments, points, tap
 from glassbox.nodes.activations.features import Activations, Mean, Row
 
 
@@ -100,7 +100,7 @@ def test_an_attention_map_is_the_softmax():
     """Oracle O3, to 1e-6."""
     generator = torch.Generator().manual_seed(1)
     query, key = torch.randn(2, 6, 8, generator=generator), torch.randn(2, 5, 8, generator=generator)
-    found = tap.attention_map(query, key, 2, torch.float32)
+    found = attention.attention_map(query, key, 2, torch.float32)
     for row in range(2):
         for head in range(2):
             q, k = query[row, :, head * 4 : head * 4 + 4].double(), key[row, :, head * 4 : head * 4 + 4].double()

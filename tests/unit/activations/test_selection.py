@@ -2,7 +2,7 @@
 
 import pytest
 from glassbox.nodes.activations import published, selection
-from glassbox.nodes.activations.catalog import Entry
+from glassbox.nodes.activations.entries import Entry
 
 
 def entries(*ids):

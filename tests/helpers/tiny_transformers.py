@@ -1,0 +1,62 @@
+"""Tiny random diffusion transformers of ComfyUI's own classes, as MODEL and CONDITIONING without a text encoder."""
+
+from __future__ import annotations
+
+import reduced
+import torch
+
+_TEXT = 24  # width of a text token
+_CONFIGS = {
+    "SD3": {
+        "in_channels": 16, "patch_size": 2, "depth": 2, "num_blocks": 3, "adm_in_channels": 32, "qk_norm": "rms",
+        "pos_embed_max_size": 32, "num_patches": 1024, "x_block_self_attn_layers": [0],
+        "pos_embed_scaling_factor": None,
+        "context_embedder_config": {"target": "torch.nn.Linear", "params": {"in_features": _TEXT, "out_features": 128}},
+    },
+    "Flux": {
+        "image_model": "flux", "in_channels": 16, "out_channels": 16, "patch_size": 2, "vec_in_dim": 32,
+        "context_in_dim": _TEXT, "hidden_size": 64, "mlp_ratio": 4.0, "num_heads": 2, "depth": 2,
+        "depth_single_blocks": 2, "axes_dim": [8, 12, 12], "theta": 10000, "qkv_bias": True, "guidance_embed": True,
+    },
+    "PixArtAlpha": {
+        "image_model": "pixart_alpha", "in_channels": 4, "hidden_size": 48, "depth": 3, "num_heads": 4,
+        "caption_channels": _TEXT, "model_max_length": 12, "micro_condition": True, "pe_interpolation": 1,
+    },
+    "Lumina2": {
+        "image_model": "lumina2", "in_channels": 16, "dim": 96, "n_layers": 3, "n_refiner_layers": 1, "n_heads": 4,
+        "n_kv_heads": 2, "multiple_of": 8, "qk_norm": True, "cap_feat_dim": _TEXT, "axes_dims": [8, 8, 8],
+        "axes_lens": [64, 64, 64],
+    },
+    "WAN21_T2V": {
+        "image_model": "wan2.1", "model_type": "t2v", "dim": 96, "ffn_dim": 128, "num_heads": 4, "num_layers": 3,
+        "text_dim": _TEXT, "freq_dim": 32, "in_dim": 16, "out_dim": 16, "text_len": 12,
+    },
+}  # fmt: skip
+NAMES = tuple(_CONFIGS)
+
+
+def model(name: str):
+    """A MODEL with random weights. ComfyUI must be prepared."""
+    import comfy.supported_models
+
+    with torch.inference_mode(False), torch.no_grad():
+        config = getattr(comfy.supported_models, name)(dict(_CONFIGS[name]))
+        generator = torch.Generator().manual_seed(0)
+        patcher = reduced._model(config, generator)
+        for buffer in patcher.model.diffusion_model.buffers():
+            buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.1)
+        return patcher
+
+
+def conditioning(tokens: int = 7) -> list:
+    """A CONDITIONING of random tokens; what a model does not know it does not read."""
+    generator = torch.Generator().manual_seed(1)
+    pooled = torch.randn(1, 32, generator=generator)
+    return [[torch.randn(1, tokens, _TEXT, generator=generator), {"pooled_output": pooled}]]
+
+
+def latent(patcher, count: int, height: int, width: int, frames: int = 1) -> dict:
+    """A random LATENT of a size in latent positions; with frames where the model wants them."""
+    space = patcher.get_model_object("latent_format")
+    shape = (count, space.latent_channels, *((frames,) if space.latent_dimensions == 3 else ()), height, width)
+    return {"samples": torch.randn(shape, generator=torch.Generator().manual_seed(2))}
