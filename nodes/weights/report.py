@@ -71,12 +71,12 @@ def describe_point(point: Point) -> str:
 
 def draw_spectrum(figure, space: Space) -> None:
     """Explained variance of each component and in sum."""
-    explained = 100 * space.explained
+    explained = (100 * space.explained).numpy()
     numbers = range(1, len(explained) + 1)
     axes, total = figure.subplots(1, 2)
     axes.bar(numbers, explained, color="tab:blue", width=1.0)
     axes.set(xlabel="component", ylabel="variance explained, %", title="Each component")
-    total.plot(numbers, explained.cumsum(0), color="tab:blue")
+    total.plot(numbers, explained.cumsum(), color="tab:blue")
     total.set(xlabel="components", ylabel="variance explained, %", ylim=(0, 100), title="The first components together")
     total.grid(alpha=0.3)
     for one in (axes, total):
