@@ -23,7 +23,7 @@ _PARTS = {
     "DualCLIPLoader": ("load_clip", slice(1, 2)),
     "VAELoader": ("load_vae", slice(2, 3)),
 }
-_SMALL = {"steps": 2, "width": 128, "height": 128}  # what a run of random weights is cut down to
+_SMALL = {"steps": 2, "width": 128, "height": 128, "resolution": 64}  # what a run of random weights is cut down to
 
 
 def architecture(workflow: Path) -> str:
