@@ -16,6 +16,14 @@ def next_file(prefix: str, suffix: str) -> Path:
     return Path(folder) / f"{name}_{counter:05}_{suffix}"
 
 
+def named_file(name: str, suffix: str) -> Path:
+    """The file of that name in the output folder, there or not; raises ValueError when the name leads elsewhere."""
+    path = (_root() / f"{name.strip()}{suffix}").resolve()
+    if not path.is_relative_to(_root()) or path.name == suffix:
+        raise ValueError(f"'{name}' names no file in ComfyUI's output folder: give a name such as glassbox/training.")
+    return path
+
+
 def relative(path: Path) -> str:
     """A path as people write it: from the output folder on, with forward slashes."""
     return path.resolve().relative_to(_root()).as_posix()

@@ -52,7 +52,7 @@ class Session:
 
     def sigma(self, percent: float) -> float:
         """The noise level at a share of the sampling range: 0 is pure noise, 1 is none."""
-        return float(self.sampling.percent_to_sigma(percent))
+        return min(float(self.sampling.percent_to_sigma(percent)), float(self.sampling.sigma_max))
 
     def noised(self, latent: torch.Tensor, noise: torch.Tensor, sigmas: torch.Tensor) -> torch.Tensor:
         """The latent (B, C, ...) with noise at the levels ``sigmas`` (B,), as the model is trained to see it."""
@@ -61,6 +61,14 @@ class Session:
     def clean(self, latent: torch.Tensor) -> torch.Tensor:
         """What a perfect model would answer for this latent."""
         return self.noised(latent, torch.zeros_like(latent), torch.zeros(len(latent), device=latent.device))
+
+    def as_latent(self, latent: torch.Tensor) -> torch.Tensor:
+        """A latent of the model's scale as a VAE decodes it."""
+        return self._guider.inner_model.process_latent_out(latent.float())
+
+    def reload(self) -> None:
+        """Bring the model back to its device after another model, such as a VAE, has run."""
+        load(self._guider.model_patcher)
 
     def denoised(
         self,

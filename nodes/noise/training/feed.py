@@ -1,0 +1,61 @@
+"""Batches made ready while the model works on the one before: drawing, pairing and stacking run in a thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+
+from .draws import Draw, Draws
+from .pictures import Pictures
+from .serving import Served, Server
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch on the CPU, and what a checkpoint after it must remember of the draws."""
+
+    draw: Draw
+    latents: torch.Tensor
+    served: Served
+    position: tuple[int, torch.Tensor]
+    visits: list[int]
+    waited: float = 0.0  # milliseconds for which the model had to wait
+
+
+class Feed:
+    """Makes batches, one ahead in a thread, or each when it is asked for; which of both changes nothing in them."""
+
+    def __init__(self, pictures: Pictures, draws: Draws, server: Server, ahead: bool = True):
+        self._pictures, self._draws, self._server, self._ahead = pictures, draws, server, ahead
+
+    def batches(self, count: int) -> Iterator[Batch]:
+        """The next ``count`` batches."""
+        if count == 0:
+            return
+        if not self._ahead:
+            for _ in range(count):
+                yield self._timed(self._make)
+            return
+        with ThreadPoolExecutor(1, "glassbox-noise") as thread:
+            coming = thread.submit(self._make)
+            for left in range(count - 1, -1, -1):
+                batch = self._timed(coming.result)
+                coming = thread.submit(self._make) if left else None
+                yield batch
+
+    @torch.no_grad()
+    def _make(self) -> Batch:
+        draw = self._draws.draw()
+        served = self._server.serve(draw)
+        latents = self._pictures.batch(draw.pictures)
+        return Batch(draw, latents, served, self._draws.state(), list(self._server.visits))
+
+    @staticmethod
+    def _timed(get) -> Batch:
+        started = time.perf_counter()
+        batch = get()
+        return Batch(**{**vars(batch), "waited": 1000 * (time.perf_counter() - started)})
