@@ -16,8 +16,18 @@ from .conditioning.nodes import MetadataConditioning, MetadataGuider, MetadataRe
 from .conditioning.padding.nodes import NoisyReplicatePadding
 from .conditioning.resolution.nodes import PositionalResample, ResolutionNoiseRescale
 from .demo.nodes import DemoPicture, LoadDemoModel
+from .neurons.detection.nodes import (
+    CalibrateThreshold,
+    LayerAblation,
+    LoadNeuronStatistics,
+    MemorizationScore,
+    NeuronStatistics,
+)
+from .neurons.masks.nodes import BakeNeuronMask, LoadNeuronMask, NeuronMaskEdit, NeuronReport, SaveNeuronMask
+from .neurons.nodes import NemoLocalize, NemoNeuronMask
 from .noise.nodes import ImmiscibleLatentBatch, ImmiscibleNoise, NoiseGainPreview
 from .noise.training.nodes import TrainLoraImmiscible
+from .weights.inverting.nodes import W2WInvert
 from .weights.models.nodes import W2WApply, W2WStyleMerge, W2WToLoRA
 from .weights.reporting.nodes import W2WReport
 from .weights.sampling.nodes import W2WEdit, W2WMix, W2WProjectLoRA, W2WSample, W2WSweep
@@ -32,6 +42,7 @@ NODES: list[type[io.ComfyNode]] = [
     W2WMix,
     W2WSweep,
     W2WProjectLoRA,
+    W2WInvert,
     W2WApply,
     W2WToLoRA,
     W2WStyleMerge,
@@ -66,6 +77,18 @@ NODES: list[type[io.ComfyNode]] = [
     ResolutionNoiseRescale,
     PositionalResample,
     NoisyReplicatePadding,
+    MemorizationScore,
+    CalibrateThreshold,
+    NeuronStatistics,
+    LoadNeuronStatistics,
+    LayerAblation,
+    NemoLocalize,
+    NemoNeuronMask,
+    NeuronMaskEdit,
+    SaveNeuronMask,
+    LoadNeuronMask,
+    NeuronReport,
+    BakeNeuronMask,
 ]
 
 

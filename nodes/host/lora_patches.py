@@ -73,15 +73,26 @@ def apply_lora(patcher, tensors: dict[str, torch.Tensor], strength: float, start
     return clone
 
 
-def covered(patcher, tensors: dict[str, torch.Tensor]) -> tuple[int, int]:
-    """How many layers of a LoRA a MODEL has, and how many the LoRA changes."""
-    layers = sum(key.endswith(".alpha") for key in tensors)
-    return len(_adapters(patcher, tensors)), layers
-
-
 def weight_targets(patcher, tensors: dict[str, torch.Tensor]) -> dict:
     """What ComfyUI makes of a LoRA's tensors for a MODEL: weight name, or (name, part), -> its adapter."""
     return _named(patcher, tensors)
+
+
+def layer_targets(patcher, layers: dict[str, dict[str, torch.Tensor]]) -> dict[str, tuple[str, tuple | None]]:
+    """The weight of a MODEL, and the part of it as (dimension, first, length), that each layer's LoRA tensors change.
+
+    Raises ValueError when the MODEL lacks one of them.
+    """
+    owners = {id(value): layer for layer, tensors in layers.items() for value in tensors.values()}
+    whole = {key: value for tensors in layers.values() for key, value in tensors.items()}
+    found = {}
+    for target, adapter in _named(patcher, whole).items():
+        name, part = (target, None) if isinstance(target, str) else (target[0], target[1])
+        found[owners[id(adapter.weights[1])]] = name, part
+    missing = [layer for layer in layers if layer not in found]
+    if missing:
+        raise ValueError(f"The model has no layer {missing[0]}: the space is made for another base model.")
+    return found
 
 
 def _named(patcher, tensors: dict[str, torch.Tensor]) -> dict:

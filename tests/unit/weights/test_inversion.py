@@ -1,0 +1,171 @@
+"""The loss, its gradient and a step of Adam against a float64 reference of the official formula (oracle O9)."""
+
+import members
+import pytest
+import torch
+from glassbox.nodes.weights import building, inversion
+from glassbox.nodes.weights import sources as member_sources
+from glassbox.nodes.weights.inversion import Inversion, Model, Recipe
+from glassbox.nodes.weights.inverting import checkpoint
+from torch.nn import functional as F
+
+LAYERS = {"mid_block.attn1.to_q": (6, 6), "mid_block.attn2.to_v": (6, 6)}
+ALPHAS = torch.cumprod(1 - torch.linspace(0.00085**0.5, 0.012**0.5, 1000, dtype=torch.float64) ** 2, 0)
+
+
+@pytest.fixture(scope="module", params=["float32", "float16", "int8"])
+def space(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("loras")
+    for seed in range(9):
+        from safetensors.torch import save_file
+
+        save_file(members.kohya(members.factors(seed, layers=LAYERS)), folder / f"{seed}.safetensors")
+    target = tmp_path_factory.mktemp("spaces") / "s.safetensors"
+    settings = building.Settings(form="as trained", storage=request.param)
+    return building.build(member_sources.file_sources(folder), settings, target)
+
+
+class Session:
+    """A two-layer network on latents (1, 6, 4, 4) that predicts noise, as `Session` of nodes/host/train.py answers."""
+
+    device = "cpu"
+
+    def __init__(self, functions):
+        generator = members.generator(0)
+        self.weights = [torch.randn(6, 6, generator=generator) / 6**0.5 for _ in LAYERS]
+        self.latents = [torch.randn(1, 6, 4, 4, generator=generator) for _ in range(2)]
+        self.functions, self.sampling = functions, self
+        self.num_timesteps = 1000
+
+    def sigma(self, timestep):
+        return ((1 - ALPHAS) / ALPHAS).sqrt()[int(timestep)].float()
+
+    def noised(self, latent, noise, sigmas):
+        return latent + sigmas[:, None, None, None] * noise
+
+    def clean(self, latent):
+        return latent
+
+    def denoised(self, noised, sigmas, rows):
+        weights = [function(weight) for function, weight in zip(self.functions, self.weights, strict=True)]
+        return noised - sigmas[:, None, None, None] * predicted(noised, sigmas[:, None, None, None], weights)
+
+
+def predicted(noised, sigma, weights):
+    """The noise that the network predicts from the noised latent scaled to unit variance."""
+    x = (noised / (1 + sigma**2) ** 0.5).movedim(1, -1)
+    return (torch.tanh(x @ weights[0].T) @ weights[1].T).movedim(-1, 1)
+
+
+def make(space, start=None, **recipe):
+    model = Model(space, torch.zeros(0) if start is None else start, recipe.get("components", 100))
+    run = Inversion(model, Recipe(**{"steps": 3, "seed": 5, **recipe}))
+    return run, Session([model.function([(name, None)]) for name in LAYERS])
+
+
+def reference(space, session, run, mask, coefficients):
+    """mean((m * eps_hat - m * eps)^2) of theta = (beta @ V^T) * std + mean, W' = W + scale * B A, all in float64."""
+    basis = space.rows(0, space.components).double()
+    beta = F.pad(coefficients, (0, space.components - len(coefficients)))
+    theta = (beta @ basis) * space.deviation.double() + space.mean.double()
+    weights = []
+    for weight, slot in zip(session.weights, space.layout.slots, strict=True):
+        down = theta[slot.offset : slot.middle].view(slot.down_shape)
+        up = theta[slot.middle : slot.end].view(slot.up_shape)
+        weights.append(weight.double() + space.layout.scale * up @ down)
+    generator = torch.Generator().manual_seed(run.recipe.seed * 1_000_003)
+    number = int(torch.randint(2, (1,), generator=generator))
+    timestep = int(float(torch.rand(1, generator=generator)) * 1000)
+    noise = torch.randn(1, 6, 4, 4, generator=generator).double()
+    alpha = ALPHAS[timestep]
+    noised = alpha.sqrt() * session.latents[number].double() + (1 - alpha).sqrt() * noise
+    estimate = (torch.tanh(noised.movedim(1, -1) @ weights[0].T) @ weights[1].T).movedim(-1, 1)
+    return ((mask * estimate - mask * noise) ** 2).mean()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("components", [3, 100])
+def test_loss_gradient_and_one_step(space, masked, components):
+    start = space.coefficients[2] * 0.5
+    run, session = make(space, start, components=components, weight_decay=1e-2)
+    mask = torch.zeros(1, 1, 4, 4)
+    mask[..., :2] = 1
+    loss = run.loss(session, mask if masked else None, 0)
+    loss.backward()
+    coefficients = run.model.whole().double().requires_grad_(True)
+    wanted = reference(space, session, run, mask.double() if masked else 1.0, coefficients)
+    wanted.backward()
+    count = len(run.model.coefficients)
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
+    torch.testing.assert_close(run.model.coefficients.grad.double(), coefficients.grad[:count], atol=1e-6, rtol=1e-4)
+    trained = coefficients.detach()[:count].clone().requires_grad_(True)
+    trained.grad = coefficients.grad[:count].clone()
+    torch.optim.Adam([trained], lr=0.1, betas=(0.9, 0.999), weight_decay=1e-2).step()
+    run.optimizer.step()
+    torch.testing.assert_close(run.model.coefficients.detach().double(), trained.detach(), atol=1e-4, rtol=1e-4)
+    assert torch.equal(run.model.whole()[count:], space.padded(start)[count:])
+
+
+def test_a_run_lowers_the_loss_and_starts_at_the_mean(space):
+    run, session = make(space, steps=60, learning_rate=0.3)
+    assert not run.model.whole().any()
+    seen = []
+    before = sum(run.loss(session, None, step).item() for step in range(1000, 1040))
+    run.run(session, None, seen.append)
+    after = sum(run.loss(session, None, step).item() for step in range(1000, 1040))
+    assert seen == list(range(1, 61)) and after < before
+
+
+def test_it_goes_on_exactly_from_its_checkpoint(space, tmp_path):
+    whole, session = make(space, steps=6)
+    whole.run(session, None, lambda done: None)
+    first, session = make(space, steps=3)
+    first.run(session, None, lambda done: None)
+    checkpoint.save(first, tmp_path / "c.safetensors")
+    second, session = make(space, steps=6)
+    checkpoint.restore(second, tmp_path / "c.safetensors")
+    assert second.done == 3
+    second.run(session, None, lambda done: None)
+    assert second.losses == whole.losses and torch.equal(second.model.whole(), whole.model.whole())
+    other, _ = make(space, steps=6, learning_rate=0.2)
+    with pytest.raises(ValueError, match="is of another run"):
+        checkpoint.restore(other, tmp_path / "c.safetensors")
+    (tmp_path / "d.safetensors").write_bytes(b"cut")
+    with pytest.raises(ValueError, match="cannot be read"):
+        checkpoint.restore(other, tmp_path / "d.safetensors")
+
+
+def test_a_change_of_a_part_of_a_fused_weight(space):
+    model = Model(space, space.coefficients[1], 100)
+    name = "mid_block.attn1.to_q"
+    weight = torch.zeros(18, 6)
+    change = torch.mm(*space.layout.unflatten(model.flat.detach())[name].matrices())
+    changed = model.function([(name, (0, 6, 6))])(weight)
+    assert torch.equal(changed[:6], weight[:6]) and torch.equal(changed[12:], weight[12:])
+    torch.testing.assert_close(changed[6:12], change)
+    changed.square().sum().backward()
+    assert model.coefficients.grad.abs().sum() > 0
+
+
+def test_masks_are_0_or_1_at_the_size_of_the_latent():
+    mask = torch.zeros(1, 32, 32)
+    mask[:, :, 9:] = 1.0
+    small = inversion.latent_mask(mask, torch.zeros(1, 4, 4, 4))
+    assert small.shape == (1, 1, 4, 4) and small[0, 0, 0].tolist() == [0, 1, 1, 1]
+    with pytest.raises(ValueError, match="The mask is empty"):
+        inversion.latent_mask(torch.zeros(1, 32, 32), torch.zeros(1, 4, 4, 4))
+
+
+def test_timesteps_are_uniform_and_flow_models_have_times(space):
+    _, session = make(space)
+    levels = [inversion.noise_level(session, share) for share in (0.0, 0.5, 0.9999)]
+    assert levels == [pytest.approx(float(session.sigma(t))) for t in (0, 500, 999)]
+    session.num_timesteps = None
+    assert inversion.noise_level(session, 3) == session.sigma(3)
+
+
+def test_a_loss_that_is_no_number(space):
+    run, session = make(space)
+    session.weights[0][:] = float("nan")
+    with pytest.raises(ValueError, match="no longer a number"):
+        run.run(session, None, lambda done: None)
