@@ -16,3 +16,7 @@ W2WSpace = io.Custom("W2W_SPACE")
 W2WPoint = io.Custom("W2W_POINT")
 #: ComfyUI's own: the tensors of a LoRA file by key.
 LoraModel = io.Custom("LORA_MODEL")
+#: Which value neurons are scaled: `nodes/neurons/mask.py`, NeuronMask.
+NeuronMask = io.Custom("NEURON_MASK")
+#: How active neurons are on ordinary prompts: `nodes/neurons/statistics.py`, Statistics.
+NeuronStatistics = io.Custom("NEURON_STATISTICS")

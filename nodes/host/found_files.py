@@ -1,0 +1,21 @@
+"""Files that people name in a text field: in ComfyUI's input or output folder, and nowhere else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import folder_paths
+
+
+def find(name: str, what: str) -> Path:
+    """A file or folder of the input or the output folder by its relative path; ``what`` says in messages what it is.
+
+    Raises ValueError when the name leads elsewhere or nothing is there.
+    """
+    wanted = name.strip().strip('"')
+    for root in (Path(folder_paths.get_input_directory()), Path(folder_paths.get_output_directory())):
+        path = (root / wanted).resolve()
+        if wanted and path.is_relative_to(root.resolve()) and path.exists():
+            return path
+    raise ValueError(f"There is no {what} '{wanted}' in ComfyUI's input or output folder: put it there, and give its "
+                     "path from that folder on.")  # fmt: skip

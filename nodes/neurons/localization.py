@@ -1,0 +1,180 @@
+"""Find the neurons that carry a memorised prompt: NeMo's selection and refinement.
+
+Finding NeMo (arXiv 2406.02366), sections 3.2 and 3.3, algorithms 2 to 4, and the official code where it differs:
+neurons stand out by |z| (two-sided), and the last selection has theta 1.25 and k 15.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from .evaluation import Evaluator, Neurons
+
+#: Narrower layers get proportionally fewer neurons from the top-k (the narrowest layer of SD1.x).
+FULL_WIDTH = 320
+_MOST_K = 1280
+
+#: Layer by layer the chosen neurons, in the order in which the refinement visits them; one may be listed twice.
+Chosen = list[list[int]]
+#: (mask, threshold) -> mem(S), or a number that compares with the threshold as mem(S) does
+Memorized = Callable[[torch.Tensor, float], float]
+#: Gets the neurons that are left after a decision; may raise OutOfTimeError.
+Keep = Callable[[Chosen], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The official hyperparameters, with the official defaults."""
+
+    threshold: float = 0.428
+    first_theta: float = 5.0
+    last_theta: float = 1.0
+    theta_step: float = 0.25
+    first_k: int = 0
+    factor: float = 0.0
+
+
+@dataclass(frozen=True)
+class Look:
+    """One step of the selection: what was asked for, how many neurons that chose, and how memorised it left things."""
+
+    theta: float
+    k: int
+    listed: int
+    neurons: int
+    score: float
+
+
+@dataclass
+class Found:
+    """The result of a search; ``finished`` is False when its time was up, and the neurons are then the best so far."""
+
+    initial: Chosen
+    refined: Chosen
+    initial_score: float
+    score: float
+    converged: bool
+    trace: list[Look] = field(default_factory=list)
+    finished: bool = True
+
+
+class OutOfTimeError(Exception):
+    """The time for a search is up."""
+
+
+def select(z: list[torch.Tensor], activations: list[torch.Tensor], theta: float, k: int) -> Chosen:
+    """In each layer the neurons with |z| over theta, ascending, then the k most active ones (algorithm 2).
+
+    ``z`` and ``activations`` (C,) a layer. A neuron that is both is listed twice, as in the official code. In a layer
+    narrower than 320 k shrinks in proportion (rounded up), so that a small model's layers are not chosen whole.
+    """
+    chosen = []
+    for deviation, activation in zip(z, activations, strict=True):
+        outliers = (deviation.abs() > theta).nonzero().flatten().tolist()
+        width = len(activation)
+        count = min(math.ceil(k * min(width / FULL_WIDTH, 1.0)), width)
+        chosen.append(outliers + activation.topk(count).indices.tolist())
+    return chosen
+
+
+def initial_selection(
+    z: list[torch.Tensor], activations: list[torch.Tensor], memorized: Memorized, neurons: Neurons, settings: Settings
+) -> tuple[Chosen, list[Look], bool]:
+    """Loosen theta and k until silencing the chosen neurons brings mem(S) to the threshold (algorithm 3).
+
+    Returns the neurons, the trace, and whether the threshold was reached; where not, the search has stalled and the
+    refinement goes on from the score it stalled at, as in the official code.
+    """
+    theta, k, trace = settings.first_theta, settings.first_k, []
+    while True:
+        chosen = select(z, activations, theta, k)
+        mask = neurons.mask(chosen)
+        score = memorized(mask, settings.threshold)
+        trace.append(Look(theta, k, sum(map(len, chosen)), int(mask.sum()), score))
+        if score <= settings.threshold:
+            return chosen, trace, True
+        theta, k = max(theta - settings.theta_step, settings.last_theta), k + 1
+        if theta <= settings.last_theta or k >= _MOST_K:
+            return chosen, trace, False
+
+
+def refine(chosen: Chosen, evaluator: Evaluator, threshold: float, keep: Keep) -> Chosen:
+    """Drop every layer, then every neuron, without which mem(S) stays below the threshold (algorithm 4).
+
+    Greedy, from the last layer to the first. ``keep`` gets what is left after each decision.
+    """
+    left = drop_layers(chosen, evaluator.exact, evaluator.neurons, threshold, keep)
+    for position in reversed(range(len(left))):
+        for index in list(left[position]):
+            without = dropped(left, [(position, index)])
+            if evaluator.exact(evaluator.neurons.mask(without)) < threshold:
+                left = without
+            keep(left)
+    return left
+
+
+def drop_layers(chosen: Chosen, memorized: Memorized, neurons: Neurons, threshold: float, keep: Keep) -> Chosen:
+    """The first half of the refinement: whole layers, from the last to the first."""
+    left = [list(indices) for indices in chosen]
+    for position in reversed(range(len(left))):
+        if left[position]:
+            without = [*left[:position], [], *left[position + 1 :]]
+            if memorized(neurons.mask(without), threshold) < threshold:
+                left = without
+            keep(left)
+    return left
+
+
+def dropped(left: Chosen, run: list[tuple[int, int]]) -> Chosen:
+    """``left`` without one listing, the first, of each neuron of the run: (position of the layer, index)."""
+    result = [list(indices) for indices in left]
+    for position, index in run:
+        result[position].remove(index)
+    return result
+
+
+def search(
+    z: list[torch.Tensor],
+    activations: list[torch.Tensor],
+    evaluator: Evaluator,
+    settings: Settings,
+    refiner: Callable = refine,
+    checkpoint: Callable[[], None] = lambda: None,
+) -> Found:
+    """The whole procedure for one prompt; with ``speculation.refine`` as refiner the fast mode.
+
+    In fast mode the scores of the trace are lower bounds where the threshold was clearly missed. ``checkpoint`` is
+    called before each evaluation of the selection and after each decision of the refinement; it raises OutOfTimeError
+    to end the search with the best so far: neurons that block, of which not all may be needed.
+    """
+    exact = refiner is refine
+
+    def memorized(mask: torch.Tensor, threshold: float) -> float:
+        checkpoint()
+        return evaluator.exact(mask) if exact else evaluator.quick(mask, threshold)
+
+    neurons = evaluator.neurons
+    found = Found([], [], 1.0, 1.0, False, finished=False)
+    try:
+        initial, found.trace, found.converged = initial_selection(z, activations, memorized, neurons, settings)
+    except OutOfTimeError:
+        return found
+    found.initial = found.refined = initial
+    found.initial_score = evaluator.exact(neurons.mask(initial))
+    threshold = settings.threshold if found.converged else found.initial_score
+
+    def keep(left: Chosen) -> None:
+        found.refined = left
+        checkpoint()
+
+    try:
+        found.refined = refiner(initial, evaluator, threshold, keep)
+        found.finished = True
+    except OutOfTimeError:
+        pass
+    found.score = evaluator.exact(neurons.mask(found.refined))
+    return found

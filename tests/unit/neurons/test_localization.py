@@ -1,0 +1,150 @@
+"""The search: the trace and the neurons of a plain transcription of the official rules, exactly."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from glassbox.nodes.neurons import localization, speculation
+from glassbox.nodes.neurons.evaluation import BETWEEN_SEEDS, SAME_SEED, Evaluator, Neurons
+from glassbox.nodes.neurons.localization import Settings, search, select
+from glassbox.nodes.neurons.memorization import difference, pairwise, similarity
+from toy_neurons import LAYERS, Toy
+
+THRESHOLDS = {"converges": 0.8, "stalls": 0.05}
+
+
+def transcription(toy, noise, threshold, criterion=SAME_SEED):
+    """The official rules one after another: scripts 3's loop and the refinement, without any cleverness."""
+    untouched = difference(toy(noise), noise)
+
+    def mem(chosen):
+        factors = {}
+        for layer, indices in zip(LAYERS, chosen, strict=True):
+            factor = torch.ones(len(noise), layer.width)
+            factor[:, indices] = 0
+            factors[layer.path] = factor
+        blocked = difference(toy(noise, factors), noise)
+        if criterion == BETWEEN_SEEDS:
+            return max(float(pairwise(blocked)[i, j]) for i, j in itertools.combinations(range(len(noise)), 2))
+        return float(similarity(blocked, untouched).max())
+
+    theta, k, ssim, trace, reference = 5.0, 0, 1.0, [], threshold
+    while ssim > threshold:
+        chosen = []
+        for z, activation in zip(toy.z, toy.activations, strict=True):
+            over = [i for i, value in enumerate(z.tolist()) if abs(value) > theta]
+            top = activation.topk(math.ceil(k * len(z) / 320)).indices.tolist()
+            chosen.append(over + top)
+        ssim = mem(chosen)
+        trace.append((theta, k, sum(map(len, chosen)), ssim))
+        if ssim > threshold:
+            theta, k = (theta - 0.25 if theta > 1 else theta), k + 1
+            if theta == 1 or k >= 1280:
+                reference = ssim
+                break
+    initial, kept = [list(c) for c in chosen], [list(c) for c in chosen]
+    for layer in reversed(range(len(LAYERS))):
+        if kept[layer]:
+            without = [[] if i == layer else c for i, c in enumerate(kept)]
+            if mem(without) < reference:
+                kept = without
+    for layer in reversed(range(len(LAYERS))):
+        for index in list(kept[layer]):
+            without = [list(c) for c in kept]
+            without[layer].remove(index)
+            if mem(without) < reference:
+                kept = without
+    return trace, initial, kept
+
+
+def found(toy, noise, threshold, refiner, criterion=SAME_SEED, **more):
+    evaluator = Evaluator(toy, noise, Neurons(LAYERS), 0.0, criterion)
+    return search(toy.z, toy.activations, evaluator, Settings(threshold), refiner, **more), evaluator
+
+
+@pytest.mark.parametrize("case", THRESHOLDS)
+@pytest.mark.parametrize("side", [16, 44], ids=["small score", "official score"])
+@pytest.mark.parametrize("seed", [0, 3])
+def test_exact_mode_is_the_official_procedure(case, side, seed):
+    toy = Toy(side, seed=seed)
+    noise, threshold = toy.noise(), THRESHOLDS[case]
+    trace, initial, kept = transcription(toy, noise, threshold)
+    result, _ = found(toy, noise, threshold, localization.refine)
+    assert [(look.theta, look.k, look.listed, look.score) for look in result.trace] == trace
+    assert (result.initial, result.refined) == (initial, kept)
+    assert result.converged == (case == "converges")
+    if case == "stalls":
+        assert (len(trace), trace[-1][:2]) == (16, (1.25, 15))
+
+
+@pytest.mark.parametrize("criterion", [SAME_SEED, BETWEEN_SEEDS])
+@pytest.mark.parametrize("case", THRESHOLDS)
+@pytest.mark.parametrize("seed", range(6))
+def test_fast_mode_finds_the_same_neurons_with_less(criterion, case, seed):
+    toy = Toy(16, seed=seed)
+    noise = toy.noise(6)
+    exact, slow = found(toy, noise, THRESHOLDS[case], localization.refine, criterion)
+    fast, quick = found(toy, noise, THRESHOLDS[case], speculation.refine, criterion)
+    assert (fast.initial, fast.refined, fast.converged) == (exact.initial, exact.refined, exact.converged)
+    assert fast.score == pytest.approx(exact.score, abs=1e-6)
+    assert quick.rows < slow.rows or not sum(map(len, exact.initial))
+
+
+def test_fast_mode_with_the_official_score():
+    toy = Toy(44, seed=2)
+    noise = toy.noise(5)
+    exact, slow = found(toy, noise, 0.3, localization.refine)
+    fast, quick = found(toy, noise, 0.3, speculation.refine)
+    assert fast.refined == exact.refined
+    assert quick.rows < slow.rows
+
+
+def test_selection_counts_both_sides_and_lists_twice():
+    z = [torch.tensor([6.0, -7.0, 0.0, 1.0])]
+    assert select(z, [torch.tensor([9.0, 1.0, 8.0, 0.0])], 5.0, 0) == [[0, 1]]
+    assert select(z, [torch.tensor([9.0, 1.0, 8.0, 0.0])], 5.0, 80) == [[0, 1, 0]]  # a layer of 4 gets k / 80
+    wide = [torch.zeros(320)]
+    assert len(select(wide, [torch.arange(320.0)], 5.0, 15)[0]) == 15
+
+
+def test_a_neuron_listed_twice_counts_once():
+    neurons = Neurons(LAYERS)
+    assert torch.equal(neurons.mask([[3, 5, 3], [], [1]]), neurons.mask([[3, 5], [], [1]]))
+    assert neurons.mask([[3, 5, 3], [], [1]]).sum() == 3
+
+
+def test_a_step_that_misses_the_last_theta_does_not_run_on():
+    """The official loop asks whether theta is exactly 1 and would go on to k = 1280."""
+    toy = Toy()
+    evaluator = Evaluator(toy, toy.noise(), Neurons(LAYERS), 0.0, SAME_SEED)
+    result = search(toy.z, toy.activations, evaluator, Settings(0.01, theta_step=0.3))
+    assert len(result.trace) == 14 and not result.converged
+
+
+@pytest.mark.parametrize("refiner", [localization.refine, speculation.refine])
+def test_when_the_time_is_up_the_best_so_far_is_kept(refiner):
+    toy, calls = Toy(), itertools.count()
+
+    def checkpoint():
+        if next(calls) > 20:
+            raise localization.OutOfTimeError
+
+    result, _ = found(toy, toy.noise(), 0.05, refiner, checkpoint=checkpoint)
+    whole, _ = found(toy, toy.noise(), 0.05, refiner)
+    assert not result.finished and whole.finished
+    assert sum(map(len, whole.refined)) < sum(map(len, result.refined)) <= sum(map(len, result.initial))
+    first, _ = found(toy, toy.noise(), 0.05, refiner, checkpoint=lambda: (_ for _ in ()).throw(
+        localization.OutOfTimeError))  # fmt: skip
+    assert first.refined == [] and not first.finished
+
+
+def test_each_row_has_its_own_mask():
+    toy, neurons = Toy(), Neurons(LAYERS)
+    noise = toy.noise(2)
+    evaluator = Evaluator(toy, noise, neurons, 0.0, SAME_SEED)
+    masks = [neurons.mask([[], [], []]), neurons.mask([list(range(24)), [], []])]
+    evaluator.exact(masks[0])
+    bounds = list(evaluator.lower_bounds(masks))
+    assert bounds[0] == pytest.approx(1, abs=1e-6) and bounds[1] < 0.99
+    assert bounds[1] <= evaluator.exact(masks[1]) + 1e-6
