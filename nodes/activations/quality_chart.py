@@ -32,7 +32,7 @@ def draw(figure, found: dict[str, Quality], kept: set[str], title: str) -> None:
         axis.set_title(label, loc="left", fontsize=10)
         axis.grid(axis="y", alpha=0.3)
         axis.margins(x=0.005)
-    axes[0].legend(handles=_handles(), fontsize=8, loc="upper right")
+    axes[0].legend(handles=_handles(), fontsize=8, loc="upper center", ncol=2)
     step = -(-len(found) // _MOST_NAMES)
     axes[-1].set_xticks(list(places)[::step], list(found)[::step], rotation=90, fontsize=_SMALL)
     figure.suptitle(title, fontsize=11)

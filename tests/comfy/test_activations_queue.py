@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import checkpoint_runs
 import pytest
 import reduced
 import torch
@@ -93,3 +94,22 @@ def test_a_controlnet_takes_part(controlled):
     assert torch.equal(painted["samples"], recorded["samples"])
     assert not torch.equal(painted["samples"], world.sample(world.model, latent)["samples"])
     assert hooks_left(world.model) == 0
+
+
+@pytest.mark.parametrize("architecture", ["sd15", "flux"])
+def test_the_check_of_a_checkpoint(comfy, monkeypatch, tmp_path, architecture):
+    """What `run.py check` runs of this family, on random weights of a U-Net and of a transformer."""
+    from launch import check
+
+    prompt = check.activations("mine.safetensors")
+    known = {entry["class_type"]: described(comfy.classes[entry["class_type"]]) for entry in prompt.values()}
+    prompt = checkpoint_runs.cut(check.completed(prompt, known))
+    if architecture == "flux":
+        prompt["4"]["class_type"] = "EmptySD3LatentImage"
+    checkpoint_runs.offer_files(prompt, tmp_path)
+    checkpoint_runs.swap_loaders(monkeypatch, architecture)
+    assert len(checkpoint_runs.execute(prompt)) == 4
+
+
+def described(node):
+    return node.GET_NODE_INFO_V1() if hasattr(node, "GET_NODE_INFO_V1") else {"input": node.INPUT_TYPES()}

@@ -1,0 +1,32 @@
+"""What looking inside costs: `python run.py bench activations [--quick]`.
+
+Taps of more and more activations against the plain evaluation, and against forward hooks as people write them by hand,
+on a U-Net of SD1.5's size with random weights; and matching positions against the matrix of all similarities. Every
+ratio is of contenders that take turns in one process; times are medians over the turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from ..common import host, results
+
+SEED = 0
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the benchmarks and write studies/results/bench_activations.json."""
+    parser = argparse.ArgumentParser(prog="run.py bench activations", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer sizes and turns, in under five minutes")
+    quick = parser.parse_args(argv).quick
+    from . import matching, tapping
+
+    host.prepare()
+    numbers = {**matching.measure(quick), **tapping.measure(quick)}
+    name, command = "bench_activations", "python run.py bench activations"
+    if quick:
+        name, command = f"{name}_quick", f"{command} --quick"
+    assets = host.pack("nodes.demo.assets")
+    print(results.write(name, command, SEED, assets.ASSETS / assets.worlds()[0], numbers))
+    return 0
