@@ -11,6 +11,8 @@ import comfy.nested_tensor
 import comfy.utils
 import torch
 
+_FACTOR = "spacial_downscale_ratio"  # of newer ComfyUI's latent formats
+
 
 @dataclass(frozen=True)
 class LatentView:
@@ -43,6 +45,12 @@ def view(latent: dict, model=None) -> LatentView:
 def split(samples) -> list[torch.Tensor]:
     """The parts of a LATENT's samples: one tensor, or those of a nested tensor."""
     return list(samples.unbind()) if getattr(samples, "is_nested", False) else [samples]
+
+
+def pixels(latent: dict, model) -> tuple[int, int]:
+    """(width, height) in pixels of the picture that a LATENT stands for, with the MODEL's own factor."""
+    part, factor = split(latent["samples"])[0], getattr(model.get_model_object("latent_format"), _FACTOR, 8)
+    return part.shape[-1] * factor, part.shape[-2] * factor
 
 
 def pick(samples, rows: list[int] | torch.Tensor):

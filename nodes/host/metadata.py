@@ -1,0 +1,160 @@
+"""The size metadata of ComfyUI's models: which fields each takes, what a conditioning tells, and how it is encoded.
+
+ComfyUI encodes metadata once before sampling (``extra_conds``). ``annotate`` lets a MODEL remember beside the encoded
+tensor what was told, so that it can be encoded anew at every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import comfy.conds
+import comfy.model_base
+import node_helpers
+import torch
+
+_PIXELS = 8  # of the size that ComfyUI tells a model when a conditioning names none
+_SIZE, _CROP, _TARGET = ("height", "width"), ("crop_h", "crop_w"), ("target_height", "target_width")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a model takes metadata: the name of the encoded tensor, its fields in order, and how it is encoded.
+
+    ``encode(model, stock, values, changed)`` returns the tensor ``stock`` (rows, width) with the changed fields anew.
+    """
+
+    model: str
+    key: str
+    fields: tuple[str, ...]
+    encode: Callable[[object, torch.Tensor, Mapping[str, float], frozenset[str]], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What one conditioning tells: its values, the picture's (width, height) in pixels, and its role."""
+
+    values: Mapping[str, float]
+    canvas: tuple[int, int]
+    prompt: str
+
+
+class ToldCond(comfy.conds.CONDRegular):
+    """An encoded tensor that knows what it tells."""
+
+    def __init__(self, cond: torch.Tensor, told: Told):
+        super().__init__(cond)
+        self.told = told
+
+    def _copy_with(self, cond: torch.Tensor) -> ToldCond:
+        return ToldCond(cond, self.told)
+
+
+def layout_of(patcher) -> Layout:
+    """The layout of a MODEL; raises ValueError when the model takes no size metadata."""
+    model = patcher.model
+    own = getattr(model, "metadata_fields", None)
+    if own:
+        return Layout(type(model).__name__, "y", tuple(own), _vector(tuple(own)))
+    for kind, describe in _LAYOUTS.items():
+        if isinstance(model, kind):
+            layout = describe(model)
+            if layout is not None:
+                return layout
+    raise ValueError(
+        f"{type(model).__name__} takes no size metadata: use SDXL, its refiner, PixArt-alpha, "
+        "HunyuanDiT up to 1.1, or the demo model."
+    )
+
+
+def annotate(patcher) -> None:
+    """Let the model of this (cloned) MODEL remember what each of its conditionings tells."""
+    inner, layout = patcher.get_model_object("extra_conds"), layout_of(patcher)
+    if getattr(inner, "remembers_metadata", False):
+        return
+
+    def extra_conds(**kwargs):
+        out = inner(**kwargs)
+        if layout.key in out:
+            out[layout.key] = ToldCond(out[layout.key].cond, told(layout, kwargs, kwargs["noise"].shape))
+        return out
+
+    extra_conds.remembers_metadata = True
+    patcher.add_object_patch("extra_conds", extra_conds)
+
+
+def told(layout: Layout, conditioning: Mapping, shape: torch.Size) -> Told:
+    """What the entries of a conditioning tell a model for a latent of that shape; ComfyUI's defaults where silent."""
+    canvas = (shape[-1] * _PIXELS, shape[-2] * _PIXELS)
+    width, height = conditioning.get("width", canvas[0]), conditioning.get("height", canvas[1])
+    defaults = {"width": width, "height": height, "target_width": width, "target_height": height,
+                **dict.fromkeys((*_CROP, "mirror"), 0)}  # fmt: skip
+    values = {name: float(conditioning.get(name, defaults[name])) for name in layout.fields if name in defaults}
+    return Told(values, canvas, conditioning.get("prompt_type", "positive"))
+
+
+def tell(conditioning: list, values: Mapping[str, float], forget: tuple[str, ...] = (), **more) -> list:
+    """A CONDITIONING that tells ``values`` (and ``more``), and no longer the fields to forget."""
+    kept = [[entry[0], {key: value for key, value in entry[1].items() if key not in forget}] for entry in conditioning]
+    return node_helpers.conditioning_set_values(kept, {**values, **more})
+
+
+def _vector(fields: tuple[str, ...]):
+    """Encoding by a model's own ``encode_adm``: equal blocks, one a field, behind the pooled text."""
+
+    def encode(model, stock: torch.Tensor, values: Mapping[str, float], changed: frozenset[str]) -> torch.Tensor:
+        part = model.encode_adm(pooled_output=stock.new_zeros(1, 0), **values).to(stock)
+        pooled, block = stock.shape[1] - part.shape[1], part.shape[1] // len(fields)
+        result = stock.clone()
+        for index, name in enumerate(fields):
+            if name in changed:
+                here = index * block
+                result[:, pooled + here : pooled + here + block] = part[:, here : here + block]
+        return result
+
+    return encode
+
+
+def _numbers(*fields: str):
+    """Encoding as the plain numbers of some fields; what follows them in the tensor stays."""
+
+    def encode(model, stock: torch.Tensor, values: Mapping[str, float], changed: frozenset[str]) -> torch.Tensor:
+        result = stock.clone()
+        for index, name in enumerate(fields):
+            if name in changed:
+                result[:, index] = values[name]
+        return result
+
+    return encode
+
+
+def _sdxl(model) -> Layout:
+    fields = (*_SIZE, *_CROP, *_TARGET)
+    return Layout("SDXL", "y", fields, _vector(fields))
+
+
+def _refiner(model) -> Layout:
+    fields = (*_SIZE, *_CROP, "aesthetic_score")
+    return Layout("The SDXL refiner", "y", fields, _vector(fields))
+
+
+def _pixart(model) -> Layout | None:
+    if not model.diffusion_model.micro_conditioning:
+        return None
+    return Layout("PixArt-alpha", "c_size", _SIZE, _numbers(*_SIZE))
+
+
+def _hunyuan_dit(model) -> Layout | None:
+    if not model.diffusion_model.size_cond:
+        return None
+    fields = (*_SIZE, *_TARGET)
+    return Layout("HunyuanDiT", "image_meta_size", fields, _numbers(*fields))
+
+
+_LAYOUTS = {
+    comfy.model_base.SDXL: _sdxl,
+    comfy.model_base.SDXLRefiner: _refiner,
+    comfy.model_base.PixArt: _pixart,
+    comfy.model_base.HunyuanDiT: _hunyuan_dit,
+}

@@ -1,0 +1,141 @@
+"""A MODEL's noise schedule: where a sigma lies in it, and the same schedule for pictures of another size."""
+
+from __future__ import annotations
+
+import copy
+
+import comfy.model_base
+import comfy.model_sampling
+import comfy.samplers
+import torch
+
+SAMPLER_ONLY, RETIMED = "sampler only", "retimed"
+MODES = (SAMPLER_ONLY, RETIMED)
+_ENDLESS = 1e8  # ComfyUI's percent_to_sigma gives 999999999.9 for "from the very start"
+
+
+def noise_fraction(sampling, sigma: float) -> float:
+    """The share of noise u = t / T in training time at a sigma: 0 clean, 1 pure noise.
+
+    Discrete schedules: the timestep over the last one. Flow models: the time itself. Continuous schedules (EDM): the
+    place of the sigma in the table of a thousand, by logarithm.
+    """
+    while isinstance(sampling, _Rescaled):
+        sigma = sigma if sampling.mode == SAMPLER_ONLY else float(sampling.unmoved(torch.tensor(sigma)))
+        sampling = sampling.base
+    if isinstance(sampling, comfy.model_sampling.CONST):
+        return min(max(sigma, 0.0), 1.0)
+    table = sampling.log_sigmas
+    if sigma <= 0:
+        return 0.0
+    if _is_discrete(sampling):
+        place = float(sampling.timestep(torch.tensor([sigma])))
+    else:
+        place = float((torch.tensor(sigma).log() - table).abs().argmin())
+    return min(max(place / (len(table) - 1), 0.0), 1.0)
+
+
+def schedule_sigmas(patcher, scheduler: str, steps: int) -> torch.Tensor:
+    """The sigmas of one of ComfyUI's schedulers for a MODEL: (steps + 1,), the last one 0."""
+    return comfy.samplers.calculate_sigmas(patcher.get_model_object("model_sampling"), scheduler, steps)
+
+
+def sigma_range(patcher) -> tuple[float, float]:
+    """The smallest and the largest sigma of a MODEL's schedule."""
+    table = patcher.get_model_object("model_sampling")
+    return float(table.sigma_min), float(table.sigma_max)
+
+
+def trained_size(patcher) -> int | None:
+    """Pixels a side that a MODEL of this kind was trained at; None when it cannot be told from the model."""
+    own, kind = getattr(patcher.model, "trained_size", None), type(patcher.model.model_config).__name__
+    if kind == "SD20" and patcher.model.model_type == comfy.model_base.ModelType.V_PREDICTION:
+        return 768
+    return own or _TRAINED.get(kind)
+
+
+def rescaled(patcher, factor: float, mode: str):
+    """A clone of a MODEL whose noise is ``factor`` times as strong beside the picture at every point of the schedule.
+
+    ``SAMPLER_ONLY``: the network is still told the true noise level. ``RETIMED``: it is told the level at which it
+    would have stood without this, as in the paper's fine-tuning. Raises ValueError for models that draw no noise.
+    """
+    base = patcher.get_model_object("model_sampling")
+    law = _flow_law if isinstance(base, comfy.model_sampling.CONST) else _multiply
+    if not isinstance(base, _NOISES) or isinstance(base, comfy.model_sampling.IMG_TO_IMG):
+        raise ValueError(f"{type(patcher.model).__name__} does not sample from noise: there is nothing to rescale.")
+    clone = patcher.clone()
+    if factor != 1:
+        clone.add_object_patch("model_sampling", _rescaled_sampling(base, factor, law, mode))
+    return clone
+
+
+def _multiply(factor: float, sigma: torch.Tensor) -> torch.Tensor:
+    """sigma' = s sigma, for sigmas that are noise over signal."""
+    return factor * sigma
+
+
+def _flow_law(factor: float, sigma: torch.Tensor) -> torch.Tensor:
+    """t' = s t / (1 + (s - 1) t), for times that are the share of noise in the mix."""
+    return factor * sigma / (1 + (factor - 1) * sigma)
+
+
+class _Rescaled:
+    """Goes before the class of a model's sampling and moves its sigmas; positions in the schedule stay as they were."""
+
+    def timestep(self, sigma):
+        # Core's normal scheduler asks for the positions of its two ends, as scalars: they are the base's own ends.
+        if sigma.ndim == 0:
+            for moved, end in ((self.sigma_max, self.base.sigma_max), (self.sigma_min, self.base.sigma_min)):
+                if sigma == moved:
+                    return self.base.timestep(end)
+        if self.mode == RETIMED:
+            return self.base.timestep(self.unmoved(sigma))
+        return self.base.timestep(sigma.clamp(max=self.base.sigma_max.to(sigma)))
+
+    def sigma(self, timestep):
+        return self.moved(self.base.sigma(timestep))
+
+    def percent_to_sigma(self, percent):
+        sigma = self.base.percent_to_sigma(percent)
+        return sigma if sigma > _ENDLESS else float(self.moved(torch.tensor(sigma, dtype=torch.float64)))
+
+    def moved(self, sigma):
+        """The sigmas of the new schedule; what stands for pure noise in a zero-terminal-SNR schedule stays."""
+        moved, last = self.law(self.factor, sigma), self._pure_noise(sigma)
+        return moved if last is None else torch.where(sigma < last, torch.minimum(moved, last), sigma)
+
+    def unmoved(self, sigma):
+        """Back from the new schedule to the base's own."""
+        unmoved, last = self.law(1 / self.factor, sigma), self._pure_noise(sigma)
+        return unmoved if last is None else torch.where(sigma < last, unmoved, sigma)
+
+    def _pure_noise(self, sigma):
+        return self.base.sigma_max.to(sigma) * (1 - 1e-6) if getattr(self.base, "zsnr", False) else None
+
+
+def _rescaled_sampling(base, factor: float, law, mode: str):
+    own = type(base)
+    kind = own if issubclass(own, _Rescaled) else type(f"Rescaled{own.__name__}", (_Rescaled, own), {})
+    sampling = kind.__new__(kind)
+    sampling.__dict__ = copy.deepcopy(base.__dict__)
+    sampling.base, sampling.factor, sampling.law, sampling.mode = base, factor, law, mode
+    sigmas = sampling.moved(base.sigmas.double())
+    sampling.register_buffer("sigmas", sigmas.float())
+    sampling.register_buffer("log_sigmas", sigmas.log().float())
+    return sampling
+
+
+def _is_discrete(sampling) -> bool:
+    kinds = comfy.model_sampling
+    return isinstance(sampling, kinds.ModelSamplingDiscrete) and not isinstance(
+        sampling, kinds.ModelSamplingDiscreteEDM | kinds.StableCascadeSampling
+    )
+
+
+_NOISES = (comfy.model_sampling.EPS, comfy.model_sampling.CONST, comfy.model_sampling.COSMOS_RFLOW)
+_TRAINED = {
+    "SD15": 512, "SD20": 512, "SDXL": 1024, "SDXLRefiner": 1024, "SSD1B": 1024, "Segmind_Vega": 1024,
+    "SD3": 1024, "Flux": 1024, "FluxSchnell": 1024, "AuraFlow": 1024, "PixArtAlpha": 1024, "PixArtSigma": 1024,
+    "HunyuanDiT": 1024, "HunyuanDiT1": 1024, "Stable_Cascade_C": 1024, "QwenImage": 1024, "Chroma": 1024,
+}  # fmt: skip

@@ -1,0 +1,249 @@
+"""Size metadata inside a real ComfyUI: stock where the gate is open, and exactly the chosen part elsewhere."""
+
+import math
+
+import conditioned
+import pytest
+import torch
+from conditioned import guider, prompt, sample, watched
+
+HALF = math.cos(math.pi / 2 * 500 / 999) ** 2  # 0.49921
+TOP, MIDDLE, LOW = 14.6146, 1.6156, 0.03  # sigmas at t = 999, 500 and about 0 of SDXL's schedule
+FAMILIES = ("sdxl", "refiner", "pixart", "hydit")
+SIDE = {"sdxl": 8, "refiner": 8, "pixart": 40, "hydit": 8}  # PixArt has no positions below 32
+#: Slices of SDXL's vector behind the pooled text (64 wide here): oracle of the methods' section 3.1.
+SDXL = {name: slice(64 + 256 * index, 64 + 256 * (index + 1)) for index, name in enumerate(
+    ("height", "width", "crop_h", "crop_w", "target_height", "target_width"))}  # fmt: skip
+ASKED = {"width": 512, "height": 256, "crop_w": 7, "crop_h": 11, "target_width": 640, "target_height": 768}
+
+
+@pytest.fixture(scope="module")
+def models(comfy):
+    return {name: conditioned.model(name) for name in (*FAMILIES, "sd15")}
+
+
+@pytest.fixture(scope="module")
+def scheduled(comfy):
+    """Metadata Schedule with its defaults; keywords replace them."""
+
+    def run(model, **changes):
+        given = {"curve": "cosine", "exponent": 2.0, "fields": "original size", "reference_width": 0,
+                 "reference_height": 0, "mode": "value", "apply_to": "both"}  # fmt: skip
+        return comfy.run("GBX_MetadataSchedule", model=model, **{**given, **changes})[0]
+
+    return run
+
+
+def told(model, positive, sigma, negative=None, **how):
+    """The one call of the network at a sigma, with CFG when there is a negative prompt."""
+    made = guider(model, positive, negative or positive, 3.0 if negative else 1.0)
+    with watched(model) as seen:
+        sample(made, [sigma, 0.0], **how)
+    return seen[0]
+
+
+# Metadata Conditioning
+
+
+def asked(comfy, model, conditioning, **changes):
+    given = {"width": 0, "height": 0, "crop_left": 0, "crop_top": 0, "target_width": 0, "target_height": 0,
+             "mirror": False}  # fmt: skip
+    return comfy.run("GBX_MetadataConditioning", model=model, conditioning=conditioning, **{**given, **changes})
+
+
+def test_conditioning_tells_what_stock_nodes_tell(comfy, models):
+    numbers = {"width": 512, "height": 256, "target_width": 640, "target_height": 768}
+    ours, text = asked(comfy, models["sdxl"], prompt("sdxl"), **numbers, crop_left=7, crop_top=11)
+    stock = told(models["sdxl"], prompt("sdxl", **ASKED), TOP)["y"]
+    assert torch.equal(told(models["sdxl"], ours, TOP)["y"], stock)
+    assert text == "SDXL is told: original 512 x 256, crop 7 left 11 top, target 640 x 768."
+
+
+def test_conditioning_without_a_choice_is_stock(comfy, models):
+    ours, text = asked(comfy, models["sdxl"], prompt("sdxl"))
+    assert torch.equal(told(models["sdxl"], ours, TOP)["y"], told(models["sdxl"], prompt("sdxl"), TOP)["y"])
+    assert "ComfyUI's defaults" in text
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "numbers"),
+    [("pixart", "c_size", [256.0, 512.0]), ("hydit", "image_meta_size", [256.0, 512.0, 256.0, 512.0, 0.0, 0.0])],
+)
+def test_conditioning_reaches_transformers(comfy, models, family, key, numbers):
+    ours, _ = asked(comfy, models[family], prompt(family), width=512, height=256)
+    assert told(models[family], ours, TOP, side=SIDE[family])[key].tolist() == [numbers]
+
+
+@pytest.mark.parametrize(
+    ("family", "choice", "sentence"),
+    [("sd15", {}, "takes no size metadata: use SDXL"), ("sdxl", {"mirror": True}, "SDXL has no input for mirroring"),
+     ("pixart", {"crop_left": 3}, "PixArt-alpha has no input for a crop"),
+     ("refiner", {"target_width": 5, "target_height": 5}, "refiner has no input for a target size"),
+     ("sdxl", {"width": 5}, "original size is 5 x 0: give both sides")],
+)  # fmt: skip
+def test_conditioning_refuses(comfy, models, family, choice, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        asked(comfy, models[family], prompt("sd15"), **choice)
+
+
+# The vector
+
+
+def test_sdxl_vector_by_number(models):
+    """Half cosines, half sines of 256 features; 0 is 128 ones and 128 zeros (methods, 3.1)."""
+    y = told(models["sdxl"], prompt("sdxl", **ASKED), TOP)["y"][0]
+    assert torch.equal(y[:64], prompt("sdxl")[0][1]["pooled_output"][0])
+    for name, where in SDXL.items():
+        frequencies = torch.exp(-torch.log(torch.tensor(10000.0)) * torch.arange(128) / 128)
+        angles = ASKED[name] * frequencies
+        assert torch.allclose(y[where], torch.cat([angles.cos(), angles.sin()]), atol=2e-4)
+    nought = told(models["sdxl"], prompt("sdxl", crop_w=0), TOP)["y"][0, SDXL["crop_w"]]
+    assert nought.tolist() == [1.0] * 128 + [0.0] * 128
+
+
+# Metadata Schedule: stock where the gate is open
+
+
+@pytest.mark.parametrize(
+    ("family", "mode"), [*((family, "value") for family in FAMILIES), ("sdxl", "embedding"), ("refiner", "embedding")]
+)
+@pytest.mark.parametrize(
+    "choice",
+    [{"exponent": 0.0}, {"curve": "constant"}, {"reference_width": 512, "reference_height": 256}],
+    ids=["exponent 0", "constant", "reference is value"],
+)
+def test_open_gate_is_stock_bit_for_bit(models, scheduled, family, mode, choice):
+    model, sigmas = models[family], [TOP, 0.5, 0.0]
+    positive, negative = prompt(family, width=512, height=256), prompt(family, 1, width=512, height=256)
+    stock = sample(guider(model, positive, negative, 3.0), sigmas, side=SIDE[family])
+    gated = sample(guider(scheduled(model, mode=mode, **choice), positive, negative, 3.0), sigmas, side=SIDE[family])
+    assert torch.equal(gated, stock)
+
+
+@pytest.mark.parametrize("family", ["pixart", "hydit"])
+def test_embedding_is_refused_where_there_is_none(models, scheduled, family):
+    with pytest.raises(ValueError, match="choose mode 'value'"):
+        scheduled(models[family], mode="embedding")
+
+
+def test_models_without_metadata_are_refused(models, scheduled):
+    with pytest.raises(ValueError, match="takes no size metadata"):
+        scheduled(models["sd15"])
+
+
+# A closed gate does not know the asked size (oracles 7 and 8)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_closed_gate_by_value_forgets_the_size(models, scheduled, family):
+    def at_the_top(width, height):
+        size = {"width": width, "height": height, "target_width": 512, "target_height": 512}
+        positive, negative = prompt(family, **size), prompt(family, 1, **size)
+        return sample(guider(scheduled(models[family]), positive, negative, 3.0), [models[family].get_model_object(
+            "model_sampling").sigma_max, 0.0], side=SIDE[family])  # fmt: skip
+
+    # of one aspect ratio: PixArt is told that too, and it acts from the start
+    assert torch.equal(at_the_top(256, 320), at_the_top(1024, 1280))
+
+
+@pytest.mark.parametrize("family", ["sdxl", "refiner"])
+def test_closed_gate_by_embedding_forgets_the_size(models, scheduled, family):
+    def at_the_top(model, width, height):
+        size = {"width": width, "height": height, "target_width": 512, "target_height": 512}
+        positive, negative = prompt(family, **size), prompt(family, 1, **size)
+        return sample(guider(model, positive, negative, 3.0), [TOP, 0.0], side=SIDE[family])
+
+    gated = scheduled(models[family], mode="embedding")
+    small, large = at_the_top(gated, 256, 320), at_the_top(gated, 2048, 1024)
+    reference = at_the_top(models[family], 64, 64)
+    scale = reference.abs().max()
+    # The embeddings agree to 1e-7; a random network and CFG enlarge that.
+    assert (small - large).abs().max() <= 1e-5 * scale
+    assert (small - reference).abs().max() <= 1e-5 * scale
+    assert (at_the_top(models[family], 256, 320) - reference).abs().max() > 1e-3 * scale
+
+
+# Only the chosen part moves, by the gate of the timestep (oracle 6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "moving"),
+    [("original size", ("height", "width")),
+     ("original and target size", ("height", "width", "target_height", "target_width")),
+     ("sizes and crop", tuple(SDXL))],
+)  # fmt: skip
+def test_only_the_chosen_slices_move(models, scheduled, fields, moving):
+    model = models["sdxl"]
+    stock = told(model, prompt("sdxl", **ASKED), MIDDLE)["y"][0]
+    gated = told(scheduled(model, fields=fields), prompt("sdxl", **ASKED), MIDDLE)["y"][0]
+    assert torch.equal(gated[:64], stock[:64])
+    for name, where in SDXL.items():
+        assert torch.equal(gated[where], stock[where]) == (name not in moving)
+
+
+def test_half_open_tells_the_value_half_way(models, scheduled):
+    """Cosine with exponent 2 at t = 500 of 999."""
+    gated = told(scheduled(models["sdxl"]), prompt("sdxl", width=512, height=256), MIDDLE)
+    assert gated["timestep"].item() == 500
+    by_hand = {"width": 64 + HALF * (512 - 64), "height": 64 + HALF * (256 - 64), "target_width": 512,
+               "target_height": 256}  # fmt: skip
+    assert torch.allclose(gated["y"], told(models["sdxl"], prompt("sdxl", **by_hand), MIDDLE)["y"], atol=2e-5)
+
+
+@pytest.mark.parametrize(("mode", "key"), [("value", None), ("embedding", "y")])
+def test_embedding_leaves_the_vector_and_moves_the_sum(models, scheduled, mode, key):
+    model, positive = models["sdxl"], prompt("sdxl", width=512, height=256)
+    network, caught = model.model.diffusion_model, []
+    handle = network.middle_block[0].emb_layers.register_forward_pre_hook(lambda module, args: caught.append(args[0]))
+    stock, told_stock = told(model, positive, MIDDLE)["y"], caught.pop()
+    gated, told_gated = told(scheduled(model, mode=mode), positive, MIDDLE)["y"], caught.pop()
+    handle.remove()
+    assert torch.equal(stock, gated) == (mode == "embedding")
+    if mode == "value":
+        return
+    reference = told(model, prompt("sdxl", width=64, height=64, target_width=512, target_height=256), MIDDLE)["y"]
+    with torch.inference_mode():
+        moved = told_stock + (1 - HALF) * (network.label_emb(reference) - network.label_emb(stock))
+    assert torch.allclose(told_gated, moved, atol=1e-5)
+
+
+@pytest.mark.parametrize("steps", [3, 9])
+def test_the_gate_follows_the_timestep_not_the_step(comfy, models, steps):
+    sampling = comfy.module("nodes.host.sampling")
+    table = models["sdxl"].get_model_object("model_sampling")
+    for sigma in sampling.schedule_sigmas(models["sdxl"], "karras", steps)[:-1]:
+        timestep = float(table.timestep(sigma))
+        assert sampling.noise_fraction(table, float(sigma)) == pytest.approx(timestep / 999)
+    assert sampling.noise_fraction(table, 100.0) == 1.0 and sampling.noise_fraction(table, 0.0) == 0.0
+    assert math.isclose(sampling.noise_fraction(table, 1.6156), 500 / 999)
+
+
+# Who is gated
+
+
+@pytest.mark.parametrize(("apply_to", "moved"), [("both", {0, 1}), ("positive", {0}), ("negative", {1})])
+@pytest.mark.parametrize("mode", ["value", "embedding"])
+def test_positive_negative_or_both(models, scheduled, apply_to, moved, mode):
+    model, size, sums = models["sdxl"], {"width": 512, "height": 256}, []
+    positive, negative = prompt("sdxl", **size), prompt("sdxl", 1, **size)
+    layer = model.model.diffusion_model.middle_block[0].emb_layers
+    handle = layer.register_forward_pre_hook(lambda module, args: sums.append(args[0].clone()))
+    told(model, positive, MIDDLE, negative)
+    gated = told(scheduled(model, mode=mode, apply_to=apply_to), positive, MIDDLE, negative)
+    handle.remove()
+    assert sorted(gated["rows"]) == [0, 1]  # still one batch
+    changed = [not torch.equal(before, after) for before, after in zip(*sums, strict=True)]
+    assert {row for row, differs in zip(gated["rows"], changed, strict=True) if differs} == moved
+
+
+def test_roles_come_from_the_guider_not_from_the_order(comfy, models, scheduled):
+    """DualCFGGuider evaluates negative, middle, positive."""
+    model, size = models["sdxl"], {"width": 512, "height": 256}
+    given = [prompt("sdxl", number, **size) for number in range(3)]
+    stock = told(model, given[0], MIDDLE)["y"][0, SDXL["width"]]
+    made = comfy.run("DualCFGGuider", model=scheduled(model, apply_to="positive"), cond1=given[0], cond2=given[1],
+                     negative=given[2], cfg_conds=2.0, cfg_cond2_negative=3.0, style="regular")[0]  # fmt: skip
+    with watched(model) as seen:
+        sample(made, [MIDDLE, 0.0])
+    rows = dict(zip(seen[0]["rows"], seen[0]["y"], strict=True))
+    assert [torch.equal(rows[row][SDXL["width"]], stock) for row in (0, 1, 2)] == [True, True, False]
