@@ -1,0 +1,35 @@
+"""Contenders that take turns."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from ..common import results
+
+
+def times(contenders: Mapping[str, Callable[[], object]], turns: int) -> dict[str, np.ndarray]:
+    """Milliseconds of each contender's turns, (turns,) each; one turn before them warms up."""
+    found: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(turns + 1):
+        for name, contender in contenders.items():
+            gc.collect()
+            started = time.perf_counter()
+            contender()
+            if turn:
+                found[name].append(1000 * (time.perf_counter() - started))
+    return {name: np.array(values) for name, values in found.items()}
+
+
+def told(where: str, measured: Mapping[str, np.ndarray], ours: str, what: str) -> dict[str, dict]:
+    """The medians, and how many times as long as ours the others take, turn by turn."""
+    numbers = {}
+    for name, values in measured.items():
+        numbers[f"{where}, {name}"] = results.bootstrap(values, what, "ms", np.median)
+        if name != ours:
+            numbers[f"{where}, {name} over {ours}"] = results.bootstrap(
+                values / measured[ours], f"ratio of times, turn by turn; {what}", "times", np.median)
+    return numbers
