@@ -1,6 +1,7 @@
 """`run.py check --checkpoint FILE`: a short run of every family on a checkpoint of the user's own.
 
 A family is one function that turns the checkpoint's name into an API prompt; adding it to FAMILIES is all it takes.
+Inputs that the prompt leaves out keep their defaults.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from .api import Client
 from .console import table
 from .errors import LaunchError
 from .server import Server
+from .widgets import widgets
 
 _PATHS_FILE = "check_paths.yaml"
 _KINDS = {".safetensors", ".sft", ".ckpt", ".pt", ".pth", ".bin"}
@@ -22,23 +24,81 @@ _KINDS = {".safetensors", ".sft", ".ckpt", ".pt", ".pth", ".bin"}
 
 def host(checkpoint: str) -> dict:
     """Stock nodes alone: load, encode a text, sample two steps at 256 pixels, decode."""
-
-    def node(class_type: str, **inputs) -> dict:
-        return {"class_type": class_type, "inputs": inputs}
-
     sampling = {"seed": 1, "steps": 2, "cfg": 5.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
     return {
-        "1": node("CheckpointLoaderSimple", ckpt_name=checkpoint),
-        "2": node("CLIPTextEncode", clip=["1", 1], text="a portrait"),
-        "3": node("CLIPTextEncode", clip=["1", 1], text=""),
-        "4": node("EmptyLatentImage", width=256, height=256, batch_size=1),
-        "5": node("KSampler", model=["1", 0], positive=["2", 0], negative=["3", 0], latent_image=["4", 0], **sampling),
-        "6": node("VAEDecode", samples=["5", 0], vae=["1", 2]),
-        "7": node("PreviewImage", images=["6", 0]),
+        "1": _node("CheckpointLoaderSimple", ckpt_name=checkpoint),
+        "2": _node("CLIPTextEncode", clip=["1", 1], text="a portrait"),
+        "3": _node("CLIPTextEncode", clip=["1", 1], text=""),
+        "4": _node("EmptyLatentImage", width=256, height=256, batch_size=1),
+        "5": _node("KSampler", model=["1", 0], positive=["2", 0], negative=["3", 0], latent_image=["4", 0], **sampling),
+        "6": _node("VAEDecode", samples=["5", 0], vae=["1", 2]),
+        "7": _node("PreviewImage", images=["6", 0]),
     }
 
 
-FAMILIES: dict[str, Callable[[str], dict]] = {"host": host}
+def noise(checkpoint: str) -> dict:
+    """Two pictures painted with the host's prompt, painted on with assigned noise, and a LoRA trained on them."""
+    prompt = host(checkpoint)
+    prompt["4"]["inputs"]["batch_size"] = 2
+    training = {"positive": ["2", 0], "steps": 2, "rank": 2, "mode": "pool", "pool_size": 8}
+    return prompt | {
+        "10": _node("RandomNoise", noise_seed=1),
+        "11": _node("GBX_ImmiscibleNoise", noise=["10", 0], latent_image=["5", 0], model=["1", 0]),
+        "12": _node("BasicGuider", model=["1", 0], conditioning=["2", 0]),
+        "13": _node("KSamplerSelect", sampler_name="euler"),
+        "14": _node("BasicScheduler", model=["1", 0], scheduler="normal", steps=2, denoise=0.5),
+        "15": _node("SamplerCustomAdvanced", noise=["11", 0], guider=["12", 0], sampler=["13", 0], sigmas=["14", 0],
+                    latent_image=["5", 0]),
+        "16": _node("VAEDecode", samples=["15", 0], vae=["1", 2]),
+        "17": _node("PreviewImage", images=["16", 0]),
+        "18": _node("GBX_TrainLoraImmiscible", model=["1", 0], latents=["5", 0], **training),
+        "19": _node("PreviewImage", images=["18", 4]),
+    }  # fmt: skip
+
+
+def activations(checkpoint: str) -> dict:
+    """The host's picture tapped, shown, split into clusters and compared with a point, and its run recorded."""
+    prompt = host(checkpoint)
+    prompt["5"]["inputs"]["model"] = ["10", 0]
+    tapped = {"activations": ["12", 0], "image": ["6", 0]}
+    return prompt | {
+        "10": _node("GBX_ActivationRecorder", model=["1", 0]),
+        "11": _node("GBX_ReadActivations", recording=["10", 1], samples=["5", 0]),
+        "12": _node("GBX_LayerActivationTap", model=["1", 0], positive=["2", 0], latent=["5", 0]),
+        "13": _node("GBX_ActivationPicture", activations=["11", 0]),
+        "14": _node("GBX_ActivationSimilarity", points="50%, 50%", **tapped),
+        "15": _node("GBX_ActivationClusters", **tapped),
+        **{str(20 + node): _node("PreviewImage", images=[str(node), 0]) for node in (13, 14, 15)},
+    }
+
+
+def _node(class_type: str, **inputs) -> dict:
+    return {"class_type": class_type, "inputs": inputs}
+
+
+def weights(checkpoint: str) -> dict:
+    """A space of two LoRAs trained on a picture of the host's prompt; a point of it is painted, and inverted a step."""
+    prompt = host(checkpoint)
+    trained = {"model": ["1", 0], "latents": ["5", 0], "positive": ["2", 0], "steps": 2, "rank": 1, "mode": "off"}
+    again = {"positive": ["2", 0], "negative": ["3", 0], "latent_image": ["4", 0], "seed": 1, "steps": 2, "cfg": 5.0,
+             "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
+    return prompt | {
+        "20": _node("GBX_TrainLoraImmiscible", seed=1, **trained),
+        "21": _node("GBX_TrainLoraImmiscible", seed=2, **trained),
+        "22": _node("GBX_W2WBuildSpace", name="glassbox-check", lora_1=["20", 1], lora_2=["21", 1]),
+        "23": _node("GBX_W2WSample", space=["22", 0], seed=1),
+        "24": _node("GBX_W2WApply", model=["1", 0], point=["23", 0], start_percent=0.3),
+        "25": _node("KSampler", model=["24", 0], **again),
+        "26": _node("PreviewImage", images=["27", 0]),
+        "27": _node("VAEDecode", samples=["25", 0], vae=["1", 2]),
+        "28": _node("GBX_W2WInvert", model=["1", 0], space=["22", 0], latent=["5", 0], positive=["2", 0], steps=1),
+        "29": _node("PreviewImage", images=["28", 2]),
+    }
+
+
+FAMILIES: dict[str, Callable[[str], dict]] = {
+    "host": host, "activations": activations, "noise": noise, "weights": weights,
+}  # fmt: skip
 
 
 def run(comfyui: Path, checkpoint: Path, port: int | None) -> int:
@@ -49,7 +109,8 @@ def run(comfyui: Path, checkpoint: Path, port: int | None) -> int:
     arguments = (*serve.CANVAS_ARGUMENTS, "--extra-model-paths-config", str(extra_paths))
     with Server(comfyui, paths.HOST, arguments, port) as server:
         client = Client(server.url)
-        rows = [_try(client, name, build(checkpoint.name)) for name, build in FAMILIES.items()]
+        known = client.object_info()
+        rows = [_try(client, name, completed(build(checkpoint.name), known)) for name, build in FAMILIES.items()]
     print("\n" + table(("family", "seconds", "result"), rows))
     return int(any(result != "works" for _, _, result in rows))
 
@@ -62,6 +123,16 @@ def checked(checkpoint: Path) -> Path:
     if checkpoint.suffix.lower() not in _KINDS:
         raise LaunchError(f"{checkpoint.name} is no checkpoint that ComfyUI loads: give a .safetensors file.")
     return checkpoint
+
+
+def completed(prompt: dict, object_info: dict) -> dict:
+    """The prompt with the default of every widget that it does not set."""
+    full = {}
+    for number, entry in prompt.items():
+        info = {"input": {}, **object_info.get(entry["class_type"], {})}
+        defaults = {widget.name: widget.default for widget in widgets(info) if widget.in_prompt}
+        full[number] = {**entry, "inputs": {**defaults, **entry["inputs"]}}
+    return full
 
 
 def _write_paths(folder: Path) -> Path:

@@ -5,6 +5,7 @@ from .authoring import Output, Workflow
 _CAPTION = "portrait, light skin, majestic beard, black hair, sunglasses, white shirt, plain blue background"
 _TOWN = "a small town by the sea at dusk, watercolour"
 _NOTHING = "Nothing (what CFG steers away from)"
+_FOLDER = "my_pictures"  # of the user's own, in ComfyUI's input folder
 
 
 def demo_noise_immiscible_picture_to_picture(w: Workflow) -> None:
@@ -75,6 +76,36 @@ def sd15_noise_immiscible_stock_ksampler(w: Workflow) -> None:
 
 def sdxl_noise_immiscible_stock_ksampler(w: Workflow) -> None:
     _second_ksampler(w, "sd_xl_base_1.0.safetensors", 1024)
+
+
+def demo_noise_train_lora(w: Workflow) -> None:
+    w.note(
+        "A LoRA trained with noise as drawn and with immiscible noise",
+        "**Sixteen faces** and one caption train two small LoRAs that differ in nothing but the noise: as drawn, and "
+        "from a pool over the training set (Immiscible Diffusion, arXiv 2406.12303). Four more faces are held out.",
+        "**The plots** show training and held-out loss, **the pictures** one noise before, on the way and after.",
+        "**Paired noise lowers the training loss by itself**: compare the orange lines and the pictures. So short a "
+        "run on so few pictures shows how it works, not which is better; studies/noise measures that.",
+        "**Try** mode nearest, grouping, more steps, a checkpoint name; press Stop while it trains.",
+    )
+    w.group("Model and pictures")
+    model, clip, vae = w.add("GBX_LoadDemoModel")
+    pictures, _, _ = w.add("GBX_DemoPicture", picture=0, count=20)
+    latent = w.add("VAEEncode", pixels=pictures, vae=vae)
+    positive = w.add("CLIPTextEncode", clip=clip, text="portrait", node_title="Caption")
+    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_NOTHING)
+    short = {"steps": 12, "batch_size": 4, "learning_rate": 0.001, "held_out": 4, "validate_every": 4,
+             "sample_every": 6, "sample_steps": 8, "training_dtype": "fp32", "lora_dtype": "fp32",
+             "gradient_checkpointing": False}  # fmt: skip
+    _side_by_side(w, model, vae, latent, positive, negative, short)
+
+
+def sd15_noise_train_lora(w: Workflow) -> None:
+    _train_on_folder(w, "v1-5-pruned-emaonly-fp16.safetensors", 512)
+
+
+def sdxl_noise_train_lora(w: Workflow) -> None:
+    _train_on_folder(w, "sd_xl_base_1.0.safetensors", 1024)
 
 
 class _Immiscible:
@@ -174,3 +205,49 @@ def _stock_ksampler(w: Workflow, latent: Output, vae: Output, model: Output, giv
     w.group("What was gained")
     w.add("PreviewImage", images=figure)
     w.add("PreviewAny", source=report, node_title="In words")
+
+
+def _train_on_folder(w: Workflow, checkpoint: str, size: int) -> None:
+    w.note(
+        "A LoRA trained with noise as drawn and with immiscible noise",
+        "**A folder of pictures** in ComfyUI's input folder, each with its caption in a .txt file of the same name, "
+        "trains two LoRAs that differ in nothing but the noise: as drawn, and from pools over the training set "
+        "(Immiscible Diffusion, arXiv 2406.12303).",
+        "**Choose your folder** in the first node. The last two pictures are held out: raise held_out with more.",
+        "**Paired noise lowers the training loss by itself**: compare the orange lines and the pictures.",
+        "**Both runs keep checkpoints** in output/glassbox: queue again after a stop, and they go on.",
+    )
+    w.group("Model and pictures")
+    model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name=checkpoint)
+    images, texts = w.add("LoadImageTextDataSetFromFolder", folder=_FOLDER)
+    resized = w.add("ResizeImagesByShorterEdge", images=images, shorter_edge=size)
+    cropped = w.add("CenterCropImages", images=resized, width=size, height=size)
+    latents, captions = w.add("MakeTrainingDataset", images=cropped, vae=vae, clip=clip, texts=texts)
+    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_NOTHING)
+    given = {"steps": 500, "batch_size": 1, "learning_rate": 0.0002, "schedule": "cosine", "warmup_steps": 25,
+             "weighting": "min-SNR", "rank": 16, "held_out": 2, "validate_every": 50, "sample_every": 100,
+             "sample_steps": 20, "sample_cfg": 7.0, "lora_dtype": "fp32"}  # fmt: skip
+    _side_by_side(w, model, vae, latents, captions, negative, given)
+
+
+def _side_by_side(
+    w: Workflow, model: Output, vae: Output, latents: Output, positive: Output, negative: Output, given: dict
+) -> None:
+    """Two trainings with everything the same but the noise, their plots and samples."""
+    shown = {}
+    for mode, title in (("off", "Noise as drawn"), ("pool", "Immiscible noise")):
+        w.group(title)
+        demo = w.name.startswith("demo")
+        _, lora, _, steps, plot, samples, report = w.add(
+            "GBX_TrainLoraImmiscible", model=model, latents=latents, positive=positive, vae=vae,
+            sample_negative=negative, mode=mode, seed=1, checkpoint="" if demo else f"glassbox/training_{mode}",
+            node_title=title, **given,
+        )  # fmt: skip
+        w.add("SaveLoRA", lora=lora, prefix=f"loras/glassbox_{mode}", steps=steps)
+        w.add("PreviewAny", source=report, node_title="In words")
+        shown[mode] = (plot, samples)
+    w.group("Side by side")
+    for mode, title in (("pool", "Immiscible noise"), ("off", "Noise as drawn")):
+        plot, samples = shown[mode]
+        w.add("SaveImage", images=samples, filename_prefix=f"glassbox/train_{mode}", node_title=f"Samples: {title}")
+        w.add("SaveImage", images=plot, filename_prefix=f"glassbox/loss_{mode}", node_title=f"Loss: {title}")

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import reduced
+from PIL import Image
 
 # What each of ComfyUI's loaders asks for by file name: input, models folder; and its method and part of a checkpoint.
 _FILES = {
@@ -41,7 +42,17 @@ def offer_files(prompt: dict, models: Path) -> None:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.touch()
             folder_paths.add_model_folder_path(folder, str(models / folder))
+        if entry["class_type"] == "LoadImageTextDataSetFromFolder":
+            _offer_pictures(Path(folder_paths.get_input_directory()) / entry["inputs"]["folder"])
     folder_paths.filename_list_cache.clear()
+
+
+def _offer_pictures(folder: Path, count: int = 4) -> None:
+    """A folder of small pictures with a caption each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        Image.effect_noise((160, 140), 40 + number).convert("RGB").save(folder / f"{number}.png")
+        (folder / f"{number}.txt").write_text(f"picture {number}", encoding="utf-8")
 
 
 def swap_loaders(monkeypatch, architecture: str) -> None:

@@ -38,12 +38,15 @@ _FAMILIES = {"sd15": "SD15", "sdxl": "SDXL", "flux": "Flux"}
 ARCHITECTURES = tuple(_CONFIGS)
 
 
-def checkpoint(architecture: str, seed: int = 0) -> tuple:
-    """MODEL, CLIP and VAE of an architecture; the same seed gives the same weights. ComfyUI must be prepared."""
+def checkpoint(architecture: str, seed: int = 0, **smaller: object) -> tuple:
+    """MODEL, CLIP and VAE of an architecture; the same seed gives the same weights. ComfyUI must be prepared.
+
+    `smaller` replaces numbers of the denoiser's configuration, for tests that need no more of its structure.
+    """
     import comfy.supported_models
 
     generator = torch.Generator().manual_seed(seed)
-    config = getattr(comfy.supported_models, _FAMILIES[architecture])(dict(_CONFIGS[architecture]))
+    config = getattr(comfy.supported_models, _FAMILIES[architecture])({**_CONFIGS[architecture], **smaller})
     channels = config.latent_format.latent_channels
     with torch.inference_mode(False), torch.no_grad():
         return _model(config, generator), _clip(config, generator), _vae(channels, generator)

@@ -39,3 +39,12 @@ def test_every_family_is_run_and_told(checkpoint, stand_in, tmp_path, monkeypatc
     assert capsys.readouterr().out.count(said) == 2
     (entry,) = json.loads((tmp_path / "host" / "check_paths.yaml").read_text()).values()
     assert entry == {"base_path": str(checkpoint.parent), "checkpoints": ".", "is_default": True}
+
+
+def test_a_prompt_is_completed_with_defaults():
+    info = {"input": {"required": {"steps": ["INT", {"default": 4}], "model": ["MODEL"], "seed": ["INT", {}]}}}
+    prompt = {"1": {"class_type": "Train", "inputs": {"model": ["2", 0], "seed": 9}}, "2": {"class_type": "Unknown",
+              "inputs": {}}}  # fmt: skip
+    assert check.completed(prompt, {"Train": info}) == {
+        "1": {"class_type": "Train", "inputs": {"steps": 4, "model": ["2", 0], "seed": 9}}, "2": prompt["2"],
+    }  # fmt: skip
