@@ -9,7 +9,7 @@ import numpy as np
 
 from .quantisation import GROUP
 
-_BLOCK_BYTES = 128 * 1024 * 1024
+_BLOCK_BYTES = 16 * 1024 * 1024
 
 
 class Scratch:

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import reduced
+import release
 from PIL import Image
 
 # What each of ComfyUI's loaders asks for by file name: input, models folder; and its method and part of a checkpoint.
@@ -42,9 +43,21 @@ def offer_files(prompt: dict, models: Path) -> None:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.touch()
             folder_paths.add_model_folder_path(folder, str(models / folder))
+        if entry["class_type"] == "GBX_W2WImportRelease":
+            _offer_release(models / "w2w", entry["inputs"]["folder"])
         if entry["class_type"] == "LoadImageTextDataSetFromFolder":
             _offer_pictures(Path(folder_paths.get_input_directory()) / entry["inputs"]["folder"])
     folder_paths.filename_list_cache.clear()
+
+
+def _offer_release(spaces: Path, folder: str) -> None:
+    """The files of the official space of people, for the reduced SD1.5."""
+    import folder_paths
+
+    layers = release.attention_layers(reduced.checkpoint("sd15")[0])
+    tensors = release.write(spaces / folder, layers, count=20, components=8, known=6)
+    release.write_labels(spaces / folder, tensors["proj_1000pc"], ["Chubby", "Young", "Eyeglasses", "Male"])
+    folder_paths.add_model_folder_path("w2w", str(spaces), is_default=True)
 
 
 def _offer_pictures(folder: Path, count: int = 4) -> None:

@@ -1,10 +1,8 @@
 """The official release's files, made small: read without executing a pickle, negative deviations kept."""
 
-import csv
-import json
-
 import members
 import pytest
+import release as release_files
 import torch
 from glassbox.nodes.weights import directions, edits, lora_files, official_release, points
 from glassbox.nodes.weights.layout import Layout
@@ -17,33 +15,13 @@ MEMBERS, COMPONENTS, KNOWN = 40, 12, 6
 def release(tmp_path_factory):
     """The files as torch.save writes them, and the numbers in them."""
     folder = tmp_path_factory.mktemp("release") / "files"
-    folder.mkdir()
-    generator = members.generator(0)
-    layers = {name: members.factors(0)[name] for name in sorted(members.LAYERS)}
-    keys = {key.replace(".weight", ".identity1.weight"): value for key, value in members.peft(layers).items()}
-    size = sum(value.numel() for value in keys.values())
-    basis = torch.linalg.qr(torch.randn(size, COMPONENTS, generator=generator))[0]
-    mean, std = torch.randn(size, generator=generator), torch.rand(size, generator=generator) + 0.1
-    std[::7] *= -1
-    projections = torch.randn(MEMBERS, KNOWN, generator=generator) * torch.arange(KNOWN, 0, -1)
-    projections -= projections.mean(0)
-    tensors = {"V": basis, "mean": mean, "std": std, "proj_1000pc": projections}
-    for name, value in tensors.items():
-        torch.save(value, folder / f"{name}.pt")
-    torch.save({key: (torch.Size([value.numel()]), value.shape) for key, value in keys.items()},
-               folder / "weight_dimensions.pt")  # fmt: skip
-    (folder / "adapter_config.json").write_text(json.dumps({"r": 1, "lora_alpha": 27, "use_rslora": False}))
-    return folder, tensors
+    return folder, release_files.write(folder, members.LAYERS, MEMBERS, COMPONENTS, KNOWN)
 
 
 @pytest.fixture
 def labelled(release):
     folder, tensors = release
-    with open(folder / "identity_df.csv", "w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(["file", "Bald", "Chubby"])
-        for row, values in enumerate(tensors["proj_1000pc"]):
-            table.writerow([7000 + row, 1 if values[0] > 0 else -1, 1 if values[1] > 0 else -1])
+    release_files.write_labels(folder, tensors["proj_1000pc"], ["Bald", "Chubby"])
     yield folder, tensors
     (folder / "identity_df.csv").unlink()
 

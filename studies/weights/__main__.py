@@ -1,0 +1,50 @@
+"""The weight space of the demo world: `python run.py study weights [STEP ...] [--quick]`.
+
+Steps, in order: train (the population, a cohort at a time), release (the space that the pack ships), measure. Without a
+step all run; `--quick` measures the shipped space with fewer samples. What is finished is kept in .cache/weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from ..common import host
+
+FOLDER = host.ROOT / ".cache" / "weights"
+STEPS = ("train", "release", "measure")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the named steps."""
+    parser = argparse.ArgumentParser(prog="run.py study weights", description=__doc__.splitlines()[0])
+    parser.add_argument("steps", nargs="*", metavar="STEP", help=", ".join(STEPS))
+    parser.add_argument("--people", type=int, default=320, help="how many identities to train")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further cohort after so long")
+    parser.add_argument("--quick", action="store_true", help="measure with fewer samples, in under five minutes")
+    options = parser.parse_args(argv)
+    unknown = [step for step in options.steps if step not in STEPS]
+    if unknown:
+        parser.error(f"there is no step {unknown[0]}: choose from {', '.join(STEPS)}")
+    for step in options.steps or (("measure",) if options.quick else STEPS):
+        if step == "measure":
+            from . import measure
+
+            print(measure.run(options.quick))
+        else:
+            _population(options.people, options.minutes * 60, step == "release")
+    return 0
+
+
+def _population(count: int, seconds: float, release_it: bool) -> None:
+    """Train, or go on training; and make the space of what there is."""
+    from ..world.generate import Generator
+    from ..world.release import WORLD
+    from . import population, release
+
+    generator, plan = Generator.load(WORLD), population.Plan()
+    limit = 0.0 if release_it else seconds
+    group, flats = population.train(generator, count, FOLDER, plan, limit)
+    if release_it:
+        layout = population.Trainer(generator, plan).layout
+        release.write(release.build(group, flats, layout, release.COMPONENTS, FOLDER), plan, group)

@@ -1,0 +1,104 @@
+"""The identities of the population: ten pictures each, in which everything varies but who it is.
+
+Identity is skin, hair, its colour, facial hair and accessory (`faces.IDENTITY`). Mouth, eyes, clothing, background and
+place vary; captions name what varies and never the identity, so that only the weights can carry it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..world import captions
+from ..world.faces import IDENTITY, Face, random_face
+from ..world.scenes import Metadata, Scene, random_scene, render
+
+PICTURES = 10
+SEED = 406_094_13
+#: Labels of a member: name -> whether an identity has it.
+LABELS = {
+    "dark skin": lambda face: face.skin in ("brown", "black"),
+    "pale skin": lambda face: face.skin in ("pale", "light"),
+    "beard": lambda face: face.facial_hair in ("light beard", "majestic beard"),
+    "moustache": lambda face: face.facial_hair == "moustache",
+    "round glasses": lambda face: face.accessory == "round glasses",
+    "sunglasses": lambda face: face.accessory == "sunglasses",
+    "bald": lambda face: face.hair == "bald",
+    "long hair": lambda face: face.hair in ("big", "bob", "long", "straight", "dreads"),
+    "afro": lambda face: face.hair in ("afro", "curly"),
+    "dark hair": lambda face: face.hair_color in ("black", "brown"),
+    "bright hair": lambda face: face.hair_color in ("blonde", "platinum", "gray"),
+    "red hair": lambda face: face.hair_color == "red",
+    "pink hair": lambda face: face.hair_color == "pink",
+}
+
+
+@dataclass(frozen=True)
+class Person:
+    """One identity and the scenes it is shown in."""
+
+    name: str
+    face: Face
+    scenes: list[Scene]
+
+    def labels(self) -> list[float]:
+        """1 or 0 for each of LABELS."""
+        return [float(holds(self.face)) for holds in LABELS.values()]
+
+
+def people(count: int, seed: int = SEED) -> list[Person]:
+    """The first ``count`` identities of a seed; more of them begin with the same ones."""
+    return [person(number, seed) for number in range(count)]
+
+
+def person(number: int, seed: int = SEED) -> Person:
+    """One identity, from a generator of its own."""
+    rng = np.random.default_rng([seed, number])
+    face = random_face(rng)
+    kept = {name: getattr(face, name) for name in IDENTITY}
+    scenes = []
+    for _ in range(PICTURES):
+        scene = random_scene(rng, Metadata(), smallest=0.8)
+        scenes.append(replace(scene, face=replace(scene.face, **kept)))
+    return Person(f"person_{number:04}", face, scenes)
+
+
+def caption(scene: Scene) -> str:
+    """What varies in a picture, and nothing of the identity."""
+    said = captions.phrases(scene.face)
+    return ", ".join(["portrait", said["clothing"], said["mouth"], captions.background_phrase(scene)])
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Latents in the model's scale float16 (people, PICTURES, 8, 16, 16), and the text model's (…, 77, 128) of each."""
+
+    latents: torch.Tensor
+    contexts: torch.Tensor
+
+
+def encode(group: list[Person], generator, batch: int = 50) -> Encoded:
+    """Pictures and captions of a group of people as the model sees them."""
+    scenes = [scene for one in group for scene in one.scenes]
+    process, latents, rows = generator.model.get_model_object("process_latent_in"), [], []
+    with torch.inference_mode():
+        for start in range(0, len(scenes), batch):
+            part = scenes[start : start + batch]
+            pictures = torch.from_numpy(np.stack([render(scene) for scene in part])).float() / 255
+            latents.append(process(generator.vae.encode(pictures)).half())
+            rows.append(generator.condition([caption(scene) for scene in part])[0][0].half())
+    shape = (len(group), PICTURES)
+    return Encoded(*(torch.cat(parts).unflatten(0, shape).clone() for parts in (latents, rows)))
+
+
+def cached(group: list[Person], generator, path: Path) -> Encoded:
+    """``encode``, kept in a file."""
+    if not path.exists():
+        encoded, temporary = encode(group, generator), path.with_suffix(".tmp")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save({"latents": encoded.latents, "contexts": encoded.contexts}, temporary)
+        temporary.replace(path)
+    return Encoded(**torch.load(path, weights_only=True))

@@ -1,0 +1,124 @@
+"""Train the population: LoRAs of many identities of the demo world, a cohort at a time, in one batch.
+
+The recipe is the paper's (arXiv 2406.09413, appendix E) brought to a small model: rank 1 on queries and values, one
+start for all, AdamW, noise prediction. Steps are few and learning rates high; captions name what varies.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..common.training import device
+from .grouped import Population, adapted, attention_layout, initial
+from .people import PICTURES, Encoded, cached, people
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``cohort`` identities in one batch, ``rows`` pictures of each a step."""
+
+    cohort: int = 32
+    rows: int = 1
+    steps: int = 150
+    rank: int = 1
+    alpha: float = 1.0
+    learning_rate: float = 0.02
+    weight_decay: float = 0.01
+    earliest: int = 100  # timesteps below are left out: identity is settled at higher noise
+    seed: int = 0
+
+
+class Trainer:
+    """The frozen network of a demo world, and a cohort's training on it."""
+
+    def __init__(self, generator, plan: Plan):
+        model = generator.model.model
+        self.network, self.plan = model.diffusion_model.to(device()).requires_grad_(False), plan
+        self.layout = attention_layout(self.network, plan.rank, plan.alpha)
+        sigmas = model.model_sampling.sigmas.float()
+        self.alphas = 1 / (sigmas.square() + 1)
+        self.vector = model.encode_adm().to(device())
+
+    def cohort(self, data: Encoded, checkpoint: Path, every: int = 50) -> torch.Tensor:
+        """Train identities (n) together and return their flat factors float32 (n, D); goes on from its checkpoint."""
+        plan = self.plan
+        population = Population(self.layout, len(data.latents), plan.seed, device())
+        optimizer = torch.optim.AdamW([population.flat], lr=plan.learning_rate, weight_decay=plan.weight_decay)
+        first = _resume(population, optimizer, checkpoint)
+        with adapted(self.network, population):
+            for step in range(first, plan.steps):
+                for group in optimizer.param_groups:
+                    group["lr"] = plan.learning_rate * min(1.0, (step + 1) / 10) * (1 - 0.9 * step / plan.steps)
+                loss = self.loss(population, data, torch.Generator().manual_seed(plan.seed * 1_000_003 + step))
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                optimizer.step()
+                if (step + 1) % every == 0 or step + 1 == plan.steps:
+                    _save(population, optimizer, step + 1, checkpoint)
+        return population.flat.detach().cpu()
+
+    def loss(self, population: Population, data: Encoded, generator: torch.Generator) -> torch.Tensor:
+        """Squared error of the predicted noise, a mean for each identity, summed over them.
+
+        So each identity's gradient is what it would be alone.
+        """
+        count, rows = len(data.latents), self.plan.rows
+        picks = torch.rand(count, PICTURES, generator=generator).argsort(dim=1)[:, :rows]
+        people_ = torch.arange(count)[:, None]
+        latents = data.latents[people_, picks].flatten(0, 1).float()
+        contexts = data.contexts[people_, picks].flatten(0, 1).float()
+        low, high = self.plan.earliest, len(self.alphas)
+        places = torch.rand(rows * count, generator=generator)
+        timesteps = (low + (high - low) * places).long()
+        noise = torch.randn(latents.shape, generator=generator)
+        alpha = self.alphas[timesteps][:, None, None, None]
+        noised = alpha.sqrt() * latents + (1 - alpha).sqrt() * noise
+        inputs = [part.to(device()) for part in (noised, timesteps, contexts, self.vector.expand(len(noised), -1))]
+        with torch.autocast(device().type, torch.bfloat16):
+            predicted = self.network(*inputs)
+        error = (predicted.float() - noise.to(device())).square().mean((1, 2, 3))
+        return error.view(count, rows).mean(dim=1).sum()
+
+
+def train(generator, count: int, folder: Path, plan: Plan, seconds: float = float("inf")) -> tuple[list, torch.Tensor]:
+    """Train cohorts until ``count`` identities are there or ``seconds`` are over; returns people and factors.
+
+    A cohort that is finished is kept in ``folder`` and not trained again.
+    """
+    trainer, group, flats, started = Trainer(generator, plan), people(count), [], time.perf_counter()
+    for number, first in enumerate(range(0, count, plan.cohort)):
+        part = group[first : first + plan.cohort]
+        done = folder / f"cohort_{number:03}.done.pt"
+        if not done.exists() and time.perf_counter() - started > seconds:
+            break
+        if not done.exists():
+            begun = time.perf_counter()
+            data = cached(part, generator, folder / f"cohort_{number:03}.data.pt")
+            flat = trainer.cohort(data, folder / f"cohort_{number:03}.pt")
+            torch.save(flat, done)
+            (folder / f"cohort_{number:03}.pt").unlink()
+            pace = (time.perf_counter() - begun) / len(part)
+            print(f"identities {first} to {first + len(part) - 1}: {pace:.2f} s each", flush=True)
+        flats.append(torch.load(done, weights_only=True))
+    flat = torch.cat(flats) if flats else initial(trainer.layout, plan.seed)[None, :][:0]
+    return group[: len(flat)], flat
+
+
+def _save(population: Population, optimizer, step: int, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    torch.save({"flat": population.flat.detach(), "optimizer": optimizer.state_dict(), "step": step}, temporary)
+    temporary.replace(path)
+
+
+def _resume(population: Population, optimizer, path: Path) -> int:
+    if not path.exists():
+        return 0
+    state = torch.load(path, map_location=device(), weights_only=True)
+    population.flat.data.copy_(state["flat"])
+    optimizer.load_state_dict(state["optimizer"])
+    return state["step"]

@@ -1,0 +1,59 @@
+"""Make the space of the demo world from its trained population, with labels: what the pack ships."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from ..common import host
+from ..world.release import WORLD
+from .people import LABELS, Person
+from .population import Plan
+
+NAME = f"{WORLD}-w2w"
+ASSET = host.ROOT / "assets" / f"{NAME}.safetensors"
+#: Axes that are shipped: as many as fit 2.5 MB in float16.
+COMPONENTS = 92
+
+
+def build(group: list[Person], flats: torch.Tensor, layout, components: int, folder: Path):
+    """The space of a population's factors (n, D), in the form of the paper, with the members' labels."""
+    building, files = host.pack("nodes.weights.building"), host.pack("nodes.weights.lora_files")
+    sources = []
+    for person, flat in zip(group, flats, strict=True):
+        lora = files.Lora(layout.unflatten(flat))
+        sources.append(building.Source(person.name, person.name, partial(files.shapes_of, lora), partial(_same, lora)))
+    settings = building.Settings(components=components, form="as trained", rank=layout.rank)
+    space = building.build(sources, settings, folder / f"{NAME}.safetensors")
+    rows = torch.tensor([person.labels() for person in group])
+    return replace(space, labels={name: rows[:, column] for column, name in enumerate(LABELS)})
+
+
+def write(space, plan: Plan, group: list[Person]) -> Path:
+    """The shipped file: basis and coefficients in float16, and how the members were trained."""
+    told = {
+        "name": NAME,
+        "base": f"Glassbox demo model {WORLD}",
+        "prompt": "portrait",
+        "licence": "MIT",
+        "training": f"{len(group)} identities, {plan.steps} steps of {plan.rows} picture(s), rank {plan.rank}, "
+        f"learning rate {plan.learning_rate}",
+        "faces": [_identity(person) for person in group],
+    }
+    files = host.pack("nodes.weights.space_files")
+    released = replace(space, about={**space.about, **told}, squares=None)
+    error = files.write(released, ASSET, "float16", coefficients=torch.float16)
+    print(f"{ASSET.name}: {ASSET.stat().st_size / 1e6:.2f} MB, {len(group)} members, storage error {error}")
+    return ASSET
+
+
+def _identity(person: Person) -> str:
+    face = person.face
+    return " ".join((face.skin, face.hair, face.hair_color, face.facial_hair, face.accessory)).replace(" ", "-")
+
+
+def _same(lora):
+    return lora
