@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import comfy.model_management
@@ -21,16 +21,15 @@ import comfy.model_patcher
 import comfy.sampler_helpers
 import comfy.samplers
 import torch
-from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+
+from .gradients import LOW_PRECISION, activations_kept, ordinary_parameters
 
 Result = TypeVar("Result")
 WeightFunction = Callable[[torch.Tensor], torch.Tensor]
 
 # With one of these a CONDITIONING cannot share an evaluation with others.
 _ALONE = ("area", "mask", "control", "gligen", "hooks")
-_LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
 class Session:
@@ -95,7 +94,7 @@ class Session:
     def _call(self, noised: torch.Tensor, sigmas: torch.Tensor, conds: dict[str, list[dict]], cfg: float):
         comfy.model_management.throw_exception_if_processing_interrupted()
         self._guider.conds, self._guider.cfg = conds, cfg
-        low = torch.autocast(self.device.type, self.dtype) if self.dtype in _LOW_PRECISION else contextlib.nullcontext()
+        low = torch.autocast(self.device.type, self.dtype) if self.dtype in LOW_PRECISION else contextlib.nullcontext()
         with low:
             return self._guider(noised, sigmas, model_options=self._options, seed=self._seed)
 
@@ -154,7 +153,7 @@ def run(
         guider = _Guider(clone, lambda: work(Session(guider, pictures, conditions, dtype, seed)), conditions)
         clone.model.requires_grad_(False)
         load(clone)
-        with _memory(clone, dtype, checkpointing):
+        with activations_kept(clone, dtype, checkpointing):
             first = pictures[0]
             no_steps = torch.tensor([1.0, 0.0])
             guider.sample(torch.zeros_like(first), first, None, no_steps, disable_pbar=True, seed=seed)
@@ -175,7 +174,7 @@ class _Guider(comfy.samplers.CFGGuider):
         self.original_conds = {"positive": [entry for entries in conditions for entry in entries]}
 
     def inner_sample(self, noise, latent_image, *rest, **more):
-        with _ordinary_parameters(self.inner_model):
+        with ordinary_parameters(self.inner_model):
             self.result = self.work()
         return latent_image
 
@@ -229,76 +228,3 @@ def _joined(conditions: list[list[dict]]) -> list[dict] | None:
             return None
         model_conds[name] = first._copy_with(first.concat(others))
     return [{**entries[0], "model_conds": model_conds}]
-
-
-@contextlib.contextmanager
-def _ordinary_parameters(model: nn.Module) -> Iterator[None]:
-    """Replace inference tensors that no weight function copies, such as the scales of some norms, for a while."""
-    replaced = []
-    try:
-        for module in model.modules():
-            copied = ("weight", "bias") if hasattr(module, "weight_function") else ()
-            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-                if tensor is not None and tensor.is_inference() and name not in copied:
-                    replaced.append((module, name, tensor))
-        for module, name, tensor in replaced:
-            _put(module, name, tensor.clone())
-        yield
-    finally:
-        for module, name, tensor in replaced:
-            _put(module, name, tensor)
-
-
-def _put(module: nn.Module, name: str, tensor: torch.Tensor) -> None:
-    if name in module._buffers:
-        module._buffers[name] = tensor
-    else:
-        parameter = isinstance(tensor, nn.Parameter)
-        module._parameters[name] = tensor if parameter else nn.Parameter(tensor, requires_grad=False)
-
-
-def _memory(patcher, dtype: torch.dtype, checkpointing: bool):
-    """What is kept for the gradient, as a context.
-
-    Transformers (Flux) add in place to what their norms have kept. Autocast on a GPU spares them by computing norms in
-    float32; elsewhere PyTorch must copy what is about to change, which does not go together with checkpointing.
-    """
-    network = patcher.model.diffusion_model
-    spared = patcher.load_device.type == "cuda" and dtype in _LOW_PRECISION
-    if not isinstance(network, UNetModel) and not (spared and checkpointing):
-        return torch.autograd.graph.allow_mutation_on_saved_tensors()
-    return _checkpointed(network) if checkpointing else contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def _checkpointed(network: nn.Module) -> Iterator[None]:
-    """Let the network's outer blocks keep no activations, and compute them again for the gradient."""
-    blocks = list(_blocks(network))
-    forwards = [block.forward for block in blocks]
-    try:
-        for block, forward in zip(blocks, forwards, strict=True):
-            block.forward = _again(forward)
-        yield
-    finally:
-        for block in blocks:
-            del block.forward
-
-
-def _again(forward: Callable) -> Callable:
-    def on_copies(*args, **kwargs):
-        # Some blocks add to their input in place, and would begin anew from the sum.
-        return forward(*map(_copied, args), **{name: _copied(value) for name, value in kwargs.items()})
-
-    return lambda *args, **kwargs: checkpoint(on_copies, *args, use_reentrant=False, **kwargs)
-
-
-def _copied(value):
-    return value.clone() if isinstance(value, torch.Tensor) else value
-
-
-def _blocks(network: nn.Module) -> Iterator[nn.Module]:
-    for child in network.children():
-        if isinstance(child, nn.ModuleList | nn.Sequential | nn.ModuleDict):
-            yield from _blocks(child)
-        else:
-            yield child

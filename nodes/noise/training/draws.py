@@ -45,7 +45,10 @@ class Draws:
         self._next = 0
         first = pictures.latents[0]
         self._generator.manual_seed(seed % _SEEDS)
-        torch.randn(len(pictures), *first.shape[1:], dtype=first.dtype, generator=self._generator)  # as core does
+        # Core has drawn noise for the whole set by now. In multiples of 16 numbers the pieces are the whole.
+        together = 1 if first.numel() % 16 == 0 else len(pictures)
+        for _ in range(len(pictures) // together):
+            torch.randn(together, *first.shape[1:], dtype=first.dtype, generator=self._generator)
 
     @property
     def batches_an_epoch(self) -> int:

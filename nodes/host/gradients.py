@@ -1,0 +1,86 @@
+"""What gradients need of a network: tensors that they may cross, and memory for activations."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import torch
+from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+LOW_PRECISION = (torch.bfloat16, torch.float16)
+
+
+@contextlib.contextmanager
+def ordinary_parameters(model: nn.Module) -> Iterator[None]:
+    """Replace inference tensors that no weight function copies, such as the scales of some norms, for a while."""
+    replaced = []
+    try:
+        for module in model.modules():
+            copied = ("weight", "bias") if hasattr(module, "weight_function") else ()
+            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+                if tensor is not None and tensor.is_inference() and name not in copied:
+                    replaced.append((module, name, tensor))
+        for module, name, tensor in replaced:
+            _put(module, name, tensor.clone())
+        yield
+    finally:
+        for module, name, tensor in replaced:
+            _put(module, name, tensor)
+
+
+def _put(module: nn.Module, name: str, tensor: torch.Tensor) -> None:
+    if name in module._buffers:
+        module._buffers[name] = tensor
+    else:
+        parameter = isinstance(tensor, nn.Parameter)
+        module._parameters[name] = tensor if parameter else nn.Parameter(tensor, requires_grad=False)
+
+
+def activations_kept(patcher, dtype: torch.dtype, checkpointing: bool):
+    """What is kept for the gradient, as a context.
+
+    Transformers (Flux) add in place to what their norms have kept. Autocast on a GPU spares them by computing norms in
+    float32; elsewhere PyTorch must copy what is about to change, which does not go together with checkpointing.
+    """
+    network = patcher.model.diffusion_model
+    spared = patcher.load_device.type == "cuda" and dtype in LOW_PRECISION
+    if not isinstance(network, UNetModel) and not (spared and checkpointing):
+        return torch.autograd.graph.allow_mutation_on_saved_tensors()
+    return _checkpointed(network) if checkpointing else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _checkpointed(network: nn.Module) -> Iterator[None]:
+    """Let the network's outer blocks keep no activations, and compute them again for the gradient."""
+    blocks = list(_blocks(network))
+    forwards = [block.forward for block in blocks]
+    try:
+        for block, forward in zip(blocks, forwards, strict=True):
+            block.forward = _again(forward)
+        yield
+    finally:
+        for block in blocks:
+            del block.forward
+
+
+def _again(forward: Callable) -> Callable:
+    def on_copies(*args, **kwargs):
+        # Some blocks add to their input in place, and would begin anew from the sum.
+        return forward(*map(_copied, args), **{name: _copied(value) for name, value in kwargs.items()})
+
+    return lambda *args, **kwargs: checkpoint(on_copies, *args, use_reentrant=False, **kwargs)
+
+
+def _copied(value):
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _blocks(network: nn.Module) -> Iterator[nn.Module]:
+    for child in network.children():
+        if isinstance(child, nn.ModuleList | nn.Sequential | nn.ModuleDict):
+            yield from _blocks(child)
+        else:
+            yield child
