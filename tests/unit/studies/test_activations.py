@@ -1,0 +1,92 @@
+"""The study of the activations family: its scores against the pack's own, and its answers on made-up measurements."""
+
+import numpy as np
+import pytest
+import torch
+
+from studies.activations import claims, measure, pictures, scores
+from studies.common import host
+
+
+@pytest.fixture(scope="module")
+def faces():
+    pytest.importorskip("python_avatars")
+    return pictures.drawn(3, seed=0)
+
+
+def test_pictures_come_with_their_truth(faces):
+    assert faces.images.shape == (3, 128, 128, 3) and faces.points.shape == (3, 4, 2)
+    assert faces.points.amin() > 0 and faces.points.amax() < 128
+    shares = torch.nn.functional.one_hot(faces.labels, 6).float().mean((0, 1, 2))
+    assert shares[0] > 0.3 and shares[1] > 0.05 and shares.sum() == pytest.approx(1)
+    pairs = pictures.pairs(10)
+    assert len(pairs) == len(set(pairs)) == 20 and all(a != b for a, b in pairs)
+
+
+def test_hits_are_those_of_the_packs_correspondence(faces):
+    feature = torch.randn(3, 8, 16, 16, generator=torch.Generator().manual_seed(0))
+    nearest = host.pack("nodes.activations.correspondence").nearest_points
+    expected = []
+    for source, target in pictures.pairs(3):
+        place, _ = nearest(feature[source], feature[target], (faces.points[source] + 0.5) / 2 - 0.5, 64)
+        distance = ((place + 0.5) * 2 - 0.5 - faces.points[target]).norm(dim=1)
+        expected.append(distance <= 0.1 * faces.heights[target])
+    assert torch.equal(scores.hits(feature, faces), torch.stack(expected))
+
+
+def test_a_feature_that_is_the_part_finds_the_points_and_the_parts(faces):
+    grid = torch.stack(torch.meshgrid(torch.arange(128.0), torch.arange(128.0), indexing="ij"))
+    to_points = [(grid - points.flip(1)[:, :, None, None]).norm(dim=1) for points in faces.points]
+    known = torch.stack([(-distance / 6).exp() for distance in to_points])
+    assert scores.hits(known, faces).float().mean() > 0.9
+    assert scores.same_place_hits(faces).float().mean() < 0.9
+
+
+class Quality:
+    """Stands in for a measured quality."""
+
+    def __init__(self, noise, granularity, locality):
+        self.noise, self.granularity, self.locality = noise, granularity, locality
+
+
+@pytest.fixture
+def found():
+    """A world in which everything is as the paper says."""
+    parts = ("res-increment", "res-out", "vit-block0-self-q", "vit-block0-self-k", "vit-block0-self-v",
+             "vit-block0-cross-q", "vit-block0-ffn-inner", "vit-block0-out", "vit-out")  # fmt: skip
+    ids = [f"{stage}-level{level}-repeat{repeat}-{part}" for stage in ("down", "up") for level in range(3)
+           for repeat in range(3) for part in parts]  # fmt: skip
+    rng, made = np.random.default_rng(0), measure.Found(ids=ids)
+    made.filters = {"general rule": {id_ for id_ in ids if id_.startswith("up-level1") and id_.endswith("-out")}}
+    made.sets = {"ours by analogy": ("a",), "legacy": ("b",)}
+    for number, id_ in enumerate(ids):
+        late = id_.startswith("up-level2") or id_.startswith("up-level1-repeat2")
+        noise = 0.5 if id_.startswith("down") or late else 0.1
+        noise += 0.2 * id_.endswith(("increment", "ffn-inner", "self-v"))
+        made.quality[id_] = Quality(noise, number / len(ids), 0.5 if "self" in id_ else 0.0)
+        made.miou[id_] = 0.4 if id_ in made.filters["general rule"] else 0.2
+        made.hits.setdefault(measure.RECIPE, {})[id_] = rng.random((20, 4)) < made.miou[id_] * 2
+    made.set_hits = {measure.RECIPE: {"ours by analogy": np.ones((20, 4)), "legacy": np.zeros((20, 4))}}
+    made.set_miou = {"ours by analogy": np.array([0.5, 0.6]), "legacy": np.array([0.3, 0.4])}
+    made.guess = np.zeros((20, 4))
+    return made
+
+
+def test_a_world_as_in_the_paper_answers_yes(found):
+    numbers = claims.numbers(found)
+    positive = ["set ours less legacy: PCK", "set ours less legacy: mIoU", "noise: down-stage less early half",
+                "noise: up-stage, later half less early half", "noise: res-increment less output",
+                "granularity: along up-level1", "locality: self-q and self-k less cross-q",
+                "general rule: mean mIoU kept less dropped", "agreement of the two scores"]  # fmt: skip
+    assert {name: numbers[name]["low"] > 0 for name in positive} == dict.fromkeys(positive, True)
+    assert numbers["general rule: best PCK lost"]["value"] < 0.05
+    assert numbers["general rule: best 10 by mIoU kept"]["value"] == 0.9  # it keeps nine in all
+    for number in numbers.values():
+        assert number["low"] <= number["value"] + 1e-9 and number["value"] <= number["high"] + 1e-9
+        assert np.isfinite([number["value"], number["low"], number["high"]]).all()
+
+
+def test_the_table_has_a_line_an_activation(found, tmp_path):
+    measure.write_table(found, tmp_path / "table.csv")
+    lines = (tmp_path / "table.csv").read_text("utf-8").splitlines()
+    assert lines[0] == "id,pck_t50,miou,noise,granularity,locality,general_rule" and len(lines) == 1 + len(found.ids)
