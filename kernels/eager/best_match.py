@@ -11,10 +11,6 @@ SLICE = 1 << 24
 
 def best_match(queries: torch.Tensor, targets: torch.Tensor, mutual: bool = False):
     """See ``kernels.best_match``."""
-    if queries.ndim != 2 or targets.ndim != 2 or queries.shape[1] != targets.shape[1]:
-        raise ValueError(f"Best match needs (N, C) and (M, C), not {tuple(queries.shape)} and {tuple(targets.shape)}.")
-    if not len(targets):
-        raise ValueError("Best match needs at least one target.")
     queries, targets = (F.normalize(vectors.float(), dim=1) for vectors in (queries, targets))
     similarity = torch.empty(len(queries), device=queries.device)
     index = torch.empty(len(queries), dtype=torch.int64, device=queries.device)

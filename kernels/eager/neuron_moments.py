@@ -7,9 +7,12 @@ import torch
 
 def neuron_moments(values: torch.Tensor) -> torch.Tensor:
     """See ``kernels.neuron_moments``."""
-    if values.ndim != 3 or not len(values) or not values.shape[1]:
-        raise ValueError(f"Neuron moments need (prompts, tokens, neurons) with one or more, not {tuple(values.shape)}.")
-    activations = values.float().abs().mean(dim=1).double()
+    return moments(values.float().abs().mean(dim=1))
+
+
+def moments(activations: torch.Tensor) -> torch.Tensor:
+    """Mean, sum of squared deviations, smallest and largest over rows of (prompts, C): float64 (4, C)."""
+    activations = activations.double()
     mean = activations.mean(dim=0)
     squares = (activations - mean).square().sum(dim=0)
     return torch.stack([mean, squares, activations.amin(dim=0), activations.amax(dim=0)])

@@ -1,0 +1,214 @@
+"""A Triton kernel proves itself where it first runs: right against eager on a slice, and faster on the whole input.
+
+The winner is kept by operation and class of shapes (types, and sizes to a factor of two), and remembered on disk for
+this GPU, its driver, PyTorch, Triton and the kernels' own source: ``memory_file`` says where. Deleting it is safe.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from . import dispatch
+from .table import TABLE
+
+_BUDGET = 3.0  # milliseconds of timing a backend, after one call that warms up
+_MOST_TIMINGS = 20
+_STRAY_INDICES = 0.01  # of indices may differ: near ties that rounding decides
+_lock = threading.RLock()
+_verdicts: dict[str, dict[str, dict]] = {}
+
+
+def winner(operation: str, arguments: Mapping) -> str:
+    """The backend that won for such arguments on this device; finds it out at the first call."""
+    machine = machine_name(_device(arguments))
+    name = shape_class(operation, arguments)
+    with _lock:
+        known = _verdicts.setdefault(machine, {})
+        if not known:
+            known.update(_read().get(machine, {}))
+        if name not in known:
+            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+                return dispatch.EAGER
+            verdict = prove(operation, arguments)
+            if verdict is None:
+                return dispatch.EAGER
+            known[name] = verdict
+            _write(machine, known)
+        return known[name]["backend"]
+
+
+def prove(operation: str, arguments: Mapping) -> dict | None:
+    """Try both backends: {"backend", "why", "eager_ms", "triton_ms"}; None: out of memory, nothing proved."""
+    eager, triton = (_function(backend, operation) for backend in (dispatch.EAGER, dispatch.TRITON))
+    try:
+        if error := _error(operation, arguments, eager, triton):
+            return _set_aside(operation, error)
+        times = {"eager_ms": milliseconds(eager, arguments), "triton_ms": milliseconds(triton, arguments)}
+    except torch.OutOfMemoryError:
+        return None
+    if times["triton_ms"] >= times["eager_ms"]:
+        told = f"{times['triton_ms']:.3f} ms against {times['eager_ms']:.3f} ms in eager PyTorch"
+        return _set_aside(operation, f"it is not faster here, {told}") | times
+    return {"backend": dispatch.TRITON, "why": "right and faster", **times}
+
+
+def shape_class(operation: str, arguments: Mapping) -> str:
+    """The operation with the types of its arguments and their sizes to a factor of two."""
+    return " ".join([operation, *(f"{name}={_kind(value)}" for name, value in arguments.items())])
+
+
+def memory_file() -> Path:
+    """Where verdicts are remembered: kernels.json in the user's cache folder."""
+    if sys.platform == "win32":
+        folder = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+    elif sys.platform == "darwin":
+        folder = Path.home() / "Library" / "Caches"
+    else:
+        folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(folder) / "glassbox" / "kernels.json"
+
+
+@functools.cache
+def machine_name(device: torch.device) -> str:
+    """What a verdict holds for: GPU, driver, PyTorch, Triton, and the source of the kernels."""
+    parts = [f"torch {torch.__version__}", f"triton {importlib.metadata.version('triton')}", f"kernels {_source()}"]
+    if device.type == "cuda":
+        driver = getattr(torch._C, "_cuda_getDriverVersion", lambda: "unknown")()
+        parts = [torch.cuda.get_device_name(device), f"driver {driver}", *parts]
+    return ", ".join(parts)
+
+
+def milliseconds(function: Callable, arguments: Mapping) -> float:
+    """Median time of a call after one that warms up, within a budget of a few milliseconds."""
+    device = _device(arguments)
+    function(**arguments)
+    times: list[float] = []
+    while not times or (sum(times) < _BUDGET and len(times) < _MOST_TIMINGS):
+        times.append(_one(function, arguments, device))
+    return statistics.median(times)
+
+
+def disagreement(found, wanted, tolerance: float) -> str | None:
+    """How one backend's result differs from the other's, or None."""
+    if isinstance(wanted, tuple):
+        pairs = zip(found, wanted, strict=True)
+        return next(filter(None, (disagreement(*pair, tolerance) for pair in pairs)), None)
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        return f"{found.dtype} {tuple(found.shape)} instead of {wanted.dtype} {tuple(wanted.shape)}"
+    if not wanted.is_floating_point():
+        share = float((found != wanted).double().mean())
+        return f"{share:.1%} of the indices differ" if share > _STRAY_INDICES and wanted.numel() > 1 else None
+    there = wanted.isfinite()
+    if not torch.equal(there, found.isfinite()):
+        return "other numbers are finite"
+    if not there.any():
+        return None
+    found, wanted = found[there].double(), wanted[there].double()
+    error = float((found - wanted).abs().max()) / max(float(wanted.abs().max()), 1e-30)
+    return f"it errs by {error:.1e} of the largest number" if error > tolerance else None
+
+
+def _error(operation: str, arguments: Mapping, eager: Callable, triton: Callable) -> str | None:
+    """What is wrong with the kernel on a slice, or None."""
+    kernel = TABLE[operation]
+    sliced = dict(arguments)
+    for name, (dimension, length) in kernel.cut.items():
+        if sliced[name] is not None:
+            sliced[name] = sliced[name].narrow(dimension, 0, min(length, sliced[name].shape[dimension]))
+    try:
+        found = triton(**sliced)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever a compiler, a driver or a launch may raise
+        first = (str(error).strip().splitlines() or [""])[0]
+        return f"it does not run here: {type(error).__name__}: {first[:200]}"
+    return disagreement(found, eager(**sliced), kernel.tolerance)
+
+
+def _set_aside(operation: str, why: str) -> dict:
+    dispatch.once(f"The Triton kernel of {operation} is set aside: {why}.")
+    return {"backend": dispatch.EAGER, "why": why}
+
+
+def _function(backend: str, operation: str) -> Callable:
+    """As ``dispatch.function``; what an import raises, the call raises."""
+    try:
+        return dispatch.function(backend, operation)
+    except Exception as error:  # a Triton that does not fit this PyTorch or Python
+        failure = error
+
+        def fails(**_):
+            raise failure
+
+        return fails
+
+
+def _one(function: Callable, arguments: Mapping, device: torch.device) -> float:
+    if device.type != "cuda":
+        started = time.perf_counter()
+        function(**arguments)
+        return 1000 * (time.perf_counter() - started)
+    with torch.cuda.device(device):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        function(**arguments)
+        end.record()
+        end.synchronize()
+    return start.elapsed_time(end)
+
+
+def _device(arguments: Mapping) -> torch.device:
+    return next(value for value in arguments.values() if isinstance(value, torch.Tensor)).device
+
+
+def _kind(value) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{[size.bit_length() for size in value.shape]}"
+    if isinstance(value, bool) or value is None:
+        return str(value)
+    if isinstance(value, int):
+        return f"{value.bit_length()} bits"
+    return f"{len(value).bit_length()} bits long" if hasattr(value, "__len__") else type(value).__name__
+
+
+@functools.cache
+def _source() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _read() -> dict:
+    try:
+        content = json.loads(memory_file().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _write(machine: str, known: dict) -> None:
+    """Add what is known to the file, which other processes write too; a folder that cannot be written is no matter."""
+    path = memory_file()
+    content = _read()
+    content[machine] = {**content.get(machine, {}), **known}
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        dispatch.once(f"Which kernels won cannot be remembered: {error}.", logging.DEBUG)

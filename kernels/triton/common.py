@@ -1,0 +1,34 @@
+"""What several kernels share."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+#: Programs that keep the largest of today's GPUs busy: four on each of its about 132 multiprocessors.
+PROGRAMS = 512
+
+
+@triton.jit
+def _nothing():
+    pass
+
+
+#: Whether kernels run in Triton's interpreter; TRITON_INTERPRET=1 before the first import makes it so.
+INTERPRETED = not isinstance(_nothing, triton.JITFunction)
+
+
+def pieces(size: int, step: int, others: int, programs: int) -> tuple[int, int]:
+    """Length and number of the pieces of ``size``, in multiples of ``step``, that give about ``programs`` with others.
+
+    ``others`` is the number of programs that each piece already has.
+    """
+    steps = triton.cdiv(size, step)
+    length = step * triton.cdiv(steps, max(1, min(steps, programs // others)))
+    return length, triton.cdiv(size, length)
+
+
+def wide(*tensors: torch.Tensor) -> bool:
+    """Whether the factors of a product must be brought to float32 in registers: they are, or they differ in type."""
+    first, *others = {tensor.dtype for tensor in tensors}
+    return bool(others) or first == torch.float32
