@@ -77,6 +77,33 @@ def test_the_last_blocks_output_is_what_the_final_layer_gets(comfy, models, name
     assert torch.equal(found, expected)
 
 
+def test_tokens_that_pad_a_sequence_are_left_out(comfy):
+    """Z-Image pads text and picture each to a multiple of 32 tokens."""
+    patcher = tiny_transformers.model("Lumina2", pad_tokens_multiple=32)
+    tapped, caught = seen_by_hand(patcher, ["final_layer"], lambda: tap(comfy, patcher, "vit-block2-out"))
+    sequence = caught["final_layer"][0]
+    assert sequence.shape[1] == 32 + 288
+    found = tapped.tensors["vit-block2-out"].flatten(2).transpose(1, 2)
+    assert torch.equal(found, sequence[:, 32 : 32 + HEIGHT * WIDTH])
+
+
+def test_a_network_with_the_picture_before_the_text(comfy):
+    """HunyuanVideo's single blocks begin with the picture's tokens, Flux's with the text's."""
+    from comfy import ops
+    from comfy.ldm.hunyuan_video.model import HunyuanVideo
+
+    network = HunyuanVideo(
+        in_channels=16, out_channels=16, vec_in_dim=32, context_in_dim=24, hidden_size=64, mlp_ratio=4.0, num_heads=2,
+        depth=1, depth_single_blocks=1, axes_dim=[8, 12, 12], theta=256, patch_size=[1, 2, 2], qkv_bias=True,
+        guidance_embed=True, byt5=False, meanflow=False, use_cond_type_embedding=False, vision_in_dim=None,
+        device="meta", operations=ops.disable_weight_init,
+    )  # fmt: skip
+    entries = comfy.module("nodes.activations.catalog").catalog(network)
+    expected = [f"vit-block{number}-{part}" for number in (0, 1) for part in FLUX[number]]
+    assert [entry.id for entry in entries] == expected
+    assert {(entry.scale, entry.last_as) for entry in entries} == {(2, "")}
+
+
 @pytest.mark.parametrize(("name", "block", "path", "text", "widths"), [
     ("SD3", 1, "joint_blocks.1.x_block.attn.qkv", 0, (128, 128, 128)),
     ("Flux", 0, "double_blocks.0.img_attn.qkv", 0, (64, 64, 64)),

@@ -35,12 +35,12 @@ _CONFIGS = {
 NAMES = tuple(_CONFIGS)
 
 
-def model(name: str):
-    """A MODEL with random weights. ComfyUI must be prepared."""
+def model(name: str, **changes):
+    """A MODEL with random weights, with changes to its sizes. ComfyUI must be prepared."""
     import comfy.supported_models
 
     with torch.inference_mode(False), torch.no_grad():
-        config = getattr(comfy.supported_models, name)(dict(_CONFIGS[name]))
+        config = getattr(comfy.supported_models, name)({**_CONFIGS[name], **changes})
         generator = torch.Generator().manual_seed(0)
         patcher = reduced._model(config, generator)
         for buffer in patcher.model.diffusion_model.buffers():
