@@ -86,6 +86,12 @@ def stamp(path: Path) -> str:
     return f"{about.st_size} {about.st_mtime_ns}"
 
 
+def lora_stamp(name: str | None) -> str:
+    """``stamp`` of a LoRA of ComfyUI's list; "" for a name that is not known yet."""
+    found = folder_paths.get_full_path("loras", name) if name else None
+    return stamp(Path(found)) if found else ""
+
+
 def _folder(name: str, roots: list[str], where: str) -> Path:
     name = name.strip().strip('"')
     for root in (Path(root).resolve() for root in roots):

@@ -37,6 +37,17 @@ def fit(space: Space, labels: dict[str, torch.Tensor], components: int, method: 
     return directions
 
 
+def varying(labels: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """The attributes that have more than one value, and a remark on each that has not.
+
+    Raises ValueError when none is left.
+    """
+    kept = {name: values for name, values in labels.items() if len(values[torch.isfinite(values)].unique()) > 1}
+    if not kept:
+        raise ValueError("Every attribute has one value for all members: a direction needs members with and without.")
+    return kept, [f"No direction for {name}: it has one value for all members." for name in labels if name not in kept]
+
+
 def reach(space: Space, vector: torch.Tensor) -> float:
     """The largest projection of a training member onto the unit direction."""
     return float((space.coefficients @ (vector / vector.norm().clamp_min(1e-30))[: space.known]).max())

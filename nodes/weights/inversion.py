@@ -110,7 +110,10 @@ class Inversion:
             tell(self.done)
 
     def loss(self, session, mask: torch.Tensor | None, step: int) -> torch.Tensor:
-        """mean((m * predicted noise - m * noise)^2) of one picture at one noise level, drawn from the seed and step."""
+        """mean((m * predicted noise - m * noise)^2) of one picture at one noise level, drawn from the seed and step.
+
+        Models that predict something else are measured in that: v (SD2.x at 768) or the velocity of a flow (Flux).
+        """
         generator = torch.Generator().manual_seed((self.recipe.seed * _STRIDE + step) % 2**63)
         number = int(torch.randint(len(session.latents), (1,), generator=generator))
         latent = session.latents[number]
@@ -119,7 +122,7 @@ class Inversion:
         latent, noise = latent.to(session.device), noise.to(session.device)
         sigmas = torch.tensor([noise_level(session, share)], device=session.device)
         answer = session.denoised(session.noised(latent, noise, sigmas), sigmas, [number])
-        error = (session.clean(latent).float() - answer.float()) / sigmas.float()
+        error = (session.clean(latent).float() - answer.float()) * prediction_scale(session.sampling, float(sigmas))
         if mask is not None:
             error = error * mask[min(number, len(mask) - 1)].to(error)
         return error.square().mean()
@@ -131,6 +134,12 @@ def noise_level(session, share: float) -> float:
     if steps is None:
         return session.sigma(share)
     return float(session.sampling.sigma(torch.tensor(float(int(share * steps)))))
+
+
+def prediction_scale(sampling, sigma: float) -> float:
+    """From an error of the clean picture to that of what the network predicts: noise, velocity of a flow, or v."""
+    predicts_v = any(kind.__name__ == "V_PREDICTION" for kind in type(sampling).__mro__)
+    return (sigma**2 + 1) ** 0.5 / sigma if predicts_v else 1 / sigma
 
 
 def latent_mask(mask: torch.Tensor, latent: torch.Tensor) -> torch.Tensor:

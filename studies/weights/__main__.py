@@ -12,37 +12,38 @@ from collections.abc import Sequence
 from ..common import host
 
 FOLDER = host.ROOT / ".cache" / "weights"
-STEPS = ("train", "release", "measure")
+NAMES = ("train", "release", "measure")
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the named steps."""
     parser = argparse.ArgumentParser(prog="run.py study weights", description=__doc__.splitlines()[0])
-    parser.add_argument("steps", nargs="*", metavar="STEP", help=", ".join(STEPS))
+    parser.add_argument("steps", nargs="*", metavar="STEP", help=", ".join(NAMES))
     parser.add_argument("--people", type=int, default=320, help="how many identities to train")
+    parser.add_argument("--training", type=int, metavar="STEPS", default=150, help="training steps of each identity")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further cohort after so long")
     parser.add_argument("--quick", action="store_true", help="measure with fewer samples, in under five minutes")
     options = parser.parse_args(argv)
-    unknown = [step for step in options.steps if step not in STEPS]
+    unknown = [step for step in options.steps if step not in NAMES]
     if unknown:
-        parser.error(f"there is no step {unknown[0]}: choose from {', '.join(STEPS)}")
-    for step in options.steps or (("measure",) if options.quick else STEPS):
+        parser.error(f"there is no step {unknown[0]}: choose from {', '.join(NAMES)}")
+    for step in options.steps or (("measure",) if options.quick else NAMES):
         if step == "measure":
             from . import measure
 
             print(measure.run(options.quick))
         else:
-            _population(options.people, options.minutes * 60, step == "release")
+            _population(options.people, options.training, options.minutes * 60, step == "release")
     return 0
 
 
-def _population(count: int, seconds: float, release_it: bool) -> None:
+def _population(count: int, steps: int, seconds: float, release_it: bool) -> None:
     """Train, or go on training; and make the space of what there is."""
     from ..world.generate import Generator
     from ..world.release import WORLD
     from . import population, release
 
-    generator, plan = Generator.load(WORLD), population.Plan()
+    generator, plan = Generator.load(WORLD), population.Plan(steps=steps)
     limit = 0.0 if release_it else seconds
     group, flats = population.train(generator, count, FOLDER, plan, limit)
     if release_it:

@@ -65,11 +65,12 @@ class Painter:
         return x
 
     def _noise_of(self, x, sigma, timestep, context) -> torch.Tensor:
-        rows = len(x)
-        times = torch.full((rows,), timestep, device=device())
+        """The noise in x by the network's answer, whatever it predicts."""
+        sampling, rows = self.generator.model.model.model_sampling, len(x)
+        times, vector = torch.full((rows,), timestep, device=device()), self.trainer.vector.expand(rows, -1)
         with torch.autocast(device().type, torch.bfloat16):
-            scaled = x / (1 + sigma**2) ** 0.5
-            return self.trainer.network(scaled, times, context, self.trainer.vector.expand(rows, -1)).float()
+            answer = self.trainer.network(sampling.calculate_input(sigma, x), times, context, vector)
+        return (x - sampling.calculate_denoised(sigma, answer.float(), x)) / sigma
 
     def _population(self, flats: torch.Tensor) -> Population:
         population = Population(self.trainer.layout, len(flats), 0, device())

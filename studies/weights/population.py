@@ -1,7 +1,7 @@
 """Train the population: LoRAs of many identities of the demo world, a cohort at a time, in one batch.
 
 The recipe is the paper's (arXiv 2406.09413, appendix E) brought to a small model: rank 1 on queries and values, one
-start for all, AdamW, noise prediction. Steps are few and learning rates high; captions name what varies.
+start for all, AdamW, the base model's own loss. Steps are few and learning rates high; captions name what varies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Plan:
     steps: int = 150
     rank: int = 1
     alpha: float = 1.0
-    learning_rate: float = 0.02
+    learning_rate: float = 0.03
     weight_decay: float = 0.01
     earliest: int = 100  # timesteps below are left out: identity is settled at higher noise
     seed: int = 0
@@ -39,11 +39,11 @@ class Trainer:
         model = generator.model.model
         self.network, self.plan = model.diffusion_model.to(device()).requires_grad_(False), plan
         self.layout = attention_layout(self.network, plan.rank, plan.alpha)
-        sigmas = model.model_sampling.sigmas.float()
-        self.alphas = 1 / (sigmas.square() + 1)
+        self.alphas = 1 / (model.model_sampling.sigmas.float().square() + 1)
+        self.predicts_v = model.model_type.name == "V_PREDICTION"
         self.vector = model.encode_adm().to(device())
 
-    def cohort(self, data: Encoded, checkpoint: Path, every: int = 50) -> torch.Tensor:
+    def cohort(self, data: Encoded, checkpoint: Path, every: int = 20) -> torch.Tensor:
         """Train identities (n) together and return their flat factors float32 (n, D); goes on from its checkpoint."""
         plan = self.plan
         population = Population(self.layout, len(data.latents), plan.seed, device())
@@ -62,7 +62,7 @@ class Trainer:
         return population.flat.detach().cpu()
 
     def loss(self, population: Population, data: Encoded, generator: torch.Generator) -> torch.Tensor:
-        """Squared error of the predicted noise, a mean for each identity, summed over them.
+        """Squared error of what the network predicts (noise, or v), a mean for each identity, summed over them.
 
         So each identity's gradient is what it would be alone.
         """
@@ -80,7 +80,8 @@ class Trainer:
         inputs = [part.to(device()) for part in (noised, timesteps, contexts, self.vector.expand(len(noised), -1))]
         with torch.autocast(device().type, torch.bfloat16):
             predicted = self.network(*inputs)
-        error = (predicted.float() - noise.to(device())).square().mean((1, 2, 3))
+        target = alpha.sqrt() * noise - (1 - alpha).sqrt() * latents if self.predicts_v else noise
+        error = (predicted.float() - target.to(device())).square().mean((1, 2, 3))
         return error.view(count, rows).mean(dim=1).sum()
 
 

@@ -96,6 +96,11 @@ class W2WStyleMerge(io.ComfyNode):
         )  # fmt: skip
 
     @classmethod
+    def fingerprint_inputs(cls, style_name: str | None, **_) -> str:
+        """Changes with the file."""
+        return model_folders.lora_stamp(style_name)
+
+    @classmethod
     def execute(cls, point: Point, style_name, strength_point, strength_style, filename_prefix,
                 style=None) -> io.NodeOutput:  # fmt: skip
         found, name = lora_files.chosen(style_name, style, model_folders.lora_path)

@@ -175,6 +175,11 @@ class W2WProjectLoRA(io.ComfyNode):
         )  # fmt: skip
 
     @classmethod
+    def fingerprint_inputs(cls, lora_name: str | None, **_) -> str:
+        """Changes with the file."""
+        return model_folders.lora_stamp(lora_name)
+
+    @classmethod
     def execute(cls, space: Space, lora_name: str, components: int, lora=None) -> io.NodeOutput:
         found, name = lora_files.chosen(lora_name, lora, model_folders.lora_path)
         return io.NodeOutput(*projection.project(space, found, components, name))

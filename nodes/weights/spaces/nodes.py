@@ -223,9 +223,11 @@ class W2WFitDirections(io.ComfyNode):
 
     @classmethod
     def execute(cls, space: Space, labels: str, method: str, components: int, attributes: str) -> io.NodeOutput:
-        found = _chosen(_labels(space, labels), attributes)
+        found, told = _chosen(_labels(space, labels), attributes), []
+        if not attributes.strip():
+            found, told = directions.varying(found)
         fitted = directions.fit(space, found, components, method)
-        return io.NodeOutput(space.with_directions(fitted), directions.describe(fitted))
+        return io.NodeOutput(space.with_directions(fitted), "\n".join([directions.describe(fitted), *told]))
 
 
 def _sources(folder: str, loras: list[dict]) -> list[building.Source]:

@@ -89,6 +89,13 @@ def test_unknown_labels_are_left_out(space, told):
         directions.fit(space, {"x": torch.ones(COUNT)}, 4, directions.LEAST_SQUARES)
 
 
+def test_attributes_that_never_vary_are_left_out(told):
+    kept, remarks = directions.varying({**told, "always": torch.ones(COUNT)})
+    assert list(kept) == list(told) and remarks == ["No direction for always: it has one value for all members."]
+    with pytest.raises(ValueError, match="Every attribute has one value"):
+        directions.varying({"always": torch.ones(COUNT)})
+
+
 def test_debiasing_one_after_another_and_jointly():
     """O5 and O10: in turn only the last is exactly orthogonal and the order matters; jointly all are."""
     generator = torch.Generator().manual_seed(3)
