@@ -72,6 +72,17 @@ def activations(checkpoint: str) -> dict:
     }
 
 
+def conditioning(checkpoint: str) -> dict:
+    """The host's picture from a prompt with replicated padding, its noise rescaled as if 128 pixels were trained."""
+    prompt = host(checkpoint)
+    prompt["5"]["inputs"] |= {"model": ["10", 0], "positive": ["11", 0]}
+    return prompt | {
+        "10": _node("GBX_ResolutionNoiseRescale", model=["1", 0], latent_image=["4", 0], base_width=128),
+        "11": _node("GBX_NoisyReplicatePadding", clip=["1", 1], text="a portrait"),
+        "12": _node("PreviewImage", images=["10", 2]),
+    }
+
+
 def _node(class_type: str, **inputs) -> dict:
     return {"class_type": class_type, "inputs": inputs}
 
@@ -97,7 +108,7 @@ def weights(checkpoint: str) -> dict:
 
 
 FAMILIES: dict[str, Callable[[str], dict]] = {
-    "host": host, "activations": activations, "noise": noise, "weights": weights,
+    "host": host, "activations": activations, "noise": noise, "conditioning": conditioning, "weights": weights,
 }  # fmt: skip
 
 

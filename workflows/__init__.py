@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-_NAME = re.compile(r"(demo|sd15|sdxl|flux)_[a-z0-9_]+")
+_NAME = re.compile(r"(demo|sd15|sdxl|sd3|flux)_[a-z0-9_]+")
 
 
 def described() -> dict[str, Callable]:

@@ -103,8 +103,8 @@ def draw_told(figure, prompts: Sequence[Prompt], schedules: Sequence[Schedule], 
     for axes, prompt in zip(panels, prompts, strict=True):
         told = [values_at(prompt, schedules, step.u) for step in steps]
         for index, name in enumerate(name for name in _FIELDS if name in prompt.values):
-            axes.plot(numbers, [values[name] for values, _ in told], marker=".", linewidth=3 - 0.4 * index,
-                      label=_FIELDS[name])  # fmt: skip
+            axes.plot(numbers, [values[name] for values, _ in told], marker=".", linewidth=2.5,
+                      linestyle=("-", (0, (2, 2)))[index % 2], label=_FIELDS[name])  # fmt: skip
         axes.set(ylabel="pixels", title=f"What the model is told: {prompt.name}")
         gate = axes.twinx()
         gate.fill_between(numbers, [weight for _, weight in told], color="0.9", zorder=0)

@@ -1,4 +1,4 @@
-"""Workflows for real checkpoints (sd15_, sdxl_, flux_) on random weights of their architecture."""
+"""Workflows for real checkpoints (sd15_, sdxl_, sd3_, flux_) on random weights of their architecture."""
 
 import checkpoint_runs
 import pytest

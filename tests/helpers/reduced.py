@@ -33,8 +33,15 @@ _CONFIGS = {
         "context_in_dim": 64, "hidden_size": 128, "mlp_ratio": 4.0, "num_heads": 4, "depth": 2,
         "depth_single_blocks": 2, "axes_dim": [8, 12, 12], "theta": 10000, "qkv_bias": True, "guidance_embed": True,
     },
+    "sd3": {
+        "in_channels": 16, "out_channels": 16, "patch_size": 2, "input_size": None, "depth": 2, "adm_in_channels": 128,
+        "qkv_bias": True, "pos_embed_max_size": 192, "num_patches": 192 * 192, "pos_embed_scaling_factor": None,
+        "context_embedder_config": {"target": "torch.nn.Linear",
+                                    "params": {"in_features": 4096, "out_features": 128}},
+    },
 }  # fmt: skip
-_FAMILIES = {"sd15": "SD15", "sdxl": "SDXL", "flux": "Flux"}
+_FAMILIES = {"sd15": "SD15", "sdxl": "SDXL", "flux": "Flux", "sd3": "SD3"}
+_TEXT_MODELS = ("clip_l", "clip_g")  # of SD3, which can do without T5
 ARCHITECTURES = tuple(_CONFIGS)
 
 
@@ -58,6 +65,8 @@ def _model(config, generator: torch.Generator):
     config.set_inference_dtype(torch.float32, None)
     model = config.get_model({}, device="cpu")
     _fill(model.diffusion_model, generator)
+    if getattr(model.diffusion_model, "pos_embed", None) is not None:
+        fill_positions(model.diffusion_model)
     return comfy.model_patcher.ModelPatcher(model, load_device=torch.device("cpu"), offload_device=torch.device("cpu"))
 
 
@@ -65,7 +74,8 @@ def _clip(config, generator: torch.Generator):
     import comfy.sd
 
     sizes = {"clip_l_model_config": _TEXT, "clip_g_model_config": _TEXT, "t5xxl_model_config": _T5}
-    clip = comfy.sd.CLIP(config.clip_target(), model_options=sizes)
+    marks = {f"text_encoders.{name}.transformer.text_model.final_layer_norm.weight": None for name in _TEXT_MODELS}
+    clip = comfy.sd.CLIP(config.clip_target(marks), model_options=sizes)
     _fill(clip.cond_stage_model, generator)
     return clip
 
@@ -94,3 +104,11 @@ def _fill(module: torch.nn.Module, generator: torch.Generator) -> None:
             continue
         fan_in = parameter[0].numel()
         parameter.data.copy_(torch.randn(parameter.shape, generator=generator) / fan_in**0.5)
+
+
+def fill_positions(network) -> None:
+    """SD3's own position table: 192 a side in steps of a quarter, 0 to 15.75 in its middle 64."""
+    from comfy.ldm.modules.diffusionmodules.mmdit import get_2d_sincos_pos_embed
+
+    table = get_2d_sincos_pos_embed(network.hidden_size, network.pos_embed_max_size, scaling_factor=4, offset=16)
+    network.pos_embed.copy_(torch.from_numpy(table)[None])
