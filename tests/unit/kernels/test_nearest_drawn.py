@@ -1,0 +1,54 @@
+"""The nearest of drawn noises: its generator against published vectors, its law, and its choice by brute force."""
+
+import pytest
+import torch
+from glassbox.kernels import nearest_drawn
+from glassbox.kernels.eager.nearest_drawn import candidate, philox
+
+ONES = 0xFFFFFFFF
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "words"),
+    [  # the known answers of Random123 for philox4x32-10
+        ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        ((ONES,) * 4, (ONES,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        ((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0),
+         (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)),
+    ],
+)  # fmt: skip
+def test_philox(counter, key, words):
+    found = philox(tuple(map(torch.tensor, counter)), tuple(map(torch.tensor, key)))
+    assert tuple(map(int, found)) == words
+
+
+def test_candidates_are_gaussian_and_independent():
+    draws = torch.stack([candidate(torch.tensor([2406, -1]), number, 40_001) for number in range(3)]).flatten(0, 1)
+    assert draws.isfinite().all()
+    assert draws.mean(1).abs().max() < 4 / 200 and (draws.var(1) - 1).abs().max() < 4 * 2**0.5 / 200
+    assert (draws.pow(4).mean(1) - 3).abs().max() < 4 * 96**0.5 / 200
+    correlation = torch.corrcoef(draws) - torch.eye(6)
+    assert correlation.abs().max() < 4.5 / 200
+
+
+def test_the_nearest_is_taken():
+    data, seeds = torch.randn(4, 50, generator=torch.Generator().manual_seed(0)), torch.tensor([5, 6, 2**60, -3])
+    noise, index = nearest_drawn(data, seeds, 7)
+    all_ = torch.stack([candidate(seeds, number, 50) for number in range(7)])
+    distances = torch.cdist(all_.double().transpose(0, 1), data.double()[:, None])[..., 0]
+    assert torch.equal(index, distances.argmin(1)) and torch.equal(noise, all_[index, torch.arange(4)])
+    assert torch.equal(nearest_drawn(data, seeds, 1)[0], all_[0])
+
+
+def test_a_row_depends_on_its_seed_alone():
+    data = torch.randn(3, 20, generator=torch.Generator().manual_seed(1))
+    whole = nearest_drawn(data, torch.tensor([7, 8, 9]), 5)[0]
+    assert torch.equal(nearest_drawn(data[1:2], torch.tensor([8]), 5)[0], whole[1:2])
+
+
+def test_what_does_not_fit():
+    with pytest.raises(ValueError, match="an int64 seed for each row"):
+        nearest_drawn(torch.ones(2, 3), torch.ones(2), 2)
+    with pytest.raises(ValueError, match="k is 0"):
+        nearest_drawn(torch.ones(1, 3), torch.tensor([1]), 0)
+    assert nearest_drawn(torch.ones(0, 3), torch.zeros(0, dtype=torch.int64), 2)[0].shape == (0, 3)
