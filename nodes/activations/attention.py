@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
+from ...kernels import mean_attention
+
 
 def attention_map(query: torch.Tensor, key: torch.Tensor, heads: int, dtype: torch.dtype) -> torch.Tensor:
     """softmax(q k^T / sqrt(d)), (rows, heads, positions, keys), of (rows, positions or keys, heads * d).
@@ -24,12 +26,7 @@ def attention_map(query: torch.Tensor, key: torch.Tensor, heads: int, dtype: tor
 
 def word_map(query: torch.Tensor, key: torch.Tensor, heads: int, size: tuple[int, int]) -> torch.Tensor:
     """The mean over heads of ``attention_map`` as pictures: float32 (rows, keys, height, width), on the same device."""
-    query, key = (tensor.unflatten(2, (heads, -1)).transpose(1, 2) for tensor in (query, key))
-    result = torch.zeros(query.shape[0], query.shape[2], key.shape[2], device=query.device)
-    for row in range(query.shape[0]):
-        for head in range(heads):
-            result[row] += _probabilities(query[row, head], key[row, head])
-    return (result / heads).transpose(1, 2).unflatten(2, size)
+    return mean_attention(query, key, heads).transpose(1, 2).unflatten(2, size)
 
 
 def _probabilities(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
