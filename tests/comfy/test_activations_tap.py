@@ -54,7 +54,7 @@ def test_values_are_bit_equal_to_plain_hooks(reduced_world):
             assert torch.equal(value, plain), entry.id
             assert value.shape[1:] == (entry.channels, 8 // entry.scale, 8 // entry.scale)
         elif entry.kind == "mean":
-            assert (value.sum(1) - 1).abs().max() < 1e-4
+            assert (value.sum(1) - 1).abs().max() < 1e-2  # what bicubic interpolation takes below 0 is clamped
         elif entry.kind == "sides":
             assert (value.unflatten(1, (2, -1)).sum(2) - 1).abs().max() < 1e-4
         elif entry.kind == "map":
