@@ -94,9 +94,9 @@ def demo_noise_train_lora(w: Workflow) -> None:
     latent = w.add("VAEEncode", pixels=pictures, vae=vae)
     positive = w.add("CLIPTextEncode", clip=clip, text="portrait", node_title="Caption")
     negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_NOTHING)
-    short = {"steps": 12, "batch_size": 4, "learning_rate": 0.001, "held_out": 4, "validate_every": 4,
-             "sample_every": 6, "sample_steps": 8, "training_dtype": "fp32", "lora_dtype": "fp32",
-             "gradient_checkpointing": False}  # fmt: skip
+    short = {"steps": 16, "batch_size": 4, "learning_rate": 0.001, "weighting": "min-SNR", "held_out": 4,
+             "validate_every": 4, "sample_every": 8, "sample_steps": 8, "training_dtype": "fp32",
+             "lora_dtype": "fp32", "gradient_checkpointing": False}  # fmt: skip
     _side_by_side(w, model, vae, latent, positive, negative, short)
 
 

@@ -1,7 +1,8 @@
 """What paired noise changes in training: `python run.py study noise [PART ...] [--quick]`.
 
-Parts: small (points in the plane and digits, seconds a run), world (small denoisers of the demo world from scratch),
-lora (a LoRA on the demo model). Each writes studies/results/noise_PART.json. Without a part all of them run.
+Parts: ring (points in the plane), digits, classes (digits by class), batches (digits in small batches), world (small
+denoisers of the demo world from scratch), lora (a LoRA on the demo model). Each writes studies/results/noise_PART.json.
+Without a part all of them run.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from collections.abc import Sequence
 from ..common import host, results
 
 SEED = 0
-PARTS = ("small", "world", "lora")
+PARTS = {
+    "ring": ("small", "measure_ring"), "digits": ("small", "measure_digits"), "classes": ("small", "measure_classes"),
+    "batches": ("small", "measure_batches"), "world": ("world", "measure"), "lora": ("lora", "measure"),
+}  # fmt: skip
 
 
 def main(argv: Sequence[str]) -> int:
@@ -28,7 +32,8 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"there is no part {unknown[0]}: choose from {', '.join(PARTS)}")
     assets = host.ROOT / "assets" / "avatars-v1"
     for part in options.parts or PARTS:
-        numbers = import_module(f".{part}", __package__).measure(options.quick)
+        module, function = PARTS[part]
+        numbers = getattr(import_module(f".{module}", __package__), function)(options.quick)
         name = f"noise_{part}" + ("_quick" if options.quick else "")
         command = f"python run.py study noise {part}" + (" --quick" if options.quick else "")
         print(results.write(name, command, SEED, assets, numbers))

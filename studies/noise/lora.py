@@ -21,7 +21,7 @@ MODES = {
     "nearest 2": {"mode": "nearest", "k": 2}, "nearest 4": {"mode": "nearest", "k": 4},
     "nearest 8": {"mode": "nearest", "k": 8},
 }  # fmt: skip
-RATE, BATCH, EULER = 2e-3, 4, 12
+RATE, BATCH, EULER = 2e-3, 4, 10
 
 
 class Kind:
@@ -31,9 +31,9 @@ class Kind:
         from ..world import dataset, judge, release
         from ..world.__main__ import FOLDER
         from ..world.generate import Generator
-        from ..world.measure import load_judge
 
-        self.generator, self.judge = Generator.load(release.WORLD), load_judge()
+        self.generator = Generator.load(release.WORLD)
+        self.judge = host.pack("nodes.demo.judge").load(release.WORLD)
         shard = dataset.load(FOLDER / "train")
         self.columns = {list(dataset.LABELS).index(name): dataset.LABELS[name].index(value)
                         for name, value in WANTED.items()}  # fmt: skip
@@ -83,7 +83,7 @@ def run(kind: Kind, choices: dict, seed: int, steps: int) -> tuple[object, float
 def measure(quick: bool = False) -> dict[str, dict]:
     """Every number of the LoRAs."""
     kind, numbers = Kind(), {}
-    seeds, steps, count = (1, 20, 24) if quick else (2, 80, 64)
+    seeds, steps, count = (1, 20, 24) if quick else (2, 60, 48)
     modes = {name: MODES[name] for name in ("vanilla", "pool 256")} if quick else MODES
     hits, distance = kind.score(kind.generator.model, count, 0)
     numbers["before training, wanted attributes"] = results.bootstrap(hits, "share the judge finds", "share")

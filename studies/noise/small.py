@@ -71,14 +71,9 @@ def digits_run(
     return [one.score for one in seen], [one.seconds for one in seen], loss
 
 
-def measure(quick: bool = False) -> dict[str, dict]:
-    """Every number of the plane and the digits."""
-    seeds = range(1 if quick else 3)
-    return {**_ring(seeds), **_unconditional(seeds, quick), **_conditional(seeds, quick), **_small_batch(seeds, quick)}
-
-
-def _ring(seeds: range) -> dict[str, dict]:
-    numbers = {}
+def measure_ring(quick: bool = False) -> dict[str, dict]:
+    """Points in the plane, by assigned and by unpaired noise."""
+    numbers, seeds = {}, _seeds(quick)
     for mode in (VANILLA, ASSIGN):
         runs = [ring_run(mode, seed, (200, 1000)) for seed in seeds]
         for place, step in enumerate((200, 1000)):
@@ -90,7 +85,9 @@ def _ring(seeds: range) -> dict[str, dict]:
     return numbers
 
 
-def _unconditional(seeds: range, quick: bool) -> dict[str, dict]:
+def measure_digits(quick: bool = False) -> dict[str, dict]:
+    """Digits without classes, over steps and over sampling steps, in every mode."""
+    seeds = _seeds(quick)
     looks = (250, 500) if quick else (125, 250, 500, 1000, 2000)
     modes = (ASSIGN, nearest(4)) if quick else (ASSIGN, nearest(2), nearest(4), nearest(8))
     plain = [digits_run(VANILLA, seed, looks) for seed in seeds]
@@ -128,20 +125,26 @@ def _speed_up(mode: Mode, looks: Sequence[int], runs: list, plain: list) -> dict
         for kind, values in found.items() if values}  # fmt: skip
 
 
-def _conditional(seeds: range, quick: bool) -> dict[str, dict]:
-    numbers = {}
+def measure_classes(quick: bool = False) -> dict[str, dict]:
+    """Digits by class: assignment across classes skews what noise a class is trained with."""
+    numbers, seeds = {}, _seeds(quick)
     for mode in (VANILLA, ASSIGN, WITHIN) + (() if quick else (nearest(4),)):
         runs = [digits_run(mode, seed, (1000,), classes=True) for seed in seeds]
         _tell(numbers, f"digits by class, {mode.name}", (1000,), runs, "the classes asked for as the data has them")
     return numbers
 
 
-def _small_batch(seeds: range, quick: bool) -> dict[str, dict]:
-    numbers = {}
+def measure_batches(quick: bool = False) -> dict[str, dict]:
+    """Digits in batches of 16, where a pool assigns what a batch alone cannot."""
+    numbers, seeds = {}, _seeds(quick)
     for mode in (VANILLA, ASSIGN, pool(256)) + (() if quick else (pool(1024), nearest(4))):
         runs = [digits_run(mode, seed, (500, 2000), batch=16) for seed in seeds]
         _tell(numbers, f"digits, batch 16, {mode.name}", (500, 2000), runs, "batch 16")
     return numbers
+
+
+def _seeds(quick: bool) -> range:
+    return range(1 if quick else 3)
 
 
 def _tell(numbers: dict, name: str, looks: Sequence[int], runs: list, how: str) -> None:

@@ -20,7 +20,7 @@ from .pairing import ASSIGN, VANILLA, WITHIN, Batches, Mode, nearest, pool
 
 ASKED = ("skin", "hair_color", "accessory", "background")
 CHANNELS, SIDE, PATCH = 8, 16, 4
-COMPONENTS, SAMPLES = 48, 1000
+COMPONENTS, SAMPLES = 48, 500
 EULER = (2, 4, 16)
 RATE = 1e-3
 
@@ -36,7 +36,7 @@ class Size:
     modes: tuple[Mode, ...]
 
 
-FULL = Size(2, (100, 200, 400, 800), 64, 128,
+FULL = Size(2, (100, 200, 400), 64, 96,
             (VANILLA, ASSIGN, WITHIN, pool(512), nearest(2), nearest(4), nearest(8)))  # fmt: skip
 QUICK = Size(1, (50, 100), 64, 32, (VANILLA, ASSIGN, nearest(4)))
 
@@ -93,14 +93,13 @@ class World:
         from ..common import host
         from ..world import judge, release
         from ..world.generate import Generator
-        from ..world.measure import load_judge
 
         generator = Generator.load(release.WORLD)
-        host.prepare()
+        network = host.pack("nodes.demo.judge").load(release.WORLD)
         shaped = latents.reshape(-1, CHANNELS, SIDE, SIDE)
         with torch.inference_mode():
             pictures = generator.vae.decode(generator.model.model.process_latent_out(shaped))
-        found, _ = judge.read(load_judge(), (pictures * 255).round().to(torch.uint8).numpy())
+        found, _ = judge.read(network, (pictures * 255).round().to(torch.uint8).numpy())
         hits = torch.from_numpy(found[:, self.columns]) == asked
         return np.array([float(row[seen].float().mean()) for row, seen in zip(hits, asked >= 0, strict=True)])
 
