@@ -8,6 +8,7 @@ are in the scratch file already are not read again, so that a build which was st
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shutil
 from collections import Counter
@@ -57,17 +58,16 @@ class Settings:
 
 
 @dataclass
-class Outcome:
-    """What became of the sources: members with the shares of their change that were lost, and why others are out."""
+class Refusals:
+    """Why sources are not members, by name."""
 
-    members: dict[str, dict[str, float]] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
 
-    def refuse(self, name: str, reason: str, settings: Settings) -> None:
+    def add(self, name: str, reason: str, settings: Settings) -> None:
         """Note a member that does not fit; raises ValueError when the settings refuse to go on without it."""
         if settings.unfit == REFUSE:
             raise ValueError(f"{name}: {reason} Take it out, or let members that do not fit be skipped.")
-        self.refused[name] = reason
+        self.reasons[name] = reason
 
 
 def build(sources: list[Source], settings: Settings, target: Path, track: Track = iter) -> Space:
@@ -76,32 +76,31 @@ def build(sources: list[Source], settings: Settings, target: Path, track: Track 
     ``track`` wraps every long loop: it shows progress and stops by raising. The work lies in a folder beside the target
     that a later call with the same sources and settings goes on from, and that is removed at the end.
     """
-    outcome = Outcome()
-    fitting, layout = _common_layout(sources, settings, outcome, track)
+    refusals = Refusals()
+    fitting, layout = _common_layout(sources, settings, refusals, track)
     folder = target.with_name(f"{target.stem}.building")
     key = hashlib.sha256(repr((settings, layout, [(s.name, s.stamp) for s in fitting])).encode()).hexdigest()
     scratch = Scratch(folder, key, len(fitting), layout.size)
     reference = _reference(fitting, layout, settings, track)
     for source in track(fitting):
-        if source.name not in scratch.members and source.name not in outcome.refused:
-            _add(source, layout, settings, reference, scratch, outcome)
-    outcome.members |= scratch.members
+        if source.name not in scratch.members and source.name not in refusals.reasons:
+            _add(source, layout, settings, reference, scratch, refusals)
     if len(scratch.members) < 2:
         raise ValueError(f"A space needs at least two members and {len(scratch.members)} fit: "
-                         f"{'; '.join(outcome.refused.values()) or 'give more LoRAs'}")  # fmt: skip
-    _decompose(scratch, layout, settings, reference, outcome, target, track)
+                         f"{'; '.join(refusals.reasons.values()) or 'give more LoRAs'}")  # fmt: skip
+    _decompose(scratch, layout, settings, reference, refusals, target, track)
     shutil.rmtree(folder)
     return space_files.read(target)
 
 
-def _common_layout(sources, settings: Settings, outcome: Outcome, track: Track) -> tuple[list[Source], Layout]:
+def _common_layout(sources, settings: Settings, refusals: Refusals, track: Track) -> tuple[list[Source], Layout]:
     """The sources made for the base model that most of them are for, and the layout of all their layers."""
     found = {}
     for source in track(sources):
         try:
             found[source.name] = source.shapes()
         except ValueError as error:
-            outcome.refuse(source.name, str(error), settings)
+            refusals.add(source.name, str(error), settings)
     votes: Counter = Counter((layer, shape) for shapes in found.values() for layer, shape in shapes.items())
     sizes: dict[str, Shape] = {}
     for (layer, shape), _ in votes.most_common():
@@ -114,13 +113,13 @@ def _common_layout(sources, settings: Settings, outcome: Outcome, track: Track) 
         shared = [layer for layer in shapes if votes[layer, shapes[layer]] * 2 >= len(found)]
         odd = next((layer for layer, shape in shapes.items() if not _same(sizes[layer], shape)), None)
         if odd or not shared:
-            outcome.refuse(source.name, _other_base(odd, shapes, sizes), settings)
+            refusals.add(source.name, _other_base(odd, shapes, sizes), settings)
         else:
             fitting.append(source)
             layers |= set(shapes)
     if not fitting:
-        raise ValueError(f"No LoRA fits: {'; '.join(outcome.refused.values()) or 'the folder holds none'}")
-    return fitting, _layout(fitting[0], {layer: sizes[layer] for layer in layers}, settings)
+        raise ValueError(f"No LoRA fits: {'; '.join(refusals.reasons.values()) or 'the folder holds none'}")
+    return fitting, _layout(fitting, {layer: sizes[layer] for layer in layers}, settings)
 
 
 def _other_base(odd: str | None, shapes: dict, sizes: dict) -> str:
@@ -133,16 +132,23 @@ def _same(one: Shape, other: Shape) -> bool:
     return all(bare(a) == bare(b) for a, b in zip(one, other, strict=True))
 
 
-def _layout(first: Source, sizes: dict[str, Shape], settings: Settings) -> Layout:
-    """Rank-r shapes of every layer; in the form AS_TRAINED those and the scale of the first member."""
+def _layout(sources: list[Source], sizes: dict[str, Shape], settings: Settings) -> Layout:
+    """Rank-r shapes of every layer; in the form AS_TRAINED those and the scale of the first member that is whole."""
     if settings.form == AS_TRAINED:
-        layers = first.read().layers
+        layers = _first_whole(sources).layers
         example = next(iter(layers.values()))
         shapes = {name: (tuple(one.down.shape), tuple(one.up.shape)) for name, one in layers.items()}
         return Layout.of(shapes, example.rank, example.scale * example.rank)
     rank = settings.rank
     shapes = {name: ((rank, *inputs), (outputs[0], rank, *outputs[1:])) for name, (inputs, outputs) in sizes.items()}
     return Layout.of(shapes, rank, float(rank))
+
+
+def _first_whole(sources: list[Source]) -> Lora:
+    for source in sources[:-1]:
+        with contextlib.suppress(ValueError):  # it is named when its turn comes
+            return source.read()
+    return sources[-1].read()
 
 
 def _reference(sources: list[Source], layout: Layout, settings: Settings, track: Track) -> torch.Tensor | None:
@@ -157,16 +163,16 @@ def _reference(sources: list[Source], layout: Layout, settings: Settings, track:
     return sign_reference(layout, torch.stack(rows)) if rows else None
 
 
-def _add(source: Source, layout: Layout, settings: Settings, reference, scratch: Scratch, outcome: Outcome) -> None:
+def _add(source: Source, layout: Layout, settings: Settings, reference, scratch: Scratch, refusals: Refusals) -> None:
     try:
         flat, lost = flattened(source.read(), layout, settings.form, reference)
     except ValueError as error:
-        outcome.refuse(source.name, str(error), settings)
+        refusals.add(source.name, str(error), settings)
         return
     scratch.add(source.name, flat.numpy(), lost)
 
 
-def _decompose(scratch: Scratch, layout: Layout, settings: Settings, reference, outcome: Outcome, target: Path,
+def _decompose(scratch: Scratch, layout: Layout, settings: Settings, reference, refusals: Refusals, target: Path,
                track: Track) -> None:  # fmt: skip
     """Both passes over the scratch file, and the space's own file."""
     count = len(scratch.members)
@@ -182,7 +188,7 @@ def _decompose(scratch: Scratch, layout: Layout, settings: Settings, reference, 
     left, values = _left(gram, min(settings.components, count - 1))
     kept = left[:, : min(settings.components, left.shape[1])]
     weights = torch.from_numpy(kept / values[: kept.shape[1]])
-    space = _described(scratch, layout, settings, reference, outcome, mean, deviation, kept, values, target)
+    space = _described(scratch, layout, settings, reference, refusals, mean, deviation, kept, values, target)
     space = replace(space, squares=torch.from_numpy(gram.diagonal().copy()).float())
     tensors = space_files.small_tensors(space, torch.float32)
     specification = {name: (value.dtype, tuple(value.shape)) for name, value in tensors.items()}
@@ -211,11 +217,11 @@ def _left(gram: np.ndarray, components: int) -> tuple[np.ndarray, np.ndarray]:
     return vectors * np.sign(vectors[largest, np.arange(vectors.shape[1])]), values
 
 
-def _described(scratch, layout, settings, reference, outcome, mean, deviation, left, values, target) -> Space:
+def _described(scratch, layout, settings, reference, refusals, mean, deviation, left, values, target) -> Space:
     lost = list(scratch.members.values())
     sizes = {slot.layer: torch.Size(slot.down_shape[1:]).numel() for slot in layout.slots}
     about = {
-        "name": target.stem, "base": base_of(sizes), "standardised": settings.standardise, "refused": outcome.refused,
+        "name": target.stem, "base": base_of(sizes), "standardised": settings.standardise, "refused": refusals.reasons,
         "lost": {reason: float(np.mean([one.get(reason, 0.0) for one in lost]))
                  for reason in sorted({reason for one in lost for reason in one})},
     }  # fmt: skip

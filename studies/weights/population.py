@@ -43,7 +43,7 @@ class Trainer:
         self.predicts_v = model.model_type.name == "V_PREDICTION"
         self.vector = model.encode_adm().to(device())
 
-    def cohort(self, data: Encoded, checkpoint: Path, every: int = 20) -> torch.Tensor:
+    def cohort(self, data: Encoded, checkpoint: Path, every: int = 10) -> torch.Tensor:
         """Train identities (n) together and return their flat factors float32 (n, D); goes on from its checkpoint."""
         plan = self.plan
         population = Population(self.layout, len(data.latents), plan.seed, device())

@@ -385,3 +385,27 @@ def test_saved_loras_have_alpha(comfy, point):
     file = comfy.run("GBX_W2WToLoRA", point=point, filename_prefix="loras/alpha")[1]
     tensors = load_file(f"{folder_paths.get_output_directory()}/{file}")
     assert sum(key.endswith(".alpha") for key in tensors) == len(LAYERS)
+
+
+def test_the_space_that_the_pack_ships_fits_its_model(comfy, demo):
+    """Every layer of it is in the demo model, it is small, and its directions can be fitted."""
+    folders, export = comfy.module("nodes.host.model_folders"), comfy.module("nodes.weights.lora_export")
+    shipped = [name for name in folders.space_names() if name.startswith("avatars-v1")]
+    assert shipped == ["avatars-v1-w2w.safetensors"]
+    assert folders.space_path(shipped[0]).stat().st_size <= 2_500_000
+    space, _ = comfy.run("GBX_W2WLoadSpace", space_name=shipped[0])
+    drawn = draw(comfy, space)[0]
+    targets = comfy.module("nodes.host.lora_patches").weight_targets(demo.model, export.to_tensors(drawn.layers()))
+    assert len(targets) == len(space.layout.slots) == 64
+    directed, report = comfy.run("GBX_W2WFitDirections", space=space, labels="", method="least squares (paper)",
+                                 components=48, attributes="")  # fmt: skip
+    assert {"beard", "dark skin", "round glasses"} <= set(directed.directions) and "cross-validated" in report
+
+
+def test_files_that_change_are_read_again(comfy, lora_folder):
+    folders = comfy.module("nodes.host.model_folders")
+    before = folders.lora_stamp("people/member_00.safetensors")
+    path = lora_folder / "people" / "member_00.safetensors"
+    path.touch()
+    assert before and folders.lora_stamp("people/member_00.safetensors") != before
+    assert folders.lora_stamp("[none]") == folders.lora_stamp(None) == ""

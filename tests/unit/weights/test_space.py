@@ -152,7 +152,7 @@ def test_what_does_not_fit_is_named_and_skipped_or_refused(tmp_path):
     save_file(members.kohya(members.factors(9, layers=other)), folder / "another_base.safetensors")
     broken = members.kohya(members.factors(8))
     broken[next(iter(broken))][0, 0] = float("nan")
-    save_file(broken, folder / "nan.safetensors")
+    save_file(broken, folder / "a_nan.safetensors")
     save_file({"lora_unet_x.hada_w1_a": torch.ones(1)}, folder / "loha.safetensors")
     flux = {"lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight": torch.ones(1, 8),
             "lora_unet_double_blocks_0_img_attn_qkv.lora_up.weight": torch.ones(8, 1)}  # fmt: skip
@@ -160,8 +160,10 @@ def test_what_does_not_fit_is_named_and_skipped_or_refused(tmp_path):
     space = build(folder, tmp_path / "s.safetensors")
     refused = space.about["refused"]
     assert len(space.members) == 5
-    assert set(refused) == {"another_base", "nan", "loha", "flux"}
-    assert "(64,)" in refused["another_base"] and "NaN" in refused["nan"] and "shares no layer" in refused["flux"]
+    assert set(refused) == {"another_base", "a_nan", "loha", "flux"}
+    trained = build(folder, tmp_path / "u.safetensors", form="as trained")
+    assert trained.members == space.members and set(trained.about["refused"]) == set(refused)
+    assert "(64,)" in refused["another_base"] and "NaN" in refused["a_nan"] and "shares no layer" in refused["flux"]
     with pytest.raises(ValueError, match=r"another_base: .*Take it out"):
         build(folder, tmp_path / "t.safetensors", unfit=building.REFUSE)
 
