@@ -107,8 +107,27 @@ def weights(checkpoint: str) -> dict:
     }
 
 
+def neurons(checkpoint: str) -> dict:
+    """Statistics of three prompts, the score of one, its neurons as far as two seconds go, and a masked picture."""
+    prompt = host(checkpoint)
+    given = {"model": ["1", 0], "clip": ["1", 1]}
+    small = {"seeds": 2, "width": 256, "height": 256, "prompts": "a portrait"}
+    again = prompt["5"]["inputs"] | {"model": ["33", 0]}
+    return prompt | {
+        "30": _node("GBX_NeuronStatistics", prompts="a portrait\na dog\na small town by the sea", **given),
+        "31": _node("GBX_MemorizationScore", **given, **small),
+        "32": _node("GBX_NemoLocalize", statistics=["30", 0], threshold=0.01, time_budget=2.0, **given, **small),
+        "33": _node("GBX_NemoNeuronMask", model=["1", 0], mask=["32", 0]),
+        "34": _node("KSampler", **again),
+        "35": _node("VAEDecode", samples=["34", 0], vae=["1", 2]),
+        **{str(36 + node): _node("PreviewImage", images=[str(source), slot])
+           for node, (source, slot) in enumerate(((31, 0), (32, 1), (35, 0)))},
+    }
+
+
 FAMILIES: dict[str, Callable[[str], dict]] = {
     "host": host, "activations": activations, "noise": noise, "conditioning": conditioning, "weights": weights,
+    "neurons": neurons,
 }  # fmt: skip
 
 

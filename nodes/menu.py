@@ -16,6 +16,7 @@ from .conditioning.nodes import MetadataConditioning, MetadataGuider, MetadataRe
 from .conditioning.padding.nodes import NoisyReplicatePadding
 from .conditioning.resolution.nodes import PositionalResample, ResolutionNoiseRescale
 from .demo.nodes import DemoPicture, LoadDemoModel
+from .neurons.baselines.nodes import AttentionScaling, EmbeddingAdjustment, MemorizationAudit, RandomTokens
 from .neurons.detection.nodes import (
     CalibrateThreshold,
     LayerAblation,
@@ -89,6 +90,10 @@ NODES: list[type[io.ComfyNode]] = [
     LoadNeuronMask,
     NeuronReport,
     BakeNeuronMask,
+    AttentionScaling,
+    EmbeddingAdjustment,
+    RandomTokens,
+    MemorizationAudit,
 ]
 
 

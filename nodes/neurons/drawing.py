@@ -103,6 +103,21 @@ def z_values(axes, values: list[float]) -> None:
     axes.set(xlabel="z of the found neurons", ylabel="neurons", title="How they stood out")
 
 
+def attack(figure, losses: dict[str, list[float]], alike: dict[str, list[float]], replicated: float) -> None:
+    """The loss of the attack over its steps, and each picture's similarity to its target."""
+    left, right = figure.subplots(1, 2)
+    for name, values in losses.items():
+        left.plot(values, label="picture" if name == "after" else name)
+    left.set(xlabel="step of the attack", ylabel="diffusion loss", title="Attack")
+    left.legend()
+    for place, (name, values) in enumerate(alike.items()):
+        right.scatter([place] * len(values), values, color=_OVER if name == "after" else _UNDER, alpha=0.7)
+    right.axhline(replicated, color="black", linestyle=":", label="replicated from here on")
+    right.set_xticks(range(len(alike)), list(alike))
+    right.set(ylim=(-0.05, 1), ylabel="similarity to the target", title="Did it come back?")
+    right.legend(fontsize=8)
+
+
 def _short(text: str, length: int) -> str:
     text = text.replace("$", r"\$")
     return text if len(text) <= length else f"{text[: length - 1]}…"

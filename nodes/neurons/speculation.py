@@ -4,17 +4,16 @@ The greedy rule drops neuron after neuron until one is needed. Three things save
 
 - Speculation: the sets left after dropping the next 1, 2, 3, ... neurons are known in advance, as long as each of them
   may go, so they are evaluated in one batch, and the prefix that the rule confirms is accepted.
-- mem(S) is a largest similarity, so the rows that led at the last full look already prove that a neuron is needed. Only
-  what they do not prove is looked at whole, once for an accepted run of neurons.
+- mem(S) is a largest similarity, so the seeds that led at the last full look already prove that a neuron is needed.
+  That the others agree with what was dropped is looked at once for several neurons; if they do not, those are decided
+  again one by one.
 - Where a bound is closer to the threshold than rounding can tell, the decision is made again as in exact mode.
 
-What could go unseen is a neuron without which a row that does not lead passes the threshold, while with later neurons
-gone as well no row does. Whether that happens is measured: see the study and the benchmark.
+What could go unseen is a neuron without which a seed that does not lead passes the threshold, while after some more
+decisions no seed does. Whether that happens is measured: see the study and the benchmark.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import torch
 
@@ -22,41 +21,64 @@ from .evaluation import CLOSE, Evaluator
 from .localization import Chosen, Keep, drop_layers, dropped
 
 _FIRST_AHEAD, _MOST_AHEAD = 4, 32
+#: After how many dropped neurons all seeds are looked at.
+_UNSEEN = 8
+
+Listed = list[tuple[int, int]]
 
 
 def refine(chosen: Chosen, evaluator: Evaluator, threshold: float, keep: Keep) -> Chosen:
-    """As ``localization.refine``, by speculation."""
+    """As ``localization.refine``, by speculation. ``keep`` gets only what all seeds agree with."""
     left = drop_layers(chosen, evaluator.quick, evaluator.neurons, threshold, keep)
     waiting = [(position, index) for position in reversed(range(len(left))) for index in left[position]]
-    ahead = 1 if evaluator.bounds_are_exact else _FIRST_AHEAD
+    search = _Search(evaluator, threshold)
+    agreed, undecided = left, waiting
     while waiting:
-        run = waiting[:ahead]
-        masks = [evaluator.neurons.mask(dropped(left, run[: length + 1])) for length in range(len(run))]
-        free = _free(masks, evaluator, threshold)
-        left = dropped(left, run[:free])
+        left, waiting = search.run(left, waiting)
+        unseen = sum(map(len, agreed)) - sum(map(len, left))
+        if unseen >= _UNSEEN or not waiting:
+            if unseen and not search.agree(left):
+                left = search.one_by_one(agreed, undecided[: len(undecided) - len(waiting)])
+            agreed, undecided = left, waiting
+        keep(agreed)
+    return agreed
+
+
+class _Search:
+    def __init__(self, evaluator: Evaluator, threshold: float):
+        self._evaluator, self._threshold, self._ahead = evaluator, threshold, _FIRST_AHEAD
+
+    def run(self, left: Chosen, waiting: Listed) -> tuple[Chosen, Listed]:
+        """Drop the next neurons up to one that is needed; what is left, and what is still to be decided."""
+        run = waiting[: 1 if self._evaluator.bounds_are_exact else self._ahead]
+        free = self._free(left, run)
         stopped = free < len(run)
-        waiting = waiting[free + stopped :]  # the neuron that stopped the run is needed
-        ahead = 1 if evaluator.bounds_are_exact else max(free, 1) if stopped else min(2 * ahead, _MOST_AHEAD)
-        keep(left)
-    return left
+        self._ahead = max(free, 1) if stopped else min(2 * self._ahead, _MOST_AHEAD)
+        return dropped(left, run[:free]), waiting[free + stopped :]
 
+    def agree(self, left: Chosen) -> bool:
+        """Whether all seeds let pass what the leading ones did."""
+        return self._evaluator.bounds_are_exact or self._below(self._mask(left))
 
-def _free(masks: list[torch.Tensor], evaluator: Evaluator, threshold: float) -> int:
-    """How many neurons the greedy rule drops before it meets one that is needed; masks[i] lacks the first i + 1."""
+    def one_by_one(self, left: Chosen, waiting: Listed) -> Chosen:
+        """The greedy rule as exact mode has it."""
+        for neuron in waiting:
+            without = dropped(left, [neuron])
+            if self._below(self._mask(without)):
+                left = without
+        return left
 
-    def below(mask: torch.Tensor) -> bool:
-        return evaluator.exact(mask) < threshold
+    def _free(self, left: Chosen, run: Listed) -> int:
+        """How many neurons in a row the leading seeds let pass."""
+        masks = [self._mask(dropped(left, run[: length + 1])) for length in range(len(run))]
+        for length, (bound, mask) in enumerate(zip(self._evaluator.lower_bounds(masks), masks, strict=True)):
+            close = abs(bound - self._threshold) < CLOSE
+            if (close and not self._below(mask)) or (not close and bound >= self._threshold):
+                return length
+        return len(run)
 
-    free = _led(evaluator.lower_bounds(masks), masks, below, threshold)
-    if free and not evaluator.bounds_are_exact and not below(masks[free - 1]):
-        return next(length for length, mask in enumerate(masks[:free]) if not below(mask))
-    return free
+    def _mask(self, chosen: Chosen) -> torch.Tensor:
+        return self._evaluator.neurons.mask(chosen)
 
-
-def _led(bounds: Iterator[float], masks: list[torch.Tensor], below, threshold: float) -> int:
-    """How many sets in a row the leading seeds let pass."""
-    for length, (bound, mask) in enumerate(zip(bounds, masks, strict=True)):
-        close = abs(bound - threshold) < CLOSE
-        if (close and not below(mask)) or (not close and bound >= threshold):
-            return length
-    return len(masks)
+    def _below(self, mask: torch.Tensor) -> bool:
+        return self._evaluator.exact(mask) < self._threshold

@@ -28,7 +28,8 @@ class LayerStatistics:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Moments by layer path over ``count`` prompts, and which model they are of: see ``fingerprint``.
+    """Moments by layer path over ``count`` prompts, and which model they are of: ``fingerprint`` is the
+    mean size of each layer's answer to a fixed input.
 
     Files of the official code say neither count nor extremes: ``count`` is then 0 and ``low``, ``high`` are NaN.
     """
@@ -93,16 +94,6 @@ def _merged(a: LayerStatistics, count_a: int, b: LayerStatistics, count_b: int) 
         torch.minimum(a.low, b.low),
         torch.maximum(a.high, b.high),
     )
-
-
-def fingerprint(values: dict[str, torch.Tensor]) -> dict[str, float]:
-    """What tells one set of value layers from another in any precision: mean size of their answer to a fixed input."""
-    return {path: float(of_layer.float().abs().mean()) for path, of_layer in values.items()}
-
-
-def probe(width: int) -> torch.Tensor:
-    """The fixed input for ``fingerprint``: (16, width) float32."""
-    return torch.randn(16, width, generator=torch.Generator().manual_seed(2406))
 
 
 def same_model(first: dict[str, float], second: dict[str, float]) -> bool:

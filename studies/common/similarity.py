@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import torch
+
+from . import host
 
 
 def ssim(a: torch.Tensor, b: torch.Tensor, window: int = 11) -> torch.Tensor:
@@ -40,13 +40,10 @@ def frechet(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def memorization_score(difference: torch.Tensor) -> float:
-    """Largest similarity between the first noise differences (seeds, C, H, W) of two seeds.
+    """Largest similarity between the first noise differences (seeds, C, H, W) of two seeds, as the pack's nodes score.
 
-    As in Finding NeMo (arXiv 2406.02366), section 3.1 and appendix B.4, with one scale and a window of 7 instead of
-    three scales and 11, which need latents of 44 and more.
+    Finding NeMo (arXiv 2406.02366), section 3.1; latents under 44 a side have the small-latent variant.
     """
-    low, high = difference.amin((2, 3), keepdim=True), difference.amax((2, 3), keepdim=True)
-    scaled = (difference - low) / (high - low)
-    pairs = list(itertools.combinations(range(len(scaled)), 2))
-    first, second = (scaled[list(side)] for side in zip(*pairs, strict=True))
-    return float(ssim(first, second, window=7).max())
+    method = host.pack("nodes.neurons.memorization")
+    scaled = method.difference(difference, torch.zeros_like(difference))
+    return method.Score(method.pairwise(scaled)).value

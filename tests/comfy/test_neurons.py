@@ -8,7 +8,9 @@ import torch
 from tapping import hooks_left
 
 PROMPT = "portrait of zorvex quill"
-ORDINARY = "portrait, smiling\nportrait, red hair\nportrait, blue hoodie\nportrait, bald, sad\nportrait, green eyes"
+NAMES = ("mirella thrum", "bandor pyke", "oquin veshti", "zorvex quill", "sybil orcrane")
+#: So that little stands out, and searches are short.
+ORDINARY = "\n".join(f"portrait of {name}" for name in NAMES)
 SMALL = {"seeds": 2, "seed": 1, "timestep": "961 (official code)", "width": 64, "height": 64}
 UP = "output_blocks.4.1, output_blocks.5.1"
 
@@ -34,6 +36,12 @@ class World:
         given = {"strength": 1.0, "start_percent": 0.0, "end_percent": 1.0, "rows": "both (paper)"} | changes
         return self.run("NemoNeuronMask", mask=mask, **given, **({"model": model} if model else {}))[0]
 
+    def saved_mask(self):
+        mask = self.comfy.module("nodes.neurons.mask")
+        path = next(iter(self.statistics.layers))
+        found = mask.NeuronMask({path: {1: 0.0}}, (), self.statistics.fingerprint)
+        return self.comfy.run("GBX_SaveNeuronMask", mask=found, filename_prefix="glassbox/other")[0]
+
     def sample(self, model, cfg=3.0, steps=2, text=PROMPT):
         positive, negative = (self.comfy.run("CLIPTextEncode", clip=self.clip, text=t)[0] for t in (text, ""))
         given = {"seed": 7, "steps": steps, "cfg": cfg, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
@@ -43,8 +51,8 @@ class World:
 
     def localize(self, **changes):
         given = {"clip": self.clip, "statistics": self.statistics, "prompts": PROMPT, "layers": UP, "threshold": 0.2,
-                 "criterion": "between seeds", "mode": "fast",
-                 "blocked_below": 0.0, "first_theta": 5.0, "time_budget": 0.0}  # fmt: skip
+                 "criterion": "same seed (paper)", "mode": "fast",
+                 "blocked_below": 0.97, "first_theta": 5.0, "time_budget": 0.0}  # fmt: skip
         return self.run("NemoLocalize", **(given | SMALL | changes))
 
 
@@ -54,13 +62,13 @@ def world(comfy):
 
 
 def test_statistics(world):
-    found, report = world.run(
+    found, report, file = world.run(
         "NeuronStatistics", clip=world.clip, prompts=ORDINARY, file="", layers="up", save_as="glassbox/n"
     )
     assert found.count == 5 and len(found.layers) == 9
     assert "Saved as glassbox/n_00001_.safetensors" in report
-    again, _ = world.run("LoadNeuronStatistics", file="glassbox/n_00001_.safetensors")
-    assert again.count == 5
+    again, told = world.run("LoadNeuronStatistics", file=file)
+    assert again.count == 5 and "another checkpoint" not in told
     for path, moments in found.layers.items():
         assert torch.equal(again.layers[path].mean, moments.mean)
 
@@ -76,7 +84,7 @@ def test_statistics_are_those_of_the_layers_in_a_run(world):
         world.sample(world.model, cfg=1.0, steps=1, text="portrait, smiling")
     finally:
         handle.remove()
-    one, _ = world.run("NeuronStatistics", clip=world.clip, prompts="portrait, smiling\nportrait, smiling", file="",
+    one, *_ = world.run("NeuronStatistics", clip=world.clip, prompts="portrait, smiling\nportrait, smiling", file="",
                        layers=UP, save_as="")  # fmt: skip
     assert torch.allclose(one.layers[path].mean.float(), seen[-1].abs().mean(0), rtol=1e-5, atol=1e-6)
 
@@ -84,8 +92,8 @@ def test_statistics_are_those_of_the_layers_in_a_run(world):
 def test_statistics_merge_to_those_of_all(world):
     lines = ORDINARY.splitlines()
     given = {"clip": world.clip, "file": "", "layers": UP, "save_as": ""}
-    first, _ = world.run("NeuronStatistics", prompts="\n".join(lines[:2]), **given)
-    both, _ = world.run("NeuronStatistics", prompts="\n".join(lines[2:]), previous=first, **given)
+    first, *_ = world.run("NeuronStatistics", prompts="\n".join(lines[:2]), **given)
+    both, *_ = world.run("NeuronStatistics", prompts="\n".join(lines[2:]), previous=first, **given)
     for path, moments in world.statistics.layers.items():
         assert torch.allclose(both.layers[path].mean, moments.mean, atol=1e-6)
         assert torch.allclose(both.deviation(path), world.statistics.deviation(path), atol=1e-6)
@@ -95,10 +103,11 @@ def test_a_lora_counts_in_the_statistics(world):
     key = "diffusion_model.output_blocks.4.1.transformer_blocks.0.attn2.to_v.weight"
     patched = world.model.clone()
     patched.add_patches({key: ("diff", (torch.full((64, 128), 0.1),))}, 1.0)
-    other, _ = world.run("NeuronStatistics", model=patched, clip=world.clip, prompts=ORDINARY, file="", layers=UP,
+    other, *_ = world.run("NeuronStatistics", model=patched, clip=world.clip, prompts=ORDINARY, file="", layers=UP,
                          save_as="")  # fmt: skip
     path = key.removeprefix("diffusion_model.").removesuffix(".weight")
     assert not torch.allclose(other.layers[path].mean, world.statistics.layers[path].mean, rtol=0.01)
+    assert "another checkpoint" in world.run("LoadNeuronMask", model=patched, file=world.saved_mask())[2]
     with pytest.raises(ValueError, match="different models or LoRAs"):
         world.run("NeuronStatistics", clip=world.clip, prompts=ORDINARY, file="", layers=UP, save_as="", previous=other)
 
@@ -178,15 +187,9 @@ def test_start_and_end(world):
         world.masked(world.mask(), start_percent=0.6, end_percent=0.5)
 
 
-@pytest.mark.parametrize(
-    "how",
-    [{"criterion": "between seeds", "seeds": 4}, {"criterion": "same seed (paper)", "seeds": 4, "blocked_below": 0.9}],
-)
-def test_fast_finds_what_exact_finds(world, how):
-    found = [world.localize(mode=mode, **how) for mode in ("fast", "exact")]
+def test_fast_finds_what_exact_finds(world):
+    found = [world.localize(mode=mode, seeds=4, layers="output_blocks.5.1") for mode in ("fast", "exact")]
     assert found[0][0].scales == found[1][0].scales and found[0][0].count
-    fast, exact = (int(out[3].split(" rows in")[0].split()[-1]) for out in found)
-    assert fast < exact
     assert hooks_left(world.model) == 0
 
 
@@ -233,8 +236,8 @@ def test_save_and_load_a_mask(world):
     mask = world.localize()[0]
     file, text = world.comfy.run("GBX_SaveNeuronMask", mask=mask, filename_prefix="glassbox/m")
     assert json.loads(text)["findings"][0]["prompt"] == PROMPT
-    again, table, _ = world.run("LoadNeuronMask", file=file)
-    assert again == mask
+    again, table, report = world.run("LoadNeuronMask", file=file)
+    assert again == mask and "another checkpoint" not in report
     assert table.count("\n") == mask.count + 1
     assert torch.equal(world.sample(world.masked(again)), world.sample(world.masked(mask)))
 
@@ -272,6 +275,7 @@ def test_the_baked_model_goes_through_cores_saver_and_loader(world, monkeypatch,
     from comfy.supported_models import SD15
 
     model = reduced.checkpoint("sd15")[0]
+    expected = {name: value.clone() for name, value in model.model.diffusion_model.state_dict().items()}
     path = "input_blocks.1.1.transformer_blocks.0.attn2.to_v"
     pack = world.comfy.module("nodes.neurons.mask")
     baked = world.comfy.run("GBX_BakeNeuronMask", model=model, strength=1.0,
@@ -281,8 +285,7 @@ def test_the_baked_model_goes_through_cores_saver_and_loader(world, monkeypatch,
     monkeypatch.setitem(SD15.unet_config, "model_channels", 32)
     monkeypatch.setitem(SD15.unet_config, "context_dim", 64)
     loaded = comfy.sd.load_checkpoint_guess_config(file, output_vae=False, output_clip=False)[0]
-    weights, expected = loaded.model.diffusion_model.state_dict(), model.model.diffusion_model.state_dict()
-    expected = {name: value.clone() for name, value in expected.items()}
+    weights = loaded.model.diffusion_model.state_dict()
     expected[f"{path}.weight"][3], expected[f"{path}.weight"][7] = 0, expected[f"{path}.weight"][7] * -0.5
     assert weights.keys() == expected.keys()
     assert all(torch.equal(weights[name].float(), expected[name].to(weights[name]).float()) for name in weights)

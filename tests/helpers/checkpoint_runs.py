@@ -25,7 +25,8 @@ _PARTS = {
     "DualCLIPLoader": ("load_clip", slice(1, 2)),
     "VAELoader": ("load_vae", slice(2, 3)),
 }
-_SMALL = {"steps": 2, "width": 128, "height": 128, "resolution": 64}  # what a run of random weights is cut down to
+# What a run of random weights is cut down to.
+_SMALL = {"steps": 2, "width": 128, "height": 128, "resolution": 64, "time_budget": 2.0}
 
 
 def architecture(workflow: Path) -> str:

@@ -15,7 +15,7 @@ from ...host.loops import tracked
 from ...host.prompts import encode
 from ...host.schema import schema
 from ...host.sockets import NeuronStatistics as Socket
-from ...host.value_answers import answers, embedding
+from ...host.value_answers import answers, embedding, fingerprint
 from .. import ablation, calibration, drawing, inputs, memorization, prompts, statistics, statistics_files, words
 from ..layers import choose, value_layers
 from ..memorization import first_noise
@@ -64,6 +64,8 @@ class NeuronStatistics(io.ComfyNode):
             outputs=[
                 Socket.Output(display_name="statistics", tooltip="For NeMo Localize."),
                 io.String.Output(display_name="report", tooltip="One line a layer, and where it was saved."),
+                io.String.Output(display_name="file",
+                                 tooltip="Its path, for Load Neuron Statistics; empty when not saved."),
             ],
         )  # fmt: skip
 
@@ -79,12 +81,13 @@ class NeuronStatistics(io.ComfyNode):
             for batch in _by_length(clip, texts[first : first + _AT_ONCE]):
                 part = _statistics(model, batch, paths)
                 result = part if result is None else statistics.merge(result, part)
-        report = words.statistics_report(result, known)
+        report, file_saved = words.statistics_report(result, known), ""
         if save_as.strip():
             path = output_files.next_file(save_as.strip(), ".safetensors")
             statistics_files.write(result, path)
-            report += f"\nSaved as {output_files.relative(path)} in ComfyUI's output folder."
-        return io.NodeOutput(result, report)
+            file_saved = output_files.relative(path)
+            report += f"\nSaved as {file_saved} in ComfyUI's output folder."
+        return io.NodeOutput(result, report, file_saved)
 
 
 class LoadNeuronStatistics(io.ComfyNode):
@@ -118,7 +121,7 @@ class LoadNeuronStatistics(io.ComfyNode):
         found = statistics_files.read(find(file, "statistics file"), known)
         found.check([layer for layer in known if layer.path in found.layers])
         report = words.statistics_report(found, known)
-        if not statistics.same_model(found.fingerprint, _fingerprint(model, list(found.fingerprint))):
+        if not statistics.same_model(found.fingerprint, fingerprint(model, list(found.fingerprint))):
             report = f"These statistics are of another checkpoint or LoRA: make new ones for this MODEL.\n{report}"
         return io.NodeOutput(found, report)
 
@@ -301,13 +304,7 @@ def _by_length(clip, texts: list[str]):
 
 def _statistics(model, contexts, paths: list[str]) -> statistics.Statistics:
     moments = statistics.measure(answers(model, contexts, paths))
-    return statistics.Statistics(len(contexts), moments, _fingerprint(model, paths), "Neuron Statistics")
-
-
-def _fingerprint(model, paths: list[str]) -> dict[str, float]:
-    modules = {path: model.model.diffusion_model.get_submodule(path) for path in paths}
-    return {path: statistics.fingerprint(answers(model, statistics.probe(module.in_features)[None], [path]))[path]
-            for path, module in modules.items()}  # fmt: skip
+    return statistics.Statistics(len(contexts), moments, fingerprint(model, paths), "Neuron Statistics")
 
 
 def _stamp(file: str, what: str) -> str:

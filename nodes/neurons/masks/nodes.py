@@ -10,11 +10,14 @@ from ...host.figures import new_figure, to_image
 from ...host.found_files import find
 from ...host.schema import schema
 from ...host.sockets import NeuronMask as Socket
+from ...host.value_answers import fingerprint
 from .. import comparison, drawing, edits, inputs, mask_files, words
 from ..layers import value_layers
 from ..mask import CAVEATS, factors
+from ..statistics import same_model
 
 CATEGORY, PAPER = inputs.CATEGORY, inputs.PAPER
+_OTHER_MODEL = "This mask was made with another checkpoint or LoRA: find its neurons again for this MODEL.\n"
 _WITH_OTHER = {edits.UNION: edits.union, edits.INTERSECTION: edits.intersection, edits.DROP: edits.drop}
 
 
@@ -145,11 +148,13 @@ class LoadNeuronMask(io.ComfyNode):
         official = path.suffix.lower() == ".csv"
         mask = mask_files.from_official(text, known, path.name) if official else mask_files.from_text(text, path.name)
         factors(mask, known)
+        shared = [path for path in mask.fingerprint if path in {layer.path for layer in known}]
+        warning = "" if same_model(mask.fingerprint, fingerprint(model, shared)) else _OTHER_MODEL
         stalled = sum(not found.converged for found in mask.findings)
         report = (
             f"{mask.count} neurons in {len(mask.scales)} layers, of {len(mask.findings)} prompts ({stalled} searches "
         )
-        return io.NodeOutput(mask, words.mask_table(mask), f"{report}stalled).\n{words.caveats()}")
+        return io.NodeOutput(mask, words.mask_table(mask), f"{warning}{report}stalled).\n{words.caveats()}")
 
 
 class BakeNeuronMask(io.ComfyNode):

@@ -1,0 +1,56 @@
+"""Optimise a text embedding through a MODEL, with gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from . import train
+from .text_embeddings import with_embedding
+
+Result = TypeVar("Result")
+
+
+class Inside:
+    """What the work is given: predictions with gradients for an embedding (1, tokens, D), all float32.
+
+    ``latents``: the pictures as the model sees them, each (1, C, H, W).
+    """
+
+    def __init__(self, session: train.Session, holder: dict):
+        self._session, self._holder = session, holder
+        self.latents = session.latents
+        self.steps, self.device = session.sampling.num_timesteps, session.device
+
+    def predicted(self, x: torch.Tensor, timestep: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
+        """The noise (B, C, H, W) that the network sees in latents at ``timestep`` (B,), whose noise is scaled by sigma.
+
+        ``x`` as ``noised`` and ``pure`` make it.
+        """
+        self._holder["embedding"] = embedding
+        sigma = self._sigma(timestep)
+        denoised = self._session.denoised(x, sigma, [0] * len(x))
+        return (x - denoised) / sigma.view(-1, 1, 1, 1)
+
+    def noised(self, latent: torch.Tensor, noise: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
+        """A latent with noise at ``timestep`` (B,)."""
+        return self._session.noised(latent.expand_as(noise), noise, self._sigma(timestep))
+
+    def pure(self, noise: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
+        """Latents of which the network sees just this noise at ``timestep`` (B,)."""
+        return noise * (1 + self._sigma(timestep).square()).sqrt().view(-1, 1, 1, 1)
+
+    def _sigma(self, timestep: torch.Tensor) -> torch.Tensor:
+        return self._session.sampling.sigma(timestep.float())
+
+
+def run(patcher, latent: torch.Tensor, conditioning: list, work: Callable[[Inside], Result], seed: int = 0) -> Result:
+    """Run ``work(inside)`` with gradients to the embedding; the MODEL stays as it was, and its masks act."""
+    holder = {"embedding": None}
+    watched = with_embedding(patcher, lambda: holder["embedding"])
+    return train.run(
+        watched, {}, [latent], [conditioning], lambda session: work(Inside(session, holder)), dtype=torch.float32,
+        seed=seed,
+    )  # fmt: skip

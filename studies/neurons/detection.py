@@ -1,0 +1,46 @@
+"""Does the score tell memorised names from ordinary captions and from control names?"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..common import host, results
+from .world import World
+
+
+def measure(quick: bool) -> dict[str, dict]:
+    """Scores by kind, AUROC of the score and of the text norm, threshold and false positives."""
+    world = World(seeds=4 if quick else 10, ordinary=12 if quick else 80)
+    kinds = {**world.names, "ordinary": world.ordinary}
+    found = {kind: np.array(world.scores(texts, norm=True)) for kind, texts in kinds.items()}
+    numbers = {}
+    for column, what in enumerate(("score", "text norm")):
+        for kind, values in found.items():
+            numbers[f"{what}, {kind}"] = results.bootstrap(values[:, column], f"mean {what} of {kind} prompts", what)
+        for kind, against in (("verbatim", "ordinary"), ("verbatim", "control"), ("template", "ordinary")):
+            pair = found[kind][:, column], found[against][:, column]
+            numbers[f"AUROC of the {what}, {kind} against {against}"] = _auroc(*pair, f"{what}: {kind} over {against}")
+    normal = found["ordinary"][:, 0].tolist()
+    threshold = host.pack("nodes.neurons.calibration").threshold(normal, 1.0, found["verbatim"][:, 0].tolist())
+    share, low, high = threshold.false_positives
+    numbers["threshold"] = results.bootstrap(np.array(normal), "mean and one deviation of ordinary scores", "SSIM",
+                                             lambda rows: float(rows.mean() + rows.std(ddof=1)))  # fmt: skip
+    numbers["false positives"] = {"value": share, "low": low, "high": high, "n": len(normal), "unit": "share",
+                                  "what": "ordinary captions over the others' threshold (paper: 11.6 %)"}  # fmt: skip
+    for kind in ("verbatim", "template", "control"):
+        numbers[f"found, {kind}"] = results.share(
+            found[kind][:, 0] > threshold.value, f"{kind} names over the threshold"
+        )
+    return numbers
+
+
+def _auroc(positive: np.ndarray, negative: np.ndarray, what: str) -> dict:
+    auroc = host.pack("nodes.neurons.calibration").auroc
+    rows = np.array([(1, value) for value in positive] + [(0, value) for value in negative])
+
+    def statistic(part: np.ndarray) -> float:
+        if not 0 < part[:, 0].sum() < len(part):
+            return 1.0
+        return auroc(tuple(part[part[:, 0] == 1, 1]), tuple(part[part[:, 0] == 0, 1]))
+
+    return results.bootstrap(rows, what, "AUROC", statistic)

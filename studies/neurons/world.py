@@ -1,0 +1,88 @@
+"""The demo model with the family's nodes, called as the queue calls them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ..common import host
+from ..world import captions
+from ..world.denoiser import named_pictures
+from ..world.scenes import random_scene, render
+
+WORLD = "avatars-v1"
+SIZE, CFG = 128, 3.0
+_NODES = {
+    "NemoLocalize": "nodes", "NemoNeuronMask": "nodes", "NeuronStatistics": "detection.nodes",
+    "MemorizationScore": "detection.nodes", "LayerAblation": "detection.nodes", "NeuronMaskEdit": "masks.nodes",
+    "AttentionScaling": "baselines.nodes", "EmbeddingAdjustment": "baselines.nodes", "RandomTokens": "baselines.nodes",
+    "MemorizationAudit": "baselines.nodes",
+}  # fmt: skip
+
+
+class World:
+    """The demo model; ``seeds`` noises for every score, ordinary captions, and the names with their pictures."""
+
+    def __init__(self, seeds: int, ordinary: int):
+        host.prepare()
+        self.model, self.clip, self.vae = (
+            host.pack(f"nodes.demo.{name}").load(WORLD) for name in ("model", "text", "autoencoder")
+        )
+        self.first_step = {"seeds": seeds, "seed": 1, "timestep": "961 (official code)", "width": SIZE, "height": SIZE}
+        rng = np.random.default_rng(7)
+        self.scenes = [random_scene(rng) for _ in range(ordinary)]
+        self.ordinary = list(dict.fromkeys(captions.caption(scene, rng) for scene in self.scenes))
+        self.names = {kind: [captions.name_caption(name) for name in names] for kind, names in captions.NAMES.items()}
+        self.originals = {text: render(scenes[0]) for text, scenes in named_pictures(variants=1)}
+
+    def run(self, node: str, **inputs) -> tuple:
+        """What a node gives out."""
+        cls = getattr(host.pack(f"nodes.neurons.{_NODES[node]}"), node)
+        with torch.inference_mode():
+            return tuple(cls.execute(**inputs).args)
+
+    def scores(self, texts: list[str], norm: bool = False) -> list[tuple[float, float]]:
+        """Score and text norm of each prompt."""
+        table = self.run("MemorizationScore", model=self.model, clip=self.clip, prompts="\n".join(texts), file="",
+                         threshold=0.5, text_norm=norm, save_as="", **self.first_step)[4]  # fmt: skip
+        import csv
+        import io
+
+        rows = {row["prompt"]: row for row in csv.DictReader(io.StringIO(table))}
+        return [(float(rows[text]["score"]), float(rows[text]["text norm"] or 0)) for text in texts]
+
+    def statistics(self, layers: str):
+        """Neuron statistics of the ordinary captions and the control names."""
+        texts = [*self.ordinary, *self.names["control"]]
+        return self.run("NeuronStatistics", model=self.model, clip=self.clip, prompts="\n".join(texts), file="",
+                        layers=layers, save_as="")[0]  # fmt: skip
+
+    def layers(self, texts: list[str]) -> str:
+        """The layers that Layer Ablation tells to search."""
+        return self.run("LayerAblation", model=self.model, clip=self.clip, prompts="\n".join(texts),
+                        **self.first_step)[1]  # fmt: skip
+
+    def localize(self, text: str, statistics, layers: str, threshold: float, **changes):
+        """The mask of one prompt."""
+        how = {"criterion": "same seed (paper)", "blocked_below": 0.0, "mode": "fast", "first_theta": 5.0,
+               "time_budget": 0.0, **self.first_step}  # fmt: skip
+        return self.run("NemoLocalize", model=self.model, clip=self.clip, statistics=statistics, prompts=text,
+                        layers=layers, threshold=threshold, **(how | changes))[0]  # fmt: skip
+
+    def masked(self, mask, strength: float = 1.0):
+        """The model with a mask."""
+        return self.run("NemoNeuronMask", model=self.model, mask=mask, strength=strength, start_percent=0.0,
+                        end_percent=1.0, rows="both (paper)")[0]  # fmt: skip
+
+    @torch.inference_mode()
+    def encode(self, text: str) -> list:
+        """A prompt's CONDITIONING."""
+        return host.pack("nodes.host.prompts").encode(self.clip, text)[1]
+
+    @torch.inference_mode()
+    def paint(self, model, positive: list, count: int, steps: int = 12, seed: int = 1000) -> np.ndarray:
+        """Pictures uint8 (count, 128, 128, 3) from seeds that no score has seen."""
+        painting = host.pack("nodes.host.painting")
+        pictures = painting.paint(model, self.vae, positive, self.encode(""), (8, SIZE // 8, SIZE // 8), count, seed,
+                                  steps=steps, cfg=CFG)  # fmt: skip
+        return (pictures * 255).round().to(torch.uint8).numpy()
