@@ -1,0 +1,35 @@
+"""Eager PyTorch against the naive form, turn by turn on one thread."""
+
+from __future__ import annotations
+
+import torch
+
+from ..bench_noise.assigning import threads
+from ..bench_noise.turns import times, told
+from ..common import host
+from .cases import cpu_cases
+
+OURS = "ours"
+
+
+def measure(quick: bool) -> dict[str, dict]:
+    """Milliseconds of every case, and how many times as long as ours the others take."""
+    kernels = host.pack("kernels")
+    numbers = {}
+    before = kernels.use("eager")
+    try:
+        for case in cpu_cases(quick):
+            arguments = case.arguments("cpu", torch.float32)
+            contenders = {OURS: _call(getattr(kernels, case.operation), arguments)}
+            contenders |= {name: _call(other, arguments) for name, other in case.others.items()}
+            with threads(1), torch.no_grad():
+                measured = times(contenders, 3 if quick else 9)
+            where = f"{case.operation}, {case.where}, 1 thread"
+            numbers |= told(where, measured, OURS, "float32 input, eager PyTorch")
+    finally:
+        kernels.use(before)
+    return numbers
+
+
+def _call(function, arguments):
+    return lambda: function(**arguments)
