@@ -28,13 +28,13 @@ def demo_activations_clusters(w: Workflow) -> None:
 
 def demo_activations_few_shot_segmentation(w: Workflow) -> None:
     w.note(
-        "Learn parts from four pictures",
-        f"**Train Few-Shot Segmenter** learns hair, skin and clothing from four faces and their masks ({PAPER}).",
+        "Learn parts from ten pictures",
+        f"**Train Few-Shot Segmenter** learns hair, skin and clothing from ten faces and their masks ({PAPER}).",
         "**Few-Shot Segmenter** finds them in four others. Bright uncertainty: the ten networks disagree.",
         "**Try** fewer pictures, another preset, or more rounds (epochs): each network stops by itself.",
     )
-    model, vae, pictures, hair, positive = tapped_pictures(w, 4, part=_PARTS[0])
-    masks = [hair, *(w.add("GBX_DemoPicture", picture=0, count=4, part=part, node_title=f"The {part}")[1]
+    model, vae, pictures, hair, positive = tapped_pictures(w, 10, part=_PARTS[0])
+    masks = [hair, *(w.add("GBX_DemoPicture", picture=0, count=10, part=part, node_title=f"The {part}")[1]
                      for part in _PARTS[1:])]  # fmt: skip
     others, _, _ = w.add("GBX_DemoPicture", picture=12, count=4, node_title="Other faces")
     w.group("Tap")
@@ -42,7 +42,7 @@ def demo_activations_few_shot_segmentation(w: Workflow) -> None:
     known, _ = w.add("GBX_LayerActivationTap", image=pictures, **tap)
     unknown, _ = w.add("GBX_LayerActivationTap", image=others, **tap)
     w.group("Learn and find")
-    _learn_and_find(w, known, masks, unknown, others, side=48, epochs=4)
+    _learn_and_find(w, known, masks, unknown, others, side=32, epochs=4)
 
 
 def demo_activations_token_heat_map(w: Workflow) -> None:
