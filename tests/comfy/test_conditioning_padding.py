@@ -6,7 +6,7 @@ import torch
 
 PROMPT = "a (red:1.2) house by the sea"
 SETTINGS = {"padding": "copies", "strength": 0.0, "automatic": True, "seed": 3, "empty_too": False}
-FAMILIES = ("sd15", "sdxl", "flux", "demo")
+FAMILIES = ("sd15", "sdxl", "sd3", "flux", "demo")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,178 @@
+"""Small models trained with constant metadata and with the cosine gate: the paper's comparison, at equal steps.
+
+Low-level metadata (size) enters as gamma(t) E_l(size), added to the time embedding; high-level metadata (crop, mirror)
+enters ungated, as in arXiv 2411.03177 as far as its formula is known to us.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from ..common import host, results
+from ..common.similarity import frechet
+from ..common.training import Plan, device, reset_parameters, train
+from ..world import dataset, judge
+from ..world.measure import sharpness
+from ..world.scenes import Metadata, render
+from . import pictures
+
+FOLDER, WORLD = host.ROOT / ".cache" / "conditioning", host.ROOT / ".cache" / "world"
+PICTURES, BATCH, NO_CAPTION, CFG, STEPS = 3_000, 24, 0.1, 3.0, 20
+#: Exponents of the cosine; 0 is the constant weight of the paper's baseline.
+EXPONENTS, SEEDS = (0.0, 2.0, 8.0), (11, 12)
+_FEATURES = 64
+_NETWORK = {
+    "image_size": 16, "in_channels": 8, "out_channels": 8, "model_channels": 32, "channel_mult": (1, 2, 2),
+    "num_res_blocks": [1, 1, 1], "transformer_depth": [0, 1, 1], "transformer_depth_middle": 1,
+    "transformer_depth_output": [0, 0, 1, 1, 1, 1], "num_heads": -1, "num_head_channels": 32,
+    "use_spatial_transformer": True, "context_dim": 128, "use_linear_in_transformer": False,
+    "num_classes": "sequential", "adm_in_channels": 3 * _FEATURES, "legacy": False,
+}  # fmt: skip
+
+
+class Denoiser(torch.nn.Module):
+    """ComfyUI's U-Net, and a gated embedding of the original size beside its time embedding."""
+
+    def __init__(self, exponent: float):
+        super().__init__()
+        import comfy.ops
+        from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
+
+        self.unet = UNetModel(**_NETWORK, dtype=torch.float32, operations=comfy.ops.disable_weight_init)
+        width = 4 * _NETWORK["model_channels"]
+        self.size = torch.nn.Sequential(torch.nn.Linear(2 * _FEATURES, width), torch.nn.SiLU(),
+                                        torch.nn.Linear(width, width))  # fmt: skip
+        self.exponent = exponent
+        reset_parameters(self)
+
+    def forward(self, noised, timesteps, context, metadata):
+        vector = host.pack("nodes.demo.architecture").metadata_vector(metadata)
+        low, high = vector[:, : 2 * _FEATURES], vector[:, 2 * _FEATURES :]
+        gamma = torch.cos(math.pi / 2 * timesteps / 999).clamp(min=0) ** self.exponent
+        told = gamma[:, None] * self.size(low)
+        options = {"patches": {"emb_patch": [lambda emb, _channels, _options: emb + told.to(emb)]}}
+        return self.unet(noised, timesteps, context, high, transformer_options=options)
+
+
+class Data:
+    """Latents of unit variance, encoded captions and metadata of the training pictures."""
+
+    def __init__(self, generator, count: int):
+        dataset.build(WORLD / "train", count, seed=1)
+        shards = [np.load(path) for path in sorted((WORLD / "train").glob("*.npz"))[: -(-count // dataset.SHARD)]]
+        texts = [text for shard in shards for text in json.loads(str(shard["captions"]))]
+        self.metadata = torch.from_numpy(np.concatenate([shard["metadata"] for shard in shards]))
+        self.folder = FOLDER / f"{results.assets_hash(host.ROOT / 'assets' / pictures.WORLD)[:12]}_{count}"
+        cache = self.folder / "latents.pt"
+        if not cache.exists():
+            _encode(generator, np.concatenate([shard["pictures"] for shard in shards]), texts, cache)
+        state = torch.load(cache, weights_only=True)
+        self.latents, self.context, self.nothing = state["latents"], state["context"], state["nothing"]
+
+    def batch(self, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+        """Latents, timesteps, encoded captions and metadata."""
+        picks = torch.randint(len(self.latents), (BATCH,), generator=generator)
+        context = self.context[picks].float()
+        context[torch.rand(BATCH, generator=generator) < NO_CAPTION] = self.nothing.float()
+        timesteps = torch.randint(0, 1000, (BATCH,), generator=generator)
+        return self.latents[picks].float(), timesteps, context, self.metadata[picks]
+
+
+@torch.inference_mode()
+def _encode(generator, images: np.ndarray, texts: list[str], cache: Path) -> None:
+    process, latents = generator.model.get_model_object("latent_format").process_in, []
+    for start in range(0, len(images), 50):
+        part = torch.from_numpy(images[start : start + 50]).float() / 255
+        latents.append(process(generator.vae.encode(part)).half())
+        print(f"\rencoding {start + len(part)}/{len(images)}", end="", flush=True)
+    print()
+    context, nothing = _contexts(generator, texts), pictures.encoded(generator, [""])
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    state = {"latents": torch.cat(latents), "context": context.half(), "nothing": nothing[0].half()}
+    torch.save({name: value.clone() for name, value in state.items()}, cache)
+
+
+def _contexts(generator, texts: list[str], batch: int = 50) -> torch.Tensor:
+    """Encoded captions (N, 77, 128): many at a time, as the chunks of one long prompt, which do not see each other."""
+    parts = []
+    for start in range(0, len(texts), batch):
+        chunks = [chunk for text in texts[start : start + batch] for chunk in generator.clip.tokenize(text)["l"]]
+        parts.append(generator.clip.encode_from_tokens({"l": chunks})[0].unflatten(0, (len(chunks), -1)))
+    return torch.cat(parts)
+
+
+def alphas() -> torch.Tensor:
+    """The noise schedule of the demo model."""
+    return torch.cumprod(1 - torch.linspace(0.00085**0.5, 0.012**0.5, 1000, dtype=torch.float64) ** 2, 0).float()
+
+
+def trained(data: Data, exponent: float, seed: int, steps: int) -> Denoiser:
+    """A network trained on velocity, from fresh weights; goes on where it was stopped."""
+    torch.manual_seed(seed)
+    network, table = Denoiser(exponent).to(device()), alphas()
+
+    def loss(generator: torch.Generator, progress: float) -> torch.Tensor:
+        latents, timesteps, context, metadata = data.batch(generator)
+        noise, alpha = torch.randn(latents.shape, generator=generator), table[timesteps][:, None, None, None]
+        noised = alpha.sqrt() * latents + (1 - alpha).sqrt() * noise
+        velocity = alpha.sqrt() * noise - (1 - alpha).sqrt() * latents
+        told = [value.to(device()) for value in (noised, timesteps, context, metadata)]
+        return F.mse_loss(network(*told).float(), velocity.to(device()))
+
+    plan = Plan(steps=steps, learning_rate=1.5e-3, warmup=50, ema_decay=0.99, seed=seed)
+    checkpoint = data.folder / f"gate_{exponent:g}_{seed}_{steps}.pt"
+    return train(network, loss, plan, checkpoint, every=steps)
+
+
+@torch.inference_mode()
+def sampled(network: Denoiser, generator, context: torch.Tensor, nothing: torch.Tensor, side: int) -> np.ndarray:
+    """DDIM samples uint8 (N, 128, 128, 3) for an asked original side; the same noise for every model and side."""
+    noise = torch.randn(len(context), 8, 16, 16, generator=torch.Generator().manual_seed(5))
+    table, x = alphas(), noise
+    times = torch.linspace(999, 0, STEPS + 1).round().long()
+    metadata = torch.tensor([[side, side, 0, 0, 0]], dtype=torch.float32).expand(2 * len(x), -1)
+    both = torch.cat([context, nothing.expand(len(x), -1, -1)]).float()
+    for now, then in pairwise(times):
+        now_alpha, then_alpha = table[now], table[then] if then else torch.tensor(1.0)
+        rows = torch.cat([x, x]).to(device()), now.expand(2 * len(x)).to(device())
+        told, untold = network(*rows, both.to(device()), metadata.to(device())).float().cpu().chunk(2)
+        velocity = untold + CFG * (told - untold)
+        clean = now_alpha.sqrt() * x - (1 - now_alpha).sqrt() * velocity
+        noise = now_alpha.sqrt() * velocity + (1 - now_alpha).sqrt() * x
+        x = then_alpha.sqrt() * clean + (1 - then_alpha).sqrt() * noise
+    latent = generator.model.get_model_object("latent_format").process_out(x)
+    return (generator.vae.decode(latent) * 255).round().to(torch.uint8).numpy()
+
+
+def measure(quick: bool) -> dict[str, dict]:
+    """Content change with the asked size, size obeyed, captions obeyed and Frechet distance for every exponent."""
+    generator, network = pictures.load()
+    data = Data(generator, 500 if quick else PICTURES)
+    asked = pictures.scenes(16 if quick else 64)
+    context = torch.cat(pictures.encoded(generator, pictures.texts(asked)))
+    real = judge.read(network, np.stack([render(scene) for scene in pictures.scenes(200 if quick else 600)]))[1]
+    numbers = {}
+    for exponent in EXPONENTS[::2] if quick else EXPONENTS:
+        pairs = []
+        for seed in SEEDS[:1] if quick else SEEDS:
+            made = trained(data, exponent, seed, 60 if quick else 900)
+            pairs.append([sampled(made, generator, context, data.nothing, side) for side in (Metadata().original, 32)])
+        full, blurred = (np.concatenate(part) for part in zip(*pairs, strict=True))
+        name = "constant" if exponent == 0 else f"cosine {exponent:g}"
+        numbers |= pictures.content_change(network, full, blurred, name)
+        numbers[f"{name}: blur"] = results.bootstrap(
+            sharpness(blurred) / sharpness(full), "sharpness at size 32 over 128", "ratio")
+        numbers[f"{name}: captions obeyed"] = results.bootstrap(
+            pictures.obeyed(network, full, asked * len(pairs)), "share of asked attributes found at size 128", "share")
+        numbers[f"{name}: Frechet distance"] = results.bootstrap(
+            judge.read(network, full)[1], f"{len(full)} pictures of {len(pairs)} seeds against {len(real)} renders in "
+            "judge features; a resampled set repeats members, so the interval lies above the value", "distance",
+            lambda rows: frechet(rows, real), draws=40)
+    return numbers
