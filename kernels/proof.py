@@ -11,6 +11,7 @@ import hashlib
 import importlib.metadata
 import json
 import logging
+import math
 import os
 import statistics
 import sys
@@ -101,11 +102,14 @@ def milliseconds(function: Callable, arguments: Mapping) -> float:
     return statistics.median(times)
 
 
-def disagreement(found, wanted, tolerance: float) -> str | None:
-    """How one backend's result differs from the other's, or None."""
+def disagreement(found, wanted, tolerance: float, scale: float = 0.0) -> str | None:
+    """How one backend's result differs from the other's, or None.
+
+    The tolerance is a share of the largest number wanted, or of ``scale`` where that is larger.
+    """
     if isinstance(wanted, tuple):
         pairs = zip(found, wanted, strict=True)
-        return next(filter(None, (disagreement(*pair, tolerance) for pair in pairs)), None)
+        return next(filter(None, (disagreement(*pair, tolerance, scale) for pair in pairs)), None)
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         return f"{found.dtype} {tuple(found.shape)} instead of {wanted.dtype} {tuple(wanted.shape)}"
     if not wanted.is_floating_point():
@@ -117,7 +121,7 @@ def disagreement(found, wanted, tolerance: float) -> str | None:
     if not there.any():
         return None
     found, wanted = found[there].double(), wanted[there].double()
-    error = float((found - wanted).abs().max()) / max(float(wanted.abs().max()), 1e-30)
+    error = float((found - wanted).abs().max()) / max(float(wanted.abs().max()), scale, 1e-30)
     return f"it errs by {error:.1e} of the largest number" if error > tolerance else None
 
 
@@ -135,7 +139,14 @@ def _error(operation: str, arguments: Mapping, eager: Callable, triton: Callable
     except Exception as error:  # whatever a compiler, a driver or a launch may raise
         first = (str(error).strip().splitlines() or [""])[0]
         return f"it does not run here: {type(error).__name__}: {first[:200]}"
-    return disagreement(found, eager(**sliced), kernel.tolerance)
+    return disagreement(found, eager(**sliced), kernel.tolerance, scale(operation, sliced))
+
+
+def scale(operation: str, arguments: Mapping) -> float:
+    """The size of the numbers that rounding acts on, where the result does not show it; else 0."""
+    factors = TABLE[operation].factors or ()
+    lengths = [float(arguments[name].float().norm(dim=1).nan_to_num(0, 0, 0).max()) for name in factors]
+    return math.prod(lengths) if lengths else 0.0
 
 
 def _set_aside(operation: str, why: str) -> dict:

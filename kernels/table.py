@@ -18,7 +18,8 @@ class Kernel:
     ``dtypes``: the types of each tensor. ``sizes``: least and most of (argument, dimension). ``dense``: tensors that
     must be contiguous; of all others only the last dimension must be. ``elsewhere``: tensors that may lie on another
     device. ``cut``: dimension and length of the slice on which the kernel is checked, by argument. ``tolerance``:
-    largest error there over the largest number of the result.
+    largest error there over the largest number of the result, or over the product of the longest rows of ``factors``
+    where the result is what is left of larger numbers.
     """
 
     file: str
@@ -28,6 +29,7 @@ class Kernel:
     elsewhere: tuple[str, ...] = ()
     cut: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     tolerance: float = 1e-4
+    factors: tuple[str, str] | None = None
 
 
 TABLE = {
@@ -55,6 +57,8 @@ TABLE = {
         dtypes={"data": FLOATS, "noise": FLOATS},
         sizes={("data", 0): (1, 2**15), ("noise", 0): (1, 2**15), ("data", 1): _ANY_LENGTH},
         cut={"data": (0, 64), "noise": (0, 64)},
+        tolerance=1e-6,
+        factors=("data", "noise"),
     ),
     "best_match": Kernel(
         "best_match",

@@ -12,8 +12,11 @@ _ROWS = 64  # basis vectors that are brought to float32 at a time
 def flat_weights(coefficients, basis, mean, deviation, basis_scale=None) -> torch.Tensor:
     """See ``kernels.flat_weights``."""
     total = torch.zeros_like(mean, dtype=torch.float32)
-    used = coefficients.nonzero()[:, 0]
-    for rows in used.split(_ROWS):
+    used = coefficients.nonzero()[:, 0].tolist()
+    for first in range(0, len(used), _ROWS):
+        rows = used[first : first + _ROWS]
+        if rows[-1] - rows[0] < len(rows):
+            rows = slice(rows[0], rows[-1] + 1)  # adjacent rows are taken without a copy
         total += coefficients[rows].float() @ _block(basis, basis_scale, rows)
     return mean.float() + deviation.float() * total
 

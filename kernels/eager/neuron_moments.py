@@ -7,7 +7,8 @@ import torch
 
 def neuron_moments(values: torch.Tensor) -> torch.Tensor:
     """See ``kernels.neuron_moments``."""
-    return moments(values.float().abs().mean(dim=1))
+    # One prompt fits into the cache of a CPU where all of them do not.
+    return moments(torch.stack([prompt.float().abs().mean(dim=0) for prompt in values]))
 
 
 def moments(activations: torch.Tensor) -> torch.Tensor:

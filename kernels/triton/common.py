@@ -31,4 +31,5 @@ def pieces(size: int, step: int, others: int, programs: int) -> tuple[int, int]:
 def wide(*tensors: torch.Tensor) -> bool:
     """Whether the factors of a product must be brought to float32 in registers: they are, or they differ in type."""
     first, *others = {tensor.dtype for tensor in tensors}
-    return bool(others) or first == torch.float32
+    # The interpreter multiplies the bits of bfloat16 as if they were integers (Triton 3.7).
+    return bool(others) or first == torch.float32 or (INTERPRETED and first == torch.bfloat16)
