@@ -22,7 +22,8 @@ class _Demo:
 
     def sample(self, **choices) -> Output:
         """Points of the space."""
-        return self.w.add("GBX_W2WSample", space=choices.pop("space", self.space), components=96, **choices)[0]
+        given = {"space": self.space, "components": 96, "spread": 0.8, **choices}
+        return self.w.add("GBX_W2WSample", **given)[0]
 
     def apply(self, point: Output, model: Output | None = None, **choices) -> Output:
         """A model with the weights of a point."""
@@ -48,11 +49,11 @@ class _Demo:
 def demo_weights_sample(w: Workflow) -> None:
     w.note(
         "Models that nobody trained",
-        f"**Six people** are drawn from a space of LoRAs ({_PAPER}): each is a small LoRA of its own, made of 96 "
+        f"**Six people** are drawn from a space of LoRAs ({_PAPER}): each is a small LoRA of its own, made of a few "
         "random numbers. Caption and noise are the same for all six, so what differs is who is drawn.",
         "**The space** was built from LoRAs of drawn people, ten pictures each. The figures show what its axes "
         "explain, and where the mean lies among its members.",
-        "**Try** another seed; a spread of 0.5 (near the mean) or 1.5 (far out); count 12; `what`: a member.",
+        "**Try** another seed; a spread of 0.5 (near the mean) or 1.2 (far out); count 12; `what`: a member.",
     )
     demo = _Demo(w)
     w.group("Six people")
@@ -81,10 +82,10 @@ def demo_weights_edit(w: Workflow) -> None:
     w.add("PreviewAny", source=report, node_title="How good the directions are")
     w.group("One person, edited")
     person = demo.sample(space=space, seed=8)
-    keep = "dark skin, long hair, bald, dark hair"
-    first, _ = w.add("GBX_W2WEdit", point=person, edits="beard: 0.9", keep=keep, node_title="A beard")
-    second, _ = w.add("GBX_W2WEdit", point=first, edits="round glasses: 0.9", keep=keep, node_title="And glasses")
-    other, _ = w.add("GBX_W2WEdit", point=person, edits="dark skin: 0.8, round glasses: 0.6", keep="beard",
+    keep = "dark skin, long hair"
+    first, _ = w.add("GBX_W2WEdit", point=person, edits="beard: 0.6", keep=keep, node_title="A beard")
+    second, _ = w.add("GBX_W2WEdit", point=first, edits="round glasses: 0.6", keep=keep, node_title="And glasses")
+    other, _ = w.add("GBX_W2WEdit", point=person, edits="dark skin: 0.6, round glasses: 0.4", keep="beard",
                      node_title="Two edits in one node")  # fmt: skip
     w.group("Pictures")
     for point, name, title in ((person, "person", "As drawn from the space"), (first, "beard", "A beard"),
@@ -104,7 +105,7 @@ def demo_weights_sweep(w: Workflow) -> None:
     w.group("A grid")
     space, _ = w.add("GBX_W2WFitDirections", space=demo.space, components=48)
     person, another = demo.sample(space=space, seed=8), demo.sample(space=space, seed=21)
-    grid, _ = w.add("GBX_W2WSweep", point=person, across="beard", down="dark skin", low=-0.8, high=0.8, steps=3,
+    grid, _ = w.add("GBX_W2WSweep", point=person, across="beard", down="dark skin", low=-0.6, high=0.6, steps=3,
                     keep="long hair")  # fmt: skip
     w.group("Pictures of the grid")
     demo.save(demo.together(demo.paint(demo.apply(grid))), "grid")
@@ -116,8 +117,8 @@ def demo_weights_sweep(w: Workflow) -> None:
 def demo_weights_invert(w: Workflow) -> None:
     w.note(
         "A picture as a point",
-        f"**One picture** of somebody that the space does not know: W2W Invert trains 96 numbers until the model they "
-        f"stand for restores the picture from noise ({_PAPER}, section 3.4). The paper takes 400 steps; here 60.",
+        f"**One picture** of somebody that the space does not know: W2W Invert trains the numbers of a point until the "
+        f"model they stand for restores the picture from noise ({_PAPER}, section 3.4). The paper takes 400 steps; here 60.",
         "**Then** the point is a model as any other: it draws its person with another caption, and can be edited.",
         "**Try** more steps; another picture; Stop, which goes on with what there is.",
     )
@@ -154,7 +155,7 @@ def demo_weights_delayed_injection(w: Workflow) -> None:
     w.group("A person and an edit")
     space, _ = w.add("GBX_W2WFitDirections", space=demo.space, components=48)
     person = demo.sample(space=space, seed=8)
-    edited, _ = w.add("GBX_W2WEdit", point=person, edits="dark skin: 1, beard: 0.8", keep="long hair")
+    edited, _ = w.add("GBX_W2WEdit", point=person, edits="dark skin: 0.8", keep="long hair")
     w.group("Pictures")
     demo.save(demo.paint(demo.apply(person)), "unedited", "As drawn from the space")
     demo.save(demo.paint(demo.apply(edited)), "from_start", "Edited from the start")
