@@ -87,9 +87,8 @@ def demo_neurons_find_and_mask(w: Workflow) -> None:
         f"**The demo model has learnt by heart** what goes with the name Zorvex Quill. The score says so, NeMo "
         "Localize "
         f"finds the neurons that carry it ({_PAPER}), and NeMo Neuron Mask switches them off.",
-        "**Above** four pictures of four noises without the mask, below the same noises with it. The report says "
-        "whether "
-        "the search converged, and what a mask does not do.",
+        "**Side by side** are four noises without the mask and with it. Look closely: the mask changes the picture, "
+        "yet all noises may still paint the same one, so it is not forgotten. The report measures both.",
         "**Try** strength .5; a control name (portrait of pelham droste); Neuron Mask Edit with a random control; more "
         "time for the search.",
     )
@@ -145,7 +144,7 @@ def demo_neurons_which_layers(w: Workflow) -> None:
         f"**Layer Ablation** silences the values of each cross-attention in turn ({_PAPER}, appendix C.8). Red "
         "layers are "
         "those to search.",
-        "**In SD1.4** the paper searches the seven down and middle layers. In the demo model they do nothing: its up "
+        "**In SD1.4** the paper searches the seven down and middle layers. In the demo model they do little: its up "
         "blocks carry the names. Look before you trust a default.",
         "**Try** an ordinary prompt, or several prompts, one a line: the bars are then their mean.",
     )
@@ -204,7 +203,7 @@ def demo_neurons_baselines(w: Workflow) -> None:
     positive, negative = world.prompts()
     scaled = w.add("GBX_AttentionScaling", model=world.model, clip=world.clip, prompt=_MEMORISED)
     adjusted, told = w.add("GBX_EmbeddingAdjustment", model=world.model, positive=positive, negative=negative,
-                           target=5.0, steps=8, pictures=2, **world.size)  # fmt: skip
+                           target=1.0, steps=12, pictures=2, **world.size)  # fmt: skip
     random, words = w.add("GBX_RandomTokens", clip=world.clip, prompt=_MEMORISED, count=4, seed=2)
     world.show(told, "What the adjustment did")
     world.show(words, "The prompt with random words")

@@ -61,6 +61,8 @@ def _scaling(factor: torch.Tensor):
         nonlocal factor
         if factor.device != output.device or factor.dtype != output.dtype:
             factor = factor.to(output)
+        if factor.is_inference() and torch.is_grad_enabled():
+            factor = factor.clone()  # no gradient crosses an inference tensor
         if factor.ndim == 1:
             return output * factor
         rows = factor.repeat(len(output) // len(factor), 1)

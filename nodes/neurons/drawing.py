@@ -92,7 +92,7 @@ def mask_bars(axes, mask: NeuronMask) -> None:
     names = [path.partition(".transformer_blocks.")[0] for path in paths]
     axes.barh(range(len(paths)), [len(mask.scales[path]) for path in paths], color=_UNDER)
     axes.set_yticks(range(len(paths)), names, fontsize=8)
-    axes.invert_yaxis()
+    axes.set_ylim(max(len(paths), 4) - 0.5, -0.5)  # one bar shall not fill the panel
     axes.set(xlabel="neurons", title=f"{mask.count} masked neurons")
     axes.xaxis.get_major_locator().set_params(integer=True)
 

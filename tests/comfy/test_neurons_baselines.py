@@ -100,9 +100,14 @@ def test_random_tokens(world):
 
 
 def test_audit(world):
+    """On a masked model, through whose mask the gradient must run."""
+    pack = world.comfy.module("nodes.neurons.mask")
+    mask = pack.NeuronMask({"output_blocks.5.1.transformer_blocks.0.attn2.to_v": {1: 0.0}})
+    masked = world.comfy.run("GBX_NemoNeuronMask", model=world.model, mask=mask, strength=1.0, start_percent=0.0,
+                             end_percent=1.0, rows="conditional only")[0]  # fmt: skip
     pictures = world.comfy.run("GBX_DemoPicture", picture=0, count=2, part="face")[0][:, ::2, ::2]
     images, before, after, figure, report = world.comfy.run(
-        "GBX_MemorizationAudit", model=world.model, vae=world.vae, positive=world.encode(PROMPT),
+        "GBX_MemorizationAudit", model=masked, vae=world.vae, positive=world.encode(PROMPT),
         negative=world.encode(""), picture=pictures[:1], control=pictures[1:], steps=2, learning_rate=0.1, batch=2,
         pictures=1, sampling_steps=1, cfg=3.0, seed=1)  # fmt: skip
     assert images.shape == (3, 64, 64, 3) and figure.shape[0] == 1
