@@ -12,6 +12,8 @@ import importlib.util
 import logging
 import os
 
+import torch
+
 from . import checks
 from .table import TABLE, unfit
 
@@ -51,6 +53,8 @@ def call(operation: str, **arguments):
 
 def backend(operation: str, arguments: dict) -> str:
     """The backend for this call."""
+    if torch.compiler.is_compiling():
+        return EAGER
     wanted = setting()
     device = arguments[next(iter(TABLE[operation].dtypes))].device
     if wanted == EAGER or (wanted == AUTO and device.type != "cuda"):
@@ -70,8 +74,16 @@ def backend(operation: str, arguments: dict) -> str:
 @functools.cache
 def function(backend: str, operation: str):
     """The function of a backend that does the operation."""
-    module = importlib.import_module(f".{backend}.{TABLE[operation].file}", __package__)
-    return getattr(module, operation)
+    found = getattr(importlib.import_module(f".{backend}.{TABLE[operation].file}", __package__), operation)
+    if backend == EAGER:
+        return found
+
+    # Triton launches on the current device, wherever its tensors are.
+    def on_its_device(**arguments):
+        with torch.cuda.device_of(arguments[next(iter(TABLE[operation].dtypes))]):
+            return found(**arguments)
+
+    return on_its_device
 
 
 def once(line: str, level: int = logging.INFO) -> None:

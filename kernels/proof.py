@@ -6,6 +6,7 @@ this GPU, its driver, PyTorch, Triton and the kernels' own source: ``memory_file
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -105,7 +106,8 @@ def milliseconds(function: Callable, arguments: Mapping) -> float:
 def disagreement(found, wanted, tolerance: float, scale: float = 0.0) -> str | None:
     """How one backend's result differs from the other's, or None.
 
-    The tolerance is a share of the largest number wanted, or of ``scale`` where that is larger.
+    The tolerance is a share of the largest number wanted, or of ``scale`` where that is larger, besides one rounding to
+    the type of the result.
     """
     if isinstance(wanted, tuple):
         pairs = zip(found, wanted, strict=True)
@@ -115,6 +117,7 @@ def disagreement(found, wanted, tolerance: float, scale: float = 0.0) -> str | N
     if not wanted.is_floating_point():
         share = float((found != wanted).double().mean())
         return f"{share:.1%} of the indices differ" if share > _STRAY_INDICES and wanted.numel() > 1 else None
+    tolerance += torch.finfo(wanted.dtype).eps
     there = wanted.isfinite()
     if not torch.equal(there, found.isfinite()):
         return "other numbers are finite"
@@ -139,7 +142,20 @@ def _error(operation: str, arguments: Mapping, eager: Callable, triton: Callable
     except Exception as error:  # whatever a compiler, a driver or a launch may raise
         first = (str(error).strip().splitlines() or [""])[0]
         return f"it does not run here: {type(error).__name__}: {first[:200]}"
-    return disagreement(found, eager(**sliced), kernel.tolerance, scale(operation, sliced))
+    with _full_precision():
+        wanted = eager(**sliced)
+    return disagreement(found, wanted, kernel.tolerance, scale(operation, sliced))
+
+
+@contextlib.contextmanager
+def _full_precision():
+    """Products of float32 in float32, also where the process allows TF32: eager is the reference here."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def scale(operation: str, arguments: Mapping) -> float:

@@ -18,8 +18,8 @@ class Kernel:
     ``dtypes``: the types of each tensor. ``sizes``: least and most of (argument, dimension). ``dense``: tensors that
     must be contiguous; of all others only the last dimension must be. ``elsewhere``: tensors that may lie on another
     device. ``cut``: dimension and length of the slice on which the kernel is checked, by argument. ``tolerance``:
-    largest error there over the largest number of the result, or over the product of the longest rows of ``factors``
-    where the result is what is left of larger numbers.
+    largest error there over the largest number of the result, besides one rounding to its type, or over the product of
+    the longest rows of ``factors`` where the result is what is left of larger numbers.
     """
 
     file: str
@@ -80,7 +80,6 @@ TABLE = {
         dense=("weight",),
         elsewhere=("up", "down"),
         cut={"weight": (0, 64), "up": (0, 64)},
-        tolerance=8e-3,  # one step of bfloat16, in which the weight may lie
     ),
     "neuron_moments": Kernel(
         "neuron_moments",
@@ -118,6 +117,8 @@ def _unfit_tensor(kernel: Kernel, name: str, tensor: torch.Tensor) -> str | None
         return f"is a {type(tensor).__name__} and not a plain tensor"
     if tensor.requires_grad and torch.is_grad_enabled():
         return "wants a gradient"
+    if name not in kernel.dtypes:
+        return "is a tensor"
     if tensor.dtype not in kernel.dtypes[name]:
         return f"is {str(tensor.dtype).removeprefix('torch.')}"
     if not tensor.numel():

@@ -47,6 +47,12 @@ def test_the_cpu_runs_eager_in_silence(caplog):
     assert not caplog.records
 
 
+def test_a_compiler_sees_eager(monkeypatch):
+    kernels.use("triton")
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert dispatch.backend("pair_moments", arguments()) == "eager"
+
+
 def test_the_variable_and_the_setting(monkeypatch):
     assert dispatch.setting() == "auto"
     monkeypatch.setenv(dispatch.VARIABLE, " Eager ")
@@ -113,6 +119,27 @@ def test_what_a_kernel_does_not_take(change, reason):
         arguments_["data"] = torch.empty_strided((1, 2**28 + 1), (1, 1), device="meta")
         arguments_["noise"] = arguments_["data"]
     assert table.unfit("pair_moments", arguments_).startswith(reason)
+
+
+def test_a_tensor_where_a_number_is_expected():
+    arguments_ = kernel_inputs.low_rank_apply(F32, 3, 4, 1) | {"strength": torch.tensor(0.7)}
+    assert table.unfit("low_rank_apply", arguments_) == "strength is a tensor"
+
+
+def test_eager_is_the_reference_in_full_precision():
+    before = torch.get_float32_matmul_precision()
+    seen = []
+
+    def eager(data, noise):
+        seen.append(torch.get_float32_matmul_precision())
+        return (data,)
+
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert proof._error("pair_moments", arguments(), eager, lambda data, noise: (data,)) is None
+        assert seen == ["highest"] and torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def test_gradients_pass_without_triton():
