@@ -38,7 +38,7 @@ def measure(quick: bool) -> dict[str, dict]:
     generator = torch.Generator().manual_seed(0)
     latents = [torch.randn(1, CHANNELS, SIDE, SIDE, generator=generator) for _ in range(64)]
     data = pictures.Pictures(latents, [""] * len(latents))
-    seconds = 0.1 if quick else 0.4
+    seconds = 0.1 if quick else 0.2
     model = Stand(seconds)
     for mode in ("assign", "pool", "nearest"):
         steps = POOL // BATCH if mode == "pool" else 24  # a pool is made once for as many steps
