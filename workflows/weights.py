@@ -118,7 +118,8 @@ def demo_weights_invert(w: Workflow) -> None:
     w.note(
         "A picture as a point",
         f"**One picture** of somebody that the space does not know: W2W Invert trains the numbers of a point until the "
-        f"model they stand for restores the picture from noise ({_PAPER}, section 3.4). The paper takes 400 steps; here 60.",
+        f"model they stand for restores the picture from noise ({_PAPER}, section 3.4). The paper takes 400 "
+        "steps; here 60.",
         "**Then** the point is a model as any other: it draws its person with another caption, and can be edited.",
         "**Try** more steps; another picture; Stop, which goes on with what there is.",
     )
