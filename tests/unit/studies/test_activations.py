@@ -1,11 +1,13 @@
 """The study of the activations family: its scores against the pack's own, and its answers on made-up measurements."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 
 from studies.activations import claims, measure, pictures, scores
-from studies.common import host
+from studies.common import host, results
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +74,8 @@ def found():
     return made
 
 
-def test_a_world_as_in_the_paper_answers_yes(found):
+def test_a_world_as_in_the_paper_answers_yes(found, monkeypatch):
+    monkeypatch.setattr(claims, "bootstrap", functools.partial(results.bootstrap, draws=200))
     numbers = claims.numbers(found)
     positive = ["set ours less legacy: PCK", "set ours less legacy: mIoU", "noise: down-stage less early half",
                 "noise: up-stage, later half less early half", "noise: res-increment less output",
