@@ -48,7 +48,18 @@ def setting() -> str:
 def call(operation: str, **arguments):
     """Check the input, choose a backend and run it."""
     getattr(checks, operation)(**arguments)
-    return function(backend(operation, arguments), operation)(**arguments)
+    chosen = backend(operation, arguments)
+    if chosen == EAGER or setting() == TRITON:
+        return function(chosen, operation)(**arguments)
+    try:
+        return function(TRITON, operation)(**arguments)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever a compiler, a driver or a launch may raise
+        from . import proof
+
+        proof.refute(operation, arguments, error)
+        return function(EAGER, operation)(**arguments)
 
 
 def backend(operation: str, arguments: dict) -> str:

@@ -52,6 +52,15 @@ def winner(operation: str, arguments: Mapping) -> str:
         return known[name]["backend"]
 
 
+def refute(operation: str, arguments: Mapping, error: Exception) -> None:
+    """Keep eager for such arguments: the kernel had won for this class of shapes, and then failed on one of it."""
+    with _lock:
+        machine = machine_name(_device(arguments))
+        known = _verdicts.setdefault(machine, {})
+        known[shape_class(operation, arguments)] = _set_aside(operation, _failure(error))
+        _write(machine, known)
+
+
 def prove(operation: str, arguments: Mapping) -> dict | None:
     """Try both backends: {"backend", "why", "eager_ms", "triton_ms"}; None: out of memory, nothing proved."""
     eager, triton = (_function(backend, operation) for backend in (dispatch.EAGER, dispatch.TRITON))
@@ -140,8 +149,7 @@ def _error(operation: str, arguments: Mapping, eager: Callable, triton: Callable
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # whatever a compiler, a driver or a launch may raise
-        first = (str(error).strip().splitlines() or [""])[0]
-        return f"it does not run here: {type(error).__name__}: {first[:200]}"
+        return _failure(error)
     with _full_precision():
         wanted = eager(**sliced)
     return disagreement(found, wanted, kernel.tolerance, scale(operation, sliced))
@@ -163,6 +171,11 @@ def scale(operation: str, arguments: Mapping) -> float:
     factors = TABLE[operation].factors or ()
     lengths = [float(arguments[name].float().norm(dim=1).nan_to_num(0, 0, 0).max()) for name in factors]
     return math.prod(lengths) if lengths else 0.0
+
+
+def _failure(error: Exception) -> str:
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"it does not run here: {type(error).__name__}: {first[:200]}"
 
 
 def _set_aside(operation: str, why: str) -> dict:
@@ -204,10 +217,8 @@ def _device(arguments: Mapping) -> torch.device:
 def _kind(value) -> str:
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{[size.bit_length() for size in value.shape]}"
-    if isinstance(value, bool) or value is None:
+    if isinstance(value, int) or value is None:
         return str(value)
-    if isinstance(value, int):
-        return f"{value.bit_length()} bits"
     return f"{len(value).bit_length()} bits long" if hasattr(value, "__len__") else type(value).__name__
 
 

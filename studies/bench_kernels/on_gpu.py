@@ -32,12 +32,12 @@ def measure(quick: bool) -> list[Path]:
         for case in gpu_cases(quick):
             machine = {"gpu": gpu, "torch": torch.__version__, "triton": triton.__version__,
                        "bandwidth_gb_s": bandwidth / 1e9, "matrix_tflop_s": rate / 1e12}  # fmt: skip
-            measured = _measured(case, dtype, bandwidth, rate, 10 if quick else 50)
+            measured = compared(case, "cuda", dtype, bandwidth, rate, 10 if quick else 50)
             told = ", ".join(f"{row['backend']} {row['ms']:.4f} ms" for row in measured)
             print(f"{case.operation}, {case.where}, {dtype}: {told}")
             rows += [machine | row for row in measured]
     name = "kernels_" + re.sub(r"\W+", "_", gpu).strip("_").lower() + ("_quick" if quick else "")
-    return [_table(results.RESULTS / f"{name}.csv", rows), _plot(results.RESULTS / f"{name}.png", rows)]
+    return [table(results.RESULTS / f"{name}.csv", rows), plot(results.RESULTS / f"{name}.png", rows)]
 
 
 def milliseconds(function: Callable[[], object], turns: int) -> list[float]:
@@ -57,9 +57,10 @@ def milliseconds(function: Callable[[], object], turns: int) -> list[float]:
     return found
 
 
-def _measured(case: Case, dtype: torch.dtype, bandwidth: float, rate: float, turns: int) -> list[dict]:
-    dispatch, proof, table = (host.pack(f"kernels.{name}") for name in ("dispatch", "proof", "table"))
-    arguments = case.arguments("cuda", dtype)
+def compared(case: Case, device: str, dtype: torch.dtype, bandwidth: float, rate: float, turns: int) -> list[dict]:
+    """A row for every contender of one case; bandwidth in bytes a second, rate in operations a second."""
+    dispatch, proof, limits = (host.pack(f"kernels.{name}") for name in ("dispatch", "proof", "table"))
+    arguments = case.arguments(device, dtype)
     eager = dispatch.function("eager", case.operation)
     contenders = {EAGER: eager, TRITON: dispatch.function("triton", case.operation), COMPILED: torch.compile(eager),
                   **case.others}  # fmt: skip
@@ -73,7 +74,7 @@ def _measured(case: Case, dtype: torch.dtype, bandwidth: float, rate: float, tur
         try:
             found = contender(**arguments)
             if name == TRITON:
-                tolerance = table.TABLE[case.operation].tolerance
+                tolerance = limits.TABLE[case.operation].tolerance
                 row["check"] = proof.disagreement(found, wanted, tolerance, proof.scale(case.operation, arguments))
                 row["check"] = row["check"] or "right"
             del found
@@ -102,7 +103,8 @@ def _matrix_rate(dtype: torch.dtype) -> float:
     return 2 * _SIDE**3 / (statistics.median(milliseconds(lambda: left @ right, 10)) / 1000)
 
 
-def _table(path: Path, rows: list[dict]) -> Path:
+def table(path: Path, rows: list[dict]) -> Path:
+    """Write the rows as CSV."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
     with temporary.open("w", encoding="utf-8", newline="") as file:
@@ -113,7 +115,7 @@ def _table(path: Path, rows: list[dict]) -> Path:
     return path
 
 
-def _plot(path: Path, rows: list[dict]) -> Path:
+def plot(path: Path, rows: list[dict]) -> Path:
     """How many times the floor each backend takes, a bar a case in float32."""
     from matplotlib.figure import Figure
 

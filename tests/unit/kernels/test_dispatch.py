@@ -201,6 +201,19 @@ def test_a_kernel_is_set_aside(monkeypatch, memory, caplog, triton, why):
     assert record.message.startswith(f"The Triton kernel of pair_moments is set aside: {why}")
 
 
+def test_a_winner_that_fails_later_gives_way(monkeypatch, memory, caplog):
+    caplog.set_level(logging.INFO)
+    original = dispatch.function
+    contenders(monkeypatch, broken)
+    monkeypatch.setattr(dispatch, "backend", lambda operation, arguments: "triton")
+    found = kernels.pair_moments(**arguments())
+    assert all(map(torch.equal, found, original("eager", "pair_moments")(**arguments())))
+    assert proof.winner("pair_moments", arguments()) == "eager" and len(caplog.records) == 1
+    kernels.use("triton")
+    with pytest.raises(RuntimeError, match="unsupported toolchain"):
+        kernels.pair_moments(**arguments())
+
+
 def test_no_memory_proves_nothing(monkeypatch, memory):
     def full(data, noise):
         raise torch.OutOfMemoryError

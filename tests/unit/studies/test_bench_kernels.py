@@ -1,0 +1,72 @@
+"""The kernels' benchmark at tiny sizes: its input fits, what people write gives the same, and its files are written."""
+
+import csv
+import math
+
+import pytest
+import torch
+from glassbox import kernels
+from glassbox.kernels import proof
+
+from studies.bench_kernels import cases, on_gpu
+
+TINY = [
+    *cases.pairs("tiny", 3, 40),
+    cases.cost("tiny", 4, 40),
+    cases.match("tiny", 9, 5),
+    cases.point("tiny", 3, 1030, quantised=False),
+    cases.point("tiny", 3, 1030, quantised=True),
+    cases.change("tiny", 6, 5, 2),
+    cases.neurons("tiny", 4, 3, 5),
+    cases.words("tiny", 2, 9, 7, 3, 8),
+]
+#: Of these the others compute something else: their own draws, distances, a deviation for a sum of squares.
+OTHERWISE = {"nearest_drawn", "assignment_cost", "neuron_moments"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", TINY, ids=lambda case: f"{case.operation} {case.where}")
+def test_what_people_write_gives_the_same(case, dtype):
+    arguments = case.arguments("cpu", dtype)
+    ours = getattr(kernels, case.operation)(**arguments)
+    assert cases.moved(arguments, ours) > 0 and case.operations > 0
+    for other in case.others.values():
+        theirs = other(**arguments)
+        assert case.operation in OTHERWISE or proof.disagreement(theirs, ours, 1e-5) is None
+
+
+def test_every_operation_is_measured():
+    from glassbox.kernels.table import TABLE
+
+    for listed in (cases.cpu_cases(quick=True), cases.gpu_cases(quick=False)):
+        assert {case.operation for case in listed} == set(TABLE)
+
+
+def test_rows_and_files_of_a_gpu(monkeypatch, tmp_path):
+    """On the CPU with made-up times; a contender that fails is a row without one."""
+    times = {"called": 0.0}
+
+    def milliseconds(function, turns):
+        function()
+        times["called"] += 1
+        return [times["called"]] * turns
+
+    def fails(**_):
+        raise RuntimeError("no kernel image is available\nand more")
+
+    monkeypatch.setattr(on_gpu, "milliseconds", milliseconds)
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    dispatch = on_gpu.host.pack("kernels.dispatch")
+    original = dispatch.function
+    monkeypatch.setattr(dispatch, "function", lambda backend, name: fails if backend == "triton" else
+                        original(backend, name))  # fmt: skip
+    case = TINY[3]
+    rows = [{"gpu": "none"} | row for row in on_gpu.compared(case, "cpu", torch.float32, 1e9, 1e12, 3)]
+    assert [row["backend"] for row in rows] == ["eager", "triton", "torch.compile of eager", "cdist"]
+    assert rows[0]["bytes"] == 2 * 4 * 40 * 4 + 4 * 4 * 4 and rows[0]["operations"] == 2 * 4 * 4 * 40
+    assert rows[0]["floor_ms"] == pytest.approx(1000 * rows[0]["bytes"] / 1e9)
+    assert rows[2]["over_eager"] == 2 and math.isnan(rows[1]["ms"])
+    assert rows[1]["check"] == "RuntimeError: no kernel image is available"
+    with on_gpu.table(tmp_path / "x.csv", rows).open(newline="") as file:
+        assert [row["backend"] for row in csv.DictReader(file)] == [row["backend"] for row in rows]
+    assert on_gpu.plot(tmp_path / "x.png", rows).stat().st_size > 1000
