@@ -120,12 +120,13 @@ def measure_edits(study: Study, space) -> dict[str, dict]:
     """Asked attribute reached and the others kept: an edit against the same words in the prompt."""
     edits, point_of = host.pack("nodes.weights.edits"), host.pack("nodes.weights.space").Point
     numbers = {}
-    for name, (attribute, values, phrase) in EDITS.items():
+    for name in _present(space):
+        attribute, values, phrase = EDITS[name]
         holds = LABELS[name]
         group = [one for one in study.members(len(space.members)) if not holds(one.face)][: study.count]
         rows = [space.members.index(one.name) for one in group]
         start = [point_of(space, space.coefficients[row]) for row in rows]
-        keep = ", ".join(other for other in EDITS if other != name)
+        keep = ", ".join(other for other in _present(space) if other != name)
         moved = [edits.edit(point, f"{name}: 1", keep) for point in start]
         before, _ = study.read(study.flats(torch.stack([p.coefficients for p in start])), prompts(group), NOISE)
         ways = {
@@ -145,12 +146,18 @@ def measure_edits(study: Study, space) -> dict[str, dict]:
     return numbers
 
 
+def _present(space) -> list[str]:
+    """The edits that the space has a direction for: a small one may have no member with an attribute."""
+    return [name for name in EDITS if name in space.directions]
+
+
 def measure_delay(study: Study, space) -> dict[str, dict]:
     """What stays of the picture and how much of the edit acts when it starts at timestep T."""
     edits, point_of = host.pack("nodes.weights.edits"), host.pack("nodes.weights.space").Point
     group = [one for one in study.members(len(space.members)) if not LABELS["dark skin"](one.face)][: study.count]
     start = [point_of(space, space.coefficients[space.members.index(one.name)]) for one in group]
-    moved = [edits.edit(point, "dark skin: 1", "beard, round glasses, red hair") for point in start]
+    keep = ", ".join(name for name in _present(space) if name != "dark skin")
+    moved = [edits.edit(point, "dark skin: 1", keep) for point in start]
     base, later = (study.flats(torch.stack([p.coefficients for p in which])) for which in (start, moved))
     _, plain = study.read(base, prompts(group), NOISE)
     numbers, asked = {}, [ATTRIBUTES["skin"].index(value) for value in EDITS["dark skin"][1]]
@@ -204,7 +211,7 @@ def run(quick: bool = False) -> Path:
     painter = Painter(generator, Trainer(generator, Plan()))
     study = Study(space, painter, host.pack("nodes.demo.judge").load(WORLD), 16 if quick else 48)
     fit = host.pack("nodes.weights.directions")
-    directed = space.with_directions(fit.fit(space, space.labels, 48, fit.LEAST_SQUARES))
+    directed = space.with_directions(fit.fit(space, fit.varying(space.labels)[0], 48, fit.LEAST_SQUARES))
     numbers = measure_judge(study, study.count)
     for measure in (measure_members, measure_sampling):
         numbers |= measure(study)
