@@ -220,3 +220,23 @@ def test_schedule_tells_its_gate(comfy, model):
     assert "one half at 50.0 %" in text and "step  2  sigma    1.616  t   501  gate 0.499" in text
     assert tuple(figure.shape[1:]) == (500, 800, 3)
     assert len(comfy.run("GBX_MetadataSchedule", model=model, **given)[2].splitlines()) == 22
+
+
+def test_the_demo_model(comfy, scheduled):
+    """Five fields of 64 features each; mirroring is told, and a closed gate on everything takes it back."""
+    demo, clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v1")
+    (plain,) = comfy.run("CLIPTextEncode", clip=clip, text="portrait")
+    given = {"width": 32, "height": 32, "crop_left": 0, "crop_top": 0, "target_width": 0, "target_height": 0}
+    asked, text = comfy.run("GBX_MetadataConditioning", model=demo, conditioning=plain, mirror=True, **given)
+    assert text == "DemoModel is told: original 32 x 32, mirror 1."
+    told = {}
+    for name, model, prompt_ in (("plain", demo, plain), ("asked", demo, asked),
+                                 ("size", scheduled(demo, exponent=64.0), asked),
+                                 ("all", scheduled(demo, exponent=64.0, fields="all"), asked)):  # fmt: skip
+        top = model.get_model_object("model_sampling").sigma_max
+        with watched(demo) as seen:
+            sample(guider(model, prompt_, prompt_, 1.0), [float(top), 0.0], side=16)
+        told[name] = seen[0]["y"][0].unflatten(0, (5, 64))
+    assert torch.equal(told["all"], told["plain"])
+    assert torch.equal(told["size"][:4], told["plain"][:4]) and torch.equal(told["size"][4], told["asked"][4])
+    assert not torch.equal(told["asked"][0], told["plain"][0])

@@ -1,0 +1,38 @@
+"""The networks of the conditioning study do what the study says of them."""
+
+import runpy
+
+import pytest
+import repository
+import torch
+
+
+@pytest.fixture(scope="module")
+def study(comfy):
+    runpy.run_path(str(repository.ROOT / "run.py"))["load_package"]("studies")
+    from studies.conditioning import pictures, resolution, trained
+
+    return pictures, resolution, trained
+
+
+@pytest.mark.parametrize(("exponent", "heard"), [(0.0, {0, 500, 999}), (8.0, {0, 500})])
+def test_a_gated_network_hears_of_the_size_late(study, exponent, heard):
+    torch.manual_seed(0)
+    network = study[2].Denoiser(exponent).eval()
+    generator = torch.Generator().manual_seed(1)
+    noised, context = torch.randn(1, 8, 16, 16, generator=generator), torch.randn(1, 77, 128, generator=generator)
+    sizes = [torch.tensor([[side, side, 0.0, 0.0, 0.0]]) for side in (32.0, 128.0)]
+    with torch.no_grad():
+        for timestep in (0, 500, 999):
+            small, full = (network(noised, torch.tensor([timestep]), context, size) for size in sizes)
+            assert torch.allclose(small, full, atol=1e-6) == (timestep not in heard)
+
+
+def test_pictures_brought_to_a_few_pixels(study):
+    import numpy as np
+
+    pictures, resolution, _ = study
+    made = np.zeros((2, 256, 256, 3), np.uint8)
+    made[:, 128:] = 200
+    assert pictures.small(made)[0, 7].max() == 0 and pictures.small(made)[0, 8].min() == 200
+    assert resolution._shrunk(made).shape == (2, 128, 128, 3)
