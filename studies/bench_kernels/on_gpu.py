@@ -133,7 +133,10 @@ def plot(path: Path, rows: list[dict]) -> Path:
     axes.set_xscale("log")
     axes.set_xlabel("time over the floor from bandwidth and matrix rate")
     axes.set_title(rows[0]["gpu"])
+    axes.set_xlim(left=0.8)
+    axes.axvline(1, color="black", linewidth=1)
+    axes.margins(y=0.01)
     axes.invert_yaxis()
-    axes.legend()
+    figure.legend(loc="outside upper center", ncols=len(backends))
     figure.savefig(path, dpi=110)
     return path
