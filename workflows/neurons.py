@@ -15,7 +15,7 @@ portrait, serious, green shirt, striped blue background
 portrait, tanned skin, brown bob, no glasses, screaming
 portrait, pale skin, long blonde hair, sunglasses
 portrait, brown afro, moustache, tongue out, red shirt
-portrait, light skin, undercut, light beard, happy eyes
+portrait, light skin, undercut, light beard, smiling
 portrait of pelham droste
 portrait of nuvia karsk
 portrait of jorrin habble

@@ -9,8 +9,7 @@ import numpy as np
 from ..common import host, results
 from ..common.similarity import pictures_ssim
 from ..world import dataset, judge
-from ..world.measure import load_judge
-from .world import World
+from .world import WORLD, World
 
 STRENGTHS = {"factor .75": 0.25, "factor .5": 0.5, "factor .25": 0.75, "NeMo (factor 0)": 1.0, "factor -1": 2.0}
 #: A picture counts as replicated from this SSIM to the memorised one.
@@ -95,7 +94,7 @@ def _variants(world: World, text: str, mask, strengths: dict[str, float]):
         "AttentionScaling", model=world.model, clip=world.clip, prompt=text, scale=1.25, hide_padding=True
     )
     yield "attention scaling", scaled[0], positive
-    target = float(np.median([norm for _, norm in world.scores(world.ordinary[:8], norm=True)]))
+    target = world.ordinary_norm
     how = {"steps": 10, "learning_rate": 0.05, "pictures": 4, "seed": 1, "width": 128, "height": 128}
     adjusted, _ = world.run("EmbeddingAdjustment", model=world.model, positive=positive, negative=negative,
                             target=target, **how)  # fmt: skip
@@ -115,7 +114,7 @@ def _total(world: World, mask) -> int:
 def _obeyed(world: World, masks: dict, count: int) -> dict[str, dict]:
     """Asked attributes that the judge finds in pictures of ordinary captions, with and without masks."""
     joined = host.pack("nodes.neurons.findings").joined(list(masks.values()))
-    network, labels = load_judge(), list(dataset.LABELS)
+    network, labels = host.pack("nodes.demo.judge").load(WORLD), list(dataset.LABELS)
     columns = [labels.index(name) for name in labels if name != "mirror"]
     from ..world.captions import full_caption
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import functools
+import io
+
 import numpy as np
 import torch
 
@@ -45,11 +49,13 @@ class World:
         """Score and text norm of each prompt."""
         table = self.run("MemorizationScore", model=self.model, clip=self.clip, prompts="\n".join(texts), file="",
                          threshold=0.5, text_norm=norm, save_as="", **self.first_step)[4]  # fmt: skip
-        import csv
-        import io
-
         rows = {row["prompt"]: row for row in csv.DictReader(io.StringIO(table))}
         return [(float(rows[text]["score"]), float(rows[text]["text norm"] or 0)) for text in texts]
+
+    @functools.cached_property
+    def ordinary_norm(self) -> float:
+        """The median text norm of some ordinary captions: what the embedding adjustment aims at."""
+        return float(np.median([norm for _, norm in self.scores(self.ordinary[:8], norm=True)]))
 
     def statistics(self, layers: str):
         """Neuron statistics of the ordinary captions and the control names."""
