@@ -112,8 +112,8 @@ def _cost_table(
         raise ValueError("The latents or the noise hold NaN or infinity: look at the nodes before this one.")
     if cost == HALF_L2:
         return table, 1e-9 * float(table.diagonal().sum())
-    norm = data.square().sum(dim=1).double().mean().sqrt()
-    return table, _ROUNDING * len(data) * float(norm * noise.double().square().mean().sqrt())
+    norms = float(torch.linalg.vector_norm(data)) / len(data) ** 0.5, float(torch.linalg.vector_norm(noise))
+    return table, _ROUNDING * len(data) * norms[0] * norms[1] / noise.numel() ** 0.5
 
 
 def _solve_blocks(table: np.ndarray, blocks: list[list[int]], solver: str) -> tuple[np.ndarray, str]:

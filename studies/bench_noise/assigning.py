@@ -50,9 +50,10 @@ def threads(count: int):
 def measure(quick: bool) -> dict[str, dict]:
     """Ours against the others for every size, with one thread and with two."""
     numbers = {}
-    counts = (64, 256) if quick else (64, 256, 512, 1024, 2048)
+    counts = {"SD, D = 16,384": (256,) if quick else (64, 256, 512, 1024, 2048),
+              "Flux, D = 65,536": (64,) if quick else (64, 256)}  # fmt: skip
     for name, width in SIZES.items():
-        for count in counts if width == 16_384 else counts[:2]:
+        for count in counts[name]:
             for used in (1,) if quick or count > 512 else (1, 2):
                 with threads(used):
                     numbers |= _one(name, width, count, used, 3 if quick or count > 512 else 7)

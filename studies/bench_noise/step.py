@@ -38,10 +38,10 @@ def measure(quick: bool) -> dict[str, dict]:
     generator = torch.Generator().manual_seed(0)
     latents = [torch.randn(1, CHANNELS, SIDE, SIDE, generator=generator) for _ in range(64)]
     data = pictures.Pictures(latents, [""] * len(latents))
-    seconds = 0.1 if quick else 0.2
+    seconds = 0.05 if quick else 0.2
     model = Stand(seconds)
     for mode in ("assign", "pool", "nearest"):
-        steps = POOL // BATCH if mode == "pool" else 24  # a pool is made once for as many steps
+        steps = POOL // BATCH if mode == "pool" else 12 if quick else 24  # a pool lasts as long
         for ahead in (False, True):
             waited = _waited(data, mode, ahead, model, steps)
             how = "in a thread" if ahead else "in line"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -33,15 +33,14 @@ class Feed:
         self._pictures, self._draws, self._server, self._ahead = pictures, draws, server, ahead
 
     def batches(self, count: int) -> Iterator[Batch]:
-        """The next ``count`` batches."""
-        if count == 0:
-            return
-        if not self._ahead:
-            for _ in range(count):
-                yield self._timed(self._make)
-            return
-        with ThreadPoolExecutor(1, "glassbox-noise") as thread:
-            coming = thread.submit(self._make)
+        """The next ``count`` batches; the first is begun at once, while the caller is busy with something else."""
+        if not self._ahead or count == 0:
+            return (self._timed(self._make) for _ in range(count))
+        thread = ThreadPoolExecutor(1, "glassbox-noise")
+        return self._made_ahead(thread, thread.submit(self._make), count)
+
+    def _made_ahead(self, thread: ThreadPoolExecutor, coming: Future, count: int) -> Iterator[Batch]:
+        with thread:
             for left in range(count - 1, -1, -1):
                 batch = self._timed(coming.result)
                 coming = thread.submit(self._make) if left else None

@@ -57,9 +57,10 @@ class Training:
     def run(self, session, feed: Feed) -> None:
         """Train to the plan's end from where the run is; whatever interrupts it leaves a checkpoint first."""
         plan, resumable = self.plan, None
+        batches = feed.batches((plan.steps - self.steps_done) * plan.accumulation)
         self._look(session)
         try:
-            for batch in feed.batches((plan.steps - self.steps_done) * plan.accumulation):
+            for batch in batches:
                 self._learn(session, batch)
                 if len(self._learned) == plan.accumulation:
                     self._step()
