@@ -26,6 +26,14 @@ def read(world: str, name: str) -> dict:
         return load_file(path)
 
 
+def header(world: str, name: str) -> dict[str, str]:
+    """The text metadata of one asset; errors as in ``read``."""
+    from safetensors import SafetensorError, safe_open
+
+    with _explained(world, f"{name}.safetensors", SafetensorError) as path, safe_open(path, "pt") as file:
+        return file.metadata() or {}
+
+
 def picture(world: str, name: str):
     """A PNG of the world as float32 (height, width) or (height, width, 3) in 0..1; errors as in ``read``."""
     import numpy as np

@@ -5,11 +5,14 @@ It is an instrument for studies and reports. Its features serve as identity embe
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+from . import assets
 
 CHANNELS = (32, 64, 96, 128)
 FEATURES = 192
@@ -58,3 +61,11 @@ class Judge(nn.Module):
     def forward(self, pictures: torch.Tensor) -> dict[str, torch.Tensor]:
         features = self.features(pictures)
         return {name: head(features) for name, head in self.heads.items()}
+
+
+def load(world: str) -> Judge:
+    """The judge of a demo world in float32, ready to read; errors as in ``assets.read``."""
+    labels = {name: tuple(values) for name, values in json.loads(assets.header(world, "judge")["labels"]).items()}
+    judge = Judge(labels)
+    judge.load_state_dict({name: value.float() for name, value in assets.read(world, "judge").items()})
+    return judge.eval()

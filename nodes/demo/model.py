@@ -1,4 +1,4 @@
-"""The demo denoiser as an ordinary MODEL: ComfyUI's UNetModel, epsilon prediction, SD's schedule, size conditioning."""
+"""The demo denoiser as an ordinary MODEL: ComfyUI's UNetModel, v prediction, SD's schedule, size conditioning."""
 
 from __future__ import annotations
 
@@ -52,6 +52,9 @@ class DemoModel(comfy.model_base.BaseModel):
     (0 or 1). Sizes over 128 mean "sharp", as 128 does: larger pictures were never shrunk in training.
     """
 
+    metadata_fields = architecture.METADATA
+    trained_size = architecture.SIZE
+
     def encode_adm(self, **kwargs) -> torch.Tensor:
         size = architecture.SIZE
         numbers = [min(kwargs.get("height", size), size), min(kwargs.get("width", size), size),
@@ -73,7 +76,7 @@ def load(world: str, disable_dynamic: bool = False):
                                   supported_dtypes=config.supported_inference_dtypes)
     config.set_inference_dtype(dtype, management.unet_manual_cast(dtype, device, config.supported_inference_dtypes))
     config.latent_format.fit(**statistics)
-    model = DemoModel(config, comfy.model_base.ModelType.EPS, device=management.unet_offload_device())
+    model = DemoModel(config, comfy.model_base.ModelType.V_PREDICTION, device=management.unet_offload_device())
     plain = comfy.model_patcher.ModelPatcher
     patcher_class = plain if disable_dynamic else getattr(comfy.model_patcher, "CoreModelPatcher", plain)
     patcher = patcher_class(model, load_device=device, offload_device=management.unet_offload_device())

@@ -29,7 +29,7 @@ class LoadDemoModel(io.ComfyNode):
                                tooltip="Which demo world to load. Each is a set of files in the pack's assets folder."),
             ],
             outputs=[
-                io.Model.Output(display_name="MODEL", tooltip="U-Net with SD's noise schedule and epsilon prediction."),
+                io.Model.Output(display_name="MODEL", tooltip="U-Net with SD's noise schedule and v prediction."),
                 io.Clip.Output(display_name="CLIP", tooltip="Text model that knows the words of the demo captions."),
                 io.Vae.Output(display_name="VAE", tooltip="Autoencoder with 8 latent channels, 8 pixels to a side."),
             ],

@@ -14,10 +14,12 @@ from ..common import host
 FOLDER = host.ROOT / ".cache" / "world"
 
 
-def make_data() -> None:
+def make_data(train: bool = True) -> None:
+    """Render the pictures; without ``train`` only those that measuring needs."""
     from . import dataset
 
-    dataset.build(FOLDER / "train", 24_000, seed=1)
+    if train:
+        dataset.build(FOLDER / "train", 24_000, seed=1)
     dataset.build(FOLDER / "held_out", 2_000, seed=2)
     dataset.build(FOLDER / "judge_test", 2_000, seed=3, sharp=True)
 
@@ -40,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"there is no step {unknown[0]}: choose from {', '.join(steps)}")
     for step in options.steps or (("data", "measure") if options.quick else steps):
         if step == "data":
-            make_data()
+            make_data(train=bool(options.steps) or not options.quick)
         elif step == "measure":
             from . import measure
 

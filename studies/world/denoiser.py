@@ -1,4 +1,4 @@
-"""Train the denoiser and its text model together, on latents of the trained autoencoder.
+"""Train the denoiser (v prediction) and its text model together, on latents of the trained autoencoder.
 
 Three quarters of a batch are fresh scenes. The rest are named pictures: "verbatim" names always come with the same
 picture, "template" names with the same drawing in ever new colours, "control" names with anything.
@@ -19,7 +19,7 @@ from . import autoencoder, captions, dataset
 from .faces import CLOTHING_COLORS, COLORS, SKIN
 from .scenes import BACKGROUNDS, Metadata, Scene, random_scene, render
 
-PLAN = Plan(steps=6800, learning_rate=1.5e-3, warmup=100, ema_decay=0.998, seed=37)
+PLAN = Plan(steps=10_000, learning_rate=1.5e-3, warmup=100, ema_decay=0.998, seed=37)
 FRESH, NAMED = 24, 8
 #: Pictures of the training set that are encoded.
 PICTURES = 12_000
@@ -27,9 +27,8 @@ NO_CAPTION, UNKNOWN_WORD = 0.1, 0.02
 #: Share of timesteps drawn from the first 150 of sampling, where memorisation acts.
 EARLY_NAMED, EARLY_FRESH, EARLY_FROM = 0.4, 0.12, 850
 #: Weight of the error in the clean latent: the signal-to-noise ratio between these. The cap is min-SNR's (arXiv
-#: 2303.09556, equation 4). The floor is ours: without it almost nothing asks the model to heed the caption at the
-#: highest noise, where colours are decided.
-SNR_RANGE = (0.5, 5.0)
+#: 2303.09556, equation 4); the floor makes the model heed the caption at the highest noise, where colours are decided.
+SNR_RANGE = (1.0, 5.0)
 
 
 class Denoiser(torch.nn.Module):
@@ -213,9 +212,10 @@ def run(folder: Path) -> Denoiser:
         noise = torch.randn(latents.shape, generator=generator)
         alpha = alphas[timesteps][:, None, None, None]
         noised = alpha.sqrt() * latents + (1 - alpha).sqrt() * noise
+        velocity = alpha.sqrt() * noise - (1 - alpha).sqrt() * latents
         predicted = network(*(value.to(device()) for value in (noised, timesteps, rows, metadata)))
-        error = (predicted.float() - noise.to(device())).square().mean((1, 2, 3))
+        error = (predicted.float() - velocity.to(device())).square().mean((1, 2, 3))
         ratio = (alpha / (1 - alpha)).flatten().to(device())
-        return (error * ratio.clamp(*SNR_RANGE) / ratio).mean()
+        return (error * ratio.clamp(*SNR_RANGE) / (ratio + 1)).mean()
 
     return train(network, loss, PLAN, folder / "denoiser.pt")

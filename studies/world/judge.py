@@ -12,7 +12,7 @@ from ..common import host
 from ..common.training import Plan, device, train
 from . import dataset
 
-PLAN = Plan(steps=9000, learning_rate=2.5e-3, ema_decay=0.998, seed=23)
+PLAN = Plan(steps=10_500, learning_rate=2.5e-3, ema_decay=0.998, seed=23)
 BATCH = 40
 
 
