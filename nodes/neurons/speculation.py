@@ -18,59 +18,66 @@ from __future__ import annotations
 import torch
 
 from .evaluation import CLOSE, Evaluator
-from .localization import Chosen, Keep, drop_layers, dropped
+from .localization import Chosen, Keep, dropped
 
 _FIRST_AHEAD, _MOST_AHEAD = 4, 32
-#: After how many dropped neurons all seeds are looked at.
-_UNSEEN = 8
+#: After how many drops all seeds are looked at.
+_UNSEEN = 16
 
-Listed = list[tuple[int, int]]
+#: What is dropped together: listings of neurons, by position of the layer and index.
+Unit = list[tuple[int, int]]
 
 
 def refine(chosen: Chosen, evaluator: Evaluator, threshold: float, keep: Keep) -> Chosen:
     """As ``localization.refine``, by speculation. ``keep`` gets only what all seeds agree with."""
-    left = drop_layers(chosen, evaluator.quick, evaluator.neurons, threshold, keep)
-    waiting = [(position, index) for position in reversed(range(len(left))) for index in left[position]]
-    search = _Search(evaluator, threshold)
-    agreed, undecided = left, waiting
-    while waiting:
-        left, waiting = search.run(left, waiting)
-        unseen = sum(map(len, agreed)) - sum(map(len, left))
-        if unseen >= _UNSEEN or not waiting:
-            if unseen and not search.agree(left):
-                left = search.one_by_one(agreed, undecided[: len(undecided) - len(waiting)])
-            agreed, undecided = left, waiting
-        keep(agreed)
-    return agreed
+    left, search = [list(indices) for indices in chosen], _Search(evaluator, threshold, keep)
+    layers = reversed(range(len(left)))
+    left = search.drop(left, [[(position, index) for index in left[position]] for position in layers if left[position]])
+    layers = reversed(range(len(left)))
+    return search.drop(left, [[(position, index)] for position in layers for index in left[position]])
 
 
 class _Search:
-    def __init__(self, evaluator: Evaluator, threshold: float):
-        self._evaluator, self._threshold, self._ahead = evaluator, threshold, _FIRST_AHEAD
+    def __init__(self, evaluator: Evaluator, threshold: float, keep: Keep):
+        self._evaluator, self._threshold, self._keep = evaluator, threshold, keep
+        self._ahead = _FIRST_AHEAD
 
-    def run(self, left: Chosen, waiting: Listed) -> tuple[Chosen, Listed]:
-        """Drop the next neurons up to one that is needed; what is left, and what is still to be decided."""
+    def drop(self, left: Chosen, units: list[Unit]) -> Chosen:
+        """Drop each unit in turn that may go; all seeds agree with what is left."""
+        agreed, undecided, waiting, unseen = left, units, units, 0
+        while waiting:
+            left, free, waiting = self._run(left, waiting)
+            unseen += free
+            if unseen >= _UNSEEN or not waiting:
+                if unseen and not self._agree(left):
+                    left = self._one_by_one(agreed, undecided[: len(undecided) - len(waiting)])
+                agreed, undecided, unseen = left, waiting, 0
+            self._keep(agreed)
+        return agreed
+
+    def _run(self, left: Chosen, waiting: list[Unit]) -> tuple[Chosen, int, list[Unit]]:
+        """Drop the next units up to one that is needed; what is left, how many went, and what is to be decided."""
         run = waiting[: 1 if self._evaluator.bounds_are_exact else self._ahead]
         free = self._free(left, run)
         stopped = free < len(run)
         self._ahead = max(free, 1) if stopped else min(2 * self._ahead, _MOST_AHEAD)
-        return dropped(left, run[:free]), waiting[free + stopped :]
+        return dropped(left, _joined(run[:free])), free, waiting[free + stopped :]
 
-    def agree(self, left: Chosen) -> bool:
+    def _agree(self, left: Chosen) -> bool:
         """Whether all seeds let pass what the leading ones did."""
         return self._evaluator.bounds_are_exact or self._below(self._mask(left))
 
-    def one_by_one(self, left: Chosen, waiting: Listed) -> Chosen:
+    def _one_by_one(self, left: Chosen, units: list[Unit]) -> Chosen:
         """The greedy rule as exact mode has it."""
-        for neuron in waiting:
-            without = dropped(left, [neuron])
+        for unit in units:
+            without = dropped(left, unit)
             if self._below(self._mask(without)):
                 left = without
         return left
 
-    def _free(self, left: Chosen, run: Listed) -> int:
-        """How many neurons in a row the leading seeds let pass."""
-        masks = [self._mask(dropped(left, run[: length + 1])) for length in range(len(run))]
+    def _free(self, left: Chosen, run: list[Unit]) -> int:
+        """How many units in a row the leading seeds let pass."""
+        masks = [self._mask(dropped(left, _joined(run[: length + 1]))) for length in range(len(run))]
         for length, (bound, mask) in enumerate(zip(self._evaluator.lower_bounds(masks), masks, strict=True)):
             close = abs(bound - self._threshold) < CLOSE
             if (close and not self._below(mask)) or (not close and bound >= self._threshold):
@@ -82,3 +89,7 @@ class _Search:
 
     def _below(self, mask: torch.Tensor) -> bool:
         return self._evaluator.exact(mask) < self._threshold
+
+
+def _joined(run: list[Unit]) -> Unit:
+    return [neuron for unit in run for neuron in unit]
