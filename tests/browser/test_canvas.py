@@ -93,4 +93,6 @@ def _values(saved: dict) -> dict:
 
 
 def _links(saved: dict) -> set:
-    return {tuple(link[:5]) for link in saved["links"]}
+    """Links by their ends, the target by the name of its input: the canvas numbers sockets of unlinked widgets, too."""
+    inputs = {node["id"]: node["inputs"] for node in saved["nodes"] if node.get("inputs")}
+    return {(link, *source, target, inputs[target][slot]["name"]) for link, *source, target, slot, _ in saved["links"]}
