@@ -237,11 +237,11 @@ def _side_by_side(
     shown = {}
     for mode, title in (("off", "Noise as drawn"), ("pool", "Immiscible noise")):
         w.group(title)
-        demo = w.name.startswith("demo")
+        kind = w.name.partition("_")[0]
         _, lora, _, steps, plot, samples, report = w.add(
             "GBX_TrainLoraImmiscible", model=model, latents=latents, positive=positive, vae=vae,
-            sample_negative=negative, mode=mode, seed=1, checkpoint="" if demo else f"glassbox/training_{mode}",
-            node_title=title, **given,
+            sample_negative=negative, mode=mode, seed=1, node_title=title,
+            checkpoint="" if kind == "demo" else f"glassbox/{kind}_training_{mode}", **given,
         )  # fmt: skip
         w.add("SaveLoRA", lora=lora, prefix=f"loras/glassbox_{mode}", steps=steps)
         w.add("PreviewAny", source=report, node_title="In words")
