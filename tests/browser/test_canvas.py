@@ -24,28 +24,29 @@ def canvas(request, browser):
     return canvas_page.open_canvas(browser, request.getfixturevalue(name).url, vue)
 
 
-@pytest.mark.parametrize("path", _LOADED)
-def test_workflow_loads(canvas, path):
-    canvas.load(workflow.load(path))
-    assert canvas.missing() == []
-    assert canvas.overlaps() == []
-    assert canvas.errors == []
-
-
-@pytest.mark.parametrize("path", _LOADED)
-def test_saving_again_changes_no_value(canvas, path):
-    saved = workflow.load(path)
+@pytest.fixture(scope="class", params=_LOADED)
+def loaded(request, canvas) -> dict:
+    """A workflow as saved, now open in the canvas."""
+    saved = workflow.load(request.param)
     canvas.load(saved)
-    again = canvas.saved()
-    assert _values(again) == _values(saved)
-    assert _links(again) == _links(saved)
+    return saved
 
 
-@pytest.mark.parametrize("path", _LOADED)
-def test_prompt_is_the_front_ends(canvas, path, object_info):
-    saved = workflow.load(path)
-    canvas.load(saved)
-    assert _queued(workflow.to_prompt(saved, object_info), object_info) == _queued(canvas.prompt(), object_info)
+class TestWorkflow:
+    """Each workflow is opened once for all of these."""
+
+    def test_loads(self, canvas, loaded):
+        assert canvas.missing() == []
+        assert canvas.overlaps() == []
+        assert canvas.errors == []
+
+    def test_saving_again_changes_no_value(self, canvas, loaded):
+        again = canvas.saved()
+        assert _values(again) == _values(loaded)
+        assert _links(again) == _links(loaded)
+
+    def test_prompt_is_the_front_ends(self, canvas, loaded, object_info):
+        assert _queued(workflow.to_prompt(loaded, object_info), object_info) == _queued(canvas.prompt(), object_info)
 
 
 def test_prompt_of_a_tricky_canvas_is_the_front_ends(canvas, object_info):
