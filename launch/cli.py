@@ -96,10 +96,13 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     check.add_argument("--checkpoint", metavar="FILE", type=Path, required=True, help="a .safetensors checkpoint")
     for command in (demo, serve, check):
         command.add_argument("--port", type=int, help="a loopback port for ComfyUI (default: any free one)")
-    commands.add_parser("test", help="check the style and run all tests; further arguments go to pytest")
-    commands.add_parser("bench", help="measure speed against what people use today: bench NAME [--quick]")
-    commands.add_parser("study", help="measure a paper's claim on the demo world: study NAME [--quick]")
+    # Their further arguments, --help among them, belong to what they start.
+    commands.add_parser("test", add_help=False, help="check the style and run all tests; the rest goes to pytest")
+    commands.add_parser("bench", add_help=False, help="measure speed against what people use: bench NAME [--quick]")
+    commands.add_parser("study", add_help=False, help="measure a claim on the demo world: study NAME [--quick]")
     arguments, arguments.rest = parser.parse_known_args(argv)
+    if arguments.command in _DEVELOPER and arguments.rest[:1] in (["--help"], ["-h"]):
+        parser.parse_args(["--help"])
     if arguments.rest and arguments.command not in _DEVELOPER:
         parser.error(f"unknown argument: {arguments.rest[0]}")
     return arguments

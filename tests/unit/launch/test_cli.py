@@ -85,3 +85,20 @@ def test_run_py_imports_nothing_but_the_standard_library(root):
     ran = subprocess.run([sys.executable, "-I", "-S", str(root / "run.py"), "--help"], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert "demo" in ran.stdout
+
+
+@pytest.mark.parametrize("command", ["study", "bench", "test"])
+def test_help_needs_no_set_up(command, monkeypatch, capsys):
+    monkeypatch.setattr(setup, "ensure", lambda developer: pytest.fail("set up for a help text"))
+    with pytest.raises(SystemExit) as ended:
+        cli.main([command, "--help"])
+    assert ended.value.code == 0 and "study NAME" in capsys.readouterr().out
+
+
+def test_help_of_a_study_is_its_own(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setenv(cli._READY, str(tmp_path))
+    monkeypatch.setattr(paths, "inside_venv", lambda: True)
+    monkeypatch.setattr("launch.studies.run", lambda command, rest: asked.append((command, rest)) or 0)
+    assert cli.main(["study", "noise", "--help"]) == 0
+    assert asked == [("study", ["noise", "--help"])]
