@@ -51,20 +51,37 @@ class Session:
         return noised - sigmas[:, None, None, None] * predicted(noised, sigmas[:, None, None, None], weights)
 
 
+class V_PREDICTION:  # noqa: N801
+    """ComfyUI's name for what makes a model_sampling answer v; its class is known by it."""
+
+
+class VelocitySession(Session, V_PREDICTION):
+    """The same network, whose answer is v = sqrt(alpha) noise - sqrt(1 - alpha) latent, as in SD2.x at 768."""
+
+    def denoised(self, noised, sigmas, rows):
+        weights = [function(weight) for function, weight in zip(self.functions, self.weights, strict=True)]
+        sigma = sigmas[:, None, None, None]
+        velocity = predicted(noised, sigma, weights)
+        return noised / (sigma**2 + 1) - velocity * sigma / (sigma**2 + 1) ** 0.5
+
+
 def predicted(noised, sigma, weights):
-    """The noise that the network predicts from the noised latent scaled to unit variance."""
+    """The network's answer to the noised latent scaled to unit variance."""
     x = (noised / (1 + sigma**2) ** 0.5).movedim(1, -1)
     return (torch.tanh(x @ weights[0].T) @ weights[1].T).movedim(-1, 1)
 
 
-def make(space, start=None, **recipe):
+def make(space, start=None, session=Session, **recipe):
     model = Model(space, torch.zeros(0) if start is None else start, recipe.get("components", 100))
     run = Inversion(model, Recipe(**{"steps": 3, "seed": 5, **recipe}))
-    return run, Session([model.function([(name, None)]) for name in LAYERS])
+    return run, session([model.function([(name, None)]) for name in LAYERS])
 
 
 def reference(space, session, run, mask, coefficients):
-    """mean((m * eps_hat - m * eps)^2) of theta = (beta @ V^T) * std + mean, W' = W + scale * B A, all in float64."""
+    """mean((m * eps_hat - m * eps)^2), or the same of v, in float64.
+
+    theta = (beta @ V^T) * std + mean, W' = W + scale * B A.
+    """
     basis = space.rows(0, space.components).double()
     beta = F.pad(coefficients, (0, space.components - len(coefficients)))
     theta = (beta @ basis) * space.deviation.double() + space.mean.double()
@@ -80,14 +97,18 @@ def reference(space, session, run, mask, coefficients):
     alpha = ALPHAS[timestep]
     noised = alpha.sqrt() * session.latents[number].double() + (1 - alpha).sqrt() * noise
     estimate = (torch.tanh(noised.movedim(1, -1) @ weights[0].T) @ weights[1].T).movedim(-1, 1)
-    return ((mask * estimate - mask * noise) ** 2).mean()
+    target = noise
+    if isinstance(session, VelocitySession):
+        target = alpha.sqrt() * noise - (1 - alpha).sqrt() * session.latents[number].double()
+    return ((mask * estimate - mask * target) ** 2).mean()
 
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("components", [3, 100])
-def test_loss_gradient_and_one_step(space, masked, components):
+@pytest.mark.parametrize("kind", [Session, VelocitySession])
+def test_loss_gradient_and_one_step(space, masked, components, kind):
     start = space.coefficients[2] * 0.5
-    run, session = make(space, start, components=components, weight_decay=1e-2)
+    run, session = make(space, start, kind, components=components, weight_decay=1e-2)
     mask = torch.zeros(1, 1, 4, 4)
     mask[..., :2] = 1
     loss = run.loss(session, mask if masked else None, 0)
