@@ -1,5 +1,6 @@
 """Size metadata inside a real ComfyUI: stock where the gate is open, and exactly the chosen part elsewhere."""
 
+import functools
 import math
 
 import conditioned
@@ -24,14 +25,7 @@ def models(comfy):
 
 @pytest.fixture(scope="module")
 def scheduled(comfy):
-    """Metadata Schedule with its defaults; keywords replace them."""
-
-    def run(model, **changes):
-        given = {"curve": "cosine", "exponent": 2.0, "fields": "original size", "reference_width": 0,
-                 "reference_height": 0, "mode": "value", "apply_to": "both"}  # fmt: skip
-        return comfy.run("GBX_MetadataSchedule", model=model, **{**given, **changes})[0]
-
-    return run
+    return functools.partial(conditioned.scheduled, comfy)
 
 
 def told(model, positive, sigma, negative=None, **how):

@@ -1,5 +1,7 @@
 """Metadata Schedule together with what else is on the canvas, and the report of what is told."""
 
+import functools
+
 import conditioned
 import pytest
 import torch
@@ -16,12 +18,7 @@ def model(comfy):
 
 @pytest.fixture(scope="module")
 def scheduled(comfy):
-    def run(model, **changes):
-        given = {"curve": "cosine", "exponent": 2.0, "fields": "original size", "reference_width": 0,
-                 "reference_height": 0, "mode": "value", "apply_to": "both"}  # fmt: skip
-        return comfy.run("GBX_MetadataSchedule", model=model, **{**given, **changes})[0]
-
-    return run
+    return functools.partial(conditioned.scheduled, comfy)
 
 
 def samples(model, positive, negative=None, **how):

@@ -52,6 +52,13 @@ def prompt(name: str, seed: int = 0, **metadata) -> list:
     return [[draw(1, 77, width), {"pooled_output": draw(1, 64), **metadata}]]
 
 
+def scheduled(comfy, patcher, **changes):
+    """Metadata Schedule on a MODEL with its defaults; keywords replace them. ``comfy`` is the fixture."""
+    given = {"curve": "cosine", "exponent": 2.0, "fields": "original size", "reference_width": 0,
+             "reference_height": 0, "mode": "value", "apply_to": "both"}  # fmt: skip
+    return comfy.run("GBX_MetadataSchedule", model=patcher, **{**given, **changes})[0]
+
+
 def guider(patcher, positive: list, negative: list, cfg: float):
     """ComfyUI's CFGGuider."""
     import comfy.samplers
