@@ -70,6 +70,16 @@ def test_frechet_distance_of_gaussians():
     assert similarity.frechet(a, a) == pytest.approx(0.0, abs=1e-6)
 
 
+def test_frechet_distance_where_covariances_do_not_commute_or_are_singular():
+    a, b = np.array([[2.0, 1.0], [0.0, 0.0]]), np.array([[1.0, 0.0], [3.0, 1.0]])
+    rng = np.random.default_rng(1)
+    a, b = rng.normal(size=(50, 2)) @ a, rng.normal(size=(50, 2)) @ b
+    root = np.linalg.eigvals(np.cov(a.T) @ np.cov(b.T)).real.clip(0) ** 0.5  # float64, trace of the root of a product
+    shift = a.mean(0) - b.mean(0)
+    exact = shift @ shift + np.trace(np.cov(a.T) + np.cov(b.T)) - 2 * root.sum()
+    assert similarity.frechet(a, b) == pytest.approx(exact, rel=1e-6)
+
+
 def test_the_memorisation_score_knows_the_same_from_the_different():
     generator = torch.Generator().manual_seed(0)
     different = torch.randn(4, 8, 16, 16, generator=generator)
