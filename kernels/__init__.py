@@ -96,6 +96,19 @@ def low_rank_apply(weight, up, down, strength: float):
     return _run("low_rank_apply", weight=weight, up=up, down=down, strength=strength)
 
 
+def apply_point(weights, places, coefficients, basis, mean, deviation, strength: float, basis_scale=None):
+    """Every weight with its low-rank change of one point of a weight space: a tuple of new tensors.
+
+    weight + strength * up @ down for each of ``weights`` (O, I, ...), in its dtype, with sums in float32. All factors
+    lie in the vector that ``flat_weights`` makes of the last arguments: ``places`` has for each weight the offset of
+    its ``down`` (R, I, ...), which its ``up`` (O, R) follows, row by row, and the rank R. Weights and basis lie on one
+    device. On a GPU it takes two launches, however many weights there are. Raises ValueError as ``flat_weights`` does,
+    and for places outside of the vector.
+    """
+    return _run("apply_point", weights=list(weights), places=list(places), coefficients=coefficients, basis=basis,
+                mean=mean, deviation=deviation, strength=strength, basis_scale=basis_scale)  # fmt: skip
+
+
 def neuron_moments(values):
     """Mean, sum of squared deviations, smallest and largest activation of each neuron over prompts: float64 (4, C).
 

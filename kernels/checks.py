@@ -61,6 +61,20 @@ def low_rank_apply(weight, up, down, strength) -> None:
         raise ValueError(f"Factors {tuple(up.shape)} and {tuple(down.shape)} make no change of {tuple(weight.shape)}.")
 
 
+def apply_point(weights, places, coefficients, basis, mean, deviation, strength, basis_scale) -> None:
+    """A place inside the vector for each weight."""
+    flat_weights(coefficients, basis, mean, deviation, basis_scale)
+    if len(weights) != len(places):
+        raise ValueError(f"Each weight needs its place: there are {len(weights)} weights and {len(places)} places.")
+    for weight, (offset, rank) in zip(weights, places, strict=True):
+        if weight.ndim < 2 or not weight.numel():
+            raise ValueError(f"A weight must be (O, I, ...) and not empty, not {tuple(weight.shape)}.")
+        end = offset + rank * (len(weight) + weight.numel() // len(weight))
+        if offset < 0 or rank < 1 or end > len(mean):
+            raise ValueError(f"Factors of rank {rank} at {offset} for {tuple(weight.shape)} do not lie in a vector of "
+                             f"{len(mean)} numbers.")  # fmt: skip
+
+
 def neuron_moments(values) -> None:
     """(prompts, tokens, C) with a prompt and a token."""
     if values.ndim != 3 or not len(values) or not values.shape[1]:

@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 from . import dispatch
-from .table import TABLE
+from .table import TABLE, tensors_of
 
 _BUDGET = 3.0  # milliseconds of timing a backend, after one call that warms up
 _MOST_TIMINGS = 20
@@ -142,8 +142,11 @@ def _error(operation: str, arguments: Mapping, eager: Callable, triton: Callable
     kernel = TABLE[operation]
     sliced = dict(arguments)
     for name, (dimension, length) in kernel.cut.items():
-        if sliced[name] is not None:
-            sliced[name] = sliced[name].narrow(dimension, 0, min(length, sliced[name].shape[dimension]))
+        value = sliced[name]
+        if isinstance(value, torch.Tensor):
+            sliced[name] = value.narrow(dimension, 0, min(length, value.shape[dimension]))
+        elif value is not None:
+            sliced[name] = value[:length]
     try:
         found = triton(**sliced)
     except torch.OutOfMemoryError:
@@ -219,6 +222,9 @@ def _kind(value) -> str:
         return f"{str(value.dtype).removeprefix('torch.')}{[size.bit_length() for size in value.shape]}"
     if isinstance(value, int) or value is None:
         return str(value)
+    if tensors := tensors_of(value):
+        size, types = sum(tensor.numel() for tensor in tensors), sorted({str(tensor.dtype) for tensor in tensors})
+        return f"{len(tensors).bit_length()} bits of tensors, {size.bit_length()} of {' '.join(types)}"
     return f"{len(value).bit_length()} bits long" if hasattr(value, "__len__") else type(value).__name__
 
 

@@ -73,6 +73,14 @@ TABLE = {
         sizes={("basis", 0): (1, 2**20), ("basis", 1): _ANY_LENGTH},
         cut={"basis": (0, 64), "coefficients": (0, 64), "basis_scale": (0, 64)},
     ),
+    "apply_point": Kernel(
+        "low_rank",
+        dtypes={"coefficients": FLOATS, "basis": (*FLOATS, torch.int8), "mean": FLOATS, "deviation": FLOATS,
+                "basis_scale": FLOATS, "weights": FLOATS},
+        sizes={("basis", 0): (1, 2**20), ("basis", 1): _ANY_LENGTH},
+        dense=("weights",),
+        cut={"weights": (0, 8), "places": (0, 8)},
+    ),
     "low_rank_apply": Kernel(
         "low_rank",
         dtypes={"weight": FLOATS, "up": FLOATS, "down": FLOATS},
@@ -99,17 +107,24 @@ TABLE = {
 def unfit(operation: str, arguments: Mapping) -> str | None:
     """Why the Triton kernel does not take these arguments, or None."""
     kernel = TABLE[operation]
-    tensors = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
-    for name, tensor in tensors.items():
+    tensors = [(name, tensor) for name, value in arguments.items() for tensor in tensors_of(value)]
+    for name, tensor in tensors:
         if reason := _unfit_tensor(kernel, name, tensor):
             return f"{name} {reason}"
-    if len({tensor.device for name, tensor in tensors.items() if name not in kernel.elsewhere}) > 1:
+    if len({tensor.device for name, tensor in tensors if name not in kernel.elsewhere}) > 1:
         return "its tensors lie on several devices"
     for (name, dimension), (least, most) in kernel.sizes.items():
-        size = tensors[name].shape[dimension]
+        size = arguments[name].shape[dimension]
         if not least <= size <= most:
             return f"{name} has {size} along dimension {dimension}, outside {least} to {most}"
     return None
+
+
+def tensors_of(value) -> list[torch.Tensor]:
+    """The tensors of an argument or a result: itself, or those of a list or tuple."""
+    if isinstance(value, (list, tuple)):
+        return [tensor for one in value for tensor in tensors_of(one)]
+    return [value] if isinstance(value, torch.Tensor) else []
 
 
 def _unfit_tensor(kernel: Kernel, name: str, tensor: torch.Tensor) -> str | None:

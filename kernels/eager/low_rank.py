@@ -1,4 +1,4 @@
-"""From a point of a weight space to weights: the flat vector of its factors, and their product on a weight."""
+"""From a point of a weight space to weights: the flat vector of its factors, and their products on the weights."""
 
 from __future__ import annotations
 
@@ -26,6 +26,18 @@ def low_rank_apply(weight, up, down, strength: float) -> torch.Tensor:
     up, down = (factor.to(weight.device, torch.float32).flatten(1) for factor in (up, down))
     changed = torch.addmm(weight.float().flatten(1), up, down, alpha=strength)
     return changed.view(weight.shape).to(weight.dtype)
+
+
+def apply_point(weights, places, coefficients, basis, mean, deviation, strength: float, basis_scale=None) -> tuple:
+    """See ``kernels.apply_point``."""
+    flat = flat_weights(coefficients, basis, mean, deviation, basis_scale)
+    changed = []
+    for weight, (offset, rank) in zip(weights, places, strict=True):
+        rows = len(weight)
+        middle = offset + rank * (weight.numel() // rows)
+        down, up = flat[offset:middle].view(rank, -1), flat[middle : middle + rows * rank].view(rows, rank)
+        changed.append(low_rank_apply(weight, up, down, strength))
+    return tuple(changed)
 
 
 def _block(basis, basis_scale, rows) -> torch.Tensor:

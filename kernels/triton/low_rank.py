@@ -1,4 +1,8 @@
-"""From a point of a weight space to weights, with each number of the basis and of a weight read once."""
+"""From a point of a weight space to weights, with each number of the basis and of a weight read once.
+
+All weights of a network take two launches, one for the flat vector and one for its products on every weight: a product
+needs numbers from all over the first, and whoever fused them would read the basis once for each tile.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from . import common
 
 BASIS_ROWS, BLOCK = 8, 512  # a block lies within one group of an int8 basis
 ROWS, COLUMNS, DEPTH = 64, 64, 32
+_FIELDS = 6  # numbers that the table of weights has for each
 
 
 def flat_weights(coefficients, basis, mean, deviation, basis_scale=None) -> torch.Tensor:
@@ -36,6 +41,33 @@ def low_rank_apply(weight, up, down, strength: float) -> torch.Tensor:
     grid = (triton.cdiv(rows, ROWS) * triton.cdiv(columns, COLUMNS),)
     _apply[grid](weight, up, down, result, strength, rows, columns, rank, common.wide(up, down), ROWS, COLUMNS, DEPTH)
     return result
+
+
+def apply_point(weights, places, coefficients, basis, mean, deviation, strength: float, basis_scale=None) -> tuple:
+    """See ``kernels.apply_point``."""
+    flat = flat_weights(coefficients, basis, mean, deviation, basis_scale)
+    results = tuple(map(torch.empty_like, weights))
+    for dtype in {weight.dtype for weight in weights}:
+        lines, tiles = [], []
+        for weight, result, (offset, rank) in zip(weights, results, places, strict=True):
+            if weight.dtype == dtype:
+                rows, columns = len(weight), weight.numel() // len(weight)
+                lines.append([weight.data_ptr(), result.data_ptr(), offset, rank, rows, columns])
+                tiles.append(triton.cdiv(rows, ROWS) * triton.cdiv(columns, COLUMNS))
+                like = weight
+        owner, within = _owners(tiles)
+        table = torch.tensor(lines).to(flat.device)
+        _apply_all[(len(owner),)](like, table, owner.to(flat.device), within.to(flat.device), flat, strength, _FIELDS,
+                                  ROWS, COLUMNS)  # fmt: skip
+    return results
+
+
+def _owners(tiles: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each of all tiles the number of its weight, and its number within that."""
+    counts = torch.tensor(tiles)
+    owner = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    within = torch.arange(len(owner)) - (counts.cumsum(0) - counts)[owner]
+    return owner.int(), within.int()
 
 
 @triton.jit
@@ -75,3 +107,24 @@ def _apply(weight, up, down, result, strength, rows, columns, rank, WIDE: tl.con
     there = (row < rows) & (column < columns)
     before = tl.load(weight + row * columns + column, mask=there, other=0).to(tl.float32)
     tl.store(result + row * columns + column, before + strength * total, mask=there)
+
+
+@triton.jit
+def _apply_all(like, table, owner, within, flat, strength, FIELDS: tl.constexpr, ROWS: tl.constexpr,
+               COLUMNS: tl.constexpr):  # fmt: skip
+    line = table + tl.load(owner + tl.program_id(0)) * FIELDS
+    weight, result = tl.load(line).to(like.dtype), tl.load(line + 1).to(like.dtype)
+    offset, rank, rows, columns = tl.load(line + 2), tl.load(line + 3), tl.load(line + 4), tl.load(line + 5)
+    tile, across = tl.load(within + tl.program_id(0)), tl.cdiv(columns, COLUMNS)
+    row = tile // across * ROWS + tl.arange(0, ROWS)
+    column = tile % across * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    # Sums in float32 without tensor cores: with the few ranks of a LoRA, reading the weight takes longer.
+    for number in range(rank):
+        left = tl.load(flat + offset + rank * columns + row * rank + number, mask=row < rows, other=0)
+        right = tl.load(flat + offset + number * columns + column, mask=column < columns, other=0)
+        total += left[:, None] * right[None, :]
+    there = (row < rows)[:, None] & (column < columns)[None, :]
+    place = row[:, None] * columns + column[None, :]
+    before = tl.load(weight + place, mask=there, other=0).to(tl.float32)
+    tl.store(result + place, before + strength * total, mask=there)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch.nn import functional as F
+
+from ..common import host
+
+#: Outputs and inputs of the queries and values of SD1.5: self- and cross-attention of sixteen blocks, 99,648 numbers.
+SD15 = [(width, inputs) for width, blocks in ((320, 5), (640, 5), (1280, 6)) for _ in range(blocks)
+        for inputs in (width, width, width, 768)]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -31,8 +37,8 @@ class Case:
 
 def moved(arguments: Mapping, result) -> int:
     """Bytes of all inputs and results."""
-    results = result if isinstance(result, tuple) else (result,)
-    return sum(value.nbytes for value in (*arguments.values(), *results) if isinstance(value, torch.Tensor))
+    tensors_of = host.pack("kernels.table").tensors_of
+    return sum(tensor.nbytes for tensor in tensors_of([*arguments.values(), result]))
 
 
 def pairs(where: str, rows: int, size: int) -> list[Case]:
@@ -89,6 +95,22 @@ def point(where: str, rows: int, size: int, quantised: bool) -> Case:
     return Case("flat_weights", where + kind, make, 2 * rows * size, {"whole basis in float32": _whole_basis})
 
 
+def network(where: str, rows: int, shapes: Sequence[tuple[int, int]], quantised: bool = False) -> Case:
+    """A point of a weight space of rank 1 on all weights of a network."""
+    places = [(0, 1)]
+    for shape in shapes:
+        places.append((places[-1][0] + sum(shape), 1))
+    size = places.pop()[0]
+    of_point = point(where, rows, size, quantised)
+
+    def make(draw):
+        weights = [draw(*shape, dtype=torch.bfloat16) for shape in shapes]
+        return {"weights": weights, "places": places, **of_point.make(draw), "strength": 0.7}
+
+    work = of_point.operations + 2 * sum(outputs * inputs for outputs, inputs in shapes)
+    return Case("apply_point", of_point.where, make, work, {"a product a weight": _a_product_a_weight})
+
+
 def change(where: str, rows: int, columns: int, rank: int) -> Case:
     """A low-rank change of one weight."""
 
@@ -125,6 +147,7 @@ def cpu_cases(quick: bool) -> list[Case]:
         match("SD1.5, 32 x 32 positions, C = 1,280", 1024, 1280),
         point("K = 200, D = 99,648", 200, 99_648, quantised=False),
         point("K = 200, D = 99,648", 200, 99_648, quantised=True),
+        network("SD1.5's queries and values, K = 200", 200, SD15),
         change("SD1.5, 1,280 x 1,280, rank 16", 1280, 1280, 16),
         neurons("SD1.5, 64 prompts, C = 1,280", 64, 77, 1280),
         words("SD1.5, 32 x 32 positions, 77 keys", 2, 1024, 77, 8, 80),
@@ -156,6 +179,8 @@ def gpu_cases(quick: bool) -> list[Case]:
         match("Flux, 64 x 64 positions, C = 3,072", 4096, 3072),
         point("K = 10,000, D = 99,648", 10_000, 99_648, quantised=False),
         point("K = 10,000, D = 99,648", 10_000, 99_648, quantised=True),
+        network("SD1.5's queries and values, K = 10,000", 10_000, SD15),
+        network("SD1.5's queries and values, K = 10,000", 10_000, SD15, quantised=True),
         neurons("SDXL, 1,000 prompts, C = 2,048", 1000, 77, 2048),
         words("SDXL, 64 x 64 positions, 4,096 keys", 2, 4096, 4096, 10, 64),
         words("Flux, 4,096 positions, 4,608 keys", 1, 4096, 4608, 24, 128),
@@ -192,6 +217,16 @@ def _whole_basis(coefficients, basis, mean, deviation, basis_scale):
     if basis_scale is not None:
         whole = whole * basis_scale.float().repeat_interleave(1024, dim=1)[:, : basis.shape[1]]
     return mean.float() + deviation.float() * (coefficients.float() @ whole)
+
+
+def _a_product_a_weight(weights, places, strength, **of_point):
+    flat = _whole_basis(**of_point)
+    changed = []
+    for weight, (offset, rank) in zip(weights, places, strict=True):
+        (rows, columns), middle = weight.shape, offset + rank * weight.shape[1]
+        down, up = flat[offset:middle].view(rank, columns), flat[middle : middle + rows * rank].view(rows, rank)
+        changed.append(_product_then_sum(weight, up, down, strength))
+    return tuple(changed)
 
 
 def _product_then_sum(weight, up, down, strength):

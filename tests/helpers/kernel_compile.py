@@ -29,6 +29,8 @@ KERNELS = [
      {"SCALED": True, "GROUP": 1024, "ROWS": 8}),
     ("low_rank", "_apply", {"weight": _NUMBER, "up": _NUMBER, "down": _NUMBER, "result": _NUMBER, "strength": "fp32"},
      {}),
+    ("low_rank", "_apply_all", {"like": _NUMBER, "table": "*i64", "owner": "*i32", "within": "*i32", "flat": "*fp32",
+                                "strength": "fp32"}, {"FIELDS": 6}),
     ("neuron_moments", "_activations", {"values": _NUMBER, "activations": "*fp32"}, {}),
     ("mean_attention", "_log_sums", _ATTENTION, {"WIDTH": 64, "ROWS": 64, "COLUMNS": 64}),
     ("mean_attention", "_means", _ATTENTION | {"tokens": "*i32", "result": "*fp32"},

@@ -39,6 +39,17 @@ def flat_weights(dtype, rows, size):
             "deviation": gaussian(size, seed=3), "basis_scale": scale}  # fmt: skip
 
 
+def apply_point(dtype, rows, *sizes, rank=2):
+    """Weights of the given numbers of rows and columns in turn, with two numbers that are no one's between them."""
+    weights, places, offset = [], [], 2
+    number = torch.float32 if dtype == torch.int8 else dtype
+    for seed, shape in enumerate(zip(sizes[::2], sizes[1::2], strict=True)):
+        weights.append(gaussian(*shape, seed=10 + seed, dtype=number))
+        places.append((offset, rank))
+        offset += rank * sum(shape) + 2
+    return {"weights": weights, "places": places, **flat_weights(dtype, rows, offset), "strength": 0.7}
+
+
 def low_rank_apply(dtype, rows, columns, rank):
     return {"weight": gaussian(rows, columns, dtype=dtype), "up": gaussian(rows, rank, seed=1, dtype=dtype),
             "down": gaussian(rank, columns, seed=2, dtype=dtype), "strength": 0.7}  # fmt: skip

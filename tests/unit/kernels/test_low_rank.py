@@ -1,9 +1,10 @@
 """Flat vectors and low-rank changes against NumPy in float64."""
 
+import kernel_inputs
 import numpy as np
 import pytest
 import torch
-from glassbox.kernels import BASIS_GROUP, flat_weights, low_rank_apply
+from glassbox.kernels import BASIS_GROUP, apply_point, flat_weights, low_rank_apply
 
 
 def gaussian(*shape, seed=0):
@@ -50,6 +51,37 @@ def test_low_rank_apply(dtype, shape, rank):
     wanted = (weight.double() + 0.7 * product).to(dtype)
     assert found.dtype == dtype and torch.equal(weight, before)
     torch.testing.assert_close(found, wanted, atol=1e-5 if dtype == torch.float32 else 2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_apply_point(dtype):
+    """Every weight against the product of factors that are cut from the vector by hand, in float64."""
+    arguments = kernel_inputs.apply_point(dtype, 7, 6, 5, 70, 3)
+    basis = arguments["basis"].double()
+    if dtype == torch.int8:
+        basis = basis * arguments["basis_scale"].double().repeat_interleave(BASIS_GROUP, dim=1)[:, : basis.shape[1]]
+    flat = arguments["mean"].double() + arguments["deviation"].double() * (arguments["coefficients"].double() @ basis)
+    before = [weight.clone() for weight in arguments["weights"]]
+    found = apply_point(**arguments)
+    for weight, kept, changed, (offset, rank) in zip(
+        before, arguments["weights"], found, arguments["places"], strict=True
+    ):
+        (rows, columns), middle = weight.shape, offset + rank * weight.shape[1]
+        down, up = flat[offset:middle].view(rank, columns), flat[middle : middle + rank * rows].view(rows, rank)
+        wanted = weight.double() + 0.7 * up @ down
+        assert changed.dtype == weight.dtype and torch.equal(weight, kept)
+        error = (changed.double() - wanted).abs().max() / wanted.abs().max()
+        assert error < (4e-3 if dtype == torch.bfloat16 else 1e-6)  # one rounding to the weight's type
+
+
+def test_places_that_do_not_fit():
+    arguments = kernel_inputs.apply_point(torch.float32, 3, 4, 5)
+    with pytest.raises(ValueError, match="there are 1 weights and 0 places"):
+        apply_point(**arguments | {"places": []})
+    with pytest.raises(ValueError, match="rank 2 at 5 for \\(4, 5\\) do not lie in a vector of 22 numbers"):
+        apply_point(**arguments | {"places": [(5, 2)]})
+    with pytest.raises(ValueError, match="and not empty, not"):
+        apply_point(**arguments | {"weights": [torch.zeros(0, 3)]})
 
 
 def test_shapes_that_do_not_fit():

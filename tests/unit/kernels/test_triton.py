@@ -26,6 +26,8 @@ CASES = [
     ("best_match", F16, (64, 64, 64)), ("best_match", F32, (3, 70, 20, False)),
     ("flat_weights", F32, (1, 1)), ("flat_weights", BF16, (9, 1300)), ("flat_weights", F16, (8, 512)),
     ("flat_weights", I8, (11, 2100)),
+    ("apply_point", F32, (1, 1, 1)), ("apply_point", BF16, (9, 65, 3, 4, 130)), ("apply_point", F16, (3, 64, 64)),
+    ("apply_point", I8, (11, 70, 66, 5, 5, 200, 10)),
     ("low_rank_apply", F32, (1, 1, 1)), ("low_rank_apply", BF16, (65, 70, 4)), ("low_rank_apply", F16, (3, 64, 40)),
     ("neuron_moments", F32, (1, 1, 1)), ("neuron_moments", BF16, (3, 77, 70)), ("neuron_moments", F16, (2, 16, 64)),
     ("mean_attention", F32, (1, 1, 1, 1, 1)), ("mean_attention", F32, (2, 66, 77, 2, 40)),
@@ -66,7 +68,7 @@ def test_results_do_not_depend_on_the_run(operation):
 @pytest.mark.parametrize(
     ("operation", "sizes"),
     [("pair_moments", (2, 5000)), ("assignment_cost", (3, 4, 700)), ("best_match", (10, 200, 8)),
-     ("flat_weights", (40, 600))],
+     ("flat_weights", (40, 600)), ("apply_point", (40, 9, 30, 70, 8))],
 )  # fmt: skip
 def test_any_number_of_pieces(monkeypatch, programs, operation, sizes):
     from glassbox.kernels.triton import common
@@ -139,6 +141,25 @@ def test_a_filter_is_a_matrix():
     gaussian = kernel_inputs.gaussian
     agree("low_rank_apply", {"weight": gaussian(6, 5, 3, 3), "up": gaussian(6, 2, 1, 1), "down": gaussian(2, 5, 3, 3),
                              "strength": -1.5})  # fmt: skip
+
+
+def test_weights_of_several_types_and_shapes():
+    arguments = kernel_inputs.apply_point(F32, 3, 6, 45, 70, 8, rank=3)
+    arguments["weights"][0] = kernel_inputs.gaussian(6, 5, 3, 3, dtype=BF16)
+    found, wanted = both("apply_point", arguments)
+    assert [weight.dtype for weight in found] == [BF16, F32] and found[0].shape == (6, 5, 3, 3)
+    assert proof.disagreement(found, wanted, TOLERANCE) is None
+    assert both("apply_point", arguments | {"weights": [], "places": []}) == ((), ())
+    arguments["weights"][1] = arguments["weights"][1].T.contiguous().T
+    assert table.unfit("apply_point", arguments) == "weights is not contiguous"
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(st.integers(1, 80), st.integers(1, 80)), min_size=1, max_size=5), st.integers(1, 5),
+       st.sampled_from([F32, BF16, I8]))  # fmt: skip
+def test_any_network(shapes, rank, dtype):
+    sizes = [size for shape in shapes for size in shape]
+    agree("apply_point", kernel_inputs.apply_point(dtype, 4, *sizes, rank=rank))
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)

@@ -16,6 +16,7 @@ TINY = [
     cases.match("tiny", 9, 5),
     cases.point("tiny", 3, 1030, quantised=False),
     cases.point("tiny", 3, 1030, quantised=True),
+    cases.network("tiny", 3, [(4, 5), (6, 2)]),
     cases.change("tiny", 6, 5, 2),
     cases.neurons("tiny", 4, 3, 5),
     cases.words("tiny", 2, 9, 7, 3, 8),
