@@ -48,6 +48,17 @@ def assignment_cost(data, noise):
     return _run("assignment_cost", data=data, noise=noise)
 
 
+def least_assignment(cost, gap: float = 0.0):
+    """The assignment of least total cost: the column of each row, int64 (..., N), and the total, float64 (...).
+
+    ``cost`` (N, N) or (P, N, N), any float type, for one or P problems. ``gap``: how much a total may exceed the least,
+    certified by a solution of the dual problem; 0 asks for the least, to the rounding of float64, and so does any gap
+    below 1 for whole numbers. Of several that are the least any may come. Raises ValueError for a cost that is not
+    square or not finite, and for a negative gap.
+    """
+    return _run("least_assignment", cost=cost, gap=gap)
+
+
 def pair_moments(data, noise):
     """<x, z>, <x, x> and <z, z> of each row of ``data`` and ``noise`` (B, D), float32 (B,) from any float type.
 

@@ -19,6 +19,16 @@ def assignment_cost(data, noise) -> None:
         raise ValueError(f"Assignment cost needs (N, D) and (P, D), not {tuple(data.shape)} and {tuple(noise.shape)}.")
 
 
+def least_assignment(cost, gap) -> None:
+    """(N, N) or (P, N, N), finite."""
+    if cost.ndim not in (2, 3) or cost.shape[-1] != cost.shape[-2]:
+        raise ValueError(f"An assignment needs a cost (N, N) or (P, N, N), not {tuple(cost.shape)}.")
+    if not cost.isfinite().all():
+        raise ValueError("The cost of an assignment holds NaN or infinity.")
+    if not gap >= 0:
+        raise ValueError(f"The gap is {gap}: it says how far a total may lie above the least, and is 0 or more.")
+
+
 def pair_moments(data, noise) -> None:
     """(B, D) twice."""
     if data.ndim != 2 or data.shape != noise.shape:

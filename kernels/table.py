@@ -19,7 +19,8 @@ class Kernel:
     must be contiguous; of all others only the last dimension must be. ``elsewhere``: tensors that may lie on another
     device. ``cut``: dimension and length of the slice on which the kernel is checked, by argument. ``tolerance``:
     largest error there over the largest number of the result, besides one rounding to its type, or over the product of
-    the longest rows of ``factors`` where the result is what is left of larger numbers.
+    the longest rows of ``factors`` where the result is what is left of larger numbers. ``ties``: several indices can be
+    equally right, and only numbers are compared.
     """
 
     file: str
@@ -29,7 +30,8 @@ class Kernel:
     elsewhere: tuple[str, ...] = ()
     cut: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     tolerance: float = 1e-4
-    factors: tuple[str, str] | None = None
+    factors: tuple[str, ...] = ()
+    ties: bool = False
 
 
 TABLE = {
@@ -59,6 +61,14 @@ TABLE = {
         cut={"data": (0, 64), "noise": (0, 64)},
         tolerance=1e-6,
         factors=("data", "noise"),
+    ),
+    "least_assignment": Kernel(
+        "least_assignment",
+        dtypes={"cost": (*FLOATS, torch.float64)},
+        sizes={("cost", -1): (2, 4096)},
+        dense=("cost",),
+        factors=("cost",),
+        ties=True,
     ),
     "best_match": Kernel(
         "best_match",

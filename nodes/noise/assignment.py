@@ -65,7 +65,7 @@ def assign(
     table = np.tile(table, (copies, 1))
     groups = (groups or Groups([""] * count)).repeated(copies)
     table = groups.charged(table)
-    columns, name = _solve_blocks(table, groups.blocks(), solver)
+    columns, name = _solve_blocks(table, groups.blocks(), solver, data.device)
     if _gain(table, columns) <= rounding * copies:
         columns = np.arange(total)
     else:
@@ -116,12 +116,14 @@ def _cost_table(
     return table, _ROUNDING * len(data) * norms[0] * norms[1] / noise.numel() ** 0.5
 
 
-def _solve_blocks(table: np.ndarray, blocks: list[list[int]], solver: str) -> tuple[np.ndarray, str]:
+def _solve_blocks(
+    table: np.ndarray, blocks: list[list[int]], solver: str, device: torch.device
+) -> tuple[np.ndarray, str]:
     columns = np.arange(len(table))
     name = "none"
     for block in blocks:
         if len(block) > 1:
-            inside, name = solve(table[np.ix_(block, block)], solver)
+            inside, name = solve(table[np.ix_(block, block)], solver, device)
             columns[block] = np.asarray(block)[inside]
     return columns, name
 

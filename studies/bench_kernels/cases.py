@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch.nn import functional as F
 
 from ..common import host
@@ -69,6 +71,16 @@ def cost(where: str, rows: int, size: int) -> Case:
         return {"data": draw(rows, size), "noise": draw(rows, size)}
 
     return Case("assignment_cost", where, make, 2 * rows * rows * size, {"cdist": _cdist}, matrix=True)
+
+
+def assignment(where: str, count: int, size: int) -> Case:
+    """The least assignment of one problem or several, costs as those of white pictures and noises."""
+
+    def make(draw):
+        cost = draw(count, size, size, dtype=torch.float32)
+        return {"cost": cost if count > 1 else cost[0]}
+
+    return Case("least_assignment", where, make, count * size * size, {"SciPy": _scipy})
 
 
 def match(where: str, positions: int, channels: int) -> Case:
@@ -144,6 +156,7 @@ def cpu_cases(quick: bool) -> list[Case]:
     found = [
         *pairs("SD1.5, B = 32, D = 16,384", 32, 16_384),
         cost("SD1.5, B = 256, D = 16,384", 256, 16_384),
+        assignment("B = 256", 1, 256),
         match("SD1.5, 32 x 32 positions, C = 1,280", 1024, 1280),
         point("K = 200, D = 99,648", 200, 99_648, quantised=False),
         point("K = 200, D = 99,648", 200, 99_648, quantised=True),
@@ -158,6 +171,8 @@ def cpu_cases(quick: bool) -> list[Case]:
         *found,
         *pairs("SDXL, B = 32, D = 65,536", 32, 65_536),
         cost("SDXL, B = 256, D = 65,536", 256, 65_536),
+        assignment("B = 1,024", 1, 1024),
+        assignment("64 of B = 64", 64, 64),
         match("SDXL, 64 x 64 positions, C = 640", 4096, 640),
         change("Flux, 3,072 x 3,072, rank 16", 3072, 3072, 16),
         neurons("SDXL, 64 prompts, C = 2,048", 64, 77, 2048),
@@ -175,6 +190,7 @@ def gpu_cases(quick: bool) -> list[Case]:
         *pairs("Flux, B = 128, D = 262,144", 128, 262_144),
         cost("SD1.5, B = 1,024, D = 16,384", 1024, 16_384),
         cost("Flux, B = 256, D = 262,144", 256, 262_144),
+        assignment("B = 2,048", 1, 2048),
         match("SD1.5, 128 x 128 positions, C = 320", 16_384, 320),
         match("Flux, 64 x 64 positions, C = 3,072", 4096, 3072),
         point("K = 10,000, D = 99,648", 10_000, 99_648, quantised=False),
@@ -204,6 +220,13 @@ def _drawn_at_once(data, seeds, k):
 
 def _cdist(data, noise):
     return torch.cdist(data.float(), noise.float())
+
+
+def _scipy(cost):
+    costs = cost if cost.ndim == 3 else cost[None]
+    found = [linear_sum_assignment(one.cpu().numpy())[1] for one in costs]
+    columns = torch.from_numpy(np.stack(found)).to(cost.device).view(cost.shape[:-1])
+    return columns, cost.gather(-1, columns[..., None])[..., 0].double().sum(-1)
 
 
 def _materialised(queries, targets, mutual):

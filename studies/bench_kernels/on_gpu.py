@@ -75,8 +75,9 @@ def compared(case: Case, device: str, dtype: torch.dtype, bandwidth: float, rate
             found = contender(**arguments)
             if name == TRITON:
                 tolerance = limits.TABLE[case.operation].tolerance
-                row["check"] = proof.disagreement(found, wanted, tolerance, proof.scale(case.operation, arguments))
-                row["check"] = row["check"] or "right"
+                pair = (proof.compared(case.operation, result) for result in (found, wanted))
+                wrong = proof.disagreement(*pair, tolerance, proof.scale(case.operation, arguments))
+                row["check"] = wrong or "right"
             del found
             times = milliseconds(lambda run=contender: run(**arguments), turns)
         except Exception as error:  # a contender that does not run is a result, too

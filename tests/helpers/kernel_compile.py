@@ -21,6 +21,8 @@ KERNELS = [
     ("nearest_drawn", "_distances", {"data": _NUMBER, "seeds": "*i64", "distances": "*fp32"}, {}),
     ("nearest_drawn", "_draw", {"seeds": "*i64", "index": "*i64", "result": "*fp32"}, {}),
     ("assignment_cost", "_products", {"data": _NUMBER, "noise": _NUMBER, "products": "*fp32"}, {}),
+    ("least_assignment", "_auction", {"cost": _NUMBER, "first_step": "*fp64", "last_step": "*fp64", "prices": "*fp64",
+                                      "columns": "*i64"}, {"BLOCK": 1024, "ROWS": 8}),
     ("best_match", "_best", {"queries": _NUMBER, "targets": _NUMBER, "query_norms": "*fp32", "target_norms": "*fp32",
                              "best_target": "*i64", "best_query": "*i64"}, {"MUTUAL": True}),
     ("low_rank", "_combine", {"coefficients": "*fp32", "basis": _NUMBER, "scale": "*fp32", "sums": "*fp32"},

@@ -25,6 +25,10 @@ def assignment_cost(dtype, rows, columns, size):
     return {"data": gaussian(rows, size, dtype=dtype), "noise": gaussian(columns, size, seed=1, dtype=dtype)}
 
 
+def least_assignment(dtype, *shape, gap=0.0):
+    return {"cost": gaussian(*shape, shape[-1], dtype=dtype), "gap": gap}
+
+
 def best_match(dtype, rows, columns, size, mutual=True):
     queries, targets = gaussian(rows, size, dtype=dtype), gaussian(columns, size, seed=1, dtype=dtype)
     return {"queries": queries, "targets": targets, "mutual": mutual}

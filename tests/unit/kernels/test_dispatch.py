@@ -93,6 +93,7 @@ def test_every_operation_works_with_triton_hidden():
         "kernels.low_rank_apply(ones, ones[:, :1], ones[:1], 1.0)\n"
         "kernels.apply_point([ones[:, :4]], [(0, 1)], ones[:, 0], ones, ones[0], ones[0], 1.0)\n"
         "kernels.neuron_moments(ones[None]); kernels.mean_attention(ones[None], ones[None], 2)\n"
+        "kernels.least_assignment(ones[:, :2])\n"
         "print([name for name in sys.modules if name.startswith('glassbox.kernels.triton')])"
     )
     helpers = str(kernel_inputs.__file__).rsplit("kernel_inputs", 1)[0]
@@ -265,8 +266,9 @@ def test_classes_of_shapes():
 
 def test_slices_fit_their_operations():
     sizes = {"nearest_drawn": (3, 9, 2), "assignment_cost": (70, 70, 5), "best_match": (130, 5, 4),
-             "flat_weights": (70, 8), "apply_point": (70, *[3] * 20), "low_rank_apply": (70, 6, 2),
-             "neuron_moments": (2, 3, 70), "mean_attention": (1, 70, 5, 2, 8)}  # fmt: skip
+             "least_assignment": (20,), "flat_weights": (70, 8), "apply_point": (70, *[3] * 20),
+             "low_rank_apply": (70, 6, 2), "neuron_moments": (2, 3, 70),
+             "mean_attention": (1, 70, 5, 2, 8)}  # fmt: skip
     for operation in table.TABLE:
         arguments_ = getattr(kernel_inputs, operation)(F32, *sizes.get(operation, (20, 9)))
         eager = dispatch.function("eager", operation)

@@ -22,6 +22,7 @@ CASES = [
     ("nearest_drawn", F32, (1, 1, 1)), ("nearest_drawn", BF16, (2, 1030, 3)), ("nearest_drawn", F16, (3, 7, 9)),
     ("assignment_cost", F32, (1, 1, 1)), ("assignment_cost", F32, (65, 3, 70)), ("assignment_cost", BF16, (5, 66, 130)),
     ("assignment_cost", F16, (64, 64, 64)),
+    ("least_assignment", F32, (2,)), ("least_assignment", BF16, (2, 5)), ("least_assignment", F16, (9,)),
     ("best_match", F32, (1, 1, 1)), ("best_match", F32, (70, 131, 65)), ("best_match", BF16, (66, 5, 40)),
     ("best_match", F16, (64, 64, 64)), ("best_match", F32, (3, 70, 20, False)),
     ("flat_weights", F32, (1, 1)), ("flat_weights", BF16, (9, 1300)), ("flat_weights", F16, (8, 512)),
@@ -42,7 +43,7 @@ def both(operation, arguments):
 
 
 def agree(operation, arguments):
-    found, wanted = both(operation, arguments)
+    found, wanted = (proof.compared(operation, result) for result in both(operation, arguments))
     assert proof.disagreement(found, wanted, TOLERANCE, proof.scale(operation, arguments)) is None
 
 

@@ -43,6 +43,14 @@ def test_scipy_is_the_default_without_lapx(monkeypatch):
     assert columns.tolist() == optimum(a_cost()).tolist()
 
 
+def test_on_a_gpu_the_kernels_choose(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lap", None)
+    asked = []
+    monkeypatch.setattr(solvers, "_kernel", lambda cost, device: asked.append(device) or optimum(cost))
+    assert [solvers.solve(a_cost(), *rest)[1] for rest in (("auto", "cuda"), ("scipy", "cuda"))] == ["kernels", "scipy"]
+    assert asked == ["cuda", "cpu"]
+
+
 def test_lapx_is_taken_where_it_finds_the_optimum(monkeypatch):
     monkeypatch.setitem(sys.modules, "lap", stand_in(optimum))
     columns, name = solvers.solve(a_cost())

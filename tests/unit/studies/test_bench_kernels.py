@@ -13,6 +13,8 @@ from studies.bench_kernels import cases, on_gpu
 TINY = [
     *cases.pairs("tiny", 3, 40),
     cases.cost("tiny", 4, 40),
+    cases.assignment("tiny", 1, 9),
+    cases.assignment("tiny", 2, 4),
     cases.match("tiny", 9, 5),
     cases.point("tiny", 3, 1030, quantised=False),
     cases.point("tiny", 3, 1030, quantised=True),
