@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ...kernels import blend, pair_moments
+from ...kernels import blend, nearest_drawn, pair_moments
 
 CLOSED, DOT, OFFICIAL = FORMS = ("closed form", "dot product", "official")
 _TINY = 1e-300  # in float64: divides nothing by zero and changes nothing else
@@ -91,6 +91,19 @@ def official(data: torch.Tensor, candidates: torch.Tensor, weights: torch.Tensor
         difference = half - candidate.half()
         distances.append(torch.linalg.vector_norm(difference if roots is None else difference * roots, dim=1))
     return torch.stack(distances).argmin(dim=0)
+
+
+def official_drawn(data: torch.Tensor, noise: torch.Tensor, k: int, seeds: torch.Tensor) -> torch.Tensor:
+    """For each row the nearest of its `noise` (B, D) and k - 1 more, of its own seed int64 (B,); float32 (B, D).
+
+    The official form for noises that nobody else has to draw again: the candidates need no memory, and their distances
+    are compared in float32.
+    """
+    if k == 1:
+        return noise.float()
+    drawn, _ = nearest_drawn(data, seeds, k - 1)
+    nearer = (drawn - data).square().sum(dim=1) < (noise - data).square().sum(dim=1)
+    return torch.where(nearer[:, None], drawn, noise.float())
 
 
 def largest_of_normals(k: float) -> float:

@@ -62,10 +62,8 @@ class Server:
         form, k = self._settings.form, self._settings.k
         numbers = [draw.number * 2**20 + row for row in range(len(draw.pictures))]
         if form == nearest.OFFICIAL:
-            shape = draw.noise.shape[1:]
-            others = [[self._noise((_CANDIDATES, number, c), shape) for number in numbers] for c in range(1, int(k))]
-            candidates = torch.stack([drawn, *(torch.stack(one).flatten(1) for one in others)])
-            noise = candidates[nearest.official(data, candidates), torch.arange(len(data))]
+            seeds = torch.tensor([self._key((_CANDIDATES, number)) for number in numbers], device=self._device)
+            noise = nearest.official_drawn(data.to(self._device), drawn.to(self._device), int(k), seeds)
         else:
             streams = nearest.streams(self._seed, numbers)
             dot = form == nearest.DOT
@@ -118,5 +116,8 @@ class Server:
         return Groups([self._pictures.labels[picture] for picture in pictures], penalty)
 
     def _noise(self, key: tuple[int, ...], shape: torch.Size) -> torch.Tensor:
-        seed = np.random.SeedSequence([self._seed % 2**64, *key]).generate_state(1, np.uint64)[0]
-        return torch.randn(shape, generator=torch.Generator().manual_seed(int(seed)))
+        return torch.randn(shape, generator=torch.Generator().manual_seed(self._key(key)))
+
+    def _key(self, key: tuple[int, ...]) -> int:
+        """A seed of its own for every key."""
+        return int(np.random.SeedSequence([self._seed % 2**64, *key]).generate_state(1, np.uint64).view(np.int64)[0])

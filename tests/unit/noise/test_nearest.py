@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from glassbox.kernels.eager.nearest_drawn import candidate
 from glassbox.nodes.noise import nearest
 from scipy import stats
 
@@ -52,6 +53,17 @@ def test_official_takes_the_least_distance():
     distances = (data[None] - candidates).norm(dim=2)
     picked = distances.gather(0, chosen[None])[0]
     torch.testing.assert_close(picked, distances.amin(dim=0), rtol=2e-3, atol=0)
+
+
+def test_official_of_seeds_is_the_nearest_of_all_candidates():
+    data, noise, seeds = gaussian(12, 0), gaussian(12, 1), torch.arange(12) * 2**40 - 5
+    candidates = torch.stack([noise, candidate(seeds, 0, D), candidate(seeds, 1, D)])
+    assert torch.equal(nearest.official_drawn(data, noise, 1, seeds), noise)
+    found = nearest.official_drawn(data, noise, 3, seeds)
+    chosen = (candidates.double() - data.double()).norm(dim=2).argmin(dim=0)
+    assert set(chosen.tolist()) == {0, 1, 2}
+    assert torch.equal(found, candidates[chosen, torch.arange(12)])
+    assert torch.equal(nearest.official_drawn(data[2:3], noise[2:3], 3, seeds[2:3]), found[2:3])
 
 
 def test_official_is_their_code():
