@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from ..bench_noise.turns import times, told
 from ..common import host
+from ..common.turns import times, told
 
 WIDTH = 320  # channels, as SD1.5's finest activations have
 

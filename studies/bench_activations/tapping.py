@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from ..bench_noise.turns import times
 from ..common import host, results
+from ..common.turns import times
 
 CONFIG = {
     "image_size": 32, "in_channels": 4, "out_channels": 4, "model_channels": 320, "num_res_blocks": [2, 2, 2, 2],

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ..bench_noise.assigning import threads
-from ..bench_noise.turns import times, told
 from ..common import host
+from ..common.turns import threads, times, told
 from .cases import cpu_cases
 
 OURS = "ours"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
-from contextlib import contextmanager
 
 import torch
 from scipy.optimize import linear_sum_assignment
 
 from ..common import host
-from .turns import times, told
+from ..common.turns import threads, times, told
 
 #: Numbers in a latent: Stable Diffusion and Flux at 512 x 512 pixels.
 SIZES = {"SD, D = 16,384": 16_384, "Flux, D = 65,536": 65_536}
@@ -34,17 +33,6 @@ def lapx_version() -> str | None:
         return importlib.metadata.version("lapx")
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-@contextmanager
-def threads(count: int):
-    """PyTorch with so many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def measure(quick: bool) -> dict[str, dict]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..common import host
-from .assigning import threads
-from .turns import times, told
+from ..common.turns import threads, times, told
 
 WIDTH = 16_384
 

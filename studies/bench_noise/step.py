@@ -46,8 +46,12 @@ def measure(quick: bool) -> dict[str, dict]:
             waited = _waited(data, mode, ahead, model, steps)
             how = "in a thread" if ahead else "in line"
             numbers[f"visible share of a step, {mode}, {how}"] = results.bootstrap(
-                waited, f"batch {BATCH} of 64 pictures, D = 16,384, pool of {POOL}, k = 4, a step of {seconds} s; what "
-                "the first batch waits for is included", "percent", _share)
+                waited,
+                f"batch {BATCH} of 64 pictures, D = 16,384, pool of {POOL}, k = 4, a step of {seconds} s; what "
+                "the first batch waits for is included",
+                "percent",
+                _share,
+            )
     return numbers
 
 

@@ -4,6 +4,16 @@ from __future__ import annotations
 
 import torch
 
+#: A size that every operation takes; of others than these (20, 9).
+SIZES = {"nearest_drawn": (3, 9, 2), "assignment_cost": (70, 70, 5), "least_assignment": (20,),
+         "best_match": (130, 5, 4), "flat_weights": (70, 8), "apply_point": (70, *[3] * 20),
+         "low_rank_apply": (70, 6, 2), "neuron_moments": (2, 3, 70), "mean_attention": (1, 70, 5, 2, 8)}  # fmt: skip
+
+
+def of(operation: str, dtype: torch.dtype = torch.float32) -> dict:
+    """Input of an operation's size in SIZES."""
+    return globals()[operation](dtype, *SIZES.get(operation, (20, 9)))
+
 
 def gaussian(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)

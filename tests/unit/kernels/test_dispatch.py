@@ -80,20 +80,20 @@ def test_without_triton_one_line_and_the_same_result(monkeypatch, caplog):
         "pair_moments runs in eager PyTorch: Triton is not installed."]  # fmt: skip
 
 
+def test_every_public_function_is_an_operation():
+    public = {name for name, value in vars(kernels).items() if callable(value) and not name.startswith("_")}
+    assert public - {"use"} == set(table.TABLE)
+
+
 def test_every_operation_works_with_triton_hidden():
     """A process that cannot import Triton, as on Windows and macOS."""
     code = (
         "import sys\nsys.modules['triton'] = None\n"
         "import repository; repository.load_pack()\n"
         "import torch; from glassbox import kernels\n"
-        "ones = torch.ones(2, 16); kernels.use('triton')\n"
-        "kernels.best_match(ones, ones, True); kernels.assignment_cost(ones, ones); kernels.pair_moments(ones, ones)\n"
-        "kernels.blend(ones, ones, ones[:, 0], ones[:, 0]); kernels.nearest_drawn(ones, torch.tensor([1, 2]), 2)\n"
-        "kernels.flat_weights(ones[:, 0], ones, ones[0], ones[0])\n"
-        "kernels.low_rank_apply(ones, ones[:, :1], ones[:1], 1.0)\n"
-        "kernels.apply_point([ones[:, :4]], [(0, 1)], ones[:, 0], ones, ones[0], ones[0], 1.0)\n"
-        "kernels.neuron_moments(ones[None]); kernels.mean_attention(ones[None], ones[None], 2)\n"
-        "kernels.least_assignment(ones[:, :2])\n"
+        "import kernel_inputs; from glassbox.kernels.table import TABLE\n"
+        "kernels.use('triton')\n"
+        "for name in TABLE: getattr(kernels, name)(**kernel_inputs.of(name))\n"
         "print([name for name in sys.modules if name.startswith('glassbox.kernels.triton')])"
     )
     helpers = str(kernel_inputs.__file__).rsplit("kernel_inputs", 1)[0]
@@ -265,12 +265,8 @@ def test_classes_of_shapes():
 
 
 def test_slices_fit_their_operations():
-    sizes = {"nearest_drawn": (3, 9, 2), "assignment_cost": (70, 70, 5), "best_match": (130, 5, 4),
-             "least_assignment": (20,), "flat_weights": (70, 8), "apply_point": (70, *[3] * 20),
-             "low_rank_apply": (70, 6, 2), "neuron_moments": (2, 3, 70),
-             "mean_attention": (1, 70, 5, 2, 8)}  # fmt: skip
     for operation in table.TABLE:
-        arguments_ = getattr(kernel_inputs, operation)(F32, *sizes.get(operation, (20, 9)))
+        arguments_ = kernel_inputs.of(operation)
         eager = dispatch.function("eager", operation)
         assert proof._error(operation, arguments_, eager, eager) is None
 

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
+import torch
 
-from ..common import results
+from . import results
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """PyTorch with so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def times(contenders: Mapping[str, Callable[[], object]], turns: int) -> dict[str, np.ndarray]:
@@ -31,5 +44,6 @@ def told(where: str, measured: Mapping[str, np.ndarray], ours: str, what: str) -
         numbers[f"{where}, {name}"] = results.bootstrap(values, what, "ms", np.median)
         if name != ours:
             numbers[f"{where}, {name} over {ours}"] = results.bootstrap(
-                values / measured[ours], f"ratio of times, turn by turn; {what}", "times", np.median)
+                values / measured[ours], f"ratio of times, turn by turn; {what}", "times", np.median
+            )
     return numbers
