@@ -5,7 +5,7 @@ from __future__ import annotations
 from comfy_api.latest import ComfyExtension, io
 
 from .activations.measuring.nodes import ActivationQuality
-from .activations.nodes import ActivationCatalog, SelectActivations
+from .activations.nodes import ActivationCatalog, SelectActivations, network_outline
 from .activations.parts.nodes import ActivationClusters, ApplyFewShotSegmenter, TrainFewShotSegmenter
 from .activations.recording.nodes import ActivationRecorder, ReadActivations
 from .activations.saving.nodes import LoadActivations, SaveActivations
@@ -16,6 +16,7 @@ from .conditioning.nodes import MetadataConditioning, MetadataGuider, MetadataRe
 from .conditioning.padding.nodes import NoisyReplicatePadding
 from .conditioning.resolution.nodes import PositionalResample, ResolutionNoiseRescale
 from .demo.nodes import DemoPicture, LoadDemoModel
+from .host import routes
 from .neurons.baselines.nodes import AttentionScaling, EmbeddingAdjustment, MemorizationAudit, RandomTokens
 from .neurons.detection.nodes import (
     CalibrateThreshold,
@@ -32,7 +33,14 @@ from .weights.inverting.nodes import W2WInvert
 from .weights.models.nodes import W2WApply, W2WStyleMerge, W2WToLoRA
 from .weights.reporting.nodes import W2WReport
 from .weights.sampling.nodes import W2WEdit, W2WMix, W2WProjectLoRA, W2WSample, W2WSweep
-from .weights.spaces.nodes import W2WBuildSpace, W2WFitDirections, W2WImportRelease, W2WLoadSpace, W2WSaveSpace
+from .weights.spaces.nodes import (
+    W2WBuildSpace,
+    W2WFitDirections,
+    W2WImportRelease,
+    W2WLoadSpace,
+    W2WSaveSpace,
+    directions_of,
+)
 
 NODES: list[type[io.ComfyNode]] = [
     LoadDemoModel,
@@ -96,7 +104,11 @@ NODES: list[type[io.ComfyNode]] = [
     MemorizationAudit,
 ]
 
+#: What the widgets in web/ ask for, by the last part of the address: `/glassbox/space?space_name=...`.
+ROUTES: dict[str, routes.Answer] = {"space": directions_of, "network": network_outline}
+
 
 class Glassbox(ComfyExtension):
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
+        routes.serve(ROUTES)
         return NODES

@@ -15,6 +15,8 @@ _PICTURE = (340, 380)  # room for the picture that an output node shows
 _GAP, _MARGIN, _HEADING = 70, 40, 60
 _SHOWS_PICTURE = {"SaveImage", "PreviewImage"}
 _SHOWS_TEXT = "PreviewAny"
+# Heights of the panels that the pack's scripts add to nodes (web/widgets).
+_PANELS = {"GBX_W2WEdit": 270}
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def _size(node: Node) -> tuple[int, int]:
     texts = [input_ for input_ in inputs(node.info) if input_.is_widget and input_.options.get("multiline")]
     sockets = [input_ for input_ in inputs(node.info) if not input_.is_widget]
     height = _SLOT * max(len(sockets), len(node.info["output"])) + _WIDGET * len(widgets(node.info))
-    height += _FRAME + _TEXT * len(texts)
+    height += _FRAME + _TEXT * len(texts) + _PANELS.get(node.type, 0)
     if node.type in _SHOWS_PICTURE:
         return _PICTURE[0], height + _PICTURE[1] - _FRAME
     if node.type == _SHOWS_TEXT:

@@ -42,8 +42,7 @@ def network_map(entries: list[Entry], chosen: set[str]) -> torch.Tensor:
     """
     columns = {"down": [], "mid": [], "up": []}
     for entry in entries:
-        if place := _PLACE.match(entry.id):
-            place = place[0]
+        if place := place_of(entry):
             column = columns[place.split("-")[0].replace("vit", "up")]
             if not column or column[-1][0] != place:
                 column.append((place, []))
@@ -64,6 +63,12 @@ def network_map(entries: list[Entry], chosen: set[str]) -> torch.Tensor:
         left += width[stage] + _MARGIN
     _legend(draw)
     return torch.from_numpy(np.asarray(canvas, dtype=np.float32) / 255)[None]
+
+
+def place_of(entry: Entry) -> str | None:
+    """The module of the network that an activation is in, such as up-level1-repeat0; None for the network itself."""
+    found = _PLACE.match(entry.id)
+    return found[0] if found else None
 
 
 _PER_LINE = 20

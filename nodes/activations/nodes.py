@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
+from ..host import blueprints
 from ..host.schema import schema
 from ..host.sockets import Activations
-from . import listing, moments, selection
+from . import listing, moments, outline, selection
 from .catalog import catalog
 from .features import Activations as Tapped
 from .inputs import CATEGORY, IDS, PAPER, PRESET
@@ -66,7 +67,12 @@ class ActivationCatalog(io.ComfyNode):
         factor = _pixels_a_latent(model)
         size = (height // factor, width // factor)
         names = "\n".join(entry.id for entry in entries if entry.id in chosen)
-        return io.NodeOutput(listing.network_map(entries, chosen), listing.table(entries, chosen, size), names)
+        return io.NodeOutput(
+            listing.network_map(entries, chosen),
+            listing.table(entries, chosen, size),
+            names,
+            ui={"glassbox_network": [outline.outline(entries)]},
+        )
 
 
 class SelectActivations(io.ComfyNode):
@@ -112,6 +118,11 @@ class SelectActivations(io.ComfyNode):
             )
         chosen = activations.chosen(selection.match_ids(list(activations.tensors), ids)).only_rows(kept)
         return io.NodeOutput(chosen, chosen.report())
+
+
+def network_outline(kind: str, name: str) -> dict:
+    """For the canvas: the catalog of an architecture or of a file's network, before anything has run."""
+    return outline.outline(catalog(blueprints.network(kind, name)))
 
 
 def _pixels_a_latent(model) -> int:

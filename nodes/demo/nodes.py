@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
+from ..host import blueprints
 from ..host.schema import schema
-from . import assets, pictures
+from . import architecture, assets, pictures
 
 CATEGORY = "glassbox/demo"
 PICTURES = 24
+blueprints.ARCHITECTURES["demo"] = architecture.UNET
 
 
 class LoadDemoModel(io.ComfyNode):

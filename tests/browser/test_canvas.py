@@ -1,6 +1,5 @@
 """Every workflow of the pack on a real canvas: two front ends, each with its two renderers."""
 
-import canvas_page
 import pytest
 import repository
 import tricky_canvas
@@ -11,17 +10,6 @@ _LOADED = [pytest.param(path, id=path.stem) for path in repository.WORKFLOWS]
 
 # Nodes whose widgets a script of the front end makes, out of the reach of object_info.
 _SCRIPTED = {"LoadImageOutput", "WebcamCapture", "RecordAudio", "Load3D", "Load3DAnimation", "Preview3D", "SaveGLB"}
-
-
-@pytest.fixture(
-    scope="module",
-    params=[("server", False), ("server", True), ("newest_server", False), ("newest_server", True)],
-    ids=["pinned-classic", "pinned-nodes2", "newest-classic", "newest-nodes2"],
-)
-def canvas(request, browser):
-    """A canvas of each kind; the workflows are loaded into it one after the other."""
-    name, vue = request.param
-    return canvas_page.open_canvas(browser, request.getfixturevalue(name).url, vue)
 
 
 @pytest.fixture(scope="class", params=_LOADED)

@@ -6,7 +6,17 @@ import json
 import urllib.request
 from dataclasses import dataclass, field
 
+import pytest
 import repository
+
+#: For what is tried in each renderer and with each front end, but not with all pairs of them.
+EACH_RENDERER = pytest.mark.parametrize(
+    "canvas",
+    [("server", False), ("newest_server", True)],
+    ids=["pinned-classic", "newest-nodes2"],
+    indirect=True,
+    scope="module",
+)
 
 _READY = """() => window.app?.extensionManager && window.app.graph && window.LiteGraph
     && Object.keys(window.LiteGraph.registered_node_types).length > 100"""
@@ -28,6 +38,34 @@ _VUE_BOXES = """() => [...document.querySelectorAll('[data-node-id]')].map(eleme
 _FRESH_WIDGETS = """types => types.map(type => (LiteGraph.createNode(type).widgets ?? [])
     .filter(widget => widget.serialize !== false)
     .map(widget => [widget.name, widget.options?.serialize !== false]))"""
+_LOOK_AT = """type => {
+    const node = app.graph.nodes.find(node => node.type === type)
+    const { ds } = app.canvas
+    ds.scale = Math.min(1, 800 / (node.size[1] + 100))
+    ds.offset[0] = 500 / ds.scale - node.pos[0]
+    ds.offset[1] = 120 / ds.scale + 30 - node.pos[1]
+    app.canvas.setDirty(true, true)
+}"""
+_VALUE = """([type, name]) => app.graph.nodes.find(node => node.type === type)
+    .widgets.find(widget => widget.name === name).value"""
+_SET = """([type, name, value]) => {
+    const node = app.graph.nodes.find(node => node.type === type)
+    const widget = node.widgets.find(widget => widget.name === name)
+    widget.value = value
+    widget.callback?.(value, app.canvas, node)
+}"""
+_COPY = """type => {
+    const node = app.graph.nodes.find(node => node.type === type)
+    app.canvas.selectItems([node])
+    app.canvas.copyToClipboard([node])
+    app.canvas.pasteFromClipboard({ position: [node.pos[0], node.pos[1] + 900] })
+    return app.graph.nodes.filter(node => node.type === type).at(-1).serialize().widgets_values
+}"""
+_QUEUE = "async () => { await app.queuePrompt(0) }"
+_IDLE = """async () => {
+    const queue = await (await fetch("/queue")).json()
+    return queue.queue_running.length + queue.queue_pending.length === 0
+}"""
 
 # What this front end says on a ComfyUI that is older than itself, or without a way to the internet.
 _NOT_OURS = ("Failed to load resource", "JobsApiError", "Failed to fetch queue")
@@ -80,6 +118,34 @@ class Canvas:
     def drawn(self) -> int:
         """How many nodes stand on the page as elements: all of them in Nodes 2.0, none in the classic renderer."""
         return len(self.page.evaluate(_VUE_BOXES))
+
+    def look_at(self, node_type: str) -> None:
+        """Zoom to the first node of a type."""
+        self.page.evaluate(_LOOK_AT, node_type)
+        self.page.evaluate(_SETTLE)
+
+    def value(self, node_type: str, widget: str):
+        """The value of a widget of the first node of a type."""
+        return self.page.evaluate(_VALUE, [node_type, widget])
+
+    def set(self, node_type: str, widget: str, value) -> None:
+        """Give a widget of the first node of a type a value, as its own field does."""
+        self.page.evaluate(_SET, [node_type, widget, value])
+        self.page.evaluate(_SETTLE)
+
+    def copied(self, node_type: str) -> list:
+        """Copy and paste the first node of a type; the values of what was pasted, as Save writes them."""
+        return self.page.evaluate(_COPY, node_type)
+
+    def undo(self) -> None:
+        """Press Ctrl+Z; the canvas loads the state before a moment later."""
+        self.page.locator("body").press("Control+z")
+
+    def run(self) -> None:
+        """Queue the workflow and wait until it is done."""
+        self.page.evaluate(_QUEUE)
+        self.page.wait_for_function(_IDLE, timeout=120_000)
+        self.page.evaluate(_SETTLE)
 
 
 def open_canvas(browser, url: str, vue: bool) -> Canvas:

@@ -13,7 +13,7 @@ from ...host.hooks import observe, refuse_compiled
 from ...host.loops import tracked
 from ...host.schema import schema
 from ...host.sockets import Activations
-from .. import levels, listing, moments, selection
+from .. import levels, listing, moments, outline, selection
 from ..catalog import catalog
 from ..entries import Entry
 from ..features import Activations as Tapped
@@ -107,7 +107,7 @@ class LayerActivationTap(io.ComfyNode):
         for activations in tap_draws(model, positive, samples, sigma, chosen, keep, seed, draws):
             mean.add(activations)
         activations = replace(mean.result(), settings={"seed": seed, "draws": draws, "preset": preset})
-        return io.NodeOutput(activations, activations.report())
+        return io.NodeOutput(activations, activations.report(), ui={"glassbox_network": [outline.outline(entries)]})
 
 
 def tap_draws(

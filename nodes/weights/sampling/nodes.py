@@ -7,7 +7,7 @@ from comfy_api.latest import io
 from ...host import model_folders
 from ...host.schema import schema
 from ...host.sockets import LoraModel, W2WPoint, W2WSpace
-from .. import directions, edits, lora_files, points, projection
+from .. import directions, edits, lora_files, points, projection, sliders
 from ..inputs import CATEGORY, KEEP, PAPER, POINT_TOOLTIP, SEED_MAX
 from ..lora_files import NONE
 from ..space import Point, Space
@@ -89,7 +89,7 @@ class W2WEdit(io.ComfyNode):
     @classmethod
     def execute(cls, point: Point, **given) -> io.NodeOutput:
         edited = edits.edit(point, given["edits"], given["keep"], given["units"], given["debiasing"])
-        return io.NodeOutput(edited, edited.name)
+        return io.NodeOutput(edited, edited.name, ui={"glassbox_space": [sliders.outline(point.space)]})
 
 
 class W2WMix(io.ComfyNode):

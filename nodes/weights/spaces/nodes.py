@@ -8,7 +8,7 @@ from ...host import model_folders
 from ...host.loops import tracked
 from ...host.schema import schema
 from ...host.sockets import LoraModel, W2WSpace
-from .. import building, directions, labels, official_release, report, space_files
+from .. import building, directions, labels, official_release, report, sliders, space_files
 from ..inputs import CATEGORY, PAPER
 from ..quantisation import HALF, STORAGES
 from ..sources import file_sources, wire_sources
@@ -228,6 +228,11 @@ class W2WFitDirections(io.ComfyNode):
             found, told = directions.varying(found)
         fitted = directions.fit(space, found, components, method)
         return io.NodeOutput(space.with_directions(fitted), "\n".join([directions.describe(fitted), *told]))
+
+
+def directions_of(space_name: str) -> dict:
+    """For the canvas: the directions of a space's file, with the ranges of their sliders."""
+    return sliders.outline(space_files.read(model_folders.space_path(space_name)))
 
 
 def _sources(folder: str, loras: list[dict]) -> list[building.Source]:

@@ -1,0 +1,43 @@
+"""GET routes under /glassbox, which answer what the pack's widgets ask before anything has run."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+from collections.abc import Callable
+
+#: What a question is answered with: plain data from the address' parameters, or ValueError with a sentence.
+Answer = Callable[..., object]
+
+
+def serve(answers: dict[str, Answer]) -> None:
+    """Serve each function at /glassbox/<name>; its arguments are the address' parameters.
+
+    Answers JSON, or status 400 with {"error": "a sentence"}. Without ComfyUI's server nothing is served.
+    """
+    server = getattr(getattr(sys.modules.get("server"), "PromptServer", None), "instance", None)
+    if server is None:
+        return
+    known = {route.path for route in server.routes}
+    for name, answer in answers.items():
+        if f"/glassbox/{name}" not in known:
+            server.routes.get(f"/glassbox/{name}")(_handler(answer))
+
+
+def _handler(answer: Answer):
+    from aiohttp import web
+
+    async def handle(request) -> web.Response:
+        try:
+            asked = inspect.signature(answer).bind(**request.query).arguments
+        except TypeError:
+            wanted = ", ".join(inspect.signature(answer).parameters)
+            return web.json_response({"error": f"Ask with these parameters, each once: {wanted}."}, status=400)
+        try:
+            # In a thread of its own: reading a large file must not hold up the server.
+            return web.json_response(await asyncio.to_thread(answer, **asked))
+        except ValueError as error:
+            return web.json_response({"error": str(error)}, status=400)
+
+    return handle

@@ -1,0 +1,127 @@
+"""The sliders of W2W Edit on a real canvas, used as a person would."""
+
+import itertools
+import re
+
+import canvas_page
+import pytest
+from playwright.sync_api import expect
+
+from workflows.canvas import make
+
+pytestmark = canvas_page.EACH_RENDERER
+
+_NODE = "GBX_W2WEdit"
+_SPACE = "avatars-v1-w2w.safetensors"
+_LABELS = 13
+_SEEDS = itertools.count(100)
+
+
+def _describe(w):
+    w.note("Edits", "One.", "Two.", "Three.")
+    w.group("Edits")
+    space = w.add("GBX_W2WLoadSpace", space_name=_SPACE)
+    space, _ = w.add("GBX_W2WFitDirections", space=space[0], components=8)
+    point, _ = w.add("GBX_W2WSample", space=space)
+    _, name = w.add(_NODE, point=point, edits="beard: 0.5, bald: -0.25")
+    w.add("PreviewAny", source=name)
+
+
+@pytest.fixture
+def sliders(canvas, object_info):
+    """The panel of a fresh node, its rows there."""
+    canvas.load(make("edits", _describe, object_info))
+    canvas.look_at(_NODE)
+    panel = canvas.page.locator(".glassbox-sliders")
+    expect(panel.locator(".glassbox-row")).to_have_count(_LABELS)
+    return panel
+
+
+def _row(panel, name: str):
+    return panel.locator(".glassbox-row", has=panel.page.get_by_text(name, exact=True))
+
+
+def _number(panel, name: str):
+    return _row(panel, name).locator("input[type=number]")
+
+
+def _queued(canvas) -> str:
+    return next(entry["inputs"]["edits"] for entry in canvas.prompt().values() if entry["class_type"] == _NODE)
+
+
+def test_they_show_the_text(canvas, sliders):
+    expect(_number(sliders, "beard")).to_have_value("0.5")
+    expect(_number(sliders, "bald")).to_have_value("-0.25")
+    expect(_number(sliders, "afro")).to_have_value("0")
+    canvas.set(_NODE, "edits", "afro: 0.75, horns: 1")
+    expect(_number(sliders, "beard")).to_have_value("0")
+    expect(_number(sliders, "afro")).to_have_value("0.75")
+    expect(sliders.get_by_role("status")).to_have_text("The space has no direction 'horns'.")
+    canvas.set(_NODE, "edits", "afro")
+    expect(sliders.get_by_role("status")).to_contain_text("'afro' is no edit")
+
+
+def test_mouse_and_keyboard_change_the_text(canvas, sliders):
+    slider = _row(sliders, "moustache").locator("input[type=range]")
+    box = slider.bounding_box()
+    middle = box["y"] + box["height"] / 2
+    canvas.page.mouse.move(box["x"] + box["width"] / 2, middle)
+    canvas.page.mouse.down()
+    canvas.page.mouse.move(box["x"] + box["width"] * 0.75, middle, steps=4)
+    canvas.page.mouse.up()
+    dragged = re.fullmatch(r"beard: 0.5, bald: -0.25, moustache: (0\.\d+)", _queued(canvas))
+    assert dragged and 0.4 < float(dragged[1]) < 0.6
+    slider.press("ArrowRight")
+    assert _queued(canvas) == f"beard: 0.5, bald: -0.25, moustache: {float(dragged[1]) + 0.01:.2f}".rstrip("0")
+    slider.press("Home")
+    _number(sliders, "bald").fill("0.125")
+    _number(sliders, "bald").press("Enter")
+    assert _queued(canvas) == "beard: 0.5, bald: 0.125, moustache: -1"
+    _row(sliders, "beard").get_by_role("button").click()
+    assert _queued(canvas) == canvas.value(_NODE, "edits") == "bald: 0.125, moustache: -1"
+    assert len(canvas.saved()["nodes"]) == 6, "a key pressed in the panel has reached the canvas"
+    assert canvas.errors == []
+
+
+def test_saved_loaded_copied_undone(canvas, sliders, object_info):
+    _number(sliders, "afro").fill("0.3")
+    _number(sliders, "afro").press("Enter")
+    edits = "beard: 0.5, bald: -0.25, afro: 0.3"
+    saved = canvas.saved()
+    values = next(node["widgets_values"] for node in saved["nodes"] if node["type"] == _NODE)
+    fresh = next(node for node in make("edits", _describe, object_info)["nodes"] if node["type"] == _NODE)
+    assert values == [edits, *fresh["widgets_values"][1:]], "the panel has added a value to the file"
+    assert canvas.copied(_NODE) == values
+    canvas.load(saved)
+    assert _queued(canvas) == edits
+    canvas.look_at(_NODE)
+    expect(_number(sliders, "afro")).to_have_value("0.3")
+    _number(sliders, "afro").fill("0.9")
+    _number(sliders, "afro").press("Enter")
+    _number(sliders, "afro").blur()
+    canvas.undo()
+    expect(_number(sliders, "afro")).to_have_value("0.3")
+    assert _queued(canvas) == edits
+
+
+def test_buttons(canvas, sliders):
+    sliders.get_by_label("Hide at zero").check()
+    expect(sliders.locator(".glassbox-row:visible")).to_have_count(2)
+    canvas.load(canvas.saved())
+    expect(sliders.locator(".glassbox-row:visible")).to_have_count(2)
+    canvas.look_at(_NODE)
+    sliders.get_by_role("button", name="Randomise").click()
+    assert len(_queued(canvas).split(",")) > _LABELS / 2
+    sliders.get_by_role("button", name="Reset", exact=True).click()
+    assert _queued(canvas) == ""
+
+
+def test_ranges_are_the_members_after_a_run(canvas, sliders):
+    canvas.set("GBX_W2WSample", "seed", next(_SEEDS))  # a node whose result is cached tells nothing
+    canvas.run()
+    slider = _row(sliders, "beard").locator("input[type=range]")
+    expect(slider).not_to_have_attribute("min", "-1")
+    assert float(slider.get_attribute("min")) <= 0 and float(slider.get_attribute("max")) == pytest.approx(1)
+    canvas.set(_NODE, "units", "raw (official files)")
+    expect(slider).not_to_have_attribute("max", "1")
+    assert canvas.errors == []

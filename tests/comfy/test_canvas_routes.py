@@ -1,0 +1,56 @@
+"""What the widgets ask the server before the first run, and what it says to a bad question."""
+
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+
+import pytest
+
+_SPACE = "avatars-v1-w2w.safetensors"
+
+
+def _ask(server, name: str, **parameters) -> tuple[int, dict]:
+    address = f"{server.url}/glassbox/{name}?{urllib.parse.urlencode(parameters)}"
+    try:
+        with urllib.request.urlopen(address, timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def test_directions_of_a_space(server):
+    status, told = _ask(server, "space", space_name=_SPACE)
+    assert status == 200
+    assert told["name"] == _SPACE.removesuffix(".safetensors")
+    assert "beard" in told["labels"]
+
+
+@pytest.mark.parametrize(("name", "activations"), [("sd15", 199), ("sdxl", 614), ("demo", None)])
+def test_network_of_an_architecture(server, name, activations):
+    status, told = _ask(server, "network", kind="architecture", name=name)
+    assert status == 200
+    assert activations in (None, len(told["activations"]))
+    assert told["architecture"] == (None if name == "demo" else name)
+    assert sorted(number for group in told["groups"] for number in group["members"]) == [
+        *range(len(told["activations"]))
+    ]
+    assert told["presets"]["best for this model"]
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "sentence"),
+    [
+        ("space", {}, "Ask with these parameters"),
+        ("space", {"space_name": "nothing.safetensors"}, "There is no weight space"),
+        ("space", {"space_name": "../../../etc/passwd"}, "There is no weight space"),
+        ("space", {"space_name": _SPACE, "more": "1"}, "Ask with these parameters"),
+        ("network", {"kind": "architecture", "name": "sd99"}, "There is no architecture"),
+        ("network", {"kind": "loras", "name": "x"}, "no kind of network"),
+        ("network", {"kind": "checkpoints", "name": "../x.safetensors"}, "There is no checkpoint"),
+    ],
+)
+def test_a_bad_question_gets_400_and_a_sentence(server, name, parameters, sentence):
+    status, told = _ask(server, name, **parameters)
+    assert status == 400
+    assert sentence in told["error"]

@@ -1,0 +1,80 @@
+// A panel of the pack in a node: an element that both renderers show, and that leaves the saved values as they are.
+
+import { app } from "../../../scripts/app.js";
+import { api } from "../../../scripts/api.js";
+
+const shown = new Set();
+
+/** An element with a class, properties, and children. */
+export function make(tag, className, properties = {}, children = []) {
+  const element = Object.assign(document.createElement(tag), { className });
+  for (const [name, value] of Object.entries(properties)) {
+    if (name.startsWith("aria-") || name === "role") element.setAttribute(name, value);
+    else element[name] = value;
+  }
+  element.append(...children);
+  return element;
+}
+
+/**
+ * Adds the element at the end of a node, at least `height` high. `update` runs whenever the graph has changed, the node has run, or the pointer
+ * comes in; it draws what the workflow says now.
+ */
+export function addPanel(node, name, element, { height, update }) {
+  element.classList.add("glassbox");
+  const widget = node.addDOMWidget(name, "glassbox", element, {
+    serialize: false,
+    getMinHeight: () => height,
+    getMaxHeight: () => 10 * height,
+  });
+  widget.serialize = false;
+  keepEventsInside(element);
+  const refresh = () => void update();
+  shown.add(refresh);
+  element.addEventListener("pointerenter", refresh);
+  const executed = node.onExecuted;
+  node.onExecuted = function (output) {
+    executed?.apply(this, arguments);
+    update(output);
+  };
+  const removed = node.onRemoved;
+  node.onRemoved = function () {
+    removed?.apply(this, arguments);
+    shown.delete(refresh);
+  };
+  queueMicrotask(refresh);
+  return widget;
+}
+
+/** What the node's last run handed out under a key, or null. */
+export function lastOutput(node, key) {
+  return (app.nodeOutputs?.[String(node.id)] ?? {})[key] ?? null;
+}
+
+/** Takes what has changed into the canvas' undo history, as one step. */
+export function remember() {
+  const tracker = app.extensionManager?.workflow?.activeWorkflow?.changeTracker;
+  (tracker?.captureCanvasState ?? tracker?.checkState)?.call(tracker);
+}
+
+/** Lets every panel draw itself again. */
+function refreshAll() {
+  for (const refresh of [...shown]) refresh();
+}
+
+// A drag on a slider must not move the node, and Delete in a text field must not delete it.
+function keepEventsInside(element) {
+  for (const type of ["pointerdown", "mousedown", "dblclick", "contextmenu"]) {
+    element.addEventListener(type, (event) => event.stopPropagation());
+  }
+  element.addEventListener("keydown", (event) => {
+    if (!event.ctrlKey && !event.metaKey) event.stopPropagation();
+  });
+  element.addEventListener("wheel", (event) => {
+    const list = event.target.closest(".glassbox-scroll");
+    if (list && list.scrollHeight > list.clientHeight && !event.ctrlKey) event.stopPropagation();
+    else app.canvas.processMouseWheel(event);
+  });
+}
+
+api.addEventListener("graphChanged", refreshAll);

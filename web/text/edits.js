@@ -1,0 +1,59 @@
+// The text of W2W Edit, such as "beard: 0.8, glasses: -0.5": read as the node reads it, and changed in place.
+
+const SEPARATORS = /([,\n;])/;
+const NUMBER = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
+
+/** The strength of each name in the order of the text, those of one name added up; and the pieces that are no edit. */
+export function read(text) {
+  const strengths = new Map();
+  const unread = [];
+  for (const piece of text.split(SEPARATORS)) {
+    const found = edit(piece);
+    if (found) strengths.set(found.name, (strengths.get(found.name) ?? 0) + found.strength);
+    else if (piece.trim() && !SEPARATORS.test(piece)) unread.push(piece.trim());
+  }
+  return { strengths, unread };
+}
+
+/** The text with this strength for a name, all else as it was; null takes the name out. */
+export function write(text, name, strength) {
+  const pieces = text.split(SEPARATORS);
+  let written = strength === null;
+  for (let index = 0; index < pieces.length; index += 2) {
+    if (edit(pieces[index])?.name !== name) continue;
+    pieces[index] = written ? null : pieces[index].replace(/\S.*\S|\S/s, `${name}: ${told(strength)}`);
+    written = true;
+  }
+  const kept = joined(pieces);
+  if (written) return kept;
+  const separator = !kept.trim() ? "" : /\n/.test(kept) ? "\n" : ", ";
+  return `${kept.replace(/[\s,;]+$/, "")}${separator}${name}: ${told(strength)}`;
+}
+
+/** Whether a name can stand in the text: what separates edits cannot be part of one. */
+export function writable(name) {
+  return name.trim() === name && name !== "" && !SEPARATORS.test(name);
+}
+
+/** A number as people write it, without the dust of binary fractions. */
+export function told(number) {
+  return String(Number(number.toPrecision(6)));
+}
+
+function edit(piece) {
+  const colon = piece.lastIndexOf(":");
+  if (colon < 0) return null;
+  const name = piece.slice(0, colon).trim();
+  const value = piece.slice(colon + 1).trim();
+  return name && NUMBER.test(value) ? { name, strength: Number(value) } : null;
+}
+
+/** Pieces at even places and separators at odd ones, without the pieces that are null and a separator for each. */
+function joined(pieces) {
+  let text = "";
+  for (let index = 0; index < pieces.length; index += 2) {
+    if (pieces[index] === null) continue;
+    text += (text ? (pieces[index - 1] ?? "") : "") + pieces[index];
+  }
+  return text.replace(/^\s+/, "");
+}

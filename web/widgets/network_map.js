@@ -1,0 +1,291 @@
+// The network of the MODEL as blocks, a box an activation: click, shift-click, drag or use the keys to choose some. The
+// node's inputs `preset` and `ids` are all that the map reads and writes.
+
+import { addPanel, lastOutput, make, remember } from "../canvas/panel.js";
+import { ask } from "../canvas/server.js";
+import { chain, valueOf } from "../canvas/upstream.js";
+import { Value } from "../canvas/value.js";
+import { read, write } from "../text/ids.js";
+
+const LIST = "the list below";
+const DRAWN_AS = "glassbox_drawn_as";
+const HEIGHT = 330;
+const ARCHITECTURES = { sd15: "SD1.5", sdxl: "SDXL", demo: "the demo model" };
+const WORDS = { filter: "in the paper's filter", pool: "in the paper's pool", "": "" };
+const KEYS = { ArrowLeft: -1, ArrowRight: 1 };
+
+export function addNetworkMap(node) {
+  new NetworkMap(node);
+}
+
+class NetworkMap {
+  constructor(node) {
+    this.node = node;
+    this.outline = null;
+    this.boxes = [];
+    this.anchor = 0;
+    this.preset = new Value(node, "preset", () => this.draw());
+    this.ids = new Value(node, "ids", () => this.draw());
+    this.map = make("div", "glassbox-net glassbox-scroll", {
+      role: "listbox",
+      "aria-multiselectable": "true",
+      "aria-label": "Activations of the network",
+    });
+    this.status = make("div", "glassbox-status glassbox-two-lines", { role: "status" });
+    this.drawnAs = make("select", "glassbox-select", { title: "Which network to draw until the first run" });
+    this.drawnAs.append(...Object.entries(ARCHITECTURES).map(([value, text]) => new Option(text, value)));
+    this.drawnAs.addEventListener("change", () => this.setDrawnAs(this.drawnAs.value));
+    this.source = make("span", "glassbox-name");
+    const head = make("div", "glassbox-head", {}, [this.source, this.drawnAs, legend()]);
+    this.listen();
+    addPanel(node, "network", make("div", "glassbox-map", {}, [head, this.map, this.status]), {
+      height: HEIGHT,
+      update: (output) => this.update(output),
+    });
+  }
+
+  /** Finds the network: of the node's last run, as long as the loader before it is the same, else of its file's header. */
+  async update(output) {
+    const loader = loaderOf(this.node);
+    const name = JSON.stringify(loader);
+    const ran = (output?.glassbox_network ?? (this.ran ? null : lastOutput(this.node, "glassbox_network")))?.at(-1);
+    if (ran) this.ran = { outline: ran, name };
+    const drawnAs = this.node.properties[DRAWN_AS] ?? "sd15";
+    const wanted = this.ran?.name === name ? this.ran : `${name} ${drawnAs}`;
+    if (wanted !== this.wanted) {
+      this.wanted = wanted;
+      let outline = this.ran === wanted ? wanted.outline : null;
+      let source = "The MODEL on the wire";
+      if (!outline && loader) {
+        outline = await ask("network", loader);
+        source = loader.name in ARCHITECTURES ? ARCHITECTURES[loader.name] : loader.name;
+      }
+      const guessed = !outline || outline.error;
+      if (guessed) outline = await ask("network", { kind: "architecture", name: drawnAs });
+      if (wanted !== this.wanted) return;
+      this.source.textContent = guessed ? "Until the first run drawn as" : source;
+      this.drawnAs.hidden = !guessed;
+      this.drawnAs.value = drawnAs;
+      if (!outline.error) this.build(outline);
+    }
+    this.draw();
+  }
+
+  setDrawnAs(name) {
+    this.node.properties[DRAWN_AS] = name;
+    remember();
+    this.update();
+  }
+
+  build(outline) {
+    this.outline = outline;
+    this.names = outline.activations.map(([id]) => id);
+    this.boxes = outline.activations.map((activation, index) => box(activation, index));
+    const stages = { network: [], down: [], mid: [], up: [], blocks: [] };
+    for (const group of outline.groups) stages[stageOf(group.place)].push(this.group(group));
+    stages.up.reverse(); // a U: the down-stage begins at the top, and the up-stage ends there
+    this.map.replaceChildren(
+      ...Object.entries(stages)
+        .filter(([, groups]) => groups.length)
+        .map(([stage, groups]) => make("div", `glassbox-stage glassbox-${stage}`, { role: "presentation" }, groups)),
+    );
+    this.focusOn(0, false);
+  }
+
+  group({ place, members }) {
+    const [, , scale] = this.outline.activations[members[0]];
+    const title = `${place || "the network itself"}, 1/${scale} of the latent's side: choose all or none`;
+    const label = make("span", "glassbox-place", { textContent: short(place), title });
+    label.addEventListener("click", () => this.setAll(members, !members.every((index) => this.isOn(index))));
+    const cells = make("div", "glassbox-cells", { role: "presentation" }, members.map((index) => this.boxes[index]));
+    const group = make("div", "glassbox-group", { role: "group", "aria-label": place || "network" }, [label, cells]);
+    group.members = members;
+    return group;
+  }
+
+  /** Lights up what the inputs choose, and says so. */
+  draw() {
+    if (!this.outline) return;
+    const { chosen, problem } = this.chosen();
+    const locked = this.locked;
+    for (const [index, element] of this.boxes.entries()) {
+      element.setAttribute("aria-selected", chosen.has(this.names[index]));
+    }
+    this.map.setAttribute("aria-disabled", locked);
+    const told = locked ? "A wire chooses." : problem;
+    this.told = told ?? `${chosen.size} of ${this.names.length} chosen${chosen.size ? "" : ": click some"}`;
+    this.status.textContent = this.told;
+    this.status.classList.toggle("glassbox-problem", Boolean(problem));
+  }
+
+  get locked() {
+    return this.preset.linked || this.ids.linked;
+  }
+
+  chosen() {
+    if (this.preset.current === LIST) {
+      const { chosen, unknown } = read(this.ids.current, this.names);
+      return { chosen, problem: unknown.length ? `No activation matches '${unknown[0]}'.` : null };
+    }
+    const numbers = this.outline.presets[this.preset.current] ?? [];
+    if (typeof numbers === "string") return { chosen: new Set(), problem: numbers };
+    return { chosen: new Set(numbers.map((index) => this.names[index])), problem: null };
+  }
+
+  isOn(index) {
+    return this.boxes[index].getAttribute("aria-selected") === "true";
+  }
+
+  /** Switches some activations; from a preset on, the list takes over what the preset chose. */
+  setSome(indices, on) {
+    if (this.locked) return;
+    let text = this.ids.current;
+    if (this.preset.current !== LIST) {
+      const { chosen } = this.chosen();
+      text = this.names.filter((id) => chosen.has(id)).join("\n");
+    }
+    for (const index of indices) text = write(text, this.names, this.names[index], on);
+    this.ids.current = text;
+    this.preset.current = LIST;
+    this.draw();
+  }
+
+  setAll(indices, on) {
+    this.setSome(indices, on);
+    remember();
+  }
+
+  listen() {
+    this.map.addEventListener("pointerdown", (event) => this.press(event));
+    this.map.addEventListener("pointerover", (event) => this.hover(event));
+    this.map.addEventListener("pointerleave", () => (this.status.textContent = this.told ?? ""));
+    this.map.addEventListener("keydown", (event) => this.key(event));
+    window.addEventListener("pointerup", () => this.release());
+  }
+
+  press(event) {
+    const index = indexOf(event.target);
+    if (index === null || event.button) return;
+    event.preventDefault(); // or the text of the page would be selected
+    if (event.shiftKey) {
+      this.setAll(between(this.anchor, index), true);
+    } else {
+      this.painting = !this.isOn(index);
+      this.setSome([index], this.painting);
+      this.anchor = index;
+    }
+    this.focusOn(index);
+  }
+
+  hover(event) {
+    const index = indexOf(event.target);
+    if (index === null) return;
+    if (this.painting !== undefined && event.buttons & 1) this.setSome([index], this.painting);
+    this.status.textContent = about(this.outline.activations[index]);
+  }
+
+  release() {
+    if (this.painting === undefined) return;
+    this.painting = undefined;
+    remember();
+  }
+
+  key(event) {
+    const index = indexOf(event.target);
+    if (index === null || event.ctrlKey || event.metaKey || event.altKey) return;
+    const next = this.next(event.key, index);
+    if (next === null) return;
+    event.preventDefault();
+    event.stopPropagation();
+    if (next === index) this.setAll([index], !this.isOn(index));
+    else if (event.shiftKey) this.setAll(between(index, next), true);
+    this.anchor = next;
+    this.focusOn(next);
+    this.status.textContent = about(this.outline.activations[next]);
+  }
+
+  /** Where a key leads from an activation: itself for one that switches it, null for one that does nothing here. */
+  next(key, index) {
+    const last = this.boxes.length - 1;
+    if (key === " " || key === "Enter") return index;
+    if (key === "Home") return 0;
+    if (key === "End") return last;
+    if (key in KEYS) return Math.min(Math.max(index + KEYS[key], 0), last);
+    if (key !== "ArrowUp" && key !== "ArrowDown") return null;
+    const groups = [...this.map.querySelectorAll(".glassbox-group")];
+    const at = groups.findIndex((group) => group.members.includes(index));
+    const other = groups[at + (key === "ArrowUp" ? -1 : 1)];
+    return other ? other.members[Math.min(groups[at].members.indexOf(index), other.members.length - 1)] : null;
+  }
+
+  /** One box at a time can be reached with Tab. */
+  focusOn(index, focus = true) {
+    for (const element of this.boxes) element.tabIndex = -1;
+    this.boxes[index].tabIndex = 0;
+    if (focus) this.boxes[index].focus({ preventScroll: false });
+  }
+}
+
+function box(activation, index) {
+  const [id, , , mark] = activation;
+  const element = make("span", `glassbox-box ${mark ? `glassbox-in-${mark}` : ""}`, {
+    role: "option",
+    "aria-label": about(activation),
+    "aria-selected": "false",
+  });
+  element.dataset.index = index;
+  element.dataset.id = id;
+  return element;
+}
+
+function about([id, channels, scale, mark]) {
+  return [id, channels && `${channels} channels`, `1/${scale}`, WORDS[mark]].filter(Boolean).join(" · ");
+}
+
+function indexOf(element) {
+  const index = element.closest?.(".glassbox-box")?.dataset.index;
+  return index === undefined ? null : Number(index);
+}
+
+function between(one, other) {
+  const [first, last] = one < other ? [one, other] : [other, one];
+  return Array.from({ length: last - first + 1 }, (_, step) => first + step);
+}
+
+function stageOf(place) {
+  if (!place) return "network";
+  const stage = place.split("-")[0];
+  return stage === "vit" ? "blocks" : stage;
+}
+
+/** "up-level1-repeat0" as "1.0", "up-level1-upsampler" as "1 ↑". */
+function short(place) {
+  if (!place) return "in · out";
+  const [, level, repeat] = place.match(/level(\d+)-repeat(\d+)/) ?? [];
+  if (level) return `${level}.${repeat}`;
+  const numbers = place.match(/\d+/g) ?? [];
+  if (place.endsWith("sampler")) return `${numbers[0]} ${place.startsWith("up") ? "↑" : "↓"}`;
+  return place.startsWith("mid") ? `mid ${numbers[0] ?? ""}`.trim() : `${numbers.at(-1)}`;
+}
+
+function legend() {
+  const key = (className, text) =>
+    make("span", "glassbox-key", {}, [make("span", `glassbox-box ${className}`), text]);
+  return make("span", "glassbox-legend", { "aria-hidden": "true" }, [
+    key("glassbox-chosen", "chosen"),
+    key("glassbox-in-filter", "filter"),
+    key("glassbox-in-pool", "pool"),
+  ]);
+}
+
+/** Which file or architecture the MODEL comes from, as a question to the server; null when that is not to be seen. */
+function loaderOf(node) {
+  for (const before of chain(node, "model", ["MODEL"])) {
+    if (before.comfyClass === "GBX_LoadDemoModel") return { kind: "architecture", name: "demo" };
+    const checkpoint = valueOf(before, "ckpt_name");
+    if (checkpoint) return { kind: "checkpoints", name: checkpoint };
+    const network = valueOf(before, "unet_name");
+    if (network) return { kind: "diffusion_models", name: network };
+  }
+  return null;
+}
