@@ -7,7 +7,7 @@ neurons stand out by |z| (two-sided), and the last selection has theta 1.25 and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -20,8 +20,8 @@ _MOST_K = 1280
 
 #: Layer by layer the chosen neurons, in the order in which the refinement visits them; one may be listed twice.
 Chosen = list[list[int]]
-#: (mask, threshold) -> mem(S), or a number that compares with the threshold as mem(S) does
-Memorized = Callable[[torch.Tensor, float], float]
+#: Sets -> mem(S) of each, or a number that compares with the threshold as mem(S) does; computed as they are taken.
+Scores = Callable[[list[torch.Tensor]], Iterable[float]]
 #: Gets the neurons that are left after a decision; may raise OutOfTimeError.
 Keep = Callable[[Chosen], None]
 
@@ -81,25 +81,33 @@ def select(z: list[torch.Tensor], activations: list[torch.Tensor], theta: float,
     return chosen
 
 
+def looks(
+    z: list[torch.Tensor], activations: list[torch.Tensor], settings: Settings
+) -> Iterator[tuple[float, int, Chosen]]:
+    """Theta, k and the chosen neurons of each step of the selection, as long as it may go on (algorithm 3)."""
+    theta, k = settings.first_theta, settings.first_k
+    while True:
+        yield theta, k, select(z, activations, theta, k)
+        theta, k = max(theta - settings.theta_step, settings.last_theta), k + 1
+        if theta <= settings.last_theta or k >= _MOST_K:
+            return
+
+
 def initial_selection(
-    z: list[torch.Tensor], activations: list[torch.Tensor], memorized: Memorized, neurons: Neurons, settings: Settings
+    z: list[torch.Tensor], activations: list[torch.Tensor], memorized: Scores, neurons: Neurons, settings: Settings
 ) -> tuple[Chosen, list[Look], bool]:
     """Loosen theta and k until silencing the chosen neurons brings mem(S) to the threshold (algorithm 3).
 
     Returns the neurons, the trace, and whether the threshold was reached; where not, the search has stalled and the
     refinement goes on from the score it stalled at, as in the official code.
     """
-    theta, k, trace = settings.first_theta, settings.first_k, []
-    while True:
-        chosen = select(z, activations, theta, k)
-        mask = neurons.mask(chosen)
-        score = memorized(mask, settings.threshold)
+    steps = list(looks(z, activations, settings))
+    masks, trace = [neurons.mask(chosen) for _, _, chosen in steps], []
+    for (theta, k, chosen), mask, score in zip(steps, masks, memorized(masks), strict=False):
         trace.append(Look(theta, k, sum(map(len, chosen)), int(mask.sum()), score))
         if score <= settings.threshold:
             return chosen, trace, True
-        theta, k = max(theta - settings.theta_step, settings.last_theta), k + 1
-        if theta <= settings.last_theta or k >= _MOST_K:
-            return chosen, trace, False
+    return chosen, trace, False
 
 
 def refine(chosen: Chosen, evaluator: Evaluator, threshold: float, keep: Keep) -> Chosen:
@@ -117,13 +125,15 @@ def refine(chosen: Chosen, evaluator: Evaluator, threshold: float, keep: Keep) -
     return left
 
 
-def drop_layers(chosen: Chosen, memorized: Memorized, neurons: Neurons, threshold: float, keep: Keep) -> Chosen:
+def drop_layers(
+    chosen: Chosen, memorized: Callable[[torch.Tensor], float], neurons: Neurons, threshold: float, keep: Keep
+) -> Chosen:
     """The first half of the refinement: whole layers, from the last to the first."""
     left = [list(indices) for indices in chosen]
     for position in reversed(range(len(left))):
         if left[position]:
             without = [*left[:position], [], *left[position + 1 :]]
-            if memorized(neurons.mask(without), threshold) < threshold:
+            if memorized(neurons.mask(without)) < threshold:
                 left = without
             keep(left)
     return left
@@ -153,9 +163,11 @@ def search(
     """
     exact = refiner is refine
 
-    def memorized(mask: torch.Tensor, threshold: float) -> float:
+    def memorized(masks: list[torch.Tensor]) -> Iterator[float]:
         checkpoint()
-        return evaluator.exact(mask) if exact else evaluator.quick(mask, threshold)
+        for score in map(evaluator.exact, masks) if exact else evaluator.quick(masks, settings.threshold):
+            yield score
+            checkpoint()
 
     neurons = evaluator.neurons
     found = Found([], [], 1.0, 1.0, False, finished=False)

@@ -2,12 +2,15 @@
 
 The greedy rule drops neuron after neuron until one is needed. Three things save work:
 
-- Speculation: the sets left after dropping the next 1, 2, 3, ... neurons are known in advance, as long as each of them
-  may go, so they are evaluated in one batch, and the prefix that the rule confirms is accepted.
+- Speculation: which of the next neurons are needed is guessed, and the sets that the rule would then ask for are
+  evaluated in one batch. Decisions count up to the first wrong guess; what lies behind it tells how much each neuron
+  matters, which makes the next guesses better.
 - mem(S) is a largest similarity, so the seeds that led at the last full look already prove that a neuron is needed.
-  That the others agree with what was dropped is looked at once for several neurons; if they do not, those are decided
-  again one by one.
+  That the others agree with what was dropped is looked at once for several neurons; if they do not, the one that
+  objects leads as well, and those neurons are decided again.
 - Where a bound is closer to the threshold than rounding can tell, the decision is made again as in exact mode.
+
+The order goes from the last layer to the first, so that the evaluator can begin at the layer that is decided.
 
 What could go unseen is a neuron without which a seed that does not lead passes the threshold, while after some more
 decisions no seed does. `python run.py bench neurons` tells whether that happens.
@@ -15,14 +18,16 @@ decisions no seed does. `python run.py bench neurons` tells whether that happens
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
+
 import torch
 
 from .evaluation import CLOSE, Evaluator
 from .localization import Chosen, Keep, dropped
 
-_FIRST_AHEAD, _MOST_AHEAD = 4, 32
-#: After how many drops all seeds are looked at.
-_UNSEEN = 16
+_FEWEST_AHEAD, _MOST_AHEAD = 2, 32
+#: After how many drops all seeds are looked at, at first and at most.
+_UNSEEN, _MOST_UNSEEN = 16, 64
 
 #: What is dropped together: listings of neurons, by position of the layer and index.
 Unit = list[tuple[int, int]]
@@ -37,59 +42,115 @@ def refine(chosen: Chosen, evaluator: Evaluator, threshold: float, keep: Keep) -
     return search.drop(left, [[(position, index)] for position in layers for index in left[position]])
 
 
+@dataclass(frozen=True)
+class _State:
+    """Where a run stands: what is left, which unit is next, and the bound of what is left (None: not known yet)."""
+
+    left: Chosen
+    next: int = 0
+    bound: float | None = None
+    unseen: int = 0  # units dropped since all seeds were looked at
+
+
+@dataclass(frozen=True)
+class _Try:
+    """A unit, whether it was guessed to go, the set without it that the guesses lead to, and the bound of that."""
+
+    unit: int
+    guess: bool
+    mask: torch.Tensor
+    bound: float = 0.0
+
+
+@dataclass
+class _Guesses:
+    """Guesses which units may go, from how much the bound rose without each; where not known, as the last one did."""
+
+    threshold: float
+    rises: dict[int, float] = field(default_factory=dict)
+    last: bool = True
+
+    def may_go(self, unit: int, bound: float | None) -> bool:
+        """Whether the bound probably stays below the threshold without a unit too."""
+        return bound + self.rises[unit] < self.threshold if unit in self.rises else self.last
+
+    def learn(self, bound: float, tried: list[_Try]) -> None:
+        """Take from bounds along the guesses, which began at ``bound``, what each unit adds."""
+        for one in tried:
+            self.rises[one.unit] = one.bound - bound
+            bound = one.bound if one.guess else bound
+
+
 class _Search:
     def __init__(self, evaluator: Evaluator, threshold: float, keep: Keep):
         self._evaluator, self._threshold, self._keep = evaluator, threshold, keep
-        self._ahead = _FIRST_AHEAD
+        self._ahead = _FEWEST_AHEAD
 
     def drop(self, left: Chosen, units: list[Unit]) -> Chosen:
         """Drop each unit in turn that may go; all seeds agree with what is left."""
-        agreed, undecided, waiting, unseen = left, units, units, 0
-        while waiting:
-            left, free, waiting = self._run(left, waiting)
-            unseen += free
-            if unseen >= _UNSEEN or not waiting:
-                if unseen and not self._agree(left):
-                    left = self._one_by_one(agreed, undecided[: len(undecided) - len(waiting)])
-                agreed, undecided, unseen = left, waiting, 0
-            self._keep(agreed)
-        return agreed
+        self._evaluator.begin_with(self._mask(left))
+        guesses, at_most = _Guesses(self._threshold), _UNSEEN
+        agreed = state = _State(left)
+        while state.next < len(units):
+            state = self._run(state, units, guesses)
+            if state.unseen >= at_most or state.next == len(units):
+                if self._agree(state):
+                    agreed = state = replace(state, unseen=0)
+                    at_most = min(2 * at_most, _MOST_UNSEEN)
+                else:  # bounds of other seeds rise otherwise
+                    state, guesses, at_most = replace(agreed, bound=None), _Guesses(self._threshold), _UNSEEN
+            self._keep(agreed.left)
+        return agreed.left
 
-    def _run(self, left: Chosen, waiting: list[Unit]) -> tuple[Chosen, int, list[Unit]]:
-        """Drop the next units up to one that is needed; what is left, how many went, and what is to be decided."""
-        run = waiting[: 1 if self._evaluator.bounds_are_exact else self._ahead]
-        free = self._free(left, run)
-        stopped = free < len(run)
-        self._ahead = max(free, 1) if stopped else min(2 * self._ahead, _MOST_AHEAD)
-        return dropped(left, _joined(run[:free])), free, waiting[free + stopped :]
+    def _run(self, state: _State, units: list[Unit], guesses: _Guesses) -> _State:
+        """Decide the next units, up to and with the first one that was guessed wrong."""
+        tried = self._guessed(state, units, guesses)
+        masks = [one.mask for one in tried]
+        if state.bound is None:
+            masks.insert(0, self._mask(state.left))
+        bounds = list(self._evaluator.lower_bounds(masks))
+        if state.bound is None:
+            state = replace(state, bound=bounds.pop(0))
+        tried = [replace(one, bound=bound) for one, bound in zip(tried, bounds, strict=True)]
+        guesses.learn(state.bound, tried)
+        decided = 0
+        for one in tried:
+            guesses.last, decided = self._below(one), decided + 1
+            if guesses.last:
+                state = _State(dropped(state.left, units[one.unit]), one.unit, one.bound, state.unseen + 1)
+            if guesses.last != one.guess:
+                break
+        self._ahead = min(2 * self._ahead, _MOST_AHEAD) if decided == len(tried) else max(decided, _FEWEST_AHEAD)
+        return replace(state, next=tried[decided - 1].unit + 1)
 
-    def _agree(self, left: Chosen) -> bool:
-        """Whether all seeds let pass what the leading ones did."""
-        return self._evaluator.bounds_are_exact or self._below(self._mask(left))
+    def _guessed(self, state: _State, units: list[Unit], guesses: _Guesses) -> list[_Try]:
+        """The next units with the sets that the rule asks for if the guesses are right."""
+        ahead = 1 if self._evaluator.bounds_are_exact else self._ahead
+        tried, left, bound = [], state.left, state.bound
+        for unit in range(state.next, min(state.next + ahead, len(units))):
+            without, goes = dropped(left, units[unit]), guesses.may_go(unit, bound)
+            tried.append(_Try(unit, goes, self._mask(without)))
+            if goes:
+                left, bound = without, None if bound is None else bound + guesses.rises.get(unit, 0.0)
+        return tried
 
-    def _one_by_one(self, left: Chosen, units: list[Unit]) -> Chosen:
-        """The greedy rule as exact mode has it."""
-        for unit in units:
-            without = dropped(left, unit)
-            if self._below(self._mask(without)):
-                left = without
-        return left
+    def _agree(self, state: _State) -> bool:
+        """Whether all seeds let pass what the leading ones did; where not, the one that objects leads from now on."""
+        if not state.unseen or self._evaluator.bounds_are_exact:
+            return True
+        leading = self._evaluator.leading
+        agree = self._evaluator.exact(self._mask(state.left)) < self._threshold
+        self._evaluator.lead(leading if agree else leading + self._evaluator.leading)
+        return agree
 
-    def _free(self, left: Chosen, run: list[Unit]) -> int:
-        """How many units in a row the leading seeds let pass."""
-        masks = [self._mask(dropped(left, _joined(run[: length + 1]))) for length in range(len(run))]
-        for length, (bound, mask) in enumerate(zip(self._evaluator.lower_bounds(masks), masks, strict=True)):
-            close = abs(bound - self._threshold) < CLOSE
-            if (close and not self._below(mask)) or (not close and bound >= self._threshold):
-                return length
-        return len(run)
+    def _below(self, one: _Try) -> bool:
+        """Whether mem(S) of a set is below the threshold, as far as the leading seeds tell."""
+        if abs(one.bound - self._threshold) >= CLOSE or self._evaluator.bounds_are_exact:
+            return one.bound < self._threshold
+        leading = self._evaluator.leading
+        below = self._evaluator.exact(one.mask) < self._threshold
+        self._evaluator.lead(leading)
+        return below
 
     def _mask(self, chosen: Chosen) -> torch.Tensor:
         return self._evaluator.neurons.mask(chosen)
-
-    def _below(self, mask: torch.Tensor) -> bool:
-        return self._evaluator.exact(mask) < self._threshold
-
-
-def _joined(run: list[Unit]) -> Unit:
-    return [neuron for unit in run for neuron in unit]

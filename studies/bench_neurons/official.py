@@ -6,6 +6,8 @@ thrown away); every step of the selection runs the network once more to read act
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 
@@ -39,16 +41,15 @@ class Schedule:
 def search(z, activations, schedule: Schedule, neurons, localization, threshold: float) -> list[list[int]]:
     """Selection and refinement by the official rules; the refined neurons."""
 
-    def memorized(mask: torch.Tensor, _threshold: float) -> float:
-        schedule.selection_step()
-        return schedule.memorized(mask)
+    def memorized(masks: list[torch.Tensor]) -> Iterator[float]:
+        for mask in masks:
+            schedule.selection_step()
+            yield schedule.memorized(mask)
 
     settings = localization.Settings(threshold)
     chosen, trace, converged = localization.initial_selection(z, activations, memorized, neurons, settings)
     reference = threshold if converged else trace[-1].score
-    left = localization.drop_layers(
-        chosen, lambda mask, _threshold: schedule.memorized(mask), neurons, reference, lambda _left: None
-    )
+    left = localization.drop_layers(chosen, schedule.memorized, neurons, reference, lambda _left: None)
     for position in reversed(range(len(left))):
         for index in list(left[position]):
             without = localization.dropped(left, [(position, index)])
