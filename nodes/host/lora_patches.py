@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import comfy.lora
 import comfy.lora_convert
-import comfy.sd
 import torch
 from comfy.patcher_extension import WrappersMP
 
@@ -54,8 +53,9 @@ def apply_lora(patcher, tensors: dict[str, torch.Tensor], strength: float, start
     if strength == 0:
         return patcher
     if start_percent <= 0 and end_percent >= 1:
-        _named(patcher, tensors)
-        return comfy.sd.load_lora_for_models(patcher, None, tensors, strength, 0)[0]
+        clone, adapters = patcher.clone(), _named(patcher, tensors)
+        clone.add_patches(adapters, strength)
+        return clone
     span = interval(patcher, start_percent, end_percent)
     clone, key = patcher.clone(), f"glassbox_interval_{uuid.uuid4().hex}"
     for target, adapter in _named(patcher, tensors).items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from .directions import JOINT, along
-from .space import Point
+from .space import Point, Space, Step
 
 EXAMPLE = "beard: 0.8, glasses: -0.5"
 LARGEST, RAW = UNITS = ("largest projection of a member", "raw (official files)")
@@ -37,10 +37,15 @@ def edit(point: Point, text: str, keep: str = "", units: str = LARGEST, debiasin
     Each direction is first made orthogonal to the attributes in ``keep``. Edits add up in coefficients, before weights
     are rebuilt: the weights are a product of factors, so that adding two edited LoRAs is not the same.
     """
-    coefficients, done = point.coefficients, []
     for name, strength in parse(text):
-        step = along(point.space, name, names(keep), units == RAW, debiasing)
+        step = _step(point.space, name, tuple(names(keep)), units == RAW, debiasing)
         if strength:
-            coefficients = coefficients + strength * step
-            done.append(f"{name} {strength:+g}")
-    return point.at(coefficients, ", ".join([point.name, *done])) if done else point
+            point = point.moved(step, strength, f"{point.name}, {name} {strength:+g}")
+    return point
+
+
+def _step(space: Space, *asked) -> Step:
+    """The step for a strength of 1, kept with the space: see ``along`` for what is asked."""
+    if asked not in space.steps:
+        space.steps[asked] = Step(space, along(space, *asked))
+    return space.steps[asked]

@@ -82,6 +82,11 @@ class Space:
         total = self.about.get("total_squares") or float(squares.sum())
         return squares[: self.known] / total
 
+    @cached_property
+    def steps(self) -> dict[tuple, Step]:
+        """Steps that edits have taken, by what asked for them: a slider that moves again needs no more of the basis."""
+        return {}
+
     def rebuild(self, coefficients: torch.Tensor) -> torch.Tensor:
         """The flat vector float32 (D,) of coefficients (k,) or fewer, the rest being zero."""
         return flat_weights(self.padded(coefficients), self.basis, self.mean, self.deviation, self.basis_scale)
@@ -115,17 +120,36 @@ class Space:
 
 
 @dataclass(frozen=True)
+class Step:
+    """A change of coefficients float32 (k,), and of flat vectors, which is the same from wherever it is made."""
+
+    space: Space
+    vector: torch.Tensor
+
+    @cached_property
+    def flat(self) -> torch.Tensor:
+        """The change of a flat vector for a strength of 1, float32 (D,)."""
+        space = self.space
+        nothing = torch.zeros_like(space.mean)
+        return flat_weights(self.vector.float(), space.basis, nothing, space.deviation, space.basis_scale)
+
+
+@dataclass(frozen=True)
 class Point:
-    """A model: coefficients float32 (k,) in a space."""
+    """A model: coefficients float32 (k,) in a space; ``edited`` is the point before a step, the step, its strength."""
 
     space: Space
     coefficients: torch.Tensor
     name: str = "point"
+    edited: tuple[Point, Step, float] | None = None
 
     @cached_property
     def flat(self) -> torch.Tensor:
         """The flat vector of the model's factors, float32 (D,)."""
-        return self.space.rebuild(self.coefficients)
+        if self.edited is None:
+            return self.space.rebuild(self.coefficients)
+        before, step, strength = self.edited
+        return before.flat + strength * step.flat
 
     def layers(self) -> dict[str, Factors]:
         """The low-rank factors of the model by layer."""
@@ -134,6 +158,10 @@ class Point:
     def at(self, coefficients: torch.Tensor, name: str) -> Point:
         """Another point of the same space."""
         return Point(self.space, coefficients.float(), name)
+
+    def moved(self, step: Step, strength: float, name: str) -> Point:
+        """The point after a step."""
+        return Point(self.space, self.coefficients + strength * step.vector, name, (self, step, strength))
 
 
 def flattened(

@@ -80,7 +80,7 @@ def test_the_gradient_is_that_of_finite_differences(comfy, given):
                 measured.append((values[0] - values[1]) / 0.4)
             return measured
 
-        functions = nodes._functions(given["model"], made)
+        functions = nodes.functions(given["model"], made)
         latents = [given["latent"]["samples"][:1].clone()]
         measured = train.run(given["model"], functions, latents, [given["positive"]], work, dtype=torch.float32)
     gradient = made.coefficients.grad[:3]

@@ -85,7 +85,7 @@ class W2WInvert(io.ComfyNode):
             made = Model(space, origin.clone(), recipe.components, model.load_device)
             run = _Run(Inversion(made, recipe), chosen, vae, mask)
             train.run(
-                model, _functions(model, made), pictures, [positive] * len(pictures), run.train,
+                model, functions(model, made), pictures, [positive] * len(pictures), run.train,
                 dtype=_DTYPES[chosen["precision"]], checkpointing=chosen["gradient_checkpointing"], seed=chosen["seed"],
             )  # fmt: skip
         point = Point(space, made.whole(), "inverted")
@@ -152,7 +152,7 @@ class _Run:
         return self.restored
 
 
-def _functions(model, made: Model) -> dict:
+def functions(model, made: Model) -> dict:
     """A weight function for every weight of the MODEL that the space changes."""
     layers = made.space.layout.unflatten(torch.zeros(made.space.layout.size))
     tensors = {}
