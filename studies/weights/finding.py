@@ -8,37 +8,70 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 import torch
 
+from ..common import results
 from ..common.training import device
+from . import styles
 from .grouped import Population, adapted
 from .painting import Painter
-from .people import PICTURES, Encoded, Person, encode
+from .people import SEED, Encoded, Person, encode, person
+from .population import descend
+from .study import Study, identity, prompts, truth
 
-ONE, LORA_ONE, LORA_TEN = WAYS = ("coefficients from one picture", "LoRA on one picture", "LoRA on ten pictures")
-STEPS, RATE, LORA_RATE = 150, 1.0, 0.02
+ONE, LORA_ONE, LORA_TEN = WAYS = ("coefficients, one picture", "LoRA, one picture", "LoRA, ten pictures")
+STEPS, RATE = 100, 1.0
+HELD_OUT = 900_000  # numbers of identities that were not trained
 
 
-def find(painter: Painter, space, group: list[Person], way: str) -> tuple[torch.Tensor, float, int]:
-    """Flat factors (n, D) of people, seconds in all, and how many numbers were trained for each."""
-    data = encode(group, painter.generator)
+def measure(study: Study, count: int) -> dict[str, dict]:
+    """A person who is no member, from pictures; read in a further picture."""
+    group = held_out(count)
+    asked, known, numbers = prompts(group), truth(group), {}
+    data = encode(group, study.painter.generator)
+    for way in WAYS:
+        flats, seconds = find(study.painter, study.space, data, way)
+        trained = study.space.components if way == ONE else study.space.layout.size
+        seen, _ = study.read(flats, asked)
+        numbers[f"inversion, {way}: identity"] = identity(seen, known, f"; {trained} numbers trained")
+        each = np.full(len(group), seconds / len(group))
+        numbers[f"inversion, {way}: seconds"] = results.bootstrap(each, "a person, all in one batch", "s")
+    numbers["inversion, base model: identity"] = identity(study.read(study.base(count), asked)[0], known)
+    strange = encode(group, study.painter.generator, styles.picture)
+    flats, _ = find(study.painter, study.space, strange, ONE)
+    seen, pictures = study.read(flats, asked)
+    numbers["inversion, coefficients, one pencil drawing: identity"] = identity(seen, known)
+    numbers["inversion, coefficients, one pencil drawing: pencil"] = styles.share(pictures)
+    flats, _ = find(study.painter, study.space, strange, LORA_ONE)
+    seen, pictures = study.read(flats, asked)
+    numbers["inversion, LoRA, one pencil drawing: identity"] = identity(seen, known)
+    numbers["inversion, LoRA, one pencil drawing: pencil"] = styles.share(pictures)
+    return numbers
+
+
+def held_out(count: int) -> list[Person]:
+    """People who are no members."""
+    return [person(HELD_OUT + number, SEED) for number in range(count)]
+
+
+def find(painter: Painter, space, data: Encoded, way: str) -> tuple[torch.Tensor, float]:
+    """Flat factors (n, D) of people, and seconds in all."""
     if way != LORA_TEN:
-        first = (part[:, :1].expand(-1, PICTURES, *part.shape[2:]) for part in (data.latents, data.contexts))
-        data = Encoded(*first)
-    started = time.perf_counter()
-    population = Population(painter.trainer.layout, len(group), painter.trainer.plan.seed, device())
+        data = Encoded(data.latents[:, :1], data.contexts[:, :1])
+    started, count = time.perf_counter(), len(data.latents)
+    population = Population(painter.trainer.layout, count, painter.trainer.plan.seed, device())
     if way == ONE:
-        coefficients = torch.nn.Parameter(torch.zeros(len(group), space.components, device=device()))
-        _coefficients(painter, space, population, data, coefficients)
-        trained = space.components
+        _coefficients(painter, space, population, data)
     else:
-        _train(painter, population, data, torch.optim.AdamW([population.flat], lr=LORA_RATE, weight_decay=0.01))
-        trained = space.layout.size
-    return population.flat.detach().cpu(), time.perf_counter() - started, trained
+        optimizer = torch.optim.AdamW([population.flat], lr=painter.trainer.plan.learning_rate, weight_decay=0.01)
+        _train(painter, population, data, optimizer)
+    return population.flat.detach().cpu(), time.perf_counter() - started
 
 
-def _coefficients(painter: Painter, space, population: Population, data: Encoded, coefficients) -> None:
+def _coefficients(painter: Painter, space, population: Population, data: Encoded) -> None:
     """The population's factors follow from coefficients, which alone are trained."""
+    coefficients = torch.nn.Parameter(torch.zeros(population.count, space.components, device=device()))
     basis = space.rows(0, space.components).to(device())
     mean, deviation = space.mean.to(device()), space.deviation.to(device())
     optimizer = torch.optim.Adam([coefficients], lr=RATE, weight_decay=1e-10)
@@ -47,19 +80,14 @@ def _coefficients(painter: Painter, space, population: Population, data: Encoded
         return mean + deviation * (coefficients @ basis)
 
     _train(painter, population, data, optimizer, rebuild)
-    population.flat = rebuild().detach()
+    population.flat = torch.nn.Parameter(rebuild().detach())
 
 
 def _train(painter: Painter, population: Population, data: Encoded, optimizer, rebuild=None) -> None:
     trainer = painter.trainer
     with adapted(trainer.network, population):
         for step in range(STEPS):
-            for group in optimizer.param_groups:
-                group.setdefault("peak", group["lr"])
-                group["lr"] = group["peak"] * min(1.0, (step + 1) / 10) * (1 - 0.9 * step / STEPS)
             if rebuild is not None:
                 population.flat = rebuild()
             loss = trainer.loss(population, data, torch.Generator().manual_seed(77_000_000 + step))
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
+            descend(optimizer, loss, step, STEPS)

@@ -1,4 +1,4 @@
-"""The identities of the population: ten pictures each, in which everything varies but who it is.
+"""The identities of the population: pictures of each, in which everything varies but who it is.
 
 Identity is skin, hair, its colour, facial hair and accessory (`faces.IDENTITY`). Mouth, eyes, clothing, background and
 place vary; captions name what varies and never the identity, so that only the weights can carry it.
@@ -16,7 +16,8 @@ from ..world import captions
 from ..world.faces import IDENTITY, Face, random_face
 from ..world.scenes import Metadata, Scene, random_scene, render
 
-PICTURES = 10
+#: Pictures of a person that are trained on, and further ones for what is measured.
+PICTURES, FURTHER = 10, 2
 SEED = 406_094_13
 #: Labels of a member: name -> whether an identity has it.
 LABELS = {
@@ -38,11 +39,12 @@ LABELS = {
 
 @dataclass(frozen=True)
 class Person:
-    """One identity and the scenes it is shown in."""
+    """One identity, the scenes it is trained in, and ``further`` ones that no training sees."""
 
     name: str
     face: Face
     scenes: list[Scene]
+    further: list[Scene]
 
     def labels(self) -> list[float]:
         """1 or 0 for each of LABELS."""
@@ -60,10 +62,10 @@ def person(number: int, seed: int = SEED) -> Person:
     face = random_face(rng)
     kept = {name: getattr(face, name) for name in IDENTITY}
     scenes = []
-    for _ in range(PICTURES):
+    for _ in range(PICTURES + FURTHER):
         scene = random_scene(rng, Metadata(), smallest=0.8)
         scenes.append(replace(scene, face=replace(scene.face, **kept)))
-    return Person(f"person_{number:04}", face, scenes)
+    return Person(f"person_{number:04}", face, scenes[:PICTURES], scenes[PICTURES:])
 
 
 def caption(scene: Scene) -> str:
@@ -80,16 +82,16 @@ class Encoded:
     contexts: torch.Tensor
 
 
-def encode(group: list[Person], generator, batch: int = 50) -> Encoded:
-    """Pictures and captions of a group of people as the model sees them."""
+def encode(group: list[Person], generator, draw=render, say=caption, batch: int = 50) -> Encoded:
+    """Pictures and captions of a group of people as the model sees them; ``draw`` and ``say`` make them of a scene."""
     scenes = [scene for one in group for scene in one.scenes]
     process, latents, rows = generator.model.get_model_object("process_latent_in"), [], []
     with torch.inference_mode():
         for start in range(0, len(scenes), batch):
             part = scenes[start : start + batch]
-            pictures = torch.from_numpy(np.stack([render(scene) for scene in part])).float() / 255
+            pictures = torch.from_numpy(np.stack([draw(scene) for scene in part])).float() / 255
             latents.append(process(generator.vae.encode(pictures)).half())
-            rows.append(generator.condition([caption(scene) for scene in part])[0][0].half())
+            rows.append(generator.condition([say(scene) for scene in part])[0][0].half())
     shape = (len(group), PICTURES)
     return Encoded(*(torch.cat(parts).unflatten(0, shape).clone() for parts in (latents, rows)))
 

@@ -14,7 +14,7 @@ import torch
 
 from ..common.training import device
 from .grouped import Population, adapted, attention_layout, initial
-from .people import PICTURES, Encoded, cached, people
+from .people import Encoded, cached, people
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,21 @@ class Plan:
     weight_decay: float = 0.01
     earliest: int = 100  # timesteps below are left out: identity is settled at higher noise
     seed: int = 0
+
+
+def share(step: int, steps: int) -> float:
+    """The share of the learning rate that a step takes: up over the first ten, then down to a tenth."""
+    return min(1.0, (step + 1) / 10) * (1 - 0.9 * step / steps)
+
+
+def descend(optimizer, loss, step: int, steps: int) -> None:
+    """One step of an optimizer at its share of the rate it began with."""
+    for group in optimizer.param_groups:
+        group.setdefault("peak", group["lr"])
+        group["lr"] = group["peak"] * share(step, steps)
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    optimizer.step()
 
 
 class Trainer:
@@ -51,12 +66,8 @@ class Trainer:
         first = _resume(population, optimizer, checkpoint)
         with adapted(self.network, population):
             for step in range(first, plan.steps):
-                for group in optimizer.param_groups:
-                    group["lr"] = plan.learning_rate * min(1.0, (step + 1) / 10) * (1 - 0.9 * step / plan.steps)
                 loss = self.loss(population, data, torch.Generator().manual_seed(plan.seed * 1_000_003 + step))
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                optimizer.step()
+                descend(optimizer, loss, step, plan.steps)
                 if (step + 1) % every == 0 or step + 1 == plan.steps:
                     _save(population, optimizer, step + 1, checkpoint)
         return population.flat.detach().cpu()
@@ -66,23 +77,29 @@ class Trainer:
 
         So each identity's gradient is what it would be alone.
         """
-        count, rows = len(data.latents), self.plan.rows
-        picks = torch.rand(count, PICTURES, generator=generator).argsort(dim=1)[:, :rows]
+        (count, pictures), rows = data.latents.shape[:2], self.plan.rows
+        picks = torch.rand(count, pictures, generator=generator).argsort(dim=1)[:, :rows]
         people_ = torch.arange(count)[:, None]
         latents = data.latents[people_, picks].flatten(0, 1).float()
-        contexts = data.contexts[people_, picks].flatten(0, 1).float()
+        contexts = data.contexts[people_, picks].flatten(0, 1).float().to(device())
+        noised, timesteps, noise, alpha = self.noised(latents, generator)
+        target = alpha.sqrt() * noise - (1 - alpha).sqrt() * latents.to(device()) if self.predicts_v else noise
+        error = (self.predict(noised, timesteps, contexts) - target).square().mean((1, 2, 3))
+        return error.view(count, rows).mean(dim=1).sum()
+
+    def noised(self, latents: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+        """Latents (n, 8, 16, 16) at random timesteps: noised, timesteps (n,), the noise, and alpha (n, 1, 1, 1)."""
         low, high = self.plan.earliest, len(self.alphas)
-        places = torch.rand(rows * count, generator=generator)
-        timesteps = (low + (high - low) * places).long()
+        timesteps = (low + (high - low) * torch.rand(len(latents), generator=generator)).long()
         noise = torch.randn(latents.shape, generator=generator)
         alpha = self.alphas[timesteps][:, None, None, None]
         noised = alpha.sqrt() * latents + (1 - alpha).sqrt() * noise
-        inputs = [part.to(device()) for part in (noised, timesteps, contexts, self.vector.expand(len(noised), -1))]
+        return tuple(part.to(device()) for part in (noised, timesteps, noise, alpha))
+
+    def predict(self, noised: torch.Tensor, timesteps: torch.Tensor, contexts: torch.Tensor) -> torch.Tensor:
+        """What the network answers, float32: noise, or v."""
         with torch.autocast(device().type, torch.bfloat16):
-            predicted = self.network(*inputs)
-        target = alpha.sqrt() * noise - (1 - alpha).sqrt() * latents if self.predicts_v else noise
-        error = (predicted.float() - target.to(device())).square().mean((1, 2, 3))
-        return error.view(count, rows).mean(dim=1).sum()
+            return self.network(noised, timesteps, contexts, self.vector.expand(len(noised), -1)).float()
 
 
 def train(generator, count: int, folder: Path, plan: Plan, seconds: float = float("inf")) -> tuple[list, torch.Tensor]:

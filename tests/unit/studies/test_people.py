@@ -38,3 +38,9 @@ def test_labels_follow_the_face(group):
         labels = dict(zip(people.LABELS, one.labels(), strict=True))
         assert labels["sunglasses"] == float(one.face.accessory == "sunglasses")
         assert labels["beard"] + labels["moustache"] == float(one.face.facial_hair != "none")
+
+
+def test_further_scenes_are_of_the_same_person_and_not_trained_on(group):
+    for one in group:
+        assert len(one.further) == people.FURTHER and not set(one.further) & set(one.scenes)
+        assert all(getattr(scene.face, name) == getattr(one.face, name) for scene in one.further for name in IDENTITY)
