@@ -1,111 +1,132 @@
-"""Taps on a U-Net of SD1.5's size with random weights, at 256 pixels on the CPU and 512 on a GPU."""
+"""Taps against the plain evaluation, against what they must copy, and against forward hooks as people write them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
 
 from ..common import host, results
 from ..common.turns import times
+from .networks import Bench
 
-CONFIG = {
-    "image_size": 32, "in_channels": 4, "out_channels": 4, "model_channels": 320, "num_res_blocks": [2, 2, 2, 2],
-    "channel_mult": [1, 2, 4, 4], "transformer_depth": [1] * 6 + [0, 0], "transformer_depth_middle": 1,
-    "transformer_depth_output": [1] * 9 + [0] * 3, "num_heads": 8, "num_head_channels": -1, "context_dim": 768,
-    "use_spatial_transformer": True, "use_linear_in_transformer": False, "legacy": False, "adm_in_channels": None,
-    "use_temporal_attention": False, "use_temporal_resblock": False,
-}  # fmt: skip
 _SIGMA = 0.228147  # the paper's t = 50
-_WHAT = "random weights of SD1.5's size, one evaluation at the paper's t through ComfyUI's sampling path"
 
 
-class Bench:
-    """The model, what is evaluated, and the ways to look inside."""
+def plain(bench: Bench) -> None:
+    """One evaluation through ComfyUI's sampling path."""
+    with torch.inference_mode():
+        host.pack("nodes.host.evaluate").evaluate(bench.model, bench.positive, bench.latent, _SIGMA, 0)
 
-    def __init__(self):
-        self.model = _model()
-        side = 64 if torch.cuda.is_available() else 32
-        generator = torch.Generator().manual_seed(0)
-        self.latent = {"samples": torch.randn(1, 4, side, side, generator=generator)}
-        self.positive = [[torch.randn(1, 77, 768, generator=generator), {}]]
-        self._host = host.pack("nodes.host.evaluate")
-        self._nodes = host.pack("nodes.activations.tapping.nodes")
-        self.entries = host.pack("nodes.activations.catalog").catalog(self.model.model.diffusion_model)
 
-    def chosen(self, preset: str, ids: str = "") -> list:
-        return host.pack("nodes.activations.selection").select(self.entries, preset, ids)
+def tap(bench: Bench, chosen: list):
+    """The same with the pack's tap, as Layer Activation Tap makes it; returns what it kept."""
+    keep = host.pack("nodes.activations.tap").Keep()
+    with torch.inference_mode():
+        draws = host.pack("nodes.activations.tapping.nodes").tap_draws
+        return next(draws(bench.model, bench.positive, bench.latent, _SIGMA, chosen, keep, 0, 1))
 
-    @torch.inference_mode()
-    def plain(self) -> None:
-        self._host.evaluate(self.model, self.positive, self.latent, _SIGMA, 0)
 
-    @torch.inference_mode()
-    def tap(self, chosen: list):
-        keep = host.pack("nodes.activations.tap").Keep()
-        return next(self._nodes.tap_draws(self.model, self.positive, self.latent, _SIGMA, chosen, keep, 0, 1))
+def by_hooks(bench: Bench, chosen: list, kept: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+    """The same with forward hooks that append each feature to a list; ``kept`` is what they append of it."""
+    features: list[torch.Tensor] = []
+    with _hooks(bench.network, chosen, lambda feature: features.append(kept(feature))):
+        plain(bench)
+    return features
 
-    def by_hand(self, chosen: list) -> None:
-        """Forward hooks as one finds them in notebooks: on the modules, each output copied to the CPU as it is."""
-        caught: dict[str, torch.Tensor] = {}
-        with _hooks(self.model.model.diffusion_model, [entry for entry in chosen if entry.module], caught):
-            self.plain()
+
+def as_it_is(feature: torch.Tensor) -> torch.Tensor:
+    """The output itself, as in most code that reads features of diffusers' U-Net: no copy on a CPU or GPU."""
+    return feature.detach()
+
+
+def copied(feature: torch.Tensor) -> torch.Tensor:
+    """A copy on the CPU in the network's own precision, for features that are to outlive the evaluation."""
+    return feature.detach().cpu().clone()
 
 
 def measure(quick: bool) -> dict[str, dict]:
-    """Time over the plain evaluation, turn by turn, and the bytes that a tap keeps."""
-    bench, turns = Bench(), 3 if quick else 7
-    selection = host.pack("nodes.activations.selection")
-    wanted = {
-        "1 activation": bench.chosen(selection.LIST, "up-level1-repeat1-vit-block0-cross-q"),
-        "Ours-v1.5 (4)": bench.chosen("Ours-v1.5"),
-        "the paper's filter (33)": bench.chosen(selection.FILTER),
-        "all but maps (165)": bench.chosen(selection.ALL_BUT_MAPS),
-    }
-    contenders = {"plain": bench.plain}
-    for name, chosen in wanted.items():
-        contenders[f"tap of {name}"] = lambda chosen=chosen: bench.tap(chosen)
-    contenders["hooks by hand, the same 165"] = lambda: bench.by_hand(wanted["all but maps (165)"])
-    measured = times(contenders, turns)
-    numbers = {"plain evaluation": results.bootstrap(measured["plain"], _WHAT, "ms", np.median)}
-    for name, values in measured.items():
-        if name != "plain":
-            what = f"time over the plain evaluation, turn by turn; {_WHAT}"
-            numbers[f"{name} over plain"] = results.bootstrap(values / measured["plain"], what, "times", np.median)
-    for name, chosen in wanted.items():
-        kept = sum(value.numel() * value.element_size() for value in bench.tap(chosen).tensors.values()) / 2**20
-        numbers[f"tap of {name}: kept"] = {"value": kept, "low": kept, "high": kept, "n": 1, "unit": "MiB",
-                                           "what": "counted: float16 on the CPU, and all that is copied"}  # fmt: skip
+    """Times over the plain evaluation, turn by turn, and the bytes that taps keep."""
+    large = "SDXL" if torch.cuda.is_available() else "SDXL with 2 of 10 blocks"
+    numbers = {}
+    for name in ("SD1.5",) if quick else ("SD1.5", large):
+        numbers |= _network(name, 2 if quick else 5)
     return numbers
 
 
-def _model():
-    import comfy.model_management
-    import comfy.model_patcher
-    import comfy.supported_models
+def _network(name: str, turns: int) -> dict[str, dict]:
+    bench, selection = Bench(name), host.pack("nodes.activations.selection")
+    every = bench.chosen(selection.ALL_BUT_MAPS)
+    wanted = {"all but maps": every}
+    if name == "SD1.5":
+        wanted = {"the paper's filter": bench.chosen(selection.FILTER), **wanted}
+    wanted = {f"{told} ({len(chosen)})": chosen for told, chosen in wanted.items()}
+    contenders = {"plain": partial(plain, bench)}
+    contenders |= {f"tap of {told}": partial(tap, bench, chosen) for told, chosen in wanted.items()}
+    whole = list(contenders)[-1]
+    contenders["hooks that append"] = partial(by_hooks, bench, every, as_it_is)
+    contenders["hooks that append copies"] = partial(by_hooks, bench, every, copied)
+    outputs = by_hooks(bench, every, as_it_is)
+    contenders["the copies alone"] = partial(_copies, outputs)
+    measured = times(contenders, turns, alone=True)
+    what = f"random weights, {8 * bench.side} pixels, float32, one evaluation at the paper's t through ComfyUI's path"
+    what += "" if torch.cuda.is_available() else "; processor time, 1 thread"
+    kept = {f"tap of {told}": tap(bench, chosen).tensors for told, chosen in wanted.items()}
+    return _numbers(name, measured, whole, what) | _bytes(name, kept)
 
-    config = comfy.supported_models.SD15(dict(CONFIG))
-    config.set_inference_dtype(torch.float32, None)
-    with torch.inference_mode(False), torch.no_grad():
-        model = config.get_model({}, device="cpu")
-        generator = torch.Generator().manual_seed(0)
-        for name, parameter in model.diffusion_model.named_parameters():
-            if parameter.ndim < 2:
-                parameter.data.fill_(0.0 if name.endswith("bias") else 1.0)
-            else:
-                parameter.data.normal_(generator=generator).div_(parameter[0].numel() ** 0.5)
-    device = comfy.model_management.get_torch_device()
-    return comfy.model_patcher.ModelPatcher(model, load_device=device, offload_device=torch.device("cpu"))
+
+def _numbers(name: str, measured: dict, whole: str, what: str) -> dict[str, dict]:
+    base = measured["plain"]
+    numbers = {f"{name}, plain evaluation": results.bootstrap(base, what, "ms", np.median)}
+    shares = {f"{told} over plain": (values / base, f"time over the plain evaluation, turn by turn; {what}")
+              for told, values in measured.items() if told not in ("plain", "the copies alone")}  # fmt: skip
+    copies = measured["the copies alone"]
+    shares["the copies alone over plain"] = (copies / base, "the same bytes read and kept, without an evaluation")
+    about = "goal: at most 1.05; what a tap costs beside the copy of what it keeps"
+    shares[f"{whole} less its copies, over plain"] = ((measured[whole] - copies) / base, about)
+    hooks = measured["hooks that append copies"]
+    shares[f"hooks that append copies over {whole}"] = (hooks / measured[whole], "the same features, turn by turn")
+    for told, (values, about) in shares.items():
+        numbers[f"{name}, {told}"] = results.bootstrap(values, about, "times", np.median)
+    return numbers
+
+
+def _bytes(name: str, kept: dict[str, dict[str, torch.Tensor]]) -> dict[str, dict]:
+    numbers = {}
+    for told, tensors in kept.items():
+        size = sum(tensor.nbytes for tensor in tensors.values()) / 2**20
+        numbers[f"{name}, {told}: kept"] = {
+            "value": size, "low": size, "high": size, "n": 1, "unit": "MiB",
+            "what": "counted: float16 on the CPU; hooks that copy keep float32",
+        }  # fmt: skip
+    return numbers
+
+
+def _copies(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The copies that a tap makes of these outputs, and nothing else."""
+    stored = host.pack("nodes.activations.features").stored
+    return [stored(output, torch.float16) for output in outputs]
 
 
 @contextmanager
-def _hooks(network: torch.nn.Module, entries: list, caught: dict) -> Iterator[None]:
-    def hook(id_: str):
-        return lambda module, given, output: caught.update({id_: output.detach().cpu().clone()})
+def _hooks(network: torch.nn.Module, entries: list, use: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Forward hooks on the modules of the entries, on their inputs where those are the features."""
 
-    handles = [network.get_submodule(entry.module).register_forward_hook(hook(entry.id)) for entry in entries]
+    def of_output(entry):
+        return lambda module, given, output: use(output[entry.item] if isinstance(output, tuple) else output)
+
+    def of_input(entry):
+        return lambda module, given: use(given[0])
+
+    handles = []
+    for entry in entries:
+        module = network.get_submodule(entry.module)
+        inner = entry.kind == "input" or entry.of_input
+        handles.append(module.register_forward_pre_hook(of_input(entry)) if inner else
+                       module.register_forward_hook(of_output(entry)))  # fmt: skip
     try:
         yield
     finally:

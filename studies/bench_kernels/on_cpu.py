@@ -21,10 +21,10 @@ def measure(quick: bool) -> dict[str, dict]:
             arguments = case.arguments("cpu", torch.float32)
             contenders = {OURS: _call(getattr(kernels, case.operation), arguments)}
             contenders |= {name: _call(other, arguments) for name, other in case.others.items()}
-            with threads(1), torch.no_grad():
-                measured = times(contenders, 3 if quick else 9)
+            with torch.no_grad(), threads(1):
+                measured = times(contenders, 3 if quick else 9, alone=True)
             where = f"{case.operation}, {case.where}, 1 thread"
-            numbers |= told(where, measured, OURS, "float32 input, eager PyTorch")
+            numbers |= told(where, measured, OURS, "float32 input, eager PyTorch, processor time")
     finally:
         kernels.use(before)
     return numbers

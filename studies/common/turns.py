@@ -24,16 +24,22 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def times(contenders: Mapping[str, Callable[[], object]], turns: int) -> dict[str, np.ndarray]:
-    """Milliseconds of each contender's turns, (turns,) each; one turn before them warms up."""
+def times(contenders: Mapping[str, Callable[[], object]], turns: int, alone: bool = False) -> dict[str, np.ndarray]:
+    """Milliseconds of each contender's turns, (turns,) each; one turn before them warms up.
+
+    ``alone``: on a CPU the processor's time on one thread, whoever else uses it; on a GPU it makes no difference.
+    """
+    alone = alone and not torch.cuda.is_available()
+    clock = time.process_time if alone else time.perf_counter
     found: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(turns + 1):
-        for name, contender in contenders.items():
-            gc.collect()
-            started = time.perf_counter()
-            contender()
-            if turn:
-                found[name].append(1000 * (time.perf_counter() - started))
+    with threads(1 if alone else torch.get_num_threads()):
+        for turn in range(turns + 1):
+            for name, contender in contenders.items():
+                gc.collect()
+                started = clock()
+                contender()
+                if turn:
+                    found[name].append(1000 * (clock() - started))
     return {name: np.array(values) for name, values in found.items()}
 
 
