@@ -1,0 +1,1 @@
+"""How fast spaces are built, sliders move, pictures are inverted and populations trained."""
