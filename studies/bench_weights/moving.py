@@ -38,17 +38,17 @@ def measure(moves: int, components: int) -> dict[str, dict]:
 
 
 def _contenders(components: int) -> dict:
-    model, point = sd15_model(), _point(components)
+    model, space = sd15_model(), made_up_space(components)
     import comfy.sd
     import comfy.utils
     from safetensors.torch import save_file
 
     export, patches = host.pack("nodes.weights.lora_export"), host.pack("nodes.host.lora_patches")
     edit = host.pack("nodes.weights.edits").edit
+    point = host.pack("nodes.weights.space").Point(space, space.coefficients[0])
     folder = tempfile.TemporaryDirectory()
     file = Path(folder.name) / "lora.safetensors"
     save_file(export.to_tensors(point.layers()), file)
-    space = point.space
     official, direction = space.basis.T.contiguous(), space.directions["beard"].vector
 
     def ours(strength: float):
@@ -66,14 +66,12 @@ def _contenders(components: int) -> dict:
     return {OURS: ours, STOCK: stock, OFFICIAL: rebuilt}
 
 
-def _point(components: int):
-    """A made-up space with a direction, and a point of it."""
+def made_up_space(components: int):
+    """A space of the SD1.5 layout with random numbers and one direction."""
     spaces, layout = host.pack("nodes.weights.space"), sd15_layout()
     generator = torch.Generator().manual_seed(0)
     basis = torch.randn(components, layout.size, generator=generator) / layout.size**0.5
     mean, deviation = torch.randn(layout.size, generator=generator), torch.rand(layout.size, generator=generator)
     rows = torch.randn(2, components, generator=generator)
-    space = spaces.Space(layout, mean, deviation, basis, rows, ("a", "b"), torch.ones(2))
-    direction = spaces.Direction(torch.randn(components, generator=generator), 1.0)
-    space = space.with_directions({"beard": direction})
-    return spaces.Point(space, rows[0])
+    space = spaces.Space(layout, 0.01 * mean, 0.01 * deviation, basis, rows, ("a", "b"), torch.ones(2))
+    return space.with_directions({"beard": spaces.Direction(torch.randn(components, generator=generator), 1.0)})

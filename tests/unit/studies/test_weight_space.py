@@ -71,3 +71,10 @@ def test_pencil_drawings_are_paler(comfy):
     assert drawn.shape == plain.shape and drawn.dtype == np.uint8
     assert (styles.saturation(drawn) < 0.5 * styles.saturation(plain)).all()
     assert styles.share(drawn)["value"] == 1.0 and styles.share(plain)["value"] == 0.0
+
+
+def test_the_benchmark_builds_spaces_of_the_real_layout(comfy):
+    from studies.bench_weights import building, network
+
+    assert network.sd15_layout().size == 99_648
+    assert building.build_with("this pack", 4)["seconds"] > 0

@@ -1,0 +1,40 @@
+"""W2W Invert on SD1.5 in its real size (random weights, 512 pixels): seconds a step and peak memory of the process."""
+
+from __future__ import annotations
+
+import resource
+import time
+
+import numpy as np
+import torch
+
+from ..common import host, results
+from .moving import made_up_space
+from .network import sd15_model
+
+
+def measure(steps: int, components: int) -> dict[str, dict]:
+    """bfloat16 with gradient checkpointing, the node's defaults."""
+    model, space = sd15_model(torch.bfloat16, filled=True), made_up_space(components)
+    train, inversion = host.pack("nodes.host.train"), host.pack("nodes.weights.inversion")
+    nodes = host.pack("nodes.weights.inverting.nodes")
+    draws = torch.Generator().manual_seed(0)
+    latent = torch.randn(1, 4, 64, 64, generator=draws)
+    condition = [[torch.randn(1, 77, 768, generator=draws), {}]]
+    seconds: list[float] = []
+    with torch.inference_mode(False):
+        made = inversion.Model(space, torch.zeros(0), components)
+        run = inversion.Inversion(made, inversion.Recipe(steps=steps))
+
+        def work(session) -> None:
+            began = [time.perf_counter()]
+            run.run(session, None, lambda done: began.append(time.perf_counter()))
+            seconds.extend(np.diff(began))
+
+        train.run(model, nodes.functions(model, made), [latent], [condition], work, checkpointing=True)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    what = f"one picture of 512 pixels, {components} coefficients, bfloat16, gradient checkpointing"
+    return {
+        "SD1.5 inversion, a step": results.bootstrap(np.array(seconds), what, "s", np.median),
+        "SD1.5 inversion, peak memory": results.bootstrap(np.array([peak]), "of the whole process", "GB"),
+    }
