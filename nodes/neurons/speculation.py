@@ -18,6 +18,7 @@ decisions no seed does. `python run.py bench neurons` tells whether that happens
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -26,6 +27,8 @@ from .evaluation import CLOSE, Evaluator
 from .localization import Chosen, Keep, dropped
 
 _FEWEST_AHEAD, _MOST_AHEAD = 2, 32
+#: Weight of the newest decision in running shares.
+_NEW = 0.1
 #: After how many drops all seeds are looked at, at first and at most.
 _UNSEEN, _MOST_UNSEEN = 16, 64
 
@@ -64,15 +67,26 @@ class _Try:
 
 @dataclass
 class _Guesses:
-    """Guesses which units may go, from how much the bound rose without each; where not known, as the last one did."""
+    """Guesses which units may go, from how much the bound rose without each; where not known, as most of late."""
 
     threshold: float
     rises: dict[int, float] = field(default_factory=dict)
-    last: bool = True
+    going: float = 1.0  # running share of units that may go
+    right: float = 0.7  # running share of right guesses
 
     def may_go(self, unit: int, bound: float | None) -> bool:
         """Whether the bound probably stays below the threshold without a unit too."""
-        return bound + self.rises[unit] < self.threshold if unit in self.rises else self.last
+        return bound + self.rises[unit] < self.threshold if unit in self.rises else self.going > 0.5
+
+    @property
+    def ahead(self) -> int:
+        """How many guesses to follow: a call costs about as much as a row, so that rows are wasted where they fail."""
+        return min(max(round(math.sqrt(2 / max(1 - self.right, 0.001))), _FEWEST_AHEAD), _MOST_AHEAD)
+
+    def decided(self, guess: bool, goes: bool) -> None:
+        """Count a decision."""
+        self.going += _NEW * (goes - self.going)
+        self.right += _NEW * ((guess == goes) - self.right)
 
     def learn(self, bound: float, tried: list[_Try]) -> None:
         """Take from bounds along the guesses, which began at ``bound``, what each unit adds."""
@@ -84,7 +98,6 @@ class _Guesses:
 class _Search:
     def __init__(self, evaluator: Evaluator, threshold: float, keep: Keep):
         self._evaluator, self._threshold, self._keep = evaluator, threshold, keep
-        self._ahead = _FEWEST_AHEAD
 
     def drop(self, left: Chosen, units: list[Unit]) -> Chosen:
         """Drop each unit in turn that may go; all seeds agree with what is left."""
@@ -97,8 +110,9 @@ class _Search:
                 if self._agree(state):
                     agreed = state = replace(state, unseen=0)
                     at_most = min(2 * at_most, _MOST_UNSEEN)
-                else:  # bounds of other seeds rise otherwise
-                    state, guesses, at_most = replace(agreed, bound=None), _Guesses(self._threshold), _UNSEEN
+                else:  # other seeds' bounds rise differently
+                    state, at_most = replace(agreed, bound=None), _UNSEEN
+                    guesses.rises.clear()
             self._keep(agreed.left)
         return agreed.left
 
@@ -115,17 +129,17 @@ class _Search:
         guesses.learn(state.bound, tried)
         decided = 0
         for one in tried:
-            guesses.last, decided = self._below(one), decided + 1
-            if guesses.last:
+            goes, decided = self._below(one), decided + 1
+            guesses.decided(one.guess, goes)
+            if goes:
                 state = _State(dropped(state.left, units[one.unit]), one.unit, one.bound, state.unseen + 1)
-            if guesses.last != one.guess:
+            if goes != one.guess:
                 break
-        self._ahead = min(2 * self._ahead, _MOST_AHEAD) if decided == len(tried) else max(decided, _FEWEST_AHEAD)
         return replace(state, next=tried[decided - 1].unit + 1)
 
     def _guessed(self, state: _State, units: list[Unit], guesses: _Guesses) -> list[_Try]:
         """The next units with the sets that the rule asks for if the guesses are right."""
-        ahead = 1 if self._evaluator.bounds_are_exact else self._ahead
+        ahead = 1 if self._evaluator.bounds_are_exact else guesses.ahead
         tried, left, bound = [], state.left, state.bound
         for unit in range(state.next, min(state.next + ahead, len(units))):
             without, goes = dropped(left, units[unit]), guesses.may_go(unit, bound)

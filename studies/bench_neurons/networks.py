@@ -18,6 +18,7 @@ class Case:
     name: str
     model: object
     conditioning: list
+    negative: list
     layers: list
     shape: tuple[int, int, int]
     z: list[torch.Tensor]
@@ -54,8 +55,9 @@ def random_sd15(channels: int, side: int, outliers: int, threshold: float, seed:
     layers = pack.choose(pack.value_layers(model.diffusion_model), "down, middle")
     z = _outliers(layers, outliers, generator)
     activations = [torch.rand(layer.width, generator=generator) for layer in layers]
-    text = [[torch.randn(1, 77, 768, generator=generator), {}]]
-    return Case(f"random SD1.5, {channels} channels, latent {side}", patcher, text, layers, (4, side, side), z,
+    text, empty = ([[torch.randn(1, 77, 768, generator=generator), {}]] for _ in range(2))
+    return Case(f"random SD1.5, {channels} channels, latent {side}", patcher, text, empty, layers,
+                (4, side, side), z,
                 activations, threshold)  # fmt: skip
 
 
@@ -84,4 +86,6 @@ def demo(seeds: int) -> Case:
     z = [statistics.z(layer.path, values) for layer, values in zip(layers, activations, strict=True)]
     normal = [score for score, _ in world.scores(world.ordinary)]
     threshold = host.pack("nodes.neurons.calibration").threshold(normal).value
-    return Case("demo model", world.model, conditioning, layers, (8, 16, 16), z, activations, threshold)
+    return Case(
+        "demo model", world.model, conditioning, world.encode(""), layers, (8, 16, 16), z, activations, threshold
+    )

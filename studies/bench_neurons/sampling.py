@@ -6,14 +6,32 @@ import time
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..common import host, results
+from ..world import captions
+from ..world.scenes import random_scene
 from . import networks
 
+_STEPS, _CFG = 2, 7.0
+_SAMPLES = 10_000
 
-def measure(quick: bool) -> dict[str, dict]:
-    """Added multiplications and the paired share of time of a mask on every searched layer; prompts a second."""
+
+class _Operations(TorchDispatchMode):
+    """Counts the tensor operations that PyTorch runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def measure(quick: bool, demo: bool) -> dict[str, dict]:
+    """Operations and time that a mask on every searched layer adds to sampling; statistics of captions, from text."""
     case = networks.random_sd15(64, 32, 16, 0.9)
     mask = host.pack("nodes.neurons.mask")
     scales = mask.of_neurons((layer.path, index) for layer in case.layers for index in range(4))
@@ -22,43 +40,78 @@ def measure(quick: bool) -> dict[str, dict]:
     shares = []
     with torch.inference_mode():
         for model in (case.model, masked):
-            _seconds(model, case)
-        for turn in range(4 if quick else 20):
+            _sample(model, case)
+        for turn in range(6 if quick else 60):
             first, second = (case.model, masked) if turn % 2 else (masked, case.model)
             times = {id(model): _seconds(model, case) for model in (first, second)}
             shares.append(times[id(masked)] / times[id(case.model)] - 1)
-        with FlopCounterMode(display=False) as counter:
-            _seconds(case.model, case)
-    added = sum(77 * layer.width for layer in case.layers)
-    total = counter.get_total_flops() / 2
-    return {
-        "mask: added time": results.bootstrap(100 * np.array(shares), "paired, a call with the mask over one "
-                                                                      "without", "%",
-                                              np.median),
-        "mask: added multiplications": {"value": 100 * added / total, "low": 100 * added / total,
-                                        "high": 100 * added / total, "n": 1, "unit": "%",
-                                        "what": "of the network's, for one row with every searched layer masked"},
-        **_statistics(case, 256 if quick else 10_000),
+    numbers = {
+        "mask: added time": results.bootstrap(
+            100 * np.array(shares), "median over pairs of runs of KSampler, CFG 7, with the mask over without", "%",
+            np.median,
+        ),
+        **_operations(case, masked),
     }  # fmt: skip
+    return numbers | (_statistics(256 if quick else _SAMPLES) if demo else {})
+
+
+def _operations(case: networks.Case, masked) -> dict[str, dict]:
+    """Counted, so without an interval."""
+    counts = []
+    with torch.inference_mode():
+        for model in (case.model, masked):
+            with _Operations() as operations:
+                _sample(model, case)
+            counts.append(operations.count)
+        with FlopCounterMode(display=False) as counter:
+            _sample(case.model, case)
+    calls = _STEPS * 2  # positive and negative rows
+    multiplied = calls * sum(77 * layer.width for layer in case.layers)
+    added = (counts[1] - counts[0]) / _STEPS / len(case.layers)
+    return {
+        "mask: added operations": _one(
+            added, "operations", "PyTorch operations a masked layer and call of the network"
+        ),
+        "mask: added share of operations": _one(100 * (counts[1] / counts[0] - 1), "%", f"of {counts[0]} operations"),
+        "mask: added multiplications": _one(200 * multiplied / counter.get_total_flops(), "%", "of the network's own"),
+    }
+
+
+def _sample(model, case: networks.Case) -> None:
+    import comfy.sample
+
+    noise = torch.randn(1, *case.shape, generator=torch.Generator().manual_seed(0))
+    comfy.sample.sample(
+        model, noise, _STEPS, _CFG, "euler", "normal", case.conditioning, case.negative, torch.zeros_like(noise),
+        disable_pbar=True, seed=0,
+    )  # fmt: skip
 
 
 def _seconds(model, case: networks.Case) -> float:
     begun = time.perf_counter()
-    host.pack("nodes.host.first_step").at_first_step(
-        model, case.conditioning, case.shape, 961, lambda predict: predict(torch.zeros(1, *case.shape))
-    )
+    _sample(model, case)
     return time.perf_counter() - begun
 
 
-def _statistics(case: networks.Case, count: int) -> dict[str, dict]:
-    """Reading the values of text embeddings that are there already; encoding the texts is ComfyUI's own."""
-    statistics, values = host.pack("nodes.neurons.statistics"), host.pack("nodes.host.value_answers")
-    paths, batch = [layer.path for layer in case.layers], torch.randn(32, 77, 768)
-    merged, begun = None, time.perf_counter()
-    with torch.inference_mode():
-        for _ in range(max(count // 32, 1)):
-            part = statistics.Statistics(32, statistics.measure(values.answers(case.model, batch, paths)))
-            merged = part if merged is None else statistics.merge(merged, part)
-    pace = merged.count / (time.perf_counter() - begun)
-    return {"statistics: prompts a second": {"value": pace, "low": pace, "high": pace, "n": merged.count,
-                                             "unit": "prompts/s", "what": "of embeddings given"}}  # fmt: skip
+def _statistics(count: int) -> dict[str, dict]:
+    """Neuron Statistics as the canvas runs it: texts encoded, values read, moments merged."""
+    from ..neurons.world import World
+
+    world, rng = World(seeds=2, ordinary=2), np.random.default_rng(5)
+    texts = [captions.caption(random_scene(rng), rng) for _ in range(count)]
+    begun = time.perf_counter()
+    found, *_ = world.run("NeuronStatistics", model=world.model, clip=world.clip, prompts="\n".join(texts), file="",
+                          layers="down, middle, up", save_as="")  # fmt: skip
+    seconds = time.perf_counter() - begun
+    return {
+        "statistics: seconds": _one(
+            seconds, "s", f"Neuron Statistics of {found.count} captions, demo model, all layers"
+        ),
+        "statistics: prompts a second": _one(
+            found.count / seconds, "prompts/s", "of that run, its text encoder included"
+        ),
+    }
+
+
+def _one(value: float, unit: str, what: str) -> dict:
+    return {"value": float(value), "low": float(value), "high": float(value), "n": 1, "unit": unit, "what": what}
