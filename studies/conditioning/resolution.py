@@ -24,13 +24,14 @@ def measure(quick: bool) -> dict[str, dict]:
             made = pictures.painted(generator, prompts, model, side=side, batch=8)
             label = f"{name}, {mode}"
             numbers[f"{label}: captions obeyed"] = results.bootstrap(
-                pictures.obeyed(network, _shrunk(made), asked), "share of asked attributes that the judge finds",
+                pictures.obeyed(network, shrunk(made), asked), "share of asked attributes that the judge finds",
                 "share")  # fmt: skip
             numbers[f"{label}: contrast"] = results.bootstrap(
                 made.reshape(len(made), -1).std(1), "deviation of all values of a picture", "levels")
     return numbers
 
 
-def _shrunk(made: np.ndarray) -> np.ndarray:
+def shrunk(made: np.ndarray) -> np.ndarray:
+    """Pictures uint8 (N, side, side, 3) brought to the trained size by averaging."""
     return np.stack([np.asarray(Image.fromarray(picture).resize((TRAINED, TRAINED), Image.Resampling.BOX))
                      for picture in made])  # fmt: skip

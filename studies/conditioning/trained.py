@@ -1,11 +1,13 @@
-"""Small models trained with constant metadata and with the cosine gate: the paper's comparison, at equal steps.
+"""Small models trained with constant metadata and with the cosine gate, and with copies of the prompt as padding.
 
-Low-level metadata (size) enters as gamma(t) E_l(size), added to the time embedding; high-level metadata (crop, mirror)
-enters ungated, as in arXiv 2411.03177 as far as its formula is known to us.
+The paper's comparisons, at equal steps. Low-level metadata (size) enters as gamma(t) E_l(size), added to the time
+embedding; high-level metadata (crop, mirror) enters ungated, as in arXiv 2411.03177 as far as its formula is known to
+us. The models with noisy copies in place of the text model's own padding have the constant weight.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from itertools import pairwise
@@ -21,12 +23,14 @@ from ..common.training import Plan, device, reset_parameters, train
 from ..world import dataset, judge
 from ..world.measure import sharpness
 from ..world.scenes import Metadata, render
-from . import pictures
+from . import padding, pictures
 
 FOLDER, WORLD = host.ROOT / ".cache" / "conditioning", host.ROOT / ".cache" / "world"
 PICTURES, BATCH, NO_CAPTION, CFG, STEPS = 3_000, 24, 0.1, 3.0, 20
 #: Exponents of the cosine; 0 is the constant weight of the paper's baseline.
 EXPONENTS, SEEDS = (0.0, 2.0, 8.0), (11, 12)
+#: Noise on the copies that pad, in deviations of the prompt's tokens; drawn once for each caption.
+STRENGTH = 0.02
 _FEATURES = 64
 _NETWORK = {
     "image_size": 16, "in_channels": 8, "out_channels": 8, "model_channels": 32, "channel_mult": (1, 2, 2),
@@ -75,6 +79,14 @@ class Data:
             _encode(generator, np.concatenate([shard["pictures"] for shard in shards]), texts, cache)
         state = torch.load(cache, weights_only=True)
         self.latents, self.context, self.nothing = state["latents"], state["context"], state["nothing"]
+        self.texts = texts
+
+    def repadded(self, generator) -> Data:
+        """The same with noisy copies of each caption as its padding."""
+        made = copy.copy(self)
+        made.context = torch.cat(padding.repadded(generator, self.texts, "noisy copies", STRENGTH)).half()
+        made.folder = self.folder / "repadded"
+        return made
 
     def batch(self, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
         """Latents, timesteps, encoded captions and metadata."""
@@ -152,27 +164,39 @@ def sampled(network: Denoiser, generator, context: torch.Tensor, nothing: torch.
 
 
 def measure(quick: bool) -> dict[str, dict]:
-    """Content change with the asked size, size obeyed, captions obeyed and Frechet distance for every exponent."""
+    """Content change with the asked size, size obeyed, captions obeyed and Frechet distance for every model."""
     generator, network = pictures.load()
     data = Data(generator, 500 if quick else PICTURES)
     asked = pictures.scenes(16 if quick else 64)
-    context = torch.cat(pictures.encoded(generator, pictures.texts(asked)))
+    texts = pictures.texts(asked)
+    context = torch.cat(pictures.encoded(generator, texts))
     real = judge.read(network, np.stack([render(scene) for scene in pictures.scenes(200 if quick else 600)]))[1]
     numbers = {}
-    for exponent in EXPONENTS[::2] if quick else EXPONENTS:
+
+    def measured(name: str, data: Data, exponent: float, context: torch.Tensor) -> None:
         pairs = []
         for seed in SEEDS[:1] if quick else SEEDS:
             made = trained(data, exponent, seed, 60 if quick else 900)
             pairs.append([sampled(made, generator, context, data.nothing, side) for side in (Metadata().original, 32)])
         full, blurred = (np.concatenate(part) for part in zip(*pairs, strict=True))
-        name = "constant" if exponent == 0 else f"cosine {exponent:g}"
-        numbers |= pictures.content_change(network, full, blurred, name)
-        numbers[f"{name}: blur"] = results.bootstrap(
-            sharpness(blurred) / sharpness(full), "sharpness at size 32 over 128", "ratio")
-        numbers[f"{name}: captions obeyed"] = results.bootstrap(
-            pictures.obeyed(network, full, asked * len(pairs)), "share of asked attributes found at size 128", "share")
-        numbers[f"{name}: Frechet distance"] = results.bootstrap(
-            judge.read(network, full)[1], f"{len(full)} pictures of {len(pairs)} seeds against {len(real)} renders in "
-            "judge features; a resampled set repeats members, so the interval lies above the value", "distance",
-            lambda rows: frechet(rows, real), draws=40)
+        numbers.update(_scores(name, network, real, full, blurred, asked * len(pairs)))
+
+    for exponent in EXPONENTS[::2] if quick else EXPONENTS:
+        measured("constant" if exponent == 0 else f"cosine {exponent:g}", data, exponent, context)
+    rows = torch.cat(padding.repadded(generator, texts, "noisy copies", STRENGTH))
+    measured("constant, padded with noisy copies", data.repadded(generator), 0.0, rows)
+    return numbers
+
+
+def _scores(name: str, network, real: np.ndarray, full: np.ndarray, blurred: np.ndarray, asked: list) -> dict:
+    """What is measured on pictures of both sides, against the features of renders."""
+    numbers = pictures.content_change(network, full, blurred, name)
+    numbers[f"{name}: blur"] = results.bootstrap(
+        sharpness(blurred) / sharpness(full), "sharpness at size 32 over 128", "ratio")
+    numbers[f"{name}: captions obeyed"] = results.bootstrap(
+        pictures.obeyed(network, full, asked), "share of asked attributes found at size 128", "share")
+    numbers[f"{name}: Frechet distance"] = results.bootstrap(
+        judge.read(network, full)[1], f"{len(full)} pictures against {len(real)} renders in judge features; a "
+        "resampled set repeats members, so the interval lies above the value", "distance",
+        lambda rows: frechet(rows, real), draws=40)
     return numbers

@@ -35,4 +35,28 @@ def test_pictures_brought_to_a_few_pixels(study):
     made = np.zeros((2, 256, 256, 3), np.uint8)
     made[:, 128:] = 200
     assert pictures.small(made)[0, 7].max() == 0 and pictures.small(made)[0, 8].min() == 200
-    assert resolution._shrunk(made).shape == (2, 128, 128, 3)
+    assert resolution.shrunk(made).shape == (2, 128, 128, 3)
+
+
+def test_fine_tuning_sees_the_noise_that_the_rescaled_sampler_draws(study):
+    from studies.conditioning import tuned
+
+    latents, noise = torch.full((2, 1, 1, 1), 3.0), torch.full((2, 1, 1, 1), -1.0)
+    alpha = torch.tensor([0.9, 0.01])
+    inputs, velocity = tuned.noised(latents, noise, alpha, 2.0)
+    sigma = 2 * ((1 - alpha) / alpha).sqrt()[:, None, None, None]
+    scaled = (latents + sigma * noise) / (sigma.square() + 1).sqrt()  # as ComfyUI scales a sampler's input
+    assert torch.allclose(inputs, scaled, atol=1e-6)
+    denoised = scaled / (sigma.square() + 1).sqrt() - velocity * sigma / (sigma.square() + 1).sqrt()
+    assert torch.allclose(denoised, latents, atol=1e-4)
+
+
+def test_the_place_of_a_person_on_a_plain_ground(study):
+    import numpy as np
+
+    from studies.conditioning import crop
+
+    made = np.full((2, 128, 128, 3), 150, np.uint8)
+    made[0, 60:100, 20:41] = 20
+    made[1, 60:100, 70:91] = 250
+    assert crop.place(made).tolist() == [30.0, 80.0]
