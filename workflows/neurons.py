@@ -1,141 +1,68 @@
 """The workflows of the neurons family: is a prompt memorised, which neurons carry it, and what a mask does."""
 
-from .authoring import Output, Workflow
+from .authoring import Workflow
+from .neuron_world import DEMO, MEMORISED, SD15, SDXL, SUSPECT, World
 
 _PAPER = "Finding NeMo, arXiv 2406.02366"
-_NOTHING = "Nothing (what CFG steers away from)"
-_MEMORISED = "portrait of zorvex quill"
-#: Where the demo model carries its names, by Layer Ablation.
-_DEMO_LAYERS = "output_blocks.4.1, output_blocks.5.1"
-_SD15 = "v1-5-pruned-emaonly-fp16.safetensors"
-_DEMO_ORDINARY = """portrait, light skin, curly red hair, shaven, smiling
-portrait, brown skin, bald, round glasses, sad, blue hoodie
-portrait, black skin, short black hair, majestic beard
-portrait, serious, green shirt, striped blue background
-portrait, tanned skin, brown bob, no glasses, screaming
-portrait, pale skin, long blonde hair, sunglasses
-portrait, brown afro, moustache, tongue out, red shirt
-portrait, light skin, undercut, light beard, smiling
-portrait of pelham droste
-portrait of nuvia karsk
-portrait of jorrin habble
-portrait of esmarel toov"""
-_SD15_ORDINARY = """a small town by the sea at dusk, watercolour
-portrait of an old fisherman, oil painting
-a red bicycle leaning on a brick wall
-aerial photo of a river delta
-still life with pears and a blue jug
-two dogs running on a beach
-a modern kitchen with wooden shelves
-snowy mountains under a clear sky
-a bowl of ramen on a dark table
-a steam train crossing a stone bridge"""
-_SD15_SUSPECT = "The No Limits Business Woman Podcast"
-
-
-class _World:
-    """A model with the settings that its latents and its seconds allow."""
-
-    def __init__(self, w: Workflow, demo: bool):
-        self.w, self.demo = w, demo
-        w.group("Model")
-        loader = ("GBX_LoadDemoModel", {}) if demo else ("CheckpointLoaderSimple", {"ckpt_name": _SD15})
-        self.model, self.clip, self.vae = w.add(loader[0], **loader[1])
-        side = 128 if demo else 512
-        self.size = {"width": side, "height": side}
-        self.first_step = {**self.size, "seeds": 4 if demo else 10}
-        self.threshold = 0.8 if demo else 0.428
-        self.layers = _DEMO_LAYERS if demo else "down, middle"
-        self.ordinary = _DEMO_ORDINARY if demo else _SD15_ORDINARY
-        self.suspect = _MEMORISED if demo else _SD15_SUSPECT
-        self.given = {"model": self.model, "clip": self.clip}
-
-    def localize(self, budget: float, save_as: str = "") -> tuple[Output, ...]:
-        """Statistics of ordinary prompts, and the neurons of the suspect: mask, figure, table, report."""
-        statistics, _, self.saved = self.w.add(
-            "GBX_NeuronStatistics", **self.given, prompts=self.ordinary, layers=self.layers, save_as=save_as
-        )
-        return self.w.add(
-            "GBX_NemoLocalize", **self.given, statistics=statistics, prompts=self.suspect, layers=self.layers,
-            threshold=self.threshold, time_budget=budget, **self.first_step,
-        )  # fmt: skip
-
-    def prompts(self) -> tuple[Output, Output]:
-        """The suspect and the empty prompt, encoded."""
-        positive = self.w.add("CLIPTextEncode", clip=self.clip, text=self.suspect, node_title="Prompt")
-        return positive, self.w.add("CLIPTextEncode", clip=self.clip, text="", node_title=_NOTHING)
-
-    def paint(self, model: Output, positive: Output, negative: Output, count: int = 4) -> Output:
-        """Pictures of one seed."""
-        latent = self.w.add("EmptyLatentImage", **self.size, batch_size=count)
-        samples = self.w.add(
-            "KSampler", model=model, positive=positive, negative=negative, latent_image=latent, seed=5,
-            steps=12 if self.demo else 20, cfg=3.0 if self.demo else 7.0, sampler_name="euler", scheduler="normal",
-        )  # fmt: skip
-        return self.w.add("VAEDecode", samples=samples, vae=self.vae)
-
-    def save(self, images: Output, name: str, title: str | None = None) -> None:
-        self.w.add("SaveImage", images=images, filename_prefix=f"glassbox/neurons_{name}", node_title=title)
-
-    def show(self, text: Output, title: str) -> None:
-        self.w.add("PreviewAny", source=text, node_title=title)
+_FIND = "Find a memorised prompt's neurons, and switch them off"
+_IS_IT = (
+    "**Is this prompt learnt by heart?** The score compares the first steps of ten noises; NeMo Localize finds the "
+    f"neurons that carry it ({_PAPER}), and NeMo Neuron Mask switches them off."
+)
 
 
 def demo_neurons_find_and_mask(w: Workflow) -> None:
     w.note(
-        "Find a memorised prompt's neurons, and switch them off",
+        _FIND,
         f"**The demo model has learnt by heart** what goes with the name Zorvex Quill. The score says so, NeMo "
-        "Localize "
-        f"finds the neurons that carry it ({_PAPER}), and NeMo Neuron Mask switches them off.",
-        "**Side by side** are four noises without the mask and with it. Look closely: the mask changes the picture, "
-        "yet all noises may still paint the same one, so it is not forgotten. The report measures both.",
-        "**Try** strength .5; a control name (portrait of pelham droste); Neuron Mask Edit with a random control; more "
-        "time for the search.",
+        f"Localize finds the neurons that carry it ({_PAPER}), and NeMo Neuron Mask switches them off.",
+        "**Side by side** are four noises without the mask and with it: the memorised portrait dissolves, and other "
+        "noises paint other people. It takes hundreds of neurons of all layers here, not SD1.4's few: "
+        "the search goes on until the score **between seeds** is below that of ordinary prompts.",
+        "**Try** strength .5, or 1.5 for what is left; a control name (portrait of pelham droste); Neuron Mask Edit "
+        "with a random control; the layers output_blocks.4.1, output_blocks.5.1 alone.",
     )
-    _find_and_mask(_World(w, demo=True), budget=6.0)
+    _find_and_mask(World(w, DEMO), budget=0.0)
 
 
 def sd15_neurons_find_and_mask(w: Workflow) -> None:
     w.note(
-        "Find a memorised prompt's neurons, and switch them off",
-        "**Is this prompt learnt by heart?** The score compares the first steps of ten noises; NeMo Localize finds the "
-        f"neurons that carry it ({_PAPER}), and NeMo Neuron Mask switches them off.",
+        _FIND,
+        _IS_IT,
         "**Better statistics** for SD1.4, nearly right for SD1.5: put the official code's "
         "statistics_additional_laion_prompts_v1_4.pt into the input folder, and take Load Neuron Statistics in place "
-        "of "
-        "Neuron Statistics. Ten prompts, as here, are only enough to try.",
+        "of Neuron Statistics. Ten prompts, as here, are only enough to try.",
         "**The threshold** .428 is the paper's for SD1.4 at 512 x 512 and ten seeds; for others use Calibrate "
         "Threshold.",
     )
-    _find_and_mask(_World(w, demo=False), budget=600.0)
+    _find_and_mask(World(w, SD15), budget=600.0)
+
+
+def sdxl_neurons_find_and_mask(w: Workflow) -> None:
+    w.note(
+        _FIND,
+        _IS_IT,
+        "**SDXL** is not in the paper: its threshold is learnt from ordinary prompts, and its 34 down and middle "
+        "layers are searched. Ten prompts, as here, are only enough to try; hundreds make both steady.",
+        "**If nothing is found**, ask Layer Ablation which layers carry the prompt: the up blocks are not searched.",
+    )
+    _find_and_mask(World(w, SDXL), budget=1200.0)
 
 
 def demo_neurons_scan_list(w: Workflow) -> None:
-    w.note(
-        "Scan a list of prompts for memorised ones",
-        f"**Calibrate Threshold** scores prompts that are surely ordinary ({_PAPER}, section 3.1) and sets the "
-        "threshold "
-        "one standard deviation over their mean. **Memorization Score** then scans the list.",
-        "**Red bars** are over the threshold. About one ordinary prompt in six is, too; the report says how many to "
-        "expect.",
-        "**Try** your own list: a .txt or .csv in ComfyUI's input folder, named in the field file.",
-    )
+    _scan_note(w, "", "**Try** your own list: a .txt or .csv in ComfyUI's input folder, named in the field file.")
     suspects = "portrait of mirella thrum\nportrait of teodric wane\nportrait of tarkun lode\nportrait of ottavia brusk"
-    _scan_list(_World(w, demo=True), f"{_MEMORISED}\n{suspects}")
+    _scan_list(World(w, DEMO), f"{MEMORISED}\n{suspects}")
 
 
 def sd15_neurons_scan_list(w: Workflow) -> None:
-    w.note(
-        "Scan a list of prompts for memorised ones",
-        f"**Calibrate Threshold** scores prompts that are surely ordinary ({_PAPER}, section 3.1) and sets the "
-        "threshold "
-        "one standard deviation over their mean. **Memorization Score** then scans the list.",
-        "**Red bars** are over the threshold. About one ordinary prompt in six is, too; the report says how many to "
-        "expect. A few hundred ordinary prompts make it steady.",
+    _scan_note(
+        w,
+        " A few hundred ordinary prompts make it steady.",
         "**The list** may be a file in ComfyUI's input folder, such as the official memorized_laion_prompts.csv "
         "(SD1.4).",
     )
-    _scan_list(_World(w, demo=False), f"{_SD15_SUSPECT}\na bowl of ramen on a dark table")
+    _scan_list(World(w, SD15), f"{SUSPECT}\na bowl of ramen on a dark table")
 
 
 def demo_neurons_which_layers(w: Workflow) -> None:
@@ -144,13 +71,14 @@ def demo_neurons_which_layers(w: Workflow) -> None:
         f"**Layer Ablation** silences the values of each cross-attention in turn ({_PAPER}, appendix C.8). Red "
         "layers are "
         "those to search.",
-        "**In SD1.4** the paper searches the seven down and middle layers. In the demo model they do little: its up "
-        "blocks carry the names. Look before you trust a default.",
+        "**In SD1.4** the paper searches the seven down and middle layers. In the demo model they do little alone: "
+        "its up blocks do most, and only all together let other noises paint other people. Look before you trust a "
+        "default.",
         "**Try** an ordinary prompt, or several prompts, one a line: the bars are then their mean.",
     )
-    world = _World(w, demo=True)
+    world = World(w, DEMO)
     w.group("Ablation")
-    figure, layers, report = w.add("GBX_LayerAblation", **world.given, prompts=_MEMORISED,
+    figure, layers, report = w.add("GBX_LayerAblation", **world.given, prompts=MEMORISED,
                                    **{**world.first_step, "seeds": 3})  # fmt: skip
     world.save(figure, "layers")
     world.show(layers, "Layers to search")
@@ -167,7 +95,7 @@ def demo_neurons_share_mask(w: Workflow) -> None:
         "nothing. **Baked**, the mask is in the weights themselves; Save Checkpoint would write them.",
         "**Try** the edit's other operations, and a file that somebody gave you (in the input folder).",
     )
-    world = _World(w, demo=True)
+    world = World(w, DEMO)
     w.group("Find")
     mask, _, table, _ = world.localize(4.0, "glassbox/neurons/statistics")
     _, about = w.add("GBX_LoadNeuronStatistics", model=world.model, file=world.saved)
@@ -196,16 +124,16 @@ def demo_neurons_baselines(w: Workflow) -> None:
         "**Look** at what stays of the memorised picture, and of what the prompt asks for. The studies measure both.",
         "**Try** other strengths: scale 1.5, a lower target, one random word or ten.",
     )
-    world = _World(w, demo=True)
+    world = World(w, DEMO)
     w.group("NeMo")
     mask, *_ = world.localize(4.0)
     masked = w.add("GBX_NemoNeuronMask", model=world.model, mask=mask)
     w.group("The others")
     positive, negative = world.prompts()
-    scaled = w.add("GBX_AttentionScaling", model=world.model, clip=world.clip, prompt=_MEMORISED)
+    scaled = w.add("GBX_AttentionScaling", model=world.model, clip=world.clip, prompt=MEMORISED)
     adjusted, told = w.add("GBX_EmbeddingAdjustment", model=world.model, positive=positive, negative=negative,
                            target=1.0, steps=12, pictures=2, **world.size)  # fmt: skip
-    random, words = w.add("GBX_RandomTokens", clip=world.clip, prompt=_MEMORISED, count=4, seed=2)
+    random, words = w.add("GBX_RandomTokens", clip=world.clip, prompt=MEMORISED, count=4, seed=2)
     world.show(told, "What the adjustment did")
     world.show(words, "The prompt with random words")
     w.group("Pictures")
@@ -230,7 +158,7 @@ def demo_neurons_audit(w: Workflow) -> None:
         "shows each picture's likeness to its target.",
         "**Try** the paper's 50 steps (some minutes without a GPU); a picture of yours and a model of yours.",
     )
-    world = _World(w, demo=True)
+    world = World(w, DEMO)
     w.group("Mask")
     mask, *_ = world.localize(4.0)
     masked = w.add("GBX_NemoNeuronMask", model=world.model, mask=mask)
@@ -248,11 +176,27 @@ def demo_neurons_audit(w: Workflow) -> None:
     world.show(report, "Verdict")
 
 
-def _find_and_mask(world: _World, budget: float) -> None:
+def _scan_note(w: Workflow, steady: str, last: str) -> None:
+    w.note(
+        "Scan a list of prompts for memorised ones",
+        f"**Calibrate Threshold** scores prompts that are surely ordinary ({_PAPER}, section 3.1) and sets the "
+        "threshold one standard deviation over their mean. **Memorization Score** then scans the list.",
+        "**Red bars** are over the threshold. About one ordinary prompt in six is, too; the report says how many to "
+        f"expect.{steady}",
+        last,
+    )
+
+
+def _find_and_mask(world: World, budget: float) -> None:
     w = world.w
     w.group("Is it memorised?")
-    figure, *_, told = w.add("GBX_MemorizationScore", **world.given, prompts=world.suspect, threshold=world.threshold,
-                             **world.first_step)  # fmt: skip
+    figure, *_, told = w.add(
+        "GBX_MemorizationScore",
+        **world.given,
+        prompts=world.kind.suspect,
+        threshold=world.threshold,
+        **world.first_step,
+    )
     world.show(told, "Verdict")
     w.group("Which neurons?")
     mask, search, _, report = world.localize(budget)
@@ -272,12 +216,10 @@ def _find_and_mask(world: _World, budget: float) -> None:
     world.show(words, "Report")
 
 
-def _scan_list(world: _World, suspects: str) -> None:
+def _scan_list(world: World, suspects: str) -> None:
     w = world.w
     w.group("From which score on?")
-    threshold, histogram, told = w.add(
-        "GBX_CalibrateThreshold", **world.given, prompts=world.ordinary, **world.first_step
-    )
+    threshold, histogram, told = world.calibrate(1.0)
     w.group("Scan")
     bars, _, _, over, table, report = w.add(
         "GBX_MemorizationScore", **world.given, prompts=suspects, threshold=threshold, **world.first_step

@@ -7,20 +7,18 @@ import torch
 
 from ..common import host, results
 from ..world.scenes import random_scene, render
-from .world import CFG, World
+from .world import CFG, LAYERS, World
 
 
 def measure(quick: bool) -> dict[str, dict]:
     """Similarity to the picture before and after the attack, and to a control picture."""
     world = World(seeds=4, ordinary=24 if quick else 60)
-    threshold = host.pack("nodes.neurons.calibration").threshold([s for s, _ in world.scores(world.ordinary)]).value
     names = world.names["verbatim"][: 1 if quick else 3]
-    layers = world.layers(names[:1])
-    statistics = world.statistics(layers)
+    statistics = world.statistics(LAYERS)
     rows: dict[str, list[float]] = {"before the attack": [], "after it": [], "control after it": []}
     rng = np.random.default_rng(99)
     for text in names:
-        masked = world.masked(world.localize(text, statistics, layers, threshold))
+        masked = world.masked(world.localize(text, statistics))
         control = _image(render(random_scene(rng)))
         images = world.run(
             "MemorizationAudit", model=masked, vae=world.vae, positive=world.encode(text), negative=world.encode(""),

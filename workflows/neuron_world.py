@@ -1,0 +1,111 @@
+"""The models that the workflows of the neurons family run on, and the nodes that each of those workflows needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .authoring import Output, Workflow
+
+_NOTHING = "Nothing (what CFG steers away from)"
+MEMORISED = "portrait of zorvex quill"
+#: The demo model carries its names everywhere, by Layer Ablation.
+_DEMO_LAYERS = "down, middle, up"
+_SD15_FILE, _SDXL_FILE = "v1-5-pruned-emaonly-fp16.safetensors", "sd_xl_base_1.0.safetensors"
+_DEMO_ORDINARY = """portrait, light skin, curly red hair, shaven, smiling
+portrait, brown skin, bald, round glasses, sad, blue hoodie
+portrait, black skin, short black hair, majestic beard
+portrait, serious, green shirt, striped blue background
+portrait, tanned skin, brown bob, no glasses, screaming
+portrait, pale skin, long blonde hair, sunglasses
+portrait, brown afro, moustache, tongue out, red shirt
+portrait, light skin, undercut, light beard, smiling
+portrait of pelham droste
+portrait of nuvia karsk
+portrait of jorrin habble
+portrait of esmarel toov"""
+_ORDINARY = """a small town by the sea at dusk, watercolour
+portrait of an old fisherman, oil painting
+a red bicycle leaning on a brick wall
+aerial photo of a river delta
+still life with pears and a blue jug
+two dogs running on a beach
+a modern kitchen with wooden shelves
+snowy mountains under a clear sky
+a bowl of ramen on a dark table
+a steam train crossing a stone bridge"""
+SUSPECT = "The No Limits Business Woman Podcast"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A model with the settings that its latents and its seconds allow."""
+
+    checkpoint: str | None  # None: the demo model
+    side: int
+    seeds: int
+    threshold: float | None  # None: as ordinary prompts have it
+    layers: str
+    ordinary: str
+    suspect: str
+    search: dict[str, str]
+    deviations: float | None  # how far from the ordinary mean blocked prompts are; None: as far as memorised ones
+
+
+DEMO = Kind(None, 128, 4, 0.8, _DEMO_LAYERS, _DEMO_ORDINARY, MEMORISED, {"criterion": "between seeds"}, -1.5)
+SD15 = Kind(_SD15_FILE, 512, 10, 0.428, "down, middle", _ORDINARY, SUSPECT, {}, None)
+SDXL = Kind(_SDXL_FILE, 1024, 10, None, "down, middle", _ORDINARY, SUSPECT, {}, None)
+
+
+class World:
+    """A model on the canvas, and the nodes that every workflow needs of it."""
+
+    def __init__(self, w: Workflow, kind: Kind):
+        self.w, self.kind = w, kind
+        w.group("Model")
+        if kind.checkpoint is None:
+            self.model, self.clip, self.vae = w.add("GBX_LoadDemoModel")
+        else:
+            self.model, self.clip, self.vae = w.add("CheckpointLoaderSimple", ckpt_name=kind.checkpoint)
+        self.size = {"width": kind.side, "height": kind.side}
+        self.first_step = {**self.size, "seeds": kind.seeds}
+        self.given = {"model": self.model, "clip": self.clip}
+        self.threshold = self.calibrate(1.0)[0] if kind.threshold is None else kind.threshold
+
+    def calibrate(self, deviations: float) -> tuple[Output, ...]:
+        """The threshold of the ordinary prompts, its figure and report."""
+        return self.w.add("GBX_CalibrateThreshold", **self.given, prompts=self.kind.ordinary, deviations=deviations,
+                          **self.first_step)  # fmt: skip
+
+    def localize(self, budget: float, save_as: str = "") -> tuple[Output, ...]:
+        """Statistics of ordinary prompts, and the neurons of the suspect: mask, figure, table, report."""
+        kind, search = self.kind, dict(self.kind.search)
+        statistics, _, self.saved = self.w.add(
+            "GBX_NeuronStatistics", **self.given, prompts=kind.ordinary, layers=kind.layers, save_as=save_as
+        )
+        if kind.deviations is not None:
+            search["blocked_below"] = self.calibrate(kind.deviations)[0]
+        return self.w.add(
+            "GBX_NemoLocalize", **self.given, statistics=statistics, prompts=kind.suspect, layers=kind.layers,
+            threshold=self.threshold, time_budget=budget, **self.first_step, **search,
+        )  # fmt: skip
+
+    def prompts(self) -> tuple[Output, Output]:
+        """The suspect and the empty prompt, encoded."""
+        positive = self.w.add("CLIPTextEncode", clip=self.clip, text=self.kind.suspect, node_title="Prompt")
+        return positive, self.w.add("CLIPTextEncode", clip=self.clip, text="", node_title=_NOTHING)
+
+    def paint(self, model: Output, positive: Output, negative: Output, count: int = 4) -> Output:
+        """Pictures of one seed."""
+        latent = self.w.add("EmptyLatentImage", **self.size, batch_size=count)
+        samples = self.w.add(
+            "KSampler", model=model, positive=positive, negative=negative, latent_image=latent, seed=5,
+            sampler_name="euler", scheduler="normal",
+            **({"steps": 12, "cfg": 3.0} if self.kind is DEMO else {"steps": 20, "cfg": 7.0}),
+        )  # fmt: skip
+        return self.w.add("VAEDecode", samples=samples, vae=self.vae)
+
+    def save(self, images: Output, name: str, title: str | None = None) -> None:
+        self.w.add("SaveImage", images=images, filename_prefix=f"glassbox/neurons_{name}", node_title=title)
+
+    def show(self, text: Output, title: str) -> None:
+        self.w.add("PreviewAny", source=text, node_title=title)
