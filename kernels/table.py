@@ -65,7 +65,7 @@ TABLE = {
     "least_assignment": Kernel(
         "least_assignment",
         dtypes={"cost": (*FLOATS, torch.float64)},
-        sizes={("cost", -1): (2, 4096)},
+        sizes={("cost", -1): (2, 2048)},
         dense=("cost",),
         factors=("cost",),
         ties=True,

@@ -13,8 +13,10 @@ def flat_weights(coefficients, basis, mean, deviation, basis_scale=None) -> torc
     """See ``kernels.flat_weights``."""
     total = torch.zeros_like(mean, dtype=torch.float32)
     used = coefficients.nonzero()[:, 0].tolist()
-    for first in range(0, len(used), _ROWS):
-        rows = used[first : first + _ROWS]
+    adjacent = used and used[-1] - used[0] < len(used)
+    step = len(used) if adjacent and basis.dtype == torch.float32 else _ROWS  # float32 is taken as it lies
+    for first in range(0, len(used), step):
+        rows = used[first : first + step]
         if rows[-1] - rows[0] < len(rows):
             rows = slice(rows[0], rows[-1] + 1)  # adjacent rows are taken without a copy
         total += coefficients[rows].float() @ _block(basis, basis_scale, rows)

@@ -53,7 +53,7 @@ def measure(quick: bool) -> dict[str, dict]:
     large = "SDXL" if torch.cuda.is_available() else "SDXL with 2 of 10 blocks"
     numbers = {}
     for name in ("SD1.5",) if quick else ("SD1.5", large):
-        numbers |= _network(name, 2 if quick else 5)
+        numbers |= _network(name, 3 if quick else 5)
     return numbers
 
 
