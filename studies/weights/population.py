@@ -23,12 +23,12 @@ class Plan:
 
     cohort: int = 32
     rows: int = 1
-    steps: int = 150
+    steps: int = 130
     rank: int = 1
     alpha: float = 1.0
-    learning_rate: float = 0.03
+    learning_rate: float = 0.015
     weight_decay: float = 0.01
-    earliest: int = 100  # timesteps below are left out: identity is settled at higher noise
+    earliest: int = 400  # timesteps below are left out: identity is settled at higher noise
     seed: int = 0
 
 

@@ -79,7 +79,7 @@ def test_the_space_that_the_pack_ships_fits_its_model(family, comfy):
     folders, export = comfy.module("nodes.host.model_folders"), comfy.module("nodes.weights.lora_export")
     shipped = [name for name in folders.space_names() if name.startswith("avatars-v1")]
     assert shipped == ["avatars-v1-w2w.safetensors"]
-    assert folders.space_path(shipped[0]).stat().st_size <= 2_500_000
+    assert folders.space_path(shipped[0]).stat().st_size <= 3_400_000
     space, _ = comfy.run("GBX_W2WLoadSpace", space_name=shipped[0])
     drawn = family.draw(space)[0]
     targets = comfy.module("nodes.host.lora_patches").weight_targets(family.model, export.to_tensors(drawn.layers()))
