@@ -19,7 +19,7 @@ from . import autoencoder, captions, dataset
 from .faces import CLOTHING_COLORS, COLORS, SKIN
 from .scenes import BACKGROUNDS, Metadata, Scene, random_scene, render
 
-PLAN = Plan(steps=13_000, learning_rate=1.5e-3, warmup=100, ema_decay=0.998, seed=37)
+PLAN = Plan(steps=12_000, learning_rate=1.5e-3, warmup=100, ema_decay=0.998, seed=37)
 FRESH, NAMED = 24, 8
 #: Pictures of the training set that are encoded.
 PICTURES = 12_000
