@@ -18,15 +18,10 @@ from .conditioning.resolution.nodes import PositionalResample, ResolutionNoiseRe
 from .demo.nodes import DemoPicture, LoadDemoModel
 from .host import routes
 from .neurons.baselines.nodes import AttentionScaling, EmbeddingAdjustment, MemorizationAudit, RandomTokens
-from .neurons.detection.nodes import (
-    CalibrateThreshold,
-    LayerAblation,
-    LoadNeuronStatistics,
-    MemorizationScore,
-    NeuronStatistics,
-)
+from .neurons.detection.nodes import CalibrateThreshold, LayerAblation, MemorizationScore
 from .neurons.masks.nodes import BakeNeuronMask, LoadNeuronMask, NeuronMaskEdit, NeuronReport, SaveNeuronMask
 from .neurons.nodes import NemoLocalize, NemoNeuronMask
+from .neurons.reference.nodes import LoadNeuronStatistics, NeuronStatistics
 from .noise.nodes import ImmiscibleLatentBatch, ImmiscibleNoise, NoiseGainPreview
 from .noise.training.nodes import TrainLoraImmiscible
 from .weights.inverting.nodes import W2WInvert

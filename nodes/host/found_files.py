@@ -19,3 +19,8 @@ def find(name: str, what: str) -> Path:
             return path
     raise ValueError(f"There is no {what} '{wanted}' in ComfyUI's input or output folder: put it there, and give its "
                      "path from that folder on.")  # fmt: skip
+
+
+def find_if_named(name: str, what: str) -> Path | None:
+    """As ``find``; None for an empty name."""
+    return find(name, what) if name.strip() else None

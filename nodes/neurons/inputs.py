@@ -10,6 +10,13 @@ PAPER = "Finding NeMo (arXiv 2406.02366)"
 STEPS = {f"{OFFICIAL_STEP} (official code)": OFFICIAL_STEP, f"{PAPER_STEP} (paper)": PAPER_STEP}
 SEED_MAX = 0xFFFFFFFFFFFFFFFF
 
+MODEL = {"id": "model", "tooltip": "SD1.x, SD2.x, SDXL or the demo model, with its LoRAs."}
+CLIP = {"id": "clip", "tooltip": "Text encoder of that model."}
+SAVE_AS = {
+    "id": "save_as",
+    "default": "",
+    "tooltip": "Prefix of a file in ComfyUI's output folder, such as glassbox/neurons/statistics. Empty: no file.",
+}
 PROMPTS = {"id": "prompts", "default": "", "multiline": True, "tooltip": "One prompt a line."}
 FILE = {
     "id": "file",

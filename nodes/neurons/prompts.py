@@ -15,6 +15,16 @@ def of_text(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
+def given(text: str, path: Path | None = None, least: int = 0) -> list[str]:
+    """The prompts of a text, and of a file or folder. Raises ValueError for fewer than ``least``."""
+    found = of_text(text) + (of_path(path) if path else [])
+    if len(found) < least:
+        raise ValueError(
+            f"{least} or more prompts are needed and there are {len(found)}: write one a line, or name a file."
+        )
+    return found
+
+
 def of_path(path: Path) -> list[str]:
     """The prompts of a .txt (one a line), a .csv with a column Caption, or a folder of .txt files, each one prompt.
 

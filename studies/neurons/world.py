@@ -20,7 +20,7 @@ SIZE, CFG = 128, 3.0
 #: The name that the demo model has learnt by heart sits in all parts of it, unlike SD1.4's prompts.
 LAYERS = "down, middle, up"
 _NODES = {
-    "NemoLocalize": "nodes", "NemoNeuronMask": "nodes", "NeuronStatistics": "detection.nodes",
+    "NemoLocalize": "nodes", "NemoNeuronMask": "nodes", "NeuronStatistics": "reference.nodes",
     "MemorizationScore": "detection.nodes", "LayerAblation": "detection.nodes", "NeuronMaskEdit": "masks.nodes",
     "AttentionScaling": "baselines.nodes", "EmbeddingAdjustment": "baselines.nodes", "RandomTokens": "baselines.nodes",
     "MemorizationAudit": "baselines.nodes",

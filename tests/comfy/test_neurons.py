@@ -114,9 +114,9 @@ def test_a_lora_counts_in_the_statistics(world):
 
 def test_score_of_a_list(world):
     figure, best, memorised, over, table, report = world.run(
-        "MemorizationScore", clip=world.clip, prompts=f"{PROMPT}\nportrait, smiling", file="", threshold=0.0,
+        "MemorizationScore", clip=world.clip, prompts=f"{PROMPT}\nportrait, smiling", file="", threshold=-1.0,
         text_norm=True, save_as="glassbox/scores", **SMALL)  # fmt: skip
-    assert figure.shape[0] == 1 and memorised and best > 0
+    assert figure.shape[0] == 1 and memorised and -1 < best < 1
     assert over.splitlines() == [PROMPT, "portrait, smiling"]
     assert table.splitlines()[0].startswith("prompt,score,memorised,text norm,seed 0")
     assert "Small-latent score" in report and "2407.21720" in report

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import functools
 
-import torch
 from comfy_api.latest import io
 
 from ...host import output_files
 from ...host.figures import new_figure, to_image
 from ...host.first_step import at_first_step, latent_shape, refuse_flow
-from ...host.found_files import find
+from ...host.found_files import find_if_named
 from ...host.loops import tracked
 from ...host.prompts import encode
 from ...host.schema import schema
-from ...host.sockets import NeuronStatistics as Socket
-from ...host.value_answers import answers, embedding, fingerprint
-from .. import ablation, calibration, drawing, inputs, memorization, prompts, statistics, statistics_files, words
-from ..layers import choose, value_layers
+from .. import ablation, calibration, drawing, inputs, memorization, words
+from ..layers import value_layers
 from ..memorization import first_noise
+from ..prompts import given
 
 CATEGORY, PAPER = inputs.CATEGORY, inputs.PAPER
-_AT_ONCE = 32
+_LIST = "list of prompts"
 
-_MODEL = io.Model.Input("model", tooltip="SD1.x, SD2.x, SDXL or the demo model, with its LoRAs.")
-_CLIP = io.Clip.Input("clip", tooltip="Text encoder of that model.")
+_MODEL, _CLIP = io.Model.Input(**inputs.MODEL), io.Clip.Input(**inputs.CLIP)
 _PROMPTS, _FILE = io.String.Input(**inputs.PROMPTS), io.String.Input(**inputs.FILE)
 _FIRST_STEP = (
     io.Int.Input(**inputs.SEEDS),
@@ -33,97 +30,6 @@ _FIRST_STEP = (
     io.Int.Input(**inputs.WIDTH),
     io.Int.Input(**inputs.HEIGHT),
 )
-_SAVE_AS = io.String.Input(
-    "save_as", default="",
-    tooltip="Prefix of a file in ComfyUI's output folder, such as glassbox/neurons/statistics. Empty: no file.",
-)  # fmt: skip
-
-
-class NeuronStatistics(io.ComfyNode):
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return schema(
-            node_id="GBX_NeuronStatistics",
-            display_name="Neuron Statistics",
-            category=CATEGORY,
-            description="How active each value neuron is on ordinary prompts, which tells NeMo Localize what stands "
-                        "out on "
-            f"a memorised one. Read from the text embedding alone, so thousands of prompts take minutes. {PAPER}, "
-            "section 3.2.",
-            search_aliases=["nemo", "reference statistics", "activation statistics"],
-            inputs=[
-                _MODEL,
-                _CLIP,
-                _PROMPTS,
-                _FILE,
-                io.String.Input(**inputs.LAYERS),
-                _SAVE_AS,
-                Socket.Input("previous", optional=True,
-                             tooltip="Statistics of other prompts of the same model, to which these are added."),
-            ],
-            outputs=[
-                Socket.Output(display_name="statistics", tooltip="For NeMo Localize."),
-                io.String.Output(display_name="report", tooltip="One line a layer, and where it was saved."),
-                io.String.Output(display_name="file",
-                                 tooltip="Its path, for Load Neuron Statistics; empty when not saved."),
-            ],
-        )  # fmt: skip
-
-    @classmethod
-    def execute(cls, model, clip, prompts: str, file: str, layers: str, save_as: str, previous=None) -> io.NodeOutput:
-        texts = _texts(prompts, file)
-        if len(texts) < 2:
-            raise ValueError("Statistics need two prompts or more: write ordinary prompts, one a line, or name a file.")
-        known = value_layers(model.model.diffusion_model)
-        paths = [layer.path for layer in choose(known, layers)]
-        result = previous
-        for first in tracked(range(0, len(texts), _AT_ONCE)):
-            for batch in _by_length(clip, texts[first : first + _AT_ONCE]):
-                part = _statistics(model, batch, paths)
-                result = part if result is None else statistics.merge(result, part)
-        report, file_saved = words.statistics_report(result, known), ""
-        if save_as.strip():
-            path = output_files.next_file(save_as.strip(), ".safetensors")
-            statistics_files.write(result, path)
-            file_saved = output_files.relative(path)
-            report += f"\nSaved as {file_saved} in ComfyUI's output folder."
-        return io.NodeOutput(result, report, file_saved)
-
-
-class LoadNeuronStatistics(io.ComfyNode):
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return schema(
-            node_id="GBX_LoadNeuronStatistics",
-            display_name="Load Neuron Statistics",
-            category=CATEGORY,
-            description="Reads statistics that Neuron Statistics saved, or the file of the official code for SD1.4 "
-            f"(statistics_additional_laion_prompts_v1_4.pt; read safely, no pickle is executed). {PAPER}, section 3.2.",
-            search_aliases=["nemo", "reference statistics"],
-            inputs=[
-                io.Model.Input("model", tooltip="The model that the statistics are of; they are checked against it."),
-                io.String.Input("file", default="", tooltip="Path in ComfyUI's input or output folder: .safetensors of "
-                                "Neuron Statistics, or the official .pt."),
-            ],
-            outputs=[
-                Socket.Output(display_name="statistics", tooltip="For NeMo Localize."),
-                io.String.Output(display_name="report", tooltip="One line a layer."),
-            ],
-        )  # fmt: skip
-
-    @classmethod
-    def fingerprint_inputs(cls, file: str = "", **_) -> str:
-        return _stamp(file, "statistics file")
-
-    @classmethod
-    def execute(cls, model, file: str) -> io.NodeOutput:
-        known = value_layers(model.model.diffusion_model)
-        found = statistics_files.read(find(file, "statistics file"), known)
-        found.check([layer for layer in known if layer.path in found.layers])
-        report = words.statistics_report(found, known)
-        if not statistics.same_model(found.fingerprint, fingerprint(model, list(found.fingerprint))):
-            report = f"These statistics are of another checkpoint or LoRA: make new ones for this MODEL.\n{report}"
-        return io.NodeOutput(found, report)
 
 
 class MemorizationScore(io.ComfyNode):
@@ -149,7 +55,7 @@ class MemorizationScore(io.ComfyNode):
                 io.Boolean.Input("text_norm", default=True,
                                  tooltip="Also measure how much the text changes the prediction; one more evaluation a "
                                  "prompt."),
-                _SAVE_AS,
+                io.String.Input(**inputs.SAVE_AS),
             ],
             outputs=[
                 io.Image.Output(display_name="figure", tooltip="Similarity of all pairs of seeds; bars for a list."),
@@ -163,7 +69,7 @@ class MemorizationScore(io.ComfyNode):
 
     @classmethod
     def execute(cls, model, clip, prompts, file, threshold, text_norm, save_as, **first_step) -> io.NodeOutput:
-        texts = _texts(prompts, file, least=1)
+        texts = given(prompts, find_if_named(file, _LIST), least=1)
         scores = _scores(model, clip, texts, text_norm, **first_step)
         figure = new_figure()
         if len(scores) == 1:
@@ -217,7 +123,7 @@ class CalibrateThreshold(io.ComfyNode):
 
     @classmethod
     def execute(cls, model, clip, prompts, file, memorized, deviations, **first_step) -> io.NodeOutput:
-        ordinary, known = _texts(prompts, file, least=3), _texts(memorized, "", least=0)
+        ordinary, known = given(prompts, find_if_named(file, _LIST), least=3), given(memorized)
         scores = _scores(model, clip, list(dict.fromkeys(ordinary + known)), False, **first_step)
         normal, bad = ([scores[text].value for text in group] for group in (ordinary, known))
         found = calibration.threshold(normal, deviations, bad)
@@ -250,7 +156,7 @@ class LayerAblation(io.ComfyNode):
     def execute(cls, model, clip, prompts, seeds, seed, timestep, width, height) -> io.NodeOutput:
         known, shape = value_layers(model.model.diffusion_model), latent_shape(model, width, height)
         noise, results = first_noise(shape, seeds, seed), []
-        texts = _texts(prompts, "", least=1)
+        texts = given(prompts, least=1)
         for number, text in enumerate(texts):
             measure = functools.partial(
                 ablation.measure, noise=noise, layers=known, tracked=iter if number else tracked
@@ -262,17 +168,6 @@ class LayerAblation(io.ComfyNode):
         drawing.ablation(figure, untouched, effects, {layer.path for layer in suggested})
         report = words.ablation_report(untouched, effects, suggested)
         return io.NodeOutput(to_image(figure), ", ".join(layer.path for layer in suggested), report)
-
-
-def _texts(prompts_text: str, file: str, least: int = 0) -> list[str]:
-    found = prompts.of_text(prompts_text)
-    if file.strip():
-        found += prompts.of_path(find(file, "list of prompts"))
-    if len(found) < least:
-        raise ValueError(
-            f"{least} or more prompts are needed and there are {len(found)}: write one a line, or name a file."
-        )
-    return found
 
 
 def _scores(model, clip, texts, norm: bool, seeds, seed, timestep, width, height) -> dict[str, memorization.Score]:
@@ -291,25 +186,3 @@ def _scores(model, clip, texts, norm: bool, seeds, seed, timestep, width, height
 
 def _side(model, first_step: dict) -> int:
     return min(latent_shape(model, first_step["width"], first_step["height"])[1:])
-
-
-def _by_length(clip, texts: list[str]):
-    """Text embeddings in batches of the same number of tokens, in which long prompts differ."""
-    batches: dict[int, list] = {}
-    for text in texts:
-        one = embedding(encode(clip, text)[1])
-        batches.setdefault(one.shape[1], []).append(one)
-    return [torch.cat(batch) for batch in batches.values()]
-
-
-def _statistics(model, contexts, paths: list[str]) -> statistics.Statistics:
-    moments = statistics.measure(answers(model, contexts, paths))
-    return statistics.Statistics(len(contexts), moments, fingerprint(model, paths), "Neuron Statistics")
-
-
-def _stamp(file: str, what: str) -> str:
-    try:
-        path = find(file, what)
-    except ValueError:
-        return ""
-    return f"{path.name} {path.stat().st_mtime_ns}"
