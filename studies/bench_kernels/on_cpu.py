@@ -22,7 +22,7 @@ def measure(quick: bool) -> dict[str, dict]:
             contenders = {OURS: _call(getattr(kernels, case.operation), arguments)}
             contenders |= {name: _call(other, arguments) for name, other in case.others.items()}
             with torch.no_grad(), threads(1):
-                measured = times(contenders, 3 if quick else 9, alone=True)
+                measured = times(contenders, 3 if quick else 7, alone=True)
             where = f"{case.operation}, {case.where}, 1 thread"
             numbers |= told(where, measured, OURS, "float32 input, eager PyTorch, processor time")
     finally:
