@@ -18,11 +18,11 @@ def demo_neurons_find_and_mask(w: Workflow) -> None:
         f"Localize finds the neurons that carry it ({_PAPER}), and NeMo Neuron Mask switches them off.",
         "**Side by side** are four noises without the mask and with it: the memorised portrait dissolves, and other "
         "noises paint other people. It takes hundreds of neurons of all layers here, not SD1.4's few: "
-        "the search goes on until the score **between seeds** is below that of ordinary prompts.",
+        "the score **between seeds** must fall below that of ordinary prompts. More time leaves fewer neurons.",
         "**Try** strength .5, or 1.5 for what is left; a control name (portrait of pelham droste); Neuron Mask Edit "
         "with a random control; the layers output_blocks.4.1, output_blocks.5.1 alone.",
     )
-    _find_and_mask(World(w, DEMO), budget=0.0)
+    _find_and_mask(World(w, DEMO), budget=8.0)
 
 
 def sd15_neurons_find_and_mask(w: Workflow) -> None:
