@@ -3,10 +3,17 @@
 import { app } from "../../scripts/app.js";
 import { addEditSliders } from "./widgets/edit_sliders.js";
 import { addNetworkMap } from "./widgets/network_map.js";
+import { addNeuronChart } from "./widgets/neuron_chart.js";
+import { addPointPicker } from "./widgets/point_picker.js";
 
 const PANELS = {
   GBX_ActivationCatalog: addNetworkMap,
+  GBX_ActivationCorrespondence: addPointPicker("source_image"),
+  GBX_ActivationSimilarity: addPointPicker("image", "mask"),
   GBX_LayerActivationTap: addNetworkMap,
+  GBX_NemoLocalize: addNeuronChart(false),
+  GBX_NemoNeuronMask: addNeuronChart(false),
+  GBX_NeuronMaskEdit: addNeuronChart(true),
   GBX_W2WEdit: addEditSliders,
 };
 

@@ -16,7 +16,16 @@ _GAP, _MARGIN, _HEADING = 70, 40, 60
 _SHOWS_PICTURE = {"SaveImage", "PreviewImage"}
 _SHOWS_TEXT = "PreviewAny"
 # Heights of the panels that the pack's scripts add to nodes (web/widgets).
-_PANELS = {"GBX_W2WEdit": 270}
+_PANELS = {
+    "GBX_ActivationCatalog": 390,
+    "GBX_ActivationCorrespondence": 320,
+    "GBX_ActivationSimilarity": 320,
+    "GBX_LayerActivationTap": 390,
+    "GBX_NemoLocalize": 240,
+    "GBX_NemoNeuronMask": 240,
+    "GBX_NeuronMaskEdit": 240,
+    "GBX_W2WEdit": 270,
+}
 
 
 @dataclass(frozen=True)

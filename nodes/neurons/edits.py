@@ -94,7 +94,8 @@ def random_control(mask: NeuronMask, widths: dict[str, int], seed: int) -> Neuro
 def named(mask: NeuronMask, text: str, keep: bool) -> NeuronMask:
     """Keep or drop the layers and neurons that lines name: ``input_blocks.1.1`` or ``input_blocks.1.1 25, 221``.
 
-    Raises ValueError for a line that names nothing in the mask.
+    Without a line nothing is dropped. Raises ValueError for a line that names nothing in the mask, and when nothing is
+    named to keep.
     """
     chosen: set[tuple[str, int]] = set()
     for line in filter(None, map(str.strip, text.splitlines())):
@@ -107,7 +108,7 @@ def named(mask: NeuronMask, text: str, keep: bool) -> NeuronMask:
             raise ValueError(f"'{line}' names no neuron of this mask: write a layer such as input_blocks.1.1, and "
                              "numbers behind it to choose.")  # fmt: skip
         chosen.update(found)
-    if not chosen:
+    if keep and not chosen:
         raise ValueError("No neuron is named: write one line a layer, such as input_blocks.1.1 25, 221.")
     return _kept(mask, lambda neuron: (neuron in chosen) == keep, KEEP_NAMED if keep else DROP_NAMED)
 

@@ -17,7 +17,7 @@ from ..host.sockets import NeuronMask as MaskSocket
 from ..host.sockets import NeuronStatistics as StatisticsSocket
 from ..host.value_answers import answers, embedding
 from ..host.value_hooks import with_scaled
-from . import drawing, inputs, localization, speculation, statistics, words
+from . import chart, drawing, inputs, localization, speculation, statistics, words
 from .evaluation import CRITERIA, Evaluator, Neurons
 from .findings import joined, mask_of
 from .layers import choose, value_layers
@@ -92,7 +92,8 @@ class NemoLocalize(io.ComfyNode):
         mask, figure = joined(search.masks), new_figure()
         drawing.search(figure, search.traces, threshold)
         report = "\n".join([*search.reports, words.of_variant(search.side), words.caveats()])
-        return io.NodeOutput(mask, to_image(figure), words.mask_table(mask), report)
+        told = {"glassbox_neurons": [chart.outline(mask)]}
+        return io.NodeOutput(mask, to_image(figure), words.mask_table(mask), report, ui=told)
 
 
 class NemoNeuronMask(io.ComfyNode):
@@ -131,10 +132,11 @@ class NemoNeuronMask(io.ComfyNode):
             raise ValueError("The mask ends before it starts: give an end_percent that is not below start_percent.")
         known = value_layers(model.model.diffusion_model)
         changing = factors(mask, known, strength)
+        told = {"glassbox_neurons": [chart.outline(mask)]}
         if not changing:
-            return io.NodeOutput(model)
+            return io.NodeOutput(model, ui=told)
         span = sigmas_of(model, start_percent, end_percent)
-        return io.NodeOutput(with_scaled(model, changing, span, conditional_only=rows == _CONDITIONAL))
+        return io.NodeOutput(with_scaled(model, changing, span, conditional_only=rows == _CONDITIONAL), ui=told)
 
 
 class _Search:

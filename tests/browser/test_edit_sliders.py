@@ -96,6 +96,7 @@ def test_saved_loaded_copied_undone(canvas, sliders, object_info):
     assert _queued(canvas) == edits
     canvas.look_at(_NODE)
     expect(_number(sliders, "afro")).to_have_value("0.3")
+    canvas.pause()
     _number(sliders, "afro").fill("0.9")
     _number(sliders, "afro").press("Enter")
     _number(sliders, "afro").blur()

@@ -84,6 +84,7 @@ class Canvas:
 
     page: object
     vue: bool
+    url: str
     errors: list[str] = field(default_factory=list)
 
     def load(self, workflow: dict) -> None:
@@ -137,6 +138,10 @@ class Canvas:
         """Copy and paste the first node of a type; the values of what was pasted, as Save writes them."""
         return self.page.evaluate(_COPY, node_type)
 
+    def pause(self) -> None:
+        """Let a moment pass: what changes within 50 ms of another change is one step of undo for front end 1.58."""
+        self.page.wait_for_timeout(300)
+
     def undo(self) -> None:
         """Press Ctrl+Z; the canvas loads the state before a moment later."""
         self.page.locator("body").press("Control+z")
@@ -152,7 +157,7 @@ def open_canvas(browser, url: str, vue: bool) -> Canvas:
     """Open the canvas of the server in a fresh profile."""
     _set(url, {**_SETTINGS, "Comfy.VueNodes.Enabled": vue})
     page = browser.new_context(viewport={"width": 1600, "height": 1000}).new_page()
-    canvas = Canvas(page, vue)
+    canvas = Canvas(page, vue, url)
     page.on("console", lambda message: _note(canvas, message))
     page.on("pageerror", lambda error: canvas.errors.append(str(error)))
     page.goto(url)

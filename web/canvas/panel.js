@@ -4,6 +4,7 @@ import { app } from "../../../scripts/app.js";
 import { api } from "../../../scripts/api.js";
 
 const shown = new Set();
+const left = new Map(); // elements of nodes that are gone, by their id
 
 /** An element with a class, properties, and children. */
 export function make(tag, className, properties = {}, children = []) {
@@ -29,7 +30,10 @@ export function addPanel(node, name, element, { height, update }) {
   });
   widget.serialize = false;
   keepEventsInside(element);
-  const refresh = () => void update();
+  const refresh = () => {
+    takePlace(node, element);
+    void update();
+  };
   shown.add(refresh);
   element.addEventListener("pointerenter", refresh);
   const executed = node.onExecuted;
@@ -41,14 +45,16 @@ export function addPanel(node, name, element, { height, update }) {
   node.onRemoved = function () {
     removed?.apply(this, arguments);
     shown.delete(refresh);
+    left.set(node.id, element);
   };
   queueMicrotask(refresh);
   return widget;
 }
 
-/** What the node's last run handed out under a key, or null. */
-export function lastOutput(node, key) {
-  return (app.nodeOutputs?.[String(node.id)] ?? {})[key] ?? null;
+// Undo makes all nodes anew. Nodes 2.0 then goes on showing the element of the node that had the same id before.
+function takePlace(node, element) {
+  const old = left.get(node.id);
+  if (old?.isConnected && !element.isConnected) old.replaceWith(element);
 }
 
 /** Takes what has changed into the canvas' undo history, as one step. */
@@ -78,3 +84,4 @@ function keepEventsInside(element) {
 }
 
 api.addEventListener("graphChanged", refreshAll);
+api.addEventListener("execution_success", refreshAll);

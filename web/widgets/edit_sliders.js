@@ -1,6 +1,7 @@
 // W2W Edit: a slider for each direction of the space. The node's text `edits` is all that they read and write.
 
-import { addPanel, lastOutput, make, remember } from "../canvas/panel.js";
+import { lastOutput } from "../canvas/outputs.js";
+import { addPanel, make, remember } from "../canvas/panel.js";
 import { ask } from "../canvas/server.js";
 import { chain, valueOf } from "../canvas/upstream.js";
 import { Value } from "../canvas/value.js";
@@ -42,7 +43,7 @@ class EditSliders {
 
   /** Finds out which directions there are: from the node's last run, else from the file of the loader before it. */
   async update(output) {
-    const ran = (output?.glassbox_space ?? lastOutput(this.node, "glassbox_space"))?.at(-1);
+    const ran = (output?.glassbox_space ?? (await lastOutput(this.node, "glassbox_space")))?.at(-1);
     const before = chain(this.node, "point", ["W2W_POINT", "W2W_SPACE"]);
     const name = before.map((node) => valueOf(node, "space_name")).find((value) => value);
     const fitted = before.some((node) => node.comfyClass === "GBX_W2WFitDirections");
@@ -50,7 +51,10 @@ class EditSliders {
     if (source !== this.source) {
       this.source = source;
       this.space = ran && (!name || sameFile(ran.name, name)) ? ran : null;
-      if (!this.space && name) this.space = promised(await ask("space", { space_name: name }), fitted);
+      if (!this.space && name) {
+        const outline = await ask("space", { space_name: name });
+        if (source === this.source) this.space = promised(outline, fitted);
+      }
     }
     this.draw();
   }

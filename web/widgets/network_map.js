@@ -1,7 +1,9 @@
 // The network of the MODEL as blocks, a box an activation: click, shift-click, drag or use the keys to choose some. The
 // node's inputs `preset` and `ids` are all that the map reads and writes.
 
-import { addPanel, lastOutput, make, remember } from "../canvas/panel.js";
+import { Cells } from "../canvas/cells.js";
+import { lastOutput } from "../canvas/outputs.js";
+import { addPanel, make, remember } from "../canvas/panel.js";
 import { ask } from "../canvas/server.js";
 import { chain, valueOf } from "../canvas/upstream.js";
 import { Value } from "../canvas/value.js";
@@ -9,10 +11,12 @@ import { read, write } from "../text/ids.js";
 
 const LIST = "the list below";
 const DRAWN_AS = "glassbox_drawn_as";
-const HEIGHT = 330;
+const HEIGHT = 370;
 const ARCHITECTURES = { sd15: "SD1.5", sdxl: "SDXL", demo: "the demo model" };
+const CAPTIONS = { down: "down-stage, by level and repeat", up: "up-stage", mid: "middle", blocks: "blocks" };
 const WORDS = { filter: "in the paper's filter", pool: "in the paper's pool", "": "" };
-const KEYS = { ArrowLeft: -1, ArrowRight: 1 };
+
+const loaders = new Map(); // what the MODEL came from when a node of this id ran
 
 export function addNetworkMap(node) {
   new NetworkMap(node);
@@ -23,7 +27,7 @@ class NetworkMap {
     this.node = node;
     this.outline = null;
     this.boxes = [];
-    this.anchor = 0;
+    this.at = null;
     this.preset = new Value(node, "preset", () => this.draw());
     this.ids = new Value(node, "ids", () => this.draw());
     this.map = make("div", "glassbox-net glassbox-scroll", {
@@ -37,7 +41,7 @@ class NetworkMap {
     this.drawnAs.addEventListener("change", () => this.setDrawnAs(this.drawnAs.value));
     this.source = make("span", "glassbox-name");
     const head = make("div", "glassbox-head", {}, [this.source, this.drawnAs, legend()]);
-    this.listen();
+    this.cells = new Cells(this.map, this);
     addPanel(node, "network", make("div", "glassbox-map", {}, [head, this.map, this.status]), {
       height: HEIGHT,
       update: (output) => this.update(output),
@@ -48,9 +52,14 @@ class NetworkMap {
   async update(output) {
     const loader = loaderOf(this.node);
     const name = JSON.stringify(loader);
-    const ran = (output?.glassbox_network ?? (this.ran ? null : lastOutput(this.node, "glassbox_network")))?.at(-1);
-    if (ran) this.ran = { outline: ran, name };
-    const drawnAs = this.node.properties[DRAWN_AS] ?? "sd15";
+    if (output?.glassbox_network) {
+      loaders.set(this.node.id, name);
+      this.ran = { outline: output.glassbox_network.at(-1), name };
+    } else if (!this.ran) {
+      const last = await lastOutput(this.node, "glassbox_network", (nodes) => holds(nodes, loader));
+      if (last) this.ran = { outline: last.at(-1), name: loaders.get(this.node.id) ?? name };
+    }
+    const drawnAs = this.node.properties[DRAWN_AS] ?? (/xl/i.test(loader?.name) ? "sdxl" : "sd15");
     const wanted = this.ran?.name === name ? this.ran : `${name} ${drawnAs}`;
     if (wanted !== this.wanted) {
       this.wanted = wanted;
@@ -78,25 +87,26 @@ class NetworkMap {
   }
 
   build(outline) {
-    this.outline = outline;
+    Object.assign(this, { outline, at: null });
     this.names = outline.activations.map(([id]) => id);
-    this.boxes = outline.activations.map((activation, index) => box(activation, index));
+    this.boxes = outline.activations.map(box);
     const stages = { network: [], down: [], mid: [], up: [], blocks: [] };
     for (const group of outline.groups) stages[stageOf(group.place)].push(this.group(group));
     stages.up.reverse(); // a U: the down-stage begins at the top, and the up-stage ends there
-    this.map.replaceChildren(
-      ...Object.entries(stages)
-        .filter(([, groups]) => groups.length)
-        .map(([stage, groups]) => make("div", `glassbox-stage glassbox-${stage}`, { role: "presentation" }, groups)),
-    );
-    this.focusOn(0, false);
+    const filled = Object.entries(stages).filter(([, groups]) => groups.length);
+    this.map.replaceChildren(...filled.map(([stage, groups]) => column(stage, groups)));
+    const shown = [...this.map.querySelectorAll(".glassbox-group")];
+    this.cells.replace(this.boxes, shown.map((group) => group.members));
   }
 
   group({ place, members }) {
     const [, , scale] = this.outline.activations[members[0]];
     const title = `${place || "the network itself"}, 1/${scale} of the latent's side: choose all or none`;
     const label = make("span", "glassbox-place", { textContent: short(place), title });
-    label.addEventListener("click", () => this.setAll(members, !members.every((index) => this.isOn(index))));
+    label.addEventListener("click", () => {
+      this.switchSome(members, !members.every((index) => this.isOn(index)));
+      this.switched();
+    });
     const cells = make("div", "glassbox-cells", { role: "presentation" }, members.map((index) => this.boxes[index]));
     const group = make("div", "glassbox-group", { role: "group", "aria-label": place || "network" }, [label, cells]);
     group.members = members;
@@ -112,10 +122,15 @@ class NetworkMap {
       element.setAttribute("aria-selected", chosen.has(this.names[index]));
     }
     this.map.setAttribute("aria-disabled", locked);
-    const told = locked ? "A wire chooses." : problem;
-    this.told = told ?? `${chosen.size} of ${this.names.length} chosen${chosen.size ? "" : ": click some"}`;
-    this.status.textContent = this.told;
-    this.status.classList.toggle("glassbox-problem", Boolean(problem));
+    this.problem = locked ? "A wire chooses." : problem;
+    this.told = `${chosen.size} of ${this.names.length} chosen${chosen.size ? "" : ": click some"}`;
+    this.say();
+  }
+
+  say() {
+    const at = this.at === null ? null : about(this.outline.activations[this.at]);
+    this.status.textContent = this.problem ?? at ?? this.told;
+    this.status.classList.toggle("glassbox-problem", Boolean(this.problem));
   }
 
   get locked() {
@@ -137,7 +152,7 @@ class NetworkMap {
   }
 
   /** Switches some activations; from a preset on, the list takes over what the preset chose. */
-  setSome(indices, on) {
+  switchSome(indices, on) {
     if (this.locked) return;
     let text = this.ids.current;
     if (this.preset.current !== LIST) {
@@ -150,106 +165,35 @@ class NetworkMap {
     this.draw();
   }
 
-  setAll(indices, on) {
-    this.setSome(indices, on);
-    remember();
+  switched() {
+    if (!this.locked) remember();
   }
 
-  listen() {
-    this.map.addEventListener("pointerdown", (event) => this.press(event));
-    this.map.addEventListener("pointerover", (event) => this.hover(event));
-    this.map.addEventListener("pointerleave", () => (this.status.textContent = this.told ?? ""));
-    this.map.addEventListener("keydown", (event) => this.key(event));
-    window.addEventListener("pointerup", () => this.release());
-  }
-
-  press(event) {
-    const index = indexOf(event.target);
-    if (index === null || event.button) return;
-    event.preventDefault(); // or the text of the page would be selected
-    if (event.shiftKey) {
-      this.setAll(between(this.anchor, index), true);
-    } else {
-      this.painting = !this.isOn(index);
-      this.setSome([index], this.painting);
-      this.anchor = index;
-    }
-    this.focusOn(index);
-  }
-
-  hover(event) {
-    const index = indexOf(event.target);
-    if (index === null) return;
-    if (this.painting !== undefined && event.buttons & 1) this.setSome([index], this.painting);
-    this.status.textContent = about(this.outline.activations[index]);
-  }
-
-  release() {
-    if (this.painting === undefined) return;
-    this.painting = undefined;
-    remember();
-  }
-
-  key(event) {
-    const index = indexOf(event.target);
-    if (index === null || event.ctrlKey || event.metaKey || event.altKey) return;
-    const next = this.next(event.key, index);
-    if (next === null) return;
-    event.preventDefault();
-    event.stopPropagation();
-    if (next === index) this.setAll([index], !this.isOn(index));
-    else if (event.shiftKey) this.setAll(between(index, next), true);
-    this.anchor = next;
-    this.focusOn(next);
-    this.status.textContent = about(this.outline.activations[next]);
-  }
-
-  /** Where a key leads from an activation: itself for one that switches it, null for one that does nothing here. */
-  next(key, index) {
-    const last = this.boxes.length - 1;
-    if (key === " " || key === "Enter") return index;
-    if (key === "Home") return 0;
-    if (key === "End") return last;
-    if (key in KEYS) return Math.min(Math.max(index + KEYS[key], 0), last);
-    if (key !== "ArrowUp" && key !== "ArrowDown") return null;
-    const groups = [...this.map.querySelectorAll(".glassbox-group")];
-    const at = groups.findIndex((group) => group.members.includes(index));
-    const other = groups[at + (key === "ArrowUp" ? -1 : 1)];
-    return other ? other.members[Math.min(groups[at].members.indexOf(index), other.members.length - 1)] : null;
-  }
-
-  /** One box at a time can be reached with Tab. */
-  focusOn(index, focus = true) {
-    for (const element of this.boxes) element.tabIndex = -1;
-    this.boxes[index].tabIndex = 0;
-    if (focus) this.boxes[index].focus({ preventScroll: false });
+  pointed(index) {
+    this.at = index;
+    if (this.outline) this.say();
   }
 }
 
-function box(activation, index) {
+function column(stage, groups) {
+  const caption = make("div", "glassbox-caption", { textContent: CAPTIONS[stage] ?? "", "aria-hidden": "true" });
+  const shown = CAPTIONS[stage] ? [caption, ...groups] : groups;
+  return make("div", `glassbox-stage glassbox-${stage}`, { role: "presentation" }, shown);
+}
+
+function box(activation) {
   const [id, , , mark] = activation;
   const element = make("span", `glassbox-box ${mark ? `glassbox-in-${mark}` : ""}`, {
     role: "option",
     "aria-label": about(activation),
     "aria-selected": "false",
   });
-  element.dataset.index = index;
   element.dataset.id = id;
   return element;
 }
 
 function about([id, channels, scale, mark]) {
   return [id, channels && `${channels} channels`, `1/${scale}`, WORDS[mark]].filter(Boolean).join(" · ");
-}
-
-function indexOf(element) {
-  const index = element.closest?.(".glassbox-box")?.dataset.index;
-  return index === undefined ? null : Number(index);
-}
-
-function between(one, other) {
-  const [first, last] = one < other ? [one, other] : [other, one];
-  return Array.from({ length: last - first + 1 }, (_, step) => first + step);
 }
 
 function stageOf(place) {
@@ -260,7 +204,7 @@ function stageOf(place) {
 
 /** "up-level1-repeat0" as "1.0", "up-level1-upsampler" as "1 ↑". */
 function short(place) {
-  if (!place) return "in · out";
+  if (!place) return "ends";
   const [, level, repeat] = place.match(/level(\d+)-repeat(\d+)/) ?? [];
   if (level) return `${level}.${repeat}`;
   const numbers = place.match(/\d+/g) ?? [];
@@ -288,4 +232,13 @@ function loaderOf(node) {
     if (network) return { kind: "diffusion_models", name: network };
   }
   return null;
+}
+
+/** Whether queued nodes hold that loader. */
+function holds(nodes, loader) {
+  return Object.values(nodes).some(({ class_type, inputs }) =>
+    loader?.kind === "architecture"
+      ? class_type === "GBX_LoadDemoModel"
+      : !loader || inputs.ckpt_name === loader.name || inputs.unet_name === loader.name,
+  );
 }

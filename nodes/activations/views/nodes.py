@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from ...host.loops import tracked
 from ...host.schema import schema
+from ...host.shown_pictures import shown_pictures
 from ...host.sockets import Activations
 from .. import correspondence, drawing, similarity
 from ..features import Activations as Tapped
@@ -137,7 +138,8 @@ class ActivationSimilarity(io.ComfyNode):
         shown = drawing.overlay(pictures, (values - low) / (high - low).clamp_min(1e-6), opacity)
         if marks is not None:
             shown[row] = drawing.marked(shown[row], (marks + 0.5) * factor)
-        return io.NodeOutput(shown, F.interpolate(values[:, None].clamp(0, 1), size=tuple(size), mode="bilinear")[:, 0])
+        similar = F.interpolate(values[:, None].clamp(0, 1), size=tuple(size), mode="bilinear")[:, 0]
+        return io.NodeOutput(shown, similar, ui={"glassbox_pictures": shown_pictures(image, picture)})
 
 
 class ActivationCorrespondence(io.ComfyNode):
@@ -213,7 +215,12 @@ class ActivationCorrespondence(io.ComfyNode):
             drawn.append(_matched(picture_of(source_image, source.rows[row]), shown, marks, found, sure))
             texts.append(to_text(found))
             masks.append(_carry(feature, other, source_mask, picture, shown.shape[:2], mutual))
-        return io.NodeOutput(torch.stack(drawn), "\n\n".join(texts), torch.stack(masks))
+        return io.NodeOutput(
+            torch.stack(drawn),
+            "\n\n".join(texts),
+            torch.stack(masks),
+            ui={"glassbox_pictures": shown_pictures(source_image, picture)},
+        )
 
 
 def _find(feature, other, marks, from_size, to_size, side: int, mutual: bool):

@@ -11,7 +11,7 @@ from ...host.found_files import find
 from ...host.schema import schema
 from ...host.sockets import NeuronMask as Socket
 from ...host.value_answers import fingerprint
-from .. import comparison, drawing, edits, inputs, mask_files, words
+from .. import chart, comparison, drawing, edits, inputs, mask_files, words
 from ..layers import value_layers
 from ..mask import CAVEATS, factors
 from ..statistics import same_model
@@ -72,7 +72,7 @@ class NeuronMaskEdit(io.ComfyNode):
         else:
             result = edits.named(mask, names, keep=operation == edits.KEEP_NAMED)
         lines = [f"{mask.count} neurons before, {result.count} after.", *result.history]
-        return io.NodeOutput(result, "\n".join(lines))
+        return io.NodeOutput(result, "\n".join(lines), ui={"glassbox_neurons": [chart.outline(mask)]})
 
 
 class SaveNeuronMask(io.ComfyNode):

@@ -84,6 +84,7 @@ def test_named_neurons():
     assert edits.named(found, "input_blocks.1.1 2", keep=True).neurons == [(A, 2)]
     assert edits.named(found, "input_blocks.1.1", keep=False).neurons == [(B, 3)]
     assert edits.named(found, f"{A} 1,2\n{B}", keep=True).count == 3
+    assert edits.named(found, " ", keep=False).neurons == found.neurons
     for text, sentence in (("nose", "names no neuron"), (f"{A} x", "not a layer and numbers"), (" ", "No neuron")):
         with pytest.raises(ValueError, match=sentence):
             edits.named(found, text, keep=True)

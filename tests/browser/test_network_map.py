@@ -1,0 +1,147 @@
+"""The network map of Layer Activation Tap and Activation Catalog on a real canvas, used as a person would."""
+
+import itertools
+
+import canvas_page
+import pytest
+from playwright.sync_api import expect
+
+from workflows.canvas import make
+
+pytestmark = canvas_page.EACH_RENDERER
+
+_NODE, _LIST = "GBX_ActivationCatalog", "the list below"
+_WIDTHS = itertools.count(256, 8)
+
+
+def _describe(w):
+    w.note("Map", "One.", "Two.", "Three.")
+    w.group("Map")
+    model, _, _ = w.add("GBX_LoadDemoModel")
+    _, table, _ = w.add(_NODE, model=model)
+    w.add("PreviewAny", source=table)
+
+
+@pytest.fixture
+def network(canvas, object_info):
+    """The map of a fresh node, drawn."""
+    canvas.load(make("map", _describe, object_info))
+    canvas.look_at(_NODE)
+    shown = canvas.page.locator(".glassbox-map")
+    expect(_chosen(shown)).to_have_count(4)
+    return shown
+
+
+def _box(network, id_: str):
+    return network.locator(f'.glassbox-box[data-id="{id_}"]')
+
+
+def _chosen(network):
+    return network.locator('.glassbox-box[aria-selected="true"]')
+
+
+def _ids(network) -> list[str]:
+    return [box.get_attribute("data-id") for box in _chosen(network).all()]
+
+
+def _queued(canvas) -> tuple[str, list[str]]:
+    inputs = next(entry["inputs"] for entry in canvas.prompt().values() if entry["class_type"] == _NODE)
+    return inputs["preset"], inputs["ids"].split()
+
+
+def test_presets_and_lists_light_up(canvas, network):
+    expect(network.get_by_role("status")).to_contain_text("4 of")
+    canvas.set(_NODE, "preset", "attention to words")
+    expect(_chosen(network)).to_have_count(1)
+    canvas.set(_NODE, "preset", "Ours-XL")
+    expect(network.get_by_role("status")).to_contain_text("is a set for SDXL")
+    canvas.set(_NODE, "preset", _LIST)
+    canvas.set(_NODE, "ids", "up-level1-*-cross-q, mid-repeat0-res-out # both")
+    expect(_chosen(network)).to_have_count(4)
+    canvas.set(_NODE, "ids", "up-level9-*")
+    expect(network.get_by_role("status")).to_have_text("No activation matches 'up-level9-*'.")
+
+
+def test_mouse(canvas, network):
+    preset = sorted(_ids(network))
+    _box(network, "down-level0-repeat0-res-out").click()
+    assert _queued(canvas) == (_LIST, [*preset, "down-level0-repeat0-res-out"])
+    _box(network, preset[0]).click()
+    assert _queued(canvas) == (_LIST, [*preset[1:], "down-level0-repeat0-res-out"])
+    canvas.set(_NODE, "ids", "")
+    _box(network, "up-level0-repeat0-res-increment").click()
+    _box(network, "up-level0-repeat0-vit-out").click(modifiers=["Shift"])
+    whole = _queued(canvas)[1]
+    assert len(whole) == 11 and all(id_.startswith("up-level0-repeat0-") for id_ in whole)
+    network.get_by_text("0.0").last.click()
+    assert _queued(canvas) == (_LIST, [])
+    assert canvas.errors == []
+
+
+def test_drag(canvas, network):
+    canvas.set(_NODE, "preset", _LIST)
+    first, last = (_box(network, f"up-level0-repeat1-{part}") for part in ("res-increment", "vit-out"))
+    start, end = first.bounding_box(), last.bounding_box()
+    canvas.page.mouse.move(start["x"] + 4, start["y"] + 4)
+    canvas.page.mouse.down()
+    canvas.page.mouse.move(end["x"] + 4, end["y"] + 4, steps=60)
+    canvas.page.mouse.up()
+    canvas.page.mouse.move(start["x"] + 4, start["y"] + 60)
+    assert len(_queued(canvas)[1]) == len(_ids(network)) == 11
+
+
+def test_keyboard(canvas, network):
+    canvas.set(_NODE, "preset", _LIST)
+    first = network.locator('.glassbox-box[tabindex="0"]')
+    first.focus()
+    press = canvas.page.keyboard.press
+    for key in ("ArrowDown", "ArrowRight", " ", "Shift+ArrowRight", "End", "Enter"):
+        press(key)
+    assert _queued(canvas)[1][:2] == ["down-level0-repeat0-res-out", "down-level0-repeat0-vit-block0-self-q"]
+    assert _queued(canvas)[1][-1] == "attn-mean"
+    press("Delete")
+    assert _NODE in [node["type"] for node in canvas.saved()["nodes"]]
+
+
+def test_saved_loaded_copied_undone(canvas, network, object_info):
+    fresh = next(node for node in make("map", _describe, object_info)["nodes"] if node["type"] == _NODE)
+    canvas.set(_NODE, "preset", _LIST)
+    _box(network, "mid-repeat0-res-out").click()
+    saved = canvas.saved()
+    values = next(node["widgets_values"] for node in saved["nodes"] if node["type"] == _NODE)
+    assert values == [_LIST, "mid-repeat0-res-out", *fresh["widgets_values"][2:]]
+    assert canvas.copied(_NODE) == values
+    canvas.load(saved)
+    canvas.look_at(_NODE)
+    expect(_chosen(network)).to_have_count(1)
+    canvas.pause()
+    _box(network, "mid-repeat1-res-out").click()
+    expect(_chosen(network)).to_have_count(2)
+    canvas.undo()
+    expect(_chosen(network)).to_have_count(1)
+    assert _queued(canvas) == (_LIST, ["mid-repeat0-res-out"])
+
+
+def test_the_model_of_the_last_run_is_drawn(canvas, network):
+    canvas.set(_NODE, "width", next(_WIDTHS))  # a node whose result is cached tells nothing
+    canvas.run()
+    expect(network).to_contain_text("The MODEL on the wire")
+    expect(_chosen(network)).to_have_count(4)
+
+
+def test_a_file_that_is_not_there_is_drawn_as_a_known_architecture(canvas, object_info):
+    def describe(w):
+        w.note("Map", "One.", "Two.", "Three.")
+        w.group("Map")
+        model, _, _ = w.add("CheckpointLoaderSimple", ckpt_name="absent_xl.safetensors")
+        w.add(_NODE, model=model, preset="paper's filter")
+
+    canvas.load(make("map", describe, object_info))
+    canvas.look_at(_NODE)
+    shown = canvas.page.locator(".glassbox-map")
+    expect(shown).to_contain_text("Until the first run drawn as")
+    expect(shown.locator(".glassbox-box[data-id]")).to_have_count(614)
+    shown.locator("select").select_option("sd15")
+    expect(shown.locator(".glassbox-box[data-id]")).to_have_count(199)
+    canvas.load(canvas.saved())
+    expect(shown.locator(".glassbox-box[data-id]")).to_have_count(199)

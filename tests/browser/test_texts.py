@@ -1,0 +1,168 @@
+"""The scripts read texts as the nodes read them."""
+
+import itertools
+import random
+
+import pytest
+from glassbox.nodes.activations import points, selection
+from glassbox.nodes.neurons import edits as neuron_edits
+from glassbox.nodes.neurons.mask import NeuronMask, of_neurons
+from glassbox.nodes.weights import edits
+
+from launch.comfyui import PACK_NAME
+
+_IDS = [f"up-level{level}-repeat{repeat}-{part}" for level in range(3) for repeat in range(2) for part in
+        ("res-out", "vit-block0-self-q", "vit-block0-cross-q", "vit-out")]  # fmt: skip
+_EDITS = ["", "beard: 0.8, glasses: -0.5", "a:1\nb: 2;c : +3e-1", "x: .5, x: 1.", "with: colon: 2", " , ;\n", "beard",
+          "beard:", ": 1", "beard: one", "a: 1, b", "a: 1 2"]  # fmt: skip
+_LISTS = ["up-level1-*", "*-out", "up-level?-repeat0-res-out, up-level2-*", "*[!t]", "up-level[01]-*-self-q",
+          "up-level0-repeat0-res-out # a note\n\n*-cross-q", "[", "up-level0[-]*", "*-vit-block0-[cs]*-q"]  # fmt: skip
+_POINTS = ["64, 48", "50%, 30%\n(10 20)", "1,2;3 , 4;\n\n5.5 6", "[[1, 2], [3.5, 4]]", '[{"x": 1, "y": 2}]', "1",
+           "1, 2 x", "1, 500", "-1, 0", "[[1]]", "[{", "1e1, 2"]  # fmt: skip
+_SIZE = (96, 128)
+_BLOCKS = ("input_blocks.1.1", "input_blocks.11.1", "middle_block.1")
+_LAYERS = [*(f"{block}.transformer_blocks.0" for block in _BLOCKS), "middle_block.1.transformer_blocks.1"]
+_NEURONS = [(f"{layer}.attn2.to_v", index) for layer in _LAYERS for index in (1, 2, 10)]
+_NAMES = ["input_blocks.1.1", "input_blocks.1.1 1, 10", "middle_block.1 2", "middle_block.1.transformer_blocks.1 1 2",
+          f"{_NEURONS[0][0]} 1,2\n\nmiddle_block.1", "middle_block", "input_blocks.1", "nose",
+          "input_blocks.1.1 x"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def call(browser, server):
+    """Call a function of a script with plain arguments; the page has the front end's address and no more."""
+    page = browser.new_page()
+    page.goto(f"{server.url}/system_stats")
+
+    def evaluate(module: str, body: str, arguments: list):
+        address = f"/extensions/{PACK_NAME}/text/{module}"
+        return page.evaluate(f"async given => {{ const text = await import('{address}'); {body} }}", arguments)
+
+    return evaluate
+
+
+@pytest.mark.parametrize("text", _EDITS)
+def test_edits(call, text):
+    found = call("edits.js", "const {strengths, unread} = text.read(given[0]); return [[...strengths], unread]", [text])
+    try:
+        wanted = {}
+        for name, strength in edits.parse(text):
+            wanted[name] = wanted.get(name, 0) + strength
+    except ValueError as error:
+        assert found[1] and f"'{found[1][0]}'" in str(error)
+        return
+    assert found == [[list(pair) for pair in wanted.items()], []]
+
+
+@pytest.mark.parametrize(
+    ("before", "name", "strength", "after"),
+    [
+        ("", "beard", 0.5, "beard: 0.5"),
+        ("beard: 0.8, glasses: -0.5", "beard", 0.1, "beard: 0.1, glasses: -0.5"),
+        ("beard: 0.8, glasses: -0.5", "beard", None, "glasses: -0.5"),
+        ("beard: 0.8, glasses: -0.5", "glasses", None, "beard: 0.8"),
+        ("beard: 0.8\nglasses: 1\n", "hat", 1 / 3, "beard: 0.8\nglasses: 1\nhat: 0.333333"),
+        ("a: 1, b: 1, a: 2", "a", 0.5, "a: 0.5, b: 1"),
+        ("a: 1", "b", None, "a: 1"),
+        ("a: 1, nonsense", "a", 2, "a: 2, nonsense"),
+    ],
+)
+def test_an_edit_changes_nothing_else(call, before, name, strength, after):
+    assert call("edits.js", "return text.write(...given)", [before, name, strength]) == after
+
+
+@pytest.mark.parametrize("text", _LISTS)
+def test_lists(call, text):
+    chosen, unknown = call(
+        "ids.js", "const {chosen, unknown} = text.read(...given); return [[...chosen], unknown]", [text, _IDS]
+    )
+    try:
+        wanted = selection.match_ids(_IDS, text)
+    except selection.NoSuchActivationError as error:
+        assert f"'{unknown[0]}'" in str(error)
+        return
+    assert (sorted(chosen), unknown) == (sorted(wanted), [])
+
+
+def test_every_switch_is_what_python_reads(call):
+    """Random switches, starting from lists with wildcards and comments: the text always names what was switched on."""
+    draw = random.Random(1)
+    for start in _LISTS[:3]:
+        switches = [(draw.choice(_IDS), draw.random() < 0.5) for _ in range(12)]
+        body = """const texts = []; let now = given[0];
+            for (const [id, on] of given[2]) texts.push(now = text.write(now, given[1], id, on)); return texts"""
+        texts = call("ids.js", body, [start, _IDS, switches])
+        wanted = set(selection.match_ids(_IDS, start))
+        for (id_, on), now in zip(switches, texts, strict=True):
+            wanted = wanted | {id_} if on else wanted - {id_}
+            assert set(selection.match_ids(_IDS, now)) == wanted
+
+
+@pytest.mark.parametrize("text", _POINTS)
+def test_points(call, text):
+    height, width = _SIZE
+    found = call("points.js", "return text.read(...given)", [text, {"width": width, "height": height}])
+    try:
+        wanted = points.parse(text, _SIZE).tolist()
+    except ValueError:
+        assert found["problem"]
+        return
+    assert found["problem"] is None
+    assert [[point["x"], point["y"]] for point in found["points"]] == [pytest.approx(pair) for pair in wanted]
+
+
+@pytest.mark.parametrize(
+    ("before", "number", "point", "after"),
+    [
+        ("1, 2\n50%, 50%\n3, 4", 1, {"x": 7.04, "y": 8}, "1, 2\n7, 8\n3, 4"),
+        ("1, 2\n50%, 50%\n3, 4", 0, None, "50%, 50%\n3, 4"),
+        ("1, 2; 3, 4", 1, None, "1, 2"),
+        ("[[1, 2], [3, 4]]", 1, {"x": 5, "y": 6}, "1, 2\n5, 6"),
+        ("nonsense\n1, 2", 0, {"x": 5, "y": 6}, "nonsense\n5, 6"),
+    ],
+)
+def test_a_moved_point_changes_nothing_else(call, before, number, point, after):
+    size = {"width": 128, "height": 96}
+    assert call("points.js", "return text.move(...given)", [before, number, point, size]) == after
+
+
+def _named(text: str) -> set[int]:
+    mask = NeuronMask(of_neurons(_NEURONS))
+    dropped = set(mask.neurons) - set(neuron_edits.named(mask, text, keep=False).neurons)
+    return {_NEURONS.index(neuron) for neuron in dropped}
+
+
+@pytest.mark.parametrize("text", _NAMES)
+def test_neurons(call, text):
+    neurons = [{"path": path, "index": index} for path, index in _NEURONS]
+    body = "const {named, unknown} = text.read(...given); return [[...named], unknown]"
+    named, unknown = call("neurons.js", body, [text, neurons])
+    try:
+        wanted = _named(text)
+    except ValueError as error:
+        assert f"'{unknown[0]}'" in str(error)
+        return
+    assert (set(named), unknown) == (wanted, [])
+
+
+def test_every_switched_neuron_is_what_python_reads(call):
+    draw, neurons = random.Random(2), [{"path": path, "index": index} for path, index in _NEURONS]
+    for start in _NAMES[:5]:
+        switches = [(draw.randrange(len(_NEURONS)), draw.random() < 0.5) for _ in range(15)]
+        body = """const texts = []; let now = given[0];
+            for (const [place, on] of given[2]) texts.push(now = text.write(now, given[1], place, on)); return texts"""
+        wanted = _named(start)
+        for (place, on), now in zip(switches, call("neurons.js", body, [start, neurons, switches]), strict=True):
+            wanted = wanted | {place} if on else wanted - {place}
+            assert _named(now) == wanted
+
+
+def test_ranges_and_random_strengths(call):
+    body = """const ranges = given.map(([low, high, raw]) => text.range({low, high, raw}, true));
+        return [ranges, text.randomStrengths(ranges, () => 1)]"""
+    ranges, strengths = call("ranges.js", body, [[-0.83, 1, 1], [-1, 1, 500000], [0, 1, 0.001]])
+    for found, (low, high) in zip(ranges, [(-0.83, 1), (-500000, 500000), (0, 0.001)], strict=True):
+        assert found["low"] <= low * (1 - 1e-9) and found["high"] >= high * (1 - 1e-9)
+        assert 10 <= (found["high"] - found["low"]) / found["step"] <= 2001
+    for strength, found in itertools.zip_longest(strengths, ranges):
+        assert strength == pytest.approx(found["high"] / 3**0.5, abs=found["step"])

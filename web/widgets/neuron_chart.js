@@ -1,0 +1,138 @@
+// The neurons of a mask as bars, a row a layer, as high as they stand out. In Neuron Mask Edit a click switches one: its
+// inputs `operation` and `names` are all that the chart reads and writes.
+
+import { Cells } from "../canvas/cells.js";
+import { lastOutput } from "../canvas/outputs.js";
+import { addPanel, make, remember } from "../canvas/panel.js";
+import { Value } from "../canvas/value.js";
+import { headOf, read, write } from "../text/neurons.js";
+
+const HEIGHT = 220;
+const DROP = "drop named";
+const KEEP = "keep named";
+const LOWEST = 15; // per cent of a bar's height that the weakest neuron still has, to be seen and hit
+
+/** `changeable`: whether the node has the inputs to switch neurons, or only shows those of its mask. */
+export function addNeuronChart(changeable) {
+  return (node) => void new NeuronChart(node, changeable);
+}
+
+class NeuronChart {
+  constructor(node, changeable) {
+    Object.assign(this, { node, neurons: [], told: "", problem: null, at: null });
+    this.operation = changeable ? new Value(node, "operation", () => this.draw()) : null;
+    this.names = changeable ? new Value(node, "names", () => this.draw()) : null;
+    this.rows = make("div", "glassbox-rows glassbox-scroll glassbox-neurons", {
+      role: "listbox",
+      "aria-multiselectable": "true",
+      "aria-label": "Neurons of the mask",
+    });
+    this.status = make("div", "glassbox-status glassbox-two-lines", { role: "status" });
+    this.cells = new Cells(this.rows, this);
+    addPanel(node, "neurons", make("div", "glassbox-chart", {}, [this.rows, this.status]), {
+      height: HEIGHT,
+      update: (output) => this.update(output),
+    });
+  }
+
+  async update(output) {
+    const mask = (output?.glassbox_neurons ?? (await lastOutput(this.node, "glassbox_neurons")))?.at(-1);
+    if (mask && mask !== this.mask) this.build(mask);
+    this.draw();
+  }
+
+  build(mask) {
+    Object.assign(this, { mask, at: null });
+    this.neurons = mask.neurons.map(([path, index, scale, z]) => ({ path, index, scale, z }));
+    const highest = Math.max(...this.neurons.map(({ z }) => Math.abs(z ?? 0)), 1e-9);
+    const bars = this.neurons.map((neuron) => bar(neuron, highest));
+    const layers = new Map();
+    for (const [place, { path }] of this.neurons.entries()) layers.set(path, [...(layers.get(path) ?? []), place]);
+    this.cells.replace(bars, [...layers.values()]);
+    const shown = [...layers].map(([path, places]) => {
+      const name = headOf(path, this.neurons);
+      const label = make("span", "glassbox-layer", { textContent: `${name} · ${places.length}`, title: path });
+      const all = make("div", "glassbox-bars", { role: "presentation" }, places.map((place) => bars[place]));
+      return make("div", "glassbox-neuron-row", { role: "group", "aria-label": name }, [label, all]);
+    });
+    this.rows.replaceChildren(...shown);
+  }
+
+  draw() {
+    const { off, problem } = this.masked();
+    for (const [place, cell] of this.cells.cells.entries()) cell.setAttribute("aria-selected", off.has(place));
+    this.rows.setAttribute("aria-disabled", !this.changeable);
+    Object.assign(this, { problem, told: this.counted(off.size) });
+    this.say();
+  }
+
+  say() {
+    this.status.textContent = this.problem ?? (this.at === null ? this.told : about(this.neurons[this.at]));
+    this.status.classList.toggle("glassbox-problem", Boolean(this.problem));
+  }
+
+  counted(count) {
+    if (!this.mask) return "The neurons show after the first run.";
+    if (!this.mask.count) return "The mask is empty.";
+    const more = this.mask.count > this.neurons.length ? `, of which the ${this.neurons.length} largest are shown` : "";
+    if (!this.names) return `${this.mask.count} neurons in the mask${more}.`;
+    if (!this.following) return `${this.mask.count} neurons come in${more}; click one to leave it out.`;
+    return `${count} of ${this.neurons.length} stay in the mask${more}.`;
+  }
+
+  /** Whether the inputs name neurons; the other operations do not. */
+  get following() {
+    return this.operation?.current === DROP || this.operation?.current === KEEP;
+  }
+
+  get changeable() {
+    return Boolean(this.names) && !this.names.linked && !this.operation.linked;
+  }
+
+  /** The places of the neurons that stay in the mask. */
+  masked() {
+    const all = new Set(this.neurons.keys());
+    if (!this.following || !this.mask) return { off: all, problem: null };
+    const { named, unknown } = read(this.names.current, this.neurons);
+    const problem = unknown.length ? `'${unknown[0]}' names no neuron of this mask.` : null;
+    const kept = this.operation.current === KEEP;
+    return { off: new Set([...all].filter((place) => named.has(place) === kept)), problem };
+  }
+
+  isOn(place) {
+    return this.cells.cells[place].getAttribute("aria-selected") === "true";
+  }
+
+  switchSome(places, on) {
+    if (!this.changeable) return;
+    const naming = (this.operation.current === KEEP) === on;
+    let text = this.following ? this.names.current : "";
+    for (const place of places) text = write(text, this.neurons, place, naming);
+    this.names.current = text;
+    if (!this.following) this.operation.current = DROP;
+    this.draw();
+  }
+
+  switched() {
+    if (this.changeable) remember();
+  }
+
+  pointed(place) {
+    this.at = place;
+    this.say();
+  }
+}
+
+function bar(neuron, highest) {
+  const share = neuron.z === null ? 60 : LOWEST + ((100 - LOWEST) * Math.abs(neuron.z)) / highest;
+  const fill = make("span", "glassbox-bar-fill");
+  fill.style.height = `${share}%`;
+  return make("span", "glassbox-bar", { role: "option", "aria-label": about(neuron), "aria-selected": "true" }, [fill]);
+}
+
+function about({ path, index, scale, z }) {
+  const told = [`${path.split(".transformer_blocks.", 1)[0]}, neuron ${index}`];
+  if (z !== null) told.push(`z ${z.toFixed(2)}`);
+  if (scale) told.push(`times ${scale}`);
+  return told.join(" · ");
+}

@@ -1,0 +1,198 @@
+// Points on a picture: click to add one, drag to move it, Delete or a double click to take it out. The node's text
+// `points` is all that the picker reads and writes; the picture is that of the node's last run, or of Load Image.
+
+import { api } from "../../../scripts/api.js";
+import { lastOutput } from "../canvas/outputs.js";
+import { addPanel, make, remember } from "../canvas/panel.js";
+import { sourceOf, valueOf } from "../canvas/upstream.js";
+import { Value } from "../canvas/value.js";
+import { add, move, read } from "../text/points.js";
+
+const SVG = "http://www.w3.org/2000/svg";
+const HEIGHT = 300;
+const STEPS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+const HELP = "Click adds a point, a drag moves it, a double click takes it out.";
+
+/** `input`: the node's input with the picture; `mask`: the input that takes the place of the points, if any. */
+export function addPointPicker(input, mask) {
+  return (node) => void new PointPicker(node, input, mask);
+}
+
+class PointPicker {
+  constructor(node, input, mask) {
+    Object.assign(this, { node, input, mask, dots: [], picture: null });
+    this.points = new Value(node, "points", () => this.draw());
+    this.number = new Value(node, "picture", () => this.update());
+    this.image = draw("image", {});
+    this.svg = draw("svg", { class: "glassbox-picture", role: "group", "aria-label": "Points on the picture" });
+    this.svg.append(this.image);
+    this.svg.addEventListener("pointerdown", (event) => this.press(event));
+    this.empty = make("div", "glassbox-empty", { textContent: "The picture shows after the first run." });
+    this.status = make("div", "glassbox-status", { role: "status" });
+    const clear = make("button", "glassbox-button", {
+      type: "button",
+      textContent: "Clear",
+      title: "Take all points out",
+      onclick: () => this.write("", true),
+    });
+    this.clear = clear;
+    const foot = make("div", "glassbox-head", {}, [this.status, clear]);
+    addPanel(node, "picker", make("div", "glassbox-picker", {}, [this.svg, this.empty, foot]), {
+      height: HEIGHT,
+      update: (output) => this.update(output),
+    });
+  }
+
+  /** Finds the picture that the points are on. */
+  async update(output) {
+    const ran = output?.glassbox_pictures ?? (await lastOutput(this.node, "glassbox_pictures"));
+    const picture = this.ofLoader() ?? ran?.find(({ number }) => number === Number(this.number.current)) ?? null;
+    if (picture?.address !== this.picture?.address || picture?.filename !== this.picture?.filename) {
+      this.picture = picture;
+      if (picture) this.show(picture);
+    }
+    this.draw();
+  }
+
+  /** The picture of a Load Image node that is wired straight to this one. */
+  ofLoader() {
+    const loader = sourceOf(this.node, this.input);
+    if (loader?.comfyClass !== "LoadImage" || Number(this.number.current) !== 0) return null;
+    const [, name, type = "input"] = /^(.*?)(?: \[(\w+)\])?$/.exec(String(valueOf(loader, "image") ?? ""));
+    if (!name) return null;
+    const cut = name.lastIndexOf("/");
+    return { filename: name.slice(cut + 1), subfolder: name.slice(0, Math.max(cut, 0)), type };
+  }
+
+  async show(picture) {
+    const { filename, subfolder, type } = picture;
+    const address = api.apiURL(`/view?${new URLSearchParams({ filename, subfolder, type })}`);
+    try {
+      const size = picture.width ? picture : await sizeOf(address);
+      if (picture !== this.picture) return;
+      Object.assign(picture, { width: size.width, height: size.height });
+      this.svg.setAttribute("viewBox", `0 0 ${size.width} ${size.height}`);
+      set(this.image, { href: address, width: size.width, height: size.height });
+    } catch {
+      if (picture === this.picture) this.picture = null;
+    }
+    this.draw();
+  }
+
+  draw() {
+    const ready = Boolean(this.picture?.width);
+    this.svg.style.display = ready ? "" : "none";
+    this.empty.hidden = ready;
+    this.clear.disabled = this.locked || !this.points.current.trim();
+    if (!ready) {
+      this.status.textContent = "";
+      return;
+    }
+    const { points, problem } = read(this.points.current, this.picture);
+    while (this.dots.length > points.length) this.dots.pop().remove();
+    while (this.dots.length < points.length) this.dots.push(this.dot(this.dots.length));
+    const radius = Math.max(this.picture.width, this.picture.height) / 45;
+    for (const [index, { x, y }] of points.entries()) place(this.dots[index], index, x, y, radius);
+    const counted = `${points.length} point${points.length === 1 ? "" : "s"}. ${HELP}`;
+    this.status.textContent = this.reason ?? problem ?? counted;
+    this.status.title = this.status.textContent;
+    this.status.classList.toggle("glassbox-problem", Boolean(problem) && !this.reason);
+  }
+
+  /** Why the points cannot be changed here, or null. */
+  get reason() {
+    if (this.points.linked) return "The points come from the wire.";
+    if (this.mask && sourceOf(this.node, this.mask)) return "The mask counts, not the points.";
+    return null;
+  }
+
+  get locked() {
+    return this.reason !== null;
+  }
+
+  dot(index) {
+    const group = draw("g", { class: "glassbox-dot", tabindex: 0, role: "button" });
+    group.append(draw("circle", {}), draw("text", {}));
+    group.addEventListener("keydown", (event) => this.key(event, index));
+    group.addEventListener("dblclick", () => this.moveTo(index, null, true));
+    this.svg.append(group);
+    return group;
+  }
+
+  press(event) {
+    if (event.button || this.locked || !this.picture?.width) return;
+    event.preventDefault();
+    let index = this.dots.indexOf(event.target.closest(".glassbox-dot"));
+    if (index < 0) {
+      const point = this.at(event);
+      if (!point) return;
+      this.write(add(this.points.current, point, this.picture), false);
+      index = this.dots.length - 1;
+    }
+    this.dots[index]?.focus();
+    const drag = (event) => this.moveTo(index, this.at(event, true), false);
+    const stop = () => {
+      window.removeEventListener("pointermove", drag, true);
+      remember();
+    };
+    window.addEventListener("pointermove", drag, true);
+    window.addEventListener("pointerup", stop, { capture: true, once: true });
+  }
+
+  key(event, index) {
+    if (this.locked || event.ctrlKey || event.metaKey) return;
+    const point = read(this.points.current, this.picture).points[index];
+    if (event.key === "Delete" || event.key === "Backspace") this.moveTo(index, null, true);
+    else if (event.key in STEPS) {
+      const [right, down] = STEPS[event.key].map((step) => step * (event.shiftKey ? 10 : 1));
+      this.moveTo(index, this.inside({ x: point.x + right, y: point.y + down }), true);
+    } else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  moveTo(index, point, done) {
+    if (!this.locked) this.write(move(this.points.current, index, point, this.picture), done);
+  }
+
+  write(text, done) {
+    this.points.current = text;
+    if (done) remember();
+  }
+
+  /** Where on the picture a pointer is; beside it null, or with `clamped` the nearest place on it. */
+  at(event, clamped = false) {
+    const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(this.svg.getScreenCTM().inverse());
+    const inside = this.inside(point);
+    return clamped || (inside.x === point.x && inside.y === point.y) ? inside : null;
+  }
+
+  inside({ x, y }) {
+    const { width, height } = this.picture;
+    return { x: Math.min(Math.max(x, 0), width - 1), y: Math.min(Math.max(y, 0), height - 1) };
+  }
+}
+
+function place(dot, index, x, y, radius) {
+  const [circle, text] = dot.children;
+  set(circle, { cx: x, cy: y, r: radius });
+  set(text, { x, y, "font-size": radius * 1.3 });
+  text.textContent = index + 1;
+  dot.setAttribute("aria-label", `Point ${index + 1} at ${Math.round(x)}, ${Math.round(y)}: arrows move it, Delete removes`);
+}
+
+async function sizeOf(address) {
+  const image = new Image();
+  image.src = address;
+  await image.decode();
+  return { width: image.naturalWidth, height: image.naturalHeight };
+}
+
+function draw(tag, attributes) {
+  return set(document.createElementNS(SVG, tag), attributes);
+}
+
+function set(element, attributes) {
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  return element;
+}
