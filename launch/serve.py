@@ -7,19 +7,22 @@ import webbrowser
 from pathlib import Path
 
 from . import paths
+from .comfyui import PACK_NAME
 from .errors import LaunchError
 from .server import Server
 
 # Previews while sampling, and none of the nodes that call paid services.
 CANVAS_ARGUMENTS = ("--preview-method", "auto", "--disable-api-nodes")
+# The front end opens the template that its address names.
+FIRST = f"?template=demo_world_prompt_to_picture&source={PACK_NAME}"
 
 
 def run(comfyui: Path, port: int | None, browser: bool) -> int:
-    """Start ComfyUI and open it in a browser; returns when it is stopped."""
+    """Start ComfyUI and open it in a browser with the first workflow; returns when it is stopped."""
     print("Starting ComfyUI (about 20 s) ...", flush=True)
     with Server(comfyui, paths.HOST, CANVAS_ARGUMENTS, port) as server:
         if browser:
-            webbrowser.open(server.url)
+            webbrowser.open(f"{server.url}/{FIRST}")
         stay_open(server)
     return 0
 
