@@ -70,43 +70,41 @@ def demo_weights_sample(w: Workflow) -> None:
 def demo_weights_edit(w: Workflow) -> None:
     w.note(
         "Edits that add up",
-        f"**One person** is moved along directions of the space ({_PAPER}, section 3.3): a beard, glasses, both. "
-        "Each strength is a share of the way to the member furthest out.",
+        f"**One person** is moved along directions of the space ({_PAPER}, section 3.3): sunglasses, skin, both. A "
+        "strength of 1 is as far out as the member furthest out.",
         "**W2W Fit Directions** finds the directions from the members' labels and tells how well each separates "
-        "members that it has not seen. `keep` holds skin and hair still.",
-        "**Try** other names in `edits` (the report lists them), negative strengths, an empty `keep`.",
+        "members that it has not seen: skin and sunglasses well, beards less so. `keep` holds others still.",
+        "**Try** `beard: 1.5`, other names in `edits` (the report lists them), negative strengths, `keep: long hair`.",
     )
     demo = _Demo(w)
     w.group("Directions")
-    space, report = w.add("GBX_W2WFitDirections", space=demo.space, components=48)
+    space, report = w.add("GBX_W2WFitDirections", space=demo.space, components=32)
     w.add("PreviewAny", source=report, node_title="How good the directions are")
     w.group("One person, edited")
-    person = demo.sample(space=space, seed=8)
-    keep = "dark skin, long hair"
-    first, _ = w.add("GBX_W2WEdit", point=person, edits="beard: 0.6", keep=keep, node_title="A beard")
-    second, _ = w.add("GBX_W2WEdit", point=first, edits="round glasses: 0.6", keep=keep, node_title="And glasses")
-    other, _ = w.add("GBX_W2WEdit", point=person, edits="dark skin: 0.6, round glasses: 0.4", keep="beard",
+    person = demo.sample(space=space, seed=3)
+    first, _ = w.add("GBX_W2WEdit", point=person, edits="sunglasses: 1.5", node_title="Sunglasses")
+    second, _ = w.add("GBX_W2WEdit", point=first, edits="dark skin: 0.8", node_title="And dark skin")
+    other, _ = w.add("GBX_W2WEdit", point=person, edits="pale skin: 0.8, sunglasses: 1.5",
                      node_title="Two edits in one node")  # fmt: skip
     w.group("Pictures")
-    for point, name, title in ((person, "person", "As drawn from the space"), (first, "beard", "A beard"),
-                               (second, "beard_glasses", "A beard and glasses"), (other, "two", "Skin and glasses")):
+    for point, name, title in ((person, "person", "As drawn from the space"), (first, "sunglasses", "Sunglasses"),
+                               (second, "sunglasses_skin", "And dark skin"), (other, "two", "Pale skin, sunglasses")):
         demo.save(demo.paint(demo.apply(point)), name, title)  # fmt: skip
 
 
 def demo_weights_sweep(w: Workflow) -> None:
     w.note(
         "A grid of strengths",
-        f"**Along two directions** one person changes step by step: a row is the beard, a column the skin ({_PAPER}).",
+        f"**Along two directions** one person changes step by step: a row is sunglasses, a column skin ({_PAPER}).",
         "**Between two people** of the space a straight line leads from one to the other.",
         "**Try** `PC 1`, `PC 2` and so on instead of names: the axes in which the members differ most, whatever they "
         "mean; or 5 steps.",
     )
     demo = _Demo(w)
     w.group("A grid")
-    space, _ = w.add("GBX_W2WFitDirections", space=demo.space, components=48)
-    person, another = demo.sample(space=space, seed=8), demo.sample(space=space, seed=21)
-    grid, _ = w.add("GBX_W2WSweep", point=person, across="beard", down="dark skin", low=-0.6, high=0.6, steps=3,
-                    keep="long hair")  # fmt: skip
+    space, _ = w.add("GBX_W2WFitDirections", space=demo.space, components=32)
+    person, another = demo.sample(space=space, seed=3), demo.sample(space=space, seed=8)
+    grid, _ = w.add("GBX_W2WSweep", point=person, across="sunglasses", down="dark skin", low=-1.2, high=1.2, steps=3)
     w.group("Pictures of the grid")
     demo.save(demo.together(demo.paint(demo.apply(grid))), "grid")
     w.group("From one to another")
@@ -128,7 +126,7 @@ def demo_weights_invert(w: Workflow) -> None:
     picture, mask, _ = w.add("GBX_DemoPicture", picture=5, count=1)
     latent = w.add("VAEEncode", pixels=picture, vae=demo.vae)
     w.group("Inversion")
-    space, _ = w.add("GBX_W2WFitDirections", space=demo.space, components=48)
+    space, _ = w.add("GBX_W2WFitDirections", space=demo.space, components=32)
     point, restored, plot, _, report = w.add(
         "GBX_W2WInvert", model=demo.model, space=space, latent=latent, positive=demo.positive, mask=mask, vae=demo.vae,
         steps=60, learning_rate=1.0, precision="fp32", gradient_checkpointing=False, preview_every=15,
@@ -139,7 +137,7 @@ def demo_weights_invert(w: Workflow) -> None:
     demo.save(picture, "given", "The picture")
     demo.save(restored, "restored", "Restored from noise")
     demo.save(demo.paint(demo.apply(point)), "inverted", "The model's own picture")
-    edited, _ = w.add("GBX_W2WEdit", point=point, edits="sunglasses: 0.9", keep="dark skin, beard")
+    edited, _ = w.add("GBX_W2WEdit", point=point, edits="sunglasses: 1.5")
     demo.save(demo.paint(demo.apply(edited)), "inverted_edited", "With sunglasses")
 
 
@@ -154,9 +152,9 @@ def demo_weights_delayed_injection(w: Workflow) -> None:
     )
     demo = _Demo(w)
     w.group("A person and an edit")
-    space, _ = w.add("GBX_W2WFitDirections", space=demo.space, components=48)
-    person = demo.sample(space=space, seed=8)
-    edited, _ = w.add("GBX_W2WEdit", point=person, edits="dark skin: 0.8", keep="long hair")
+    space, _ = w.add("GBX_W2WFitDirections", space=demo.space, components=32)
+    person = demo.sample(space=space, seed=3)
+    edited, _ = w.add("GBX_W2WEdit", point=person, edits="dark skin: 1")
     w.group("Pictures")
     demo.save(demo.paint(demo.apply(person)), "unedited", "As drawn from the space")
     demo.save(demo.paint(demo.apply(edited)), "from_start", "Edited from the start")

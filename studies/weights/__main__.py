@@ -20,7 +20,6 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="run.py study weights", description=__doc__.splitlines()[0])
     parser.add_argument("steps", nargs="*", metavar="STEP", help=", ".join(NAMES))
     parser.add_argument("--people", type=int, default=320, help="how many identities to train")
-    parser.add_argument("--training", type=int, metavar="STEPS", default=130, help="training steps of each identity")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further cohort after so long")
     parser.add_argument("--quick", action="store_true", help="measure with fewer samples, in under five minutes")
     options = parser.parse_args(argv)
@@ -33,17 +32,17 @@ def main(argv: Sequence[str]) -> int:
 
             print(measure.run(options.quick))
         else:
-            _population(options.people, options.training, options.minutes * 60, step == "release")
+            _population(options.people, options.minutes * 60, step == "release")
     return 0
 
 
-def _population(count: int, steps: int, seconds: float, release_it: bool) -> None:
+def _population(count: int, seconds: float, release_it: bool) -> None:
     """Train, or go on training; and make the space of what there is."""
     from ..world.generate import Generator
     from ..world.release import WORLD
     from . import population, release
 
-    generator, plan = Generator.load(WORLD), population.Plan(steps=steps)
+    generator, plan = Generator.load(WORLD), population.Plan()
     limit = 0.0 if release_it else seconds
     group, flats = population.train(generator, count, FOLDER, plan, limit)
     if release_it:

@@ -24,7 +24,7 @@ from .population import Plan, Trainer
 from .release import ASSET
 from .study import NOISE, Study, factors, identity, prompts, shares, truth
 
-COMPONENTS = 48  # of which directions are fitted
+COMPONENTS = 32  # of which directions are fitted
 
 
 def measure_judge(study: Study) -> dict[str, dict]:
@@ -73,12 +73,12 @@ def measure_sampling(study: Study) -> dict[str, dict]:
 
 
 def run(quick: bool = False) -> Path:
-    """Measure everything; ``quick`` takes a third of the people."""
+    """Measure everything; ``quick`` takes fewer people."""
     space = sizes.directed(host.pack("nodes.weights.space_files").read(ASSET), COMPONENTS)
     generator = Generator.load(WORLD)
     painter = Painter(generator, Trainer(generator, Plan()))
-    study = Study(space, painter, host.pack("nodes.demo.judge").load(WORLD), 10 if quick else 32)
-    count, numbers = 4 if quick else 12, {}
+    study = Study(space, painter, host.pack("nodes.demo.judge").load(WORLD), 10 if quick else 24)
+    count, numbers = 4 if quick else 10, {}
     parts = {
         "judge": lambda: measure_judge(study), "members": lambda: measure_members(study),
         "sampling": lambda: measure_sampling(study), "edits": lambda: editing.measure(study),

@@ -19,11 +19,12 @@ from .people import Encoded, cached, people
 
 @dataclass(frozen=True)
 class Plan:
-    """``cohort`` identities in one batch, ``rows`` pictures of each a step."""
+    """``cohort`` identities in one batch, ``rows`` pictures of each a step; ``further`` steps but for the first."""
 
     cohort: int = 32
     rows: int = 1
     steps: int = 130
+    further: int = 80
     rank: int = 1
     alpha: float = 1.0
     learning_rate: float = 0.015
@@ -58,17 +59,17 @@ class Trainer:
         self.predicts_v = model.model_type.name == "V_PREDICTION"
         self.vector = model.encode_adm().to(device())
 
-    def cohort(self, data: Encoded, checkpoint: Path, every: int = 10) -> torch.Tensor:
+    def cohort(self, data: Encoded, checkpoint: Path, steps: int, every: int = 10) -> torch.Tensor:
         """Train identities (n) together and return their flat factors float32 (n, D); goes on from its checkpoint."""
         plan = self.plan
         population = Population(self.layout, len(data.latents), plan.seed, device())
         optimizer = torch.optim.AdamW([population.flat], lr=plan.learning_rate, weight_decay=plan.weight_decay)
         first = _resume(population, optimizer, checkpoint)
         with adapted(self.network, population):
-            for step in range(first, plan.steps):
+            for step in range(first, steps):
                 loss = self.loss(population, data, torch.Generator().manual_seed(plan.seed * 1_000_003 + step))
-                descend(optimizer, loss, step, plan.steps)
-                if (step + 1) % every == 0 or step + 1 == plan.steps:
+                descend(optimizer, loss, step, steps)
+                if (step + 1) % every == 0 or step + 1 == steps:
                     _save(population, optimizer, step + 1, checkpoint)
         return population.flat.detach().cpu()
 
@@ -116,7 +117,8 @@ def train(generator, count: int, folder: Path, plan: Plan, seconds: float = floa
         if not done.exists():
             begun = time.perf_counter()
             data = cached(part, generator, folder / f"cohort_{number:03}.data.pt")
-            flat = trainer.cohort(data, folder / f"cohort_{number:03}.pt")
+            steps = plan.further if number else plan.steps
+            flat = trainer.cohort(data, folder / f"cohort_{number:03}.pt", steps)
             torch.save(flat, done)
             (folder / f"cohort_{number:03}.pt").unlink()
             pace = (time.perf_counter() - begun) / len(part)

@@ -39,7 +39,8 @@ def write(space, plan: Plan, group: list[Person]) -> Path:
         "base": f"Glassbox demo model {WORLD}",
         "prompt": "portrait",
         "licence": "MIT",
-        "training": f"{len(group)} identities, {plan.steps} steps of {plan.rows} picture(s), rank {plan.rank}, "
+        "training": f"{len(group)} identities, {plan.further} steps of {plan.rows} picture(s), {plan.steps} for "
+        f"the first {plan.cohort}, rank {plan.rank}, "
         f"learning rate {plan.learning_rate}",
         "faces": [_identity(person) for person in group],
     }
