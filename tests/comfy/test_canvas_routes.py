@@ -10,8 +10,8 @@ import pytest
 _SPACE = "avatars-v1-w2w.safetensors"
 
 
-def _ask(server, name: str, **parameters) -> tuple[int, dict]:
-    address = f"{server.url}/glassbox/{name}?{urllib.parse.urlencode(parameters)}"
+def _ask(server, route: str, **parameters) -> tuple[int, dict]:
+    address = f"{server.url}/glassbox/{route}?{urllib.parse.urlencode(parameters)}"
     try:
         with urllib.request.urlopen(address, timeout=60) as answer:
             return answer.status, json.load(answer)
@@ -39,7 +39,7 @@ def test_network_of_an_architecture(server, name, activations):
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters", "sentence"),
+    ("route", "parameters", "sentence"),
     [
         ("space", {}, "Ask with these parameters"),
         ("space", {"space_name": "nothing.safetensors"}, "There is no weight space"),
@@ -50,7 +50,7 @@ def test_network_of_an_architecture(server, name, activations):
         ("network", {"kind": "checkpoints", "name": "../x.safetensors"}, "There is no checkpoint"),
     ],
 )
-def test_a_bad_question_gets_400_and_a_sentence(server, name, parameters, sentence):
-    status, told = _ask(server, name, **parameters)
+def test_a_bad_question_gets_400_and_a_sentence(server, route, parameters, sentence):
+    status, told = _ask(server, route, **parameters)
     assert status == 400
     assert sentence in told["error"]

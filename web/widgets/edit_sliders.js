@@ -124,21 +124,36 @@ class Row {
   constructor(name, panel) {
     this.name = name;
     const label = `Strength of ${name}`;
-    const set = (input, done) => {
-      const value = Number(input.value);
-      if (input.value !== "" && Number.isFinite(value)) panel.set(name, value, done);
-      else if (done) panel.draw();
-    };
-    this.slider = make("input", "glassbox-slider", { type: "range", "aria-label": label });
-    this.number = make("input", "glassbox-number", { type: "number", "aria-label": `${label}, as a number` });
-    for (const input of [this.slider, this.number]) {
-      input.addEventListener("input", () => set(input, false));
-      input.addEventListener("change", () => set(input, true));
-    }
+    Object.assign(this, { panel, title: label });
+    this.slider = this.listening(make("input", "glassbox-slider", { type: "range", "aria-label": label }));
+    this.number = this.field();
     this.reset = button("×", `Reset ${name}`, () => panel.set(name, 0, true));
     this.reset.setAttribute("aria-label", `Reset ${name}`);
     this.label = make("span", "glassbox-name", { textContent: name, title: name });
     this.element = make("div", "glassbox-row", {}, [this.label, this.slider, this.number, this.reset]);
+  }
+
+  /** A number field. Left, it is replaced: the browser's own undo would else reach back into it from everywhere. */
+  field() {
+    const properties = { type: "number", "aria-label": `${this.title}, as a number` };
+    const field = this.listening(make("input", "glassbox-number", properties));
+    field.addEventListener("blur", () => {
+      this.number = this.field();
+      field.replaceWith(this.number);
+      this.panel.draw();
+    });
+    return field;
+  }
+
+  listening(input) {
+    const set = (done) => {
+      const value = Number(input.value);
+      if (input.value !== "" && Number.isFinite(value)) this.panel.set(this.name, value, done);
+      else if (done) this.panel.draw();
+    };
+    input.addEventListener("input", () => set(false));
+    input.addEventListener("change", () => set(true));
+    return input;
   }
 
   show(strength, range, locked) {
