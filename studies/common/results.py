@@ -20,7 +20,8 @@ def share(hits: np.ndarray, what: str) -> dict:
     count, value, z = len(hits), float(np.mean(hits)), 1.96
     middle = (value + z * z / (2 * count)) / (1 + z * z / count)
     half = z * math.sqrt(value * (1 - value) / count + z * z / (4 * count * count)) / (1 + z * z / count)
-    return {"value": value, "low": middle - half, "high": middle + half, "n": count, "unit": "share", "what": what}
+    low, high = max(middle - half, 0.0), min(middle + half, 1.0)  # rounding leaves -1e-18 where no one succeeded
+    return {"value": value, "low": low, "high": high, "n": count, "unit": "share", "what": what}
 
 
 def bootstrap(values: np.ndarray, what: str, unit: str, statistic=np.mean, draws: int = 2000, seed: int = 0) -> dict:
