@@ -1,0 +1,53 @@
+"""Node texts in other languages: they name every node, input and output, and ComfyUI hands them out."""
+
+import json
+import re
+import urllib.request
+
+import pytest
+import repository
+
+_FOLDERS = sorted(path for path in (repository.ROOT / "locales").iterdir() if path.is_dir())
+_TEXTS = ("name", "tooltip")
+
+
+def _translated(folder) -> dict:
+    return json.loads((folder / "nodeDefs.json").read_text("utf-8"))
+
+
+def _inputs(info: dict) -> set[str]:
+    return {name for kind in ("required", "optional") for name in info["input"].get(kind, {})}
+
+
+@pytest.mark.parametrize("folder", _FOLDERS, ids=lambda folder: folder.name)
+def test_every_text_is_there(folder, pack_info):
+    found = _translated(folder)
+    assert sorted(found) == sorted(pack_info)
+    for node_id, info in pack_info.items():
+        node = found[node_id]
+        assert node["display_name"] and node["description"], node_id
+        assert set(node["inputs"]) == _inputs(info), node_id
+        assert set(node["outputs"]) == {str(place) for place in range(len(info["output"]))}, node_id
+        for entry in (*node["inputs"].values(), *node["outputs"].values()):
+            assert all(entry[text] for text in _TEXTS), f"{node_id}: {entry}"
+
+
+@pytest.mark.parametrize("folder", _FOLDERS, ids=lambda folder: folder.name)
+def test_papers_are_named_as_in_english(folder, pack_info):
+    number = re.compile(r"\d{4}\.\d{5}")
+    for node_id, node in _translated(folder).items():
+        assert set(number.findall(node["description"])) == set(number.findall(pack_info[node_id]["description"]))
+
+
+@pytest.mark.parametrize("folder", _FOLDERS, ids=lambda folder: folder.name)
+def test_no_text_holds_what_the_front_end_would_read_as_its_own_syntax(folder):
+    text = (folder / "nodeDefs.json").read_text("utf-8")
+    values = re.findall(r'"[a-z_]+": "((?:[^"\\]|\\.)*)"', text)
+    assert values and not [value for value in values if re.search(r"[@|{}]", value)]
+
+
+def test_comfyui_hands_them_out(server):
+    with urllib.request.urlopen(f"{server.url}/i18n", timeout=30) as answer:
+        told = json.load(answer)
+    for folder in _FOLDERS:
+        assert told[folder.name]["nodeDefs"]["GBX_W2WEdit"] == _translated(folder)["GBX_W2WEdit"]
