@@ -54,7 +54,7 @@ def demo_activations_token_heat_map(w: Workflow) -> None:
     )
     w.group("Model")
     model, clip, vae = w.add("GBX_LoadDemoModel")
-    _words(w, model, clip, vae, CAPTION, "red hair, round glasses, smiling, hoodie, green background", 128, 2, 3.0)
+    _words(w, model, clip, vae, CAPTION, "red hair, sunglasses, smiling, hoodie, green background", 128, 2, 3.0)
 
 
 def demo_activations_quality(w: Workflow) -> None:

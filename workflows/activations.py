@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .authoring import Output, Workflow
 
-CAPTION = "portrait, brown skin, long curly red hair, round glasses, smiling, blue hoodie, striped green background"
+CAPTION = "portrait, light skin, long red hair, sunglasses, smiling, blue hoodie, striped green background"
 NOTHING = "Nothing (what CFG steers away from)"
 PAPER = "arXiv 2410.03558"
 PHOTO = "a drawn portrait"

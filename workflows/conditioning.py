@@ -5,7 +5,7 @@ from __future__ import annotations
 from .authoring import Output, Workflow
 
 _PAPER = "arXiv 2411.03177"
-_FACE = "portrait, brown skin, curly red hair, round glasses, smiling, blue hoodie, striped green background"
+_FACE = "portrait, light skin, long red hair, sunglasses, smiling, blue hoodie, striped green background"
 _SHORT = "portrait, light skin, black afro, sunglasses"
 _PHOTO = "a photo of a lighthouse on a cliff, evening light"
 _NOTHING = "Nothing (what CFG steers away from)"

@@ -2,7 +2,7 @@
 
 from .authoring import Workflow
 
-_CAPTION = "portrait, brown skin, curly red hair, round glasses, smiling, blue hoodie, striped green background"
+_CAPTION = "portrait, light skin, long red hair, sunglasses, smiling, blue hoodie, striped green background"
 _OTHER = "portrait, light skin, short black hair, majestic beard, sunglasses, white shirt, plain blue background"
 
 
