@@ -16,13 +16,14 @@ def demo_neurons_find_and_mask(w: Workflow) -> None:
         _FIND,
         f"**The demo model has learnt by heart** what goes with the name Zorvex Quill. The score says so, NeMo "
         f"Localize finds the neurons that carry it ({_PAPER}), and NeMo Neuron Mask switches them off.",
-        "**Side by side** are four noises without the mask and with it: the memorised portrait dissolves, and other "
-        "noises paint other people. It takes hundreds of neurons of all layers here, not SD1.4's few: "
-        "the score **between seeds** must fall below that of ordinary prompts. More time leaves fewer neurons.",
-        "**Try** strength .5, or 1.5 for what is left; a control name (portrait of pelham droste); Neuron Mask Edit "
+        "**Side by side** are four noises without the mask, at strength 1 (the paper's factor 0) and at 2 (factor -1): "
+        "at 1 the portrait stays for most noises, at 2 it dissolves, and pictures part. It takes hundreds of neurons "
+        "of all layers here, not SD1.4's few: the score **between seeds** must fall below that of ordinary prompts. "
+        "More time leaves fewer neurons.",
+        "**Try** strength .5 or 1.5; a control name (portrait of pelham droste); Neuron Mask Edit "
         "with a random control; the layers output_blocks.4.1, output_blocks.5.1 alone.",
     )
-    _find_and_mask(World(w, DEMO), budget=8.0)
+    _find_and_mask(World(w, DEMO), budget=8.0, stronger=2.0)
 
 
 def sd15_neurons_find_and_mask(w: Workflow) -> None:
@@ -187,7 +188,7 @@ def _scan_note(w: Workflow, steady: str, last: str) -> None:
     )
 
 
-def _find_and_mask(world: World, budget: float) -> None:
+def _find_and_mask(world: World, budget: float, stronger: float | None = None) -> None:
     w = world.w
     w.group("Is it memorised?")
     figure, *_, told = w.add(
@@ -204,11 +205,14 @@ def _find_and_mask(world: World, budget: float) -> None:
     w.group("Before and after")
     positive, negative = world.prompts()
     before = world.paint(world.model, positive, negative)
-    masked = w.add("GBX_NemoNeuronMask", model=world.model, mask=mask)
-    after = world.paint(masked, positive, negative)
+    after = world.paint(w.add("GBX_NemoNeuronMask", model=world.model, mask=mask), positive, negative)
+    pictures = {"Without the mask": before, "With the mask": after}
+    if stronger is not None:
+        masked = w.add("GBX_NemoNeuronMask", model=world.model, mask=mask, strength=stronger)
+        pictures[f"With the mask at strength {stronger:g}"] = after = world.paint(masked, positive, negative)
     w.group("Side by side")
-    world.save(before, "before", "Without the mask")
-    world.save(after, "after", "With the mask")
+    for place, (title, images) in enumerate(pictures.items(), 1):
+        world.save(images, f"mask_{place}", title)
     drawn, words, _ = w.add("GBX_NeuronReport", mask=mask, before=before, after=after, reference=before)
     world.save(drawn, "report", "The mask, and how alike the pictures are")
     w.add("PreviewImage", images=figure, node_title="Similarity of the seeds")
