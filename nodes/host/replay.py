@@ -52,6 +52,7 @@ class Replay:
         """While the block runs, a call whose rows are these of the remembered ones begins at a layer."""
         read, unread = before(self._network, layer)
         replaced = [self._network.get_submodule(name) for name in (*read, *unread, *self._alone)]
+        own = [module.__dict__.get("forward") for module in replaced]  # of whoever has patched the module before
         index = torch.tensor(rows)
         try:
             for name in (*read, *self._alone):
@@ -60,8 +61,10 @@ class Replay:
                 self._network.get_submodule(name).forward = _passed
             yield
         finally:
-            for module in replaced:
+            for module, forward in zip(replaced, own, strict=True):
                 module.__dict__.pop("forward", None)
+                if forward is not None:
+                    module.forward = forward
 
 
 def before(network: nn.Module, layer: str) -> tuple[list[str], list[str]]:
