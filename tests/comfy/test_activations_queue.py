@@ -108,7 +108,9 @@ def test_the_check_of_a_checkpoint(comfy, monkeypatch, tmp_path, architecture):
         prompt["4"]["class_type"] = "EmptySD3LatentImage"
     checkpoint_runs.offer_files(prompt, tmp_path)
     checkpoint_runs.swap_loaders(monkeypatch, architecture)
-    assert len(checkpoint_runs.execute(prompt)) == 4
+    made = checkpoint_runs.execute(prompt)
+    shown = [number for number, node in prompt.items() if node["class_type"] == "PreviewImage"]
+    assert len(shown) == 4 and all(made[number]["images"] for number in shown)
 
 
 def described(node):
