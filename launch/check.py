@@ -6,7 +6,10 @@ Inputs that the prompt leaves out keep their defaults.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +21,7 @@ from .errors import LaunchError
 from .server import Server
 from .widgets import widgets
 
-_PATHS_FILE = "check_paths.yaml"
+_PATHS_FILE, _LINKS = "check_paths.yaml", "check_models"
 _KINDS = {".safetensors", ".sft", ".ckpt", ".pt", ".pth", ".bin"}
 
 
@@ -134,7 +137,7 @@ FAMILIES: dict[str, Callable[[str], dict]] = {
 def run(comfyui: Path, checkpoint: Path, port: int | None) -> int:
     """Run every family on the checkpoint, print what works, and return 1 if something does not."""
     checkpoint = checked(checkpoint)
-    extra_paths = _write_paths(checkpoint.parent)
+    extra_paths = _write_paths(_folder_of_its_own(checkpoint))
     print("Starting ComfyUI (about 20 s) ...", flush=True)
     arguments = (*serve.CANVAS_ARGUMENTS, "--extra-model-paths-config", str(extra_paths))
     with Server(comfyui, paths.HOST, arguments, port) as server:
@@ -163,6 +166,21 @@ def completed(prompt: dict, object_info: dict) -> dict:
         defaults = {widget.name: widget.default for widget in widgets(info) if widget.in_prompt}
         full[number] = {**entry, "inputs": {**defaults, **entry["inputs"]}}
     return full
+
+
+def _folder_of_its_own(checkpoint: Path) -> Path:
+    """A folder that holds nothing but a link to the checkpoint: ComfyUI lists all that lies beside and below a file.
+
+    The checkpoint's own folder where the system makes no links.
+    """
+    folder = paths.HOST / _LINKS
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for link in (os.symlink, os.link):
+        with contextlib.suppress(OSError, NotImplementedError):
+            link(checkpoint, folder / checkpoint.name)
+            return folder
+    return checkpoint.parent
 
 
 def _write_paths(folder: Path) -> Path:

@@ -38,7 +38,7 @@ def test_every_family_is_run_and_told(checkpoint, stand_in, tmp_path, monkeypatc
     assert check.run(stand_in, checkpoint, None) == code
     assert capsys.readouterr().out.count(said) == 2
     (entry,) = json.loads((tmp_path / "host" / "check_paths.yaml").read_text()).values()
-    assert entry == {"base_path": str(checkpoint.parent), "checkpoints": ".", "is_default": True}
+    assert entry == {"base_path": str(tmp_path / "host" / "check_models"), "checkpoints": ".", "is_default": True}
 
 
 def test_a_prompt_is_completed_with_defaults():
@@ -48,3 +48,20 @@ def test_a_prompt_is_completed_with_defaults():
     assert check.completed(prompt, {"Train": info}) == {
         "1": {"class_type": "Train", "inputs": {"steps": 4, "model": ["2", 0], "seed": 9}}, "2": prompt["2"],
     }  # fmt: skip
+
+
+def test_comfyui_is_shown_the_checkpoint_alone(checkpoint):
+    (checkpoint.parent / "a_large_tree" / "below").mkdir(parents=True)
+    for _ in range(2):  # a second run finds what the first has left
+        folder = check._folder_of_its_own(checkpoint)
+        assert [path.name for path in folder.iterdir()] == [checkpoint.name]
+        assert (folder / checkpoint.name).read_bytes() == checkpoint.read_bytes()
+
+
+def test_without_links_the_folder_of_the_checkpoint_serves(checkpoint, monkeypatch):
+    def refuse(*_):
+        raise OSError("a privilege is missing")
+
+    monkeypatch.setattr(check.os, "symlink", refuse)
+    monkeypatch.setattr(check.os, "link", refuse)
+    assert check._folder_of_its_own(checkpoint) == checkpoint.parent
