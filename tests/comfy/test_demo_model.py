@@ -178,3 +178,22 @@ def test_broken_assets_are_explained(comfy, tmp_path, monkeypatch):
     (tmp_path / WORLD / "captions.json").write_text("{")
     with pytest.raises(ValueError, match=r"captions\.json of avatars-v1 cannot be read"):
         assets.captions(WORLD)
+
+
+def test_a_newer_comfyui_gets_its_own_patcher(comfy, monkeypatch):
+    """ComfyUI with dynamic memory has CoreModelPatcher, is handed the tensors, and may ask for a plain one again."""
+    from comfy import model_patcher as patchers
+
+    class Dynamic(patchers.ModelPatcher):
+        def is_dynamic(self):
+            return True
+
+    monkeypatch.setattr(patchers, "CoreModelPatcher", Dynamic, raising=False)
+    model = comfy.run("GBX_LoadDemoModel", weights=WORLD)[0]
+    assert type(model) is Dynamic
+    load, given = model.cached_patcher_init
+    plain = load(*given, disable_dynamic=True)
+    assert type(plain) is patchers.ModelPatcher
+    states = [patcher.model.diffusion_model.state_dict() for patcher in (model, plain)]
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][name], value) for name, value in states[1].items())

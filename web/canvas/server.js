@@ -1,4 +1,4 @@
-// The pack's own questions to the server, each asked once.
+// The pack's own questions to the server, each asked once until something has run, which may have written a file.
 
 import { api } from "../../../scripts/api.js";
 
@@ -19,3 +19,5 @@ async function fetched(address) {
     return { error: "The server does not answer." };
   }
 }
+
+api.addEventListener("execution_success", () => answers.clear());

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import urllib.request
 
 import pytest
 from PIL import Image
 
 from launch import demo, environment, paths, workflow
 from launch.errors import LaunchError
+from launch.server import Server
 
 
 @pytest.fixture
@@ -44,6 +46,20 @@ def test_only_one(workflows, stand_in, tmp_path):
     assert {path.name for path in out.iterdir()} == {"demo_c_1.png", "contact_sheet.png"}
     with Image.open(out / "contact_sheet.png") as sheet:
         assert sheet.width > 300
+
+
+def test_kept_open_the_canvas_stays_until_ctrl_c(workflows, stand_in, tmp_path, monkeypatch, capsys):
+    def pressed(server):
+        urllib.request.urlopen(f"{server.url}/object_info", timeout=10).close()  # the canvas answers after the run
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Server, "wait", pressed)
+    assert demo.run(stand_in, "c", tmp_path / "out", None, keep_open=True) == 0
+    printed = capsys.readouterr().out
+    address = re.search(r"^The canvas is open at (http://127\.0\.0\.1:\d+) - press Ctrl-C", printed, re.MULTILINE)[1]
+    assert printed.index("demo_c_1.png") < printed.index(address)
+    with pytest.raises(OSError):
+        urllib.request.urlopen(f"{address}/object_info", timeout=2)
 
 
 def test_an_unknown_name_is_one_sentence(workflows):
