@@ -1,6 +1,8 @@
 """The training method on a small network of its own: which noise a step gets, and that threads change nothing."""
 
 import itertools
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -68,6 +70,29 @@ def test_the_thread_changes_nothing(mode):
     assert torch.equal(a.factor, b.factor)
     for (x, _, rows), (y, _, same) in zip(a.seen, b.seen, strict=True):
         assert torch.equal(x, y) and rows == same
+
+
+def test_batches_are_made_well_ahead_and_no_longer_after_a_stop():
+    """A pool that takes several steps to assign is then begun several steps before it is needed."""
+    data = pictures()
+    server, made, enough = Server(Settings(mode="off"), data, 3), [], threading.Event()
+    real = server.serve
+
+    def serve(draw):
+        made.append(draw)
+        if len(made) == 9:
+            enough.set()
+        return real(draw)
+
+    server.serve = serve
+    batches = Feed(data, Draws(data, 2, 3), server).batches(100_000)
+    next(batches)
+    assert enough.wait(20), "no batch was made while the first was in use"
+    batches.close()
+    at_stop = len(made)
+    assert at_stop < 30
+    time.sleep(0.05)
+    assert len(made) == at_stop
 
 
 @pytest.mark.parametrize("mode", ["off", "assign", "pool", "nearest"])
