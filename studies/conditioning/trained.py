@@ -8,9 +8,11 @@ us. The models with noisy copies in place of the text model's own padding have t
 from __future__ import annotations
 
 import copy
+import functools
+import itertools
 import json
 import math
-from itertools import pairwise
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +24,8 @@ from ..common.similarity import frechet
 from ..common.training import Plan, device, reset_parameters, train
 from ..world import dataset, judge
 from ..world.measure import sharpness
-from ..world.scenes import Metadata, render
-from . import padding, pictures
+from ..world.scenes import BACKGROUNDS, MAX_CROP, Metadata, render
+from . import crop, padding, pictures
 
 FOLDER, WORLD = host.ROOT / ".cache" / "conditioning", host.ROOT / ".cache" / "world"
 PICTURES, BATCH, NO_CAPTION, CFG, STEPS = 3_000, 24, 0.1, 3.0, 20
@@ -144,14 +146,14 @@ def trained(data: Data, exponent: float, seed: int, steps: int) -> Denoiser:
 
 
 @torch.inference_mode()
-def sampled(network: Denoiser, generator, context: torch.Tensor, nothing: torch.Tensor, side: int) -> np.ndarray:
-    """DDIM samples uint8 (N, 128, 128, 3) for an asked original side; the same noise for every model and side."""
+def sampled(network: Denoiser, generator, context: torch.Tensor, nothing: torch.Tensor, asked: Metadata) -> np.ndarray:
+    """DDIM samples uint8 (N, 128, 128, 3) told one metadata; the same noise for every model and metadata."""
     noise = torch.randn(len(context), 8, 16, 16, generator=torch.Generator().manual_seed(5))
     table, x = alphas(), noise
     times = torch.linspace(999, 0, STEPS + 1).round().long()
-    metadata = torch.tensor([[side, side, 0, 0, 0]], dtype=torch.float32).expand(2 * len(x), -1)
+    metadata = torch.tensor([asked.numbers()], dtype=torch.float32).expand(2 * len(x), -1)
     both = torch.cat([context, nothing.expand(len(x), -1, -1)]).float()
-    for now, then in pairwise(times):
+    for now, then in itertools.pairwise(times):
         now_alpha, then_alpha = table[now], table[then] if then else torch.tensor(1.0)
         rows = torch.cat([x, x]).to(device()), now.expand(2 * len(x)).to(device())
         told, untold = network(*rows, both.to(device()), metadata.to(device())).float().cpu().chunk(2)
@@ -164,28 +166,54 @@ def sampled(network: Denoiser, generator, context: torch.Tensor, nothing: torch.
 
 
 def measure(quick: bool) -> dict[str, dict]:
-    """Content change with the asked size, size obeyed, captions obeyed and Frechet distance for every model."""
+    """For every model: content change with the asked size; size, crop, mirror and captions obeyed; Frechet distance."""
     generator, network = pictures.load()
     data = Data(generator, 500 if quick else PICTURES)
     asked = pictures.scenes(16 if quick else 64)
     texts = pictures.texts(asked)
-    context = torch.cat(pictures.encoded(generator, texts))
+    context, probes = torch.cat(pictures.encoded(generator, texts)), Probes(generator, 12 if quick else 48)
     real = judge.read(network, np.stack([render(scene) for scene in pictures.scenes(200 if quick else 600)]))[1]
     numbers = {}
 
     def measured(name: str, data: Data, exponent: float, context: torch.Tensor) -> None:
-        pairs = []
+        pairs, probed = [], []
         for seed in SEEDS[:1] if quick else SEEDS:
             made = trained(data, exponent, seed, 60 if quick else 900)
-            pairs.append([sampled(made, generator, context, data.nothing, side) for side in (Metadata().original, 32)])
+            paint = functools.partial(sampled, made, generator, nothing=data.nothing)
+            pairs.append([paint(context=context, asked=Metadata(original=side)) for side in (Metadata().original, 32)])
+            probed.append(probes.read(network, paint))
         full, blurred = (np.concatenate(part) for part in zip(*pairs, strict=True))
         numbers.update(_scores(name, network, real, full, blurred, asked * len(pairs)))
+        shifts, mirrored = (np.concatenate(part) for part in zip(*probed, strict=True))
+        numbers[f"{name}: crop, shift"] = results.bootstrap(
+            shifts, f"pixels that the person moves left when {MAX_CROP} are asked to be cut there", "pixels")
+        numbers[f"{name}: mirror obeyed"] = results.share(mirrored, "the judge sees the asked side of a split ground")
 
     for exponent in EXPONENTS[::2] if quick else EXPONENTS:
         measured("constant" if exponent == 0 else f"cosine {exponent:g}", data, exponent, context)
     rows = torch.cat(padding.repadded(generator, texts, "noisy copies", STRENGTH))
     measured("constant, padded with noisy copies", data.repadded(generator), 0.0, rows)
     return numbers
+
+
+class Probes:
+    """Captions that show whether a crop (plain grounds) and a mirror (split grounds) are obeyed."""
+
+    def __init__(self, generator, count: int):
+        plain = [replace(scene, pattern="plain") for scene in pictures.scenes(count)]
+        colors = itertools.islice(itertools.cycle(BACKGROUNDS), count)
+        split = [f"portrait, split {color} background" for color in colors]
+        self.plain, self.split = (torch.cat(pictures.encoded(generator, texts))
+                                  for texts in (pictures.texts(plain), split))  # fmt: skip
+
+    def read(self, network, paint) -> tuple[np.ndarray, np.ndarray]:
+        """Pixels (N,) that an asked crop moves the person; whether each picture (2 N,) has the asked side."""
+        cut = [crop.place(paint(context=self.plain, asked=Metadata(crop_top=crop.TOP, crop_left=left)))
+               for left in (0, MAX_CROP)]  # fmt: skip
+        column = list(dataset.LABELS).index("mirror")
+        seen = [judge.read(network, paint(context=self.split, asked=Metadata(mirror=bool(side))))[0][:, column] == side
+                for side in (0, 1)]  # fmt: skip
+        return cut[0] - cut[1], np.concatenate(seen)
 
 
 def _scores(name: str, network, real: np.ndarray, full: np.ndarray, blurred: np.ndarray, asked: list) -> dict:
