@@ -156,6 +156,42 @@ def test_when_the_time_is_up_the_best_so_far_is_kept(refiner):
     assert first.refined == [] and not first.finished
 
 
+class Beginning(Toy):
+    """A toy that can begin at a layer: what is before it stays as in the call that it remembers."""
+
+    def remember(self, noise, factors, paths):
+        self.before, self.remembered, self.began = noise, factors, []
+
+    def beginning_at(self, path, rows, factors):
+        self.began.append(path)
+        first = [layer.path for layer in LAYERS].index(path)
+        early = {layer.path: self.remembered[layer.path][rows] for layer in LAYERS[:first]
+                 if layer.path in self.remembered}  # fmt: skip
+        late = {layer.path: factors[layer.path] for layer in LAYERS[first:] if layer.path in factors}
+        return self(self.before[rows], early | late)
+
+
+@pytest.mark.parametrize(
+    ("sets", "begins"),
+    [
+        ([[[], [3], [1]], [[0], [], [1]]], 0),  # a neuron of the first layer comes back in one set
+        ([[[0], [], [1]], [[0], [3, 5], [1]]], 1),  # one comes back, one more is silenced
+        ([[[0], [3], []]], 2),
+        ([[[0], [3], [1, 2]]], 2),
+        ([[[], [3], [1, 2]]], 0),  # back in the first layer, silenced in the last
+    ],
+)
+def test_sets_begin_at_the_first_layer_in_which_one_differs(sets, begins):
+    """Neurons that come back count as much as neurons that are silenced."""
+    toy, neurons = Beginning(), Neurons(LAYERS)
+    evaluator = Evaluator(toy, toy.noise(3), neurons, 0.0, SAME_SEED)
+    evaluator.begin_with(neurons.mask([[0], [3], [1]]))
+    masks = [neurons.mask(chosen) for chosen in sets]
+    bounds = list(evaluator.lower_bounds(masks))
+    assert toy.began == [LAYERS[begins].path]
+    assert bounds == pytest.approx([evaluator.exact(mask) for mask in masks], abs=1e-6)
+
+
 def test_each_row_has_its_own_mask():
     toy, neurons = Toy(), Neurons(LAYERS)
     noise = toy.noise(2)

@@ -136,6 +136,17 @@ def test_edits_in_one_node_equal_edits_in_two(directed):
     assert edits.edit(point, "beard: 0") is point and edits.edit(point, "") is point
 
 
+@pytest.mark.parametrize("text", ["beard: 0.3", "beard: -2", "beard: 0.3, glasses: -2, beard: 1.5"])
+@pytest.mark.parametrize("units", edits.UNITS)
+def test_an_edited_model_is_rebuilt_from_its_coefficients(directed, text, units):
+    """Edits keep the flat vector by steps: it is the one that the coefficients give, at any strength."""
+    point = points.sample(directed, 5, 1, 100, 1.0)[0]
+    moved = edits.edit(point, text, units=units)
+    wanted = directed.rebuild(moved.coefficients)
+    torch.testing.assert_close(moved.flat, wanted, atol=1e-5 * float(wanted.abs().max()), rtol=1e-4)
+    assert float((wanted - point.flat).norm()) > 100 * float((moved.flat - wanted).norm())
+
+
 def test_edits_must_come_before_the_weights(directed):
     """Composition is linear in coefficients and not in dW: adding edited LoRAs leaves the cross terms out."""
     point = points.sample(directed, 5, 1, 100, 1.0)[0]
