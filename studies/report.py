@@ -1,6 +1,6 @@
 """Put measured numbers and the list of nodes into the documents: `python run.py study report [--check]`.
 
-Every line `<!-- numbers RESULT: PATTERN -->` in README.md or a README.md of studies/ is followed by a table of the
+Every line `<!-- numbers RESULT: PATTERN -->` in README.md, docs/ or a README.md of studies/ is followed by a table of the
 numbers of studies/results/RESULT.json whose names match the regular expression PATTERN, up to the line `<!-- end -->`.
 `<!-- nodes -->` is followed in the same way by a table of the pack's nodes.
 `--check` changes nothing and fails when a table is out of date.
@@ -15,7 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = (ROOT / "README.md", ROOT / "studies" / "README.md", *sorted((ROOT / "studies").glob("*/README.md")))
+DOCUMENTS = (
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "studies" / "README.md",
+    *sorted((ROOT / "studies").glob("*/README.md")),
+)
 _BLOCK = re.compile(r"(<!-- numbers (?P<result>[\w.-]+): (?P<pattern>.+?) -->\n).*?(?=<!-- end -->)", re.S)
 _NODES = re.compile(r"(<!-- nodes -->\n).*?(?=<!-- end -->)", re.S)
 
