@@ -1,10 +1,11 @@
 """The workflows of the neurons family: is a prompt memorised, which neurons carry it, and what a mask does."""
 
-from .authoring import Workflow
+from .authoring import Output, Workflow
 from .neuron_world import DEMO, MEMORISED, SD15, SDXL, SUSPECT, World
 
 _PAPER = "Finding NeMo, arXiv 2406.02366"
 _FIND = "Find a memorised prompt's neurons, and switch them off"
+_ORDINARY = "portrait, light skin, curly red hair, shaven, smiling, blue hoodie, plain green background"
 _IS_IT = (
     "**Is this prompt learnt by heart?** The score compares the first steps of ten noises; NeMo Localize finds the "
     f"neurons that carry it ({_PAPER}), and NeMo Neuron Mask switches them off."
@@ -19,7 +20,7 @@ def demo_neurons_find_and_mask(w: Workflow) -> None:
         "**Side by side** are four noises without the mask, at strength 1 (the paper's factor 0) and at 2 (factor -1): "
         "at 1 the portrait stays for most noises, at 2 it dissolves, and pictures part. It takes hundreds of neurons "
         "of all layers here, not SD1.4's few: the score **between seeds** must fall below that of ordinary prompts. "
-        "More time leaves fewer neurons.",
+        "More time leaves fewer neurons. **What it costs** is seen on an ordinary caption.",
         "**Try** strength .5 or 1.5; a control name (portrait of pelham droste); Neuron Mask Edit "
         "with a random control; the layers output_blocks.4.1, output_blocks.5.1 alone.",
     )
@@ -218,6 +219,21 @@ def _find_and_mask(world: World, budget: float, stronger: float | None = None) -
     w.add("PreviewImage", images=figure, node_title="Similarity of the seeds")
     w.add("PreviewImage", images=search, node_title="The search")
     world.show(words, "Report")
+    if stronger is not None:
+        _cost(world, mask, masked)
+
+
+def _cost(world: World, mask: Output, masked: Output) -> None:
+    """An ordinary caption with and without the mask, and how much of it is still painted."""
+    w = world.w
+    w.group("What it costs: an ordinary caption")
+    positive = w.add("CLIPTextEncode", clip=world.clip, text=_ORDINARY, node_title="Ordinary caption")
+    negative = w.add("CLIPTextEncode", clip=world.clip, text="", node_title="Nothing")
+    before, after = (world.paint(model, positive, negative, 2) for model in (world.model, masked))
+    world.save(before, "ordinary_1", "The caption without the mask")
+    world.save(after, "ordinary_2", "The caption with the mask")
+    _, words, _ = w.add("GBX_NeuronReport", mask=mask, before=before, after=after, prompt=_ORDINARY, clip=world.clip)
+    world.show(words, "How much of the caption is painted")
 
 
 def _scan_list(world: World, suspects: str) -> None:

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import comfy.sd
 import comfy.sd1_clip
 
-from . import architecture, assets
+from ..host.agreement import JUDGES
+from . import agreement, architecture, assets
 
 CLIP_NAME = "l"
 VOCABULARY_SIZE = 49408
@@ -48,6 +49,9 @@ class DemoClip(comfy.sd1_clip.SD1ClipModel):
                          clip_model=DemoTextModel)
 
 
+JUDGES[DemoClip] = lambda model, prompt, pictures: agreement.measure(model.world, prompt, pictures)
+
+
 def load(world: str, **options):
     """The text model of a demo world as a CLIP; ``options`` go to ComfyUI's CLIP."""
     weights = assets.read(world, "text")
@@ -67,6 +71,7 @@ def load(world: str, **options):
     if missing or unexpected:
         raise ValueError(f"The text model of {world} does not fit this version of the pack "
                          f"({len(missing)} weights missing): restore assets/{world}.")
+    clip.cond_stage_model.world = world
     clip.patcher.cached_patcher_init = (_patcher, (world,))
     return clip
 

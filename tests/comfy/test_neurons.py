@@ -269,6 +269,54 @@ def test_report(world, comfy):
     assert table.count("\n") == 41
 
 
+def test_the_report_tells_how_far_pictures_obey_the_prompt(world, comfy):
+    pictures, _, caption = comfy.run("GBX_DemoPicture", picture=0, count=2, part="face")
+
+    def line(**given):
+        report = comfy.run("GBX_NeuronReport", mask=world.mask(), **given)[1]
+        return next((line for line in report.splitlines() if line.startswith("Agreement")), None)
+
+    told = line(before=pictures[:1], after=pictures[1:], prompt=caption, clip=world.clip)
+    before, after = (float(told.split(f"{name} ")[1].split(",")[0]) for name in ("before", "after"))
+    assert before > 0.9 > 0.8 > after and "attributes asked for" in told
+    assert line(prompt=caption, clip=world.clip) is None  # no pictures, nothing to tell
+    for given, why in (
+        ({}, "there is no prompt"), ({"prompt": caption}, "there is no CLIP:"),
+        ({"prompt": "a cat", "clip": world.clip}, "the prompt asks for nothing"),
+        ({"prompt": "a cat", "clip": reduced.checkpoint("sdxl")[1]}, "there is no CLIP_VISION"),
+    ):  # fmt: skip
+        assert line(before=pictures, **given).startswith(f"Agreement with the prompt: absent, because {why}")
+
+
+def test_agreement_with_clip(comfy, tmp_path):
+    """SDXL's CLIP-G beside a small CLIP_VISION: the cosine of what ComfyUI's own models give."""
+    from comfy.clip_vision import ClipVisionModel
+
+    pack, clip = comfy.module("nodes.host.agreement"), reduced.checkpoint("sdxl")[1]
+
+    def vision(channels):
+        config = tmp_path / f"{channels}.json"
+        config.write_text(json.dumps({
+            "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2,
+            "hidden_act": "gelu", "image_size": 28, "patch_size": 14, "num_channels": 3, "projection_dim": channels,
+            "model_type": "clip_vision_model",
+        }))  # fmt: skip
+        model = ClipVisionModel(str(config))
+        reduced._fill(model.model, torch.Generator().manual_seed(5))
+        return model
+
+    pictures, seen = torch.rand(3, 40, 40, 3, generator=torch.Generator().manual_seed(0)), vision(64)
+    with torch.inference_mode():
+        found = pack.measure("a red hat", pictures, clip, seen)
+        text = clip.encode_from_tokens(clip.tokenize("a red hat"), return_pooled=True)[1]
+        wanted = [torch.cosine_similarity(seen.encode_image(one[None])["image_embeds"], text) for one in pictures]
+        torch.testing.assert_close(found.values, torch.cat(wanted), atol=1e-6, rtol=1e-5)
+        for broken, why in (((clip, vision(48)), "48 channels and the CLIP's 64"),
+                            ((reduced.checkpoint("flux")[1], seen), "no projection")):  # fmt: skip
+            with pytest.raises(pack.AbsentError, match=why):
+                pack.measure("a red hat", pictures, *broken)
+
+
 def test_the_baked_model_goes_through_cores_saver_and_loader(world, monkeypatch, tmp_path):
     """A reduced SD1.5, saved and loaded by core, has the rows scaled and all others as they were."""
     import comfy.sd

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
-from ...host import output_files
+from ...host import agreement, output_files
 from ...host.baked import with_scaled_rows
 from ...host.figures import new_figure, to_image
 from ...host.found_files import find
@@ -194,13 +194,20 @@ class NeuronReport(io.ComfyNode):
             f"before and after compared with each other and with a picture that should not come back. {PAPER}, "
             "section 4. "
             f"{CAVEATS[0]}",
-            search_aliases=["nemo", "memorization report", "replication", "diversity"],
+            search_aliases=["nemo", "memorization report", "replication", "diversity", "clip score"],
             inputs=[
                 Socket.Input(**inputs.MASK),
                 io.Image.Input("before", optional=True, tooltip="Pictures without the mask, of several seeds."),
                 io.Image.Input("after", optional=True, tooltip="The same seeds with the mask."),
                 io.Image.Input("reference", optional=True,
                                tooltip="The picture that should not come back (one that you may use)."),
+                io.String.Input("prompt", default="", multiline=True, optional=True,
+                                tooltip="The prompt of the pictures, to see how far they obey it before and after."),
+                io.Clip.Input("clip", optional=True,
+                              tooltip="With the prompt: the demo model's tells how much of it the judge sees; others "
+                                      "need clip_vision too."),
+                io.ClipVision.Input("clip_vision", optional=True,
+                                    tooltip="Trained with that CLIP: ViT-bigG for SDXL, ViT-H for SD2."),
             ],
             outputs=[
                 io.Image.Output(display_name="figure", tooltip="Bars, z, and similarity of all pairs of pictures."),
@@ -210,14 +217,18 @@ class NeuronReport(io.ComfyNode):
         )  # fmt: skip
 
     @classmethod
-    def execute(cls, mask, before=None, after=None, reference=None) -> io.NodeOutput:
-        given = {"before": before, "after": after}
-        measured = {name: comparison.measure(images, reference) for name, images in given.items() if images is not None}
+    def execute(
+        cls, mask, before=None, after=None, reference=None, prompt="", clip=None, clip_vision=None
+    ) -> io.NodeOutput:
+        given = {name: images for name, images in (("before", before), ("after", after)) if images is not None}
+        measured = {name: comparison.measure(images, reference) for name, images in given.items()}
         lines = [f"{mask.count} neurons in {len(mask.scales)} layers.", *mask.history]
         lines += [_line(name, found) for name, found in measured.items()]
         if len(measured) == 2:
             same = comparison.paired(before, after).median()
             lines.append(f"Median similarity of a seed's two pictures: {float(same):.3f}.")
+        if given:
+            lines.append(_obeyed(given, prompt, clip, clip_vision))
         figure = new_figure(1200, 420)
         _draw(figure, mask, measured)
         lines.append(words.caveats())
@@ -229,6 +240,15 @@ def _line(name: str, found: comparison.Measured) -> str:
     replication = "" if found.replication is None else f"median similarity to the reference {found.replication:.3f}"
     told = ", ".join(filter(None, (sameness, replication))) or "a single picture and no reference: nothing to compare"
     return f"{name.capitalize()}: {told}."
+
+
+def _obeyed(given: dict, prompt: str, clip, clip_vision) -> str:
+    try:
+        found = {name: agreement.measure(prompt, images, clip, clip_vision) for name, images in given.items()}
+    except agreement.AbsentError as error:
+        return f"Agreement with the prompt: absent, because {error}."
+    means = ", ".join(f"{name} {float(one.values.mean()):.3f}" for name, one in found.items())
+    return f"Agreement with the prompt ({next(iter(found.values())).what}): {means}, mean of the pictures."
 
 
 def _draw(figure, mask, measured: dict[str, comparison.Measured]) -> None:

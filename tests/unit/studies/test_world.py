@@ -95,3 +95,19 @@ def test_shards_that_are_there_are_kept(tmp_path, monkeypatch):
     assert len(dataset.load(tmp_path).captions) == 4
     with pytest.raises(FileNotFoundError, match=r"run `python run\.py study world data` first"):
         dataset.load(tmp_path / "none")
+
+
+def test_the_reports_reader_understands_every_caption():
+    """What the pack's Neuron Report takes a caption to ask for is what the scene shows."""
+    from glassbox.nodes.demo.agreement import asked
+
+    rng, labels = np.random.default_rng(0), dataset.LABELS
+    for _ in range(300):
+        scene = scenes.random_scene(rng)
+        said = captions.full_caption(scene)
+        found = asked(said, labels)
+        truth = zip(labels, dataset.labels(scene), strict=True)
+        wanted = {name: labels[name][value] for name, value in truth if value >= 0}
+        colour = {"hair_color"} if str(wanted.get("hair_color")) not in said else set()
+        eyes = {"eyes"} if "eyes" not in said else set()
+        assert found == {name: value for name, value in wanted.items() if name not in {"mirror"} | colour | eyes}, said
