@@ -11,22 +11,28 @@ from torch.nn import functional as F
 from ...kernels import mean_attention
 
 
-def attention_map(query: torch.Tensor, key: torch.Tensor, heads: int, dtype: torch.dtype) -> torch.Tensor:
+def attention_map(
+    query: torch.Tensor, key: torch.Tensor, heads: int, dtype: torch.dtype, first: int | None = None
+) -> torch.Tensor:
     """softmax(q k^T / sqrt(d)), (rows, heads, positions, keys), of (rows, positions or keys, heads * d).
 
-    On the CPU in ``dtype``, made and copied one row and head at a time, so that the device holds one such slice.
+    On the CPU in ``dtype``, made and copied one row and head at a time, so that the device holds one such slice. Of
+    the keys only the ``first`` are kept, if that is given; the softmax is over all.
     """
     query, key = (tensor.unflatten(2, (heads, -1)).transpose(1, 2) for tensor in (query, key))
-    result = torch.empty(*query.shape[:3], key.shape[2], dtype=dtype)
+    result = torch.empty(*query.shape[:3], key.shape[2] if first is None else first, dtype=dtype)
     for row in range(query.shape[0]):
         for head in range(heads):
-            result[row, head] = _probabilities(query[row, head], key[row, head])
+            result[row, head] = _probabilities(query[row, head], key[row, head])[:, :first]
     return result
 
 
-def word_map(query: torch.Tensor, key: torch.Tensor, heads: int, size: tuple[int, int]) -> torch.Tensor:
+def word_map(
+    query: torch.Tensor, key: torch.Tensor, heads: int, size: tuple[int, int], first: int | None = None
+) -> torch.Tensor:
     """The mean over heads of ``attention_map`` as pictures: float32 (rows, keys, height, width), on the same device."""
-    return mean_attention(query, key, heads).transpose(1, 2).unflatten(2, size)
+    tokens = None if first is None else range(first)
+    return mean_attention(query, key, heads, tokens=tokens).transpose(1, 2).unflatten(2, size)
 
 
 def _probabilities(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

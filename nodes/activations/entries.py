@@ -26,6 +26,23 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class JointAttention:
+    """Where the queries and keys of an attention over text and picture come from: modules that give them by head.
+
+    Normed, (rows, tokens, heads, d), or with ``heads_first`` (rows, heads, tokens, d); a module that gives a tuple
+    gives queries and keys. ``text``: the module of the text's keys, "" when ``key`` has text and picture in one
+    sequence, text first. ``turn``: the module whose output are the rotary matrices of the whole sequence, if any.
+    """
+
+    query: str
+    key: str
+    heads: int
+    text: str = ""
+    turn: str = ""
+    heads_first: bool = False
+
+
+@dataclass(frozen=True)
 class Entry:
     """One activation of a network.
 
@@ -34,9 +51,9 @@ class Entry:
     output is the activation, except for "input" and where ``attention`` or ``members`` say from where it is made.
     ``channels``: None for maps. ``scale``: latent side over the activation's side. ``grid``: path of the module whose
     input has the height and width that tokens and maps are laid out on; "" is the network, whose sides ``scale``
-    divides. Of the module's output: ``begin`` is the first channel, ``item`` the place in a tuple, ``of_input`` takes
-    its first input instead. ``last_as``: path of a module whose output has as many tokens as the picture; these are
-    then the last ones, else the first.
+    divides, with as many frames as its input. Of the module's output: ``begin`` is the first channel, ``item`` the
+    place in a tuple, ``of_input`` takes its first input instead. ``last_as``: path of a module whose output has as many
+    tokens as the picture; these are then the last ones, else the first.
     """
 
     id: str
@@ -49,5 +66,5 @@ class Entry:
     item: int = 0
     of_input: bool = False
     last_as: str = ""
-    attention: Attention | None = None
+    attention: Attention | JointAttention | None = None
     members: tuple[Entry, ...] = ()

@@ -9,11 +9,16 @@ import torch
 from torch.nn import functional as F
 
 HALF_MAX = torch.finfo(torch.float16).max
+#: The setting that says how many frames each latent had; every frame is a row, those of the first latent first.
+FRAMES = "frames"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row of every tensor: which image of the batch, and whether it saw the positive conditioning."""
+    """One row of every tensor: which image of the batch, and whether it saw the positive conditioning.
+
+    The images of a video are its frames in the latent.
+    """
 
     image: int
     conditional: bool = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from . import levels, selection
-from .features import Activations, Row
+from .features import FRAMES, Activations
 
 CATEGORY = "glassbox/activations"
 PAPER = "Not All Diffusion Model Activations Have Been Evaluated as Discriminative Features (arXiv 2410.03558)"
@@ -55,16 +55,32 @@ PRECISION = {
 }
 
 
-def picture_of(image: torch.Tensor, row: Row) -> torch.Tensor:
-    """The picture (H, W, 3) that a row is of; raises ValueError when the batch (B, H, W, C) does not have it."""
-    if row.image >= len(image):
+def picture_of(image: torch.Tensor, activations: Activations, row: int) -> torch.Tensor:
+    """The picture (H, W, 3) that a row is of, from the batch (B, H, W, C) that was tapped.
+
+    Of a decoded video, which has more pictures than its latent has frames, the one at the same share of its length.
+    Raises ValueError when the batch does not have it.
+    """
+    places, number = _places(len(image), activations), activations.rows[row].image
+    if number >= len(places):
         raise ValueError(
-            f"The activations are of {row.image + 1} pictures or more and the image batch has {len(image)}: connect "
+            f"The activations are of {number + 1} pictures or more and the image batch has {len(image)}: connect "
             "the pictures that were tapped."
         )
-    return image[row.image, ..., :3]
+    return image[places[number], ..., :3]
 
 
 def pictures_of(image: torch.Tensor, activations: Activations) -> torch.Tensor:
     """The pictures (rows, H, W, 3) of all rows; raises ValueError as ``picture_of`` does."""
-    return torch.stack([picture_of(image, row) for row in activations.rows])
+    return torch.stack([picture_of(image, activations, row) for row in range(len(activations.rows))])
+
+
+def _places(count: int, activations: Activations) -> list[int]:
+    """Which of ``count`` pictures belongs to each image of the activations."""
+    frames = activations.settings.get(FRAMES, 1)
+    videos = -(-(max(row.image for row in activations.rows) + 1) // frames)
+    length, rest = divmod(count, videos)
+    if frames == 1 or rest or length < frames:
+        return list(range(count))
+    chosen = [round(frame * (length - 1) / (frames - 1)) for frame in range(frames)]
+    return [video * length + place for video in range(videos) for place in chosen]

@@ -16,7 +16,7 @@ _CELL, _GAP, _TEXT, _MARGIN, _LEGEND = 11, 3, 11, 16, 26
 _COLOURS = {"chosen": (230, 97, 1), "filter": (94, 160, 90), "pool": (120, 160, 210), "other": (215, 215, 215)}
 _WORDS = {"chosen": "chosen here", "filter": "in the paper's filter", "pool": "in the paper's pool", "other": "other"}
 _PLACE = re.compile(
-    r"(down|mid|up)(-level\d+)?(-(repeat\d+|vit|downsampler|upsampler))?|vit-block\d+"
+    r"(down|mid|up)(-level\d+)?(-(repeat\d+|vit|downsampler|upsampler))?|vit-(block|refiner)\d+"
 )
 
 

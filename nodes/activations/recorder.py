@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from .entries import Entry
-from .features import Activations, Mean
+from .features import FRAMES, Activations, Mean
 from .moments import Chooser
 from .tap import Keep, Tap
 
@@ -83,9 +83,8 @@ class Recorder:
         if self._tap is not None and not self._tap.empty:
             tensors, rows = self._tap.result()
             sigma, step = self._evaluation.sigma, self._evaluation.step
-            activations = Activations(
-                tensors, rows, sigma, self._timestep_of(sigma), {"step": step, "steps": self._steps}
-            )
+            settings = {"step": step, "steps": self._steps, FRAMES: self._tap.frames}
+            activations = Activations(tensors, rows, sigma, self._timestep_of(sigma), settings)
             self._snapshots[step] = Snapshot(step, activations)
         self._tap = None
 

@@ -76,8 +76,8 @@ def _preset(entries: list[Entry], preset: str) -> list[str]:
     if preset == WORDS:
         if not any(entry.id == words.SOURCE for entry in entries):
             raise NoSuchActivationError(
-                "This model has no cross-attention of its own (text and picture attend together), so there is no "
-                f"attention to words: choose '{BEST}' or a list."
+                "The attention of this model's picture to its text cannot be read, so there is no attention to words: "
+                f"choose '{BEST}' or a list."
             )
         return [words.SOURCE]
     if preset in (POOL, FILTER):
@@ -102,7 +102,7 @@ def best(entries: list[Entry]) -> list[str]:
     """
     architecture = published.architecture(entries)
     if not _places(entries):
-        blocks = [entry.id for entry in entries if entry.id.startswith("vit-") and entry.id.endswith("-out")]
+        blocks = [entry.id for entry in entries if entry.id.startswith("vit-block") and entry.id.endswith("-out")]
         blocks = [id_ for id_ in blocks if not id_.endswith("attn-out")]
         return [blocks[len(blocks) // 2]]
     if architecture:

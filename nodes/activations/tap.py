@@ -10,10 +10,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from .attention import LayerMean, SideMeans, attention_map, word_map
-from .entries import Attention, Entry
+from .entries import Entry
 from .features import Row, stored
+from .queries import Pairs, cut, pairs_of
 
-Pairs = list[tuple[str, Callable[[torch.Tensor], None]]]
+#: Gets one share of rows: whether it is conditional, queries, keys, and how many of the keys are the text's.
+Share = Callable[[bool, torch.Tensor, torch.Tensor, "int | None"], None]
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Tap:
     def __init__(self, entries: list[Entry], keep: Keep):
         self._entries, self._keep = entries, keep
         self._caught: dict[bool, dict[str, torch.Tensor]] = {}
+        self._call: _Call | None = None
 
     def receivers(self, network: nn.Module, parts: tuple[bool, ...]) -> tuple[Pairs, Pairs] | None:
         """Receivers of outputs and of first inputs for one call; None when the call holds no row that is wanted.
@@ -51,7 +54,13 @@ class Tap:
                 "image has no one activation: use a single one."
             )
         self._caught |= {part: {} for part in wanted}
-        return _Call(network, parts, self._entries, self._keep, self._caught).pairs()
+        self._call = _Call(network, parts, self._entries, self._keep, self._caught)
+        return self._call.pairs()
+
+    @property
+    def frames(self) -> int:
+        """How many frames the latents of the last call had, each of which is a row; 1 for pictures."""
+        return self._call.frames if self._call else 1
 
     @property
     def empty(self) -> bool:
@@ -79,6 +88,7 @@ class _Call:
         self._network, self._parts, self._entries, self._keep, self._caught = network, parts, entries, keep, caught
         self._grids: dict[str, tuple[int, int]] = {}
         self._lengths: dict[str, int] = {}
+        self.frames = 1
 
     def pairs(self) -> tuple[Pairs, Pairs]:
         everything = [one for entry in self._entries for one in (entry, *entry.members)]
@@ -88,7 +98,7 @@ class _Call:
         ]
         for entry in self._entries:
             if entry.kind == "map":
-                outputs += self._attention_pairs(entry.attention, self._catch_map(entry))
+                outputs += self._attention_pairs(entry, self._catch_map(entry))
             elif entry.members:
                 outputs += self._average_pairs(entry)
             elif entry.kind == "input" or entry.of_input:
@@ -102,11 +112,9 @@ class _Call:
 
     def _note_grid(self, path: str):
         def receive(tensor: torch.Tensor) -> None:
-            if tensor.ndim == 5 and tensor.shape[2] > 1:
-                raise ValueError(
-                    f"The latent has {tensor.shape[2]} frames, and activations are read of pictures: take one frame."
-                )
             self._grids[path] = tuple(tensor.shape[-2:])
+            if not path and tensor.ndim == 5:
+                self.frames = tensor.shape[2]
 
         return receive
 
@@ -126,8 +134,8 @@ class _Call:
         return receive
 
     def _catch_map(self, entry: Entry):
-        def receive(part: bool, query: torch.Tensor, key: torch.Tensor) -> None:
-            self._caught[part][entry.id] = attention_map(query, key, entry.attention.heads, self._keep.dtype)
+        def receive(part: bool, query: torch.Tensor, key: torch.Tensor, text: int | None) -> None:
+            self._caught[part][entry.id] = attention_map(query, key, entry.attention.heads, self._keep.dtype, text)
 
         return receive
 
@@ -136,13 +144,13 @@ class _Call:
         means = {part: LayerMean() if entry.kind == "mean" else SideMeans() for part in self._parts}
         outputs: Pairs = []
         for member in entry.members:
-            outputs += self._attention_pairs(member.attention, self._average(entry, member, means))
+            outputs += self._attention_pairs(member, self._average(entry, member, means))
         return outputs
 
     def _average(self, entry: Entry, member: Entry, means: dict):
-        def receive(part: bool, query: torch.Tensor, key: torch.Tensor) -> None:
+        def receive(part: bool, query: torch.Tensor, key: torch.Tensor, text: int | None) -> None:
             size, mean = self._size(entry), means[part]
-            maps = word_map(query, key, member.attention.heads, self._size(member))
+            maps = word_map(query, key, member.attention.heads, self._size(member), text)
             mean.add(maps, size) if entry.kind == "mean" else mean.add(maps)
             if member == entry.members[-1]:
                 result = mean.result() if entry.kind == "mean" else mean.result(size)
@@ -150,19 +158,16 @@ class _Call:
 
         return receive
 
-    def _attention_pairs(self, attention: Attention, use: Callable[[bool, torch.Tensor, torch.Tensor], None]) -> Pairs:
+    def _attention_pairs(self, entry: Entry, use: Share) -> Pairs:
         """Receivers of an attention's queries and keys; ``use`` gets both for each share of rows that is wanted."""
-        queries = []
 
-        def keys_come(keys: torch.Tensor) -> None:
-            query = _cut(queries.pop(), attention.query_begin, attention.width)
-            keys = _cut(keys, attention.key_begin, attention.width)
-            if len(keys) != len(query):  # PixArt joins the texts of a batch into one sequence
-                keys = keys.reshape(len(query), -1, keys.shape[-1])
+        def both(query: torch.Tensor, keys: torch.Tensor, text: int | None) -> None:
+            if text is not None:
+                query = query[:, : self._positions(entry)]
             for (part, q), (_, k) in zip(self._shares(query), self._shares(keys), strict=True):
-                use(part, q, k)
+                use(part, self._framed(q), k.repeat_interleave(self.frames, dim=0), text)
 
-        return [(attention.query, queries.append), (attention.key, keys_come)]
+        return pairs_of(entry.attention, both, lambda: self._lengths.get(entry.last_as))
 
     def _shares(self, tensor: torch.Tensor) -> list[tuple[bool, torch.Tensor]]:
         pairs = zip(self._parts, tensor.chunk(len(self._parts)), strict=True)
@@ -173,24 +178,27 @@ class _Call:
         sides = self._grids[entry.grid]
         return sides if entry.grid else tuple(-(-side // entry.scale) for side in sides)
 
-    def _on_grid(self, tokens: torch.Tensor, entry: Entry) -> torch.Tensor:
+    def _positions(self, entry: Entry) -> int:
         height, width = self._size(entry)
-        found = tokens.shape[1]
+        return self.frames * height * width
+
+    def _framed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Tokens (rows, frames * positions, C) with each frame as a row."""
+        return tokens.unflatten(1, (self.frames, -1)).flatten(0, 1)
+
+    def _on_grid(self, tokens: torch.Tensor, entry: Entry) -> torch.Tensor:
+        (height, width), found = self._size(entry), tokens.shape[1]
         if entry.last_as:
             tokens = tokens[:, -self._lengths[entry.last_as] :]
         if not entry.grid:  # of a transformer: behind the picture's tokens may be those of others
-            tokens = tokens[:, : height * width]
-        if tokens.shape[1] != height * width:
+            tokens = tokens[:, : self._positions(entry)]
+        if tokens.shape[1] != self._positions(entry):
             raise ValueError(
                 f"{entry.id} has {found} tokens for {height} x {width} positions: another node merges or "
                 "tiles tokens (such as Token Merging or HyperTile). Take the MODEL from before it."
             )
-        return _cut(tokens, entry.begin, entry.channels).transpose(1, 2).unflatten(2, (height, width))
-
-
-def _cut(tensor: torch.Tensor, begin: int, width: int | None) -> torch.Tensor:
-    """Channels of a fused projection; without a width all."""
-    return tensor if width is None else tensor[..., begin : begin + width]
+        tokens = self._framed(cut(tokens, entry.begin, entry.channels))
+        return tokens.transpose(1, 2).unflatten(2, (height, width))
 
 
 def pooled(feature: torch.Tensor, factor: int) -> torch.Tensor:

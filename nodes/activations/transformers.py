@@ -3,7 +3,10 @@
 The kind of a block is seen from its submodules, not from the model's name. Queries, keys and values are the outputs of
 their projections, before norms and rotary positions, cut out of fused projections by layout. Blocks with joint
 attention over text and picture have ``q``, ``k``, ``v``; those with separate attentions have ``self-q`` and
-``cross-q``. Attention maps are offered where no rotary position and no mask lies between projection and softmax.
+``cross-q``. Maps of separate attentions are offered where no rotary position lies between projection and softmax.
+In joint attention ``cross-map`` is what the picture's queries pay to the text's keys, of a softmax over both, after
+norms and rotary positions, as the official code cuts it. Blocks that refine the picture alone before it meets the text
+are ``vit-refiner{i}``.
 """
 
 from __future__ import annotations
@@ -13,18 +16,21 @@ from dataclasses import replace
 
 from torch import nn
 
-from .entries import Attention, Entry, UnreadableNetworkError
+from .entries import Attention, Entry, JointAttention, UnreadableNetworkError
+
+_REFINER, _TURN = "noise_refiner", "pe_embedder"
 
 
 def transformer_entries(network: nn.Module) -> list[Entry]:
     """All activations of a transformer in forward order; raises UnreadableNetworkError for any other network."""
     scale, entries, number = _patch(network), [], 0
+    for index, block in enumerate(_refiners(network)):
+        entries += [_placed(one, f"vit-refiner{index}", f"{_REFINER}.{index}", scale, "") for one in _read(block)]
     for path, blocks in _block_lists(network):
         last_as = _text_comes_first(network, blocks[0])
         for index, block in enumerate(blocks):
-            for entry in _read(block):
-                where = f"{path}.{index}"
-                entries.append(_placed(entry, f"vit-block{number}", where, scale, last_as))
+            found = [_placed(one, f"vit-block{number}", f"{path}.{index}", scale, last_as) for one in _read(block)]
+            entries += [one for one in found if _text_is_known(one)]
             number += 1
     if not entries:
         raise UnreadableNetworkError(
@@ -35,11 +41,20 @@ def transformer_entries(network: nn.Module) -> list[Entry]:
 
 
 def _block_lists(network: nn.Module) -> Iterator[tuple[str, nn.ModuleList]]:
-    """Lists of readable blocks right below the network; the refiners of Lumina see text or picture alone."""
+    """Lists of readable blocks right below the network, less the refiners of Lumina."""
     for name, child in network.named_children():
-        readable = isinstance(child, nn.ModuleList) and len(child) and all(_kind(block) for block in child)
-        if readable and "refiner" not in name:
+        if _readable(child) and "refiner" not in name:
             yield name, child
+
+
+def _refiners(network: nn.Module) -> nn.ModuleList | list:
+    """Blocks of Lumina that see the picture alone; those of the text make no pictures."""
+    blocks = getattr(network, _REFINER, None)
+    return blocks if _readable(blocks) else []
+
+
+def _readable(blocks: nn.Module | None) -> bool:
+    return isinstance(blocks, nn.ModuleList) and len(blocks) > 0 and all(_kind(block) for block in blocks)
 
 
 def _read(block: nn.Module) -> Iterator[Entry]:
@@ -65,6 +80,9 @@ def _double(block: nn.Module) -> Iterator[Entry]:
     """Flux, Chroma, HunyuanVideo: text and picture with weights of their own; returns (picture, text)."""
     width = block.img_attn.qkv.out_features // 3
     yield from _fused("", "img_attn.qkv", (width, width, width))
+    if not getattr(block, "flipped_img_txt", False):  # HunyuanVideo masks its text
+        yield _map("cross-map", JointAttention("img_attn.norm", "img_attn.norm", block.num_heads, "txt_attn.norm",
+                                               _TURN, heads_first=True))  # fmt: skip
     yield _part("attn-out", "img_attn.proj", width)
     yield _part("ffn-inner", "img_mlp.2", block.img_mlp[2].in_features, of_input=True)
     yield _part("out", "", width)
@@ -74,17 +92,27 @@ def _single(block: nn.Module) -> Iterator[Entry]:
     """Flux, Chroma, HunyuanVideo: one sequence, and attention beside the feed-forward part."""
     width = block.hidden_size
     yield from _fused("", "linear1", (width, width, width))
+    yield _map("cross-map", JointAttention("norm", "norm", block.num_heads, "", _TURN, heads_first=True))
     yield _part("attn-inner", "linear2", width, of_input=True)
     yield _part("ffn-inner", "linear2", block.mlp_hidden_dim, begin=width, of_input=True)
     yield _part("out", "", width)
 
 
 def _joint(block: nn.Module) -> Iterator[Entry]:
-    """SD3, SD3.5: text and picture with weights of their own; returns (text, picture)."""
-    part = block.x_block
-    width = part.attn.qkv.out_features // 3
-    yield from _fused("", "x_block.attn.qkv", (width, width, width))
-    yield _part("attn-out", "x_block.attn.proj", width)
+    """SD3, SD3.5: text and picture with weights of their own; returns (text, picture).
+
+    Some blocks of SD3.5 Medium have a second attention beside it, of the picture to itself.
+    """
+    part, attention = block.x_block, "x_block.attn"
+    width, own = part.attn.qkv.out_features // 3, hasattr(block.x_block, "attn2")
+    yield from _fused("", f"{attention}.qkv", (width, width, width))
+    yield _map("cross-map", JointAttention(f"{attention}.ln_q", f"{attention}.ln_k", part.attn.num_heads,
+                                           "context_block.attn.ln_k"))  # fmt: skip
+    if own:
+        yield from _fused("self-", f"{attention}2.qkv", (width, width, width))
+    yield _part("attn-out", f"{attention}.proj", width)
+    if own:
+        yield _part("self-attn-out", f"{attention}2.proj", width)
     if hasattr(part.mlp, "fc2"):
         yield _part("ffn-inner", "x_block.mlp.fc2", part.mlp.fc2.in_features, of_input=True)
     yield _part("out", "", width, item=1)
@@ -136,7 +164,7 @@ def _part(name: str, module: str, channels: int, **where) -> Entry:
     return Entry(name, module, "tokens", channels, 1, **where)
 
 
-def _map(name: str, attention: Attention) -> Entry:
+def _map(name: str, attention: Attention | JointAttention) -> Entry:
     return Entry(name, attention.query.split(".")[0], "map", None, 1, attention=attention)
 
 
@@ -151,6 +179,8 @@ def _placed(entry: Entry, name: str, path: str, scale: int, last_as: str) -> Ent
     attention = entry.attention
     if attention is not None:
         attention = replace(attention, query=f"{path}.{attention.query}", key=f"{path}.{attention.key}")
+    if getattr(attention, "text", ""):
+        attention = replace(attention, text=f"{path}.{attention.text}")
     module = f"{path}.{entry.module}" if entry.module else path
     return replace(
         entry, id=f"{name}-{entry.id}", module=module, scale=scale, last_as=last_as, attention=attention
@@ -169,5 +199,13 @@ def _text_comes_first(network: nn.Module, block: nn.Module) -> str:
     if kind is _lumina:
         return "noise_refiner.0" if len(getattr(network, "noise_refiner", ())) else "x_embedder"
     doubles = (module for module in network.modules() if hasattr(module, "flipped_img_txt"))
-    flipped = any(module.flipped_img_txt for module in doubles)
-    return "img_in" if kind is _single and not flipped else ""
+    if kind is not _single or any(module.flipped_img_txt for module in doubles):
+        return ""
+    alone = isinstance(getattr(network, "img_in", None), nn.Module)
+    return "img_in" if alone else "double_blocks.0.img_attn.qkv"
+
+
+def _text_is_known(entry: Entry) -> bool:
+    """Whether an attention over one sequence tells its text from its picture."""
+    joint = isinstance(entry.attention, JointAttention)
+    return not joint or bool(entry.attention.text or entry.last_as)

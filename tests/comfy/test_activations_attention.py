@@ -96,6 +96,38 @@ def test_every_word_of_a_recorded_run_positive_and_negative(demo):
     assert hooks_left(demo.model) == 0
 
 
+@pytest.mark.parametrize(("architecture", "positions", "length"), [
+    ("sd3", [3, 4], 77),  # begin, "a", "smiling", "red", "hat" of CLIP; T5 is not loaded
+    ("flux", [3, 4, 5], 256),  # two of T5 for "a", then "smiling", "red", and two for "hat"
+])  # fmt: skip
+def test_heat_maps_of_joint_attention(comfy, architecture, positions, length):
+    """Text and picture attend together; the text's tokens are those of the encoders that the model attends to."""
+    world = World(comfy, *reduced.checkpoint(architecture))
+    (text,) = comfy.run("CLIPTextEncode", clip=world.clip, text="a smiling red hat")
+    tapped = world.tap("attn-mean", positive=text, latent=world.latent(1, 64, 96), noise_level="sigma", level=0.5)
+    attention = tapped.tensors["attn-mean"]
+    assert attention.shape == (1, length, 4, 6)
+    _, masks, found = heat(world, tapped, torch.zeros(1, 64, 96, 3), "a smiling red hat", "red hat")
+    wanted = attention[:, positions].mean(1)
+    wanted = (wanted - wanted.amin()) / (wanted.amax() - wanted.amin())
+    shown = torch.nn.functional.interpolate(wanted[:, None], size=(64, 96), mode="bilinear")[:, 0]
+    assert found == "red hat" and (masks - shown).abs().max() < 1e-4
+
+
+def test_tokens_of_clip_and_t5_follow_each_other(comfy):
+    """As SD3's text encoder joins them: word by word the positions in both."""
+    import types
+
+    module = comfy.module("nodes.host.words")
+    clip = reduced.checkpoint("sd3")[1]
+    whole = types.SimpleNamespace(clip_l=object(), clip_g=object(), t5xxl=object())
+    with_t5 = types.SimpleNamespace(tokenize=clip.tokenize, cond_stage_model=whole)
+    by_clip, by_t5 = module.tokens_of(with_t5, "a red hat")
+    assert module.tokens_of(clip, "a red hat") == [by_clip]
+    places = comfy.module("nodes.activations.wording.nodes")._places
+    assert places([by_clip, by_t5], module.tokens_of(with_t5, "red")) == [2, 77 + 2]
+
+
 @pytest.mark.parametrize(("prompt", "words", "changes", "reason"), [
     ("portrait, red hair", "hat", {}, "'hat' is not in the prompt"),
     ("portrait, red hair", "hair", {"prompt_is": "negative prompt"}, "There are no rows of the negative prompt"),

@@ -7,13 +7,25 @@ from tapping import PATTERN, hooks_left
 
 JOINT_TEXT = 7  # tokens that stand before the picture's
 HEIGHT, WIDTH = 13, 22  # tokens of a latent of 26 x 44
+JOINT = ["q", "k", "v", "cross-map", "attn-out", "ffn-inner", "out"]
 BLOCK = {
-    "SD3": ["q", "k", "v", "attn-out", "ffn-inner", "out"],
+    "SD3": JOINT,
     "PixArtAlpha": ["self-q", "self-k", "self-v", "self-map", "cross-q", "cross-map", "ffn-inner", "out"],
-    "Lumina2": ["q", "k", "v", "attn-out", "ffn-inner", "out"],
+    "Lumina2": [part for part in JOINT if part != "cross-map"],
     "WAN21_T2V": ["self-q", "self-k", "self-v", "cross-q", "cross-map", "ffn-inner", "out"],
 }
-FLUX = (["q", "k", "v", "attn-out", "ffn-inner", "out"], ["q", "k", "v", "attn-inner", "ffn-inner", "out"])
+FLUX = JOINT, ["q", "k", "v", "cross-map", "attn-inner", "ffn-inner", "out"]
+#: The first block of SD3.5 Medium here has a second attention, of the picture to itself.
+SECOND = ["q", "k", "v", "cross-map", "self-q", "self-k", "self-v", "attn-out", "self-attn-out", "ffn-inner", "out"]
+
+
+def expected_ids(name):
+    if name in ("Flux", "Chroma"):
+        return [f"vit-block{number}-{part}" for number in range(4) for part in FLUX[number >= 2]]
+    first = {"SD3": SECOND}.get(name, BLOCK[name])
+    ids = [f"vit-block{number}-{part}" for number in range(3) for part in (BLOCK[name] if number else first)]
+    return [f"vit-refiner0-{part}" for part in BLOCK[name]] + ids if name == "Lumina2" else ids
+PICTURE = {"show": "main directions as colours", "together": True, "channel": 0, "size": 64}
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +62,7 @@ def seen_by_hand(patcher, paths, run):
 def test_every_id_comes_with_its_channels_on_the_pictures_grid(comfy, models, name):
     """Names as in the official code (oracle O11: eight a block of PixArt); pictures that are not square."""
     entries, tapped = catalog_of(comfy, models[name]), tap(comfy, models[name], "*")
-    if name == "Flux":
-        expected = [f"vit-block{number}-{part}" for number in range(4) for part in FLUX[number >= 2]]
-    else:
-        expected = [f"vit-block{number}-{part}" for number in range(3) for part in BLOCK[name]]
+    expected = expected_ids(name)
     expected += ["attn-mean"] if "cross-map" in " ".join(expected) else []
     assert [entry.id for entry in entries] == expected == list(tapped.tensors)
     for entry in entries:
@@ -61,12 +70,15 @@ def test_every_id_comes_with_its_channels_on_the_pictures_grid(comfy, models, na
         if entry.kind == "tokens":
             assert value.shape == (2, entry.channels, HEIGHT, WIDTH), entry.id
         else:
-            assert (value.sum(1 if entry.members else -1) - 1).abs().max() < 1e-4, entry.id
+            given = value.sum(1 if entry.members else -1)
+            # Joint attention gives the rest to the picture.
+            assert (given - 1).abs().max() < 1e-4 if "cross-q" in BLOCK.get(name, ()) else (given < 1).all(), entry.id
     assert hooks_left(models[name]) == 0
 
 
 @pytest.mark.parametrize(("name", "last", "path", "text"), [
-    ("SD3", 2, "final_layer", 0), ("Flux", 3, "final_layer", 0), ("PixArtAlpha", 2, "final_layer", 0),
+    ("SD3", 2, "final_layer", 0), ("Flux", 3, "final_layer", 0), ("Chroma", 3, "final_layer", 0),
+    ("PixArtAlpha", 2, "final_layer", 0),
     ("Lumina2", 2, "final_layer", JOINT_TEXT), ("WAN21_T2V", 2, "head", 0),
 ])  # fmt: skip
 def test_the_last_blocks_output_is_what_the_final_layer_gets(comfy, models, name, last, path, text):
@@ -75,6 +87,13 @@ def test_the_last_blocks_output_is_what_the_final_layer_gets(comfy, models, name
     expected = caught[path][0][:, text : text + HEIGHT * WIDTH]
     found = tapped.tensors[f"vit-block{last}-out"].flatten(2).transpose(1, 2)
     assert torch.equal(found, expected)
+
+
+def test_a_refiner_sees_the_picture_alone(comfy, models):
+    path = "noise_refiner.0"
+    tapped, caught = seen_by_hand(models["Lumina2"], [path], lambda: tap(comfy, models["Lumina2"], "vit-refiner0-out"))
+    found = tapped.tensors["vit-refiner0-out"].flatten(2).transpose(1, 2)
+    assert caught[path][1].shape[1] == HEIGHT * WIDTH and torch.equal(found, caught[path][1])
 
 
 def test_tokens_that_pad_a_sequence_are_left_out(comfy):
@@ -99,20 +118,23 @@ def test_a_network_with_the_picture_before_the_text(comfy):
         device="meta", operations=ops.disable_weight_init,
     )  # fmt: skip
     entries = comfy.module("nodes.activations.catalog").catalog(network)
-    expected = [f"vit-block{number}-{part}" for number in (0, 1) for part in FLUX[number]]
+    parts = ([part for part in block if part != "cross-map"] for block in FLUX)  # its text is masked
+    expected = [f"vit-block{number}-{part}" for number, block in enumerate(parts) for part in block]
     assert [entry.id for entry in entries] == expected
     assert {(entry.scale, entry.last_as) for entry in entries} == {(2, "")}
 
 
 @pytest.mark.parametrize(("name", "block", "path", "text", "widths"), [
     ("SD3", 1, "joint_blocks.1.x_block.attn.qkv", 0, (128, 128, 128)),
+    ("SD3", 0, "joint_blocks.0.x_block.attn2.qkv", 0, (128, 128, 128)),
     ("Flux", 0, "double_blocks.0.img_attn.qkv", 0, (64, 64, 64)),
+    ("Chroma", 2, "single_blocks.0.linear1", JOINT_TEXT, (64, 64, 64)),
     ("Flux", 3, "single_blocks.1.linear1", JOINT_TEXT, (64, 64, 64)),
     ("PixArtAlpha", 1, "blocks.1.attn.qkv", 0, (48, 48, 48)),
     ("Lumina2", 2, "layers.2.attention.qkv", JOINT_TEXT, (96, 48, 48)),
 ])  # fmt: skip
 def test_fused_projections_are_cut_by_layout(comfy, models, name, block, path, text, widths):
-    prefix = "self-" if name == "PixArtAlpha" else ""
+    prefix = "self-" if name == "PixArtAlpha" or "attn2" in path else ""
     ids = [f"vit-block{block}-{prefix}{letter}" for letter in "qkv"]
     tapped, caught = seen_by_hand(models[name], [path], lambda: tap(comfy, models[name], "\n".join(ids)))
     fused = caught[path][1][:, text : text + HEIGHT * WIDTH, : sum(widths)]
@@ -120,31 +142,40 @@ def test_fused_projections_are_cut_by_layout(comfy, models, name, block, path, t
         assert torch.equal(tapped.tensors[id_].flatten(2).transpose(1, 2), expected), id_
 
 
-@pytest.mark.parametrize(("name", "module", "ids"), [
-    ("PixArtAlpha", "comfy.ldm.pixart.blocks", ["self-map", "cross-map"]),
-    ("WAN21_T2V", "comfy.ldm.wan.model", ["cross-map"]),
+@pytest.mark.parametrize(("name", "module", "calls_of"), [
+    ("PixArtAlpha", "comfy.ldm.pixart.blocks", {"vit-block1-self-map": 2, "vit-block1-cross-map": 3}),
+    ("WAN21_T2V", "comfy.ldm.wan.model", {"vit-block1-cross-map": 3}),
+    ("SD3", "comfy.ldm.modules.diffusionmodules.mmdit", {"vit-block0-cross-map": 0, "vit-block1-cross-map": 2}),
+    ("Flux", "comfy.ldm.flux.math", {"vit-block1-cross-map": 1, "vit-block3-cross-map": 3}),
+    ("Chroma", "comfy.ldm.flux.math", {"vit-block0-cross-map": 0, "vit-block2-cross-map": 2}),
 ])  # fmt: skip
-def test_maps_are_those_of_the_attention_that_runs(comfy, models, monkeypatch, name, module, ids):
-    """Against the softmax of the queries and keys that ComfyUI hands to its attention."""
+def test_maps_are_those_of_the_attention_that_runs(comfy, models, monkeypatch, name, module, calls_of):
+    """Against the softmax of the queries and keys that ComfyUI hands to its attention; of joint ones its text part."""
     import importlib
 
     target, calls = importlib.import_module(module), []
     attention = target.optimized_attention
 
-    def spied(q, k, v, heads, **options):
+    def spied(q, k, v, heads, *args, **options):
         split = q if q.ndim == 4 else q.unflatten(2, (heads, -1)).transpose(1, 2)
         keys = k if k.ndim == 4 else k.unflatten(2, (heads, -1)).transpose(1, 2)
         calls.append((split @ keys.transpose(2, 3) * split.shape[-1] ** -0.5).softmax(-1))
-        return attention(q, k, v, heads, **options)
+        return attention(q, k, v, heads, *args, **options)
 
-    monkeypatch.setattr(target, "optimized_attention", lambda q, k, v, heads=None, *args, **options: spied(
-        q, k, v, heads if heads is not None else args[0], **options))  # fmt: skip
-    tapped = tap(comfy, models[name], "\n".join(f"vit-block1-{id_}" for id_ in ids))
-    self_map, cross_map = calls[2:4]  # two attentions a block
-    expected = {"self-map": self_map, "cross-map": cross_map}
-    for id_ in ids:
-        found = tapped.tensors[f"vit-block1-{id_}"]
-        assert (found - expected[id_].view(found.shape)).abs().max() < 1e-6
+    monkeypatch.setattr(target, "optimized_attention", spied)
+    tapped = tap(comfy, models[name], "\n".join([*calls_of, "attn-mean"]))
+    for id_, number in calls_of.items():
+        found, expected = tapped.tensors[id_], calls[number]
+        if len(expected) < len(found):  # PixArt joins the texts of a batch
+            expected = expected.reshape(found.shape)
+        joint = expected.shape[2] == HEIGHT * WIDTH + JOINT_TEXT
+        expected = expected[:, :, JOINT_TEXT:, :JOINT_TEXT] if joint else expected
+        assert (found - expected.view(found.shape)).abs().max() < 1e-6, id_
+    if joint:
+        crossed = [call for call in calls if call.shape[3] > HEIGHT * WIDTH]
+        mean = torch.stack([call[:, :, JOINT_TEXT:, :JOINT_TEXT].mean(1) for call in crossed]).mean(0)
+        found = tapped.tensors["attn-mean"].flatten(2).transpose(1, 2)
+        assert len(crossed) >= 3 and (found - mean).abs().max() < 1e-6
 
 
 def test_maps_that_would_be_wrong_are_not_offered(comfy):
@@ -173,12 +204,17 @@ def test_presets_for_transformers(comfy, models):
     selection = comfy.module("nodes.activations.selection")
     entries = catalog_of(comfy, models["Flux"])
     assert [entry.id for entry in selection.select(entries, selection.BEST)] == ["vit-block2-out"]
-    for preset, reason in ((selection.RULE, "this is a transformer"), (selection.WORDS, "picture attend together"),
-                           (selection.POOL, "gives no pool"), ("Ours-XL", "a set for SDXL")):  # fmt: skip
+    for preset, reason in ((selection.RULE, "this is a transformer"), (selection.POOL, "gives no pool"),
+                           ("Ours-XL", "a set for SDXL")):  # fmt: skip
         with pytest.raises(ValueError, match=reason):
             selection.select(entries, preset)
-    words = selection.select(catalog_of(comfy, models["WAN21_T2V"]), selection.WORDS)
-    assert [entry.id for entry in words] == ["attn-mean"]
+    for name in ("WAN21_T2V", "Flux", "SD3"):
+        words = selection.select(catalog_of(comfy, models[name]), selection.WORDS)
+        assert [entry.id for entry in words] == ["attn-mean"]
+    lumina = catalog_of(comfy, models["Lumina2"])
+    assert [entry.id for entry in selection.select(lumina, selection.BEST)] == ["vit-block1-out"]
+    with pytest.raises(ValueError, match="cannot be read, so there is no attention to words"):
+        selection.select(lumina, selection.WORDS)
 
 
 def test_the_catalog_of_a_transformer(comfy, models):
@@ -188,7 +224,33 @@ def test_the_catalog_of_a_transformer(comfy, models):
     assert picture.ndim == 4 and picture.amin() < 1
 
 
-def test_a_video_is_refused(comfy, models):
-    video = tiny_transformers.latent(models["WAN21_T2V"], 1, 12, 20, frames=3)
-    with pytest.raises(ValueError, match="The latent has 3 frames, and activations are read of pictures"):
-        tap(comfy, models["WAN21_T2V"], "*-out", latent=video)
+def test_each_frame_of_a_video_is_a_row(comfy, models):
+    """Tokens and attention of 2 videos of 3 frames against what the network's own modules hand out."""
+    model, path = models["WAN21_T2V"], "blocks.2"
+    video = tiny_transformers.latent(model, 2, 12, 20, frames=3)
+    ids = "vit-block2-out\nvit-block1-cross-map\nattn-mean"
+    tapped, caught = seen_by_hand(model, [path], lambda: tap(comfy, model, ids, latent=video))
+    out = tapped.tensors["vit-block2-out"]
+    assert out.shape == (6, 96, 6, 10) and [row.image for row in tapped.rows] == list(range(6))
+    assert torch.equal(out, caught[path][1].view(2, 3, 6, 10, 96).flatten(0, 1).permute(0, 3, 1, 2))
+    assert tapped.settings["frames"] == 3
+    assert tapped.tensors["vit-block1-cross-map"].shape[:3] == (6, 4, 60)
+    assert tapped.tensors["attn-mean"].shape[2:] == (6, 10)
+    image = torch.arange(18.0).view(18, 1, 1, 1).expand(18, 48, 80, 3) / 18  # decoded: 9 pictures a video
+    shown = comfy.module("nodes.activations.inputs").pictures_of(image, tapped)
+    assert (shown[:, 0, 0, 0] * 18).round().tolist() == [0, 4, 8, 9, 13, 17]
+    (picture,) = comfy.run("GBX_ActivationPicture", activations=tapped.chosen(["vit-block2-out"]), **PICTURE)[:1]
+    assert len(picture) == 6
+
+
+def test_recording_a_video_keeps_its_frames_as_rows(comfy, models):
+    model = models["WAN21_T2V"]
+    recording_model, recording = comfy.run("GBX_ActivationRecorder", model=model, **PATTERN, ids="vit-block1-out",
+                                           when="last", rows="both")  # fmt: skip
+    latent = tiny_transformers.latent(model, 1, 8, 8, frames=2)
+    text = {"positive": tiny_transformers.conditioning(), "negative": tiny_transformers.conditioning(5)}
+    samples = comfy.run("KSampler", model=recording_model, seed=7, steps=2, cfg=2.0, sampler_name="euler", denoise=1.0,
+                        scheduler="normal", latent_image=latent, **text)[0]  # fmt: skip
+    activations = comfy.run("GBX_ReadActivations", recording=recording, samples=samples, index=-1)[0]
+    assert activations.tensors["vit-block1-out"].shape == (4, 96, 4, 4)
+    assert [(row.image, row.conditional) for row in activations.rows] == [(0, True), (1, True), (0, False), (1, False)]

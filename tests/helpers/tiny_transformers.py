@@ -18,6 +18,12 @@ _CONFIGS = {
         "context_in_dim": _TEXT, "hidden_size": 64, "mlp_ratio": 4.0, "num_heads": 2, "depth": 2,
         "depth_single_blocks": 2, "axes_dim": [8, 12, 12], "theta": 10000, "qkv_bias": True, "guidance_embed": True,
     },
+    "Chroma": {
+        "image_model": "chroma", "in_channels": 64, "out_channels": 64, "patch_size": 2, "context_in_dim": _TEXT,
+        "hidden_size": 64, "mlp_ratio": 4.0, "num_heads": 2, "depth": 2, "depth_single_blocks": 2,
+        "axes_dim": [8, 12, 12], "theta": 10000, "qkv_bias": True, "in_dim": 64, "out_dim": 64, "hidden_dim": 32,
+        "n_layers": 1,
+    },
     "PixArtAlpha": {
         "image_model": "pixart_alpha", "in_channels": 4, "hidden_size": 48, "depth": 3, "num_heads": 4,
         "caption_channels": _TEXT, "model_max_length": 12, "micro_condition": True, "pe_interpolation": 1,

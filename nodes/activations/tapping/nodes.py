@@ -16,8 +16,8 @@ from ...host.sockets import Activations
 from .. import levels, listing, moments, outline, selection
 from ..catalog import catalog
 from ..entries import Entry
+from ..features import FRAMES, Mean
 from ..features import Activations as Tapped
-from ..features import Mean
 from ..inputs import CATEGORY, IDS, LEVEL, NOISE_LEVEL, PAPER, POOL, PRECISION, PRECISIONS, PRESET
 from ..recorder import Recorder
 from ..tap import Keep
@@ -106,7 +106,9 @@ class LayerActivationTap(io.ComfyNode):
         sigma, mean = sigma_of(model, entries, noise_level, level), Mean()
         for activations in tap_draws(model, positive, samples, sigma, chosen, keep, seed, draws):
             mean.add(activations)
-        activations = replace(mean.result(), settings={"seed": seed, "draws": draws, "preset": preset})
+        frames = mean.result().settings[FRAMES]
+        settings = {"seed": seed, "draws": draws, "preset": preset, FRAMES: frames}
+        activations = replace(mean.result(), settings=settings)
         return io.NodeOutput(activations, activations.report(), ui={"glassbox_network": [outline.outline(entries)]})
 
 

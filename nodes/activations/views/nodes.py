@@ -208,11 +208,11 @@ class ActivationCorrespondence(io.ComfyNode):
         row = _row(source, picture, source_image)
         feature, marks = source.only_rows([row]).stacked()[0], parse(points, tuple(source_image.shape[1:3]))
         drawn, texts, masks = [], [], []
-        for number, one in tracked(list(enumerate(target.rows))):
+        for number in tracked(range(len(target.rows))):
             other = target.only_rows([number]).stacked()[0]
-            shown = picture_of(target_image, one)
+            shown = picture_of(target_image, target, number)
             found, sure = _find(feature, other, marks, source_image.shape[1:3], shown.shape[:2], resolution, mutual)
-            drawn.append(_matched(picture_of(source_image, source.rows[row]), shown, marks, found, sure))
+            drawn.append(_matched(picture_of(source_image, source, row), shown, marks, found, sure))
             texts.append(to_text(found))
             masks.append(_carry(feature, other, source_mask, picture, shown.shape[:2], mutual))
         return io.NodeOutput(

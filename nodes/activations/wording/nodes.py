@@ -84,9 +84,10 @@ class TokenHeatMap(io.ComfyNode):
         chosen = _rows_of(activations, _PROMPTS[prompt_is], prompt_is)
         pictures, attention = pictures_of(image, chosen), chosen.tensors[words.SOURCE]
         tokens, wished = tokens_of(clip, prompt), _wished(given["words"], prompt)
-        places = {word: words.positions(tokens, _word_tokens(clip, word)) for word in wished}
+        places = {word: _places(tokens, tokens_of(clip, word)) for word in wished}
         _check(places, prompt)
-        maps = torch.stack([words.heat_map(attention, found, len(tokens)) for found in places.values()])
+        length = sum(map(len, tokens))
+        maps = torch.stack([words.heat_map(attention, found, length) for found in places.values()])
         maps = _stretched(maps, (2, 3) if relative else (0, 1, 2, 3))
         shown, _ = drawing.magnified(pictures)
         lines = [(word, drawing.overlay(shown, one, opacity)) for word, one in zip(places, maps, strict=True)]
@@ -114,8 +115,14 @@ def _wished(text: str, prompt: str) -> list[str]:
     return list(dict.fromkeys(wished)) or words_of(prompt)
 
 
-def _word_tokens(clip, word: str) -> list[int]:
-    return [token for token in tokens_of(clip, word) if token is not None]
+def _places(tokens: list[list[int | None]], word: list[list[int | None]]) -> list[int]:
+    """Positions of a word in the texts of all encoders, one after the other."""
+    found, begin = [], 0
+    for text, part in zip(tokens, word, strict=True):
+        wanted = [token for token in part if token is not None]
+        found += [begin + position for position in words.positions(text, wanted)]
+        begin += len(text)
+    return found
 
 
 def _check(places: dict[str, list[int]], prompt: str) -> None:

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from glassbox.nodes.activations import correspondence, drawing, picture, similarity
+from glassbox.nodes.activations import correspondence, drawing, inputs, picture, queries, similarity
+from glassbox.nodes.activations.features import Activations, Row
 
 
 def random(*shape, seed=0):
@@ -117,3 +118,30 @@ def test_drawings_have_the_sizes_they_should():
     picture_ = torch.zeros(64, 64, 3)
     marked = drawing.marked(picture_, torch.tensor([[10.0, 40.0]]))
     assert marked[40, 10].sum() > 0 and marked[10, 40].sum() == 0
+
+
+def test_rotary_matrices_turn_pairs_of_channels():
+    """A quarter of a turn, and angles that grow with the place: products depend on the distance alone."""
+    quarter = torch.tensor([[0.0, -1.0], [1.0, 0.0]]).expand(1, 1, 1, 1, 2, 2)
+    assert queries.turned(torch.tensor([[[[3.0, 5.0]]]]), quarter).flatten().tolist() == [-5.0, 3.0]
+    angle = torch.arange(6.0)
+    matrices = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()], -1).view(1, 1, 6, 1, 2, 2)
+    same = queries.turned(torch.tensor([0.6, 0.8]).expand(1, 1, 6, 2), matrices)[0, 0]
+    products = same @ same.T
+    assert (products.diagonal(2) - products[0, 2]).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(("pictures", "frames", "rows", "places"), [
+    (3, 1, 3, [0, 1, 2]), (9, 3, 3, [0, 4, 8]), (3, 3, 3, [0, 1, 2]), (10, 3, 6, [0, 2, 4, 5, 7, 9]),
+])  # fmt: skip
+def test_the_pictures_of_a_decoded_video(pictures, frames, rows, places):
+    image = torch.arange(float(pictures)).view(-1, 1, 1, 1).expand(-1, 2, 2, 3)
+    tapped = Activations({"vit-block0-out": torch.zeros(rows, 1, 1, 1)}, tuple(map(Row, range(rows))), 1.0, 1.0,
+                         {"frames": frames})  # fmt: skip
+    assert inputs.pictures_of(image, tapped)[:, 0, 0, 0].tolist() == places
+
+
+def test_too_few_pictures():
+    tapped = Activations({"a": torch.zeros(3, 1, 1, 1)}, tuple(map(Row, range(3))), 1.0, 1.0)
+    with pytest.raises(ValueError, match="The activations are of 3 pictures or more and the image batch has 2"):
+        inputs.pictures_of(torch.zeros(2, 4, 4, 3), tapped)
