@@ -2,6 +2,7 @@
 
 import { app } from "../../scripts/app.js";
 import { addEditSliders } from "./widgets/edit_sliders.js";
+import { addLiveCurve } from "./widgets/live_curve.js";
 import { addNetworkMap } from "./widgets/network_map.js";
 import { addNeuronChart } from "./widgets/neuron_chart.js";
 import { addPointPicker } from "./widgets/point_picker.js";
@@ -14,7 +15,9 @@ const PANELS = {
   GBX_NemoLocalize: addNeuronChart(false),
   GBX_NemoNeuronMask: addNeuronChart(false),
   GBX_NeuronMaskEdit: addNeuronChart(true),
+  GBX_TrainLoraImmiscible: addLiveCurve,
   GBX_W2WEdit: addEditSliders,
+  GBX_W2WInvert: addLiveCurve,
 };
 
 app.registerExtension({

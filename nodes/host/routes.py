@@ -16,13 +16,18 @@ def serve(answers: dict[str, Answer]) -> None:
 
     Answers JSON, or status 400 with {"error": "a sentence"}. Without ComfyUI's server nothing is served.
     """
-    server = getattr(getattr(sys.modules.get("server"), "PromptServer", None), "instance", None)
+    server = running_server()
     if server is None:
         return
     known = {route.path for route in server.routes}
     for name, answer in answers.items():
         if f"/glassbox/{name}" not in known:
             server.routes.get(f"/glassbox/{name}")(_handler(answer))
+
+
+def running_server():
+    """ComfyUI's server, or None in a program that runs nodes without one."""
+    return getattr(getattr(sys.modules.get("server"), "PromptServer", None), "instance", None)
 
 
 def _handler(answer: Answer):

@@ -166,3 +166,28 @@ def test_ranges_and_random_strengths(call):
         assert 10 <= (found["high"] - found["low"]) / found["step"] <= 2001
     for strength, found in itertools.zip_longest(strengths, ranges):
         assert strength == pytest.approx(found["high"] / 3**0.5, abs=found["step"])
+
+
+def test_curves(call):
+    """Scales hold what counts, ticks are round and lie inside, and words tell the last and the lowest loss."""
+    each = [[step, 0.1 + (5 if step == 30 else step / 1000)] for step in range(1, 101)]
+    seen = [[0, 0.3], [50, 0.25], [100, 0.28]]
+    curve = {"steps": 200, "smooth": 25, "each": each, "mean": [[100, 0.15]], "validation": seen}
+    body = """const {low, high} = text.bounds(given);
+        return [low, high, text.ticks(low, high, 5), text.lastStep(given), text.told(given), text.toldAt(given, 60)]"""
+    low, high, ticks, last, told, at = call("curves.js", body, curve)
+    assert 0.08 < low < 0.105 and 0.3 < high < 0.35 and last == 200
+    assert ticks == pytest.approx([0.1, 0.15, 0.2, 0.25, 0.3])
+    assert told == "Step 100 of 200 · training 0.15 · held-out 0.28 at 100, lowest 0.25 at 50"
+    assert at == "Step 100 · training 0.15 · held-out 0.25 at 50"
+    empty = {"steps": 9, "smooth": 25, "each": [], "mean": [], "validation": [[0, 0.5]]}
+    low, high, ticks, last, told, _ = call("curves.js", body.replace("text.toldAt(given, 60)", "null"), empty)
+    assert low < 0.5 < high and ticks and last == 9 and told == "held-out 0.5 at 0"
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (-3, 7), (0.0011, 0.0013), (0, 16), (1e5, 3.2e5)])
+def test_ticks(call, low, high):
+    ticks = call("curves.js", "return text.ticks(...given, 5)", [low, high])
+    assert 2 <= len(ticks) <= 6 and low <= ticks[0] < ticks[-1] <= high
+    steps = [after - before for before, after in itertools.pairwise(ticks)]
+    assert steps == pytest.approx([steps[0]] * len(steps), rel=1e-3)

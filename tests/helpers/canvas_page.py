@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.request
 from dataclasses import dataclass, field
 
@@ -66,6 +67,7 @@ _IDLE = """async () => {
     const queue = await (await fetch("/queue")).json()
     return queue.queue_running.length + queue.queue_pending.length === 0
 }"""
+_RUN_SECONDS = 180
 
 # What this front end says on a ComfyUI that is older than itself, or without a way to the internet.
 _NOT_OURS = ("Failed to load resource", "JobsApiError", "Failed to fetch queue")
@@ -94,6 +96,13 @@ class Canvas:
         for _ in range(2 if self.vue else 1):
             self.page.evaluate(_LOAD, workflow)
             self.page.evaluate(_SETTLE)
+
+    def reopen(self) -> None:
+        """Load the page anew, as F5 does."""
+        self.page.goto("about:blank")
+        self.page.goto(self.url)
+        self.page.wait_for_function(_READY, timeout=120_000)
+        self.page.evaluate(_SETTLE)
 
     def missing(self) -> list[str]:
         """The types of nodes that the front end does not know."""
@@ -149,7 +158,10 @@ class Canvas:
     def run(self) -> None:
         """Queue the workflow and wait until it is done."""
         self.page.evaluate(_QUEUE)
-        self.page.wait_for_function(_IDLE, timeout=120_000)
+        deadline = time.monotonic() + _RUN_SECONDS
+        while not self.page.evaluate(_IDLE):  # wait_for_function does not wait for what a function promises
+            assert time.monotonic() < deadline, f"The workflow has not ended within {_RUN_SECONDS} s."
+            self.page.wait_for_timeout(100)
         self.page.evaluate(_SETTLE)
 
 
@@ -160,9 +172,7 @@ def open_canvas(browser, url: str, vue: bool) -> Canvas:
     canvas = Canvas(page, vue, url)
     page.on("console", lambda message: _note(canvas, message))
     page.on("pageerror", lambda error: canvas.errors.append(str(error)))
-    page.goto(url)
-    page.wait_for_function(_READY, timeout=120_000)
-    page.evaluate(_SETTLE)
+    canvas.reopen()
     return canvas
 
 

@@ -30,16 +30,19 @@ export function addPanel(node, name, element, { height, update }) {
   });
   widget.serialize = false;
   keepEventsInside(element);
+  // One after the other: an update that waited for the server must not end after a later one, and undo it.
+  let before = Promise.resolve();
+  const follow = (output) => (before = before.then(() => update(output)).catch(console.error));
   const refresh = () => {
     takePlace(node, element);
-    void update();
+    follow();
   };
   shown.add(refresh);
   element.addEventListener("pointerenter", refresh);
   const executed = node.onExecuted;
   node.onExecuted = function (output) {
     executed?.apply(this, arguments);
-    update(output);
+    follow(output);
   };
   const removed = node.onRemoved;
   node.onRemoved = function () {

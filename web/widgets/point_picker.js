@@ -4,11 +4,11 @@
 import { api } from "../../../scripts/api.js";
 import { lastOutput } from "../canvas/outputs.js";
 import { addPanel, make, remember } from "../canvas/panel.js";
+import { draw, set } from "../canvas/svg.js";
 import { sourceOf, valueOf } from "../canvas/upstream.js";
 import { Value } from "../canvas/value.js";
 import { add, move, read } from "../text/points.js";
 
-const SVG = "http://www.w3.org/2000/svg";
 const HEIGHT = 300;
 const STEPS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 const HELP = "Click adds a point, a drag moves it, a double click takes it out.";
@@ -186,13 +186,4 @@ async function sizeOf(address) {
   image.src = address;
   await image.decode();
   return { width: image.naturalWidth, height: image.naturalHeight };
-}
-
-function draw(tag, attributes) {
-  return set(document.createElementNS(SVG, tag), attributes);
-}
-
-function set(element, attributes) {
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  return element;
 }

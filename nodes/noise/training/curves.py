@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from ...common.curves import SMOOTH, running_mean
 from ..settings import NEAREST, OFF, POOL, Settings
 from .history import History
-
-_SMOOTH = 25
 
 
 def draw(figure, history: History, accumulation: int, title: str) -> None:
@@ -14,7 +13,7 @@ def draw(figure, history: History, accumulation: int, title: str) -> None:
     losses = history.losses
     steps = [(number + 1) / accumulation for number in range(len(losses))]
     axes.plot(steps, losses, color="tab:blue", alpha=0.25, linewidth=1, label="training, each batch")
-    axes.plot(steps, _running_mean(losses), color="tab:blue", label=f"training, mean of {_SMOOTH}")
+    axes.plot(steps, running_mean(losses), color="tab:blue", label=f"training, mean of {SMOOTH}")
     if history.validation:
         axes.plot(*zip(*history.validation, strict=True), color="tab:orange", marker="o", label="held-out pictures")
     axes.set(xlabel="step", ylabel="loss", title=title)
@@ -36,7 +35,7 @@ def describe(settings: Settings, history: History, counts: str, steps: int) -> s
             f"and the model waited {history.visible_share:.2f} % of the time."
         )
     if history.losses:
-        tail = history.losses[-_SMOOTH:]
+        tail = history.losses[-SMOOTH:]
         mean = sum(tail) / len(tail)
         lines.append(f"Training loss {history.losses[0]:.4f} at first, {mean:.4f} in the last batches.")
     if history.validation:
@@ -45,11 +44,3 @@ def describe(settings: Settings, history: History, counts: str, steps: int) -> s
     if settings.mode != OFF:
         lines.append("Paired noise lowers the training loss by itself: compare held-out losses and samples instead.")
     return "\n".join(lines)
-
-
-def _running_mean(values: list[float]) -> list[float]:
-    means, total = [], 0.0
-    for index, value in enumerate(values):
-        total += value - (values[index - _SMOOTH] if index >= _SMOOTH else 0.0)
-        means.append(total / min(index + 1, _SMOOTH))
-    return means

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from comfy_api.latest import io
 
+from ...common.curves import outline
 from ...host import adapters, train
 from ...host.figures import new_figure, to_image
+from ...host.live import LiveCurve
 from ...host.output_files import named_file
 from ...host.progress import Progress, Stopped, nothing_to_show
 from ...host.schema import schema
@@ -168,7 +170,7 @@ class TrainLoraImmiscible(io.ComfyNode):
         lora = made.lora()
         steps = steps_before + run.training.steps_done
         return io.NodeOutput(adapters.applied(model[0], lora), lora, run.training.history.loss_map(), steps,
-                             *run.shown())  # fmt: skip
+                             *run.shown(), ui={"glassbox_curve": [run.curve()]})  # fmt: skip
 
 
 @dataclass
@@ -208,6 +210,11 @@ class _Run:
         counts = f"{self.material.trained} pictures trained on, {self.material.held_out} held out"
         return to_image(figure), samples, curves.describe(self._settings(), history, counts, self.training.steps_done)
 
+    def curve(self) -> dict:
+        """The losses as the canvas draws them."""
+        history, plan = self.training.history, self.training.plan
+        return outline(history.losses, plan.steps, plan.accumulation, history.validation)
+
     def _settings(self) -> Settings:
         names = ("mode", "pool_size", "k", "form", "grouping", "penalty")
         return Settings(**{name: self.chosen[name] for name in names})
@@ -230,10 +237,11 @@ class _Run:
             Validation(held_out, chosen["seed"]) if held_out else None,
             None if self.vae is None else painter,
             Store(named_file(name, ".safetensors"), found.settings(chosen)) if name.strip() else None,
-            functools.partial(self._tell, session, progress),
+            functools.partial(self._tell, session, progress, LiveCurve()),
         )  # fmt: skip
 
-    def _tell(self, session, progress: Progress, done: int, latents: torch.Tensor | None) -> None:
+    def _tell(self, session, progress: Progress, live: LiveCurve, done: int, latents: torch.Tensor | None) -> None:
+        live.show(self.curve)
         progress.show(done, None if latents is None else self._paint(session, done, latents))
 
     def _paint(self, session, done: int, latents: torch.Tensor) -> torch.Tensor:

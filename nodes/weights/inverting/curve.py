@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from ...common.curves import SMOOTH, running_mean
 from ..inversion import Inversion
-
-_SMOOTH = 25
 
 
 def draw(figure, run: Inversion) -> None:
@@ -12,7 +11,7 @@ def draw(figure, run: Inversion) -> None:
     axes = figure.add_subplot()
     steps = range(1, run.done + 1)
     axes.plot(steps, run.losses, color="tab:blue", alpha=0.3, linewidth=1, label="each step")
-    axes.plot(steps, _running_mean(run.losses), color="tab:blue", label=f"mean of {_SMOOTH}")
+    axes.plot(steps, running_mean(run.losses), color="tab:blue", label=f"mean of {SMOOTH}")
     axes.set(xlabel="step", ylabel="loss", title="Inversion")
     axes.grid(alpha=0.3)
     axes.legend()
@@ -20,17 +19,9 @@ def draw(figure, run: Inversion) -> None:
 
 def describe(run: Inversion, seconds: float) -> str:
     """Numbers trained, steps, time, and the loss at both ends."""
-    first, last = run.losses[:_SMOOTH], run.losses[-_SMOOTH:]
+    first, last = run.losses[:SMOOTH], run.losses[-SMOOTH:]
     return (
         f"{len(run.model.coefficients):,} coefficients, {run.done} steps{' (stopped early)' if run.stopped else ''}, "
         f"{seconds:.2f} s each. Loss {sum(first) / len(first):.4f} in the first {len(first)} steps, "
         f"{sum(last) / len(last):.4f} in the last: single steps vary with their noise level."
     )
-
-
-def _running_mean(values: list[float]) -> list[float]:
-    means, total = [], 0.0
-    for index, value in enumerate(values):
-        total += value - (values[index - _SMOOTH] if index >= _SMOOTH else 0.0)
-        means.append(total / min(index + 1, _SMOOTH))
-    return means

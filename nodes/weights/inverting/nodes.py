@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from comfy_api.latest import io
 
+from ...common.curves import outline
 from ...host import train
 from ...host.figures import new_figure, to_image
+from ...host.live import LiveCurve
 from ...host.lora_patches import layer_targets
 from ...host.output_files import named_file
 from ...host.progress import Progress, Stopped, nothing_to_show
@@ -93,7 +95,8 @@ class W2WInvert(io.ComfyNode):
         curve.draw(figure, run.inversion)
         restored = run.restored if run.restored is not None else nothing_to_show()
         text = "\n".join([curve.describe(run.inversion, run.seconds), report.describe_point(point)])
-        return io.NodeOutput(point, restored, to_image(figure), {"loss": list(run.inversion.losses)}, text)
+        return io.NodeOutput(point, restored, to_image(figure), {"loss": list(run.inversion.losses)}, text,
+                             ui={"glassbox_curve": [run.curve()]})  # fmt: skip
 
 
 @dataclass
@@ -114,13 +117,14 @@ class _Run:
         if path is not None:
             checkpoint.restore(self.inversion, path)
         mask = None if self.mask is None else latent_mask(self.mask, session.latents[0])
-        progress, first = Progress(self.chosen["steps"]), self.inversion.done
+        progress, live, first = Progress(self.chosen["steps"]), LiveCurve(), self.inversion.done
         self._began = time.perf_counter()
 
         def tell(done: int) -> None:
             every = self.chosen["preview_every"]
             if path is not None and done % _CHECKPOINT_EVERY == 0:
                 checkpoint.save(self.inversion, path)
+            live.show(self.curve)
             progress.show(done, self._restore(session) if every and done % every == 0 else None)
 
         try:
@@ -134,6 +138,10 @@ class _Run:
             self.seconds = (time.perf_counter() - self._began) / max(self.inversion.done - first, 1)
             if path is not None:
                 checkpoint.save(self.inversion, path)
+
+    def curve(self) -> dict:
+        """The losses as the canvas draws them."""
+        return outline(self.inversion.losses, self.inversion.recipe.steps)
 
     def _restore(self, session) -> torch.Tensor | None:
         """The pictures as the point restores them from noise, decoded; None without a VAE."""

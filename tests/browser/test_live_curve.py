@@ -1,0 +1,70 @@
+"""The curve of a training on a real canvas: while it runs, after it, and when the page has been loaded anew."""
+
+import re
+import secrets
+
+import canvas_page
+import pytest
+from playwright.sync_api import expect
+
+from workflows.canvas import make
+
+pytestmark = canvas_page.EACH_RENDERER
+
+_NODE, _STEPS = "GBX_TrainLoraImmiscible", 5
+_TOLD = re.compile(rf"Step {_STEPS} of {_STEPS} · training \S+ · held-out \S+ at {_STEPS}.*")
+_NOTE_TEXTS = """status => {
+    window.told = []
+    new MutationObserver(() => window.told.push(status.textContent)).observe(status, { childList: true })
+}"""
+
+
+def _describe(w):
+    w.note("Curve", "One.", "Two.", "Three.")
+    w.group("Curve")
+    model, clip, vae = w.add("GBX_LoadDemoModel")
+    pictures, _, _ = w.add("GBX_DemoPicture", count=3)
+    latents = w.add("VAEEncode", pixels=pictures, vae=vae)
+    positive = w.add("CLIPTextEncode", clip=clip, text="portrait")
+    outputs = w.add(_NODE, model=model, latents=latents, positive=positive, vae=vae, steps=_STEPS, held_out=1,
+                    validate_every=2, sample_steps=1, training_dtype="fp32", lora_dtype="fp32")  # fmt: skip
+    w.add("PreviewAny", source=outputs[-1])
+
+
+@pytest.fixture(scope="module")
+def trained(canvas, object_info):
+    """The panel of a node that has run; window.told holds what it said meanwhile."""
+    canvas.load(make("curve", _describe, object_info))
+    canvas.look_at(_NODE)
+    panel = canvas.page.locator(".glassbox-curve")
+    expect(panel).to_contain_text("The losses show while it runs.")
+    canvas.set(_NODE, "seed", secrets.randbelow(2**40))  # a node whose result is cached tells nothing
+    panel.locator(".glassbox-status").evaluate(_NOTE_TEXTS)
+    canvas.run()
+    expect(panel.locator(".glassbox-status")).to_have_text(_TOLD)
+    return panel
+
+
+def test_it_is_drawn_while_the_node_runs(canvas, trained, object_info):
+    steps = [int(found[1]) for told in canvas.page.evaluate("window.told") if (found := re.match(r"Step (\d)", told))]
+    assert steps == sorted(steps) and steps[0] < _STEPS == steps[-1]
+    chart = trained.get_by_role("img")
+    expect(chart).to_have_attribute("aria-label", re.compile("Losses; .* held-out"))
+    mean = chart.locator(".glassbox-line-mean")
+    assert len(re.findall("[ML]", mean.get_attribute("d"))) == _STEPS and mean.bounding_box()["width"] > 50
+    assert len(trained.locator(".glassbox-up-axis .glassbox-tick").all()) > 1
+    chart.hover(position={"x": 2, "y": 20})
+    expect(trained.locator(".glassbox-status")).to_have_text(re.compile(r"Step 1 · training \S+ · held-out \S+ at 0"))
+    fresh = next(node for node in make("curve", _describe, object_info)["nodes"] if node["type"] == _NODE)
+    saved = next(node for node in canvas.saved()["nodes"] if node["type"] == _NODE)
+    assert len(saved["widgets_values"]) == len(fresh["widgets_values"]), "the panel has added a value to the file"
+    assert saved["properties"].keys() <= {*fresh["properties"], "cnr_id", "aux_id", "ver"}
+    assert canvas.errors == []
+
+
+def test_a_page_that_is_loaded_anew_shows_the_last_run(canvas, trained):
+    saved = canvas.saved()
+    canvas.reopen()
+    canvas.load(saved)
+    expect(canvas.page.locator(".glassbox-curve .glassbox-status")).to_have_text(_TOLD)
+    assert canvas.errors == []
