@@ -5,6 +5,8 @@ python -P workflows/make.py --url http://...   the same with a ComfyUI that is r
 python -P workflows/make.py --check            write nothing, fail when a file differs from what is described
 python -P workflows/make.py --thumbnails DIR   write the .jpg beside each demo workflow from the demo's pictures
                                                in DIR (`python run.py demo --out DIR` makes them)
+python -P workflows/make.py --help-pictures DIR
+                                               write the pictures of the help pages from the same
 """
 
 import argparse
@@ -26,6 +28,8 @@ def main(argv: list[str]) -> int:
     try:
         if options.thumbnails:
             return _thumbnails(options.thumbnails)
+        if options.help_pictures:
+            return _help_pictures(options.help_pictures)
         return _workflows(_object_info(options.url), options.check)
     except LaunchError as error:
         print(error, file=sys.stderr)
@@ -37,6 +41,7 @@ def _options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--url", help="a running ComfyUI with the pack; without it, one is started")
     parser.add_argument("--check", action="store_true", help="write nothing, fail when a file differs")
     parser.add_argument("--thumbnails", type=Path, metavar="DIR", help="make the thumbnails from the pictures in DIR")
+    parser.add_argument("--help-pictures", type=Path, metavar="DIR", help="make the help pages' pictures from DIR")
     return parser.parse_args(argv)
 
 
@@ -73,6 +78,15 @@ def _thumbnails(pictures: Path) -> int:
     for path in sorted(FOLDER.glob("demo_*.json")):
         target = thumbnails.write(path.stem, pictures)
         print(f"{target.name} written")
+    return 0
+
+
+def _help_pictures(painted: Path) -> int:
+    from workflows import help_pictures
+
+    for name in help_pictures.PICTURES:
+        print(f"{help_pictures.write(name, painted).name} written")
+    print(f"{help_pictures.write_positions().name} written")
     return 0
 
 

@@ -1,8 +1,21 @@
-"""Tables in README.md and studies/README.md are those of the result files and of the nodes as they are."""
+"""What README.md, docs/ and the help pages say is so: numbers, links, examples, messages and texts."""
 
+import json
 import runpy
+import urllib.request
 
+import documents
+import pack_rules
+import pytest
 import repository
+
+_DOCS = repository.ROOT / "docs"
+_HELP = repository.ROOT / "web" / "docs"
+_WORKFLOWS = repository.ROOT / "workflows"
+_FAMILIES = ("activations", "conditioning", "neurons", "noise", "weights")
+_SECTIONS = ["A real example", "What was measured", "What does not hold", "With a real checkpoint",
+             "Limits and common mistakes"]  # fmt: skip
+_MOST_HELP_BYTES = 3_000_000
 
 
 def test_the_documents_are_up_to_date(comfy):
@@ -10,3 +23,85 @@ def test_the_documents_are_up_to_date(comfy):
     from studies import report
 
     assert report.main(["--check"]) == 0, "run `python run.py study report`"
+
+
+def test_no_link_is_dead():
+    dead = {str(path.relative_to(repository.ROOT)): documents.dead_links(path) for path in documents.markdown()}
+    assert {name: links for name, links in dead.items() if links} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "dead"), [("[a](b.md)", ["b.md"]), ("[a](#c)", ["#c"]), ("# D e\n[a](#d-e)", []), ("[a](https://b)", [])]
+)
+def test_a_dead_link_would_be_found(tmp_path, text, dead):
+    (tmp_path / "a.md").write_text(text)
+    assert documents.dead_links(tmp_path / "a.md") == dead
+
+
+@pytest.mark.parametrize("family", _FAMILIES)
+def test_a_family_has_a_page(family):
+    page = _DOCS / f"{family}.md"
+    assert documents.sections(page) == _SECTIONS
+    assert documents.papers(page.read_text("utf-8"))
+    assert "<!-- numbers " in page.read_text("utf-8")
+    assert any(image.startswith("../workflows/demo_") for image in documents.images(page))
+    own = {path.name for path in repository.WORKFLOWS if f"_{family}_" in path.name}
+    assert own - documents.linked(page, _WORKFLOWS) == set()
+
+
+def test_every_document_is_in_the_list_of_them():
+    pages = {path.name for path in _DOCS.glob("*.md")} - {"README.md"}
+    assert pages - documents.linked(_DOCS / "README.md", _DOCS) == set()
+
+
+def test_every_paper_of_a_node_can_be_cited(pack_info):
+    named = set().union(*(documents.papers(info["description"]) for info in pack_info.values()))
+    assert named - documents.papers((_DOCS / "citations.md").read_text("utf-8")) == set()
+
+
+def test_quoted_messages_are_those_of_the_code():
+    page = _DOCS / "troubleshooting.md"
+    assert documents.unknown_messages(page, ("nodes", "launch", "kernels")) == []
+
+
+def test_the_program_runs_as_it_stands(server, object_info, tmp_path, monkeypatch):
+    from launch import workflow
+
+    prompt = workflow.to_prompt(workflow.load(_WORKFLOWS / "demo_weights_edit.json"), object_info)
+    for node in prompt.values():
+        if node["class_type"] == "KSampler":
+            node["inputs"]["steps"] = 1
+    (tmp_path / "demo_weights_edit_api.json").write_text(json.dumps(prompt), "utf-8")
+    monkeypatch.chdir(tmp_path)
+    (program,) = documents.python(_DOCS / "api.md")
+    exec(compile(program.replace("http://127.0.0.1:8188", server.url), "docs/api.md", "exec"), {})
+    assert len(list(tmp_path.glob("*.png"))) == 4
+    with urllib.request.urlopen(f"{server.url}/history", timeout=30) as answer:
+        last = list(json.load(answer).values())[-1]
+    edits = {node["inputs"]["edits"] for node in last["prompt"][2].values() if node["class_type"] == "GBX_W2WEdit"}
+    assert edits == {"sunglasses: 1.5, dark skin: 0.8"}
+
+
+def test_help_pages_have_paper_formula_inputs_picture_and_mistakes(pack_info):
+    problems = {}
+    for node_id, info in pack_info.items():
+        inputs = [name for name, _ in pack_rules.input_options(info)]
+        problems[node_id] = documents.help_problems(_HELP / f"{node_id}.md", inputs)
+    assert {node_id: found for node_id, found in problems.items() if found} == {}
+
+
+def test_help_pictures_are_used_small_and_made_by_a_command():
+    from workflows import help_pictures
+
+    files = {path.name for path in (_HELP / "pictures").iterdir()}
+    used = {image.removeprefix("pictures/") for page in _HELP.glob("*.md") for image in documents.images(page)}
+    assert files == used == {f"{name}.jpg" for name in help_pictures.PICTURES} | {"positions.jpg"}
+    assert sum(path.stat().st_size for path in (_HELP / "pictures").iterdir()) < _MOST_HELP_BYTES
+    assert {pick.workflow for pick in help_pictures.PICTURES.values()} <= {path.stem for path in repository.DEMOS}
+
+
+def test_help_pictures_are_served(server):
+    for name in ("space_edits", "positions"):
+        address = f"{server.url}/extensions/{repository.LINKED_AS}/docs/pictures/{name}.jpg"
+        with urllib.request.urlopen(address, timeout=30) as answer:
+            assert answer.status == 200 and answer.headers["Content-Type"] == "image/jpeg"
