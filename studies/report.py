@@ -1,9 +1,9 @@
 """Put measured numbers and the list of nodes into the documents: `python run.py study report [--check]`.
 
-Every line `<!-- numbers RESULT: PATTERN -->` in README.md, docs/ or a README.md of studies/ is followed by a table of the
-numbers of studies/results/RESULT.json whose names match the regular expression PATTERN, up to the line `<!-- end -->`.
-`<!-- nodes -->` is followed in the same way by a table of the pack's nodes.
-`--check` changes nothing and fails when a table is out of date.
+Every line `<!-- numbers RESULT: PATTERN -->` in README.md, docs/ or a README.md of studies/ is followed by a table of
+the numbers of studies/results/RESULT.json whose names match the regular expression PATTERN, up to the line
+`<!-- end -->`. `<!-- nodes -->` is followed in the same way by a table of the pack's nodes. The English locale
+is written from the nodes' own texts. `--check` changes nothing and fails when something is out of date.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+from . import texts
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = (
@@ -53,28 +55,34 @@ def with_nodes(text: str, rows: list[tuple[str, str, str]]) -> str:
     return _NODES.sub(lambda block: block[1] + "\n".join(lines), text)
 
 
-def nodes() -> list[tuple[str, str, str]]:
-    """Display name, category and the description's first sentence of every node of the pack, in menu order."""
+def schemas() -> list:
+    """The schema of every node of the pack, in menu order."""
     from .common import host
 
     host.prepare()
-    schemas = [node.define_schema() for node in host.pack("nodes.menu").NODES]
+    return [node.define_schema() for node in host.pack("nodes.menu").NODES]
+
+
+def nodes(listed: Iterable) -> list[tuple[str, str, str]]:
+    """Display name, category and the description's first sentence of every listed schema."""
     return [(schema.display_name, schema.category, re.split(r"(?<=\.) (?=[A-Z])", schema.description)[0])
-            for schema in schemas]
+            for schema in listed]
 
 
 def main(argv: Sequence[str]) -> int:
     """Rewrite the documents, or check them."""
     parser = argparse.ArgumentParser(prog="run.py study report", description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true")
-    options, stale, listed = parser.parse_args(argv), [], nodes()
+    options, stale, listed = parser.parse_args(argv), [], schemas()
+    current = {texts.PATH: texts.english(listed)}
     for document in DOCUMENTS:
-        text = document.read_text("utf-8")
-        current = with_nodes(filled(text), listed)
-        if current != text:
-            stale.append(document.relative_to(ROOT).as_posix())
+        current[document] = with_nodes(filled(document.read_text("utf-8")), nodes(listed))
+    for path, text in current.items():
+        if not path.is_file() or path.read_text("utf-8") != text:
+            stale.append(path.relative_to(ROOT).as_posix())
             if not options.check:
-                document.write_text(current, encoding="utf-8")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
     if options.check and stale:
         print(f"Out of date: {', '.join(stale)}; run `python run.py study report`.")
         return 1
