@@ -22,7 +22,7 @@ class ActivationCatalog(io.ComfyNode):
             category=CATEGORY,
             description="Every activation of the MODEL by its ID, with module, channels, side, and whether it is in "
             f"the paper's pool, filter and sets; as a table and as a drawn map of the network. {PAPER}.",
-            search_aliases=["list layers", "list blocks", "layer names", "network map"],
+            search_aliases=["diffusion features", "list layers", "list blocks", "layer names", "network map"],
             inputs=[
                 io.Model.Input(
                     "model",
@@ -83,7 +83,7 @@ class SelectActivations(io.ComfyNode):
             display_name="Select Activations",
             category=CATEGORY,
             description=f"Some of the tapped activations, by ID or wildcard, and some of their pictures. {PAPER}.",
-            search_aliases=["filter features"],
+            search_aliases=["diffusion features", "filter features"],
             inputs=[
                 Activations.Input("activations", tooltip="Tapped, recorded or loaded activations."),
                 io.String.Input(

@@ -45,7 +45,8 @@ class MetadataConditioning(io.ComfyNode):
                 f"mirroring; refuses what this MODEL was not trained to be told. Control conditions of {PAPER}, first "
                 "in SDXL (arXiv 2307.01952)."
             ),
-            search_aliases=["size conditioning", "micro-conditioning", "sdxl size", "crop conditioning"],
+            search_aliases=["improved conditioning", "size conditioning", "micro-conditioning", "sdxl size",
+                            "crop conditioning"],
             inputs=[
                 io.Model.Input("model", tooltip="The MODEL that will be sampled; it decides what can be told."),
                 io.Conditioning.Input("conditioning", tooltip="An encoded prompt of that model."),
@@ -87,7 +88,8 @@ class MetadataSchedule(io.ComfyNode):
                 "picture's content is decided, and the asked size only late, so that asking for another size changes "
                 f"the content less. An adaptation of {PAPER} to models trained without the gate."
             ),
-            search_aliases=["size conditioning schedule", "cosine gate", "control conditioning", "timestep metadata"],
+            search_aliases=["improved conditioning", "size conditioning schedule", "cosine gate",
+                            "control conditioning", "timestep metadata"],
             inputs=[
                 io.Model.Input("model", tooltip="A model that takes size metadata: SDXL, its refiner, PixArt-alpha, "
                                "HunyuanDiT up to 1.1, the demo model."),
@@ -134,7 +136,8 @@ class MetadataReport(io.ComfyNode):
                 "What the model is told about size, crop, target and mirroring at each step, from the prompts and "
                 f"every Metadata Schedule on the MODEL; as text and figure. For {PAPER}."
             ),
-            search_aliases=["size conditioning", "inspect conditioning", "what is the model told"],
+            search_aliases=["improved conditioning", "size conditioning", "inspect conditioning",
+                            "what is the model told"],
             inputs=[
                 io.Model.Input("model", tooltip="The MODEL as it goes into the sampler."),
                 io.Conditioning.Input("positive", tooltip="The prompt as it goes into the sampler."),
@@ -175,7 +178,8 @@ class MetadataGuider(io.ComfyNode):
                 f"reference)) + (1 - λ) e(nothing, reference), as we recall it from {PAPER}. Two evaluations a step "
                 "at β 0 or 1, three elsewhere."
             ),
-            search_aliases=["dual cfg", "size guidance", "control guidance", "separate guidance"],
+            search_aliases=["improved conditioning", "dual cfg", "size guidance", "control guidance",
+                            "separate guidance"],
             inputs=[
                 io.Model.Input("model", tooltip="A model that takes size metadata."),
                 io.Conditioning.Input("positive", tooltip="The prompt with the metadata asked for."),

@@ -16,6 +16,14 @@ _FAMILIES = ("activations", "conditioning", "neurons", "noise", "weights")
 _SECTIONS = ["A real example", "What was measured", "What does not hold", "With a real checkpoint",
              "Limits and common mistakes"]  # fmt: skip
 _MOST_HELP_BYTES = 3_000_000
+# What somebody who has read a family's paper types into the search.
+_SEARCHED = {
+    "activations": ("diffusion features",),
+    "conditioning": ("improved conditioning",),
+    "neurons": ("nemo", "memorization"),
+    "noise": ("immiscible diffusion",),
+    "weights": ("weights2weights", "w2w", "weight space"),
+}
 
 
 def test_the_documents_are_up_to_date(comfy):
@@ -105,3 +113,16 @@ def test_help_pictures_are_served(server):
         address = f"{server.url}/extensions/{repository.LINKED_AS}/docs/pictures/{name}.jpg"
         with urllib.request.urlopen(address, timeout=30) as answer:
             assert answer.status == 200 and answer.headers["Content-Type"] == "image/jpeg"
+
+
+@pytest.mark.parametrize(("family", "words"), _SEARCHED.items(), ids=_SEARCHED)
+def test_a_node_is_found_by_the_words_of_its_paper(family, words):
+    texts = documents.searched(repository.ROOT / "nodes" / family)
+    assert texts, family
+    lost = {node_id: word for node_id, text in texts.items() for word in words if word not in text.lower()}
+    assert lost == {}
+
+
+def test_every_node_has_words_to_search_for(pack_info):
+    found = documents.searched(repository.ROOT / "nodes")
+    assert set(found) == set(pack_info)

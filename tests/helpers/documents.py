@@ -98,3 +98,18 @@ def help_problems(page: Path, inputs: list[str]) -> list[str]:
     lines = [line for line in text.splitlines() if line.startswith("- `")]
     found += [f"no line of its list begins with {name}" for name in inputs if not any(f"`{name}`" in x for x in lines)]
     return found
+
+
+def searched(folder: Path) -> dict[str, str]:
+    """What the search finds each node class below a folder by, from its id: display name and search aliases.
+
+    Read from the source: ComfyUI 0.3.75 does not know the aliases yet, and its nodes have lost them.
+    """
+    found = {}
+    for path in folder.rglob("nodes.py"):
+        for call in (node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call)):
+            given = {keyword.arg: keyword.value for keyword in call.keywords}
+            if "node_id" in given and "search_aliases" in given:
+                texts = [given["display_name"].value, *(alias.value for alias in given["search_aliases"].elts)]
+                found[given["node_id"].value] = ", ".join(texts)
+    return found

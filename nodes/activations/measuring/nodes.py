@@ -28,7 +28,8 @@ class ActivationQuality(io.ComfyNode):
             description="Measures what the paper's filter is about, for each activation: diffusion noise that is left "
             "in it, granularity, and locality; draws them, and filters by the paper's published rule or by ours. "
             f"{PAPER}.",
-            search_aliases=["layer quality", "feature filter", "layer selection", "compare layers"],
+            search_aliases=["diffusion features", "layer quality", "feature filter", "layer selection",
+                            "compare layers"],
             inputs=[
                 io.Model.Input("model", tooltip="Model that a tap can read, with its LoRAs."),
                 io.Conditioning.Input("positive", tooltip="Text that describes the pictures."),

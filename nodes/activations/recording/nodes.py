@@ -26,7 +26,7 @@ class ActivationRecorder(io.ComfyNode):
             category=CATEGORY,
             description="A MODEL that records activations while any sampler runs on it, without changing the "
             f"picture by a bit. Read Activations hands them out afterwards. {PAPER}.",
-            search_aliases=["hook", "record features", "capture during sampling"],
+            search_aliases=["diffusion features", "hook", "record features", "capture during sampling"],
             inputs=[
                 io.Model.Input("model", tooltip="Model with a U-Net or a readable transformer."),
                 io.Combo.Input(**PRESET),
@@ -67,7 +67,7 @@ class ReadActivations(io.ComfyNode):
             category=CATEGORY,
             description="The activations that Activation Recorder has recorded in the run that made this latent. "
             f"{PAPER}.",
-            search_aliases=["recorded features"],
+            search_aliases=["diffusion features", "recorded features"],
             inputs=[
                 ActivationRecording.Input("recording", tooltip="Of Activation Recorder."),
                 io.Latent.Input(

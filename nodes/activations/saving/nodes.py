@@ -20,7 +20,7 @@ class SaveActivations(io.ComfyNode):
             display_name="Save Activations",
             category=CATEGORY,
             description=f"Writes activations with their IDs, rows and settings to one .safetensors file. {PAPER}.",
-            search_aliases=["export features", "write safetensors"],
+            search_aliases=["diffusion features", "export features", "write safetensors"],
             is_output_node=True,
             inputs=[
                 Activations.Input("activations", tooltip="Tapped or recorded activations."),
@@ -50,7 +50,7 @@ class LoadActivations(io.ComfyNode):
             display_name="Load Activations",
             category=CATEGORY,
             description=f"Reads a file that Save Activations has written. {PAPER}.",
-            search_aliases=["import features", "read safetensors"],
+            search_aliases=["diffusion features", "import features", "read safetensors"],
             inputs=[
                 io.String.Input(
                     "file",

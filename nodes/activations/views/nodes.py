@@ -40,7 +40,7 @@ class ActivationPicture(io.ComfyNode):
             description="Shows activations: their three main directions as red, green and blue (fitted to the whole "
             "batch, so that a colour means the same in each picture), one channel, or a contact sheet "
             f"of many by name. {PAPER}.",
-            search_aliases=["PCA", "feature visualization", "show activations"],
+            search_aliases=["diffusion features", "PCA", "feature visualization", "show activations"],
             inputs=[
                 Activations.Input(
                     "activations", tooltip="Tapped activations; several are joined, except on a contact sheet."
@@ -89,7 +89,7 @@ class ActivationSimilarity(io.ComfyNode):
             category=CATEGORY,
             description="How similar every place of every picture is to chosen points, or to a masked part, of one "
             f"of them: cosine similarity of activations as a heat map. {PAPER}.",
-            search_aliases=["heat map", "cosine similarity", "click a point"],
+            search_aliases=["diffusion features", "heat map", "cosine similarity", "click a point"],
             inputs=[
                 Activations.Input(
                     "activations", tooltip="Tapped activations of the pictures, one row a picture; several are joined."
@@ -151,7 +151,7 @@ class ActivationCorrespondence(io.ComfyNode):
             category=CATEGORY,
             description="Finds the points or the masked part of one picture in others: each goes to the most "
             f"similar activation, without any training. {PAPER}.",
-            search_aliases=["semantic correspondence", "point matching", "DIFT", "mask transfer"],
+            search_aliases=["diffusion features", "semantic correspondence", "point matching", "DIFT", "mask transfer"],
             inputs=[
                 Activations.Input("source", tooltip="Activations of the picture that has the points."),
                 io.Image.Input("source_image", tooltip="That picture (the batch that was tapped)."),

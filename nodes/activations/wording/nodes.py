@@ -27,7 +27,7 @@ class TokenHeatMap(io.ComfyNode):
             category=CATEGORY,
             description="Where each word of the prompt acts: cross-attention averaged over heads and layers, and over "
             f"steps when a run was recorded, after DAAM (arXiv 2210.04885). Attention as features is from {PAPER}.",
-            search_aliases=["DAAM", "attention map", "word heat map", "prompt attribution"],
+            search_aliases=["diffusion features", "DAAM", "attention map", "word heat map", "prompt attribution"],
             inputs=[
                 Activations.Input(
                     "activations",

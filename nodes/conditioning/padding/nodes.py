@@ -24,7 +24,8 @@ class NoisyReplicatePadding(io.ComfyNode):
                 "for Diffusion Models (arXiv 2411.03177) trains with it; on models trained with their own padding "
                 "this is an experiment."
             ),
-            search_aliases=["prompt padding", "replicate tokens", "clip text encode", "padding tokens"],
+            search_aliases=["improved conditioning", "prompt padding", "replicate tokens", "clip text encode",
+                            "padding tokens"],
             inputs=[
                 io.Clip.Input("clip", tooltip="Text models of SD1.5, SD2, SDXL, SD3, Flux or the demo model."),
                 io.String.Input("text", multiline=True, dynamic_prompts=True,

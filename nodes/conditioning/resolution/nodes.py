@@ -30,7 +30,8 @@ class ResolutionNoiseRescale(io.ComfyNode):
                 f"of the sizes, for eps, v and EDM models; the same law as a shift for flow models and Flux. {PAPER}. "
                 "Put it after other sampling patches and before the scheduler."
             ),
-            search_aliases=["sigma rescale", "resolution shift", "ModelSampling", "SNR shift", "noise schedule"],
+            search_aliases=["improved conditioning", "sigma rescale", "resolution shift", "ModelSampling", "SNR shift",
+                            "noise schedule"],
             inputs=[
                 io.Model.Input("model", tooltip="Any model that samples from noise. Sampling patches already on it "
                                "(zero terminal SNR, shift, another rescale) are kept."),
@@ -82,7 +83,8 @@ class PositionalResample(io.ComfyNode):
                 f"of stepping on past its edge. {PAPER}. Up to the base size nothing changes, bit for bit; the "
                 "model's ControlNets follow."
             ),
-            search_aliases=["position embedding", "SD3 high resolution", "interpolate positions"],
+            search_aliases=["improved conditioning", "position embedding", "SD3 high resolution",
+                            "interpolate positions"],
             inputs=[
                 io.Model.Input("model", tooltip="SD3 or SD3.5. Other families need none of this and are refused."),
                 io.Int.Input("base_size", default=1024, min=64, max=_SIDE, step=16,

@@ -38,7 +38,7 @@ class AttentionScaling(io.ComfyNode):
                         "padding "
             "behind the prompt, in rows of the positive prompt. Ren et al., Unveiling and Mitigating Memorization "
             "(arXiv 2403.11052); a baseline of Finding NeMo (arXiv 2406.02366).",
-            search_aliases=["memorization mitigation", "attention entropy"],
+            search_aliases=["nemo", "memorization mitigation", "attention entropy"],
             inputs=[
                 io.Model.Input("model", tooltip="SD1.x, SD2.x, SDXL or the demo model."),
                 io.Clip.Input("clip", tooltip="Tells where the padding behind the prompt begins."),
@@ -76,7 +76,7 @@ class EmbeddingAdjustment(io.ComfyNode):
                         "changes the "
             "first step less. Wen et al., Detecting, Explaining, and Mitigating Memorization (arXiv 2407.21720); a "
             "baseline of Finding NeMo (arXiv 2406.02366).",
-            search_aliases=["memorization mitigation", "prompt embedding adjustment"],
+            search_aliases=["nemo", "memorization mitigation", "prompt embedding adjustment"],
             inputs=[
                 io.Model.Input("model", tooltip="SD1.x, SD2.x, SDXL or the demo model."),
                 io.Conditioning.Input("positive", tooltip="The prompt that is memorised."),
@@ -139,7 +139,7 @@ class RandomTokens(io.ComfyNode):
                         "what "
             "it says. Somepalli et al., Understanding and Mitigating Copying (arXiv 2305.20086); a baseline of Finding "
             "NeMo (arXiv 2406.02366).",
-            search_aliases=["memorization mitigation", "random words"],
+            search_aliases=["nemo", "memorization mitigation", "random words"],
             inputs=[
                 io.Clip.Input("clip", tooltip="Text encoder; its vocabulary gives the words."),
                 io.String.Input("prompt", default="", multiline=True, tooltip="The prompt that is memorised."),

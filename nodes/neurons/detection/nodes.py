@@ -143,7 +143,7 @@ class LayerAblation(io.ComfyNode):
             description="Which value layers carry a memorised prompt: each is silenced in turn, and down, middle and "
             "up "
             f"blocks whole. Says which layers NeMo Localize should search. {PAPER}, appendix C.8.",
-            search_aliases=["nemo", "layer importance", "block ablation"],
+            search_aliases=["memorization", "nemo", "layer importance", "block ablation"],
             inputs=[_MODEL, _CLIP, _PROMPTS, *_FIRST_STEP],
             outputs=[
                 io.Image.Output(display_name="figure", tooltip="What is left of the score without each layer."),

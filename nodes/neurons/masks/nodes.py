@@ -31,7 +31,7 @@ class NeuronMaskEdit(io.ComfyNode):
             description="Combines two neuron masks, keeps the neurons found for most prompts or those that stood out "
                         "most, "
             f"drops or keeps named ones, or draws a random control of equal size beside them. {PAPER}, section 4.",
-            search_aliases=["nemo", "merge neuron masks", "random neurons"],
+            search_aliases=["memorization", "nemo", "merge neuron masks", "random neurons"],
             inputs=[
                 Socket.Input(**inputs.MASK),
                 io.Combo.Input("operation", options=list(edits.OPERATIONS),
@@ -85,7 +85,7 @@ class SaveNeuronMask(io.ComfyNode):
             description="Writes a neuron mask as JSON that a person can read and share: layers, neurons, factors, "
                         "prompts, "
             f"scores, settings and what to know. {PAPER}. {CAVEATS[2]}",
-            search_aliases=["nemo", "export neuron mask"],
+            search_aliases=["memorization", "nemo", "export neuron mask"],
             inputs=[
                 Socket.Input(**inputs.MASK),
                 io.String.Input("filename_prefix", default="glassbox/neuron_mask",
@@ -115,7 +115,7 @@ class LoadNeuronMask(io.ComfyNode):
             description="Reads a mask that Save Neuron Mask wrote, or the result table (.csv) of the official code, "
                         "whose "
             f"layers are SD1.x's. {PAPER}. {CAVEATS[2]}",
-            search_aliases=["nemo", "import neuron mask"],
+            search_aliases=["memorization", "nemo", "import neuron mask"],
             inputs=[
                 io.String.Input("file", default="", tooltip="Path in ComfyUI's input or output folder: .json, or the "
                                 "official .csv."),
@@ -167,7 +167,7 @@ class BakeNeuronMask(io.ComfyNode):
             description="Scales the masked neurons' weight rows themselves, so that Save Checkpoint writes a model "
             "that "
             f"needs no mask. After LoRAs; for all of a run and for both prompts. {PAPER}, section 3. {CAVEATS[0]}",
-            search_aliases=["nemo", "prune neurons", "save masked checkpoint"],
+            search_aliases=["memorization", "nemo", "prune neurons", "save masked checkpoint"],
             inputs=[
                 io.Model.Input("model", tooltip="The model that the mask was made for, with its LoRAs."),
                 Socket.Input(**inputs.MASK),

@@ -31,7 +31,7 @@ class NeuronStatistics(io.ComfyNode):
                         "out on "
             f"a memorised one. Read from the text embedding alone, so thousands of prompts take minutes. {PAPER}, "
             "section 3.2.",
-            search_aliases=["nemo", "reference statistics", "activation statistics"],
+            search_aliases=["memorization", "nemo", "reference statistics", "activation statistics"],
             inputs=[
                 io.Model.Input(**inputs.MODEL),
                 io.Clip.Input(**inputs.CLIP),
@@ -80,7 +80,7 @@ class LoadNeuronStatistics(io.ComfyNode):
             category=CATEGORY,
             description="Reads statistics that Neuron Statistics saved, or the file of the official code for SD1.4 "
             f"(statistics_additional_laion_prompts_v1_4.pt; read safely, no pickle is executed). {PAPER}, section 3.2.",
-            search_aliases=["nemo", "reference statistics"],
+            search_aliases=["memorization", "nemo", "reference statistics"],
             inputs=[
                 io.Model.Input("model", tooltip="The model that the statistics are of; they are checked against it."),
                 io.String.Input("file", default="", tooltip="Path in ComfyUI's input or output folder: .safetensors of "

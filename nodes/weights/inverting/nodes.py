@@ -37,7 +37,7 @@ class W2WInvert(io.ComfyNode):
             category=CATEGORY,
             description=f"Finds the model of a space that draws the person of a picture, by training only the point's "
             f"coefficients. {PAPER}, section 3.4. The Stop button keeps what it has.",
-            search_aliases=["weights2weights", "inversion", "identity from one picture", "dreambooth"],
+            search_aliases=["weight space", "weights2weights", "inversion", "identity from one picture", "dreambooth"],
             inputs=[
                 io.Model.Input("model", tooltip="The base model of the space."),
                 W2WSpace.Input("space", tooltip="Space to find the point in."),

@@ -26,7 +26,7 @@ class W2WApply(io.ComfyNode):
             category=CATEGORY,
             description=f"Gives a MODEL the weights of a point. {PAPER}. Over the whole run it is exactly what Load "
             "LoRA makes of the saved point; between two percents it is the delayed injection of appendix I.",
-            search_aliases=["weights2weights", "delayed injection", "lora start end"],
+            search_aliases=["weight space", "weights2weights", "delayed injection", "lora start end"],
             inputs=[
                 io.Model.Input("model", tooltip="The base model that the space's members were trained on."),
                 W2WPoint.Input("point", tooltip=POINT_TOOLTIP),
@@ -52,7 +52,7 @@ class W2WToLoRA(io.ComfyNode):
             category=CATEGORY,
             description=f"A point as an ordinary LoRA with alpha, on a wire and as a file that Load LoRA, Forge and "
             f"diffusers read. {PAPER}.",
-            search_aliases=["weights2weights", "export lora", "save lora"],
+            search_aliases=["weight space", "weights2weights", "export lora", "save lora"],
             is_output_node=True,
             inputs=[
                 W2WPoint.Input("point", tooltip=POINT_TOOLTIP),
@@ -78,7 +78,7 @@ class W2WStyleMerge(io.ComfyNode):
             category=CATEGORY,
             description=f"A point and a style LoRA as one LoRA: the plain sum of both changes. {PAPER}, appendix H. "
             "Exact for any ranks and layers.",
-            search_aliases=["weights2weights", "merge loras", "style"],
+            search_aliases=["weight space", "weights2weights", "merge loras", "style"],
             inputs=[
                 W2WPoint.Input("point", tooltip=POINT_TOOLTIP),
                 io.Combo.Input("style_name", options=[NONE, *model_folders.lora_names()],

@@ -22,7 +22,7 @@ class W2WReport(io.ComfyNode):
             category=CATEGORY,
             description=f"Shows what a space is made of, and where a model lies among its members. {PAPER}. Everything "
             "follows from the space's file.",
-            search_aliases=["weights2weights", "spectrum", "explained variance", "nearest lora"],
+            search_aliases=["weight space", "weights2weights", "spectrum", "explained variance", "nearest lora"],
             inputs=[
                 W2WSpace.Input("space", tooltip="Space to look at."),
                 W2WPoint.Input("point", optional=True, tooltip="A model of this space, to be shown among the members."),

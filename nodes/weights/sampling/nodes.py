@@ -26,7 +26,7 @@ class W2WSample(io.ComfyNode):
             category=CATEGORY,
             description=f"Draws new models from a space: each coefficient from the normal distribution of the "
             f"members'. {PAPER}, section 3.2.",
-            search_aliases=["weights2weights", "random identity", "sample a lora"],
+            search_aliases=["weight space", "weights2weights", "random identity", "sample a lora"],
             inputs=[
                 W2WSpace.Input("space", tooltip="Space to draw from."),
                 io.Int.Input("seed", default=0, min=0, max=SEED_MAX, control_after_generate=True,
@@ -68,7 +68,7 @@ class W2WEdit(io.ComfyNode):
             category=CATEGORY,
             description=f"Moves a model along directions of its space, any number at once. {PAPER}, section 3.3. Edits "
             "add up before the weights are rebuilt, so two nodes give what one gives.",
-            search_aliases=["weights2weights", "slider", "attribute edit"],
+            search_aliases=["weight space", "weights2weights", "slider", "attribute edit"],
             inputs=[
                 W2WPoint.Input("point", tooltip=POINT_TOOLTIP),
                 io.String.Input("edits", default="", multiline=True,
@@ -101,7 +101,7 @@ class W2WMix(io.ComfyNode):
             category=CATEGORY,
             description=f"Models between two models of a space: a straight line of coefficients. {PAPER}: two "
             "identities of one space do not merge, they interpolate (appendix H).",
-            search_aliases=["weights2weights", "interpolate", "morph"],
+            search_aliases=["weight space", "weights2weights", "interpolate", "morph"],
             inputs=[
                 W2WPoint.Input("first", tooltip="Share 0."),
                 W2WPoint.Input("second", tooltip="Share 1. Of the same space."),
@@ -127,7 +127,7 @@ class W2WSweep(io.ComfyNode):
             display_name="W2W Sweep",
             category=CATEGORY,
             description=f"A row of models along a direction or principal component, or a grid along two. {PAPER}.",
-            search_aliases=["weights2weights", "grid", "xy plot", "principal component"],
+            search_aliases=["weight space", "weights2weights", "grid", "xy plot", "principal component"],
             inputs=[
                 W2WPoint.Input("point", tooltip=POINT_TOOLTIP),
                 io.String.Input("across", default="PC 1",
@@ -161,7 +161,7 @@ class W2WProjectLoRA(io.ComfyNode):
             category=CATEGORY,
             description=f"The model of a space that is nearest to any LoRA, and how much of the LoRA the space can "
             f"hold. {PAPER}; other ranks and trainers by singular values as in ImageGem (arXiv 2510.18433).",
-            search_aliases=["weights2weights", "lora to point", "encode lora"],
+            search_aliases=["weight space", "weights2weights", "lora to point", "encode lora"],
             inputs=[
                 W2WSpace.Input("space", tooltip="Space to project into."),
                 io.Combo.Input("lora_name", options=[NONE, *model_folders.lora_names()],

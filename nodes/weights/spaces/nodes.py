@@ -39,7 +39,7 @@ class W2WBuildSpace(io.ComfyNode):
             description=f"Builds a space from LoRAs of one base model: every LoRA becomes a point, and the axes are "
             f"what they differ in. {PAPER}. Reads from disk block by block, shows progress, and goes on where it was "
             "stopped.",
-            search_aliases=["weights2weights", "lora pca", "lora svd", "principal components of loras"],
+            search_aliases=["weight space", "weights2weights", "lora pca", "lora svd", "principal components of loras"],
             is_input_list=True,
             inputs=[
                 io.String.Input(
@@ -97,7 +97,7 @@ class W2WLoadSpace(io.ComfyNode):
             category=CATEGORY,
             description=f"Loads a weight space from models/w2w, or the demo model's that comes with the pack. {PAPER}. "
             "Its basis stays on disk until it is used.",
-            search_aliases=["weights2weights", "open space"],
+            search_aliases=["weight space", "weights2weights", "open space"],
             inputs=[io.Combo.Input("space_name", options=model_folders.space_names(),
                                    tooltip="A file of models/w2w, or one of the pack's own.")],
             outputs=[_SPACE, _REPORT],
@@ -126,7 +126,7 @@ class W2WSaveSpace(io.ComfyNode):
             category=CATEGORY,
             description=f"Writes a weight space with its labels and directions to one file in models/w2w, to be "
             f"shared. {PAPER}.",
-            search_aliases=["weights2weights", "export space", "quantise basis"],
+            search_aliases=["weight space", "weights2weights", "export space", "quantise basis"],
             is_output_node=True,
             inputs=[
                 W2WSpace.Input("space", tooltip="A space, for example with new directions."),
@@ -154,7 +154,7 @@ class W2WImportRelease(io.ComfyNode):
             category=CATEGORY,
             description=f"Brings the official release of weights2weights for SD1.5 (V.pt, mean.pt, std.pt, "
             f"weight_dimensions.pt, proj_1000pc.pt) into one file of models/w2w. {PAPER}. No pickle is executed.",
-            search_aliases=["weights2weights", "snap-research", "V.pt"],
+            search_aliases=["weight space", "weights2weights", "snap-research", "V.pt"],
             inputs=[
                 io.String.Input("folder", default="weights2weights/files",
                                 tooltip="Folder of the downloaded files, inside models/w2w or input."),
@@ -192,7 +192,7 @@ class W2WFitDirections(io.ComfyNode):
             category=CATEGORY,
             description=f"Finds in a space the direction of each attribute from labels of its members, for W2W Edit. "
             f"{PAPER}, section 3.3.",
-            search_aliases=["weights2weights", "attribute direction", "linear classifier", "slider"],
+            search_aliases=["weight space", "weights2weights", "attribute direction", "linear classifier", "slider"],
             inputs=[
                 W2WSpace.Input("space", tooltip="Space whose members the labels are of."),
                 io.String.Input("labels", default="", multiline=True,
