@@ -42,7 +42,7 @@ def demo_activations_few_shot_segmentation(w: Workflow) -> None:
     known, _ = w.add("GBX_LayerActivationTap", image=pictures, **tap)
     unknown, _ = w.add("GBX_LayerActivationTap", image=others, **tap)
     w.group("Learn and find")
-    _learn_and_find(w, known, masks, unknown, others, side=32, epochs=4)
+    _learn_and_find(w, known, masks, unknown, others, side=64, epochs=2)
 
 
 def demo_activations_token_heat_map(w: Workflow) -> None:

@@ -1,7 +1,8 @@
 """Learn parts from a few pictures: the paper's few-shot segmentation (arXiv 2410.03558, section 6, as on Horse-21).
 
 Activations are joined by nearest neighbour at the finest size, then read bilinearly at every pixel of a square of
-``side`` pixels, 256 in the paper. Labels are brought there by nearest neighbour.
+``side`` pixels, 256 in the paper. Labels are brought there by nearest neighbour. What was learned on few pixels tells
+apart as many as one likes: a pixel's activations alone decide.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from . import ensemble
 from .features import Activations
 
 IGNORED = 255
+#: Pixels a side in the paper.
+SIDE = 256
 #: A part with fewer pixels than this in a picture is left out of its training.
 _TOO_FEW = 20
 _MOST_UNCERTAIN = 0.1
@@ -23,7 +26,7 @@ _PIXELS_AT_A_TIME = 1 << 12
 
 @dataclass(frozen=True)
 class Segmenter:
-    """A trained ensemble, and what it needs to be used: channels by ID, side in pixels, names of the parts."""
+    """A trained ensemble, and what it needs to be used: channels by ID, side that it learned from, names of parts."""
 
     members: ensemble.Ensemble
     channels: dict[str, int]
@@ -98,10 +101,11 @@ def train(
     return Segmenter(members, {id_: value.shape[1] for id_, value in activations.features.items()}, side, names)
 
 
-def segment(segmenter: Segmenter, activations: Activations, watch=iter) -> Segmentation:
+def segment(segmenter: Segmenter, activations: Activations, watch=iter, side: int | None = None) -> Segmentation:
     """Labels by the vote of the members (of equally many votes the lowest label), and how they disagree.
 
-    Raises ValueError for activations other than those that the segmenter was trained on.
+    At ``side`` pixels a side, without it at that of the training. Raises ValueError for activations other than those
+    that the segmenter was trained on.
     """
     channels = {id_: value.shape[1] for id_, value in activations.features.items()}
     if channels != segmenter.channels:
@@ -109,7 +113,8 @@ def segment(segmenter: Segmenter, activations: Activations, watch=iter) -> Segme
             f"The segmenter was trained on {', '.join(segmenter.channels)}, and these activations are others: tap with "
             "the same preset or list, on the same model."
         )
-    table, rows, side = Table(activations, segmenter.side), len(activations.rows), segmenter.side
+    side, rows = side or segmenter.side, len(activations.rows)
+    table = Table(activations, side)
     labels, divergence = [], []
     for part in watch(range(-(-table.count // _PIXELS_AT_A_TIME))):
         pixels = torch.arange(part * _PIXELS_AT_A_TIME, min((part + 1) * _PIXELS_AT_A_TIME, table.count))

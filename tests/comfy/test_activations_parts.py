@@ -45,6 +45,8 @@ def test_a_segmenter_is_trained_and_applied(demo, faces):
     assert picture.shape == (4, 512, 512, 3) and masks.shape == (8, 128, 128)
     assert uncertainty.shape == (4, 128, 128) and uncertainty.amin() >= 0 and uncertainty.amax() <= 1
     assert len(told.splitlines()) == 4 and "hair" in told
+    pairs = masks[:, ::2], masks[:, 1::2], masks[:, :, ::2], masks[:, :, 1::2]
+    assert all((one != other).any() for one, other in (pairs[:2], pairs[2:]))  # every pixel by itself, learned from 32
     truth = torch.stack([hair, skin], 1).flatten(0, 1) > 0.5
     found = masks > 0.5
     assert (found & truth).sum() / (found | truth).sum() > 0.25  # chance is about a fifth; the training is minute

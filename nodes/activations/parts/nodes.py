@@ -30,7 +30,7 @@ class ActivationClusters(io.ComfyNode):
             category=CATEGORY,
             description="Splits pictures into parts without any training or text: k-means over the activations of all "
             f"positions of all pictures, so that a part is the same in each. {PAPER}.",
-            search_aliases=["k-means", "unsupervised segmentation", "segment", "masks"],
+            search_aliases=["diffusion features", "k-means", "unsupervised segmentation", "segment", "masks"],
             inputs=[
                 Activations.Input(
                     "activations", tooltip="Tapped activations, one row a picture; several are joined."
@@ -67,7 +67,8 @@ class TrainFewShotSegmenter(io.ComfyNode):
             category=CATEGORY,
             description=f"Learns parts from a few pictures with painted masks: {MEMBERS} small networks vote on each "
             f"pixel's activations, as in the paper's experiments with 30 pictures. {PAPER}.",
-            search_aliases=["pixel classifier", "DatasetDDPM", "label-scarce segmentation", "train segmentation"],
+            search_aliases=["diffusion features", "pixel classifier", "DatasetDDPM", "label-scarce segmentation",
+                            "train segmentation"],
             inputs=[
                 Activations.Input(
                     "activations", tooltip="Of the pictures that the masks belong to, one row a picture."
@@ -78,11 +79,11 @@ class TrainFewShotSegmenter(io.ComfyNode):
                 ),
                 io.Int.Input(
                     "side",
-                    default=256,
+                    default=segmentation.SIDE,
                     min=16,
                     max=1024,
                     step=8,
-                    tooltip="Pixels a side that are learned and told apart. The paper takes 256; less is faster.",
+                    tooltip="Pixels a side that are learned from. The paper takes 256; less is faster.",
                 ),
                 io.Int.Input(
                     "epochs",
@@ -128,7 +129,7 @@ class ApplyFewShotSegmenter(io.ComfyNode):
             category=CATEGORY,
             description="Finds the learned parts in other pictures by the vote of the trained networks, and shows "
             f"where they disagree. {PAPER}.",
-            search_aliases=["apply segmenter", "part segmentation", "uncertainty"],
+            search_aliases=["diffusion features", "apply segmenter", "part segmentation", "uncertainty"],
             inputs=[
                 FewShotSegmenter.Input("segmenter", tooltip="Of Train Few-Shot Segmenter."),
                 Activations.Input(
@@ -157,7 +158,8 @@ class ApplyFewShotSegmenter(io.ComfyNode):
     @classmethod
     def execute(cls, segmenter, activations: Tapped, image: torch.Tensor, opacity: float) -> io.NodeOutput:
         pictures, count = pictures_of(image, activations), len(segmenter.names) + 1
-        found = segmentation.segment(segmenter, activations, tracked)
+        side = max(segmenter.side, min(max(pictures.shape[1:3]), segmentation.SIDE))
+        found = segmentation.segment(segmenter, activations, tracked, side)
         labels = clusters.enlarged(found.labels, count, pictures.shape[1:3])
         masks = F.one_hot(labels, count)[..., 1:].movedim(-1, 1).flatten(0, 1).float()
         doubt = found.divergence[:, None] / torch.log(torch.tensor(float(min(count, MEMBERS))))

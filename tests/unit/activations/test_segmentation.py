@@ -78,6 +78,8 @@ def test_it_learns_parts_from_two_pictures_and_finds_them_in_others():
     found = segmentation.segment(segmenter, others)
     assert found.labels.shape == (3, 32, 32) and found.divergence.shape == (3, 32, 32)
     assert segmentation.mean_iou(found.labels, truth[:, ::2, ::2], 2).min() > 0.9
+    finer = segmentation.segment(segmenter, others, side=64)
+    assert finer.labels.shape == (3, 64, 64) and segmentation.mean_iou(finer.labels, truth, 2).min() > 0.9
     border = found.divergence[:, :, 14:18].mean()
     assert border > found.divergence[:, :, :10].mean() and found.uncertainty.min() >= 0
     again = segmentation.segment(segmentation.train(activations, labels, ("right",), 32, seed=0, epochs=4), others)
