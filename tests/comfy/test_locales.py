@@ -4,6 +4,7 @@ import json
 import re
 import urllib.request
 
+import pack_rules
 import pytest
 import repository
 
@@ -30,6 +31,24 @@ def test_every_text_is_there(folder, pack_info):
         assert set(node["outputs"]) == {str(place) for place in range(len(info["output"]))}, node_id
         for entry in (*node["inputs"].values(), *node["outputs"].values()):
             assert all(entry[text] for text in _TEXTS), f"{node_id}: {entry}"
+
+
+def test_english_and_chinese_are_there():
+    assert {folder.name for folder in _FOLDERS} >= {"en", "zh"}
+
+
+def test_english_is_what_the_nodes_say(pack_info):
+    found = _translated(repository.ROOT / "locales" / "en")
+    for node_id, info in pack_info.items():
+        node, options = found[node_id], dict(pack_rules.input_options(info))
+        assert (node["display_name"], node["description"]) == (info["display_name"], info["description"]), node_id
+        assert {name: text["tooltip"] for name, text in node["inputs"].items()} == {
+            name: told["tooltip"] for name, told in options.items()
+        }
+        assert all(text["name"] == options[name].get("display_name", name) for name, text in node["inputs"].items())
+        outputs = node["outputs"].values()
+        assert [output["name"] for output in outputs] == info["output_name"], node_id
+        assert [output["tooltip"] for output in outputs] == info["output_tooltips"], node_id
 
 
 @pytest.mark.parametrize("folder", _FOLDERS, ids=lambda folder: folder.name)
