@@ -249,3 +249,47 @@ def sd15_weights_official_release(w: Workflow) -> None:
         samples = w.add("KSampler", model=applied, positive=positive, negative=negative, latent_image=latent, seed=5,
                         steps=30, cfg=3.0, sampler_name="ipndm", scheduler="normal")  # fmt: skip
         w.add("SaveImage", images=w.add("VAEDecode", samples=samples, vae=vae), filename_prefix=f"glassbox/w2w_{name}")
+
+
+def sdxl_weights_own_space(w: Workflow) -> None:
+    _own_space(w, "SDXL", "sd_xl_base_1.0.safetensors", 1024, 7.0)
+
+
+def flux_weights_own_space(w: Workflow) -> None:
+    _own_space(w, "Flux", "flux1-dev-fp8.safetensors", 1024, 1.0)
+
+
+def _own_space(w: Workflow, base: str, checkpoint: str, side: int, cfg: float) -> None:
+    """From a folder of LoRAs to an edited model and its LoRA."""
+    w.note(
+        f"A space of your own {base} LoRAs",
+        f"**Put LoRAs** of one kind (people, styles, products) for {base} into models/loras/{base.lower()}-people. Any "
+        f"rank will do, from one trainer best; they become the points of a space ({_PAPER}, section 3.1). The report "
+        "names what does not fit.",
+        "**An axis** of the space (`PC 1`) needs no labels. For named edits give W2W Fit Directions a table of labels, "
+        "and write `smiling: 0.8`. A dozen LoRAs show how it works, hundreds make directions good.",
+        "**The edited model** is a LoRA again: ComfyUI's own loader takes it, and the file lies in output/loras.",
+        "Checked on random weights of this architecture; real LoRAs have not been tried.",
+    )
+    w.group("Model and LoRAs")
+    model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name=checkpoint)
+    name = f"{base.lower()}-people"
+    space, report = w.add("GBX_W2WBuildSpace", folder=name, name=name)
+    w.add("PreviewAny", source=report, node_title="What was built")
+    w.group("A model, edited")
+    person, _ = w.add("GBX_W2WSample", space=space, seed=1, spread=0.7)
+    edited, _ = w.add("GBX_W2WEdit", point=person, edits="PC 1: 1.5")
+    lora, file = w.add("GBX_W2WToLoRA", point=edited, filename_prefix=f"loras/{name}")
+    w.add("PreviewAny", source=file, node_title="The file")
+    w.group("Pictures")
+    positive = w.add("CLIPTextEncode", clip=clip, text="photo of a person, looking at the camera", node_title="Prompt")
+    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_NOTHING)
+    kind = "EmptySD3LatentImage" if base == "Flux" else "EmptyLatentImage"
+    latent = w.add(kind, width=side, height=side, batch_size=1)
+    applied = w.add("GBX_W2WApply", model=model, point=person)
+    stock = w.add("LoraModelLoader", model=model, lora=lora)
+    for patched, title in ((applied, "The drawn model"), (stock, "Edited, by ComfyUI's own loader")):
+        samples = w.add("KSampler", model=patched, positive=positive, negative=negative, latent_image=latent, seed=5,
+                        steps=20, cfg=cfg, sampler_name="euler", scheduler="normal")  # fmt: skip
+        w.add("SaveImage", images=w.add("VAEDecode", samples=samples, vae=vae), filename_prefix=f"glassbox/{name}",
+              node_title=title)  # fmt: skip

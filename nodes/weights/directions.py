@@ -16,6 +16,7 @@ from .space import Direction, Space
 LEAST_SQUARES, SVM, LOGISTIC = METHODS = ("least squares (paper)", "linear SVM", "logistic regression")
 JOINT, IN_TURN = DEBIASING = ("jointly", "one after another (official code)")
 _FOLDS = 5
+_PC = "PC "
 
 
 def fit(space: Space, labels: dict[str, torch.Tensor], components: int, method: str) -> dict[str, Direction]:
@@ -56,18 +57,32 @@ def reach(space: Space, vector: torch.Tensor) -> float:
 def along(space: Space, name: str, keep: list[str], raw: bool, debiasing: str = JOINT) -> torch.Tensor:
     """The change of coefficients (k,) for a strength of 1 along a direction.
 
-    ``keep`` names directions that it is made orthogonal to, itself excepted. In units of the largest projection of a
-    training member; with ``raw`` in those of the vector as it was fitted or released.
+    A name such as "PC 3" is a component, and the strength counts its standard deviations over the members. Else a
+    strength of 1 is the largest projection of a training member, or with ``raw`` the vector as it was fitted or
+    released. ``keep`` names directions that the change is made orthogonal to, itself excepted.
     """
-    vector = find(space, name).vector
+    axis = _component(space, name)
+    vector = find(space, name).vector if axis is None else axis
     others = [find(space, other).vector for other in keep if other != name]
-    vector = debiased(vector, others, debiasing)
-    if raw:
+    whole, vector = vector, debiased(vector, others, debiasing)
+    if raw or axis is not None:
         return vector
     norm = vector.norm()
-    if norm < 1e-6 * find(space, name).vector.norm():
+    if norm < 1e-6 * whole.norm():
         raise ValueError(f"Nothing is left of '{name}' without {', '.join(keep)}: keep fewer attributes.")
     return vector / norm * reach(space, vector)
+
+
+def _component(space: Space, name: str) -> torch.Tensor | None:
+    """One standard deviation along the component of a name such as "PC 3"; None for other names."""
+    if name in space.directions or not name.upper().startswith(_PC):
+        return None
+    number = name[len(_PC) :].strip()
+    if not number.isdigit() or not 1 <= int(number) <= space.known:
+        raise ValueError(f"There is no component '{name}': write PC 1 to PC {space.known}.")
+    step = torch.zeros(space.components)
+    step[int(number) - 1] = space.spread[1][int(number) - 1]
+    return step
 
 
 def debiased(vector: torch.Tensor, others: list[torch.Tensor], how: str = JOINT) -> torch.Tensor:
@@ -92,7 +107,8 @@ def find(space: Space, name: str) -> Direction:
     if name in space.directions:
         return space.directions[name]
     if not space.directions:
-        raise ValueError(f"The space {space.name} has no directions yet: put W2W Fit Directions after its loader.")
+        raise ValueError(f"The space {space.name} has no directions yet: put W2W Fit Directions after its loader, "
+                         "or name a component, such as PC 1.")  # fmt: skip
     near = difflib.get_close_matches(name, space.directions, n=5, cutoff=0.0)
     raise ValueError(f"The space {space.name} has no direction '{name}': there is {', '.join(near)}.")
 

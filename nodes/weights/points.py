@@ -7,8 +7,6 @@ import torch
 from .directions import along
 from .space import Point, Space
 
-_PC = "PC "
-
 
 def sample(space: Space, seed: int, count: int, components: int, spread: float) -> list[Point]:
     """Points whose coefficients are drawn one by one: beta_k ~ N(mean_k, spread * deviation_k) over the members.
@@ -52,9 +50,9 @@ def sweep(
 
     A direction is the name of one of the space's own, in units of its reach, or "PC 3", in standard deviations.
     """
-    steps = [(first, _step(point.space, first, keep))]
+    steps = [(first, along(point.space, first.strip(), keep, raw=False))]
     if second:
-        steps.append((second, _step(point.space, second, keep)))
+        steps.append((second, along(point.space, second.strip(), keep, raw=False)))
     points, labels = [], []
     for down in values if second else [None]:
         for across in values:
@@ -73,16 +71,3 @@ def same_space(first: Point, second: Point) -> None:
     one, other = first.space, second.space
     if one is not other and (one.layout != other.layout or not torch.equal(one.coefficients, other.coefficients)):
         raise ValueError(f"{first.name} is of the space {one.name}, {second.name} of {other.name}: take both from one.")
-
-
-def _step(space: Space, name: str, keep: list[str]) -> torch.Tensor:
-    """The change of coefficients for a strength of 1 along a named direction or a component."""
-    name = name.strip()
-    if not name.upper().startswith(_PC):
-        return along(space, name, keep, raw=False)
-    number = name[len(_PC) :].strip()
-    if not number.isdigit() or not 1 <= int(number) <= space.known:
-        raise ValueError(f"There is no component '{name}': write PC 1 to PC {space.known}.")
-    step = torch.zeros(space.components)
-    step[int(number) - 1] = space.spread[1][int(number) - 1]
-    return step

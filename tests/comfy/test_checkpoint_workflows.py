@@ -54,7 +54,7 @@ def _prompt_to_picture(w):
 
 def _run(saved, architecture, info, monkeypatch, models):
     prompt = checkpoint_runs.cut(workflow.to_prompt(saved, info))
-    checkpoint_runs.offer_files(prompt, models)
+    checkpoint_runs.offer_files(prompt, models, architecture)
     checkpoint_runs.swap_loaders(monkeypatch, architecture)
     return checkpoint_runs.execute(prompt)
 

@@ -25,7 +25,7 @@ def test_every_layer_of_the_space_is_in_the_model(family, comfy):
     assert len(lora_patches.weight_targets(family.model, export.to_tensors(family.point.layers()))) == len(LAYERS)
 
 
-@pytest.mark.parametrize("architecture", ["sd15", "sdxl", "flux"])
+@pytest.mark.parametrize("architecture", ["sd15", "sdxl", "flux", "sd3"])
 def test_layer_names_of_real_architectures(comfy, architecture):
     """Every layer that a trainer may adapt keeps its place from ComfyUI's own name to a file and back."""
     import reduced

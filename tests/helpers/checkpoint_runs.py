@@ -6,9 +6,11 @@ import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 
+import members
 import reduced
 import release
 from PIL import Image
+from safetensors.torch import save_file
 
 # What each of ComfyUI's loaders asks for by file name: input, models folder; and its method and part of a checkpoint.
 _FILES = {
@@ -34,8 +36,8 @@ def architecture(workflow: Path) -> str:
     return workflow.stem.split("_")[0]
 
 
-def offer_files(prompt: dict, models: Path) -> None:
-    """Put an empty file for every checkpoint that the prompt names where ComfyUI looks for it."""
+def offer_files(prompt: dict, models: Path, architecture: str = "sd15") -> None:
+    """Put an empty file for every checkpoint that the prompt names where ComfyUI looks for it, and LoRAs in folders."""
     import folder_paths
 
     for entry in prompt.values():
@@ -46,6 +48,8 @@ def offer_files(prompt: dict, models: Path) -> None:
             folder_paths.add_model_folder_path(folder, str(models / folder))
         if entry["class_type"] == "GBX_W2WImportRelease":
             _offer_release(models / "w2w", entry["inputs"]["folder"])
+        if entry["class_type"] == "GBX_W2WBuildSpace":
+            _offer_loras(models, entry["inputs"]["folder"], architecture)
         if entry["class_type"] == "LoadImageTextDataSetFromFolder":
             _offer_pictures(Path(folder_paths.get_input_directory()) / entry["inputs"]["folder"])
     folder_paths.filename_list_cache.clear()
@@ -59,6 +63,27 @@ def _offer_release(spaces: Path, folder: str) -> None:
     tensors = release.write(spaces / folder, layers, count=20, components=8, known=6)
     release.write_labels(spaces / folder, tensors["proj_1000pc"], ["Chubby", "Young", "Eyeglasses", "Male"])
     folder_paths.add_model_folder_path("w2w", str(spaces), is_default=True)
+
+
+def _offer_loras(models: Path, folder: str, architecture: str, count: int = 4) -> None:
+    """A folder of LoRAs, and where a space of them goes: kohya's for a U-Net, with diffusers' names for Flux."""
+    import folder_paths
+
+    model = reduced.checkpoint(architecture)[0]
+    if architecture == "flux":
+        width = model.model.diffusion_model.hidden_size
+        blocks = ("transformer_blocks.0.attn", "single_transformer_blocks.1.attn")
+        layers = {f"{block}.{name}": (width, width) for block in blocks for name in ("to_q", "to_v")}
+    else:
+        layers = release.attention_layers(model)
+    (models / "loras" / folder).mkdir(parents=True)
+    for number in range(count):
+        made = members.factors(number, rank=number + 1, layers=layers)
+        tensors = members.flux(made) if architecture == "flux" else members.kohya(made)
+        save_file(tensors, models / "loras" / folder / f"person_{number}.safetensors")
+    for kind in ("loras", "w2w"):
+        (models / kind).mkdir(exist_ok=True)
+        folder_paths.add_model_folder_path(kind, str(models / kind), is_default=True)
 
 
 def _offer_pictures(folder: Path, count: int = 4) -> None:

@@ -57,6 +57,11 @@ def diffusers(made: dict) -> dict[str, torch.Tensor]:
     return {f"unet.{key.removeprefix('base_model.model.')}": value for key, value in peft(made).items()}
 
 
+def flux(made: dict) -> dict[str, torch.Tensor]:
+    """As diffusers and AI Toolkit write them for Flux."""
+    return {f"transformer.{key.removeprefix('base_model.model.')}": value for key, value in peft(made).items()}
+
+
 def old_diffusers(made: dict) -> dict[str, torch.Tensor]:
     tensors = {}
     for layer, (down, up) in made.items():

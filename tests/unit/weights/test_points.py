@@ -147,6 +147,17 @@ def test_an_edited_model_is_rebuilt_from_its_coefficients(directed, text, units)
     assert float((wanted - point.flat).norm()) > 100 * float((moved.flat - wanted).norm())
 
 
+def test_edits_along_components_need_no_labels(space):
+    """In standard deviations of the members, as the sweep has them."""
+    point = points.sample(space, 5, 1, 100, 1.0)[0]
+    moved = edits.edit(point, "PC 2: -1.5, pc 3: 0.5")
+    wanted = torch.zeros(space.components)
+    wanted[1], wanted[2] = -1.5 * space.spread[1][1], 0.5 * space.spread[1][2]
+    torch.testing.assert_close(moved.coefficients - point.coefficients, wanted, atol=1e-5, rtol=1e-5)
+    with pytest.raises(ValueError, match="no component 'PC 0': write PC 1 to PC 23"):
+        edits.edit(point, "PC 0: 1")
+
+
 def test_edits_must_come_before_the_weights(directed):
     """Composition is linear in coefficients and not in dW: adding edited LoRAs leaves the cross terms out."""
     point = points.sample(directed, 5, 1, 100, 1.0)[0]
