@@ -1,36 +1,25 @@
-"""How fast neurons are found and masked: `python run.py bench neurons [--quick] [--random-only]`.
+"""How fast neurons are found and masked: `python run.py bench neurons [narrow|demo|width|mask|statistics] [--quick]`.
 
 Contenders for a search: the official code's schedule of calls (two predictions an evaluation, one pass a selection
-step), exact mode and fast mode, in one process. SD1.5's architecture has random weights: narrower than the real one,
-where all three run in full, and as wide, where the official schedule's calls are counted. Latents are small, so that a
-search ends within minutes on a CPU; ratios are what carries over.
+step), exact mode and fast mode, in one process, all in full. SD1.5's architecture has random weights, narrow with
+several prompts, and in its full width with one. Latents are small, so that a search ends within minutes on a CPU;
+ratios are what carries over.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
-from ..common import host, results
+from ..common import host, parts
 
 SEED = 1
+PARTS = {
+    "narrow": "searching:narrow", "demo": "searching:demo", "width": "searching:full_width", "mask": "sampling:mask",
+    "statistics": "sampling:statistics",
+}  # fmt: skip
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the benchmarks and write studies/results/bench_neurons.json."""
-    from . import sampling, searching
-
-    parser = argparse.ArgumentParser(prog="run.py bench neurons", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="one small network and fewer turns, in under five minutes")
-    parser.add_argument("--random-only", action="store_true", help="leave the demo model out")
-    options = parser.parse_args(argv)
+    """Run the parts and write studies/results/bench_neurons_PART.json."""
     host.prepare()
-    numbers = {
-        **searching.measure(options.quick, not options.random_only),
-        **sampling.measure(options.quick, not options.random_only),
-    }
-    flags = [f"--{name}" for name in ("quick", "random-only") if getattr(options, name.replace("-", "_"))]
-    command = " ".join(["python run.py bench neurons", *flags])
-    name = "bench_neurons" + ("_quick" if options.quick else "")
-    print(results.write(name, command, SEED, host.ROOT / "assets" / "avatars-v1", numbers))
-    return 0
+    return parts.run(__package__, __doc__, PARTS, SEED, argv, "bench")

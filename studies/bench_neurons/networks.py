@@ -1,8 +1,9 @@
-"""What is localised: SD1.5's architecture with random weights, and the demo model's first memorised name."""
+"""What is localised: SD1.5's architecture with random weights, and memorised names of the demo model."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -23,11 +24,25 @@ class Case:
     shape: tuple[int, int, int]
     z: list[torch.Tensor]
     activations: list[torch.Tensor]
-    threshold: float
+    threshold: float | None = None
 
 
-def random_sd15(channels: int, side: int, outliers: int, threshold: float, seed: int = 0) -> Case:
-    """SD1.5 as ComfyUI builds it, ``channels`` wide (320 in SD1.5), a random text, and so many outliers."""
+def random_sd15(channels: int, side: int, outliers: int, prompts: int = 1) -> list[Case]:
+    """SD1.5 as ComfyUI builds it, ``channels`` wide (320 in SD1.5), with random texts, each with so many outliers."""
+    generator = torch.Generator().manual_seed(0)
+    model = _filled(channels, generator)
+    pack = host.pack("nodes.neurons.layers")
+    layers = pack.choose(pack.value_layers(model.model.diffusion_model), "down, middle")
+    empty, cases = _text(generator), []
+    for _ in range(prompts):
+        z = _outliers(layers, outliers, generator)
+        activations = [torch.rand(layer.width, generator=generator) for layer in layers]
+        name = f"random SD1.5, {channels} channels, latent {side}"
+        cases.append(Case(name, model, _text(generator), empty, layers, (4, side, side), z, activations))
+    return cases
+
+
+def _filled(channels: int, generator: torch.Generator):
     import comfy.model_patcher
     import comfy.supported_models
 
@@ -38,7 +53,6 @@ def random_sd15(channels: int, side: int, outliers: int, threshold: float, seed:
         "transformer_depth_middle": 1, "transformer_depth_output": [1] * 9 + [0] * 3, "context_dim": 768,
         "adm_in_channels": None, "use_linear_in_transformer": False, "num_heads": _HEADS,
     })  # fmt: skip
-    generator = torch.Generator().manual_seed(seed)
     with torch.inference_mode(False), torch.no_grad():
         config.set_inference_dtype(torch.float32, None)
         model = config.get_model({}, device="cpu")
@@ -50,15 +64,11 @@ def random_sd15(channels: int, side: int, outliers: int, threshold: float, seed:
                 drawn = torch.randn(parameter.shape, generator=generator)
                 parameter.data.copy_(scale * drawn / parameter[0].numel() ** 0.5)
         cpu = torch.device("cpu")
-        patcher = comfy.model_patcher.ModelPatcher(model, load_device=cpu, offload_device=cpu)
-    pack = host.pack("nodes.neurons.layers")
-    layers = pack.choose(pack.value_layers(model.diffusion_model), "down, middle")
-    z = _outliers(layers, outliers, generator)
-    activations = [torch.rand(layer.width, generator=generator) for layer in layers]
-    text, empty = ([[torch.randn(1, 77, 768, generator=generator), {}]] for _ in range(2))
-    return Case(f"random SD1.5, {channels} channels, latent {side}", patcher, text, empty, layers,
-                (4, side, side), z,
-                activations, threshold)  # fmt: skip
+        return comfy.model_patcher.ModelPatcher(model, load_device=cpu, offload_device=cpu)
+
+
+def _text(generator: torch.Generator) -> list:
+    return [[torch.randn(1, 77, 768, generator=generator), {}]]
 
 
 def _outliers(layers: list, count: int, generator: torch.Generator) -> list[torch.Tensor]:
@@ -69,23 +79,41 @@ def _outliers(layers: list, count: int, generator: torch.Generator) -> list[torc
     return list(z.split(widths))
 
 
-def demo(seeds: int) -> Case:
-    """The demo model's first memorised name; threshold and layers as the study finds them."""
+def blocked_after(case: Case, looks: int, noise: torch.Tensor, neurons) -> Case:
+    """The case with a threshold that the selection passes at that look: between the scores before and there."""
+    evaluation, localization = host.pack("nodes.neurons.evaluation"), host.pack("nodes.neurons.localization")
+
+    def scores(predict) -> list[float]:
+        evaluator = evaluation.Evaluator(predict, noise, neurons, 0.0, evaluation.SAME_SEED)
+        steps = localization.looks(case.z, case.activations, localization.Settings())
+        return [evaluator.exact(neurons.mask(chosen)) for _, (_, _, chosen) in zip(range(looks), steps, strict=False)]
+
+    *before, there = at_first_step(case, scores)
+    return replace(case, threshold=(min(before) + there) / 2)
+
+
+def at_first_step(case: Case, work):
+    """What ``work(predict)`` gives at the official first step."""
+    with torch.inference_mode():
+        return host.pack("nodes.host.first_step").at_first_step(case.model, case.conditioning, case.shape, 961, work)
+
+
+def demo(seeds: int, names: int) -> Iterator[Case]:
+    """Memorised names of the demo model; threshold and layers as the study finds them."""
     from ..neurons.world import World
 
     world = World(seeds, 24)
-    text = world.names["verbatim"][0]
-    names = world.layers([text])
     pack, values = host.pack("nodes.neurons.layers"), host.pack("nodes.host.value_answers")
-    layers = pack.choose(pack.value_layers(world.model.model.diffusion_model), names)
-    statistics, conditioning = world.statistics(names), world.encode(text)
-    with torch.inference_mode():
-        seen = values.answers(world.model, values.embedding(conditioning), [layer.path for layer in layers])
     measure = host.pack("nodes.neurons.statistics").activations
-    activations = [measure(seen[layer.path][0]).cpu() for layer in layers]
-    z = [statistics.z(layer.path, values) for layer, values in zip(layers, activations, strict=True)]
     normal = [score for score, _ in world.scores(world.ordinary)]
     threshold = host.pack("nodes.neurons.calibration").threshold(normal).value
-    return Case(
-        "demo model", world.model, conditioning, world.encode(""), layers, (8, 16, 16), z, activations, threshold
-    )
+    for text in world.names["verbatim"][:names]:
+        chosen = world.layers([text])
+        layers = pack.choose(pack.value_layers(world.model.model.diffusion_model), chosen)
+        statistics, conditioning = world.statistics(chosen), world.encode(text)
+        with torch.inference_mode():
+            seen = values.answers(world.model, values.embedding(conditioning), [layer.path for layer in layers])
+        activations = [measure(seen[layer.path][0]).cpu() for layer in layers]
+        z = [statistics.z(layer.path, values) for layer, values in zip(layers, activations, strict=True)]
+        yield Case("demo model", world.model, conditioning, world.encode(""), layers, (8, 16, 16), z, activations,
+                   threshold)  # fmt: skip

@@ -30,12 +30,12 @@ class _Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def measure(quick: bool, demo: bool) -> dict[str, dict]:
-    """Operations and time that a mask on every searched layer adds to sampling; statistics of captions, from text."""
-    case = networks.random_sd15(64, 32, 16, 0.9)
-    mask = host.pack("nodes.neurons.mask")
-    scales = mask.of_neurons((layer.path, index) for layer in case.layers for index in range(4))
-    factors = mask.factors(mask.NeuronMask(scales), case.layers)
+def mask(quick: bool) -> dict[str, dict]:
+    """Operations and time that a mask on every searched layer adds to sampling."""
+    [case] = networks.random_sd15(64, 32, 16)
+    pack = host.pack("nodes.neurons.mask")
+    scales = pack.of_neurons((layer.path, index) for layer in case.layers for index in range(4))
+    factors = pack.factors(pack.NeuronMask(scales), case.layers)
     masked = host.pack("nodes.host.value_hooks").with_scaled(case.model, factors, (float("inf"), 0.0), False)
     shares = []
     with torch.inference_mode():
@@ -45,14 +45,13 @@ def measure(quick: bool, demo: bool) -> dict[str, dict]:
             first, second = (case.model, masked) if turn % 2 else (masked, case.model)
             times = {id(model): _seconds(model, case) for model in (first, second)}
             shares.append(times[id(masked)] / times[id(case.model)] - 1)
-    numbers = {
+    return {
         "mask: added time": results.bootstrap(
             100 * np.array(shares), "median over pairs of runs of KSampler, CFG 7, with the mask over without", "%",
             np.median,
         ),
         **_operations(case, masked),
     }  # fmt: skip
-    return numbers | (_statistics(256 if quick else _SAMPLES) if demo else {})
 
 
 def _operations(case: networks.Case, masked) -> dict[str, dict]:
@@ -93,12 +92,12 @@ def _seconds(model, case: networks.Case) -> float:
     return time.perf_counter() - begun
 
 
-def _statistics(count: int) -> dict[str, dict]:
-    """Neuron Statistics as the canvas runs it: texts encoded, values read, moments merged."""
+def statistics(quick: bool) -> dict[str, dict]:
+    """Neuron Statistics of captions as the canvas runs it: texts encoded, values read, moments merged."""
     from ..neurons.world import World
 
     world, rng = World(seeds=2, ordinary=2), np.random.default_rng(5)
-    texts = [captions.caption(random_scene(rng), rng) for _ in range(count)]
+    texts = [captions.caption(random_scene(rng), rng) for _ in range(256 if quick else _SAMPLES)]
     begun = time.perf_counter()
     found, *_ = world.run("NeuronStatistics", model=world.model, clip=world.clip, prompts="\n".join(texts), file="",
                           layers="down, middle, up", save_as="")  # fmt: skip

@@ -9,14 +9,18 @@ from collections.abc import Mapping, Sequence
 from . import host, results
 
 
-def run(package: str, about: str, parts: Mapping[str, str], seed: int, argv: Sequence[str]) -> int:
+def run(
+    package: str, about: str, parts: Mapping[str, str], seed: int, argv: Sequence[str], command: str = "study"
+) -> int:
     """Measure the parts named in ``argv``, or all, on the shipped model.
 
     ``parts`` tells for each name where its numbers come from, as "module:function" within ``package``; the function
-    takes whether to be quick. Part P of study S goes to studies/results/S_P.json, or S_P_quick.json.
+    takes whether to be quick. Part P of study S goes to studies/results/S_P.json, or S_P_quick.json. A
+    benchmark says "bench" as ``command``; its package is bench_S.
     """
     study = package.rpartition(".")[2]
-    parser = argparse.ArgumentParser(prog=f"run.py study {study}", description=about.splitlines()[0])
+    started = f"run.py {command} {study.removeprefix('bench_')}"
+    parser = argparse.ArgumentParser(prog=started, description=about.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(parts))
     parser.add_argument("--quick", action="store_true", help="fewer settings and samples, in under five minutes")
     options = parser.parse_args(argv)
@@ -27,6 +31,6 @@ def run(package: str, about: str, parts: Mapping[str, str], seed: int, argv: Seq
         module, function = parts[part].split(":")
         numbers = getattr(importlib.import_module(f".{module}", package), function)(options.quick)
         name = f"{study}_{part}" + ("_quick" if options.quick else "")
-        command = f"python run.py study {study} {part}" + (" --quick" if options.quick else "")
-        print(results.write(name, command, seed, host.ROOT / "assets" / "avatars-v1", numbers), flush=True)
+        line = f"python {started} {part}" + (" --quick" if options.quick else "")
+        print(results.write(name, line, seed, host.ROOT / "assets" / "avatars-v1", numbers), flush=True)
     return 0

@@ -50,3 +50,10 @@ def test_a_part_that_is_not_there_is_named(written, capsys):
         run("wide")
     assert "no part wide: choose from tall, small" in capsys.readouterr().err
     assert not written
+
+
+def test_a_benchmark_names_itself_so(written, monkeypatch):
+    for name in ("", ".heights"):
+        monkeypatch.setitem(sys.modules, f"studies.bench_made_up{name}", sys.modules[f"studies.made_up{name}"])
+    assert parts.run("studies.bench_made_up", "Heights.", {"tall": "heights:measure"}, 7, ["--quick"], "bench") == 0
+    assert written["bench_made_up_tall_quick"]["command"] == "python run.py bench made_up tall --quick"
