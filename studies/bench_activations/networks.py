@@ -9,6 +9,8 @@ from ..common import host
 #: Name, ComfyUI's class, what replaces numbers of its configuration, and the side of the latent on a GPU.
 NETWORKS = {
     "SD1.5": ("SD15", "sd15", {}, 64),
+    "narrow SD1.5": ("SD15", "sd15", {"model_channels": 64}, 64),
+    "narrow SDXL": ("SDXL", "sdxl", {"model_channels": 64}, 128),
     "SDXL": ("SDXL", "sdxl", {}, 128),
     "SDXL with 2 of 10 blocks": (
         "SDXL", "sdxl",
@@ -24,7 +26,7 @@ class Bench:
 
     def __init__(self, name: str):
         kind, blueprint, changes, side = NETWORKS[name]
-        config = {**host.pack("nodes.host.blueprints").ARCHITECTURES[blueprint], **changes}
+        self.config = config = {**host.pack("nodes.host.blueprints").ARCHITECTURES[blueprint], **changes}
         self.model = _model(kind, config)
         self.side = side if torch.cuda.is_available() else CPU_SIDE
         generator = torch.Generator().manual_seed(SEED)

@@ -22,9 +22,9 @@ def plain(bench: Bench) -> None:
         host.pack("nodes.host.evaluate").evaluate(bench.model, bench.positive, bench.latent, _SIGMA, 0)
 
 
-def tap(bench: Bench, chosen: list):
+def tap(bench: Bench, chosen: list, dtype: torch.dtype = torch.float16):
     """The same with the pack's tap, as Layer Activation Tap makes it; returns what it kept."""
-    keep = host.pack("nodes.activations.tap").Keep()
+    keep = host.pack("nodes.activations.tap").Keep(dtype=dtype)
     with torch.inference_mode():
         draws = host.pack("nodes.activations.tapping.nodes").tap_draws
         return next(draws(bench.model, bench.positive, bench.latent, _SIGMA, chosen, keep, 0, 1))
@@ -50,11 +50,16 @@ def copied(feature: torch.Tensor) -> torch.Tensor:
 
 def measure(quick: bool) -> dict[str, dict]:
     """Times over the plain evaluation, turn by turn, and the bytes that taps keep."""
-    large = "SDXL" if torch.cuda.is_available() else "SDXL with 2 of 10 blocks"
     numbers = {}
-    for name in ("SD1.5",) if quick else ("SD1.5", large):
+    for name in sizes(quick).values():
         numbers |= _network(name, 3 if quick else 5)
     return numbers
+
+
+def sizes(quick: bool) -> dict[str, str]:
+    """The network that each family is measured on."""
+    large = "SDXL" if torch.cuda.is_available() else "SDXL with 2 of 10 blocks"
+    return {"SD1.5": "SD1.5"} if quick else {"SD1.5": "SD1.5", "SDXL": large}
 
 
 def _network(name: str, turns: int) -> dict[str, dict]:
@@ -70,7 +75,7 @@ def _network(name: str, turns: int) -> dict[str, dict]:
     contenders["hooks that append"] = partial(by_hooks, bench, every, as_it_is)
     contenders["hooks that append copies"] = partial(by_hooks, bench, every, copied)
     outputs = by_hooks(bench, every, as_it_is)
-    contenders["the copies alone"] = partial(_copies, outputs)
+    contenders["the copies alone"] = partial(copies, outputs)
     measured = times(contenders, turns, alone=True)
     what = f"random weights, {8 * bench.side} pixels, float32, one evaluation at the paper's t through ComfyUI's path"
     what += "" if torch.cuda.is_available() else "; processor time, 1 thread"
@@ -83,10 +88,10 @@ def _numbers(name: str, measured: dict, whole: str, what: str) -> dict[str, dict
     numbers = {f"{name}, plain evaluation": results.bootstrap(base, what, "ms", np.median)}
     shares = {f"{told} over plain": (values / base, f"time over the plain evaluation, turn by turn; {what}")
               for told, values in measured.items() if told not in ("plain", "the copies alone")}  # fmt: skip
-    copies = measured["the copies alone"]
-    shares["the copies alone over plain"] = (copies / base, "the same bytes read and kept, without an evaluation")
+    alone = measured["the copies alone"]
+    shares["the copies alone over plain"] = (alone / base, "the same bytes read and kept, without an evaluation")
     about = "goal: at most 1.05; what a tap costs beside the copy of what it keeps"
-    shares[f"{whole} less its copies, over plain"] = ((measured[whole] - copies) / base, about)
+    shares[f"{whole} less its copies, over plain"] = ((measured[whole] - alone) / base, about)
     hooks = measured["hooks that append copies"]
     shares[f"hooks that append copies over {whole}"] = (hooks / measured[whole], "the same features, turn by turn")
     for told, (values, about) in shares.items():
@@ -105,7 +110,7 @@ def _bytes(name: str, kept: dict[str, dict[str, torch.Tensor]]) -> dict[str, dic
     return numbers
 
 
-def _copies(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+def copies(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """The copies that a tap makes of these outputs, and nothing else."""
     stored = host.pack("nodes.activations.features").stored
     return [stored(output, torch.float16) for output in outputs]

@@ -2,6 +2,7 @@
 
 import runpy
 
+import numpy as np
 import pytest
 import repository
 import torch
@@ -43,3 +44,61 @@ def test_every_number_is_there(tiny):
         f"hooks that append copies over {whole}", f"{whole}: kept",
     }  # fmt: skip
     assert all(number["value"] > 0 for number in numbers.values())
+
+
+def test_each_id_has_its_module_in_diffusers(comfy):
+    """Every path is of a module whose weights ComfyUI itself knows by diffusers' names."""
+    from comfy.utils import unet_to_diffusers
+
+    from studies.bench_activations import by_diffusers
+
+    blueprints = comfy.module("nodes.host.blueprints")
+    names = unet_to_diffusers(blueprints.ARCHITECTURES["sd15"])
+    network = blueprints.network("architecture", "sd15")
+    ids = [entry.id for entry in comfy.module("nodes.activations.catalog").catalog(network)
+           if entry.kind not in ("map", "input") and not entry.members]  # fmt: skip
+    paths = [by_diffusers.module_of(id_) for id_ in ids]
+    assert len(set(paths)) == len(ids) == 164
+    assert all(any(name.startswith(f"{path}.") for name in names) for path in paths)
+    assert by_diffusers.module_of("up-level1-repeat2-vit-block0-cross-q") == (
+        "up_blocks.1.attentions.2.transformer_blocks.0.attn2.to_q")  # fmt: skip
+    assert by_diffusers.module_of("down-level0-downsampler-out") == "down_blocks.0.downsamplers.0"
+
+
+def test_what_is_added_is_told_turn_by_turn(tiny, monkeypatch):
+    """With a clock of our own: 100 ms for the plain evaluation, 3 more for the other, and a machine that slows down."""
+    from studies.bench_activations import adding
+
+    now, slower = [0.0], [0.0]
+
+    def takes(milliseconds):
+        slower[0] += 0.5
+        now[0] += (milliseconds + slower[0]) / 1000
+
+    monkeypatch.setattr(adding, "time", type("", (), {"process_time": lambda: now[0], "perf_counter": lambda: now[0]}))
+    times = adding.rounds({"plain": lambda: takes(100), "tap": lambda: takes(103)}, 5)
+    assert [len(one) for one in times.values()] == [5, 5]
+    assert np.allclose(times["tap"] - times["plain"], 3)
+    told = adding.told("tap", times["tap"], times["plain"], "of nothing")
+    assert told["tap: added"]["value"] == pytest.approx(3) and 0.02 < told["tap: share added"]["value"] < 0.03
+
+
+def test_without_diffusers_one_sentence(tiny, monkeypatch, capsys):
+    import studies.bench_activations.__main__ as bench
+    from studies.bench_activations import adding, by_diffusers
+
+    monkeypatch.setattr(by_diffusers.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(adding, "measure", lambda family, turns, full: {family: full})
+    plain = {"SD1.5, plain evaluation": {"value": 7.0}}
+    assert bench._many_turns(True, plain) == {"SD1.5": ("SD1.5", 7.0)}
+    assert capsys.readouterr().out.strip() == by_diffusers.MISSING
+
+
+def test_diffusers_gives_the_same_features(tiny, monkeypatch):
+    pytest.importorskip("diffusers", reason="diffusers is not installed (requirements-dev.txt lists it)")
+    from studies.bench_activations import by_diffusers, networks
+
+    monkeypatch.setitem(networks.NETWORKS, "thin", ("SD15", "sd15", {"model_channels": 32}, 16))
+    numbers = by_diffusers.measure("thin", 1)
+    (difference,) = (number["value"] for name, number in numbers.items() if "largest difference" in name)
+    assert difference < 1e-4 and len(numbers) == 4

@@ -1,0 +1,83 @@
+"""What looking in adds to an evaluation: differences of neighbours in time, many times over.
+
+In a turn all contenders come one after the other, forwards and then backwards, so that what changes slowly on a machine
+falls on each alike. Networks of a fifth of the width make many turns cheap; what hooks cost beside their copies does
+not grow with the width, and there is most of it where there are most modules, so depth stays whole.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import numpy as np
+import torch
+
+from ..common import host, results
+from ..common.turns import threads
+from . import tapping
+from .networks import Bench
+
+_WARM = 2
+
+
+def rounds(contenders: Mapping[str, Callable[[], object]], turns: int) -> dict[str, np.ndarray]:
+    """Milliseconds (turns,) of each contender, the mean of its two times in a turn.
+
+    On a CPU the processor's time on one thread; on a GPU until the device has finished.
+    """
+    cuda = torch.cuda.is_available()
+    clock = time.perf_counter if cuda else time.process_time
+    found: dict[str, list[float]] = {name: [] for name in contenders}
+    with threads(torch.get_num_threads() if cuda else 1):
+        for _ in range(_WARM + turns):
+            gc.collect()
+            for order in (list(contenders), list(contenders)[::-1]):
+                for name in order:
+                    started = clock()
+                    contenders[name]()
+                    if cuda:
+                        torch.cuda.synchronize()
+                    found[name].append(1000 * (clock() - started))
+    return {name: np.array(values[2 * _WARM :]).reshape(turns, 2).mean(1) for name, values in found.items()}
+
+
+def told(name: str, measured: np.ndarray, plain: np.ndarray, about: str) -> dict[str, dict]:
+    """What a contender adds to the plain evaluation, turn by turn, and that as a share of it."""
+    added = measured - plain
+    about = f"turn by turn; {about}, {np.median(plain):.1f} ms"
+    return {f"{name}: added": results.bootstrap(added, about, "ms", np.median),
+            f"{name}: share added": results.bootstrap(added / np.median(plain), about, "share", np.median)}  # fmt: skip
+
+
+def measure(family: str, turns: int, full: tuple[str, float]) -> dict[str, dict]:
+    """What taps and hooks add to the narrow SD1.5 or SDXL; ``full``: a real evaluation's name and milliseconds."""
+    name, selection = f"narrow {family}", host.pack("nodes.activations.selection")
+    bench = Bench(name)
+    ours, every = bench.chosen(selection.BEST), bench.chosen(selection.ALL_BUT_MAPS)
+    wanted = {len(chosen): chosen for chosen in (ours[:1], ours, bench.chosen(selection.FILTER), every)}
+    hooks = f"hooks that append copies ({len(every)})"
+    contenders = {"plain": partial(tapping.plain, bench)}
+    contenders |= {f"tap of {count}": partial(tapping.tap, bench, chosen) for count, chosen in wanted.items()}
+    contenders[hooks] = partial(tapping.by_hooks, bench, every, tapping.copied)
+    for count, chosen in wanted.items():
+        outputs = tapping.by_hooks(bench, chosen, tapping.as_it_is)
+        contenders[f"copies of {count}"] = partial(tapping.copies, outputs)
+    times = rounds(contenders, turns)
+    numbers, plain = {}, times["plain"]
+    for contender in (*(f"tap of {count}" for count in wanted), hooks):
+        about = "of one evaluation through ComfyUI's path"
+        numbers |= told(f"{name}, {contender}", times[contender], plain, about)
+    for count in wanted:
+        copies = times[f"copies of {count}"]
+        rest = times[f"tap of {count}"] - plain - copies
+        numbers[f"{name}, tap of {count}: added less its copies"] = results.bootstrap(
+            rest, f"hooks, layout, bookkeeping; the copies alone take {np.median(copies):.2f} ms", "ms", np.median
+        )
+    told_full, milliseconds = full
+    numbers[f"{told_full}, tap of {len(every)}: added less its copies, over its evaluation"] = results.bootstrap(
+        rest / milliseconds, f"goal: at most .05; the narrow network's, of {milliseconds:.0f} ms", "share", np.median
+    )
+    return numbers
