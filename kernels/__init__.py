@@ -113,7 +113,7 @@ def apply_point(weights, places, coefficients, basis, mean, deviation, strength:
     weight + strength * up @ down for each of ``weights`` (O, I, ...), in its dtype, with sums in float32. All factors
     lie in the vector that ``flat_weights`` makes of the last arguments: ``places`` has for each weight the offset of
     its ``down`` (R, I, ...), which its ``up`` (O, R) follows, row by row, and the rank R. Weights and basis lie on one
-    device. On a GPU it takes two launches, however many weights there are. Raises ValueError as ``flat_weights`` does,
+    device. On a GPU it takes one launch, however many weights there are. Raises ValueError as ``flat_weights`` does,
     and for places outside of the vector.
     """
     return _run("apply_point", weights=list(weights), places=list(places), coefficients=coefficients, basis=basis,

@@ -14,6 +14,8 @@ import repository
 #: Module and kernel, the types of its pointers and floats (NUMBER: the type asked for), and its constants.
 _NUMBER = "*NUMBER"
 _ATTENTION = {"query": _NUMBER, "key": _NUMBER, "chosen": "*i32", "sums": "*fp32", "scale": "fp32"}
+_POINT = {"coefficients": "*fp32", "scale": "*fp32", "mean": "*fp32", "deviation": "*fp32", "flat": "*fp32",
+          "begun_and_made": "*i32", "table": "*i64", "strength": "fp32"}  # fmt: skip
 KERNELS = [
     ("nearest_noise", "_moments", {"data": _NUMBER, "noise": "*fp32", "sums": "*fp32"}, {}),
     ("nearest_noise", "_blend", {"data": _NUMBER, "noise": "*fp32", "along": "*fp64", "scale": "*fp64",
@@ -31,8 +33,8 @@ KERNELS = [
      {"SCALED": True, "GROUP": 1024, "ROWS": 8}),
     ("low_rank", "_apply", {"weight": _NUMBER, "up": _NUMBER, "down": _NUMBER, "result": _NUMBER, "strength": "fp32"},
      {}),
-    ("low_rank", "_apply_all", {"like": _NUMBER, "table": "*i64", "owner": "*i32", "within": "*i32", "flat": "*fp32",
-                                "strength": "fp32"}, {"FIELDS": 6}),
+    ("low_rank", "_apply_all", _POINT | {"basis": _NUMBER}, {"SCALED": False, "GROUP": 1024, "FIELDS": 7}),
+    ("low_rank", "_apply_all", _POINT | {"basis": "*i8"}, {"SCALED": True, "GROUP": 1024, "FIELDS": 7}),
     ("neuron_moments", "_activations", {"values": _NUMBER, "activations": "*fp32"}, {}),
     ("mean_attention", "_log_sums", _ATTENTION, {"WIDTH": 64, "ROWS": 64, "COLUMNS": 64}),
     ("mean_attention", "_means", _ATTENTION | {"tokens": "*i32", "result": "*fp32"},

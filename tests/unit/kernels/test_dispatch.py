@@ -174,6 +174,52 @@ def test_the_winner_is_remembered(monkeypatch, memory):
     assert proof.winner("pair_moments", wide) == "triton"
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """Milliseconds that each backend takes, whatever it really takes."""
+    takes = {"eager": 2.0, "triton": 1.0}
+
+    def one(function, arguments, device):
+        (backend,) = (name for name in takes if dispatch.function(name, clocked[0]) is function)
+        return takes[backend]
+
+    def of(operation, **changes):
+        clocked[:] = [operation]
+        takes.update(changes)
+
+    clocked = []
+    monkeypatch.setattr(proof, "_one", one)
+    return of
+
+
+@pytest.mark.usefixtures("interpreter")
+@pytest.mark.parametrize("operation", sorted(table.TABLE))
+def test_every_kernel_proves_itself(memory, clock, operation):
+    """Each in Triton's interpreter: right against eager, faster by a clock of our own, and remembered on disk."""
+    clock(operation)
+    assert proof.winner(operation, kernel_inputs.of(operation)) == "triton"
+    (verdict,) = json.loads(memory.read_text())["a GPU"].values()
+    assert verdict == {"backend": "triton", "why": "right and faster", "eager_ms": 2.0, "triton_ms": 1.0}
+
+
+@pytest.mark.usefixtures("interpreter")
+def test_a_verdict_holds_for_one_machine(monkeypatch, memory, clock, caplog):
+    """Another GPU, driver or version of the kernels is asked anew, and the first one's verdict stays."""
+    caplog.set_level(logging.INFO)
+    clock("blend")
+    arguments_ = kernel_inputs.of("blend")
+    assert proof.winner("blend", arguments_) == "triton"
+    clock("blend", triton=3.0)
+    assert proof.winner("blend", arguments_) == "triton" and not caplog.records  # it is not timed again
+    monkeypatch.setattr(proof, "machine_name", lambda device: "a GPU, driver 2")
+    assert proof.winner("blend", arguments_) == "eager"
+    (record,) = caplog.records
+    assert record.message.endswith("set aside: it is not faster here, 3.000 ms against 2.000 ms in eager PyTorch.")
+    remembered = json.loads(memory.read_text())
+    assert {name: [one["backend"] for one in verdicts.values()] for name, verdicts in remembered.items()} == {
+        "a GPU": ["triton"], "a GPU, driver 2": ["eager"]}  # fmt: skip
+
+
 def wrong(data, noise):
     return (data.sum(1) + 1,) * 3
 

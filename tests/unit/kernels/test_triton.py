@@ -155,6 +155,28 @@ def test_weights_of_several_types_and_shapes():
     assert table.unfit("apply_point", arguments) == "weights is not contiguous"
 
 
+def test_a_network_takes_one_launch(monkeypatch):
+    from glassbox.kernels.triton import low_rank
+
+    launched = []
+
+    class Counted:
+        def __init__(self, name):
+            self.name, self.kernel = name, getattr(low_rank, name)
+
+        def __getitem__(self, grid):
+            launched.append((self.name, grid))
+            return self.kernel[grid]
+
+    for name in ("_combine", "_apply", "_apply_all"):
+        monkeypatch.setattr(low_rank, name, Counted(name))
+    arguments = kernel_inputs.apply_point(BF16, 9, 65, 30, 7, 130, 5, 5)
+    arguments["weights"][1] = arguments["weights"][1].to(F16)
+    agree("apply_point", arguments)
+    size = len(arguments["mean"])
+    assert launched == [("_apply_all", (-(-size // 128) + 2 + 3 + 1,))]  # blocks of the vector, and tiles of 64 x 64
+
+
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.integers(1, 80), st.integers(1, 80)), min_size=1, max_size=5), st.integers(1, 5),
        st.sampled_from([F32, BF16, I8]))  # fmt: skip
