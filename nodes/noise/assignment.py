@@ -16,7 +16,7 @@ import torch
 from ...kernels import assignment_cost
 from .groups import Groups
 from .rows import shared, twins
-from .solvers import solve
+from .solvers import solve_all
 
 DOT, HALF_L2 = COSTS = ("dot product", "L2 in half precision")
 # Gains below this share of the largest possible one are rounding: the batch is constant, and nothing is moved.
@@ -120,11 +120,12 @@ def _solve_blocks(
     table: np.ndarray, blocks: list[list[int]], solver: str, device: torch.device
 ) -> tuple[np.ndarray, str]:
     columns = np.arange(len(table))
-    name = "none"
-    for block in blocks:
-        if len(block) > 1:
-            inside, name = solve(table[np.ix_(block, block)], solver, device)
-            columns[block] = np.asarray(block)[inside]
+    blocks = [block for block in blocks if len(block) > 1]
+    if not blocks:
+        return columns, "none"
+    solved, name = solve_all([table[np.ix_(block, block)] for block in blocks], solver, device)
+    for block, inside in zip(blocks, solved, strict=True):
+        columns[block] = np.asarray(block)[inside]
     return columns, name
 
 

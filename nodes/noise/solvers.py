@@ -19,6 +19,14 @@ def solve(cost: np.ndarray, solver: str = "auto", device: torch.device | str = "
     SciPy, or on a GPU `device` an auction where that has proved itself faster than SciPy ("kernels" then, whichever
     it was). All of them release the GIL. Raises RuntimeError when lapx is asked for and cannot be used.
     """
+    (columns,), name = solve_all([cost], solver, device)
+    return columns, name
+
+
+def solve_all(
+    costs: list[np.ndarray], solver: str = "auto", device: torch.device | str = "cpu"
+) -> tuple[list[np.ndarray], str]:
+    """`solve` of several problems; on a GPU all of one size go there together, a program a problem."""
     if solver not in SOLVERS:
         raise ValueError(f"There is no solver {solver}: choose one of {', '.join(SOLVERS)}.")
     if solver == "lapx" and not lapx_works():
@@ -27,14 +35,18 @@ def solve(cost: np.ndarray, solver: str = "auto", device: torch.device | str = "
             "pip install --force-reinstall lapx, or choose the solver auto."
         )
     if solver != "scipy" and lapx_works():
-        return _lapx(cost), "lapx"
-    if solver == "auto" and torch.device(device).type == "cuda":
-        return _kernel(cost, device), "kernels"
-    return _kernel(cost, "cpu"), "scipy"
+        return [_lapx(cost) for cost in costs], "lapx"
+    if solver != "auto" or torch.device(device).type != "cuda":
+        return [_kernel(cost, "cpu") for cost in costs], "scipy"
+    found: dict[int, np.ndarray] = {}
+    for size in {len(cost) for cost in costs}:
+        numbers = [number for number, cost in enumerate(costs) if len(cost) == size]
+        found |= dict(zip(numbers, _kernel(np.stack([costs[number] for number in numbers]), device), strict=True))
+    return [found[number] for number in range(len(costs))], "kernels"
 
 
 def _kernel(cost: np.ndarray, device: torch.device | str) -> np.ndarray:
-    """SciPy on the CPU; on a GPU what is faster there."""
+    """Of one problem or several of a size: SciPy on the CPU; on a GPU what is faster there."""
     return least_assignment(torch.from_numpy(cost).to(device))[0].cpu().numpy()
 
 

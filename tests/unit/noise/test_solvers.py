@@ -43,12 +43,45 @@ def test_scipy_is_the_default_without_lapx(monkeypatch):
     assert columns.tolist() == optimum(a_cost()).tolist()
 
 
-def test_on_a_gpu_the_kernels_choose(monkeypatch):
+@pytest.fixture
+def asked(monkeypatch):
+    """What the kernels are asked for: shape and device; without lapx, and without a GPU."""
     monkeypatch.setitem(sys.modules, "lap", None)
-    asked = []
-    monkeypatch.setattr(solvers, "_kernel", lambda cost, device: asked.append(device) or optimum(cost))
-    assert [solvers.solve(a_cost(), *rest)[1] for rest in (("auto", "cuda"), ("scipy", "cuda"))] == ["kernels", "scipy"]
-    assert asked == ["cuda", "cpu"]
+    kernel, calls = solvers._kernel, []
+
+    def on_the_cpu(cost, device):
+        calls.append((cost.shape, device))
+        return kernel(cost, "cpu")
+
+    monkeypatch.setattr(solvers, "_kernel", on_the_cpu)
+    return calls
+
+
+def test_on_a_gpu_the_kernels_choose(asked):
+    for rest, name in ((("auto", "cuda"), "kernels"), (("scipy", "cuda"), "scipy")):
+        columns, found = solvers.solve(a_cost(), *rest)
+        assert found == name and columns.tolist() == optimum(a_cost()).tolist()
+    assert asked == [((1, 20, 20), "cuda"), ((20, 20), "cpu")]
+
+
+def test_problems_of_one_size_go_to_a_gpu_together(asked):
+    costs = [a_cost(size) + number for number, size in enumerate((5, 3, 5, 4, 3))]
+    columns, name = solvers.solve_all(costs, "auto", "cuda")
+    assert name == "kernels" and sorted(asked) == [((1, 4, 4), "cuda"), ((2, 3, 3), "cuda"), ((2, 5, 5), "cuda")]
+    assert [one.tolist() for one in columns] == [optimum(cost).tolist() for cost in costs]
+
+
+def test_groups_of_pictures_are_solved_together(asked):
+    """The blocks of one caption each: as many answers as each alone gives, in one call on a GPU."""
+    from glassbox.nodes.noise import assignment
+
+    table = np.random.default_rng(0).standard_normal((9, 9))
+    blocks = [[0, 3, 6], [8], [1, 4, 7], [2, 5]]
+    columns, _ = assignment._solve_blocks(table, blocks, "auto", "cuda")
+    assert [shape for shape, _ in sorted(asked)] == [(1, 2, 2), (2, 3, 3)]
+    for block in blocks:
+        assert columns[block].tolist() == [block[place] for place in optimum(table[np.ix_(block, block)])]
+    assert assignment._solve_blocks(table, [[0], [1]], "auto", "cuda")[1] == "none"
 
 
 def test_lapx_is_taken_where_it_finds_the_optimum(monkeypatch):
