@@ -20,6 +20,7 @@ _PARTS = (
     (r"\.lora_A(?:\.[^.]+)?\.weight|\.lora_A", DOWN),
     (r"\.lora_B(?:\.[^.]+)?\.weight|\.lora_B", UP),
     (r"\.alpha", ALPHA),
+    (r"\.lora_up\.bias|\.lora_B(?:\.[^.]+)?\.bias", "diff_b"),
     (r"\.dora_scale|\.lora_magnitude_vector(?:\..+)?", "DoRA"),
     (r"\.lora_mid\.weight", "LoCon with a middle factor"),
     (r"\.hada_(?:w|t)\w*", "LoHa"),

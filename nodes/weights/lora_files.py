@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from ..common.lora_keys import ALPHA, DOWN, FULL, UP, parse
+from ..common.lora_keys import ALPHA, DOWN, FULL, UP, LoraKey, parse
 
 _PICKLES = {".pt", ".pth", ".bin", ".ckpt"}
 #: Files that may hold a LoRA.
@@ -22,6 +22,7 @@ SUFFIXES = (".safetensors", ".sft", *sorted(_PICKLES))
 _CONFIG = "adapter_config.json"
 #: Among names of LoRA files: none of them.
 NONE = "[none]"
+_NO_LORA = "holds no LoRA of a diffusion model: give a LoRA file of kohya, diffusers, PEFT or ComfyUI."
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,10 @@ Shape = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def shapes(path: Path) -> dict[str, Shape]:
-    """The shape of every layer that a .safetensors LoRA changes, from its header alone; other files are read."""
+    """The shape of every layer that a .safetensors LoRA changes, from its header alone; other files are read.
+
+    Raises ValueError as ``read`` does, as far as the header tells.
+    """
     if path.is_dir() or path.suffix.lower() in _PICKLES:
         return shapes_of(read(path))
     from safetensors import SafetensorError, safe_open
@@ -107,11 +111,15 @@ def shapes(path: Path) -> dict[str, Shape]:
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             for key in file.keys():  # noqa: SIM118  (safe_open is no mapping)
-                name = parse(key)
+                name = _known(key)
                 if name and not name.text and name.part in (DOWN, UP):
                     found.setdefault(name.layer, {})[name.part] = tuple(file.get_slice(key).get_shape())
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path.name} cannot be read ({error}): take it out or download it again.") from None
+    except ValueError as error:
+        raise ValueError(f"{path.name} {error}") from None
+    if not found:
+        raise ValueError(f"{path.name} {_NO_LORA}")
     return {layer: _shape(both[DOWN], both[UP]) for layer, both in found.items() if len(both) == 2}
 
 
@@ -136,24 +144,32 @@ def parsed(tensors: Mapping[str, torch.Tensor], config: Mapping | None = None) -
     config, parts, text, full = config or {}, {}, {}, 0.0
     _check_config(config)
     for key, value in tensors.items():
-        found = parse(key)
+        found = _known(key)
         if found is None:
             continue
         if found.part in FULL:
             full += float(value.double().square().sum())
-        elif found.part in (DOWN, UP, ALPHA):
-            (text if found.text else parts).setdefault(found.layer, {})[found.part] = value
         else:
-            raise ValueError(f"is a {found.part}, not a plain LoRA: convert it to a LoRA first.")
+            (text if found.text else parts).setdefault(found.layer, {})[found.part] = value
     layers = _factors(parts, config)
     if not layers:
-        raise ValueError("holds no LoRA of a diffusion model: give a LoRA file of kohya, diffusers, PEFT or ComfyUI.")
+        raise ValueError(_NO_LORA)
     _check_finite(layers)
     dropped = {
         "text encoder": sum(factors.squared_norm() for factors in _factors(text, config).values()),
         "full differences": full,
     }
     return Lora(layers, {kind: share for kind, share in dropped.items() if share})
+
+
+def _known(key: str) -> LoraKey | None:
+    """What a key means, None when it is no LoRA's; raises ValueError for adapters that are no plain LoRA."""
+    found = parse(key)
+    if found is None and "lora" in key.lower():
+        raise ValueError(f"has keys that are not known, such as {key}: convert it to kohya's form first.")
+    if found is not None and found.part not in (DOWN, UP, ALPHA, *FULL):
+        raise ValueError(f"is a {found.part}, not a plain LoRA: convert it to a LoRA first.")
+    return found
 
 
 def _factors(parts: dict[str, dict], config: Mapping) -> dict[str, Factors]:
@@ -164,7 +180,7 @@ def _factors(parts: dict[str, dict], config: Mapping) -> dict[str, Factors]:
         if DOWN not in found or UP not in found:
             raise ValueError(f"has only one factor of {layer}: the file is cut short, download it again.")
         down, up = found[DOWN], found[UP]
-        if down.shape[0] != up.shape[1]:
+        if min(down.ndim, up.ndim) < 2 or down.shape[0] != up.shape[1]:
             raise ValueError(f"has factors of {layer} that do not fit ({tuple(up.shape)} and {tuple(down.shape)}).")
         layers[layer] = Factors(down, up, _scale(found.get(ALPHA), down.shape[0], config))
     return layers
@@ -180,13 +196,14 @@ def _scale(alpha, rank: int, config: Mapping) -> float:
 def _check_config(config: Mapping) -> None:
     if config.get("use_dora"):
         raise ValueError("is a DoRA, not a plain LoRA: convert it to a LoRA first.")
-    if config.get("alpha_pattern") or config.get("rank_pattern"):
-        raise ValueError("gives layers an alpha or rank of their own in adapter_config.json: convert it to kohya's.")
+    if config.get("alpha_pattern"):
+        raise ValueError("gives layers an alpha of their own in its configuration: convert it to kohya's form first.")
 
 
 def _check_finite(layers: dict[str, Factors]) -> None:
     for layer, factors in layers.items():
-        if not (torch.isfinite(factors.down).all() and torch.isfinite(factors.up).all()):
+        numbers = (factors.down.float(), factors.up.float(), torch.tensor(factors.scale))
+        if not all(bool(torch.isfinite(part).all()) for part in numbers):
             raise ValueError(f"holds NaN or infinity in {layer}: take it out or train it again.")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -17,9 +18,17 @@ _PEFT_INSIDE = {"unet", "transformer"}
 
 
 def file_sources(folder: Path) -> list[Source]:
-    """The LoRA files in a folder and below, by name; a PEFT adapter is named after its folder."""
+    """The LoRA files in a folder and below, by name; a PEFT adapter is named after its folder.
+
+    Files that would share a name, such as ada.safetensors and ada.pt, keep their whole one.
+    """
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
-    return [_file_source(folder, path) for path in files]
+    names = [_name(path.relative_to(folder)) for path in files]
+    many = Counter(names)
+    return [
+        _file_source(path, name if many[name] == 1 else path.relative_to(folder).as_posix())
+        for path, name in zip(files, names, strict=True)
+    ]
 
 
 def wire_sources(loras: list[dict[str, torch.Tensor]]) -> list[Source]:
@@ -31,13 +40,16 @@ def wire_sources(loras: list[dict[str, torch.Tensor]]) -> list[Source]:
     return sources
 
 
-def _file_source(folder: Path, path: Path) -> Source:
-    about = path.stat()
-    inside = path.relative_to(folder)
-    name = inside.with_suffix("").as_posix()
-    if path.name == _PEFT_FILE and len(inside.parts) > 1:
+def _name(inside: Path) -> str:
+    if inside.name == _PEFT_FILE and len(inside.parts) > 1:
         owner = inside.parent.parent if inside.parent.name in _PEFT_INSIDE else inside.parent
-        name = owner.as_posix() if owner.name else name
+        if owner.name:
+            return owner.as_posix()
+    return inside.with_suffix("").as_posix()
+
+
+def _file_source(path: Path, name: str) -> Source:
+    about = path.stat()
     stamp = f"{name} {about.st_size} {about.st_mtime_ns}"
     return Source(name, stamp, functools.partial(lora_files.shapes, path), functools.partial(lora_files.read, path))
 

@@ -81,14 +81,55 @@ def test_what_lies_outside_of_the_network_is_dropped_and_its_share_is_told(made)
         ({"lora_unet_x.lora_up.weight": torch.full((2, 1), float("nan")),
           "lora_unet_x.lora_down.weight": torch.ones(1, 2)}, "NaN or infinity in x"),
         ({"lora_unet_x.lora_up.weight": torch.ones(2, 3), "lora_unet_x.lora_down.weight": torch.ones(1, 2)}, "not fit"),
+        ({"lora_unet_x.lora_up.weight": torch.ones(2), "lora_unet_x.lora_down.weight": torch.ones(1, 2)}, "not fit"),
+        ({"lora_unet_x.lora_up.weight": torch.ones(2, 1), "lora_unet_x.lora_down.weight": torch.ones(1, 2),
+          "lora_unet_x.alpha": torch.tensor(float("nan"))}, "NaN or infinity in x"),
+        ({"double_blocks.0.processor.qkv_lora1.down.weight": torch.ones(2, 2)}, "not known, such as double_blocks.0"),
     ],
-    ids=["PEFT DoRA", "DoRA", "LoHa", "LoKr", "half", "NaN", "ranks"],
+    ids=["PEFT DoRA", "DoRA", "LoHa", "LoKr", "half", "NaN", "ranks", "no matrix", "alpha", "unknown keys"],
 )  # fmt: skip
 def test_what_is_no_plain_lora_is_named(made, tmp_path, change, sentence):
     path = tmp_path / "bad.safetensors"
     save_file({**members.kohya(made), **change}, path)
     with pytest.raises(ValueError, match=f"bad.safetensors .*{sentence}"):
         lora_files.read(path)
+
+
+def test_factors_of_eight_bits_and_ranks_of_their_own(made):
+    """float8 is read as it is; with a rank_pattern the scale is alpha over the layer's own rank, as in PEFT."""
+    small = {
+        key: value.to(torch.float8_e4m3fn) if value.ndim > 1 else value for key, value in members.kohya(made).items()
+    }
+    found = products(lora_files.parsed(small))
+    for name, wanted in expected(made, 0.5).items():
+        assert float((found[name] - wanted).norm() / wanted.norm()) < 0.1
+    config = {"r": 1, "lora_alpha": 6, "rank_pattern": {"attn1.to_q": 2}}
+    same(products(lora_files.parsed(members.peft(made), config)), expected(made, 3.0))
+    with pytest.raises(ValueError, match="alpha of their own"):
+        lora_files.parsed(members.peft(made), {**config, "alpha_pattern": {"attn1.to_q": 2}})
+
+
+def test_the_header_tells_what_is_no_lora(made, tmp_path):
+    """So that nobody waits for a checkpoint of gigabytes to be read."""
+    for name, tensors, why in (
+        ("model", {"model.diffusion_model.out.2.weight": torch.ones(2, 2)}, "holds no LoRA"),
+        ("dora", {**members.kohya(made), "lora_unet_x.dora_scale": torch.ones(2)}, "is a DoRA"),
+    ):
+        save_file(tensors, tmp_path / f"{name}.safetensors")
+        with pytest.raises(ValueError, match=f"{name}.safetensors {why}"):
+            lora_files.shapes(tmp_path / f"{name}.safetensors")
+
+
+def test_files_of_one_name_are_members_of_their_own(made, tmp_path):
+    from glassbox.nodes.weights.sources import file_sources
+
+    tensors = members.kohya(made)
+    for place in ("ada.safetensors", "b/ada.safetensors"):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        save_file(tensors, tmp_path / place)
+    torch.save(tensors, tmp_path / "ada.pt")
+    members.write_peft_folder(tmp_path / "bob", made, alpha=2)
+    assert [source.name for source in file_sources(tmp_path)] == ["ada.pt", "ada.safetensors", "b/ada", "bob"]
 
 
 def test_files_that_are_no_lora(tmp_path):
