@@ -177,19 +177,22 @@ def _decompose(scratch: Scratch, layout: Layout, settings: Settings, reference, 
     """Both passes over the scratch file, and the space's own file."""
     count = len(scratch.members)
     mean, deviation = np.zeros(layout.size), np.ones(layout.size)
-    gram = np.zeros((count, count))
+    gram = np.zeros((count, count), order="F")
     for columns in track(scratch.blocks()):
         block = scratch.read(columns).astype(np.float64)
         mean[columns] = block.mean(axis=0)
+        block -= mean[columns]
         if settings.standardise:
-            spread = block.std(axis=0, ddof=1)
+            spread = np.sqrt(np.einsum("ij,ij->j", block, block) / (count - 1))
             deviation[columns] = np.where(spread > 0, spread, 1.0)
-        gram += (standard := (block - mean[columns]) / deviation[columns]) @ standard.T
+            block /= deviation[columns]
+        gram = _with_products(gram, block)
+    squares = torch.from_numpy(gram.diagonal().copy()).float()
     left, values = _left(gram, min(settings.components, count - 1))
     kept = left[:, : min(settings.components, left.shape[1])]
     weights = torch.from_numpy(kept / values[: kept.shape[1]])
     space = _described(scratch, layout, settings, reference, refusals, mean, deviation, kept, values, target)
-    space = replace(space, squares=torch.from_numpy(gram.diagonal().copy()).float())
+    space = replace(space, squares=squares)
     tensors = space_files.small_tensors(space, torch.float32)
     specification = {name: (value.dtype, tuple(value.shape)) for name, value in tensors.items()}
     specification |= space_files.basis_tensors(kept.shape[1], layout.size, settings.storage)
@@ -198,23 +201,39 @@ def _decompose(scratch: Scratch, layout: Layout, settings: Settings, reference, 
         for name, value in tensors.items():
             file.put(name, value)
         for columns in track(scratch.blocks()):
-            standard = (scratch.read(columns) - mean[columns]) / deviation[columns]
-            numbers, scale = packed((weights.T @ torch.from_numpy(standard)).float(), settings.storage)
+            block = scratch.read(columns).astype(np.float64)
+            block -= mean[columns]
+            block /= deviation[columns]
+            numbers, scale = packed((weights.T @ torch.from_numpy(block)).float(), settings.storage)
             file.put_columns("basis", columns.start, numbers)
             if scale is not None:
                 file.put_columns("basis_scale", columns.start // scratch.group, scale)
 
 
+def _with_products(gram: np.ndarray, block: np.ndarray) -> np.ndarray:
+    """The Gram matrix (n, n), its upper half alone, with the products of a block (n, width) added in place."""
+    from scipy.linalg.blas import dsyrk
+
+    return dsyrk(1.0, block.T, beta=1.0, c=gram, trans=1, overwrite_c=1)
+
+
 def _left(gram: np.ndarray, components: int) -> tuple[np.ndarray, np.ndarray]:
-    """Left singular vectors (n, k), the largest entry of each positive, and all singular values, largest first."""
-    squares, vectors = np.linalg.eigh(gram)
-    squares, vectors = squares[::-1], vectors[:, ::-1]
+    """Left singular vectors (n, k), the largest entry of each positive, and all singular values, largest first.
+
+    Of the Gram matrix the upper half is read, and all of it is overwritten: for many members it is most of the memory.
+    """
+    from scipy.linalg import eigh, eigvalsh
+
+    squares = eigvalsh(gram, lower=False, check_finite=False)[::-1]
     found = int((squares > _TINY * squares[0]).sum()) if squares[0] > 0 else 0
     if not found:
         raise ValueError("All members are the same: a space needs members that differ.")
-    values, vectors = np.sqrt(squares[:found]), vectors[:, : min(components, found)]
+    count, kept = len(gram), min(components, found)
+    last = [count - kept, count - 1]
+    _, vectors = eigh(gram, lower=False, overwrite_a=True, check_finite=False, subset_by_index=last)
+    vectors = vectors[:, ::-1]
     largest = np.abs(vectors).argmax(axis=0)
-    return vectors * np.sign(vectors[largest, np.arange(vectors.shape[1])]), values
+    return vectors * np.sign(vectors[largest, np.arange(kept)]), np.sqrt(squares[:found])
 
 
 def _described(scratch, layout, settings, reference, refusals, mean, deviation, left, values, target) -> Space:

@@ -9,7 +9,7 @@ import numpy as np
 
 from .quantisation import GROUP
 
-_BLOCK_BYTES = 16 * 1024 * 1024
+_BLOCK_BYTES = 8 * 1024 * 1024
 
 
 class Scratch:
@@ -28,6 +28,7 @@ class Scratch:
         self._width = min(max(wanted, GROUP), -(-size // GROUP) * GROUP)
         self._data, self._journal = folder / "members.f32", folder / "journal.jsonl"
         folder.mkdir(parents=True, exist_ok=True)
+        key = f"{key} {self._width}"
         if not self._resume(key):
             self._data.write_bytes(b"")
             self._journal.write_text(json.dumps({"key": key}) + "\n", "utf-8")

@@ -1,7 +1,8 @@
-"""Benchmarks of the weight space: `python run.py bench weights [--quick | --large]`.
+"""Benchmarks of the weight space: `python run.py bench weights [--quick | --large | --many]`.
 
 Building spaces, moving a slider, a step of an inversion against the bare network, and what an identity costs in a
 population that is trained at once. `--large` is an inversion on SD1.5 in its real size instead: minutes a step.
+`--many` is a space of 5,000 members instead, built by this pack alone.
 """
 
 from __future__ import annotations
@@ -18,16 +19,20 @@ def main(argv: Sequence[str]) -> int:
     from . import building, large, moving, stepping
 
     parser = argparse.ArgumentParser(prog="run.py bench weights", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="100 members only, and fewer turns")
-    parser.add_argument("--large", action="store_true", help="an inversion on SD1.5 in its real size, and nothing else")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--quick", action="store_true", help="100 members only, and fewer turns")
+    kinds.add_argument("--large", action="store_true", help="an inversion on SD1.5 in its real size, and nothing else")
+    kinds.add_argument("--many", action="store_true", help="a space of 5,000 members, and nothing else")
     parser.add_argument("--one", nargs=2, metavar=("CONTENDER", "N"), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.one:
         print(json.dumps(building.build_with(options.one[0], int(options.one[1]))))
         return 0
-    name = "bench_weights" + ("_large" if options.large else "_quick" if options.quick else "")
-    numbers = large.measure(3, 1000) if options.large else _all(options.quick, building, moving, stepping)
-    command = "python run.py bench weights" + (" --large" if options.large else " --quick" if options.quick else "")
+    kind = next((name for name in ("quick", "large", "many") if getattr(options, name)), "")
+    special = {"large": lambda: large.measure(3, 1000), "many": lambda: building.measure_many(5000)}
+    numbers = special[kind]() if kind in special else _all(options.quick, building, moving, stepping)
+    name, command = "bench_weights" + (f"_{kind}" if kind else ""), "python run.py bench weights"
+    command += f" --{kind}" if kind else ""
     print(results.write(name, command, 0, host.ROOT / "assets" / "avatars-v1", numbers))
     return 0
 

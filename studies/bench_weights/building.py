@@ -38,16 +38,16 @@ def _shared(size: int) -> torch.Tensor:
 
 
 def build_with(contender: str, count: int) -> dict[str, float]:
-    """Seconds and bytes of one contender, in this process."""
+    """Seconds, those of them in which the CPU was busy with it, and bytes of one contender, in this process."""
     layout = sd15_layout()
     _shared(layout.size)
     runs: dict[str, Callable] = dict(zip(CONTENDERS, (_ours, _official, _scikit), strict=True))
     import sklearn.decomposition  # noqa: F401  (its import must not count)
 
     building = host.pack("nodes.weights.building")
-    before, started = _peak(), time.perf_counter()
+    before, started, busy = _peak(), time.perf_counter(), time.process_time()
     runs[contender](layout, count, building)
-    return {"seconds": time.perf_counter() - started, "bytes": _peak() - before}
+    return {"seconds": time.perf_counter() - started, "busy": time.process_time() - busy, "bytes": _peak() - before}
 
 
 def _ours(layout, count: int, building) -> None:
@@ -95,6 +95,30 @@ def measure(counts: dict[int, int]) -> dict[str, dict]:
         for unit, key, scale in (("s", "seconds", 1.0), ("MB", "bytes", 1e-6)):
             numbers |= _compared(found, count, unit, key, scale)
     return numbers
+
+
+def measure_many(count: int) -> dict[str, dict]:
+    """This pack alone on so many members, and the least that the official way holds at once, counted.
+
+    That way keeps the standardised members (n, D), and torch.svd makes U (n, n) and V (D, n) beside them, in float32:
+    its own working space, the members as read and what standardising them makes in between are left out.
+    """
+    found = _alone(CONTENDERS[0], count)
+    size = sd15_layout().size
+    official = 4 * (2 * count * size + count * count)
+    what = f"building from {count} members of 99,648 numbers"
+
+    def one(value: float, unit: str, about: str) -> dict:
+        return {"value": value, "low": value, "high": value, "n": 1, "unit": unit, "what": about}
+
+    return {
+        f"{count} members, seconds, {CONTENDERS[0]}": one(found["busy"], "CPU s", what),
+        f"{count} members, bytes, {CONTENDERS[0]}": one(1e-6 * found["bytes"], "MB", f"{what}: peak"),
+        f"{count} members, bytes, {CONTENDERS[1]}": one(1e-6 * official, "MB", "counted, at least; not run"),
+        f"{count} members, bytes, {CONTENDERS[1]} over ours": one(
+            official / found["bytes"], "ratio", "at least, counted over measured"
+        ),
+    }
 
 
 def _alone(name: str, count: int) -> dict[str, float]:
