@@ -1,4 +1,7 @@
-"""Localising prompts: the official schedule of calls, exact mode and fast mode, in turn in one process."""
+"""Localising prompts: the official schedule of calls, exact mode and fast mode, in turn in one process.
+
+Seconds are of CPU time, which other work on the machine does not lengthen.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ def _numbers(name: str, seeds: int, seconds: dict, rows: dict, same: dict, kept:
     numbers = {}
     for mode in (OFFICIAL, EXACT, FAST):
         each = f"a search with {seeds} seeds, mean of the prompts"
-        numbers[f"{name}: seconds, {mode}"] = results.bootstrap(np.array(seconds[mode]), each, "s")
+        numbers[f"{name}: seconds, {mode}"] = results.bootstrap(np.array(seconds[mode]), each, "CPU s")
         what = "rows of noise given to the network, mean of the prompts"
         numbers[f"{name}: rows, {mode}"] = results.bootstrap(np.array(rows[mode]), what, "rows")
     for mode in (EXACT, FAST):
@@ -75,7 +78,7 @@ def _numbers(name: str, seeds: int, seconds: dict, rows: dict, same: dict, kept:
 
 
 def _searched(case: networks.Case, seeds: int, name: str) -> tuple[float, list[list[int]], int]:
-    """Seconds, neurons and rows of one search."""
+    """CPU seconds, neurons and rows of one search."""
     noise, neurons = _given(case, seeds)
     evaluation, localization = host.pack("nodes.neurons.evaluation"), host.pack("nodes.neurons.localization")
 
@@ -91,9 +94,9 @@ def _searched(case: networks.Case, seeds: int, name: str) -> tuple[float, list[l
         found = localization.search(case.z, case.activations, evaluator, settings, refiner)
         return found.refined, evaluator.rows
 
-    begun = time.perf_counter()
+    begun = time.process_time()
     left, rows = networks.at_first_step(case, official if name == OFFICIAL else ours)
-    return time.perf_counter() - begun, left, rows
+    return time.process_time() - begun, left, rows
 
 
 def _given(case: networks.Case, seeds: int):
