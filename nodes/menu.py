@@ -16,7 +16,7 @@ from .conditioning.nodes import MetadataConditioning, MetadataGuider, MetadataRe
 from .conditioning.padding.nodes import NoisyReplicatePadding
 from .conditioning.resolution.nodes import PositionalResample, ResolutionNoiseRescale
 from .demo.nodes import DemoPicture, LoadDemoModel
-from .host import routes
+from .host import kernel_setting, routes
 from .neurons.baselines.nodes import AttentionScaling, EmbeddingAdjustment, MemorizationAudit, RandomTokens
 from .neurons.detection.nodes import CalibrateThreshold, LayerAblation, MemorizationScore
 from .neurons.masks.nodes import BakeNeuronMask, LoadNeuronMask, NeuronMaskEdit, NeuronReport, SaveNeuronMask
@@ -101,9 +101,12 @@ NODES: list[type[io.ComfyNode]] = [
 
 #: What the widgets in web/ ask for, by the last part of the address: `/glassbox/space?space_name=...`.
 ROUTES: dict[str, routes.Answer] = {"space": directions_of, "network": network_outline}
+#: What settings tell the server.
+ORDERS: dict[str, routes.Answer] = {"kernels": kernel_setting.choose}
 
 
 class Glassbox(ComfyExtension):
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         routes.serve(ROUTES)
+        routes.serve(ORDERS, post=True)
         return NODES

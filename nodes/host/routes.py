@@ -1,4 +1,4 @@
-"""GET routes under /glassbox, which answer what the pack's widgets ask before anything has run."""
+"""Routes under /glassbox: what the pack's widgets ask before anything has run, and what a setting tells the server."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from collections.abc import Callable
 Answer = Callable[..., object]
 
 
-def serve(answers: dict[str, Answer]) -> None:
+def serve(answers: dict[str, Answer], post: bool = False) -> None:
     """Serve each function at /glassbox/<name>; its arguments are the address' parameters.
 
-    Answers JSON, or status 400 with {"error": "a sentence"}. Without ComfyUI's server nothing is served.
+    By GET, or by ``post`` where it changes something. Answers JSON, or status 400 with {"error": "a sentence"}. Without
+    ComfyUI's server nothing is served.
     """
     server = running_server()
     if server is None:
@@ -22,7 +23,7 @@ def serve(answers: dict[str, Answer]) -> None:
     known = {route.path for route in server.routes}
     for name, answer in answers.items():
         if f"/glassbox/{name}" not in known:
-            server.routes.get(f"/glassbox/{name}")(_handler(answer))
+            (server.routes.post if post else server.routes.get)(f"/glassbox/{name}")(_handler(answer))
 
 
 def running_server():

@@ -10,10 +10,10 @@ import pytest
 _SPACE = "avatars-v1-w2w.safetensors"
 
 
-def _ask(server, route: str, **parameters) -> tuple[int, dict]:
+def _ask(server, route: str, method: str = "GET", **parameters) -> tuple[int, dict]:
     address = f"{server.url}/glassbox/{route}?{urllib.parse.urlencode(parameters)}"
     try:
-        with urllib.request.urlopen(address, timeout=60) as answer:
+        with urllib.request.urlopen(urllib.request.Request(address, method=method), timeout=60) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
@@ -54,3 +54,20 @@ def test_a_bad_question_gets_400_and_a_sentence(server, route, parameters, sente
     status, told = _ask(server, route, **parameters)
     assert status == 400
     assert sentence in told["error"]
+
+
+def test_the_setting_of_kernels(server):
+    for backend in ("eager", "environment"):
+        assert _ask(server, "kernels", "POST", backend=backend) == (200, {"backend": backend})
+    status, told = _ask(server, "kernels", "POST", backend="fast")
+    assert status == 400 and told["error"] == "There is no backend fast: choose one of auto, eager, triton."
+
+
+def test_the_setting_forces_a_backend(comfy):
+    setting, dispatch = comfy.module("nodes.host.kernel_setting"), comfy.module("kernels.dispatch")
+    try:
+        setting.choose("eager")
+        assert dispatch.setting() == "eager"
+    finally:
+        setting.choose("environment")
+    assert dispatch._chosen is None

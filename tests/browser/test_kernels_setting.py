@@ -1,0 +1,16 @@
+"""The setting that forces a backend of the kernels: it is there, and it tells the server."""
+
+from canvas_page import EACH_RENDERER
+
+_SETTING = "glassbox.kernels.backend"
+pytestmark = EACH_RENDERER
+
+
+def test_the_setting_tells_the_server(canvas):
+    told = []
+    for backend in ("eager", "environment"):
+        with canvas.page.expect_response(lambda response: "/glassbox/kernels" in response.url) as answer:
+            canvas.page.evaluate("([id, value]) => app.extensionManager.setting.set(id, value)", [_SETTING, backend])
+        told.append((answer.value.status, answer.value.json()))
+    assert told == [(200, {"backend": backend}) for backend in ("eager", "environment")]
+    assert canvas.page.evaluate("id => app.extensionManager.setting.get(id)", _SETTING) == "environment"
