@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
         arguments = _parse(argv)
         if _READY in os.environ and paths.inside_venv():
             return _command(arguments, Path(os.environ[_READY]))
-        comfyui = setup.ensure(arguments.command in _DEVELOPER)
+        comfyui = setup.ensure(arguments.command in _DEVELOPER or getattr(arguments, "screenshots", False))
         return _go_on_inside(argv, comfyui)
     except LaunchError as error:
         return _fail(str(error))
@@ -64,7 +64,9 @@ def _command(arguments: argparse.Namespace, comfyui: Path) -> int:
         case "demo":
             from . import demo
 
-            return demo.run(comfyui, arguments.only, arguments.out, arguments.port, arguments.keep_open)
+            return demo.run(
+                comfyui, arguments.only, arguments.out, arguments.port, arguments.keep_open, arguments.screenshots
+            )
         case "serve":
             from . import serve
 
@@ -89,6 +91,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     demo = commands.add_parser("demo", help="run every demo workflow in a real ComfyUI and save the pictures")
     demo.add_argument("--only", metavar="NAME", help="only this workflow, such as demo_prompt_to_picture")
     demo.add_argument("--out", metavar="DIR", type=Path, default=paths.OUT, help="where pictures go (.cache/out)")
+    demo.add_argument("--screenshots", action="store_true", help="take pictures of every workflow on the canvas, too")
     demo.add_argument("--keep-open", action="store_true", help="leave the canvas open afterwards")
     serve = commands.add_parser("serve", help="open the canvas with the pack in a browser")
     serve.add_argument("--no-browser", dest="browser", action="store_false", help="only print the address")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import paths, serve, sheet, workflow
+from . import paths, screenshots, serve, sheet, workflow
 from .api import Client, ConnectionLostError, Progress, output_files
 from .console import ProgressLine, table
 from .errors import LaunchError
 from .server import Server
 
-_SHEET = "contact_sheet.png"
+_SHEET, _SCREENSHOTS = "contact_sheet.png", "screenshots"
 _LISTED = 2  # so many file names fit into a line of the table
 _PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".gif"}
 
@@ -28,12 +30,20 @@ class Result:
     failure: str | None = None
 
 
-def run(comfyui: Path, only: str | None, out: Path, port: int | None, keep_open: bool) -> int:
-    """Run the demo workflows, save what they make in `out`, and return 1 if one of them failed."""
+def run(comfyui: Path, only: str | None, out: Path, port: int | None, keep_open: bool, pictured: bool = False) -> int:
+    """Run the demo workflows, save what they make in `out`, and return 1 if one of them failed.
+
+    `pictured` takes screenshots of every workflow, or of the chosen one, too.
+    """
     chosen = choose(only, paths.WORKFLOWS)
     out.mkdir(parents=True, exist_ok=True)
-    print("Starting ComfyUI (about 20 s) ...", flush=True)
-    with Server(comfyui, paths.HOST, serve.CANVAS_ARGUMENTS, port) as server:
+    with contextlib.ExitStack() as stack:
+        camera = stack.enter_context(screenshots.Camera(out / _SCREENSHOTS)) if pictured else None
+        print("Starting ComfyUI (about 20 s) ...", flush=True)
+        arguments = serve.CANVAS_ARGUMENTS
+        if camera:  # whose settings of the front end are not the user's
+            arguments += ("--user-directory", stack.enter_context(tempfile.TemporaryDirectory()))
+        server = stack.enter_context(Server(comfyui, paths.HOST, arguments, port))
         client = Client(server.url)
         object_info = client.object_info()
         results = []
@@ -42,10 +52,23 @@ def run(comfyui: Path, only: str | None, out: Path, port: int | None, keep_open:
                 results.append(_run_one(client, object_info, path, out))
             except ConnectionLostError as error:
                 raise LaunchError(f"ComfyUI ended while running {path.stem}: see {server.log}.") from error
+            if camera:
+                camera.take(server.url, path, run=results[-1].failure is None)
         _report(results, out)
+        if camera:
+            _finish(camera, server.url, set() if only else set(paths.WORKFLOWS.glob("*.json")) - set(chosen))
         if keep_open:
             serve.stay_open(server)
     return int(any(result.failure for result in results))
+
+
+def _finish(camera: screenshots.Camera, url: str, left: set[Path]) -> None:
+    """Take the workflows for checkpoints, too, which are not run, and make the sheet of all screenshots."""
+    for path in sorted(left):
+        camera.take(url, path, run=False)
+    target = camera.out.with_suffix(".png")
+    sheet.write(camera.taken, target)
+    print(f"Screenshots are in {camera.out}, all of them in one: {target}", flush=True)
 
 
 def choose(only: str | None, folder: Path) -> list[Path]:

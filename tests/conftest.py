@@ -5,9 +5,9 @@
 - `from launch import ...` and `from workflows import ...` reach those folders of the repository.
 """
 
+import contextlib
 import os
 import runpy
-import shutil
 import sys
 from pathlib import Path
 
@@ -86,20 +86,18 @@ def pack_info(object_info) -> dict:
 @pytest.fixture(scope="module")
 def browser():
     """Chromium without a window; tests are skipped where it is missing, and fail there in CI."""
-    chromium = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, repository.CHROMIUM_NAMES)), None)
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        _cannot("Playwright is not installed (pip install playwright)")
-    if chromium is None or not Path(chromium).exists():
-        _cannot("Chromium is not installed (apt-get install chromium, or name it in CHROMIUM)")
-    with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=chromium, args=repository.CHROMIUM_FLAGS)
+    from launch.canvas import chromium
+    from launch.errors import LaunchError
+
+    with contextlib.ExitStack() as stack:
+        try:
+            launched = stack.enter_context(chromium())
+        except LaunchError as error:
+            _cannot(str(error))
         yield launched
-        launched.close()
 
 
 def _cannot(reason: str):
     if os.environ.get("CI", "").lower() in ("1", "true", "yes"):
-        pytest.fail(f"{reason}; in CI the browser tests must run.")
+        pytest.fail(f"{reason} In CI the browser tests must run.")
     pytest.skip(reason)

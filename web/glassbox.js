@@ -1,6 +1,7 @@
 // What the pack adds to the canvas: a panel on the nodes that are better looked at, clicked and dragged than typed.
 
 import { app } from "../../scripts/app.js";
+import { watchCanvas } from "./canvas/panel.js";
 import { addEditSliders } from "./widgets/edit_sliders.js";
 import { addLiveCurve } from "./widgets/live_curve.js";
 import { addNetworkMap } from "./widgets/network_map.js";
@@ -24,6 +25,7 @@ app.registerExtension({
   name: "glassbox.panels",
   setup() {
     const href = new URL("./glassbox.css", import.meta.url).href;
+    watchCanvas();
     document.head.append(Object.assign(document.createElement("link"), { rel: "stylesheet", href }));
   },
   nodeCreated(node) {

@@ -128,3 +128,17 @@ def test_ranges_are_the_members_after_a_run(canvas, sliders):
     canvas.set(_NODE, "units", "raw (official files)")
     expect(slider).not_to_have_attribute("max", "1")
     assert canvas.errors == []
+
+
+def test_in_a_subgraph_they_write_what_its_node_holds(canvas, sliders):
+    """The text stands on the subgraph's node, the space comes from before it, and the ranges from the run."""
+    place = canvas.into_subgraph(_NODE, promoted="edits")
+    expect(_number(sliders, "beard")).to_have_value("0.5")
+    _number(sliders, "beard").fill("0.75")
+    _number(sliders, "beard").press("Enter")
+    assert _queued(canvas) == "beard: 0.75, bald: -0.25"
+    canvas.pause()  # front end 1.58 saves a subgraph's values a moment later
+    assert canvas.saved()["nodes"][-1]["widgets_values"] == ["beard: 0.75, bald: -0.25"]
+    canvas.run()
+    expect(_row(sliders, "beard").locator("input[type=range]")).not_to_have_attribute("min", "-1")
+    assert place in canvas.prompt()

@@ -18,6 +18,8 @@ _NOTE_TEXTS = """status => {
     new MutationObserver(() => window.told.push(status.textContent)).observe(status, { childList: true })
 }"""
 
+_TELL = """detail => window.comfyAPI.api.api.dispatchEvent(new CustomEvent("glassbox.curve", { detail }))"""
+
 
 def _describe(w):
     w.note("Curve", "One.", "Two.", "Three.")
@@ -64,7 +66,15 @@ def test_it_is_drawn_while_the_node_runs(canvas, trained, object_info):
 
 def test_a_page_that_is_loaded_anew_shows_the_last_run(canvas, trained):
     saved = canvas.saved()
-    canvas.reopen()
+    canvas.open()
     canvas.load(saved)
     expect(canvas.page.locator(".glassbox-curve .glassbox-status")).to_have_text(_TOLD)
     assert canvas.errors == []
+
+
+def test_in_a_subgraph_it_is_told_by_its_place(canvas, trained, object_info):
+    canvas.load(make("curve", _describe, object_info))
+    place = canvas.into_subgraph(_NODE)
+    curve = {"steps": 9, "smooth": 25, "each": [[1, 0.5]], "mean": [[1, 0.5]], "validation": []}
+    canvas.page.evaluate(_TELL, {"node": place, "curve": curve})
+    expect(canvas.page.locator(".glassbox-curve .glassbox-status")).to_have_text("Step 1 of 9 · training 0.5")

@@ -129,6 +129,14 @@ def test_the_model_of_the_last_run_is_drawn(canvas, network):
     expect(_chosen(network)).to_have_count(4)
 
 
+def test_in_a_subgraph_the_model_comes_from_outside(canvas, network):
+    canvas.into_subgraph(_NODE)
+    expect(_chosen(network)).to_have_count(4)
+    _box(network, "down-level0-repeat0-res-out").click()
+    preset, ids = _queued(canvas)
+    assert preset == _LIST and len(ids) == 5
+
+
 def test_a_file_that_is_not_there_is_drawn_as_a_known_architecture(canvas, object_info):
     def describe(w):
         w.note("Map", "One.", "Two.", "Three.")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import time
-import urllib.request
 from dataclasses import dataclass, field
 
 import pytest
 import repository
+
+from launch import canvas
 
 #: For what is tried in each renderer and with each front end, but not with all pairs of them.
 EACH_RENDERER = pytest.mark.parametrize(
@@ -19,10 +18,6 @@ EACH_RENDERER = pytest.mark.parametrize(
     scope="module",
 )
 
-_READY = """() => window.app?.extensionManager && window.app.graph && window.LiteGraph
-    && Object.keys(window.LiteGraph.registered_node_types).length > 100"""
-_SETTLE = "() => new Promise(done => requestAnimationFrame(() => setTimeout(() => requestAnimationFrame(done), 60)))"
-_LOAD = "async workflow => { await app.loadGraphData(workflow) }"
 _MISSING = """() => app.graph.nodes
     .filter(node => !(node.type in LiteGraph.registered_node_types))
     .map(node => node.type)"""
@@ -49,12 +44,6 @@ _LOOK_AT = """type => {
 }"""
 _VALUE = """([type, name]) => app.graph.nodes.find(node => node.type === type)
     .widgets.find(widget => widget.name === name).value"""
-_SET = """([type, name, value]) => {
-    const node = app.graph.nodes.find(node => node.type === type)
-    const widget = node.widgets.find(widget => widget.name === name)
-    widget.value = value
-    widget.callback?.(value, app.canvas, node)
-}"""
 _COPY = """type => {
     const node = app.graph.nodes.find(node => node.type === type)
     app.canvas.selectItems([node])
@@ -62,47 +51,36 @@ _COPY = """type => {
     app.canvas.pasteFromClipboard({ position: [node.pos[0], node.pos[1] + 900] })
     return app.graph.nodes.filter(node => node.type === type).at(-1).serialize().widgets_values
 }"""
-_QUEUE = "async () => { await app.queuePrompt(0) }"
-_IDLE = """async () => {
-    const queue = await (await fetch("/queue")).json()
-    return queue.queue_running.length + queue.queue_pending.length === 0
+_INTO_SUBGRAPH = """async ([type, promoted]) => {
+    const node = app.graph.nodes.find(node => node.type === type)
+    const host = app.graph.convertToSubgraph(new Set([node])).node
+    const inner = host.subgraph.nodes.find(node => node.type === type)
+    if (promoted) {
+        const input = inner.inputs.find(input => input.widget?.name === promoted)
+        host.subgraph.addInput(promoted, input.type).connect(input, inner)
+    }
+    app.canvas.openSubgraph(host.subgraph, host)
+    inner.pos = [0, 0]
+    Object.assign(app.canvas.ds, { scale: 1 })
+    app.canvas.ds.offset.splice?.(0, 2, 400, 120) ?? app.canvas.ds.offset.set([400, 120])
+    app.canvas.setDirty(true, true)
+    return `${host.id}:${inner.id}`
 }"""
-_RUN_SECONDS = 180
 
 # What this front end says on a ComfyUI that is older than itself, or without a way to the internet.
 _NOT_OURS = ("Failed to load resource", "JobsApiError", "Failed to fetch queue")
-_SETTINGS = {
-    "Comfy.TutorialCompleted": True,
-    "Comfy.Workflow.ShowMissingModelsWarning": False,
-    # Front end 1.32 stretches a layout for Nodes 2.0, wrongly when it follows another one in the same page.
-    "Comfy.VueNodes.AutoScaleLayout": False,
-    "Comfy.Locale": "en",
-}
 
 
 @dataclass
-class Canvas:
-    """A page with the canvas of a server, in the classic renderer or in Nodes 2.0."""
+class Canvas(canvas.Canvas):
+    """A page with the canvas of a server, and what goes wrong there."""
 
-    page: object
-    vue: bool
-    url: str
     errors: list[str] = field(default_factory=list)
 
     def load(self, workflow: dict) -> None:
         """Open a saved workflow; what the page says from here on counts as its error."""
         self.errors.clear()
-        # Nodes 2.0 of front end 1.32 first draws nodes where those of the same id stood in the workflow before.
-        for _ in range(2 if self.vue else 1):
-            self.page.evaluate(_LOAD, workflow)
-            self.page.evaluate(_SETTLE)
-
-    def reopen(self) -> None:
-        """Load the page anew, as F5 does."""
-        self.page.goto("about:blank")
-        self.page.goto(self.url)
-        self.page.wait_for_function(_READY, timeout=120_000)
-        self.page.evaluate(_SETTLE)
+        super().load(workflow)
 
     def missing(self) -> list[str]:
         """The types of nodes that the front end does not know."""
@@ -132,16 +110,20 @@ class Canvas:
     def look_at(self, node_type: str) -> None:
         """Zoom to the first node of a type."""
         self.page.evaluate(_LOOK_AT, node_type)
-        self.page.evaluate(_SETTLE)
+        self.settle()
 
     def value(self, node_type: str, widget: str):
         """The value of a widget of the first node of a type."""
         return self.page.evaluate(_VALUE, [node_type, widget])
 
-    def set(self, node_type: str, widget: str, value) -> None:
-        """Give a widget of the first node of a type a value, as its own field does."""
-        self.page.evaluate(_SET, [node_type, widget, value])
-        self.page.evaluate(_SETTLE)
+    def into_subgraph(self, node_type: str, promoted: str | None = None) -> str:
+        """Put the first node of a type into a subgraph and open that; returns where the server sees the node.
+
+        ``promoted``: a widget whose value the subgraph's node shall hold.
+        """
+        place = self.page.evaluate(_INTO_SUBGRAPH, [node_type, promoted])
+        self.pause()
+        return place
 
     def copied(self, node_type: str) -> list:
         """Copy and paste the first node of a type; the values of what was pasted, as Save writes them."""
@@ -155,39 +137,21 @@ class Canvas:
         """Press Ctrl+Z; the canvas loads the state before a moment later."""
         self.page.locator("body").press("Control+z")
 
-    def run(self) -> None:
-        """Queue the workflow and wait until it is done."""
-        self.page.evaluate(_QUEUE)
-        deadline = time.monotonic() + _RUN_SECONDS
-        while not self.page.evaluate(_IDLE):  # wait_for_function does not wait for what a function promises
-            assert time.monotonic() < deadline, f"The workflow has not ended within {_RUN_SECONDS} s."
-            self.page.wait_for_timeout(100)
-        self.page.evaluate(_SETTLE)
-
 
 def open_canvas(browser, url: str, vue: bool) -> Canvas:
     """Open the canvas of the server in a fresh profile."""
-    _set(url, {**_SETTINGS, "Comfy.VueNodes.Enabled": vue})
-    page = browser.new_context(viewport={"width": 1600, "height": 1000}).new_page()
-    canvas = Canvas(page, vue, url)
-    page.on("console", lambda message: _note(canvas, message))
-    page.on("pageerror", lambda error: canvas.errors.append(str(error)))
-    canvas.reopen()
-    return canvas
+    opened = Canvas(browser.new_context(viewport={"width": 1600, "height": 1000}).new_page(), vue, url)
+    opened.page.on("console", lambda message: _note(opened, message))
+    opened.page.on("pageerror", lambda error: opened.errors.append(str(error)))
+    opened.open({})
+    return opened
 
 
-def _note(canvas: Canvas, message) -> None:
+def _note(opened: Canvas, message) -> None:
     address = (message.location or {}).get("url", "")
     ours = repository.LINKED_AS in address or "GBX_" in message.text
     if message.type == "error" and (ours or not any(phrase in message.text for phrase in _NOT_OURS)):
-        canvas.errors.append(f"{message.text} ({address})")
-
-
-def _set(url: str, settings: dict) -> None:
-    request = urllib.request.Request(
-        f"{url}/settings", json.dumps(settings).encode(), {"Content-Type": "application/json"}
-    )
-    urllib.request.urlopen(request, timeout=30).close()
+        opened.errors.append(f"{message.text} ({address})")
 
 
 def _overlap(a: list[float], b: list[float]) -> bool:

@@ -14,17 +14,6 @@ CHECKPOINT_WORKFLOWS = [path for path in WORKFLOWS if path not in DEMOS]
 PACK = "glassbox"
 LINKED_AS = "comfyui-glassbox"
 
-CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-CHROMIUM_FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-
 
 def load_pack(name: str = PACK):
     """Import the pack's root as a package under a name of its own, as ComfyUI does, once."""

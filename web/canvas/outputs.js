@@ -2,6 +2,7 @@
 
 import { app } from "../../../scripts/app.js";
 import { api } from "../../../scripts/api.js";
+import { locatorOf, placesOf } from "./places.js";
 
 const RUNS = 16;
 let history = null;
@@ -12,14 +13,15 @@ let history = null;
  * in the history, as they were queued, and says whether that run is meant.
  */
 export async function lastOutput(node, key, fits = () => true) {
-  const here = app.nodeOutputs?.[String(node.id)]?.[key];
+  const here = app.nodeOutputs?.[locatorOf(node)]?.[key];
   if (here) return here;
   history ??= runs();
   const workflow = app.graph.id;
   for (const { prompt, outputs } of await history) {
     const [, , nodes, extra] = prompt;
-    const same = extra?.extra_pnginfo?.workflow?.id === workflow && nodes[node.id]?.class_type === node.comfyClass;
-    if (same && outputs[node.id]?.[key] && fits(nodes)) return outputs[node.id][key];
+    if (extra?.extra_pnginfo?.workflow?.id !== workflow) continue;
+    const place = placesOf(node).find((place) => nodes[place]?.class_type === node.comfyClass && outputs[place]?.[key]);
+    if (place && fits(nodes)) return outputs[place][key];
   }
   return null;
 }

@@ -4,7 +4,6 @@ import { app } from "../../../scripts/app.js";
 import { api } from "../../../scripts/api.js";
 
 const shown = new Set();
-const left = new Map(); // elements of nodes that are gone, by their id
 
 /** An element with a class, properties, and children. */
 export function make(tag, className, properties = {}, children = []) {
@@ -48,16 +47,21 @@ export function addPanel(node, name, element, { height, update }) {
   node.onRemoved = function () {
     removed?.apply(this, arguments);
     shown.delete(refresh);
-    left.set(node.id, element);
   };
   queueMicrotask(refresh);
   return widget;
 }
 
-// Undo makes all nodes anew. Nodes 2.0 then goes on showing the element of the node that had the same id before.
+// Undo makes all nodes anew, and a subgraph may number its nodes as the graph around it does. Nodes 2.0 then goes on
+// showing the element of the node that had the same id before.
 function takePlace(node, element) {
-  const old = left.get(node.id);
-  if (old?.isConnected && !element.isConnected) old.replaceWith(element);
+  if (element.isConnected || node.graph !== app.canvas.graph) return;
+  document.querySelector(`[data-node-id="${node.id}"] .glassbox`)?.replaceWith(element);
+}
+
+/** Follows the canvas into subgraphs and out of them. */
+export function watchCanvas() {
+  app.canvas.canvas.addEventListener("litegraph:set-graph", () => requestAnimationFrame(refreshAll));
 }
 
 /** Takes what has changed into the canvas' undo history, as one step. */

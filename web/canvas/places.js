@@ -14,12 +14,18 @@ export function placesOf(node) {
   return pathsTo(node.graph).map((path) => [...path, node.id].join(":"));
 }
 
-/** The nodes that stand for the subgraph that a node is in. */
-export function hostsOf(node) {
-  return pathsTo(node.graph).filter((path) => path.length).map((path) => nodeAt(path.join(":")));
+/** The nodes that stand for a subgraph. */
+export function hostsOf(graph) {
+  return pathsTo(graph).map((path) => nodeAt(path.join(":")));
+}
+
+/** The name of a node for the front end's own tables. */
+export function locatorOf(node) {
+  return node.graph === app.graph ? String(node.id) : `${node.graph?.id}:${node.id}`;
 }
 
 function pathsTo(wanted, graph = app.graph) {
   if (wanted === graph) return [[]];
-  return graph.nodes.filter((node) => node.subgraph).flatMap((node) => pathsTo(wanted, node.subgraph).map((path) => [node.id, ...path]));
+  const hosts = graph.nodes.filter((node) => node.subgraph);
+  return hosts.flatMap((host) => pathsTo(wanted, host.subgraph).map((path) => [host.id, ...path]));
 }

@@ -1,6 +1,7 @@
 // The value of a node's own input, which is all that a panel ever changes.
 
 import { app } from "../../../scripts/app.js";
+import { isWired, widgetOf } from "./upstream.js";
 
 export class Value {
   constructor(node, name, onChange) {
@@ -16,13 +17,12 @@ export class Value {
   }
 
   get widget() {
-    return this.node.widgets.find((widget) => widget.name === this.name);
+    return widgetOf(this.node, this.name);
   }
 
   /** Whether a wire gives the value, so that what is written here does not count. */
   get linked() {
-    const input = this.node.inputs?.find((input) => (input.widget?.name ?? input.name) === this.name);
-    return input?.link != null;
+    return isWired(this.node, this.name);
   }
 
   get current() {

@@ -4,6 +4,7 @@
 import { Cells } from "../canvas/cells.js";
 import { lastOutput } from "../canvas/outputs.js";
 import { addPanel, make, remember } from "../canvas/panel.js";
+import { locatorOf } from "../canvas/places.js";
 import { ask } from "../canvas/server.js";
 import { chain, valueOf } from "../canvas/upstream.js";
 import { Value } from "../canvas/value.js";
@@ -16,7 +17,7 @@ const ARCHITECTURES = { sd15: "SD1.5", sdxl: "SDXL", demo: "the demo model" };
 const CAPTIONS = { down: "down-stage, by level and repeat", up: "up-stage", mid: "middle", blocks: "blocks" };
 const WORDS = { filter: "in the paper's filter", pool: "in the paper's pool", "": "" };
 
-const loaders = new Map(); // what the MODEL came from when a node of this id ran
+const loaders = new Map(); // what the MODEL came from when the node there ran
 
 export function addNetworkMap(node) {
   new NetworkMap(node);
@@ -53,11 +54,11 @@ class NetworkMap {
     const loader = loaderOf(this.node);
     const name = JSON.stringify(loader);
     if (output?.glassbox_network) {
-      loaders.set(this.node.id, name);
+      loaders.set(locatorOf(this.node), name);
       this.ran = { outline: output.glassbox_network.at(-1), name };
     } else if (!this.ran) {
       const last = await lastOutput(this.node, "glassbox_network", (nodes) => holds(nodes, loader));
-      if (last) this.ran = { outline: last.at(-1), name: loaders.get(this.node.id) ?? name };
+      if (last) this.ran = { outline: last.at(-1), name: loaders.get(locatorOf(this.node)) ?? name };
     }
     const drawnAs = this.node.properties[DRAWN_AS] ?? (/xl/i.test(loader?.name) ? "sdxl" : "sd15");
     const wanted = this.ran?.name === name ? this.ran : `${name} ${drawnAs}`;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import urllib.request
@@ -46,6 +47,29 @@ def test_only_one(workflows, stand_in, tmp_path):
     assert {path.name for path in out.iterdir()} == {"demo_c_1.png", "contact_sheet.png"}
     with Image.open(out / "contact_sheet.png") as sheet:
         assert sheet.width > 300
+
+
+class _Camera:
+    """Notes what it is asked to take, instead of taking it."""
+
+    def __init__(self, out):
+        self.out, self.taken, self.asked = out, [], []
+
+    def take(self, url, path, run):
+        self.asked.append((path.stem, run))
+        self.taken.append((path.stem, [self.out.parent / "demo_c_1.png"]))
+
+
+def test_screenshots_are_taken_of_every_workflow(workflows, stand_in, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    for only, asked in (
+        ("c", [("demo_c", True)]),
+        (None, [("demo_a", True), ("demo_b", False), ("demo_c", True), ("sd15_x", False)]),
+    ):
+        camera = _Camera(out / "screenshots")
+        monkeypatch.setattr(demo.screenshots, "Camera", lambda folder, camera=camera: contextlib.nullcontext(camera))
+        assert demo.run(stand_in, only, out, None, keep_open=False, pictured=True) == (only is None)
+        assert camera.asked == asked and (out / "screenshots.png").exists()
 
 
 def test_kept_open_the_canvas_stays_until_ctrl_c(workflows, stand_in, tmp_path, monkeypatch, capsys):
