@@ -22,8 +22,10 @@ _MOST_K = 1280
 Chosen = list[list[int]]
 #: Sets -> mem(S) of each, or a number that compares with the threshold as mem(S) does; computed as they are taken.
 Scores = Callable[[list[torch.Tensor]], Iterable[float]]
-#: Gets the neurons that are left after a decision; may raise OutOfTimeError.
-Keep = Callable[[Chosen], None]
+#: Gets the neurons that are left after a decision, and the share of decisions made (0 to 1); may raise OutOfTimeError.
+Keep = Callable[[Chosen, float], None]
+#: Shares of a search that the selection takes, and of a refinement that whole layers take: for a progress bar.
+SELECTION, LAYERS = 0.3, 0.1
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,9 @@ class Look:
 
 @dataclass
 class Found:
-    """The result of a search; ``finished`` is False when its time was up, and the neurons are then the best so far."""
+    """The result of a search; where it is not ``finished``, its time was up or it was ``stopped``, and the neurons are
+    the best so far.
+    """
 
     initial: Chosen
     refined: Chosen
@@ -60,6 +64,7 @@ class Found:
     converged: bool
     trace: list[Look] = field(default_factory=list)
     finished: bool = True
+    stopped: bool = False
 
 
 class OutOfTimeError(Exception):
@@ -115,13 +120,17 @@ def refine(chosen: Chosen, evaluator: Evaluator, threshold: float, keep: Keep) -
 
     Greedy, from the last layer to the first. ``keep`` gets what is left after each decision.
     """
-    left = drop_layers(chosen, evaluator.exact, evaluator.neurons, threshold, keep)
-    for position in reversed(range(len(left))):
-        for index in list(left[position]):
-            without = dropped(left, [(position, index)])
-            if evaluator.exact(evaluator.neurons.mask(without)) < threshold:
-                left = without
-            keep(left)
+
+    def of_layers(kept: Chosen, share: float) -> None:
+        keep(kept, LAYERS * share)
+
+    left = drop_layers(chosen, evaluator.exact, evaluator.neurons, threshold, of_layers)
+    units = [(position, index) for position in reversed(range(len(left))) for index in left[position]]
+    for done, unit in enumerate(units, 1):
+        without = dropped(left, [unit])
+        if evaluator.exact(evaluator.neurons.mask(without)) < threshold:
+            left = without
+        keep(left, LAYERS + (1 - LAYERS) * done / len(units))
     return left
 
 
@@ -130,12 +139,12 @@ def drop_layers(
 ) -> Chosen:
     """The first half of the refinement: whole layers, from the last to the first."""
     left = [list(indices) for indices in chosen]
-    for position in reversed(range(len(left))):
-        if left[position]:
-            without = [*left[:position], [], *left[position + 1 :]]
-            if memorized(neurons.mask(without)) < threshold:
-                left = without
-            keep(left)
+    layers = [position for position in reversed(range(len(left))) if left[position]]
+    for done, position in enumerate(layers, 1):
+        without = [*left[:position], [], *left[position + 1 :]]
+        if memorized(neurons.mask(without)) < threshold:
+            left = without
+        keep(left, done / len(layers))
     return left
 
 
@@ -153,21 +162,24 @@ def search(
     evaluator: Evaluator,
     settings: Settings,
     refiner: Callable = refine,
-    checkpoint: Callable[[], None] = lambda: None,
+    checkpoint: Callable[[float], None] = lambda _share: None,
+    stops: tuple[type[BaseException], ...] = (),
 ) -> Found:
     """The whole procedure for one prompt; with ``speculation.refine`` as refiner the fast mode.
 
     In fast mode the scores of the trace are lower bounds where the threshold was clearly missed. ``checkpoint`` is
-    called before each evaluation of the selection and after each decision of the refinement; it raises OutOfTimeError
-    to end the search with the best so far: neurons that block, of which not all may be needed.
+    called with the share that is done, before each evaluation of the selection and after each decision of the
+    refinement; it raises OutOfTimeError to end the search with the best so far: neurons that block, of which not all
+    may be needed. One of ``stops`` that is raised in the refinement ends it in the same way.
     """
     exact = refiner is refine
 
     def memorized(masks: list[torch.Tensor]) -> Iterator[float]:
-        checkpoint()
-        for score in map(evaluator.exact, masks) if exact else evaluator.quick(masks, settings.threshold):
+        checkpoint(0.0)
+        scores = map(evaluator.exact, masks) if exact else evaluator.quick(masks, settings.threshold)
+        for done, score in enumerate(scores, 1):
             yield score
-            checkpoint()
+            checkpoint(SELECTION * done / len(masks))
 
     neurons = evaluator.neurons
     found = Found([], [], 1.0, 1.0, False, finished=False)
@@ -179,14 +191,14 @@ def search(
     found.initial_score = evaluator.exact(neurons.mask(initial))
     threshold = settings.threshold if found.converged else found.initial_score
 
-    def keep(left: Chosen) -> None:
+    def keep(left: Chosen, share: float) -> None:
         found.refined = left
-        checkpoint()
+        checkpoint(SELECTION + (1 - SELECTION) * share)
 
     try:
         found.refined = refiner(initial, evaluator, threshold, keep)
         found.finished = True
-    except OutOfTimeError:
-        pass
+    except (OutOfTimeError, *stops) as end:
+        found.stopped = not isinstance(end, OutOfTimeError)
     found.score = evaluator.exact(neurons.mask(found.refined))
     return found

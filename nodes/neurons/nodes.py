@@ -9,7 +9,7 @@ from comfy_api.latest import io
 from ..host.figures import new_figure, to_image
 from ..host.first_step import at_first_step, latent_shape
 from ..host.hooks import refuse_compiled
-from ..host.loops import tracked
+from ..host.progress import Progress, Stopped
 from ..host.prompts import encode
 from ..host.sampling_range import sigmas_of
 from ..host.schema import schema
@@ -38,7 +38,8 @@ class NemoLocalize(io.ComfyNode):
             display_name="NeMo Localize",
             category=CATEGORY,
             description="Finds the few value neurons without which a memorised prompt no longer replays its training "
-            f"picture. {PAPER}, sections 3.2 and 3.3. {CAVEATS[0]} {CAVEATS[1]}",
+            f"picture. {PAPER}, sections 3.2 and 3.3. The Stop button keeps the best so far. {CAVEATS[0]} "
+            f"{CAVEATS[1]}",
             search_aliases=["nemo", "memorization neurons", "localize memorization"],
             inputs=[
                 io.Model.Input("model", tooltip="SD1.x, SD2.x, SDXL or the demo model, with its LoRAs."),
@@ -87,8 +88,7 @@ class NemoLocalize(io.ComfyNode):
         if not texts:
             raise ValueError("There is no prompt to localise: write one memorised prompt a line.")
         search = _Search(model, clip, statistics, Neurons(tuple(chosen)), threshold, how)
-        for text in tracked(texts):
-            search.prompt(text)
+        search.prompts(texts)
         mask, figure = joined(search.masks), new_figure()
         drawing.search(figure, search.traces, threshold)
         report = "\n".join([*search.reports, words.of_variant(search.side), words.caveats()])
@@ -149,8 +149,26 @@ class _Search:
         self._noise = first_noise(self._shape, how["seeds"], how["seed"])
         self.side = min(self._shape[1:])
         self.masks, self.reports, self.traces = [], [], {}
+        self._share = lambda share: None
+        self._stopped = False
 
-    def prompt(self, text: str) -> None:
+    def prompts(self, texts: list[str]) -> None:
+        """Localise prompts until all are done or the user presses Stop, which keeps what was found."""
+        bar = Progress(100 * len(texts))
+        for number, text in enumerate(texts):
+            self._share = lambda share, before=number: bar.show(round(100 * (before + share)))
+            try:
+                self._prompt(text)
+            except Stopped:
+                if not self.masks:
+                    raise
+                self._stopped = True
+            if self._stopped:
+                self.reports.append(f"Stopped: {number + 1} of {len(texts)} prompt(s) were looked at.")
+                return
+            self._share(1.0)
+
+    def _prompt(self, text: str) -> None:
         """Localise a prompt; one that does not look memorised is skipped with a word."""
         conditioning = encode(self._clip, text)[1]
         paths = [layer.path for layer in self._neurons.layers]
@@ -164,6 +182,7 @@ class _Search:
             self.reports.append(f"{text}: not memorised (no pair of seeds over {self._threshold:.3f}), skipped.")
             return
         found, evaluator = result
+        self._stopped = found.stopped
         cost = f"{evaluator.rows} rows in {evaluator.calls} evaluations, {time.monotonic() - begun:.1f} s."
         self.reports.append(words.search_report(text, found, self._how["blocked_below"] or self._threshold, cost))
         self.traces[text] = found.trace
@@ -181,12 +200,14 @@ class _Search:
             self._how["blocked_below"] or self._threshold, first_theta=self._how["first_theta"]
         )
         refiner = _MODES[self._how["mode"]]
-        return localization.search(z, activations, evaluator, settings, refiner, self._clock()), evaluator
+        clock = self._clock()
+        return localization.search(z, activations, evaluator, settings, refiner, clock, (Stopped,)), evaluator
 
     def _clock(self):
         budget, begun = self._how["time_budget"], time.monotonic()
 
-        def checkpoint() -> None:
+        def checkpoint(share: float) -> None:
+            self._share(share)
             if budget and time.monotonic() - begun > budget:
                 raise localization.OutOfTimeError
 

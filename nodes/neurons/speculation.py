@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from .evaluation import CLOSE, Evaluator
-from .localization import Chosen, Keep, dropped
+from .localization import LAYERS, Chosen, Keep, dropped
 
 _FEWEST_AHEAD, _MOST_AHEAD = 2, 32
 #: Weight of the newest decision in running shares.
@@ -40,9 +40,10 @@ def refine(chosen: Chosen, evaluator: Evaluator, threshold: float, keep: Keep) -
     """As ``localization.refine``, by speculation. ``keep`` gets only what all seeds agree with."""
     left, search = [list(indices) for indices in chosen], _Search(evaluator, threshold, keep)
     layers = reversed(range(len(left)))
-    left = search.drop(left, [[(position, index) for index in left[position]] for position in layers if left[position]])
+    whole = [[(position, index) for index in left[position]] for position in layers if left[position]]
+    left = search.drop(left, whole, (0.0, LAYERS))
     layers = reversed(range(len(left)))
-    return search.drop(left, [[(position, index)] for position in layers for index in left[position]])
+    return search.drop(left, [[(position, index)] for position in layers for index in left[position]], (LAYERS, 1.0))
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,9 @@ class _Search:
     def __init__(self, evaluator: Evaluator, threshold: float, keep: Keep):
         self._evaluator, self._threshold, self._keep = evaluator, threshold, keep
 
-    def drop(self, left: Chosen, units: list[Unit]) -> Chosen:
-        """Drop each unit in turn that may go; all seeds agree with what is left."""
+    def drop(self, left: Chosen, units: list[Unit], shares: tuple[float, float]) -> Chosen:
+        """Drop each unit in turn that may go; all seeds agree with what is left. ``shares`` of the refinement done."""
+        first, last = shares
         self._evaluator.begin_with(self._mask(left))
         guesses, at_most = _Guesses(self._threshold), _UNSEEN
         agreed = state = _State(left)
@@ -113,7 +115,7 @@ class _Search:
                 else:  # other seeds' bounds rise differently
                     state, at_most = replace(agreed, bound=None), _UNSEEN
                     guesses.rises.clear()
-            self._keep(agreed.left)
+            self._keep(agreed.left, first + (last - first) * state.next / len(units))
         return agreed.left
 
     def _run(self, state: _State, units: list[Unit], guesses: _Guesses) -> _State:

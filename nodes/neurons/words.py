@@ -119,7 +119,7 @@ def search_report(prompt: str, found: Found, threshold: float, evaluated: str) -
     """How the search for one prompt went."""
     end = "converged" if found.converged else "stalled above the threshold"
     if not found.finished:
-        end += ", stopped when the time was up (the best so far)"
+        end += f", stopped {'by you' if found.stopped else 'when the time was up'} (the best so far)"
     listed = sum(map(len, found.initial))
     kept = len({(layer, index) for layer, of_layer in enumerate(found.refined) for index in of_layer})
     lines = [

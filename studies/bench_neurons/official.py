@@ -49,7 +49,7 @@ def search(z, activations, schedule: Schedule, neurons, localization, threshold:
     settings = localization.Settings(threshold)
     chosen, trace, converged = localization.initial_selection(z, activations, memorized, neurons, settings)
     reference = threshold if converged else trace[-1].score
-    left = localization.drop_layers(chosen, schedule.memorized, neurons, reference, lambda _left: None)
+    left = localization.drop_layers(chosen, schedule.memorized, neurons, reference, lambda *_: None)
     for position in reversed(range(len(left))):
         for index in list(left[position]):
             without = localization.dropped(left, [(position, index)])

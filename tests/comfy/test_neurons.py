@@ -222,6 +222,26 @@ def test_no_hook_is_left_when_the_user_stops(world, comfy, monkeypatch):
     assert hooks_left(world.model) == 0
 
 
+def test_stop_keeps_the_best_so_far(world, comfy, monkeypatch):
+    """Pressed in the refinement of the first of two prompts: its neurons so far, and the other is not begun."""
+    import comfy.model_management as management
+
+    calls = {"made": 0, "last": 10**6}
+
+    def stop():
+        calls["made"] += 1
+        if calls["made"] == calls["last"]:
+            raise management.InterruptProcessingException
+
+    monkeypatch.setattr(management, "throw_exception_if_processing_interrupted", stop)
+    whole = world.localize(mode="exact")[0]
+    calls = {"made": 0, "last": calls["made"] - 3}
+    best, _, _, report = world.localize(mode="exact", prompts=f"{PROMPT}\nportrait of mirella thrum")
+    assert "stopped by you (the best so far)" in report and "1 of 2 prompt(s) were looked at" in report
+    assert set(whole.neurons) <= set(best.neurons) and not best.findings[0].details["finished"]
+    assert hooks_left(world.model) == 0
+
+
 def test_no_hook_is_left_after_an_error(world, monkeypatch):
     path = world.mask().neurons[0][0]
     module = world.model.model.diffusion_model.get_submodule(path)

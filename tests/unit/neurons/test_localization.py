@@ -143,7 +143,7 @@ def test_a_step_that_misses_the_last_theta_does_not_run_on():
 def test_when_the_time_is_up_the_best_so_far_is_kept(refiner):
     toy, calls = Toy(), itertools.count()
 
-    def checkpoint():
+    def checkpoint(_share):
         if next(calls) > 20:
             raise localization.OutOfTimeError
 
@@ -151,7 +151,7 @@ def test_when_the_time_is_up_the_best_so_far_is_kept(refiner):
     whole, _ = found(toy, toy.noise(), 0.05, refiner)
     assert not result.finished and whole.finished
     assert sum(map(len, whole.refined)) < sum(map(len, result.refined)) <= sum(map(len, result.initial))
-    first, _ = found(toy, toy.noise(), 0.05, refiner, checkpoint=lambda: (_ for _ in ()).throw(
+    first, _ = found(toy, toy.noise(), 0.05, refiner, checkpoint=lambda _share: (_ for _ in ()).throw(
         localization.OutOfTimeError))  # fmt: skip
     assert first.refined == [] and not first.finished
 
@@ -190,6 +190,34 @@ def test_sets_begin_at_the_first_layer_in_which_one_differs(sets, begins):
     bounds = list(evaluator.lower_bounds(masks))
     assert toy.began == [LAYERS[begins].path]
     assert bounds == pytest.approx([evaluator.exact(mask) for mask in masks], abs=1e-6)
+
+
+@pytest.mark.parametrize("refiner", [localization.refine, speculation.refine])
+def test_the_share_that_is_done_grows_to_1(refiner):
+    shares, toy = [], Toy()
+    found(toy, toy.noise(), 0.05, refiner, checkpoint=shares.append)
+    assert shares[0] == 0 and shares[-1] == pytest.approx(1) and shares == sorted(shares)
+
+
+@pytest.mark.parametrize("refiner", [localization.refine, speculation.refine])
+def test_who_stops_a_refinement_gets_the_best_so_far(refiner):
+    class Stopping(Toy):
+        share = 0.0
+
+        def __call__(self, noise, factors=None):
+            share, self.share = self.share, 0.0
+            if share > 0.35:
+                raise KeyboardInterrupt
+            return super().__call__(noise, factors)
+
+    def run(**more):
+        toy = Stopping()
+        return found(toy, toy.noise(), 0.05, refiner, checkpoint=lambda share: setattr(toy, "share", share), **more)[0]
+
+    best = run(stops=(KeyboardInterrupt,))
+    assert best.stopped and not best.finished and sum(map(len, best.refined)) > 0
+    with pytest.raises(KeyboardInterrupt):
+        run()
 
 
 def test_each_row_has_its_own_mask():
