@@ -110,9 +110,7 @@ def flux_activations_tap_and_pca(w: Workflow) -> None:
         "**Put** Load Image in the place of the drawn face.",
     )
     w.group("Model and picture")
-    model = w.add("UNETLoader", unet_name="flux1-dev.safetensors", weight_dtype="default")
-    clip = w.add("DualCLIPLoader", clip_name1="clip_l.safetensors", clip_name2="t5xxl_fp16.safetensors", type="flux")
-    vae = w.add("VAELoader", vae_name="ae.safetensors")
+    model, clip, vae = _flux(w)
     positive = w.add("CLIPTextEncode", clip=clip, text=PHOTO, node_title="What the picture shows")
     picture = face(w, 0, 1024)
     w.group("Tap and look")
@@ -121,6 +119,25 @@ def flux_activations_tap_and_pca(w: Workflow) -> None:
     blocks, _ = w.add("GBX_LayerActivationTap", preset=LIST, ids="vit-block*[0-9]-out", **tap)
     save(w, w.add("GBX_ActivationPicture", activations=middle), "flux_colours", "Middle block")
     save(w, w.add("GBX_ActivationPicture", activations=blocks, show="contact sheet"), "flux_blocks", "Every block")
+
+
+def flux_activations_token_heat_map(w: Workflow) -> None:
+    w.note(
+        "Where each word acts in Flux",
+        "**Text and picture** attend together: a map is what the picture pays to a word of T5, as in DAAM (arXiv "
+        "2210.04885) averaged over steps, blocks and heads.",
+        "**It takes time**: the maps are made beside every attention, slice by slice. Record fewer steps to save it.",
+        "**Try** words of your own prompt. At CFG 1 there is no negative one.",
+    )
+    w.group("Model")
+    model, clip, vae = _flux(w)
+    _words(w, model, clip, vae, _HORSE, "horse, beach, blue sky", 1024, 1, 1.0)
+
+
+def _flux(w: Workflow) -> tuple[Output, Output, Output]:
+    model = w.add("UNETLoader", unet_name="flux1-dev.safetensors", weight_dtype="default")
+    clip = w.add("DualCLIPLoader", clip_name1="clip_l.safetensors", clip_name2="t5xxl_fp16.safetensors", type="flux")
+    return model, clip, w.add("VAELoader", vae_name="ae.safetensors")
 
 
 def _learn_and_find(
@@ -156,7 +173,8 @@ def _words(w: Workflow, model, clip, vae, prompt: str, words: str, side: int, co
     w.group("Painting")
     positive = w.add("CLIPTextEncode", clip=clip, text=prompt, node_title="Prompt")
     negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=NOTHING)
-    latent = w.add("EmptyLatentImage", width=side, height=side, batch_size=count)
+    empty = "EmptySD3LatentImage" if w.name.startswith("flux") else "EmptyLatentImage"
+    latent = w.add(empty, width=side, height=side, batch_size=count)
     samples = w.add("KSampler", model=recording_model, positive=positive, negative=negative, latent_image=latent,
                     seed=7, steps=20, cfg=cfg, sampler_name="euler", scheduler="normal")  # fmt: skip
     image = w.add("VAEDecode", samples=samples, vae=vae)

@@ -17,10 +17,10 @@ def materialised(queries: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Te
 
 
 def measure(quick: bool) -> dict[str, dict]:
-    """Time and the bytes of the similarities that exist at once, at 64 and 128 positions a side."""
+    """Time and the bytes of the similarities that exist at once, at 64, 96 and 128 positions a side."""
     kernels, eager = host.pack("kernels"), host.pack("kernels.eager.best_match")
     numbers = {}
-    for side in (64,) if quick else (64, 128):
+    for side in (64,) if quick else (64, 96, 128):
         generator = torch.Generator().manual_seed(side)
         queries, targets = (torch.randn(side * side, WIDTH, generator=generator) for _ in range(2))
         contenders = {
