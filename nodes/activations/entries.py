@@ -29,9 +29,10 @@ class Attention:
 class JointAttention:
     """Where the queries and keys of an attention over text and picture come from: modules that give them by head.
 
-    Normed, (rows, tokens, heads, d), or with ``heads_first`` (rows, heads, tokens, d); a module that gives a tuple
-    gives queries and keys. ``text``: the module of the text's keys, "" when ``key`` has text and picture in one
-    sequence, text first. ``turn``: the module whose output are the rotary matrices of the whole sequence, if any.
+    Or over the picture alone, where ``key`` has no other tokens. Normed, (rows, tokens, heads, d), or with
+    ``heads_first`` (rows, heads, tokens, d); a module that gives a tuple gives queries and keys. ``text``: the module
+    of the text's keys, "" when ``key`` has text and picture in one sequence, text first. ``turn``: the module whose
+    output are the rotary matrices of the whole sequence, if any.
     """
 
     query: str

@@ -92,4 +92,4 @@ class _Joint:
         if self._matrices is not None:
             query, key = turned(query, self._matrices[:, :, -query.shape[2] :]), turned(key, self._matrices)
         query, key = (one.transpose(1, 2).flatten(2) for one in (query, key))
-        self._use(query, key, key.shape[1] - picture)
+        self._use(query, key, key.shape[1] - picture or None)

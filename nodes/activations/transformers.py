@@ -110,6 +110,7 @@ def _joint(block: nn.Module) -> Iterator[Entry]:
                                            "context_block.attn.ln_k"))  # fmt: skip
     if own:
         yield from _fused("self-", f"{attention}2.qkv", (width, width, width))
+        yield _map("self-map", JointAttention(f"{attention}2.ln_q", f"{attention}2.ln_k", part.attn2.num_heads))
     yield _part("attn-out", f"{attention}.proj", width)
     if own:
         yield _part("self-attn-out", f"{attention}2.proj", width)
@@ -206,6 +207,6 @@ def _text_comes_first(network: nn.Module, block: nn.Module) -> str:
 
 
 def _text_is_known(entry: Entry) -> bool:
-    """Whether an attention over one sequence tells its text from its picture."""
-    joint = isinstance(entry.attention, JointAttention)
+    """Whether an attention over one sequence tells its text from its picture, if it has any."""
+    joint = isinstance(entry.attention, JointAttention) and entry.id.endswith("cross-map")
     return not joint or bool(entry.attention.text or entry.last_as)

@@ -16,7 +16,8 @@ BLOCK = {
 }
 FLUX = JOINT, ["q", "k", "v", "cross-map", "attn-inner", "ffn-inner", "out"]
 #: The first block of SD3.5 Medium here has a second attention, of the picture to itself.
-SECOND = ["q", "k", "v", "cross-map", "self-q", "self-k", "self-v", "attn-out", "self-attn-out", "ffn-inner", "out"]
+SECOND = ["q", "k", "v", "cross-map", "self-q", "self-k", "self-v", "self-map", "attn-out", "self-attn-out",
+          "ffn-inner", "out"]  # fmt: skip
 
 
 def expected_ids(name):
@@ -71,8 +72,8 @@ def test_every_id_comes_with_its_channels_on_the_pictures_grid(comfy, models, na
             assert value.shape == (2, entry.channels, HEIGHT, WIDTH), entry.id
         else:
             given = value.sum(1 if entry.members else -1)
-            # Joint attention gives the rest to the picture.
-            assert (given - 1).abs().max() < 1e-4 if "cross-q" in BLOCK.get(name, ()) else (given < 1).all(), entry.id
+            whole = "cross-q" in BLOCK.get(name, ()) or entry.id.endswith("self-map")  # else the picture gets the rest
+            assert (given - 1).abs().max() < 1e-4 if whole else (given < 1).all(), entry.id
     assert hooks_left(models[name]) == 0
 
 
@@ -145,7 +146,8 @@ def test_fused_projections_are_cut_by_layout(comfy, models, name, block, path, t
 @pytest.mark.parametrize(("name", "module", "calls_of"), [
     ("PixArtAlpha", "comfy.ldm.pixart.blocks", {"vit-block1-self-map": 2, "vit-block1-cross-map": 3}),
     ("WAN21_T2V", "comfy.ldm.wan.model", {"vit-block1-cross-map": 3}),
-    ("SD3", "comfy.ldm.modules.diffusionmodules.mmdit", {"vit-block0-cross-map": 0, "vit-block1-cross-map": 2}),
+    ("SD3", "comfy.ldm.modules.diffusionmodules.mmdit",
+     {"vit-block0-cross-map": 0, "vit-block0-self-map": 1, "vit-block1-cross-map": 2}),
     ("Flux", "comfy.ldm.flux.math", {"vit-block1-cross-map": 1, "vit-block3-cross-map": 3}),
     ("Chroma", "comfy.ldm.flux.math", {"vit-block0-cross-map": 0, "vit-block2-cross-map": 2}),
 ])  # fmt: skip
@@ -168,7 +170,7 @@ def test_maps_are_those_of_the_attention_that_runs(comfy, models, monkeypatch, n
         found, expected = tapped.tensors[id_], calls[number]
         if len(expected) < len(found):  # PixArt joins the texts of a batch
             expected = expected.reshape(found.shape)
-        joint = expected.shape[2] == HEIGHT * WIDTH + JOINT_TEXT
+        joint = expected.shape[2] == HEIGHT * WIDTH + JOINT_TEXT  # the last map's says whether the model's is
         expected = expected[:, :, JOINT_TEXT:, :JOINT_TEXT] if joint else expected
         assert (found - expected.view(found.shape)).abs().max() < 1e-6, id_
     if joint:
