@@ -15,6 +15,7 @@ from . import canvas, paths, workflow
 RENDERERS = {"classic": False, "nodes2": True}
 _LARGEST = (2600, 1500)  # pixels of a picture
 _SCALE, _MARGIN = 0.7, 40
+_VIEWPORT = {"width": 1600, "height": 1000}
 _SETTINGS = {
     "Comfy.Minimap.Visible": False,
     "Comfy.Graph.CanvasMenu": False,
@@ -40,6 +41,7 @@ _ALONE = """type => {
     app.canvas.links_render_mode = LiteGraph.HIDDEN_LINK
     return [...node.boundingRect]
 }"""
+_TOGETHER = "() => { app.canvas.links_render_mode = LiteGraph.SPLINE_LINK }"
 _SHOW = """([left, top, scale]) => {
     const { ds } = app.canvas
     ds.scale = scale
@@ -80,7 +82,7 @@ class Camera:
     def __init__(self, out: Path):
         self.out, self.taken = out, []
         self._stack, self._thread = ExitStack(), ThreadPoolExecutor(1)
-        self._browser = None
+        self._browser, self._canvases = None, {}
 
     def __enter__(self) -> Camera:
         try:
@@ -103,7 +105,8 @@ class Camera:
         return self._thread.submit(work, *arguments).result()
 
     def _take(self, url: str, path: Path, renderer: str, run: bool) -> Path:
-        opened = self._open(url, RENDERERS[renderer])
+        opened = self._canvas(url, renderer)
+        opened.page.set_viewport_size(_VIEWPORT)
         opened.load(workflow.load(path))
         if run:
             opened.run()
@@ -111,16 +114,17 @@ class Camera:
         for wanted in CLOSE_UPS:
             if run and not opened.vue and wanted.workflow == path.stem:
                 _close_up(opened, wanted, self.out / f"{wanted.name}.png")
-        opened.page.context.close()
         return target
 
-    def _open(self, url: str, vue: bool) -> canvas.Canvas:
-        context = self._browser.new_context(viewport={"width": 1600, "height": 1000})
-        context.add_init_script(f"({_BARE})()")
-        opened = canvas.Canvas(context.new_page(), vue, url)
-        opened.open(_SETTINGS)
-        opened.page.evaluate(_FOCUS)
-        return opened
+    def _canvas(self, url: str, renderer: str) -> canvas.Canvas:
+        """The renderer's page, opened once for all workflows."""
+        if (url, renderer) not in self._canvases:
+            context = self._browser.new_context(viewport=_VIEWPORT)
+            context.add_init_script(f"({_BARE})()")
+            opened = self._canvases[url, renderer] = canvas.Canvas(context.new_page(), RENDERERS[renderer], url)
+            opened.open(_SETTINGS)
+            opened.page.evaluate(_FOCUS)
+        return self._canvases[url, renderer]
 
 
 def _whole(opened: canvas.Canvas, target: Path) -> Path:
@@ -146,6 +150,7 @@ def _close_up(opened: canvas.Canvas, wanted: CloseUp, target: Path) -> None:
         content = io.BytesIO()
         picture.convert("RGB").quantize(200, Image.Quantize.MEDIANCUT).save(content, "PNG", optimize=True)
     paths.write_atomically(target, content.getvalue())
+    opened.page.evaluate(_TOGETHER)
 
 
 def _show(opened: canvas.Canvas, left: float, top: float, scale: float) -> None:

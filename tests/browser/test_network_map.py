@@ -12,6 +12,11 @@ pytestmark = canvas_page.EACH_RENDERER
 
 _NODE, _LIST = "GBX_ActivationCatalog", "the list below"
 _WIDTHS = itertools.count(256, 8)
+_EXECUTED = """([type, output]) => {
+    const node = String(app.graph.nodes.find(node => node.type === type).id)
+    const detail = { node, display_node: node, output, prompt_id: "a run" }
+    window.comfyAPI.api.api.dispatchEvent(new CustomEvent("executed", { detail }))
+}"""
 
 
 def _describe(w):
@@ -127,6 +132,25 @@ def test_the_model_of_the_last_run_is_drawn(canvas, network):
     canvas.run()
     expect(network).to_contain_text("The MODEL on the wire")
     expect(_chosen(network)).to_have_count(4)
+
+
+def test_a_transformer_is_drawn_as_its_blocks(canvas, network):
+    """As its run would tell it: a row of blocks, in which one clicks as in a U."""
+    ids = ("vit-block0-q", "vit-block0-out", "vit-block1-out")
+    outline = {
+        "architecture": None,
+        "activations": [[id_, 128, 2, ""] for id_ in ids],
+        "groups": [{"place": "vit-block0", "members": [0, 1]}, {"place": "vit-block1", "members": [2]}],
+        "presets": {"best for this model": [2], "paper's pool": "The paper gives no pool for this network."},
+    }
+    canvas.page.evaluate(_EXECUTED, [_NODE, {"glassbox_network": [outline]}])
+    expect(network.locator(".glassbox-blocks .glassbox-box")).to_have_count(3)
+    assert _ids(network) == ["vit-block1-out"]
+    network.get_by_text("0", exact=True).click()
+    assert _queued(canvas) == (_LIST, ["vit-block1-out", "vit-block0-q", "vit-block0-out"])
+    canvas.set(_NODE, "preset", "paper's pool")
+    expect(network.get_by_role("status")).to_have_text("The paper gives no pool for this network.")
+    assert canvas.errors == []
 
 
 def test_in_a_subgraph_the_model_comes_from_outside(canvas, network):

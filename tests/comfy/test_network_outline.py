@@ -1,0 +1,80 @@
+"""What the network map draws: after a run the very MODEL on the wire, before it the network of a file's header."""
+
+import json
+import struct
+
+import pytest
+import reduced
+import tapping
+import torch
+
+_FLUX = {
+    "image_model": "flux", "in_channels": 16, "out_channels": 16, "patch_size": 2, "vec_in_dim": 768,
+    "context_in_dim": 4096, "hidden_size": 3072, "mlp_ratio": 4.0, "num_heads": 24, "depth": 19,
+    "depth_single_blocks": 38, "axes_dim": [16, 56, 56], "theta": 10000, "qkv_bias": True, "guidance_embed": True,
+}  # fmt: skip
+
+
+def _told(comfy, node_id: str, **inputs) -> dict:
+    """What a node hands to the canvas for its map."""
+    with torch.inference_mode():
+        (outline,) = comfy.classes[node_id].EXECUTE_NORMALIZED(**inputs).ui["glassbox_network"]
+    return json.loads(json.dumps(outline))
+
+
+def _drawn(comfy, network) -> dict:
+    return comfy.module("nodes.activations.outline").outline(comfy.module("nodes.activations.catalog").catalog(network))
+
+
+@pytest.mark.parametrize("architecture", reduced.ARCHITECTURES)
+def test_after_a_run_it_is_the_model_on_the_wire(comfy, architecture):
+    """Each box stands for what a tap of this MODEL reads, with its channels and size; a clone of it is drawn alike."""
+    world = tapping.World(comfy, *reduced.checkpoint(architecture))
+    given = {"preset": "best for this model", "ids": ""}
+    told = _told(comfy, "GBX_ActivationCatalog", model=world.model, width=128, height=128, **given)
+    clone = _told(comfy, "GBX_ActivationCatalog", model=world.model.clone(), width=64, height=64, **given)
+    assert told == clone == json.loads(json.dumps(_drawn(comfy, world.model.model.diffusion_model)))
+    tapped = world.tap("*", latent=world.latent(1), noise_level="sigma", level=0.3)
+    assert [id_ for id_, *_ in told["activations"]] == list(tapped.tensors)
+    for id_, channels, scale, _ in told["activations"]:
+        side = 16 // scale
+        assert channels is None or tapped.tensors[id_].shape == (1, channels, side, side), id_  # maps have no channels
+    members = [number for group in told["groups"] for number in group["members"]]
+    assert sorted(members) == [*range(len(tapped.tensors))]
+    assert told["presets"]["best for this model"]
+    assert {group["place"].split("-")[0] for group in told["groups"]} <= {"", "down", "mid", "up", "vit"}
+
+
+def _header_only(path, tensors: dict) -> None:
+    """A .safetensors file of these tensors in half precision whose numbers take no room on the disk."""
+    header, end = {}, 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + 2 * tensor.numel()
+        header[name] = {"dtype": "F16", "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
+
+
+@pytest.mark.parametrize(("name", "folder", "prefix"), [
+    ("sd15", "checkpoints", "model.diffusion_model."),
+    ("sdxl", "checkpoints", "model.diffusion_model."),
+    ("flux", "checkpoints", "model.diffusion_model."),
+    ("flux", "diffusion_models", ""),
+])  # fmt: skip
+def test_before_a_run_a_files_header_tells_the_network(comfy, monkeypatch, tmp_path, name, folder, prefix):
+    """Headers of the real size: every name and shape of the architecture, without its numbers."""
+    import folder_paths
+    from comfy.ldm.flux.model import Flux
+    from comfy.ops import disable_weight_init
+
+    blueprints = comfy.module("nodes.host.blueprints")
+    if name == "flux":
+        network = Flux(**_FLUX, dtype=torch.float16, device="meta", operations=disable_weight_init)
+    else:
+        network = blueprints.network("architecture", name)
+    file = tmp_path / f"{name}.safetensors"
+    _header_only(file, {prefix + key: tensor for key, tensor in network.state_dict().items()})
+    monkeypatch.setattr(folder_paths, "get_full_path", lambda kind, wanted: str(file) if kind == folder else None)
+    assert _drawn(comfy, blueprints.network(folder, file.name)) == _drawn(comfy, network)
