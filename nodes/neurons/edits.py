@@ -51,7 +51,8 @@ def most_frequent(mask: NeuronMask, count: int) -> NeuronMask:
         raise ValueError("This mask does not say which prompts its neurons are of: make it with NeMo Localize, or load "
                          "a file that does.")  # fmt: skip
     counted = Counter((path, i) for found in mask.findings for path, indices in found.neurons.items() for i in indices)
-    present = {neuron: times for neuron, times in counted.items() if neuron in set(mask.neurons)}
+    masked = set(mask.neurons)
+    present = {neuron: times for neuron, times in counted.items() if neuron in masked}
     best = sorted(present, key=lambda neuron: (-present[neuron], neuron))[:count]
     chosen = set(best)
     return _kept(mask, lambda neuron: neuron in chosen, f"{count} {FREQUENT}")

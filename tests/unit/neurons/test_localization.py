@@ -1,61 +1,15 @@
 """The search: the trace and the neurons of a plain transcription of the official rules, exactly."""
 
 import itertools
-import math
 
 import pytest
 import torch
 from glassbox.nodes.neurons import localization, speculation
 from glassbox.nodes.neurons.evaluation import BETWEEN_SEEDS, SAME_SEED, Evaluator, Neurons
 from glassbox.nodes.neurons.localization import Settings, search, select
-from glassbox.nodes.neurons.memorization import difference, pairwise, similarity
-from toy_neurons import LAYERS, Toy
+from toy_neurons import LAYERS, Toy, transcription
 
 THRESHOLDS = {"converges": 0.8, "stalls": 0.05}
-
-
-def transcription(toy, noise, threshold, criterion=SAME_SEED):
-    """The official rules one after another: scripts 3's loop and the refinement, without any cleverness."""
-    untouched = difference(toy(noise), noise)
-
-    def mem(chosen):
-        factors = {}
-        for layer, indices in zip(LAYERS, chosen, strict=True):
-            factor = torch.ones(len(noise), layer.width)
-            factor[:, indices] = 0
-            factors[layer.path] = factor
-        blocked = difference(toy(noise, factors), noise)
-        if criterion == BETWEEN_SEEDS:
-            return max(float(pairwise(blocked)[i, j]) for i, j in itertools.combinations(range(len(noise)), 2))
-        return float(similarity(blocked, untouched).max())
-
-    theta, k, ssim, trace, reference = 5.0, 0, 1.0, [], threshold
-    while ssim > threshold:
-        chosen = []
-        for z, activation in zip(toy.z, toy.activations, strict=True):
-            over = [i for i, value in enumerate(z.tolist()) if abs(value) > theta]
-            top = activation.topk(math.ceil(k * len(z) / 320)).indices.tolist()
-            chosen.append(over + top)
-        ssim = mem(chosen)
-        trace.append((theta, k, sum(map(len, chosen)), ssim))
-        if ssim > threshold:
-            theta, k = (theta - 0.25 if theta > 1 else theta), k + 1
-            if theta == 1 or k >= 1280:
-                reference = ssim
-                break
-    initial, kept = [list(c) for c in chosen], [list(c) for c in chosen]
-    for layer in reversed(range(len(LAYERS))):
-        if kept[layer]:
-            without = [[] if i == layer else c for i, c in enumerate(kept)]
-            if mem(without) < reference:
-                kept = without
-    for layer in reversed(range(len(LAYERS))):
-        for index in list(kept[layer]):
-            without = [list(c) for c in kept]
-            without[layer].remove(index)
-            if mem(without) < reference:
-                kept = without
-    return trace, initial, kept
 
 
 def found(toy, noise, threshold, refiner, criterion=SAME_SEED, **more):
@@ -69,7 +23,7 @@ def found(toy, noise, threshold, refiner, criterion=SAME_SEED, **more):
 def test_exact_mode_is_the_official_procedure(case, side, seed):
     toy = Toy(side, seed=seed)
     noise, threshold = toy.noise(), THRESHOLDS[case]
-    trace, initial, kept = transcription(toy, noise, threshold)
+    trace, initial, kept = transcription(toy, LAYERS, toy.z, toy.activations, noise, threshold)
     result, _ = found(toy, noise, threshold, localization.refine)
     assert [(look.theta, look.k, look.listed, look.score) for look in result.trace] == trace
     assert (result.initial, result.refined) == (initial, kept)
