@@ -56,12 +56,17 @@ class Client:
         """Every node class of the server with its inputs and outputs."""
         return json.loads(self._request("/object_info"))
 
-    def queue(self, prompt: dict) -> str:
-        """Queue a prompt in API format and return its id; raises PromptError when ComfyUI finds it invalid."""
+    def queue(self, prompt: dict, saved: dict | None = None) -> str:
+        """Queue a prompt in API format and return its id; raises PromptError when ComfyUI finds it invalid.
+
+        `saved`: its workflow as the canvas saves it, to be written into the pictures as a run on the canvas does.
+        """
         # An id of its own for each prompt: ComfyUI confuses an old connection with a new one of the same id.
         listener = uuid.uuid4().hex
+        more = {"extra_data": {"extra_pnginfo": {"workflow": saved}}} if saved else {}
         try:
-            prompt_id = json.loads(self._request("/prompt", {"prompt": prompt, "client_id": listener}))["prompt_id"]
+            answer = self._request("/prompt", {"prompt": prompt, "client_id": listener, **more})
+            prompt_id = json.loads(answer)["prompt_id"]
         except urllib.error.HTTPError as error:
             raise PromptError(_refusal(error.read())) from error
         self._listeners[prompt_id] = listener

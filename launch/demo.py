@@ -91,8 +91,9 @@ def _run_one(client: Client, object_info: dict, path: Path, out: Path) -> Result
     """Queue one workflow and save its files; a failure ends in the result, only a lost server in an exception."""
     start = time.monotonic()
     try:
-        prompt = workflow.to_prompt(workflow.load(path), object_info)
-        files = _run_prompt(client, prompt, path.stem, out)
+        saved = workflow.load(path)
+        prompt = workflow.to_prompt(saved, object_info)
+        files = _run_prompt(client, prompt, saved, path.stem, out)
         result = Result(path.stem, time.monotonic() - start, files)
     except ConnectionLostError:
         raise
@@ -102,7 +103,7 @@ def _run_one(client: Client, object_info: dict, path: Path, out: Path) -> Result
     return result
 
 
-def _run_prompt(client: Client, prompt: dict, name: str, out: Path) -> tuple[Path, ...]:
+def _run_prompt(client: Client, prompt: dict, saved: dict, name: str, out: Path) -> tuple[Path, ...]:
     line = ProgressLine(name, len(prompt))
 
     def show(progress: Progress) -> None:
@@ -110,7 +111,7 @@ def _run_prompt(client: Client, prompt: dict, name: str, out: Path) -> tuple[Pat
         label = prompt.get(progress.node, {}).get("_meta", {}).get("title", progress.node)
         line.update(progress.node, label, progress.value, progress.maximum)
 
-    prompt_id = client.queue(prompt)
+    prompt_id = client.queue(prompt, saved)
     try:
         entry = client.wait(prompt_id, show)
     except KeyboardInterrupt:

@@ -1,5 +1,6 @@
 """What holds for every workflow of the pack, now and later. Nothing here names a workflow."""
 
+import io
 import json
 import urllib.parse
 import urllib.request
@@ -29,10 +30,12 @@ def test_the_file_is_what_its_description_makes(path, object_info):
 
 @_each(repository.DEMOS)
 def test_a_demo_runs_through_the_queue(path, client, object_info):
-    prompt = workflow.to_prompt(workflow.load(path), object_info)
-    files = list(output_files(client.wait(client.queue(prompt))))
-    assert files
-    assert all(client.download(file) for file in files)
+    saved = workflow.load(path)
+    entry = client.wait(client.queue(workflow.to_prompt(saved, object_info), saved))
+    pictures = [client.download(file) for file in output_files(entry)]
+    assert pictures and all(pictures)
+    with Image.open(io.BytesIO(pictures[0])) as picture:  # dropped on the canvas, it opens its workflow
+        assert json.loads(picture.text["workflow"]) == saved
 
 
 @_each(repository.DEMOS)
