@@ -39,7 +39,7 @@ def _many_turns(quick: bool, numbers: dict[str, dict]) -> dict[str, dict]:
     """What is added to an evaluation, on narrow networks, and diffusers beside it."""
     from . import adding, by_diffusers, tapping
 
-    found, turns = {}, 8 if quick else 30
+    found, turns = {}, 8 if quick else 20
     for family, full in tapping.sizes(quick).items():
         milliseconds = numbers[f"{full}, plain evaluation"]["value"]
         found |= adding.measure(family, turns if family == "SD1.5" else turns // 2, (full, milliseconds))
