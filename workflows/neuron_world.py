@@ -89,9 +89,10 @@ class World:
             threshold=self.threshold, time_budget=budget, **self.first_step, **search,
         )  # fmt: skip
 
-    def prompts(self) -> tuple[Output, Output]:
-        """The suspect and the empty prompt, encoded."""
-        positive = self.w.add("CLIPTextEncode", clip=self.clip, text=self.kind.suspect, node_title="Prompt")
+    def prompts(self, text: str | None = None) -> tuple[Output, Output]:
+        """The suspect, or another text, and the empty prompt, encoded."""
+        text, title = (self.kind.suspect, "Prompt") if text is None else (text, "Another prompt")
+        positive = self.w.add("CLIPTextEncode", clip=self.clip, text=text, node_title=title)
         return positive, self.w.add("CLIPTextEncode", clip=self.clip, text="", node_title=_NOTHING)
 
     def paint(self, model: Output, positive: Output, negative: Output, count: int = 4) -> Output:

@@ -28,7 +28,10 @@ _PARTS = {
     "VAELoader": ("load_vae", slice(2, 3)),
 }
 # What a run of random weights is cut down to.
-_SMALL = {"steps": 2, "sample_steps": 1, "width": 128, "height": 128, "resolution": 64, "time_budget": 2.0, "seeds": 2}
+_SMALL = {
+    "steps": 2, "sample_steps": 1, "sampling_steps": 1, "pictures": 1, "width": 128, "height": 128, "resolution": 64,
+    "time_budget": 2.0, "seeds": 2,
+}  # fmt: skip
 
 
 def architecture(workflow: Path) -> str:
