@@ -9,7 +9,7 @@ from ..world.faces import ATTRIBUTES, IDENTITY
 from . import combining, sliders
 from .study import EDITS, Study, factors, prompts, shares, truth
 
-STRENGTHS = (0.5, 1.0)
+STRENGTHS = (0.5, 1.0, 2.0)
 SLIDER_STRENGTHS = (1.0, 2.0)
 PAIR = ("beard", "round glasses")
 TIMESTEPS = (900, 800, 600, 400)

@@ -24,7 +24,7 @@ from .population import Plan, Trainer
 from .release import ASSET
 from .study import NOISE, Study, factors, identity, prompts, shares, truth
 
-COMPONENTS = 32  # of which directions are fitted
+COMPONENTS = 64  # of which directions are fitted
 
 
 def measure_judge(study: Study) -> dict[str, dict]:
