@@ -16,6 +16,17 @@ def _translated(folder) -> dict:
     return json.loads((folder / "nodeDefs.json").read_text("utf-8"))
 
 
+def _settings() -> dict[str, dict]:
+    """The settings that the pack's scripts declare, by the key under which the front end looks for their texts."""
+    text = "\n".join(path.read_text("utf-8") for path in sorted((repository.ROOT / "web").glob("*.js")))
+    declared = re.findall(r'id: "([\w.]+)",\s+category: \[([^\]]+)\],\s+name: "(.+)",\s+tooltip: "(.+)",', text)
+    assert len(declared) == len(re.findall(r"\bcategory: \[", text))
+    return {
+        key.replace(".", "_"): {"categories": re.findall(r'"(.+?)"', categories), "name": name, "tooltip": tooltip}
+        for key, categories, name, tooltip in declared
+    }
+
+
 def _inputs(info: dict) -> set[str]:
     return {name for kind in ("required", "optional") for name in info["input"].get(kind, {})}
 
@@ -52,6 +63,19 @@ def test_english_is_what_the_nodes_say(pack_info):
 
 
 @pytest.mark.parametrize("folder", _FOLDERS, ids=lambda folder: folder.name)
+def test_every_setting_has_its_texts(folder):
+    declared = _settings()
+    found = json.loads((folder / "settings.json").read_text("utf-8"))
+    categories = json.loads((folder / "main.json").read_text("utf-8"))["settingsCategories"]
+    assert set(found) == set(declared) != set()
+    assert all(text[name] for text in found.values() for name in _TEXTS)
+    assert set(categories) == {name for setting in declared.values() for name in setting["categories"]}
+    if folder.name == "en":
+        assert found == {key: {name: setting[name] for name in _TEXTS} for key, setting in declared.items()}
+        assert all(name == text for name, text in categories.items())
+
+
+@pytest.mark.parametrize("folder", _FOLDERS, ids=lambda folder: folder.name)
 def test_papers_are_named_as_in_english(folder, pack_info):
     number = re.compile(r"\d{4}\.\d{5}")
     for node_id, node in _translated(folder).items():
@@ -60,7 +84,7 @@ def test_papers_are_named_as_in_english(folder, pack_info):
 
 @pytest.mark.parametrize("folder", _FOLDERS, ids=lambda folder: folder.name)
 def test_no_text_holds_what_the_front_end_would_read_as_its_own_syntax(folder):
-    text = (folder / "nodeDefs.json").read_text("utf-8")
+    text = "\n".join(path.read_text("utf-8") for path in sorted(folder.glob("*.json")))
     values = re.findall(r'"[a-z_]+": "((?:[^"\\]|\\.)*)"', text)
     assert values and not [value for value in values if re.search(r"[@|{}]", value)]
 
@@ -70,3 +94,4 @@ def test_comfyui_hands_them_out(server):
         told = json.load(answer)
     for folder in _FOLDERS:
         assert told[folder.name]["nodeDefs"]["GBX_W2WEdit"] == _translated(folder)["GBX_W2WEdit"]
+        assert set(_settings()) <= set(told[folder.name]["settings"])
