@@ -6,10 +6,11 @@ import members
 import numpy as np
 import pytest
 import torch
-from glassbox.nodes.weights import building, lora_files, space_files
+from glassbox.nodes.weights import building, lora_files, report, space_files
 from glassbox.nodes.weights import sources as member_sources
 from glassbox.nodes.weights.reduction import reduced, sign_reference, signed
 from glassbox.nodes.weights.scratch import Scratch
+from glassbox.nodes.weights.space import Point
 from safetensors.torch import save_file
 
 COUNT = 12
@@ -254,3 +255,34 @@ def test_too_few_members(tmp_path):
         save_file(members.kohya(members.factors(1)), same / f"{name}.safetensors")
     with pytest.raises(ValueError, match="All members are the same"):
         build(same, tmp_path / "s.safetensors", standardise=False)
+
+
+def test_what_the_report_says_follows_from_the_file_alone(folder, tmp_path):
+    """Recomputed from its tensors and header with nothing of the pack."""
+    from safetensors import safe_open
+
+    path = tmp_path / "s.safetensors"
+    space = build(folder, path, components=5)
+    told = f"{report.describe_space(space)}\n{report.describe_members(space)}"
+    with safe_open(path, "pt") as file:
+        tensors = {name: file.get_tensor(name).double() for name in file.keys()}  # noqa: SIM118
+        members, layout = (json.loads(file.metadata()[name]) for name in ("members", "layout"))
+    squares, rows = tensors["singular_values"].square(), tensors["coefficients"]
+    explained = squares[:5] / squares.sum()
+    inside = rows.square().sum(1) / tensors["squares"]
+    standard = tensors["basis"].T @ rows.T  # (D, n): what the components say of each member
+    assert f"{len(members)} members" in told and f"rank {layout['rank']}" in told
+    assert f"5 components explain {100 * float(explained.sum()):.1f} %" in told
+    assert f"Rank 1 keeps {100 * float(tensors['kept'].mean()):.1f} %" in told
+    assert f"5 components keep {100 * float(inside.mean()):.1f} % of a member" in told
+    assert float(inside.min()) < 0.999 and told.splitlines()[-10].strip().startswith(members[int(inside.argmin())])
+    torch.testing.assert_close(standard.square().sum(0), rows.square().sum(1), atol=1e-4, rtol=1e-4)
+    point = Point(space, space.coefficients[3] + space.coefficients[4], "between")
+    told, wanted = report.describe_point(point), rows[3] + rows[4]
+    cosines = rows @ wanted / rows.norm(dim=1) / wanted.norm()
+    best = cosines.topk(5)
+    for value, row in zip(best.values, best.indices, strict=True):
+        assert f"{members[row]}: cosine {float(value):+.3f}" in told
+    scores = (wanted - rows.mean(0)) / rows.std(0)
+    assert f"length {float(wanted.norm()):.2f}" in told
+    assert f"coefficient {float(scores.square().mean().sqrt()):.2f}" in told
