@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import itertools
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,12 +24,17 @@ _PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".gif"}
 
 @dataclass(frozen=True)
 class Result:
-    """What one workflow made: seconds, files, and the sentence that says why it failed, if it did."""
+    """What one workflow made: seconds, files a node at a time, and the sentence that says why it failed, if it did."""
 
     name: str
     seconds: float
-    files: tuple[Path, ...] = ()
+    batches: tuple[tuple[Path, ...], ...] = ()
     failure: str | None = None
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files of all nodes."""
+        return tuple(itertools.chain.from_iterable(self.batches))
 
 
 def run(comfyui: Path, only: str | None, out: Path, port: int | None, keep_open: bool, pictured: bool = False) -> int:
@@ -93,8 +100,8 @@ def _run_one(client: Client, object_info: dict, path: Path, out: Path) -> Result
     try:
         saved = workflow.load(path)
         prompt = workflow.to_prompt(saved, object_info)
-        files = _run_prompt(client, prompt, saved, path.stem, out)
-        result = Result(path.stem, time.monotonic() - start, files)
+        batches = _run_prompt(client, prompt, saved, path.stem, out)
+        result = Result(path.stem, time.monotonic() - start, batches)
     except ConnectionLostError:
         raise
     except LaunchError as error:
@@ -103,7 +110,7 @@ def _run_one(client: Client, object_info: dict, path: Path, out: Path) -> Result
     return result
 
 
-def _run_prompt(client: Client, prompt: dict, saved: dict, name: str, out: Path) -> tuple[Path, ...]:
+def _run_prompt(client: Client, prompt: dict, saved: dict, name: str, out: Path) -> tuple[tuple[Path, ...], ...]:
     line = ProgressLine(name, len(prompt))
 
     def show(progress: Progress) -> None:
@@ -122,28 +129,31 @@ def _run_prompt(client: Client, prompt: dict, saved: dict, name: str, out: Path)
     return tuple(_save(client, entry, name, out))
 
 
-def _save(client: Client, entry: dict, name: str, out: Path) -> list[Path]:
-    """Download what a prompt has made as NAME_1.png, NAME_2.png and so on, in place of what an earlier run left."""
+def _save(client: Client, entry: dict, name: str, out: Path) -> Iterator[tuple[Path, ...]]:
+    """Download what each node has made as NAME_1.png, NAME_2.png and so on, in place of what an earlier run left."""
     for stale in out.glob(f"{name}_[0-9]*.*"):
         stale.unlink()
-    saved = []
-    for number, file in enumerate(output_files(entry), start=1):
-        target = out / f"{name}_{number}{Path(file.filename).suffix}"
-        paths.write_atomically(target, client.download(file))
-        saved.append(target)
-    return saved
+    numbers = itertools.count(1)
+    for _, batch in itertools.groupby(output_files(entry), key=lambda file: file.node):
+        saved = []
+        for file in batch:
+            saved.append(out / f"{name}_{next(numbers)}{Path(file.filename).suffix}")
+            paths.write_atomically(saved[-1], client.download(file))
+        yield tuple(saved)
 
 
 def _report(results: list[Result], out: Path) -> None:
     """Print the table and make the contact sheet."""
     rows = [(result.name, f"{result.seconds:.1f}", _made(result)) for result in results]
     print("\n" + table(("workflow", "seconds", "output files"), rows) + "\n")
-    pictures = [
-        (result.name, [file for file in result.files if file.suffix.lower() in _PICTURES]) for result in results
-    ]
-    if any(files for _, files in pictures):
+    pictures = [(result.name, [batch for batch in map(_pictures, result.batches) if batch]) for result in results]
+    if any(batches for _, batches in pictures):
         sheet.write(pictures, out / _SHEET)
         print(f"Pictures are in {out}, all of them in one: {out / _SHEET}", flush=True)
+
+
+def _pictures(batch: tuple[Path, ...]) -> tuple[Path, ...]:
+    return tuple(file for file in batch if file.suffix.lower() in _PICTURES)
 
 
 def _made(result: Result) -> str:

@@ -20,8 +20,8 @@ _SMALL = 256  # pixels: pictures up to this side that follow each other share a 
 _PAPER, _INK, _RULE = "#fbfaf7", "#22262b", "#c9543b"
 
 
-def write(pictures: Sequence[tuple[str, Sequence[Path]]], target: Path) -> None:
-    """Write a PNG with every picture; `pictures` holds a workflow's name and its files."""
+def write(pictures: Sequence[tuple[str, Sequence[Path | Sequence[Path]]]], target: Path) -> None:
+    """Write a PNG with every picture; `pictures` holds a workflow's name and its files, or its batches of files."""
     rows = list(_rows([(name, tile) for name, files in pictures for tile in _tiles(files)]))
     width = _GAP + max(sum(tile.width + _GAP for _, tile in row) for row in rows)
     page = Image.new("RGB", (width, _GAP + len(rows) * (_LABEL + _HEIGHT + _GAP)), _PAPER)
@@ -46,10 +46,16 @@ def _title(name: str, again: bool) -> str:
     return f"{title} (goes on)" if again else title
 
 
-def _tiles(files: Sequence[Path]) -> Iterator[Image.Image]:
-    """One tile for each larger picture and for each batch: small pictures of one size that follow each other."""
-    for (width, height), group in groupby(map(_opened, files), key=lambda picture: picture.size):
-        batch = list(group)
+def _tiles(files: Sequence[Path | Sequence[Path]]) -> Iterator[Image.Image]:
+    """One tile for each larger picture, each batch of small ones, and small single ones that follow each other."""
+    batches = [(one,) if isinstance(one, Path) else tuple(one) for one in files]
+    opened = [(number, _opened(file)) for number, batch in enumerate(batches) for file in batch]
+
+    def tile(one: tuple[int, Image.Image]) -> tuple[int, tuple[int, int]]:
+        return one[0] if len(batches[one[0]]) > 1 else -1, one[1].size
+
+    for (_, (width, height)), group in groupby(opened, key=tile):
+        batch = [picture for _, picture in group]
         if max(width, height) > _SMALL:
             yield from map(_fitted, batch)
         else:

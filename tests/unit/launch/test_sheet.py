@@ -38,3 +38,18 @@ def test_small_pictures_of_one_size_that_follow_each_other_share_a_tile(tmp_path
     sheet.write([("demo_single", files[:1])], tmp_path / "single.png")
     with Image.open(tmp_path / "batch.png") as batch, Image.open(tmp_path / "single.png") as single:
         assert batch.size == single.size
+
+
+def test_a_batch_has_a_tile_of_its_own(tmp_path):
+    files = [tmp_path / f"{index}.png" for index in range(8)]
+    for file in files:
+        Image.new("RGB", (64, 64), (10, 20, 30)).save(file)
+    sheet.write([("demo_batches", [files[:4], files[4:]])], tmp_path / "two.png")
+    sheet.write([("demo_batch", [files])], tmp_path / "one.png")
+    sheet.write([("demo_singles", [files[:1], files[1:2], files[2], files[3]])], tmp_path / "singles.png")
+    with (
+        Image.open(tmp_path / "two.png") as two,
+        Image.open(tmp_path / "one.png") as one,
+        Image.open(tmp_path / "singles.png") as singles,
+    ):
+        assert two.width > one.width == singles.width
