@@ -39,8 +39,10 @@ def test_no_link_is_dead():
 
 
 @pytest.mark.parametrize(
-    ("text", "dead"), [("[a](b.md)", ["b.md"]), ("[a](#c)", ["#c"]), ("# D e\n[a](#d-e)", []), ("[a](https://b)", [])]
-)
+    ("text", "dead"),
+    [("[a](b.md)", ["b.md"]), ("[a](#c)", ["#c"]), ("# D e\n[a](#d-e)", []), ("[a](https://b)", []),
+     ('<img src="b.png">', ["b.png"]), ("[![a](a.md)](c.md)", ["c.md"])],
+)  # fmt: skip
 def test_a_dead_link_would_be_found(tmp_path, text, dead):
     (tmp_path / "a.md").write_text(text)
     assert documents.dead_links(tmp_path / "a.md") == dead

@@ -9,7 +9,7 @@ from pathlib import Path
 import repository
 
 _CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
-_LINK = re.compile(r"\]\(([^()\s]+)\)")
+_LINK = re.compile(r"(?:\]\(|\bsrc=\")([^()\s\"]+)[)\"]")
 _PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _IMAGE = re.compile(r"^!\[[^\]]+\]\(([^)\s]+)\)$", re.MULTILINE)
 _MESSAGES = re.compile(r"^\| `([^`|]+)` \|", re.MULTILINE)
