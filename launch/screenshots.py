@@ -39,7 +39,8 @@ _ALONE = """type => {
     const node = app.graph.nodes.find(node => node.type === type)
     node.pos = [1e5, 1e5]
     app.canvas.links_render_mode = LiteGraph.HIDDEN_LINK
-    return [...node.boundingRect]
+    const title = LiteGraph.NODE_TITLE_HEIGHT
+    return [1e5, 1e5 - title, node.size[0], node.size[1] + title]
 }"""
 _TOGETHER = "() => { app.canvas.links_render_mode = LiteGraph.SPLINE_LINK }"
 _SHOW = """([left, top, scale]) => {
@@ -56,20 +57,22 @@ _PICTURES_LOADED = """() => [...document.images, ...app.graph.nodes.flatMap(node
 
 @dataclass(frozen=True)
 class CloseUp:
-    """A node with its panel, in a workflow, and values that it gets before it runs."""
+    """A node with its panel, in a workflow, and values that it gets then; ``again`` runs it with them."""
 
     name: str
     workflow: str
     node: str
     values: dict = field(default_factory=dict)
+    again: bool = False
 
 
+_DROPPED = {"operation": "drop named", "names": "input_blocks.2.1"}
 CLOSE_UPS = (
-    CloseUp("canvas_sliders", "demo_weights_edit", "GBX_W2WEdit"),
+    CloseUp("canvas_sliders", "demo_weights_edit", "GBX_W2WEdit", {"edits": "beard: 0.8, long hair: -0.5"}),
     CloseUp("canvas_network_map", "demo_activations_tap_and_pca", "GBX_LayerActivationTap"),
-    CloseUp("canvas_neuron_chart", "demo_neurons_share_mask", "GBX_NeuronMaskEdit"),
+    CloseUp("canvas_neuron_chart", "demo_neurons_share_mask", "GBX_NeuronMaskEdit", _DROPPED),
     CloseUp("canvas_point_picker", "demo_activations_point_similarity", "GBX_ActivationSimilarity"),
-    CloseUp("canvas_live_curve", "demo_weights_invert", "GBX_W2WInvert", {"seed": 2}),
+    CloseUp("canvas_live_curve", "demo_weights_invert", "GBX_W2WInvert", {"seed": 2}, again=True),
 )
 
 
@@ -108,9 +111,10 @@ class Camera:
         opened = self._canvas(url, renderer)
         opened.page.set_viewport_size(_VIEWPORT)
         opened.load(workflow.load(path))
+        bounds = opened.page.evaluate(_BOUNDS)  # Nodes 2.0 of front end 1.32 stretches a node to all of a long text
         if run:
             opened.run()
-        target = _whole(opened, self.out / f"{path.stem}_{renderer}.jpg")
+        target = _whole(opened, bounds, self.out / f"{path.stem}_{renderer}.jpg")
         for wanted in CLOSE_UPS:
             if run and not opened.vue and wanted.workflow == path.stem:
                 _close_up(opened, wanted, self.out / f"{wanted.name}.png")
@@ -127,8 +131,8 @@ class Camera:
         return self._canvases[url, renderer]
 
 
-def _whole(opened: canvas.Canvas, target: Path) -> Path:
-    left, top, width, height = opened.page.evaluate(_BOUNDS)
+def _whole(opened: canvas.Canvas, bounds: list[float], target: Path) -> Path:
+    left, top, width, height = bounds
     scale = min(_SCALE, (_LARGEST[0] - 2 * _MARGIN) / width, (_LARGEST[1] - 2 * _MARGIN) / height)
     size = {"width": round(width * scale) + 2 * _MARGIN, "height": round(height * scale) + 2 * _MARGIN}
     opened.page.set_viewport_size(size)
@@ -141,7 +145,7 @@ def _close_up(opened: canvas.Canvas, wanted: CloseUp, target: Path) -> None:
     """The node alone, with few colours, so that the file is small."""
     for name, value in wanted.values.items():
         opened.set(wanted.node, name, value)
-    if wanted.values:
+    if wanted.again:
         opened.run()
     left, top, width, height = opened.page.evaluate(_ALONE, wanted.node)
     opened.page.set_viewport_size({"width": round(width) + 40, "height": round(height) + 40})

@@ -24,7 +24,7 @@ _PANELS = {
     "GBX_NemoLocalize": 240,
     "GBX_NemoNeuronMask": 240,
     "GBX_NeuronMaskEdit": 240,
-    "GBX_TrainLoraImmiscible": 210,
+    "GBX_TrainLoraImmiscible": 330,  # its many rows are taller in the newer renderer
     "GBX_W2WEdit": 270,
     "GBX_W2WInvert": 210,
 }

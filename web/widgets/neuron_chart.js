@@ -77,7 +77,7 @@ class NeuronChart {
     const more = this.mask.count > this.neurons.length ? `, of which the ${this.neurons.length} largest are shown` : "";
     if (!this.names) return `${this.mask.count} neurons in the mask${more}.`;
     if (!this.following) return `${this.mask.count} neurons come in${more}; click one to leave it out.`;
-    return `${count} of ${this.neurons.length} stay in the mask${more}.`;
+    return `${count} of ${more ? `the ${this.neurons.length} largest` : this.neurons.length} stay in the mask.`;
   }
 
   /** Whether the inputs name neurons; the other operations do not. */
