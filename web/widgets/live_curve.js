@@ -14,14 +14,14 @@ export function addLiveCurve(node) {
 
 class LiveCurve {
   constructor(node) {
-    Object.assign(this, { node, curve: null });
+    Object.assign(this, { node, curve: null, at: null }); // `at`: where the pointer is, from 0 to 1
     this.lines = Object.fromEntries(["each", "mean", "validation", "dots"].map((name) => [name, line(name)]));
     this.pointer = draw("path", { class: "glassbox-pointer" });
     this.grid = draw("path", { class: "glassbox-grid" });
     this.svg = draw("svg", { viewBox: "0 0 1 1", preserveAspectRatio: "none", role: "img" });
     this.svg.append(this.grid, ...Object.values(this.lines), this.pointer);
     this.svg.addEventListener("pointermove", (event) => this.point(event));
-    this.svg.addEventListener("pointerleave", () => this.say());
+    this.svg.addEventListener("pointerleave", () => this.leave());
     this.across = make("div", "glassbox-across", { "aria-hidden": "true" });
     this.up = make("div", "glassbox-up-axis", { "aria-hidden": "true" });
     this.plot = make("div", "glassbox-plot", {}, [this.up, this.svg, this.across]);
@@ -35,10 +35,11 @@ class LiveCurve {
     onCurve(node, (curve) => this.show(curve));
   }
 
-  /** After a run its own result; before it, what the last one left. */
+  /** After a run its own result; before one, what the last left. */
   async update(output) {
-    const ended = output?.glassbox_curve ?? (this.curve ? null : await lastOutput(this.node, "glassbox_curve"));
-    this.show(ended?.at(-1) ?? this.curve);
+    const known = output?.glassbox_curve?.at(-1) ?? this.curve;
+    const last = known ? null : await lastOutput(this.node, "glassbox_curve");
+    this.show(known ?? this.curve ?? last?.at(-1)); // a run may have told its own while the server was asked
   }
 
   show(curve) {
@@ -65,18 +66,22 @@ class LiveCurve {
     this.say();
   }
 
+  /** Says what there is to say of the whole, or of the step at the pointer. */
   say() {
-    this.pointer.setAttribute("d", "");
-    this.status.textContent = told(this.curve);
+    const read = this.at !== null && this.curve.mean.length > 0;
+    this.pointer.setAttribute("d", read ? `M${this.at} 0V1` : "");
+    this.status.textContent = read ? toldAt(this.curve, this.at * lastStep(this.curve)) : told(this.curve);
   }
 
-  /** Reads the curve off at the pointer. */
   point(event) {
-    if (!this.curve?.mean.length) return;
     const { left, width } = this.svg.getBoundingClientRect();
-    const share = Math.min(Math.max((event.clientX - left) / width, 0), 1);
-    this.pointer.setAttribute("d", `M${share} 0V1`);
-    this.status.textContent = toldAt(this.curve, share * lastStep(this.curve));
+    this.at = Math.min(Math.max((event.clientX - left) / width, 0), 1);
+    this.say();
+  }
+
+  leave() {
+    this.at = null;
+    this.say();
   }
 }
 
