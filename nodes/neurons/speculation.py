@@ -12,8 +12,8 @@ The greedy rule drops neuron after neuron until one is needed. Three things save
 
 The order goes from the last layer to the first, so that the evaluator can begin at the layer that is decided.
 
-What could go unseen is a neuron without which a seed that does not lead passes the threshold, while after some more
-decisions no seed does. `python run.py bench neurons` tells whether that happens.
+What goes unseen is a neuron without which a seed that does not lead passes the threshold, while after some more
+decisions no seed does: what is left still blocks, by another neuron. `python run.py bench neurons` tells how often.
 """
 
 from __future__ import annotations

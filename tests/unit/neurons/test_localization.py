@@ -47,6 +47,15 @@ def test_fast_mode_finds_the_same_neurons_with_less(criterion, case):
     assert criterion == BETWEEN_SEEDS or rows[speculation] < rows[localization]
 
 
+def test_where_fast_mode_differs_it_still_blocks():
+    """A seed that did not lead passed the threshold for a moment: the one difference that fast mode may make."""
+    toy = Toy(16, seed=5)
+    exact, fast = (found(toy, toy.noise(10), 0.3, mode.refine)[0] for mode in (localization, speculation))
+    one, other = ({(layer, i) for layer, kept in enumerate(f.refined) for i in kept} for f in (exact, fast))
+    assert one != other and len(one ^ other) == 1
+    assert fast.initial == exact.initial and max(fast.score, exact.score) < 0.3
+
+
 def test_guesses_do_not_change_decisions():
     """A search that guesses wrong all the time still decides as the rule does."""
     toy = Toy(16, seed=1)
