@@ -76,7 +76,7 @@ class Tap:
                 f"Nothing came from {missing[0]}: another node on the MODEL replaces or compiles that part of it. "
                 "Take the MODEL from before that node."
             )
-        tensors = {entry.id: torch.cat([self._caught[part][entry.id] for part in order]) for entry in self._entries}
+        tensors = {entry.id: _joined([self._caught[part][entry.id] for part in order]) for entry in self._entries}
         count = len(next(iter(tensors.values()))) // len(order)
         return tensors, tuple(Row(image, part) for part in order for image in range(count))
 
@@ -199,6 +199,10 @@ class _Call:
             )
         tokens = self._framed(cut(tokens, entry.begin, entry.channels))
         return tokens.transpose(1, 2).unflatten(2, (height, width))
+
+
+def _joined(shares: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat(shares) if len(shares) > 1 else shares[0]
 
 
 def pooled(feature: torch.Tensor, factor: int) -> torch.Tensor:

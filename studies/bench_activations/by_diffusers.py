@@ -21,12 +21,7 @@ _CONFIG = Path(__file__).with_name("sd15_diffusers.json")
 _TIMESTEP = 51  # the paper's t = 50 on SD1.5
 _PARTS = {"self-q": "attn1.to_q", "self-k": "attn1.to_k", "self-v": "attn1.to_v", "cross-q": "attn2.to_q",
           "ffn-inner": "ff.net.0"}  # fmt: skip
-MISSING = "diffusers is not installed, so it is not among the contenders: pip install diffusers"
-
-
-def installed() -> bool:
-    """Whether there is a diffusers to measure against."""
-    return importlib.util.find_spec("diffusers") is not None
+MISSING = "diffusers is not installed, so taps cannot be measured against it: pip install diffusers"
 
 
 class Diffusers:
@@ -91,7 +86,14 @@ def module_of(id_: str) -> str:
     return f"{where}.transformer_blocks.{inner[1]}" + (f".{_PARTS[inner[2]]}" if inner[2] in _PARTS else "")
 
 
-def measure(name: str, turns: int) -> dict[str, dict]:
+def measure(quick: bool) -> dict[str, dict]:
+    """Hooks on diffusers' network, narrow and in SD1.5's size; ends with a sentence without diffusers."""
+    if not importlib.util.find_spec("diffusers"):
+        raise SystemExit(MISSING)
+    return against("narrow SD1.5", 8) if quick else against("narrow SD1.5", 20) | against("SD1.5", 3)
+
+
+def against(name: str, turns: int) -> dict[str, dict]:
     """What hooks add to diffusers' network, its time against the tap's, and how far its features are from the tap's."""
     bench = Bench(name)
     every = bench.chosen(host.pack("nodes.activations.selection").ALL_BUT_MAPS)

@@ -110,10 +110,11 @@ def _bytes(name: str, kept: dict[str, dict[str, torch.Tensor]]) -> dict[str, dic
     return numbers
 
 
-def copies(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The copies that a tap makes of these outputs, and nothing else."""
+def copies(outputs: list[torch.Tensor], laid_out: bool = False) -> list[torch.Tensor]:
+    """The copies that a tap makes of these outputs, and nothing else; or of tokens as pictures, as it makes them."""
     stored = host.pack("nodes.activations.features").stored
-    return [stored(output, torch.float16) for output in outputs]
+    return [stored(output.transpose(1, 2) if laid_out and output.ndim == 3 else output, torch.float16)
+            for output in outputs]  # fmt: skip
 
 
 @contextmanager

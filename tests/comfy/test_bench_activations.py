@@ -83,15 +83,12 @@ def test_what_is_added_is_told_turn_by_turn(tiny, monkeypatch):
     assert told["tap: added"]["value"] == pytest.approx(3) and 0.02 < told["tap: share added"]["value"] < 0.03
 
 
-def test_without_diffusers_one_sentence(tiny, monkeypatch, capsys):
-    import studies.bench_activations.__main__ as bench
-    from studies.bench_activations import adding, by_diffusers
+def test_without_diffusers_one_sentence(tiny, monkeypatch):
+    from studies.bench_activations import by_diffusers
 
     monkeypatch.setattr(by_diffusers.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(adding, "measure", lambda family, turns, full: {family: full})
-    plain = {"SD1.5, plain evaluation": {"value": 7.0}}
-    assert bench._many_turns(True, plain) == {"SD1.5": ("SD1.5", 7.0)}
-    assert capsys.readouterr().out.strip() == by_diffusers.MISSING
+    with pytest.raises(SystemExit, match="so taps cannot be measured against it: pip install diffusers"):
+        by_diffusers.measure(True)
 
 
 def test_diffusers_gives_the_same_features(tiny, monkeypatch):
@@ -99,6 +96,6 @@ def test_diffusers_gives_the_same_features(tiny, monkeypatch):
     from studies.bench_activations import by_diffusers, networks
 
     monkeypatch.setitem(networks.NETWORKS, "thin", ("SD15", "sd15", {"model_channels": 32}, 16))
-    numbers = by_diffusers.measure("thin", 1)
+    numbers = by_diffusers.against("thin", 1)
     (difference,) = (number["value"] for name, number in numbers.items() if "largest difference" in name)
     assert difference < 1e-4 and len(numbers) == 4
