@@ -41,6 +41,13 @@ def test_every_mode_draws_the_same_rows(mode):
         assert bool(nearer)
 
 
+def test_within_keeps_rows_of_several_labels_apart_by_all_of_them():
+    data, labels = torch.randn(30, 16), torch.arange(30)[:, None] % torch.tensor([2, 3])
+    (rows, drawn), (_, noise) = (Batches(data, 24, one, 5, labels).next() for one in (VANILLA, WITHIN))
+    owner = (noise[:, None] == drawn).all(2).int().argmax(1)
+    assert torch.equal(labels[rows], labels[rows[owner]]) and not torch.equal(owner, torch.arange(24))
+
+
 def test_the_distance_of_point_sets():
     points = torch.rand(40, 2)
     assert small.wasserstein(points, points[torch.randperm(40)]) == pytest.approx(0, abs=1e-3)
