@@ -64,7 +64,7 @@ class Batches:
         if self.mode.assign:
             groups = None
             if self.mode.within:
-                kinds = [tuple(row) for row in self.labels[rows].reshape(count, -1).tolist()]  # alike in every attribute
+                kinds = [tuple(row) for row in self.labels[rows].reshape(count, -1).tolist()]
                 groups = host.pack("nodes.noise.groups").Groups(kinds)
             found = host.pack("nodes.noise.assignment").assign(self.data[rows], noise, groups=groups)
             noise = noise[found.permutation]
