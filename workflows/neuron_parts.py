@@ -105,7 +105,7 @@ def baselines(world: World, budget: float, target: float, steps: int) -> None:
     w, prompt = world.w, world.kind.suspect
     w.group("NeMo")
     mask, *_ = world.localize(budget)
-    masked = w.add("GBX_NemoNeuronMask", model=world.model, mask=mask)
+    masked = w.add("GBX_NemoNeuronMask", model=world.model, mask=mask, strength=world.kind.strength)
     w.group("The others")
     positive, negative = world.prompts()
     scaled = w.add("GBX_AttentionScaling", model=world.model, clip=world.clip, prompt=prompt)
@@ -130,7 +130,7 @@ def audit(world: World, budget: float, control: Callable[[], Output], how: dict)
     w = world.w
     w.group("Mask")
     mask, *_ = world.localize(budget)
-    masked = w.add("GBX_NemoNeuronMask", model=world.model, mask=mask)
+    masked = w.add("GBX_NemoNeuronMask", model=world.model, mask=mask, strength=world.kind.strength)
     w.group("Prompt and pictures")
     positive, negative = world.prompts()
     picture = world.paint(world.model, positive, negative, 1)

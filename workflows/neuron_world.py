@@ -48,12 +48,13 @@ class Kind:
     ordinary: str
     suspect: str
     search: dict[str, str]
+    strength: float  # at which a mask is shown beside other ways and audited
     deviations: float | None  # how far from the ordinary mean blocked prompts are; None: as far as memorised ones
 
 
-DEMO = Kind(None, 128, 4, 0.8, _DEMO_LAYERS, _DEMO_ORDINARY, MEMORISED, {"criterion": "between seeds"}, -1.5)
-SD15 = Kind(_SD15_FILE, 512, 10, 0.428, "down, middle", _ORDINARY, SUSPECT, {}, None)
-SDXL = Kind(_SDXL_FILE, 1024, 10, None, "down, middle", _ORDINARY, SUSPECT, {}, None)
+DEMO = Kind(None, 128, 4, 0.8, _DEMO_LAYERS, _DEMO_ORDINARY, MEMORISED, {"criterion": "between seeds"}, 2.0, -1.5)
+SD15 = Kind(_SD15_FILE, 512, 10, 0.428, "down, middle", _ORDINARY, SUSPECT, {}, 1.0, None)
+SDXL = Kind(_SDXL_FILE, 1024, 10, None, "down, middle", _ORDINARY, SUSPECT, {}, 1.0, None)
 
 
 class World:

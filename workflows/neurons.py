@@ -123,8 +123,9 @@ def sd15_neurons_share_mask(w: Workflow) -> None:
 def demo_neurons_baselines(w: Workflow) -> None:
     w.note(
         "Four ways out of memorisation, side by side",
-        f"**The same two noises** for all: the untouched model, NeMo's mask ({_PAPER}), Attention Scaling (arXiv "
-        "2403.11052), Embedding Adjustment (arXiv 2407.21720), and four random words (arXiv 2305.20086).",
+        f"**The same two noises** for all: the untouched model, NeMo's mask ({_PAPER}) at strength 2, since at 1 it "
+        "changes nothing in this model, Attention Scaling (arXiv 2403.11052), Embedding Adjustment (arXiv 2407.21720), "
+        "and four random words (arXiv 2305.20086).",
         "**Look** at what stays of the memorised picture, and of what the prompt asks for. The studies measure both.",
         "**Try** other strengths: scale 1.5, a lower target, one random word or ten.",
     )
@@ -146,8 +147,7 @@ def demo_neurons_audit(w: Workflow) -> None:
     w.note(
         "Audit a mask: can the picture be brought back?",
         "**The picture** is what the untouched model paints for the name. The audit optimises the text embedding of "
-        "the "
-        "masked model for it (Finding DoRI, arXiv 2507.16880) and looks whether it comes back.",
+        "the masked model (strength 2) for it (Finding DoRI, arXiv 2507.16880) and looks whether it comes back.",
         "**The control** is a picture that the model has never seen; a fair attack does not bring that back. The "
         "figure "
         "shows each picture's likeness to its target.",
