@@ -144,7 +144,7 @@ def demo_weights_invert(w: Workflow) -> None:
     demo.save(picture, "given", "The picture")
     demo.save(restored, "restored", "Restored from noise")
     demo.save(demo.paint(demo.apply(point)), "inverted", "The model's own picture")
-    edited, _ = w.add("GBX_W2WEdit", point=point, edits="afro: 2")
+    edited, _ = w.add("GBX_W2WEdit", point=point, edits="afro: 1")
     demo.save(demo.paint(demo.apply(edited)), "inverted_edited", "With an afro")
 
 
