@@ -1,10 +1,10 @@
-"""What looking inside costs: `python run.py bench activations [tapping|adding|matching|diffusers] [--quick]`.
+"""What looking inside costs: `python run.py bench activations [PART ...] [--quick]`.
 
 Taps against the plain evaluation, against the copies that they cannot do without, and against forward hooks as people
 write them, on ComfyUI's network and on diffusers', of SD1.5's size and of SDXL's with random weights (on a CPU SDXL's
-with 2 of 10 blocks in a deep transformer), and on narrow ones for the small differences; and matching positions
-against the matrix of all similarities. Every ratio is of contenders that take turns in one process; times are medians
-over the turns.
+with 2 of 10 blocks in a deep transformer), and on narrow ones for the small differences; matching positions against
+the matrix of all similarities; and the memory of a tap. Parts: tapping, adding, matching, diffusers, memory. Every
+ratio is of contenders that take turns in one process; times are medians over the turns.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..common import host, parts
 SEED = 0
 PARTS = {
     "tapping": "tapping:measure", "adding": "adding:measure", "matching": "matching:measure",
-    "diffusers": "by_diffusers:measure",
+    "diffusers": "by_diffusers:measure", "memory": "memory:measure",
 }  # fmt: skip
 
 
