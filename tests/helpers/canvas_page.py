@@ -37,9 +37,11 @@ _FRESH_WIDGETS = """types => types.map(type => (LiteGraph.createNode(type).widge
 _LOOK_AT = """type => {
     const node = app.graph.nodes.find(node => node.type === type)
     const { ds } = app.canvas
-    ds.scale = Math.min(1, 800 / (node.size[1] + 100))
+    // Panels are hidden below a scale of 0.6; of a node too high for that the end is looked at, where they are.
+    ds.scale = Math.max(0.65, Math.min(1, 800 / (node.size[1] + 100)))
     ds.offset[0] = 500 / ds.scale - node.pos[0]
-    ds.offset[1] = 120 / ds.scale + 30 - node.pos[1]
+    const top = 120 / ds.scale + 30 - node.pos[1]
+    ds.offset[1] = Math.min(top, (innerHeight - 60) / ds.scale - node.pos[1] - node.size[1])
     app.canvas.setDirty(true, true)
 }"""
 _VALUE = """([type, name]) => app.graph.nodes.find(node => node.type === type)
