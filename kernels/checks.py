@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from . import BASIS_GROUP
+
 
 def best_match(queries, targets, mutual) -> None:
     """(N, C) and (M, C), M >= 1."""
@@ -57,8 +59,13 @@ def flat_weights(coefficients, basis, mean, deviation, basis_scale) -> None:
     if basis.ndim != 2 or coefficients.shape != basis.shape[:1] or mean.shape != basis.shape[1:]:
         raise ValueError(f"A basis {tuple(basis.shape)} needs a coefficient for each row and a mean as long as a row, "
                          f"not {tuple(coefficients.shape)} and {tuple(mean.shape)}.")  # fmt: skip
+    if deviation.shape != mean.shape:
+        raise ValueError(f"The deviation {tuple(deviation.shape)} must be as long as the mean {tuple(mean.shape)}.")
     if (basis.dtype == torch.int8) != (basis_scale is not None):
         raise ValueError("An int8 basis needs its scales, and no other has any.")
+    groups = (len(basis), -(-basis.shape[1] // BASIS_GROUP))
+    if basis_scale is not None and tuple(basis_scale.shape) != groups:
+        raise ValueError(f"An int8 basis {tuple(basis.shape)} needs scales {groups}, not {tuple(basis_scale.shape)}.")
 
 
 def low_rank_apply(weight, up, down, strength) -> None:
@@ -66,7 +73,7 @@ def low_rank_apply(weight, up, down, strength) -> None:
     if (
         up.shape[0] != weight.shape[0]
         or up.flatten(1).shape[1] != down.shape[0]
-        or (weight.numel() != weight.shape[0] * down[0].numel())
+        or weight.shape[1:].numel() != down.shape[1:].numel()
     ):
         raise ValueError(f"Factors {tuple(up.shape)} and {tuple(down.shape)} make no change of {tuple(weight.shape)}.")
 

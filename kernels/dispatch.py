@@ -58,7 +58,8 @@ def call(operation: str, **arguments):
     except Exception as error:  # whatever a compiler, a driver or a launch may raise
         from . import proof
 
-        proof.refute(operation, arguments, error)
+        if not proof.no_memory(error):
+            proof.refute(operation, arguments, error)
         return function(EAGER, operation)(**arguments)
 
 
@@ -70,7 +71,7 @@ def backend(operation: str, arguments: dict) -> str:
     device = arguments[next(iter(TABLE[operation].dtypes))].device
     if wanted == EAGER or (wanted == AUTO and device.type != "cuda"):
         return EAGER
-    reason = _cannot_run(device.type) or unfit(operation, arguments)
+    reason = _cannot_run(device) or unfit(operation, arguments)
     if reason:
         level = logging.WARNING if wanted == TRITON else logging.INFO
         once(f"{operation} runs in eager PyTorch: {reason}.", level)
@@ -104,11 +105,14 @@ def once(line: str, level: int = logging.INFO) -> None:
         log.log(level, line)
 
 
-def _cannot_run(device: str) -> str | None:
+def _cannot_run(device: torch.device) -> str | None:
     if not _triton_is_there():
         return "Triton is not installed"
-    if device != "cuda" and not _interpreted():
-        return f"Triton needs a CUDA device, not {device}"
+    if device.type != "cuda":
+        return None if _interpreted() else f"Triton needs a CUDA device, not {device.type}"
+    # It supports no older one: where its compiler aborts there, no proof survives.
+    if torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0):
+        return "Triton needs a GPU of compute capability 8.0 or above"
     return None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import importlib.metadata
+import importlib
 import json
 import logging
 import math
@@ -40,7 +40,7 @@ def winner(operation: str, arguments: Mapping) -> str:
     with _lock:
         known = _verdicts.setdefault(machine, {})
         if not known:
-            known.update(_read().get(machine, {}))
+            known.update(_remembered(_read(), machine))
         if name not in known:
             if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
                 return dispatch.EAGER
@@ -67,7 +67,13 @@ def prove(operation: str, arguments: Mapping) -> dict | None:
     try:
         if error := _error(operation, arguments, eager, triton):
             return _set_aside(operation, error)
-        times = {"eager_ms": milliseconds(eager, arguments), "triton_ms": milliseconds(triton, arguments)}
+        times = {"eager_ms": milliseconds(eager, arguments)}
+        try:
+            times["triton_ms"] = milliseconds(triton, arguments)
+        except Exception as error:  # the whole input can be too much where a slice was not
+            if no_memory(error):
+                return None
+            return _set_aside(operation, _failure(error))
     except torch.OutOfMemoryError:
         return None
     if times["triton_ms"] >= times["eager_ms"]:
@@ -95,11 +101,16 @@ def memory_file() -> Path:
 @functools.cache
 def machine_name(device: torch.device) -> str:
     """What a verdict holds for: GPU, driver, PyTorch, Triton, and the source of the kernels."""
-    parts = [f"torch {torch.__version__}", f"triton {importlib.metadata.version('triton')}", f"kernels {_source()}"]
+    parts = [f"torch {torch.__version__}", f"triton {_triton_version()}", f"kernels {_source()}"]
     if device.type == "cuda":
         driver = getattr(torch._C, "_cuda_getDriverVersion", lambda: "unknown")()
         parts = [torch.cuda.get_device_name(device), f"driver {driver}", *parts]
     return ", ".join(parts)
+
+
+def no_memory(error: Exception) -> bool:
+    """Whether the device was full, which says nothing of a kernel. Triton's driver tells it as a RuntimeError."""
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
 
 
 def milliseconds(function: Callable, arguments: Mapping) -> float:
@@ -112,15 +123,15 @@ def milliseconds(function: Callable, arguments: Mapping) -> float:
     return statistics.median(times)
 
 
-def disagreement(found, wanted, tolerance: float, scale: float = 0.0) -> str | None:
+def disagreement(found, wanted, tolerance: float, scale: float = 0.0, slack: float = 0.0) -> str | None:
     """How one backend's result differs from the other's, or None.
 
     The tolerance is a share of the largest number wanted, or of ``scale`` where that is larger, besides one rounding to
-    the type of the result.
+    the type of the result, and besides ``slack``, a difference that was asked for.
     """
     if isinstance(wanted, tuple):
         pairs = zip(found, wanted, strict=True)
-        return next(filter(None, (disagreement(*pair, tolerance, scale) for pair in pairs)), None)
+        return next(filter(None, (disagreement(*pair, tolerance, scale, slack) for pair in pairs)), None)
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         return f"{found.dtype} {tuple(found.shape)} instead of {wanted.dtype} {tuple(wanted.shape)}"
     if not wanted.is_floating_point():
@@ -133,7 +144,7 @@ def disagreement(found, wanted, tolerance: float, scale: float = 0.0) -> str | N
     if not there.any():
         return None
     found, wanted = found[there].double(), wanted[there].double()
-    error = float((found - wanted).abs().max()) / max(float(wanted.abs().max()), scale, 1e-30)
+    error = (float((found - wanted).abs().max()) - slack) / max(float(wanted.abs().max()), scale, 1e-30)
     return f"it errs by {error:.1e} of the largest number" if error > tolerance else None
 
 
@@ -149,14 +160,14 @@ def _error(operation: str, arguments: Mapping, eager: Callable, triton: Callable
             sliced[name] = value[:length]
     try:
         found = triton(**sliced)
-    except torch.OutOfMemoryError:
-        raise
     except Exception as error:  # whatever a compiler, a driver or a launch may raise
+        if no_memory(error):
+            raise torch.OutOfMemoryError(str(error)) from error
         return _failure(error)
     with _full_precision():
         wanted = eager(**sliced)
     found, wanted = compared(operation, found), compared(operation, wanted)
-    return disagreement(found, wanted, kernel.tolerance, scale(operation, sliced))
+    return disagreement(found, wanted, kernel.tolerance, scale(operation, sliced), sliced.get(kernel.slack, 0.0))
 
 
 def compared(operation: str, result):
@@ -230,10 +241,20 @@ def _kind(value) -> str:
         return f"{str(value.dtype).removeprefix('torch.')}{[size.bit_length() for size in value.shape]}"
     if isinstance(value, int) or value is None:
         return str(value)
+    if isinstance(value, float):
+        return "float" if value else "0.0"  # a gap of 0 is another task than any other
     if tensors := tensors_of(value):
         size, types = sum(tensor.numel() for tensor in tensors), sorted({str(tensor.dtype) for tensor in tensors})
         return f"{len(tensors).bit_length()} bits of tensors, {size.bit_length()} of {' '.join(types)}"
     return f"{len(value).bit_length()} bits long" if hasattr(value, "__len__") else type(value).__name__
+
+
+def _triton_version() -> str:
+    """By the module: the package that brings it is called triton, triton-windows, pytorch-triton or otherwise."""
+    try:
+        return importlib.import_module("triton").__version__
+    except Exception:  # a Triton that does not fit this PyTorch or Python, with which no kernel will run
+        return "unknown"
 
 
 @functools.cache
@@ -247,20 +268,28 @@ def _source() -> str:
 def _read() -> dict:
     try:
         content = json.loads(memory_file().read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):  # the last where nobody has a home
         return {}
     return content if isinstance(content, dict) else {}
 
 
+def _remembered(content: dict, machine: str) -> dict[str, dict]:
+    """A machine's verdicts in what was read, less what is none."""
+    verdicts = content.get(machine)
+    backends = (dispatch.EAGER, dispatch.TRITON)
+    pairs = verdicts.items() if isinstance(verdicts, dict) else ()
+    return {name: one for name, one in pairs if isinstance(one, dict) and one.get("backend") in backends}
+
+
 def _write(machine: str, known: dict) -> None:
     """Add what is known to the file, which other processes write too; a folder that cannot be written is no matter."""
-    path = memory_file()
     content = _read()
-    content[machine] = {**content.get(machine, {}), **known}
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    content[machine] = _remembered(content, machine) | known
     try:
+        path = memory_file()
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
         temporary.replace(path)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
         dispatch.once(f"Which kernels won cannot be remembered: {error}.", logging.DEBUG)

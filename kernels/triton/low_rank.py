@@ -85,7 +85,7 @@ def _combine(coefficients, basis, scale, sums, rows, size, coefficient_stride, b
              SCALED: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     first = tl.program_id(1) * length
     total, place = _sum(coefficients, basis, scale, tl.program_id(0), first, tl.minimum(first + length, rows), rows,
-                        size, coefficient_stride, basis_stride, scale_stride, SCALED, GROUP, ROWS, BLOCK)
+                        size, coefficient_stride, basis_stride, scale_stride, SCALED, GROUP, ROWS, BLOCK)  # fmt: skip
     tl.store(sums + tl.program_id(1).to(tl.int64) * size + place, total, mask=place < size)
 
 
@@ -135,7 +135,7 @@ def _apply_all(coefficients, basis, scale, mean, deviation, flat, begun_and_made
     number = tl.atomic_add(begun_and_made, 1)
     if number < makers:
         total, place = _sum(coefficients, basis, scale, number, 0, rows, rows, size, coefficient_stride, basis_stride,
-                            scale_stride, SCALED, GROUP, BASIS_ROWS, BLOCK)
+                            scale_stride, SCALED, GROUP, BASIS_ROWS, BLOCK)  # fmt: skip
         there = place < size
         middle = tl.load(mean + place, mask=there, other=0).to(tl.float32)
         width = tl.load(deviation + place, mask=there, other=0).to(tl.float32)

@@ -262,13 +262,58 @@ def test_a_winner_that_fails_later_gives_way(monkeypatch, memory, caplog):
         kernels.pair_moments(**arguments())
 
 
-def test_no_memory_proves_nothing(monkeypatch, memory):
+@pytest.mark.parametrize("rows", [0, 16])
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError(), RuntimeError("Triton Error [CUDA]: out of memory")])
+def test_no_memory_proves_nothing(monkeypatch, memory, error, rows):
+    """Neither on the slice nor on the whole."""
+
     def full(data, noise):
-        raise torch.OutOfMemoryError
+        if len(data) > rows:
+            raise error
+        return dispatch_eager(data, noise)
 
     contenders(monkeypatch, full)
-    assert proof.winner("pair_moments", arguments()) == "eager"
+    assert proof.winner("pair_moments", kernel_inputs.pair_moments(F32, 40, 100)) == "eager"
     assert not memory.exists()
+
+
+def test_a_full_gpu_refutes_no_winner(monkeypatch, memory):
+    def full(data, noise):
+        raise RuntimeError("Triton Error [CUDA]: out of memory")
+
+    contenders(monkeypatch, full)
+    monkeypatch.setattr(dispatch, "backend", lambda operation, arguments: "triton")
+    assert all(map(torch.equal, kernels.pair_moments(**arguments()), dispatch_eager(**arguments())))
+    assert not memory.exists()
+
+
+def test_a_kernel_that_fails_on_the_whole_input_alone(monkeypatch, memory, caplog):
+    caplog.set_level(logging.INFO)
+
+    def fails(data, noise):
+        if len(data) > 16:
+            raise RuntimeError("invalid argument: grid")
+        return dispatch_eager(data, noise)
+
+    contenders(monkeypatch, fails)
+    assert proof.winner("pair_moments", kernel_inputs.pair_moments(F32, 40, 100)) == "eager"
+    (record,) = caplog.records
+    assert record.message.endswith("set aside: it does not run here: RuntimeError: invalid argument: grid.")
+
+
+def test_a_gap_may_be_used(monkeypatch):
+    """A total may lie above eager's by the gap that was asked for, and by no more."""
+    cost = kernel_inputs.gaussian(9, 9)
+    eager = dispatch.function("eager", "least_assignment")
+
+    def above(cost, gap):
+        columns, total = eager(cost=cost)
+        return columns, total + 0.9
+
+    assert proof._error("least_assignment", {"cost": cost, "gap": 1.0}, eager, above) is None
+    assert proof._error("least_assignment", {"cost": cost, "gap": 0.5}, eager, above).startswith("it errs by")
+    classes = {proof.shape_class("least_assignment", {"cost": cost, "gap": gap}) for gap in (0, 0.0, 0.5, 1.0)}
+    assert len(classes) == 3
 
 
 def test_a_module_that_cannot_be_imported(monkeypatch, memory):
@@ -284,13 +329,40 @@ def test_a_module_that_cannot_be_imported(monkeypatch, memory):
     assert "ImportError: undefined symbol" in memory.read_text()
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"a GPU": {}}'])
+@pytest.mark.parametrize("content", ["{", "[]", '{"a GPU": {}}', '{"a GPU": 5}', '{"a GPU": {"CLASS": 5}}',
+                                     '{"a GPU": {"CLASS": {"backend": "x"}}}'])  # fmt: skip
 def test_a_memory_that_is_damaged(monkeypatch, memory, content):
     memory.parent.mkdir()
-    memory.write_text(content)
+    memory.write_text(content.replace("CLASS", proof.shape_class("pair_moments", arguments())))
     contenders(monkeypatch, wrong)
     assert proof.winner("pair_moments", arguments()) == "eager"
-    assert json.loads(memory.read_text())["a GPU"]
+    (verdict,) = json.loads(memory.read_text())["a GPU"].values()
+    assert verdict["why"].startswith("it errs by")
+
+
+def test_without_a_home_verdicts_hold_for_the_process(monkeypatch, memory):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(proof, "memory_file", homeless)
+    contenders(monkeypatch, wrong)
+    assert [proof.winner("pair_moments", arguments()) for _ in range(2)] == ["eager", "eager"]
+
+
+def test_triton_goes_by_several_names(monkeypatch):
+    """Its package for Windows is called triton-windows; the module is the same."""
+    name = proof.machine_name.__wrapped__
+    monkeypatch.setitem(sys.modules, "triton", types.SimpleNamespace(__version__="3.5.1.post2"))
+    assert "triton 3.5.1.post2, " in name(torch.device("cpu"))
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert "triton unknown, " in name(torch.device("cpu"))
+
+
+def test_a_gpu_that_triton_does_not_support(monkeypatch):
+    monkeypatch.setattr(dispatch, "_triton_is_there", lambda: True)
+    for capability, fits in (((7, 5), False), ((8, 0), True), ((12, 0), True)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        assert (dispatch._cannot_run(torch.device("cuda")) is None) == fits
 
 
 def test_a_folder_that_cannot_be_written(monkeypatch, memory):

@@ -89,5 +89,16 @@ def test_shapes_that_do_not_fit():
         flat_weights(torch.ones(2), torch.ones(3, 4), torch.ones(4), torch.ones(4))
     with pytest.raises(ValueError, match="int8 basis needs its scales"):
         flat_weights(torch.ones(3), torch.ones(3, 4, dtype=torch.int8), torch.ones(4), torch.ones(4))
+    for deviation in (torch.ones(1), torch.ones(5), torch.ones(1, 4)):  # a kernel would read past its end
+        with pytest.raises(ValueError, match="must be as long as the mean \\(4,\\)"):
+            flat_weights(torch.ones(3), torch.ones(3, 4), torch.ones(4), deviation)
+    for scale in (torch.ones(3, 1), torch.ones(2, 2), torch.ones(3)):
+        with pytest.raises(ValueError, match="needs scales \\(3, 2\\)"):
+            flat_weights(torch.ones(3), torch.ones(3, 1025, dtype=torch.int8), *torch.ones(2, 1025), scale)
     with pytest.raises(ValueError, match="make no change of"):
         low_rank_apply(torch.ones(4, 4), torch.ones(3, 1), torch.ones(1, 4), 1.0)
+
+
+def test_no_rank_is_no_change():
+    weight = torch.ones(4, 3, 2)
+    assert torch.equal(low_rank_apply(weight, torch.ones(4, 0), torch.ones(0, 3, 2), 1.0), weight)
