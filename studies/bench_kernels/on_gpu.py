@@ -22,8 +22,11 @@ _SIDE = 8192  # of the matrices that measure the matrix rate
 
 def measure(quick: bool) -> list[Path]:
     """Measure every case in float32 and bfloat16; returns the files written."""
-    import triton
-
+    try:
+        import triton
+    except ImportError:
+        raise SystemExit("Triton is not installed, and its kernels are what is measured on a GPU: install it, or "
+                         "measure the CPU with --cpu.") from None  # fmt: skip
     gpu = torch.cuda.get_device_name()
     bandwidth = _bandwidth()
     rows = []
@@ -32,7 +35,12 @@ def measure(quick: bool) -> list[Path]:
         for case in gpu_cases(quick):
             machine = {"gpu": gpu, "torch": torch.__version__, "triton": triton.__version__,
                        "bandwidth_gb_s": bandwidth / 1e9, "matrix_tflop_s": rate / 1e12}  # fmt: skip
-            measured = compared(case, "cuda", dtype, bandwidth, rate, 10 if quick else 50)
+            torch.cuda.empty_cache()
+            try:
+                measured = compared(case, "cuda", dtype, bandwidth, rate, 10 if quick else 50)
+            except torch.OutOfMemoryError:
+                print(f"{case.operation}, {case.where}, {dtype}: left out, this GPU has too little memory")
+                continue
             told = ", ".join(f"{row['backend']} {row['ms']:.4f} ms" for row in measured)
             print(f"{case.operation}, {case.where}, {dtype}: {told}")
             rows += [machine | row for row in measured]
@@ -62,29 +70,32 @@ def compared(case: Case, device: str, dtype: torch.dtype, bandwidth: float, rate
     dispatch, proof, limits = (host.pack(f"kernels.{name}") for name in ("dispatch", "proof", "table"))
     arguments = case.arguments(device, dtype)
     eager = dispatch.function("eager", case.operation)
+    torch.compiler.reset()  # compiled for these sizes, and not for whatever sizes came before
     contenders = {EAGER: eager, TRITON: dispatch.function("triton", case.operation), COMPILED: torch.compile(eager),
                   **case.others}  # fmt: skip
     wanted = eager(**arguments)
     volume = moved(arguments, wanted)
     floor = 1000 * max(volume / bandwidth, case.operations / rate if case.matrix else 0.0)
-    rows, eager_ms = [], None
+    rows, eager_ms = [], float("nan")
+
+    def check(found) -> str:
+        pair = (proof.compared(case.operation, result) for result in (found, wanted))
+        tolerance, scale = limits.TABLE[case.operation].tolerance, proof.scale(case.operation, arguments)
+        return proof.disagreement(*pair, tolerance, scale) or "right"
+
     for name, contender in contenders.items():
         row = {"operation": case.operation, "where": case.where, "dtype": str(dtype).removeprefix("torch."),
                "backend": name, "bytes": volume, "operations": case.operations, "floor_ms": floor}  # fmt: skip
         try:
-            found = contender(**arguments)
-            if name == TRITON:
-                tolerance = limits.TABLE[case.operation].tolerance
-                pair = (proof.compared(case.operation, result) for result in (found, wanted))
-                wrong = proof.disagreement(*pair, tolerance, proof.scale(case.operation, arguments))
-                row["check"] = wrong or "right"
-            del found
             times = milliseconds(lambda run=contender: run(**arguments), turns)
+            if name == TRITON:  # after all turns: what programs do to each other need not show in the first
+                row["check"] = check(contender(**arguments))
         except Exception as error:  # a contender that does not run is a result, too
             rows.append(row | {"ms": float("nan"), "check": f"{type(error).__name__}: {error}".splitlines()[0][:200]})
             continue
         middle = statistics.median(times)
-        eager_ms = eager_ms or middle
+        if name == EAGER:
+            eager_ms = middle
         ranked = sorted(times)
         rows.append(row | {"ms": middle, "low_ms": ranked[len(ranked) // 20], "high_ms": ranked[-1 - len(ranked) // 20],
                            "over_floor": middle / floor, "over_eager": middle / eager_ms})  # fmt: skip
@@ -99,9 +110,20 @@ def _bandwidth() -> float:
 
 
 def _matrix_rate(dtype: torch.dtype) -> float:
-    """Operations a second of a large product in that type, float32 in full precision."""
+    """Operations a second of a large product in that type.
+
+    In float32 the faster of full precision and of three products in TF32 for each, as the kernels take it.
+    """
     left, right = (torch.randn(_SIDE, _SIDE, device="cuda", dtype=dtype) for _ in range(2))
-    return 2 * _SIDE**3 / (statistics.median(milliseconds(lambda: left @ right, 10)) / 1000)
+    taken = statistics.median(milliseconds(lambda: left @ right, 10))
+    if dtype == torch.float32:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        try:
+            taken = min(taken, 3 * statistics.median(milliseconds(lambda: left @ right, 10)))
+        finally:
+            torch.set_float32_matmul_precision(before)
+    return 2 * _SIDE**3 / (taken / 1000)
 
 
 def table(path: Path, rows: list[dict]) -> Path:
@@ -134,7 +156,7 @@ def plot(path: Path, rows: list[dict]) -> Path:
     axes.set_xscale("log")
     axes.set_xlabel("time over the floor from bandwidth and matrix rate")
     axes.set_title(rows[0]["gpu"])
-    axes.set_xlim(left=0.8)
+    axes.set_xlim(left=min([0.8, *(0.9 * row["over_floor"] for row in shown)]))
     axes.axvline(1, color="black", linewidth=1)
     axes.margins(y=0.01)
     axes.invert_yaxis()

@@ -59,6 +59,7 @@ def test_rows_and_files_of_a_gpu(monkeypatch, tmp_path):
 
     monkeypatch.setattr(on_gpu, "milliseconds", milliseconds)
     monkeypatch.setattr(torch, "compile", lambda function: function)
+    monkeypatch.setattr(torch.compiler, "reset", lambda: None)
     dispatch = on_gpu.host.pack("kernels.dispatch")
     original = dispatch.function
     monkeypatch.setattr(dispatch, "function", lambda backend, name: fails if backend == "triton" else
@@ -72,4 +73,35 @@ def test_rows_and_files_of_a_gpu(monkeypatch, tmp_path):
     assert rows[1]["check"] == "RuntimeError: no kernel image is available"
     with on_gpu.table(tmp_path / "x.csv", rows).open(newline="") as file:
         assert [row["backend"] for row in csv.DictReader(file)] == [row["backend"] for row in rows]
+    assert rows[0]["over_eager"] == 1 and rows[0].get("check") is None
     assert on_gpu.plot(tmp_path / "x.png", rows).stat().st_size > 1000
+
+
+def test_a_kernel_is_checked_after_its_turns(monkeypatch):
+    """One that is right until the last turn is wrong."""
+    calls = []
+    original = on_gpu.host.pack("kernels.dispatch").function("eager", "pair_moments")
+
+    def spoilt(**arguments):
+        calls.append(0)
+        return tuple(part + 0.1 * (len(calls) > 3) for part in original(**arguments))
+
+    monkeypatch.setattr(on_gpu, "milliseconds", lambda function, turns: [function() and 1.0 for _ in range(turns)])
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    monkeypatch.setattr(torch.compiler, "reset", lambda: None)
+    dispatch = on_gpu.host.pack("kernels.dispatch")
+    monkeypatch.setattr(dispatch, "function", lambda backend, name: spoilt if backend == "triton" else original)
+    (row,) = [row for row in on_gpu.compared(TINY[0], "cpu", torch.float32, 1e9, 1e12, 3) if row["backend"] == "triton"]
+    assert row["check"].startswith("it errs by") and len(calls) == 4
+
+
+def test_the_rate_of_float32_is_that_of_three_products(monkeypatch):
+    """Where TF32 is more than three times as fast, and full precision's where it is not."""
+    randn = torch.randn
+    monkeypatch.setattr(on_gpu, "_SIDE", 10)
+    monkeypatch.setattr(torch, "randn", lambda *shape, device, dtype: randn(*shape, dtype=dtype))
+    for tf32, rate in ((1.0, 2e6 / 3), (5.0, 2e5)):
+        taken = {"highest": 10.0, "high": tf32}
+        monkeypatch.setattr(on_gpu, "milliseconds", lambda _, turns, t=taken: [t[torch.get_float32_matmul_precision()]])
+        assert on_gpu._matrix_rate(torch.float32) == pytest.approx(rate)
+        assert torch.get_float32_matmul_precision() == "highest"
