@@ -160,6 +160,8 @@ def _error(operation: str, arguments: Mapping, eager: Callable, triton: Callable
             sliced[name] = value[:length]
     try:
         found = triton(**sliced)
+        if (device := _device(sliced)).type == "cuda":
+            torch.cuda.synchronize(device)  # what fails while it runs is its failure, to be remembered as that
     except Exception as error:  # whatever a compiler, a driver or a launch may raise
         if no_memory(error):
             raise torch.OutOfMemoryError(str(error)) from error

@@ -18,8 +18,7 @@ _BYTES = 16384  # of one tile of a head's channels; above it tiles are half as h
 def mean_attention(query, key, heads: int, chosen=None, tokens=None) -> torch.Tensor:
     """See ``kernels.mean_attention``."""
     (count, positions, _), keys = query.shape, key.shape[1]
-    chosen = torch.as_tensor(range(heads) if chosen is None else chosen, dtype=torch.int32, device=query.device)
-    tokens = torch.as_tensor(range(keys) if tokens is None else tokens, dtype=torch.int32, device=query.device)
+    chosen, tokens = _indices(chosen, heads, query.device), _indices(tokens, keys, query.device)
     channels = query.shape[2] // heads
     width = max(16, triton.next_power_of_2(channels))
     wide = common.wide(query, key)
@@ -38,6 +37,12 @@ def mean_attention(query, key, heads: int, chosen=None, tokens=None) -> torch.Te
         *strides, *widths, num_stages=2,
     )  # fmt: skip
     return result
+
+
+def _indices(wanted, count: int, device: torch.device) -> torch.Tensor:
+    if wanted is None:
+        return torch.arange(count, dtype=torch.int32, device=device)
+    return torch.as_tensor(wanted, dtype=torch.int32, device=device)
 
 
 @triton.jit

@@ -301,6 +301,19 @@ def test_a_kernel_that_fails_on_the_whole_input_alone(monkeypatch, memory, caplo
     assert record.message.endswith("set aside: it does not run here: RuntimeError: invalid argument: grid.")
 
 
+def test_a_fault_while_it_runs_is_the_kernels(monkeypatch, memory):
+    """A launch returns before the kernel has run; its fault must not be found by whoever comes next."""
+
+    def fault(device):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(proof, "_device", lambda arguments: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "synchronize", fault)
+    contenders(monkeypatch, dispatch_eager)
+    assert proof.winner("pair_moments", arguments()) == "eager"
+    assert "illegal memory access" in memory.read_text()
+
+
 def test_a_gap_may_be_used(monkeypatch):
     """A total may lie above eager's by the gap that was asked for, and by no more."""
     cost = kernel_inputs.gaussian(9, 9)
