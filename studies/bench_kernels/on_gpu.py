@@ -28,6 +28,7 @@ def measure(quick: bool) -> list[Path]:
         raise SystemExit("Triton is not installed, and its kernels are what is measured on a GPU: install it, or "
                          "measure the CPU with --cpu.") from None  # fmt: skip
     gpu = torch.cuda.get_device_name()
+    name = "kernels_" + re.sub(r"\W+", "_", gpu).strip("_").lower() + ("_quick" if quick else "")
     bandwidth = _bandwidth()
     rows = []
     for dtype in (torch.float32, torch.bfloat16):
@@ -41,11 +42,21 @@ def measure(quick: bool) -> list[Path]:
             except torch.OutOfMemoryError:
                 print(f"{case.operation}, {case.where}, {dtype}: left out, this GPU has too little memory")
                 continue
-            told = ", ".join(f"{row['backend']} {row['ms']:.4f} ms" for row in measured)
-            print(f"{case.operation}, {case.where}, {dtype}: {told}")
+            print(told(measured), flush=True)
             rows += [machine | row for row in measured]
-    name = "kernels_" + re.sub(r"\W+", "_", gpu).strip("_").lower() + ("_quick" if quick else "")
-    return [table(results.RESULTS / f"{name}.csv", rows), plot(results.RESULTS / f"{name}.png", rows)]
+            written = table(results.RESULTS / f"{name}.csv", rows)  # what is measured stays, whatever ends the run
+    return [written, plot(results.RESULTS / f"{name}.png", rows)]
+
+
+def told(measured: list[dict]) -> str:
+    """The rows of one case for a person to read."""
+    first = measured[0]
+    lines = ["{operation}, {where}, {dtype}: {bytes:,} bytes, {operations:,.0f} operations, "
+             "at least {floor_ms:.4f} ms".format(**first)]  # fmt: skip
+    for row in measured:
+        times = "{ms:.4f} ms, {over_floor:.2f} of the floor, {over_eager:.2f} of eager" if "over_floor" in row else ""
+        lines.append(f"  {row['backend']}: " + ", ".join(filter(None, (times.format(**row), row.get("check")))))
+    return "\n".join(lines)
 
 
 def milliseconds(function: Callable[[], object], turns: int) -> list[float]:

@@ -71,6 +71,12 @@ def test_rows_and_files_of_a_gpu(monkeypatch, tmp_path):
     assert rows[0]["floor_ms"] == pytest.approx(1000 * rows[0]["bytes"] / 1e9)
     assert rows[2]["over_eager"] == 2 and math.isnan(rows[1]["ms"])
     assert rows[1]["check"] == "RuntimeError: no kernel image is available"
+    assert on_gpu.told(rows).splitlines() == [
+        "assignment_cost, tiny, float32: 1,344 bytes, 1,280 operations, at least 0.0013 ms",
+        "  eager: 1.0000 ms, 744.05 of the floor, 1.00 of eager",
+        "  triton: RuntimeError: no kernel image is available",
+        "  torch.compile of eager: 2.0000 ms, 1488.10 of the floor, 2.00 of eager",
+        "  cdist: 3.0000 ms, 2232.14 of the floor, 3.00 of eager"]  # fmt: skip
     with on_gpu.table(tmp_path / "x.csv", rows).open(newline="") as file:
         assert [row["backend"] for row in csv.DictReader(file)] == [row["backend"] for row in rows]
     assert rows[0]["over_eager"] == 1 and rows[0].get("check") is None
