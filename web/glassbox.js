@@ -1,7 +1,9 @@
 // What the pack adds to the canvas: a panel on the nodes that are better looked at, clicked and dragged than typed.
 
 import { app } from "../../scripts/app.js";
-import { watchCanvas } from "./canvas/panel.js";
+import { refreshAll, watchCanvas } from "./canvas/panel.js";
+import { forget } from "./canvas/server.js";
+import { speak } from "./text/words.js";
 import { addEditSliders } from "./widgets/edit_sliders.js";
 import { addLiveCurve } from "./widgets/live_curve.js";
 import { addNetworkMap } from "./widgets/network_map.js";
@@ -25,10 +27,16 @@ app.registerExtension({
   name: "glassbox.panels",
   setup() {
     const href = new URL("./glassbox.css", import.meta.url).href;
+    speak(app.extensionManager.setting.get("Comfy.Locale"));
     watchCanvas();
     document.head.append(Object.assign(document.createElement("link"), { rel: "stylesheet", href }));
   },
   nodeCreated(node) {
     PANELS[node.comfyClass]?.(node);
+  },
+  /** R on the canvas: the front end looks for new files. */
+  refreshComboInNodes() {
+    forget();
+    refreshAll();
   },
 });

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from .directions import JOINT, along
@@ -19,8 +20,8 @@ def parse(text: str) -> list[tuple[str, float]]:
         try:
             strength = float(value)
         except ValueError:
-            strength = float("nan")
-        if not colon or not name.strip() or strength != strength:
+            strength = math.nan
+        if not colon or not name.strip() or not math.isfinite(strength):
             raise ValueError(f"'{part}' is no edit: write a name, a colon and a strength, such as {EXAMPLE}.")
         edits.append((name.strip(), strength))
     return edits

@@ -8,13 +8,14 @@ from .space import Space
 
 
 def outline(space: Space) -> dict:
-    """The space's name, its directions with their ranges, and the labels that directions can be fitted to.
+    """The space's name, its directions with their ranges, the labels that directions can be fitted to, and how many
+    ``components`` there are to move along, PC 1 to PC n.
 
     ``low`` and ``high`` are the members' extreme projections in units of the largest one, which is a strength of 1;
     ``raw`` is that strength in units of the vector as it was fitted.
     """
     directions = [{"name": name, **_range(space, one.vector, one.reach)} for name, one in space.directions.items()]
-    return {"name": space.name, "directions": directions, "labels": list(space.labels)}
+    return {"name": space.name, "directions": directions, "labels": list(space.labels), "components": space.known}
 
 
 def _range(space: Space, vector: torch.Tensor, reach: float) -> dict[str, float]:

@@ -15,6 +15,25 @@ _NODE = "GBX_W2WEdit"
 _SPACE = "avatars-v1-w2w.safetensors"
 _LABELS = 13
 _SEEDS = itertools.count(100)
+_QUESTION = "**/glassbox/space?*"
+_OFFSET = "() => [...app.canvas.ds.offset].map(length => length * app.canvas.ds.scale)"
+# Whether the panel of a new node draws itself when the graph changes: in no graph, and in one.
+_TOUCHED = """type => {
+    const node = LiteGraph.createNode(type)
+    let touched = false
+    const element = node.widgets.at(-1).element
+    Object.defineProperty(element, "isConnected", { get: () => (touched = true) })
+    const change = () => {
+        touched = false
+        window.comfyAPI.api.api.dispatchEvent(new CustomEvent("graphChanged", { detail: app.graph.serialize() }))
+        return touched
+    }
+    const alone = change()
+    app.graph.add(node)
+    const there = change()
+    app.graph.remove(node)
+    return [alone, there]
+}"""
 
 
 def _describe(w):
@@ -117,6 +136,59 @@ def test_buttons(canvas, sliders):
     assert len(_queued(canvas).split(",")) > _LABELS / 2
     sliders.get_by_role("button", name="Reset", exact=True).click()
     assert _queued(canvas) == ""
+
+
+def test_a_component_has_a_slider_while_the_text_names_it(canvas, sliders):
+    canvas.set(_NODE, "edits", "pc 2: 1.5")
+    expect(_number(sliders, "pc 2")).to_have_value("1.5")
+    expect(_row(sliders, "pc 2").locator("input[type=range]")).to_be_enabled()
+    expect(sliders.get_by_role("status")).to_contain_text(f"1 of {_LABELS + 1} in use")
+    canvas.set(_NODE, "edits", "PC 1000000: 1")
+    expect(sliders.get_by_role("status")).to_have_text("The space has no direction 'PC 1000000'.")
+
+
+def test_a_file_that_was_missing_is_looked_for_again(canvas, object_info):
+    """With R, by which a person has the front end look for new files."""
+    no_space = {"status": 400, "json": {"error": "There is no weight space."}}
+    canvas.page.route(_QUESTION, lambda route: route.fulfill(**no_space))
+    try:
+        canvas.load(make("edits", _describe, object_info))
+        canvas.page.locator("body").press("r")  # whatever was asked before is forgotten
+        canvas.look_at(_NODE)
+        panel = canvas.page.locator(".glassbox-sliders")
+        expect(panel.get_by_role("status")).to_have_text("There is no weight space.")
+    finally:
+        canvas.page.unroute(_QUESTION)
+    canvas.page.locator("body").press("r")
+    expect(panel.locator(".glassbox-row")).to_have_count(_LABELS)
+
+
+def test_a_node_in_no_graph_is_left_alone(canvas, sliders):
+    """The front end makes such nodes, for each copy one, and never tells that they are gone."""
+    assert canvas.page.evaluate(_TOUCHED, _NODE) == [False, True]
+
+
+def test_the_middle_button_moves_the_canvas(canvas, sliders):
+    box = sliders.get_by_role("status").bounding_box()
+    before = canvas.page.evaluate(_OFFSET)
+    canvas.page.mouse.move(box["x"] + 20, box["y"] + 5)
+    canvas.page.mouse.down(button="middle")
+    canvas.page.mouse.move(box["x"] + 60, box["y"] + 35, steps=4)
+    canvas.page.mouse.up(button="middle")
+    assert canvas.page.evaluate(_OFFSET) == pytest.approx([before[0] + 40, before[1] + 30])
+    assert canvas.errors == []
+
+
+def test_they_speak_the_language_of_the_canvas(canvas, object_info):
+    try:
+        canvas.open({"Comfy.Locale": "zh"})
+        canvas.load(make("edits", _describe, object_info))
+        canvas.look_at(_NODE)
+        panel = canvas.page.locator(".glassbox-sliders")
+        expect(panel.get_by_role("button", name="随机")).to_be_visible()
+        expect(panel.get_by_role("status")).to_contain_text(f"{_LABELS} 个中使用 2 个")
+    finally:
+        canvas.open({})
 
 
 def test_ranges_are_the_members_after_a_run(canvas, sliders):

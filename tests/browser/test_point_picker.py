@@ -105,6 +105,21 @@ def test_saved_loaded_copied_undone(canvas, picker, at):
     assert len(_points(canvas)) == 1
 
 
+def test_in_a_subgraph_the_new_point_is_dragged(canvas, picker, at):
+    """The text stands on the subgraph's node, which tells the panel inside of a change only later."""
+    canvas.into_subgraph(_NODE, promoted="points")
+    canvas.run()
+    expect(picker.locator(".glassbox-dot")).to_have_count(2)
+    canvas.page.mouse.move(*at(20, 100))
+    canvas.page.mouse.down()
+    canvas.page.mouse.move(*at(60, 60), steps=4)
+    canvas.page.mouse.up()
+    *before, after = _queued(canvas).splitlines()
+    assert before == ["50%, 25%", "(100, 32)"], "an older point has been dragged"
+    assert [float(part) for part in after.split(",")] == pytest.approx([60, 60], abs=1)
+    assert canvas.errors == []
+
+
 def test_the_text_and_the_batch_lead(canvas, picker):
     first = picker.locator("image").get_attribute("href")
     canvas.set(_NODE, "points", "10, 10; 20, 20\n30%, 30%")

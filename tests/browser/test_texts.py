@@ -14,7 +14,7 @@ from launch.comfyui import PACK_NAME
 _IDS = [f"up-level{level}-repeat{repeat}-{part}" for level in range(3) for repeat in range(2) for part in
         ("res-out", "vit-block0-self-q", "vit-block0-cross-q", "vit-out")]  # fmt: skip
 _EDITS = ["", "beard: 0.8, glasses: -0.5", "a:1\nb: 2;c : +3e-1", "x: .5, x: 1.", "with: colon: 2", " , ;\n", "beard",
-          "beard:", ": 1", "beard: one", "a: 1, b", "a: 1 2"]  # fmt: skip
+          "beard:", ": 1", "beard: one", "a: 1, b", "a: 1 2", "a: inf", "a: 1e999"]  # fmt: skip
 _LISTS = ["up-level1-*", "*-out", "up-level?-repeat0-res-out, up-level2-*", "*[!t]", "up-level[01]-*-self-q",
           "up-level0-repeat0-res-out # a note\n\n*-cross-q", "[", "up-level0[-]*", "*-vit-block0-[cs]*-q"]  # fmt: skip
 _POINTS = ["64, 48", "50%, 30%\n(10 20)", "1,2;3 , 4;\n\n5.5 6", "[[1, 2], [3.5, 4]]", '[{"x": 1, "y": 2}]', "1",
@@ -183,6 +183,11 @@ def test_curves(call):
     empty = {"steps": 9, "smooth": 25, "each": [], "mean": [], "validation": [[0, 0.5]]}
     low, high, ticks, last, told, _ = call("curves.js", body.replace("text.toldAt(given, 60)", "null"), empty)
     assert low < 0.5 < high and ticks and last == 9 and told == "held-out 0.5 at 0"
+
+
+def test_sentences_in_the_language_of_the_canvas(call):
+    body = "return given.map(locale => { text.speak(locale); return text.say('{0} of {1} chosen', 2, 5) })"
+    assert call("words.js", body, ["zh", "fr", "en"]) == ["已选 2 / 5", "2 of 5 chosen", "2 of 5 chosen"]
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (-3, 7), (0.0011, 0.0013), (0, 16), (1e5, 3.2e5)])

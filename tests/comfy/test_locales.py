@@ -89,6 +89,18 @@ def test_no_text_holds_what_the_front_end_would_read_as_its_own_syntax(folder):
     assert values and not [value for value in values if re.search(r"[@|{}]", value)]
 
 
+def test_panels_say_the_same_in_chinese():
+    """Every sentence of the scripts has its translation, with the same values in it, and there is none beside."""
+    table = repository.ROOT / "web" / "text" / "chinese.js"
+    scripts = [path.read_text("utf-8") for path in (repository.ROOT / "web").rglob("*.js") if path != table]
+    chinese = dict(re.findall(r'^  "(.+)": "(.+)",$', table.read_text("utf-8"), re.MULTILINE))
+    said = {sentence for text in scripts for sentence in re.findall(r'\bsay\("([^"]+)"', text)}
+    assert len(said) > 40 and said <= set(chinese)
+    assert [sentence for sentence in chinese if not any(f'"{sentence}"' in text for text in scripts)] == []
+    values = re.compile(r"\{\d\}")
+    assert all(sorted(values.findall(one)) == sorted(values.findall(other)) for one, other in chinese.items())
+
+
 def test_comfyui_hands_them_out(server):
     with urllib.request.urlopen(f"{server.url}/i18n", timeout=30) as answer:
         told = json.load(answer)

@@ -2,6 +2,7 @@
 
 import { app } from "../../../scripts/app.js";
 import { api } from "../../../scripts/api.js";
+import { onEnd } from "./live.js";
 import { locatorOf, placesOf } from "./places.js";
 
 const RUNS = 16;
@@ -35,4 +36,4 @@ async function runs() {
   }
 }
 
-api.addEventListener("execution_success", () => (history = null));
+onEnd(() => (history = null));

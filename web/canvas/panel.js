@@ -2,6 +2,9 @@
 
 import { app } from "../../../scripts/app.js";
 import { api } from "../../../scripts/api.js";
+import { onEnd } from "./live.js";
+
+const MIDDLE = 1; // the button that moves the canvas
 
 const shown = new Set();
 
@@ -36,8 +39,13 @@ export function addPanel(node, name, element, { height, update }) {
     takePlace(node, element);
     follow();
   };
-  shown.add(refresh);
   element.addEventListener("pointerenter", refresh);
+  // Not from its making on: the front end makes nodes that are in no graph, for each copy one, and removes none of them.
+  const added = node.onAdded;
+  node.onAdded = function () {
+    added?.apply(this, arguments);
+    shown.add(refresh);
+  };
   const executed = node.onExecuted;
   node.onExecuted = function (output) {
     executed?.apply(this, arguments);
@@ -71,15 +79,24 @@ export function remember() {
 }
 
 /** Lets every panel draw itself again. */
-function refreshAll() {
+export function refreshAll() {
   for (const refresh of [...shown]) refresh();
+}
+
+/** Whether Nodes 2.0 shows an element, inside an element of its node. */
+function inVueNode(element) {
+  return element.closest("[data-node-id]") !== null;
 }
 
 // A drag on a slider must not move the node, and Delete in a text field must not delete it.
 function keepEventsInside(element) {
-  for (const type of ["pointerdown", "mousedown", "dblclick", "contextmenu"]) {
+  for (const type of ["mousedown", "dblclick", "contextmenu"]) {
     element.addEventListener(type, (event) => event.stopPropagation());
   }
+  element.addEventListener("pointerdown", (event) => {
+    if (event.button !== MIDDLE) event.stopPropagation();
+    else if (!inVueNode(element)) app.canvas.processMouseDown(event); // the element lies beside the canvas, not in it
+  });
   element.addEventListener("keydown", (event) => {
     if (!event.ctrlKey && !event.metaKey) event.stopPropagation();
   });
@@ -91,4 +108,4 @@ function keepEventsInside(element) {
 }
 
 api.addEventListener("graphChanged", refreshAll);
-api.addEventListener("execution_success", refreshAll);
+onEnd(refreshAll);

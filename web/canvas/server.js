@@ -1,6 +1,9 @@
-// The pack's own questions to the server, each asked once until something has run, which may have written a file.
+// The pack's own questions to the server, each asked once until files may have changed: until something has run, or the
+// person has the front end look for files again.
 
 import { api } from "../../../scripts/api.js";
+import { say } from "../text/words.js";
+import { onEnd } from "./live.js";
 
 const answers = new Map();
 
@@ -11,13 +14,18 @@ export function ask(name, parameters) {
   return answers.get(address);
 }
 
+/** Asks all questions anew from here on. */
+export function forget() {
+  answers.clear();
+}
+
 async function fetched(address) {
   try {
     return await (await api.fetchApi(address)).json();
   } catch {
     answers.delete(address);
-    return { error: "The server does not answer." };
+    return { error: say("The server does not answer.") };
   }
 }
 
-api.addEventListener("execution_success", () => answers.clear());
+onEnd(forget);

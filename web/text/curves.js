@@ -1,5 +1,7 @@
 // Curves of losses, as pairs of a step and a loss: how they are scaled, and what they say in words.
 
+import { say } from "./words.js";
+
 const WILD = 0.03; // the share of single losses at either end that may lie outside the picture
 
 /** The lowest and highest loss to draw: all of the mean and of the held-out pictures, and nearly all single losses. */
@@ -30,21 +32,28 @@ export function ticks(low, high, most) {
 /** What there is to say of the whole. */
 export function told({ steps, mean, validation }) {
   const parts = [];
-  if (mean.length) parts.push(`Step ${short(mean.at(-1)[0])} of ${steps}`, `training ${short(mean.at(-1)[1])}`);
+  if (mean.length) {
+    const [at, loss] = mean.at(-1).map(short);
+    parts.push(say("Step {0} of {1}", at, steps), say("training {0}", loss));
+  }
   if (validation.length) {
     const [at, loss] = validation.at(-1);
     const lowest = validation.reduce((best, point) => (point[1] < best[1] ? point : best));
-    const low = lowest[1] < loss ? `, lowest ${short(lowest[1])} at ${lowest[0]}` : "";
-    parts.push(`held-out ${short(loss)} at ${at}${low}`);
+    const low = lowest[1] < loss ? say(", lowest {0} at {1}", short(lowest[1]), lowest[0]) : "";
+    parts.push(say("held-out {0} at {1}", short(loss), at) + low);
   }
   return parts.join(" · ");
 }
 
 /** What there is to say of a step: the nearest point of the mean, and of the held-out pictures. */
 export function toldAt({ mean, validation }, step) {
-  const [at, loss] = nearest(mean, step);
-  const [seen, held] = validation.length ? nearest(validation, step) : [];
-  return `Step ${short(at)} · training ${short(loss)}${seen === undefined ? "" : ` · held-out ${short(held)} at ${seen}`}`;
+  const [at, loss] = nearest(mean, step).map(short);
+  const parts = [say("Step {0}", at), say("training {0}", loss)];
+  if (validation.length) {
+    const [seen, held] = nearest(validation, step);
+    parts.push(say("held-out {0} at {1}", short(held), seen));
+  }
+  return parts.join(" · ");
 }
 
 /** A loss in three digits, and steps as they are. */

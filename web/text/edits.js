@@ -45,7 +45,8 @@ function edit(piece) {
   if (colon < 0) return null;
   const name = piece.slice(0, colon).trim();
   const value = piece.slice(colon + 1).trim();
-  return name && NUMBER.test(value) ? { name, strength: Number(value) } : null;
+  const strength = NUMBER.test(value) ? Number(value) : NaN;
+  return name && Number.isFinite(strength) ? { name, strength } : null;
 }
 
 /** Pieces at even places and separators at odd ones, without the pieces that are null and a separator for each. */

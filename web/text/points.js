@@ -1,6 +1,8 @@
 // Points as text, one "x, y" a line in pixels or shares of a picture, or JSON: read as the nodes read them, and changed
 // in place. JSON becomes lines with the first change.
 
+import { say } from "./words.js";
+
 const BETWEEN = /([;\n]+)/;
 const NUMBER = "(-?\\d+(?:\\.\\d+)?)\\s*(%?)";
 const PAIR = new RegExp(`^\\(?\\s*${NUMBER}\\s*[,\\s]\\s*${NUMBER}\\s*\\)?$`);
@@ -9,8 +11,8 @@ const PAIR = new RegExp(`^\\(?\\s*${NUMBER}\\s*[,\\s]\\s*${NUMBER}\\s*\\)?$`);
 export function read(text, { width, height }) {
   const { points, unread } = isJson(text) ? fromJson(text) : fromLines(text, width, height);
   const outside = points.find(({ x, y }) => !(x >= 0 && x <= width && y >= 0 && y <= height));
-  if (unread !== null) return { points, problem: `'${unread}' is no point.` };
-  if (outside) return { points, problem: `The point ${outside.x}, ${outside.y} is outside of the picture.` };
+  if (unread !== null) return { points, problem: say("'{0}' is no point.", unread) };
+  if (outside) return { points, problem: say("The point {0}, {1} is outside of the picture.", outside.x, outside.y) };
   return { points, problem: null };
 }
 

@@ -7,10 +7,14 @@ import { chain, valueOf } from "../canvas/upstream.js";
 import { Value } from "../canvas/value.js";
 import { read, told, writable, write } from "../text/edits.js";
 import { randomStrengths, range } from "../text/ranges.js";
+import { say } from "../text/words.js";
 
 const HIDE = "glassbox_hide_zero";
 const HEIGHT = 250;
 const UNFITTED = { low: -1, high: 1, raw: 1 };
+const UNKNOWN = "The directions show when the space is known: connect a loader, or run once.";
+const UNDIRECTED = "The space has no directions: put W2W Fit Directions before, or write PC 1: 1 for an axis.";
+const COMPONENT = { low: -3, high: 3, raw: 1 }; // in standard deviations of the members, whatever the units
 
 export function addEditSliders(node) {
   new EditSliders(node);
@@ -21,16 +25,17 @@ class EditSliders {
     this.node = node;
     this.space = null;
     this.rows = new Map();
-    this.list = make("div", "glassbox-rows glassbox-scroll", { role: "group", "aria-label": "Strengths of the directions" });
+    const label = say("Strengths of the directions");
+    this.list = make("div", "glassbox-rows glassbox-scroll", { role: "group", "aria-label": label });
     this.status = make("div", "glassbox-status", { role: "status" });
     this.hide = make("input", "", { type: "checkbox", onchange: () => this.setHidden(this.hide.checked) });
     this.buttons = [
-      button("Randomise", "A random strength for every direction", () => this.randomise()),
-      button("Reset", "Take all edits out", () => this.writeAll("")),
+      button(say("Randomise"), say("A random strength for every direction"), () => this.randomise()),
+      button(say("Reset"), say("Take all edits out"), () => this.writeAll("")),
     ];
     const head = make("div", "glassbox-head", {}, [
       ...this.buttons,
-      make("label", "", { title: "Show only the directions that are in use" }, [this.hide, "Hide at zero"]),
+      make("label", "", { title: say("Show only the directions that are in use") }, [this.hide, say("Hide at zero")]),
     ]);
     const element = make("div", "glassbox-sliders", {}, [head, this.list, this.status]);
     this.edits = new Value(node, "edits", () => this.draw());
@@ -47,46 +52,60 @@ class EditSliders {
     const before = chain(this.node, "point", ["W2W_POINT", "W2W_SPACE"]);
     const name = before.map((node) => valueOf(node, "space_name")).find((value) => value);
     const fitted = before.some((node) => node.comfyClass === "GBX_W2WFitDirections");
-    const source = JSON.stringify([name, fitted, ran ?? null]);
-    if (source !== this.source) {
-      this.source = source;
-      this.space = ran && (!name || sameFile(ran.name, name)) ? ran : null;
-      if (!this.space && name) {
-        const outline = await ask("space", { space_name: name });
-        if (source === this.source) this.space = promised(outline, fitted);
-      }
-    }
+    if (ran && (!name || sameFile(ran.name, name))) this.space = ran;
+    else this.space = name ? promised(await ask("space", { space_name: name }), fitted) : null;
     this.draw();
   }
 
   draw() {
     const { strengths, unread } = read(this.edits.current);
-    const known = new Map((this.space?.directions ?? []).map((direction) => [direction.name, direction]));
+    const known = this.known(strengths);
     const names = [...known.keys(), ...[...strengths.keys()].filter((name) => !known.has(name))];
     const hidden = Boolean(this.node.properties[HIDE]);
     const locked = this.edits.linked;
     this.hide.checked = hidden;
     for (const one of this.buttons) one.disabled = locked;
     if (names.join("\n") !== [...this.rows.keys()].join("\n")) this.makeRows(names);
-    const raw = String(this.units.current).startsWith("raw");
     for (const [name, row] of this.rows) {
       const strength = strengths.get(name) ?? 0;
-      row.show(strength, known.has(name) && range(known.get(name), raw), locked);
+      row.show(strength, known.has(name) && range(known.get(name), this.raw), locked);
       row.element.hidden = hidden && !strength && !row.element.contains(document.activeElement);
     }
     this.status.textContent = this.told(known, strengths, unread, locked, hidden);
   }
 
+  /** What has a range, by name: the directions of the space, and the components that the text names, such as "PC 1". */
+  known(strengths) {
+    const known = new Map((this.space?.directions ?? []).map((direction) => [direction.name, direction]));
+    for (const name of strengths.keys()) {
+      const number = componentOf(name);
+      if (!known.has(name) && number >= 1 && number <= this.space?.components) known.set(name, COMPONENT);
+    }
+    return known;
+  }
+
   told(known, strengths, unread, locked, hidden) {
-    if (locked) return "The edits come from the wire.";
-    if (unread.length) return `'${unread[0]}' is no edit: write a name, a colon and a strength.`;
+    if (locked) return say("The edits come from the wire.");
+    if (unread.length) return say("'{0}' is no edit: write a name, a colon and a strength.", unread[0]);
     if (this.space?.error) return this.space.error;
-    if (!known.size) return "The directions show when the space is known: connect a loader, or run once.";
+    if (!this.space) return say(UNKNOWN);
     const strange = [...strengths.keys()].find((name) => !known.has(name));
-    if (strange) return `The space has no direction '${strange}'.`;
+    if (strange) return say("The space has no direction '{0}'.", strange);
+    if (!known.size) return say(UNDIRECTED);
     const used = [...strengths.values()].filter(Boolean).length;
-    const what = this.space.promised ? "ranges show after a run" : "1 is the member furthest out";
-    return `${this.space.name}: ${used} of ${known.size} in use; ${hidden && !used ? "all are hidden at zero" : what}`;
+    const what = this.space.promised ? "ranges show after a run" : this.unit;
+    const more = say(hidden && !used ? "all are hidden at zero" : what);
+    return say("{0}: {1} of {2} in use; {3}", this.space.name, used, known.size, more);
+  }
+
+  /** What a strength of 1 is. */
+  get unit() {
+    if (!this.space.directions.length) return "1 is a standard deviation";
+    return this.raw ? "1 is the vector as it was fitted" : "1 is the member furthest out";
+  }
+
+  get raw() {
+    return String(this.units.current).startsWith("raw");
   }
 
   makeRows(names) {
@@ -106,9 +125,8 @@ class EditSliders {
   }
 
   randomise() {
-    const raw = String(this.units.current).startsWith("raw");
     const directions = (this.space?.directions ?? []).filter((direction) => writable(direction.name));
-    const strengths = randomStrengths(directions.map((direction) => range(direction, raw)));
+    const strengths = randomStrengths(directions.map((direction) => range(direction, this.raw)));
     const text = directions.map(({ name }, index) => (strengths[index] ? `${name}: ${told(strengths[index])}` : ""));
     this.writeAll(text.filter(Boolean).join(", "));
   }
@@ -123,19 +141,19 @@ class EditSliders {
 class Row {
   constructor(name, panel) {
     this.name = name;
-    const label = `Strength of ${name}`;
-    Object.assign(this, { panel, title: label });
+    const label = say("Strength of {0}", name);
+    this.panel = panel;
     this.slider = this.listening(make("input", "glassbox-slider", { type: "range", "aria-label": label }));
     this.number = this.field();
-    this.reset = button("×", `Reset ${name}`, () => panel.set(name, 0, true));
-    this.reset.setAttribute("aria-label", `Reset ${name}`);
+    this.reset = button("×", say("Reset {0}", name), () => panel.set(name, 0, true));
+    this.reset.setAttribute("aria-label", say("Reset {0}", name));
     this.label = make("span", "glassbox-name", { textContent: name, title: name });
     this.element = make("div", "glassbox-row", {}, [this.label, this.slider, this.number, this.reset]);
   }
 
   /** A number field. Left, it is replaced: the browser's own undo would else reach back into it from everywhere. */
   field() {
-    const properties = { type: "number", "aria-label": `${this.title}, as a number` };
+    const properties = { type: "number", "aria-label": say("Strength of {0}, as a number", this.name) };
     const field = this.listening(make("input", "glassbox-number", properties));
     field.addEventListener("blur", () => {
       this.number = this.field();
@@ -182,6 +200,11 @@ function promised(outline, fitted) {
   const coming = fitted ? outline.labels.filter((name) => !there.has(name)) : [];
   const directions = [...outline.directions, ...coming.map((name) => ({ name, ...UNFITTED }))];
   return { ...outline, directions, promised: coming.length > 0 };
+}
+
+/** The number of the component that a name such as "PC 1" means, as the node reads it; NaN for other names. */
+function componentOf(name) {
+  return Number(/^PC\s+(\d+)$/i.exec(name)?.[1]);
 }
 
 function sameFile(name, file) {

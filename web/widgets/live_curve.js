@@ -5,6 +5,7 @@ import { lastOutput } from "../canvas/outputs.js";
 import { addPanel, make } from "../canvas/panel.js";
 import { draw, set } from "../canvas/svg.js";
 import { bounds, lastStep, short, ticks, told, toldAt } from "../text/curves.js";
+import { say } from "../text/words.js";
 
 const HEIGHT = 190;
 
@@ -26,9 +27,9 @@ class LiveCurve {
     this.up = make("div", "glassbox-up-axis", { "aria-hidden": "true" });
     this.plot = make("div", "glassbox-plot", {}, [this.up, this.svg, this.across]);
     this.trained = make("span", "");
-    this.heldOut = key("validation", "held-out loss");
+    this.heldOut = key("validation", say("held-out loss"));
     this.head = make("div", "glassbox-head", { "aria-hidden": "true" }, [key("mean", this.trained), this.heldOut]);
-    this.empty = make("div", "glassbox-empty", { textContent: "The losses show while it runs." });
+    this.empty = make("div", "glassbox-empty", { textContent: say("The losses show while it runs.") });
     this.status = make("div", "glassbox-status glassbox-two-lines");
     const element = make("div", "glassbox-curve", {}, [this.head, this.plot, this.empty, this.status]);
     addPanel(node, "curve", element, { height: HEIGHT, update: (output) => this.update(output) });
@@ -60,9 +61,10 @@ class LiveCurve {
     this.up.replaceChildren(...losses.map((loss) => label("top", y(loss), short(loss))));
     const steps = ticks(0, last, 5).map((step) => label("left", x(step), short(step)));
     this.across.replaceChildren(...steps);
-    this.trained.textContent = `training loss, mean of ${curve.smooth}`;
+    this.trained.textContent = say("training loss, mean of {0}", curve.smooth);
     this.heldOut.hidden = !curve.validation.length;
-    this.svg.setAttribute("aria-label", `Losses; of training the mean of ${curve.smooth}. ${told(curve)}`);
+    const whole = say("Losses; of training the mean of {0}. {1}", curve.smooth, told(curve));
+    this.svg.setAttribute("aria-label", whole);
     this.say();
   }
 

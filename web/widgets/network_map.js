@@ -1,6 +1,7 @@
 // The network of the MODEL as blocks, a box an activation: click, shift-click, drag or use the keys to choose some. The
 // node's inputs `preset` and `ids` are all that the map reads and writes.
 
+import { app } from "../../../scripts/app.js";
 import { Cells } from "../canvas/cells.js";
 import { lastOutput } from "../canvas/outputs.js";
 import { addPanel, make, remember } from "../canvas/panel.js";
@@ -9,6 +10,7 @@ import { ask } from "../canvas/server.js";
 import { chain, valueOf } from "../canvas/upstream.js";
 import { Value } from "../canvas/value.js";
 import { read, write } from "../text/ids.js";
+import { say } from "../text/words.js";
 
 const LIST = "the list below";
 const DRAWN_AS = "glassbox_drawn_as";
@@ -17,7 +19,7 @@ const ARCHITECTURES = { sd15: "SD1.5", sdxl: "SDXL", demo: "the demo model" };
 const CAPTIONS = { down: "down-stage, by level and repeat", up: "up-stage", mid: "middle", blocks: "blocks" };
 const WORDS = { filter: "in the paper's filter", pool: "in the paper's pool", "": "" };
 
-const loaders = new Map(); // what the MODEL came from when the node there ran
+const loaders = new Map(); // what the MODEL came from when the node ran, by workflow and node
 
 export function addNetworkMap(node) {
   new NetworkMap(node);
@@ -34,11 +36,11 @@ class NetworkMap {
     this.map = make("div", "glassbox-net glassbox-scroll", {
       role: "listbox",
       "aria-multiselectable": "true",
-      "aria-label": "Activations of the network",
+      "aria-label": say("Activations of the network"),
     });
     this.status = make("div", "glassbox-status glassbox-two-lines", { role: "status" });
-    this.drawnAs = make("select", "glassbox-select", { title: "Which network to draw until the first run" });
-    this.drawnAs.append(...Object.entries(ARCHITECTURES).map(([value, text]) => new Option(text, value)));
+    this.drawnAs = make("select", "glassbox-select", { title: say("Which network to draw until the first run") });
+    this.drawnAs.append(...Object.entries(ARCHITECTURES).map(([value, text]) => new Option(say(text), value)));
     this.drawnAs.addEventListener("change", () => this.setDrawnAs(this.drawnAs.value));
     this.source = make("span", "glassbox-name");
     const head = make("div", "glassbox-head", {}, [this.source, this.drawnAs, legend()]);
@@ -54,30 +56,28 @@ class NetworkMap {
     const loader = loaderOf(this.node);
     const name = JSON.stringify(loader);
     if (output?.glassbox_network) {
-      loaders.set(locatorOf(this.node), name);
+      loaders.set(keyOf(this.node), name);
       this.ran = { outline: output.glassbox_network.at(-1), name };
     } else if (!this.ran) {
       const last = await lastOutput(this.node, "glassbox_network", (nodes) => holds(nodes, loader));
-      if (last) this.ran = { outline: last.at(-1), name: loaders.get(locatorOf(this.node)) ?? name };
+      if (last) this.ran = { outline: last.at(-1), name: loaders.get(keyOf(this.node)) ?? name };
     }
     const drawnAs = this.node.properties[DRAWN_AS] ?? (/xl/i.test(loader?.name) ? "sdxl" : "sd15");
     const wanted = this.ran?.name === name ? this.ran : `${name} ${drawnAs}`;
-    if (wanted !== this.wanted) {
-      this.wanted = wanted;
-      let outline = this.ran === wanted ? wanted.outline : null;
-      let source = "The MODEL on the wire";
-      if (!outline && loader) {
-        outline = await ask("network", loader);
-        source = loader.name in ARCHITECTURES ? ARCHITECTURES[loader.name] : loader.name;
-      }
-      const guessed = !outline || outline.error;
-      if (guessed) outline = await ask("network", { kind: "architecture", name: drawnAs });
-      if (wanted !== this.wanted) return;
-      this.source.textContent = guessed ? "Until the first run drawn as" : source;
-      this.drawnAs.hidden = !guessed;
-      this.drawnAs.value = drawnAs;
-      if (!outline.error) this.build(outline);
+    this.wanted = wanted;
+    let outline = this.ran === wanted ? wanted.outline : null;
+    let source = say("The MODEL on the wire");
+    if (!outline && loader) {
+      outline = await ask("network", loader);
+      source = loader.name in ARCHITECTURES ? say(ARCHITECTURES[loader.name]) : loader.name;
     }
+    const guessed = !outline || outline.error;
+    if (guessed) outline = await ask("network", { kind: "architecture", name: drawnAs });
+    if (wanted !== this.wanted) return;
+    this.source.textContent = guessed ? say("Until the first run drawn as") : source;
+    this.drawnAs.hidden = !guessed;
+    this.drawnAs.value = drawnAs;
+    if (!outline.error && !alike(outline, this.outline)) this.build(outline);
     this.draw();
   }
 
@@ -102,14 +102,15 @@ class NetworkMap {
 
   group({ place, members }) {
     const [, , scale] = this.outline.activations[members[0]];
-    const title = `${place || "the network itself"}, 1/${scale} of the latent's side: choose all or none`;
-    const label = make("span", "glassbox-place", { textContent: short(place), title });
+    const name = place || say("the network itself");
+    const what = say("1/{0} of the latent's side: choose all or none", scale);
+    const label = make("span", "glassbox-place", { textContent: short(place), title: `${name}, ${what}` });
     label.addEventListener("click", () => {
       this.switchSome(members, !members.every((index) => this.isOn(index)));
       this.switched();
     });
     const cells = make("div", "glassbox-cells", { role: "presentation" }, members.map((index) => this.boxes[index]));
-    const group = make("div", "glassbox-group", { role: "group", "aria-label": place || "network" }, [label, cells]);
+    const group = make("div", "glassbox-group", { role: "group", "aria-label": name }, [label, cells]);
     group.members = members;
     return group;
   }
@@ -123,8 +124,9 @@ class NetworkMap {
       element.setAttribute("aria-selected", chosen.has(this.names[index]));
     }
     this.map.setAttribute("aria-disabled", locked);
-    this.problem = locked ? "A wire chooses." : problem;
-    this.told = `${chosen.size} of ${this.names.length} chosen${chosen.size ? "" : ": click some"}`;
+    this.problem = locked ? say("A wire chooses.") : problem;
+    const told = chosen.size ? "{0} of {1} chosen" : "{0} of {1} chosen: click some";
+    this.told = say(told, chosen.size, this.names.length);
     this.say();
   }
 
@@ -141,7 +143,7 @@ class NetworkMap {
   chosen() {
     if (this.preset.current === LIST) {
       const { chosen, unknown } = read(this.ids.current, this.names);
-      return { chosen, problem: unknown.length ? `No activation matches '${unknown[0]}'.` : null };
+      return { chosen, problem: unknown.length ? say("No activation matches '{0}'.", unknown[0]) : null };
     }
     const numbers = this.outline.presets[this.preset.current] ?? [];
     if (typeof numbers === "string") return { chosen: new Set(), problem: numbers };
@@ -177,7 +179,7 @@ class NetworkMap {
 }
 
 function column(stage, groups) {
-  const caption = make("div", "glassbox-caption", { textContent: CAPTIONS[stage] ?? "", "aria-hidden": "true" });
+  const caption = make("div", "glassbox-caption", { textContent: say(CAPTIONS[stage] ?? ""), "aria-hidden": "true" });
   const shown = CAPTIONS[stage] ? [caption, ...groups] : groups;
   return make("div", `glassbox-stage glassbox-${stage}`, { role: "presentation" }, shown);
 }
@@ -194,7 +196,7 @@ function box(activation) {
 }
 
 function about([id, channels, scale, mark]) {
-  return [id, channels && `${channels} channels`, `1/${scale}`, WORDS[mark]].filter(Boolean).join(" · ");
+  return [id, channels && say("{0} channels", channels), `1/${scale}`, say(WORDS[mark])].filter(Boolean).join(" · ");
 }
 
 function stageOf(place) {
@@ -205,22 +207,31 @@ function stageOf(place) {
 
 /** "up-level1-repeat0" as "1.0", "up-level1-upsampler" as "1 ↑". */
 function short(place) {
-  if (!place) return "ends";
+  if (!place) return say("ends");
   const [, level, repeat] = place.match(/level(\d+)-repeat(\d+)/) ?? [];
   if (level) return `${level}.${repeat}`;
   const numbers = place.match(/\d+/g) ?? [];
   if (place.endsWith("sampler")) return `${numbers[0]} ${place.startsWith("up") ? "↑" : "↓"}`;
-  return place.startsWith("mid") ? `mid ${numbers[0] ?? ""}`.trim() : `${numbers.at(-1)}`;
+  return place.startsWith("mid") ? `${say("mid")} ${numbers[0] ?? ""}`.trim() : `${numbers.at(-1)}`;
 }
 
 function legend() {
   const key = (className, text) =>
     make("span", "glassbox-key", {}, [make("span", `glassbox-box ${className}`), text]);
   return make("span", "glassbox-legend", { "aria-hidden": "true" }, [
-    key("glassbox-chosen", "chosen"),
-    key("glassbox-in-filter", "filter"),
-    key("glassbox-in-pool", "pool"),
+    key("glassbox-chosen", say("chosen")),
+    key("glassbox-in-filter", say("filter")),
+    key("glassbox-in-pool", say("pool")),
   ]);
+}
+
+/** Whether an outline is the one that is drawn: a box that has the focus would lose it by being drawn anew. */
+function alike(outline, drawn) {
+  return outline === drawn || JSON.stringify(outline) === JSON.stringify(drawn);
+}
+
+function keyOf(node) {
+  return `${app.graph.id} ${locatorOf(node)}`;
 }
 
 /** Which file or architecture the MODEL comes from, as a question to the server; null when that is not to be seen. */

@@ -6,6 +6,7 @@ import { lastOutput } from "../canvas/outputs.js";
 import { addPanel, make, remember } from "../canvas/panel.js";
 import { Value } from "../canvas/value.js";
 import { headOf, read, write } from "../text/neurons.js";
+import { say } from "../text/words.js";
 
 const HEIGHT = 220;
 const DROP = "drop named";
@@ -25,7 +26,7 @@ class NeuronChart {
     this.rows = make("div", "glassbox-rows glassbox-scroll glassbox-neurons", {
       role: "listbox",
       "aria-multiselectable": "true",
-      "aria-label": "Neurons of the mask",
+      "aria-label": say("Neurons of the mask"),
     });
     this.status = make("div", "glassbox-status glassbox-two-lines", { role: "status" });
     this.cells = new Cells(this.rows, this);
@@ -72,12 +73,13 @@ class NeuronChart {
   }
 
   counted(count) {
-    if (!this.mask) return "The neurons show after the first run.";
-    if (!this.mask.count) return "The mask is empty.";
-    const more = this.mask.count > this.neurons.length ? `, of which the ${this.neurons.length} largest are shown` : "";
-    if (!this.names) return `${this.mask.count} neurons in the mask${more}.`;
-    if (!this.following) return `${this.mask.count} neurons come in${more}; click one to leave it out.`;
-    return `${count} of ${more ? `the ${this.neurons.length} largest` : this.neurons.length} stay in the mask.`;
+    if (!this.mask) return say("The neurons show after the first run.");
+    if (!this.mask.count) return say("The mask is empty.");
+    const [whole, shown] = [this.mask.count, this.neurons.length];
+    const more = whole > shown ? say(", of which the {0} largest are shown", shown) : "";
+    if (!this.names) return say("{0} neurons in the mask{1}.", whole, more);
+    if (!this.following) return say("{0} neurons come in{1}; click one to leave it out.", whole, more);
+    return say(more ? "{0} of the {1} largest stay in the mask." : "{0} of {1} stay in the mask.", count, shown);
   }
 
   /** Whether the inputs name neurons; the other operations do not. */
@@ -94,7 +96,7 @@ class NeuronChart {
     const all = new Set(this.neurons.keys());
     if (!this.following || !this.mask) return { off: all, problem: null };
     const { named, unknown } = read(this.names.current, this.neurons);
-    const problem = unknown.length ? `'${unknown[0]}' names no neuron of this mask.` : null;
+    const problem = unknown.length ? say("'{0}' names no neuron of this mask.", unknown[0]) : null;
     const kept = this.operation.current === KEEP;
     return { off: new Set([...all].filter((place) => named.has(place) === kept)), problem };
   }
@@ -131,8 +133,8 @@ function bar(neuron, highest) {
 }
 
 function about({ path, index, scale, z }) {
-  const told = [`${path.split(".transformer_blocks.", 1)[0]}, neuron ${index}`];
+  const told = [say("{0}, neuron {1}", path.split(".transformer_blocks.", 1)[0], index)];
   if (z !== null) told.push(`z ${z.toFixed(2)}`);
-  if (scale) told.push(`times ${scale}`);
+  if (scale) told.push(say("times {0}", scale));
   return told.join(" · ");
 }

@@ -8,6 +8,7 @@ import { draw, set } from "../canvas/svg.js";
 import { sourceOf, valueOf } from "../canvas/upstream.js";
 import { Value } from "../canvas/value.js";
 import { add, move, read } from "../text/points.js";
+import { say } from "../text/words.js";
 
 const HEIGHT = 300;
 const STEPS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
@@ -24,15 +25,15 @@ class PointPicker {
     this.points = new Value(node, "points", () => this.draw());
     this.number = new Value(node, "picture", () => this.update());
     this.image = draw("image", {});
-    this.svg = draw("svg", { class: "glassbox-picture", role: "group", "aria-label": "Points on the picture" });
+    this.svg = draw("svg", { class: "glassbox-picture", role: "group", "aria-label": say("Points on the picture") });
     this.svg.append(this.image);
     this.svg.addEventListener("pointerdown", (event) => this.press(event));
-    this.empty = make("div", "glassbox-empty", { textContent: "The picture shows after the first run." });
+    this.empty = make("div", "glassbox-empty", { textContent: say("The picture shows after the first run.") });
     this.status = make("div", "glassbox-status", { role: "status" });
     const clear = make("button", "glassbox-button", {
       type: "button",
-      textContent: "Clear",
-      title: "Take all points out",
+      textContent: say("Clear"),
+      title: say("Take all points out"),
       onclick: () => this.write("", true),
     });
     this.clear = clear;
@@ -93,7 +94,7 @@ class PointPicker {
     while (this.dots.length < points.length) this.dots.push(this.dot(this.dots.length));
     const radius = Math.max(this.picture.width, this.picture.height) / 45;
     for (const [index, { x, y }] of points.entries()) place(this.dots[index], index, x, y, radius);
-    const counted = `${points.length} point${points.length === 1 ? "" : "s"}. ${HELP}`;
+    const counted = `${say(points.length === 1 ? "1 point." : "{0} points.", points.length)} ${say(HELP)}`;
     this.status.textContent = this.reason ?? problem ?? counted;
     this.status.title = this.status.textContent;
     this.status.classList.toggle("glassbox-problem", Boolean(problem) && !this.reason);
@@ -101,8 +102,8 @@ class PointPicker {
 
   /** Why the points cannot be changed here, or null. */
   get reason() {
-    if (this.points.linked) return "The points come from the wire.";
-    if (this.mask && sourceOf(this.node, this.mask)) return "The mask counts, not the points.";
+    if (this.points.linked) return say("The points come from the wire.");
+    if (this.mask && sourceOf(this.node, this.mask)) return say("The mask counts, not the points.");
     return null;
   }
 
@@ -130,13 +131,17 @@ class PointPicker {
       index = this.dots.length - 1;
     }
     this.dots[index]?.focus();
-    const drag = (event) => this.moveTo(index, this.at(event, true), false);
+    const held = new AbortController();
     const stop = () => {
-      window.removeEventListener("pointermove", drag, true);
+      held.abort();
       remember();
     };
-    window.addEventListener("pointermove", drag, true);
-    window.addEventListener("pointerup", stop, { capture: true, once: true });
+    const drag = (event) => {
+      if (event.buttons & 1) this.moveTo(index, this.at(event, true), false);
+      else stop(); // the button was let go where the page does not hear of it
+    };
+    window.addEventListener("pointermove", drag, { capture: true, signal: held.signal });
+    window.addEventListener("pointerup", stop, { capture: true, signal: held.signal });
   }
 
   key(event, index) {
@@ -157,6 +162,7 @@ class PointPicker {
 
   write(text, done) {
     this.points.current = text;
+    this.draw(); // the text may stand on a subgraph's node, which does not call this one back
     if (done) remember();
   }
 
@@ -178,7 +184,8 @@ function place(dot, index, x, y, radius) {
   set(circle, { cx: x, cy: y, r: radius });
   set(text, { x, y, "font-size": radius * 1.3 });
   text.textContent = index + 1;
-  dot.setAttribute("aria-label", `Point ${index + 1} at ${Math.round(x)}, ${Math.round(y)}: arrows move it, Delete removes`);
+  const values = [index + 1, Math.round(x), Math.round(y)];
+  dot.setAttribute("aria-label", say("Point {0} at {1}, {2}: arrows move it, Delete removes", ...values));
 }
 
 async function sizeOf(address) {

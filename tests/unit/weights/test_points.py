@@ -228,6 +228,8 @@ def test_members_are_points(space):
         (lambda s: edits.parse("beard"), "'beard' is no edit"),
         (lambda s: edits.parse("beard: much"), "'beard: much' is no edit"),
         (lambda s: edits.parse("beard: nan"), "is no edit"),
+        (lambda s: edits.parse("beard: inf"), "is no edit"),
+        (lambda s: edits.parse("beard: 1e999"), "is no edit"),
         (lambda s: edits.edit(Point(s, s.coefficients[0]), "bread: 1"), "no direction 'bread': there is beard"),
         (lambda s: directions.along(s, "beard", ["nose"], False), "no direction 'nose'"),
         (lambda s: points.sweep(Point(s, s.coefficients[0]), "PC 99", "", [1.0], []), "no component 'PC 99'"),

@@ -37,5 +37,13 @@ def test_raw_is_the_same_step_in_units_of_the_vector(space):
     torch.testing.assert_close(raw, one, rtol=1e-5, atol=1e-6)
 
 
+def test_every_component_that_is_told_is_an_edit(space):
+    origin = Point(space, torch.zeros(space.components))
+    last = sliders.outline(space)["components"]
+    assert float(edits.edit(origin, f"PC {last}: 1").coefficients[last - 1]) > 0
+    with pytest.raises(ValueError, match="no component"):
+        edits.edit(origin, f"PC {last + 1}: 1")
+
+
 def test_an_outline_is_json_without_surprises(space):
     assert json.loads(json.dumps(sliders.outline(space), allow_nan=False))["name"] == space.name
