@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 import uuid
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -86,12 +85,14 @@ def _controlnets(conds) -> list:
 
 @contextmanager
 def _patched(networks: list, resample: Resample):
-    """Let networks take their positions from ``resample`` while the block runs."""
+    """Let networks take their positions from ``resample`` while the block runs, else from where they did before."""
+    own = [vars(network).get("cropped_pos_embed") for network in networks]  # of another node, whose block runs too
     for network in networks:
-        inner = types.MethodType(type(network).cropped_pos_embed, network)
-        network.cropped_pos_embed = _positions(network, inner, resample)
+        network.cropped_pos_embed = _positions(network, network.cropped_pos_embed, resample)
     try:
         yield
     finally:
-        for network in networks:
+        for network, before in zip(networks, own, strict=True):
             del network.cropped_pos_embed
+            if before is not None:
+                network.cropped_pos_embed = before

@@ -99,6 +99,15 @@ def test_controlnets_follow(comfy, model, resampled):
     shift = embedding(resampled(128), 192, 192) - embedding(model, 192, 192)
     assert torch.allclose(seen[0] - stock[0], shift.expand_as(seen[0]), atol=1e-5)
     assert "cropped_pos_embed" not in vars(network)
+    seen.clear()
+    twice = resampled(128, of=resampled(128, "centres"))  # the last node's positions, in both networks
+    handle = network.joint_blocks[0].register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(args[1].clone()), with_kwargs=True
+    )
+    run(twice, positive, side=24)
+    handle.remove()
+    assert torch.allclose(seen[0] - stock[0], shift.expand_as(seen[0]), atol=1e-5)
+    assert "cropped_pos_embed" not in vars(network)
 
 
 @pytest.mark.parametrize(
@@ -111,16 +120,27 @@ def test_other_families_are_told_why_not(resampled, family, sentence):
         resampled(of=conditioned.model(family))
 
 
-def test_pixart_already_stays_inside(comfy):
-    """512 px 0 to 31, 1024 px 0 to 31.5, 2048 px 0 to 31.75 (oracle 29)."""
+@pytest.mark.parametrize(("side", "last"), [(512, 31.0), (1024, 31.5), (2048, 31.75)])
+def test_pixart_already_stays_inside(comfy, monkeypatch, side, last):
+    """Its own transformer's positions: 512 px 0 to 31, 1024 px 0 to 31.5, 2048 px 0 to 31.75 (oracle 29)."""
     from comfy.ldm.pixart import pixartms
 
-    for side, last in ((512, 31.0), (1024, 31.5), (2048, 31.75)):
-        tokens, ratio = side // 16, side / 512
-        table = pixartms.get_2d_sincos_pos_embed_torch(16, h=tokens, w=tokens, pe_interpolation=ratio,
-                                                       base_size=side // 16, dtype=torch.float64)  # fmt: skip
-        sines = table.unflatten(0, (tokens, tokens))[-1, -1]
-        assert torch.allclose(sines[0], torch.tensor(last, dtype=torch.float64).sin())
+    class FoundError(Exception):
+        pass
+
+    inner = pixartms.get_2d_sincos_pos_embed_torch
+
+    def caught(*args, **settings):
+        raise FoundError(inner(*args, **{**settings, "dtype": torch.float64}))
+
+    monkeypatch.setattr(pixartms, "get_2d_sincos_pos_embed_torch", caught)
+    network, tokens = conditioned.model("pixart").model.diffusion_model, side // 16
+    network.pe_interpolation = side / 512  # as the checkpoints of the three sizes have it
+    with pytest.raises(FoundError) as found, torch.inference_mode():
+        network(torch.zeros(1, 4, side // 8, side // 8), torch.zeros(1), torch.zeros(1, 12, 32))
+    table = found.value.args[0].unflatten(0, (tokens, tokens))
+    assert torch.allclose(table[-1, -1, 0], torch.tensor(last, dtype=torch.float64).sin())
+    assert torch.allclose(table[0, 0, 0], torch.zeros((), dtype=torch.float64))
 
 
 def test_report(comfy, model):
