@@ -184,6 +184,47 @@ def test_whole_copies_leave_cross_attention_alone(comfy, clips, padded):
     assert not torch.allclose(padding, alone, atol=1e-3)
 
 
+def test_other_fillings_on_a_real_cross_attention_layer(clips, padded):
+    """Uneven copies weigh by the logarithm of their count, zeros only shrink what is attended (oracle 14)."""
+    text = "one two three four five six seven"
+    count = counted(clips["sd15"], "l", text)
+    assert count == 9
+    network = reduced.checkpoint("sd15")[0].model.diffusion_model
+    layer = next(module for name, module in network.named_modules() if name.endswith("attn2"))
+    x = torch.randn(1, 16, layer.to_q.in_features, generator=torch.Generator().manual_seed(0))
+
+    def heads(values):
+        return values.unflatten(-1, (layer.heads, -1)).transpose(1, 2)
+
+    with torch.inference_mode():
+        copies, zeros = (padded("sd15", text, padding=how)[0][0][0] for how in ("copies", "zeros"))
+        query, key, value = heads(layer.to_q(x)), heads(layer.to_k(copies[:, :9])), heads(layer.to_v(copies[:, :9]))
+        scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
+
+        def out(weights):
+            return layer.to_out((weights @ value).transpose(1, 2).flatten(2))
+
+        weighed = out((scores + torch.bincount(torch.arange(77) % 9).log()).softmax(-1))
+        assert torch.allclose(layer(x, context=copies), weighed, atol=1e-5)
+        assert not torch.allclose(weighed, out(scores.softmax(-1)), atol=1e-5)
+        kept = scores.exp() / (scores.exp().sum(-1, keepdim=True) + 77 - 9)
+        assert torch.allclose(layer(x, context=zeros), out(kept), atol=1e-5)
+
+
+def test_sd2_s_encoder_pads_with_nought(comfy):
+    """SD2's tokenizer: one encoder "h", whose padding 0 is the token of "!" as well."""
+    from types import SimpleNamespace
+
+    from comfy.text_encoders.sd2_clip import SD2Tokenizer
+
+    prompts, tokenizer = comfy.module("nodes.host.prompts"), SD2Tokenizer()
+    encoder = SimpleNamespace(transformer=SimpleNamespace(get_input_embeddings=lambda: torch.nn.Embedding(1, 1024)))
+    clip = SimpleNamespace(tokenizer=tokenizer, cond_stage_model=SimpleNamespace(clip_h=encoder))
+    tokens = tokenizer.tokenize_with_weights("a red house !")
+    (only,) = prompts.chunks(clip, tokens, (1, 77, 1024))
+    assert (only.rows, only.channels, only.real) == (slice(0, 77), slice(0, 1024), 6)
+
+
 @pytest.mark.parametrize(("tokens", "shape", "sentence"), [({"a": [[]], "b": [[]]}, (1, 1, 1), "of a, b is not known"),
                                                            ({"l": [[(49406, 1.0), (49407, 1.0)]]}, (1, 9, 1),
                                                             "makes 9 slots of 2 tokens")])  # fmt: skip
