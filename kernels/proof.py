@@ -182,12 +182,16 @@ def compared(operation: str, result):
 @contextlib.contextmanager
 def _full_precision():
     """Products of float32 in float32, also where the process allows TF32: eager is the reference here."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
+    try:
+        before, choose, full = torch.get_float32_matmul_precision(), torch.set_float32_matmul_precision, "highest"
+    except RuntimeError:  # somebody chose by the name that PyTorch has since 2.9, and the two do not mix
+        matmul = torch.backends.cuda.matmul
+        before, choose, full = matmul.fp32_precision, functools.partial(setattr, matmul, "fp32_precision"), "ieee"
+    choose(full)
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        choose(before)
 
 
 def scale(operation: str, arguments: Mapping) -> float:

@@ -110,6 +110,7 @@ TABLE = {
     "mean_attention": Kernel(
         "mean_attention",
         dtypes={"query": FLOATS, "key": FLOATS},
+        # A grid has at most 65,535 programs along its second dimension: rows times heads here.
         sizes={("query", 0): (1, 256), ("key", 1): (1, 2**20)},
         cut={"query": (1, 64)},
     ),

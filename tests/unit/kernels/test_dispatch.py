@@ -144,6 +144,23 @@ def test_eager_is_the_reference_in_full_precision():
         torch.set_float32_matmul_precision(before)
 
 
+def test_full_precision_by_the_newer_name():
+    """Once it is used the older one raises, in a process where another pack allows TF32."""
+    matmul = torch.backends.cuda.matmul
+    if not hasattr(matmul, "fp32_precision"):
+        pytest.skip("this PyTorch has the older name alone")
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "tf32"
+    try:
+        with pytest.raises(RuntimeError):
+            torch.get_float32_matmul_precision()
+        with proof._full_precision():
+            assert matmul.fp32_precision == "ieee"
+        assert matmul.fp32_precision == "tf32"
+    finally:
+        matmul.fp32_precision = before
+
+
 def test_gradients_pass_without_triton():
     weight, up = torch.ones(3, 4), torch.ones(3, 1, requires_grad=True)
     kernels.low_rank_apply(weight, up, torch.ones(1, 4), 2.0).sum().backward()
