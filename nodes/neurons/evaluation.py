@@ -72,7 +72,7 @@ class Evaluator:
         self._at_once = max(len(noise), _POSITIONS // noise[0, 0].numel())
         self._factor, self._criterion = factor, criterion
         self.calls = self.rows = 0
-        self._known: dict[bytes, float] = {}
+        self._known: dict[bytes, torch.Tensor] = {}
         self._open = difference(self._counted(noise, None), noise)
         self._official = is_official(min(noise.shape[-2:]))
         self._extremes = (extremes(self._open),) * 2 if self._official else None
@@ -80,6 +80,10 @@ class Evaluator:
 
     def exact(self, mask: torch.Tensor) -> float:
         """mem(S), all rows in one batch as the official code has them; asked again, the same number again."""
+        return float(self.by_seed(mask).max())
+
+    def by_seed(self, mask: torch.Tensor) -> torch.Tensor:
+        """The similarities (seeds,) of which mem(S) is the largest; between seeds, each one's with the most alike."""
         key = mask.numpy().tobytes()
         if key not in self._known:
             rows = mask.expand(len(self._noise), -1)
@@ -155,17 +159,17 @@ class Evaluator:
         self._count(len(noise))
         return self._predict(noise, None if masks is None else self.neurons.factors(masks, self._factor)).cpu()
 
-    def _compared(self, blocked: torch.Tensor) -> float:
-        """mem(S) of all rows; remembers which rows lead."""
+    def _compared(self, blocked: torch.Tensor) -> torch.Tensor:
+        """Of all rows the similarities of ``by_seed``; remembers which rows lead."""
         if self._criterion == BETWEEN_SEEDS:
             pairs = pairwise(blocked).fill_diagonal_(-1)
             self._leading = sorted(divmod(int(pairs.argmax()), len(blocked)))
-            return float(pairs.max())
+            return pairs.amax(1)
         if self._official:
             self._extremes = (self._extremes[0], extremes(blocked))
         values = similarity(blocked, self._open)
         self._leading = [int(values.argmax())]
-        return float(values.max())
+        return values
 
     def _bound(self, blocked: torch.Tensor, rows: list[int]) -> float:
         if self._criterion == BETWEEN_SEEDS:

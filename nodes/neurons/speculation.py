@@ -6,14 +6,15 @@ The greedy rule drops neuron after neuron until one is needed. Three things save
   evaluated in one batch. Decisions count up to the first wrong guess; what lies behind it tells how much each neuron
   matters, which makes the next guesses better.
 - mem(S) is a largest similarity, so the seeds that led at the last full look already prove that a neuron is needed.
-  That the others agree with what was dropped is looked at once for several neurons; if they do not, the one that
-  objects leads as well, and those neurons are decided again.
+  That the others agree with what was dropped is looked at once for several neurons: all seeds at the end, and in
+  between those that come near the threshold. Seeds that object lead as well, and those neurons are decided again.
 - Where a bound is closer to the threshold than rounding can tell, the decision is made again as in exact mode.
 
 The order goes from the last layer to the first, so that the evaluator can begin at the layer that is decided.
 
-What goes unseen is a neuron without which a seed that does not lead passes the threshold, while after some more
-decisions no seed does: what is left still blocks, by another neuron. `python run.py bench neurons` tells how often.
+What goes unseen is a neuron without which a seed passes the threshold that neither leads nor comes near it at the looks
+before and after: what is left still blocks, by another neuron. And from latents of 44 on, a bound takes part of the
+score's dynamic range from the last full look. `python run.py bench neurons` tells how often results differ.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class _State:
     left: Chosen
     next: int = 0
     bound: float | None = None
-    unseen: int = 0  # units dropped since all seeds were looked at
+    passed: tuple[tuple[torch.Tensor, float], ...] = ()  # sets since all seeds were looked at, and their bounds
 
 
 @dataclass(frozen=True)
@@ -108,9 +109,9 @@ class _Search:
         agreed = state = _State(left)
         while state.next < len(units):
             state = self._run(state, units, guesses)
-            if state.unseen >= at_most or state.next == len(units):
-                if self._agree(state):
-                    agreed = state = replace(state, unseen=0)
+            if len(state.passed) >= at_most or state.next == len(units):
+                if self._agree(agreed, state):
+                    agreed = state = replace(state, passed=())
                     at_most = min(2 * at_most, _MOST_UNSEEN)
                 else:  # other seeds' bounds rise differently
                     state, at_most = replace(agreed, bound=None), _UNSEEN
@@ -134,7 +135,8 @@ class _Search:
             goes, decided = self._below(one), decided + 1
             guesses.decided(one.guess, goes)
             if goes:
-                state = _State(dropped(state.left, units[one.unit]), one.unit, one.bound, state.unseen + 1)
+                passed = (*state.passed, (one.mask, one.bound))
+                state = _State(dropped(state.left, units[one.unit]), one.unit, one.bound, passed)
             if goes != one.guess:
                 break
         return replace(state, next=tried[decided - 1].unit + 1)
@@ -150,14 +152,35 @@ class _Search:
                 left, bound = without, None if bound is None else bound + guesses.rises.get(unit, 0.0)
         return tried
 
-    def _agree(self, state: _State) -> bool:
-        """Whether all seeds let pass what the leading ones did; where not, the one that objects leads from now on."""
-        if not state.unseen or self._evaluator.bounds_are_exact:
+    def _agree(self, agreed: _State, state: _State) -> bool:
+        """Whether all seeds let pass what the leading ones did; where not, those that object lead from now on."""
+        if not state.passed or self._evaluator.bounds_are_exact:
             return True
         leading = self._evaluator.leading
-        agree = self._evaluator.exact(self._mask(state.left)) < self._threshold
-        self._evaluator.lead(leading if agree else leading + self._evaluator.leading)
-        return agree
+        before, after = (self._evaluator.by_seed(self._mask(one.left)) for one in (agreed, state))
+        objecting = (after >= self._threshold).nonzero().flatten().tolist()
+        if objecting and not set(objecting) - set(leading):  # their bounds said otherwise: trust none
+            objecting = list(range(len(after)))
+        objecting = objecting or self._objected(before, after, state, leading)
+        self._evaluator.lead(leading + objecting)
+        return not objecting
+
+    def _objected(self, before: torch.Tensor, after: torch.Tensor, state: _State, leading: list[int]) -> list[int]:
+        """Seeds that may have passed the threshold between two looks (seeds,) at all; empty where none did.
+
+        Suspected is a seed that passes it if it rose as much as the leading ones did, from the higher of its looks.
+        """
+        from_here = min(float(look[leading].max()) for look in (before, after))
+        rises = [bound - from_here for _, bound in state.passed]
+        room = self._threshold - torch.maximum(before, after)
+        room[leading] = torch.inf
+        suspected = (room <= max(rises)).nonzero().flatten().tolist()
+        if not suspected:
+            return []
+        masks = [mask for (mask, _), rise in zip(state.passed, rises, strict=True) if rise >= float(room.min())]
+        self._evaluator.lead(leading + suspected)
+        passing = max(self._evaluator.lower_bounds(masks)) >= self._threshold - CLOSE
+        return suspected if passing else []
 
     def _below(self, one: _Try) -> bool:
         """Whether mem(S) of a set is below the threshold, as far as the leading seeds tell."""
