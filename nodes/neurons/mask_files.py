@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from pathlib import Path
 
 from .layers import DOWN, MIDDLE, ValueLayer
@@ -38,9 +39,10 @@ def from_text(text: str, name: str) -> NeuronMask:
             raise ValueError
         scales = {path: {int(i): float(s) for i, s in of.items()} for path, of in content["layers"].items()}
         findings = tuple(_finding(dict(entry)) for entry in content["findings"])
-        if any(index < 0 for of_layer in scales.values() for index in of_layer):
+        if not all(i >= 0 and math.isfinite(s) for of_layer in scales.values() for i, s in of_layer.items()):
             raise ValueError
-        return NeuronMask(tidy(scales), findings, dict(content["model fingerprint"]), tuple(content["history"]))
+        fingerprint = {path: float(size) for path, size in content["model fingerprint"].items()}
+        return NeuronMask(tidy(scales), findings, fingerprint, tuple(content["history"]))
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"{name} is no neuron mask: give a .json that Save Neuron Mask wrote, or the result table "
                          "(.csv) "

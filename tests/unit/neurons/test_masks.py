@@ -102,6 +102,8 @@ def test_the_file_reads_back_and_carries_the_caveats(tmp_path):
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"format": "glassbox neuron mask 1"}', '{"format": "glassbox neuron mask 2"}',
              '{"format": "glassbox neuron mask 1", "layers": {"a": {"-1": 0}}, "findings": [], "history": [], '
+             '"model fingerprint": {}}',
+             '{"format": "glassbox neuron mask 1", "layers": {"a": {"1": NaN}}, "findings": [], "history": [], '
              '"model fingerprint": {}}'],
 )  # fmt: skip
 def test_other_files_are_refused(text):
