@@ -9,8 +9,15 @@ import torch
 def answers(patcher, contexts: torch.Tensor, paths: list[str]) -> dict[str, torch.Tensor]:
     """What layers put out for text embeddings (N, tokens, D): path -> (N, tokens, channels), on the model's device.
 
-    Computed by the layers as the patcher has loaded them, so that LoRAs count.
+    Computed by the layers as the patcher has loaded them, so that LoRAs count. Raises ValueError for embeddings that
+    another model's text encoder made.
     """
+    for width in {patcher.model.diffusion_model.get_submodule(path).in_features for path in paths}:
+        if contexts.shape[-1] != width:
+            raise ValueError(
+                f"The text embedding has {contexts.shape[-1]} channels and this MODEL reads {width}: connect the CLIP "
+                "that belongs to the MODEL."
+            )
     comfy.model_management.load_models_gpu([patcher])
     model = patcher.model
     contexts = contexts.to(patcher.load_device, model.manual_cast_dtype or model.get_dtype())

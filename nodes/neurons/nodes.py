@@ -15,7 +15,7 @@ from ..host.sampling_range import sigmas_of
 from ..host.schema import schema
 from ..host.sockets import NeuronMask as MaskSocket
 from ..host.sockets import NeuronStatistics as StatisticsSocket
-from ..host.value_answers import answers, embedding
+from ..host.value_answers import answers, embedding, fingerprint
 from ..host.value_hooks import with_scaled
 from . import chart, drawing, inputs, localization, speculation, statistics, words
 from .evaluation import CRITERIA, Evaluator, Neurons
@@ -148,7 +148,9 @@ class _Search:
         self._shape = latent_shape(model, how["width"], how["height"])
         self._noise = first_noise(self._shape, how["seeds"], how["seed"])
         self.side = min(self._shape[1:])
-        self.masks, self.reports, self.traces = [], [], {}
+        self._fingerprint = fingerprint(model, [layer.path for layer in neurons.layers])
+        known = statistics.same_model(reference.fingerprint, self._fingerprint)
+        self.masks, self.reports, self.traces = [], [] if known else [words.OTHER_STATISTICS], {}
         self._share = lambda share: None
         self._stopped = False
 
@@ -187,7 +189,7 @@ class _Search:
         self.reports.append(words.search_report(text, found, self._how["blocked_below"] or self._threshold, cost))
         self.traces[text] = found.trace
         settings = {"threshold": self._threshold, "layers": paths, **self._how}
-        self.masks.append(mask_of(text, found, self._neurons, z, activations, settings, self._reference.fingerprint))
+        self.masks.append(mask_of(text, found, self._neurons, z, activations, settings, self._fingerprint))
 
     def _found(self, predict, z, activations):
         """The search among the seeds that look memorised; None when there is none."""

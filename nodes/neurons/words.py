@@ -13,6 +13,9 @@ from .mask import CAVEATS, NeuronMask
 from .memorization import OFFICIAL_SIDE, Score
 from .statistics import Statistics
 
+#: What is said where statistics and MODEL do not belong together.
+OTHER_STATISTICS = "These statistics are of another checkpoint or LoRA: make new ones for this MODEL."
+
 
 def caveats() -> str:
     """The five honest sentences, numbered."""
@@ -117,6 +120,8 @@ def ablation_report(untouched: float, effects: list[Effect], suggested: list[Val
 
 def search_report(prompt: str, found: Found, threshold: float, evaluated: str) -> str:
     """How the search for one prompt went."""
+    if not found.initial:
+        return f"{prompt}: the time was up in the selection, before any neurons blocked: give it more. {evaluated}"
     end = "converged" if found.converged else "stalled above the threshold"
     if not found.finished:
         end += f", stopped {'by you' if found.stopped else 'when the time was up'} (the best so far)"

@@ -99,6 +99,11 @@ def test_statistics_merge_to_those_of_all(world):
         assert torch.allclose(both.deviation(path), world.statistics.deviation(path), atol=1e-6)
 
 
+def test_one_prompt_may_be_added_to_statistics(world):
+    given = {"clip": world.clip, "prompts": "portrait", "file": "", "layers": UP, "save_as": ""}
+    assert world.run("NeuronStatistics", previous=world.statistics, **given)[0].count == 6
+
+
 def test_a_lora_counts_in_the_statistics(world):
     key = "diffusion_model.output_blocks.4.1.transformer_blocks.0.attn2.to_v.weight"
     patched = world.model.clone()
@@ -108,6 +113,9 @@ def test_a_lora_counts_in_the_statistics(world):
     path = key.removeprefix("diffusion_model.").removesuffix(".weight")
     assert not torch.allclose(other.layers[path].mean, world.statistics.layers[path].mean, rtol=0.01)
     assert "another checkpoint" in world.run("LoadNeuronMask", model=patched, file=world.saved_mask())[2]
+    mask, _, _, told = world.localize(model=patched, time_budget=0.05)
+    assert told.startswith("These statistics are of another checkpoint or LoRA") and mask.fingerprint != {}
+    assert world.statistics.fingerprint[path] != mask.fingerprint[path] == other.fingerprint[path]
     with pytest.raises(ValueError, match="different models or LoRAs"):
         world.run("NeuronStatistics", clip=world.clip, prompts=ORDINARY, file="", layers=UP, save_as="", previous=other)
 
@@ -154,6 +162,15 @@ def test_a_mask_is_exactly_a_scaled_row(world, scale):
     """Zero and powers of two are exact; the baked model paints the same bits."""
     baked = world.run("BakeNeuronMask", mask=world.mask(scale), strength=1.0)[0]
     assert torch.equal(world.sample(world.masked(world.mask(scale))), world.sample(baked))
+
+
+def test_a_baked_lora_is_scaled_with_the_rows(world):
+    key = "diffusion_model.output_blocks.4.1.transformer_blocks.0.attn2.to_v.weight"
+    patched = world.model.clone()
+    patched.add_patches({key: ("diff", (torch.full((64, 128), 0.1),))}, 0.7)
+    baked = world.run("BakeNeuronMask", model=patched, mask=world.mask(), strength=1.0)[0]
+    assert torch.equal(world.sample(world.masked(world.mask(), model=patched)), world.sample(baked))
+    assert not torch.equal(world.sample(baked), world.sample(world.masked(world.mask())))
 
 
 def test_other_factors_agree_to_rounding(world):
@@ -280,6 +297,15 @@ def test_edit(world, comfy):
     assert edit("largest z", mask=found).count == min(3, found.count)
 
 
+def test_masks_of_two_models_are_told_apart(world, comfy):
+    given = {"operation": "union", "count": 1, "names": "", "seed": 0}
+    pack, mask = comfy.module("nodes.neurons.mask"), world.mask(count=2)
+    for size, told in ((1.0, False), (1.1, True)):
+        one, other = (pack.NeuronMask(mask.scales, (), {"a": value}) for value in (1.0, size))
+        report = comfy.run("GBX_NeuronMaskEdit", mask=one, other=other, **given)[1]
+        assert ("do not belong together" in report) == told
+
+
 def test_report(world, comfy):
     images = torch.rand(3, 64, 64, 3, generator=torch.Generator().manual_seed(0))
     figure, report, table = comfy.run("GBX_NeuronReport", mask=world.mask(), before=images, after=images.flip(0),
@@ -367,12 +393,15 @@ def test_the_baked_model_goes_through_cores_saver_and_loader(world, monkeypatch,
         ("NeuronStatistics", {"prompts": "", "file": "../x.txt", "layers": "up", "save_as": ""}, "no list of prompts"),
         ("CalibrateThreshold", {"prompts": "a", "file": "", "memorized": "", "deviations": 1.0, **SMALL}, "3 or more"),
         ("NemoLocalize", {"layers": "middle"}, "do not cover"),
+        ("NemoLocalize", {"clip": "sd15"}, "connect the CLIP that belongs"),
         ("NemoLocalize", {"prompts": " "}, "no prompt to localise"),
         ("NemoLocalize", {"width": 32, "height": 32}, "7 x 7"),
     ],
 )
 def test_bad_input_is_told_in_a_sentence(world, name, changed, sentence):
     run = world.localize if name == "NemoLocalize" else lambda **given: world.run(name, clip=world.clip, **given)
+    if "clip" in changed:
+        changed = {"clip": reduced.checkpoint(changed["clip"])[1]}
     with pytest.raises(ValueError, match=sentence):
         run(**changed)
 

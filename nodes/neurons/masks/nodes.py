@@ -18,6 +18,7 @@ from ..statistics import same_model
 
 CATEGORY, PAPER = inputs.CATEGORY, inputs.PAPER
 _OTHER_MODEL = "This mask was made with another checkpoint or LoRA: find its neurons again for this MODEL.\n"
+_TWO_MODELS = "The two masks were found with different checkpoints or LoRAs: they do not belong together."
 _WITH_OTHER = {edits.UNION: edits.union, edits.INTERSECTION: edits.intersection, edits.DROP: edits.drop}
 
 
@@ -72,6 +73,8 @@ class NeuronMaskEdit(io.ComfyNode):
         else:
             result = edits.named(mask, names, keep=operation == edits.KEEP_NAMED)
         lines = [f"{mask.count} neurons before, {result.count} after.", *result.history]
+        if other is not None and operation in _WITH_OTHER and not same_model(mask.fingerprint, other.fingerprint):
+            lines.append(_TWO_MODELS)
         return io.NodeOutput(result, "\n".join(lines), ui={"glassbox_neurons": [chart.outline(mask)]})
 
 

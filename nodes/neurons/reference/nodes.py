@@ -53,7 +53,7 @@ class NeuronStatistics(io.ComfyNode):
     @classmethod
     def execute(cls, model, clip, prompts: str, file: str, layers: str, save_as: str, previous=None) -> io.NodeOutput:
         texts = given(prompts, find_if_named(file, "list of prompts"))
-        if len(texts) < 2:
+        if len(texts) + (previous.count if previous else 0) < 2:
             raise ValueError("Statistics need two prompts or more: write ordinary prompts, one a line, or name a file.")
         known = value_layers(model.model.diffusion_model)
         paths = [layer.path for layer in choose(known, layers)]
@@ -103,7 +103,7 @@ class LoadNeuronStatistics(io.ComfyNode):
         found.check([layer for layer in known if layer.path in found.layers])
         report = words.statistics_report(found, known)
         if not statistics.same_model(found.fingerprint, fingerprint(model, list(found.fingerprint))):
-            report = f"These statistics are of another checkpoint or LoRA: make new ones for this MODEL.\n{report}"
+            report = f"{words.OTHER_STATISTICS}\n{report}"
         return io.NodeOutput(found, report)
 
 

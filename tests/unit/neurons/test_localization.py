@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from glassbox.nodes.neurons import localization, speculation
+from glassbox.nodes.neurons import localization, speculation, words
 from glassbox.nodes.neurons.evaluation import BETWEEN_SEEDS, SAME_SEED, Evaluator, Neurons
 from glassbox.nodes.neurons.localization import Settings, search, select
 from toy_neurons import LAYERS, Toy, transcription
@@ -120,6 +120,7 @@ def test_when_the_time_is_up_the_best_so_far_is_kept(refiner):
     first, _ = found(toy, toy.noise(), 0.05, refiner, checkpoint=lambda _share: (_ for _ in ()).throw(
         localization.OutOfTimeError))  # fmt: skip
     assert first.refined == [] and not first.finished
+    assert words.search_report("a cat", first, 0.05, "").startswith("a cat: the time was up in the selection")
 
 
 class Beginning(Toy):

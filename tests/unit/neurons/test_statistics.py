@@ -63,6 +63,24 @@ def test_merging_what_does_not_belong_together_is_refused():
         statistics.merge(good, Statistics(0, good.layers))
 
 
+def test_a_model_is_known_again_in_another_precision():
+    """Rounding is let pass; a LoRA with .15 of the weights' norm is noticed."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(64, 128, generator=generator)
+    added = torch.randn(64, 4, generator=generator) @ torch.randn(4, 128, generator=generator)
+    probe = torch.randn(16, 128, generator=generator)
+
+    def fingerprint(weight):
+        return {PATH: float((probe @ weight.float().T).abs().mean())}
+
+    first = fingerprint(weight)
+    for dtype in (torch.float16, torch.bfloat16, torch.float8_e4m3fn):
+        assert statistics.same_model(first, fingerprint(weight.to(dtype)))
+    changed = weight + 0.15 * added * weight.norm() / added.norm()
+    assert not statistics.same_model(first, fingerprint(changed))
+    assert statistics.same_model(first, {}) and statistics.same_model(first, {"another layer": 1.0})
+
+
 def test_z_is_two_sided_and_0_where_nothing_varies():
     zeros = torch.zeros(3, dtype=torch.float64)
     moments = LayerStatistics(torch.ones(3).double(), torch.tensor([4.0, 4.0, 0.0]).double(), zeros, zeros)
