@@ -58,14 +58,14 @@ def check_known(given: Iterable[str], fields: Iterable[str], model: str) -> None
 
 
 def described(values: Values) -> str:
-    """Values in words: "original 512 x 512, crop 0 left 0 top, target 1024 x 1024"."""
+    """Values in words: "original 512 x 512, crop 0 left 0 top, target 1024 x 1024"; of a pair, an absent side is 0."""
     parts = []
-    if "width" in values:
-        parts.append(f"original {values['width']:.4g} x {values['height']:.4g}")
-    if "crop_w" in values:
-        parts.append(f"crop {values['crop_w']:.4g} left {values['crop_h']:.4g} top")
-    if "target_width" in values:
-        parts.append(f"target {values['target_width']:.4g} x {values['target_height']:.4g}")
+    if "width" in values or "height" in values:
+        parts.append(f"original {values.get('width', 0):.4g} x {values.get('height', 0):.4g}")
+    if "crop_w" in values or "crop_h" in values:
+        parts.append(f"crop {values.get('crop_w', 0):.4g} left {values.get('crop_h', 0):.4g} top")
+    if "target_width" in values or "target_height" in values:
+        parts.append(f"target {values.get('target_width', 0):.4g} x {values.get('target_height', 0):.4g}")
     if "mirror" in values:
         parts.append(f"mirror {values['mirror']:.4g}")
     return ", ".join(parts)

@@ -8,6 +8,7 @@ from ..host import metadata as host_metadata
 from ..host import metadata_gate, sampling
 from ..host.figures import new_figure, to_image
 from ..host.guiders import MetadataGuider as Guider
+from ..host.sampling_range import sigmas_of
 from ..host.schema import schema
 from . import metadata, report
 from .gates import CURVES
@@ -72,8 +73,9 @@ class MetadataConditioning(io.ComfyNode):
         layout = host_metadata.layout_of(model)
         given = metadata.asked(**asked)
         metadata.check_known(given, layout.fields, layout.model)
-        told = metadata.described(given) if given else "nothing but ComfyUI's defaults"
-        return io.NodeOutput(host_metadata.tell(conditioning, given), f"{layout.model} is told: {told}.")
+        telling = host_metadata.tell(conditioning, given)
+        told = metadata.described(host_metadata.said(layout, telling)) or "nothing but ComfyUI's defaults"
+        return io.NodeOutput(telling, f"{layout.model} is told: {told}.")
 
 
 class MetadataSchedule(io.ComfyNode):
@@ -159,7 +161,10 @@ class MetadataReport(io.ComfyNode):
         for role, conditioning in (("positive", positive), ("negative", negative or [])):
             for number, (_, entry) in enumerate(conditioning, 1):
                 told = host_metadata.told(layout, {"prompt_type": role, **entry}, shape)
-                prompts.append(report.Prompt(told.values, told.canvas, told.prompt, _name(role, number)))
+                between = sigmas_of(model, entry.get("start_percent", 0.0), entry.get("end_percent", 1.0))
+                prompts.append(
+                    report.Prompt(told.values, told.canvas, told.prompt, _name(role, number), told.unsaid, *between)
+                )
         schedules, steps = metadata_gate.schedules_of(model), _steps(model, sigmas)
         figure = new_figure(900, 150 + 270 * len(prompts))
         report.draw_told(figure, prompts, schedules, steps)

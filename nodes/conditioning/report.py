@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,12 +26,23 @@ class Step:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One conditioning: what it tells, the picture's (width, height) in pixels, its role, and a name to show."""
+    """One conditioning: what it tells, the picture's (width, height) in pixels, its role, and a name to show.
+
+    ``unsaid``: target sides that follow the original size, because the conditioning does not say them. It takes part
+    at sigmas from ``first`` down to ``last``.
+    """
 
     values: Values
     canvas: tuple[int, int]
     role: str
     name: str
+    unsaid: frozenset[str] = frozenset()
+    first: float = math.inf
+    last: float = 0.0
+
+    def acts(self, step: Step) -> bool:
+        """Whether the model is told this conditioning at a step."""
+        return self.last <= step.sigma <= self.first
 
 
 def values_at(prompt: Prompt, schedules: Sequence[Schedule], u: float) -> tuple[Values, float]:
@@ -42,7 +54,7 @@ def values_at(prompt: Prompt, schedules: Sequence[Schedule], u: float) -> tuple[
     for schedule in schedules:
         if schedule.applies(prompt.role):
             gate = schedule.weight(u)
-            values, weight = schedule.told(values, prompt.canvas, gate), weight * gate
+            values, weight = schedule.told(values, prompt.canvas, gate, prompt.unsaid), weight * gate
     return values, weight
 
 
@@ -61,19 +73,26 @@ def describe_schedule(schedule: Schedule, steps: Sequence[Step]) -> str:
 
 
 def describe_told(model: str, prompts: Sequence[Prompt], schedules: Sequence[Schedule], steps: Sequence[Step]) -> str:
-    """What each prompt tells the model at each step; one line where it never changes."""
+    """What each prompt tells the model at each step at which it takes part; one line where it never changes."""
     lines = [f"{model} is told, for a picture of {prompts[0].canvas[0]} x {prompts[0].canvas[1]}:"]
     for prompt in prompts:
-        told = [values_at(prompt, schedules, step.u) for step in steps]
+        acting = [index for index, step in enumerate(steps) if prompt.acts(step)]
+        told = [values_at(prompt, schedules, steps[index].u) for index in acting]
         if all(weight == 1 for _, weight in told):
-            lines.append(f"{prompt.name}: {described(prompt.values)}, at every step.")
+            lines.append(f"{prompt.name}: {described(prompt.values)}, {_when(acting, len(steps))}.")
             continue
         lines.append(f"{prompt.name}: asked {described(prompt.values)}.")
-        lines += [f"{_place(index, step)}  gate {weight:.3f}  {described(values)}"
-                  for index, (step, (values, weight)) in enumerate(zip(steps, told, strict=True))]  # fmt: skip
+        lines += [f"{_place(index, steps[index])}  gate {weight:.3f}  {described(values)}"
+                  for index, (values, weight) in zip(acting, told, strict=True)]  # fmt: skip
     if any(schedule.mode == EMBEDDING for schedule in schedules):
         lines.append("Mode embedding moves the network's embedding of these numbers; numbers between stand for it.")
     return "\n".join(lines)
+
+
+def _when(acting: Sequence[int], count: int) -> str:
+    if len(acting) == count:
+        return "at every step"
+    return f"at steps {acting[0] + 1} to {acting[-1] + 1}" if acting else "at no step"
 
 
 def _place(index: int, step: Step) -> str:
@@ -103,7 +122,9 @@ def draw_told(figure, prompts: Sequence[Prompt], schedules: Sequence[Schedule], 
     for axes, prompt in zip(panels, prompts, strict=True):
         told = [values_at(prompt, schedules, step.u) for step in steps]
         for index, name in enumerate(name for name in _FIELDS if name in prompt.values):
-            axes.plot(numbers, [values[name] for values, _ in told], marker=".", linewidth=2.5,
+            shown = [values[name] if prompt.acts(step) else math.nan
+                     for step, (values, _) in zip(steps, told, strict=True)]  # fmt: skip
+            axes.plot(numbers, shown, marker=".", linewidth=2.5,
                       linestyle=("-", (0, (2, 2)))[index % 2], label=_FIELDS[name])  # fmt: skip
         axes.set(ylabel="pixels", title=f"What the model is told: {prompt.name}")
         gate = axes.twinx()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from . import gates, metadata
@@ -44,6 +45,10 @@ class Schedule:
         """What is told when the gate is closed, for a picture of ``canvas`` = (width, height) pixels."""
         return metadata.reference(self.reference_width or canvas[0], self.reference_height or canvas[1])
 
-    def told(self, values: metadata.Values, canvas: tuple[int, int], weight: float) -> dict[str, float]:
-        """The metadata with its gated fields moved towards the reference."""
-        return metadata.blended(values, self.reference(canvas), metadata.GROUPS[self.fields], weight)
+    def told(self, values: metadata.Values, canvas: tuple[int, int], weight: float,
+             unsaid: Collection[str] = ()) -> dict[str, float]:  # fmt: skip
+        """The metadata with its gated fields moved towards the reference.
+
+        ``unsaid``: the target sides that nobody asked for. They are told as the original size, so they move with it.
+        """
+        return metadata.blended(values, self.reference(canvas), {*metadata.GROUPS[self.fields], *unsaid}, weight)

@@ -9,8 +9,9 @@ class MetadataGuider(comfy.samplers.CFGGuider):
     """Guidance by text with strength λ (``cfg``) and by metadata with relative strength β.
 
     λ (β e(s, c) + (1 - β) e(s, r)) + (1 - λ) e(0, r): s the text, c the metadata asked for, r the reference metadata.
-    What has no weight is not evaluated. β = 1 and β = 0 are ComfyUI's own CFG against e(0, r), bit for bit; between
-    them it is DualCFGGuider with cfg_conds = λβ and cfg_cond2_negative = λ.
+    Three evaluations only where all three have a weight; CFG's two at most for β = 0, β = 1 or λ = 0. β = 1 and β = 0
+    are ComfyUI's own CFG against e(0, r), bit for bit; between them it is DualCFGGuider with cfg_conds = λβ and
+    cfg_cond2_negative = λ.
     """
 
     def set_conds(self, positive: list, reference: list, negative: list) -> None:

@@ -33,11 +33,15 @@ class Layout:
 
 @dataclass(frozen=True)
 class Told:
-    """What one conditioning tells: its values, the picture's (width, height) in pixels, and its role."""
+    """What one conditioning tells: its values, the picture's (width, height) in pixels, and its role.
+
+    ``unsaid``: the target sides that it leaves to ComfyUI, which tells the original size for them.
+    """
 
     values: Mapping[str, float]
     canvas: tuple[int, int]
     prompt: str
+    unsaid: frozenset[str] = frozenset()
 
 
 class ToldCond(comfy.conds.CONDRegular):
@@ -91,7 +95,14 @@ def told(layout: Layout, conditioning: Mapping, shape: torch.Size) -> Told:
     defaults = {"width": width, "height": height, "target_width": width, "target_height": height,
                 **dict.fromkeys((*_CROP, "mirror"), 0)}  # fmt: skip
     values = {name: float(conditioning.get(name, defaults[name])) for name in layout.fields if name in defaults}
-    return Told(values, canvas, conditioning.get("prompt_type", "positive"))
+    unsaid = frozenset(name for name in _TARGET if name in values and name not in conditioning)
+    return Told(values, canvas, conditioning.get("prompt_type", "positive"), unsaid)
+
+
+def said(layout: Layout, conditioning: list) -> dict[str, float]:
+    """The fields that the first entry of a CONDITIONING says itself, whoever wrote them."""
+    entry = conditioning[0][1] if conditioning else {}
+    return {name: float(entry[name]) for name in layout.fields if name in entry}
 
 
 def tell(conditioning: list, values: Mapping[str, float], forget: tuple[str, ...] = (), **more) -> list:

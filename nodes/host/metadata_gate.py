@@ -1,17 +1,27 @@
-"""Metadata that changes while a MODEL samples: encoded anew at every step, or moved inside the network."""
+"""Metadata that changes while a MODEL samples: encoded anew at every step, or moved inside the network.
+
+All schedules on a MODEL act together: those of mode "value" change the told numbers first, those of mode "embedding"
+start from there, in whatever order they were put on it.
+"""
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Mapping
+import itertools
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import comfy.conds
+import torch
 from comfy.patcher_extension import WrappersMP
 
 from . import metadata, sampling
 
-_SCHEDULES = "glassbox_metadata_schedules"
+_KEY = "glassbox_metadata"
+
+#: What is told to each picture of a batch; one for all where they stand at the same noise level.
+Rows = list[Mapping[str, float]]
 
 
 class Schedule(Protocol):
@@ -25,12 +35,21 @@ class Schedule(Protocol):
     def applies(self, prompt: str) -> bool:
         """Whether conditioning in a role ("positive", "negative", ...) is gated."""
 
-    def told(self, values: Mapping[str, float], canvas: tuple[int, int], weight: float) -> dict[str, float]:
-        """The metadata at a weight; weight 0 is the reference."""
+    def told(self, values: Mapping[str, float], canvas: tuple[int, int], weight: float,
+             unsaid: Collection[str]) -> dict[str, float]:  # fmt: skip
+        """The metadata at a weight; weight 0 is the reference. ``unsaid`` fields follow the original size."""
+
+
+@dataclass(frozen=True)
+class _Gates:
+    """The schedules on a MODEL: those that change the told numbers, and those that move the network's embedding."""
+
+    outside: tuple[Schedule, ...] = ()
+    inside: tuple[Schedule, ...] = ()
 
 
 def gated(patcher, schedule: Schedule, inside: bool):
-    """A clone of a MODEL whose metadata follows a schedule.
+    """A clone of a MODEL whose metadata follows a schedule, and those that are on it already.
 
     ``inside`` False: told anew at each evaluation, ControlNets included. True: the network's metadata embedding moves
     from the told to the reference one, emb += (1 - gamma) (E(reference) - E(told)); ControlNets see what was told.
@@ -39,89 +58,126 @@ def gated(patcher, schedule: Schedule, inside: bool):
     layout = metadata.layout_of(patcher)
     if inside and not hasattr(patcher.model.diffusion_model, "label_emb"):
         raise ValueError(f"{layout.model} has no embedding that mode 'embedding' could move: choose mode 'value'.")
-    clone, key = patcher.clone(), f"glassbox_metadata_{uuid.uuid4().hex}"
+    before = patcher.get_attachment(_KEY) or _Gates()
+    added = ((), (schedule,)) if inside else ((schedule,), ())
+    gates = _Gates(before.outside + added[0], before.inside + added[1])
+    clone = patcher.clone()
     metadata.annotate(clone)
-    if inside:
-        clone.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, key, _with_reference(layout, schedule, key))
-        clone.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, key, _moving_embedding(key))
-    else:
-        clone.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, key, _telling_anew(layout, schedule))
-    clone.set_attachments(_SCHEDULES, (*schedules_of(patcher), schedule))
+    clone.set_attachments(_KEY, gates)
+    _wrap(clone, WrappersMP.CALC_COND_BATCH, _telling(layout, gates))
+    if gates.inside:
+        _wrap(clone, WrappersMP.DIFFUSION_MODEL, _moving_embedding)
     return clone
 
 
 def schedules_of(patcher) -> tuple[Schedule, ...]:
-    """The schedules on a MODEL, in the order in which they were put there."""
-    return patcher.get_attachment(_SCHEDULES) or ()
+    """The schedules on a MODEL, in the order in which they act."""
+    gates = patcher.get_attachment(_KEY) or _Gates()
+    return gates.outside + gates.inside
 
 
-def _telling_anew(layout: metadata.Layout, schedule: Schedule):
-    def wrapper(executor, model, conds, x_in, timestep, model_options):
-        weight = schedule.weight(_fraction(model, timestep))
-
-        def anew(stock: metadata.ToldCond):
-            return _encoded(layout, model, stock, schedule, weight)
-
-        if weight != 1:
-            conds = _changed(conds, lambda encoded: _told_anew(encoded, layout.key, anew))
-        return executor(model, conds, x_in, timestep, model_options)
-
-    return wrapper
+def _wrap(patcher, kind: str, wrapper: Callable) -> None:
+    """One wrapper for all schedules, in place of the one for those before."""
+    patcher.remove_wrappers_with_key(kind, _KEY)
+    patcher.add_wrapper_with_key(kind, _KEY, wrapper)
 
 
-def _told_anew(encoded: dict, key: str, anew: Callable) -> dict:
-    return {**encoded, key: anew(encoded[key])}
-
-
-def _with_reference(layout: metadata.Layout, schedule: Schedule, key: str):
-    """Send the reference's encoded metadata along, for every conditioning, so that all still fit into one batch."""
+def _telling(layout: metadata.Layout, gates: _Gates):
+    choices = _choices(gates.inside)
 
     def wrapper(executor, model, conds, x_in, timestep, model_options):
-        weight = schedule.weight(_fraction(model, timestep))
-        if weight != 1:
-            options = {**model_options.get("transformer_options", {}), key: weight}
+        shares = _shares(model, timestep)
+        outside, inside = ([[s.weight(u) for s in group] for u in shares] for group in (gates.outside, gates.inside))
+        moving = any(weight != 1 for weights in inside for weight in weights)
+
+        def told_anew(encoded: dict) -> dict:
+            stock = encoded[layout.key]
+            rows = [_told(stock, gates.outside, weights) for weights in outside]
+            changed = {**encoded, layout.key: _encoded(layout, model, stock, rows)}
+            for name, closed in choices.items() if moving else ():
+                shut = list(itertools.compress(gates.inside, closed))
+                references = [_told(stock, shut, [0.0] * len(shut), values) for values in rows]
+                changed[name] = _encoded(layout, model, stock, references)
+            return changed
+
+        if moving:
+            weights = {name: [_share(closed, gammas) for gammas in inside] for name, closed in choices.items()}
+            options = {**model_options.get("transformer_options", {}), _KEY: weights}
             model_options = {**model_options, "transformer_options": options}
-            conds = _changed(conds, lambda encoded: {
-                **encoded,
-                key: comfy.conds.CONDRegular(_encoded(layout, model, encoded[layout.key], schedule, 0.0).cond),
-            })  # fmt: skip
+        if moving or any(weight != 1 for weights in outside for weight in weights):
+            conds = [group and [{**entry, "model_conds": told_anew(entry["model_conds"])} for entry in group]
+                     for group in conds]  # fmt: skip
         return executor(model, conds, x_in, timestep, model_options)
 
     return wrapper
 
 
-def _moving_embedding(key: str):
-    def wrapper(executor, x, timesteps=None, context=None, y=None, control=None, transformer_options=None, **kwargs):
-        reference, options = kwargs.pop(key, None), transformer_options or {}
+def _choices(schedules: Sequence[Schedule]) -> dict[str, tuple[bool, ...]]:
+    """Which gates are thought closed, for every choice of one or more: by the name under which its reference is sent.
+
+    Every conditioning is sent all of them, gated or not, so that all still fit into one batch.
+    """
+    every = itertools.product((False, True), repeat=len(schedules))
+    return {f"{_KEY}_{number}": closed for number, closed in enumerate(every) if any(closed)}
+
+
+def _share(closed: Sequence[bool], gammas: Sequence[float]) -> float:
+    """The share of a choice in the embedding: 1 - gamma of one gate, products of these for several.
+
+    With that of no closed gate the shares add up to 1: however many gates are shut, the reference alone is told.
+    """
+    return math.prod(1 - gamma if shut else gamma for shut, gamma in zip(closed, gammas, strict=True))
+
+
+def _moving_embedding(executor, x, timesteps=None, context=None, y=None, control=None, transformer_options=None,
+                      **kwargs):  # fmt: skip
+    options, network, shift = transformer_options or {}, executor.class_obj, None
+    for name, shares in options.get(_KEY, {}).items():
+        reference = kwargs.pop(name, None)
         if reference is not None:
-            network = executor.class_obj
-            shift = (1 - options[key]) * (network.label_emb(reference) - network.label_emb(y))
-            patches = options.get("patches", {})
-            moved = [*patches.get("emb_patch", ()), lambda emb, _channels, _options: emb + shift.to(emb)]
-            options = {**options, "patches": {**patches, "emb_patch": moved}}
-        return executor(x, timesteps, context, y, control, options, **kwargs)
+            part = _by_row(shares, y) * (network.label_emb(reference) - network.label_emb(y))
+            shift = part if shift is None else shift + part
+    if shift is not None:
+        patches = options.get("patches", {})
+        moved = [*patches.get("emb_patch", ()), lambda emb, _channels, _options: emb + shift.to(emb)]
+        options = {**options, "patches": {**patches, "emb_patch": moved}}
+    return executor(x, timesteps, context, y, control, options, **kwargs)
 
-    return wrapper
+
+def _by_row(shares: Sequence[float], y: torch.Tensor) -> float | torch.Tensor:
+    """One number, or a column (rows, 1): ComfyUI repeats the pictures of a batch for every conditioning."""
+    if len(shares) == 1:
+        return shares[0]
+    return torch.tensor(shares, device=y.device, dtype=y.dtype).repeat(len(y) // len(shares))[:, None]
 
 
-def _encoded(layout, model, stock: metadata.ToldCond, schedule: Schedule, weight: float) -> comfy.conds.CONDRegular:
+def _told(stock, schedules: Sequence[Schedule], weights: Sequence[float], values: Mapping | None = None) -> Mapping:
+    """What a conditioning tells after some schedules, from ``values`` on or from what it told at first."""
     told = getattr(stock, "told", None)
-    if told is None or not schedule.applies(told.prompt):
+    if told is None:
+        return {}
+    values = told.values if values is None else values
+    for schedule, weight in zip(schedules, weights, strict=True):
+        if schedule.applies(told.prompt):
+            values = schedule.told(values, told.canvas, weight, told.unsaid)
+    return values
+
+
+def _encoded(layout: metadata.Layout, model, stock, rows: Rows) -> comfy.conds.CONDRegular:
+    """The encoded metadata of a conditioning with other values; itself where they are those that it tells."""
+    told = getattr(stock, "told", None)
+    changed = [frozenset(name for name, value in values.items() if value != told.values[name]) for values in rows]
+    if not any(changed):
         return stock
-    values = schedule.told(told.values, told.canvas, weight)
-    changed = frozenset(name for name, value in values.items() if value != told.values[name])
-    if not changed:
-        return stock
-    return metadata.ToldCond(layout.encode(model, stock.cond, values, changed),
-                             metadata.Told(values, told.canvas, told.prompt))  # fmt: skip
+    pictures = [stock.cond if len(rows) == 1 else stock.cond[[index % len(stock.cond)]] for index in range(len(rows))]
+    return comfy.conds.CONDRegular(torch.cat([
+        layout.encode(model, picture, values, fields)
+        for picture, values, fields in zip(pictures, rows, changed, strict=True)
+    ]))  # fmt: skip
 
 
-def _changed(conds, change: Callable[[dict], dict]):
-    """The conditionings of a call with their encoded tensors changed, where there are any."""
-    return [
-        group and [{**entry, "model_conds": change(entry["model_conds"])} for entry in group] for group in conds
-    ]
-
-
-def _fraction(model, timestep) -> float:
-    return sampling.noise_fraction(model.model_sampling, float(timestep.flatten()[0]))
+def _shares(model, timestep: torch.Tensor) -> list[float]:
+    """The share u of noise of each picture (training mixes noise levels in a batch); one where all are alike."""
+    sigmas = timestep.flatten().tolist()
+    sigmas = sigmas[:1] if len(set(sigmas)) == 1 else sigmas
+    return [sampling.noise_fraction(model.model_sampling, sigma) for sigma in sigmas]

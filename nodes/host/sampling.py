@@ -25,14 +25,15 @@ def noise_fraction(sampling, sigma: float) -> float:
         sampling = sampling.base
     if isinstance(sampling, comfy.model_sampling.CONST):
         return min(max(sigma, 0.0), 1.0)
-    table = sampling.log_sigmas
     if sigma <= 0:
         return 0.0
     if _is_discrete(sampling):
-        place = float(sampling.timestep(torch.tensor([sigma])))
+        # Not the length of the table: distilled models (LCM) keep 50 sigmas of the 1000 timesteps.
+        place, last = float(sampling.timestep(torch.tensor([sigma]))), sampling.num_timesteps - 1
     else:
-        place = float((torch.tensor(sigma).log() - table).abs().argmin())
-    return min(max(place / (len(table) - 1), 0.0), 1.0)
+        table = sampling.log_sigmas
+        place, last = float((torch.tensor(sigma).log() - table).abs().argmin()), len(table) - 1
+    return min(max(place / last, 0.0), 1.0)
 
 
 def schedule_sigmas(patcher, scheduler: str, steps: int) -> torch.Tensor:

@@ -226,5 +226,8 @@ def _joined(conditions: list[list[dict]]) -> list[dict] | None:
         first, *others = (entry["model_conds"][name].process_cond(batch_size=1, area=None) for entry in entries)
         if not all(first.can_concat(other) for other in others):
             return None
+        told = [getattr(part, "told", None) for part in (first, *others)]  # size metadata that a schedule gates
+        if any(other != told[0] for other in told):
+            return None
         model_conds[name] = first._copy_with(first.concat(others))
     return [{**entries[0], "model_conds": model_conds}]

@@ -60,6 +60,16 @@ def test_conditioning_without_a_choice_is_stock(comfy, models):
 
 
 @pytest.mark.parametrize(
+    ("entries", "choice", "words"),
+    [({}, {"crop_left": 7}, "crop 7 left 0 top"), ({}, {"crop_top": 11}, "crop 0 left 11 top"),
+     ({"width": 640, "height": 320}, {"crop_left": 7}, "original 640 x 320, crop 7 left 0 top")],
+)  # fmt: skip
+def test_conditioning_reports_all_that_the_prompt_says(comfy, models, entries, choice, words):
+    """Also what CLIP Text Encode SDXL or another node had written before."""
+    assert asked(comfy, models["sdxl"], prompt("sdxl", **entries), **choice)[1] == f"SDXL is told: {words}."
+
+
+@pytest.mark.parametrize(
     ("family", "key", "numbers"),
     [("pixart", "c_size", [256.0, 512.0]), ("hydit", "image_meta_size", [256.0, 512.0, 256.0, 512.0, 0.0, 0.0])],
 )
@@ -140,6 +150,21 @@ def test_closed_gate_by_value_forgets_the_size(models, scheduled, family):
     assert torch.equal(at_the_top(256, 320), at_the_top(1024, 1280))
 
 
+@pytest.mark.parametrize("modes", [("value",), ("embedding",), ("embedding", "embedding"), ("embedding", "value")])
+def test_closed_gates_forget_a_size_asked_for_without_a_target(models, scheduled, modes):
+    """ComfyUI tells the original size as target where none is said; and several closed gates are no more than one."""
+    model = models["sdxl"]
+    gated = functools.reduce(lambda patcher, mode: scheduled(patcher, mode=mode), modes, model)
+
+    def at_the_top(patcher, side):
+        positive, negative = (prompt("sdxl", number, width=side, height=side) for number in (0, 1))
+        return sample(guider(patcher, positive, negative, 3.0), [TOP, 0.0])
+
+    small, large, reference = at_the_top(gated, 256), at_the_top(gated, 512), at_the_top(model, 64)
+    assert (small - large).abs().max() <= 1e-5 * reference.abs().max()
+    assert (small - reference).abs().max() <= 1e-5 * reference.abs().max()
+
+
 @pytest.mark.parametrize("family", ["sdxl", "refiner"])
 def test_closed_gate_by_embedding_forgets_the_size(models, scheduled, family):
     def at_the_top(model, width, height):
@@ -179,14 +204,14 @@ def test_half_open_tells_the_value_half_way(models, scheduled):
     """Cosine with exponent 2 at t = 500 of 999."""
     gated = told(scheduled(models["sdxl"]), prompt("sdxl", width=512, height=256), MIDDLE)
     assert gated["timestep"].item() == 500
-    by_hand = {"width": 64 + HALF * (512 - 64), "height": 64 + HALF * (256 - 64), "target_width": 512,
-               "target_height": 256}  # fmt: skip
+    by_hand = {"width": 64 + HALF * (512 - 64), "height": 64 + HALF * (256 - 64)}  # nobody said a target: it follows
     assert torch.allclose(gated["y"], told(models["sdxl"], prompt("sdxl", **by_hand), MIDDLE)["y"], atol=2e-5)
 
 
 @pytest.mark.parametrize(("mode", "key"), [("value", None), ("embedding", "y")])
 def test_embedding_leaves_the_vector_and_moves_the_sum(models, scheduled, mode, key):
-    model, positive = models["sdxl"], prompt("sdxl", width=512, height=256)
+    model = models["sdxl"]
+    positive = prompt("sdxl", width=512, height=256, target_width=512, target_height=256)
     network, caught = model.model.diffusion_model, []
     handle = network.middle_block[0].emb_layers.register_forward_pre_hook(lambda module, args: caught.append(args[0]))
     stock, told_stock = told(model, positive, MIDDLE)["y"], caught.pop()
@@ -210,6 +235,56 @@ def test_the_gate_follows_the_timestep_not_the_step(comfy, models, steps):
         assert sampling.noise_fraction(table, float(sigma)) == pytest.approx(timestep / 999)
     assert sampling.noise_fraction(table, 100.0) == 1.0 and sampling.noise_fraction(table, 0.0) == 0.0
     assert math.isclose(sampling.noise_fraction(table, 1.6156), 500 / 999)
+
+
+@pytest.mark.parametrize("sampler", ["euler", "heun", "dpm_2", "dpmpp_2s_ancestral", "uni_pc"])
+@pytest.mark.parametrize(("scheduler", "denoise"), [("karras", 1.0), ("simple", 0.5)])
+def test_every_evaluation_is_gated_by_its_own_timestep(models, scheduled, sampler, scheduler, denoise):
+    """Also between the steps of samplers of higher order, and from a picture with part of the noise."""
+    from comfy import sample as comfy_sample
+
+    model, size = models["sdxl"], {"target_width": 512, "target_height": 256}
+    positive, latent = prompt("sdxl", width=512, height=256, **size), torch.ones(1, 4, 8, 8)
+    with watched(model) as seen, torch.inference_mode():
+        noise = torch.randn(latent.shape, generator=torch.Generator().manual_seed(0))
+        comfy_sample.sample(scheduled(model), noise, 3, 1.0, sampler, scheduler, positive, positive, latent,
+                            denoise=denoise, disable_pbar=True, seed=1)  # fmt: skip
+    assert len(seen) >= 3
+    encode = models["sdxl"].model.encode_adm
+    for call in seen:
+        gamma = math.cos(math.pi / 2 * call["timestep"].item() / 999) ** 2
+        told = {"width": 64 + gamma * (512 - 64), "height": 64 + gamma * (256 - 64), **size}
+        by_hand = encode(pooled_output=positive[0][1]["pooled_output"], **told)
+        assert torch.allclose(call["y"], by_hand, atol=2e-4)
+
+
+@pytest.mark.parametrize("mode", ["value", "embedding"])
+def test_a_batch_of_several_noise_levels(models, scheduled, mode):
+    """Training draws a level for each picture: each has the gate of its own."""
+    from comfy import samplers
+
+    levels, noise = torch.tensor([TOP, MIDDLE]), torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(3))
+
+    class Both(samplers.Sampler):
+        def sample(self, model_wrap, sigmas, extra_args, *rest, **more):
+            together = model_wrap(noise, levels, **extra_args)
+            apart = [model_wrap(noise[[i]], levels[[i]], **extra_args) for i in (0, 1)]
+            return torch.cat([together, *apart])
+
+    positive, negative = (prompt("sdxl", number, width=512, height=256) for number in (0, 1))
+    made = guider(scheduled(models["sdxl"], mode=mode), positive, negative, 3.0)
+    with torch.inference_mode():
+        out = made.sample(noise, torch.zeros_like(noise), Both(), torch.tensor([TOP, 0.0]), disable_pbar=True, seed=0)
+    assert (out[:2] - out[2:]).abs().max() <= 1e-5 * out.abs().max()
+
+
+def test_a_distilled_sampling_has_the_same_places(comfy, models):
+    """LCM keeps 50 of the 1000 sigmas, at the timesteps 19, 39, ..., 999."""
+    sampling = comfy.module("nodes.host.sampling")
+    distilled = comfy.run("ModelSamplingDiscrete", model=models["sdxl"], sampling="lcm", zsnr=False)[0]
+    table = distilled.get_model_object("model_sampling")
+    shares = [sampling.noise_fraction(table, float(sigma)) for sigma in table.sigmas]
+    assert shares == pytest.approx([(20 * index + 19) / 999 for index in range(50)])
 
 
 # Who is gated

@@ -79,6 +79,18 @@ def test_schedules_stack_in_either_order(model, scheduled):
     assert not close(one, samples(scheduled(model, **size), positive))
     mixed = samples(scheduled(scheduled(model, mode="embedding"), **crop), positive)
     assert not close(mixed, samples(scheduled(model, **crop), positive))
+    assert close(mixed, samples(scheduled(scheduled(model, **crop), mode="embedding"), positive))
+    assert close(
+        samples(scheduled(scheduled(model, mode="embedding"), **crop, mode="embedding"), positive),
+        samples(scheduled(scheduled(model, **crop, mode="embedding"), mode="embedding"), positive),
+    )
+
+
+def test_an_open_gate_beside_another_changes_nothing(model, scheduled):
+    """Its reference is sent along all the same, so that the shares of two gates are as one gate's."""
+    positive = prompt("sdxl", **SIZE)
+    one = samples(scheduled(model, mode="embedding"), positive)
+    assert close(samples(scheduled(scheduled(model, mode="embedding"), mode="embedding", exponent=0.0), positive), one)
 
 
 def test_the_unpatched_model_stays_as_it_was(model, scheduled):
@@ -121,6 +133,22 @@ def test_with_a_lora(model, scheduled, mode):
                                                                                    positive)  # fmt: skip
     assert torch.equal(before, after)
     assert not close(before, samples(scheduled(model, mode=mode), positive))
+
+
+def test_training_on_pictures_of_several_sizes(comfy, model, scheduled):
+    """A gate tells each picture of a batch its own size, at its own noise level."""
+    train = comfy.module("nodes.host.train")
+    generator = torch.Generator().manual_seed(4)
+    latents = [torch.randn(1, 4, 8, 8, generator=generator) for _ in range(2)]
+    sizes = [prompt("sdxl", width=256, height=256), prompt("sdxl", 1, width=512, height=128)]
+
+    def work(session):
+        sigmas, noised = torch.tensor([4.0, 1.0]), torch.cat(session.latents)
+        together = session.denoised(noised, sigmas, [0, 1])
+        apart = [session.denoised(noised[[i]], sigmas[[i]], [i]) for i in (0, 1)]
+        return together.detach(), torch.cat(apart).detach()
+
+    assert close(*train.run(scheduled(model), {}, latents, sizes, work, dtype=torch.float32))
 
 
 @pytest.fixture(scope="module")
@@ -193,12 +221,28 @@ def test_report_says_what_the_network_is_told(comfy, model, scheduled):
     for line, call, sigma in zip(lines, seen, SIGMAS[:-1], strict=True):
         width, height = (float(part) for part in line.split("original ")[1].split(",")[0].split(" x "))
         target = [float(part) for part in line.split("target ")[1].split(" x ")]
+        assert target == [width, height]  # nobody said a target
         told = dict(zip(("width", "height", "target_width", "target_height"), (width, height, *target), strict=True))
         stock = torch.zeros(1, 64 + 6 * 256)
         stock[:, :64] = call["y"][:, :64]
         by_hand = layout.encode(model.model, stock, {"crop_h": 0, "crop_w": 0, **told}, frozenset(layout.fields))
         assert torch.allclose(by_hand, call["y"], atol=0.05)  # the report rounds to four digits
         assert f"t {1000 * evaluate.timestep_of(model, sigma) / 999:5.0f}" in line
+
+
+def test_report_of_a_prompt_for_part_of_the_run(comfy, model, scheduled):
+    """Only at the steps at which ComfyUI asks the model with it."""
+    sigmas = torch.tensor([14.6146, 3.0, 1.0, 0.4, 0.0])
+    with watched(model) as seen:
+        sample(guider(model, timed(comfy), prompt("sdxl", 1), 1.0), sigmas)
+    which = [int(torch.equal(call["y"][0, :64], prompt("sdxl", 2)[0][1]["pooled_output"][0])) for call in seen]
+    assert which == [0, 0, 1, 1]
+    text = reported(comfy, model, positive=timed(comfy), sigmas=sigmas)[1]
+    assert "positive: original 512 x 256, crop 0 left 0 top, target 512 x 256, at steps 1 to 2." in text
+    assert "target 1024 x 1024, at steps 3 to 4." in text
+    gated = reported(comfy, scheduled(model), positive=timed(comfy), sigmas=sigmas)[1]
+    assert [line[:7] for line in gated.splitlines()[2:] if line.startswith("step")] == ["step  1", "step  2", "step  3",
+                                                                                      "step  4"]  # fmt: skip
 
 
 def test_report_of_the_other_families(comfy):

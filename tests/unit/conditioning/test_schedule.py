@@ -32,6 +32,15 @@ def test_open_and_closed():
                       "target_width": 1024, "mirror": 0}  # fmt: skip
 
 
+def test_a_target_that_nobody_asked_for_follows_the_original_size():
+    """ComfyUI tells the original size as target where none is said: a closed gate must not let it out that way."""
+    told = {**TOLD, "target_height": 256.0, "target_width": 512.0}
+    closed = schedule().told(told, CANVAS, 0.0, {"target_height", "target_width"})
+    assert closed == {**TOLD, "height": 1024, "width": 1024, "target_height": 1024, "target_width": 1024}
+    prompt = report.Prompt(told, CANVAS, "positive", "positive", frozenset({"target_height", "target_width"}))
+    assert report.values_at(prompt, [schedule()], 1.0)[0] == closed
+
+
 def test_a_reference_of_ones_own():
     moved = schedule(reference_width=100, reference_height=200)
     assert moved.told(TOLD, CANVAS, 0.0) == {**TOLD, "height": 200, "width": 100}
@@ -62,6 +71,15 @@ def test_what_was_asked():
         metadata.asked(512, 0, 0, 0, 0, 0, False)
     with pytest.raises(ValueError, match="no input for a crop or mirroring: leave that"):
         metadata.check_known(["width", "crop_h", "crop_w", "mirror"], ["height", "width"], "This model")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [({"crop_w": 7}, "crop 7 left 0 top"), ({"crop_h": 11}, "crop 0 left 11 top"), ({}, ""),
+     ({"height": 256, "width": 512, "mirror": 1}, "original 512 x 256, mirror 1")],
+)  # fmt: skip
+def test_words_for_what_is_said(values, words):
+    assert metadata.described(values) == words
 
 
 def test_gates_multiply_in_the_report():
