@@ -1,8 +1,9 @@
 """How much stronger noise must be when a picture has more pixels: arXiv 2411.03177, on changing resolution.
 
 Averaging s x s independently noised observations of a patch divides the noise's deviation by s. Keeping what is known
-of the patch at a time t as it was asks for sigma' = s sigma (noise over signal), that is SNR' = SNR / s^2: the same law
-as the logSNR shift of simple diffusion (arXiv 2301.11093) and the resolution shift of SD3 (arXiv 2403.03206).
+of the patch at a time t as it was asks for sigma' = s sigma (noise over signal), that is SNR' = SNR / s^2. The paper's
+own formula was not open to us; this one is also the logSNR shift of simple diffusion (arXiv 2301.11093) and the
+resolution shift of SD3 (arXiv 2403.03206).
 """
 
 from __future__ import annotations
