@@ -27,7 +27,7 @@ app.registerExtension({
   name: "glassbox.panels",
   setup() {
     const href = new URL("./glassbox.css", import.meta.url).href;
-    speak(app.extensionManager.setting.get("Comfy.Locale"));
+    speak(app.extensionManager?.setting.get("Comfy.Locale"));
     watchCanvas();
     document.head.append(Object.assign(document.createElement("link"), { rel: "stylesheet", href }));
   },

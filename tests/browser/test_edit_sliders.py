@@ -147,6 +147,16 @@ def test_a_component_has_a_slider_while_the_text_names_it(canvas, sliders):
     expect(sliders.get_by_role("status")).to_have_text("The space has no direction 'PC 1000000'.")
 
 
+def test_without_a_space_the_edits_stay(canvas, sliders):
+    canvas.page.evaluate("type => app.graph.nodes.find(node => node.type === type).disconnectInput(0)", _NODE)
+    sliders.hover()
+    expect(sliders.get_by_role("status")).to_contain_text("connect a loader")
+    expect(sliders.locator(".glassbox-row")).to_have_count(2)
+    expect(sliders.locator(".glassbox-strange")).to_have_count(0)
+    expect(sliders.get_by_role("button", name="Randomise")).to_be_disabled()
+    assert canvas.value(_NODE, "edits") == "beard: 0.5, bald: -0.25"
+
+
 def test_a_file_that_was_missing_is_looked_for_again(canvas, object_info):
     """With R, by which a person has the front end look for new files."""
     no_space = {"status": 400, "json": {"error": "There is no weight space."}}
@@ -157,6 +167,7 @@ def test_a_file_that_was_missing_is_looked_for_again(canvas, object_info):
         canvas.look_at(_NODE)
         panel = canvas.page.locator(".glassbox-sliders")
         expect(panel.get_by_role("status")).to_have_text("There is no weight space.")
+        expect(panel.get_by_role("button", name="Randomise")).to_be_disabled()
     finally:
         canvas.page.unroute(_QUESTION)
     canvas.page.locator("body").press("r")

@@ -105,6 +105,21 @@ def test_saved_loaded_copied_undone(canvas, picker, at):
     assert len(_points(canvas)) == 1
 
 
+def test_a_picture_that_is_not_there_is_named(canvas, object_info):
+    def describe(w):
+        w.note("Points", "One.", "Two.", "Three.")
+        w.group("Points")
+        model, clip, vae = w.add("GBX_LoadDemoModel")
+        image, _ = w.add("LoadImage", image="absent.png")
+        text = w.add("CLIPTextEncode", clip=clip, text="portrait")
+        tapped, _ = w.add("GBX_LayerActivationTap", model=model, positive=text, image=image, vae=vae)
+        w.add("PreviewImage", images=w.add(_NODE, activations=tapped, image=image)[0])
+
+    canvas.load(make("points", describe, object_info))
+    canvas.look_at(_NODE)
+    expect(canvas.page.locator(".glassbox-picker")).to_contain_text("There is no picture 'absent.png'.")
+
+
 def test_in_a_subgraph_the_new_point_is_dragged(canvas, picker, at):
     """The text stands on the subgraph's node, which tells the panel inside of a change only later."""
     canvas.into_subgraph(_NODE, promoted="points")

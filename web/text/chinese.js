@@ -46,6 +46,7 @@ export const CHINESE = {
   "The server does not answer.": "服务器没有回应。",
   "The space has no direction '{0}'.": "空间中没有方向“{0}”。",
   "The space has no directions: put W2W Fit Directions before, or write PC 1: 1 for an axis.": "空间中没有方向：请在前面放置 W2W 拟合方向，或写 PC 1: 1 使用主轴。",
+  "There is no picture '{0}'.": "没有图片“{0}”。",
   "Until the first run drawn as": "首次运行前按此绘制",
   "Which network to draw until the first run": "首次运行前绘制哪个网络",
   "all are hidden at zero": "为零的项均已隐藏",

@@ -27,14 +27,14 @@ class EditSliders {
     this.rows = new Map();
     const label = say("Strengths of the directions");
     this.list = make("div", "glassbox-rows glassbox-scroll", { role: "group", "aria-label": label });
-    this.status = make("div", "glassbox-status", { role: "status" });
+    this.status = make("div", "glassbox-status glassbox-two-lines", { role: "status" });
     this.hide = make("input", "", { type: "checkbox", onchange: () => this.setHidden(this.hide.checked) });
-    this.buttons = [
-      button(say("Randomise"), say("A random strength for every direction"), () => this.randomise()),
-      button(say("Reset"), say("Take all edits out"), () => this.writeAll("")),
-    ];
+    const every = say("A random strength for every direction");
+    this.random = button(say("Randomise"), every, () => this.randomise());
+    this.reset = button(say("Reset"), say("Take all edits out"), () => this.writeAll(""));
     const head = make("div", "glassbox-head", {}, [
-      ...this.buttons,
+      this.random,
+      this.reset,
       make("label", "", { title: say("Show only the directions that are in use") }, [this.hide, say("Hide at zero")]),
     ]);
     const element = make("div", "glassbox-sliders", {}, [head, this.list, this.status]);
@@ -64,14 +64,17 @@ class EditSliders {
     const hidden = Boolean(this.node.properties[HIDE]);
     const locked = this.edits.linked;
     this.hide.checked = hidden;
-    for (const one of this.buttons) one.disabled = locked;
+    this.random.disabled = locked || !this.space?.directions.length; // or it would only take the edits out
+    this.reset.disabled = locked;
     if (names.join("\n") !== [...this.rows.keys()].join("\n")) this.makeRows(names);
     for (const [name, row] of this.rows) {
       const strength = strengths.get(name) ?? 0;
       row.show(strength, known.has(name) && range(known.get(name), this.raw), locked);
+      row.element.classList.toggle("glassbox-strange", Boolean(this.space) && !known.has(name));
       row.element.hidden = hidden && !strength && !row.element.contains(document.activeElement);
     }
     this.status.textContent = this.told(known, strengths, unread, locked, hidden);
+    this.status.title = this.status.textContent; // a sentence of the server may be longer than two lines
   }
 
   /** What has a range, by name: the directions of the space, and the components that the text names, such as "PC 1". */
@@ -79,7 +82,8 @@ class EditSliders {
     const known = new Map((this.space?.directions ?? []).map((direction) => [direction.name, direction]));
     for (const name of strengths.keys()) {
       const number = componentOf(name);
-      if (!known.has(name) && number >= 1 && number <= this.space?.components) known.set(name, COMPONENT);
+      const beyond = number > this.space?.components; // false as long as the space is not known
+      if (!known.has(name) && number >= 1 && !beyond) known.set(name, COMPONENT);
     }
     return known;
   }
@@ -176,7 +180,6 @@ class Row {
 
   show(strength, range, locked) {
     const usable = !locked && writable(this.name);
-    this.element.classList.toggle("glassbox-strange", !range);
     this.element.classList.toggle("glassbox-used", Boolean(strength));
     const { low, high, step } = range || { low: -1, high: 1, step: 0.01 };
     Object.assign(this.slider, { min: low, max: high, step, disabled: !usable || !range });

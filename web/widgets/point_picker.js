@@ -21,14 +21,14 @@ export function addPointPicker(input, mask) {
 
 class PointPicker {
   constructor(node, input, mask) {
-    Object.assign(this, { node, input, mask, dots: [], picture: null });
+    Object.assign(this, { node, input, mask, dots: [], picture: null, missing: null });
     this.points = new Value(node, "points", () => this.draw());
     this.number = new Value(node, "picture", () => this.update());
     this.image = draw("image", {});
     this.svg = draw("svg", { class: "glassbox-picture", role: "group", "aria-label": say("Points on the picture") });
     this.svg.append(this.image);
     this.svg.addEventListener("pointerdown", (event) => this.press(event));
-    this.empty = make("div", "glassbox-empty", { textContent: say("The picture shows after the first run.") });
+    this.empty = make("div", "glassbox-empty");
     this.status = make("div", "glassbox-status", { role: "status" });
     const clear = make("button", "glassbox-button", {
       type: "button",
@@ -48,6 +48,7 @@ class PointPicker {
   async update(output) {
     const ran = output?.glassbox_pictures ?? (await lastOutput(this.node, "glassbox_pictures"));
     const picture = this.ofLoader() ?? ran?.find(({ number }) => number === Number(this.number.current)) ?? null;
+    if (!picture) this.missing = null;
     if (picture?.address !== this.picture?.address || picture?.filename !== this.picture?.filename) {
       this.picture = picture;
       if (picture) this.show(picture);
@@ -71,11 +72,14 @@ class PointPicker {
     try {
       const size = picture.width ? picture : await sizeOf(address);
       if (picture !== this.picture) return;
+      this.missing = null;
       Object.assign(picture, { width: size.width, height: size.height });
       this.svg.setAttribute("viewBox", `0 0 ${size.width} ${size.height}`);
       set(this.image, { href: address, width: size.width, height: size.height });
     } catch {
-      if (picture === this.picture) this.picture = null;
+      if (picture !== this.picture) return;
+      this.missing = type === "temp" ? null : filename; // the temporary one of an earlier run comes back with the next
+      this.picture = null;
     }
     this.draw();
   }
@@ -84,6 +88,9 @@ class PointPicker {
     const ready = Boolean(this.picture?.width);
     this.svg.style.display = ready ? "" : "none";
     this.empty.hidden = ready;
+    this.empty.textContent = this.missing
+      ? say("There is no picture '{0}'.", this.missing)
+      : say("The picture shows after the first run.");
     this.clear.disabled = this.locked || !this.points.current.trim();
     if (!ready) {
       this.status.textContent = "";
