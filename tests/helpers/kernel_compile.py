@@ -37,6 +37,7 @@ KERNELS = [
     ("low_rank", "_apply_all", _POINT | {"basis": "*i8"}, {"SCALED": True, "GROUP": 1024, "FIELDS": 7}),
     ("neuron_moments", "_activations", {"values": _NUMBER, "activations": "*fp32"}, {}),
     ("mean_attention", "_log_sums", _ATTENTION, {"WIDTH": 64, "ROWS": 64, "COLUMNS": 64}),
+    ("mean_attention", "_log_sums", _ATTENTION, {"WIDTH": 256, "ROWS": 32, "COLUMNS": 32}),  # 160 channels of SD1.5
     ("mean_attention", "_means", _ATTENTION | {"tokens": "*i32", "result": "*fp32"},
      {"WIDTH": 64, "ROWS": 64, "COLUMNS": 64}),
 ]  # fmt: skip
