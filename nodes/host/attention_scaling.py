@@ -15,7 +15,8 @@ def with_attention(patcher, paths: list[str], first_scale: float, hidden: torch.
     """A clone of a MODEL whose cross-attention scales the logit of token 0 and looks away from hidden tokens.
 
     In rows of the positive prompt only. ``paths``: the cross-attention modules; ``hidden`` bool (tokens,): which tokens
-    get no attention. Rows whose number of tokens differs keep all of theirs.
+    get no attention. ComfyUI repeats a prompt to the length of a longer one in its batch; so are token 0 and
+    ``hidden``. Rows whose number of tokens is no multiple keep all of theirs.
     """
     clone = patcher.clone()
 
@@ -37,7 +38,7 @@ def _changed(network: nn.Module, paths: list[str], scale: float, hidden: torch.T
         for path in paths:
             module = network.get_submodule(path)
             # Scaling the key of a token scales its logit.
-            handles.append(module.to_k.register_forward_hook(_first_key(scale, rows)))
+            handles.append(module.to_k.register_forward_hook(_first_key(scale, rows, len(hidden))))
             if bool(hidden.any()):
                 handles.append(module.register_forward_pre_hook(_bias(hidden, rows), with_kwargs=True))
         yield
@@ -46,11 +47,12 @@ def _changed(network: nn.Module, paths: list[str], scale: float, hidden: torch.T
             handle.remove()
 
 
-def _first_key(scale: float, rows: torch.Tensor):
+def _first_key(scale: float, rows: torch.Tensor, period: int):
     def hook(_module, _args, output):
         factors = torch.where(rows, scale, 1.0).to(output)
-        first = output[:, :1] * factors[:, None, None]
-        return torch.cat([first, output[:, 1:]], dim=1)
+        scaled = output.clone()
+        scaled[:, ::period] *= factors[:, None, None]
+        return scaled
 
     return hook
 
@@ -60,10 +62,11 @@ def _bias(hidden: torch.Tensor, rows: torch.Tensor):
 
     def hook(_module, args, kwargs):
         x, context = args[0], kwargs.get("context")
-        if context is None or context.shape[1] != len(hidden) or kwargs.get("mask") is not None:
+        if context is None or context.shape[1] % len(hidden) or kwargs.get("mask") is not None:
             return None
         lowest = torch.finfo(x.dtype).min / 2
-        bias = torch.where(rows[:, None] & hidden[None], lowest, 0.0).to(x)
+        repeated = hidden.repeat(context.shape[1] // len(hidden))
+        bias = torch.where(rows[:, None] & repeated, lowest, 0.0).to(x)
         return args, {**kwargs, "mask": bias[:, None].expand(-1, x.shape[1], -1)}
 
     return hook

@@ -57,6 +57,18 @@ def test_attention_scaling_hides_the_padding_and_scales_the_first_logit(world):
     assert hooks_left(world.model) == 0
 
 
+def test_attention_scaling_beside_a_longer_negative_prompt(world):
+    """ComfyUI then repeats the positive prompt; a repeated prompt is attended to as the prompt itself."""
+    path = "output_blocks.4.1.transformer_blocks.0.attn2"
+    network = world.model.model.diffusion_model
+    module, hidden = network.get_submodule(path), torch.arange(77) >= 6
+    context, x = torch.randn(1, 77, 128), torch.randn(1, 16, module.to_q.in_features)
+    pack = world.comfy.module("nodes.host.attention_scaling")
+    with torch.inference_mode(), pack._changed(network, [path], 1.25, hidden, torch.tensor([True])):
+        once, twice = module(x, context=context), module(x, context=context.repeat(1, 2, 1))
+    assert torch.allclose(once, twice, atol=1e-5)
+
+
 def test_attention_scaling_of_nothing_is_stock(world):
     plain = world.sample()
     assert torch.equal(world.sample(world.scaled(scale=1.0, hide_padding=False)), plain)
