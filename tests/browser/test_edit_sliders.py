@@ -179,6 +179,20 @@ def test_a_node_in_no_graph_is_left_alone(canvas, sliders):
     assert canvas.page.evaluate(_TOUCHED, _NODE) == [False, True]
 
 
+def test_the_wheel_scrolls_the_list_and_beside_it_zooms(canvas, sliders):
+    listed = sliders.locator(".glassbox-rows")
+    scale = canvas.page.evaluate("() => app.canvas.ds.scale")
+    sliders.get_by_text("beard", exact=True).hover()
+    canvas.page.mouse.wheel(0, 60)
+    canvas.pause()
+    assert listed.evaluate("list => list.scrollTop") > 0
+    assert canvas.page.evaluate("() => app.canvas.ds.scale") == scale
+    sliders.get_by_role("status").hover()
+    canvas.page.mouse.wheel(0, 60)
+    canvas.pause()
+    assert canvas.page.evaluate("() => app.canvas.ds.scale") == pytest.approx(scale / 1.1, rel=0.02)
+
+
 def test_the_middle_button_moves_the_canvas(canvas, sliders):
     box = sliders.get_by_role("status").bounding_box()
     before = canvas.page.evaluate(_OFFSET)

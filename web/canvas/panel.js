@@ -67,8 +67,10 @@ function takePlace(node, element) {
   document.querySelector(`[data-node-id="${node.id}"] .glassbox`)?.replaceWith(element);
 }
 
-/** Follows the canvas into subgraphs and out of them. */
+/** Follows the canvas into subgraphs and out of them, and scrolls lists before the canvas takes the wheel. */
 export function watchCanvas() {
+  // On the way down to the list: Nodes 2.0 takes the wheel from all that lies in its nodes, before they hear of it.
+  window.addEventListener("wheel", keepInList, { capture: true, passive: true });
   app.canvas.canvas.addEventListener("litegraph:set-graph", () => requestAnimationFrame(refreshAll));
 }
 
@@ -88,6 +90,11 @@ function inVueNode(element) {
   return element.closest("[data-node-id]") !== null;
 }
 
+function keepInList(event) {
+  const list = event.target.closest?.(".glassbox-scroll");
+  if (list && list.scrollHeight > list.clientHeight && !event.ctrlKey) event.stopPropagation();
+}
+
 // A drag on a slider must not move the node, and Delete in a text field must not delete it.
 function keepEventsInside(element) {
   for (const type of ["mousedown", "dblclick", "contextmenu"]) {
@@ -100,11 +107,7 @@ function keepEventsInside(element) {
   element.addEventListener("keydown", (event) => {
     if (!event.ctrlKey && !event.metaKey) event.stopPropagation();
   });
-  element.addEventListener("wheel", (event) => {
-    const list = event.target.closest(".glassbox-scroll");
-    if (list && list.scrollHeight > list.clientHeight && !event.ctrlKey) event.stopPropagation();
-    else app.canvas.processMouseWheel(event);
-  });
+  element.addEventListener("wheel", (event) => app.canvas.processMouseWheel(event));
 }
 
 api.addEventListener("graphChanged", refreshAll);
