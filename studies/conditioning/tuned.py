@@ -29,16 +29,19 @@ def measure(quick: bool) -> dict[str, dict]:
     prompts = pictures.encoded(generator, pictures.texts(asked))
     for side in (192,) if quick else (192, 256):
         data = _data(generator, side, 40 if quick else 300)
+        shares = []
         for factor, name in ((1.0, "noise as before"), (side / SIZE, "noise rescaled")):
             model = _tuned(generator, data, side, factor, 10 if quick else 100)
             model = model if factor == 1 else sampling.rescaled(model, factor, sampling.RETIMED)
             made = pictures.painted(generator, prompts, model, side=side, batch=8)
             label = f"{side / SIZE:g} times, fine-tuned, {name}"
+            shares.append(pictures.obeyed(network, resolution.shrunk(made), asked))
             numbers[f"{label}: captions obeyed"] = results.bootstrap(
-                pictures.obeyed(network, resolution.shrunk(made), asked), "share of asked attributes that the judge "
-                "finds", "share")  # fmt: skip
+                shares[-1], "share of asked attributes that the judge finds", "share")
             numbers[f"{label}: contrast"] = results.bootstrap(
                 made.reshape(len(made), -1).std(1), "deviation of all values of a picture", "levels")
+        numbers[f"{side / SIZE:g} times, fine-tuned: captions obeyed, gain"] = results.bootstrap(
+            shares[1] - shares[0], "rescaled less as before, same caption and noise", "share")
     return numbers
 
 
