@@ -23,6 +23,8 @@ portrait of pelham droste
 portrait of nuvia karsk
 portrait of jorrin habble
 portrait of esmarel toov"""
+_PLANTED_ORDINARY = _DEMO_ORDINARY.partition("portrait of pelham")[0] + """portrait of nuvia karsk
+portrait of ottavia brusk"""
 _ORDINARY = """a small town by the sea at dusk, watercolour
 portrait of an old fisherman, oil painting
 a red bicycle leaning on a brick wall
@@ -40,7 +42,7 @@ SUSPECT = "The No Limits Business Woman Podcast"
 class Kind:
     """A model with the settings that its latents and its seconds allow."""
 
-    checkpoint: str | None  # None: the demo model
+    checkpoint: str | None  # None: a demo model
     side: int
     seeds: int
     threshold: float | None  # None: as ordinary prompts have it
@@ -50,9 +52,12 @@ class Kind:
     search: dict[str, str]
     strength: float  # at which a mask is shown beside other ways and audited
     deviations: float | None  # how far from the ordinary mean blocked prompts are; None: as far as memorised ones
+    demo: str = "avatars-v1"
 
 
 DEMO = Kind(None, 128, 4, 0.8, _DEMO_LAYERS, _DEMO_ORDINARY, MEMORISED, {"criterion": "between seeds"}, 2.0, -1.5)
+PLANTED = Kind(None, 128, 4, 0.8, "down, middle", _PLANTED_ORDINARY, "portrait of jorrin habble",
+               {"criterion": "between seeds"}, 1.0, -1.0, "avatars-v1-planted")  # fmt: skip
 SD15 = Kind(_SD15_FILE, 512, 10, 0.428, "down, middle", _ORDINARY, SUSPECT, {}, 1.0, None)
 SDXL = Kind(_SDXL_FILE, 1024, 10, None, "down, middle", _ORDINARY, SUSPECT, {}, 1.0, None)
 
@@ -64,7 +69,7 @@ class World:
         self.w, self.kind = w, kind
         w.group("Model")
         if kind.checkpoint is None:
-            self.model, self.clip, self.vae = w.add("GBX_LoadDemoModel")
+            self.model, self.clip, self.vae = w.add("GBX_LoadDemoModel", weights=kind.demo)
         else:
             self.model, self.clip, self.vae = w.add("CheckpointLoaderSimple", ckpt_name=kind.checkpoint)
         self.size = {"width": kind.side, "height": kind.side}
@@ -102,7 +107,7 @@ class World:
         samples = self.w.add(
             "KSampler", model=model, positive=positive, negative=negative, latent_image=latent, seed=5,
             sampler_name="euler", scheduler="normal",
-            **({"steps": 12, "cfg": 3.0} if self.kind is DEMO else {"steps": 20, "cfg": 7.0}),
+            **({"steps": 12, "cfg": 3.0} if self.kind.checkpoint is None else {"steps": 20, "cfg": 7.0}),
         )  # fmt: skip
         return self.w.add("VAEDecode", samples=samples, vae=self.vae)
 

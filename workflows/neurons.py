@@ -2,7 +2,7 @@
 
 from . import neuron_parts
 from .authoring import Workflow
-from .neuron_world import DEMO, MEMORISED, SD15, SDXL, SUSPECT, World
+from .neuron_world import DEMO, MEMORISED, PLANTED, SD15, SDXL, SUSPECT, World
 
 _PAPER = "Finding NeMo, arXiv 2406.02366"
 _FIND = "Find a memorised prompt's neurons, and switch them off"
@@ -35,6 +35,21 @@ def demo_neurons_find_and_mask(w: Workflow) -> None:
         "with a random control; the layers output_blocks.4.1, output_blocks.5.1 alone.",
     )
     neuron_parts.find_and_mask(World(w, DEMO), budget=_DEMO_BUDGET, stronger=2.0)
+
+
+def demo_neurons_known_neurons(w: Workflow) -> None:
+    w.note(
+        "A memory in three neurons that are known",
+        "**This checkpoint's memories were planted** (Load Glassbox Demo Model, avatars-v1-planted): it was trained so "
+        "that the portrait of Jorrin Habble acts through three value neurons, 10, 54 and 113 of middle_block.1. NeMo "
+        f"Localize ({_PAPER}) does not know that: compare its list with these.",
+        "**Side by side** are four noises without the mask and with it at strength 1, the paper's factor 0, found in "
+        "the paper's layers.",
+        "**Try** portrait of pelham droste (one neuron), wendric alp (two), esmarel toov (five), and nuvia karsk "
+        "(none: a control). Then demo_neurons_find_and_mask: names that the demo model learnt in the ordinary way sit "
+        "in hundreds of neurons.",
+    )
+    neuron_parts.find_and_mask(World(w, PLANTED), budget=_DEMO_BUDGET)
 
 
 def sd15_neurons_find_and_mask(w: Workflow) -> None:

@@ -1,4 +1,8 @@
-"""The files of the demo world that the pack ships, read with a check and a sentence for whatever is wrong with them."""
+"""The files of the demo world that the pack ships, read with a check and a sentence for whatever is wrong with them.
+
+A world may be another world with changes to its denoiser: it has ``changes.safetensors``, whose header names the base,
+and takes every file that it does not have from there.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
+#: The file of a changed copy of another world.
+CHANGES = "changes"
 
 
 def worlds() -> list[str]:
     """Names of the demo worlds that are there, for example ["avatars-v1"]."""
     return sorted(path.name for path in ASSETS.glob("*") if path.is_dir())
+
+
+def base(world: str) -> str:
+    """The world that ``world`` is a changed copy of; empty where it stands alone. Errors as in ``read``."""
+    return header(world, CHANGES)["base"] if (ASSETS / world / f"{CHANGES}.safetensors").exists() else ""
 
 
 def read(world: str, name: str) -> dict:
@@ -55,8 +66,11 @@ def _explained(world: str, file: str, *broken: type[Exception]):
     """Hand out an asset's path, and turn what goes wrong in reading it into one sentence."""
     if world not in worlds():
         raise ValueError(f"There is no demo world '{world}': there is {', '.join(worlds()) or 'none'} in assets/.")
+    path = ASSETS / world / file
+    if not path.exists() and path.stem != CHANGES and (original := base(world)):
+        path = ASSETS / original / file
     try:
-        yield ASSETS / world / file
+        yield path
     except FileNotFoundError:
         raise ValueError(f"{file} of {world} is missing: restore assets/{world} from the repository.") from None
     except (OSError, *broken) as error:

@@ -12,7 +12,7 @@ import comfy.model_patcher
 import comfy.supported_models_base
 import torch
 
-from . import architecture, assets
+from . import architecture, assets, changes
 
 
 class DemoLatent(comfy.latent_formats.LatentFormat):
@@ -70,6 +70,8 @@ def load(world: str, disable_dynamic: bool = False):
     """
     management = comfy.model_management
     weights = assets.read(world, "denoiser")
+    if assets.base(world):
+        changes.apply(weights, assets.read(world, assets.CHANGES))
     statistics = {name: weights.pop(f"latent.{name}").float() for name in ("mean", "std", "rgb", "rgb_bias")}
     config, device = DemoConfig(architecture.UNET), management.get_torch_device()
     dtype = management.unet_dtype(model_params=sum(value.numel() for value in weights.values()),

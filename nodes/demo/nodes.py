@@ -28,7 +28,8 @@ class LoadDemoModel(io.ComfyNode):
             search_aliases=["demo checkpoint", "avatars", "tiny model", "test model"],
             inputs=[
                 io.Combo.Input("weights", options=assets.worlds(),
-                               tooltip="Which demo world to load. Each is a set of files in the pack's assets folder."),
+                               tooltip="Which checkpoint to load. The planted one has four more names, each of "
+                                       "which always brings one portrait, through 1, 2, 3 or 5 known neurons."),
             ],
             outputs=[
                 io.Model.Output(display_name="MODEL", tooltip="U-Net with SD's noise schedule and v prediction."),

@@ -10,9 +10,10 @@ from . import host, results
 
 
 def run(
-    package: str, about: str, parts: Mapping[str, str], seed: int, argv: Sequence[str], command: str = "study"
-) -> int:
-    """Measure the parts named in ``argv``, or all, on the shipped model.
+    package: str, about: str, parts: Mapping[str, str], seed: int, argv: Sequence[str], command: str = "study",
+    worlds: Mapping[str, str] | None = None,
+) -> int:  # fmt: skip
+    """Measure the parts named in ``argv``, or all, on the shipped model, or on the one that ``worlds`` says of a part.
 
     ``parts`` tells for each name where its numbers come from, as "module:function" within ``package``; the function
     takes whether to be quick. Part P of study S goes to studies/results/S_P.json, or S_P_quick.json. A
@@ -31,6 +32,7 @@ def run(
         module, function = parts[part].split(":")
         numbers = getattr(importlib.import_module(f".{module}", package), function)(options.quick)
         name = f"{study}_{part}" + ("_quick" if options.quick else "")
+        world = (worlds or {}).get(part, "avatars-v1")
         line = f"python {started} {part}" + (" --quick" if options.quick else "")
-        print(results.write(name, line, seed, host.ROOT / "assets" / "avatars-v1", numbers), flush=True)
+        print(results.write(name, line, seed, host.ROOT / "assets" / world, numbers), flush=True)
     return 0

@@ -1,8 +1,9 @@
 """What NeMo's claims come to on the demo model: `python run.py study neurons [PART ...] [--quick]`.
 
 Parts: detection (does the score tell memorised names from captions), masks (what masks and the other ways out do to
-pictures), audit (does an optimised embedding bring the picture back). Each writes studies/results/neurons_PART.json.
-Without a part all of them run.
+pictures), audit (does an optimised embedding bring the picture back), planted (does the search find neurons that are
+known). Each writes studies/results/neurons_PART.json. Without a part all of them run. `study neurons plant` trains the
+checkpoint with the known neurons and writes assets/avatars-v1-planted.
 """
 
 from __future__ import annotations
@@ -12,9 +13,14 @@ from collections.abc import Sequence
 from ..common import parts
 
 SEED = 1
-PARTS = {part: f"{part}:measure" for part in ("detection", "masks", "audit")}
+PARTS = {part: f"{part}:measure" for part in ("detection", "masks", "audit", "planted")}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the named parts."""
-    return parts.run(__package__, __doc__, PARTS, SEED, argv)
+    """Run the named parts, or train the second checkpoint."""
+    if list(argv) == ["plant"]:
+        from .planting import plant
+
+        print(plant())
+        return 0
+    return parts.run(__package__, __doc__, PARTS, SEED, argv, worlds={"planted": "avatars-v1-planted"})

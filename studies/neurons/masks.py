@@ -122,7 +122,7 @@ def _variants(world: World, text: str, mask, strengths: dict[str, float]):
     """Name, model and conditioning of each treatment of a prompt."""
     positive, negative = world.encode(text), world.encode("")
     yield "nothing", world.model, positive
-    yield "random neurons", world.masked(_any_neurons(world, mask)), positive
+    yield "random neurons", world.masked(any_neurons(world, mask)), positive
     for name, strength in strengths.items():
         yield name, world.masked(mask, strength), positive
     scaled = world.run(
@@ -139,7 +139,7 @@ def _variants(world: World, text: str, mask, strengths: dict[str, float]):
             "RandomTokens", clip=world.clip, prompt=text, count=count, seed=count, words="")[0]  # fmt: skip
 
 
-def _any_neurons(world: World, mask):
+def any_neurons(world: World, mask):
     """As many neurons in each layer, drawn among all as the official code does, so some of the found ones too."""
     pack, rng = host.pack("nodes.neurons.mask"), np.random.default_rng(3)
     network = world.model.model.diffusion_model
@@ -151,18 +151,22 @@ def _any_neurons(world: World, mask):
 def _obeyed(world: World, masks: dict, count: int) -> dict[str, dict]:
     """Asked attributes that the judge finds in pictures of ordinary captions, with and without masks."""
     joined = host.pack("nodes.neurons.findings").joined(list(masks.values()))
-    network, labels = host.pack("nodes.demo.judge").load(WORLD), list(dataset.LABELS)
-    columns = [labels.index(name) for name in labels if name != "mirror"]
+    models = {"nothing": world.model, "one mask": world.masked(next(iter(masks.values()))),
+              "all masks joined": world.masked(joined)}  # fmt: skip
+    shares = {name: obeyed(world, model, count) for name, model in models.items()}
+    return {f"captions obeyed, {name}": results.bootstrap(found, "asked attributes found", "share")
+            for name, found in shares.items()}  # fmt: skip
+
+
+def obeyed(world: World, model, count: int) -> np.ndarray:
+    """The share of asked attributes that the judge finds in a picture of each of ``count`` ordinary captions."""
     from ..world.captions import full_caption
 
+    network, labels = host.pack("nodes.demo.judge").load(WORLD), list(dataset.LABELS)
+    columns = [labels.index(name) for name in labels if name != "mirror"]
     scenes = world.scenes[:count]
     truth = np.array([dataset.labels(scene) for scene in scenes])[:, columns]
-    numbers = {}
-    for name, model in (("nothing", world.model), ("one mask", world.masked(next(iter(masks.values())))),
-                        ("all masks joined", world.masked(joined))):  # fmt: skip
-        pictures = np.concatenate([world.paint(model, world.encode(full_caption(scene)), 1, seed=2000 + number)
-                                   for number, scene in enumerate(scenes)])  # fmt: skip
-        read = judge.read(network, pictures)[0][:, columns]
-        obeyed = [(read[row] == truth[row])[truth[row] >= 0].mean() for row in range(len(scenes))]
-        numbers[f"captions obeyed, {name}"] = results.bootstrap(np.array(obeyed), "asked attributes found", "share")
-    return numbers
+    pictures = np.concatenate([world.paint(model, world.encode(full_caption(scene)), 1, seed=2000 + number)
+                               for number, scene in enumerate(scenes)])  # fmt: skip
+    read = judge.read(network, pictures)[0][:, columns]
+    return np.array([(read[row] == truth[row])[truth[row] >= 0].mean() for row in range(len(scenes))])

@@ -28,12 +28,12 @@ _NODES = {
 
 
 class World:
-    """The demo model; ``seeds`` noises for every score, ordinary captions, and the names with their pictures."""
+    """A demo model; ``seeds`` noises for every score, ordinary captions, and the names with their pictures."""
 
-    def __init__(self, seeds: int, ordinary: int):
+    def __init__(self, seeds: int, ordinary: int, world: str = WORLD):
         host.prepare()
         self.model, self.clip, self.vae = (
-            host.pack(f"nodes.demo.{name}").load(WORLD) for name in ("model", "text", "autoencoder")
+            host.pack(f"nodes.demo.{name}").load(world) for name in ("model", "text", "autoencoder")
         )
         self.first_step = {"seeds": seeds, "seed": 1, "timestep": "961 (official code)", "width": SIZE, "height": SIZE}
         rng = np.random.default_rng(7)

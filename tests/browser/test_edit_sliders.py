@@ -35,6 +35,11 @@ _TOUCHED = """type => {
     return [alone, there]
 }"""
 
+_WITHOUT_POINT = """type => {
+  const node = app.graph.nodes.find((node) => node.type === type);
+  node.disconnectInput(node.findInputSlot("point"));
+}"""
+
 
 def _describe(w):
     w.note("Edits", "One.", "Two.", "Three.")
@@ -148,7 +153,7 @@ def test_a_component_has_a_slider_while_the_text_names_it(canvas, sliders):
 
 
 def test_without_a_space_the_edits_stay(canvas, sliders):
-    canvas.page.evaluate("type => app.graph.nodes.find(node => node.type === type).disconnectInput(0)", _NODE)
+    canvas.page.evaluate(_WITHOUT_POINT, _NODE)
     sliders.hover()
     expect(sliders.get_by_role("status")).to_contain_text("connect a loader")
     expect(sliders.locator(".glassbox-row")).to_have_count(2)

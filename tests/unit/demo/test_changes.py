@@ -1,0 +1,53 @@
+"""A world that is another world with small changes: read from its base, and added to the denoiser's weights."""
+
+import json
+
+import pytest
+import torch
+from glassbox.nodes.demo import assets, changes
+from safetensors.torch import save_file
+
+
+@pytest.fixture
+def copy(tmp_path, monkeypatch):
+    """A world "copy" of the world "first"."""
+    monkeypatch.setattr(assets, "ASSETS", tmp_path)
+    (tmp_path / "first").mkdir()
+    (tmp_path / "copy").mkdir()
+    save_file({"a": torch.ones(2)}, tmp_path / "first" / "text.safetensors")
+    (tmp_path / "first" / "captions.json").write_text(json.dumps(["portrait"]))
+    save_file({"x.indices": torch.tensor([1])}, tmp_path / "copy" / "changes.safetensors", metadata={"base": "first"})
+    return tmp_path / "copy"
+
+
+def test_what_a_copy_does_not_have_comes_from_its_base(copy):
+    assert (assets.base("copy"), assets.base("first")) == ("first", "")
+    assert torch.equal(assets.read("copy", "text")["a"], torch.ones(2))
+    assert assets.captions("copy") == ["portrait"]
+    save_file({"a": torch.zeros(2)}, copy / "text.safetensors")
+    assert torch.equal(assets.read("copy", "text")["a"], torch.zeros(2)), "its own file goes first"
+
+
+def test_what_neither_has_is_named(copy):
+    with pytest.raises(ValueError, match=r"judge\.safetensors of copy is missing: restore"):
+        assets.read("copy", "judge")
+
+
+def test_low_rank_changes_and_rows_are_added():
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(shape, generator=generator)
+
+    weights = {"conv.weight": draw(6, 4, 3, 3).half(), "to_v.weight": draw(5, 4).half(), "other.weight": draw(3)}
+    up, down, rows = draw(6, 2), draw(2, 36), draw(2, 4)
+    added = {"conv.up": up, "conv.down": down, "to_v.rows": rows, "to_v.indices": torch.tensor([3, 0])}
+    before = {name: value.clone() for name, value in weights.items()}
+    changes.apply(weights, added)
+    whole = before["conv.weight"].double() + (up.double() @ down.double()).view(6, 4, 3, 3)
+    assert torch.allclose(weights["conv.weight"].double(), whole, atol=1e-5)
+    changed = before["to_v.weight"].float()
+    changed[3] += rows[0]
+    changed[0] += rows[1]
+    assert torch.equal(weights["to_v.weight"], changed)
+    assert torch.equal(weights["other.weight"], before["other.weight"])
