@@ -69,8 +69,11 @@ _INTO_SUBGRAPH = """async ([type, promoted]) => {
     return `${host.id}:${inner.id}`
 }"""
 
-# What this front end says on a ComfyUI that is older than itself, or without a way to the internet.
-_NOT_OURS = ("Failed to load resource", "JobsApiError", "Failed to fetch queue")
+# What this front end says on a ComfyUI that is older than itself, without a way to the internet, or of a subgraph that
+# a script has made.
+_NOT_OURS = (
+    "Failed to load resource", "JobsApiError", "Failed to fetch queue", "cleanup event listeners for graph",
+)  # fmt: skip
 
 
 @dataclass
