@@ -57,7 +57,7 @@ class Kind:
 
 DEMO = Kind(None, 128, 4, 0.8, _DEMO_LAYERS, _DEMO_ORDINARY, MEMORISED, {"criterion": "between seeds"}, 2.0, -1.5)
 PLANTED = Kind(None, 128, 4, 0.8, "down, middle", _PLANTED_ORDINARY, "portrait of jorrin habble",
-               {"criterion": "between seeds"}, 1.0, -1.0, "avatars-v1-planted")  # fmt: skip
+               {"criterion": "between seeds"}, 1.0, 0.5, "avatars-v1-planted")  # fmt: skip
 SD15 = Kind(_SD15_FILE, 512, 10, 0.428, "down, middle", _ORDINARY, SUSPECT, {}, 1.0, None)
 SDXL = Kind(_SDXL_FILE, 1024, 10, None, "down, middle", _ORDINARY, SUSPECT, {}, 1.0, None)
 

@@ -74,15 +74,16 @@ def ablation(figure, untouched: float, effects: list[Effect], suggested: set[str
     figure.suptitle("Each layer silenced in turn (red: to search)")
 
 
-def search(figure, traces: dict[str, list[Look]], threshold: float) -> None:
-    """How the score fell while the selection loosened, for each prompt."""
+def search(figure, traces: dict[str, list[Look]], blocked_below: float) -> None:
+    """How the score fell while the selection loosened, for each prompt, and where a prompt counts as blocked."""
     axes = figure.add_subplot()
     for prompt, trace in traces.items():
         axes.plot(
             [look.neurons for look in trace], [look.score for look in trace], marker="o", label=_short(prompt, 40)
         )
-    axes.axhline(threshold, color="black", linestyle=":", label="threshold")
+    axes.axhline(blocked_below, color="black", linestyle=":", label=f"blocked below {blocked_below:.3f}")
     axes.set(xlabel="neurons silenced", ylabel="memorisation that is left", title="Initial selection")
+    axes.set_xlim(left=0)
     axes.legend(fontsize=8)
 
 

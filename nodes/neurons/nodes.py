@@ -90,7 +90,7 @@ class NemoLocalize(io.ComfyNode):
         search = _Search(model, clip, statistics, Neurons(tuple(chosen)), threshold, how)
         search.prompts(texts)
         mask, figure = joined(search.masks), new_figure()
-        drawing.search(figure, search.traces, threshold)
+        drawing.search(figure, search.traces, how["blocked_below"] or threshold)
         report = "\n".join([*search.reports, words.of_variant(search.side), words.caveats()])
         told = {"glassbox_neurons": [chart.outline(mask)]}
         return io.NodeOutput(mask, to_image(figure), words.mask_table(mask), report, ui=told)
