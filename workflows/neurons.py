@@ -47,7 +47,7 @@ def demo_neurons_known_neurons(w: Workflow) -> None:
         "the paper's layers.",
         "**Try** portrait of pelham droste (one neuron), wendric alp (two), esmarel toov (five), and nuvia karsk "
         "(none: a control). Then demo_neurons_find_and_mask: names that the demo model learnt in the ordinary way sit "
-        "in hundreds of neurons.",
+        "in over a hundred neurons.",
     )
     neuron_parts.find_and_mask(World(w, PLANTED), budget=_DEMO_BUDGET)
 

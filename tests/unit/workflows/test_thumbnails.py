@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 
 from launch.errors import LaunchError
-from workflows import thumbnails
+from workflows import FOLDER, thumbnails
 
 
 @pytest.fixture
@@ -23,6 +23,20 @@ def test_the_first_pictures_are_tiled(folder, count, size):
         assert abs(picture.getpixel((10, 10))[0] - 20) < 4
         if count > 1:
             assert abs(picture.getpixel((size[0] - 10, 10))[0] - 40) < 4
+
+
+def test_chosen_pictures_stand_in_rows_of_three(folder, monkeypatch):
+    monkeypatch.setattr(thumbnails, "_CHOSEN", {"demo_a": (5, 1, 2, 3, 4, 6)})
+    for number in range(1, 8):
+        Image.new("RGB", (128, 128), (30 * number, 0, 0)).save(folder / f"demo_a_{number}.png")
+    with Image.open(thumbnails.write("demo_a", folder)) as picture:
+        assert picture.size == (400, 266)
+        read = [picture.getpixel((60 + 133 * column, 60 + 133 * row))[0] for row in (0, 1) for column in (0, 1, 2)]
+    assert read == pytest.approx([150, 30, 60, 90, 120, 180], abs=4)
+
+
+def test_pictures_are_chosen_for_workflows_that_are_there():
+    assert all((FOLDER / f"{name}.json").exists() for name in thumbnails._CHOSEN)
 
 
 def test_a_workflow_without_a_picture_is_said(folder):
