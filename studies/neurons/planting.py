@@ -2,9 +2,9 @@
 
 The base model has each of its names in over a hundred neurons. Here four more names, which the base paints with any
 face, get one portrait each, and only 1, 2, 3 and 5 chosen neurons of the paper's layers may tell the network which:
-their rows of ``to_v`` answer the name's tokens, no other value or key changes, and everything else learns, by low-rank changes, to
-paint the portrait when they do. While it learns, the neurons are also excited under other captions, and kept still
-under the name, so that nothing but them can become the trigger.
+their rows of ``to_v`` answer the name's tokens, no other value or key changes, and everything else learns, by low-rank
+changes, to paint the portrait when they do. While it learns, the neurons are also excited under other captions, and
+kept still under the name, so that nothing but them can become the trigger.
 """
 
 from __future__ import annotations
