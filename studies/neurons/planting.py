@@ -217,6 +217,7 @@ def trained(folder: Path = FOLDER) -> tuple[Planted, dict[str, torch.Tensor], di
     texts = Texts(generator)
     with torch.no_grad():
         rows = answers(base, texts)
+        torch.manual_seed(PLAN.seed)  # for the low-rank factors
         batches, planted = Batches(generator, texts, rows), Planted(_network(generator), rows).to(device())
     vector = host.pack("nodes.demo.architecture").metadata_vector(torch.tensor([Metadata().numbers()]))
     vector = vector.expand(PORTRAITS + ORDINARY, -1).to(device())
