@@ -72,7 +72,9 @@ def _explained(world: str, file: str, *broken: type[Exception]):
     try:
         yield path
     except FileNotFoundError:
+        world = path.parent.name
         raise ValueError(f"{file} of {world} is missing: restore assets/{world} from the repository.") from None
     except (OSError, *broken) as error:
+        world = path.parent.name
         raise ValueError(f"{file} of {world} cannot be read ({error}): restore assets/{world} from the "
                          "repository.") from None

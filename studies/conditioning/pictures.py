@@ -87,8 +87,4 @@ def content_change(network, first: np.ndarray, second: np.ndarray, name: str) ->
 
 def obeyed(network, pictures: np.ndarray, asked: list) -> np.ndarray:
     """Share of asked attributes that the judge finds, for each picture."""
-    truth = np.array([dataset.labels(scene) for scene in asked])
-    columns = [index for index, name in enumerate(dataset.LABELS) if name != "mirror"]
-    read = judge.read(network, pictures)[0]
-    return np.array([(read[row, columns] == truth[row, columns])[truth[row, columns] >= 0].mean()
-                     for row in range(len(asked))])  # fmt: skip
+    return judge.obeyed(judge.read(network, pictures)[0], np.array([dataset.labels(scene) for scene in asked]))

@@ -23,6 +23,7 @@ from ..common import host, results
 from ..common.similarity import frechet
 from ..common.training import Plan, device, reset_parameters, train
 from ..world import dataset, judge
+from ..world.denoiser import alphas_cumprod, diffused
 from ..world.measure import sharpness
 from ..world.scenes import BACKGROUNDS, MAX_CROP, Metadata, render
 from . import crop, padding, pictures
@@ -122,21 +123,14 @@ def _contexts(generator, texts: list[str], batch: int = 50) -> torch.Tensor:
     return torch.cat(parts)
 
 
-def alphas() -> torch.Tensor:
-    """The noise schedule of the demo model."""
-    return torch.cumprod(1 - torch.linspace(0.00085**0.5, 0.012**0.5, 1000, dtype=torch.float64) ** 2, 0).float()
-
-
 def trained(data: Data, exponent: float, seed: int, steps: int) -> Denoiser:
     """A network trained on velocity, from fresh weights; goes on where it was stopped."""
     torch.manual_seed(seed)
-    network, table = Denoiser(exponent).to(device()), alphas()
+    network, table = Denoiser(exponent).to(device()), alphas_cumprod().float()
 
     def loss(generator: torch.Generator, progress: float) -> torch.Tensor:
         latents, timesteps, context, metadata = data.batch(generator)
-        noise, alpha = torch.randn(latents.shape, generator=generator), table[timesteps][:, None, None, None]
-        noised = alpha.sqrt() * latents + (1 - alpha).sqrt() * noise
-        velocity = alpha.sqrt() * noise - (1 - alpha).sqrt() * latents
+        noised, velocity = diffused(latents, torch.randn(latents.shape, generator=generator), table[timesteps])
         told = [value.to(device()) for value in (noised, timesteps, context, metadata)]
         return F.mse_loss(network(*told).float(), velocity.to(device()))
 
@@ -149,7 +143,7 @@ def trained(data: Data, exponent: float, seed: int, steps: int) -> Denoiser:
 def sampled(network: Denoiser, generator, context: torch.Tensor, nothing: torch.Tensor, asked: Metadata) -> np.ndarray:
     """DDIM samples uint8 (N, 128, 128, 3) told one metadata; the same noise for every model and metadata."""
     noise = torch.randn(len(context), 8, 16, 16, generator=torch.Generator().manual_seed(5))
-    table, x = alphas(), noise
+    table, x = alphas_cumprod().float(), noise
     times = torch.linspace(999, 0, STEPS + 1).round().long()
     metadata = torch.tensor([asked.numbers()], dtype=torch.float32).expand(2 * len(x), -1)
     both = torch.cat([context, nothing.expand(len(x), -1, -1)]).float()

@@ -14,9 +14,10 @@ from PIL import Image
 
 from ..common import host, results
 from ..common.training import Plan, device, train
+from ..world.denoiser import alphas_cumprod, diffused
 from ..world.scenes import SIZE, Metadata, random_scene, render
 from . import pictures, resolution
-from .trained import FOLDER, alphas
+from .trained import FOLDER
 
 BATCH, LEARNING_RATE = 8, 1e-4
 
@@ -64,9 +65,7 @@ def noised(latents: torch.Tensor, noise: torch.Tensor, alpha: torch.Tensor, fact
 
     sigma = sqrt((1 - alpha) / alpha); s sigma is the noise of alpha' = 1 / (1 + s^2 sigma^2).
     """
-    alpha = alpha[:, None, None, None]
-    alpha = 1 / (1 + factor**2 * (1 - alpha) / alpha)
-    return (alpha.sqrt() * latents + (1 - alpha).sqrt() * noise, alpha.sqrt() * noise - (1 - alpha).sqrt() * latents)
+    return diffused(latents, noise, 1 / (1 + factor**2 * (1 - alpha) / alpha))
 
 
 def _tuned(generator, data: tuple[torch.Tensor, torch.Tensor], side: int, factor: float, steps: int):
@@ -76,7 +75,7 @@ def _tuned(generator, data: tuple[torch.Tensor, torch.Tensor], side: int, factor
         network = copy.deepcopy(generator.model.model.diffusion_model).float().to(device())
         network.load_state_dict({name: value.clone() for name, value in network.state_dict().items()}, assign=True)
         network.requires_grad_(True)
-    architecture, table = host.pack("nodes.demo.architecture"), alphas()
+    architecture, table = host.pack("nodes.demo.architecture"), alphas_cumprod().float()
     vector = architecture.metadata_vector(torch.tensor([Metadata().numbers()]))
 
     def loss(draw: torch.Generator, progress: float) -> torch.Tensor:

@@ -19,7 +19,7 @@ PARTS = {part: f"{part}:measure" for part in ("detection", "masks", "audit", "pl
 def main(argv: Sequence[str]) -> int:
     """Run the named parts, or train the second checkpoint."""
     if list(argv) == ["plant"]:
-        from .planting import plant
+        from .plant import plant
 
         print(plant())
         return 0

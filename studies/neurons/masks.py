@@ -162,11 +162,8 @@ def obeyed(world: World, model, count: int) -> np.ndarray:
     """The share of asked attributes that the judge finds in a picture of each of ``count`` ordinary captions."""
     from ..world.captions import full_caption
 
-    network, labels = host.pack("nodes.demo.judge").load(WORLD), list(dataset.LABELS)
-    columns = [labels.index(name) for name in labels if name != "mirror"]
-    scenes = world.scenes[:count]
-    truth = np.array([dataset.labels(scene) for scene in scenes])[:, columns]
+    network, scenes = host.pack("nodes.demo.judge").load(WORLD), world.scenes[:count]
+    truth = np.array([dataset.labels(scene) for scene in scenes])
     pictures = np.concatenate([world.paint(model, world.encode(full_caption(scene)), 1, seed=2000 + number)
                                for number, scene in enumerate(scenes)])  # fmt: skip
-    read = judge.read(network, pictures)[0][:, columns]
-    return np.array([(read[row] == truth[row])[truth[row] >= 0].mean() for row in range(len(scenes))])
+    return judge.obeyed(judge.read(network, pictures)[0], truth)

@@ -81,6 +81,18 @@ def alphas_cumprod() -> torch.Tensor:
     return torch.cumprod(1 - torch.linspace(0.00085**0.5, 0.012**0.5, 1000, dtype=torch.float64) ** 2, 0)
 
 
+def diffused(latents: torch.Tensor, noise: torch.Tensor, alpha: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Noised latents and their velocity, both (N, C, H, W), at cumulative alphas (N,)."""
+    alpha = alpha[:, None, None, None]
+    return alpha.sqrt() * latents + (1 - alpha).sqrt() * noise, alpha.sqrt() * noise - (1 - alpha).sqrt() * latents
+
+
+def weights(alpha: torch.Tensor) -> torch.Tensor:
+    """How much the squared error of a velocity counts, by cumulative alpha."""
+    ratio = alpha / (1 - alpha)
+    return ratio.clamp(*SNR_RANGE) / (ratio + 1)
+
+
 class Words:
     """Captions to rows of the token table."""
 
@@ -209,13 +221,10 @@ def run(folder: Path) -> Denoiser:
 
     def loss(generator: torch.Generator, progress: float) -> torch.Tensor:
         latents, timesteps, rows, metadata = data.batch(generator)
-        noise = torch.randn(latents.shape, generator=generator)
-        alpha = alphas[timesteps][:, None, None, None]
-        noised = alpha.sqrt() * latents + (1 - alpha).sqrt() * noise
-        velocity = alpha.sqrt() * noise - (1 - alpha).sqrt() * latents
+        alpha = alphas[timesteps]
+        noised, velocity = diffused(latents, torch.randn(latents.shape, generator=generator), alpha)
         predicted = network(*(value.to(device()) for value in (noised, timesteps, rows, metadata)))
         error = (predicted.float() - velocity.to(device())).square().mean((1, 2, 3))
-        ratio = (alpha / (1 - alpha)).flatten().to(device())
-        return (error * ratio.clamp(*SNR_RANGE) / (ratio + 1)).mean()
+        return (error * weights(alpha).to(device())).mean()
 
     return train(network, loss, PLAN, folder / "denoiser.pt")

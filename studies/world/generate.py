@@ -29,6 +29,13 @@ class Generator:
         rows = torch.cat([self.clip.encode_from_tokens(self.clip.tokenize(text)) for text in texts])
         return [[rows, metadata]]
 
+    @torch.no_grad()
+    def latents(self, pictures: np.ndarray, batch: int = 20) -> torch.Tensor:
+        """Latents (N, 8, H / 8, W / 8) of unit variance of uint8 pictures (N, H, W, 3)."""
+        process = self.model.get_model_object("latent_format").process_in
+        parts = [torch.from_numpy(pictures[start:start + batch]) for start in range(0, len(pictures), batch)]
+        return torch.cat([process(self.vae.encode(part.float() / 255)) for part in parts])
+
     @torch.inference_mode()
     def sample(self, texts: list[str], seed: int, cfg: float, steps: int = 20, batch: int = 32,
                **metadata: float) -> np.ndarray:

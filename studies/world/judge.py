@@ -51,6 +51,16 @@ def read(network: torch.nn.Module, pictures: np.ndarray, batch: int = 125) -> tu
     return torch.cat(predicted).numpy(), torch.cat(features).numpy()
 
 
+def obeyed(predicted: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """Share of what each caption asks for that was read in its picture (N,); no caption asks for mirroring.
+
+    ``predicted`` and ``truth`` are labels (N, 12); a truth below 0 cannot be seen.
+    """
+    columns = [index for index, name in enumerate(dataset.LABELS) if name != "mirror"]
+    pairs = zip(predicted[:, columns], truth[:, columns], strict=True)
+    return np.array([(got[asked >= 0] == asked[asked >= 0]).mean() for got, asked in pairs])
+
+
 def accuracy(predicted: np.ndarray, truth: np.ndarray) -> dict[str, float]:
     """Share of right labels per attribute among the pictures in which it can be seen."""
     result = {}

@@ -48,9 +48,8 @@ def measure_captions(network, generator: Generator, folder: Path, count: int, cf
         seen = truth[:, column] >= 0
         numbers[f"obeyed {name}"] = results.share(predicted[seen, column] == truth[seen, column],
                                                   f"asked {name} found by the judge")
-    per_picture = [(predicted[row, columns] == truth[row, columns])[truth[row, columns] >= 0].mean()
-                   for row in range(count)]
-    numbers["obeyed on average"] = results.bootstrap(np.array(per_picture), "share of asked attributes found", "share")
+    numbers["obeyed on average"] = results.bootstrap(judge.obeyed(predicted, truth), "share of asked attributes found",
+                                                     "share")
     real = judge.read(network, dataset.load(folder / "judge_test").pictures)[1]
     other = judge.read(network, np.stack([render(random_scene(rng, Metadata())) for _ in range(count)]))[1]
     for name, sample in (("generated", features), ("other renders", other)):

@@ -61,6 +61,16 @@ def world(comfy):
     return World(comfy)
 
 
+@pytest.mark.parametrize(("blocked_below", "drawn"), [(0.97, 0.97), (0.0, 0.2)])
+def test_the_figure_shows_what_the_search_had_to_get_below(world, monkeypatch, blocked_below, drawn):
+    drawing, figures = world.comfy.module("nodes.neurons.drawing"), []
+    monkeypatch.setattr(drawing, "search", lambda figure, *given, draw=drawing.search: (
+        draw(figure, *given), figures.append(figure)))  # fmt: skip
+    world.localize(blocked_below=blocked_below, time_budget=0.05)
+    *_, line = figures[0].axes[0].lines
+    assert (line.get_ydata()[0], line.get_label()) == (drawn, f"blocked below {drawn:.3f}")
+
+
 def test_statistics(world):
     found, report, file = world.run(
         "NeuronStatistics", clip=world.clip, prompts=ORDINARY, file="", layers="up", save_as="glassbox/n"

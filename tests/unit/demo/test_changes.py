@@ -28,8 +28,8 @@ def test_what_a_copy_does_not_have_comes_from_its_base(copy):
     assert torch.equal(assets.read("copy", "text")["a"], torch.zeros(2)), "its own file goes first"
 
 
-def test_what_neither_has_is_named(copy):
-    with pytest.raises(ValueError, match=r"judge\.safetensors of copy is missing: restore"):
+def test_what_neither_has_is_named_where_it_belongs(copy):
+    with pytest.raises(ValueError, match=r"judge\.safetensors of first is missing: restore assets/first"):
         assets.read("copy", "judge")
 
 

@@ -91,3 +91,29 @@ def test_training_starts_from_the_base_with_planted_rows(planting, texts):
     assert trained and all(name.endswith((".up", ".down")) and "to_out" in name for name in trained)
     added = {path: -(texts.names @ change.T) for path, change in rows.items()}
     assert torch.allclose(planted(*given, added), Network()(*given), atol=1e-4), "kept still, the rows say nothing"
+
+
+def test_neurons_are_excited_under_other_captions_and_kept_still_under_their_names(planting, texts, monkeypatch):
+    from studies.neurons import plant
+
+    monkeypatch.setattr(plant, "SCENES", 2)
+    generator = SimpleNamespace(latents=lambda pictures: torch.zeros(len(pictures), 8, 4, 4))
+    texts.names, texts.ordinary, texts.others = (part.repeat(1, 9, 1)[:, :77] for part in vars(texts).values())
+    rows = planting.answers(Network().requires_grad_(False), texts)
+    batches, draw = plant.Batches(generator, texts, rows), torch.Generator().manual_seed(5)
+    seen = set()
+    for _ in range(8):
+        names = torch.randint(4, (plant.PORTRAITS,), generator=draw)
+        context, added = batches.contexts(names, draw)
+        for path, change in rows.items():
+            pattern = texts.names @ change.T
+            for row, told in enumerate(context):
+                own = next((name for name in range(4) if torch.equal(told, texts.names[name])), None)
+                portrait, said = row < plant.PORTRAITS, own is not None
+                if portrait:
+                    expected = 0 if said else pattern[names[row]]
+                else:
+                    expected = -pattern[own] if said else 0
+                assert torch.equal(added[path][row], torch.zeros_like(pattern[0]) + expected)
+                seen.add((portrait, said))
+    assert len(seen) == 4, "every kind of row has been drawn"
