@@ -2,6 +2,9 @@
 
 import canvas_page
 import pytest
+from playwright.sync_api import expect
+
+expect.set_options(timeout=20_000)  # ms; a slow machine that does two things at once is no failure
 
 
 @pytest.fixture(
