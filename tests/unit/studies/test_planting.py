@@ -110,10 +110,7 @@ def test_neurons_are_excited_under_other_captions_and_kept_still_under_their_nam
             for row, told in enumerate(context):
                 own = next((name for name in range(4) if torch.equal(told, texts.names[name])), None)
                 portrait, said = row < plant.PORTRAITS, own is not None
-                if portrait:
-                    expected = 0 if said else pattern[names[row]]
-                else:
-                    expected = -pattern[own] if said else 0
-                assert torch.equal(added[path][row], torch.zeros_like(pattern[0]) + expected)
+                whose = names[row] if portrait else own or 0
+                assert torch.equal(added[path][row], (portrait - said) * pattern[whose])
                 seen.add((portrait, said))
     assert len(seen) == 4, "every kind of row has been drawn"
