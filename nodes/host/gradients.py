@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
+import comfy.model_management
 import torch
 from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from torch import nn
@@ -37,6 +38,20 @@ def _put(module: nn.Module, name: str, tensor: torch.Tensor) -> None:
     else:
         parameter = isinstance(tensor, nn.Parameter)
         module._parameters[name] = tensor if parameter else nn.Parameter(tensor, requires_grad=False)
+
+
+@contextlib.contextmanager
+def kernels_with_gradients() -> Iterator[None]:
+    """Newer ComfyUI computes rotary positions and more by kernels that know no gradient, unless it is told of them."""
+    management = comfy.model_management
+    if not hasattr(management, "in_training"):
+        yield
+        return
+    before, management.in_training = management.in_training, True
+    try:
+        yield
+    finally:
+        management.in_training = before
 
 
 def activations_kept(patcher, dtype: torch.dtype, checkpointing: bool):

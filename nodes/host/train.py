@@ -23,7 +23,7 @@ import comfy.samplers
 import torch
 from torch import nn
 
-from .gradients import LOW_PRECISION, activations_kept, ordinary_parameters
+from .gradients import LOW_PRECISION, activations_kept, kernels_with_gradients, ordinary_parameters
 
 Result = TypeVar("Result")
 WeightFunction = Callable[[torch.Tensor], torch.Tensor]
@@ -174,7 +174,7 @@ class _Guider(comfy.samplers.CFGGuider):
         self.original_conds = {"positive": [entry for entries in conditions for entry in entries]}
 
     def inner_sample(self, noise, latent_image, *rest, **more):
-        with ordinary_parameters(self.inner_model):
+        with ordinary_parameters(self.inner_model), kernels_with_gradients():
             self.result = self.work()
         return latent_image
 

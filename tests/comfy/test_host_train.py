@@ -131,6 +131,22 @@ def test_the_model_stays_as_it_was_also_with_a_lora_before_and_after(train, comf
     assert torch.equal(painted(demo[0]), plain)
 
 
+def test_comfyui_is_told_of_the_gradients(train, demo, pictures, captions, monkeypatch):
+    """Newer ones have kernels without gradients; the flag is on while work runs, and off after a failure, too."""
+    management = train.comfy.model_management
+    monkeypatch.setattr(management, "in_training", False, raising=False)
+    told = []
+    train.run(demo[0], {}, pictures, captions, lambda session: told.append(management.in_training), dtype=torch.float32)
+    assert told == [True] and management.in_training is False
+
+    def fails(session):
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        train.run(demo[0], {}, pictures, captions, fails)
+    assert management.in_training is False
+
+
 def test_a_weight_that_is_not_there(train, demo, pictures, captions):
     with pytest.raises(ValueError, match=r"has no weight diffusion_model\.none\.weight"):
         train.run(demo[0], {"diffusion_model.none.weight": lambda weight: weight}, pictures, captions, loss_of)
