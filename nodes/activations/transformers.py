@@ -24,13 +24,14 @@ _REFINER, _TURN = "noise_refiner", "pe_embedder"
 def transformer_entries(network: nn.Module) -> list[Entry]:
     """All activations of a transformer in forward order; raises UnreadableNetworkError for any other network."""
     scale, entries, number = _patch(network), [], 0
+    masked = _text_is_masked(network)
     for index, block in enumerate(_refiners(network)):
         entries += [_placed(one, f"vit-refiner{index}", f"{_REFINER}.{index}", scale, "") for one in _read(block)]
     for path, blocks in _block_lists(network):
         last_as = _text_comes_first(network, blocks[0])
         for index, block in enumerate(blocks):
             found = [_placed(one, f"vit-block{number}", f"{path}.{index}", scale, last_as) for one in _read(block)]
-            entries += [one for one in found if _text_is_known(one)]
+            entries += [one for one in found if not _reads_text(one) or (_text_is_known(one) and not masked)]
             number += 1
     if not entries:
         raise UnreadableNetworkError(
@@ -80,11 +81,11 @@ def _double(block: nn.Module) -> Iterator[Entry]:
     """Flux, Chroma, HunyuanVideo: text and picture with weights of their own; returns (picture, text)."""
     width = block.img_attn.qkv.out_features // 3
     yield from _fused("", "img_attn.qkv", (width, width, width))
-    if not getattr(block, "flipped_img_txt", False):  # HunyuanVideo masks its text
-        yield _map("cross-map", JointAttention("img_attn.norm", "img_attn.norm", block.num_heads, "txt_attn.norm",
-                                               _TURN, heads_first=True))  # fmt: skip
+    yield _map("cross-map", JointAttention("img_attn.norm", "img_attn.norm", block.num_heads, "txt_attn.norm", _TURN,
+                                           heads_first=True))  # fmt: skip
     yield _part("attn-out", "img_attn.proj", width)
-    yield _part("ffn-inner", "img_mlp.2", block.img_mlp[2].in_features, of_input=True)
+    last = "img_mlp.down_proj" if _has(block, "img_mlp.down_proj") else "img_mlp.2"
+    yield _part("ffn-inner", last, block.get_submodule(last).in_features, of_input=True)
     yield _part("out", "", width)
 
 
@@ -206,7 +207,15 @@ def _text_comes_first(network: nn.Module, block: nn.Module) -> str:
     return "img_in" if alone else "double_blocks.0.img_attn.qkv"
 
 
+def _text_is_masked(network: nn.Module) -> bool:
+    """HunyuanVideo lets nothing read the padding of its text, which a map cannot know. It alone refines the text so."""
+    return _has(network, "txt_in.individual_token_refiner")
+
+
+def _reads_text(entry: Entry) -> bool:
+    return isinstance(entry.attention, JointAttention) and entry.id.endswith("cross-map")
+
+
 def _text_is_known(entry: Entry) -> bool:
-    """Whether an attention over one sequence tells its text from its picture, if it has any."""
-    joint = isinstance(entry.attention, JointAttention) and entry.id.endswith("cross-map")
-    return not joint or bool(entry.attention.text or entry.last_as)
+    """Whether an attention over one sequence tells its text from its picture."""
+    return bool(entry.attention.text or entry.last_as)

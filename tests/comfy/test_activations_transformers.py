@@ -1,6 +1,10 @@
 """Activations of transformers: names, cuts of fused projections, where the picture's tokens are, and maps."""
 
+import copy
+
+import newer
 import pytest
+import reduced
 import tiny_transformers
 import torch
 from tapping import PATTERN, hooks_left
@@ -107,22 +111,44 @@ def test_tokens_that_pad_a_sequence_are_left_out(comfy):
     assert torch.equal(found, sequence[:, 32 : 32 + HEIGHT * WIDTH])
 
 
-def test_a_network_with_the_picture_before_the_text(comfy):
-    """HunyuanVideo's single blocks begin with the picture's tokens, Flux's with the text's."""
+def test_a_network_that_masks_its_text(comfy):
+    """No map of HunyuanVideo. Its single blocks begin with the picture in ComfyUI 0.3.75, in newer ones with text."""
     from comfy import ops
     from comfy.ldm.hunyuan_video.model import HunyuanVideo
 
-    network = HunyuanVideo(
-        in_channels=16, out_channels=16, vec_in_dim=32, context_in_dim=24, hidden_size=64, mlp_ratio=4.0, num_heads=2,
-        depth=1, depth_single_blocks=1, axes_dim=[8, 12, 12], theta=256, patch_size=[1, 2, 2], qkv_bias=True,
-        guidance_embed=True, byt5=False, meanflow=False, use_cond_type_embedding=False, vision_in_dim=None,
-        device="meta", operations=ops.disable_weight_init,
-    )  # fmt: skip
+    settings = newer.network({
+        "image_model": "hunyuan_video", "in_channels": 16, "out_channels": 16, "vec_in_dim": 32, "context_in_dim": 24,
+        "hidden_size": 64, "mlp_ratio": 4.0, "num_heads": 2, "depth": 1, "depth_single_blocks": 1,
+        "axes_dim": [8, 12, 12], "theta": 256, "patch_size": [1, 2, 2], "qkv_bias": True, "guidance_embed": True,
+        "byt5": False, "meanflow": False, "use_cond_type_embedding": False, "vision_in_dim": None,
+    })  # fmt: skip
+    network = HunyuanVideo(**settings, dtype=torch.float32, device="cpu", operations=ops.disable_weight_init)
+    reduced.fill(network, torch.Generator().manual_seed(0))
     entries = comfy.module("nodes.activations.catalog").catalog(network)
     parts = ([part for part in block if part != "cross-map"] for block in FLUX)  # its text is masked
     expected = [f"vit-block{number}-{part}" for number, block in enumerate(parts) for part in block]
     assert [entry.id for entry in entries] == expected
-    assert {(entry.scale, entry.last_as) for entry in entries} == {(2, "")}
+    assert {entry.scale for entry in entries} == {2}
+    seen = {}
+    for name, module in (("block", network.single_blocks[0]), ("img_in", network.img_in)):
+        module.register_forward_hook(lambda module, given, output, name=name: seen.update({name: output.clone()}))
+    network.final_layer.register_forward_pre_hook(lambda module, given: seen.update(picture=given[0]))
+    given = {"context": torch.randn(1, 5, 24), "y": torch.randn(1, 32), "guidance": torch.ones(1)}
+    network(torch.randn(1, 16, 2, 4, 4), torch.ones(1), **given)
+    last_as = next(entry.last_as for entry in entries if entry.id == "vit-block1-out")
+    pictures = seen[last_as].shape[1] if last_as else 0
+    count = seen["picture"].shape[1]
+    assert torch.equal(seen["picture"], seen["block"][:, -pictures:] if last_as else seen["block"][:, :count])
+
+
+def test_a_network_whose_feed_forward_part_is_gated(comfy, models):
+    """Newer relatives of Flux end it in ``down_proj``."""
+    network = copy.deepcopy(models["Flux"].model.diffusion_model)
+    for block in network.double_blocks:
+        block.img_mlp = torch.nn.ModuleDict({"up_proj": torch.nn.Linear(64, 80), "down_proj": torch.nn.Linear(80, 64)})
+    entries = comfy.module("nodes.activations.catalog").catalog(network)
+    inner = next(entry for entry in entries if entry.id == "vit-block0-ffn-inner")
+    assert (inner.module, inner.channels) == ("double_blocks.0.img_mlp.down_proj", 80)
 
 
 @pytest.mark.parametrize(("name", "block", "path", "text", "widths"), [
