@@ -1,8 +1,8 @@
 """Through ComfyUI's own queue: without a cache, again and again, and with a ControlNet on the conditioning."""
 
-from types import SimpleNamespace
 
 import checkpoint_runs
+import newer
 import pytest
 import reduced
 import torch
@@ -23,14 +23,10 @@ PROMPT = {
 }  # fmt: skip
 
 
-@pytest.fixture(params=["CLASSIC", "NONE"])
+@pytest.fixture(params=["CLASSIC", "NONE", "RAM_PRESSURE"])
 def queue(comfy, request):
     """Runs the prompt with changes in one executor, as ComfyUI does when a person queues again and again."""
-    import execution
-
-    quiet = SimpleNamespace(client_id=None, last_node_id=None, last_prompt_id=None, send_sync=lambda *message: None)
-    kind = getattr(execution.CacheType, request.param)
-    executor = execution.PromptExecutor(quiet, kind, {"ram": 16.0, "lru": 0})
+    executor = newer.executor(request.param)
 
     def run(**changes):
         prompt = {
@@ -72,7 +68,7 @@ def controlled(comfy):
               if key not in ("out_channels", "transformer_depth_output", "disable_unet_model_creation")}  # fmt: skip
     with torch.inference_mode(False), torch.no_grad():
         network = ControlNet(**config, hint_channels=3, operations=ops.manual_cast, device="cpu")
-        reduced._fill(network, torch.Generator().manual_seed(1))
+        reduced.fill(network, torch.Generator().manual_seed(1))
     control = controlnet.ControlNet(network, load_device=torch.device("cpu"), manual_cast_dtype=torch.float32)
     hint = torch.rand(1, 64, 64, 3, generator=torch.Generator().manual_seed(2))
     positive, _ = comfy.run("ControlNetApplyAdvanced", positive=world.positive, negative=world.negative, image=hint,

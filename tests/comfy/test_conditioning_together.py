@@ -158,12 +158,12 @@ def control(comfy):
     from comfy import controlnet, ops
     from comfy.cldm.cldm import ControlNet
 
-    settings = {key: value for key, value in reduced._CONFIGS["sdxl"].items()
+    settings = {key: value for key, value in reduced.settings("sdxl").items()
                 if key not in ("out_channels", "transformer_depth_output")}  # fmt: skip
     with torch.inference_mode(False), torch.no_grad():
         network = ControlNet(hint_channels=3, dtype=torch.float32, device="cpu", operations=ops.disable_weight_init,
                              **settings)  # fmt: skip
-        reduced._fill(network, torch.Generator().manual_seed(9))
+        reduced.fill(network, torch.Generator().manual_seed(9))
     seen, inner = [], network.forward
 
     def forward(*args, y=None, **kwargs):

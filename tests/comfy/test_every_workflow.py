@@ -5,6 +5,7 @@ import json
 import urllib.parse
 import urllib.request
 
+import newer
 import pytest
 import repository
 from PIL import Image
@@ -24,6 +25,8 @@ def test_every_file_is_described_and_every_description_has_a_file():
 
 @_each(repository.WORKFLOWS)
 def test_the_file_is_what_its_description_makes(path, object_info):
+    if newer.than_tested():
+        pytest.skip("the files are made with the ComfyUI that the pack fetches: nodes of others have more inputs")
     made = canvas.to_text(canvas.make(path.stem, described()[path.stem], object_info))
     assert path.read_text("utf-8") == made, "run python -P workflows/make.py"
 

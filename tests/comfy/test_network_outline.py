@@ -3,6 +3,7 @@
 import json
 import struct
 
+import newer
 import pytest
 import reduced
 import tapping
@@ -71,7 +72,7 @@ def test_before_a_run_a_files_header_tells_the_network(comfy, monkeypatch, tmp_p
 
     blueprints = comfy.module("nodes.host.blueprints")
     if name == "flux":
-        network = Flux(**_FLUX, dtype=torch.float16, device="meta", operations=disable_weight_init)
+        network = Flux(**newer.network(_FLUX), dtype=torch.float16, device="meta", operations=disable_weight_init)
     else:
         network = blueprints.network("architecture", name)
     file = tmp_path / f"{name}.safetensors"

@@ -358,7 +358,7 @@ def test_agreement_with_clip(comfy, tmp_path):
             "model_type": "clip_vision_model",
         }))  # fmt: skip
         model = ClipVisionModel(str(config))
-        reduced._fill(model.model, torch.Generator().manual_seed(5))
+        reduced.fill(model.model, torch.Generator().manual_seed(5))
         return model
 
     pictures, seen = torch.rand(3, 40, 40, 3, generator=torch.Generator().manual_seed(0)), vision(64)

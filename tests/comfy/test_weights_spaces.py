@@ -1,6 +1,7 @@
 """Spaces inside a real ComfyUI: built, saved, loaded, reported, and the one that the pack ships."""
 
 import members
+import newer
 import pytest
 import torch
 import weight_nodes
@@ -64,9 +65,8 @@ def test_what_comfyui_trains_becomes_a_member(family, comfy):
     given = {"batch_size": 1, "grad_accumulation_steps": 1, "steps": 1, "learning_rate": 1e-3, "rank": 2,
              "optimizer": "AdamW", "loss_function": "MSE", "seed": 0, "training_dtype": "fp32", "lora_dtype": "fp32",
              "algorithm": "LoRA", "gradient_checkpointing": False, "existing_lora": "[None]"}  # fmt: skip
-    given = {name: [value] for name, value in given.items()}
-    trained = [comfy.run("TrainLoraNode", model=[family.model], latents=latents, positive=[family.positive], **given)[1]
-               for _ in range(2)]  # fmt: skip
+    given |= {"model": family.model, "latents": latents, "positive": [family.positive]}
+    trained = [newer.train_lora(comfy, **given)[0] for _ in range(2)]
     for lora in trained:
         for name, value in lora.items():
             value.data += 0.01 * torch.randn_like(value) if "alpha" not in name else 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import SimpleNamespace
 
 import members
+import newer
 import reduced
 import release
 from PIL import Image
@@ -125,11 +125,8 @@ def validate(prompt: dict) -> list[str]:
 
 def execute(prompt: dict) -> dict:
     """Validate and run the prompt with ComfyUI's executor; returns what its output nodes show, by node."""
-    import execution
-
     outputs = validate(prompt)
-    quiet = SimpleNamespace(client_id=None, last_node_id=None, last_prompt_id=None, send_sync=lambda *message: None)
-    executor = execution.PromptExecutor(quiet, execution.CacheType.CLASSIC, {"ram": 16.0, "lru": 0})
+    executor = newer.executor("CLASSIC")
     executor.execute(prompt, "test", {}, outputs)
     assert executor.success, [data for kind, data in executor.status_messages if kind == "execution_error"]
     return executor.history_result["outputs"]

@@ -6,6 +6,7 @@ widths and depths are smaller. What such a model paints means nothing: it proves
 
 from __future__ import annotations
 
+import newer
 import torch
 
 _TEXT = {
@@ -53,21 +54,38 @@ def checkpoint(architecture: str, seed: int = 0, **smaller: object) -> tuple:
     import comfy.supported_models
 
     generator = torch.Generator().manual_seed(seed)
-    config = getattr(comfy.supported_models, _FAMILIES[architecture])({**_CONFIGS[architecture], **smaller})
+    config = getattr(comfy.supported_models, _FAMILIES[architecture])(settings(architecture) | smaller)
     channels = config.latent_format.latent_channels
     with torch.inference_mode(False), torch.no_grad():
         return _model(config, generator), _clip(config, generator), _vae(channels, generator)
 
 
-def _model(config, generator: torch.Generator):
-    import comfy.model_patcher
+def settings(architecture: str) -> dict:
+    """The configuration of an architecture's denoiser."""
+    return newer.network(_CONFIGS[architecture])
 
+
+def _model(config, generator: torch.Generator):
     config.set_inference_dtype(torch.float32, None)
     model = config.get_model({}, device="cpu")
-    _fill(model.diffusion_model, generator)
+    fill(model.diffusion_model, generator)
     if getattr(model.diffusion_model, "pos_embed", None) is not None:
         fill_positions(model.diffusion_model)
-    return comfy.model_patcher.ModelPatcher(model, load_device=torch.device("cpu"), offload_device=torch.device("cpu"))
+    return _patcher(config, model)
+
+
+def _patcher(config, model):
+    import comfy.model_patcher
+
+    def again(disable_dynamic: bool = False):
+        same = config.get_model({}, device="cpu")
+        same.load_state_dict(model.state_dict())
+        return _patcher(config, same)
+
+    cpu = torch.device("cpu")
+    patcher = comfy.model_patcher.ModelPatcher(model, load_device=cpu, offload_device=cpu)
+    patcher.cached_patcher_init = (again, ())  # as loaders of newer ComfyUI leave it
+    return patcher
 
 
 def _clip(config, generator: torch.Generator):
@@ -76,7 +94,7 @@ def _clip(config, generator: torch.Generator):
     sizes = {"clip_l_model_config": _TEXT, "clip_g_model_config": _TEXT, "t5xxl_model_config": _T5}
     marks = {f"text_encoders.{name}.transformer.text_model.final_layer_norm.weight": None for name in _TEXT_MODELS}
     clip = comfy.sd.CLIP(config.clip_target(marks), model_options=sizes)
-    _fill(clip.cond_stage_model, generator)
+    fill(clip.cond_stage_model, generator)
     return clip
 
 
@@ -90,13 +108,13 @@ def _vae(channels: int, generator: torch.Generator):
     }  # fmt: skip
     params = {"ddconfig": shape, "embed_dim": channels}
     weights = AutoencoderKL(**params)
-    _fill(weights, generator)
+    fill(weights, generator)
     vae = comfy.sd.VAE(sd=weights.state_dict(), config={"params": params})
     vae.latent_channels = channels
     return vae
 
 
-def _fill(module: torch.nn.Module, generator: torch.Generator) -> None:
+def fill(module: torch.nn.Module, generator: torch.Generator) -> None:
     """Random weights of a size that keeps the signal finite: scaled by the fan-in; norms are left at one."""
     for name, parameter in module.named_parameters():
         if parameter.ndim < 2:

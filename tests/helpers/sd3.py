@@ -22,7 +22,7 @@ def controlnet():
     with torch.inference_mode(False), torch.no_grad():
         network = ControlNet(num_blocks=1, control_latent_channels=16, dtype=torch.float32, device="cpu",
                              operations=ops.disable_weight_init, **shape)  # fmt: skip
-        reduced._fill(network, torch.Generator().manual_seed(4))
+        reduced.fill(network, torch.Generator().manual_seed(4))
         reduced.fill_positions(network)
     return controlnet.ControlNet(network, compression_ratio=1, load_device=torch.device("cpu"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import newer
 import reduced
 import torch
 
@@ -46,7 +47,7 @@ def model(name: str, **changes):
     import comfy.supported_models
 
     with torch.inference_mode(False), torch.no_grad():
-        config = getattr(comfy.supported_models, name)({**_CONFIGS[name], **changes})
+        config = getattr(comfy.supported_models, name)(newer.network(_CONFIGS[name]) | changes)
         generator = torch.Generator().manual_seed(0)
         patcher = reduced._model(config, generator)
         for buffer in patcher.model.diffusion_model.buffers():
