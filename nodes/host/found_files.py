@@ -21,6 +21,15 @@ def find(name: str, what: str) -> Path:
                      "path from that folder on.")  # fmt: skip
 
 
+def stamp(name: str | None, what: str) -> str:
+    """Changes with the file that ``find`` finds; "" for none, and for a linked name, which ComfyUI gives as None."""
+    try:
+        path = find(name or "", what)
+    except ValueError:
+        return ""
+    return f"{path.name} {path.stat().st_mtime_ns}"
+
+
 def find_if_named(name: str, what: str) -> Path | None:
     """As ``find``; None for an empty name."""
     return find(name, what) if name.strip() else None

@@ -48,3 +48,20 @@ def test_help_pages_are_served(server, pack_info):
 def test_every_node_is_in_a_workflow(pack_info):
     shown = {node["type"] for path in repository.WORKFLOWS for node in json.loads(path.read_text("utf-8"))["nodes"]}
     assert sorted(set(pack_info) - shown) == []
+
+
+def test_linked_inputs_are_no_files(comfy, pack_info):
+    """Before a run ComfyUI asks what a node read from files, with None for what comes by wire. An error there would run
+    the node anew every time, with a warning in the log.
+    """
+    asked = 0
+    for node_id in pack_info:
+        node = comfy.classes[node_id]
+        schema = node.GET_SCHEMA()
+        own = next(parent for parent in node.__mro__ if "fingerprint_inputs" in vars(parent))
+        if own.__module__.startswith("comfy"):
+            continue
+        nothing = [None] if schema.is_input_list else None
+        assert isinstance(node.fingerprint_inputs(**{field.id: nothing for field in schema.inputs}), str), node_id
+        asked += 1
+    assert asked > 5

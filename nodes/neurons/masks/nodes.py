@@ -7,7 +7,7 @@ from comfy_api.latest import io
 from ...host import agreement, output_files
 from ...host.baked import with_scaled_rows
 from ...host.figures import new_figure, to_image
-from ...host.found_files import find
+from ...host.found_files import find, stamp
 from ...host.schema import schema
 from ...host.sockets import NeuronMask as Socket
 from ...host.value_answers import fingerprint
@@ -134,12 +134,9 @@ class LoadNeuronMask(io.ComfyNode):
         )  # fmt: skip
 
     @classmethod
-    def fingerprint_inputs(cls, file: str = "", **_) -> str:
-        try:
-            path = find(file, "neuron mask")
-        except ValueError:
-            return ""
-        return f"{path.name} {path.stat().st_mtime_ns}"
+    def fingerprint_inputs(cls, file: str | None = "", **_) -> str:
+        """Changes with the file."""
+        return stamp(file, "neuron mask")
 
     @classmethod
     def execute(cls, file: str, model) -> io.NodeOutput:

@@ -6,7 +6,7 @@ import torch
 from comfy_api.latest import io
 
 from ...host import output_files
-from ...host.found_files import find, find_if_named
+from ...host.found_files import find, find_if_named, stamp
 from ...host.loops import tracked
 from ...host.prompts import encode
 from ...host.schema import schema
@@ -93,8 +93,9 @@ class LoadNeuronStatistics(io.ComfyNode):
         )  # fmt: skip
 
     @classmethod
-    def fingerprint_inputs(cls, file: str = "", **_) -> str:
-        return _stamp(file, "statistics file")
+    def fingerprint_inputs(cls, file: str | None = "", **_) -> str:
+        """Changes with the file."""
+        return stamp(file, "statistics file")
 
     @classmethod
     def execute(cls, model, file: str) -> io.NodeOutput:
@@ -119,11 +120,3 @@ def _by_length(clip, texts: list[str]):
 def _statistics(model, contexts, paths: list[str]) -> statistics.Statistics:
     moments = statistics.measure(answers(model, contexts, paths))
     return statistics.Statistics(len(contexts), moments, fingerprint(model, paths), "Neuron Statistics")
-
-
-def _stamp(file: str, what: str) -> str:
-    try:
-        path = find(file, what)
-    except ValueError:
-        return ""
-    return f"{path.name} {path.stat().st_mtime_ns}"

@@ -74,7 +74,7 @@ class W2WBuildSpace(io.ComfyNode):
     def fingerprint_inputs(cls, folder, **_) -> str:
         """Changes with the files of the folder."""
         try:
-            return "\n".join(source.stamp for source in _sources(folder[0], []))
+            return "\n".join(source.stamp for source in _sources(folder[0] or "", []))
         except (ValueError, TypeError):
             return "absent"
 
@@ -104,8 +104,10 @@ class W2WLoadSpace(io.ComfyNode):
         )  # fmt: skip
 
     @classmethod
-    def fingerprint_inputs(cls, space_name: str) -> str:
+    def fingerprint_inputs(cls, space_name: str | None) -> str:
         """Changes with the file."""
+        if space_name is None:
+            return ""
         try:
             return model_folders.stamp(model_folders.space_path(space_name))
         except ValueError:
