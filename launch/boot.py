@@ -24,6 +24,7 @@ _keep_alive = []
 def prepare(comfyui: Path, cpu: bool) -> None:
     """Let this process import ComfyUI's modules from the folder `comfyui`; `cpu` keeps it from looking for a GPU."""
     _make_importable(comfyui, cpu)
+    importlib.import_module("utils")  # before ComfyUI's nodes put the folder in front that has another one
     if cpu:
         from comfy.cli_args import args
 

@@ -22,3 +22,8 @@ def test_nodes_run_on_the_cpu_in_inference_mode(comfy):
     assert model_management.get_torch_device().type == "cpu"
     (latent,) = comfy.run("EmptyLatentImage", width=64, height=64, batch_size=1)
     assert latent["samples"].is_inference()
+
+
+def test_no_file_of_comfyuis_nodes_is_missing(comfy):
+    """They need ComfyUI's `utils`, which shares its name with a module of its folder `comfy`."""
+    assert "ImageCrop" in comfy.classes
