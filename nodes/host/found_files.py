@@ -6,6 +6,8 @@ from pathlib import Path
 
 import folder_paths
 
+from . import model_folders
+
 
 def find(name: str, what: str) -> Path:
     """A file or folder of the input or the output folder by its relative path; ``what`` says in messages what it is.
@@ -22,12 +24,16 @@ def find(name: str, what: str) -> Path:
 
 
 def stamp(name: str | None, what: str) -> str:
-    """Changes with the file that ``find`` finds; "" for none, and for a linked name, which ComfyUI gives as None."""
+    """Changes with what ``find`` finds: a file, or the files of a folder.
+
+    "" where there is none, and for a linked name, which ComfyUI gives as None.
+    """
     try:
         path = find(name or "", what)
     except ValueError:
         return ""
-    return f"{path.name} {path.stat().st_mtime_ns}"
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return "\n".join(f"{file.name} {model_folders.stamp(file)}" for file in files)
 
 
 def find_if_named(name: str, what: str) -> Path | None:

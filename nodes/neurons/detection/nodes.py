@@ -9,7 +9,7 @@ from comfy_api.latest import io
 from ...host import output_files
 from ...host.figures import new_figure, to_image
 from ...host.first_step import at_first_step, latent_shape, refuse_flow
-from ...host.found_files import find_if_named
+from ...host.found_files import find_if_named, stamp
 from ...host.loops import tracked
 from ...host.prompts import encode
 from ...host.schema import schema
@@ -68,6 +68,11 @@ class MemorizationScore(io.ComfyNode):
         )  # fmt: skip
 
     @classmethod
+    def fingerprint_inputs(cls, file: str | None = "", **_) -> str:
+        """Changes with the list of prompts."""
+        return stamp(file, _LIST)
+
+    @classmethod
     def execute(cls, model, clip, prompts, file, threshold, text_norm, save_as, **first_step) -> io.NodeOutput:
         texts = given(prompts, find_if_named(file, _LIST), least=1)
         scores = _scores(model, clip, texts, text_norm, **first_step)
@@ -120,6 +125,11 @@ class CalibrateThreshold(io.ComfyNode):
                 io.String.Output(display_name="report", tooltip="Threshold, expected false positives, AUROC."),
             ],
         )  # fmt: skip
+
+    @classmethod
+    def fingerprint_inputs(cls, file: str | None = "", **_) -> str:
+        """Changes with the list of prompts."""
+        return stamp(file, _LIST)
 
     @classmethod
     def execute(cls, model, clip, prompts, file, memorized, deviations, **first_step) -> io.NodeOutput:

@@ -51,6 +51,11 @@ class NeuronStatistics(io.ComfyNode):
         )  # fmt: skip
 
     @classmethod
+    def fingerprint_inputs(cls, file: str | None = "", **_) -> str:
+        """Changes with the list of prompts."""
+        return stamp(file, "list of prompts")
+
+    @classmethod
     def execute(cls, model, clip, prompts: str, file: str, layers: str, save_as: str, previous=None) -> io.NodeOutput:
         texts = given(prompts, find_if_named(file, "list of prompts"))
         if len(texts) + (previous.count if previous else 0) < 2:
