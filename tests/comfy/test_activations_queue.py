@@ -1,6 +1,5 @@
 """Through ComfyUI's own queue: without a cache, again and again, and with a ControlNet on the conditioning."""
 
-
 import checkpoint_runs
 import newer
 import pytest
