@@ -1,4 +1,4 @@
-"""What every operation demands of its input, whichever backend runs: a ValueError with one sentence, or nothing."""
+"""Validation of every operation's input, whichever backend runs: a ValueError with one sentence, or nothing."""
 
 from __future__ import annotations
 
@@ -21,37 +21,13 @@ def assignment_cost(data, noise) -> None:
         raise ValueError(f"Assignment cost needs (N, D) and (P, D), not {tuple(data.shape)} and {tuple(noise.shape)}.")
 
 
-def least_assignment(cost, gap) -> None:
-    """(N, N) or (P, N, N), finite."""
-    if cost.ndim not in (2, 3) or cost.shape[-1] != cost.shape[-2]:
-        raise ValueError(f"An assignment needs a cost (N, N) or (P, N, N), not {tuple(cost.shape)}.")
-    if not cost.isfinite().all():
-        raise ValueError("The cost of an assignment holds NaN or infinity.")
-    if not gap >= 0:
-        raise ValueError(f"The gap is {gap}: it says how far a total may lie above the least, and is 0 or more.")
-
-
-def pair_moments(data, noise) -> None:
-    """(B, D) twice."""
-    if data.ndim != 2 or data.shape != noise.shape:
-        raise ValueError(f"Data and noise must both be (B, D), not {tuple(data.shape)} and {tuple(noise.shape)}.")
-
-
-def blend(data, noise, along, scale) -> None:
-    """(B, D) twice and (B,) twice."""
-    pair_moments(data, noise)
-    if along.shape != data.shape[:1] or scale.shape != data.shape[:1]:
-        raise ValueError(f"Each of {len(data)} rows needs its own two numbers, not {tuple(along.shape)} and "
-                         f"{tuple(scale.shape)}.")  # fmt: skip
-
-
 def nearest_drawn(data, seeds, k) -> None:
     """(B, D), int64 (B,), and at least one candidate."""
     if data.ndim != 2 or seeds.shape != data.shape[:1] or seeds.dtype != torch.int64:
         raise ValueError(f"Nearest noise needs (B, D) and an int64 seed for each row, not {tuple(data.shape)} and "
                          f"{seeds.dtype} {tuple(seeds.shape)}.")  # fmt: skip
     if k < 1:
-        raise ValueError(f"k is {k}: it counts the noises to choose from and is at least 1.")
+        raise ValueError(f"k is {k}: it counts the noise samples to choose from and is at least 1.")
 
 
 def flat_weights(coefficients, basis, mean, deviation, basis_scale) -> None:
@@ -78,34 +54,18 @@ def low_rank_apply(weight, up, down, strength) -> None:
         raise ValueError(f"Factors {tuple(up.shape)} and {tuple(down.shape)} make no change of {tuple(weight.shape)}.")
 
 
-def apply_point(weights, places, coefficients, basis, mean, deviation, strength, basis_scale) -> None:
-    """A place inside the vector for each weight."""
-    flat_weights(coefficients, basis, mean, deviation, basis_scale)
-    if len(weights) != len(places):
-        raise ValueError(f"Each weight needs its place: there are {len(weights)} weights and {len(places)} places.")
-    for weight, (offset, rank) in zip(weights, places, strict=True):
-        if weight.ndim < 2 or not weight.numel():
-            raise ValueError(f"A weight must be (O, I, ...) and not empty, not {tuple(weight.shape)}.")
-        end = offset + rank * (len(weight) + weight.numel() // len(weight))
-        if offset < 0 or rank < 1 or end > len(mean):
-            raise ValueError(f"Factors of rank {rank} at {offset} for {tuple(weight.shape)} do not lie in a vector of "
-                             f"{len(mean)} numbers.")  # fmt: skip
-
-
 def neuron_moments(values) -> None:
     """(prompts, tokens, C) with a prompt and a token."""
     if values.ndim != 3 or not len(values) or not values.shape[1]:
         raise ValueError(f"Neuron moments need (prompts, tokens, neurons) with one or more, not {tuple(values.shape)}.")
 
 
-def mean_attention(query, key, heads, chosen, tokens) -> None:
-    """(rows, positions, heads * d) and (rows, keys, heads * d); indices inside."""
+def mean_attention(query, key, heads, first) -> None:
+    """(rows, positions, heads * d) and (rows, keys, heads * d)."""
     shapes = f"not {tuple(query.shape)} and {tuple(key.shape)} with {heads} heads"
     if query.ndim != 3 or key.ndim != 3 or len(query) != len(key) or query.shape[2] != key.shape[2]:
         raise ValueError(f"Attention needs (rows, positions, C) and (rows, keys, C), {shapes}.")
     if heads < 1 or query.shape[2] % heads or not key.shape[1]:
-        raise ValueError(f"Attention needs a key and heads that share the channels evenly, {shapes}.")
-    for name, indices, count in (("head", chosen, heads), ("token", tokens, key.shape[1])):
-        if indices is not None and (not len(indices) or min(indices) < 0 or max(indices) >= count):
-            raise ValueError(f"There are {count} {name}s: choose at least one, from 0 to {count - 1}, "
-                             f"not {list(indices)}.")  # fmt: skip
+        raise ValueError(f"Attention needs a key and heads that divide the channels evenly, {shapes}.")
+    if first is not None and not 1 <= first <= key.shape[1]:
+        raise ValueError(f"There are {key.shape[1]} keys: keep from 1 to all of them, not {first}.")

@@ -1,129 +1,131 @@
-"""Which backend runs: eager PyTorch, or a Triton kernel where it has proved itself on this GPU.
+"""Which backend runs: eager PyTorch, or the first kernel that takes the input and agrees with eager on this GPU.
 
-GLASSBOX_KERNELS or ``use`` choose: "auto" (the default), "eager", or "triton", which runs every kernel that takes the
-input without asking whether it is faster. Triton runs on CUDA devices; on the CPU only in its interpreter.
+GLASSBOX_KERNELS or ``use`` choose: "auto" (the default), "eager", or one kernel backend, "triton" or "cuda", of which
+then every kernel that takes the input runs without a comparison. Kernels run on CUDA devices; Triton's also on the CPU
+in its interpreter.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
 import logging
 import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from . import checks
-from .table import TABLE, unfit
+from . import checks, self_check
+from .self_check import once
+from .table import CUDA, TABLE, TRITON, unfit
 
-AUTO, EAGER, TRITON = BACKENDS = ("auto", "eager", "triton")
+AUTO, EAGER = "auto", "eager"
+SETTINGS = (AUTO, EAGER, TRITON, CUDA)
 VARIABLE = "GLASSBOX_KERNELS"
 
-log = logging.getLogger("glassbox.kernels")
 _chosen: str | None = None
-_told: set[str] = set()
 
 
 def use(backend: str | None) -> str | None:
     """See ``kernels.use``."""
     global _chosen
-    if backend is not None and backend not in BACKENDS:
-        raise ValueError(f"There is no backend {backend}: choose one of {', '.join(BACKENDS)}.")
+    if backend is not None and backend not in SETTINGS:
+        raise ValueError(f"There is no backend {backend}: choose one of {', '.join(SETTINGS)}.")
     before, _chosen = _chosen, backend
     return before
 
 
 def setting() -> str:
-    """The backend asked for: by ``use``, else by the environment variable, else "auto"."""
+    """The backend requested: by ``use``, else by the environment variable, else "auto"."""
     if _chosen is not None:
         return _chosen
     named = os.environ.get(VARIABLE, "").strip().lower() or AUTO
-    if named not in BACKENDS:
-        once(f"{VARIABLE} is {named}, which is none of {', '.join(BACKENDS)}: {AUTO} it is.", logging.WARNING)
+    if named not in SETTINGS:
+        once(f"{VARIABLE} is {named}, which is none of {', '.join(SETTINGS)}: {AUTO} it is.", logging.WARNING)
         return AUTO
     return named
 
 
 def call(operation: str, **arguments):
-    """Check the input, choose a backend and run it."""
+    """Check the input, choose a backend and run it, in full precision even under autocast."""
     getattr(checks, operation)(**arguments)
-    chosen = backend(operation, arguments)
-    if chosen == EAGER or setting() == TRITON:
-        return function(chosen, operation)(**arguments)
-    try:
-        return function(TRITON, operation)(**arguments)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # whatever a compiler, a driver or a launch may raise
-        from . import proof
-
-        if not proof.no_memory(error):
-            proof.refute(operation, arguments, error)
-        return function(EAGER, operation)(**arguments)
+    device = device_of(arguments)
+    eager = function(EAGER, operation)
+    with torch.autocast(device.type, enabled=False) if _autocast(device) else contextlib.nullcontext():
+        for backend in kernels_for(operation, arguments, device):
+            kernel = function(backend, operation)
+            if setting() == backend:
+                return kernel(**arguments)
+            result = self_check.run(backend, operation, kernel, eager, arguments, device)
+            if result is not None:
+                return result
+        return eager(**arguments)
 
 
-def backend(operation: str, arguments: dict) -> str:
-    """The backend for this call."""
-    if torch.compiler.is_compiling():
-        return EAGER
+def kernels_for(operation: str, arguments: Mapping, device: torch.device) -> Iterator[str]:
+    """The backends whose kernel takes these arguments here, best first."""
     wanted = setting()
-    device = arguments[next(iter(TABLE[operation].dtypes))].device
-    if wanted == EAGER or (wanted == AUTO and device.type != "cuda"):
-        return EAGER
-    reason = _cannot_run(device) or unfit(operation, arguments)
-    if reason:
-        level = logging.WARNING if wanted == TRITON else logging.INFO
-        once(f"{operation} runs in eager PyTorch: {reason}.", level)
-        return EAGER
-    if wanted == TRITON:
-        return TRITON
-    from . import proof
-
-    return proof.winner(operation, arguments)
+    if wanted == EAGER or torch.compiler.is_compiling() or (wanted == AUTO and device.type != "cuda"):
+        return
+    for backend, kernel in TABLE[operation].kernels.items():
+        if wanted in (AUTO, backend):
+            reason = missing(backend, device) or unfit(kernel, arguments)
+            if not reason:
+                yield backend
+            elif wanted == backend:
+                once(f"{operation} runs in eager PyTorch: {reason}.", logging.WARNING)
+            else:
+                once(f"The {backend} kernel of {operation} is left out: {reason}.")
 
 
 @functools.cache
-def function(backend: str, operation: str):
-    """The function of a backend that does the operation."""
-    found = getattr(importlib.import_module(f".{backend}.{TABLE[operation].file}", __package__), operation)
+def function(backend: str, operation: str) -> Callable:
+    """The function of a backend that does the operation; what an import raises, the call raises."""
+    entry = TABLE[operation]
+    module = entry.module if backend == EAGER else entry.kernels[backend].module
     if backend == EAGER:
-        return found
+        return getattr(importlib.import_module(f".eager.{module}", __package__), operation)
 
-    # Triton launches on the current device, wherever its tensors are.
     def on_its_device(**arguments):
-        with torch.cuda.device_of(arguments[next(iter(TABLE[operation].dtypes))]):
+        found = getattr(importlib.import_module(f".{backend}.{module}", __package__), operation)
+        with torch.cuda.device_of(next(iter(tensors(arguments)))):  # kernels are launched on the current device
             return found(**arguments)
 
     return on_its_device
 
 
-def once(line: str, level: int = logging.INFO) -> None:
-    """Log a line the first time that it is told."""
-    if line not in _told:
-        _told.add(line)
-        log.log(level, line)
+def tensors(arguments: Mapping) -> Iterator[torch.Tensor]:
+    """The tensors among arguments, in their order."""
+    return (value for value in arguments.values() if isinstance(value, torch.Tensor))
 
 
-def _cannot_run(device: torch.device) -> str | None:
-    if not _triton_is_there():
-        return "Triton is not installed"
+def device_of(arguments: Mapping) -> torch.device:
+    """Where an operation runs: on the device of its first tensor."""
+    return next(tensors(arguments)).device
+
+
+def missing(backend: str, device: torch.device) -> str | None:
+    """Why no kernel of a backend can run on a device, or None."""
+    if backend == CUDA:
+        return None if device.type == "cuda" and torch.version.hip is None else "CUDA C++ needs an NVIDIA GPU"
+    if importlib.util.find_spec("triton") is None:
+        package = "triton-windows" if sys.platform == "win32" else "triton"
+        return f"Triton is not installed (pip install {package})"
     if device.type != "cuda":
         return None if _interpreted() else f"Triton needs a CUDA device, not {device.type}"
-    # It supports no older one: where its compiler aborts there, no proof survives.
     if torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0):
         return "Triton needs a GPU of compute capability 8.0 or above"
     return None
 
 
-@functools.cache
-def _triton_is_there() -> bool:
-    return importlib.util.find_spec("triton") is not None
+def _autocast(device: torch.device) -> bool:
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
 
 
 @functools.cache
 def _interpreted() -> bool:
     """Whether the kernels run in Triton's interpreter, which is settled when they are first imported."""
-    from .triton import common
-
-    return common.INTERPRETED
+    return importlib.import_module(".triton.common", __package__).INTERPRETED

@@ -7,9 +7,6 @@ import torch
 
 def assignment_cost(data: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     """See ``kernels.assignment_cost``."""
-    return centred(-(data.float() @ noise.float().T))
-
-
-def centred(cost: torch.Tensor) -> torch.Tensor:
-    """A cost matrix less the means of its rows and columns."""
-    return cost - cost.mean(dim=0, keepdim=True) - cost.mean(dim=1, keepdim=True) + cost.mean()
+    products = data.float() @ noise.float().T
+    means = products.mean(dim=0, keepdim=True), products.mean(dim=1, keepdim=True)
+    return means[0] + means[1] - means[0].mean() - products

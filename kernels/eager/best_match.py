@@ -1,35 +1,46 @@
-"""Best match by cosine similarity, sliced so that memory grows with N + M and not with N * M."""
+"""Best match by cosine similarity, a block of the similarity matrix at a time."""
 
 from __future__ import annotations
 
 import torch
-from torch.nn import functional as F
 
-#: Entries of the similarity matrix that exist at a time: 64 MiB of float32.
-SLICE = 1 << 24
+from . import block_bytes
+
+#: Bytes of a block of similarities on a CPU.
+BLOCK = 1 << 23
 
 
 def best_match(queries: torch.Tensor, targets: torch.Tensor, mutual: bool = False):
     """See ``kernels.best_match``."""
-    queries, targets = (F.normalize(vectors.float(), dim=1) for vectors in (queries, targets))
-    similarity = torch.empty(len(queries), device=queries.device)
+    size = block_bytes(queries.device, BLOCK) // 4
+    rows, step = max(size // len(targets), 1), len(targets)
+    if targets.dtype != torch.float32:  # a part is cast at a time
+        step = max(size // max(targets.shape[1], 1), 1)
+    similarity = queries.new_empty(len(queries), dtype=torch.float32)
     index = torch.empty(len(queries), dtype=torch.int64, device=queries.device)
-    backward = torch.full((len(targets),), -torch.inf, device=queries.device)
-    best_query = torch.zeros(len(targets), dtype=torch.int64, device=queries.device)
-    rows = max(SLICE // len(targets), 1)
+    target_scale = torch.cat([_inverse_norm(part.float()) for part in targets.split(step)])
+    column_best = torch.full_like(target_scale, -torch.inf)
+    column_index = torch.zeros(len(targets), dtype=torch.int64, device=queries.device)
     for first in range(0, len(queries), rows):
-        block = queries[first : first + rows] @ targets.T
-        similarity[first : first + rows], index[first : first + rows] = _first_max(block)
+        part = slice(first, first + rows)
+        units = queries[part].float()
+        units = units * _inverse_norm(units)[:, None]
+        block = units.new_empty(len(units), len(targets))
+        for column in range(0, len(targets), step):
+            torch.mm(units, targets[column : column + step].float().T, out=block[:, column : column + step])
+        block *= target_scale
+        index[part] = block.argmax(dim=1)
+        similarity[part] = block.take_along_dim(index[part, None], dim=1)[:, 0]
         if mutual:
-            value, row = _first_max(block.T)
-            better = value > backward
-            backward[better], best_query[better] = value[better], row[better] + first
+            row = block.argmax(dim=0)
+            value = block.take_along_dim(row[None], dim=0)[0]
+            better = value > column_best
+            column_best = torch.where(better, value, column_best)
+            column_index = torch.where(better, row + first, column_index)
     if not mutual:
         return similarity, index
-    return similarity, index, best_query[index] == torch.arange(len(queries), device=queries.device)
+    return similarity, index, column_index[index] == torch.arange(len(queries), device=queries.device)
 
 
-def _first_max(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Largest value a row and the lowest index that has it: ``argmax`` promises the first, ``max`` does not."""
-    index = block.argmax(dim=1)
-    return block.gather(1, index[:, None])[:, 0], index
+def _inverse_norm(vectors: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.vector_norm(vectors, dim=1).clamp_min(1e-12).reciprocal()

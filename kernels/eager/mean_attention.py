@@ -1,22 +1,28 @@
-"""Attention probabilities averaged over heads, made one row and head at a time: whole maps would not fit."""
+"""Attention probabilities averaged over heads, all heads of some positions at a time: whole maps would not fit."""
 
 from __future__ import annotations
 
 import torch
 
+from . import block_bytes
 
-def mean_attention(query, key, heads: int, chosen=None, tokens=None) -> torch.Tensor:
+#: Bytes of the probabilities that exist at a time on a CPU.
+BLOCK = 1 << 21
+
+
+def mean_attention(query, key, heads: int, first: int | None = None) -> torch.Tensor:
     """See ``kernels.mean_attention``."""
-    chosen = range(heads) if chosen is None else chosen
-    query, key = (tensor.unflatten(2, (heads, -1)).transpose(1, 2) for tensor in (query, key))
-    wanted = slice(None) if tokens is None else torch.as_tensor(tokens, device=query.device)
-    size = key.shape[2] if tokens is None else len(tokens)
-    result = torch.zeros(query.shape[0], query.shape[2], size, device=query.device)
-    for row in range(query.shape[0]):
-        for head in chosen:
-            result[row] += _probabilities(query[row, head], key[row, head])[:, wanted]
-    return result / len(chosen)
-
-
-def _probabilities(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    return (query.float() @ key.float().T * query.shape[-1] ** -0.5).softmax(-1)
+    (rows, positions, width), keys = query.shape, key.shape[1]
+    channels, wanted = width // heads, first or keys
+    key = (key.float() * channels**-0.5).view(rows, keys, heads, channels).permute(0, 2, 3, 1)
+    query = query.unflatten(2, (heads, channels)).transpose(1, 2)
+    result = query.new_empty(rows, positions, wanted, dtype=torch.float32)
+    size = max(block_bytes(query.device, BLOCK) // (4 * heads * keys), 1)  # positions of any rows
+    height, length = max(size // max(positions, 1), 1), min(size, max(positions, 1))
+    for row in range(0, rows, height):
+        some = slice(row, row + height)
+        for start in range(0, positions, length):
+            part = slice(start, start + length)
+            scores = query[some, :, part].float() @ key[some]
+            result[some, part] = scores.softmax(dim=-1)[..., :wanted].mean(dim=1)
+    return result

@@ -7,6 +7,8 @@ import triton
 
 #: Programs that keep the largest of today's GPUs busy: four on each of its about 132 multiprocessors.
 PROGRAMS = 512
+#: Targets, for each of which a kernel has tiles that fit its registers: NVIDIA, and AMD's Instinct and Radeon.
+NVIDIA, CDNA, RDNA = TARGETS = ("nvidia", "cdna", "rdna")
 
 
 @triton.jit
@@ -16,6 +18,18 @@ def _nothing():
 
 #: Whether kernels run in Triton's interpreter; TRITON_INTERPRET=1 before the first import makes it so.
 INTERPRETED = not isinstance(_nothing, triton.JITFunction)
+
+
+def target(tensor: torch.Tensor) -> str:
+    """The target that a tensor lies on."""
+    if torch.version.hip is None or INTERPRETED:
+        return NVIDIA
+    return CDNA if torch.cuda.get_device_properties(tensor.device).gcnArchName.startswith("gfx9") else RDNA
+
+
+def precision(target: str) -> str:
+    """How products of float32 are made: three of TF32 on NVIDIA's tensor cores; AMD's compiler has no TF32."""
+    return "tf32x3" if target == NVIDIA else "ieee"
 
 
 def pieces(size: int, step: int, others: int, programs: int) -> tuple[int, int]:

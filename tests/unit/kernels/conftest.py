@@ -20,7 +20,8 @@ def _import_interpreted() -> str | None:
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{package.__name__}.{module.name}")
         # The first call imports more of Triton.
-        importlib.import_module(f"{package.__name__}.nearest_noise").pair_moments(torch.ones(1, 1), torch.ones(1, 1))
+        drawn = importlib.import_module(f"{package.__name__}.nearest_drawn").nearest_drawn
+        drawn(torch.ones(1, 1), torch.zeros(1, dtype=torch.int64), 1)
     finally:
         os.environ.pop("TRITON_INTERPRET")
         if before is not None:

@@ -14,7 +14,7 @@ def naive(queries, targets):
 @pytest.mark.parametrize(("n", "m", "c"), [(1, 1, 1), (7, 5, 3), (33, 65, 17), (128, 100, 64)])
 @pytest.mark.parametrize("slice_", [1, 100, 1 << 24])
 def test_against_the_whole_matrix(monkeypatch, n, m, c, slice_):
-    monkeypatch.setattr(eager, "SLICE", slice_)
+    monkeypatch.setattr(eager, "BLOCK", 4 * slice_)
     generator = torch.Generator().manual_seed(n + m)
     queries, targets = torch.randn(n, c, generator=generator), torch.randn(m, c, generator=generator)
     matrix = naive(queries, targets)
@@ -34,7 +34,7 @@ def test_other_types(dtype):
 
 @pytest.mark.parametrize("slice_", [1, 1 << 24])
 def test_ties_go_to_the_lower_index(monkeypatch, slice_):
-    monkeypatch.setattr(eager, "SLICE", slice_)
+    monkeypatch.setattr(eager, "BLOCK", 4 * slice_)
     ones = torch.ones(3, 2)
     _, index, mutual = kernels.best_match(ones, ones, mutual=True)
     assert index.tolist() == [0, 0, 0]
@@ -52,3 +52,18 @@ def test_what_does_not_fit():
         kernels.best_match(torch.ones(2, 3), torch.ones(0, 3))
     with pytest.raises(ValueError, match="needs \\(N, C\\) and \\(M, C\\)"):
         kernels.best_match(torch.ones(2, 3), torch.ones(2, 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_is_a_fraction_of_the_inputs(monkeypatch, dtype):
+    """The largest tensors that exist beside the inputs: with them at most 1.2 times the inputs in float32."""
+    monkeypatch.setattr(eager, "BLOCK", 1 << 18)
+    queries, targets = (torch.randn(1000, 600, generator=torch.Generator().manual_seed(n)).to(dtype) for n in (0, 1))
+    with torch.profiler.profile(profile_memory=True) as profile:
+        kernels.best_match(queries, targets, mutual=True)
+    live = peak = 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            peak = max(peak, live)
+    assert peak <= 0.2 * 4 * (queries.numel() + targets.numel())

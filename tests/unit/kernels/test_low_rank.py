@@ -1,10 +1,10 @@
 """Flat vectors and low-rank changes against NumPy in float64."""
 
-import kernel_inputs
 import numpy as np
 import pytest
 import torch
-from glassbox.kernels import BASIS_GROUP, apply_point, flat_weights, low_rank_apply
+from glassbox.kernels import BASIS_GROUP, flat_weights, low_rank_apply
+from glassbox.kernels.eager import low_rank
 
 
 def gaussian(*shape, seed=0):
@@ -17,7 +17,8 @@ def test_flat_weights(dtype, tolerance, count, size):
     coefficients, basis = gaussian(count), gaussian(count, size, seed=1).to(dtype)
     mean, deviation = gaussian(size, seed=2), gaussian(size, seed=3)
     wanted = mean.double().numpy() + deviation.double().numpy() * (
-        coefficients.double().numpy() @ basis.double().numpy())  # fmt: skip
+        coefficients.double().numpy() @ basis.double().numpy()
+    )
     found = flat_weights(coefficients, basis, mean, deviation)
     assert found.dtype == torch.float32
     np.testing.assert_allclose(found.double().numpy(), wanted, atol=tolerance * count**0.5 * 10, rtol=tolerance)
@@ -53,37 +54,6 @@ def test_low_rank_apply(dtype, shape, rank):
     torch.testing.assert_close(found, wanted, atol=1e-5 if dtype == torch.float32 else 2e-2, rtol=2e-2)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
-def test_apply_point(dtype):
-    """Every weight against the product of factors that are cut from the vector by hand, in float64."""
-    arguments = kernel_inputs.apply_point(dtype, 7, 6, 5, 70, 3)
-    basis = arguments["basis"].double()
-    if dtype == torch.int8:
-        basis = basis * arguments["basis_scale"].double().repeat_interleave(BASIS_GROUP, dim=1)[:, : basis.shape[1]]
-    flat = arguments["mean"].double() + arguments["deviation"].double() * (arguments["coefficients"].double() @ basis)
-    before = [weight.clone() for weight in arguments["weights"]]
-    found = apply_point(**arguments)
-    for weight, kept, changed, (offset, rank) in zip(
-        before, arguments["weights"], found, arguments["places"], strict=True
-    ):
-        (rows, columns), middle = weight.shape, offset + rank * weight.shape[1]
-        down, up = flat[offset:middle].view(rank, columns), flat[middle : middle + rank * rows].view(rows, rank)
-        wanted = weight.double() + 0.7 * up @ down
-        assert changed.dtype == weight.dtype and torch.equal(weight, kept)
-        error = (changed.double() - wanted).abs().max() / wanted.abs().max()
-        assert error < (4e-3 if dtype == torch.bfloat16 else 1e-6)  # one rounding to the weight's type
-
-
-def test_places_that_do_not_fit():
-    arguments = kernel_inputs.apply_point(torch.float32, 3, 4, 5)
-    with pytest.raises(ValueError, match="there are 1 weights and 0 places"):
-        apply_point(**arguments | {"places": []})
-    with pytest.raises(ValueError, match="rank 2 at 5 for \\(4, 5\\) do not lie in a vector of 22 numbers"):
-        apply_point(**arguments | {"places": [(5, 2)]})
-    with pytest.raises(ValueError, match="and not empty, not"):
-        apply_point(**arguments | {"weights": [torch.zeros(0, 3)]})
-
-
 def test_shapes_that_do_not_fit():
     with pytest.raises(ValueError, match="needs a coefficient for each row"):
         flat_weights(torch.ones(2), torch.ones(3, 4), torch.ones(4), torch.ones(4))
@@ -102,3 +72,11 @@ def test_shapes_that_do_not_fit():
 def test_no_rank_is_no_change():
     weight = torch.ones(4, 3, 2)
     assert torch.equal(low_rank_apply(weight, torch.ones(4, 0), torch.ones(0, 3, 2), 1.0), weight)
+
+
+@pytest.mark.parametrize("block", [1, 70, 1 << 20])
+def test_blocks_of_a_weight_make_the_same(monkeypatch, block):
+    weight, up, down = gaussian(9, 5).bfloat16(), gaussian(9, 2, seed=1), gaussian(2, 5, seed=2)
+    wanted = low_rank_apply(weight, up, down, 0.7)
+    monkeypatch.setattr(low_rank, "WEIGHT_BLOCK", block)
+    assert torch.equal(low_rank_apply(weight, up, down, 0.7), wanted)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from glassbox.kernels import mean_attention
+from glassbox.kernels.eager import mean_attention as eager
 
 
 def whole(query, key, heads):
@@ -19,13 +20,14 @@ def whole(query, key, heads):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("chosen", "tokens"), [(None, None), ([1], None), ([2, 0], [4, 4, 0])])
-def test_against_numpy(dtype, chosen, tokens):
-    arguments = kernel_inputs.mean_attention(dtype, 2, 9, 5, 3, 8, chosen, tokens)
-    wanted = whole(arguments["query"], arguments["key"], 3)[chosen or slice(None)].mean(0)
+@pytest.mark.parametrize("first", [None, 1, 4])
+@pytest.mark.parametrize("block", [1, 300, 1 << 20])
+def test_against_numpy(monkeypatch, dtype, first, block):
+    monkeypatch.setattr(eager, "BLOCK", block)
+    arguments = kernel_inputs.mean_attention(dtype, 2, 9, 5, 3, 8, first)
     found = mean_attention(**arguments)
     assert found.dtype == torch.float32
-    np.testing.assert_allclose(found, wanted if tokens is None else wanted[:, :, tokens], atol=1e-6)
+    np.testing.assert_allclose(found, whole(arguments["query"], arguments["key"], 3).mean(0)[..., :first], atol=1e-6)
 
 
 def test_large_scores_do_not_overflow():
@@ -40,10 +42,14 @@ def test_nothing_to_do():
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"heads": 5}, "share the channels evenly"), ({"key": torch.ones(2, 5, 24)}, "needs \\(rows"),
-     ({"key": torch.ones(1, 0, 24)}, "a key and heads"), ({"chosen": [3]}, "3 heads: choose at least one, from 0 to 2"),
-     ({"tokens": []}, "5 tokens: choose at least one")],
-)  # fmt: skip
+    [
+        ({"heads": 5}, "divide the channels evenly"),
+        ({"key": torch.ones(2, 5, 24)}, "needs \\(rows"),
+        ({"key": torch.ones(1, 0, 24)}, "a key and heads"),
+        ({"first": 0}, "5 keys: keep from 1 to all of them, not 0"),
+        ({"first": 6}, "5 keys: keep from 1 to all of them, not 6"),
+    ],
+)
 def test_what_does_not_fit(change, message):
     with pytest.raises(ValueError, match=message):
         mean_attention(**kernel_inputs.mean_attention(torch.float32, 1, 9, 5, 3, 8) | change)
