@@ -36,27 +36,36 @@ _PREFIXES = (
     "lora_unet_", "lora_transformer_", "lycoris_", "lora_prior_unet_", "unet.base_model.model.", "base_model.model.",
     "unet.", "transformer.", "diffusion_model.", "model.",
 )  # fmt: skip
-# Names of several words, which a file that joins everything by "_" makes hard to tell apart.
+# Names of several words, which a file that joins everything by "_" makes ambiguous.
 _WORDS = (
-    "down_blocks up_blocks mid_block transformer_blocks single_transformer_blocks proj_in proj_out proj_mlp to_q to_k "
-    "to_v to_out to_add_out add_q_proj add_k_proj add_v_proj time_emb_proj conv_shortcut time_embedding add_embedding "
-    "linear_1 linear_2 conv_in conv_out conv_norm_out ff_context norm1_context norm_out x_embedder context_embedder "
-    "time_text_embed timestep_embedder guidance_embedder text_embedder double_blocks single_blocks img_attn img_mlp "
-    "img_mod txt_attn txt_mlp txt_mod img_in txt_in time_in vector_in guidance_in in_layer out_layer joint_blocks "
-    "context_block x_block adaLN_modulation final_layer pos_embed input_blocks middle_block output_blocks in_layers "
-    "out_layers emb_layers skip_connection time_embed label_emb q_proj k_proj v_proj out_proj"
+    "down_blocks up_blocks mid_block transformer_blocks single_transformer_blocks proj_in proj_out proj_mlp to_q "
+    "to_k to_v to_out to_add_out add_q_proj add_k_proj add_v_proj time_emb_proj conv_shortcut time_embedding "
+    "add_embedding linear_1 linear_2 conv_in conv_out conv_norm_out ff_context norm1_context norm_out x_embedder "
+    "context_embedder time_text_embed timestep_embedder guidance_embedder text_embedder double_blocks single_blocks "
+    "img_attn img_mlp img_mod txt_attn txt_mlp txt_mod img_in txt_in time_in vector_in guidance_in in_layer "
+    "out_layer joint_blocks context_block x_block adaLN_modulation final_layer pos_embed input_blocks middle_block "
+    "output_blocks in_layers out_layers emb_layers skip_connection time_embed label_emb q_proj k_proj v_proj "
+    "out_proj"
 )
 _WORD = re.compile(rf"(?:^|(?<=_))(?:{'|'.join(sorted(_WORDS.split(), key=len, reverse=True))}|[^_]+)(?=_|$)")
 _ORIGINAL = re.compile(r"(input_blocks|output_blocks)\.(\d+)\.(\d+)\.(.+)")
 _RESNET = {
-    "in_layers.0": "norm1", "in_layers.2": "conv1", "emb_layers.1": "time_emb_proj", "out_layers.0": "norm2",
-    "out_layers.3": "conv2", "skip_connection": "conv_shortcut",
-}  # fmt: skip
+    "in_layers.0": "norm1",
+    "in_layers.2": "conv1",
+    "emb_layers.1": "time_emb_proj",
+    "out_layers.0": "norm2",
+    "out_layers.3": "conv2",
+    "skip_connection": "conv_shortcut",
+}
 _SINGLE = {
-    "input_blocks.0.0": "conv_in", "out.0": "conv_norm_out", "out.2": "conv_out",
-    "time_embed.0": "time_embedding.linear_1", "time_embed.2": "time_embedding.linear_2",
-    "label_emb.0.0": "add_embedding.linear_1", "label_emb.0.2": "add_embedding.linear_2",
-}  # fmt: skip
+    "input_blocks.0.0": "conv_in",
+    "out.0": "conv_norm_out",
+    "out.2": "conv_out",
+    "time_embed.0": "time_embedding.linear_1",
+    "time_embed.2": "time_embedding.linear_2",
+    "label_emb.0.0": "add_embedding.linear_1",
+    "label_emb.0.2": "add_embedding.linear_2",
+}
 _MIDDLE = {"0": "resnets.0", "1": "attentions.0", "2": "resnets.1"}
 _REPEATS = 2  # residual blocks a level, in every U-Net of the SD family
 

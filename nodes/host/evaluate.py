@@ -31,7 +31,7 @@ def sigma_at(patcher, value: float, unit: str) -> float:
 
 
 def timestep_of(patcher, sigma: float) -> float:
-    """What the network is told at a sigma: for SD1.5 and SDXL the integer timestep."""
+    """The timestep that the network is given at a sigma: for SD1.5 and SDXL the integer timestep."""
     return float(patcher.get_model_object("model_sampling").timestep(torch.tensor(sigma)))
 
 
@@ -72,3 +72,31 @@ class _Once(comfy.samplers.Sampler):
         sampling = model_wrap.inner_model.model_sampling
         noised = sampling.noise_scaling(sigmas[0], noise, latent_image, max_denoise=False)
         return model_wrap(noised, sigmas[0].expand(noised.shape[0]), **extra_args)
+
+
+def sample_latents(
+    patcher, positive: list, negative: list, latent: torch.Tensor, steps: int, cfg: float, seed: int
+) -> torch.Tensor:
+    """Latents sampled from pure noise, of the shape of ``latent``. Euler with the normal schedule."""
+    latent = comfy.sample.fix_empty_latent_channels(patcher, torch.zeros_like(latent))
+    return comfy.sample.sample(
+        patcher,
+        noise_for(latent, seed),
+        steps,
+        cfg,
+        "euler",
+        "normal",
+        positive,
+        negative,
+        latent,
+        disable_pbar=True,
+        seed=seed,
+    )
+
+
+def sample_images(
+    patcher, vae, positive: list, negative: list, shape: tuple[int, int, int], count: int, seed: int, **how
+) -> torch.Tensor:
+    """``count`` images (B, H, W, 3) from pure noise; ``how``: steps, cfg. Euler with the normal schedule."""
+    blank = torch.zeros(count, *shape)
+    return vae.decode(sample_latents(patcher, positive, negative, blank, how["steps"], how["cfg"], seed))

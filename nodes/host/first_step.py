@@ -1,4 +1,4 @@
-"""Ask a MODEL many times what noise it sees in pure noise, inside one sampling run of ComfyUI's own.
+"""Evaluate a MODEL many times at its first denoising step, inside one sampling run of ComfyUI's own.
 
 The run is prepared once, so that an evaluation costs little more than the network; LoRAs, ControlNets, areas and size
 metadata take part exactly as in a KSampler.
@@ -14,35 +14,39 @@ import comfy.model_sampling
 import comfy.samplers
 import torch
 
-from .replay import Replay
-from .value_hooks import Factors, scaled
+from .patches.value_rows import Factors, scaled
 
 Result = TypeVar("Result")
 
 
 def latent_shape(patcher, width: int, height: int) -> tuple[int, int, int]:
-    """Channels, height and width of this MODEL's latents for a picture of that many pixels."""
+    """Channels, height and width of this MODEL's latents for an image of that many pixels."""
     form = patcher.get_model_object("latent_format")
     factor = getattr(form, "spacial_downscale_ratio", 8)
     return form.latent_channels, height // factor, width // factor
 
 
 def at_first_step(
-    patcher, conditioning: list, shape: tuple[int, int, int], timestep: int, work: Callable[[FirstStep], Result]
+    patcher,
+    conditioning: list,
+    shape: tuple[int, int, int],
+    timestep: int,
+    work: Callable[[FirstStep], Result],
+    rows: int = 1,
 ) -> Result:
     """Run ``work(predict)`` with a conditioning and return what it returns.
 
     ``predict(noise (N, C, H, W), factors=None)`` gives the noise that the network sees, float32, without CFG, at
     ``timestep`` (0 to 999) when its input is just that noise; ``factors`` scale the outputs of layers, see
-    ``value_hooks.scaled``. It stops with ComfyUI's interrupt before an evaluation when the user has pressed Stop.
-    Evaluations that differ late in the network can skip what comes before, see ``FirstStep``.
+    ``value_rows.scaled``. It stops with ComfyUI's interrupt before an evaluation when the user has pressed Stop.
+    ``rows``: how many rows of noise one evaluation has, for which ComfyUI makes room in memory.
     Raises ValueError for a MODEL that predicts no noise.
     """
     refuse_flow(patcher)
     guider = comfy.samplers.CFGGuider(patcher)
     guider.inner_set_conds({"positive": conditioning})
     sigma = patcher.get_model_object("model_sampling").sigma(torch.tensor(float(timestep)))
-    blank = torch.zeros(1, *shape)
+    blank = torch.zeros(rows, *shape)
     sampler = _Work(work)
     guider.sample(blank, blank, sampler, torch.tensor([float(sigma), 0.0]), disable_pbar=True, seed=0)
     return sampler.result
@@ -53,44 +57,46 @@ def refuse_flow(patcher) -> None:
     sampling = patcher.get_model_object("model_sampling")
     if not isinstance(sampling, comfy.model_sampling.EPS) or not hasattr(sampling, "num_timesteps"):
         raise ValueError(
-            "Finding NeMo is defined for models that predict noise over 1000 timesteps, and this MODEL does not: use "
-            "SD1.x, SD2.x, SDXL or the demo model."
+            "Finding NeMo is defined for models that predict noise over 1000 timesteps, and this MODEL does not: "
+            "use SD1.x, SD2.x, SDXL or the demo model."
         )
 
 
 class FirstStep:
-    """``predict`` of a run: the noise that the network sees in noise (N, C, H, W); see ``at_first_step``."""
+    """``predict`` of a run: the noise that the network sees in noise (N, C, H, W); see ``at_first_step``.
+
+    Rows that do not fit in free memory at once are evaluated in parts.
+    """
 
     def __init__(self, model_wrap, sigma: torch.Tensor, like: torch.Tensor, extra_args: dict):
         self._model, self._sigma, self._like, self._extra = model_wrap, sigma, like, extra_args
         self._network = model_wrap.inner_model.diffusion_model
-        self._replay, self._remembered = Replay(self._network), None
-        patches = extra_args.get("model_options", {}).get("transformer_options", {}).get("patches", {})
-        self._text_alone = "attn2_patch" not in patches  # such a patch may mix the picture into the text
 
     def __call__(self, noise: torch.Tensor, factors: Factors | None = None) -> torch.Tensor:
+        count, factors = self._rows_at_once(noise.shape), factors or {}
+        if count >= len(noise):
+            return self._predict(noise, factors)
+        parts = []
+        for first in range(0, len(noise), count):
+            rows = slice(first, first + count)
+            of_rows = {path: factor if factor.ndim == 1 else factor[rows] for path, factor in factors.items()}
+            parts.append(self._predict(noise[rows], of_rows))
+        return torch.cat(parts)
+
+    def _predict(self, noise: torch.Tensor, factors: Factors) -> torch.Tensor:
         comfy.model_management.throw_exception_if_processing_interrupted()
         x = noise.to(self._like) * (1 + self._sigma**2).sqrt()
-        with scaled(self._network, factors or {}):
+        with scaled(self._network, factors):
             denoised = self._model(x, self._sigma.expand(len(x)), **self._extra)
         return ((x - denoised) / self._sigma).float()
 
-    def remember(self, noise: torch.Tensor, factors: Factors, layers: list[str]) -> None:
-        """Run once, and remember what ``beginning_at`` these layers needs."""
-        with self._replay.remembering(layers, len(noise)):
-            self(noise, factors)
-        self._remembered = noise
-
-    def beginning_at(self, layer: str, rows: list[int], factors: Factors) -> torch.Tensor:
-        """As a call with these rows of the remembered noise, whose factors before ``layer`` are the remembered ones.
-
-        Begins at that layer where it can: not when the MODEL evaluates in several calls, such as for areas.
-        """
-        noise = self._remembered[rows]
-        if not self._text_alone or not self._replay.begins(layer):
-            return self(noise, factors)
-        with self._replay.beginning(layer, rows):
-            return self(noise, factors)
+    def _rows_at_once(self, shape: torch.Size) -> int:
+        """How many rows fit in free memory, by ComfyUI's own estimate and margin; halved until they do."""
+        free = comfy.model_management.get_free_memory(self._like.device)
+        count = shape[0]
+        while count > 1 and self._model.inner_model.memory_required([count, *shape[1:]]) * 1.5 > free:
+            count = (count + 1) // 2
+        return count
 
 
 class _Work(comfy.samplers.Sampler):
@@ -104,3 +110,36 @@ class _Work(comfy.samplers.Sampler):
     ):
         self.result = self._work(FirstStep(model_wrap, sigmas[0], noise, extra_args))
         return noise
+
+
+def value_outputs(patcher, contexts: torch.Tensor, paths: list[str]) -> dict[str, torch.Tensor]:
+    """What layers put out for text embeddings (N, tokens, D): path -> (N, tokens, channels), on the model's device.
+
+    Computed by the layers as the patcher has loaded them, so that LoRAs count. Raises ValueError for embeddings that
+    another model's text encoder made.
+    """
+    for width in {patcher.model.diffusion_model.get_submodule(path).in_features for path in paths}:
+        if contexts.shape[-1] != width:
+            raise ValueError(
+                f"The text embedding has {contexts.shape[-1]} channels and this MODEL reads {width}: connect the "
+                "CLIP that belongs to the MODEL."
+            )
+    comfy.model_management.load_models_gpu([patcher])
+    model = patcher.model
+    contexts = contexts.to(patcher.load_device, model.manual_cast_dtype or model.get_dtype())
+    return {path: model.diffusion_model.get_submodule(path)(contexts) for path in paths}
+
+
+def embedding(conditioning: list) -> torch.Tensor:
+    """The text embedding (1, tokens, D) of a CONDITIONING."""
+    return conditioning[0][0]
+
+
+def probe_outputs(patcher, paths: list[str]) -> dict[str, torch.Tensor]:
+    """Outputs (64, channels) of layers for one fixed random input: which distinguish one model from another."""
+    result = {}
+    for path in paths:
+        width = patcher.model.diffusion_model.get_submodule(path).in_features
+        probe = torch.randn(1, 64, width, generator=torch.Generator().manual_seed(2406))
+        result[path] = value_outputs(patcher, probe, [path])[path][0].float().cpu()
+    return result

@@ -1,6 +1,6 @@
 """Watch a network from the inside while it samples: hooks that live exactly as long as one call of the network.
 
-Clones of a MODEL share one network, so a hook that stayed on it would fire in other people's runs. Here every hook is
+Clones of a MODEL share one network, so a hook that stayed on it would fire in other runs. Here every hook is
 put on as the network is called and taken off as it returns, whether it succeeds, fails or is interrupted.
 """
 
@@ -17,6 +17,9 @@ from comfy.patcher_extension import WrappersMP
 from torch import nn
 
 _SAME = 1e-5  # relative difference of noise levels that are the same but for rounding
+#: Conditionings of guiders that hold the positive prompt (reference: the same prompt with other size metadata).
+POSITIVE = ("positive", "reference")
+_ROLE = "glassbox_role"  # in an entry of a conditioning: its name in the guider
 
 Receiver = Callable[[torch.Tensor], None]
 #: Who gets the outputs, and who the first inputs, of submodules by their dotted path; "" is the network itself.
@@ -25,10 +28,28 @@ Receivers = tuple[Iterable[tuple[str, Receiver]], Iterable[tuple[str, Receiver]]
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a network: ``parts`` says of each equal share of its rows whether it is conditional."""
+    """One call of a network at a noise level.
+
+    ``roles``: for each equal part of its rows the name of its conditioning in the guider, see ``RowRoles``.
+    """
 
     network: nn.Module
-    parts: tuple[bool, ...]
+    roles: tuple[str | None, ...]
+    rows: int
+    sigma: float
+
+    @property
+    def parts(self) -> tuple[bool | None, ...]:
+        """For each part whether its conditioning is the guider's positive (True) or negative (False) one.
+
+        None for any other, such as DualCFGGuider's second one.
+        """
+        return tuple({"positive": True, "negative": False}.get(role) for role in self.roles)
+
+    @property
+    def positive(self) -> tuple[bool, ...]:
+        """For each part whether it is of the positive prompt, with whatever metadata."""
+        return tuple(role in POSITIVE for role in self.roles)
 
 
 @dataclass(frozen=True)
@@ -48,7 +69,7 @@ class Evaluation:
 
 
 class Observer(Protocol):
-    """What ``observe`` tells of the runs on a MODEL, in this order, until ``finished`` or ``failed``."""
+    """What ``observe`` calls during the runs on a MODEL, in this order, until ``finished`` or ``failed``."""
 
     def started(self) -> None:
         """A sampling run begins."""
@@ -57,7 +78,7 @@ class Observer(Protocol):
         """An evaluation begins."""
 
     def calling(self, call: Call) -> Receivers | None:
-        """The network is about to be called: whoever is to look in, or None."""
+        """The network is about to be called: the receivers of its activations, or None."""
 
     def evaluated(self) -> None:
         """The evaluation is over."""
@@ -66,7 +87,7 @@ class Observer(Protocol):
         """The run has ended with the latent that the sampler hands out."""
 
     def failed(self) -> None:
-        """The run was cancelled or has failed."""
+        """The run was canceled or has failed."""
 
 
 def observe(patcher, observer: Observer):
@@ -101,20 +122,82 @@ def observe(patcher, observer: Observer):
         observer.evaluated()
         return result
 
+    clone.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, key, run)
+    clone.add_wrapper_with_key(WrappersMP.PREDICT_NOISE, key, predict)
+    clone.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, key, evaluate)
+    _hook_calls(clone, key, observer.calling, needs_positive=False)
+    return clone
+
+
+def hook_calls(patcher, calling: Callable[[Call], Receivers | None], needs_positive: bool = True):
+    """A clone of a MODEL that asks before each call of its network which modules' outputs go to whom.
+
+    What a receiver of an output returns, unless it is None, replaces the output. ``needs_positive``: see ``RowRoles``.
+    """
+    clone = patcher.clone()
+    _hook_calls(clone, f"glassbox_calls_{uuid.uuid4().hex}", calling, needs_positive)
+    return clone
+
+
+class RowRoles:
+    """Which of a guider's conditionings the rows of a network call belong to, by their names in the guider.
+
+    Guiders order their conditionings as they like (DualCFGGuider: negative, middle, positive), ComfyUI adds copies of
+    areas to the other sides, and other nodes evaluate copies, so neither places nor identities say anything. The names
+    are written into the entries of the guider's conditionings, whose copies keep them. Attach one to each clone of a
+    MODEL that asks. ``needs_positive``: a guider without a conditioning named positive raises ValueError.
+    """
+
+    def __init__(self, patcher, key: str, needs_positive: bool = True):
+        self._needs_positive = needs_positive
+        self._roles: tuple[str | None, ...] = ()
+        patcher.add_wrapper_with_key(WrappersMP.PREDICT_NOISE, f"{key}_names", self._predict)
+        patcher.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, f"{key}_roles", self._evaluate)
+
+    def _predict(self, executor, *args, **kwargs):
+        conds = executor.class_obj.conds
+        if self._needs_positive and "positive" not in conds:
+            raise ValueError(
+                f"This guider's conditionings are {', '.join(conds)}, none of which is named positive, so the rows of "
+                "the positive prompt are not known: use CFGGuider, DualCFGGuider or KSampler."
+            )
+        for name, entries in conds.items():
+            for entry in entries or ():
+                entry[_ROLE] = name
+        return executor(*args, **kwargs)
+
+    def _evaluate(self, executor, model, conds, *args):
+        before, self._roles = self._roles, self.of_groups(conds)
+        try:
+            return executor(model, conds, *args)
+        finally:
+            self._roles = before
+
+    @staticmethod
+    def of_groups(conds: list) -> tuple[str | None, ...]:
+        """The name of each conditioning of an evaluation; None for one that is not the guider's, or none."""
+        return tuple(entries[0].get(_ROLE) if entries else None for entries in conds)
+
+    def of_parts(self, transformer_options: dict) -> tuple[str | None, ...]:
+        """The name for each equal part of a call's rows; empty outside of an evaluation."""
+        if not self._roles:
+            return ()
+        return tuple(self._roles[index] for index in transformer_options.get("cond_or_uncond", ()))
+
+
+def _hook_calls(patcher, key: str, calling: Callable[[Call], Receivers | None], needs_positive: bool) -> None:
+    roles = RowRoles(patcher, key, needs_positive)
+
     def call(executor, *args, **kwargs):
         options = kwargs.get("transformer_options") or (args[5] if len(args) > 5 else {})
-        network = executor.class_obj.diffusion_model
-        receivers = observer.calling(Call(network, tuple(kind == 0 for kind in options.get("cond_or_uncond", ()))))
+        network, sigma = executor.class_obj.diffusion_model, kwargs["t"] if "t" in kwargs else args[1]
+        receivers = calling(Call(network, roles.of_parts(options), len(args[0]), float(sigma.flatten()[0])))
         if receivers is None:
             return executor(*args, **kwargs)
         with forward_hooks(network, receivers):
             return executor(*args, **kwargs)
 
-    clone.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, key, run)
-    clone.add_wrapper_with_key(WrappersMP.PREDICT_NOISE, key, predict)
-    clone.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, key, evaluate)
-    clone.add_wrapper_with_key(WrappersMP.APPLY_MODEL, key, call)
-    return clone
+    patcher.add_wrapper_with_key(WrappersMP.APPLY_MODEL, key, call)
 
 
 def refuse_compiled(patcher) -> None:
@@ -126,7 +209,7 @@ def refuse_compiled(patcher) -> None:
     )
     if any(names):
         raise ValueError(
-            "This MODEL runs through torch.compile, which nobody can look into: take it from before that node."
+            "This MODEL runs through torch.compile, which cannot be hooked: connect the model from before that node."
         )
 
 
@@ -137,27 +220,15 @@ def forward_hooks(network: nn.Module, receivers: Receivers) -> Iterator[None]:
     handles = []
     try:
         for path, receive in outputs:
-            handles.append(network.get_submodule(path).register_forward_hook(_on_output(receive)))
+            hook = lambda _module, _args, output, receive=receive: receive(output)  # noqa: E731
+            handles.append(network.get_submodule(path).register_forward_hook(hook))
         for path, receive in inputs:
-            handles.append(network.get_submodule(path).register_forward_pre_hook(_on_input(receive)))
+            hook = lambda _module, args, receive=receive: receive(args[0])  # noqa: E731
+            handles.append(network.get_submodule(path).register_forward_pre_hook(hook))
         yield
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _on_output(receive: Receiver):
-    def hook(_module, _args, output):
-        receive(output)
-
-    return hook
-
-
-def _on_input(receive: Receiver):
-    def hook(_module, args):
-        receive(args[0])
-
-    return hook
 
 
 def _evaluation(timestep: torch.Tensor, model_options: dict, main: bool) -> Evaluation:

@@ -1,6 +1,6 @@
-"""Metadata that changes while a MODEL samples: encoded anew at every step, or moved inside the network.
+"""Metadata that changes while a MODEL samples: encoded again at every step, or moved inside the network.
 
-All schedules on a MODEL act together: those of mode "value" change the told numbers first, those of mode "embedding"
+All schedules on a MODEL act together: those of mode "value" change the numbers first, those of mode "embedding"
 start from there, in whatever order they were put on it.
 """
 
@@ -16,33 +16,34 @@ import comfy.conds
 import torch
 from comfy.patcher_extension import WrappersMP
 
-from . import metadata, sampling
+from . import metadata_conditioning, sampling
 
 _KEY = "glassbox_metadata"
 
-#: What is told to each picture of a batch; one for all where they stand at the same noise level.
+#: The metadata of each image of a batch; one for all where they are at the same noise level.
 Rows = list[Mapping[str, float]]
 
 
 class Schedule(Protocol):
-    """What decides how much of the metadata is told at a share u of noise."""
+    """What decides how much of the metadata is passed at a fraction u of noise."""
 
     mode: str
 
     def weight(self, u: float) -> float:
         """gamma(u); 1 leaves everything as it is."""
 
-    def applies(self, prompt: str) -> bool:
-        """Whether conditioning in a role ("positive", "negative", ...) is gated."""
+    def applies(self, prompt: str, explicit: Collection[str]) -> bool:
+        """Whether conditioning in a role ("positive", "negative", ...) that sets the fields ``explicit`` is gated."""
 
-    def told(self, values: Mapping[str, float], canvas: tuple[int, int], weight: float,
-             unsaid: Collection[str]) -> dict[str, float]:  # fmt: skip
-        """The metadata at a weight; weight 0 is the reference. ``unsaid`` fields follow the original size."""
+    def gated(
+        self, values: Mapping[str, float], canvas: tuple[int, int], weight: float, implicit: Collection[str]
+    ) -> dict[str, float]:
+        """The metadata at a weight; weight 0 is the reference. ``implicit`` fields follow the original size."""
 
 
 @dataclass(frozen=True)
 class _Gates:
-    """The schedules on a MODEL: those that change the told numbers, and those that move the network's embedding."""
+    """The schedules on a MODEL: those that change the numbers, and those that move the network's embedding."""
 
     outside: tuple[Schedule, ...] = ()
     inside: tuple[Schedule, ...] = ()
@@ -51,20 +52,21 @@ class _Gates:
 def gated(patcher, schedule: Schedule, inside: bool):
     """A clone of a MODEL whose metadata follows a schedule, and those that are on it already.
 
-    ``inside`` False: told anew at each evaluation, ControlNets included. True: the network's metadata embedding moves
-    from the told to the reference one, emb += (1 - gamma) (E(reference) - E(told)); ControlNets see what was told.
+    ``inside`` False: encoded again at each evaluation, ControlNets included. True: the network's metadata embedding
+    moves from the requested to the reference one, emb += (1 - gamma) (E(reference) - E(requested)); ControlNets see the
+    requested values.
     Raises ValueError when the model takes no metadata, or has no such embedding (PixArt, HunyuanDiT) for ``inside``.
     """
-    layout = metadata.layout_of(patcher)
+    layout = metadata_conditioning.layout_of(patcher)
     if inside and not hasattr(patcher.model.diffusion_model, "label_emb"):
         raise ValueError(f"{layout.model} has no embedding that mode 'embedding' could move: choose mode 'value'.")
     before = patcher.get_attachment(_KEY) or _Gates()
     added = ((), (schedule,)) if inside else ((schedule,), ())
     gates = _Gates(before.outside + added[0], before.inside + added[1])
     clone = patcher.clone()
-    metadata.annotate(clone)
+    metadata_conditioning.annotate(clone)
     clone.set_attachments(_KEY, gates)
-    _wrap(clone, WrappersMP.CALC_COND_BATCH, _telling(layout, gates))
+    _wrap(clone, WrappersMP.CALC_COND_BATCH, _gating(layout, gates))
     if gates.inside:
         _wrap(clone, WrappersMP.DIFFUSION_MODEL, _moving_embedding)
     return clone
@@ -82,31 +84,33 @@ def _wrap(patcher, kind: str, wrapper: Callable) -> None:
     patcher.add_wrapper_with_key(kind, _KEY, wrapper)
 
 
-def _telling(layout: metadata.Layout, gates: _Gates):
+def _gating(layout: metadata_conditioning.Layout, gates: _Gates):
     choices = _choices(gates.inside)
 
     def wrapper(executor, model, conds, x_in, timestep, model_options):
-        shares = _shares(model, timestep)
-        outside, inside = ([[s.weight(u) for s in group] for u in shares] for group in (gates.outside, gates.inside))
+        fractions = _noise_fractions(model, timestep)
+        outside, inside = ([[s.weight(u) for s in group] for u in fractions] for group in (gates.outside, gates.inside))
         moving = any(weight != 1 for weights in inside for weight in weights)
 
-        def told_anew(encoded: dict) -> dict:
+        def encode_again(encoded: dict) -> dict:
             stock = encoded[layout.key]
-            rows = [_told(stock, gates.outside, weights) for weights in outside]
+            rows = [_metadata(stock, gates.outside, weights) for weights in outside]
             changed = {**encoded, layout.key: _encoded(layout, model, stock, rows)}
             for name, closed in choices.items() if moving else ():
                 shut = list(itertools.compress(gates.inside, closed))
-                references = [_told(stock, shut, [0.0] * len(shut), values) for values in rows]
+                references = [_metadata(stock, shut, [0.0] * len(shut), values) for values in rows]
                 changed[name] = _encoded(layout, model, stock, references)
             return changed
 
         if moving:
-            weights = {name: [_share(closed, gammas) for gammas in inside] for name, closed in choices.items()}
+            weights = {name: [_choice_weight(closed, gammas) for gammas in inside] for name, closed in choices.items()}
             options = {**model_options.get("transformer_options", {}), _KEY: weights}
             model_options = {**model_options, "transformer_options": options}
         if moving or any(weight != 1 for weights in outside for weight in weights):
-            conds = [group and [{**entry, "model_conds": told_anew(entry["model_conds"])} for entry in group]
-                     for group in conds]  # fmt: skip
+            conds = [
+                group and [{**entry, "model_conds": encode_again(entry["model_conds"])} for entry in group]
+                for group in conds
+            ]
         return executor(model, conds, x_in, timestep, model_options)
 
     return wrapper
@@ -121,21 +125,22 @@ def _choices(schedules: Sequence[Schedule]) -> dict[str, tuple[bool, ...]]:
     return {f"{_KEY}_{number}": closed for number, closed in enumerate(every) if any(closed)}
 
 
-def _share(closed: Sequence[bool], gammas: Sequence[float]) -> float:
-    """The share of a choice in the embedding: 1 - gamma of one gate, products of these for several.
+def _choice_weight(closed: Sequence[bool], gammas: Sequence[float]) -> float:
+    """The weight of a choice in the embedding: 1 - gamma of one gate, products of these for several.
 
-    With that of no closed gate the shares add up to 1: however many gates are shut, the reference alone is told.
+    With that of no closed gate the weights add up to 1: however many gates are shut, the reference alone remains.
     """
     return math.prod(1 - gamma if shut else gamma for shut, gamma in zip(closed, gammas, strict=True))
 
 
-def _moving_embedding(executor, x, timesteps=None, context=None, y=None, control=None, transformer_options=None,
-                      **kwargs):  # fmt: skip
+def _moving_embedding(
+    executor, x, timesteps=None, context=None, y=None, control=None, transformer_options=None, **kwargs
+):
     options, network, shift = transformer_options or {}, executor.class_obj, None
-    for name, shares in options.get(_KEY, {}).items():
+    for name, weights in options.get(_KEY, {}).items():
         reference = kwargs.pop(name, None)
         if reference is not None:
-            part = _by_row(shares, y) * (network.label_emb(reference) - network.label_emb(y))
+            part = _by_row(weights, y) * (network.label_emb(reference) - network.label_emb(y))
             shift = part if shift is None else shift + part
     if shift is not None:
         patches = options.get("patches", {})
@@ -144,40 +149,44 @@ def _moving_embedding(executor, x, timesteps=None, context=None, y=None, control
     return executor(x, timesteps, context, y, control, options, **kwargs)
 
 
-def _by_row(shares: Sequence[float], y: torch.Tensor) -> float | torch.Tensor:
-    """One number, or a column (rows, 1): ComfyUI repeats the pictures of a batch for every conditioning."""
-    if len(shares) == 1:
-        return shares[0]
-    return torch.tensor(shares, device=y.device, dtype=y.dtype).repeat(len(y) // len(shares))[:, None]
+def _by_row(weights: Sequence[float], y: torch.Tensor) -> float | torch.Tensor:
+    """One number, or a column (rows, 1): ComfyUI repeats the images of a batch for every conditioning."""
+    if len(weights) == 1:
+        return weights[0]
+    return torch.tensor(weights, device=y.device, dtype=y.dtype).repeat(len(y) // len(weights))[:, None]
 
 
-def _told(stock, schedules: Sequence[Schedule], weights: Sequence[float], values: Mapping | None = None) -> Mapping:
-    """What a conditioning tells after some schedules, from ``values`` on or from what it told at first."""
-    told = getattr(stock, "told", None)
-    if told is None:
+def _metadata(stock, schedules: Sequence[Schedule], weights: Sequence[float], values: Mapping | None = None) -> Mapping:
+    """The metadata of a conditioning after some schedules, starting from ``values`` or from its own."""
+    metadata = getattr(stock, "size_metadata", None)
+    if metadata is None:
         return {}
-    values = told.values if values is None else values
+    values = metadata.values if values is None else values
     for schedule, weight in zip(schedules, weights, strict=True):
-        if schedule.applies(told.prompt):
-            values = schedule.told(values, told.canvas, weight, told.unsaid)
+        if schedule.applies(metadata.prompt, metadata.explicit):
+            values = schedule.gated(values, metadata.canvas, weight, metadata.implicit)
     return values
 
 
-def _encoded(layout: metadata.Layout, model, stock, rows: Rows) -> comfy.conds.CONDRegular:
-    """The encoded metadata of a conditioning with other values; itself where they are those that it tells."""
-    told = getattr(stock, "told", None)
-    changed = [frozenset(name for name, value in values.items() if value != told.values[name]) for values in rows]
+def _encoded(layout: metadata_conditioning.Layout, model, stock, rows: Rows) -> comfy.conds.CONDRegular:
+    """The encoded metadata of a conditioning with other values; itself where they are its own."""
+    metadata = getattr(stock, "size_metadata", None)
+    changed = [frozenset(name for name, value in values.items() if value != metadata.values[name]) for values in rows]
     if not any(changed):
         return stock
-    pictures = [stock.cond if len(rows) == 1 else stock.cond[[index % len(stock.cond)]] for index in range(len(rows))]
-    return comfy.conds.CONDRegular(torch.cat([
-        layout.encode(model, picture, values, fields)
-        for picture, values, fields in zip(pictures, rows, changed, strict=True)
-    ]))  # fmt: skip
+    images = [stock.cond if len(rows) == 1 else stock.cond[[index % len(stock.cond)]] for index in range(len(rows))]
+    return comfy.conds.CONDRegular(
+        torch.cat(
+            [
+                layout.encode(model, image, values, fields)
+                for image, values, fields in zip(images, rows, changed, strict=True)
+            ]
+        )
+    )
 
 
-def _shares(model, timestep: torch.Tensor) -> list[float]:
-    """The share u of noise of each picture (training mixes noise levels in a batch); one where all are alike."""
+def _noise_fractions(model, timestep: torch.Tensor) -> list[float]:
+    """The fraction u of noise of each image (training mixes noise levels in a batch); one where all are alike."""
     sigmas = timestep.flatten().tolist()
     sigmas = sigmas[:1] if len(set(sigmas)) == 1 else sigmas
     return [sampling.noise_fraction(model.model_sampling, sigma) for sigma in sigmas]

@@ -1,13 +1,22 @@
-"""A long run's progress bar with pictures of its own, and ComfyUI's Stop button."""
+"""A long run's progress bar with preview images of its own, and ComfyUI's Stop button."""
 
 from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import comfy.model_management
 import comfy.utils
 import torch
+from comfy_execution.progress import get_progress_state
+from comfy_execution.utils import get_executing_context
 from PIL import Image
 
-#: What stops a run when the user presses Stop; whoever catches it goes on, and ComfyUI with the nodes that follow.
+from .routes import running_server
+
+#: What stops a run when the user presses Stop; code that catches it goes on, and ComfyUI with the nodes that follow.
 Stopped = comfy.model_management.InterruptProcessingException
 
 _PREVIEW_SIDE = 512
@@ -19,9 +28,9 @@ class Progress:
     def __init__(self, total: int):
         self._bar, self._total = comfy.utils.ProgressBar(total), total
 
-    def show(self, done: int, pictures: torch.Tensor | None = None) -> None:
-        """Move the bar, and show an IMAGE (B, H, W, 3) under the node, its pictures side by side."""
-        preview = None if pictures is None else ("JPEG", _strip(pictures), _PREVIEW_SIDE)
+    def show(self, done: int, images: torch.Tensor | None = None) -> None:
+        """Move the bar, and show an IMAGE (B, H, W, 3) under the node, its images side by side."""
+        preview = None if images is None else ("JPEG", _strip(images), _PREVIEW_SIDE)
         self._bar.update_absolute(done, self._total, preview)
 
 
@@ -32,6 +41,62 @@ def nothing_to_show():
     return ExecutionBlocker(None)
 
 
-def _strip(pictures: torch.Tensor) -> Image.Image:
-    row = torch.cat(list(pictures), dim=1)
+def _strip(images: torch.Tensor) -> Image.Image:
+    row = torch.cat(list(images), dim=1)
     return Image.fromarray((row.clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy())
+
+
+Item = TypeVar("Item")
+_POLL = 0.1  # seconds between two looks at the Stop button
+
+
+def with_progress(items: Iterable[Item]) -> Iterator[Item]:
+    """Yield the items while ComfyUI's progress bar follows; raises its interrupt before an item after Stop."""
+    items = list(items)
+    bar = comfy.utils.ProgressBar(len(items))
+    for done, item in enumerate(items):
+        comfy.model_management.throw_exception_if_processing_interrupted()
+        yield item
+        bar.update_absolute(done + 1)
+
+
+def check_stop() -> None:
+    """Raise ComfyUI's interrupt when the user has pressed Stop."""
+    comfy.model_management.throw_exception_if_processing_interrupted()
+
+
+def interruptible(work: Callable[[], Item]) -> Item:
+    """What ``work`` returns; raises ComfyUI's interrupt within a moment of Stop while it still runs in a thread.
+
+    For long calls that release the GIL and cannot be divided; what is left of them is thrown away.
+    """
+    thread = ThreadPoolExecutor(1, "glassbox-interruptible")
+    future = thread.submit(work)
+    try:
+        while True:
+            try:
+                return future.result(timeout=_POLL)
+            except TimeoutError:
+                comfy.model_management.throw_exception_if_processing_interrupted()
+    finally:
+        thread.shutdown(wait=False, cancel_futures=True)
+
+
+_CURVE = "glassbox.curve"
+_PAUSE = 0.25  # seconds between two messages
+
+
+class LiveCurve:
+    """Sends the curve of the running node to the canvas that has queued it; where there is none, nothing is made."""
+
+    def __init__(self):
+        self._next = 0.0
+
+    def show(self, curve: Callable[[], dict]) -> None:
+        """Send what ``curve`` makes, a few times a second at most."""
+        server, running = running_server(), get_executing_context()
+        if time.monotonic() < self._next or running is None or getattr(server, "client_id", None) is None:
+            return
+        node = get_progress_state().dynprompt.get_display_node_id(running.node_id)
+        server.send_sync(_CURVE, {"node": node, "prompt_id": running.prompt_id, "curve": curve()}, server.client_id)
+        self._next = time.monotonic() + _PAUSE

@@ -1,4 +1,4 @@
-"""Routes under /glassbox: what the pack's widgets ask before anything has run, and what a setting tells the server."""
+"""Routes under /glassbox: data for the pack's widgets before anything has run, and settings of the server."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import inspect
 import sys
 from collections.abc import Callable
+
+from ... import kernels
 
 #: What a question is answered with: plain data from the address' parameters, or ValueError with a sentence.
 Answer = Callable[..., object]
@@ -36,14 +38,24 @@ def _handler(answer: Answer):
 
     async def handle(request) -> web.Response:
         try:
-            asked = inspect.signature(answer).bind(**request.query).arguments
+            arguments = inspect.signature(answer).bind(**request.query).arguments
         except TypeError:
             wanted = ", ".join(inspect.signature(answer).parameters)
-            return web.json_response({"error": f"Ask with these parameters, each once: {wanted}."}, status=400)
+            return web.json_response({"error": f"Pass these parameters, each once: {wanted}."}, status=400)
         try:
             # In a thread of its own: reading a large file must not hold up the server.
-            return web.json_response(await asyncio.to_thread(answer, **asked))
+            return web.json_response(await asyncio.to_thread(answer, **arguments))
         except ValueError as error:
             return web.json_response({"error": str(error)}, status=400)
 
     return handle
+
+
+#: Leave it to the environment variable.
+ENVIRONMENT = "environment"
+
+
+def choose(backend: str) -> dict[str, str]:
+    """Force "eager" or "triton", or "auto", in this process, or ENVIRONMENT; raises ValueError for another name."""
+    kernels.use(None if backend == ENVIRONMENT else backend)
+    return {"backend": backend}

@@ -1,4 +1,4 @@
-"""A MODEL's noise schedule: where a sigma lies in it, and the same schedule for pictures of another size."""
+"""A MODEL's noise schedule: where a sigma lies in it, and the same schedule for images of another size."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import comfy.model_sampling
 import comfy.samplers
 import torch
 
-SAMPLER_ONLY, RETIMED = "sampler only", "retimed"
+SAMPLER_ONLY, RETIMED = "sampler_only", "retimed"
 MODES = (SAMPLER_ONLY, RETIMED)
 _ENDLESS = 1e8  # ComfyUI's percent_to_sigma gives 999999999.9 for "from the very start"
 
 
 def noise_fraction(sampling, sigma: float) -> float:
-    """The share of noise u = t / T in training time at a sigma: 0 clean, 1 pure noise.
+    """The fraction of noise u = t / T in training time at a sigma: 0 clean, 1 pure noise.
 
     Discrete schedules: the timestep over the last one. Flow models: the time itself. Continuous schedules (EDM): the
     place of the sigma in the table of a thousand, by logarithm.
@@ -41,6 +41,32 @@ def schedule_sigmas(patcher, scheduler: str, steps: int) -> torch.Tensor:
     return comfy.samplers.calculate_sigmas(patcher.get_model_object("model_sampling"), scheduler, steps)
 
 
+def schedulers() -> list[str]:
+    """ComfyUI's schedulers."""
+    return list(comfy.samplers.SCHEDULER_NAMES)
+
+
+def rescaled_sigmas(patcher, sigmas: torch.Tensor) -> torch.Tensor:
+    """The sigmas of any scheduler for the MODEL before ``rescaled``, moved by its law; its last 0 stays 0."""
+    table = patcher.get_model_object("model_sampling")
+    return table.moved(sigmas) if isinstance(table, _Rescaled) else sigmas
+
+
+def shift_of(patcher) -> tuple[float, float] | None:
+    """The shift of a MODEL's schedule now and as trained; None for models without one.
+
+    Behind ModelSamplingFlux, ModelSamplingSD3 and the like both differ. A rescale is not counted.
+    """
+    table = patcher.get_model_object("model_sampling")
+    while isinstance(table, _Rescaled):
+        table = table.base
+    trained = patcher.model.model_sampling
+    shifts = getattr(table, "shift", None), getattr(trained, "shift", None)
+    if shifts[0] is None or shifts[1] is None or isinstance(table, comfy.model_sampling.StableCascadeSampling):
+        return None
+    return float(shifts[0]), float(shifts[1])
+
+
 def sigma_range(patcher) -> tuple[float, float]:
     """The smallest and the largest sigma of a MODEL's schedule."""
     table = patcher.get_model_object("model_sampling")
@@ -48,7 +74,7 @@ def sigma_range(patcher) -> tuple[float, float]:
 
 
 def trained_size(patcher) -> int | None:
-    """Pixels a side that a MODEL of this kind was trained at; None when it cannot be told from the model."""
+    """Pixels a side that a MODEL of this kind was trained at; None when the model does not say."""
     own, kind = getattr(patcher.model, "trained_size", None), type(patcher.model.model_config).__name__
     if kind == "SD20" and patcher.model.model_type == comfy.model_base.ModelType.V_PREDICTION:
         return 768
@@ -56,14 +82,14 @@ def trained_size(patcher) -> int | None:
 
 
 def rescaled(patcher, factor: float, mode: str):
-    """A clone of a MODEL whose noise is ``factor`` times as strong beside the picture at every point of the schedule.
+    """A clone of a MODEL whose noise is ``factor`` times as strong, relative to the image, at every noise level.
 
-    ``SAMPLER_ONLY``: the network is still told the true noise level. ``RETIMED``: it is told the level at which it
+    ``SAMPLER_ONLY``: the network is still given the true noise level. ``RETIMED``: it is given the level at which it
     would have stood without this, as in the paper's fine-tuning. Raises ValueError for models that draw no noise.
     """
     base = patcher.get_model_object("model_sampling")
     law = _flow_law if isinstance(base, comfy.model_sampling.CONST) else _multiply
-    if not isinstance(base, _NOISES) or isinstance(base, comfy.model_sampling.IMG_TO_IMG):
+    if not isinstance(base, _NOISE_SAMPLES) or isinstance(base, comfy.model_sampling.IMG_TO_IMG):
         raise ValueError(f"{type(patcher.model).__name__} does not sample from noise: there is nothing to rescale.")
     clone = patcher.clone()
     if factor != 1:
@@ -77,7 +103,7 @@ def _multiply(factor: float, sigma: torch.Tensor) -> torch.Tensor:
 
 
 def _flow_law(factor: float, sigma: torch.Tensor) -> torch.Tensor:
-    """t' = s t / (1 + (s - 1) t), for times that are the share of noise in the mix."""
+    """t' = s t / (1 + (s - 1) t), for times that are the fraction of noise in the mix."""
     return factor * sigma / (1 + (factor - 1) * sigma)
 
 
@@ -85,7 +111,7 @@ class _Rescaled:
     """Goes before the class of a model's sampling and moves its sigmas; positions in the schedule stay as they were."""
 
     def timestep(self, sigma):
-        # Core's normal scheduler asks for the positions of its two ends, as scalars: they are the base's own ends.
+        # Core's normal scheduler reads the positions of its two ends, as scalars: they are the base's own ends.
         if sigma.ndim == 0:
             for moved, end in ((self.sigma_max, self.base.sigma_max), (self.sigma_min, self.base.sigma_min)):
                 if sigma == moved:
@@ -134,9 +160,64 @@ def _is_discrete(sampling) -> bool:
     )
 
 
-_NOISES = (comfy.model_sampling.EPS, comfy.model_sampling.CONST, comfy.model_sampling.COSMOS_RFLOW)
+_NOISE_SAMPLES = (comfy.model_sampling.EPS, comfy.model_sampling.CONST, comfy.model_sampling.COSMOS_RFLOW)
 _TRAINED = {
     "SD15": 512, "SD20": 512, "SDXL": 1024, "SDXLRefiner": 1024, "SSD1B": 1024, "Segmind_Vega": 1024,
     "SD3": 1024, "Flux": 1024, "FluxSchnell": 1024, "AuraFlow": 1024, "PixArtAlpha": 1024, "PixArtSigma": 1024,
     "HunyuanDiT": 1024, "HunyuanDiT1": 1024, "Stable_Cascade_C": 1024, "QwenImage": 1024, "Chroma": 1024,
 }  # fmt: skip
+
+
+def sigmas_of(patcher, start_percent: float, end_percent: float) -> tuple[float, float]:
+    """The noise levels from which and to which a patch acts; 0 and 1 leave nothing of the run out."""
+    sampling = patcher.get_model_object("model_sampling")
+    first = float("inf") if start_percent <= 0 else float(sampling.percent_to_sigma(start_percent))
+    last = 0.0 if end_percent >= 1 else float(sampling.percent_to_sigma(end_percent))
+    return first, last
+
+
+class MetadataGuider(comfy.samplers.CFGGuider):
+    """Guidance by text with strength λ (``cfg``) and by metadata with relative strength β.
+
+    λ (β e(s, c) + (1 - β) e(s, r)) + (1 - λ) e(0, r): s the text, c the metadata requested, r the reference metadata.
+    That is CFG with the condition e(s, r) + β (e(s, c) - e(s, r)), so that CFG patches on the MODEL see the guidance
+    whole and nothing jumps at β = 0 or β = 1: there it is ComfyUI's own CFG against e(0, r), bit for bit, at its two
+    evaluations. Without patches it is DualCFGGuider with cfg_conds = λβ and cfg_cond2_negative = λ.
+    """
+
+    def set_conds(self, positive: list, reference: list, negative: list) -> None:
+        """(s, c), (s, r) and (0, r)."""
+        self.inner_set_conds({"positive": positive, "reference": reference, "negative": negative})
+
+    def set_strengths(self, cfg: float, metadata_strength: float) -> None:
+        """λ and β."""
+        self.cfg, self.metadata_strength = cfg, metadata_strength
+
+    def predict_noise(self, x, timestep, model_options=None, seed=None):
+        model, options = self.inner_model, model_options or {}
+        requested, reference, negative = (self.conds.get(name) for name in ("positive", "reference", "negative"))
+        if self.metadata_strength in (0, 1) or self.cfg == 0:
+            text = reference if self.metadata_strength == 0 else requested
+            return comfy.samplers.sampling_function(
+                model, x, timestep, negative, text, self.cfg, model_options=options, seed=seed
+            )
+        if self.cfg == 1 and not options.get("disable_cfg1_optimization", False):
+            negative = None
+        out = comfy.samplers.calc_cond_batch(model, [negative, reference, requested], x, timestep, options)
+        conds, predictions = [requested, negative], [out[1] + self.metadata_strength * (out[2] - out[1]), out[0]]
+        for function in options.get("sampler_pre_cfg_function", []):
+            predictions = function(
+                {
+                    "conds": conds,
+                    "conds_out": predictions,
+                    "cond_scale": self.cfg,
+                    "timestep": timestep,
+                    "input": x,
+                    "sigma": timestep,
+                    "model": model,
+                    "model_options": options,
+                }
+            )
+        return comfy.samplers.cfg_function(
+            model, *predictions, self.cfg, x, timestep, model_options=options, cond=requested, uncond=negative
+        )

@@ -5,21 +5,37 @@ The format: eight bytes with the length of a JSON header, the header, then the t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
+
+from .atomic_write import atomic_write
 
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8", torch.int64: "I64"}
 
 
-class TensorFile:
-    """A file under a temporary name that gets its own when the block ends well, and vanishes when it does not."""
+@contextlib.contextmanager
+def tensor_file(
+    path: Path,
+    tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]],
+    metadata: dict[str, str],
+    check: Callable[[Path], object] | None = None,
+) -> Iterator[TensorFile]:
+    """A file of tensors (name -> dtype, shape) to fill; written whole or not at all, ``check`` as in `atomic_write`."""
+    with atomic_write(path, check) as temporary, open(temporary, "wb") as file:
+        yield TensorFile(file, tensors, metadata)
 
-    def __init__(self, path: Path, tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]], metadata: dict[str, str]):
-        self._path, self._temporary = path, path.with_name(f"{path.name}.part")
-        self._tensors, self._starts = tensors, {}
+
+class TensorFile:
+    """The tensors of an open file, which has its whole size from the start."""
+
+    def __init__(self, file: BinaryIO, tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]], metadata: dict):
+        self._file, self._tensors, self._starts = file, tensors, {}
         header: dict[str, object] = {"__metadata__": metadata}
         offset = 0
         for name, (dtype, shape) in tensors.items():
@@ -29,20 +45,10 @@ class TensorFile:
             offset += size
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
-        self._head, self._size = struct.pack("<Q", len(text)) + text, offset
-
-    def __enter__(self) -> TensorFile:
-        self._file = open(self._temporary, "wb")
-        self._file.write(self._head)
-        self._file.truncate(len(self._head) + self._size)
-        return self
-
-    def __exit__(self, kind, *_) -> None:
-        self._file.close()
-        if kind is None:
-            self._temporary.replace(self._path)
-        else:
-            self._temporary.unlink(missing_ok=True)
+        head = struct.pack("<Q", len(text)) + text
+        self._first = len(head)
+        file.write(head)
+        file.truncate(len(head) + offset)
 
     def put(self, name: str, value: torch.Tensor) -> None:
         """Write a whole tensor."""
@@ -61,5 +67,5 @@ class TensorFile:
         self._write(self._starts[name] + first * columns * dtype.itemsize, block.to(dtype))
 
     def _write(self, start: int, value: torch.Tensor) -> None:
-        self._file.seek(len(self._head) + start)
+        self._file.seek(self._first + start)
         self._file.write(value.contiguous().view(torch.uint8).numpy().tobytes())

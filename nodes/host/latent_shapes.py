@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import comfy.nested_tensor
+import comfy.sample
 import comfy.utils
 import torch
 
@@ -20,8 +21,8 @@ class LatentView:
 
     parts: list[torch.Tensor]  # in the model's own scale when a model was given, else as the VAE gave them
     weights: list[torch.Tensor] | None  # one a part, 0 to 1, in the part's shape; None without a mask
-    numbers: list[int]  # the number of each picture's noise in the stream of draws of a seed
-    blank: torch.Tensor  # which pictures are empty: constant in every channel
+    numbers: list[int]  # the number of each image's noise in the stream of draws of a seed
+    blank: torch.Tensor  # which images are empty: constant in every channel
 
 
 def view(latent: dict, model=None) -> LatentView:
@@ -34,8 +35,8 @@ def view(latent: dict, model=None) -> LatentView:
     numbers = list(map(int, latent.get("batch_index") or range(count)))
     if len(numbers) != count:
         raise ValueError(
-            f"The latent holds {count} pictures but its batch_index names {len(numbers)}: "
-            "take both from one Latent From Batch or Repeat Latent Batch node."
+            f"The latent holds {count} images but its batch_index names {len(numbers)}: take both from one Latent "
+            "From Batch or Repeat Latent Batch node."
         )
     blank = torch.stack([_is_blank(part) for part in parts]).all(dim=0)
     weights = None if latent.get("noise_mask") is None else _weights(latent["noise_mask"], parts)
@@ -47,8 +48,24 @@ def split(samples) -> list[torch.Tensor]:
     return list(samples.unbind()) if getattr(samples, "is_nested", False) else [samples]
 
 
+def matching_channels(samples: torch.Tensor, model) -> torch.Tensor:
+    """Samples (B, C, ...) with the channels and dimensions of a MODEL; empty ones are repaired as KSampler does.
+
+    Raises ValueError for samples of another kind of model.
+    """
+    samples = comfy.sample.fix_empty_latent_channels(model, samples)
+    latent_format = model.get_model_object("latent_format")
+    channels, dimensions = latent_format.latent_channels, latent_format.latent_dimensions
+    if samples.shape[1] != channels or samples.ndim != dimensions + 2:
+        raise ValueError(
+            f"The latent has the shape {tuple(samples.shape)} and the model takes {channels} channels and {dimensions} "
+            "dimensions: encode the images with the VAE of this model."
+        )
+    return samples
+
+
 def pixels(latent: dict, model) -> tuple[int, int]:
-    """(width, height) in pixels of the picture that a LATENT stands for, with the MODEL's own factor."""
+    """(width, height) in pixels of the image that a LATENT stands for, with the MODEL's own factor."""
     part, factor = split(latent["samples"])[0], getattr(model.get_model_object("latent_format"), _FACTOR, 8)
     return part.shape[-1] * factor, part.shape[-2] * factor
 
@@ -66,7 +83,7 @@ def join(parts: list[torch.Tensor], like):
 
 
 def extended(latent: dict, numbers: list[int]) -> dict:
-    """A LATENT with one picture for each noise number: the batch over and over, for drawing as many noises."""
+    """A LATENT with one image for each noise number: the batch repeated, for drawing as many noise samples."""
     samples = latent["samples"]
     count = len(split(samples)[0])
     rows = [index % count for index in range(len(numbers))]

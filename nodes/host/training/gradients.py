@@ -42,7 +42,7 @@ def _put(module: nn.Module, name: str, tensor: torch.Tensor) -> None:
 
 @contextlib.contextmanager
 def kernels_with_gradients() -> Iterator[None]:
-    """Newer ComfyUI computes rotary positions and more by kernels that know no gradient, unless it is told of them."""
+    """Newer ComfyUI computes rotary positions and more by kernels without gradients, unless it knows of a training."""
     management = comfy.model_management
     if not hasattr(management, "in_training"):
         yield
@@ -83,7 +83,7 @@ def _checkpointed(network: nn.Module) -> Iterator[None]:
 
 def _again(forward: Callable) -> Callable:
     def on_copies(*args, **kwargs):
-        # Some blocks add to their input in place, and would begin anew from the sum.
+        # Some blocks add to their input in place, and would start from the sum.
         return forward(*map(_copied, args), **{name: _copied(value) for name, value in kwargs.items()})
 
     return lambda *args, **kwargs: checkpoint(on_copies, *args, use_reentrant=False, **kwargs)

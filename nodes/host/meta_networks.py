@@ -8,9 +8,14 @@ import folder_paths
 import torch
 
 _UNET = {
-    "image_size": 32, "use_checkpoint": False, "legacy": False, "use_spatial_transformer": True, "in_channels": 4,
-    "out_channels": 4, "model_channels": 320,
-}  # fmt: skip
+    "image_size": 32,
+    "use_checkpoint": False,
+    "legacy": False,
+    "use_spatial_transformer": True,
+    "in_channels": 4,
+    "out_channels": 4,
+    "model_channels": 320,
+}
 #: Configurations of ComfyUI's UNetModel by name; the demo model adds its own.
 ARCHITECTURES: dict[str, dict] = {
     "sd15": {
@@ -32,7 +37,7 @@ FOLDERS = {"checkpoints": "checkpoint", "diffusion_models": "diffusion model"}
 def network(kind: str, name: str) -> torch.nn.Module:
     """The denoiser of an architecture ("architecture", a name of ARCHITECTURES) or of a file in one of FOLDERS.
 
-    Raises ValueError with a sentence when there is none, or when the header does not tell which network it is.
+    Raises ValueError with a sentence when there is none, or when the header does not identify the network.
     """
     if kind == "architecture":
         if name not in ARCHITECTURES:
@@ -66,7 +71,7 @@ def _of_file(path: str, name: str) -> torch.nn.Module:
         config.set_inference_dtype(torch.float32, None)
         return config.get_model(weights, prefix, device=torch.device("meta")).diffusion_model
     except Exception as error:  # whatever ComfyUI's detection stumbles over in a file that is no such model
-        raise ValueError(f"The header of {name} does not tell which network it is: run the workflow once.") from error
+        raise ValueError(f"The header of {name} does not identify the network: run the workflow once.") from error
 
 
 def _shapes(path: str, name: str) -> dict[str, torch.Tensor]:

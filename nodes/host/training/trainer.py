@@ -1,12 +1,12 @@
 """Evaluate a MODEL with gradients on whatever changes its weights, through ComfyUI's own sampling path.
 
-    def work(session):
-        noised = session.noised(session.latents[0], noise, sigmas)
-        loss = (session.denoised(noised, sigmas, [0]) - session.latents[0]).square().mean()
-        loss.backward()  # reaches what `functions` computes with
-        return loss.item()
+def work(session):
+    noised = session.noised(session.latents[0], noise, sigmas)
+    loss = (session.denoised(noised, sigmas, [0]) - session.latents[0]).square().mean()
+    loss.backward()  # reaches what `functions` computes with
+    return loss.item()
 
-    loss = run(model, {"diffusion_model.out.2.weight": lambda weight: weight + up @ down}, latents, conditions, work)
+loss = run(model, {"diffusion_model.out.2.weight": lambda weight: weight + up @ down}, latents, conditions, work)
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import comfy.samplers
 import torch
 from torch import nn
 
+from ..latent_shapes import matching_channels
 from .gradients import LOW_PRECISION, activations_kept, kernels_with_gradients, ordinary_parameters
 
 Result = TypeVar("Result")
@@ -35,7 +36,7 @@ _ALONE = ("area", "mask", "control", "gligen", "hooks")
 class Session:
     """What work on a MODEL with gradients is given; valid while that work runs.
 
-    ``latents``: the pictures as the model sees them, each (1, C, ...), on the CPU. ``device`` and ``dtype``: where and
+    ``latents``: the images as the model sees them, each (1, C, ...), on the CPU. ``device`` and ``dtype``: where and
     in what the model computes. ``sampling``: ComfyUI's model_sampling.
     """
 
@@ -50,7 +51,7 @@ class Session:
         self.latents = [_in_model_scale(model, latent) for latent in latents]
 
     def sigma(self, percent: float) -> float:
-        """The noise level at a share of the sampling range: 0 is pure noise, 1 is none."""
+        """The noise level at a fraction of the sampling range: 0 is pure noise, 1 is none."""
         return min(float(self.sampling.percent_to_sigma(percent)), float(self.sampling.sigma_max))
 
     def noised(self, latent: torch.Tensor, noise: torch.Tensor, sigmas: torch.Tensor) -> torch.Tensor:
@@ -77,19 +78,23 @@ class Session:
         against: Sequence[int] | None = None,
         cfg: float = 1.0,
     ) -> torch.Tensor:
-        """The model's answer (B, C, ...) with the conditions ``rows``, one a picture; CFG against other ones.
+        """The model's answer (B, C, ...) with the conditions ``rows``, one per image; CFG against other ones.
 
-        Pictures share one evaluation where their conditions allow it (no area, mask, ControlNet, GLIGEN or hook).
+        Images share one evaluation where their conditions allow it (no area, mask, ControlNet, GLIGEN or hook).
         """
         given = {"positive": rows} if against is None else {"positive": rows, "negative": against}
         sides = {side: self._entries(which, noised) for side, which in given.items()}
         if all(len(entries) == 1 for entries in sides.values()):
             return self._call(noised, sigmas, {side: entries[0] for side, entries in sides.items()}, cfg)
         singles = {side: [self._encode(row, noised) for row in which] for side, which in given.items()}
-        return torch.cat([
-            self._call(noised[i : i + 1], sigmas[i : i + 1], {side: found[i] for side, found in singles.items()}, cfg)
-            for i in range(len(noised))
-        ])  # fmt: skip
+        return torch.cat(
+            [
+                self._call(
+                    noised[i : i + 1], sigmas[i : i + 1], {side: found[i] for side, found in singles.items()}, cfg
+                )
+                for i in range(len(noised))
+            ]
+        )
 
     def _call(self, noised: torch.Tensor, sigmas: torch.Tensor, conds: dict[str, list[dict]], cfg: float):
         comfy.model_management.throw_exception_if_processing_interrupted()
@@ -99,13 +104,13 @@ class Session:
             return self._guider(noised, sigmas, model_options=self._options, seed=self._seed)
 
     def _entries(self, rows: Sequence[int], like: torch.Tensor) -> list[list[dict]]:
-        """The conditions of a batch as one list of entries where they can be joined, else one list a picture."""
+        """The conditions of a batch as one list of entries where they can be joined, else one list per image."""
         encoded = [self._encode(row, like) for row in rows]
         joined = encoded[0] if len(set(rows)) == 1 else _joined(encoded)
         return encoded if joined is None else [joined]
 
     def _encode(self, row: int, like: torch.Tensor) -> list[dict]:
-        """A condition as the model wants it for a picture of that shape."""
+        """A condition as the model wants it for an image of that shape."""
         key = (row, like.shape[1:])
         if key not in self._encoded:
             latent = self.latents[row] if row < len(self.latents) else None
@@ -138,8 +143,8 @@ def run(
     """Run ``work`` with gradients on and the weights changed by ``functions``, and return what it returns.
 
     ``functions``: name of a weight or bias ("diffusion_model.out.2.weight") to what makes the changed one from it; a
-    ``move_to(device)`` of theirs is called when the model moves. ``latents``: pictures (1, C, ...) or (C, ...) as the
-    VAE encodes them. ``conditions``: one CONDITIONING a picture, and further ones where wanted. ``dtype``: in which the
+    ``move_to(device)`` of theirs is called when the model moves. ``latents``: images (1, C, ...) or (C, ...) as the
+    VAE encodes them. ``conditions``: one CONDITIONING per image, and further ones where wanted. ``dtype``: in which the
     model computes. ``checkpointing`` computes activations twice instead of keeping them, where the model allows it.
     The MODEL stays as it was; raises ValueError for a name that is none of its weights.
     """
@@ -147,14 +152,14 @@ def run(
         clone = _plain_clone(patcher)
         clone.set_model_compute_dtype(dtype)
         _install(clone, functions)
-        pictures = [_own(latent).to("cpu", dtype) for latent in latents]
-        pictures = [latent if latent.ndim > 3 else latent[None] for latent in pictures]
+        images = [latent if latent.ndim > 3 else latent[None] for latent in map(_own, latents)]
+        images = [matching_channels(latent, patcher).to("cpu", dtype) for latent in images]
         conditions = [comfy.sampler_helpers.convert_cond(_own(condition)) for condition in conditions]
-        guider = _Guider(clone, lambda: work(Session(guider, pictures, conditions, dtype, seed)), conditions)
+        guider = _Guider(clone, lambda: work(Session(guider, images, conditions, dtype, seed)), conditions)
         clone.model.requires_grad_(False)
         load(clone)
         with activations_kept(clone, dtype, checkpointing):
-            first = pictures[0]
+            first = images[0]
             no_steps = torch.tensor([1.0, 0.0])
             guider.sample(torch.zeros_like(first), first, None, no_steps, disable_pbar=True, seed=seed)
         return guider.result
@@ -180,7 +185,7 @@ class _Guider(comfy.samplers.CFGGuider):
 
 
 def _plain_clone(patcher):
-    """A clone whose weights are all in place: newer ComfyUI keeps them elsewhere unless asked."""
+    """A clone whose weights are all in place: newer ComfyUI keeps them elsewhere unless requested."""
     takes = inspect.signature(patcher.clone).parameters
     return patcher.clone(disable_dynamic=True) if "disable_dynamic" in takes else patcher.clone()
 
@@ -210,12 +215,12 @@ def _own(value):
 
 
 def _in_model_scale(model, latent: torch.Tensor) -> torch.Tensor:
-    """As ComfyUI's sampler does it: a picture of zeros stays as it is."""
+    """As ComfyUI's sampler does it: an image of zeros stays as it is."""
     return model.process_latent_in(latent) if torch.count_nonzero(latent) else latent
 
 
 def _joined(conditions: list[list[dict]]) -> list[dict] | None:
-    """The conditions of several pictures as that of one batch; None when they cannot be joined."""
+    """The conditions of several images as that of one batch; None when they cannot be joined."""
     entries = [entry for entries in conditions for entry in entries]
     if len(entries) != len(conditions) or any(entry.get(name) is not None for entry in entries for name in _ALONE):
         return None
@@ -226,8 +231,8 @@ def _joined(conditions: list[list[dict]]) -> list[dict] | None:
         first, *others = (entry["model_conds"][name].process_cond(batch_size=1, area=None) for entry in entries)
         if not all(first.can_concat(other) for other in others):
             return None
-        told = [getattr(part, "told", None) for part in (first, *others)]  # size metadata that a schedule gates
-        if any(other != told[0] for other in told):
+        metadata = [getattr(part, "size_metadata", None) for part in (first, *others)]  # gated by schedules
+        if any(other != metadata[0] for other in metadata):
             return None
         model_conds[name] = first._copy_with(first.concat(others))
     return [{**entries[0], "model_conds": model_conds}]

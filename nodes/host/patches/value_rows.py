@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
 import torch
-from comfy.patcher_extension import WrappersMP
 from torch import nn
+
+from ..hooks import Call, forward_hooks, hook_calls
 
 #: Factor of each channel by dotted path of the layer: (channels,), or (rows, channels) for factors of each row.
 Factors = Mapping[str, torch.Tensor]
 
 
-@contextmanager
-def scaled(network: nn.Module, factors: Factors) -> Iterator[None]:
+def scaled(network: nn.Module, factors: Factors) -> AbstractContextManager[None]:
     """Multiply the outputs (rows, tokens, channels) of layers while the block runs; every hook goes with it.
 
     Factors of each row are repeated when the network is called with a multiple of those rows. Channels of factor 1
     keep their bits.
     """
-    handles = []
-    try:
-        for path, factor in factors.items():
-            handles.append(network.get_submodule(path).register_forward_hook(_scaling(factor)))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    return forward_hooks(network, ([(path, _scaling(factor)) for path, factor in factors.items()], ()))
 
 
 def with_scaled(patcher, factors: Factors, sigmas: tuple[float, float], conditional_only: bool):
@@ -36,28 +28,23 @@ def with_scaled(patcher, factors: Factors, sigmas: tuple[float, float], conditio
 
     ``conditional_only`` leaves rows of the negative prompt as they are.
     """
-    clone, key = patcher.clone(), f"glassbox_values_{uuid.uuid4().hex}"
     highest, lowest = sigmas
     cache: dict = {}
 
-    def call(executor, *args, **kwargs):
-        options = kwargs.get("transformer_options") or (args[5] if len(args) > 5 else {})
-        if not lowest <= _sigma(options, args, kwargs) <= highest:
-            return executor(*args, **kwargs)
-        parts = tuple(kind == 0 for kind in options.get("cond_or_uncond", ())) if conditional_only else ()
-        key = (parts, len(args[0]))
+    def calling(call: Call):
+        if not lowest <= call.sigma <= highest:
+            return None
+        key = (call.positive if conditional_only else (), call.rows)
         if key not in cache:
             cache.clear()
-            cache[key] = _of_rows(factors, parts, len(args[0]))
-        with scaled(executor.class_obj.diffusion_model, cache[key]):
-            return executor(*args, **kwargs)
+            cache[key] = [(path, _scaling(factor)) for path, factor in _of_rows(factors, *key).items()]
+        return cache[key], ()
 
-    clone.add_wrapper_with_key(WrappersMP.APPLY_MODEL, key, call)
-    return clone
+    return hook_calls(patcher, calling, needs_positive=conditional_only)
 
 
 def _scaling(factor: torch.Tensor):
-    def hook(_module, _args, output):
+    def receive(output):
         nonlocal factor
         if factor.device != output.device or factor.dtype != output.dtype:
             factor = factor.to(output)
@@ -68,19 +55,27 @@ def _scaling(factor: torch.Tensor):
         rows = factor.repeat(len(output) // len(factor), 1)
         return output * rows[:, None]
 
-    return hook
+    return receive
 
 
 def _of_rows(factors: Factors, parts: tuple[bool, ...], rows: int) -> Factors:
-    """Factors that act on conditional rows only, where ``parts`` says which equal shares of the rows those are."""
+    """Factors that act on conditional rows only, where ``parts`` says which equal parts of the rows those are."""
     if not parts or all(parts):
         return factors
     chosen = torch.tensor(parts).repeat_interleave(rows // len(parts))[:, None]
     return {path: torch.where(chosen, factor, 1.0) for path, factor in factors.items()}
 
 
-def _sigma(options: dict, args: tuple, kwargs: dict) -> float:
-    sigmas = options.get("sigmas")
-    if sigmas is None:
-        sigmas = args[1] if len(args) > 1 else kwargs["t"]
-    return float(sigmas.flatten()[0])
+def bake_row_scales(patcher, factors: Factors):
+    """A clone of a MODEL in which the weight rows of layers are multiplied by ``factors`` (rows,) by dotted path.
+
+    After the LoRAs that the MODEL has by now; LoRAs that are added later are not scaled.
+    """
+    clone = patcher.clone()
+    for path, factor in factors.items():
+        key = f"diffusion_model.{path}.weight"
+        for row in (factor != 1).nonzero().flatten().tolist():
+            # ComfyUI multiplies the part of the weight that an offset names by the model's strength.
+            nothing = ("diff", (torch.zeros(1),))
+            clone.add_patches({(key, (0, row, 1)): nothing}, strength_patch=0.0, strength_model=float(factor[row]))
+    return clone

@@ -10,6 +10,8 @@ import torch
 from comfy.patcher_extension import WrappersMP
 from torch import nn
 
+from ..hooks import POSITIVE, RowRoles
+
 
 def with_attention(patcher, paths: list[str], first_scale: float, hidden: torch.Tensor):
     """A clone of a MODEL whose cross-attention scales the logit of token 0 and looks away from hidden tokens.
@@ -18,16 +20,17 @@ def with_attention(patcher, paths: list[str], first_scale: float, hidden: torch.
     get no attention. ComfyUI repeats a prompt to the length of a longer one in its batch; so are token 0 and
     ``hidden``. Rows whose number of tokens is no multiple keep all of theirs.
     """
-    clone = patcher.clone()
+    clone, key = patcher.clone(), f"glassbox_attention_{uuid.uuid4().hex}"
+    roles = RowRoles(clone, key)
 
     def call(executor, *args, **kwargs):
         options = kwargs.get("transformer_options") or (args[5] if len(args) > 5 else {})
-        kinds = options.get("cond_or_uncond") or (0,)
-        rows = torch.tensor([kind == 0 for kind in kinds]).repeat_interleave(len(args[0]) // len(kinds))
+        parts = [role in POSITIVE for role in roles.of_parts(options)] or [True]
+        rows = torch.tensor(parts).repeat_interleave(len(args[0]) // len(parts))
         with _changed(executor.class_obj.diffusion_model, paths, first_scale, hidden, rows):
             return executor(*args, **kwargs)
 
-    clone.add_wrapper_with_key(WrappersMP.APPLY_MODEL, f"glassbox_attention_{uuid.uuid4().hex}", call)
+    clone.add_wrapper_with_key(WrappersMP.APPLY_MODEL, key, call)
     return clone
 
 

@@ -13,8 +13,8 @@ import torch
 from comfy.weight_adapter import adapter_maps, adapters
 from torch import nn
 
-from .random_state import untouched
-from .train import trainable_layers
+from ..noise_objects import untouched
+from .trainer import trainable_layers
 
 ALGORITHMS = list(adapter_maps)
 NO_LORA = "[None]"
@@ -54,12 +54,19 @@ def lora_names() -> list[str]:
 
 
 def read_lora(name: str) -> tuple[dict[str, torch.Tensor], int]:
-    """The tensors of a LoRA file, and the steps that its name tells, as "cat_200_steps_00001_.safetensors" does."""
+    """The tensors of a LoRA file, and the steps in its name, as in "cat_200_steps_00001_.safetensors".
+
+    Raises ValueError for a file that cannot be read.
+    """
     if name == NO_LORA:
         return {}, 0
-    told = name.split("_steps_")[0].split("_")[-1]
-    known = "_steps_" in name and told.isdigit()
-    return comfy.utils.load_torch_file(folder_paths.get_full_path_or_raise("loras", name)), int(told) if known else 0
+    count = name.split("_steps_")[0].split("_")[-1]
+    known = "_steps_" in name and count.isdigit()
+    path = folder_paths.get_full_path_or_raise("loras", name)
+    try:
+        return comfy.utils.load_torch_file(path), int(count) if known else 0
+    except Exception as error:  # a damaged file makes the readers raise nearly anything
+        raise ValueError(f"{name} cannot be read ({type(error).__name__}): choose another LoRA.") from None
 
 
 def create(

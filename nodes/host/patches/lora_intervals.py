@@ -10,7 +10,7 @@ import comfy.lora_convert
 import torch
 from comfy.patcher_extension import WrappersMP
 
-from ...kernels import low_rank_apply
+from ....kernels import low_rank_apply
 
 
 @dataclass
@@ -37,8 +37,10 @@ class Interval:
 def interval(patcher, start_percent: float, end_percent: float) -> Interval:
     """The noise levels of a MODEL between two percents of its sampling range, as ComfyUI's own nodes count them."""
     if not 0 <= start_percent < end_percent <= 1:
-        raise ValueError(f"The change would start at {start_percent:g} and end at {end_percent:g}: it must start "
-                         "before it ends, between 0 and 1.")  # fmt: skip
+        raise ValueError(
+            f"The change would start at {start_percent:g} and end at {end_percent:g}: it must start before it ends, "
+            "between 0 and 1."
+        )
     sampling = patcher.get_model_object("model_sampling")
     end = -1.0 if end_percent >= 1 else float(sampling.percent_to_sigma(end_percent))
     return Interval(float(sampling.percent_to_sigma(start_percent)), end)
@@ -53,14 +55,14 @@ def apply_lora(patcher, tensors: dict[str, torch.Tensor], strength: float, start
     if strength == 0:
         return patcher
     if start_percent <= 0 and end_percent >= 1:
-        clone, adapters = patcher.clone(), _named(patcher, tensors)
+        clone, adapters = patcher.clone(), named_adapters(patcher, tensors)
         clone.add_patches(adapters, strength)
         return clone
     span = interval(patcher, start_percent, end_percent)
     clone, key = patcher.clone(), f"glassbox_interval_{uuid.uuid4().hex}"
-    for target, adapter in _named(patcher, tensors).items():
+    for target, adapter in named_adapters(patcher, tensors).items():
         name, part = (target, None) if isinstance(target, str) else (target[0], target[1])
-        clone.add_weight_wrapper(name, _Change(span, adapter.weights, strength, part))
+        clone.add_weight_wrapper(name, Change(span, adapter.weights, strength, part))
 
     def call(executor, x, t, *args, **kwargs):
         before, span.now = span.now, float(t.flatten()[0])
@@ -73,11 +75,6 @@ def apply_lora(patcher, tensors: dict[str, torch.Tensor], strength: float, start
     return clone
 
 
-def weight_targets(patcher, tensors: dict[str, torch.Tensor]) -> dict:
-    """What ComfyUI makes of a LoRA's tensors for a MODEL: weight name, or (name, part), -> its adapter."""
-    return _named(patcher, tensors)
-
-
 def layer_targets(patcher, layers: dict[str, dict[str, torch.Tensor]]) -> dict[str, tuple[str, tuple | None]]:
     """The weight of a MODEL, and the part of it as (dimension, first, length), that each layer's LoRA tensors change.
 
@@ -86,7 +83,7 @@ def layer_targets(patcher, layers: dict[str, dict[str, torch.Tensor]]) -> dict[s
     owners = {id(value): layer for layer, tensors in layers.items() for value in tensors.values()}
     whole = {key: value for tensors in layers.values() for key, value in tensors.items()}
     found = {}
-    for target, adapter in _named(patcher, whole).items():
+    for target, adapter in named_adapters(patcher, whole).items():
         name, part = (target, None) if isinstance(target, str) else (target[0], target[1])
         found[owners[id(adapter.weights[1])]] = name, part
     missing = [layer for layer in layers if layer not in found]
@@ -95,7 +92,8 @@ def layer_targets(patcher, layers: dict[str, dict[str, torch.Tensor]]) -> dict[s
     return found
 
 
-def _named(patcher, tensors: dict[str, torch.Tensor]) -> dict:
+def named_adapters(patcher, tensors: dict[str, torch.Tensor]) -> dict:
+    """ComfyUI's adapters of a LoRA's tensors by weight name, or (name, part); ValueError when no key is the model's."""
     adapters = _adapters(patcher, tensors)
     if not adapters:
         raise ValueError("None of the layers of this LoRA is in the model: it is made for another base model.")
@@ -107,10 +105,10 @@ def _adapters(patcher, tensors: dict[str, torch.Tensor]) -> dict:
     return comfy.lora.load_lora(comfy.lora_convert.convert_lora(tensors), keys, log_missing=False)
 
 
-class _Change:
-    """A weight function: the weight as it is, or with up @ down added while the interval holds."""
+class Change:
+    """A weight function: the weight unchanged, or with up @ down added while ``span`` is active."""
 
-    def __init__(self, span: Interval, weights: tuple, strength: float, part: tuple[int, int, int] | None):
+    def __init__(self, span, weights: tuple, strength: float, part: tuple[int, int, int] | None):
         up, down, alpha = weights[:3]
         self._span, self._up, self._down, self._part = span, up, down, part
         self._strength = strength * (1.0 if alpha is None else alpha / down.shape[0])
@@ -127,6 +125,6 @@ class _Change:
         return changed
 
     def move_to(self, device=None):
-        """ComfyUI asks weight functions to follow their layer; returns the bytes moved."""
+        """ComfyUI lets weight functions follow their layer; returns the bytes moved."""
         self._up, self._down = self._up.to(device), self._down.to(device)
         return self._up.nbytes + self._down.nbytes

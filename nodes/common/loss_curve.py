@@ -25,17 +25,17 @@ def outline(
     """A run as plain data for the canvas, in at most 200 points a curve however long it is.
 
     ``losses``: one a batch, ``per_step`` of them a step of all ``steps``. ``each`` and ``mean`` hold pairs of a step
-    and a loss: the mean of the neighbours that share a point, and of the last ``SMOOTH``. ``validation``: such pairs.
+    and a loss: the mean of the neighbors in a point, and of the last ``SMOOTH``. ``validation``: such pairs.
     """
-    share = 1
-    while share * _POINTS < len(losses):
-        share *= 2  # points stay where they are while the run goes on, until two become one
-    ends = [min(first + share, len(losses)) for first in range(0, len(losses), share)]
+    width = 1
+    while width * _POINTS < len(losses):
+        width *= 2  # points stay where they are while the run goes on, until two become one
+    ends = [min(first + width, len(losses)) for first in range(0, len(losses), width)]
     return {
         "steps": steps,
         "smooth": SMOOTH,
-        "each": _points((end / per_step, _mean(losses, end, share)) for end in ends),
-        "mean": _points((end / per_step, _mean(losses, end, max(share, SMOOTH))) for end in ends),
+        "each": _points((end / per_step, _mean(losses, end, width)) for end in ends),
+        "mean": _points((end / per_step, _mean(losses, end, max(width, SMOOTH))) for end in ends),
         "validation": _points(validation),
     }
 

@@ -1,25 +1,39 @@
-"""Optimise a text embedding through a MODEL, with gradients."""
+"""Replace the text embedding that a MODEL is given, while gradients run through it."""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from typing import TypeVar
 
 import torch
+from comfy.patcher_extension import WrappersMP
 
-from . import train
-from .text_embeddings import with_embedding
+from . import trainer
+
+
+def with_embedding(patcher, current: Callable[[], torch.Tensor]):
+    """A clone of a MODEL that reads ``current()`` (1, tokens, D) instead of the text embedding it is handed."""
+    clone = patcher.clone()
+
+    def call(executor, x, t, c_concat=None, c_crossattn=None, *args, **kwargs):
+        embedding = current().to(x.device).expand(len(x), -1, -1)
+        return executor(x, t, c_concat, embedding, *args, **kwargs)
+
+    clone.add_wrapper_with_key(WrappersMP.APPLY_MODEL, f"glassbox_embedding_{uuid.uuid4().hex}", call)
+    return clone
+
 
 Result = TypeVar("Result")
 
 
-class Inside:
-    """What the work is given: predictions with gradients for an embedding (1, tokens, D), all float32.
+class EmbeddingSession:
+    """Noise predictions with gradients to a text embedding (1, tokens, D), all float32.
 
-    ``latents``: the pictures as the model sees them, each (1, C, H, W).
+    ``latents``: the images as the model sees them, each (1, C, H, W).
     """
 
-    def __init__(self, session: train.Session, holder: dict):
+    def __init__(self, session: trainer.Session, holder: dict):
         self._session, self._holder = session, holder
         self.latents = session.latents
         self.steps, self.device = session.sampling.num_timesteps, session.device
@@ -46,11 +60,18 @@ class Inside:
         return self._session.sampling.sigma(timestep.float())
 
 
-def run(patcher, latent: torch.Tensor, conditioning: list, work: Callable[[Inside], Result], seed: int = 0) -> Result:
-    """Run ``work(inside)`` with gradients to the embedding; the MODEL stays as it was, and its masks act."""
+def run(
+    patcher, latent: torch.Tensor, conditioning: list, work: Callable[[EmbeddingSession], Result], seed: int = 0
+) -> Result:
+    """Run ``work(session)`` with gradients to the embedding; the MODEL stays as it was, and its masks act."""
     holder = {"embedding": None}
     watched = with_embedding(patcher, lambda: holder["embedding"])
-    return train.run(
-        watched, {}, [latent], [conditioning], lambda session: work(Inside(session, holder)), dtype=torch.float32,
+    return trainer.run(
+        watched,
+        {},
+        [latent],
+        [conditioning],
+        lambda session: work(EmbeddingSession(session, holder)),
+        dtype=torch.float32,
         seed=seed,
-    )  # fmt: skip
+    )

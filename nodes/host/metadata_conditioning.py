@@ -1,7 +1,7 @@
-"""The size metadata of ComfyUI's models: which fields each takes, what a conditioning tells, and how it is encoded.
+"""The size metadata of ComfyUI's models: which fields each takes, what a conditioning sets, and how it is encoded.
 
 ComfyUI encodes metadata once before sampling (``extra_conds``). ``annotate`` lets a MODEL remember beside the encoded
-tensor what was told, so that it can be encoded anew at every step.
+tensor the values behind it, so that they can be encoded again at every step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import comfy.model_base
 import node_helpers
 import torch
 
-_PIXELS = 8  # of the size that ComfyUI tells a model when a conditioning names none
+_PIXELS = 8  # per latent cell, for the size that ComfyUI passes when a conditioning sets none
 _SIZE, _CROP, _TARGET = ("height", "width"), ("crop_h", "crop_w"), ("target_height", "target_width")
 
 
@@ -22,7 +22,7 @@ _SIZE, _CROP, _TARGET = ("height", "width"), ("crop_h", "crop_w"), ("target_heig
 class Layout:
     """Where a model takes metadata: the name of the encoded tensor, its fields in order, and how it is encoded.
 
-    ``encode(model, stock, values, changed)`` returns the tensor ``stock`` (rows, width) with the changed fields anew.
+    ``encode(model, stock, values, changed)`` returns the tensor ``stock`` (rows, width) with changed fields re-encoded.
     """
 
     model: str
@@ -32,27 +32,29 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Told:
-    """What one conditioning tells: its values, the picture's (width, height) in pixels, and its role.
+class SizeMetadata:
+    """The size metadata of one conditioning: values by field, the image's (width, height) in pixels, and its role.
 
-    ``unsaid``: the target sides that it leaves to ComfyUI, which tells the original size for them.
+    ``implicit``: the target sides that it leaves to ComfyUI, which passes the original size for them. ``explicit``: the
+    fields that it sets itself.
     """
 
     values: Mapping[str, float]
     canvas: tuple[int, int]
     prompt: str
-    unsaid: frozenset[str] = frozenset()
+    implicit: frozenset[str] = frozenset()
+    explicit: frozenset[str] = frozenset()
 
 
-class ToldCond(comfy.conds.CONDRegular):
-    """An encoded tensor that knows what it tells."""
+class CondWithMetadata(comfy.conds.CONDRegular):
+    """An encoded tensor with the size metadata that it encodes."""
 
-    def __init__(self, cond: torch.Tensor, told: Told):
+    def __init__(self, cond: torch.Tensor, size_metadata: SizeMetadata):
         super().__init__(cond)
-        self.told = told
+        self.size_metadata = size_metadata
 
-    def _copy_with(self, cond: torch.Tensor) -> ToldCond:
-        return ToldCond(cond, self.told)
+    def _copy_with(self, cond: torch.Tensor) -> CondWithMetadata:
+        return CondWithMetadata(cond, self.size_metadata)
 
 
 def layout_of(patcher) -> Layout:
@@ -67,13 +69,13 @@ def layout_of(patcher) -> Layout:
             if layout is not None:
                 return layout
     raise ValueError(
-        f"{type(model).__name__} takes no size metadata: use SDXL, its refiner, PixArt-alpha, "
-        "HunyuanDiT up to 1.1, or the demo model."
+        f"{type(model).__name__} takes no size metadata: use SDXL, its refiner, PixArt-alpha, HunyuanDiT up to 1.1, "
+        "or the demo model."
     )
 
 
 def annotate(patcher) -> None:
-    """Let the model of this (cloned) MODEL remember what each of its conditionings tells."""
+    """Let the model of this (cloned) MODEL keep the size metadata of each of its conditionings."""
     inner, layout = patcher.get_model_object("extra_conds"), layout_of(patcher)
     if getattr(inner, "remembers_metadata", False):
         return
@@ -81,32 +83,39 @@ def annotate(patcher) -> None:
     def extra_conds(**kwargs):
         out = inner(**kwargs)
         if layout.key in out:
-            out[layout.key] = ToldCond(out[layout.key].cond, told(layout, kwargs, kwargs["noise"].shape))
+            metadata = read_metadata(layout, kwargs, kwargs["noise"].shape)
+            out[layout.key] = CondWithMetadata(out[layout.key].cond, metadata)
         return out
 
     extra_conds.remembers_metadata = True
     patcher.add_object_patch("extra_conds", extra_conds)
 
 
-def told(layout: Layout, conditioning: Mapping, shape: torch.Size) -> Told:
-    """What the entries of a conditioning tell a model for a latent of that shape; ComfyUI's defaults where silent."""
+def read_metadata(layout: Layout, conditioning: Mapping, shape: torch.Size) -> SizeMetadata:
+    """The size metadata that a conditioning gives a model for a latent of that shape, ComfyUI's defaults included."""
     canvas = (shape[-1] * _PIXELS, shape[-2] * _PIXELS)
     width, height = conditioning.get("width", canvas[0]), conditioning.get("height", canvas[1])
-    defaults = {"width": width, "height": height, "target_width": width, "target_height": height,
-                **dict.fromkeys((*_CROP, "mirror"), 0)}  # fmt: skip
+    defaults = {
+        "width": width,
+        "height": height,
+        "target_width": width,
+        "target_height": height,
+        **dict.fromkeys((*_CROP, "mirror"), 0),
+    }
     values = {name: float(conditioning.get(name, defaults[name])) for name in layout.fields if name in defaults}
-    unsaid = frozenset(name for name in _TARGET if name in values and name not in conditioning)
-    return Told(values, canvas, conditioning.get("prompt_type", "positive"), unsaid)
+    implicit = frozenset(name for name in _TARGET if name in values and name not in conditioning)
+    explicit = frozenset(name for name in values if name in conditioning)
+    return SizeMetadata(values, canvas, conditioning.get("prompt_type", "positive"), implicit, explicit)
 
 
-def said(layout: Layout, conditioning: list) -> dict[str, float]:
-    """The fields that the first entry of a CONDITIONING says itself, whoever wrote them."""
+def explicit_fields(layout: Layout, conditioning: list) -> dict[str, float]:
+    """The fields that the first entry of a CONDITIONING sets itself, from any node."""
     entry = conditioning[0][1] if conditioning else {}
     return {name: float(entry[name]) for name in layout.fields if name in entry}
 
 
-def tell(conditioning: list, values: Mapping[str, float], forget: tuple[str, ...] = (), **more) -> list:
-    """A CONDITIONING that tells ``values`` (and ``more``), and no longer the fields to forget."""
+def write_metadata(conditioning: list, values: Mapping[str, float], forget: tuple[str, ...] = (), **more) -> list:
+    """A CONDITIONING with ``values`` (and ``more``) set and the fields of ``forget`` removed."""
     kept = [[entry[0], {key: value for key, value in entry[1].items() if key not in forget}] for entry in conditioning]
     return node_helpers.conditioning_set_values(kept, {**values, **more})
 

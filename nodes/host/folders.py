@@ -1,0 +1,201 @@
+"""Files and folders of ComfyUI that a person can name: models/w2w, models/loras, input, output, and the pack's assets.
+
+One rule for all names (``_inside``): they stay inside of their folder, as ComfyUI's own Save nodes have it. A link that
+somebody has put into such a folder is part of it, for saving and for loading alike.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import folder_paths
+
+from .schema import shown
+
+ASSETS = Path(__file__).resolve().parents[2] / "assets"
+SPACES = "w2w"
+_LONGEST_NAME = 255  # bytes of a file or folder name, for every common file system
+_NAME = re.compile(r"[\w][\w .()+-]*")
+
+folder_paths.add_model_folder_path(SPACES, os.path.join(folder_paths.models_dir, SPACES))
+folder_paths.folder_names_and_paths[SPACES][1].add(".safetensors")
+
+
+def space_names() -> list[str]:
+    """The weight spaces to choose from: those of models/w2w, then those that come with the pack."""
+    own = [name for name in folder_paths.get_filename_list(SPACES) if ".building" not in name]
+    return own + [path.name for path in sorted(ASSETS.glob("*.safetensors")) if path.name not in own]
+
+
+def space_path(name: str) -> Path:
+    """The file of a weight space; raises ValueError when it is neither in models/w2w nor with the pack."""
+    found = folder_paths.get_full_path(SPACES, name)
+    if found:
+        return Path(found)
+    if name in {path.name for path in ASSETS.glob("*.safetensors")}:
+        return ASSETS / name
+    raise ValueError(f"There is no weight space {shown(name)} in models/w2w: build or save one, or choose another.")
+
+
+def new_space(name: str) -> Path:
+    """Where a weight space of this name goes in models/w2w; raises ValueError for a name that is no plain file name."""
+    name = name.strip().removesuffix(".safetensors")
+    if not _NAME.fullmatch(name) or len(name.encode()) > _LONGEST_NAME - 55:  # what is written beside it has endings
+        raise ValueError(f"{shown(name)} is no name for a file: use up to 200 letters, digits, spaces, '-' and '_'.")
+    return Path(folder_paths.get_folder_paths(SPACES)[0]) / f"{name}.safetensors"
+
+
+def lora_names() -> list[str]:
+    """ComfyUI's LoRA files."""
+    return folder_paths.get_filename_list("loras")
+
+
+def lora_path(name: str) -> Path:
+    """The file of a LoRA in ComfyUI's folders; raises ValueError when it is not there."""
+    found = folder_paths.get_full_path("loras", name)
+    if not found:
+        raise ValueError(f"There is no LoRA {shown(name)} in models/loras: choose one of the list.")
+    return Path(found)
+
+
+def lora_folder(name: str) -> Path:
+    """A folder inside ComfyUI's LoRA folders ("" is the first of them itself), or inside its output or input folder.
+
+    Raises ValueError when it leads elsewhere or is not there.
+    """
+    return _folder(
+        name,
+        [
+            *folder_paths.get_folder_paths("loras"),
+            folder_paths.get_output_directory(),
+            folder_paths.get_input_directory(),
+        ],
+        "models/loras, output or input",
+    )
+
+
+def spaces_folder(name: str) -> Path:
+    """A folder inside models/w2w or ComfyUI's input folder; errors as ``lora_folder``."""
+    roots = [*folder_paths.get_folder_paths(SPACES), folder_paths.get_input_directory()]
+    return _folder(name, roots, "models/w2w or input")
+
+
+def input_file(name: str) -> Path:
+    """A file of ComfyUI's input folder; raises ValueError when it leads elsewhere or is not there."""
+    path = _inside(folder_paths.get_input_directory(), name)
+    if path is None or not path.is_file():
+        raise ValueError(f"There is no file {shown(name)} in ComfyUI's input folder: put it there, or paste its text.")
+    return path
+
+
+def file_stamp(path: Path) -> str:
+    """A value that changes with a file: its size and time; "absent" when it is not there."""
+    try:
+        about = path.stat()
+    except OSError:
+        return "absent"
+    return f"{about.st_size} {about.st_mtime_ns}"
+
+
+def lora_stamp(name: str | None) -> str:
+    """``file_stamp`` of a LoRA of ComfyUI's list; "" for a name that is not known yet."""
+    found = folder_paths.get_full_path("loras", name) if name else None
+    return file_stamp(Path(found)) if found else ""
+
+
+def _inside(root: str, name: str) -> Path | None:
+    """The path of a name below a folder, there or not; None when it leads out of it or can be no file's."""
+    name, top = name.strip().strip('"'), Path(os.path.abspath(root))
+    if "\0" in name:
+        return None
+    path = Path(os.path.abspath(top / name))
+    too_long = any(len(part.encode("utf-8", "replace")) > _LONGEST_NAME for part in path.parts)
+    return path if path.is_relative_to(top) and not too_long else None
+
+
+def _folder(name: str, roots: list[str], where: str) -> Path:
+    for root in roots:
+        path = _inside(root, name)
+        if path is not None and path.is_dir():
+            return path
+    raise ValueError(f"There is no folder {shown(name)} in {where}: give the path of one inside them.")
+
+
+def resolve_input_file(name: str, what: str) -> Path:
+    """A file or folder of the input or the output folder by its relative path; ``what`` names it in messages.
+
+    Raises ValueError when the name leads elsewhere or nothing is there.
+    """
+    for root in (folder_paths.get_input_directory(), folder_paths.get_output_directory()):
+        path = _inside(root, name) if name.strip() else None
+        if path is not None and path.exists():
+            return path
+    raise ValueError(
+        f"There is no {what} {shown(name.strip())} in ComfyUI's input or output folder: put it there, and give its "
+        "path from that folder on."
+    )
+
+
+def input_stamp(name: str | None, what: str) -> str:
+    """Changes with what ``resolve_input_file`` finds: a file, or the files of a folder.
+
+    "" where there is none, and for a linked name, which ComfyUI gives as None.
+    """
+    try:
+        path = resolve_input_file(name or "", what)
+    except ValueError:
+        return ""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return "\n".join(f"{file.name} {file_stamp(file)}" for file in files)
+
+
+def resolve_optional_file(name: str, what: str) -> Path | None:
+    """As ``resolve_input_file``; None for an empty name."""
+    return resolve_input_file(name, what) if name.strip() else None
+
+
+def next_file(prefix: str, suffix: str) -> Path:
+    """Where the next file of a prefix goes, such as output/glassbox/name_00001_.safetensors; makes the folder.
+
+    The prefix may hold folders and ComfyUI's %date% marks; raises ValueError when it leads out of the folder.
+    """
+    root = folder_paths.get_output_directory()
+    if _inside(root, prefix) is None:
+        raise ValueError(f"{shown(prefix)} is no prefix in ComfyUI's output folder: give one such as glassbox/name.")
+    folder, name, counter, _, _ = folder_paths.get_save_image_path(prefix, root)
+    return Path(folder) / f"{name}_{counter:05}_{suffix}"
+
+
+def named_file(name: str, suffix: str) -> Path:
+    """The file of that name in the output folder, there or not; raises ValueError when the name leads elsewhere."""
+    path = _inside(folder_paths.get_output_directory(), f"{name.strip()}{suffix}")
+    if path is None or path.name == suffix:
+        raise ValueError(
+            f"{shown(name)} names no file in ComfyUI's output folder: give a name such as glassbox/training."
+        )
+    return path
+
+
+def relative(path: Path) -> str:
+    """A path as people write it: from the output folder on, with forward slashes."""
+    return Path(os.path.abspath(path)).relative_to(os.path.abspath(folder_paths.get_output_directory())).as_posix()
+
+
+def existing_file(name: str) -> Path:
+    """A file of the output folder by its relative path; raises ValueError when it leads elsewhere or is not there."""
+    path = _inside(folder_paths.get_output_directory(), name)
+    if path is None:
+        raise ValueError(f"{shown(name)} leads out of ComfyUI's output folder: give a path inside it.")
+    if not path.is_file():
+        raise ValueError(f"There is no file {shown(name)} in ComfyUI's output folder: give the path that Save gives.")
+    return path
+
+
+def output_stamp(name: str | None) -> str:
+    """``file_stamp`` of a file of the output folder; "" for a linked path, which is watched through its own node."""
+    try:
+        return "" if name is None else file_stamp(existing_file(name))
+    except ValueError:
+        return "absent"

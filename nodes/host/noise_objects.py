@@ -1,0 +1,111 @@
+"""ComfyUI's NOISE: an object with a `seed` and a `generate_noise(latent)` that samplers call once before they begin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import contextmanager
+
+import comfy.model_sampling
+import comfy.sample
+import torch
+
+from .latent_shapes import LatentView, extended, join, split, view
+
+pass
+
+# (the LATENT, the parts of its noise, numbers of noise samples -> their parts, seed) -> object with noise and moved
+Pair = Callable[[LatentView, list[torch.Tensor], Callable, int], object]
+
+
+class SeededNoise:
+    """The noise that KSampler draws from a seed for a LATENT with a `batch_index`; global generators stay untouched.
+
+    With a `batch_index` KSampler draws image by image. Without one it draws the batch at once, which gives other
+    numbers where an image's count of them is no multiple of 16; this class always draws image by image.
+    """
+
+    def __init__(self, seed: int):
+        self.seed = seed
+
+    def generate_noise(self, latent: dict):
+        """The noise for a LATENT, in its dtype, on the CPU."""
+        samples = latent["samples"]
+        numbers = latent.get("batch_index") or range(len(split(samples)[0]))
+        with untouched():
+            return comfy.sample.prepare_noise(samples, self.seed, list(numbers))
+
+
+class TransformedNoise:
+    """The noise that Random Noise and KSampler draw from a seed, then changed by ``transform`` (noise to noise)."""
+
+    def __init__(self, seed: int, transform: Callable[[torch.Tensor], torch.Tensor]):
+        self.seed, self._transform = seed, transform
+
+    def drawn(self, latent: dict):
+        """The noise as stock nodes draw it, global generators included."""
+        return comfy.sample.prepare_noise(latent["samples"], self.seed, latent.get("batch_index"))
+
+    def generate_noise(self, latent: dict):
+        """The changed noise for a LATENT of one part; raises ValueError for several."""
+        if getattr(latent["samples"], "is_nested", False):
+            raise ValueError("Latents of several parts (video with sound) are not supported: use images or video.")
+        return self._transform(self.drawn(latent))
+
+    def look(self, latent: dict) -> tuple[torch.Tensor, torch.Tensor]:
+        """The noise as drawn and as changed, without a trace in the global generators."""
+        with untouched():
+            return self.drawn(latent), self.generate_noise(latent)
+
+
+def latent_for_stock_noise(patcher, latent: dict, drawn: torch.Tensor, changed: torch.Tensor) -> dict | None:
+    """A LATENT with which a stock KSampler of the same seed starts from the changed noise, at denoise 1.
+
+    KSampler adds its own noise at the first sigma to the latent: what is missing lies in the latent. None for models
+    whose first sigma leaves nothing of the latent (flow models).
+    """
+    sampling = patcher.get_model_object("model_sampling")
+    if isinstance(sampling, comfy.model_sampling.CONST):
+        return None
+    largest, zero = sampling.sigma_max, torch.zeros_like(drawn)
+    missing = sampling.noise_scaling(largest, changed - drawn, zero, True)
+    content = latent["samples"]
+    if torch.count_nonzero(content):
+        missing = missing + patcher.model.process_latent_in(content)
+    return {**latent, "samples": patcher.model.process_latent_out(missing)}
+
+
+class PairedNoise:
+    """NOISE drawn by another NOISE and then paired with the LATENT by `pair`, which gets the LATENT in MODEL scale.
+
+    The global generators are left as the other NOISE leaves them when it draws once.
+    """
+
+    def __init__(self, inner, pair: Pair, model=None):
+        self.inner, self.pair, self.model = inner, pair, model
+        self.seed = inner.seed
+
+    def generate_noise(self, latent: dict):
+        """The noise for a LATENT; the other's own, bit for bit, where pairing moves nothing."""
+        drawn = self.inner.generate_noise(latent)
+        pairing = self._paired(latent, drawn)
+        return join(pairing.noise, like=drawn) if pairing.moved else drawn
+
+    def look(self, latent: dict):
+        """What `pair` gives for a LATENT, without a trace in the global generators."""
+        with untouched():
+            return self._paired(latent, self.inner.generate_noise(latent))
+
+    def _paired(self, latent: dict, drawn):
+        return self.pair(view(latent, self.model), split(drawn), lambda numbers: self._draw(latent, numbers), self.seed)
+
+    def _draw(self, latent: dict, numbers: list[int]) -> list[torch.Tensor]:
+        with untouched():
+            return split(self.inner.generate_noise(extended(latent, numbers)))
+
+
+@contextmanager
+def untouched():
+    """Give the global generators back as they were, whatever is seeded or drawn inside."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=list(devices)):
+        yield

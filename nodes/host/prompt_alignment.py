@@ -1,0 +1,61 @@
+"""How well images match their prompt, measured by a judge or by CLIP.
+
+A text model that comes with a scorer of its own registers it in ``SCORERS``; else it is CLIP's: the cosine of the
+embeddings of image and prompt, which Finding NeMo (arXiv 2406.02366, section 4) calls alignment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+#: Class of a text model -> (text model, prompt, images) to Alignment.
+SCORERS: dict[type, Callable] = {}
+#: Class of a text model -> (text model, images (B, H, W, 3)) to embeddings (B, D) of what the images show.
+EMBEDDERS: dict[type, Callable] = {}
+
+
+class AbsentError(ValueError):
+    """Alignment cannot be measured; says why and what to connect."""
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """A number for each image, float32 (B,), higher for better alignment, and what it is."""
+
+    values: torch.Tensor
+    what: str
+
+
+def measure(prompt: str, images: torch.Tensor, clip=None, clip_vision=None) -> Alignment:
+    """Alignment of images (B, H, W, 3) of 0..1 with a prompt; raises AbsentError where nothing can measure it."""
+    if not prompt.strip():
+        raise AbsentError("there is no prompt: write the one that the images were generated from")
+    if clip is None:
+        raise AbsentError("there is no CLIP: connect the one of the model")
+    scorer = SCORERS.get(type(clip.cond_stage_model))
+    if scorer is not None:
+        return scorer(clip.cond_stage_model, prompt, images)
+    if clip_vision is None:
+        raise AbsentError("there is no CLIP_VISION: connect the one that was trained with this CLIP")
+    text, seen = _of_text(clip, prompt), clip_vision.encode_image(images)["image_embeds"].float().cpu()
+    if seen.shape[-1] != text.shape[-1]:
+        raise AbsentError(
+            f"the CLIP_VISION's embeddings have {seen.shape[-1]} channels and the CLIP's {text.shape[-1]}: connect "
+            "the CLIP_VISION that was trained with this CLIP (ViT-bigG for SDXL, ViT-H for SD2)"
+        )
+    return Alignment(torch.cosine_similarity(seen, text, dim=-1), "CLIP cosine")
+
+
+def _of_text(clip, prompt: str) -> torch.Tensor:
+    """The prompt's embedding (1, C) in the space of images; SD1.x checkpoints and Flux leave its projection out."""
+    tokens = clip.tokenize(prompt)
+    bare, projected = (clip.encode_from_tokens(tokens, return_pooled=how)[1] for how in ("unprojected", True))
+    if projected is None or torch.equal(bare, projected):
+        raise AbsentError(
+            "this CLIP has no projection to images (SD1.x checkpoints and Flux leave it out): load a whole CLIP "
+            "text model with Load CLIP and connect that"
+        )
+    return projected[:1].float().cpu()
