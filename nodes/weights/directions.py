@@ -1,4 +1,4 @@
-"""Directions of attributes, and steps along them (arXiv 2406.09413, section 3.3 and appendix F).
+"""Attribute directions of a space: fitting them and steps along them (arXiv 2406.09413, section 3.3 and appendix F).
 
 The paper's fit is least squares of the labels on the first coefficients, without an intercept. The paper's strength is
 the largest projection of a training member onto the unit direction: that is a strength of 1 here.
@@ -7,39 +7,64 @@ the largest projection of a training member onto the unit direction: that is a s
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
+from enum import StrEnum
 
 import numpy as np
 import torch
 
 from .space import Direction, Space
 
-LEAST_SQUARES, SVM, LOGISTIC = METHODS = ("least squares (paper)", "linear SVM", "logistic regression")
-JOINT, IN_TURN = DEBIASING = ("jointly", "one after another (official code)")
+
+class FitMethod(StrEnum):
+    """How the direction of an attribute is fitted to labels."""
+
+    LEAST_SQUARES = "least_squares"
+    SVM = "svm"
+    LOGISTIC_REGRESSION = "logistic_regression"
+
+
+class Debiasing(StrEnum):
+    """How a direction is made orthogonal to others: to all of them, or to one after another as in the official code."""
+
+    JOINT = "joint"
+    SEQUENTIAL = "sequential"
+
+
 _FOLDS = 5
 _PC = "PC "
 
 
-def fit(space: Space, labels: dict[str, torch.Tensor], components: int, method: str) -> dict[str, Direction]:
+def fit(
+    space: Space,
+    labels: dict[str, torch.Tensor],
+    components: int,
+    method: str,
+    check_stop: Callable[[], None] = lambda: None,
+) -> dict[str, Direction]:
     """A direction for every attribute: ``labels`` float (n,) each, NaN where unknown; further coefficients are 0.
 
-    Raises ValueError for an attribute that has one value only.
+    ``check_stop`` is called before each fit and may raise. Raises ValueError for an attribute with a single value.
     """
     components = min(components, space.known)
     directions = {}
     for name, values in labels.items():
         known = torch.isfinite(values)
         numbers = space.coefficients[known, :components].double().numpy()
-        wanted = values[known].double().numpy()
-        if len(np.unique(wanted)) < 2:
+        target = values[known].double().numpy()
+        if len(np.unique(target)) < 2:
             raise ValueError(f"'{name}' has one value for all members: a direction needs members with and without it.")
-        vector = torch.from_numpy(_normal(numbers, wanted, method)).float()
+        check_stop()
+        vector = torch.from_numpy(_fit_normal(numbers, target, method)).float()
         vector = torch.nn.functional.pad(vector, (0, space.components - components))
-        directions[name] = Direction(vector, reach(space, vector), _how_well(numbers, wanted, method, components))
+        summary = f"{method}, {len(target)} members, {components} components; "
+        about = summary + _cross_validate(numbers, target, method, check_stop)
+        directions[name] = Direction(vector, max_projection(space, vector), about)
     return directions
 
 
-def varying(labels: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """The attributes that have more than one value, and a remark on each that has not.
+def drop_constant_labels(labels: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """The attributes with more than one value, and a remark on each of the others.
 
     Raises ValueError when none is left.
     """
@@ -49,28 +74,47 @@ def varying(labels: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], l
     return kept, [f"No direction for {name}: it has one value for all members." for name in labels if name not in kept]
 
 
-def reach(space: Space, vector: torch.Tensor) -> float:
+def max_projection(space: Space, vector: torch.Tensor) -> float:
     """The largest projection of a training member onto the unit direction."""
     return float((space.coefficients @ (vector / vector.norm().clamp_min(1e-30))[: space.known]).max())
 
 
-def along(space: Space, name: str, keep: list[str], raw: bool, debiasing: str = JOINT) -> torch.Tensor:
+def slider_ranges(space: Space) -> dict:
+    """What a slider for each direction needs, as plain data for the canvas.
+
+    The space's ``name``, its ``directions``, the ``labels`` that directions can be fitted to, and the number of
+    ``components``, PC 1 to PC n. ``low`` and ``high`` of a direction are the members' extreme projections in units of
+    the largest one, which is a strength of 1; ``raw`` is that strength in units of the fitted vector.
+    """
+    ranges = []
+    for name, direction in space.directions.items():
+        norm, largest = float(direction.vector.norm()), direction.max_projection
+        low, raw = -1.0, 1.0
+        if norm and largest:
+            projections = space.coefficients @ (direction.vector / norm)[: space.known] / largest
+            low, raw = float(projections.min().clamp(max=0.0)), largest / norm
+        ranges.append({"name": name, "low": low, "high": 1.0, "raw": raw})
+    return {"name": space.name, "directions": ranges, "labels": list(space.labels), "components": space.known}
+
+
+def direction_step(
+    space: Space, name: str, preserved: list[str], raw: bool, debiasing: str = Debiasing.JOINT
+) -> torch.Tensor:
     """The change of coefficients (k,) for a strength of 1 along a direction.
 
     A name such as "PC 3" is a component, and the strength counts its standard deviations over the members. Else a
     strength of 1 is the largest projection of a training member, or with ``raw`` the vector as it was fitted or
-    released. ``keep`` names directions that the change is made orthogonal to, itself excepted.
+    released. ``preserved`` names directions that the change is made orthogonal to, itself excepted.
     """
     axis = _component(space, name)
-    vector = find(space, name).vector if axis is None else axis
-    others = [find(space, other).vector for other in keep if other != name]
-    whole, vector = vector, debiased(vector, others, debiasing)
+    fitted = get_direction(space, name).vector if axis is None else axis
+    vector = debias(fitted, [get_direction(space, other).vector for other in preserved if other != name], debiasing)
     if raw or axis is not None:
         return vector
     norm = vector.norm()
-    if norm < 1e-6 * whole.norm():
-        raise ValueError(f"Nothing is left of '{name}' without {', '.join(keep)}: keep fewer attributes.")
-    return vector / norm * reach(space, vector)
+    if norm < 1e-6 * fitted.norm():
+        raise ValueError(f"Nothing is left of '{name}' without {', '.join(preserved)}: preserve fewer attributes.")
+    return vector / norm * max_projection(space, vector)
 
 
 def _component(space: Space, name: str) -> torch.Tensor | None:
@@ -85,15 +129,15 @@ def _component(space: Space, name: str) -> torch.Tensor | None:
     return step
 
 
-def debiased(vector: torch.Tensor, others: list[torch.Tensor], how: str = JOINT) -> torch.Tensor:
+def debias(vector: torch.Tensor, others: list[torch.Tensor], method: str = Debiasing.JOINT) -> torch.Tensor:
     """A direction without what it has in common with others.
 
-    Jointly: orthogonal to all of them. In turn: n <- n - (n.d / |d|^2) d for one after another, as the official code
+    Joint: orthogonal to all of them. Sequential: n <- n - (n.d / |d|^2) d for one after another, as the official code
     does, which leaves only the last exactly orthogonal.
     """
     if not others:
         return vector
-    if how == IN_TURN:
+    if method == Debiasing.SEQUENTIAL:
         for other in others:
             vector = vector - (vector @ other) / (other @ other) * other
         return vector
@@ -102,73 +146,72 @@ def debiased(vector: torch.Tensor, others: list[torch.Tensor], how: str = JOINT)
     return (exact - basis @ (basis.T @ exact)).float()
 
 
-def find(space: Space, name: str) -> Direction:
+def get_direction(space: Space, name: str) -> Direction:
     """A direction by name; raises ValueError with the nearest names when there is none."""
     if name in space.directions:
         return space.directions[name]
     if not space.directions:
-        raise ValueError(f"The space {space.name} has no directions yet: put W2W Fit Directions after its loader, "
-                         "or name a component, such as PC 1.")  # fmt: skip
+        raise ValueError(
+            f"The space {space.name} has no directions yet: put W2W Fit Directions after its loader, or name a "
+            "component, such as PC 1."
+        )
     near = difflib.get_close_matches(name, space.directions, n=5, cutoff=0.0)
-    raise ValueError(f"The space {space.name} has no direction '{name}': there is {', '.join(near)}.")
+    raise ValueError(f"The space {space.name} has no direction '{name}'; the nearest names are {', '.join(near)}.")
 
 
 def describe(directions: dict[str, Direction]) -> str:
-    """A line for each direction: its reach, its norm and how well it was fitted; then the pairs most alike."""
+    """A line for each direction: its largest projection, norm and quality of fit; then the most similar pairs."""
     lines = [
-        f"{name}: reach {one.reach:.2f}, norm {float(one.vector.norm()):.3g}; {one.about}"
+        f"{name}: largest projection {one.max_projection:.2f}, norm {float(one.vector.norm()):.3g}; {one.about}"
         for name, one in directions.items()
     ]
-    units = torch.stack([one.vector / one.vector.norm() for one in directions.values()])
-    cosines = (units @ units.T).triu(diagonal=1)
-    names = list(directions)
-    pairs = sorted(((abs(float(cosines[i, j])), i, j) for i in range(len(names)) for j in range(i)), reverse=True)
-    pairs = sorted(((float(cosines[j, i]), j, i) for _, i, j in pairs), key=lambda one: -abs(one[0]))[:5]
-    alike = [f"{names[i]} and {names[j]}: cosine {value:+.2f}" for value, i, j in pairs]
-    return "\n".join([*lines, *(["Most alike:", *alike] if alike else [])])
+    names, vectors = list(directions), torch.stack([one.vector for one in directions.values()])
+    cosines = torch.nn.functional.normalize(vectors) @ torch.nn.functional.normalize(vectors).T
+    pairs = [(float(cosines[i, j]), names[i], names[j]) for j in range(len(names)) for i in range(j)]
+    pairs = sorted(pairs, key=lambda pair: -abs(pair[0]))[:5]
+    similar = [f"{first} and {second}: cosine {value:+.2f}" for value, first, second in pairs]
+    return "\n".join([*lines, *(["Most similar:", *similar] if similar else [])])
 
 
-def _normal(numbers: np.ndarray, wanted: np.ndarray, method: str) -> np.ndarray:
-    if method == LEAST_SQUARES:
-        return np.linalg.lstsq(numbers, wanted, rcond=None)[0]
-    model = _classifier(method)
-    model.fit(numbers, _classes(wanted))
-    return model.coef_[0]
+def _fit_normal(numbers: np.ndarray, target: np.ndarray, method: str) -> np.ndarray:
+    if method == FitMethod.LEAST_SQUARES:
+        return np.linalg.lstsq(numbers, target, rcond=None)[0]
+    return _classifier(method).fit(numbers, _binarize(target)).coef_[0]
 
 
-def _how_well(numbers: np.ndarray, wanted: np.ndarray, method: str, components: int) -> str:
-    """Accuracy over folds on members that were not fitted, beside that of always saying the more frequent value."""
-    told = f"{method}, {len(wanted)} members, {components} components"
-    classes = _classes(wanted)
-    rarest = min(int(classes.sum()), int(len(classes) - classes.sum()))
-    folds = min(_FOLDS, rarest)
+def _cross_validate(numbers: np.ndarray, target: np.ndarray, method: str, check_stop: Callable[[], None]) -> str:
+    """Accuracy over folds on held-out members, beside that of always predicting the more frequent value."""
+    classes = _binarize(target)
+    folds = min(_FOLDS, int(classes.sum()), int((~classes).sum()))
     if folds < 2:
-        return f"{told}; too few members with and without it for cross-validation"
-    from sklearn.model_selection import StratifiedKFold
+        return "too few members with and without it for cross-validation"
+    fold_of, generator = np.empty(len(classes), int), np.random.default_rng(0)
+    for rows in (np.flatnonzero(classes), np.flatnonzero(~classes)):  # each fold has its part of both classes
+        fold_of[generator.permutation(rows)] = np.arange(len(rows)) % folds
+    hits = np.empty(len(classes), bool)
+    for fold in range(folds):
+        check_stop()
+        test = fold_of == fold
+        hits[test] = _predict(numbers[~test], target[~test], numbers[test], method) == classes[test]
+    majority = max(classes.mean(), 1 - classes.mean())
+    return f"cross-validated accuracy {hits.mean():.3f} (always the more frequent value: {majority:.3f})"
 
-    hits = []
-    for train, test in StratifiedKFold(folds, shuffle=True, random_state=0).split(numbers, classes):
-        hits.append(_predict(numbers[train], wanted[train], numbers[test], method) == classes[test])
-    hits = np.concatenate(hits)
-    baseline = max(classes.mean(), 1 - classes.mean())
-    return f"{told}; cross-validated accuracy {hits.mean():.3f} (always the more frequent value: {baseline:.3f})"
 
-
-def _predict(numbers: np.ndarray, wanted: np.ndarray, new: np.ndarray, method: str) -> np.ndarray:
-    """Classes of new members. Least squares has no threshold of its own: it gets the one best on what it was fitted."""
-    if method != LEAST_SQUARES:
-        return _classifier(method).fit(numbers, _classes(wanted)).predict(new)
-    normal = _normal(numbers, wanted, method)
-    fitted, classes = numbers @ normal, _classes(wanted)
+def _predict(numbers: np.ndarray, target: np.ndarray, new: np.ndarray, method: str) -> np.ndarray:
+    """Classes of new members. Least squares has no threshold of its own: it gets the best one on the fitted members."""
+    if method != FitMethod.LEAST_SQUARES:
+        return _classifier(method).fit(numbers, _binarize(target)).predict(new)
+    normal = _fit_normal(numbers, target, method)
+    fitted, classes = numbers @ normal, _binarize(target)
     order = np.sort(fitted)
     cuts = np.concatenate([[-np.inf], (order[1:] + order[:-1]) / 2, [np.inf]])
-    right = [((fitted > cut) == classes).mean() for cut in cuts]
-    return new @ normal > cuts[int(np.argmax(right))]
+    correct = [((fitted > cut) == classes).mean() for cut in cuts]
+    return new @ normal > cuts[int(np.argmax(correct))]
 
 
-def _classes(wanted: np.ndarray) -> np.ndarray:
+def _binarize(target: np.ndarray) -> np.ndarray:
     """With or without the attribute: above the middle of the values' range."""
-    return wanted > (wanted.min() + wanted.max()) / 2
+    return target > (target.min() + target.max()) / 2
 
 
 def _classifier(method: str):
@@ -176,7 +219,9 @@ def _classifier(method: str):
         from sklearn.linear_model import LogisticRegression
         from sklearn.svm import LinearSVC
     except ImportError as error:
-        raise RuntimeError("This fit needs scikit-learn: pip install scikit-learn") from error
-    if method == SVM:
+        raise RuntimeError(
+            f"The method {method} needs scikit-learn: pip install scikit-learn, or take the method least_squares."
+        ) from error
+    if method == FitMethod.SVM:
         return LinearSVC(C=0.01, max_iter=20_000, random_state=0)
     return LogisticRegression(C=0.01, max_iter=2_000)

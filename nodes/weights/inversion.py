@@ -1,4 +1,4 @@
-"""A picture as a point of a space (arXiv 2406.09413, section 3.4 and appendix C): only coefficients are trained.
+"""Inversion: the point of a space for an image (arXiv 2406.09413, section 3.4, appendix C): trained coefficients alone.
 
 The recipe is the paper's: coefficients from zero (the mean), Adam at 0.1 with a coupled decay of 1e-10, one timestep of
 all a step, the squared error of the predicted noise inside the mask. Unlike the official code coefficients and
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ...kernels import flat_weights
+from ..common.loss_curve import SMOOTH, running_mean
 from .space import Space
 
 _ROWS = 64
@@ -21,8 +22,8 @@ _STRIDE = 1_000_003
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How to train. ``components``: how many first coefficients, the others stay as they are."""
+class InversionSettings:
+    """How to train. ``components``: how many of the first coefficients; the others stay fixed."""
 
     steps: int = 400
     learning_rate: float = 0.1
@@ -31,12 +32,12 @@ class Recipe:
     seed: int = 0
 
 
-class Model:
-    """The weights of a point whose coefficients are being trained; ``refresh`` after each of their steps."""
+class TrainablePoint:
+    """The weights of a point whose coefficients are trained; call ``refresh`` after each optimizer step."""
 
     def __init__(self, space: Space, start: torch.Tensor, components: int, device: torch.device | str = "cpu"):
-        self.space = on_device(space, device)
-        start = space.padded(start).to(device)
+        self.space = space_to(space, device)
+        start = space.pad(start).to(device)
         count = min(components, space.components)
         self.coefficients = torch.nn.Parameter(start[:count].clone())
         self._rest = start[count:]
@@ -47,17 +48,17 @@ class Model:
         """Rebuild the factors from the coefficients, so that gradients reach these."""
         self.flat = _Rebuild.apply(self.coefficients, self._rest, self.space)
 
-    def whole(self) -> torch.Tensor:
+    def all_coefficients(self) -> torch.Tensor:
         """All coefficients (k,) on the CPU."""
         return torch.cat([self.coefficients.detach(), self._rest]).cpu()
 
-    def function(self, layers: Sequence[tuple[str, tuple[int, int, int] | None]]) -> Callable:
-        """What makes a changed weight from a weight: each layer's change, on a part (dimension, first, count) of it."""
+    def weight_function(self, layers: Sequence[tuple[str, tuple[int, int, int] | None]]) -> Callable:
+        """A function from a weight to the changed weight: each layer's change, on a part (dimension, first, count)."""
         slots = {slot.layer: slot for slot in self.space.layout.slots}
 
         def changed(weight: torch.Tensor) -> torch.Tensor:
             for layer, part in layers:
-                factors = self.space.layout.at(slots[layer], self.flat)
+                factors = self.space.layout.factors_at(slots[layer], self.flat)
                 up, down = (side.to(weight.device) for side in factors.matrices())
                 if part is None:
                     weight = weight + (up @ down).view(weight.shape).to(weight.dtype)
@@ -74,29 +75,31 @@ class Model:
 
 @dataclass
 class Inversion:
-    """A run: ``losses`` of the steps done, and all that going on needs."""
+    """A training run: ``losses`` of the steps done, and the state to resume from."""
 
-    model: Model
-    recipe: Recipe
+    model: TrainablePoint
+    settings: InversionSettings
     losses: list[float] = field(default_factory=list)
     stopped: bool = False
 
     def __post_init__(self):
-        recipe = self.recipe
-        self.optimizer = torch.optim.Adam([self.model.coefficients], lr=recipe.learning_rate,
-                                          weight_decay=recipe.weight_decay)  # fmt: skip
+        settings = self.settings
+        self.optimizer = torch.optim.Adam(
+            [self.model.coefficients], lr=settings.learning_rate, weight_decay=settings.weight_decay
+        )
 
     @property
     def done(self) -> int:
-        """Steps that were made."""
+        """Number of finished steps."""
         return len(self.losses)
 
-    def run(self, session, mask: torch.Tensor | None, tell: Callable[[int], None]) -> None:
-        """Train to the recipe's end; ``session`` evaluates the model (see `Session` of nodes/host/train.py).
+    def run(self, session, mask: torch.Tensor | None, on_step: Callable[[int], None]) -> None:
+        """Train for the number of steps of the settings.
 
-        ``mask`` as ``latent_mask`` makes it. Raises ValueError when the loss is no longer a number.
+        ``session`` evaluates the model (see `Session` of nodes/host/training/trainer.py), ``mask`` as ``latent_mask``
+        makes it. Raises ValueError when the loss is not finite.
         """
-        while self.done < self.recipe.steps:
+        while self.done < self.settings.steps:
             loss = self.loss(session, mask, self.done)
             self.optimizer.zero_grad()
             loss.backward()
@@ -104,23 +107,24 @@ class Inversion:
             self.model.refresh()
             value = loss.item()
             if not math.isfinite(value):
-                raise ValueError(f"The loss is no longer a number after {self.done} steps: take a lower learning rate, "
-                                 "or fp32.")  # fmt: skip
+                raise ValueError(
+                    f"The loss is not finite after {self.done} steps: take a lower learning rate, or fp32."
+                )
             self.losses.append(value)
-            tell(self.done)
+            on_step(self.done)
 
     def loss(self, session, mask: torch.Tensor | None, step: int) -> torch.Tensor:
-        """mean((m * predicted noise - m * noise)^2) of one picture at one noise level, drawn from the seed and step.
+        """mean((m * predicted noise - m * noise)^2) of one image at one noise level, sampled from the seed and step.
 
         Models that predict something else are measured in that: v (SD2.x at 768) or the velocity of a flow (Flux).
         """
-        generator = torch.Generator().manual_seed((self.recipe.seed * _STRIDE + step) % 2**63)
+        generator = torch.Generator().manual_seed((self.settings.seed * _STRIDE + step) % 2**63)
         number = int(torch.randint(len(session.latents), (1,), generator=generator))
         latent = session.latents[number]
-        share = float(torch.rand(1, generator=generator))
+        fraction = float(torch.rand(1, generator=generator))
         noise = torch.randn(latent.shape, generator=generator, dtype=torch.float32).to(latent.dtype)
         latent, noise = latent.to(session.device), noise.to(session.device)
-        sigmas = torch.tensor([noise_level(session, share)], device=session.device)
+        sigmas = torch.tensor([sigma_at(session, fraction)], device=session.device)
         answer = session.denoised(session.noised(latent, noise, sigmas), sigmas, [number])
         error = (session.clean(latent).float() - answer.float()) * prediction_scale(session.sampling, float(sigmas))
         if mask is not None:
@@ -128,16 +132,37 @@ class Inversion:
         return error.square().mean()
 
 
-def noise_level(session, share: float) -> float:
-    """The sigma of a timestep drawn from all with equal chance; flow models have times instead."""
+def draw_losses(figure, run: Inversion) -> None:
+    """Plot the loss of each step and its running mean over 25."""
+    axes = figure.add_subplot()
+    steps = range(1, run.done + 1)
+    axes.plot(steps, run.losses, color="tab:blue", alpha=0.3, linewidth=1, label="each step")
+    axes.plot(steps, running_mean(run.losses), color="tab:blue", label=f"mean of {SMOOTH}")
+    axes.set(xlabel="step", ylabel="loss", title="Inversion")
+    axes.grid(alpha=0.3)
+    axes.legend()
+
+
+def describe_inversion(run: Inversion, seconds: float) -> str:
+    """Number of coefficients, steps, time per step, and the loss at the start and at the end."""
+    first, last = run.losses[:SMOOTH], run.losses[-SMOOTH:]
+    return (
+        f"{len(run.model.coefficients):,} coefficients, {run.done} steps{' (stopped early)' if run.stopped else ''}, "
+        f"{seconds:.2f} s each. Loss {sum(first) / len(first):.4f} in the first {len(first)} steps, "
+        f"{sum(last) / len(last):.4f} in the last: single steps vary with their noise level."
+    )
+
+
+def sigma_at(session, fraction: float) -> float:
+    """The sigma at a fraction of all timesteps, each equally likely; flow models have times instead."""
     steps = getattr(session.sampling, "num_timesteps", None)
     if steps is None:
-        return session.sigma(share)
-    return float(session.sampling.sigma(torch.tensor(float(int(share * steps)))))
+        return session.sigma(fraction)
+    return float(session.sampling.sigma(torch.tensor(float(int(fraction * steps)))))
 
 
 def prediction_scale(sampling, sigma: float) -> float:
-    """From an error of the clean picture to that of what the network predicts: noise, velocity of a flow, or v."""
+    """Factor from an error of the clean latent to the error of the prediction: noise, velocity of a flow, or v."""
     predicts_v = any(kind.__name__ == "V_PREDICTION" for kind in type(sampling).__mro__)
     return (sigma**2 + 1) ** 0.5 / sigma if predicts_v else 1 / sigma
 
@@ -145,17 +170,22 @@ def prediction_scale(sampling, sigma: float) -> float:
 def latent_mask(mask: torch.Tensor, latent: torch.Tensor) -> torch.Tensor:
     """A MASK (B, H, W) at the size of a latent (..., h, w), 0 or 1: (B, 1, h, w)."""
     small = torch.nn.functional.interpolate(mask[:, None].float(), size=latent.shape[-2:], mode="area")
-    chosen = (small > 0.5).float()
-    if not chosen.any():
-        raise ValueError("The mask is empty at the size of the latent: paint a larger area.")
-    return chosen
+    binary = (small > 0.5).float()
+    if not binary.any():
+        raise ValueError("The mask is empty at the size of the latent: mask a larger area.")
+    return binary
 
 
-def on_device(space: Space, device: torch.device | str) -> Space:
+def space_to(space: Space, device: torch.device | str) -> Space:
     """A space whose basis, mean and deviation lie on a device."""
     scale = None if space.basis_scale is None else space.basis_scale.to(device)
-    return replace(space, basis=space.basis.to(device), basis_scale=scale, mean=space.mean.to(device),
-                   deviation=space.deviation.to(device))  # fmt: skip
+    return replace(
+        space,
+        basis=space.basis.to(device),
+        basis_scale=scale,
+        mean=space.mean.to(device),
+        deviation=space.deviation.to(device),
+    )
 
 
 class _Rebuild(torch.autograd.Function):
@@ -164,8 +194,8 @@ class _Rebuild(torch.autograd.Function):
     @staticmethod
     def forward(ctx, coefficients, rest, space: Space):
         ctx.space, ctx.count = space, len(coefficients)
-        whole = torch.cat([coefficients.detach(), rest])
-        return flat_weights(whole, space.basis, space.mean, space.deviation, space.basis_scale)
+        full = torch.cat([coefficients.detach(), rest])
+        return flat_weights(full, space.basis, space.mean, space.deviation, space.basis_scale)
 
     @staticmethod
     def backward(ctx, gradient):

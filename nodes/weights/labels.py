@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import torch
 
+from ..common.atomic_write import read_text
 from .space import Space
 
 EXAMPLE = "member,beard,glasses\nface_001,1,0\nface_002,0,1"
@@ -35,8 +36,20 @@ def parse(text: str, space: Space) -> dict[str, torch.Tensor]:
         for name, value in values.items():
             labels[name][row] = _number(value, member, name)
     if not found:
-        raise ValueError(f"No name in the table is a member's, such as '{space.members[0]}': see its first column.")
+        raise ValueError(
+            "No name in the first column is a member of the space: its members have names such as "
+            f"'{space.members[0]}'."
+        )
     return labels
+
+
+def read(path: Path, space: Space) -> dict[str, torch.Tensor]:
+    """``parse`` of a file's text; errors name the file."""
+    text = read_text(path)
+    try:
+        return parse(text, space)
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from None
 
 
 def to_csv(space: Space) -> str:
@@ -49,9 +62,15 @@ def to_csv(space: Space) -> str:
 
 
 def _csv(text: str) -> dict[str, dict[str, str]]:
-    lines = list(csv.reader(io.StringIO(text.strip()), skipinitialspace=True))
+    try:
+        lines = list(csv.reader(io.StringIO(text.strip()), skipinitialspace=True))
+    except csv.Error as error:
+        raise ValueError(f"The labels are not a table ({error}): write short cells without quotes.") from None
     if len(lines) < 2 or len(lines[0]) < 2:
-        raise ValueError(f"The labels are no table: write a line of names and one for each member, such as\n{EXAMPLE}")
+        raise ValueError(
+            "The labels are not a table: write the line member,beard,glasses and one for each member, such as "
+            "face_001,1,0."
+        )
     head = [name.strip() for name in lines[0][1:]]
     for number, line in enumerate(lines[1:], 2):
         if len(line) != len(head) + 1:
@@ -62,8 +81,8 @@ def _csv(text: str) -> dict[str, dict[str, str]]:
 def _json(text: str) -> dict[str, dict]:
     try:
         table = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"The labels are no JSON ({error}): write {{\"member\": {{\"beard\": 1}}}}.") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f'The labels are not JSON ({error}): write {{"member": {{"beard": 1}}}}.') from None
     if not all(isinstance(values, dict) for values in table.values()):
         raise ValueError('The labels give a member no attributes: write {"member": {"beard": 1}}.')
     return table
@@ -78,7 +97,7 @@ def _number(value, member: str, name: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"'{value}' of {member} is no value of '{name}': write a number, or yes or no.") from None
+        raise ValueError(f"'{value}' of {member} is not a value of '{name}': write a number, yes or no.") from None
 
 
 def _stem(name: str) -> str:

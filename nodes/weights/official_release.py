@@ -1,6 +1,6 @@
 """The official release of weights2weights (snap-research/weights2weights, arXiv 2406.09413) as a space of this pack.
 
-Read are V.pt (D, K), mean.pt, std.pt, weight_dimensions.pt, proj_1000pc.pt, and where they are there
+It reads V.pt (D, K), mean.pt, std.pt, weight_dimensions.pt, proj_1000pc.pt, and where present
 adapter_config.json and identity_df.csv. No pickle is executed: tensors are read with PyTorch's restricted reader. The
 labels come as a pickled table (identity_df.pt), which that reader refuses: convert it to CSV once, see `LABELS`.
 The deviations hold negative entries, which belong to the coefficients: they are kept as they are.
@@ -8,6 +8,7 @@ The deviations hold negative entries, which belong to the coefficients: they are
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 from collections.abc import Callable, Iterable
@@ -16,17 +17,17 @@ from pathlib import Path
 import torch
 
 from ..common.lora_keys import DOWN, UP, base_of, parse
-from ..common.tensor_file import TensorFile
-from . import space_files
-from .layout import Layout
-from .quantisation import packed
-from .space import AS_TRAINED, Space
+from ..common.safetensors_writer import tensor_file
+from . import space_file
+from .flat_layout import Layout
+from .quantization import quantize
+from .space import Form, Space
 
 NEEDED = ("V.pt", "mean.pt", "std.pt", "weight_dimensions.pt", "proj_1000pc.pt")
 LABELS = (
-    "identity_df.pt is a pickled table, which is not read because reading it would run code from it. On a machine "
-    "where you trust the file, write it as CSV beside it: torch.load('identity_df.pt', weights_only=False)"
-    ".to_csv('identity_df.csv', index=False)"
+    "identity_df.pt is a pickled table. It is not read, because reading it would run code from it. On a machine "
+    "where you trust the file, write it as CSV beside it: torch.load('identity_df.pt', "
+    "weights_only=False).to_csv('identity_df.csv', index=False)"
 )
 _ALPHA = 27.0  # of the release, should its adapter_config.json be missing
 _ROWS = 64
@@ -34,45 +35,58 @@ Track = Callable[[Iterable], Iterable]
 
 
 def convert(folder: Path, target: Path, components: int, storage: str, track: Track = iter) -> tuple[Space, str]:
-    """Write the release in a folder as a space, a few components at a time; returns it and what to know of it.
+    """Write the release in a folder as a space, a few components at a time; returns it and remarks on it.
 
-    Raises ValueError with one sentence when a file is missing or is not what it should be.
+    Raises ValueError with one sentence when a file is missing or damaged.
     """
     missing = [name for name in NEEDED if not (folder / name).is_file()]
     if missing:
-        raise ValueError(f"{folder.name} lacks {', '.join(missing)}: download the folder files/ of the release whole.")
+        raise ValueError(f"{folder.name} lacks {', '.join(missing)}: download the whole folder files/ of the release.")
     layout, alpha_known = _layout(folder)
     mean, deviation = (_tensor(folder / f"{name}.pt").float().flatten() for name in ("mean", "std"))
     basis, projections = _tensor(folder / "V.pt"), _tensor(folder / "proj_1000pc.pt")
     if {len(mean), len(deviation), len(basis)} != {layout.size} or basis.ndim != 2 or projections.ndim != 2:
-        raise ValueError(f"The files of {folder.name} do not belong together: V.pt has {len(basis)} rows, mean.pt "
-                         f"{len(mean)}, std.pt {len(deviation)}, weight_dimensions.pt {layout.size}.")  # fmt: skip
+        raise ValueError(
+            f"The files of {folder.name} do not belong together: V.pt has {len(basis)} rows, mean.pt {len(mean)}, "
+            f"std.pt {len(deviation)}, weight_dimensions.pt {layout.size}."
+        )
     components = min(components, basis.shape[1])
     known = min(components, projections.shape[1])
     coefficients = projections[:, :known].float()
-    members, labels, told = _labels(folder, len(coefficients))
+    members, labels, remarks = _labels(folder, len(coefficients))
     space = Space(
-        layout, mean, deviation, torch.empty(components, 0), coefficients, members,
-        singular_values=coefficients.std(dim=0) * (len(coefficients) - 1) ** 0.5, form=AS_TRAINED, labels=labels,
-        about={"name": target.stem, "standardised": True, "source": "weights2weights, arXiv 2406.09413",
-               "base": base_of({slot.layer: slot.down_shape[1] for slot in layout.slots}),
-               "total_squares": float(layout.size) * (len(coefficients) - 1)},
-    )  # fmt: skip
+        layout,
+        mean,
+        deviation,
+        torch.empty(components, 0),
+        coefficients,
+        members,
+        singular_values=coefficients.std(dim=0) * (len(coefficients) - 1) ** 0.5,
+        form=Form.AS_TRAINED,
+        labels=labels,
+        about={
+            "name": target.stem,
+            "standardized": True,
+            "source": "weights2weights, arXiv 2406.09413",
+            "base": base_of({slot.layer: slot.down_shape[1] for slot in layout.slots}),
+            "total_squares": float(layout.size) * (len(coefficients) - 1),
+        },
+    )
     _write(space, basis, target, storage, track)
-    return space_files.read(target), "\n".join([*told, *_remarks(space, alpha_known)])
+    return space_file.read(target), "\n".join([*remarks, *_remarks(space, alpha_known)])
 
 
 def _write(space: Space, basis: torch.Tensor, target: Path, storage: str, track: Track) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    tensors = space_files.small_tensors(space, torch.float32)
+    tensors = space_file.small_tensors(space, torch.float32)
     specification = {name: (value.dtype, tuple(value.shape)) for name, value in tensors.items()}
-    specification |= space_files.basis_tensors(space.components, space.layout.size, storage)
-    with TensorFile(target, specification, space_files.header(space, storage, None)) as file:
+    specification |= space_file.basis_tensors(space.components, space.layout.size, storage)
+    with tensor_file(target, specification, space_file.header(space, storage, None), space_file.read) as file:
         for name, value in tensors.items():
             file.put(name, value)
         for first in track(range(0, space.components, _ROWS)):
             last = min(first + _ROWS, space.components)
-            numbers, scale = packed(basis[:, first:last].T.float().contiguous(), storage)
+            numbers, scale = quantize(basis[:, first:last].T.float().contiguous(), storage)
             file.put_rows("basis", first, numbers)
             if scale is not None:
                 file.put_rows("basis_scale", first, scale)
@@ -85,15 +99,26 @@ def _layout(folder: Path) -> tuple[Layout, bool]:
     for key, value in listed.items() if isinstance(listed, dict) else ():
         found = parse(str(key))
         if found and found.part in (DOWN, UP):
-            shapes.setdefault(found.layer, {})[found.part] = tuple(value[1])
+            shapes.setdefault(found.layer, {})[found.part] = _shape(value)
     if not shapes or any(set(one) != {DOWN, UP} for one in shapes.values()):
         raise ValueError("weight_dimensions.pt lists no LoRA factors: download it again.")
     if list(shapes) != sorted(shapes):
         raise ValueError("weight_dimensions.pt lists its layers in another order than the release: download it again.")
     config = folder / "adapter_config.json"
-    alpha = json.loads(config.read_text("utf-8")).get("lora_alpha", _ALPHA) if config.is_file() else _ALPHA
+    try:
+        alpha = float(json.loads(config.read_text("utf-8")).get("lora_alpha", _ALPHA)) if config.is_file() else _ALPHA
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        raise ValueError("adapter_config.json gives no lora_alpha: download it again.") from None
     rank = next(iter(shapes.values()))[DOWN][0]
-    return Layout.of({name: (one[DOWN], one[UP]) for name, one in shapes.items()}, rank, float(alpha)), config.is_file()
+    return Layout.of({name: (one[DOWN], one[UP]) for name, one in shapes.items()}, rank, alpha), config.is_file()
+
+
+def _shape(entry) -> tuple[int, ...]:
+    """The shape in an entry (count, shape) of weight_dimensions.pt."""
+    try:
+        return tuple(map(int, entry[1]))
+    except (TypeError, ValueError, IndexError):
+        raise ValueError("weight_dimensions.pt lists no shapes: download it again.") from None
 
 
 def _labels(folder: Path, count: int) -> tuple[tuple[str, ...], dict[str, torch.Tensor], list[str]]:
@@ -103,12 +128,17 @@ def _labels(folder: Path, count: int) -> tuple[tuple[str, ...], dict[str, torch.
     if not table.is_file():
         pickled = (folder / "identity_df.pt").is_file()
         return numbered, {}, [LABELS if pickled else "There are no labels (identity_df.csv)."]
-    with open(table, newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    try:
+        with open(table, newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file, restval=""))
+    except (csv.Error, ValueError) as error:
+        raise ValueError(f"identity_df.csv cannot be read ({error}): write it again.") from None
     if len(rows) != count:
-        raise ValueError(f"identity_df.csv has {len(rows)} rows and proj_1000pc.pt {count}: take both of one release.")
+        raise ValueError(
+            f"identity_df.csv has {len(rows)} rows and proj_1000pc.pt {count}: take both from one release."
+        )
     labels = {}
-    for name in rows[0]:
+    for name in filter(None, rows[0]):  # cells beyond the header have no name
         try:
             labels[name] = torch.tensor([float(row[name]) for row in rows])
         except ValueError:
@@ -120,19 +150,21 @@ def _labels(folder: Path, count: int) -> tuple[tuple[str, ...], dict[str, torch.
 
 def _remarks(space: Space, alpha_known: bool) -> list[str]:
     negative = int((space.deviation < 0).sum())
-    remarks = [f"{space.components} components of {space.layout.size:,} numbers, {len(space.members):,} members, "
-               f"{len(space.labels)} labels."]  # fmt: skip
+    remarks = [
+        f"{space.components} components of {space.layout.size:,} numbers, {len(space.members):,} members, "
+        f"{len(space.labels)} labels."
+    ]
     if negative:
         remarks.append(f"{negative} entries of std.pt are negative and are kept: coefficients depend on their sign.")
     if not alpha_known:
-        remarks.append(f"There is no adapter_config.json: alpha is taken as {_ALPHA:g}, that of the release.")
+        remarks.append(f"There is no adapter_config.json: alpha is set to {_ALPHA:g}, that of the release.")
     return remarks
 
 
 def _tensor(path: Path) -> torch.Tensor:
     value = _load(path)
     if not isinstance(value, torch.Tensor):
-        raise ValueError(f"{path.name} holds no tensor: download it again.")
+        raise ValueError(f"{path.name} is not a tensor: download it again.")
     return value
 
 
@@ -144,14 +176,13 @@ def _load(path: Path):
         with torch.serialization.safe_globals([torch.Size]):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError:
-        raise ValueError(f"{path.name} holds more than tensors and is not read, because reading it could run code: "
-                         "take the file of the official release.") from None  # fmt: skip
-    except (RuntimeError, OSError, EOFError) as error:
-        return _load_old(path, error)
-
-
-def _load_old(path: Path, error: Exception):
-    """Files of PyTorch before 1.6 cannot stay on disk; they are read whole."""
-    if "mmap" not in str(error):
-        raise ValueError(f"{path.name} cannot be read ({error}): download it again.") from None
-    return torch.load(path, map_location="cpu", weights_only=True)
+        raise ValueError(
+            f"{path.name} holds more than tensors and is not read, because reading it could run code: take the file "
+            "of the official release."
+        ) from None
+    except Exception as error:  # whatever a damaged file makes the unpickler raise
+        if old := "mmap" in str(error):
+            with contextlib.suppress(Exception):  # files of PyTorch before 1.6 cannot be memory-mapped
+                return torch.load(path, map_location="cpu", weights_only=True)
+        reason = "an old file" if old else (str(error).splitlines() or [""])[0][:200] or type(error).__name__
+        raise ValueError(f"{path.name} cannot be read ({reason}): download it again.") from None

@@ -1,15 +1,15 @@
-"""Any LoRA as the nearest point of a space, and how much of it the space can hold (arXiv 2406.09413, section 3.4)."""
+"""Any LoRA as the nearest point of a space, and what is lost (arXiv 2406.09413, section 3.4)."""
 
 from __future__ import annotations
 
 import torch
 
-from .lora_files import Lora
+from .lora_reader import Lora
 from .space import Point, Space
 
 
 def project(space: Space, lora: Lora, components: int, name: str) -> tuple[Point, str]:
-    """The point of the first ``components`` coefficients, and a report of what is lost on the way.
+    """The point of the first ``components`` coefficients, and a report of what is lost.
 
     Raises ValueError with one sentence when the LoRA is of another base model.
     """
@@ -24,17 +24,17 @@ def project(space: Space, lora: Lora, components: int, name: str) -> tuple[Point
 
 
 def describe(point: Point, flat: torch.Tensor, lost: dict[str, float]) -> str:
-    """Shares of the LoRA's change that each step keeps, and the members nearest to it."""
+    """Fractions of the LoRA's change that each step keeps, and the members nearest to it."""
     space = point.space
     standard, rebuilt = (flat - space.mean) / space.deviation, (point.flat - space.mean) / space.deviation
     inside = float(rebuilt.square().sum() / standard.square().sum().clamp_min(1e-30))
-    near = ", ".join(f"{name} {value:+.3f}" for name, value in nearest(point, 3))
-    layers, whole = space.layout.unflatten(flat), space.layout.unflatten(point.flat)
-    error = sum(_difference(layers[name], whole[name]) for name in layers)
+    near = ", ".join(f"{name} {value:+.3f}" for name, value in nearest_members(point, 3))
+    layers, projected = space.layout.unflatten(flat), space.layout.unflatten(point.flat)
+    error = sum(_difference(layers[name], projected[name]) for name in layers)
     total = sum(one.squared_norm() for one in layers.values())
     lines = [f"Left out of {point.name}: {reason}, {100 * part:.2f} % of its change." for reason, part in lost.items()]
     lines += [
-        f"Kept by the space's components: {100 * inside:.1f} % of what sets it apart from the mean, in standardised "
+        f"Kept by the space's components: {100 * inside:.1f} % of its difference from the mean, in standardized "
         "numbers.",
         f"|dW - dW'| / |dW| of the layers of the space: {(error / max(total, 1e-30)) ** 0.5:.3f}.",
         f"Nearest members by cosine: {near}.",
@@ -42,8 +42,8 @@ def describe(point: Point, flat: torch.Tensor, lost: dict[str, float]) -> str:
     return "\n".join(lines)
 
 
-def nearest(point: Point, count: int) -> list[tuple[str, float]]:
-    """The members whose coefficients are most alike by cosine, as in section 4.2, with their cosines."""
+def nearest_members(point: Point, count: int) -> list[tuple[str, float]]:
+    """The members of the most similar coefficients by cosine, as in section 4.2, with their cosines."""
     known = point.coefficients[: point.space.known]
     members = point.space.coefficients
     cosines = members @ known / (members.norm(dim=1) * known.norm()).clamp_min(1e-30)

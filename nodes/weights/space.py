@@ -1,25 +1,34 @@
 """A space of LoRAs: mean, deviation and principal directions of many flattened members (arXiv 2406.09413, section 3.1).
 
-theta = mean + deviation * (beta @ basis), and beta = ((theta - mean) / deviation) @ basis^T. Members are standardised
+theta = mean + deviation * (beta @ basis), and beta = ((theta - mean) / deviation) @ basis^T. Members are standardized
 number by number and not whitened: the spread of coefficient k is s_k / sqrt(n - 1).
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import cached_property
 
 import torch
 
 from ...kernels import flat_weights
-from .layout import Layout
-from .lora_files import Factors, Lora, bare
-from .quantisation import opened
-from .reduction import reduced, signed
+from .flat_layout import Layout
+from .lora_reader import Factors, Lora, trim_shape
+from .quantization import dequantize
+from .rank_reduction import align_signs, reduce_rank
 
-#: How members were brought to the layout: as they were trained, or through the singular value decomposition.
-AS_TRAINED, BALANCED = FORMS = ("as trained", "singular values")
 _ROWS = 64
+_CACHED_STEPS, _CACHED_BYTES = 8, 2**28
+
+
+class Form(StrEnum):
+    """How members are brought to the layout: factors as they were trained, or from a singular value decomposition."""
+
+    AS_TRAINED = "as_trained"
+    SINGULAR_VALUES = "singular_values"
 
 
 @dataclass(frozen=True)
@@ -27,7 +36,7 @@ class Direction:
     """A direction of a space for one attribute, with norm as it was fitted; ``about`` says how, and how well."""
 
     vector: torch.Tensor
-    reach: float  # the largest projection of a training member onto the unit direction
+    max_projection: float  # the largest projection of a training member onto the unit direction
     about: str = ""
 
 
@@ -37,8 +46,8 @@ class Space:
 
     ``mean``, ``deviation`` float32 (D,); ``basis`` (k, D) float32, float16 or int8 with ``basis_scale``;
     ``coefficients`` float32 (n, k), or fewer of them; ``singular_values`` float32 of all directions that were found,
-    more than k of them when k was limited; ``kept`` (n,) is the share of each member's change that its rank
-    in the layout keeps, ``squares`` (n,) the squared norm of each standardised member.
+    more than k of them when k was limited; ``kept`` (n,) is the fraction of each member's change that its rank
+    in the layout keeps, ``squares`` (n,) the squared norm of each standardized member.
     """
 
     layout: Layout
@@ -48,14 +57,14 @@ class Space:
     coefficients: torch.Tensor
     members: tuple[str, ...]
     singular_values: torch.Tensor
-    form: str = BALANCED
+    form: str = Form.SINGULAR_VALUES
     basis_scale: torch.Tensor | None = None
     sign_reference: torch.Tensor | None = None
     kept: torch.Tensor | None = None
     squares: torch.Tensor | None = None
     labels: dict[str, torch.Tensor] = field(default_factory=dict)
     directions: dict[str, Direction] = field(default_factory=dict)
-    about: dict[str, object] = field(default_factory=dict)  # name, base, standardised, measured errors, notes
+    about: dict[str, object] = field(default_factory=dict)  # name, base, standardized, measured errors, notes
 
     @property
     def components(self) -> int:
@@ -77,42 +86,55 @@ class Space:
 
     @cached_property
     def explained(self) -> torch.Tensor:
-        """Share of the members' variance that each known component explains, float64."""
+        """Fraction of the members' variance that each known component explains, float64."""
         squares = self.singular_values.double().square()
         total = self.about.get("total_squares") or float(squares.sum())
         return squares[: self.known] / total
 
     @cached_property
-    def steps(self) -> dict[tuple, Step]:
-        """Steps that edits have taken, by what asked for them: a slider that moves again needs no more of the basis."""
-        return {}
+    def _steps(self) -> OrderedDict[tuple, Step]:
+        return OrderedDict()
+
+    def cached_step(self, key: tuple, make: Callable[[], torch.Tensor]) -> Step:
+        """The step of this key, from the last ones used or with the vector (k,) that ``make`` gives.
+
+        A slider that moves again needs no more of the basis. Kept are 8 steps, or more as long as their flat vectors
+        take less than 256 MiB.
+        """
+        step = self._steps.pop(key, None) or Step(self, make())
+        self._steps[key] = step
+        while len(self._steps) > max(_CACHED_STEPS, _CACHED_BYTES // (4 * max(self.layout.size, 1))):
+            self._steps.popitem(last=False)
+        return step
 
     def rebuild(self, coefficients: torch.Tensor) -> torch.Tensor:
         """The flat vector float32 (D,) of coefficients (k,) or fewer, the rest being zero."""
-        return flat_weights(self.padded(coefficients), self.basis, self.mean, self.deviation, self.basis_scale)
+        return flat_weights(self.pad(coefficients), self.basis, self.mean, self.deviation, self.basis_scale)
 
     def project(self, flat: torch.Tensor) -> torch.Tensor:
         """Coefficients float32 (k,) of a flat vector (D,). The deviation is used as it is, negative entries too."""
-        centred = (flat - self.mean) / self.deviation
+        centered = (flat - self.mean) / self.deviation
         blocks = range(0, self.components, _ROWS)
-        return torch.cat([self.rows(first, first + _ROWS) @ centred for first in blocks])
+        return torch.cat([self.rows(first, first + _ROWS) @ centered for first in blocks])
 
     def rows(self, first: int, last: int) -> torch.Tensor:
         """Basis vectors ``first`` to ``last`` - 1 in float32."""
         scale = None if self.basis_scale is None else self.basis_scale[first:last]
-        return opened(self.basis[first:last], scale)
+        return dequantize(self.basis[first:last], scale)
 
-    def padded(self, coefficients: torch.Tensor) -> torch.Tensor:
+    def pad(self, coefficients: torch.Tensor) -> torch.Tensor:
         """Coefficients with zeros up to k; raises ValueError when there are more than k."""
         count = len(coefficients)
         if count > self.components:
-            raise ValueError(f"The space {self.name} has {self.components} components and was given {count}: "
-                             "take the space that the point is of.")  # fmt: skip
+            raise ValueError(
+                f"The space {self.name} has {self.components} components and the point has {count}: take the space of "
+                "the point."
+            )
         return torch.nn.functional.pad(coefficients.float(), (0, self.components - count))
 
     def flatten(self, lora: Lora) -> tuple[torch.Tensor, dict[str, float]]:
-        """A LoRA as a flat vector of this space's form, and the shares of its change that were left out, by reason."""
-        return flattened(lora, self.layout, self.form, self.sign_reference)
+        """A LoRA as a flat vector of this space's form, and the fractions of its change left out, by reason."""
+        return flatten_lora(lora, self.layout, self.form, self.sign_reference)
 
     def with_directions(self, directions: dict[str, Direction]) -> Space:
         """The same space with these directions beside its own."""
@@ -136,42 +158,46 @@ class Step:
 
 @dataclass(frozen=True)
 class Point:
-    """A model: coefficients float32 (k,) in a space; ``edited`` is the point before a step, the step, its strength."""
+    """A model: coefficients float32 (k,) in a space; an edited point keeps its origin, and the steps from there."""
 
     space: Space
     coefficients: torch.Tensor
     name: str = "point"
-    edited: tuple[Point, Step, float] | None = None
+    origin: Point | None = None
+    steps: tuple[tuple[Step, float], ...] = ()
 
     @cached_property
     def flat(self) -> torch.Tensor:
         """The flat vector of the model's factors, float32 (D,)."""
-        if self.edited is None:
+        if self.origin is None:
             return self.space.rebuild(self.coefficients)
-        before, step, strength = self.edited
-        return before.flat + strength * step.flat
+        flat = self.origin.flat
+        for step, strength in self.steps:
+            flat = flat + strength * step.flat
+        return flat
 
     def layers(self) -> dict[str, Factors]:
         """The low-rank factors of the model by layer."""
         return self.space.layout.unflatten(self.flat)
 
-    def at(self, coefficients: torch.Tensor, name: str) -> Point:
+    def with_coefficients(self, coefficients: torch.Tensor, name: str) -> Point:
         """Another point of the same space."""
         return Point(self.space, coefficients.float(), name)
 
-    def moved(self, step: Step, strength: float, name: str) -> Point:
+    def step_along(self, step: Step, strength: float, name: str) -> Point:
         """The point after a step."""
-        return Point(self.space, self.coefficients + strength * step.vector, name, (self, step, strength))
+        moved = self.coefficients + strength * step.vector
+        return Point(self.space, moved, name, self.origin or self, (*self.steps, (step, strength)))
 
 
-def flattened(
+def flatten_lora(
     lora: Lora, layout: Layout, form: str, reference: torch.Tensor | None
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """A LoRA in a layout and form: float32 (D,), and shares of its change that are lost, by reason.
+    """A LoRA in a layout and form: float32 (D,), and fractions of its change that are lost, by reason.
 
-    Raises ValueError with the end of a sentence when layers have other sizes, or in the form AS_TRAINED another rank.
+    Raises ValueError with the end of a sentence when layers have other sizes, or another rank in the form AS_TRAINED.
     """
-    sizes = {slot.layer: (bare(slot.down_shape[1:]), slot.up_shape[0]) for slot in layout.slots}
+    sizes = {slot.layer: (trim_shape(slot.down_shape[1:]), slot.up_shape[0]) for slot in layout.slots}
     layers, whole, lost = {}, 0.0, {"other layers": 0.0, "rank": 0.0}
     for name, factors in lora.layers.items():
         if name not in sizes:
@@ -179,25 +205,27 @@ def flattened(
             lost["other layers"] += norm
         else:
             _check(name, factors, sizes[name], layout.rank, form)
-            if form == AS_TRAINED:
+            if form == Form.AS_TRAINED:
                 layers[name], norm = factors, factors.squared_norm()
             else:
-                layers[name], kept, norm = reduced(factors, layout.rank)
+                layers[name], kept, norm = reduce_rank(factors, layout.rank)
                 lost["rank"] += norm - kept
         whole += norm
     if not layers:
         raise ValueError("changes no layer of this space: it is made for another base model.")
     flat = layout.flatten(layers)
     if reference is not None:
-        flat = signed(layout, flat, reference)
+        flat = align_signs(layout, flat, reference)
     whole += sum(lora.dropped.values())
     return flat, {reason: part / whole for reason, part in {**lost, **lora.dropped}.items() if part > 1e-12 * whole}
 
 
 def _check(name: str, factors: Factors, size, rank: int, form: str) -> None:
-    inputs, outputs = bare(factors.down.shape[1:]), factors.up.shape[0]
+    inputs, outputs = trim_shape(factors.down.shape[1:]), factors.up.shape[0]
     if (inputs, outputs) != size:
-        raise ValueError(f"has {name} of {inputs} inputs and {outputs} outputs, and the space has {size[0]} and "
-                         f"{size[1]}: it is made for another base model.")  # fmt: skip
-    if form == AS_TRAINED and factors.rank != rank:
-        raise ValueError(f"has rank {factors.rank} and the space {rank}: use the form '{BALANCED}'.")
+        raise ValueError(
+            f"has {name} of {inputs} inputs and {outputs} outputs, and the space has {size[0]} and {size[1]}: it is "
+            "made for another base model."
+        )
+    if form == Form.AS_TRAINED and factors.rank != rank:
+        raise ValueError(f"has rank {factors.rank} and the space {rank}: use the form {Form.SINGULAR_VALUES}.")

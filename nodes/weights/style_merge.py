@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .lora_files import Factors, Lora
+from .lora_reader import Factors, Lora
 
 
 def merge(
@@ -27,14 +27,14 @@ def merge(
 
 
 def describe(identity: dict[str, Factors], style: Lora) -> str:
-    """How large the two changes are, where they meet, and how much of the style could not be taken over."""
+    """Norms of both changes, their cosine, and what was left out of the style."""
     shared = [layer for layer in identity if layer in style.layers]
     sizes = [sum(part.squared_norm() for part in one.values()) ** 0.5 for one in (identity, style.layers)]
     inner = sum(_inner(identity[layer], style.layers[layer]) for layer in shared)
     lines = [
         f"Identity |dW| {sizes[0]:.3f} in {len(identity)} layers, style |dW| {sizes[1]:.3f} in {len(style.layers)}.",
-        f"Cosine of the two changes over all layers {inner / max(sizes[0] * sizes[1], 1e-30):+.4f} "
-        f"({len(shared)} layers in common); the paper's plain sum wants it near 0.",
+        f"Cosine of the two changes over all layers {inner / max(sizes[0] * sizes[1], 1e-30):+.4f} ({len(shared)} "
+        "layers in common); the plain sum of the paper assumes a value near 0.",
     ]
     for reason, part in style.dropped.items():
         whole = sizes[1] ** 2 + sum(style.dropped.values())

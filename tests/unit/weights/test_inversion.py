@@ -1,12 +1,10 @@
-"""The loss, its gradient and a step of Adam against a float64 reference of the official formula (oracle O9)."""
+"""The loss, its gradient and a step of Adam against a float64 reference of the paper's loss (section 3.4)."""
 
 import members
 import pytest
 import torch
-from glassbox.nodes.weights import building, inversion
-from glassbox.nodes.weights import sources as member_sources
-from glassbox.nodes.weights.inversion import Inversion, Model, Recipe
-from glassbox.nodes.weights.inverting import checkpoint
+from glassbox.nodes.weights import inversion, inversion_checkpoint, member_sources, space_builder
+from glassbox.nodes.weights.inversion import Inversion, InversionSettings, TrainablePoint
 from torch.nn import functional as F
 
 LAYERS = {"mid_block.attn1.to_q": (6, 6), "mid_block.attn2.to_v": (6, 6)}
@@ -21,12 +19,12 @@ def space(request, tmp_path_factory):
 
         save_file(members.kohya(members.factors(seed, layers=LAYERS)), folder / f"{seed}.safetensors")
     target = tmp_path_factory.mktemp("spaces") / "s.safetensors"
-    settings = building.Settings(form="as trained", storage=request.param)
-    return building.build(member_sources.file_sources(folder), settings, target)
+    settings = space_builder.BuildSettings(form="as_trained", storage=request.param)
+    return space_builder.build(member_sources.file_sources(folder), settings, target)
 
 
 class Session:
-    """A two-layer network on latents (1, 6, 4, 4) that predicts noise, as `Session` of nodes/host/train.py answers."""
+    """A two-layer network on latents (1, 6, 4, 4) that predicts noise, like `Session` of trainer.py."""
 
     device = "cpu"
 
@@ -71,10 +69,10 @@ def predicted(noised, sigma, weights):
     return (torch.tanh(x @ weights[0].T) @ weights[1].T).movedim(-1, 1)
 
 
-def make(space, start=None, session=Session, **recipe):
-    model = Model(space, torch.zeros(0) if start is None else start, recipe.get("components", 100))
-    run = Inversion(model, Recipe(**{"steps": 3, "seed": 5, **recipe}))
-    return run, session([model.function([(name, None)]) for name in LAYERS])
+def make(space, start=None, session=Session, **settings):
+    model = TrainablePoint(space, torch.zeros(0) if start is None else start, settings.get("components", 100))
+    run = Inversion(model, InversionSettings(**{"steps": 3, "seed": 5, **settings}))
+    return run, session([model.weight_function([(name, None)]) for name in LAYERS])
 
 
 def reference(space, session, run, mask, coefficients):
@@ -87,10 +85,10 @@ def reference(space, session, run, mask, coefficients):
     theta = (beta @ basis) * space.deviation.double() + space.mean.double()
     weights = []
     for weight, slot in zip(session.weights, space.layout.slots, strict=True):
-        down = theta[slot.offset : slot.middle].view(slot.down_shape)
-        up = theta[slot.middle : slot.end].view(slot.up_shape)
+        down = theta[slot.offset : slot.up_offset].view(slot.down_shape)
+        up = theta[slot.up_offset : slot.end].view(slot.up_shape)
         weights.append(weight.double() + space.layout.scale * up @ down)
-    generator = torch.Generator().manual_seed(run.recipe.seed * 1_000_003)
+    generator = torch.Generator().manual_seed(run.settings.seed * 1_000_003)
     number = int(torch.randint(2, (1,), generator=generator))
     timestep = int(float(torch.rand(1, generator=generator)) * 1000)
     noise = torch.randn(1, 6, 4, 4, generator=generator).double()
@@ -106,14 +104,14 @@ def reference(space, session, run, mask, coefficients):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("components", [3, 100])
 @pytest.mark.parametrize("kind", [Session, VelocitySession])
-def test_loss_gradient_and_one_step(space, masked, components, kind):
+def test_loss_gradient_and_one_adam_step_match_the_reference(space, masked, components, kind):
     start = space.coefficients[2] * 0.5
     run, session = make(space, start, kind, components=components, weight_decay=1e-2)
     mask = torch.zeros(1, 1, 4, 4)
     mask[..., :2] = 1
     loss = run.loss(session, mask if masked else None, 0)
     loss.backward()
-    coefficients = run.model.whole().double().requires_grad_(True)
+    coefficients = run.model.all_coefficients().double().requires_grad_(True)
     wanted = reference(space, session, run, mask.double() if masked else 1.0, coefficients)
     wanted.backward()
     count = len(run.model.coefficients)
@@ -124,12 +122,12 @@ def test_loss_gradient_and_one_step(space, masked, components, kind):
     torch.optim.Adam([trained], lr=0.1, betas=(0.9, 0.999), weight_decay=1e-2).step()
     run.optimizer.step()
     torch.testing.assert_close(run.model.coefficients.detach().double(), trained.detach(), atol=1e-4, rtol=1e-4)
-    assert torch.equal(run.model.whole()[count:], space.padded(start)[count:])
+    assert torch.equal(run.model.all_coefficients()[count:], space.pad(start)[count:])
 
 
-def test_a_run_lowers_the_loss_and_starts_at_the_mean(space):
+def test_a_run_starts_at_the_mean_and_lowers_the_loss(space):
     run, session = make(space, steps=60, learning_rate=0.3)
-    assert not run.model.whole().any()
+    assert not run.model.all_coefficients().any()
     seen = []
     before = sum(run.loss(session, None, step).item() for step in range(1000, 1040))
     run.run(session, None, seen.append)
@@ -137,38 +135,40 @@ def test_a_run_lowers_the_loss_and_starts_at_the_mean(space):
     assert seen == list(range(1, 61)) and after < before
 
 
-def test_it_goes_on_exactly_from_its_checkpoint(space, tmp_path):
+def test_a_run_resumes_exactly_from_its_checkpoint(space, tmp_path):
     whole, session = make(space, steps=6)
     whole.run(session, None, lambda done: None)
     first, session = make(space, steps=3)
     first.run(session, None, lambda done: None)
-    checkpoint.save(first, tmp_path / "c.safetensors")
+    inversion_checkpoint.save(first, tmp_path / "c.safetensors")
     second, session = make(space, steps=6)
-    checkpoint.restore(second, tmp_path / "c.safetensors")
+    inversion_checkpoint.restore(second, tmp_path / "c.safetensors")
     assert second.done == 3
     second.run(session, None, lambda done: None)
-    assert second.losses == whole.losses and torch.equal(second.model.whole(), whole.model.whole())
+    assert second.losses == whole.losses and torch.equal(
+        second.model.all_coefficients(), whole.model.all_coefficients()
+    )
     other, _ = make(space, steps=6, learning_rate=0.2)
-    with pytest.raises(ValueError, match="is of another run"):
-        checkpoint.restore(other, tmp_path / "c.safetensors")
+    with pytest.raises(ValueError, match="belongs to another run"):
+        inversion_checkpoint.restore(other, tmp_path / "c.safetensors")
     (tmp_path / "d.safetensors").write_bytes(b"cut")
     with pytest.raises(ValueError, match="cannot be read"):
-        checkpoint.restore(other, tmp_path / "d.safetensors")
+        inversion_checkpoint.restore(other, tmp_path / "d.safetensors")
 
 
-def test_a_change_of_a_part_of_a_fused_weight(space):
-    model = Model(space, space.coefficients[1], 100)
+def test_a_layer_changes_its_part_of_a_fused_weight(space):
+    model = TrainablePoint(space, space.coefficients[1], 100)
     name = "mid_block.attn1.to_q"
     weight = torch.zeros(18, 6)
     change = torch.mm(*space.layout.unflatten(model.flat.detach())[name].matrices())
-    changed = model.function([(name, (0, 6, 6))])(weight)
+    changed = model.weight_function([(name, (0, 6, 6))])(weight)
     assert torch.equal(changed[:6], weight[:6]) and torch.equal(changed[12:], weight[12:])
     torch.testing.assert_close(changed[6:12], change)
     changed.square().sum().backward()
     assert model.coefficients.grad.abs().sum() > 0
 
 
-def test_masks_are_0_or_1_at_the_size_of_the_latent():
+def test_latent_masks_are_binary():
     mask = torch.zeros(1, 32, 32)
     mask[:, :, 9:] = 1.0
     small = inversion.latent_mask(mask, torch.zeros(1, 4, 4, 4))
@@ -179,14 +179,14 @@ def test_masks_are_0_or_1_at_the_size_of_the_latent():
 
 def test_timesteps_are_uniform_and_flow_models_have_times(space):
     _, session = make(space)
-    levels = [inversion.noise_level(session, share) for share in (0.0, 0.5, 0.9999)]
+    levels = [inversion.sigma_at(session, fraction) for fraction in (0.0, 0.5, 0.9999)]
     assert levels == [pytest.approx(float(session.sigma(t))) for t in (0, 500, 999)]
     session.num_timesteps = None
-    assert inversion.noise_level(session, 3) == session.sigma(3)
+    assert inversion.sigma_at(session, 3) == session.sigma(3)
 
 
-def test_a_loss_that_is_no_number(space):
+def test_a_loss_that_is_not_finite_is_an_error(space):
     run, session = make(space)
     session.weights[0][:] = float("nan")
-    with pytest.raises(ValueError, match="no longer a number"):
+    with pytest.raises(ValueError, match="is not finite"):
         run.run(session, None, lambda done: None)

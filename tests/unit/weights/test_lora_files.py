@@ -1,11 +1,22 @@
 """Every form of LoRA file gives the same factors, and what is none is named in a sentence."""
 
+import runpy
+import sys
+
 import members
 import pytest
+import repository
 import torch
 from glassbox.nodes.common import lora_keys
-from glassbox.nodes.weights import lora_export, lora_files
+from glassbox.nodes.weights import lora_reader, lora_writer
 from safetensors.torch import save_file
+
+
+@pytest.fixture(scope="module")
+def peft():
+    """The package, which needs a torchvision that can be imported."""
+    runpy.run_path(str(repository.ROOT / "tools" / "launcher" / "boot.py"))["cure_torchvision"]()
+    return pytest.importorskip("peft")
 
 
 @pytest.fixture
@@ -14,9 +25,7 @@ def made():
 
 
 def products(lora):
-    return {
-        name: torch.mm(*one.matrices(torch.float64)) for name, one in lora.layers.items()
-    }
+    return {name: torch.mm(*one.matrices(torch.float64)) for name, one in lora.layers.items()}
 
 
 def expected(made, scale=1.0):
@@ -43,31 +52,38 @@ def same(found, wanted):
     ids=["kohya", "kohya without alpha", "PEFT", "PEFT with adapter name", "diffusers", "old diffusers", "ComfyUI"],
 )
 def test_every_form_gives_the_same_change(made, form, scale):
-    same(products(lora_files.parsed(form(made))), expected(made, scale))
+    same(products(lora_reader.parse_tensors(form(made))), expected(made, scale))
 
 
-def test_alpha_of_a_peft_folder(made, tmp_path):
+def test_alpha_of_a_peft_folder(made, peft, tmp_path):
     folder = members.write_peft_folder(tmp_path / "ada", made, alpha=27)
-    same(products(lora_files.read(folder)), expected(made, 13.5))
-    stabilised = members.write_peft_folder(tmp_path / "bob", made, alpha=4, use_rslora=True)
-    same(products(lora_files.read(stabilised)), expected(made, 4 / 2**0.5))
+    same(products(lora_reader.read(folder)), expected(made, 13.5))
+    stabilized = members.write_peft_folder(tmp_path / "bob", made, alpha=4, use_rslora=True)
+    same(products(lora_reader.read(stabilized)), expected(made, 4 / 2**0.5))
+
+
+def test_a_peft_folder_without_peft_is_one_sentence(made, tmp_path, monkeypatch):
+    folder = members.write_peft_folder(tmp_path / "ada", made, alpha=27)
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(lora_reader.MissingPeftError, match="pip install peft"):
+        lora_reader.read(folder)
 
 
 def test_alpha_in_the_header_of_newer_diffusers(made, tmp_path):
     path = tmp_path / "lora.safetensors"
     save_file(members.diffusers(made), path, {"lora_adapter_metadata": '{"unet.r": 2, "unet.lora_alpha": 8}'})
-    same(products(lora_files.read(path)), expected(made, 4.0))
+    same(products(lora_reader.read(path)), expected(made, 4.0))
 
 
-def test_what_lies_outside_of_the_network_is_dropped_and_its_share_is_told(made):
+def test_changes_outside_the_network_are_dropped_and_their_norms_reported(made):
     tensors = members.comfyui(made)
-    te = {f"lora_te_text_model_encoder_layers_0_mlp_fc1.lora_{side}.weight": torch.ones(*shape)
-          for side, shape in (("down", (1, 4)), ("up", (4, 1)))}  # fmt: skip
-    lora = lora_files.parsed({**tensors, **te})
+    te = {
+        f"lora_te_text_model_encoder_layers_0_mlp_fc1.lora_{side}.weight": torch.ones(*shape)
+        for side, shape in (("down", (1, 4)), ("up", (4, 1)))
+    }
+    lora = lora_reader.parse_tensors({**tensors, **te})
     assert set(lora.layers) == set(members.LAYERS)
     assert lora.dropped == pytest.approx({"full differences": 12 * 0.25, "text encoder": 16.0})
-    whole = sum(value.square().sum() for value in expected(made).values())
-    assert lora.dropped_share() == pytest.approx(float(19 / (19 + whole)))
 
 
 @pytest.mark.parametrize(
@@ -78,50 +94,70 @@ def test_what_lies_outside_of_the_network_is_dropped_and_its_share_is_told(made)
         ({"lora_unet_x.hada_w1_a": torch.ones(2)}, "is a LoHa"),
         ({"lora_unet_x.lokr_w1": torch.ones(2)}, "is a LoKr"),
         ({"lora_unet_mid_block_x.lora_up.weight": torch.ones(2, 1)}, "only one factor of mid_block.x"),
-        ({"lora_unet_x.lora_up.weight": torch.full((2, 1), float("nan")),
-          "lora_unet_x.lora_down.weight": torch.ones(1, 2)}, "NaN or infinity in x"),
+        (
+            {
+                "lora_unet_x.lora_up.weight": torch.full((2, 1), float("nan")),
+                "lora_unet_x.lora_down.weight": torch.ones(1, 2),
+            },
+            "NaN or infinity in x",
+        ),
         ({"lora_unet_x.lora_up.weight": torch.ones(2, 3), "lora_unet_x.lora_down.weight": torch.ones(1, 2)}, "not fit"),
         ({"lora_unet_x.lora_up.weight": torch.ones(2), "lora_unet_x.lora_down.weight": torch.ones(1, 2)}, "not fit"),
-        ({"lora_unet_x.lora_up.weight": torch.ones(2, 1), "lora_unet_x.lora_down.weight": torch.ones(1, 2),
-          "lora_unet_x.alpha": torch.tensor(float("nan"))}, "NaN or infinity in x"),
-        ({"double_blocks.0.processor.qkv_lora1.down.weight": torch.ones(2, 2)}, "not known, such as double_blocks.0"),
+        (
+            {
+                "lora_unet_x.lora_up.weight": torch.ones(2, 1),
+                "lora_unet_x.lora_down.weight": torch.ones(1, 2),
+                "lora_unet_x.alpha": torch.tensor(float("nan")),
+            },
+            "NaN or infinity in x",
+        ),
+        (
+            {"double_blocks.0.processor.qkv_lora1.down.weight": torch.ones(2, 2)},
+            "unknown keys, such as double_blocks.0",
+        ),
     ],
     ids=["PEFT DoRA", "DoRA", "LoHa", "LoKr", "half", "NaN", "ranks", "no matrix", "alpha", "unknown keys"],
-)  # fmt: skip
-def test_what_is_no_plain_lora_is_named(made, tmp_path, change, sentence):
+)
+def test_other_adapters_and_damaged_factors_are_refused(made, tmp_path, change, sentence):
     path = tmp_path / "bad.safetensors"
     save_file({**members.kohya(made), **change}, path)
     with pytest.raises(ValueError, match=f"bad.safetensors .*{sentence}"):
-        lora_files.read(path)
+        lora_reader.read(path)
 
 
-def test_factors_of_eight_bits_and_ranks_of_their_own(made):
+def test_float8_factors_and_rank_patterns_are_read(made):
     """float8 is read as it is; with a rank_pattern the scale is alpha over the layer's own rank, as in PEFT."""
     small = {
         key: value.to(torch.float8_e4m3fn) if value.ndim > 1 else value for key, value in members.kohya(made).items()
     }
-    found = products(lora_files.parsed(small))
+    found = products(lora_reader.parse_tensors(small))
     for name, wanted in expected(made, 0.5).items():
         assert float((found[name] - wanted).norm() / wanted.norm()) < 0.1
     config = {"r": 1, "lora_alpha": 6, "rank_pattern": {"attn1.to_q": 2}}
-    same(products(lora_files.parsed(members.peft(made), config)), expected(made, 3.0))
-    with pytest.raises(ValueError, match="alpha of their own"):
-        lora_files.parsed(members.peft(made), {**config, "alpha_pattern": {"attn1.to_q": 2}})
+    same(products(lora_reader.parse_tensors(members.peft(made), config)), expected(made, 3.0))
 
 
-def test_the_header_tells_what_is_no_lora(made, tmp_path):
-    """So that nobody waits for a checkpoint of gigabytes to be read."""
+def test_an_alpha_pattern_sets_the_alpha_of_the_layers_it_names(made):
+    config = {"r": 2, "lora_alpha": 6, "alpha_pattern": {"attn1.to_q": 2}}
+    found = products(lora_reader.parse_tensors(members.peft(made), config))
+    for name, wanted in expected(made).items():
+        scale = 1.0 if name.endswith("attn1.to_q") else 3.0
+        torch.testing.assert_close(found[name], scale * wanted, atol=1e-6, rtol=1e-6)
+
+
+def test_the_header_alone_refuses_other_files(made, tmp_path):
+    """A checkpoint of gigabytes is refused without reading it."""
     for name, tensors, why in (
         ("model", {"model.diffusion_model.out.2.weight": torch.ones(2, 2)}, "holds no LoRA"),
         ("dora", {**members.kohya(made), "lora_unet_x.dora_scale": torch.ones(2)}, "is a DoRA"),
     ):
         save_file(tensors, tmp_path / f"{name}.safetensors")
         with pytest.raises(ValueError, match=f"{name}.safetensors {why}"):
-            lora_files.shapes(tmp_path / f"{name}.safetensors")
+            lora_reader.read_shapes(tmp_path / f"{name}.safetensors")
 
 
-def test_files_of_one_name_are_members_of_their_own(made, tmp_path):
-    from glassbox.nodes.weights.sources import file_sources
+def test_files_with_one_stem_keep_their_suffix(made, tmp_path):
+    from glassbox.nodes.weights.member_sources import file_sources
 
     tensors = members.kohya(made)
     for place in ("ada.safetensors", "b/ada.safetensors"):
@@ -132,14 +168,14 @@ def test_files_of_one_name_are_members_of_their_own(made, tmp_path):
     assert [source.name for source in file_sources(tmp_path)] == ["ada.pt", "ada.safetensors", "b/ada", "bob"]
 
 
-def test_files_that_are_no_lora(tmp_path):
+def test_files_without_a_lora_are_refused(tmp_path):
     for name, content in (("a.safetensors", b"nothing"), ("b.pt", b"nothing")):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match=f"{name} cannot be read"):
-            lora_files.read(tmp_path / name)
+            lora_reader.read(tmp_path / name)
     save_file({"model.weight": torch.ones(2)}, tmp_path / "c.safetensors")
     with pytest.raises(ValueError, match="holds no LoRA"):
-        lora_files.read(tmp_path / "c.safetensors")
+        lora_reader.read(tmp_path / "c.safetensors")
 
 
 class Harmful:
@@ -155,7 +191,7 @@ class Harmful:
 def test_a_pickle_is_never_executed(tmp_path):
     torch.save({"x": Harmful(tmp_path / "harm.txt")}, tmp_path / "lora.pt")
     with pytest.raises(ValueError, match=r"lora.pt cannot be read"):
-        lora_files.read(tmp_path / "lora.pt")
+        lora_reader.read(tmp_path / "lora.pt")
     assert not (tmp_path / "harm.txt").exists()
 
 
@@ -163,21 +199,23 @@ def test_shapes_come_from_the_header(made, tmp_path):
     path = tmp_path / "lora.safetensors"
     save_file(members.comfyui(made), path)
     wanted = {name: ((inputs,), (outputs,)) for name, (inputs, outputs) in members.LAYERS.items()}
-    assert lora_files.shapes(path) == wanted == lora_files.shapes_of(lora_files.read(path))
+    assert lora_reader.read_shapes(path) == wanted == lora_reader.layer_shapes(lora_reader.read(path))
 
 
 def test_an_exported_lora_reads_back(made):
-    lora = lora_files.parsed(members.kohya(made, 27.0))
-    tensors = lora_export.to_tensors(lora.layers)
+    lora = lora_reader.parse_tensors(members.kohya(made, 27.0))
+    tensors = lora_writer.to_tensors(lora.layers)
     assert all(float(value) == 27 for key, value in tensors.items() if key.endswith(".alpha"))
-    same(products(lora_files.parsed(tensors)), products(lora))
+    same(products(lora_reader.parse_tensors(tensors)), products(lora))
 
 
 @pytest.mark.parametrize(
     ("name", "canonical"),
     [
-        ("lora_unet_input_blocks_4_1_transformer_blocks_0_attn1_to_out_0",
-         "down_blocks.1.attentions.0.transformer_blocks.0.attn1.to_out.0"),
+        (
+            "lora_unet_input_blocks_4_1_transformer_blocks_0_attn1_to_out_0",
+            "down_blocks.1.attentions.0.transformer_blocks.0.attn1.to_out.0",
+        ),
         ("diffusion_model.output_blocks.5.2.conv", "up_blocks.1.upsamplers.0.conv"),
         ("diffusion_model.input_blocks.3.0.op", "down_blocks.0.downsamplers.0.conv"),
         ("diffusion_model.middle_block.2.emb_layers.1", "mid_block.resnets.1.time_emb_proj"),
@@ -186,12 +224,12 @@ def test_an_exported_lora_reads_back(made):
         ("lora_transformer_transformer_blocks_3_ff_net_0_proj", "transformer_blocks.3.ff.net.0.proj"),
         ("lora_unet_joint_blocks_0_context_block_attn_qkv", "joint_blocks.0.context_block.attn.qkv"),
     ],
-)  # fmt: skip
-def test_names_of_layers(name, canonical):
+)
+def test_layer_names_are_canonical(name, canonical):
     assert lora_keys.canonical(name) == canonical
 
 
-def test_the_family_of_base_models():
+def test_the_base_model_family_follows_from_layer_widths():
     key = "down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_k"
     assert [lora_keys.base_of({key: width}) for width in (768, 1024, 2048, 96)] == ["SD1.x", "SD2.x", "SDXL", "unknown"]
     assert lora_keys.base_of({"double_blocks.0.img_attn.qkv": 3072}) == "Flux"

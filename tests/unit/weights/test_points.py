@@ -1,10 +1,12 @@
-"""Sampling, edits, directions, mixing: oracles O4, O5, O6 and O10."""
+"""Sampling, edits, directions and mixing against the formulas of the paper and its official code."""
+
+import sys
 
 import members
 import pytest
 import torch
-from glassbox.nodes.weights import building, directions, edits, labels, points
-from glassbox.nodes.weights import sources as member_sources
+from glassbox.nodes.weights import directions, edit_text, labels, member_sources, points, space_builder
+from glassbox.nodes.weights import space as space_module
 from glassbox.nodes.weights.space import Direction, Point
 
 COUNT = 24
@@ -14,11 +16,13 @@ COUNT = 24
 def space(tmp_path_factory):
     folder = members.write_folder(tmp_path_factory.mktemp("loras"), COUNT)
     target = tmp_path_factory.mktemp("spaces") / "s.safetensors"
-    return building.build(member_sources.file_sources(folder), building.Settings(form="as trained"), target)
+    return space_builder.build(
+        member_sources.file_sources(folder), space_builder.BuildSettings(form="as_trained"), target
+    )
 
 
 @pytest.fixture(scope="module")
-def told(space):
+def known_labels(space):
     """Labels that lie along known coefficients."""
     return {
         "beard": (space.coefficients[:, 0] > 0).float(),
@@ -28,12 +32,12 @@ def told(space):
 
 
 @pytest.fixture(scope="module")
-def directed(space, told):
-    return space.with_directions(directions.fit(space, told, 6, directions.LEAST_SQUARES))
+def directed(space, known_labels):
+    return space.with_directions(directions.fit(space, known_labels, 6, directions.FitMethod.LEAST_SQUARES))
 
 
 def test_sample_is_the_official_loop(space):
-    """O6: torch.normal(mean_k, factor * std_k, (1, 1)) one after another, mean and unbiased std of the rows."""
+    """`sample_weights`: torch.normal(mean_k, factor * std_k, (1, 1)) in a loop, mean and unbiased std of the rows."""
     mean, deviation = space.coefficients.mean(0), space.coefficients.std(0)
     with torch.random.fork_rng():
         torch.manual_seed(42)
@@ -52,52 +56,56 @@ def test_samples_have_the_members_spread_and_leave_the_generator_alone(space):
     assert not torch.equal(many[0], many[1])
 
 
-def test_least_squares_is_the_pseudoinverse(space, told):
-    """O4: n = pinverse @ labels on the first components, no intercept, padded with zeros."""
-    fitted = directions.fit(space, told, 6, directions.LEAST_SQUARES)
+def test_least_squares_is_the_pseudoinverse(space, known_labels):
+    """Official `get_direction`: n = pinverse @ labels on the first components, no intercept, padded with zeros."""
+    fitted = directions.fit(space, known_labels, 6, directions.FitMethod.LEAST_SQUARES)
     for name, one in fitted.items():
-        wanted = torch.linalg.pinv(space.coefficients[:, :6].double()) @ told[name].double()
+        wanted = torch.linalg.pinv(space.coefficients[:, :6].double()) @ known_labels[name].double()
         torch.testing.assert_close(one.vector[:6].double(), wanted, atol=1e-6, rtol=1e-5)
         assert not one.vector[6:].any()
         unit = one.vector / one.vector.norm()
-        assert one.reach == pytest.approx(float((space.coefficients @ unit).max()))
+        assert one.max_projection == pytest.approx(float((space.coefficients @ unit).max()))
         assert "cross-validated accuracy" in one.about
 
 
-def test_labels_of_plus_and_minus_one_double_the_vector(space, told):
-    """O10: the direction is the same, because the coefficients have mean 0."""
-    once = directions.fit(space, told, 6, directions.LEAST_SQUARES)["beard"]
-    twice = directions.fit(space, {"beard": 2 * told["beard"] - 1}, 6, directions.LEAST_SQUARES)["beard"]
+def test_labels_of_plus_and_minus_one_double_the_vector(space, known_labels):
+    """The direction is the same, because the coefficients have mean 0."""
+    once = directions.fit(space, known_labels, 6, directions.FitMethod.LEAST_SQUARES)["beard"]
+    twice = directions.fit(space, {"beard": 2 * known_labels["beard"] - 1}, 6, directions.FitMethod.LEAST_SQUARES)[
+        "beard"
+    ]
     torch.testing.assert_close(twice.vector, 2 * once.vector, atol=1e-5, rtol=1e-4)
-    assert twice.reach == pytest.approx(once.reach, rel=1e-4)
+    assert twice.max_projection == pytest.approx(once.max_projection, rel=1e-4)
 
 
-@pytest.mark.parametrize("method", directions.METHODS)
-def test_every_method_finds_what_is_there(space, told, method):
-    vector = directions.fit(space, {"beard": told["beard"]}, 3, method)["beard"].vector
+@pytest.mark.parametrize("method", directions.FitMethod)
+def test_every_method_finds_a_planted_direction(space, known_labels, method):
+    vector = directions.fit(space, {"beard": known_labels["beard"]}, 3, method)["beard"].vector
     assert float(vector[0] / vector.norm()) > 0.8
 
 
-def test_unknown_labels_are_left_out(space, told):
-    values = told["beard"].clone()
+def test_unknown_labels_are_left_out(space, known_labels):
+    values = known_labels["beard"].clone()
     values[::3] = float("nan")
     known = torch.isfinite(values)
-    fitted = directions.fit(space, {"beard": values}, 4, directions.LEAST_SQUARES)["beard"]
+    fitted = directions.fit(space, {"beard": values}, 4, directions.FitMethod.LEAST_SQUARES)["beard"]
     wanted = torch.linalg.pinv(space.coefficients[known, :4].double()) @ values[known].double()
     torch.testing.assert_close(fitted.vector[:4].double(), wanted, atol=1e-6, rtol=1e-5)
     with pytest.raises(ValueError, match="one value for all members"):
-        directions.fit(space, {"x": torch.ones(COUNT)}, 4, directions.LEAST_SQUARES)
+        directions.fit(space, {"x": torch.ones(COUNT)}, 4, directions.FitMethod.LEAST_SQUARES)
 
 
-def test_attributes_that_never_vary_are_left_out(told):
-    kept, remarks = directions.varying({**told, "always": torch.ones(COUNT)})
-    assert list(kept) == list(told) and remarks == ["No direction for always: it has one value for all members."]
+def test_attributes_that_never_vary_are_left_out(known_labels):
+    kept, remarks = directions.drop_constant_labels({**known_labels, "always": torch.ones(COUNT)})
+    assert list(kept) == list(known_labels) and remarks == [
+        "No direction for always: it has one value for all members."
+    ]
     with pytest.raises(ValueError, match="Every attribute has one value"):
-        directions.varying({"always": torch.ones(COUNT)})
+        directions.drop_constant_labels({"always": torch.ones(COUNT)})
 
 
 def test_debiasing_one_after_another_and_jointly():
-    """O5 and O10: in turn only the last is exactly orthogonal and the order matters; jointly all are."""
+    """Official `debias`: in turn only the last is exactly orthogonal and the order matters; jointly all are."""
     generator = torch.Generator().manual_seed(3)
     n, d, e = (torch.randn(20, generator=generator) for _ in range(3))
     e = e + 0.5 * d
@@ -105,43 +113,43 @@ def test_debiasing_one_after_another_and_jointly():
     def cosine(a, b):
         return float(torch.nn.functional.cosine_similarity(a, b, dim=0))
 
-    once = directions.debiased(n, [d], directions.IN_TURN)
+    once = directions.debias(n, [d], directions.Debiasing.SEQUENTIAL)
     assert abs(cosine(once, d)) < 1e-6
     torch.testing.assert_close(once, n - (n @ d) / (d @ d) * d)
-    forward, backward = (directions.debiased(n, order, directions.IN_TURN) for order in ([d, e], [e, d]))
+    forward, backward = (directions.debias(n, order, directions.Debiasing.SEQUENTIAL) for order in ([d, e], [e, d]))
     assert abs(cosine(forward, e)) < 1e-6 < 0.01 < abs(cosine(forward, d))
     assert not torch.allclose(forward, backward, atol=1e-3)
-    joint = directions.debiased(n, [d, e], directions.JOINT)
+    joint = directions.debias(n, [d, e], directions.Debiasing.JOINT)
     assert max(abs(cosine(joint, d)), abs(cosine(joint, e))) < 1e-6
-    assert torch.equal(directions.debiased(n, []), n)
+    assert torch.equal(directions.debias(n, []), n)
 
 
 def test_a_strength_of_one_is_the_largest_projection(directed):
-    """O10: alpha = max((D @ n) / |n|) along the unit vector; raw adds the vector as it is."""
+    """Appendix F: alpha = max((D @ n) / |n|) along the unit vector; raw adds the vector as it is."""
     point = points.sample(directed, 0, 1, 100, 1.0)[0]
     vector = directed.directions["beard"].vector
-    moved = edits.edit(point, "beard: 1").coefficients - point.coefficients
+    moved = edit_text.edit(point, "beard: 1").coefficients - point.coefficients
     assert float(moved.norm()) == pytest.approx(float((directed.coefficients @ vector).max() / vector.norm()), rel=1e-5)
-    raw = edits.edit(point, "beard: -500000", units=edits.RAW).coefficients
+    raw = edit_text.edit(point, "beard: -500000", units=edit_text.Units.RAW).coefficients
     torch.testing.assert_close(raw, point.coefficients - 500000 * vector)
 
 
 def test_edits_in_one_node_equal_edits_in_two(directed):
     point = points.sample(directed, 5, 1, 100, 1.0)[0]
-    for keep in ("", "hair"):
-        one = edits.edit(point, "beard: 0.8, glasses: -0.5", keep)
-        two = edits.edit(edits.edit(point, "beard: 0.8", keep), "glasses: -0.5", keep)
+    for preserved in ("", "hair"):
+        one = edit_text.edit(point, "beard: 0.8, glasses: -0.5", preserved)
+        two = edit_text.edit(edit_text.edit(point, "beard: 0.8", preserved), "glasses: -0.5", preserved)
         assert torch.equal(one.coefficients, two.coefficients)
         assert torch.equal(one.flat, two.flat)
-    assert edits.edit(point, "beard: 0") is point and edits.edit(point, "") is point
+    assert edit_text.edit(point, "beard: 0") is point and edit_text.edit(point, "") is point
 
 
 @pytest.mark.parametrize("text", ["beard: 0.3", "beard: -2", "beard: 0.3, glasses: -2, beard: 1.5"])
-@pytest.mark.parametrize("units", edits.UNITS)
+@pytest.mark.parametrize("units", edit_text.Units)
 def test_an_edited_model_is_rebuilt_from_its_coefficients(directed, text, units):
     """Edits keep the flat vector by steps: it is the one that the coefficients give, at any strength."""
     point = points.sample(directed, 5, 1, 100, 1.0)[0]
-    moved = edits.edit(point, text, units=units)
+    moved = edit_text.edit(point, text, units=units)
     wanted = directed.rebuild(moved.coefficients)
     torch.testing.assert_close(moved.flat, wanted, atol=1e-5 * float(wanted.abs().max()), rtol=1e-4)
     assert float((wanted - point.flat).norm()) > 100 * float((moved.flat - wanted).norm())
@@ -150,12 +158,12 @@ def test_an_edited_model_is_rebuilt_from_its_coefficients(directed, text, units)
 def test_edits_along_components_need_no_labels(space):
     """In standard deviations of the members, as the sweep has them."""
     point = points.sample(space, 5, 1, 100, 1.0)[0]
-    moved = edits.edit(point, "PC 2: -1.5, pc 3: 0.5")
+    moved = edit_text.edit(point, "PC 2: -1.5, pc 3: 0.5")
     wanted = torch.zeros(space.components)
     wanted[1], wanted[2] = -1.5 * space.spread[1][1], 0.5 * space.spread[1][2]
     torch.testing.assert_close(moved.coefficients - point.coefficients, wanted, atol=1e-5, rtol=1e-5)
     with pytest.raises(ValueError, match="no component 'PC 0': write PC 1 to PC 23"):
-        edits.edit(point, "PC 0: 1")
+        edit_text.edit(point, "PC 0: 1")
 
 
 def test_edits_must_come_before_the_weights(directed):
@@ -165,14 +173,15 @@ def test_edits_must_come_before_the_weights(directed):
     def change(which):
         return {name: torch.mm(*one.matrices()) for name, one in which.layers().items()}
 
-    base, first, second, both = (change(edits.edit(point, text)) for text in (
-        "", "beard: 1", "glasses: 1", "beard: 1, glasses: 1"))  # fmt: skip
+    base, first, second, both = (
+        change(edit_text.edit(point, text)) for text in ("", "beard: 1", "glasses: 1", "beard: 1, glasses: 1")
+    )
     wrong = sum(float((first[n] + second[n] - base[n] - both[n]).square().sum()) for n in base)
     assert (wrong / sum(float((both[n] - base[n]).square().sum()) for n in base)) ** 0.5 > 0.01
 
 
-def test_keep_holds_the_others_still(directed):
-    step = directions.along(directed, "beard", ["glasses", "hair", "beard"], raw=False)
+def test_preserved_directions_do_not_change(directed):
+    step = directions.direction_step(directed, "beard", ["glasses", "hair", "beard"], raw=False)
     for name in ("glasses", "hair"):
         vector = directed.directions[name].vector
         assert abs(float(step @ vector)) < 1e-5 * float(step.norm() * vector.norm())
@@ -181,11 +190,11 @@ def test_keep_holds_the_others_still(directed):
 
 
 def test_a_difference_of_two_models_is_a_lora_of_twice_the_rank(directed):
-    """O10: up [B', -B] and down [A'; A] are exactly the edited less the unedited change."""
+    """up [B', -B] and down [A'; A] are exactly the edited less the unedited change."""
     from glassbox.nodes.weights.style_merge import merge
 
     point = points.sample(directed, 5, 1, 100, 1.0)[0]
-    edited = edits.edit(point, "beard: 1")
+    edited = edit_text.edit(point, "beard: 1")
     merged = merge(edited.layers(), point.layers(), (1.0, -1.0))
     for name, one in merged.items():
         wanted = torch.mm(*edited.layers()[name].matrices()) - torch.mm(*point.layers()[name].matrices())
@@ -193,7 +202,7 @@ def test_a_difference_of_two_models_is_a_lora_of_twice_the_rank(directed):
         assert one.rank == 2
 
 
-def test_mix(directed):
+def test_a_mix_is_a_straight_line(directed):
     a, b = points.sample(directed, 1, 2, 100, 1.0)
     line = points.mix(a, b, 0.0, 1.0, 5)
     assert torch.equal(line[0].coefficients, a.coefficients) and torch.equal(line[-1].coefficients, b.coefficients)
@@ -203,53 +212,53 @@ def test_mix(directed):
     points.mix(a, stranger, 0, 1, 2)  # the same space with other directions
 
 
-def test_sweep(directed):
+def test_a_sweep_is_a_row_or_a_grid_of_edits(directed):
     point = points.sample(directed, 1, 1, 100, 1.0)[0]
-    row, told = points.sweep(point, "beard", "", [-1.0, 0.0, 1.0], [])
-    assert told == ["beard -1.00", "beard +0.00", "beard +1.00"]
+    row, names = points.sweep(point, "beard", "", [-1.0, 0.0, 1.0], [])
+    assert names == ["beard -1.00", "beard +0.00", "beard +1.00"]
     assert torch.equal(row[1].coefficients, point.coefficients)
-    assert torch.equal(row[2].coefficients, edits.edit(point, "beard: 1").coefficients)
-    grid, told = points.sweep(point, "beard", "PC 2", [-1.0, 1.0], [])
-    assert [len(grid), told[1]] == [4, "beard +1.00, PC 2 -1.00"]
+    assert torch.equal(row[2].coefficients, edit_text.edit(point, "beard: 1").coefficients)
+    grid, names = points.sweep(point, "beard", "PC 2", [-1.0, 1.0], [])
+    assert [len(grid), names[1]] == [4, "beard +1.00, PC 2 -1.00"]
     step = grid[3].coefficients - grid[1].coefficients
     assert float(step[1]) == pytest.approx(2 * float(directed.spread[1][1]), rel=1e-5)
 
 
 def test_members_are_points(space):
-    point = points.member(space, "member_03")
+    point = points.member_point(space, "member_03")
     assert torch.equal(point.coefficients, space.coefficients[3])
-    with pytest.raises(ValueError, match="no member 'x': there are member_00"):
-        points.member(space, "x")
+    with pytest.raises(ValueError, match="no member 'x'"):
+        points.member_point(space, "x")
 
 
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda s: edits.parse("beard"), "'beard' is no edit"),
-        (lambda s: edits.parse("beard: much"), "'beard: much' is no edit"),
-        (lambda s: edits.parse("beard: nan"), "is no edit"),
-        (lambda s: edits.parse("beard: inf"), "is no edit"),
-        (lambda s: edits.parse("beard: 1e999"), "is no edit"),
-        (lambda s: edits.edit(Point(s, s.coefficients[0]), "bread: 1"), "no direction 'bread': there is beard"),
-        (lambda s: directions.along(s, "beard", ["nose"], False), "no direction 'nose'"),
+        (lambda s: edit_text.parse("beard"), "'beard' is not an edit"),
+        (lambda s: edit_text.parse("beard: much"), "'beard: much' is not an edit"),
+        (lambda s: edit_text.parse("beard: nan"), "is not an edit"),
+        (lambda s: edit_text.parse("beard: inf"), "is not an edit"),
+        (lambda s: edit_text.parse("beard: 1e999"), "is not an edit"),
+        (lambda s: edit_text.edit(Point(s, s.coefficients[0]), "bread: 1"), "no direction 'bread'"),
+        (lambda s: directions.direction_step(s, "beard", ["nose"], False), "no direction 'nose'"),
         (lambda s: points.sweep(Point(s, s.coefficients[0]), "PC 99", "", [1.0], []), "no component 'PC 99'"),
-        (lambda s: s.padded(torch.ones(99)), "was given 99"),
+        (lambda s: s.pad(torch.ones(99)), "the point has 99"),
     ],
 )
-def test_bad_input_is_told_in_a_sentence(directed, call, sentence):
+def test_bad_input_is_one_sentence(directed, call, sentence):
     with pytest.raises(ValueError, match=sentence):
         call(directed)
 
 
 def test_a_space_without_directions_says_so(space):
     with pytest.raises(ValueError, match="has no directions yet"):
-        edits.edit(Point(space, space.coefficients[0]), "beard: 1")
+        edit_text.edit(Point(space, space.coefficients[0]), "beard: 1")
     nothing = {"a": Direction(torch.ones(space.components), 1.0), "b": Direction(torch.ones(space.components), 1.0)}
     with pytest.raises(ValueError, match="Nothing is left of 'a'"):
-        directions.along(space.with_directions(nothing), "a", ["b"], False)
+        directions.direction_step(space.with_directions(nothing), "a", ["b"], False)
 
 
-def test_labels_as_csv_and_json(space):
+def test_labels_are_read_from_csv_and_json(space):
     text = "member,beard,glasses\nmember_00.safetensors,1,no\nmember_02,0,\nstranger,1,1"
     found = labels.parse(text, space)
     assert found["beard"][:3].tolist()[::2] == [1, 0] and found["beard"][1] != found["beard"][1]
@@ -259,16 +268,64 @@ def test_labels_as_csv_and_json(space):
         torch.testing.assert_close(same[name], found[name], equal_nan=True)
     from dataclasses import replace
 
-    labelled = replace(space, labels=found)
-    again = labels.parse(labels.to_csv(labelled), labelled)
+    labeled = replace(space, labels=found)
+    again = labels.parse(labels.to_csv(labeled), labeled)
     torch.testing.assert_close(again["beard"], found["beard"], equal_nan=True)
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
-    [("nothing", "are no table"), ("member,a\nmember_00", "Line 2 .* has 1 cells"), ("member,a\nx,1", "No name"),
-     ("member,a\nmember_00,perhaps", "'perhaps' of member_00"), ("{", "are no JSON"), ('{"a": 1}', "no attributes")],
-)  # fmt: skip
-def test_bad_labels(space, text, sentence):
+    [
+        ("nothing", "are not a table"),
+        ("member,a\nmember_00", "Line 2 .* has 1 cells"),
+        ("member,a\nx,1", "No name"),
+        ("member,a\nmember_00,perhaps", "'perhaps' of member_00"),
+        ("{", "are not JSON"),
+        ('{"a": 1}', "no attributes"),
+    ],
+)
+def test_bad_labels_are_refused(space, text, sentence):
     with pytest.raises(ValueError, match=sentence):
         labels.parse(text, space)
+
+
+def test_the_steps_a_space_keeps_are_bounded(directed, monkeypatch):
+    """100 edits of one direction leave 8 steps, the last of them used again."""
+    monkeypatch.setattr(space_module, "_CACHED_BYTES", 0)
+    point = points.sample(directed, 5, 1, 100, 1.0)[0]
+    made = []
+    monkeypatch.setattr(
+        edit_text, "direction_step", lambda *key: made.append(key) or directions.direction_step(*key), raising=True
+    )
+    for number in range(1, 101):
+        edit_text.edit(point, f"PC {number % 20 + 1}: 1", "hair")
+    assert len(directed._steps) == 8
+    made.clear()
+    edit_text.edit(point, "PC 1: 1", "hair")
+    assert not made
+
+
+def test_an_edited_point_keeps_one_flat_vector_of_its_past(directed):
+    origin = points.sample(directed, 5, 1, 100, 1.0)[0]
+    point = origin
+    for _ in range(5):
+        point = edit_text.edit(point, "beard: 0.1")
+    assert point.origin is origin and len(point.steps) == 5
+
+
+def test_least_squares_works_without_scikit_learn(space, known_labels, monkeypatch):
+    fitted = directions.fit(space, known_labels, 6, directions.FitMethod.LEAST_SQUARES)
+    for name in [name for name in sys.modules if name.split(".")[0] == "sklearn"] + ["sklearn", "sklearn.svm"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    again = directions.fit(space, known_labels, 6, directions.FitMethod.LEAST_SQUARES)
+    assert again["beard"].about == fitted["beard"].about and "cross-validated accuracy" in again["beard"].about
+    with pytest.raises(RuntimeError, match="pip install scikit-learn"):
+        directions.fit(space, known_labels, 6, directions.FitMethod.SVM)
+
+
+@pytest.mark.parametrize("method", directions.FitMethod)
+def test_a_fit_can_be_stopped_between_any_two_fits(space, known_labels, method):
+    """One check before the direction and one before each of the five folds."""
+    calls = []
+    directions.fit(space, {"beard": known_labels["beard"]}, 4, method, lambda: calls.append(1))
+    assert len(calls) == 6

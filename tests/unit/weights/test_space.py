@@ -1,4 +1,4 @@
-"""Principal components of members (oracle O3), their files, and building them block by block."""
+"""Principal components of members (section 3.1), their files, and building them block by block."""
 
 import json
 
@@ -6,10 +6,9 @@ import members
 import numpy as np
 import pytest
 import torch
-from glassbox.nodes.weights import building, lora_files, report, space_files
-from glassbox.nodes.weights import sources as member_sources
-from glassbox.nodes.weights.reduction import reduced, sign_reference, signed
-from glassbox.nodes.weights.scratch import Scratch
+from glassbox.nodes.weights import lora_reader, member_sources, space_builder, space_file, space_report
+from glassbox.nodes.weights.member_store import MemberStore
+from glassbox.nodes.weights.rank_reduction import align_signs, reduce_rank, sign_reference
 from glassbox.nodes.weights.space import Point
 from safetensors.torch import save_file
 
@@ -22,20 +21,22 @@ def folder(tmp_path_factory):
 
 
 def build(folder, target, track=iter, **settings):
-    return building.build(member_sources.file_sources(folder), building.Settings(**settings), target, track)
+    return space_builder.build(
+        member_sources.file_sources(folder), space_builder.BuildSettings(**settings), target, track
+    )
 
 
 @pytest.fixture(scope="module")
 def trained(folder, tmp_path_factory):
     """A space in the form of the paper."""
-    return build(folder, tmp_path_factory.mktemp("spaces") / "trained.safetensors", form="as trained")
+    return build(folder, tmp_path_factory.mktemp("spaces") / "trained.safetensors", form="as_trained")
 
 
 def matrix(folder, space):
-    return torch.stack([space.layout.flatten(lora_files.read(path).layers) for path in sorted(folder.iterdir())])
+    return torch.stack([space.layout.flatten(lora_reader.read(path).layers) for path in sorted(folder.iterdir())])
 
 
-def test_it_is_the_singular_value_decomposition_of_the_standardised_members(folder, trained):
+def test_it_is_the_singular_value_decomposition_of_the_standardized_members(folder, trained):
     """The notebook of the official code: mean(0), std(0), svd; V up to the sign of a column; tolerance 1e-5."""
     data = matrix(folder, trained).double()
     standard = (data - data.mean(0)) / data.std(0)
@@ -67,11 +68,12 @@ def test_members_come_back(folder, trained):
 
 
 @pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
-def test_every_storage_tells_its_error(trained, tmp_path, storage):
-    error = space_files.write(trained, tmp_path / "s.safetensors", storage)
-    saved = space_files.read(tmp_path / "s.safetensors")
+def test_every_storage_reports_its_error(trained, tmp_path, storage):
+    error = space_file.write(trained, tmp_path / "s.safetensors", storage)
+    saved = space_file.read(tmp_path / "s.safetensors")
     difference = torch.stack([saved.rebuild(row) for row in trained.coefficients]) - torch.stack(
-        [trained.rebuild(row) for row in trained.coefficients])  # fmt: skip
+        [trained.rebuild(row) for row in trained.coefficients]
+    )
     standard = (difference / trained.deviation).norm(dim=1)
     whole = torch.stack([(row @ trained.basis).norm() for row in trained.coefficients])
     measured = float((standard / whole).mean())
@@ -85,31 +87,34 @@ def test_every_storage_tells_its_error(trained, tmp_path, storage):
 def test_the_header_can_be_read_by_people(trained, tmp_path):
     from safetensors import safe_open
 
-    space_files.write(trained, tmp_path / "s.safetensors")
+    space_file.write(trained, tmp_path / "s.safetensors")
     with safe_open(tmp_path / "s.safetensors", "pt") as file:
         metadata = file.metadata()
     assert json.loads(metadata["members"])[0] == "member_00"
     assert json.loads(metadata["layout"])["rank"] == 1
-    assert json.loads(metadata["space"])["standardised"] is True
+    assert json.loads(metadata["space"])["standardized"] is True
 
 
-def test_a_file_that_is_no_space(tmp_path):
+def test_other_files_and_other_versions_are_refused(tmp_path):
     save_file({"x": torch.ones(1)}, tmp_path / "x.safetensors")
-    with pytest.raises(ValueError, match="is no weight space"):
-        space_files.read(tmp_path / "x.safetensors")
+    with pytest.raises(ValueError, match="is not a weight space"):
+        space_file.read(tmp_path / "x.safetensors")
+    save_file({"x": torch.ones(1)}, tmp_path / "v.safetensors", {"format": "glassbox_w2w_space", "format_version": "9"})
+    with pytest.raises(ValueError, match="format version 9"):
+        space_file.read(tmp_path / "v.safetensors")
     (tmp_path / "y.safetensors").write_bytes(b"cut")
     with pytest.raises(ValueError, match="cannot be read"):
-        space_files.read(tmp_path / "y.safetensors")
+        space_file.read(tmp_path / "y.safetensors")
 
 
 def test_reduction_is_the_truncated_svd_and_balanced():
     made = members.factors(1, rank=4)
-    lora = lora_files.parsed(members.kohya(made, 8.0))
+    lora = lora_reader.parse_tensors(members.kohya(made, 8.0))
     for one in lora.layers.values():
         up, down = one.matrices(torch.float64)
         u, values, v = torch.linalg.svd(up @ down)
         for rank in (1, 3, 6):
-            small, kept, whole = reduced(one, rank, torch.float64)
+            small, kept, whole = reduce_rank(one, rank, torch.float64)
             product = torch.mm(*small.matrices(torch.float64))
             best = (u[:, :rank] * values[:rank]) @ v[:rank]
             torch.testing.assert_close(product, best, atol=1e-10, rtol=1e-10)
@@ -118,36 +123,51 @@ def test_reduction_is_the_truncated_svd_and_balanced():
             torch.testing.assert_close(small.down.norm(dim=1), small.up.norm(dim=0), atol=1e-10, rtol=1e-10)
 
 
-def test_the_same_change_from_other_factors_is_the_same_point(folder, tmp_path):
-    """Sign, scale between the factors, alpha, rank and file form of a LoRA do not matter (form singular values)."""
+def test_equal_changes_are_equal_points_whatever_their_factors(folder, tmp_path):
+    """Sign, scale between the factors, alpha, rank and file form of a LoRA do not matter (form singular_values)."""
     space = build(folder, tmp_path / "s.safetensors")
     made = members.factors(4)
     turned = {name: (-3 * down, -up / 3) for name, (down, up) in made.items()}
     wider = {name: (torch.cat([down, down]), torch.cat([up / 2, up / 2], 1)) for name, (down, up) in made.items()}
     forms = [members.kohya(turned), members.comfyui(wider, False), members.peft(turned), members.kohya(wider, 2.0)]
     for tensors in forms:
-        flat, lost = space.flatten(lora_files.parsed(tensors))
+        flat, lost = space.flatten(lora_reader.parse_tensors(tensors))
         torch.testing.assert_close(space.project(flat), space.coefficients[4], atol=2e-4, rtol=1e-4)
         assert not lost
 
 
-def test_signs_make_random_turns_undone():
+def test_sign_alignment_undoes_random_flips():
     layout = build_layout()
-    plain = torch.stack([layout.flatten(lora_files.parsed(members.kohya(members.factors(i))).layers) for i in range(8)])
+    plain = torch.stack(
+        [layout.flatten(lora_reader.parse_tensors(members.kohya(members.factors(i))).layers) for i in range(8)]
+    )
     turns = torch.tensor([1.0, -1, -1, 1, -1, 1, 1, -1])[:, None]
     reference = sign_reference(layout, plain * turns)
-    whole = signed(layout, plain * turns, reference)
+    whole = align_signs(layout, plain * turns, reference)
     assert torch.equal(whole, plain) or torch.equal(whole, -plain)
 
 
+def test_signs_follow_both_factors():
+    """A pair whose down is orthogonal to the reference is aligned by its up alone, and the other way round."""
+    layout = build_layout()
+    reference = layout.flatten(lora_reader.parse_tensors(members.kohya(members.factors(0))).layers)
+    for first, last in (("offset", "up_offset"), ("up_offset", "end")):
+        pair = reference.clone()
+        for slot in layout.slots:
+            part = slice(getattr(slot, first), getattr(slot, last))
+            pair[part] = torch.roll(reference[part], 1)
+            pair[part] -= (pair[part] @ reference[part]) / (reference[part] @ reference[part]) * reference[part]
+        assert torch.equal(align_signs(layout, -pair, reference), pair)
+
+
 def build_layout():
-    from glassbox.nodes.weights.layout import Layout
+    from glassbox.nodes.weights.flat_layout import Layout
 
     shapes = {name: ((1, inputs), (outputs, 1)) for name, (inputs, outputs) in members.LAYERS.items()}
     return Layout.of(shapes, 1, 1.0)
 
 
-def test_what_does_not_fit_is_named_and_skipped_or_refused(tmp_path):
+def test_members_that_do_not_fit_are_skipped_by_name_or_an_error(tmp_path):
     folder = members.write_folder(tmp_path / "loras", 5)
     other = {name: (2 * inputs, outputs) for name, (inputs, outputs) in members.LAYERS.items()}
     save_file(members.kohya(members.factors(9, layers=other)), folder / "another_base.safetensors")
@@ -155,21 +175,23 @@ def test_what_does_not_fit_is_named_and_skipped_or_refused(tmp_path):
     broken[next(iter(broken))][0, 0] = float("nan")
     save_file(broken, folder / "a_nan.safetensors")
     save_file({"lora_unet_x.hada_w1_a": torch.ones(1)}, folder / "loha.safetensors")
-    flux = {"lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight": torch.ones(1, 8),
-            "lora_unet_double_blocks_0_img_attn_qkv.lora_up.weight": torch.ones(8, 1)}  # fmt: skip
+    flux = {
+        "lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight": torch.ones(1, 8),
+        "lora_unet_double_blocks_0_img_attn_qkv.lora_up.weight": torch.ones(8, 1),
+    }
     save_file(flux, folder / "flux.safetensors")
     space = build(folder, tmp_path / "s.safetensors")
-    refused = space.about["refused"]
+    skipped = space.about["skipped"]
     assert len(space.members) == 5
-    assert set(refused) == {"another_base", "a_nan", "loha", "flux"}
-    trained = build(folder, tmp_path / "u.safetensors", form="as trained")
-    assert trained.members == space.members and set(trained.about["refused"]) == set(refused)
-    assert "(64,)" in refused["another_base"] and "NaN" in refused["a_nan"] and "shares no layer" in refused["flux"]
+    assert set(skipped) == {"another_base", "a_nan", "loha", "flux"}
+    trained = build(folder, tmp_path / "u.safetensors", form="as_trained")
+    assert trained.members == space.members and set(trained.about["skipped"]) == set(skipped)
+    assert "(64,)" in skipped["another_base"] and "NaN" in skipped["a_nan"] and "shares no layer" in skipped["flux"]
     with pytest.raises(ValueError, match=r"loha: .*Take it out"):
-        build(folder, tmp_path / "t.safetensors", unfit=building.REFUSE)
+        build(folder, tmp_path / "t.safetensors", on_mismatch=space_builder.OnMismatch.ERROR)
 
 
-def test_mixed_ranks_and_targets(tmp_path):
+def test_members_of_mixed_ranks_and_targets(tmp_path):
     folder = members.write_folder(tmp_path / "loras", 4)
     save_file(members.kohya(members.factors(7, rank=5), 5.0), folder / "wide.safetensors")
     few = dict(list(members.factors(8).items())[:2])
@@ -179,25 +201,25 @@ def test_mixed_ranks_and_targets(tmp_path):
     kept = dict(zip(space.members, space.kept.tolist(), strict=True))
     assert kept["member_00"] == pytest.approx(1) and kept["two_layers"] == pytest.approx(1) and kept["wide"] < 0.999
     with pytest.raises(ValueError, match=r"wide: .* rank 5 and the space 1"):
-        build(folder, tmp_path / "t.safetensors", form="as trained", unfit=building.REFUSE)
+        build(folder, tmp_path / "t.safetensors", form="as_trained", on_mismatch=space_builder.OnMismatch.ERROR)
 
 
-def test_not_standardised(folder, tmp_path):
-    space = build(folder, tmp_path / "s.safetensors", form="as trained", standardise=False)
+def test_a_space_without_standardization(folder, tmp_path):
+    space = build(folder, tmp_path / "s.safetensors", form="as_trained", standardize=False)
     data = matrix(folder, space).double()
     values = torch.linalg.svdvals(data - data.mean(0))[:-1]
     torch.testing.assert_close(space.singular_values.double(), values, atol=1e-5, rtol=1e-5)
     assert torch.equal(space.deviation, torch.ones(space.layout.size))
 
 
-def test_numbers_that_never_change_make_no_nan(tmp_path):
+def test_constant_numbers_give_no_nan(tmp_path):
     folder = tmp_path / "loras"
     folder.mkdir()
     for seed in range(4):
         tensors = members.kohya(members.factors(seed))
         tensors[next(iter(tensors))][:] = 2.0
         save_file(tensors, folder / f"{seed}.safetensors")
-    space = build(folder, tmp_path / "s.safetensors", form="as trained")
+    space = build(folder, tmp_path / "s.safetensors", form="as_trained")
     assert torch.isfinite(space.basis).all() and torch.isfinite(space.coefficients).all()
     torch.testing.assert_close(space.rebuild(space.coefficients[2]), matrix(folder, space)[2], atol=1e-5, rtol=1e-5)
 
@@ -206,10 +228,10 @@ class StoppedError(Exception):
     pass
 
 
-def test_a_build_that_was_stopped_goes_on(folder, tmp_path, monkeypatch):
+def test_a_stopped_build_resumes(folder, tmp_path, monkeypatch):
     target = tmp_path / "s.safetensors"
     added = []
-    add = Scratch.add
+    add = MemberStore.add
 
     def counting(self, name, flat, lost):
         if len(added) == 5:
@@ -217,12 +239,12 @@ def test_a_build_that_was_stopped_goes_on(folder, tmp_path, monkeypatch):
         add(self, name, flat, lost)
         added.append(name)
 
-    monkeypatch.setattr(Scratch, "add", counting)
+    monkeypatch.setattr(MemberStore, "add", counting)
     with pytest.raises(StoppedError):
         build(folder, target)
     assert not target.exists() and len(added) == 5
     again = []
-    monkeypatch.setattr(Scratch, "add", lambda self, name, *rest: (add(self, name, *rest), again.append(name)))
+    monkeypatch.setattr(MemberStore, "add", lambda self, name, *rest: (add(self, name, *rest), again.append(name)))
     resumed = build(folder, target)
     assert again == [f"member_{number:02}" for number in range(5, COUNT)]
     whole = build(folder, tmp_path / "whole.safetensors")
@@ -230,22 +252,22 @@ def test_a_build_that_was_stopped_goes_on(folder, tmp_path, monkeypatch):
     assert not list(tmp_path.glob("*.building"))
 
 
-def test_blocks_of_columns_are_those_of_the_whole(tmp_path, monkeypatch):
-    from glassbox.nodes.weights import scratch as module
+def test_stored_blocks_are_columns_of_the_data(tmp_path, monkeypatch):
+    from glassbox.nodes.weights import member_store as module
 
     monkeypatch.setattr(module, "_BLOCK_BYTES", 4 * 1024 * 3)
     data = np.random.default_rng(0).standard_normal((3, 5000)).astype(np.float32)
-    held = Scratch(tmp_path / "a", "key", 3, 5000)
+    held = MemberStore(tmp_path / "a", "key", 3, 5000)
     for row in range(3):
         held.add(str(row), data[row], {})
     assert len(held.blocks()) == 5
-    again = Scratch(tmp_path / "a", "key", 3, 5000)
+    again = MemberStore(tmp_path / "a", "key", 3, 5000)
     assert list(again.members) == ["0", "1", "2"]
     assert np.array_equal(np.concatenate([again.read(block) for block in again.blocks()], axis=1), data)
-    assert not Scratch(tmp_path / "a", "other key", 3, 5000).members
+    assert not MemberStore(tmp_path / "a", "other key", 3, 5000).members
 
 
-def test_too_few_members(tmp_path):
+def test_a_space_needs_two_different_members(tmp_path):
     folder = members.write_folder(tmp_path / "one", 1)
     with pytest.raises(ValueError, match="needs at least two members"):
         build(folder, tmp_path / "s.safetensors")
@@ -254,16 +276,16 @@ def test_too_few_members(tmp_path):
     for name in "ab":
         save_file(members.kohya(members.factors(1)), same / f"{name}.safetensors")
     with pytest.raises(ValueError, match="All members are the same"):
-        build(same, tmp_path / "s.safetensors", standardise=False)
+        build(same, tmp_path / "s.safetensors", standardize=False)
 
 
-def test_what_the_report_says_follows_from_the_file_alone(folder, tmp_path):
+def test_the_report_follows_from_the_file_alone(folder, tmp_path):
     """Recomputed from its tensors and header with nothing of the pack."""
     from safetensors import safe_open
 
     path = tmp_path / "s.safetensors"
     space = build(folder, path, components=5)
-    told = f"{report.describe_space(space)}\n{report.describe_members(space)}"
+    report = f"{space_report.describe_space(space)}\n{space_report.describe_members(space)}"
     with safe_open(path, "pt") as file:
         tensors = {name: file.get_tensor(name).double() for name in file.keys()}  # noqa: SIM118
         members, layout = (json.loads(file.metadata()[name]) for name in ("members", "layout"))
@@ -271,18 +293,18 @@ def test_what_the_report_says_follows_from_the_file_alone(folder, tmp_path):
     explained = squares[:5] / squares.sum()
     inside = rows.square().sum(1) / tensors["squares"]
     standard = tensors["basis"].T @ rows.T  # (D, n): what the components say of each member
-    assert f"{len(members)} members" in told and f"rank {layout['rank']}" in told
-    assert f"5 components explain {100 * float(explained.sum()):.1f} %" in told
-    assert f"Rank 1 keeps {100 * float(tensors['kept'].mean()):.1f} %" in told
-    assert f"5 components keep {100 * float(inside.mean()):.1f} % of a member" in told
-    assert float(inside.min()) < 0.999 and told.splitlines()[-10].strip().startswith(members[int(inside.argmin())])
+    assert f"{len(members)} members" in report and f"rank {layout['rank']}" in report
+    assert f"5 components explain {100 * float(explained.sum()):.1f} %" in report
+    assert f"Rank 1 keeps {100 * float(tensors['kept'].mean()):.1f} %" in report
+    assert f"5 components keep {100 * float(inside.mean()):.1f} % of a member" in report
+    assert float(inside.min()) < 0.999 and report.splitlines()[-10].strip().startswith(members[int(inside.argmin())])
     torch.testing.assert_close(standard.square().sum(0), rows.square().sum(1), atol=1e-4, rtol=1e-4)
     point = Point(space, space.coefficients[3] + space.coefficients[4], "between")
-    told, wanted = report.describe_point(point), rows[3] + rows[4]
+    report, wanted = space_report.describe_point(point), rows[3] + rows[4]
     cosines = rows @ wanted / rows.norm(dim=1) / wanted.norm()
     best = cosines.topk(5)
     for value, row in zip(best.values, best.indices, strict=True):
-        assert f"{members[row]}: cosine {float(value):+.3f}" in told
+        assert f"{members[row]}: cosine {float(value):+.3f}" in report
     scores = (wanted - rows.mean(0)) / rows.std(0)
-    assert f"length {float(wanted.norm()):.2f}" in told
-    assert f"coefficient {float(scores.square().mean().sqrt()):.2f}" in told
+    assert f"length {float(wanted.norm()):.2f}" in report
+    assert f"coefficient {float(scores.square().mean().sqrt()):.2f}" in report

@@ -1,22 +1,22 @@
-"""Bring every layer of a LoRA to one rank and one sign, so that LoRAs of different trainers and seeds compare.
+"""Bring every layer of a LoRA to one rank and one sign, so that LoRAs of different trainers and seeds are comparable.
 
-A product up @ down says nothing of its factors: (up / c, c down) is the same change, for negative c too. The singular
-value decomposition fixes them up to the sign of each pair, with the singular value shared evenly between the two; the
-sign is that in which the pair lies along a reference (ImageGem, arXiv 2510.18433, reduces LoRAs by SVD in this way).
+A product up @ down does not determine its factors: (up / c, c down) is the same change, for negative c too. The
+singular value decomposition fixes them up to the sign of each pair, with the singular value split evenly between the
+two; the sign is that in which the pair lies along a reference (ImageGem, arXiv 2510.18433, reduces LoRAs by SVD so).
 """
 
 from __future__ import annotations
 
 import torch
 
-from .layout import Layout
-from .lora_files import Factors
+from .flat_layout import Layout
+from .lora_reader import Factors
 
 _ROUNDS = 3
 
 
-def reduced(factors: Factors, rank: int, dtype: torch.dtype = torch.float32) -> tuple[Factors, float, float]:
-    """The best approximation of a layer's change by ``rank``, and the squared norms of it and of the whole change.
+def reduce_rank(factors: Factors, rank: int, dtype: torch.dtype = torch.float32) -> tuple[Factors, float, float]:
+    """The best approximation of a layer's change of rank ``rank``, and the squared norms of it and of the whole change.
 
     Balanced: |down_i| = |up_i| for each of the pairs, largest first; zero where the change has a lower rank.
     """
@@ -35,7 +35,7 @@ def reduced(factors: Factors, rank: int, dtype: torch.dtype = torch.float32) -> 
     return shaped, float(squares[:kept].sum()), float(squares.sum())
 
 
-def signed(layout: Layout, flat: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+def align_signs(layout: Layout, flat: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     """Turn each pair (down_i, up_i) of flat vectors (..., size) so that it lies along the reference (size,)."""
     flat = flat.clone()
     for slot in layout.slots:
@@ -52,13 +52,13 @@ def sign_reference(layout: Layout, block: torch.Tensor) -> torch.Tensor:
     """A reference (size,) from a block of members (n, size): their sum, each turned along the sum so far."""
     reference = block[0].clone()
     for _ in range(_ROUNDS):
-        reference = signed(layout, block, reference).sum(dim=0)
+        reference = align_signs(layout, block, reference).sum(dim=0)
     return reference / len(block)
 
 
 def _pairs(layout: Layout, slot, flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Views of the rank-one pairs of a slot: down (..., rank, in) and up (..., rank, out)."""
     head = flat.shape[:-1]
-    down = flat[..., slot.offset : slot.middle].view(*head, layout.rank, -1)
-    up = flat[..., slot.middle : slot.end].view(*head, -1, layout.rank).transpose(-1, -2)
+    down = flat[..., slot.offset : slot.up_offset].view(*head, layout.rank, -1)
+    up = flat[..., slot.up_offset : slot.end].view(*head, -1, layout.rank).transpose(-1, -2)
     return down, up

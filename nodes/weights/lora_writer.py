@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
+from ..common.atomic_write import atomic_write
 from ..common.lora_keys import keys
-from .lora_files import Factors
+from .lora_reader import Factors
 
 
 def to_tensors(layers: dict[str, Factors]) -> dict[str, torch.Tensor]:
@@ -20,13 +23,9 @@ def to_tensors(layers: dict[str, Factors]) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def write(tensors: dict[str, torch.Tensor], path, about: str) -> None:
-    """Write a LoRA file under a temporary name and rename it."""
+def write(tensors: dict[str, torch.Tensor], path: Path, about: str) -> None:
+    """Write a LoRA file, whole or not at all."""
     from safetensors.torch import save_file
 
-    temporary = path.with_name(f"{path.name}.part")
-    try:
+    with atomic_write(path) as temporary:
         save_file(tensors, temporary, {"format": "pt", "glassbox": about})
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

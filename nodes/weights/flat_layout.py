@@ -14,7 +14,7 @@ from functools import cached_property
 
 import torch
 
-from .lora_files import Factors
+from .lora_reader import Factors
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class Slot:
     up_shape: tuple[int, ...]
 
     @property
-    def middle(self) -> int:
+    def up_offset(self) -> int:
         return self.offset + _numel(self.down_shape)
 
     @property
     def end(self) -> int:
-        return self.middle + _numel(self.up_shape)
+        return self.up_offset + _numel(self.up_shape)
 
 
 @dataclass(frozen=True)
@@ -68,24 +68,24 @@ class Layout:
         for slot in self.slots:
             if slot.layer in layers:
                 factors = layers[slot.layer]
-                flat[slot.offset : slot.middle] = factors.down.float().flatten()
-                flat[slot.middle : slot.end] = (factors.up.float() * (factors.scale / self.scale)).flatten()
+                flat[slot.offset : slot.up_offset] = factors.down.float().flatten()
+                flat[slot.up_offset : slot.end] = (factors.up.float() * (factors.scale / self.scale)).flatten()
         return flat
 
     def unflatten(self, flat: torch.Tensor) -> dict[str, Factors]:
         """The factors of a flat vector (size,): views of it."""
-        return {slot.layer: self.at(slot, flat) for slot in self.slots}
+        return {slot.layer: self.factors_at(slot, flat) for slot in self.slots}
 
-    def at(self, slot: Slot, flat: torch.Tensor) -> Factors:
+    def factors_at(self, slot: Slot, flat: torch.Tensor) -> Factors:
         """One layer's factors in a flat vector."""
-        down = flat[slot.offset : slot.middle].view(slot.down_shape)
-        return Factors(down, flat[slot.middle : slot.end].view(slot.up_shape), self.scale)
+        down = flat[slot.offset : slot.up_offset].view(slot.down_shape)
+        return Factors(down, flat[slot.up_offset : slot.end].view(slot.up_shape), self.scale)
 
     def rows(self) -> Iterator[tuple[int, int, tuple[int, ...], str]]:
         """Offset, count, shape and name of every tensor in order, as the table of the official release lists them."""
         for slot in self.slots:
-            yield slot.offset, slot.middle - slot.offset, slot.down_shape, f"{slot.layer}.lora_A.weight"
-            yield slot.middle, slot.end - slot.middle, slot.up_shape, f"{slot.layer}.lora_B.weight"
+            yield slot.offset, slot.up_offset - slot.offset, slot.down_shape, f"{slot.layer}.lora_A.weight"
+            yield slot.up_offset, slot.end - slot.up_offset, slot.up_shape, f"{slot.layer}.lora_B.weight"
 
     def to_json(self) -> str:
         """The layout as text, for a file's header."""
@@ -96,8 +96,9 @@ class Layout:
     def from_json(cls, text: str) -> Layout:
         """The layout that ``to_json`` wrote."""
         about = json.loads(text)
-        return cls.of({layer: tuple(map(tuple, pair)) for layer, pair in about["layers"].items()},
-                      about["rank"], about["alpha"])  # fmt: skip
+        return cls.of(
+            {layer: tuple(map(tuple, pair)) for layer, pair in about["layers"].items()}, about["rank"], about["alpha"]
+        )
 
 
 def _numel(shape: tuple[int, ...]) -> int:

@@ -1,4 +1,4 @@
-"""Flattened members in a file, cut into blocks of columns, so that all members' share of a block is one read."""
+"""Flattened members in a file, cut into blocks of columns, so that one read gives all members' part of a block."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from pathlib import Path
 
 import numpy as np
 
-from .quantisation import GROUP
+from ..common.atomic_write import named_write_errors
+from .quantization import GROUP
 
 _BLOCK_BYTES = 8 * 1024 * 1024
 
 
-class Scratch:
-    """A folder with up to ``capacity`` vectors of ``size`` float32 numbers and a journal of those that are whole.
+class MemberStore:
+    """A folder with up to ``capacity`` vectors of ``size`` float32 numbers and a journal of the complete ones.
 
-    ``members``: name -> what was lost of it, in the order of the rows. Opened again with the same key it goes on; with
-    another key it begins anew.
+    ``members``: name -> fractions of it that were lost, in the order of the rows. Opened again with the same key it
+    resumes; with another key it starts again. Raises WriteError where the disk is full or the folder read-only.
     """
 
     group = GROUP
@@ -24,23 +25,24 @@ class Scratch:
     def __init__(self, folder: Path, key: str, capacity: int, size: int):
         self.members: dict[str, dict[str, float]] = {}
         self._capacity, self._size = capacity, size
-        wanted = _BLOCK_BYTES // (4 * max(capacity, 1)) // GROUP * GROUP
-        self._width = min(max(wanted, GROUP), -(-size // GROUP) * GROUP)
+        width = _BLOCK_BYTES // (4 * max(capacity, 1)) // GROUP * GROUP
+        self._width = min(max(width, GROUP), -(-size // GROUP) * GROUP)
         self._data, self._journal = folder / "members.f32", folder / "journal.jsonl"
-        folder.mkdir(parents=True, exist_ok=True)
         key = f"{key} {self._width}"
-        if not self._resume(key):
-            self._data.write_bytes(b"")
-            self._journal.write_text(json.dumps({"key": key}) + "\n", "utf-8")
+        with named_write_errors(self._data):
+            folder.mkdir(parents=True, exist_ok=True)
+            if not self._resume(key):
+                self._data.write_bytes(b"")
+                self._journal.write_text(json.dumps({"key": key}) + "\n", "utf-8")
 
     def add(self, name: str, flat: np.ndarray, lost: dict[str, float]) -> None:
-        """Write one member; it counts from when its line in the journal is whole."""
+        """Write one member; it counts once its line in the journal is complete."""
         row = len(self.members)
-        with open(self._data, "r+b") as file:
+        with named_write_errors(self._data), open(self._data, "r+b") as file:
             for columns in self.blocks():
                 file.seek(self._start(columns, row))
                 file.write(np.ascontiguousarray(flat[columns], np.float32).tobytes())
-        with open(self._journal, "a", encoding="utf-8") as file:
+        with named_write_errors(self._journal), open(self._journal, "a", encoding="utf-8") as file:
             file.write(json.dumps({"name": name, "lost": lost}) + "\n")
         self.members[name] = lost
 

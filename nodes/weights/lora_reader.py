@@ -1,13 +1,13 @@
 """LoRA files as low-rank factors by layer, whichever trainer wrote them.
 
-W' = W + scale * up @ down, with scale = alpha / rank (or alpha / sqrt(rank) where an adapter_config.json asks for
-rank-stabilised LoRA), and 1 where neither the file nor its configuration says an alpha, as ComfyUI reads it.
+W' = W + scale * up @ down, with scale = alpha / rank (or alpha / sqrt(rank) where a PEFT configuration sets
+rank-stabilized LoRA), and 1 where neither the file nor its configuration has an alpha, as ComfyUI reads it.
 """
 
 from __future__ import annotations
 
 import json
-import pickle
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,10 +19,14 @@ from ..common.lora_keys import ALPHA, DOWN, FULL, UP, LoraKey, parse
 _PICKLES = {".pt", ".pth", ".bin", ".ckpt"}
 #: Files that may hold a LoRA.
 SUFFIXES = (".safetensors", ".sft", *sorted(_PICKLES))
-_CONFIG = "adapter_config.json"
-#: Among names of LoRA files: none of them.
-NONE = "[none]"
+_PEFT_STEM = "adapter_model"
+#: Among names of LoRA files: no file.
+NONE = "none"
 _NO_LORA = "holds no LoRA of a diffusion model: give a LoRA file of kohya, diffusers, PEFT or ComfyUI."
+
+
+class MissingPeftError(RuntimeError):
+    """A PEFT adapter cannot be read without the package peft."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Factors:
 
 @dataclass(frozen=True)
 class Lora:
-    """What a LoRA file holds: factors of the diffusion network by layer, and the squared norm of all that is left out.
+    """Contents of a LoRA file: factors of the diffusion network by layer, and the squared norms of what is left out.
 
     ``dropped`` by kind: "text encoder" (low-rank factors there), "full differences" (biases and norms).
     """
@@ -57,35 +61,35 @@ class Lora:
     layers: dict[str, Factors]
     dropped: dict[str, float] = field(default_factory=dict)
 
-    def dropped_share(self) -> float:
-        """Share of the file's whole change that lies outside of the network's low-rank factors, by squared norm."""
-        kept = sum(factors.squared_norm() for factors in self.layers.values())
-        lost = sum(self.dropped.values())
-        return lost / (kept + lost) if kept + lost else 0.0
-
 
 def read(path: Path) -> Lora:
-    """Read a LoRA file, or a folder in PEFT's form; nothing in it is executed.
+    """Read a LoRA file, or a PEFT adapter folder; no pickled code is executed.
 
     Raises ValueError with one sentence that names the file when it is no LoRA, of another kind, or not finite.
     """
-    weights = _weights_of(path) if path.is_dir() else path
+    weights = _peft_weights(path) if path.is_dir() else path
+    name = weights.parent.name if weights.name.startswith(_PEFT_STEM) else path.name
     try:
         tensors, metadata = _load(weights)
-    except (OSError, RuntimeError, ValueError, EOFError) as error:
-        reason = _first_line(error)
-        raise ValueError(f"{path.name} cannot be read ({reason}): take it out or download it again.") from None
+        config = {**_peft_config(weights), **_embedded_config(metadata)}
+    except MissingPeftError:
+        raise
+    except Exception as error:  # whatever a damaged file makes its parser raise
+        reason = (str(error).splitlines() or [""])[0][:200] or type(error).__name__
+        raise ValueError(f"{name} cannot be read ({reason}): take it out or download it again.") from None
     try:
-        return parsed(tensors, {**_config(weights), **_embedded_config(metadata)})
+        return parse_tensors(tensors, config)
     except ValueError as error:
-        raise ValueError(f"{path.name} {error}") from None
+        raise ValueError(f"{name} {error}") from None
 
 
-def chosen(name: str, wire: Mapping[str, torch.Tensor] | None, path_of: Callable[[str], Path]) -> tuple[Lora, str]:
-    """The LoRA of a wire, else of the file of this name, and what to call it; ValueError when there is neither."""
+def resolve_lora(
+    name: str, wire: Mapping[str, torch.Tensor] | None, path_of: Callable[[str], Path]
+) -> tuple[Lora, str]:
+    """The LoRA on a wire, else that of the file of this name, and its name; ValueError when there is neither."""
     if wire is not None:
         try:
-            return parsed(wire), "LoRA"
+            return parse_tensors(wire), "LoRA"
         except ValueError as error:
             raise ValueError(f"The LoRA on the wire {error}") from None
     if name == NONE:
@@ -98,20 +102,20 @@ def chosen(name: str, wire: Mapping[str, torch.Tensor] | None, path_of: Callable
 Shape = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def shapes(path: Path) -> dict[str, Shape]:
+def read_shapes(path: Path) -> dict[str, Shape]:
     """The shape of every layer that a .safetensors LoRA changes, from its header alone; other files are read.
 
-    Raises ValueError as ``read`` does, as far as the header tells.
+    Raises ValueError as ``read`` does, as far as the header shows it.
     """
     if path.is_dir() or path.suffix.lower() in _PICKLES:
-        return shapes_of(read(path))
+        return layer_shapes(read(path))
     from safetensors import SafetensorError, safe_open
 
     found: dict[str, dict[str, tuple[int, ...]]] = {}
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            for key in file.keys():  # noqa: SIM118  (safe_open is no mapping)
-                name = _known(key)
+            for key in file.keys():  # noqa: SIM118  (safe_open is not a mapping)
+                name = _parse_key(key)
                 if name and not name.text and name.part in (DOWN, UP):
                     found.setdefault(name.layer, {})[name.part] = tuple(file.get_slice(key).get_shape())
     except (SafetensorError, OSError) as error:
@@ -123,12 +127,12 @@ def shapes(path: Path) -> dict[str, Shape]:
     return {layer: _shape(both[DOWN], both[UP]) for layer, both in found.items() if len(both) == 2}
 
 
-def shapes_of(lora: Lora) -> dict[str, Shape]:
+def layer_shapes(lora: Lora) -> dict[str, Shape]:
     """The shape of every layer."""
     return {name: _shape(factors.down.shape, factors.up.shape) for name, factors in lora.layers.items()}
 
 
-def bare(shape: tuple[int, ...]) -> tuple[int, ...]:
+def trim_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     """A shape without ones at its end: a linear layer and a convolution of one pixel are the same."""
     shape = tuple(shape)
     while len(shape) > 1 and shape[-1] == 1:
@@ -136,15 +140,15 @@ def bare(shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape
 
 
-def parsed(tensors: Mapping[str, torch.Tensor], config: Mapping | None = None) -> Lora:
+def parse_tensors(tensors: Mapping[str, torch.Tensor], config: Mapping | None = None) -> Lora:
     """Tensors by the keys of a LoRA file as factors; ``config`` is that of PEFT (r, lora_alpha, use_rslora, ...).
 
-    Raises ValueError with the end of a sentence ("holds no LoRA ...") when they are not what this pack can use.
+    Raises ValueError with the end of a sentence ("holds no LoRA ...") when they are not supported.
     """
     config, parts, text, full = config or {}, {}, {}, 0.0
     _check_config(config)
     for key, value in tensors.items():
-        found = _known(key)
+        found = _parse_key(key)
         if found is None:
             continue
         if found.part in FULL:
@@ -159,14 +163,14 @@ def parsed(tensors: Mapping[str, torch.Tensor], config: Mapping | None = None) -
         "text encoder": sum(factors.squared_norm() for factors in _factors(text, config).values()),
         "full differences": full,
     }
-    return Lora(layers, {kind: share for kind, share in dropped.items() if share})
+    return Lora(layers, {kind: norm for kind, norm in dropped.items() if norm})
 
 
-def _known(key: str) -> LoraKey | None:
-    """What a key means, None when it is no LoRA's; raises ValueError for adapters that are no plain LoRA."""
+def _parse_key(key: str) -> LoraKey | None:
+    """The meaning of a key, None when it is not a LoRA's; raises ValueError for adapters that are not a plain LoRA."""
     found = parse(key)
     if found is None and "lora" in key.lower():
-        raise ValueError(f"has keys that are not known, such as {key}: convert it to kohya's form first.")
+        raise ValueError(f"has unknown keys, such as {key}: convert it to kohya's form first.")
     if found is not None and found.part not in (DOWN, UP, ALPHA, *FULL):
         raise ValueError(f"is a {found.part}, not a plain LoRA: convert it to a LoRA first.")
     return found
@@ -182,12 +186,14 @@ def _factors(parts: dict[str, dict], config: Mapping) -> dict[str, Factors]:
         down, up = found[DOWN], found[UP]
         if min(down.ndim, up.ndim) < 2 or down.shape[0] != up.shape[1]:
             raise ValueError(f"has factors of {layer} that do not fit ({tuple(up.shape)} and {tuple(down.shape)}).")
-        layers[layer] = Factors(down, up, _scale(found.get(ALPHA), down.shape[0], config))
+        layers[layer] = Factors(down, up, _scale(layer, found.get(ALPHA), down.shape[0], config))
     return layers
 
 
-def _scale(alpha, rank: int, config: Mapping) -> float:
-    alpha = config.get("lora_alpha") if alpha is None else float(alpha)
+def _scale(layer: str, alpha: torch.Tensor | None, rank: int, config: Mapping) -> float:
+    if alpha is None:
+        patterns = config.get("alpha_pattern") or {}
+        alpha = patterns[_pattern(patterns, layer)] if _pattern(patterns, layer) else config.get("lora_alpha")
     if alpha is None:
         return 1.0
     return float(alpha) / (rank**0.5 if config.get("use_rslora") else rank)
@@ -196,8 +202,6 @@ def _scale(alpha, rank: int, config: Mapping) -> float:
 def _check_config(config: Mapping) -> None:
     if config.get("use_dora"):
         raise ValueError("is a DoRA, not a plain LoRA: convert it to a LoRA first.")
-    if config.get("alpha_pattern"):
-        raise ValueError("gives layers an alpha of their own in its configuration: convert it to kohya's form first.")
 
 
 def _check_finite(layers: dict[str, Factors]) -> None:
@@ -213,8 +217,8 @@ def _load(path: Path) -> tuple[dict[str, torch.Tensor], dict]:
     if path.suffix.lower() in _PICKLES:
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError:
-            raise ValueError("it holds more than tensors, or none") from None
+        except Exception as error:  # a damaged file makes the unpickler raise nearly anything
+            raise ValueError(f"it holds more than tensors, or none: {type(error).__name__}") from None
         state = state.get("state_dict", state) if isinstance(state, dict) else None
         if not isinstance(state, dict):
             raise ValueError("not a table of tensors")
@@ -226,7 +230,7 @@ def _load(path: Path) -> tuple[dict[str, torch.Tensor], dict]:
         raise ValueError(str(error)) from None
 
 
-def _weights_of(folder: Path) -> Path:
+def _peft_weights(folder: Path) -> Path:
     """The weights of a PEFT folder, such as NAME/unet/adapter_model.safetensors."""
     for inside in (".", "unet", "transformer"):
         if (path := folder / inside / "adapter_model.safetensors").is_file():
@@ -234,11 +238,24 @@ def _weights_of(folder: Path) -> Path:
     raise ValueError(f"{folder.name} is a folder without adapter_model.safetensors: give LoRA files.")
 
 
-def _config(path: Path) -> dict:
-    config = path.parent / _CONFIG
-    if not path.name.startswith("adapter_model") or not config.is_file():
+def _peft_config(path: Path) -> dict:
+    """The configuration beside the weights of a PEFT adapter; empty for other files."""
+    if not path.name.startswith(_PEFT_STEM) or not (path.parent / "adapter_config.json").is_file():
         return {}
-    return json.loads(config.read_text("utf-8"))
+    return _peft().PeftConfig.from_pretrained(str(path.parent)).to_dict()
+
+
+def _pattern(patterns: Mapping, layer: str) -> str | None:
+    """The key of PEFT's ``alpha_pattern`` that names a layer."""
+    return next((key for key in patterns if re.match(rf"(.*\.)?({key})$", layer)), None)
+
+
+def _peft():
+    try:
+        import peft
+    except ImportError as error:
+        raise MissingPeftError("A PEFT adapter folder needs the package peft: pip install peft") from error
+    return peft
 
 
 def _embedded_config(metadata: Mapping[str, str]) -> dict:
@@ -253,7 +270,3 @@ def _embedded_config(metadata: Mapping[str, str]) -> dict:
 
 def _shape(down, up) -> Shape:
     return tuple(down[1:]), (up[0], *up[2:])
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

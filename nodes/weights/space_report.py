@@ -1,34 +1,37 @@
-"""What a space is, and where a point lies in it: figures and words, all of which follow from the space's file."""
+"""Reports and figures of a space and of a point in it, all computed from the space's file."""
 
 from __future__ import annotations
 
 import torch
 
-from .projection import nearest
+from .projection import nearest_members
 from .space import Point, Space
 
-_SHOWN = 12  # components whose coefficients are drawn
+_HISTOGRAMS = 12  # components whose coefficients are plotted
 
 
 def describe_space(space: Space) -> str:
-    """Members, numbers, components, and what was lost on the way, in words."""
+    """Members, numbers, components, and what building lost, as text."""
     explained = space.explained
     count, size = len(space.members), space.layout.size
     half = int((explained.cumsum(0) < 0.5 * explained.sum()).sum()) + 1
     lines = [
         f"{space.name}: {count:,} members ({space.about.get('base', 'unknown')}), {len(space.layout.slots)} layers, "
-        f"rank {space.layout.rank}, {size:,} numbers, form '{space.form}'"
-        + ("" if space.about.get("standardised", True) else ", not standardised") + ".",
-        f"{space.components} components explain {100 * float(explained.sum()):.1f} % of the members' variance; half of "
-        f"that is in the first {half}.",
+        f"rank {space.layout.rank}, {size:,} numbers, form {space.form}"
+        + ("" if space.about.get("standardized", True) else ", not standardized")
+        + ".",
+        f"{space.components} components explain {100 * float(explained.sum()):.1f} % of the members' variance; half "
+        f"of that is in the first {half}.",
         f"Stored as {space.about.get('storage', 'float32')}" + _storage_error(space) + ".",
-    ]  # fmt: skip
+    ]
     if space.kept is not None:
         low, high = float(space.kept.min()), float(space.kept.max())
-        lines.append(f"Rank {space.layout.rank} keeps {100 * float(space.kept.mean()):.1f} % of a member's change on "
-                     f"average ({100 * low:.1f} to {100 * high:.1f} %).")  # fmt: skip
+        lines.append(
+            f"Rank {space.layout.rank} keeps {100 * float(space.kept.mean()):.1f} % of a member's change on average "
+            f"({100 * low:.1f} to {100 * high:.1f} %)."
+        )
     lines += [f"Left out on average: {why}, {100 * part:.2f} %." for why, part in space.about.get("lost", {}).items()]
-    lines += [f"Not a member: {name}: {reason}" for name, reason in space.about.get("refused", {}).items()]
+    lines += [f"Skipped: {name}: {reason}" for name, reason in space.about.get("skipped", {}).items()]
     if space.labels:
         lines.append(f"Labels: {', '.join(space.labels)}.")
     if space.directions:
@@ -37,17 +40,17 @@ def describe_space(space: Space) -> str:
 
 
 def describe_members(space: Space, shown: int = 10) -> str:
-    """How much of each member its rank and then the components keep: the members that lose most, and the mean."""
+    """What its rank and then the components keep of each member: the members that lose most, and the mean."""
     inside = space.coefficients.double().square().sum(dim=1)
     if space.squares is None:
         return ""
-    shares = inside / space.squares.double().clamp_min(1e-30)
-    worst = shares.argsort()[:shown].tolist()
-    lines = [f"{space.components} components keep {100 * float(shares.mean()):.1f} % of a member on average; least of:"]
+    fractions = inside / space.squares.double().clamp_min(1e-30)
+    worst = fractions.argsort()[:shown].tolist()
+    lines = [f"{space.components} components keep {100 * float(fractions.mean()):.1f} % of a member on average; least:"]
     rank = torch.ones(len(space.members)) if space.kept is None else space.kept
     for row in worst:
-        told = f"components {100 * float(shares[row]):.1f} %, rank {100 * float(rank[row]):.1f} %"
-        lines.append(f"  {space.members[row]}: {told}")
+        kept = f"components {100 * float(fractions[row]):.1f} %, rank {100 * float(rank[row]):.1f} %"
+        lines.append(f"  {space.members[row]}: {kept}")
     return "\n".join(lines)
 
 
@@ -58,15 +61,18 @@ def describe_point(point: Point) -> str:
     scores = (known - mean) / deviation.clamp_min(1e-30)
     lengths = space.coefficients.norm(dim=1)
     far = scores.abs().topk(min(3, len(scores)))
-    near = [f"  {name}: cosine {value:+.3f}" for name, value in nearest(point, 5)]
+    near = [f"  {name}: cosine {value:+.3f}" for name, value in nearest_members(point, 5)]
     unusual = ", ".join(f"PC {int(row) + 1} ({float(scores[row]):+.2f})" for row in far.indices)
-    return "\n".join([
-        f"{point.name}: length {float(known.norm()):.2f}; members {float(lengths.mean()):.2f} on average, "
-        f"{float(lengths.min()):.2f} to {float(lengths.max()):.2f}.",
-        f"Root mean square coefficient {float(scores.square().mean().sqrt()):.2f} standard deviations; "
-        f"furthest out {unusual}.",
-        "Nearest members:", *near,
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"{point.name}: length {float(known.norm()):.2f}; members {float(lengths.mean()):.2f} on average, "
+            f"{float(lengths.min()):.2f} to {float(lengths.max()):.2f}.",
+            f"Root mean square coefficient {float(scores.square().mean().sqrt()):.2f} standard deviations; most "
+            f"extreme {unusual}.",
+            "Nearest members:",
+            *near,
+        ]
+    )
 
 
 def draw_spectrum(figure, space: Space) -> None:
@@ -88,7 +94,7 @@ def draw_point(figure, point: Point) -> None:
     """The point's first coefficients on the members' histograms, and its cosine to every member."""
     space = point.space
     grid = figure.add_gridspec(3, 6)
-    for number in range(min(_SHOWN, space.known)):
+    for number in range(min(_HISTOGRAMS, space.known)):
         axes = figure.add_subplot(grid[number // 6, number % 6])
         axes.hist(space.coefficients[:, number].numpy(), bins=24, color="0.75")
         axes.axvline(float(point.coefficients[number]), color="tab:red", linewidth=2)
@@ -96,11 +102,11 @@ def draw_point(figure, point: Point) -> None:
         axes.set_yticks([])
         axes.tick_params(labelsize=7)
     axes = figure.add_subplot(grid[2, :])
-    cosines = sorted((value for _, value in nearest(point, len(space.members))), reverse=True)
+    cosines = sorted((value for _, value in nearest_members(point, len(space.members))), reverse=True)
     axes.plot(range(1, len(cosines) + 1), cosines, color="tab:red", marker=".", markersize=3)
     axes.axhline(0, color="0.6", linewidth=0.8)
-    axes.set(xlabel="members, most alike first", ylabel="cosine")
-    figure.suptitle(f"{point.name}: its coefficients (red) among the members'")
+    axes.set(xlabel="members, most similar first", ylabel="cosine")
+    figure.suptitle(f"{point.name}: coefficients (red) and the members'")
 
 
 def _storage_error(space: Space) -> str:

@@ -1,4 +1,4 @@
-"""Where the members of a space come from: files in a folder, or LoRAs on wires."""
+"""Sources of the members of a space: files in a folder, or LoRAs on wires."""
 
 from __future__ import annotations
 
@@ -9,34 +9,36 @@ from pathlib import Path
 
 import torch
 
-from . import lora_files
-from .building import Source
-from .lora_files import SUFFIXES
+from . import lora_reader
+from .lora_reader import SUFFIXES
+from .space_builder import MemberSource
 
 _PEFT_FILE = "adapter_model.safetensors"
 _PEFT_INSIDE = {"unet", "transformer"}
 
 
-def file_sources(folder: Path) -> list[Source]:
+def file_sources(folder: Path) -> list[MemberSource]:
     """The LoRA files in a folder and below, by name; a PEFT adapter is named after its folder.
 
-    Files that would share a name, such as ada.safetensors and ada.pt, keep their whole one.
+    Files that would share a name, such as ada.safetensors and ada.pt, keep their suffix.
     """
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
     names = [_name(path.relative_to(folder)) for path in files]
-    many = Counter(names)
+    counts = Counter(names)
     return [
-        _file_source(path, name if many[name] == 1 else path.relative_to(folder).as_posix())
+        _file_source(path, name if counts[name] == 1 else path.relative_to(folder).as_posix())
         for path, name in zip(files, names, strict=True)
     ]
 
 
-def wire_sources(loras: list[dict[str, torch.Tensor]]) -> list[Source]:
+def wire_sources(loras: list[dict[str, torch.Tensor]]) -> list[MemberSource]:
     """LoRAs by the keys of LoRA files, numbered."""
     sources = []
     for number, tensors in enumerate(loras, 1):
-        read = functools.partial(_parsed, f"LoRA {number}", tensors)
-        sources.append(Source(f"wire {number}", _digest(tensors), lambda read=read: lora_files.shapes_of(read()), read))
+        read = functools.partial(_parse_wire, f"LoRA {number}", tensors)
+        sources.append(
+            MemberSource(f"wire {number}", _digest(tensors), lambda read=read: lora_reader.layer_shapes(read()), read)
+        )
     return sources
 
 
@@ -48,15 +50,17 @@ def _name(inside: Path) -> str:
     return inside.with_suffix("").as_posix()
 
 
-def _file_source(path: Path, name: str) -> Source:
-    about = path.stat()
-    stamp = f"{name} {about.st_size} {about.st_mtime_ns}"
-    return Source(name, stamp, functools.partial(lora_files.shapes, path), functools.partial(lora_files.read, path))
+def _file_source(path: Path, name: str) -> MemberSource:
+    status = path.stat()
+    stamp = f"{name} {status.st_size} {status.st_mtime_ns}"
+    return MemberSource(
+        name, stamp, functools.partial(lora_reader.read_shapes, path), functools.partial(lora_reader.read, path)
+    )
 
 
-def _parsed(name: str, tensors: dict[str, torch.Tensor]) -> lora_files.Lora:
+def _parse_wire(name: str, tensors: dict[str, torch.Tensor]) -> lora_reader.Lora:
     try:
-        return lora_files.parsed(tensors)
+        return lora_reader.parse_tensors(tensors)
     except ValueError as error:
         raise ValueError(f"{name} {error}") from None
 

@@ -1,0 +1,111 @@
+"""Identity guidance: a point and an edit on the positive side of CFG, as a MODEL and as a GUIDER."""
+
+from __future__ import annotations
+
+from comfy_api.latest import io
+
+from ..host.schema import W2WPoint, schema
+from .point_inputs import CATEGORY, PAPER
+from .points import check_same_space
+from .space import Point
+
+_STRENGTH = {"default": 1.0, "min": -10.0, "max": 10.0, "step": 0.05}
+_INPUTS = (
+    W2WPoint.Input("point", tooltip="The identity, from W2W Sample, W2W Invert or another W2W node."),
+    io.Float.Input(
+        "identity_strength",
+        **_STRENGTH,
+        tooltip="Strength of the identity. 0 leaves it out, 1 uses the point's weights; other values cost one more "
+        "evaluation per step.",
+    ),
+    io.Float.Input(
+        "edit_strength",
+        **_STRENGTH,
+        tooltip="Strength of the edit from point to edited_point. Equal strengths cost as much as plain CFG. Without "
+        "edited_point it has no effect.",
+    ),
+)
+_EDITED = W2WPoint.Input("edited_point", optional=True, tooltip="The same point after W2W Edit.")
+_REPORT = io.String.Output(display_name="report", tooltip="Terms of the guidance and evaluations per step.")
+
+
+class W2WGuidance(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_W2WGuidance",
+            display_name="W2W Identity Guidance",
+            category=CATEGORY,
+            description="Applies a point to the positive side of CFG only, so that CFG amplifies the identity and the "
+            f"edit. {PAPER}; the guidance is this pack's addition. Strengths 0 return the model unchanged.",
+            search_aliases=["weight space", "weights2weights", "guidance", "identity strength", "edit guidance"],
+            inputs=[io.Model.Input("model", tooltip="The base model of the space."), *_INPUTS, _EDITED],
+            outputs=[
+                io.Model.Output(display_name="model", tooltip="For any sampler or guider, with its own cfg."),
+                _REPORT,
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls, model, point: Point, identity_strength: float, edit_strength: float, edited_point: Point | None = None
+    ) -> io.NodeOutput:
+        return io.NodeOutput(*guided(model, point, edited_point, identity_strength, edit_strength))
+
+
+class W2WGuider(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_W2WGuider",
+            display_name="W2W Guider",
+            category=CATEGORY,
+            description="A CFG guider with a point on the positive side only: strengths of prompt, identity and edit "
+            f"in one node, for SamplerCustomAdvanced. {PAPER}; the guidance is this pack's addition.",
+            search_aliases=["weight space", "weights2weights", "guider", "identity strength", "edit guidance"],
+            inputs=[
+                io.Model.Input("model", tooltip="The base model of the space."),
+                io.Conditioning.Input("positive", tooltip="The prompt. Let it leave out the identity."),
+                io.Conditioning.Input("negative", tooltip="The negative prompt."),
+                io.Float.Input(
+                    "cfg",
+                    default=3.0,
+                    min=0.0,
+                    max=100.0,
+                    step=0.1,
+                    tooltip="Guidance scale of the positive side.",
+                ),
+                *_INPUTS,
+                _EDITED,
+            ],
+            outputs=[io.Guider.Output(display_name="guider", tooltip="For SamplerCustomAdvanced."), _REPORT],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        model,
+        positive: list,
+        negative: list,
+        cfg: float,
+        point: Point,
+        identity_strength: float,
+        edit_strength: float,
+        edited_point: Point | None = None,
+    ) -> io.NodeOutput:
+        from ..host.patches import weight_guidance
+
+        patched, report = guided(model, point, edited_point, identity_strength, edit_strength)
+        return io.NodeOutput(weight_guidance.guider(patched, positive, negative, cfg), report)
+
+
+def guided(model, point: Point, edited_point: Point | None, identity_strength: float, edit_strength: float):
+    """The MODEL with identity guidance, and a report."""
+    from ..host.patches import weight_guidance
+    from . import identity_guidance, lora_writer
+
+    if edited_point is not None:
+        check_same_space(point, edited_point)
+    base, terms = identity_guidance.guidance_terms(point, edited_point, identity_strength, edit_strength)
+    variants = [(weight, lora_writer.to_tensors(one.layers())) for weight, one in terms]
+    return weight_guidance.guide(model, base, variants), identity_guidance.describe(base, terms)

@@ -1,0 +1,254 @@
+"""W2W Invert: the point of a space for one or several images."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from comfy_api.latest import io
+
+from ..common.loss_curve import outline
+from ..host.folders import named_file
+from ..host.image_output import new_figure, to_image
+from ..host.patches.lora_intervals import layer_targets
+from ..host.progress import LiveCurve, Progress, Stopped, nothing_to_show
+from ..host.schema import W2WPoint, W2WSpace, schema
+from ..host.training import trainer
+from .inversion import (
+    Inversion,
+    InversionSettings,
+    TrainablePoint,
+    describe_inversion,
+    draw_losses,
+    latent_mask,
+)
+from .point_inputs import CATEGORY, COMPONENTS_MAX, PAPER, SEED_MAX
+from .space import Point, Space
+
+_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+_PREVIEW_PERCENT = 0.4
+_CHECKPOINT_INTERVAL = 50
+
+
+class W2WInvert(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_W2WInvert",
+            advanced=(
+                "weight_decay",
+                "precision",
+                "gradient_checkpointing",
+            ),
+            display_name="W2W Invert",
+            category=CATEGORY,
+            description="Finds the point of a space that generates the person in an image, by training only the "
+            f"point's coefficients. {PAPER}, section 3.4. After Stop the node returns the point trained so far.",
+            search_aliases=["weight space", "weights2weights", "inversion", "identity from one image", "dreambooth"],
+            inputs=[
+                io.Model.Input("model", tooltip="The base model of the space."),
+                W2WSpace.Input("space", tooltip="Space of the point."),
+                io.Latent.Input(
+                    "latent",
+                    tooltip="One image, or a few of one person, from VAE Encode. The paper: 512 pixels for SD1.5, "
+                    "cropped to the face.",
+                ),
+                io.Conditioning.Input(
+                    "positive",
+                    tooltip="Prompt with which the members were trained; 'sks person' for the official space.",
+                ),
+                io.Int.Input("steps", default=400, min=1, max=100_000, tooltip="Steps of Adam (paper: 400)."),
+                io.Float.Input(
+                    "learning_rate",
+                    default=0.1,
+                    min=1e-6,
+                    max=10.0,
+                    step=0.001,
+                    tooltip="Learning rate of Adam (paper: 0.1, and 1 for images unlike those of the members).",
+                ),
+                io.Float.Input(
+                    "weight_decay",
+                    default=1e-10,
+                    min=0.0,
+                    max=1.0,
+                    step=1e-10,
+                    tooltip="Weight decay of Adam towards the mean, as in the paper. Higher values stay nearer to the "
+                    "members.",
+                ),
+                io.Int.Input(
+                    "components",
+                    default=10_000,
+                    min=1,
+                    max=COMPONENTS_MAX,
+                    tooltip="Number of first coefficients to train (paper: 10,000, and 1,000 for images unlike those "
+                    "of the members). Few underfit, many overfit.",
+                ),
+                io.Int.Input(
+                    "seed",
+                    default=0,
+                    min=0,
+                    max=SEED_MAX,
+                    control_after_generate=True,
+                    tooltip="Seed of the noise and noise levels of the steps.",
+                ),
+                io.Combo.Input(
+                    "precision",
+                    options=list(_DTYPES),
+                    tooltip="Precision of the model; the coefficients are always float32.",
+                ),
+                io.Boolean.Input(
+                    "gradient_checkpointing",
+                    default=True,
+                    tooltip="Recompute activations instead of storing them: slower, less memory.",
+                ),
+                io.Int.Input(
+                    "preview_interval",
+                    default=25,
+                    min=0,
+                    max=100_000,
+                    tooltip="Steps between previews of the image restored from noise; 0 turns previews off. Needs a "
+                    "VAE.",
+                ),
+                io.String.Input(
+                    "checkpoint_name",
+                    default="",
+                    tooltip="Name of a file in the output folder, such as glassbox/inversion. A stopped run resumes "
+                    "from it exactly. Empty: no checkpoint.",
+                ),
+                io.Mask.Input("mask", optional=True, tooltip="Area of the person: the loss counts only there."),
+                W2WPoint.Input("start_point", optional=True, tooltip="Initial point; default: the mean."),
+                io.Vae.Input("vae", optional=True, tooltip="Needed for previews and restored images."),
+            ],
+            outputs=[
+                W2WPoint.Output(display_name="point", tooltip="For W2W Edit, W2W Apply, W2W To LoRA."),
+                io.Image.Output(display_name="images", tooltip="Each image restored from noise; empty without a VAE."),
+                io.Image.Output(display_name="figure", tooltip="Loss over steps."),
+                io.Custom("LOSS_MAP").Output(display_name="loss_map", tooltip="For Plot Loss Graph."),
+                io.String.Output(
+                    display_name="report", tooltip="Losses, time, and the position of the point among the members."
+                ),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        model,
+        space: Space,
+        latent: dict,
+        positive: list,
+        steps: int,
+        learning_rate: float,
+        weight_decay: float,
+        components: int,
+        seed: int,
+        precision: str,
+        gradient_checkpointing: bool,
+        preview_interval: int,
+        checkpoint_name: str,
+        mask: torch.Tensor | None = None,
+        start_point: Point | None = None,
+        vae=None,
+    ) -> io.NodeOutput:
+        from . import space_report
+
+        start = start_point.coefficients if start_point is not None else space.coefficients[0, :0]
+        latents = list(latent["samples"].split(1))
+        path = named_file(checkpoint_name, ".safetensors") if checkpoint_name.strip() else None
+        with torch.inference_mode(False):
+            trainable = TrainablePoint(space, start.clone(), components, model.load_device)
+            inversion = Inversion(trainable, InversionSettings(steps, learning_rate, weight_decay, components, seed))
+            run = _Run(inversion, vae, mask, path, preview_interval)
+            trainer.run(
+                model,
+                weight_functions(model, trainable),
+                latents,
+                [positive] * len(latents),
+                run.train,
+                dtype=_DTYPES[precision],
+                checkpointing=gradient_checkpointing,
+                seed=seed,
+            )
+        point = Point(space, trainable.all_coefficients(), "inverted")
+        figure = new_figure()
+        draw_losses(figure, inversion)
+        restored = run.restored if run.restored is not None else nothing_to_show()
+        report = "\n".join([describe_inversion(inversion, run.seconds), space_report.describe_point(point)])
+        losses = {"loss": list(inversion.losses)}
+        return io.NodeOutput(point, restored, to_image(figure), losses, report, ui={"glassbox_curve": [run.curve()]})
+
+
+@dataclass
+class _Run:
+    """One execution: training with previews, checkpoints, and a stop that keeps the point trained so far."""
+
+    inversion: Inversion
+    vae: object
+    mask: torch.Tensor | None
+    checkpoint: Path | None
+    preview_interval: int
+    restored: torch.Tensor | None = None
+    seconds: float = 0.0
+
+    def train(self, session) -> None:
+        from . import inversion_checkpoint
+
+        inversion = self.inversion
+        if self.checkpoint is not None:
+            inversion_checkpoint.restore(inversion, self.checkpoint)
+        mask = None if self.mask is None else latent_mask(self.mask, session.latents[0])
+        progress, live, first = Progress(inversion.settings.steps), LiveCurve(), inversion.done
+        started = time.perf_counter()
+
+        def on_step(done: int) -> None:
+            if self.checkpoint is not None and done % _CHECKPOINT_INTERVAL == 0:
+                inversion_checkpoint.save(inversion, self.checkpoint)
+            live.show(self.curve)
+            preview = self.preview_interval and done % self.preview_interval == 0
+            progress.show(done, self._restore(session) if preview else None)
+
+        try:
+            inversion.run(session, mask, on_step)
+            self._restore(session)
+        except Stopped:
+            if inversion.done == first:
+                raise
+            inversion.stopped = True
+        finally:
+            self.seconds = (time.perf_counter() - started) / max(inversion.done - first, 1)
+            if self.checkpoint is not None:
+                inversion_checkpoint.save(inversion, self.checkpoint)
+
+    def curve(self) -> dict:
+        """The losses as the canvas draws them."""
+        return outline(self.inversion.losses, self.inversion.settings.steps)
+
+    def _restore(self, session) -> torch.Tensor | None:
+        """The images as the point restores them from noise, decoded; None without a VAE."""
+        if self.vae is None:
+            return None
+        latents = torch.cat(session.latents).to(session.device)
+        sigmas = torch.full((len(latents),), session.sigma(_PREVIEW_PERCENT), device=session.device)
+        noise = torch.randn(latents.shape, generator=torch.Generator().manual_seed(self.inversion.settings.seed))
+        with torch.no_grad():
+            noised = session.noised(latents, noise.to(latents), sigmas)
+            answer = session.denoised(noised, sigmas, range(len(latents)))
+        with torch.inference_mode():
+            images = self.vae.decode(session.as_latent(answer))
+        self.restored = images.reshape(-1, *images.shape[-3:])
+        session.reload()
+        return self.restored
+
+
+def weight_functions(model, trainable: TrainablePoint) -> dict:
+    """A weight function for every weight of the MODEL that the space changes."""
+    from . import lora_writer
+
+    layers = trainable.space.layout.unflatten(torch.zeros(trainable.space.layout.size))
+    tensors = {name: lora_writer.to_tensors({name: factors}) for name, factors in layers.items()}
+    targets: dict[str, list] = {}
+    for name, (weight, part) in layer_targets(model, tensors).items():
+        targets.setdefault(weight, []).append((name, part))
+    return {weight: trainable.weight_function(parts) for weight, parts in targets.items()}

@@ -1,0 +1,160 @@
+"""Nodes that use a point: on a MODEL, as a LoRA file, or merged with a style LoRA."""
+
+from __future__ import annotations
+
+from comfy_api.latest import io
+
+from ..host import folders
+from ..host.folders import next_file, relative
+from ..host.patches.lora_intervals import apply_lora
+from ..host.schema import LoraModel, W2WPoint, schema
+from . import lora_reader
+from .lora_reader import NONE
+from .point_inputs import CATEGORY, END, PAPER, POINT_TOOLTIP, START, STRENGTH
+from .space import Point
+
+_LORA = LoraModel.Output(display_name="lora", tooltip="LoRA weights, for Load LoRA Model or Save LoRA Weights.")
+
+
+class W2WApply(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_W2WApply",
+            display_name="W2W Apply",
+            category=CATEGORY,
+            description=f"Applies the weights of a point to a model. {PAPER}. Over the whole run the result equals "
+            "Load LoRA with the saved point; between two percents it is the delayed injection of appendix I.",
+            search_aliases=["weight space", "weights2weights", "delayed injection", "lora start end"],
+            inputs=[
+                io.Model.Input("model", tooltip="The base model of the space."),
+                W2WPoint.Input("point", tooltip=POINT_TOOLTIP),
+                io.Float.Input(**STRENGTH),
+                io.Float.Input(**START),
+                io.Float.Input(**END),
+            ],
+            outputs=[
+                io.Model.Output(display_name="model", tooltip="The model with the point's weights, for any sampler.")
+            ],
+        )
+
+    @classmethod
+    def execute(cls, model, point: Point, strength: float, start_percent: float, end_percent: float) -> io.NodeOutput:
+        from . import lora_writer
+
+        tensors = lora_writer.to_tensors(point.layers())
+        return io.NodeOutput(apply_lora(model, tensors, strength, start_percent, end_percent))
+
+
+class W2WToLoRA(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_W2WToLoRA",
+            display_name="W2W To LoRA",
+            category=CATEGORY,
+            description="Exports a point as an ordinary LoRA with alpha, as an output and as a file that Load LoRA, "
+            f"Forge and diffusers read. {PAPER}.",
+            search_aliases=["weight space", "weights2weights", "export lora", "save lora"],
+            is_output_node=True,
+            inputs=[
+                W2WPoint.Input("point", tooltip=POINT_TOOLTIP),
+                io.String.Input(
+                    "filename_prefix",
+                    default="loras/w2w",
+                    tooltip="Folder and name in ComfyUI's output folder; a number is added. Load LoRA lists files in "
+                    "output/loras after a refresh. Empty: no file.",
+                ),
+            ],
+            outputs=[_LORA, io.String.Output(display_name="file", tooltip="Path of the file in the output folder.")],
+        )
+
+    @classmethod
+    def execute(cls, point: Point, filename_prefix: str) -> io.NodeOutput:
+        from . import lora_writer
+
+        tensors = lora_writer.to_tensors(point.layers())
+        return io.NodeOutput(tensors, _save(tensors, filename_prefix, f"{point.name} of {point.space.name}"))
+
+
+class W2WStyleMerge(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_W2WStyleMerge",
+            display_name="W2W Style Merge",
+            category=CATEGORY,
+            description=f"Merges a point and a style LoRA into one LoRA: the sum of both changes. {PAPER}, appendix H. "
+            "Exact for any ranks and layers.",
+            search_aliases=["weight space", "weights2weights", "merge loras", "style"],
+            inputs=[
+                W2WPoint.Input("point", tooltip=POINT_TOOLTIP),
+                io.Combo.Input(
+                    "style_lora_name",
+                    options=[NONE, *folders.lora_names()],
+                    tooltip="File in models/loras, for the same base model.",
+                ),
+                io.Float.Input(
+                    "point_strength",
+                    default=1.0,
+                    min=-100.0,
+                    max=100.0,
+                    step=0.01,
+                    tooltip="Strength of the point's change.",
+                ),
+                io.Float.Input(
+                    "style_strength",
+                    default=1.0,
+                    min=-100.0,
+                    max=100.0,
+                    step=0.01,
+                    tooltip="Strength of the style's change.",
+                ),
+                io.String.Input(
+                    "filename_prefix",
+                    default="",
+                    tooltip="Folder and name in ComfyUI's output folder, such as loras/styled. Empty: no file.",
+                ),
+                LoraModel.Input(
+                    "style_lora", optional=True, tooltip="Style LoRA from another node, instead of a file."
+                ),
+            ],
+            outputs=[
+                _LORA,
+                io.String.Output(display_name="file", tooltip="Path of the file in the output folder."),
+                io.String.Output(display_name="report", tooltip="Norms of both changes and their cosine."),
+            ],
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, style_lora_name: str | None, **_) -> str:
+        """Changes with the file."""
+        return folders.lora_stamp(style_lora_name)
+
+    @classmethod
+    def execute(
+        cls,
+        point: Point,
+        style_lora_name: str,
+        point_strength: float,
+        style_strength: float,
+        filename_prefix: str,
+        style_lora: dict | None = None,
+    ) -> io.NodeOutput:
+        from . import lora_writer, style_merge
+
+        found, name = lora_reader.resolve_lora(style_lora_name, style_lora, folders.lora_path)
+        merged = style_merge.merge(point.layers(), found.layers, (point_strength, style_strength))
+        tensors = lora_writer.to_tensors(merged)
+        file = _save(tensors, filename_prefix, f"{point.name} and {name}")
+        return io.NodeOutput(tensors, file, style_merge.describe(point.layers(), found))
+
+
+def _save(tensors: dict, prefix: str, about: str) -> str:
+    from . import lora_writer
+
+    if not prefix.strip():
+        return ""
+    path = next_file(prefix.strip(), ".safetensors")
+    lora_writer.write(tensors, path, about)
+    return relative(path)

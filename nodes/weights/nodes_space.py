@@ -1,0 +1,351 @@
+"""Nodes for weight spaces: building, loading, saving, importing, and fitting directions."""
+
+from __future__ import annotations
+
+from comfy_api.latest import io
+
+from ..host import folders
+from ..host.progress import check_stop, with_progress
+from ..host.schema import LoraModel, W2WSpace, schema
+from . import directions, labels, space_builder, space_file
+from .point_inputs import CATEGORY, COMPONENTS_MAX, PAPER
+from .quantization import Storage
+from .space import Form, Space
+
+_SPACE = W2WSpace.Output(
+    display_name="space", tooltip="For W2W Sample, W2W Fit Directions, W2W Project LoRA and others."
+)
+_REPORT = io.String.Output(display_name="report", tooltip="Contents of the space and what was left out.")
+_STORAGE = io.Combo.Input(
+    "storage",
+    options=list(Storage),
+    default=Storage.FLOAT16,
+    tooltip="Precision of the basis in the file. float16 halves its size, int8 quarters it (a scale for each 1,024 "
+    "numbers). The report gives the measured error.",
+)
+
+
+def _filename(default: str) -> io.String.Input:
+    return io.String.Input(
+        "filename", default=default, tooltip="Name of the file in models/w2w. An existing file is replaced."
+    )
+
+
+class W2WBuildSpace(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_W2WBuildSpace",
+            display_name="W2W Build Space",
+            category=CATEGORY,
+            description="Builds a weight space from LoRAs of one base model: every LoRA becomes a point, the axes "
+            f"are the principal components. {PAPER}, section 3.1. Reads the files block by block, shows progress, and "
+            "resumes a stopped build.",
+            search_aliases=["weight space", "weights2weights", "lora pca", "lora svd", "principal components of loras"],
+            is_input_list=True,
+            inputs=[
+                io.String.Input(
+                    "folder",
+                    default="",
+                    tooltip="Folder of LoRAs inside models/loras, output or input, with its subfolders. Formats: "
+                    "kohya, diffusers, PEFT, ComfyUI. Empty: only the connected LoRAs.",
+                ),
+                _filename("my-space"),
+                io.Int.Input(
+                    "rank",
+                    default=1,
+                    min=1,
+                    max=64,
+                    tooltip="Rank to which each layer of each LoRA is reduced (paper: 1).",
+                ),
+                io.Int.Input(
+                    "components",
+                    default=1000,
+                    min=1,
+                    max=COMPONENTS_MAX,
+                    tooltip="Number of axes to keep, at most the number of LoRAs minus 1. The paper edits with 1,000 "
+                    "and inverts with 10,000, of 65,000 members.",
+                ),
+                io.Combo.Input(
+                    "form",
+                    options=list(Form),
+                    default=Form.SINGULAR_VALUES,
+                    tooltip="singular_values: decomposes each layer, with a fixed sign, for LoRAs of mixed trainers, "
+                    "seeds and ranks. as_trained: uses the factors unchanged, for LoRAs of one trainer, seed and "
+                    "rank, as in the paper.",
+                ),
+                io.Boolean.Input(
+                    "standardize",
+                    default=True,
+                    tooltip="Scale every number to unit deviation over the members first, as in the paper. Off: "
+                    "numbers that vary more count more.",
+                ),
+                io.Combo.Input(
+                    "on_mismatch",
+                    options=list(space_builder.OnMismatch),
+                    tooltip="A file that does not fit (other base model, DoRA, LoHa, NaN): skip and name it in the "
+                    "report, or stop with an error.",
+                ),
+                _STORAGE,
+                *(
+                    LoraModel.Input(
+                        f"lora_{number}",
+                        optional=True,
+                        tooltip="LoRAs from other nodes (Train LoRA, W2W To LoRA), added to those of the folder. One "
+                        "LoRA or a list.",
+                    )
+                    for number in range(1, 5)
+                ),
+            ],
+            outputs=[_SPACE, _REPORT],
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, folder, **_) -> str:
+        """Changes with the files of the folder."""
+        try:
+            return "\n".join(source.stamp for source in _sources(folder[0] or "", []))
+        except (ValueError, TypeError):
+            return "absent"
+
+    @classmethod
+    def execute(
+        cls,
+        folder: list[str],
+        filename: list[str],
+        rank: list[int],
+        components: list[int],
+        form: list[str],
+        standardize: list[bool],
+        on_mismatch: list[str],
+        storage: list[str],
+        lora_1: list | None = None,
+        lora_2: list | None = None,
+        lora_3: list | None = None,
+        lora_4: list | None = None,
+    ) -> io.NodeOutput:
+        from . import space_report
+
+        connected = (lora_1, lora_2, lora_3, lora_4)
+        loras = [lora for loras in connected for lora in loras or () if lora is not None]
+        settings = space_builder.BuildSettings(
+            rank[0], components[0], form[0], standardize[0], on_mismatch[0], storage[0]
+        )
+        target = folders.new_space(filename[0])
+        space = space_builder.build(_sources(folder[0], loras), settings, target, with_progress)
+        text = "\n".join(filter(None, [space_report.describe_space(space), space_report.describe_members(space)]))
+        return io.NodeOutput(space, text)
+
+
+class W2WLoadSpace(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_W2WLoadSpace",
+            display_name="W2W Load Space",
+            category=CATEGORY,
+            description="Loads a weight space from models/w2w, or the demo model's space that ships with the pack. "
+            f"{PAPER}. The basis stays on disk until it is used.",
+            search_aliases=["weight space", "weights2weights", "open space"],
+            inputs=[
+                io.Combo.Input(
+                    "space_name",
+                    options=folders.space_names(),
+                    tooltip="File in models/w2w, or a space of the pack.",
+                )
+            ],
+            outputs=[_SPACE, _REPORT],
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, space_name: str | None) -> str:
+        """Changes with the file."""
+        if space_name is None:
+            return ""
+        try:
+            return folders.file_stamp(folders.space_path(space_name))
+        except ValueError:
+            return "absent"
+
+    @classmethod
+    def execute(cls, space_name: str) -> io.NodeOutput:
+        from . import space_report
+
+        space = space_file.read(folders.space_path(space_name))
+        return io.NodeOutput(space, space_report.describe_space(space))
+
+
+class W2WSaveSpace(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_W2WSaveSpace",
+            display_name="W2W Save Space",
+            category=CATEGORY,
+            description=f"Saves a weight space with its labels and directions to one file in models/w2w. {PAPER}.",
+            search_aliases=["weight space", "weights2weights", "export space", "quantize basis"],
+            is_output_node=True,
+            inputs=[
+                W2WSpace.Input("space", tooltip="Space to save, for example with new directions."),
+                _filename("my-space-with-directions"),
+                _STORAGE,
+            ],
+            outputs=[_SPACE, _REPORT],
+        )
+
+    @classmethod
+    def execute(cls, space: Space, filename: str, storage: str) -> io.NodeOutput:
+        from . import space_report
+
+        target = folders.new_space(filename)
+        error = space_file.write(space, target, storage, track=with_progress)
+        saved = space_file.read(target)
+        lines = [f"{target.name}: {target.stat().st_size / 1e6:.1f} MB, storage error {error}."]
+        return io.NodeOutput(saved, "\n".join([*lines, space_report.describe_space(saved)]))
+
+
+class W2WImportRelease(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_W2WImportRelease",
+            display_name="W2W Import Release",
+            category=CATEGORY,
+            description="Converts the official release of weights2weights for SD1.5 (V.pt, mean.pt, std.pt, "
+            f"weight_dimensions.pt, proj_1000pc.pt) to one file in models/w2w. {PAPER}. No pickled code is executed.",
+            search_aliases=["weight space", "weights2weights", "snap-research", "V.pt"],
+            inputs=[
+                io.String.Input(
+                    "folder",
+                    default="weights2weights/files",
+                    tooltip="Folder of the downloaded files, inside models/w2w or input.",
+                ),
+                _filename("w2w-people-sd15"),
+                io.Int.Input(
+                    "components",
+                    default=1000,
+                    min=1,
+                    max=COMPONENTS_MAX,
+                    tooltip="Number of the 10,000 axes to import: 1,000 for sampling and editing, 10,000 (2 GB in "
+                    "float16) for inversion.",
+                ),
+                _STORAGE,
+            ],
+            outputs=[_SPACE, _REPORT],
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, folder: str | None, **_) -> str:
+        """Changes with the files."""
+        from . import official_release
+
+        try:
+            source = folders.spaces_folder(folder or "")
+        except ValueError:
+            return "absent"
+        return " ".join(folders.file_stamp(source / name) for name in (*official_release.NEEDED, "identity_df.csv"))
+
+    @classmethod
+    def execute(cls, folder: str, filename: str, components: int, storage: str) -> io.NodeOutput:
+        from . import official_release, space_report
+
+        source, target = folders.spaces_folder(folder), folders.new_space(filename)
+        space, remarks = official_release.convert(source, target, components, storage, with_progress)
+        return io.NodeOutput(space, f"{remarks}\n{space_report.describe_space(space)}")
+
+
+class W2WFitDirections(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_W2WFitDirections",
+            display_name="W2W Fit Directions",
+            category=CATEGORY,
+            description="Fits the direction of each attribute in a space from labels of its members, for W2W Edit. "
+            f"{PAPER}, section 3.3.",
+            search_aliases=["weight space", "weights2weights", "attribute direction", "linear classifier", "slider"],
+            inputs=[
+                W2WSpace.Input("space", tooltip="Space of the labeled members."),
+                io.String.Input(
+                    "labels",
+                    default="",
+                    multiline=True,
+                    tooltip="Empty: the labels stored in the space. Else a table, or the name of a .csv or .json "
+                    f"file in ComfyUI's input folder. Example:\n{labels.EXAMPLE}",
+                ),
+                io.Combo.Input(
+                    "method",
+                    options=list(directions.FitMethod),
+                    tooltip="least_squares as in the paper, or a linear classifier of scikit-learn. All report "
+                    "cross-validated accuracy.",
+                ),
+                io.Int.Input(
+                    "components",
+                    default=1000,
+                    min=1,
+                    max=COMPONENTS_MAX,
+                    tooltip="Number of first coefficients to fit on. The paper uses 1,000 with 65,000 members: 100 are "
+                    "coarse, 10,000 entangle. Stay well below the number of members.",
+                ),
+                io.String.Input("attributes", default="", tooltip="Comma-separated attributes. Empty: all."),
+            ],
+            outputs=[
+                _SPACE,
+                io.String.Output(
+                    display_name="report",
+                    tooltip="Largest projection and accuracy of each direction, and the most similar pairs.",
+                ),
+            ],
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, labels: str | None, **_) -> str:
+        """Changes with the file of labels."""
+        try:
+            return folders.file_stamp(folders.input_file(labels)) if _is_file(labels or "") else ""
+        except ValueError:
+            return "absent"
+
+    @classmethod
+    def execute(cls, space: Space, labels: str, method: str, components: int, attributes: str) -> io.NodeOutput:
+        found, remarks = _select(_labels(space, labels), attributes), []
+        if not attributes.strip():
+            found, remarks = directions.drop_constant_labels(found)
+        fitted = directions.fit(space, found, components, method, check_stop)
+        return io.NodeOutput(space.with_directions(fitted), "\n".join([directions.describe(fitted), *remarks]))
+
+
+def directions_of(space_name: str) -> dict:
+    """For the canvas: the directions of a space's file with the ranges of their sliders."""
+    return directions.slider_ranges(space_file.read(folders.space_path(space_name)))
+
+
+def _sources(folder: str, loras: list[dict]) -> list[space_builder.MemberSource]:
+    from .member_sources import file_sources, wire_sources
+
+    files = file_sources(folders.lora_folder(folder)) if folder.strip() else []
+    if not files and not loras:
+        raise ValueError(f"There is no LoRA in '{folder}': give a folder inside models/loras, or connect LoRAs.")
+    return files + wire_sources(loras)
+
+
+def _is_file(text: str) -> bool:
+    return "\n" not in text.strip() and text.strip().lower().endswith((".csv", ".json"))
+
+
+def _labels(space: Space, text: str) -> dict:
+    if not text.strip():
+        if not space.labels:
+            raise ValueError(f"The space {space.name} has no labels: give a table.")
+        return space.labels
+    if _is_file(text):
+        return labels.read(folders.input_file(text), space)
+    return labels.parse(text, space)
+
+
+def _select(found: dict, attributes: str) -> dict:
+    names = [name.strip() for name in attributes.split(",") if name.strip()]
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise ValueError(f"There are no labels of '{missing[0]}'. There are labels of {', '.join(found)}.")
+    return {name: found[name] for name in names} if names else found

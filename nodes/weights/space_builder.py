@@ -1,0 +1,302 @@
+"""Build a space from members on disk (arXiv 2406.09413, section 3.1), in memory that does not grow with n x D.
+
+Members are read one at a time, brought to the layout and written to a member store in blocks of columns. Two passes
+over the blocks follow: the first standardizes each and adds its part to the n x n Gram matrix, whose eigenvectors are
+the left singular vectors of the standardized members; the second makes each block of the basis from them. Members that
+are in the member store already are not read again, so that a build which was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..common.atomic_write import file_lock
+from ..common.lora_keys import base_of
+from ..common.safetensors_writer import tensor_file
+from . import space_file
+from .flat_layout import Layout
+from .lora_reader import Lora, Shape, trim_shape
+from .member_store import MemberStore
+from .quantization import Storage, quantize
+from .rank_reduction import sign_reference
+from .space import Form, Space, flatten_lora
+
+_REFERENCE_MEMBERS = 64
+_TINY = 1e-12  # singular values below this fraction of the first are rounding
+Track = Callable[[Iterable], Iterable]
+
+
+class OnMismatch(StrEnum):
+    """What happens to a file that does not fit: skipped and named in the report, or an error."""
+
+    SKIP = "skip"
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class MemberSource:
+    """A candidate member: its name, a stamp that changes with it, its layers' shapes, and how to read it."""
+
+    name: str
+    stamp: str
+    shapes: Callable[[], dict[str, Shape]]
+    read: Callable[[], Lora]
+
+
+@dataclass(frozen=True)
+class BuildSettings:
+    """How to build: see W2W Build Space."""
+
+    rank: int = 1
+    components: int = 1000
+    form: str = Form.SINGULAR_VALUES
+    standardize: bool = True
+    on_mismatch: str = OnMismatch.SKIP
+    storage: str = Storage.FLOAT32
+
+
+@dataclass
+class SkippedMembers:
+    """The sources that did not become members, with the reasons."""
+
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, reason: str, settings: BuildSettings) -> None:
+        """Note a source that does not fit; raises ValueError where the settings make that an error."""
+        if settings.on_mismatch == OnMismatch.ERROR:
+            raise ValueError(f"{name}: {reason} Take it out, or set on_mismatch to {OnMismatch.SKIP}.")
+        self.reasons[name] = reason
+
+
+def build(sources: list[MemberSource], settings: BuildSettings, target: Path, track: Track = iter) -> Space:
+    """Build the space of the sources into the file ``target`` and open it; a file of the same build is just opened.
+
+    ``track`` wraps every long loop: it shows progress and stops by raising. Work in progress lies in a folder beside
+    the target, named after its sources and settings: a later call with the same ones resumes from it. The finished
+    build removes it, and what other builds of the target left. Raises BusyError while another process builds it.
+    """
+    skipped = SkippedMembers()
+    fitting, layout = _common_layout(sources, settings, skipped, track)
+    key = hashlib.sha256(repr((settings, layout, [(s.name, s.stamp) for s in fitting])).encode()).hexdigest()
+    with file_lock(target):
+        if space_file.build_key(target) != key:
+            folder = target.with_name(f"{target.stem}.{key[:12]}.building")
+            try:
+                store = MemberStore(folder, key, len(fitting), layout.size)
+                reference = _reference(fitting, layout, settings, track)
+                for source in track(fitting):
+                    if source.name not in store.members and source.name not in skipped.reasons:
+                        _add(source, layout, settings, reference, store, skipped)
+                if len(store.members) < 2:
+                    raise ValueError(
+                        f"A space needs at least two members and {len(store.members)} fit: "
+                        f"{'; '.join(skipped.reasons.values()) or 'give more LoRAs'}"
+                    )
+                _decompose(store, layout, settings, reference, skipped, key, target, track)
+            except ValueError:  # refused: there is nothing to resume
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            for abandoned in target.parent.glob(f"{glob.escape(target.stem)}.*.building"):
+                shutil.rmtree(abandoned, ignore_errors=True)
+        return space_file.read(target)
+
+
+def _common_layout(
+    sources, settings: BuildSettings, skipped: SkippedMembers, track: Track
+) -> tuple[list[MemberSource], Layout]:
+    """The sources made for the base model of the majority, and the layout of all their layers."""
+    found = {}
+    for source in track(sources):
+        try:
+            found[source.name] = source.shapes()
+        except ValueError as error:
+            skipped.add(source.name, str(error), settings)
+    votes: Counter = Counter((layer, shape) for shapes in found.values() for layer, shape in shapes.items())
+    sizes: dict[str, Shape] = {}
+    for (layer, shape), _ in votes.most_common():
+        sizes.setdefault(layer, shape)
+    fitting, layers = [], set()
+    for source in sources:
+        shapes = found.get(source.name)
+        if shapes is None:
+            continue
+        shared = [layer for layer in shapes if votes[layer, shapes[layer]] * 2 >= len(found)]
+        odd = next((layer for layer, shape in shapes.items() if not _same(sizes[layer], shape)), None)
+        if odd or not shared:
+            skipped.add(source.name, _other_base(odd, shapes, sizes), settings)
+        else:
+            fitting.append(source)
+            layers |= set(shapes)
+    if not fitting:
+        raise ValueError(f"No LoRA fits: {'; '.join(skipped.reasons.values()) or 'the folder holds none'}")
+    return fitting, _layout(fitting, {layer: sizes[layer] for layer in layers}, settings)
+
+
+def _other_base(odd: str | None, shapes: dict, sizes: dict) -> str:
+    if odd is None:
+        return "it shares no layer with most of the others (another base model, or other layer names for Flux)."
+    return f"{odd} has inputs and outputs {shapes[odd]} here and {sizes[odd]} in most others."
+
+
+def _same(one: Shape, other: Shape) -> bool:
+    return all(trim_shape(a) == trim_shape(b) for a, b in zip(one, other, strict=True))
+
+
+def _layout(sources: list[MemberSource], sizes: dict[str, Shape], settings: BuildSettings) -> Layout:
+    """Rank-r shapes of every layer; in the form AS_TRAINED those and the scale of the first readable member."""
+    if settings.form == Form.AS_TRAINED:
+        layers = _first_readable(sources).layers
+        example = next(iter(layers.values()))
+        shapes = {name: (tuple(one.down.shape), tuple(one.up.shape)) for name, one in layers.items()}
+        return Layout.of(shapes, example.rank, example.scale * example.rank)
+    rank = settings.rank
+    shapes = {name: ((rank, *inputs), (outputs[0], rank, *outputs[1:])) for name, (inputs, outputs) in sizes.items()}
+    return Layout.of(shapes, rank, float(rank))
+
+
+def _first_readable(sources: list[MemberSource]) -> Lora:
+    for source in sources[:-1]:
+        with contextlib.suppress(ValueError):  # it is named when it is added
+            return source.read()
+    return sources[-1].read()
+
+
+def _reference(
+    sources: list[MemberSource], layout: Layout, settings: BuildSettings, track: Track
+) -> torch.Tensor | None:
+    if settings.form == Form.AS_TRAINED:
+        return None
+    rows = []
+    for source in track(sources[:_REFERENCE_MEMBERS]):
+        try:
+            rows.append(flatten_lora(source.read(), layout, settings.form, None)[0])
+        except ValueError:
+            continue  # named when it is added
+    return sign_reference(layout, torch.stack(rows)) if rows else None
+
+
+def _add(
+    source: MemberSource,
+    layout: Layout,
+    settings: BuildSettings,
+    reference,
+    store: MemberStore,
+    skipped: SkippedMembers,
+) -> None:
+    try:
+        flat, lost = flatten_lora(source.read(), layout, settings.form, reference)
+    except ValueError as error:
+        skipped.add(source.name, str(error), settings)
+        return
+    store.add(source.name, flat.numpy(), lost)
+
+
+def _decompose(
+    store: MemberStore,
+    layout: Layout,
+    settings: BuildSettings,
+    reference: torch.Tensor | None,
+    skipped: SkippedMembers,
+    key: str,
+    target: Path,
+    track: Track,
+) -> None:
+    """Both passes over the stored members, and the file of the space."""
+    count = len(store.members)
+    mean, deviation = np.zeros(layout.size), np.ones(layout.size)
+    gram = np.zeros((count, count), order="F")
+    for columns in track(store.blocks()):
+        block = store.read(columns).astype(np.float64)
+        mean[columns] = block.mean(axis=0)
+        block -= mean[columns]
+        if settings.standardize:
+            spread = np.sqrt(np.einsum("ij,ij->j", block, block) / (count - 1))
+            deviation[columns] = np.where(spread > 0, spread, 1.0)
+            block /= deviation[columns]
+        gram = _with_products(gram, block)
+    squares = torch.from_numpy(gram.diagonal().copy()).float()
+    left, values = _left_singular_vectors(gram, min(settings.components, count - 1))
+    kept = left[:, : min(settings.components, left.shape[1])]
+    weights = torch.from_numpy(kept / values[: kept.shape[1]])
+    space = _assemble(store, layout, settings, reference, skipped, mean, deviation, kept, values, target)
+    space = replace(space, squares=squares, about={**space.about, "build": key})
+    tensors = space_file.small_tensors(space, torch.float32)
+    specification = {name: (value.dtype, tuple(value.shape)) for name, value in tensors.items()}
+    specification |= space_file.basis_tensors(kept.shape[1], layout.size, settings.storage)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tensor_file(target, specification, space_file.header(space, settings.storage, None), space_file.read) as file:
+        for name, value in tensors.items():
+            file.put(name, value)
+        for columns in track(store.blocks()):
+            block = store.read(columns).astype(np.float64)
+            block -= mean[columns]
+            block /= deviation[columns]
+            numbers, scale = quantize((weights.T @ torch.from_numpy(block)).float(), settings.storage)
+            file.put_columns("basis", columns.start, numbers)
+            if scale is not None:
+                file.put_columns("basis_scale", columns.start // store.group, scale)
+
+
+def _with_products(gram: np.ndarray, block: np.ndarray) -> np.ndarray:
+    """The Gram matrix (n, n), its upper half alone, with the products of a block (n, width) added in place."""
+    from scipy.linalg.blas import dsyrk
+
+    return dsyrk(1.0, block.T, beta=1.0, c=gram, trans=1, overwrite_c=1)
+
+
+def _left_singular_vectors(gram: np.ndarray, components: int) -> tuple[np.ndarray, np.ndarray]:
+    """Left singular vectors (n, k), the largest entry of each positive, and all singular values, largest first.
+
+    Of the Gram matrix the upper half is read, and all of it is overwritten: for many members it is most of the memory.
+    """
+    from scipy.linalg import eigh, eigvalsh
+
+    squares = eigvalsh(gram, lower=False, check_finite=False)[::-1]
+    found = int((squares > _TINY * squares[0]).sum()) if squares[0] > 0 else 0
+    if not found:
+        raise ValueError("All members are the same: a space needs members that differ.")
+    count, kept = len(gram), min(components, found)
+    last = [count - kept, count - 1]
+    _, vectors = eigh(gram, lower=False, overwrite_a=True, check_finite=False, subset_by_index=last)
+    vectors = vectors[:, ::-1]
+    largest = np.abs(vectors).argmax(axis=0)
+    return vectors * np.sign(vectors[largest, np.arange(kept)]), np.sqrt(squares[:found])
+
+
+def _assemble(store, layout, settings, reference, skipped, mean, deviation, left, values, target) -> Space:
+    lost = list(store.members.values())
+    sizes = {slot.layer: torch.Size(slot.down_shape[1:]).numel() for slot in layout.slots}
+    about = {
+        "name": target.stem,
+        "base": base_of(sizes),
+        "standardized": settings.standardize,
+        "skipped": skipped.reasons,
+        "lost": {
+            reason: float(np.mean([one.get(reason, 0.0) for one in lost]))
+            for reason in sorted({reason for one in lost for reason in one})
+        },
+    }
+    return Space(
+        layout=layout,
+        mean=torch.from_numpy(mean).float(),
+        deviation=torch.from_numpy(deviation).float(),
+        basis=torch.empty(left.shape[1], 0),
+        coefficients=torch.from_numpy(left * values[: left.shape[1]]).float(),
+        members=tuple(store.members),
+        singular_values=torch.from_numpy(values).float(),
+        form=settings.form,
+        sign_reference=reference,
+        kept=torch.tensor([1 - sum(one.values()) for one in lost]),
+        about=about,
+    )

@@ -1,0 +1,218 @@
+"""A space on disk: one .safetensors file with readable JSON in its header.
+
+Tensors: mean, deviation (D,), basis (k, D), for int8 basis_scale, coefficients (n, k), singular_values; where there are
+any also sign_reference (D,), kept, squares (n,), labels (n, attributes; NaN where unknown), directions (m, k).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..common.safetensors_writer import tensor_file
+from .flat_layout import Layout
+from .quantization import Storage, dequantize, group_count, quantize
+from .space import Direction, Form, Space
+
+FORMAT, FORMAT_VERSION = "glassbox_w2w_space", 1
+_ROWS = 64
+_OPTIONAL = ("sign_reference", "kept", "squares")
+Track = Callable[[Iterable], Iterable]
+
+
+@dataclass(frozen=True)
+class StorageError:
+    """What storing a basis in fewer bits costs."""
+
+    basis: float  # |V - V'| / |V|, Frobenius
+    member: float  # the same for rebuilt members, in standardized numbers: the mean over up to 64 of them
+
+    def __str__(self) -> str:
+        return f"basis {self.basis:.2e}, rebuilt members {self.member:.2e} (relative)"
+
+
+def write(
+    space: Space,
+    path: Path,
+    storage: str = Storage.FLOAT32,
+    coefficients: torch.dtype = torch.float32,
+    track: Track = iter,
+) -> StorageError:
+    """Write a space, its basis stored as one of Storage, a few rows at a time; returns the measured error."""
+    tensors = small_tensors(space, coefficients)
+    specification = {name: (value.dtype, tuple(value.shape)) for name, value in tensors.items()}
+    specification |= basis_tensors(space.components, space.layout.size, storage)
+    error = _measure_error(space, storage)
+    with tensor_file(path, specification, header(space, storage, error), read) as file:
+        for name, value in tensors.items():
+            file.put(name, value)
+        for first in track(range(0, space.components, _ROWS)):
+            numbers, scale = quantize(space.rows(first, first + _ROWS), storage)
+            file.put_rows("basis", first, numbers)
+            if scale is not None:
+                file.put_rows("basis_scale", first, scale)
+    return error
+
+
+def basis_tensors(components: int, size: int, storage: str) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Names, dtypes and shapes of the tensors that a stored basis takes."""
+    tensors = {"basis": (Storage(storage).dtype, (components, size))}
+    if storage == Storage.INT8:
+        tensors["basis_scale"] = (torch.float32, (components, group_count(size)))
+    return tensors
+
+
+def header(space: Space, storage: str, error: StorageError | None) -> dict[str, str]:
+    """The readable part of the file."""
+    about = {
+        **space.about,
+        "storage": storage,
+        "form": space.form,
+        "labels": list(space.labels),
+        "directions": {
+            name: {"max_projection": one.max_projection, "about": one.about} for name, one in space.directions.items()
+        },
+    }
+    if error is not None:
+        about["storage_error"] = {"basis": error.basis, "members": error.member}
+    return {
+        "format": FORMAT,
+        "format_version": str(FORMAT_VERSION),
+        "layout": space.layout.to_json(),
+        "members": json.dumps(space.members),
+        "space": json.dumps(about),
+    }
+
+
+def read(path: Path) -> Space:
+    """Read a space; the basis stays on disk until it is used. Raises ValueError for any other or damaged file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            metadata = file.metadata() or {}
+            _check_format(path, metadata)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path.name} cannot be read ({error}): build or save the space again.") from None
+    try:
+        space = _space(tensors, metadata, path.stem)
+        problem = _problem(space)
+    except (KeyError, ValueError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        problem = f"its header or a tensor is not as it should be: {type(error).__name__} {error}"[:200]
+    if problem:
+        raise ValueError(f"{path.name} is damaged ({problem}): build or save the space again.")
+    return space
+
+
+def build_key(path: Path) -> str:
+    """What identifies the build that wrote a file; "" where there is none or it cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            return str(json.loads((file.metadata() or {})["space"])["build"])
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError, RecursionError):
+        return ""
+
+
+def _check_format(path: Path, metadata: dict[str, str]) -> None:
+    if metadata.get("format") != FORMAT:
+        raise ValueError(
+            f"{path.name} is not a weight space: give a file that W2W Build Space or W2W Save Space wrote, or import "
+            "the official release with W2W Import Release."
+        )
+    if metadata.get("format_version") != str(FORMAT_VERSION):
+        raise ValueError(
+            f"{path.name} has format version {metadata.get('format_version')} and this version of Glassbox reads "
+            f"{FORMAT_VERSION}: build or save the space again with this version."
+        )
+
+
+def _problem(space: Space) -> str:
+    """What is inconsistent in a space that was read; "" when nothing is."""
+    members, size = len(space.members), space.layout.size
+    components, known = len(space.basis), space.coefficients.shape[-1]
+    shapes = {
+        "mean": (space.mean, (size,)),
+        "deviation": (space.deviation, (size,)),
+        "basis": (space.basis, (components, size)),
+        "coefficients": (space.coefficients, (members, known)),
+        "sign_reference": (space.sign_reference, (size,)),
+        "kept": (space.kept, (members,)),
+        "squares": (space.squares, (members,)),
+        **{f"label {name}": (values, (members,)) for name, values in space.labels.items()},
+        **{f"direction {name}": (one.vector, (components,)) for name, one in space.directions.items()},
+    }
+    if space.basis.dtype == torch.int8 or space.basis_scale is not None:
+        shapes["basis_scale"] = (space.basis_scale, (components, group_count(size)))
+    for name, (tensor, shape) in shapes.items():
+        if tensor is None and name not in _OPTIONAL:
+            return f"it has no {name}"
+        if tensor is not None and tuple(tensor.shape) != shape:
+            return f"its {name} has the shape {tuple(tensor.shape)} and not {shape}"
+    if known > components or space.singular_values.ndim != 1:
+        return f"it has coefficients of {known} components and {components} components"
+    if space.form not in list(Form):
+        return f"its form is {space.form}"
+    finite = {"mean": space.mean, "deviation": space.deviation, "coefficients": space.coefficients}
+    return next((f"its {name} holds NaN or infinity" for name, one in finite.items() if not one.isfinite().all()), "")
+
+
+def _space(tensors: dict[str, torch.Tensor], metadata: dict[str, str], name: str) -> Space:
+    about = json.loads(metadata["space"])
+    labels = tensors.get("labels", torch.empty(0, 0))
+    directions = {
+        key: Direction(tensors["directions"][row].float(), float(entry["max_projection"]), str(entry["about"]))
+        for row, (key, entry) in enumerate(about.pop("directions").items())
+    }
+    return Space(
+        layout=Layout.from_json(metadata["layout"]),
+        mean=tensors["mean"].float(),
+        deviation=tensors["deviation"].float(),
+        basis=tensors["basis"],
+        basis_scale=tensors.get("basis_scale"),
+        coefficients=tensors["coefficients"].float(),
+        members=tuple(map(str, json.loads(metadata["members"]))),
+        singular_values=tensors["singular_values"].float(),
+        form=about.pop("form"),
+        labels={key: labels[:, column].float() for column, key in enumerate(about.pop("labels"))},
+        directions=directions,
+        about={**about, "name": name},
+        **{key: tensors[key].float() for key in _OPTIONAL if key in tensors},
+    )
+
+
+def small_tensors(space: Space, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """All tensors of a space but its basis, by their names in the file."""
+    tensors = {
+        "mean": space.mean,
+        "deviation": space.deviation,
+        "coefficients": space.coefficients.to(dtype),
+        "singular_values": space.singular_values,
+    }
+    tensors |= {name: getattr(space, name) for name in _OPTIONAL if getattr(space, name) is not None}
+    if space.labels:
+        tensors["labels"] = torch.stack(list(space.labels.values()), dim=1)
+    if space.directions:
+        tensors["directions"] = torch.stack([direction.vector for direction in space.directions.values()])
+    return tensors
+
+
+def _measure_error(space: Space, storage: str) -> StorageError:
+    lost = total = 0.0
+    members = space.coefficients[:_ROWS]
+    difference, exact = torch.zeros(len(members), space.layout.size), torch.zeros(len(members), space.layout.size)
+    for first in range(0, space.components, _ROWS):
+        block = space.rows(first, first + _ROWS)
+        change = block - dequantize(*quantize(block, storage))
+        lost, total = lost + float(change.square().sum()), total + float(block.square().sum())
+        part = members[:, first : first + _ROWS]
+        difference += part @ change
+        exact += part @ block
+    relative = difference.norm(dim=1) / exact.norm(dim=1).clamp_min(1e-30)
+    return StorageError((lost / max(total, 1e-300)) ** 0.5, float(relative.mean()) if len(relative) else 0.0)

@@ -1,0 +1,163 @@
+"""Identity guidance inside a real ComfyUI: its formula, its neutral strengths, and stock conditioning and guiders."""
+
+import pytest
+import torch
+import weight_nodes
+
+
+@pytest.fixture(scope="module")
+def family(comfy, tmp_path_factory):
+    return weight_nodes.family(comfy, tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="module")
+def points(family):
+    point = family.draw(family.directed[0])[0]
+    return point, family.edit(point, "beard: 1")[0]
+
+
+def guidance(comfy, family, points, identity=1.0, edit=1.0, model=None, both=True):
+    given = {"identity_strength": identity, "edit_strength": edit}
+    if both:
+        given["edited_point"] = points[1]
+    return comfy.run("GBX_W2WGuidance", model=model or family.model, point=points[0], **given)
+
+
+def denoised(comfy, guider, sigma=2.0):
+    """One prediction of a guider at a noise level, from the same noise."""
+    found = []
+    noise = torch.randn(1, 8, 16, 16, generator=torch.Generator().manual_seed(3))
+
+    class Once:
+        def sample(self, guide, sigmas, extra, callback, noise, latent, mask, disable):
+            found.append(guide(noise * sigma, torch.tensor([sigma]), **extra))
+            return noise
+
+    with torch.inference_mode():
+        guider.sample(noise, torch.zeros_like(noise), Once(), torch.tensor([sigma, 0.0]), disable_pbar=True, seed=1)
+    return found[0]
+
+
+def cfg_guider(comfy, family, model, cfg, positive=None, negative=None):
+    return comfy.run(
+        "CFGGuider", model=model, positive=positive or family.positive, negative=negative or family.negative, cfg=cfg
+    )[0]
+
+
+def test_strengths_of_zero_are_the_model_itself(comfy, family, points):
+    assert guidance(comfy, family, points, 0.0, 0.0)[0] is family.model
+    assert guidance(comfy, family, points, 0.0, 5.0, both=False)[0] is family.model
+
+
+@pytest.mark.parametrize("cfg", [1.0, 3.0])
+@pytest.mark.parametrize(("identity", "edit"), [(1.0, 1.0), (0.0, 1.0), (1.3, 0.5)])
+def test_the_prediction_is_the_formula(comfy, family, points, cfg, identity, edit):
+    """(1 - w) e_base(negative) + w (e_base + s_i (e_point - e_base) + s_e (e_edited - e_point)), to 1e-4."""
+    models = {"base": family.model, "point": family.apply(points[0]), "edited": family.apply(points[1])}
+    alone = {name: denoised(comfy, cfg_guider(comfy, family, model, 1.0)) for name, model in models.items()}
+    against = denoised(comfy, cfg_guider(comfy, family, family.model, 1.0, positive=family.negative))
+    side = alone["base"] + identity * (alone["point"] - alone["base"]) + edit * (alone["edited"] - alone["point"])
+    wanted = against + cfg * (side - against)
+    model = guidance(comfy, family, points, identity, edit)[0]
+    found = denoised(comfy, cfg_guider(comfy, family, model, cfg))
+    torch.testing.assert_close(found, wanted, atol=1e-4 * float(wanted.abs().max()), rtol=0)
+    assert float((found - denoised(comfy, cfg_guider(comfy, family, family.model, cfg))).abs().max()) > 1e-3
+
+
+def test_the_guider_is_the_guidance_with_a_cfg_guider(comfy, family, points):
+    model, report = guidance(comfy, family, points, 1.2, 0.7)
+    guider, same = comfy.run(
+        "GBX_W2WGuider",
+        model=family.model,
+        positive=family.positive,
+        negative=family.negative,
+        cfg=2.5,
+        point=points[0],
+        edited_point=points[1],
+        identity_strength=1.2,
+        edit_strength=0.7,
+    )
+    assert same == report and "4 model evaluations" in report
+    assert torch.equal(denoised(comfy, guider), denoised(comfy, cfg_guider(comfy, family, model, 2.5)))
+
+
+@pytest.mark.parametrize(
+    ("identity", "edit", "cfg", "rows"),
+    [(1.0, 1.0, 3.0, 2), (1.0, 0.5, 3.0, 3), (1.5, 0.5, 3.0, 4), (1.0, 1.0, 1.0, 1)],
+)
+def test_the_reported_evaluations_are_those_made(comfy, family, points, monkeypatch, identity, edit, cfg, rows):
+    model, report = guidance(comfy, family, points, identity, edit)
+    counted, forward = [], family.model.model.diffusion_model.forward
+
+    def counting(x, *rest, **more):
+        counted.append(len(x))
+        return forward(x, *rest, **more)
+
+    monkeypatch.setattr(family.model.model.diffusion_model, "forward", counting)
+    denoised(comfy, cfg_guider(comfy, family, model, cfg))
+    assert sum(counted) == rows and f"{rows if cfg > 1 else rows + 1} model evaluations" in report
+
+
+@pytest.mark.parametrize("regional_alone", [False, True])
+def test_areas_and_timestep_ranges_keep_their_meaning(comfy, family, points, regional_alone):
+    """A prompt on the left half, and one in the first part of the run: as without guidance, with other weights."""
+    (both,) = comfy.run(
+        "ConditioningSetArea", conditioning=family.positive, width=64, height=128, x=0, y=0, strength=1.0
+    )
+    if not regional_alone:
+        (early,) = comfy.run("ConditioningSetTimestepRange", conditioning=family.negative, start=0.0, end=0.4)
+        (both,) = comfy.run("ConditioningCombine", conditioning_1=both, conditioning_2=early)
+    patched, model = family.apply(points[1]), guidance(comfy, family, points)[0]
+    for sigma in (5.0, 0.5):
+        positive = denoised(comfy, cfg_guider(comfy, family, patched, 1.0, positive=both), sigma)
+        negative = denoised(comfy, cfg_guider(comfy, family, family.model, 0.0, positive=both), sigma)
+        found = denoised(comfy, cfg_guider(comfy, family, model, 3.0, positive=both), sigma)
+        wanted = negative + 3.0 * (positive - negative)
+        torch.testing.assert_close(found, wanted, atol=1e-4 * float(wanted.abs().max()), rtol=0)
+
+
+def test_a_guider_with_three_conditionings_keeps_its_negative_side(comfy, family, points):
+    """DualCFGGuider evaluates its negative first: positive is what the guider calls so, not the first."""
+    model, patched = guidance(comfy, family, points)[0], family.apply(points[1])
+    given = {"cond1": family.positive, "cond2": family.positive, "negative": family.negative}
+    strengths = {"cfg_conds": 2.0, "cfg_cond2_negative": 1.5, "style": "regular"}
+    guider = comfy.run("DualCFGGuider", model=model, **given, **strengths)[0]
+    positive = denoised(comfy, cfg_guider(comfy, family, patched, 1.0))
+    negative = denoised(comfy, cfg_guider(comfy, family, family.model, 1.0, positive=family.negative))
+    wanted = negative + 1.5 * (positive - negative)  # both prompts are one: the first strength falls out
+    torch.testing.assert_close(denoised(comfy, guider), wanted, atol=1e-4 * float(wanted.abs().max()), rtol=0)
+
+
+def test_a_stopped_run_leaves_the_model_as_it_was(comfy, family, points, monkeypatch):
+    plain = denoised(comfy, cfg_guider(comfy, family, family.model, 3.0))
+    model = guidance(comfy, family, points)[0]
+    before = denoised(comfy, cfg_guider(comfy, family, model, 3.0))
+    with monkeypatch.context() as patch:
+
+        def fail(*_, **__):
+            raise RuntimeError("stopped")
+
+        patch.setattr(family.model.model.diffusion_model, "forward", fail)
+        with pytest.raises(RuntimeError, match="stopped"):
+            denoised(comfy, cfg_guider(comfy, family, model, 3.0))
+    assert torch.equal(denoised(comfy, cfg_guider(comfy, family, family.model, 3.0)), plain)
+    assert torch.equal(denoised(comfy, cfg_guider(comfy, family, model, 3.0)), before)
+
+
+def test_guidance_stacks_on_an_applied_point(comfy, family, points):
+    """The MODEL may have patches of its own: they are part of the base."""
+    other = family.apply(family.draw(family.space, seed=5)[0])
+    model = guidance(comfy, family, points, model=other)[0]
+    both = family.apply(points[1], other)
+    positive = denoised(comfy, cfg_guider(comfy, family, both, 1.0))
+    negative = denoised(comfy, cfg_guider(comfy, family, other, 1.0, positive=family.negative))
+    wanted = negative + 2.0 * (positive - negative)
+    found = denoised(comfy, cfg_guider(comfy, family, model, 2.0))
+    torch.testing.assert_close(found, wanted, atol=1e-4 * float(wanted.abs().max()), rtol=0)
+
+
+def test_a_model_of_another_architecture_is_refused(comfy, family, points):
+    import reduced
+
+    with pytest.raises(ValueError, match="made for another base model"):
+        guidance(comfy, family, points, model=reduced.checkpoint("flux")[0])

@@ -1,0 +1,77 @@
+"""Points between others, from LoRAs, and out as LoRAs again, inside a real ComfyUI."""
+
+import members
+import pytest
+import torch
+import weight_nodes
+from safetensors.torch import load_file
+from weight_nodes import LAYERS
+
+
+@pytest.fixture(scope="module")
+def family(comfy, tmp_path_factory):
+    return weight_nodes.family(comfy, tmp_path_factory.getbasetemp())
+
+
+def test_lists_of_points(family, comfy):
+    assert [len(family.draw(family.space, count=3)), len(family.draw(family.space, source="mean"))] == [3, 1]
+    other = family.draw(family.space, seed=9)[0]
+    (line,) = comfy.run(
+        "GBX_W2WMix", first_point=family.point, second_point=other, start_fraction=0.0, end_fraction=1.0, count=4
+    )
+    assert len(line) == 4 and torch.equal(line[3].coefficients, other.coefficients)
+    how = {
+        "direction": "PC 1",
+        "second_direction": "PC 2",
+        "min_strength": -1.0,
+        "max_strength": 1.0,
+        "count": 3,
+        "preserved_directions": "",
+    }
+    grid, names = comfy.run("GBX_W2WSweep", point=family.point, **how)
+    assert len(grid) == len(names) == 9 and torch.equal(grid[4].coefficients, family.point.coefficients)
+
+
+def test_a_lora_becomes_a_point_and_back(family, comfy):
+    found, report = family.project(lora_name="people/member_05.safetensors")
+    torch.testing.assert_close(found.coefficients, family.space.coefficients[5], atol=1e-3, rtol=1e-3)
+    assert "Kept by the space's components: 100.0 %" in report and "member_05 +1.000" in report
+    (tensors, file) = comfy.run("GBX_W2WToLoRA", point=found, filename_prefix="")
+    again, _ = family.project(lora=tensors)
+    assert file == ""
+    torch.testing.assert_close(again.coefficients, found.coefficients, atol=1e-3, rtol=1e-3)
+    fewer, report = family.project(lora_name="people/member_05.safetensors", components=2)
+    assert not fewer.coefficients[2:].any() and "100.0 %" not in report
+    with pytest.raises(ValueError, match="choose a file, or connect one"):
+        family.project()
+
+
+def test_style_merge_is_the_sum(family, comfy):
+    style = members.kohya(members.factors(50, rank=3, layers=dict(list(LAYERS.items())[1:4])), 3.0)
+    style["lora_te_text_model_encoder_layers_0_mlp_fc1.lora_up.weight"] = torch.ones(4, 1)
+    style["lora_te_text_model_encoder_layers_0_mlp_fc1.lora_down.weight"] = torch.ones(1, 4)
+    given = {"style_lora_name": "none", "style_lora": style, "point_strength": 0.8, "style_strength": 0.4}
+    merged, file, report = comfy.run("GBX_W2WStyleMerge", point=family.point, filename_prefix="loras/styled", **given)
+    assert file.startswith("loras/styled") and "text encoder" in report and "Cosine" in report
+    (both,) = comfy.run(
+        "LoraModelLoader", model=family.apply(family.point, strength=0.8), lora=style, strength_model=0.4
+    )
+    (one,) = comfy.run("LoraModelLoader", model=family.model, lora=merged, strength_model=1.0)
+    torch.testing.assert_close(family.sample(one), family.sample(both), atol=2e-4, rtol=1e-4)
+
+
+def test_saved_loras_have_alpha(family, comfy):
+    import folder_paths
+
+    file = comfy.run("GBX_W2WToLoRA", point=family.point, filename_prefix="loras/alpha")[1]
+    tensors = load_file(f"{folder_paths.get_output_directory()}/{file}")
+    assert sum(key.endswith(".alpha") for key in tensors) == len(LAYERS)
+
+
+def test_files_that_change_are_read_again(family, comfy):
+    folders = comfy.module("nodes.host.folders")
+    before = folders.lora_stamp("people/member_00.safetensors")
+    path = family.folder / "people" / "member_00.safetensors"
+    path.touch()
+    assert before and folders.lora_stamp("people/member_00.safetensors") != before
+    assert folders.lora_stamp("none") == folders.lora_stamp(None) == ""

@@ -1,0 +1,107 @@
+"""Spaces inside a real ComfyUI: built, saved, loaded, reported, and the one that the pack ships."""
+
+import members
+import newer
+import pytest
+import torch
+import weight_nodes
+from weight_nodes import COUNT, LAYERS
+
+
+@pytest.fixture(scope="module")
+def family(comfy, tmp_path_factory):
+    return weight_nodes.family(comfy, tmp_path_factory.getbasetemp())
+
+
+def test_build_names_what_it_made(family):
+    space, report = family.build(filename="named")
+    assert space.members[0] == "member_00" and space.components == COUNT - 1
+    assert "8 members" in report and "components keep 100.0 % of a member" in report
+
+
+def test_spaces_are_saved_and_loaded_with_their_directions(family, comfy):
+    saved, report = comfy.run("GBX_W2WSaveSpace", space=family.directed[0], filename="with directions", storage="int8")
+    loaded, text = comfy.run("GBX_W2WLoadSpace", space_name="with directions.safetensors")
+    assert "storage error" in report and "Directions: beard, glasses" in text
+    assert torch.equal(loaded.directions["beard"].vector, family.directed[0].directions["beard"].vector)
+    assert torch.equal(loaded.basis, saved.basis) and loaded.basis.dtype == torch.int8
+    for name in ("../out", "", "a/b", ".hidden"):
+        with pytest.raises(ValueError, match="is no name for a file"):
+            comfy.run("GBX_W2WSaveSpace", space=family.directed[0], filename=name, storage="int8")
+
+
+def test_the_loader_lists_and_refuses(family, comfy):
+    import folder_paths
+
+    folders = comfy.module("nodes.host.folders")
+    family.build(filename="listed")
+    folder_paths.filename_list_cache.clear()  # a list younger than half a second is not read again
+    assert "listed.safetensors" in folders.space_names()
+    with pytest.raises(ValueError, match=r"space_name is 'x': choose one of .*listed\.safetensors"):
+        comfy.run("GBX_W2WLoadSpace", space_name="x")
+
+
+def test_members_from_wires_and_folders_that_lead_out(family):
+    wires = [members.kohya(members.factors(60 + seed, layers=LAYERS)) for seed in range(3)]
+    space, _ = family.build(filename="wires", lora_1=wires[:2], lora_2=[wires[2]])
+    assert len(space.members) == COUNT + 3 and "wire 3" in space.members
+    only, _ = family.build(filename="only wires", folder="", lora_1=wires)
+    assert len(only.members) == 3
+    for folder in ("../..", "nowhere"):
+        with pytest.raises(ValueError, match="There is no folder"):
+            family.build(folder=folder)
+    with pytest.raises(ValueError, match="give a folder inside models/loras, or connect LoRAs"):
+        family.build(folder="")
+
+
+def test_report(family, comfy):
+    spectrum, coefficients, words, table = comfy.run("GBX_W2WReport", space=family.directed[0], point=family.point)
+    for figure in (spectrum, coefficients):
+        assert figure.shape[0] == 1 and figure.shape[-1] == 3 and figure.min() >= 0 and figure.max() <= 1
+    assert "Nearest members" in words and "Directions: beard" in words
+    assert table.startswith("member") and len(table.splitlines()) == COUNT + 1
+    assert len(comfy.run("GBX_W2WReport", space=family.directed[0])) == 4
+
+
+def test_what_comfyui_trains_becomes_a_member(family, comfy):
+    """Core's trainer writes biases and norms too: they are dropped and their fraction is reported."""
+    latents = [{"samples": torch.randn(1, 8, 16, 16)} for _ in range(2)]
+    given = {"batch_size": 1, "grad_accumulation_steps": 1, "steps": 1, "learning_rate": 1e-3, "rank": 2,
+             "optimizer": "AdamW", "loss_function": "MSE", "seed": 0, "training_dtype": "fp32", "lora_dtype": "fp32",
+             "algorithm": "LoRA", "gradient_checkpointing": False, "existing_lora": "[None]"}  # fmt: skip
+    given |= {"model": family.model, "latents": latents, "positive": [family.positive]}
+    trained = [newer.train_lora(comfy, **given)[0] for _ in range(2)]
+    for lora in trained:
+        for name, value in lora.items():
+            value.data += 0.01 * torch.randn_like(value) if "alpha" not in name else 0
+    space, report = family.build(filename="trained", folder="", lora_1=trained, rank=2)
+    assert len(space.members) == 2 and "Left out on average: full differences" in report
+
+
+def test_the_space_that_the_pack_ships_fits_its_model(family, comfy):
+    """Every layer of it is in the demo model, it is small, and its directions can be fitted."""
+    folders, export = comfy.module("nodes.host.folders"), comfy.module("nodes.weights.lora_writer")
+    shipped = [name for name in folders.space_names() if name.startswith("avatars-v1")]
+    assert shipped == ["avatars-v1-w2w.safetensors"]
+    assert folders.space_path(shipped[0]).stat().st_size <= 3_400_000
+    space, _ = comfy.run("GBX_W2WLoadSpace", space_name=shipped[0])
+    drawn = family.draw(space)[0]
+    targets = comfy.module("nodes.host.patches.lora_intervals").named_adapters(
+        family.model, export.to_tensors(drawn.layers())
+    )
+    assert len(targets) == len(space.layout.slots) == 64
+    directed, report = comfy.run(
+        "GBX_W2WFitDirections", space=space, labels="", method="least_squares", components=48, attributes=""
+    )
+    assert {"beard", "dark skin", "round glasses"} <= set(directed.directions) and "cross-validated" in report
+
+
+def test_a_report_stops_between_its_figures(family, comfy, monkeypatch):
+    from comfy import model_management
+
+    report, drawn = comfy.module("nodes.weights.space_report"), []
+    monkeypatch.setattr(report, "draw_spectrum", lambda *_: model_management.interrupt_current_processing())
+    monkeypatch.setattr(report, "draw_point", lambda *_: drawn.append(1))
+    with pytest.raises(model_management.InterruptProcessingException):
+        comfy.run("GBX_W2WReport", space=family.space)
+    assert not drawn
