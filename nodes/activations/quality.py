@@ -1,26 +1,36 @@
-"""The paper's three properties of activations as numbers (arXiv 2410.03558, section 4). The measures are ours.
+"""The paper's three properties of activations as numbers (arXiv 2410.03558, section 4), as a table and as a chart.
 
-The paper shows the properties in pictures: diffusion noise that is left in an activation, granularity that goes from
-coarse to fine within one resolution, and locality, the likeness of neighbours whatever they show.
+The paper shows the properties in figures, the measures are this pack's: diffusion noise that remains in an activation,
+granularity that goes from coarse to fine within one resolution, and locality, the similarity of neighbors regardless of
+content.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional as F
 
 _PAIRS = 4096
+_HEAD = ["ID", "noise", "granularity", "locality"]
+_TITLES = (
+    ("noise", "Diffusion noise: fraction of variance"),
+    ("granularity", "Granularity: mean spatial frequency"),
+    ("locality", "Locality: beyond that of the latent"),
+)
+_KEPT, _DROPPED = "#e66101", "#b8c4d0"
+_INCHES, _SMALL, _MOST_NAMES = 0.16, 6, 120
 
 
 @dataclass(frozen=True)
 class Quality:
     """Three numbers of one activation.
 
-    ``noise``: share of its variance that comes from the noise draw and not from the picture, 0..1. ``granularity``:
-    centroid of its spatial power spectrum in shares of the finest frequency that its grid can hold, 0..1. ``locality``:
-    how much more its similarity falls with distance than that of the latent that went in, -2..2.
+    ``noise``: fraction of its variance that comes from the noise sample and not from the image, 0..1. ``granularity``:
+    centroid of its spatial power spectrum over the finest frequency of its grid, 0..1. ``locality``: how much more its
+    similarity falls with distance than that of the input latent, -2..2.
     """
 
     noise: float
@@ -28,26 +38,26 @@ class Quality:
     locality: float
 
 
-class Draws:
-    """Sums over draws of the noise of one activation (rows, C, H, W), so that no draw has to be kept."""
+class NoiseStatistics:
+    """Sums over noise samples of one activation (rows, C, H, W), so that no sample has to be kept."""
 
     def __init__(self):
         self._count, self._sum, self._squares = 0, 0, 0
 
     def add(self, feature: torch.Tensor) -> None:
-        """Take another draw in; every draw has the same pictures in the same order."""
+        """Add another noise sample of the same images in the same order."""
         feature = feature.double()
         self._count, self._sum, self._squares = self._count + 1, self._sum + feature, self._squares + feature.square()
 
     @property
     def mean(self) -> torch.Tensor:
-        """The mean over draws, float32 (rows, C, H, W)."""
+        """The mean over noise samples, float32 (rows, C, H, W)."""
         return (self._sum / self._count).float()
 
-    def noise_share(self) -> float:
-        """Variance within pictures, between draws, over that plus the variance between pictures: 1 - ICC(1, 1).
+    def noise_fraction(self) -> float:
+        """Variance within images, between noise samples, over that plus the variance between images: 1 - ICC(1, 1).
 
-        One-way analysis of variance at every channel and position, summed over them. Needs two draws and two pictures.
+        One-way analysis of variance at every channel and position, summed over them. Needs two samples and two images.
         """
         mean = self._sum / self._count
         within = (self._squares / self._count - mean.square()).clamp_min(0) * self._count / (self._count - 1)
@@ -57,7 +67,7 @@ class Draws:
 
 
 def granularity(feature: torch.Tensor) -> float:
-    """Power-weighted mean frequency of a feature (rows, C, H, W), the constant left out, over the largest there is.
+    """Power-weighted mean frequency of a feature (rows, C, H, W), without the constant, over the largest.
 
     About 0.54 for white noise; 0 for a feature that is the same everywhere.
     """
@@ -68,18 +78,18 @@ def granularity(feature: torch.Tensor) -> float:
 
 
 def locality(feature: torch.Tensor, latent: torch.Tensor, seed: int = 0) -> float:
-    """How strongly similarity goes with nearness, less the same of the latent (rows, C', H', W') that went in.
+    """How strongly similarity depends on distance, minus the same of the input latent (rows, C', H', W').
 
-    Minus the correlation of cosine similarity with distance over random pairs of positions, the mean over pictures.
+    Minus the correlation of cosine similarity with distance over random pairs of positions, the mean over images.
     """
     size = feature.shape[-2:]
-    colours = F.adaptive_avg_pool2d(latent.float(), size) if latent.shape[-2:] != size else latent.float()
+    resized = F.adaptive_avg_pool2d(latent.float(), size) if latent.shape[-2:] != size else latent.float()
     pairs = torch.randint(size.numel(), (2, _PAIRS), generator=torch.Generator().manual_seed(seed))
     pairs = pairs[:, pairs[0] != pairs[1]]
-    return _nearness(feature.float(), pairs) - _nearness(colours, pairs)
+    return _distance_correlation(feature.float(), pairs) - _distance_correlation(resized, pairs)
 
 
-def _nearness(feature: torch.Tensor, pairs: torch.Tensor) -> float:
+def _distance_correlation(feature: torch.Tensor, pairs: torch.Tensor) -> float:
     """Minus the correlation of similarity with distance; 0 where either is constant."""
     width = feature.shape[-1]
     rows, columns = pairs // width, pairs % width
@@ -91,7 +101,64 @@ def _nearness(feature: torch.Tensor, pairs: torch.Tensor) -> float:
     return -float(((similarity * distance).sum(1) / product.clamp_min(1e-12)).mean())
 
 
-def measured(draws: Draws, latent: torch.Tensor) -> Quality:
-    """All three numbers of an activation; granularity and locality are of its mean over draws."""
-    mean = draws.mean
-    return Quality(draws.noise_share(), granularity(mean), locality(mean, latent))
+def measure(statistics: NoiseStatistics, latent: torch.Tensor) -> Quality:
+    """All three numbers of an activation; granularity and locality are of its mean over noise samples."""
+    mean = statistics.mean
+    return Quality(statistics.noise_fraction(), granularity(mean), locality(mean, latent))
+
+
+def table(found: dict[str, Quality], kept: set[str]) -> str:
+    """One line per activation: ID, noise fraction, granularity, locality, and whether the filter keeps it."""
+    width = max(map(len, found))
+    lines = [f"{'ID':{width}}  noise  granularity  locality"]
+    for id_, quality in found.items():
+        numbers = f"{quality.noise:5.3f}  {quality.granularity:11.3f}  {quality.locality:8.3f}"
+        lines.append(f"{id_:{width}}  {numbers}{'  kept' if id_ in kept else ''}")
+    return "\n".join(lines)
+
+
+def merge_tables(tables: Iterable[str]) -> str:
+    """The table of all activations of tables that were measured on the same images, in their order.
+
+    Raises ValueError for a text that is not such a table, and for an activation that two of them have.
+    """
+    rows: dict[str, list[str]] = {}
+    for text in tables:
+        head, *lines = text.splitlines() or [""]
+        if head.split() != _HEAD or not all(len(line.split()) in (4, 5) for line in lines):
+            raise ValueError("A text is not a table of Activation Quality. Connect its report to Preview as Text.")
+        for id_, *numbers in map(str.split, lines):
+            if id_ in rows:
+                raise ValueError(f"{id_} is in two tables. Measure each activation once, on all images.")
+            rows[id_] = numbers
+    if not rows:
+        raise ValueError("There are no tables of Activation Quality. Connect its report to Preview as Text.")
+    measured = {id_: Quality(*map(float, numbers[:3])) for id_, numbers in rows.items()}
+    return table(measured, {id_ for id_, numbers in rows.items() if numbers[3:]})
+
+
+def draw_chart(figure, found: dict[str, Quality], kept: set[str], title: str) -> None:
+    """Three rows of bars on a matplotlib figure, IDs in forward order; those that the filter keeps are highlighted."""
+    from matplotlib.patches import Patch
+
+    places, colors = range(len(found)), [_KEPT if id_ in kept else _DROPPED for id_ in found]
+    axes = figure.subplots(3, 1, sharex=True)
+    for axis, (name, label) in zip(axes, _TITLES, strict=True):
+        axis.bar(places, [getattr(quality, name) for quality in found.values()], color=colors, width=0.8)
+        axis.set_title(label, loc="left", fontsize=10)
+        axis.grid(axis="y", alpha=0.3)
+        axis.margins(x=0.005)
+    axes[0].legend(
+        handles=[Patch(color=_KEPT, label="kept by the filter"), Patch(color=_DROPPED, label="dropped")],
+        fontsize=8,
+        loc="upper center",
+        ncol=2,
+    )
+    step = -(-len(found) // _MOST_NAMES)
+    axes[-1].set_xticks(list(places)[::step], list(found)[::step], rotation=90, fontsize=_SMALL)
+    figure.suptitle(title, fontsize=11)
+
+
+def chart_width(count: int) -> int:
+    """Width in pixels of the figure for a number of activations."""
+    return max(700, min(round(count * _INCHES * 100), round(_MOST_NAMES * _INCHES * 100)))

@@ -1,19 +1,19 @@
-"""Record activations while any sampler runs, and find them again by the latent that the run has made."""
+"""Record activations while any sampler runs, and find them again by the latent of the run."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from .entries import Entry
-from .features import FRAMES, Activations, Mean
-from .moments import Chooser
-from .tap import Keep, Tap
+from .activation_spec import ActivationSpec
+from .activations import Activations, cpu_copy, mean
+from .step_ranges import StepPredicate
+from .tap import CallTap, TapSettings, call_settings, merge
 
-#: Runs that a recorder remembers: two samplers in a row and the queue before.
+#: Runs that a recorder keeps: two samplers in a row and the queue before.
 RUNS = 4
 _TOLERANCE = 1e-2
 
@@ -28,84 +28,164 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run has left: its latent, the number of its steps, and the recorded ones."""
+    """A finished run: its latent, the number of its steps, the recorded ones, and why others were not recorded.
+
+    ``snapshots``: one per recorded step, or the mean over them.
+    """
 
     latent: torch.Tensor
     steps: int
+    recorded: tuple[int, ...]
     snapshots: tuple[Snapshot, ...]
+    skipped: dict[int, str]
 
     def average(self) -> Activations:
         """The mean over the recorded steps; noise level and settings are those of the last."""
-        mean = Mean()
-        for snapshot in self.snapshots:
-            mean.add(snapshot.activations)
-        return mean.result()
+        return mean(snapshot.activations for snapshot in self.snapshots)
+
+    def skipped_report(self) -> str:
+        """One line per reason: the steps that were selected but not recorded."""
+        reasons: dict[str, list[int]] = {}
+        for step, reason in sorted(self.skipped.items()):
+            reasons.setdefault(reason, []).append(step)
+        return "\n".join(f"Not recorded: steps {', '.join(map(str, steps))}. {why}" for why, steps in reasons.items())
 
 
 class Recorder:
-    """Observes the runs on a MODEL and keeps one evaluation in each chosen step.
+    """Observes the runs on a MODEL and keeps one evaluation of each selected step.
 
-    The last at the step's own noise level, because samplers of higher order also look ahead and between the steps; if
-    there is none, the first. A run that fails or is cancelled leaves nothing.
+    The last at the step's own noise level, because samplers of higher order also evaluate ahead and between the steps;
+    if there is none, the first. Whatever cannot be recorded is skipped with its reason, and the run goes on. A run that
+    fails or is canceled leaves nothing.
     """
 
-    def __init__(self, entries: list[Entry], keep: Keep, choose: Chooser, timestep_of: Callable[[float], float]):
-        self._entries, self._keep, self._choose, self._timestep_of = entries, keep, choose, timestep_of
+    def __init__(
+        self,
+        specs: list[ActivationSpec],
+        settings: TapSettings,
+        selects: StepPredicate,
+        timestep_of: Callable[[float], float],
+        mean_only: bool = False,
+    ):
+        self._specs, self._settings, self._selects, self._timestep_of = specs, settings, selects, timestep_of
+        self._mean_only = mean_only
         self._runs: deque[Run] = deque(maxlen=RUNS)
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._snapshots: dict[int, Snapshot] = {}
-        self._tap = self._evaluation = None
+        self._recorded: list[int] = []
+        self._sum: Activations | None = None
+        self._skipped: dict[int, str] = {}
+        self._calls: list[CallTap] | None = None
+        self._evaluation = self._problem = None
         self._steps = 0
 
     def started(self) -> None:
-        self._begin()
+        self._reset()
 
     def failed(self) -> None:
-        self._begin()
+        self._reset()
 
     def finished(self, latent: torch.Tensor) -> None:
+        recorded = tuple(sorted({*self._recorded, *self._snapshots}))
+        for step in range(self._steps):
+            if self._selects(step, self._steps) and step not in recorded:
+                self._skipped.setdefault(step, "The network was not evaluated.")
+        if self._mean_only and self._snapshots:
+            step = max(self._snapshots)
+            self._fold()
+            tensors = {
+                id_: cpu_copy(value / len(recorded), self._settings.dtype) for id_, value in self._sum.tensors.items()
+            }
+            self._snapshots = {step: Snapshot(step, replace(self._sum, tensors=tensors))}
         snapshots = tuple(self._snapshots[step] for step in sorted(self._snapshots))
-        self._runs.append(Run(latent.detach().to("cpu", torch.float32, copy=True), self._steps, snapshots))
-        self._begin()
+        skipped = {step: reason for step, reason in self._skipped.items() if step not in recorded}
+        latent = latent.detach().to("cpu", torch.float32, copy=True)
+        self._runs.append(Run(latent, self._steps, recorded, snapshots, skipped))
+        self._reset()
 
     def evaluating(self, evaluation) -> None:
-        self._steps, self._evaluation = evaluation.steps, evaluation
-        wanted = evaluation.main and self._choose(evaluation.step, evaluation.steps)
+        self._steps, self._evaluation, self._problem = evaluation.steps, evaluation, None
+        selected = evaluation.main and self._selects(evaluation.step, evaluation.steps)
         better = evaluation.on_schedule or evaluation.step not in self._snapshots
-        self._tap = Tap(self._entries, self._keep) if wanted and better else None
+        self._calls = [] if selected and better else None
 
     def calling(self, call):
-        return self._tap.receivers(call.network, call.parts) if self._tap else None
+        if self._calls is None or self._problem is not None:
+            return None
+        try:
+            tap = CallTap(self._specs, self._settings, call.parts)
+            outputs, inputs = tap.receivers()
+            for path, _ in (*outputs, *inputs):
+                call.network.get_submodule(path)
+        except Exception as error:  # a watcher never ends a run
+            self._problem = str(error)
+            return None
+        if not tap.tensors:
+            return None
+        self._calls.append(tap)
+        return [(path, self._guard(one)) for path, one in outputs], [(path, self._guard(one)) for path, one in inputs]
+
+    def _guard(self, receive: Callable) -> Callable:
+        """The receiver, without the exceptions that it raises: the step is then not recorded."""
+
+        def guarded(tensor) -> None:
+            if self._problem is None:
+                try:
+                    receive(tensor)
+                except Exception as error:  # a watcher never ends a run
+                    self._problem = str(error)
+
+        return guarded
 
     def evaluated(self) -> None:
-        if self._tap is not None and not self._tap.empty:
-            tensors, rows = self._tap.result()
-            sigma, step = self._evaluation.sigma, self._evaluation.step
-            settings = {"step": step, "steps": self._steps, FRAMES: self._tap.frames}
-            activations = Activations(tensors, rows, sigma, self._timestep_of(sigma), settings)
-            self._snapshots[step] = Snapshot(step, activations)
-        self._tap = None
+        calls, self._calls = self._calls, None
+        if calls is None:
+            return
+        step, sigma = self._evaluation.step, self._evaluation.sigma
+        if self._problem is None and not calls:
+            self._problem = "No row of that conditioning was evaluated."
+        if self._problem is None:
+            try:
+                tensors, rows = merge(calls, self._specs)
+            except ValueError as error:
+                self._problem = str(error)
+        if self._problem is not None:
+            self._skipped.setdefault(step, self._problem)
+            return
+        settings = {"step": step, "steps": self._steps, **call_settings(calls, self._specs)}
+        activations = Activations(tensors, rows, sigma, self._timestep_of(sigma), settings)
+        if self._mean_only and step not in self._snapshots:
+            if self._snapshots and next(iter(self._snapshots.values())).activations.rows != rows:
+                self._skipped.setdefault(step, "It has other rows than the step before.")
+                return
+            self._fold()
+        self._snapshots[step] = Snapshot(step, activations)
 
-    @property
-    def last(self) -> Run | None:
-        """The latest run that has finished."""
-        return self._runs[-1] if self._runs else None
+    def _fold(self) -> None:
+        """Add the snapshot of the step before to the sum, so that one step is in memory and not all."""
+        for step, snapshot in self._snapshots.items():
+            tensors = {id_: value.float() for id_, value in snapshot.activations.tensors.items()}
+            if self._sum is not None:
+                tensors = {id_: self._sum.tensors[id_].add_(value) for id_, value in tensors.items()}
+            self._sum = replace(snapshot.activations, tensors=tensors)
+            self._recorded.append(step)
+        self._snapshots = {}
 
     def run_of(self, latent: torch.Tensor) -> Run:
-        """The run that made a latent; raises ValueError when none of the remembered ones did."""
+        """The run with this final latent; raises ValueError when none of the kept runs has it."""
         latent = latent.detach().to("cpu", torch.float32)
-        same = [run for run in self._runs if run.latent.shape == latent.shape]
-        run = min(reversed(same), key=lambda run: _distance(run.latent, latent), default=None)
+        same_shape = [run for run in self._runs if run.latent.shape == latent.shape]
+        run = min(reversed(same_shape), key=lambda run: _distance(run.latent, latent), default=None)
         if run is None or _distance(run.latent, latent) > _TOLERANCE:
             raise ValueError(
-                "No recorded run made this latent: wire the MODEL of Activation Recorder into the sampler, and that "
-                "sampler's own LATENT (of SamplerCustomAdvanced: output) into Read Activations."
+                "No recorded run produced this latent. Connect the MODEL of Activation Recorder to the sampler, and "
+                "that sampler's own LATENT (output of SamplerCustomAdvanced) to Get Recorded Activations."
             )
         return run
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Largest difference: ComfyUI may hand a latent on in lower precision."""
+    """Largest relative difference: ComfyUI may hand a latent on in lower precision."""
     return float((a - b).abs().max()) / max(float(a.abs().max()), 1e-6)

@@ -1,212 +1,223 @@
-"""Catch activations while a network is called, and copy only what is to be kept."""
+"""Read activations while a network is called, and copy only what is kept."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
-from .attention import LayerMean, SideMeans, attention_map, word_map
-from .entries import Entry
-from .features import Row, stored
-from .queries import Pairs, cut, pairs_of
+from .activation_spec import ActivationSpec, Kind
+from .activations import FRAMES, MAP_SIZES, Row, cpu_copy
+from .attention_capture import Receivers, attention_receivers, slice_channels
+from .attention_maps import AttentionFeature, LayerMean, attention_map, head_mean_map
 
-#: Gets one share of rows: whether it is conditional, queries, keys, and how many of the keys are the text's.
-Share = Callable[[bool, torch.Tensor, torch.Tensor, "int | None"], None]
+
+class SeveralConditioningsError(ValueError):
+    """An evaluation with several positive (or negative) conditionings per image, so an image has no one activation."""
+
+    def __init__(self):
+        super().__init__(
+            "The conditioning has several parts at this noise level (combined, or with areas), so an image has no "
+            "single activation. Use one conditioning without areas."
+        )
 
 
 @dataclass(frozen=True)
-class Keep:
-    """What a tap keeps: rows of which conditioning, averaged over squares of ``pool`` positions, in which precision."""
+class TapSettings:
+    """Which rows are kept, averaged over squares of ``pool_size`` positions, in which precision."""
 
     conditional: bool = True
     unconditional: bool = False
-    pool: int = 1
+    pool_size: int = 1
     dtype: torch.dtype = torch.float16
 
-    def wants(self, conditional: bool) -> bool:
-        return self.conditional if conditional else self.unconditional
 
+class CallLayout:
+    """Where the image's positions lie in the tensors of one call of a network.
 
-class Tap:
-    """The activations of one evaluation of a network, which may take several calls."""
+    ``frames``: how many frames the latents have, each of which is a row of the activations.
+    """
 
-    def __init__(self, entries: list[Entry], keep: Keep):
-        self._entries, self._keep = entries, keep
-        self._caught: dict[bool, dict[str, torch.Tensor]] = {}
-        self._call: _Call | None = None
-
-    def receivers(self, network: nn.Module, parts: tuple[bool, ...]) -> tuple[Pairs, Pairs] | None:
-        """Receivers of outputs and of first inputs for one call; None when the call holds no row that is wanted.
-
-        ``parts``: for each equal share of the call's rows, whether it is conditional. Raises ValueError when a
-        conditioning has several parts at once, for then an image has no one activation.
-        """
-        wanted = [part for part in parts if self._keep.wants(part)]
-        if not wanted:
-            return None
-        if len(set(wanted)) < len(wanted) or set(wanted) & set(self._caught):
-            raise ValueError(
-                "The conditioning is made of several parts at this noise level (combined, or with areas), so an "
-                "image has no one activation: use a single one."
-            )
-        self._caught |= {part: {} for part in wanted}
-        self._call = _Call(network, parts, self._entries, self._keep, self._caught)
-        return self._call.pairs()
-
-    @property
-    def frames(self) -> int:
-        """How many frames the latents of the last call had, each of which is a row; 1 for pictures."""
-        return self._call.frames if self._call else 1
-
-    @property
-    def empty(self) -> bool:
-        """Whether no call held a row that is wanted: with CFG 1 there are no unconditional ones."""
-        return not self._caught
-
-    def result(self) -> tuple[dict[str, torch.Tensor], tuple[Row, ...]]:
-        """What was caught, and its rows, conditional ones first. Raises ValueError when a module was never called."""
-        order = sorted(self._caught, reverse=True)
-        missing = [entry.id for entry in self._entries for part in order if entry.id not in self._caught[part]]
-        if missing:
-            raise ValueError(
-                f"Nothing came from {missing[0]}: another node on the MODEL replaces or compiles that part of it. "
-                "Take the MODEL from before that node."
-            )
-        tensors = {entry.id: _joined([self._caught[part][entry.id] for part in order]) for entry in self._entries}
-        count = len(next(iter(tensors.values()))) // len(order)
-        return tensors, tuple(Row(image, part) for part in order for image in range(count))
-
-
-class _Call:
-    """The receivers of one call: they cut rows, lay tokens out on their grid, pool, and copy."""
-
-    def __init__(self, network: nn.Module, parts: tuple[bool, ...], entries: list[Entry], keep: Keep, caught: dict):
-        self._network, self._parts, self._entries, self._keep, self._caught = network, parts, entries, keep, caught
+    def __init__(self, specs: list[ActivationSpec]):
+        every = [one for spec in specs for one in (spec, *spec.members)]
+        self._grid_paths = sorted({"", *(spec.grid for spec in every)})
+        self._length_paths = sorted({spec.length_module for spec in every} - {""})
         self._grids: dict[str, tuple[int, int]] = {}
         self._lengths: dict[str, int] = {}
         self.frames = 1
 
-    def pairs(self) -> tuple[Pairs, Pairs]:
-        everything = [one for entry in self._entries for one in (entry, *entry.members)]
-        inputs: Pairs = [("", self._note_grid("")), *self._noted(everything)]
-        outputs: Pairs = [
-            (path, self._note_length(path)) for path in sorted({entry.last_as for entry in everything} - {""})
-        ]
-        for entry in self._entries:
-            if entry.kind == "map":
-                outputs += self._attention_pairs(entry, self._catch_map(entry))
-            elif entry.members:
-                outputs += self._average_pairs(entry)
-            elif entry.kind == "input" or entry.of_input:
-                inputs.append((entry.module, self._catch(entry)))
-            else:
-                outputs.append((entry.module, self._catch(entry)))
-        return outputs, inputs
+    def receivers(self) -> tuple[Receivers, Receivers]:
+        """Receivers of the outputs and of the first inputs of modules, by path."""
 
-    def _noted(self, entries: list[Entry]) -> Pairs:
-        return [(path, self._note_grid(path)) for path in sorted({entry.grid for entry in entries} - {""})]
-
-    def _note_grid(self, path: str):
-        def receive(tensor: torch.Tensor) -> None:
+        def keep_grid(tensor: torch.Tensor, path: str) -> None:
             self._grids[path] = tuple(tensor.shape[-2:])
             if not path and tensor.ndim == 5:
                 self.frames = tensor.shape[2]
 
-        return receive
+        outputs = []
+        for path in self._length_paths:
+            outputs.append((path, lambda tokens, path=path: self._lengths.update({path: tokens.shape[1]})))
+        return outputs, [(path, partial(keep_grid, path=path)) for path in self._grid_paths]
 
-    def _note_length(self, path: str):
-        def receive(tokens: torch.Tensor) -> None:
-            self._lengths[path] = tokens.shape[1]
+    def image_tokens(self, spec: ActivationSpec) -> int | None:
+        """How many of the last tokens of a sequence are the image's; None where they are the first."""
+        return self._lengths.get(spec.length_module)
 
-        return receive
+    def size(self, spec: ActivationSpec) -> tuple[int, int]:
+        """Height and width that a spec's tokens or maps are laid out on."""
+        sides = self._grids[spec.grid]
+        return sides if spec.grid else tuple(-(-side // spec.scale) for side in sides)
 
-    def _catch(self, entry: Entry):
-        def receive(tensor: torch.Tensor | tuple[torch.Tensor, ...]) -> None:
-            tensor = tensor[entry.item] if isinstance(tensor, tuple) else tensor
-            for part, share in self._shares(tensor):
-                feature = self._on_grid(share, entry) if entry.kind == "tokens" else share
-                self._caught[part][entry.id] = stored(pooled(feature, self._keep.pool), self._keep.dtype)
-
-        return receive
-
-    def _catch_map(self, entry: Entry):
-        def receive(part: bool, query: torch.Tensor, key: torch.Tensor, text: int | None) -> None:
-            self._caught[part][entry.id] = attention_map(query, key, entry.attention.heads, self._keep.dtype, text)
-
-        return receive
-
-    def _average_pairs(self, entry: Entry) -> Pairs:
-        """Receivers that average the maps of the entry's members; after the last one the average is copied."""
-        means = {part: LayerMean() if entry.kind == "mean" else SideMeans() for part in self._parts}
-        outputs: Pairs = []
-        for member in entry.members:
-            outputs += self._attention_pairs(member, self._average(entry, member, means))
-        return outputs
-
-    def _average(self, entry: Entry, member: Entry, means: dict):
-        def receive(part: bool, query: torch.Tensor, key: torch.Tensor, text: int | None) -> None:
-            size, mean = self._size(entry), means[part]
-            maps = word_map(query, key, member.attention.heads, self._size(member), text)
-            mean.add(maps, size) if entry.kind == "mean" else mean.add(maps)
-            if member == entry.members[-1]:
-                result = mean.result() if entry.kind == "mean" else mean.result(size)
-                self._caught[part][entry.id] = stored(pooled(result, self._keep.pool), self._keep.dtype)
-
-        return receive
-
-    def _attention_pairs(self, entry: Entry, use: Share) -> Pairs:
-        """Receivers of an attention's queries and keys; ``use`` gets both for each share of rows that is wanted."""
-
-        def both(query: torch.Tensor, keys: torch.Tensor, text: int | None) -> None:
-            if text is not None:
-                query = query[:, : self._positions(entry)]
-            for (part, q), (_, k) in zip(self._shares(query), self._shares(keys), strict=True):
-                use(part, self._framed(q), k.repeat_interleave(self.frames, dim=0), text)
-
-        return pairs_of(entry.attention, both, lambda: self._lengths.get(entry.last_as))
-
-    def _shares(self, tensor: torch.Tensor) -> list[tuple[bool, torch.Tensor]]:
-        pairs = zip(self._parts, tensor.chunk(len(self._parts)), strict=True)
-        return [(part, share) for part, share in pairs if self._keep.wants(part)]
-
-    def _size(self, entry: Entry) -> tuple[int, int]:
-        """Height and width that an entry's tokens or maps are laid out on."""
-        sides = self._grids[entry.grid]
-        return sides if entry.grid else tuple(-(-side // entry.scale) for side in sides)
-
-    def _positions(self, entry: Entry) -> int:
-        height, width = self._size(entry)
-        return self.frames * height * width
-
-    def _framed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Tokens (rows, frames * positions, C) with each frame as a row."""
-        return tokens.unflatten(1, (self.frames, -1)).flatten(0, 1)
-
-    def _on_grid(self, tokens: torch.Tensor, entry: Entry) -> torch.Tensor:
-        (height, width), found = self._size(entry), tokens.shape[1]
-        if entry.last_as:
-            tokens = tokens[:, -self._lengths[entry.last_as] :]
-        if not entry.grid:  # of a transformer: behind the picture's tokens may be those of others
-            tokens = tokens[:, : self._positions(entry)]
-        if tokens.shape[1] != self._positions(entry):
+    def token_slice(self, spec: ActivationSpec, count: int) -> slice:
+        """Which of ``count`` tokens are the image's; raises ValueError when another node merges or tiles tokens."""
+        height, width = self.size(spec)
+        positions, length = self.frames * height * width, self.image_tokens(spec)
+        begin = count - length if length is not None else 0
+        available = count - begin
+        if available < positions or (spec.grid and available > positions):  # others may follow a transformer's image
             raise ValueError(
-                f"{entry.id} has {found} tokens for {height} x {width} positions: another node merges or "
-                "tiles tokens (such as Token Merging or HyperTile). Take the MODEL from before it."
+                f"{spec.id} has {count} tokens for {height} x {width} positions, because another node merges or tiles "
+                "tokens (such as Token Merging or HyperTile). Connect the MODEL from before that node."
             )
-        tokens = self._framed(cut(tokens, entry.begin, entry.channels))
-        return tokens.transpose(1, 2).unflatten(2, (height, width))
+        return slice(begin, begin + positions)
 
 
-def _joined(shares: list[torch.Tensor]) -> torch.Tensor:
-    return torch.cat(shares) if len(shares) > 1 else shares[0]
+class CallTap:
+    """Receivers for one call of a network, and the activations that they have received.
+
+    ``parts``: for each equal part of the call's rows whether its conditioning is the positive one, None for neither.
+    ``tensors``: activations by ID, for each part that ``settings`` keeps; ``text_tokens``: the text's tokens of its
+    attention maps. Raises SeveralConditioningsError when two parts are of the same conditioning.
+    """
+
+    def __init__(self, specs: list[ActivationSpec], settings: TapSettings, parts: tuple[bool | None, ...]):
+        self._specs, self._settings, self._parts = specs, settings, parts
+        kept = [
+            part for part in parts if part is not None and (settings.conditional if part else settings.unconditional)
+        ]
+        if len(set(kept)) < len(kept):
+            raise SeveralConditioningsError
+        self.tensors: dict[bool, dict[str, torch.Tensor]] = {part: {} for part in kept}
+        self.text_tokens: dict[bool, int] = {}
+        self.layout = CallLayout(specs)
+
+    def receivers(self) -> tuple[Receivers, Receivers]:
+        """Receivers of the outputs and of the first inputs of modules, by path."""
+        outputs, inputs = self.layout.receivers()
+        for spec in self._specs:
+            if spec.kind == Kind.MAP:
+                outputs += self._map_receivers(spec, partial(self._keep_map, spec))
+            elif spec.members:
+                outputs += self._average_receivers(spec)
+            else:
+                from_input = spec.kind == Kind.INPUT or spec.from_input
+                (inputs if from_input else outputs).append((spec.module, partial(self._keep_feature, spec)))
+        return outputs, inputs
+
+    def _keep_feature(self, spec: ActivationSpec, tensor: torch.Tensor | tuple[torch.Tensor, ...]) -> None:
+        tensor = tensor[spec.item] if isinstance(tensor, tuple) else tensor
+        for part, rows in self._split(tensor):
+            if spec.kind == Kind.TOKENS:
+                rows = rows[:, self.layout.token_slice(spec, rows.shape[1])]
+                rows = self._frames_as_rows(slice_channels(rows, spec.begin, spec.channels))
+                rows = rows.transpose(1, 2).unflatten(2, self.layout.size(spec))
+            self._keep(part, spec, rows)
+
+    def _keep(self, part: bool, spec: ActivationSpec, feature: torch.Tensor) -> None:
+        self.tensors[part][spec.id] = cpu_copy(pool(feature, self._settings.pool_size), self._settings.dtype)
+
+    def _split(self, tensor: torch.Tensor) -> list[tuple[bool, torch.Tensor]]:
+        """The rows of each part that is kept."""
+        pairs = zip(self._parts, tensor.chunk(len(self._parts)), strict=True)
+        return [(part, rows) for part, rows in pairs if part in self.tensors]
+
+    def _keep_map(self, spec: ActivationSpec, part: bool, query: torch.Tensor, key: torch.Tensor, text: int | None):
+        maps = attention_map(query, key, spec.attention.heads, self._settings.dtype, text)
+        self.tensors[part][spec.id] = maps
+
+    def _average_receivers(self, spec: ActivationSpec) -> Receivers:
+        """Receivers that average the maps of the spec's members; after the last one the average is kept."""
+        averages: dict[bool, AttentionFeature | LayerMean] = {}
+
+        def receive(member: ActivationSpec, part: bool, query: torch.Tensor, key: torch.Tensor, text: int | None):
+            if part not in averages:
+                kind = LayerMean if spec.kind == Kind.ATTN_MEAN else AttentionFeature
+                averages[part] = kind(self.layout.size(spec))
+            size = self.layout.size(member)
+            averages[part].add(head_mean_map(query, key, member.attention.heads, size, text))
+            if member == spec.members[-1]:
+                self._keep(part, spec, averages.pop(part).result())
+
+        return [one for member in spec.members for one in self._map_receivers(member, partial(receive, member))]
+
+    def _map_receivers(self, spec: ActivationSpec, receive: Callable) -> Receivers:
+        """Receivers of an attention's queries and keys; ``receive`` gets both for each part that is kept."""
+        layout = self.layout
+
+        def receive_both(query: torch.Tensor, keys: torch.Tensor, text: int | None) -> None:
+            if text is not None:
+                height, width = layout.size(spec)
+                query = query[:, : layout.frames * height * width]
+            for (part, q), (_, k) in zip(self._split(query), self._split(keys), strict=True):
+                if spec.id.endswith("cross-map"):
+                    self.text_tokens[part] = keys.shape[1] if text is None else text
+                receive(part, self._frames_as_rows(q), k.repeat_interleave(layout.frames, dim=0), text)
+
+        return attention_receivers(spec.attention, receive_both, lambda: layout.image_tokens(spec))
+
+    def _frames_as_rows(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Tokens (rows, frames * positions, C) as (rows * frames, positions, C)."""
+        return tokens.unflatten(1, (self.layout.frames, -1)).flatten(0, 1)
 
 
-def pooled(feature: torch.Tensor, factor: int) -> torch.Tensor:
-    """A feature (rows, channels, height, width) averaged over squares, to a factor-th of its sides, at least 1."""
+def call_settings(calls: list[CallTap], specs: list[ActivationSpec]) -> dict[str, object]:
+    """What a reader needs to know of the calls: the number of frames, and the sizes of attention maps."""
+    layout = calls[0].layout
+    sizes = {spec.id: list(layout.size(spec)) for spec in specs if spec.kind == Kind.MAP}
+    return {FRAMES: layout.frames, **({MAP_SIZES: sizes} if sizes else {})}
+
+
+def merge(calls: list[CallTap], specs: list[ActivationSpec]) -> tuple[dict[str, torch.Tensor], tuple[Row, ...]]:
+    """The tensors and rows of the calls of one evaluation, conditional rows first.
+
+    Attention to texts of unequal length is filled up with zeros. Raises SeveralConditioningsError when two calls are of
+    the same conditioning, ValueError when a module was not called.
+    """
+    parts: dict[bool, dict[str, torch.Tensor]] = {}
+    tokens: dict[bool, int] = {}
+    for call in calls:
+        if parts.keys() & call.tensors.keys():
+            raise SeveralConditioningsError
+        parts |= call.tensors
+        tokens |= call.text_tokens
+    order = sorted(parts, reverse=True)
+    missing = [spec.id for spec in specs for part in order if spec.id not in parts[part]]
+    if missing:
+        raise ValueError(
+            f"{missing[0]} was not computed: another node on the MODEL replaces, compiles or skips that part of the "
+            "network. Connect the MODEL from before that node."
+        )
+    tensors = {
+        spec.id: _cat([parts[part][spec.id] for part in order], 3 if spec.kind == Kind.MAP else 1) for spec in specs
+    }
+    count = len(next(iter(tensors.values()))) // len(order)
+    return tensors, tuple(Row(image, part, tokens.get(part)) for part in order for image in range(count))
+
+
+def _cat(rows: list[torch.Tensor], dim: int) -> torch.Tensor:
+    """Tensors of rows one after the other; shorter ones are filled up with zeros along a dimension."""
+    if len(rows) == 1:
+        return rows[0]
+    length = max(part.shape[dim] for part in rows)
+    after = [0, 0] * (rows[0].ndim - dim - 1)
+    return torch.cat([F.pad(part, (*after, 0, length - part.shape[dim])) for part in rows])
+
+
+def pool(feature: torch.Tensor, factor: int) -> torch.Tensor:
+    """A feature (rows, channels, height, width) averaged over squares, to 1 / ``factor`` of its sides, at least 1."""
     if factor == 1:
         return feature
     height, width = feature.shape[-2:]

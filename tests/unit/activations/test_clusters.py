@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from glassbox.nodes.activations import clusters
+from glassbox.nodes.activations import kmeans
 
 
 def blobs(sizes, spread=0.05, seed=0):
@@ -16,7 +16,7 @@ def blobs(sizes, spread=0.05, seed=0):
 
 def test_separate_groups_are_found_largest_first():
     feature, truth = blobs([32, 96, 64, 64])
-    found = clusters.clusters(feature, 4, seed=0)
+    found = kmeans.cluster(feature, 4, seed=0)
     assert found.shape == truth.shape
     assert torch.bincount(found.flatten()).tolist() == [96, 64, 64, 32]
     assert torch.equal(found == 0, truth == 1) and torch.equal(found == 3, truth == 0)
@@ -24,9 +24,9 @@ def test_separate_groups_are_found_largest_first():
 
 def test_the_order_does_not_depend_on_the_seed_nor_on_the_scale():
     feature, _ = blobs([32, 96, 64, 64])
-    first = clusters.clusters(feature, 4, seed=0)
+    first = kmeans.cluster(feature, 4, seed=0)
     scale = torch.rand(2, 1, *feature.shape[2:], generator=torch.Generator().manual_seed(1)) + 0.5
-    assert torch.equal(clusters.clusters(feature * scale, 4, seed=5), first)
+    assert torch.equal(kmeans.cluster(feature * scale, 4, seed=5), first)
 
 
 def test_as_tight_as_scikit_learns():
@@ -39,27 +39,27 @@ def test_as_tight_as_scikit_learns():
         return sum(float((group - group.mean(0)).square().sum()) for group in groups)
 
     theirs = cluster.KMeans(5, n_init=4, random_state=0).fit(points.numpy()).labels_
-    ours = clusters.clusters(feature, 5, seed=0).flatten()
+    ours = kmeans.cluster(feature, 5, seed=0).flatten()
     assert spread(ours) <= spread(torch.from_numpy(theirs)) * 1.01
 
 
 def test_equal_vectors_leave_clusters_empty():
-    found = clusters.clusters(torch.ones(1, 3, 4, 4), 3, seed=0)
+    found = kmeans.cluster(torch.ones(1, 3, 4, 4), 3, seed=0)
     assert torch.equal(found, torch.zeros(1, 4, 4, dtype=torch.int64))
 
 
 def test_more_clusters_than_positions():
     with pytest.raises(ValueError, match="There are 4 positions for 5 clusters"):
-        clusters.clusters(torch.ones(1, 3, 2, 2), 5, seed=0)
+        kmeans.cluster(torch.ones(1, 3, 2, 2), 5, seed=0)
 
 
 def test_the_global_generator_is_left_alone():
     state = torch.get_rng_state()
-    clusters.clusters(torch.randn(1, 3, 4, 4, generator=torch.Generator().manual_seed(0)), 3, seed=0)
+    kmeans.cluster(torch.randn(1, 3, 4, 4, generator=torch.Generator().manual_seed(0)), 3, seed=0)
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_labels_are_enlarged_to_labels():
     labels = torch.tensor([[[0, 1], [2, 2]]])
-    large = clusters.enlarged(labels, 3, (8, 8))
+    large = kmeans.resize_labels(labels, 3, (8, 8))
     assert large.shape == (1, 8, 8) and torch.equal(large[:, ::7, ::7], labels)

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from glassbox.nodes.activations import attention, features, moments, points, tap
-from glassbox.nodes.activations.features import Activations, Mean, Row
+from glassbox.nodes.activations import activations as features
+from glassbox.nodes.activations import attention_maps, point_list, step_ranges, tap
+from glassbox.nodes.activations.activations import Activations, Row
 
 
 def activations(**tensors):
@@ -14,32 +15,42 @@ def activations(**tensors):
 
 def test_stacking_brings_all_to_the_finest_size():
     fine, coarse = torch.randn(2, 3, 6, 4), torch.randn(2, 5, 3, 2).half()
-    stacked = activations(a_out=coarse, b_out=fine).stacked()
+    stacked = activations(a_out=coarse, b_out=fine).joined("raw")
     assert stacked.shape == (2, 8, 6, 4) and stacked.dtype == torch.float32
     assert torch.equal(stacked[:, 5:], fine)
     enlarged = torch.nn.functional.interpolate(coarse.float(), size=(6, 4), mode="bilinear", align_corners=False)
     assert torch.equal(stacked[:, :5], enlarged)
 
 
+def test_equal_weighting_gives_each_activation_unit_length():
+    long, short = torch.randn(2, 5, 4, 4) * 100, torch.randn(2, 3, 2, 2)
+    joined = activations(a_out=long, b_out=short).joined()
+    assert torch.allclose(joined[:, :5].norm(dim=1), torch.ones(2, 4, 4))
+    assert torch.allclose(joined[:, 5:].norm(dim=1), torch.ones(2, 4, 4))
+    assert torch.equal(activations(a_out=long).joined(), long)
+
+
+def test_a_mean_needs_the_same_rows():
+    with pytest.raises(ValueError, match="different rows"):
+        features.mean([activations(a_out=torch.ones(1, 1, 1, 1)), activations(a_out=torch.ones(2, 1, 1, 1))])
+
+
 def test_maps_alone_are_refused():
     with pytest.raises(ValueError, match="attention maps only"):
-        activations(a_self_map=torch.zeros(1, 2, 4, 4)).stacked()
+        activations(a_self_map=torch.zeros(1, 2, 4, 4)).joined()
 
 
 def test_half_precision_clamps_and_always_copies():
     big = torch.tensor([1e6, -1e6, 3.0])
-    assert features.stored(big, torch.float16).tolist() == [65504.0, -65504.0, 3.0]
-    kept = features.stored(big, torch.float32)
+    assert features.cpu_copy(big, torch.float16).tolist() == [65504.0, -65504.0, 3.0]
+    kept = features.cpu_copy(big, torch.float32)
     big += 1
     assert kept.tolist() == [1e6, -1e6, 3.0]
 
 
-def test_the_mean_over_draws():
-    mean = Mean()
+def test_the_mean_of_fp16_is_summed_in_fp32():
     values = [torch.full((1, 1, 1, 1), value, dtype=torch.float16) for value in (60000.0, 60000.0, 30048.0)]
-    for value in values:
-        mean.add(activations(a_out=value))
-    result = mean.result().tensors["a-out"]
+    result = features.mean(activations(a_out=value) for value in values).tensors["a-out"]
     assert result.item() == 50016 and result.dtype == torch.float16  # the sum does not fit into float16
 
 
@@ -52,55 +63,94 @@ def test_values_at_is_interpolation_then_indexing(size):
     assert (found - whole[:, rows, columns].T).abs().max() < 2e-5  # float32 weights
 
 
-@pytest.mark.parametrize(("text", "chosen"), [
-    ("all", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]), ("last", [9]), ("0, 3-5\nlast", [0, 3, 4, 5, 9]),
-    ("0%; 50%, 100%", [0, 5, 9]), (" 12 ", []), ("25%", [2]),
-])  # fmt: skip
-def test_moments(text, chosen):
-    choose = moments.chooser(text)
+@pytest.mark.parametrize(
+    ("text", "chosen"),
+    [
+        ("all", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
+        ("last", [9]),
+        ("0, 3-5\nlast", [0, 3, 4, 5, 9]),
+        ("0%; 50%, 100%", [0, 5, 9]),
+        (" 12 ", []),
+        ("25%", [2]),
+    ],
+)
+def test_step_ranges(text, chosen):
+    choose = step_ranges.parse_steps(text)
     assert [step for step in range(10) if choose(step, 10)] == chosen
 
 
 @pytest.mark.parametrize("text", ["", "first", "-1", "1..3", "101%", "3 4"])
-def test_moments_that_cannot_be_read(text):
-    with pytest.raises(ValueError, match="all, or steps such as"):
-        moments.chooser(text)
+def test_steps_that_cannot_be_read(text):
+    with pytest.raises(ValueError, match="all, steps such as"):
+        step_ranges.parse_steps(text)
 
 
-@pytest.mark.parametrize("text", [
-    "10, 20\n30.5, 40", "10 20; 30.5 40", "(10, 20)\n(30.5, 40)", "[[10, 20], [30.5, 40]]",
-    '[{"x": 10, "y": 20}, {"x": 30.5, "y": 40}]', "10%, 40%; 30.5%, 80%",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "10, 20\n30.5, 40",
+        "10 20; 30.5 40",
+        "(10, 20)\n(30.5, 40)",
+        "[[10, 20], [30.5, 40]]",
+        '[{"x": 10, "y": 20}, {"x": 30.5, "y": 40}]',
+        "10%, 40%; 30.5%, 80%",
+    ],
+)
 def test_points(text):
-    assert points.parse(text, (50, 100)).tolist() == pytest.approx(torch.tensor([[10, 20], [30.5, 40]]).numpy())
+    assert point_list.parse(text, (50, 100)).tolist() == pytest.approx(torch.tensor([[10, 20], [30.5, 40]]).numpy())
 
 
 def test_points_on_the_edge_are_inside_and_come_back():
-    assert points.parse("100, 50", (50, 100)).tolist() == [[99, 49]]
-    assert points.parse(points.to_text(points.parse("1.25, 2", (9, 9))), (9, 9)).tolist() == [[1.25, 2]]
+    assert point_list.parse("100, 50", (50, 100)).tolist() == [[99, 49]]
+    assert point_list.parse(point_list.to_text(point_list.parse("1.25, 2", (9, 9))), (9, 9)).tolist() == [[1.25, 2]]
 
 
-@pytest.mark.parametrize(("text", "reason"), [
-    ("", "No point"), ("a, b", "'a, b' is no point"), ("1", "is no point"), ("[[1, 2], [3]]", "cannot be read as JSON"),
-    ("[{", "cannot be read as JSON"), ("101, 2", "outside of the picture, which is 100 x 50"), ("-1, 2", "outside"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "There is no point"),
+        ("a, b", "'a, b' is not a point"),
+        ("1", "is not a point"),
+        ("[[1, 2], [3]]", "not valid JSON"),
+        ("[{", "not valid JSON"),
+        ("101, 2", "outside of the image, which has 100 x 50"),
+        ("-1, 2", "outside"),
+    ],
+)
 def test_points_that_cannot_be_read(text, reason):
     with pytest.raises(ValueError, match=reason):
-        points.parse(text, (50, 100))
+        point_list.parse(text, (50, 100))
+
+
+@pytest.mark.parametrize("text", ["1" + " " * 3000 + "x", "1," * 40_000, "((" * 5000, "[[" * 30_000, "1 " * 90_000])
+def test_hostile_points_are_refused_at_once(text):
+    """The pattern for a pair was cubic in spaces: 800 of them took 11 seconds."""
+    calls = []
+    matched = point_list._PAIR
+
+    class Counted:
+        def fullmatch(self, line):
+            calls.append(len(line))
+            return matched.fullmatch(line)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(point_list, "_PAIR", Counted())
+        with pytest.raises(ValueError):
+            point_list.parse(text, (50, 100))
+    assert all(length <= 80 for length in calls)
 
 
 def test_pooling():
     feature = torch.arange(16.0).view(1, 1, 4, 4)
-    assert tap.pooled(feature, 2).flatten().tolist() == [2.5, 4.5, 10.5, 12.5]
-    assert tap.pooled(feature, 64).item() == 7.5
-    assert tap.pooled(torch.ones(1, 1, 5, 7), 2).shape == (1, 1, 2, 3)
+    assert tap.pool(feature, 2).flatten().tolist() == [2.5, 4.5, 10.5, 12.5]
+    assert tap.pool(feature, 64).item() == 7.5
+    assert tap.pool(torch.ones(1, 1, 5, 7), 2).shape == (1, 1, 2, 3)
 
 
 def test_an_attention_map_is_the_softmax():
-    """Oracle O3, to 1e-6."""
     generator = torch.Generator().manual_seed(1)
     query, key = torch.randn(2, 6, 8, generator=generator), torch.randn(2, 5, 8, generator=generator)
-    found = attention.attention_map(query, key, 2, torch.float32)
+    found = attention_maps.attention_map(query, key, 2, torch.float32)
     for row in range(2):
         for head in range(2):
             q, k = query[row, :, head * 4 : head * 4 + 4].double(), key[row, :, head * 4 : head * 4 + 4].double()

@@ -1,20 +1,22 @@
 """Activations that are saved come back as they were."""
 
+import json
+
 import pytest
 import torch
-from glassbox.nodes.activations import files
-from glassbox.nodes.activations.features import Activations, Row
+from glassbox.nodes.activations import activations_file
+from glassbox.nodes.activations.activations import Activations, Row
 
 
 @pytest.fixture
 def activations():
     tensors = {"up-b": torch.randn(2, 3, 4, 5).half(), "down-a": torch.randn(2, 1, 2, 2).transpose(2, 3)}
-    return Activations(tensors, (Row(0), Row(0, False)), 0.25, 51.0, {"seed": 3, "preset": "list"})
+    return Activations(tensors, (Row(0), Row(0, False)), 0.25, 51.0, {"seed": 3, "preset": "custom_ids"})
 
 
 def test_there_and_back(activations, tmp_path):
-    files.write(activations, tmp_path / "a.safetensors")
-    found = files.read(tmp_path / "a.safetensors")
+    activations_file.write(activations, tmp_path / "a.safetensors")
+    found = activations_file.read(tmp_path / "a.safetensors")
     assert (found.rows, found.sigma, found.timestep) == (activations.rows, 0.25, 51.0)
     assert found.settings == activations.settings
     assert list(found.tensors) == ["up-b", "down-a"]
@@ -25,8 +27,42 @@ def test_there_and_back(activations, tmp_path):
 def test_a_failed_write_leaves_no_file(activations, tmp_path):
     activations.settings["bad"] = object()
     with pytest.raises(TypeError):
-        files.write(activations, tmp_path / "a.safetensors")
+        activations_file.write(activations, tmp_path / "a.safetensors")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"activations": "{"}, "cannot be read"),
+        ({"activations": "[" * 100_000}, "cannot be read"),
+        ({"activations": "[]"}, "cannot be read"),
+        ({"activations": '{"ids": ["a"]}'}, "cannot be read"),
+        ({"rows": [{"image": 0}]}, "for 1 rows"),
+        ({"rows": [{"position": 0}, {"position": 1}]}, "cannot be read"),
+        ({"rows": [{"image": -1}, {"image": 1}]}, "its rows are not valid"),
+        ({"sigma": float("nan")}, "its noise level is not a number"),
+        ({"sigma": "x"}, "cannot be read"),
+        ({"ids": []}, "no tensor"),
+        ({"ids": ["b"]}, "cannot be read"),
+        ({"tensor": torch.zeros(2)}, "has shape \\(2,\\)"),
+        ({"tensor": torch.full((2, 1, 1, 1), torch.nan)}, "not finite"),
+        ({"tensor": torch.zeros(2, 1, 1, 1, dtype=torch.int64)}, "type torch.int64"),
+        ({"format_version": "2"}, "has format version 2"),
+    ],
+)
+def test_damaged_files_are_refused_with_one_sentence(tmp_path, changes, reason):
+    from safetensors.torch import save_file
+
+    header = {"ids": ["a"], "rows": [{"image": 0}, {"image": 1}], "sigma": 0.2, "timestep": 50.0, "settings": {}}
+    header |= {key: value for key, value in changes.items() if key in header}
+    metadata = {"format": "glassbox activations", "format_version": "1", "activations": json.dumps(header)}
+    metadata |= {key: value for key, value in changes.items() if key in metadata}
+    path = tmp_path / "damaged.safetensors"
+    save_file({"a": changes.get("tensor", torch.zeros(2, 1, 1, 1))}, path, metadata)
+    with pytest.raises(ValueError, match=reason) as caught:
+        activations_file.read(path)
+    assert str(caught.value).startswith("damaged.safetensors ") and len(str(caught.value)) < 400
 
 
 def test_other_files_are_refused(tmp_path):
@@ -35,7 +71,7 @@ def test_other_files_are_refused(tmp_path):
     other = tmp_path / "other.safetensors"
     save_file({"a": torch.zeros(1)}, other)
     with pytest.raises(ValueError, match="holds no activations"):
-        files.read(other)
+        activations_file.read(other)
     other.write_bytes(b"not a file of this kind")
     with pytest.raises(ValueError, match="cannot be read"):
-        files.read(other)
+        activations_file.read(other)

@@ -1,0 +1,139 @@
+"""The catalog of a network as a table, as a drawing, and as plain data for the network map on the canvas."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+
+from . import paper_tables, select_ids
+from .activation_spec import ActivationSpec, Kind
+from .paper_tables import architecture
+
+_CELL, _GAP, _TEXT, _MARGIN, _LEGEND, _CELLS_PER_LINE = 11, 3, 11, 16, 26, 20
+_COLORS = {"chosen": (230, 97, 1), "filter": (94, 160, 90), "pool": (120, 160, 210), "other": (215, 215, 215)}
+_LABELS = {"chosen": "selected", "filter": "in the paper's filter", "pool": "in the paper's pool", "other": "other"}
+_PLACE = re.compile(r"(down|mid|up)(-level\d+)?(-(repeat\d+|vit|downsampler|upsampler))?|vit-(block|refiner)\d+")
+
+
+def table(specs: list[ActivationSpec], chosen: set[str], size: tuple[int, int]) -> str:
+    """One line per activation: ID, module, channels x height x width at a latent of ``size``, marks, published mIoU."""
+    rows = _published(specs)
+    lines = [f"{len(specs)} activations, {len(chosen)} selected; model: {architecture(specs) or 'not in the paper'}"]
+    for spec in specs:
+        marks = ["selected"] if spec.id in chosen else []
+        row = rows.get(spec.id, {})
+        marks += [flag for flag in paper_tables.FLAGS if row.get(flag) == "1"]
+        marks += [f"{name}={value}" for name, value in row.items() if name not in paper_tables.FLAGS and value]
+        lines.append("  ".join([spec.id, spec.module or "(network)", _shape(spec, size), *marks]))
+    return "\n".join(lines)
+
+
+def outline(specs: list[ActivationSpec]) -> dict:
+    """The catalog as plain data.
+
+    ``activations``: [ID, channels or None, scale, "filter", "pool" or ""] in forward order; ``groups``: the module of
+    each ("" for the network itself) with the indices of its activations; ``presets``: their indices by preset, or a
+    sentence where a preset is not for this network; ``architecture``: the paper's name of it, or None.
+    """
+    name, rows = architecture(specs), _published(specs)
+    activations, groups = [], {}
+    for number, spec in enumerate(specs):
+        activations.append([spec.id, spec.channels, spec.scale, _published_mark(rows.get(spec.id, {}))])
+        groups.setdefault(place_of(spec) or "", []).append(number)
+    indices, presets = {spec.id: number for number, spec in enumerate(specs)}, {}
+    for preset in select_ids.Preset:
+        if preset == select_ids.Preset.CUSTOM_IDS:
+            continue
+        try:
+            presets[preset.value] = [indices[id_] for id_ in select_ids.preset_ids(specs, preset, name)]
+        except select_ids.NoSuchActivationError as error:
+            presets[preset.value] = str(error)
+    groups = [{"place": place, "members": members} for place, members in groups.items()]
+    return {"architecture": name, "activations": activations, "groups": groups, "presets": presets}
+
+
+def network_map(specs: list[ActivationSpec], chosen: set[str]) -> torch.Tensor:
+    """The network as a U (1, H, W, 3): down-stage left, up-stage right, one line per module, one box per activation.
+
+    A transformer is one column, its first block at the bottom.
+    """
+    columns = {"down": [], "mid": [], "up": []}
+    for spec in specs:
+        if place := place_of(spec):
+            column = columns[place.split("-")[0].replace("vit", "up")]
+            if not column or column[-1][0] != place:
+                column.append((place, []))
+            column[-1][1].append(spec)
+    rows = _published(specs)
+    # The stages as a U: the down-stage begins at the top and the up-stage ends there.
+    blocks = {"down": columns["down"], "mid": columns["mid"], "up": columns["up"][::-1]}
+    depth = max(_height(blocks["down"]), _height(blocks["up"]))
+    width = {stage: _width(lines) for stage, lines in blocks.items()}
+    total = sum(width.values()) + 4 * _MARGIN
+    canvas = Image.new("RGB", (total, max(depth, 0) + _height(blocks["mid"]) + _LEGEND + 3 * _MARGIN), (255, 255, 255))
+    draw = ImageDraw.Draw(canvas)
+    left = _MARGIN
+    for stage, lines in blocks.items():
+        top = _LEGEND + _MARGIN + (depth + _MARGIN if stage == "mid" else 0)
+        for place, members in lines:
+            top = _draw_line(draw, left, top, place, members, chosen, rows)
+        left += width[stage] + _MARGIN
+    _draw_legend(draw)
+    return torch.from_numpy(np.asarray(canvas, dtype=np.float32) / 255)[None]
+
+
+def place_of(spec: ActivationSpec) -> str | None:
+    """The module of the network that an activation is in, such as up-level1-repeat0; None for the network itself."""
+    match = _PLACE.match(spec.id)
+    return match[0] if match else None
+
+
+def _height(lines: list) -> int:
+    return sum(_TEXT + _GAP + -(-len(members) // _CELLS_PER_LINE) * (_CELL + _GAP) + 2 * _GAP for _, members in lines)
+
+
+def _width(lines: list) -> int:
+    longest = max((min(len(members), _CELLS_PER_LINE) for _, members in lines), default=0)
+    return max(longest * (_CELL + _GAP), 150)
+
+
+def _draw_line(draw, left: int, top: int, place: str, members: list[ActivationSpec], chosen: set, rows: dict) -> int:
+    scale = min(spec.scale for spec in members)
+    draw.text((left, top), f"{place}  1/{scale}", fill=(40, 40, 40), font=ImageFont.load_default(_TEXT))
+    top += _TEXT + _GAP
+    for index, spec in enumerate(members):
+        x = left + index % _CELLS_PER_LINE * (_CELL + _GAP)
+        y = top + index // _CELLS_PER_LINE * (_CELL + _GAP)
+        mark = "chosen" if spec.id in chosen else _published_mark(rows.get(spec.id, {})) or "other"
+        draw.rectangle([x, y, x + _CELL, y + _CELL], fill=_COLORS[mark])
+    return top + -(-len(members) // _CELLS_PER_LINE) * (_CELL + _GAP) + 2 * _GAP
+
+
+def _published_mark(row: dict[str, str]) -> str:
+    return next((flag for flag in ("filter", "pool") if row.get(flag) == "1"), "")
+
+
+def _draw_legend(draw) -> None:
+    font, left = ImageFont.load_default(_TEXT), _MARGIN
+    for mark, color in _COLORS.items():
+        draw.rectangle([left, _MARGIN // 2, left + _CELL, _MARGIN // 2 + _CELL], fill=color)
+        draw.text((left + _CELL + _GAP, _MARGIN // 2 - 1), _LABELS[mark], fill=(40, 40, 40), font=font)
+        left += _CELL + 4 * _GAP + int(font.getlength(_LABELS[mark]))
+
+
+def _published(specs: list[ActivationSpec]) -> dict[str, dict[str, str]]:
+    name = architecture(specs)
+    return paper_tables.table(name) if name else {}
+
+
+def _shape(spec: ActivationSpec, size: tuple[int, int]) -> str:
+    height, width = (-(-length // spec.scale) for length in size)
+    if spec.members:
+        return f"tokens x {height} x {width}"
+    if spec.kind != Kind.MAP:
+        return f"{spec.channels}x{height}x{width}"
+    positions = height * width
+    return f"heads x {positions} x {positions if spec.id.endswith('self-map') else 'tokens'}"

@@ -1,0 +1,191 @@
+"""Learn parts from a few images: the paper's few-shot segmentation (arXiv 2410.03558, section 6, as on Horse-21).
+
+Activations are joined by nearest neighbor at the finest size, then interpolated bilinearly at every pixel of a square
+of ``side`` pixels, 256 in the paper. Labels are resized by nearest neighbor. Each pixel is classified by its own
+activations alone, so the segmenter can be applied at another resolution.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from . import pixel_classifier
+from .activations import Activations
+
+IGNORED = 255
+#: Pixels per side in the paper.
+SIDE = 256
+#: A part with fewer pixels than this in an image is ignored there in training.
+_MIN_PIXELS = 20
+_UNCERTAIN_FRACTION = 0.1
+_CHUNK = 1 << 12
+
+
+@dataclass(frozen=True)
+class Segmenter:
+    """A trained ensemble, its channels by ID, the side of its training, and the names of its parts."""
+
+    members: pixel_classifier.Ensemble
+    channels: dict[str, int]
+    side: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Segmentation:
+    """Labels int64, 0 for none of the parts, and Jensen-Shannon divergence in nats: both (rows, side, side)."""
+
+    labels: torch.Tensor
+    divergence: torch.Tensor
+
+    @property
+    def uncertainty(self) -> torch.Tensor:
+        """The paper's uncertainty of each image, (rows,): the mean of the largest tenth of its divergences."""
+        sorted_ = self.divergence.flatten(1).sort(dim=1, descending=True).values
+        return sorted_[:, : max(int(sorted_.shape[1] * _UNCERTAIN_FRACTION), 1)].mean(1)
+
+
+class PixelFeatures:
+    """Activations (rows, D) of any pixel of a batch on a square of ``side`` pixels, interpolated on demand."""
+
+    def __init__(self, activations: Activations, side: int):
+        size = activations.grid
+        joined = [F.interpolate(one.float(), size=size, mode="nearest") for one in activations.features.values()]
+        joined = torch.cat(joined, dim=1)
+        self._height, self._width = size
+        self._cells = joined.movedim(1, -1).flatten(0, -2).contiguous()
+        self._side = side
+        self._vertical, self._horizontal = _cells_of(side, size[0]), _cells_of(side, size[1])
+        self.width, self.count = joined.shape[1], len(joined) * side * side
+
+    def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Activations (N, D) of pixels by number: image, then row, then column."""
+        image, place = pixels // self._side**2, pixels % self._side**2
+        up, down, vertical = (values[place // self._side] for values in self._vertical)
+        left, right, horizontal = (values[place % self._side] for values in self._horizontal)
+        upper, lower = (image * self._height + line for line in (up, down))
+
+        def along(line: torch.Tensor) -> torch.Tensor:
+            cells = (self._cells[line * self._width + column] for column in (left, right))
+            return torch.lerp(*cells, horizontal[:, None])
+
+        return torch.lerp(along(upper), along(lower), vertical[:, None])
+
+
+def train(
+    activations: Activations,
+    labels: torch.Tensor,
+    names: tuple[str, ...],
+    side: int,
+    seed: int,
+    epochs: int = pixel_classifier.EPOCHS,
+    watch=iter,
+) -> Segmenter:
+    """Train on images with labels int (rows, height, width): 0 none, 1 the first of ``names``, ``IGNORED`` unknown.
+
+    ``watch`` wraps the range of training parts and may stop by raising. Raises ValueError with fewer than two labels.
+    """
+    table, labels = PixelFeatures(activations, side), _labels_at(labels, side)
+    known = torch.nonzero(labels != IGNORED).flatten()
+    if len(labels[known].unique()) < 2:
+        raise ValueError("The masks hold only one label. Each part must cover some of an image, not all or none of it.")
+    chosen = labels[known]
+    members = pixel_classifier.train(
+        lambda rows: table(known[rows]), chosen, table.width, len(names) + 1, seed, epochs, watch
+    )
+    return Segmenter(members, {id_: value.shape[1] for id_, value in activations.features.items()}, side, names)
+
+
+def segment(segmenter: Segmenter, activations: Activations, watch=iter, side: int | None = None) -> Segmentation:
+    """Labels by majority vote of the members (in a tie the lowest label), and their disagreement.
+
+    ``side``: pixels per side; by default that of the training. Raises ValueError for activations with other IDs or
+    channels than those of the training.
+    """
+    channels = {id_: value.shape[1] for id_, value in activations.features.items()}
+    if channels != segmenter.channels:
+        raise ValueError(
+            f"The segmenter was trained on {', '.join(segmenter.channels)}, and these activations are different. Tap "
+            "the same preset or IDs on the same model."
+        )
+    side, rows = side or segmenter.side, len(activations.rows)
+    table = PixelFeatures(activations, side)
+    labels, divergence = [], []
+    for part in watch(range(-(-table.count // _CHUNK))):
+        pixels = torch.arange(part * _CHUNK, min((part + 1) * _CHUNK, table.count))
+        probabilities = segmenter.members.probabilities(table(pixels))
+        labels.append(probabilities.argmax(-1).mode(0).values)
+        divergence.append(jensen_shannon(probabilities))
+    return Segmentation(torch.cat(labels).view(rows, side, side), torch.cat(divergence).view(rows, side, side))
+
+
+def jensen_shannon(probabilities: torch.Tensor) -> torch.Tensor:
+    """Entropy of the mean minus the mean of the entropies, in nats, of (members, N, classes): (N,), 0 or more."""
+
+    def entropy(p: torch.Tensor) -> torch.Tensor:
+        return -torch.xlogy(p, p).sum(-1)
+
+    return (entropy(probabilities.mean(0)) - entropy(probabilities).mean(0)).clamp_min(0)
+
+
+def labels_from_masks(parts: list[torch.Tensor]) -> torch.Tensor:
+    """Labels int64 (rows, H, W) of part masks (rows, H, W): 1 + the part with the largest value, 0 below a half."""
+    stacked = torch.stack(parts)
+    value, part = stacked.max(0)
+    return torch.where(value >= 0.5, part + 1, 0)
+
+
+def mean_iou(predicted: torch.Tensor, truth: torch.Tensor, classes: int) -> torch.Tensor:
+    """Intersection over union of each class over all images, float64 (classes,), as in the official code.
+
+    Pixels whose truth is ``IGNORED`` count in the union of the predicted class; a class that appears nowhere has 0.
+    """
+    return iou_of_counts(count_overlap(predicted, truth, classes))
+
+
+def count_overlap(predicted: torch.Tensor, truth: torch.Tensor, classes: int) -> torch.Tensor:
+    """Pixels in the intersection and in the union of each class, int64 (classes, 2); counts of images add up."""
+    counts = []
+    for label in range(classes):
+        found, real = predicted == label, truth == label
+        counts.append(torch.stack([(found & real).sum(), (found | real).sum()]))
+    return torch.stack(counts)
+
+
+def iou_of_counts(counts: torch.Tensor) -> torch.Tensor:
+    """Intersection over union of each class, float64 (classes,), of the sum of ``count_overlap`` over images."""
+    intersection, union = counts.double().unbind(1)
+    return intersection / (union + 1e-8)
+
+
+def merge_reports(reports: Iterable[str]) -> str:
+    """Reports of the Few-Shot Segmenter as one, with images numbered in their order; ValueError for another text."""
+    lines = []
+    for line in itertools.chain.from_iterable(map(str.splitlines, reports)):
+        head, colon, rest = line.partition(":")
+        if not colon or not head.startswith("image "):
+            raise ValueError("A text is not a report of the Few-Shot Segmenter. Connect it to Preview as Text.")
+        lines.append(f"image {len(lines)}:{rest}")
+    return "\n".join(lines)
+
+
+def _labels_at(labels: torch.Tensor, side: int) -> torch.Tensor:
+    """Labels by nearest neighbor, flat (rows * side * side,), with parts of too few pixels ignored."""
+    resized = F.interpolate(labels[:, None].float(), size=(side, side), mode="nearest")[:, 0].long()
+    for image in resized:
+        values, counts = image.unique(return_counts=True)
+        for value in values[counts < _MIN_PIXELS].tolist():
+            image[image == value] = IGNORED
+    return resized.flatten()
+
+
+def _cells_of(side: int, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """For each of ``side`` pixel centers, the two of ``count`` cells around it and the second's weight."""
+    place = ((torch.arange(side) + 0.5) * (count / side) - 0.5).clamp_min(0)
+    first = place.floor().long().clamp_max(count - 1)
+    return first, (first + 1).clamp_max(count - 1), place - first

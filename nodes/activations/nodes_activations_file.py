@@ -1,0 +1,76 @@
+"""Save and load activations."""
+
+from __future__ import annotations
+
+from comfy_api.latest import io
+
+from ..host.folders import existing_file, next_file, output_stamp, relative
+from ..host.schema import Activations as ActivationsSocket
+from ..host.schema import schema
+from .activations import Activations
+from .tap_inputs import CATEGORY, PAPER
+
+
+class SaveActivations(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_SaveActivations",
+            display_name="Save Activations",
+            category=CATEGORY,
+            description=f"Saves activations with their IDs, rows and settings to one .safetensors file. {PAPER}.",
+            search_aliases=["diffusion features", "export features", "write safetensors"],
+            is_output_node=True,
+            inputs=[
+                ActivationsSocket.Input("activations", tooltip="Activations of a tap or a recording."),
+                io.String.Input(
+                    "filename_prefix",
+                    default="glassbox/activations",
+                    tooltip="Folder and name inside ComfyUI's output folder. A number is appended.",
+                ),
+            ],
+            outputs=[io.String.Output(display_name="file", tooltip="Path inside ComfyUI's output folder.")],
+        )
+
+    @classmethod
+    def execute(cls, activations: Activations, filename_prefix: str) -> io.NodeOutput:
+        from . import activations_file
+
+        path = next_file(filename_prefix, ".safetensors")
+        activations_file.write(activations, path)
+        return io.NodeOutput(relative(path))
+
+
+class LoadActivations(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_LoadActivations",
+            display_name="Load Activations",
+            category=CATEGORY,
+            description=f"Loads a file of Save Activations. {PAPER}.",
+            search_aliases=["diffusion features", "import features", "read safetensors"],
+            inputs=[
+                io.String.Input(
+                    "file",
+                    default="glassbox/activations_00001_.safetensors",
+                    tooltip="Path inside ComfyUI's output folder, as Save Activations returns it.",
+                ),
+            ],
+            outputs=[
+                ActivationsSocket.Output(display_name="activations", tooltip="The saved activations."),
+                io.String.Output(display_name="report", tooltip="One line per activation: ID, shape, type."),
+            ],
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, file: str | None) -> str:
+        """Changes with the file."""
+        return output_stamp(file)
+
+    @classmethod
+    def execute(cls, file: str) -> io.NodeOutput:
+        from . import activations_file
+
+        activations = activations_file.read(existing_file(file))
+        return io.NodeOutput(activations, activations.report())

@@ -1,0 +1,124 @@
+"""List the activations of a model, and select among tapped ones."""
+
+from __future__ import annotations
+
+from comfy_api.latest import io
+
+from ..host import meta_networks
+from ..host.schema import Activations as ActivationsSocket
+from ..host.schema import schema
+from . import select_ids, step_ranges
+from .activations import Activations
+from .catalog_unet import catalog
+from .tap_inputs import CATEGORY, IDS, PAPER, PRESET
+
+
+class ActivationCatalog(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_ActivationCatalog",
+            display_name="Activation Catalog",
+            category=CATEGORY,
+            description="Lists every activation of the MODEL by ID, with its module, channels and size, and whether "
+            f"the paper's pool, filter and sets contain it. Also draws a map of the network. {PAPER}.",
+            search_aliases=["diffusion features", "list layers", "list blocks", "layer names", "network map"],
+            inputs=[
+                io.Model.Input(
+                    "model",
+                    tooltip="Model with a U-Net (SD1.5, SD2.1, SDXL, Playground v2, the demo model), or a transformer "
+                    "like SD3, Flux, PixArt, Lumina or Wan.",
+                ),
+                io.Combo.Input(**PRESET),
+                io.String.Input(**IDS),
+                io.Int.Input(
+                    "width", default=1024, min=64, max=16384, step=8, tooltip="Image width in pixels, for the report."
+                ),
+                io.Int.Input(
+                    "height", default=1024, min=64, max=16384, step=8, tooltip="Image height in pixels, for the report."
+                ),
+            ],
+            outputs=[
+                io.Image.Output(
+                    display_name="figure",
+                    tooltip="The network as a U with one small box per activation. Selected ones are highlighted.",
+                ),
+                io.String.Output(
+                    display_name="report",
+                    tooltip="One line per activation: ID, module, size, marks, published scores.",
+                ),
+                io.String.Output(
+                    display_name="ids", tooltip="The selected IDs, one per line, for a tap with preset custom_ids."
+                ),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, model, preset: str, ids: str, width: int, height: int) -> io.NodeOutput:
+        from . import catalog_table
+
+        specs = catalog(model.model.diffusion_model)
+        selected = {spec.id for spec in select_ids.select(specs, preset, ids)}
+        factor = getattr(model.get_model_object("latent_format"), "spacial_downscale_ratio", 8)
+        return io.NodeOutput(
+            catalog_table.network_map(specs, selected),
+            catalog_table.table(specs, selected, (height // factor, width // factor)),
+            "\n".join(spec.id for spec in specs if spec.id in selected),
+            ui={"glassbox_network": [catalog_table.outline(specs)]},
+        )
+
+
+class SelectActivations(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_SelectActivations",
+            display_name="Select Activations",
+            category=CATEGORY,
+            description=f"Selects activations by ID or wildcard, and images and rows by number. {PAPER}.",
+            search_aliases=["diffusion features", "filter features"],
+            inputs=[
+                ActivationsSocket.Input("activations", tooltip="Tapped, recorded or loaded activations."),
+                io.String.Input(
+                    "ids",
+                    default="*",
+                    multiline=True,
+                    tooltip="IDs or wildcards, separated by commas or line breaks. * selects all.",
+                ),
+                io.String.Input(
+                    "image_indices", default="all", tooltip="Images by number from 0: all, or such as 0, 2-4, last."
+                ),
+                io.Combo.Input(
+                    "rows",
+                    options=["both", "conditional", "unconditional"],
+                    tooltip="Which rows of a recording to keep. A tap has conditional rows only.",
+                ),
+            ],
+            outputs=[
+                ActivationsSocket.Output(display_name="activations", tooltip="The selected ones, in forward order."),
+                io.String.Output(display_name="report", tooltip="One line per activation: ID, shape, type."),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, activations: Activations, ids: str, image_indices: str, rows: str) -> io.NodeOutput:
+        selects, count = step_ranges.parse_steps(image_indices), max(row.image for row in activations.rows) + 1
+        kept = [
+            index
+            for index, row in enumerate(activations.rows)
+            if selects(row.image, count) and rows in ("both", "conditional" if row.conditional else "unconditional")
+        ]
+        if not kept:
+            raise ValueError(
+                f"No row is left: there are images 0 to {count - 1}, and '{image_indices}' with rows '{rows}' selects "
+                "none."
+            )
+        selected = activations.select(select_ids.match_ids(list(activations.tensors), ids)).select_rows(kept)
+        return io.NodeOutput(selected, selected.report())
+
+
+def network_outline(kind: str, name: str) -> dict:
+    """For the canvas: the catalog of an architecture or of a file's network, before anything has run."""
+    from . import catalog_table
+
+    return catalog_table.outline(catalog(meta_networks.network(kind, name)))

@@ -1,0 +1,141 @@
+"""Record activations while any sampler runs, and get them afterwards."""
+
+from __future__ import annotations
+
+from comfy_api.latest import io
+
+from ..host.evaluate import timestep_of
+from ..host.hooks import observe, refuse_compiled
+from ..host.schema import ActivationRecording, schema
+from ..host.schema import Activations as ActivationsSocket
+from . import select_ids, step_ranges
+from .catalog_unet import catalog
+from .recorder import Recorder
+from .tap import TapSettings
+from .tap_inputs import CATEGORY, IDS, PAPER, POOL_SIZE, PRECISION, PRECISIONS, PRESET
+
+
+class ActivationRecorder(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_ActivationRecorder",
+            display_name="Activation Recorder",
+            category=CATEGORY,
+            description="Returns a MODEL that records activations while any sampler runs on it. The image stays "
+            f"bit-identical. Get Recorded Activations returns them afterwards. {PAPER}.",
+            search_aliases=["diffusion features", "hook", "record features", "capture during sampling"],
+            inputs=[
+                io.Model.Input("model", tooltip="Model with a U-Net or a supported transformer."),
+                io.Combo.Input(**PRESET),
+                io.String.Input(**IDS),
+                io.String.Input(
+                    "recorded_steps",
+                    default="last",
+                    tooltip=f"Steps to record: {step_ranges.EXAMPLE}. Steps count from 0.",
+                ),
+                io.Combo.Input(
+                    "rows",
+                    options=["conditional", "unconditional", "both"],
+                    tooltip="Rows of the positive conditioning, of the negative one (absent at CFG 1), or both.",
+                ),
+                io.Int.Input(**POOL_SIZE),
+                io.Combo.Input(**PRECISION),
+                io.Boolean.Input(
+                    "mean_only",
+                    default=False,
+                    tooltip="Keep the mean over the recorded steps instead of each step. Needs the memory of one step, "
+                    "such as for Token Heat Map.",
+                ),
+            ],
+            outputs=[
+                io.Model.Output(display_name="model", tooltip="The recording model, for the sampler."),
+                ActivationRecording.Output(display_name="recording", tooltip="For Get Recorded Activations."),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        model,
+        preset: str,
+        ids: str,
+        recorded_steps: str,
+        rows: str,
+        pool_size: int,
+        precision: str,
+        mean_only: bool = False,
+    ) -> io.NodeOutput:
+        refuse_compiled(model)
+        selected = select_ids.select(catalog(model.model.diffusion_model), preset, ids)
+        settings = TapSettings(rows != "unconditional", rows != "conditional", pool_size, PRECISIONS[precision])
+        selects = step_ranges.parse_steps(recorded_steps)
+        recorder = Recorder(selected, settings, selects, lambda sigma: timestep_of(model, sigma), mean_only)
+        return io.NodeOutput(observe(model, recorder), recorder)
+
+
+class GetRecordedActivations(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_ReadActivations",
+            display_name="Get Recorded Activations",
+            category=CATEGORY,
+            description="Returns the activations that Activation Recorder recorded in the sampling run of a latent. "
+            f"{PAPER}.",
+            search_aliases=["diffusion features", "recorded features", "read activations"],
+            inputs=[
+                ActivationRecording.Input("recording", tooltip="Recording of Activation Recorder."),
+                io.Latent.Input(
+                    "latent", tooltip="The sampler's own output. It selects the run and makes sure that it is finished."
+                ),
+                io.Int.Input(
+                    "step_index",
+                    default=0,
+                    min=-1000,
+                    max=1000,
+                    tooltip="Which of the recorded steps: 0 is the first recorded one, -1 the last.",
+                ),
+                io.Boolean.Input(
+                    "average",
+                    default=False,
+                    optional=True,
+                    tooltip="Return the mean over all recorded steps instead of one, such as for Token Heat Map.",
+                ),
+            ],
+            outputs=[
+                ActivationsSocket.Output(
+                    display_name="activations", tooltip="Conditional rows first, then unconditional ones."
+                ),
+                io.Int.Output(display_name="step", tooltip="Number of the step in its run, from 0."),
+                io.String.Output(
+                    display_name="report", tooltip="Recorded steps, then one line per activation: ID, shape, type."
+                ),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, recording: Recorder, latent: dict, step_index: int, average: bool = False) -> io.NodeOutput:
+        run = recording.run_of(latent["samples"])
+        count = len(run.snapshots)
+        if not count:
+            raise ValueError(
+                f"Nothing was recorded in this run of {run.steps} steps (0 to {run.steps - 1}). Select other steps in "
+                f"Activation Recorder, or conditional rows if CFG is 1. {run.skipped_report()}".strip()
+            )
+        if not average and not -count <= step_index < count:
+            raise ValueError(
+                f"There is no recorded step {step_index}: the run has {count}. Use 0 to {count - 1}, or -1 for the "
+                "last."
+            )
+        snapshot = run.snapshots[-1 if average else step_index]
+        activations = run.average() if average else snapshot.activations
+        recorded = ", ".join(map(str, run.recorded))
+        which = "their mean" if average or len(run.recorded) > count else f"step {snapshot.step}"
+        lines = [
+            f"Recorded steps {recorded} of {run.steps}. This is {which}.",
+            run.skipped_report(),
+            activations.report(),
+        ]
+        report = "\n".join(filter(None, lines))
+        return io.NodeOutput(activations, snapshot.step, report)

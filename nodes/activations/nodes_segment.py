@@ -1,0 +1,213 @@
+"""Parts of images from activations: by clustering, or learned from a few masks."""
+
+from __future__ import annotations
+
+import torch
+from comfy_api.latest import io
+from torch.nn import functional as F
+
+from ..host.progress import with_progress
+from ..host.schema import Activations as ActivationsSocket
+from ..host.schema import FewShotSegmenter, schema
+from . import few_shot
+from .activations import Activations, Weighting
+from .pixel_classifier import EPOCHS, MEMBERS
+from .tap_inputs import CATEGORY, PAPER, SEED, WEIGHTING, images_of
+
+_OPACITY = io.Float.Input("opacity", default=0.6, min=0.0, max=1.0, step=0.05, tooltip="Opacity of the colors.")
+_PARTS = 8
+
+
+class ActivationClusters(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_ActivationClusters",
+            display_name="Activation Clusters",
+            category=CATEGORY,
+            description="Segments images without training or text: k-means over the activations of all positions of "
+            f"all images, so that a cluster is the same part in each image. {PAPER}.",
+            search_aliases=["diffusion features", "k-means", "unsupervised segmentation", "segment", "masks"],
+            inputs=[
+                ActivationsSocket.Input(
+                    "activations", tooltip="Tapped activations, one row per image. Several are joined."
+                ),
+                io.Image.Input("image", tooltip="The images that were tapped. The masks have their size."),
+                io.Int.Input("clusters", default=6, min=2, max=64, tooltip="Number of clusters."),
+                io.Int.Input(**SEED, tooltip="Seed of k-means. The best of four starts is used."),
+                _OPACITY,
+                io.Combo.Input(**WEIGHTING),
+            ],
+            outputs=[
+                io.Image.Output(display_name="figure", tooltip="The images with one color per cluster."),
+                io.Mask.Output(
+                    display_name="masks",
+                    tooltip="One mask per cluster, largest first: all of the first image, then all of the next.",
+                ),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        activations: Activations,
+        image: torch.Tensor,
+        clusters: int,
+        seed: int,
+        opacity: float,
+        weighting: str = Weighting.EQUAL,
+    ) -> io.NodeOutput:
+        from . import kmeans, overlays
+
+        images = images_of(image, activations)
+        labels = kmeans.cluster(activations.joined(weighting), clusters, seed, with_progress)
+        labels = kmeans.sort_by_size(kmeans.resize_labels(labels, clusters, images.shape[1:3]), clusters)
+        masks = F.one_hot(labels, clusters).movedim(-1, 1).flatten(0, 1).float()
+        return io.NodeOutput(overlays.draw_labels(images, labels, opacity), masks)
+
+
+class TrainFewShotSegmenter(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_TrainFewShotSegmenter",
+            display_name="Train Few-Shot Segmenter",
+            category=CATEGORY,
+            description=f"Learns parts from a few images with masks: {MEMBERS} small networks vote on each pixel's "
+            f"activations, as in the paper's experiments with 30 images. {PAPER}.",
+            search_aliases=[
+                "diffusion features",
+                "pixel classifier",
+                "DatasetDDPM",
+                "label-scarce segmentation",
+                "train segmentation",
+            ],
+            inputs=[
+                ActivationsSocket.Input("activations", tooltip="Activations of the masked images, one row per image."),
+                io.Mask.Input("part_1", tooltip="Masks of the first part, one per image in the same order."),
+                io.String.Input(
+                    "part_names",
+                    default="",
+                    tooltip="Names of the parts, comma-separated, such as hair, skin. Optional.",
+                ),
+                io.Int.Input(
+                    "resolution",
+                    default=few_shot.SIDE,
+                    min=16,
+                    max=1024,
+                    step=8,
+                    tooltip="Pixels per side in training. The paper uses 256. Lower is faster.",
+                ),
+                io.Int.Input(
+                    "epochs",
+                    default=EPOCHS,
+                    min=1,
+                    max=1000,
+                    tooltip="Maximum passes over all pixels. From the fourth on, each network stops after 50 batches "
+                    "without a lower loss. The paper uses 100.",
+                ),
+                io.Int.Input(**SEED, tooltip="Seed of the initial weights and of the pixel order."),
+                *(
+                    io.Mask.Input(f"part_{number}", optional=True, tooltip="Masks of another part, one per image.")
+                    for number in range(2, _PARTS + 1)
+                ),
+            ],
+            outputs=[
+                FewShotSegmenter.Output(display_name="segmenter", tooltip="For Few-Shot Segmenter."),
+                io.String.Output(display_name="report", tooltip="IoU of each part on the training images."),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls, activations: Activations, part_names: str, resolution: int, epochs: int, seed: int, **parts: torch.Tensor
+    ) -> io.NodeOutput:
+        masks = [parts[f"part_{number}"] for number in range(1, _PARTS + 1) if parts.get(f"part_{number}") is not None]
+        labels, names = _labels(masks, activations), _names(part_names, len(masks))
+        segmenter = few_shot.train(activations, labels, names, resolution, seed, epochs, with_progress)
+        predicted = few_shot.segment(segmenter, activations, with_progress).labels
+        truth = F.interpolate(labels[:, None].float(), size=(resolution, resolution), mode="nearest")[:, 0].long()
+        scores = few_shot.mean_iou(predicted, truth, len(masks) + 1).tolist()
+        lines = [f"{name}: IoU {score:.3f}" for name, score in zip(("background", *names), scores, strict=True)]
+        return io.NodeOutput(segmenter, "\n".join(["On the training images:", *lines]))
+
+
+class ApplyFewShotSegmenter(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_FewShotSegmenter",
+            display_name="Few-Shot Segmenter",
+            category=CATEGORY,
+            description="Finds the learned parts in other images by majority vote of the trained networks, and shows "
+            f"where they disagree. {PAPER}.",
+            search_aliases=["diffusion features", "apply segmenter", "part segmentation", "uncertainty"],
+            inputs=[
+                FewShotSegmenter.Input("segmenter", tooltip="Segmenter of Train Few-Shot Segmenter."),
+                ActivationsSocket.Input(
+                    "activations", tooltip="The same activations of other images: same model, preset and noise level."
+                ),
+                io.Image.Input("image", tooltip="The images that were tapped. The masks have their size."),
+                _OPACITY,
+            ],
+            outputs=[
+                io.Image.Output(display_name="figure", tooltip="The images with one color per part."),
+                io.Mask.Output(
+                    display_name="masks", tooltip="One mask per part: all of the first image, then all of the next."
+                ),
+                io.Mask.Output(
+                    display_name="uncertainty",
+                    tooltip="Disagreement of the networks: Jensen-Shannon divergence over its maximum.",
+                ),
+                io.String.Output(
+                    display_name="report",
+                    tooltip="Fraction of each part in each image, and the paper's uncertainty of the image: mean of "
+                    "the largest tenth.",
+                ),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, segmenter, activations: Activations, image: torch.Tensor, opacity: float) -> io.NodeOutput:
+        from . import kmeans, overlays
+
+        images, count = images_of(image, activations), len(segmenter.names) + 1
+        side = max(segmenter.side, min(max(images.shape[1:3]), few_shot.SIDE))
+        found = few_shot.segment(segmenter, activations, with_progress, side)
+        labels = kmeans.resize_labels(found.labels, count, images.shape[1:3])
+        masks = F.one_hot(labels, count)[..., 1:].movedim(-1, 1).flatten(0, 1).float()
+        uncertainty = found.divergence[:, None] / torch.log(torch.tensor(float(min(count, MEMBERS))))
+        uncertainty = F.interpolate(uncertainty, size=images.shape[1:3], mode="bilinear")[:, 0].clamp(0, 1)
+        figure = overlays.draw_labels(images, labels - 1, opacity, segmenter.names)
+        lines = []
+        for number, (row, value) in enumerate(zip(found.labels, found.uncertainty.tolist(), strict=True)):
+            fractions = [f"{name} {(row == part).float().mean():.1%}" for part, name in enumerate(segmenter.names, 1)]
+            lines.append(f"image {number}: {', '.join(fractions)}; uncertainty {value:.4f}")
+        return io.NodeOutput(figure, masks, uncertainty, "\n".join(lines))
+
+
+def _labels(masks: list[torch.Tensor], activations: Activations) -> torch.Tensor:
+    """Labels (rows, H, W) of part masks, at the size of the first."""
+    size, sized = masks[0].shape[-2:], []
+    for number, mask in enumerate(masks, 1):
+        if len(mask) != len(masks[0]):
+            raise ValueError(
+                f"Part {number} has {len(mask)} masks and the first part {len(masks[0])}. Connect one per image, black "
+                "where an image does not have the part."
+            )
+        same = mask.shape[-2:] == size
+        sized.append(mask.float() if same else F.interpolate(mask[:, None].float(), size=size, mode="bilinear")[:, 0])
+    images = [row.image for row in activations.rows]
+    if max(images) >= len(masks[0]):
+        raise ValueError(
+            f"The activations belong to at least {max(images) + 1} images, and each part has {len(masks[0])} masks. "
+            "Connect one per image, in the same order."
+        )
+    return few_shot.labels_from_masks(sized)[images]
+
+
+def _names(text: str, count: int) -> tuple[str, ...]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if len(names) > count:
+        raise ValueError(f"There are {len(names)} part names for {count} parts. Connect a mask for each name.")
+    return (*names, *(f"part {number}" for number in range(len(names) + 1, count + 1)))

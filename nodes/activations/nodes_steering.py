@@ -1,0 +1,347 @@
+"""Activation Steering: add directions to activations while any sampler runs, and where the directions come from."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import torch
+from comfy_api.latest import io
+
+from ..host.evaluate import PERCENT, sample_latents, sigma_at, timestep_of
+from ..host.folders import existing_file, next_file, output_stamp, relative
+from ..host.hooks import hook_calls, observe, refuse_compiled
+from ..host.progress import with_progress
+from ..host.schema import Activations as ActivationsSocket
+from ..host.schema import SteeringDirection as DirectionSocket
+from ..host.schema import schema
+from ..host.text_encoding import encode
+from . import select_ids, step_ranges
+from .activations import Activations
+from .catalog_unet import catalog
+from .recorder import Recorder
+from .tap import TapSettings
+from .tap_inputs import CATEGORY, IDS, PRESET, SEED
+
+if TYPE_CHECKING:
+    from .steering import SteeringDirection
+
+_PAPER = "Activation addition (arXiv 2308.10248), at the IDs of arXiv 2410.03558"
+_PROMPTS_MAX = 256
+
+
+class Method(StrEnum):
+    """Values of the ``method`` input."""
+
+    MEAN_DIFFERENCE = "mean_difference"
+    PRINCIPAL_COMPONENT = "principal_component"
+
+
+class ActivationSteering(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_ActivationSteering",
+            display_name="Activation Steering",
+            category=CATEGORY,
+            is_experimental=True,
+            description="Returns a MODEL that adds a direction to its activations while any sampler runs. Connect "
+            f"several in a row for several directions. Strength 0 is identical to the input model. {_PAPER}.",
+            search_aliases=[
+                "diffusion features",
+                "activation addition",
+                "concept slider",
+                "steering vector",
+                "control vector",
+                "edit features",
+            ],
+            inputs=[
+                io.Model.Input("model", tooltip="Model that the direction was computed on, with its LoRAs."),
+                DirectionSocket.Input("direction", tooltip="Steering direction at one or several IDs."),
+                io.Float.Input(
+                    "strength",
+                    default=1.0,
+                    min=-100.0,
+                    max=100.0,
+                    step=0.05,
+                    tooltip="Factor of the direction. 1 adds a difference of means as it is, negative values subtract.",
+                ),
+                io.Float.Input(
+                    "start_percent",
+                    default=0.0,
+                    min=0.0,
+                    max=1.0,
+                    step=0.01,
+                    tooltip="Fraction of the run at which steering starts.",
+                ),
+                io.Float.Input(
+                    "end_percent",
+                    default=1.0,
+                    min=0.0,
+                    max=1.0,
+                    step=0.01,
+                    tooltip="Fraction of the run at which steering ends.",
+                ),
+                io.Combo.Input(
+                    "rows",
+                    options=["conditional", "unconditional", "both"],
+                    tooltip="Rows of the positive conditioning (CFG amplifies it), of the negative one, or both.",
+                ),
+                io.Boolean.Input(
+                    "preserve_norm",
+                    default=False,
+                    tooltip="Rescale each position to its length before the addition.",
+                ),
+                io.Mask.Input(
+                    "mask", optional=True, tooltip="Area to steer, one mask for all images or one per image."
+                ),
+            ],
+            outputs=[io.Model.Output(display_name="model", tooltip="The steered model, for the sampler.")],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        model,
+        direction: SteeringDirection,
+        strength: float,
+        start_percent: float,
+        end_percent: float,
+        rows: str,
+        preserve_norm: bool,
+        mask: torch.Tensor | None = None,
+    ) -> io.NodeOutput:
+        from . import steering
+
+        refuse_compiled(model)
+        specs = steering.specs_of(direction, catalog(model.model.diffusion_model))
+        if strength == 0 or (mask is not None and not mask.any()):
+            return io.NodeOutput(model)
+        settings = steering.SteeringSettings(
+            strength, rows != "unconditional", rows != "conditional", preserve_norm, mask
+        )
+        first = float("inf") if start_percent <= 0 else sigma_at(model, start_percent, PERCENT)
+        last = 0.0 if end_percent >= 1 else sigma_at(model, end_percent, PERCENT)
+
+        def calling(call):
+            if not last <= call.sigma <= first:
+                return None
+            parts = tuple(True if positive else part for positive, part in zip(call.positive, call.parts, strict=True))
+            return steering.CallSteering(specs, direction, settings, parts).receivers()
+
+        return io.NodeOutput(hook_calls(model, calling))
+
+
+class SteeringDirectionFromActivations(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_SteeringDirection",
+            display_name="Steering Direction",
+            category=CATEGORY,
+            is_experimental=True,
+            description="Computes a direction for Activation Steering: the difference of means of two sets of "
+            f"activations, or a principal component of one. {_PAPER}.",
+            search_aliases=[
+                "diffusion features",
+                "steering vector",
+                "contrast vector",
+                "mean difference",
+                "concept direction",
+            ],
+            inputs=[
+                ActivationsSocket.Input("toward", tooltip="Tapped or recorded activations of what to steer toward."),
+                io.Combo.Input(
+                    "method",
+                    options=[method.value for method in Method],
+                    tooltip="mean_difference: mean of toward minus mean of away. principal_component: of toward alone.",
+                ),
+                io.Int.Input(
+                    "component",
+                    default=0,
+                    min=0,
+                    max=63,
+                    tooltip="For principal_component: its number from 0, by descending variance.",
+                ),
+                ActivationsSocket.Input(
+                    "away", optional=True, tooltip="The same activations of what to steer away from."
+                ),
+            ],
+            outputs=[
+                DirectionSocket.Output(display_name="direction", tooltip="For Activation Steering."),
+                io.String.Output(display_name="report", tooltip="Channels and length at each ID."),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls, toward: Activations, method: str, component: int, away: Activations | None = None
+    ) -> io.NodeOutput:
+        from . import steering
+
+        if method == Method.PRINCIPAL_COMPONENT:
+            direction = steering.principal_direction(toward, component)
+        elif away is None:
+            raise ValueError("mean_difference needs away: connect the activations of what to steer away from.")
+        else:
+            direction = steering.mean_difference(toward, away)
+        return io.NodeOutput(direction, direction.report())
+
+
+class SteeringDirectionFromPrompts(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_PromptSteeringDirection",
+            advanced=("recorded_steps",),
+            display_name="Steering Direction from Prompts",
+            category=CATEGORY,
+            is_experimental=True,
+            description="Computes a direction for Activation Steering from two sets of prompts: samples each prompt, "
+            f"records its activations, and takes the difference of means. {_PAPER}.",
+            search_aliases=[
+                "diffusion features",
+                "steering vector",
+                "contrast prompts",
+                "concept direction",
+                "concept slider",
+            ],
+            inputs=[
+                io.Model.Input("model", tooltip="Model to steer."),
+                io.Clip.Input("clip", tooltip="CLIP that encodes the prompts."),
+                io.Latent.Input(
+                    "latent", tooltip="Empty latent whose size is used. Its batch is the seeds per prompt."
+                ),
+                io.String.Input(
+                    "toward_prompts", multiline=True, default="", tooltip="What to steer toward. One prompt per line."
+                ),
+                io.String.Input(
+                    "away_prompts", multiline=True, default="", tooltip="What to steer away from. One prompt per line."
+                ),
+                io.Combo.Input(**PRESET),
+                io.String.Input(**IDS),
+                io.String.Input(
+                    "recorded_steps",
+                    default="all",
+                    tooltip=f"Steps to record: {step_ranges.EXAMPLE}. Steps count from 0.",
+                ),
+                io.Int.Input(**SEED, tooltip="Seed of the noise, the same for all prompts."),
+                io.Int.Input("steps", default=10, min=1, max=1000, tooltip="Sampling steps per prompt (euler)."),
+                io.Float.Input("cfg", default=3.0, min=1.0, max=100.0, step=0.1, tooltip="CFG scale."),
+            ],
+            outputs=[
+                DirectionSocket.Output(display_name="direction", tooltip="For Activation Steering."),
+                io.String.Output(display_name="report", tooltip="Channels and length at each ID."),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        model,
+        clip,
+        latent: dict,
+        toward_prompts: str,
+        away_prompts: str,
+        preset: str,
+        ids: str,
+        recorded_steps: str,
+        seed: int,
+        steps: int,
+        cfg: float,
+    ) -> io.NodeOutput:
+        from . import steering
+
+        refuse_compiled(model)
+        specs = select_ids.select(catalog(model.model.diffusion_model), preset, ids)
+        prompts = [
+            [line.strip() for line in text.splitlines() if line.strip()] for text in (toward_prompts, away_prompts)
+        ]
+        if not all(prompts) or sum(map(len, prompts)) > _PROMPTS_MAX:
+            raise ValueError(
+                f"Enter at least one prompt of each kind, one per line, and at most {_PROMPTS_MAX} in all."
+            )
+        selects, negative = step_ranges.parse_steps(recorded_steps), encode(clip, "")[1]
+        sums: list[dict[str, torch.Tensor]] = [{}, {}]
+        for kind, prompt in with_progress([(number, prompt) for number in (0, 1) for prompt in prompts[number]]):
+            recorder = Recorder(
+                specs, TapSettings(dtype=torch.float32), selects, lambda sigma: timestep_of(model, sigma)
+            )
+            positive = encode(clip, prompt)[1]
+            samples = sample_latents(observe(model, recorder), positive, negative, latent["samples"], steps, cfg, seed)
+            run = recorder.run_of(samples)
+            if not run.snapshots:
+                raise ValueError(f"Nothing was recorded. {run.skipped_report()}")
+            for id_, value in run.average().features.items():
+                sums[kind][id_] = sums[kind].get(id_, 0) + value.mean((0, 2, 3))
+        vectors = {id_: sums[0][id_] / len(prompts[0]) - sums[1][id_] / len(prompts[1]) for id_ in sums[0]}
+        about = f"Difference of means of {len(prompts[0])} and {len(prompts[1])} prompts"
+        direction = steering.SteeringDirection(vectors, about)
+        return io.NodeOutput(direction, direction.report())
+
+
+class SaveSteeringDirection(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_SaveSteeringDirection",
+            display_name="Save Steering Direction",
+            category=CATEGORY,
+            is_experimental=True,
+            description=f"Saves a steering direction as a .safetensors file. {_PAPER}.",
+            search_aliases=["diffusion features", "export steering vector", "save control vector"],
+            is_output_node=True,
+            inputs=[
+                DirectionSocket.Input("direction", tooltip="Steering direction."),
+                io.String.Input(
+                    "filename_prefix",
+                    default="glassbox/direction",
+                    tooltip="Folder and name inside ComfyUI's output folder. A number is appended.",
+                ),
+            ],
+            outputs=[io.String.Output(display_name="file", tooltip="Path inside ComfyUI's output folder.")],
+        )
+
+    @classmethod
+    def execute(cls, direction: SteeringDirection, filename_prefix: str) -> io.NodeOutput:
+        from . import steering
+
+        path = next_file(filename_prefix, ".safetensors")
+        steering.write(direction, path)
+        return io.NodeOutput(relative(path))
+
+
+class LoadSteeringDirection(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_LoadSteeringDirection",
+            display_name="Load Steering Direction",
+            category=CATEGORY,
+            is_experimental=True,
+            description=f"Loads a file of Save Steering Direction. {_PAPER}.",
+            search_aliases=["diffusion features", "import steering vector", "load control vector"],
+            inputs=[
+                io.String.Input(
+                    "file",
+                    default="glassbox/direction_00001_.safetensors",
+                    tooltip="Path inside ComfyUI's output folder, as Save Steering Direction returns it.",
+                ),
+            ],
+            outputs=[
+                DirectionSocket.Output(display_name="direction", tooltip="For Activation Steering."),
+                io.String.Output(display_name="report", tooltip="Channels and length at each ID."),
+            ],
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, file: str | None) -> str:
+        """Changes with the file."""
+        return output_stamp(file)
+
+    @classmethod
+    def execute(cls, file: str) -> io.NodeOutput:
+        from . import steering
+
+        direction = steering.read(existing_file(file))
+        return io.NodeOutput(direction, direction.report())

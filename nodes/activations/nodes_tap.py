@@ -1,0 +1,160 @@
+"""Layer Activation Tap: read activations of a MODEL in a single evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from comfy_api.latest import io
+
+from ..host import evaluate as host
+from ..host.hooks import hook_calls, refuse_compiled
+from ..host.progress import with_progress
+from ..host.schema import Activations as ActivationsSocket
+from ..host.schema import schema
+from . import paper_tables, select_ids
+from .activation_spec import ActivationSpec
+from .activations import Activations, mean
+from .catalog_unet import catalog
+from .tap import CallTap, TapSettings, call_settings, merge
+from .tap_inputs import (
+    CATEGORY,
+    IDS,
+    LEVEL,
+    NOISE_UNIT,
+    PAPER,
+    POOL_SIZE,
+    PRECISION,
+    PRECISIONS,
+    PRESET,
+    SEED,
+    SEED_MAX,
+    NoiseUnit,
+)
+
+
+class LayerActivationTap(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_LayerActivationTap",
+            advanced=(
+                "pool_size",
+                "precision",
+            ),
+            display_name="Layer Activation Tap",
+            category=CATEGORY,
+            description="Adds noise to images at a noise level, evaluates the MODEL once without CFG, and returns its "
+            "intermediate activations as features, for Activation Visualizer, Similarity and Correspondence. LoRAs and "
+            f"ControlNets take part. {PAPER}.",
+            search_aliases=["diffusion features", "DIFT", "hyperfeatures", "feature extraction", "hidden states"],
+            inputs=[
+                io.Model.Input("model", tooltip="Model with a U-Net or a supported transformer, with its LoRAs."),
+                io.Conditioning.Input(
+                    "positive",
+                    tooltip="Text that describes the images, such as 'a photo of a horse'. There is no negative.",
+                ),
+                io.Combo.Input(**PRESET),
+                io.String.Input(**IDS),
+                io.Combo.Input(**NOISE_UNIT),
+                io.Float.Input(**LEVEL),
+                io.Int.Input(**SEED, tooltip="Seed of the noise, the same as a KSampler's."),
+                io.Int.Input(
+                    "noise_samples",
+                    default=1,
+                    min=1,
+                    max=256,
+                    tooltip="Noise samples to average (seed, seed + 1, ...), one evaluation each. The paper uses 1.",
+                ),
+                io.Int.Input(**POOL_SIZE),
+                io.Combo.Input(**PRECISION),
+                io.Latent.Input(
+                    "latent", optional=True, tooltip="Clean latents. Connect this, or image together with vae."
+                ),
+                io.Image.Input(
+                    "image",
+                    optional=True,
+                    tooltip="Images of any size that the VAE supports. The paper uses 512 x 512 for SD1.5 and 1024 x "
+                    "1024 for SDXL.",
+                ),
+                io.Vae.Input("vae", optional=True, tooltip="VAE that encodes image."),
+            ],
+            outputs=[
+                ActivationsSocket.Output(display_name="activations", tooltip="Activations with one row per image."),
+                io.String.Output(
+                    display_name="report", tooltip="Noise level, then one line per activation: ID, shape, type."
+                ),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        model,
+        positive: list,
+        preset: str,
+        ids: str,
+        noise_unit: str,
+        level: float,
+        seed: int,
+        noise_samples: int,
+        pool_size: int,
+        precision: str,
+        latent: dict | None = None,
+        image: torch.Tensor | None = None,
+        vae=None,
+    ) -> io.NodeOutput:
+        from . import catalog_table
+
+        refuse_compiled(model)
+        specs = catalog(model.model.diffusion_model)
+        selected = select_ids.select(specs, preset, ids)
+        settings = TapSettings(pool_size=pool_size, dtype=PRECISIONS[precision])
+        latent, sigma = clean_latent(latent, image, vae), sigma_of(model, specs, noise_unit, level)
+        tapped = mean(tap_noise_samples(model, positive, latent, sigma, selected, settings, seed, noise_samples))
+        about = {"seed": seed, "noise_samples": noise_samples, "preset": preset}
+        tapped = replace(tapped, settings=about | tapped.settings)
+        return io.NodeOutput(tapped, tapped.report(), ui={"glassbox_network": [catalog_table.outline(specs)]})
+
+
+def tap_noise_samples(
+    model,
+    positive: list,
+    latent: dict,
+    sigma: float,
+    specs: list[ActivationSpec],
+    settings: TapSettings,
+    seed: int,
+    noise_samples: int,
+) -> Iterator[Activations]:
+    """The activations of one evaluation for each noise sample, from seeds ``seed``, ``seed`` + 1, ..."""
+    sigma, timestep = float(torch.tensor(sigma)), host.timestep_of(model, sigma)
+    for number in with_progress(range(noise_samples)):
+        calls: list[CallTap] = []
+
+        def calling(call, calls=calls):
+            calls.append(CallTap(specs, settings, call.parts))
+            return calls[-1].receivers()
+
+        host.evaluate(hook_calls(model, calling), positive, latent, sigma, (seed + number) % (SEED_MAX + 1))
+        tensors, rows = merge(calls, specs)
+        yield Activations(tensors, rows, sigma, timestep, call_settings(calls, specs))
+
+
+def clean_latent(latent: dict | None, image: torch.Tensor | None, vae) -> dict:
+    """The images as a LATENT; raises ValueError unless exactly one of latent and image is connected."""
+    if latent is not None and image is None:
+        return latent
+    if latent is None and image is not None and vae is not None:
+        return {"samples": vae.encode(image[..., :3])}
+    raise ValueError("Connect either latent, or image together with vae.")
+
+
+def sigma_of(model, specs: list[ActivationSpec], unit: str, level: float) -> float:
+    """The sigma of a noise level in a ``NoiseUnit``."""
+    if unit != NoiseUnit.PAPER_T:
+        return host.sigma_at(model, level, host.PERCENT if unit == NoiseUnit.PERCENT else host.SIGMA)
+    context = model.model.model_config.unet_config.get("context_dim")
+    timestep = paper_tables.timestep_for(level, paper_tables.architecture(specs), context)
+    return host.sigma_at(model, timestep, host.TIMESTEP)

@@ -1,0 +1,284 @@
+"""Show activations: as colors, as similarity heat maps, as correspondences between images."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import torch
+from comfy_api.latest import io
+from torch.nn import functional as F
+
+from ..host.image_output import save_preview_images
+from ..host.progress import with_progress
+from ..host.schema import Activations as ActivationsSocket
+from ..host.schema import schema
+from .activations import Activations, Weighting, values_at
+from .tap_inputs import CATEGORY, PAPER, WEIGHTING, image_of, images_of
+
+
+class Mode(StrEnum):
+    """Values of the ``mode`` input of Activation Visualizer."""
+
+    PCA_RGB = "pca_rgb"
+    CHANNEL = "channel"
+    CONTACT_SHEET = "contact_sheet"
+
+
+_POINTS = io.String.Input(
+    "points",
+    default="64, 48",
+    multiline=True,
+    tooltip="One 'x, y' per line, in pixels of the image or in percent (50%, 30%), or the JSON of a point editor.",
+)
+_IMAGE_INDEX = io.Int.Input(
+    "image_index", default=0, min=0, max=4095, tooltip="Image of the batch that the points or the mask are on, from 0."
+)
+
+
+class ActivationVisualizer(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_ActivationPicture",
+            display_name="Activation Visualizer (PCA)",
+            category=CATEGORY,
+            description="Shows activations as images: their three principal components as red, green and blue, one "
+            f"channel, or a contact sheet of all by ID. {PAPER}.",
+            search_aliases=["diffusion features", "PCA", "feature visualization", "show activations"],
+            inputs=[
+                ActivationsSocket.Input(
+                    "activations", tooltip="Tapped activations. Several are joined, except on a contact sheet."
+                ),
+                io.Combo.Input(
+                    "mode",
+                    options=[mode.value for mode in Mode],
+                    tooltip="pca_rgb: principal components as colors. channel: one channel. contact_sheet: all IDs.",
+                ),
+                io.Boolean.Input(
+                    "joint_fit",
+                    default=True,
+                    tooltip="Fit components and ranges to all images together, so that a color means the same in each. "
+                    "Off: fit each image alone, with more contrast.",
+                ),
+                io.Int.Input(
+                    "channel",
+                    default=0,
+                    min=0,
+                    max=65535,
+                    tooltip="For mode channel: its number among all joined channels, from 0.",
+                ),
+                io.Int.Input(
+                    "size",
+                    default=512,
+                    min=16,
+                    max=8192,
+                    tooltip="Longer side of each image in pixels. On a contact sheet a quarter of it.",
+                ),
+                io.Combo.Input(**WEIGHTING),
+            ],
+            outputs=[io.Image.Output(display_name="images", tooltip="One image per row, or one contact sheet.")],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        activations: Activations,
+        mode: str,
+        joint_fit: bool,
+        channel: int,
+        size: int,
+        weighting: str = Weighting.EQUAL,
+    ) -> io.NodeOutput:
+        from . import overlays, pca
+
+        if mode == Mode.CONTACT_SHEET:
+            tiles = [
+                (id_, pca.pca_colors(value, joint_fit)) for id_, value in with_progress(activations.features.items())
+            ]
+            columns = max(1, 8 // len(activations.rows))
+            return io.NodeOutput(overlays.contact_sheet(tiles, max(size // 4, 16), columns))
+        feature = activations.joined(weighting)
+        if mode == Mode.PCA_RGB:
+            return io.NodeOutput(overlays.resize_nearest(pca.pca_colors(feature, joint_fit), size, with_progress))
+        groups = [feature] if joint_fit else feature.split(1)
+        values = torch.cat([pca.channel_image(group, channel) for group in groups])
+        return io.NodeOutput(overlays.resize_nearest(overlays.viridis(values), size, with_progress))
+
+
+class ActivationSimilarity(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_ActivationSimilarity",
+            display_name="Activation Similarity",
+            category=CATEGORY,
+            description="Compares every position of every image with selected points, or with a masked part, of one "
+            f"image: cosine similarity of activations as a heat map. {PAPER}.",
+            search_aliases=["diffusion features", "heat map", "cosine similarity", "click a point"],
+            inputs=[
+                ActivationsSocket.Input(
+                    "activations", tooltip="Tapped activations of the images, one row per image. Several are joined."
+                ),
+                io.Image.Input("image", tooltip="The images that were tapped, to draw on."),
+                _IMAGE_INDEX,
+                _POINTS,
+                io.Float.Input(
+                    "opacity", default=0.65, min=0.0, max=1.0, step=0.05, tooltip="Opacity of the heat map."
+                ),
+                io.Combo.Input(**WEIGHTING),
+                io.Mask.Input("mask", optional=True, tooltip="Part to compare with, instead of points."),
+            ],
+            outputs=[
+                io.Image.Output(
+                    display_name="figure",
+                    tooltip="The images under their heat maps. The range is that of the whole batch.",
+                ),
+                io.Mask.Output(
+                    display_name="similarity",
+                    tooltip="Cosine similarity at the size of the images. Negative values are 0.",
+                ),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        activations: Activations,
+        image: torch.Tensor,
+        image_index: int,
+        points: str,
+        opacity: float,
+        weighting: str = Weighting.EQUAL,
+        mask: torch.Tensor | None = None,
+    ) -> io.NodeOutput:
+        from . import correspondence, overlays, point_list
+
+        feature, size = activations.joined(weighting), tuple(image.shape[1:3])
+        row = _first_row(activations, image_index, image)
+        if mask is None:
+            marks = point_list.parse(points, size)
+            columns, rows = marks.round().long().unbind(1)
+            references = values_at(feature[row], rows, columns, size)
+        else:
+            marks = None
+            references = correspondence.mask_direction(feature[row], mask[min(image_index, len(mask) - 1)])
+        values = correspondence.similarity(feature, references)
+        low, high = values.amin(), values.amax()
+        images, factor = overlays.magnify(images_of(image, activations))
+        figure = overlays.overlay(images, (values - low) / (high - low).clamp_min(1e-6), opacity)
+        if marks is not None:
+            figure[row] = overlays.draw_points(figure[row], (marks + 0.5) * factor)
+        similar = F.interpolate(values[:, None].clamp(0, 1), size=size, mode="bilinear")[:, 0]
+        return io.NodeOutput(figure, similar, ui={"glassbox_images": save_preview_images(image, image_index)})
+
+
+class ActivationCorrespondence(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_ActivationCorrespondence",
+            display_name="Activation Correspondence",
+            category=CATEGORY,
+            description="Finds points or a masked part of one image in other images by the most similar activation, "
+            f"without training. {PAPER}.",
+            search_aliases=["diffusion features", "semantic correspondence", "point matching", "DIFT", "mask transfer"],
+            inputs=[
+                ActivationsSocket.Input("source", tooltip="Activations of the image with the points."),
+                io.Image.Input("source_image", tooltip="Source images that were tapped."),
+                ActivationsSocket.Input("target", tooltip="The same activations of the images to search."),
+                io.Image.Input("target_image", tooltip="Target images that were tapped."),
+                _IMAGE_INDEX,
+                _POINTS,
+                io.Int.Input(
+                    "resolution",
+                    default=512,
+                    min=8,
+                    max=2048,
+                    step=8,
+                    tooltip="Positions per side that are searched. Activations are resized to it. The paper uses 512.",
+                ),
+                io.Boolean.Input(
+                    "mutual",
+                    default=False,
+                    tooltip="Check that a match also leads back. Points that do not are drawn hollow, and the mask "
+                    "omits them.",
+                ),
+                io.Combo.Input(**WEIGHTING),
+                io.Mask.Input(
+                    "source_mask", optional=True, tooltip="Part of the source image to transfer to each target."
+                ),
+            ],
+            outputs=[
+                io.Image.Output(
+                    display_name="figure", tooltip="Source and target side by side with the points, one per target."
+                ),
+                io.String.Output(
+                    display_name="points",
+                    tooltip="Matches, one 'x, y' per line in pixels of the target. A blank line separates targets.",
+                ),
+                io.Mask.Output(display_name="mask", tooltip="The source mask on each target. Black without one."),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        source: Activations,
+        source_image: torch.Tensor,
+        target: Activations,
+        target_image: torch.Tensor,
+        image_index: int,
+        points: str,
+        resolution: int,
+        mutual: bool,
+        weighting: str = Weighting.EQUAL,
+        source_mask: torch.Tensor | None = None,
+    ) -> io.NodeOutput:
+        from . import correspondence, overlays, point_list
+
+        channels = [{id_: value.shape[1] for id_, value in one.features.items()} for one in (source, target)]
+        if channels[0] != channels[1]:
+            raise ValueError(
+                "Source and target hold different activations. Tap both with the same preset or IDs on the same model."
+            )
+        row = _first_row(source, image_index, source_image)
+        feature, shown = source.select_rows([row]).joined(weighting)[0], image_of(source_image, source, row)
+        height, width = shown.shape[:2]
+        marks = point_list.parse(points, (height, width))
+        queries = marks * torch.tensor([resolution / width, resolution / height])
+        left, factor = overlays.magnify(shown[None])
+        figures, texts, masks = [], [], []
+        for number in range(len(target.rows)):
+            other = target.select_rows([number]).joined(weighting)[0]
+            other_image = image_of(target_image, target, number)
+            matches, _ = correspondence.nearest_points(feature, other, queries, resolution, with_progress)
+            holds = torch.ones(len(matches), dtype=torch.bool)
+            if mutual:
+                holds = correspondence.mutual_points(feature, other, queries, matches, resolution, with_progress)
+            height, width = other_image.shape[:2]
+            matches = matches * torch.tensor([width / resolution, height / resolution])
+            right, times = overlays.magnify(other_image[None])
+            ends = (marks + 0.5) * factor, (matches + 0.5) * times
+            figures.append(overlays.draw_matches(left[0], right[0], *ends, holds))
+            texts.append(point_list.to_text(matches))
+            if source_mask is None:
+                masks.append(torch.zeros(height, width))
+                continue
+            mask = source_mask[min(image_index, len(source_mask) - 1)]
+            mask = correspondence.transfer_mask(feature, other, mask, mutual, with_progress)
+            masks.append(F.interpolate(mask[None, None], size=(height, width), mode="bilinear")[0, 0])
+        return io.NodeOutput(
+            torch.stack(figures),
+            "\n\n".join(texts),
+            torch.stack(masks),
+            ui={"glassbox_images": save_preview_images(source_image, image_index)},
+        )
+
+
+def _first_row(activations: Activations, image_index: int, images: torch.Tensor) -> int:
+    """The first row of an image; raises ValueError when there is no such image."""
+    rows = [number for number, row in enumerate(activations.rows) if row.image == image_index]
+    if not rows or image_index >= len(images):
+        count = min(max(row.image for row in activations.rows) + 1, len(images))
+        raise ValueError(f"There is no image {image_index}: activations and images have {count}, counted from 0.")
+    return rows[0]

@@ -1,0 +1,101 @@
+"""Inputs that several nodes of the family share, as the keywords of ComfyUI's input classes."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import torch
+
+from .activations import FRAMES, Activations, Weighting
+from .select_ids import Preset
+
+CATEGORY = "Glassbox/Activations"
+PAPER = "Not All Diffusion Model Activations Have Been Evaluated as Discriminative Features (arXiv 2410.03558)"
+PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+SEED_MAX = 0xFFFFFFFFFFFFFFFF
+
+
+class NoiseUnit(StrEnum):
+    """Values of the ``noise_unit`` input."""
+
+    PAPER_T = "paper_t"
+    PERCENT = "percent"
+    SIGMA = "sigma"
+
+
+PRESET = {
+    "id": "preset",
+    "options": [preset.value for preset in Preset],
+    "default": Preset.RECOMMENDED.value,
+    "tooltip": "Which activations. recommended: the paper's set for SD1.5, SD2.1 and SDXL, a similar set elsewhere. "
+    "ours_* and legacy_*: the paper's sets. paper_filter and paper_pool: the paper's lists. general_filter: its rules "
+    "on any U-Net. cross_attention: for Token Heat Map, as in DAAM. cross_attention_mean: mean of all layers. "
+    "custom_ids: the IDs in the ids input.",
+}
+IDS = {
+    "id": "ids",
+    "default": "",
+    "multiline": True,
+    "tooltip": "For preset custom_ids: IDs or wildcards, separated by commas or line breaks, such as "
+    "up-level1-*-cross-q. Activation Catalog lists all. IDs that end in -map are attention probabilities, which are "
+    "large.",
+}
+NOISE_UNIT = {
+    "id": "noise_unit",
+    "options": [unit.value for unit in NoiseUnit],
+    "tooltip": "Unit of level. paper_t: the paper's t, 0 to 999. percent: ComfyUI's fraction of a run, 0 is noise and "
+    "1 is clean. sigma: sigma.",
+}
+LEVEL = {
+    "id": "level",
+    "default": 50.0,
+    "min": 0.0,
+    "max": 100000.0,
+    "step": 0.01,
+    "tooltip": "Noise level. The paper uses t = 50.",
+}
+POOL_SIZE = {
+    "id": "pool_size",
+    "default": 1,
+    "min": 1,
+    "max": 64,
+    "tooltip": "Average over squares of this many positions per side. 2 needs a quarter of the memory.",
+}
+PRECISION = {
+    "id": "precision",
+    "options": list(PRECISIONS),
+    "tooltip": "Data type of the activations. The paper's code uses fp16.",
+}
+WEIGHTING = {
+    "id": "weighting",
+    "options": [weighting.value for weighting in Weighting],
+    "tooltip": "How several IDs are joined. equal: each at unit length, so that all count alike. raw: as recorded, as "
+    "in the paper, where the longest dominates.",
+}
+SEED = {"id": "seed", "default": 0, "min": 0, "max": SEED_MAX, "control_after_generate": True}
+
+
+def image_of(images: torch.Tensor, activations: Activations, row: int) -> torch.Tensor:
+    """The image (H, W, 3) of a row, from the batch (B, H, W, C) that was tapped.
+
+    Of a decoded video, which has more images than its latent has frames, the one at the same fraction of its length.
+    Raises ValueError when the batch does not have it.
+    """
+    count, number = len(images), activations.rows[row].image
+    frames = activations.settings.get(FRAMES, 1)
+    videos = -(-(max(row.image for row in activations.rows) + 1) // frames)
+    length, rest = divmod(count, videos)
+    if frames > 1 and not rest and length >= frames:
+        video, frame = divmod(number, frames)
+        number = video * length + round(frame * (length - 1) / (frames - 1))
+    if number >= count:
+        raise ValueError(
+            f"The activations belong to at least {number + 1} images, and the image batch has {count}. Connect the "
+            "images that were tapped."
+        )
+    return images[number, ..., :3]
+
+
+def images_of(images: torch.Tensor, activations: Activations) -> torch.Tensor:
+    """The images (rows, H, W, 3) of all rows; raises ValueError as ``image_of`` does."""
+    return torch.stack([image_of(images, activations, row) for row in range(len(activations.rows))])

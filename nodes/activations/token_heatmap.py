@@ -1,0 +1,63 @@
+"""Where a word of the prompt acts: its fraction of the cross-attention, after DAAM (arXiv 2210.04885, section 3)."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+
+def token_positions(tokens: list[list[int | None]], word: list[list[int | None]]) -> list[int]:
+    """Positions of a word among the tokens of all text encoders, one after the other; empty when it is not there.
+
+    For each encoder the token at every position, None where there is none. An occurrence is the whole run of the
+    word's tokens; a run may continue across the boundary of two chunks of a long prompt.
+    """
+    positions, begin = set(), 0
+    for text, part in zip(tokens, word, strict=True):
+        placed = [(position, token) for position, token in enumerate(text) if token is not None]
+        wanted = [token for token in part if token is not None]
+        for first in range(len(placed) - len(wanted) + 1 if wanted else 0):
+            run = placed[first : first + len(wanted)]
+            if [token for _, token in run] == wanted:
+                positions |= {begin + position for position, _ in run}
+        begin += len(text)
+    return sorted(positions)
+
+
+def daam_heat_map(
+    maps: dict[str, torch.Tensor], sizes: dict[str, tuple[int, int]], positions: list[int], length: int
+) -> torch.Tensor:
+    """DAAM's heat map of a word, float32 (rows, H, W): the mean over heads of all layers, and over the word's tokens.
+
+    ``maps``: (rows, heads, positions, keys) by ID, summed or averaged over steps; ``sizes``: their height and width.
+    Each head's map is enlarged bicubically to the largest size, and negative values are set to 0, as in DAAM 0.2.0
+    (``RawHeatMapCollection``, ``compute_global_heat_map``). ``length`` as for ``heat_map``.
+    """
+    size = max((tuple(sizes[id_]) for id_ in maps), key=lambda size: size[0] * size[1])
+    total, count = 0, 0
+    for id_, attention in maps.items():
+        rows, heads = attention.shape[:2]
+        word = _fold(attention.float().movedim(3, 1), length)[:, positions]  # (rows, tokens, heads, positions)
+        word = F.interpolate(word.flatten(0, 1).unflatten(2, tuple(sizes[id_])), size=size, mode="bicubic").clamp_min(0)
+        total, count = total + word.unflatten(0, (rows, -1)).sum(2), count + heads
+    return (total / count).mean(1)
+
+
+def heat_map(attention: torch.Tensor, positions: list[int], length: int) -> torch.Tensor:
+    """The mean attention to the tokens of a word: float32 (rows, H, W), of attention (rows, tokens, H, W).
+
+    ``length`` is the number of tokens of the prompt. ComfyUI repeats a text until it is as long as the other one of the
+    call; the repetitions of a token are summed. Raises ValueError when the lengths do not fit.
+    """
+    return _fold(attention.float(), length)[:, positions].mean(1)
+
+
+def _fold(attention: torch.Tensor, length: int) -> torch.Tensor:
+    """Attention (rows, tokens, ...) with the repetitions of each of ``length`` tokens summed."""
+    found = attention.shape[1]
+    if found % length:
+        raise ValueError(
+            f"The prompt has {length} tokens and the attention {found}. Enter the exact text that was encoded, and "
+            "connect the CLIP that encoded it."
+        )
+    return attention.unflatten(1, (-1, length)).sum(1)

@@ -1,0 +1,206 @@
+"""Attention averaged over layers, and Token Heat Map."""
+
+import pytest
+import reduced
+import torch
+from tapping import World, hooks_left
+
+
+@pytest.fixture(scope="module")
+def demo(comfy):
+    return World(comfy, *comfy.run("GBX_LoadDemoModel", weights="avatars-v1"))
+
+
+@pytest.fixture(scope="module", params=["sd15", "sdxl"])
+def tapped(comfy, request):
+    """Every cross-attention map of a reduced network at 256 pixels, and the averages."""
+    world = World(comfy, *reduced.checkpoint(request.param))
+    return world.tap("*-cross-map\nattn\nattn-mean", latent=world.latent(2, 256, 192))
+
+
+def images(tapped, prefix):
+    """Head means of the maps whose ID begins with the prefix, in forward order: (rows, tokens, h, w)."""
+    for id_, value in tapped.tensors.items():
+        if id_.startswith(prefix) and id_.endswith("cross-map"):
+            height = round((value.shape[2] * 32 / 24) ** 0.5)
+            yield value.mean(1).transpose(1, 2).unflatten(2, (height, -1))
+
+
+def test_the_attention_feature_is_the_official_one(tapped):
+    """AttentionStore.aggregate_attention(["up_cross"]): means over heads and layers at two sizes, 154 channels."""
+    by_size = {}
+    for maps in images(tapped, "up-"):
+        if maps.shape[2] in (8, 16):
+            by_size.setdefault(maps.shape[2], []).append(maps)
+    assert list(by_size) == [8, 16]
+    sides = [torch.stack(maps).mean(0) for maps in by_size.values()]
+    large = [torch.nn.functional.interpolate(side, size=(32, 24), mode="nearest") for side in sides]
+    found = tapped.tensors["attn"]
+    assert found.shape == (2, 154, 32, 24)
+    assert (found - torch.cat(large, 1)).abs().max() < 1e-6
+
+
+def test_the_mean_of_all_layers_counts_layers_alike(tapped):
+    """Each layer's map enlarged bicubically, negative values set to 0, the middle block included."""
+    all_ = [maps for stage in ("down-", "mid-", "up-") for maps in images(tapped, stage)]
+    size = max(maps.shape[2:] for maps in all_)
+
+    def enlarged(maps):
+        if maps.shape[2:] == size:
+            return maps
+        return torch.nn.functional.interpolate(maps, size=size, mode="bicubic").clamp_min(0)
+
+    large = [enlarged(maps) for maps in all_]
+    assert (tapped.tensors["attn-mean"] - torch.stack(large).mean(0)).abs().max() < 1e-6
+
+
+def daam_package(steps, side):
+    """The maps (rows, tokens, side, side) of daam 0.2.0 from the raw maps of each step, by its own classes' formulas.
+
+    ``RawHeatMapCollection.update`` sums the raw maps of a (factor, layer, head) over time;
+    ``DiffusionHeatMapHooker.compute_global_heat_map`` enlarges each bicubically, clamps at 0, and takes their mean.
+    ``UNetCrossAttentionLocator(locate_middle_block=False)`` leaves the middle block out, ``factor != 8`` its size.
+    """
+    sums = {}
+    for tensors in steps:
+        for id_, maps in tensors.items():
+            factor = side // round(maps.shape[2] ** 0.5)
+            if id_.endswith("cross-map") and not id_.startswith("mid") and factor != 8:
+                for head in range(maps.shape[1]):
+                    sums[id_, head] = sums.get((id_, head), 0) + maps[:, head].double()
+    enlarged = []
+    for maps in sums.values():
+        grid = maps.transpose(1, 2).unflatten(2, (round(maps.shape[1] ** 0.5), -1))
+        enlarged.append(torch.nn.functional.interpolate(grid, size=(side, side), mode="bicubic").clamp(min=0))
+    return torch.stack(enlarged).mean(0)
+
+
+@pytest.mark.parametrize("mean_only", [False, True])
+def test_word_heat_maps_are_those_of_the_daam_package(demo, mean_only):
+    model, recording = demo.record("all", "both", "*-cross-map")
+    samples = demo.sample(model, demo.latent(1))
+    steps = [demo.read(recording, samples, step)[0].tensors for step in range(3)]
+    expected = daam_package([{id_: maps[:1] for id_, maps in one.items()} for one in steps], 16)
+    given = {"preset": "cross_attention", "ids": "", "recorded_steps": "all", "rows": "both", "pool_size": 1}
+    model, recording = demo.comfy.run(
+        "GBX_ActivationRecorder", model=demo.model, precision="fp32", mean_only=mean_only, **given
+    )
+    samples = demo.sample(model, demo.latent(1))
+    activations, _, report = demo.comfy.run(
+        "GBX_ReadActivations", recording=recording, latent=samples, step_index=0, average=not mean_only
+    )
+    assert not any(id_.startswith("mid") for id_ in activations.tensors)
+    assert report.startswith("Recorded steps 0, 1, 2 of 3. This is their mean.")
+    image = torch.zeros(1, 128, 128, 3)
+    _, masks, _ = heat(demo, activations, image, "portrait, red hair", "hair\nred hair", normalize_per_word=False)
+    words = torch.stack([expected[:, 4], expected[:, 3:5].mean(1)])[:, 0].float()  # begin, portrait, comma, red, hair
+    words = (words - words.amin()) / (words.amax() - words.amin())
+    shown = torch.nn.functional.interpolate(words[:, None], size=(128, 128), mode="bilinear")[:, 0]
+    assert (masks - shown).abs().max() < 1e-5
+
+
+def test_the_cross_attention_preset_leaves_out_what_daam_does(comfy):
+    for name in ("sd15", "sdxl"):
+        world = World(comfy, *reduced.checkpoint(name))
+        specs = comfy.module("nodes.activations.catalog_unet").catalog(world.model.model.diffusion_model)
+        every = [spec.id for spec in specs if spec.id.endswith("cross-map")]
+        kept = [spec.id for spec in comfy.module("nodes.activations.select_ids").select(specs, "cross_attention")]
+        assert kept == [id_ for id_ in every if not id_.startswith("mid")]
+        assert len(kept) == 15
+
+
+def heat(demo, activations, image, prompt, words="", **changes):
+    given = {"activations": activations, "image": image, "clip": demo.clip, "prompt": prompt, "words": words}
+    options = {"prompt_role": "positive", "normalize_per_word": True, "opacity": 0.6, **changes}
+    return demo.comfy.run("GBX_TokenHeatMap", **given, **options)
+
+
+def test_a_heat_map_is_the_attention_to_the_words_tokens(demo):
+    image = torch.rand(2, 128, 128, 3, generator=torch.Generator().manual_seed(0))
+    tapped = demo.tap("attn-mean")
+    sheet, masks, found = heat(demo, tapped, image, "portrait, red hair", "hair\nred hair")
+    assert found == "hair\nred hair" and masks.shape == (4, 128, 128) and sheet.ndim == 4
+    tokens = tapped.tensors["attn-mean"]
+    hair = tokens[:, 4]  # begin, "portrait", ",", "red", "hair"
+    low, high = hair.amin((1, 2), keepdim=True), hair.amax((1, 2), keepdim=True)
+    hair = (hair - low) / (high - low)
+    shown = torch.nn.functional.interpolate(hair[:, None], size=(128, 128), mode="bilinear")[:, 0]
+    assert (masks[:2] - shown).abs().max() < 1e-5
+    words = demo.comfy.module("nodes.activations.token_heatmap")
+    assert torch.equal(words.heat_map(tokens, [3, 4], 77), tokens[:, 3:5].mean(1))
+    words_of = demo.comfy.module("nodes.host.text_encoding").words_of
+    assert words_of("a (red:1.2) \\(big\\) house, red") == ["a", "red", "big", "house"]
+
+
+def test_every_word_of_a_recorded_run_positive_and_negative(demo):
+    """Texts of unlike length: ComfyUI repeats the shorter one, and its tokens' shares are added up."""
+    (long,) = demo.comfy.run("CLIPTextEncode", clip=demo.clip, text="portrait, smiling, " * 20)
+    recording_model, recording = demo.record("all", "both", "attn-mean")
+    samples = demo.sample(recording_model, demo.latent(1), negative=long)
+    activations, step, report = demo.comfy.run(
+        "GBX_ReadActivations", recording=recording, latent=samples, step_index=0, average=True
+    )
+    single = [demo.read(recording, samples, index)[0].tensors["attn-mean"] for index in range(3)]
+    assert step == 2 and "This is their mean" in report
+    assert (activations.tensors["attn-mean"] - sum(single) / 3).abs().max() < 1e-6
+    image = torch.zeros(1, 128, 128, 3)
+    _, masks, found = heat(demo, activations, image, "portrait, red hair")
+    assert found == "portrait\nred\nhair" and len(masks) == 3
+    negative = {"prompt_role": "negative", "normalize_per_word": False}
+    _, masks, found = heat(demo, activations, image, "portrait, smiling, " * 20, **negative)
+    assert found == "portrait\nsmiling" and masks.amax() <= 1
+    assert hooks_left(demo.model) == 0
+
+
+@pytest.mark.parametrize(
+    ("architecture", "positions", "length"),
+    [
+        ("sd3", [3, 4], 77),  # begin, "a", "smiling", "red", "hat" of CLIP; T5 is not loaded
+        ("flux", [3, 4, 5], 256),  # two of T5 for "a", then "smiling", "red", and two for "hat"
+    ],
+)
+def test_heat_maps_of_joint_attention(comfy, architecture, positions, length):
+    """Text and image attend together; the text's tokens are those of the encoders that the model attends to."""
+    world = World(comfy, *reduced.checkpoint(architecture))
+    (text,) = comfy.run("CLIPTextEncode", clip=world.clip, text="a smiling red hat")
+    tapped = world.tap("attn-mean", positive=text, latent=world.latent(1, 64, 96), noise_unit="sigma", level=0.5)
+    attention = tapped.tensors["attn-mean"]
+    assert attention.shape == (1, length, 4, 6)
+    _, masks, found = heat(world, tapped, torch.zeros(1, 64, 96, 3), "a smiling red hat", "red hat")
+    wanted = attention[:, positions].mean(1)
+    wanted = (wanted - wanted.amin()) / (wanted.amax() - wanted.amin())
+    shown = torch.nn.functional.interpolate(wanted[:, None], size=(64, 96), mode="bilinear")[:, 0]
+    assert found == "red hat" and (masks - shown).abs().max() < 1e-4
+
+
+def test_tokens_of_clip_and_t5_follow_each_other(comfy):
+    """As SD3's text encoder joins them: word by word the positions in both."""
+    import types
+
+    module = comfy.module("nodes.host.text_encoding")
+    clip = reduced.checkpoint("sd3")[1]
+    whole = types.SimpleNamespace(clip_l=object(), clip_g=object(), t5xxl=object())
+    with_t5 = types.SimpleNamespace(tokenize=clip.tokenize, cond_stage_model=whole)
+    by_clip, by_t5 = module.tokens_of(with_t5, "a red hat")
+    assert module.tokens_of(clip, "a red hat") == [by_clip]
+    positions = comfy.module("nodes.activations.token_heatmap").token_positions
+    assert positions([by_clip, by_t5], module.tokens_of(with_t5, "red")) == [2, 77 + 2]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words", "changes", "reason"),
+    [
+        ("portrait, red hair", "hat", {}, "'hat' is not in the prompt"),
+        ("portrait, red hair", "hair", {"prompt_role": "negative"}, "There are no rows of the negative prompt"),
+        ("1 2 3", "", {}, "The prompt has no words"),
+        ("portrait, " * 60, "portrait", {}, "The prompt has 154 tokens and the attention 77"),
+    ],
+)
+def test_what_a_heat_map_cannot_show(demo, prompt, words, changes, reason):
+    with pytest.raises(ValueError, match=reason):
+        heat(demo, demo.tap("attn-mean", latent=demo.latent(1)), torch.zeros(1, 128, 128, 3), prompt, words, **changes)
+
+
+def test_a_heat_map_needs_attention(demo):
+    with pytest.raises(ValueError, match=r"hold no cross-attention\. Tap or record with the preset 'cross_attention'"):
+        heat(demo, demo.tap("unet-out"), torch.zeros(2, 128, 128, 3), "portrait")

@@ -1,0 +1,120 @@
+"""Activation Clusters, the Few-Shot Segmenter and Activation Quality on the canvas."""
+
+import pytest
+import torch
+from tapping import PATTERN, World
+
+
+@pytest.fixture(scope="module")
+def demo(comfy):
+    return World(comfy, *comfy.run("GBX_LoadDemoModel", weights="avatars-v1"))
+
+
+@pytest.fixture(scope="module")
+def faces(demo):
+    """Four images of the demo world, the masks of hair and skin, and their activations."""
+    image, hair, _ = demo.comfy.run("GBX_DemoPicture", image_index=0, count=4, part="hair")
+    skin = demo.comfy.run("GBX_DemoPicture", image_index=0, count=4, part="skin")[1]
+    tapped = demo.tap("up-level2-repeat0-vit-out", latent=None, image=image, vae=demo.vae)
+    return image, hair, skin, tapped
+
+
+def test_clusters_split_every_image(demo, faces):
+    image, _, _, tapped = faces
+    given = {"activations": tapped, "image": image, "clusters": 5, "opacity": 0.5}
+    figure, masks = demo.comfy.run("GBX_ActivationClusters", **given, seed=1)
+    assert figure.shape == (4, 512, 512, 3) and masks.shape == (20, 128, 128)
+    by_image = masks.unflatten(0, (4, 5))
+    assert torch.equal(by_image.sum(1), torch.ones(4, 128, 128))
+    assert by_image.sum((0, 2, 3)).tolist() == sorted(by_image.sum((0, 2, 3)).tolist(), reverse=True)
+    assert torch.equal(demo.comfy.run("GBX_ActivationClusters", **given, seed=1)[1], masks)
+
+
+def train(demo, tapped, **changes):
+    given = {"activations": tapped, "part_names": "", "resolution": 32, "epochs": 3, "seed": 0, **changes}
+    return demo.comfy.run("GBX_TrainFewShotSegmenter", **given)
+
+
+def test_a_segmenter_is_trained_and_applied(demo, faces):
+    image, hair, skin, tapped = faces
+    few = tapped.select_rows([0, 1])
+    segmenter, report = train(demo, few, part_1=hair[:2], part_3=skin[:2], part_names="hair")
+    assert [line.split(":")[0] for line in report.splitlines()[1:]] == ["background", "hair", "part 2"]
+    given = {"segmenter": segmenter, "image": image, "opacity": 0.5}
+    figure, masks, uncertainty, report = demo.comfy.run("GBX_FewShotSegmenter", activations=tapped, **given)
+    assert figure.shape == (4, 512, 512, 3) and masks.shape == (8, 128, 128)
+    assert uncertainty.shape == (4, 128, 128) and uncertainty.amin() >= 0 and uncertainty.amax() <= 1
+    assert len(report.splitlines()) == 4 and "hair" in report
+    pairs = masks[:, ::2], masks[:, 1::2], masks[:, :, ::2], masks[:, :, 1::2]
+    assert all((one != other).any() for one, other in (pairs[:2], pairs[2:]))  # every pixel by itself, learned from 32
+    truth = torch.stack([hair, skin], 1).flatten(0, 1) > 0.5
+    found = masks > 0.5
+    assert (found & truth).sum() / (found | truth).sum() > 0.25  # chance is about a fifth; the training is minute
+    with pytest.raises(ValueError, match="these activations are different"):
+        demo.comfy.run("GBX_FewShotSegmenter", activations=demo.tap("unet-out"), **given)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"part_2": torch.zeros(2, 8, 8)}, "Part 2 has 2 masks and the first part 4"),
+        ({"part_names": "a, b, c"}, "There are 3 part names for 1 parts"),
+        ({"part_1": torch.zeros(3, 8, 8)}, "at least 4 images, and each part has 3 masks"),
+        ({"part_1": torch.zeros(4, 128, 128)}, "only one label"),
+    ],
+)
+def test_what_a_segmenter_cannot_learn(demo, faces, changes, reason):
+    _, hair, _, tapped = faces
+    with pytest.raises(ValueError, match=reason):
+        train(demo, tapped, **{"part_1": hair, **changes})
+
+
+def quality(demo, ids, **changes):
+    given = {
+        **PATTERN,
+        "model": demo.model,
+        "positive": demo.positive,
+        "ids": ids,
+        "latent": demo.latent(3),
+        "seed": 0,
+        "noise_unit": "paper_t",
+        "level": 50.0,
+        "noise_samples": 2,
+        "max_noise_fraction": 0.5,
+        "max_locality": 0.2,
+        "id_filter": "general_filter",
+        **changes,
+    }
+    del given["precision"]
+    return demo.comfy.run("GBX_ActivationQuality", **given)
+
+
+def test_quality_is_measured_drawn_and_filtered(demo):
+    figure, table, ids = quality(demo, "up-level1-*\nunet-in\nunet-out")
+    assert figure.ndim == 4 and figure.shape[1] == 700
+    lines = table.splitlines()
+    assert lines[1].startswith("unet-in") and len(lines) == 1 + 2 + 3 * 9 + 1  # 9 a repeat and the upsampler
+    assert "up-level1-repeat0-vit-block0-cross-q" in ids.splitlines() and "unet-in" not in ids
+    _, _, everything = quality(demo, "up-level1-*-out", id_filter="measured", max_noise_fraction=1.0, max_locality=2.0)
+    _, _, nothing = quality(demo, "up-level1-*-out", id_filter="measured", max_noise_fraction=0.0)
+    assert len(everything.splitlines()) == 10 and nothing == ""
+
+
+def test_more_noise_is_measured_where_there_is_more(demo):
+    def noise(level):
+        return float(quality(demo, "unet-in", noise_unit="sigma", level=level)[1].splitlines()[1].split()[1])
+
+    assert noise(0.05) < 0.02 < 0.4 < noise(2.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"ids": "*-map"}, "Only attention maps are selected"),
+        ({"count": 1}, "At least two images"),
+    ],
+)
+def test_what_quality_cannot_measure(demo, changes, reason):
+    given = {"latent": demo.latent(changes["count"])} if "count" in changes else {}
+    with pytest.raises(ValueError, match=reason):
+        quality(demo, changes.get("ids", "unet-in"), **given)

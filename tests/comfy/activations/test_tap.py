@@ -1,0 +1,187 @@
+"""Layer Activation Tap: values, noise levels, what takes part, and that nothing stays behind."""
+
+import pytest
+import reduced
+import torch
+from tapping import World, hooks_left
+
+
+@pytest.fixture(scope="module")
+def demo(comfy):
+    return World(comfy, *comfy.run("GBX_LoadDemoModel", weights="avatars-v1"))
+
+
+@pytest.fixture(scope="module", params=["sd15", "sdxl"])
+def reduced_world(comfy, request):
+    return request.param, World(comfy, *reduced.checkpoint(request.param))
+
+
+def outputs_by_hand(world, latent, sigma, seed, modules):
+    """What plain forward hooks see when the network is called directly: no clone, no wrapper, no sampler."""
+    model, caught, handles = world.model.model, {}, []
+    network = model.diffusion_model
+    for name in modules:
+        module = network.get_submodule(name)
+        handles.append(module.register_forward_hook(lambda m, a, out, name=name: caught.update({name: out.clone()})))
+    noise = torch.randn(latent.shape, generator=torch.Generator().manual_seed(seed))
+    x = model.process_latent_in(latent) + noise * sigma
+    conditions = model.extra_conds(
+        cross_attn=world.positive[0][0],
+        noise=noise,
+        device="cpu",
+        **{k: v for k, v in world.positive[0][1].items() if k != "cross_attn"},
+        width=latent.shape[3] * 8,
+        height=latent.shape[2] * 8,
+    )
+    kwargs = {key: value.process_cond(batch_size=len(latent)).cond for key, value in conditions.items()}
+    with torch.inference_mode():
+        denoised = model.apply_model(x, torch.full((len(latent),), sigma), **kwargs)
+    for handle in handles:
+        handle.remove()
+    return caught, x, denoised
+
+
+def test_values_are_bit_equal_to_plain_hooks(reduced_world):
+    """Every activation of an SD1.5 and an SDXL topology; maps to 1e-6."""
+    _, world = reduced_world
+    latent = world.latent(2, 64, 64)
+    catalog = world.comfy.module("nodes.activations.catalog_unet").catalog(world.model.model.diffusion_model)
+    tapped = world.tap("*", latent=latent, noise_unit="sigma", level=0.3)
+    assert list(tapped.tensors) == [spec.id for spec in catalog]
+    modules = [spec.module for spec in catalog if spec.kind in ("spatial", "tokens")]
+    by_hand, x, _ = outputs_by_hand(world, latent["samples"], tapped.sigma, 3, modules)
+    for spec in catalog:
+        value = tapped.tensors[spec.id]
+        if spec.kind in ("spatial", "tokens"):
+            plain = by_hand[spec.module]
+            if spec.kind == "tokens":
+                plain = plain.transpose(1, 2).unflatten(2, value.shape[-2:])
+            assert torch.equal(value, plain), spec.id
+            assert value.shape[1:] == (spec.channels, 8 // spec.scale, 8 // spec.scale)
+        elif spec.kind == "mean":
+            assert (value.sum(1) - 1).abs().max() < 1e-2  # what bicubic interpolation takes below 0 is clamped
+        elif spec.kind == "sides":
+            assert (value.unflatten(1, (2, -1)).sum(2) - 1).abs().max() < 1e-4
+        elif spec.kind == "map":
+            assert (value.sum(-1) - 1).abs().max() < 1e-5
+    assert torch.equal(tapped.tensors["unet-in"], x / (tapped.sigma**2 + 1) ** 0.5)
+
+
+def test_a_residual_output_is_its_shortcut_and_its_increment(demo):
+    tapped = demo.tap("down-level0-repeat0-res-*\nunet-after-conv-in")
+    increment, out = (tapped.tensors[f"down-level0-repeat0-res-{part}"] for part in ("increment", "out"))
+    assert torch.equal(tapped.tensors["unet-after-conv-in"] + increment, out)
+
+
+@pytest.mark.parametrize(
+    ("name", "context", "timestep", "sigma", "seen"),
+    [
+        ("sd15", 768, 51, 0.228147, 1.419812),
+        ("sdxl", 2048, 50, 0.225583, 1.415594),
+    ],
+)
+def test_the_papers_noise_level(comfy, monkeypatch, name, context, timestep, sigma, seen):
+    """Official schedulers: t = 50 is timestep 51 of SD1.5 and 50 of SDXL."""
+    world = World(comfy, *reduced.checkpoint(name))
+    monkeypatch.setitem(world.model.model.model_config.unet_config, "context_dim", context)
+    tapped = world.tap("unet-in", latent=world.latent(1, 64, 64))
+    assert tapped.timestep == timestep
+    assert tapped.sigma == pytest.approx(sigma, abs=2e-6)  # ComfyUI's schedule is a float32 product of 51 factors
+    sampling, level = world.model.get_model_object("model_sampling"), torch.tensor([tapped.sigma])
+    x = sampling.noise_scaling(level, torch.full((1, 1, 1, 1), 2.0), torch.ones(1, 1, 1, 1))
+    assert sampling.calculate_input(level, x).item() == pytest.approx(seen, abs=1e-5)
+
+
+def test_other_units_of_the_noise_level(demo):
+    host = demo.comfy.module("nodes.host.evaluate")
+    sampling = demo.model.get_model_object("model_sampling")
+    assert host.sigma_at(demo.model, 0.0, host.PERCENT) == pytest.approx(float(sampling.sigma_max))
+    assert host.sigma_at(demo.model, 1.0, host.PERCENT) == pytest.approx(float(sampling.sigma_min))
+    assert host.sigma_at(demo.model, 1e6, host.SIGMA) == pytest.approx(float(sampling.sigma_max))
+    assert demo.tap("unet-in", noise_unit="sigma", level=2.0).sigma == 2.0
+
+
+@pytest.mark.parametrize(("height", "width"), [(128, 64), (72, 200)])
+def test_non_square_images(demo, height, width):
+    tapped = demo.tap("up-level2-repeat0-*-self-k\nup-level2-repeat0-vit-out", latent=demo.latent(1, height, width))
+    assert {tuple(value.shape[-2:]) for value in tapped.tensors.values()} == {(height // 8, width // 8)}
+
+
+def test_noise_samples_are_averaged(demo):
+    ids = "up-level1-repeat0-vit-out"
+    single = [demo.tap(ids, seed=seed).tensors[ids] for seed in (3, 4)]
+    mean = demo.tap(ids, seed=3, noise_samples=2).tensors[ids]
+    assert (mean - sum(single) / 2).abs().max() < 1e-6 * mean.abs().max()
+
+
+def test_a_lora_takes_part(demo):
+    patched = demo.model.clone()
+    weight = "diffusion_model.output_blocks.3.0.out_layers.3.weight"
+    shape = demo.model.model.get_submodule(weight.rsplit(".", 2)[0])[3].weight.shape
+    patched.add_patches({weight: ("diff", (torch.full(shape, 0.01),))})
+    ids = "up-level1-repeat0-res-increment"
+    changed, plain = demo.tap(ids, model=patched).tensors[ids], demo.tap(ids).tensors[ids]
+    assert not torch.equal(changed, plain)
+    assert torch.equal(demo.tap(ids).tensors[ids], plain)
+
+
+def test_the_global_generator_and_the_latent_are_left_alone(demo):
+    latent, state = demo.latent(), torch.get_rng_state()
+    before = latent["samples"].clone()
+    demo.tap("unet-out", latent=latent)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(latent["samples"], before)
+    assert hooks_left(demo.model) == 0
+
+
+def test_a_failure_inside_the_network_takes_the_hooks_off(demo, monkeypatch):
+    block = demo.model.model.diffusion_model.output_blocks[3][0]
+    monkeypatch.setattr(block, "forward", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        demo.tap("*")
+    assert hooks_left(demo.model) == 0
+
+
+def test_stop_comes_before_the_next_evaluation(demo):
+    import comfy.model_management as management
+
+    management.interrupt_current_processing(True)
+    with pytest.raises(management.InterruptProcessingException):
+        demo.tap("unet-out")
+    assert not management.processing_interrupted()
+
+
+def test_combined_conditioning_is_refused(demo):
+    (combined,) = demo.comfy.run("ConditioningCombine", conditioning_1=demo.positive, conditioning_2=demo.negative)
+    with pytest.raises(ValueError, match="has several parts"):
+        demo.tap("unet-out", positive=combined)
+
+
+def test_merged_tokens_are_refused(demo):
+    merged = demo.model.clone()
+    merged.set_model_attn1_patch(lambda n, context, value, options: (n[:, ::2], n[:, ::2], n[:, ::2]))
+    merged.set_model_attn1_output_patch(lambda n, options: n.repeat_interleave(2, 1))
+    with pytest.raises(ValueError, match="another node merges or tiles tokens"):
+        demo.tap("*-self-q", model=merged)
+
+
+def test_a_compiled_model_is_refused(demo):
+    compiled = demo.model.clone()
+    compiled.model_options["torch_compile_kwargs"] = {}
+    with pytest.raises(ValueError, match="cannot be hooked"):
+        demo.tap("unet-out", model=compiled)
+
+
+@pytest.mark.parametrize("changes", [{"latent": None}, {"image": torch.zeros(1, 64, 64, 3)}])
+def test_either_latent_or_image_is_connected(demo, changes):
+    given = {"latent": demo.latent(), **changes}
+    with pytest.raises(ValueError, match="either latent, or image together with vae"):
+        demo.tap("unet-out", **given)
+
+
+def test_fp16_and_pooling_reduce_memory(demo):
+    full = demo.tap("up-level2-repeat0-res-out").tensors["up-level2-repeat0-res-out"]
+    small = demo.tap("up-level2-repeat0-res-out", pool_size=4, precision="fp16").tensors["up-level2-repeat0-res-out"]
+    assert small.shape[-2:] == (4, 4) and small.dtype == torch.float16
+    assert (small.float() - torch.nn.functional.avg_pool2d(full, 4)).abs().max() < 2e-3 * full.abs().max()
+    assert small.untyped_storage().nbytes() * 32 == full.untyped_storage().nbytes()
