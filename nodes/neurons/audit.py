@@ -1,7 +1,7 @@
-"""Does a picture come back when the text embedding is optimised for it? The honest test of a mask.
+"""Adversarial audit of a mask: can an optimized text embedding regenerate a given image?
 
-Finding DoRI (arXiv 2507.16880): 50 steps on the embedding bring back memorised pictures that NeMo's masks had blocked,
-while pictures that are not memorised need more than 500. The control picture tells the one from the other.
+Finding DoRI (arXiv 2507.16880): 50 steps on the embedding bring back memorized images that NeMo's masks had blocked,
+while images that are not memorized need more than 500. A control image separates the two.
 """
 
 from __future__ import annotations
@@ -11,43 +11,47 @@ from dataclasses import dataclass
 
 import torch
 
-from .embedding import recall
-
 
 @dataclass(frozen=True)
-class Attack:
-    """Steps, learning rate and batch of the attack; the paper's are 50, .1 and 8."""
+class AttackSettings:
+    """Steps, learning rate and noise samples per step of the attack; the paper's are 50, .1 and 8."""
 
     steps: int = 50
-    rate: float = 0.1
-    batch: int = 8
+    learning_rate: float = 0.1
+    noise_samples: int = 8
     seed: int = 0
 
 
-def attack(inside, start: torch.Tensor, how: Attack, track: Callable[[int, float], None]):
-    """Optimise an embedding (1, tokens, D) so that the model paints the one picture that ``inside`` holds.
+def attack_embedding(session, start: torch.Tensor, settings: AttackSettings, show_progress: Callable[[int], None]):
+    """Optimize an embedding (1, tokens, D) with Adam so that the model generates the one image of ``session``.
 
-    Returns the embedding and the loss of each step.
+    The loss is the diffusion loss on that image with new noise and timesteps at each step. Returns the embedding and
+    the losses.
     """
-    generator = torch.Generator().manual_seed(how.seed)
-    latent = inside.latents[0]
+    generator = torch.Generator().manual_seed(settings.seed)
+    latent, count = session.latents[0], settings.noise_samples
+    embedding = start.detach().clone().float().requires_grad_()
+    optimizer, losses = torch.optim.Adam([embedding], lr=settings.learning_rate), []
+    for step in range(settings.steps):
+        noise = torch.randn((count, *latent.shape[1:]), generator=generator).to(embedding.device)
+        timestep = torch.randint(1, session.steps, (count,), generator=generator).to(embedding.device)
+        noised = session.noised(latent.to(noise), noise, timestep)
+        loss = (session.predicted(noised, timestep, embedding) - noise).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+        show_progress(step + 1)
+    return embedding.detach(), losses
 
-    def loss(embedding: torch.Tensor, _step: int) -> torch.Tensor:
-        noise = torch.randn((how.batch, *latent.shape[1:]), generator=generator).to(embedding.device)
-        timestep = torch.randint(1, inside.steps, (how.batch,), generator=generator).to(embedding.device)
-        noised = inside.noised(latent.to(noise), noise, timestep)
-        return (inside.predicted(noised, timestep, embedding) - noise).square().mean()
 
-    return recall(start, loss, how.steps, how.rate, track)
-
-
-def verdict(before: float, after: float, control: float | None, replicated: float) -> str:
-    """One sentence on what the attack found; similarities to the picture, or to the control picture."""
-    if before > replicated:
-        return "The picture comes out without any attack: the mask does not block this prompt."
-    if after <= replicated:
-        return "The picture did not come back in this attack; a longer or another one may bring it back."
-    if control is not None and control > replicated:
-        return "The picture came back, but so did the control: such an attack paints any picture, and says nothing."
-    known = "" if control is None else ", and the control picture did not"
-    return f"The picture came back{known}: the mask blocks the prompt, and the model still holds the picture."
+def attack_verdict(before: float, after: float, control: float | None, threshold: float) -> str:
+    """One sentence on the outcome; similarities to the image, or to the control image after its own attack."""
+    if before > threshold:
+        return "The image is replicated without any attack: the mask does not block this prompt."
+    if after <= threshold:
+        return "The image did not come back in this attack; a longer or another attack may bring it back."
+    if control is not None and control > threshold:
+        return "The image came back, but so did the control: this attack can produce any image, so it shows nothing."
+    known = "" if control is None else ", and the control image did not"
+    return f"The image came back{known}: the mask blocks the prompt, and the model still holds the image."

@@ -1,37 +1,41 @@
-"""A neuron mask: which value neurons are scaled, by how much, and where that comes from.
+"""A neuron mask: which value neurons are scaled, by how much, and the searches that found them.
 
-Finding NeMo (arXiv 2406.02366), section 3: a memorised prompt is kept from replicating by setting its neurons to 0. The
-official code scales a neuron's output, which is the same as scaling its row of ``to_v``.
+Finding NeMo (arXiv 2406.02366), section 3: silencing a memorized prompt's neurons (factor 0) keeps it from replicating
+its training image. The official code scales a neuron's output, which is the same as scaling its row of ``to_v``.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import torch
 
-from .layers import ValueLayer
+from .nemo_search import Neurons, SearchResult
+from .neuron_statistics import Fingerprint
+from .value_layers import ValueLayer
 
-#: What reports and pages say wherever a mask is made or used.
+#: Shown in reports and help pages wherever a mask is made or used.
 CAVEATS = (
-    "A mask blocks one way from a prompt to a picture; it does not remove the picture from the model.",
-    "Paraphrases and other text embeddings can bring the picture back: take no mask for a guarantee or a proof of "
-    "deletion.",
-    "A mask belongs to the checkpoint, the statistics and the threshold that it was found with: find it again after a "
+    "A mask blocks one path from a prompt to an image; it does not remove the image from the model.",
+    "Paraphrases and other text embeddings can bring the image back: a mask is no guarantee and no proof of deletion.",
+    "A mask belongs to the checkpoint, the statistics and the threshold that it was found with: search again after a "
     "LoRA or a merge.",
-    "Found neurons vary with seeds and precision, a search may end without converging, and about one ordinary prompt "
-    "in "
-    "nine gets a mask too (paper: 11.6 %).",
-    "Template memorisation, where only parts of a picture return, is often blocked in part only.",
+    "Found neurons vary with seeds and precision, a search may end without converging, and about one ordinary "
+    "prompt in nine gets a mask too (paper: 11.6 %).",
+    "Template memorization, where only parts of an image return, is often blocked only in part.",
 )
 
 Scales = dict[str, dict[int, float]]
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What was found for one prompt: neurons by layer, whether the search converged, and what was measured."""
+class SearchRecord:
+    """The neurons found for one prompt by layer path, whether the search converged, and what was measured.
+
+    ``details`` holds what is saved beside them, such as ``z`` and ``activation`` by layer path and neuron.
+    """
 
     prompt: str
     neurons: dict[str, tuple[int, ...]]
@@ -41,11 +45,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class NeuronMask:
-    """Factor of each masked neuron by layer path (0 switches it off), and the findings that it was made from."""
+    """Factor of each masked neuron by layer path (0 silences it), and the searches that the mask was made from."""
 
     scales: Scales
-    findings: tuple[Finding, ...] = ()
-    fingerprint: dict[str, float] = field(default_factory=dict)
+    searches: tuple[SearchRecord, ...] = ()
+    fingerprint: Fingerprint = field(default_factory=dict)
     history: tuple[str, ...] = ()
 
     @property
@@ -58,26 +62,35 @@ class NeuronMask:
         """Layer path and index of each masked neuron."""
         return [(path, index) for path, of_layer in self.scales.items() for index in of_layer]
 
+    def largest_z(self) -> dict[tuple[str, int], float]:
+        """The z of each found neuron; of several searches the one that is furthest from 0."""
+        z: dict[tuple[str, int], float] = {}
+        for search in self.searches:
+            for path, of_layer in search.details.get("z", {}).items():
+                for index, value in of_layer.items():
+                    z[path, int(index)] = max(value, z.get((path, int(index)), 0.0), key=abs)
+        return z
+
     def with_scales(self, scales: Scales, step: str) -> NeuronMask:
-        """The same origin with other neurons; ``step`` says in words what was done."""
-        return replace(self, scales=tidy(scales), history=(*self.history, step))
+        """The same searches with other neurons; ``step`` says what was done, for the history."""
+        return replace(self, scales=sort_scales(scales), history=(*self.history, step))
 
 
-def tidy(scales: Scales) -> Scales:
+def sort_scales(scales: Scales) -> Scales:
     """Layers without neurons left out, neurons in ascending order."""
     return {path: dict(sorted(of_layer.items())) for path, of_layer in scales.items() if of_layer}
 
 
-def of_neurons(neurons: Iterable[tuple[str, int]], scale: float = 0.0) -> Scales:
-    """Scales that give each neuron the same factor."""
+def uniform_scales(neurons: Iterable[tuple[str, int]], scale: float = 0.0) -> Scales:
+    """Scales that give each neuron (layer path, index) the same factor."""
     scales: Scales = {}
     for path, index in neurons:
         scales.setdefault(path, {})[index] = scale
-    return tidy(scales)
+    return sort_scales(scales)
 
 
-def factors(mask: NeuronMask, layers: list[ValueLayer], strength: float = 1.0) -> dict[str, torch.Tensor]:
-    """Factor of every channel (C,) by layer path, 1 + strength (scale - 1); layers that nothing changes are left out.
+def channel_factors(mask: NeuronMask, layers: list[ValueLayer], strength: float = 1.0) -> dict[str, torch.Tensor]:
+    """Factor of every channel (C,) by layer path, 1 + strength (scale - 1); unchanged layers are left out.
 
     Raises ValueError for a layer or a neuron that the network does not have.
     """
@@ -97,3 +110,63 @@ def factors(mask: NeuronMask, layers: list[ValueLayer], strength: float = 1.0) -
         if bool((factor != 1).any()):
             result[path] = factor
     return result
+
+
+def mask_from_search(
+    prompt: str,
+    result: SearchResult,
+    neurons: Neurons,
+    z: list[torch.Tensor],
+    activations: list[torch.Tensor],
+    settings: dict,
+    fingerprint: Fingerprint,
+) -> NeuronMask:
+    """The refined neurons of one prompt as a mask with its search; ``settings`` are saved with it."""
+    theta = result.trace[-1].theta if result.trace else 0.0
+    chosen, deviations, active, selected_by = {}, {}, {}, {}
+    for position, (layer, of_layer) in enumerate(zip(neurons.layers, result.refined, strict=False)):
+        indices = tuple(sorted(set(of_layer)))
+        if indices:
+            outlying = {str(i): float(z[position][i]) for i in indices}
+            chosen[layer.path] = indices
+            deviations[layer.path] = {i: round(value, 4) for i, value in outlying.items()}
+            active[layer.path] = {str(i): round(float(activations[position][i]), 5) for i in indices}
+            selected_by[layer.path] = {i: "z" if abs(value) > theta else "top_k" for i, value in outlying.items()}
+    details = {
+        "finished": result.finished,
+        "score_after_selection": result.initial_score,
+        "score_after_refinement": result.score,
+        "z": deviations,
+        "activation": active,
+        "selected_by": selected_by,
+        "trace": [
+            f"theta {step.theta:g}, k {step.k}: {step.neurons} neurons ({step.listed} listed), score {step.score:.6f}"
+            for step in result.trace
+        ],
+        "settings": settings,
+    }
+    scales = uniform_scales((path, index) for path, indices in chosen.items() for index in indices)
+    record = SearchRecord(prompt, chosen, result.converged, details)
+    return NeuronMask(scales, (record,), fingerprint, ("NeMo Localize",))
+
+
+def union(mask: NeuronMask, other: NeuronMask) -> NeuronMask:
+    """Neurons of either; where both scale one, the smaller factor counts."""
+    scales: Scales = {path: dict(of_layer) for path, of_layer in mask.scales.items()}
+    for path, of_layer in other.scales.items():
+        for index, scale in of_layer.items():
+            known = scales.setdefault(path, {})
+            known[index] = min(scale, known.get(index, scale))
+    joined = NeuronMask(
+        mask.scales, (*mask.searches, *other.searches), mask.fingerprint or other.fingerprint, mask.history
+    )
+    return joined.with_scales(scales, "union")
+
+
+def merge_masks(masks: Iterable[NeuronMask]) -> NeuronMask:
+    """The union of the masks of several prompts, with all their searches; an empty mask when there is none."""
+    others = iter(masks)
+    first = next(others, None)
+    if first is None:
+        return NeuronMask({}, (), {}, ("NeMo Localize: no prompt was over the threshold",))
+    return replace(functools.reduce(union, others, first), history=first.history)

@@ -1,90 +1,94 @@
-"""Lists of prompts, thresholds learnt from them, which layers matter, and pictures compared."""
+"""Prompt lists, the calibrated threshold and layer ablation."""
 
 import numpy as np
 import pytest
-import torch
-from glassbox.nodes.neurons import ablation, calibration, comparison, prompts
-from glassbox.nodes.neurons.ablation import Effect
-from glassbox.nodes.neurons.layers import ValueLayer
+from glassbox.nodes.neurons import layer_ablation, nemo_inputs, score_threshold
+from glassbox.nodes.neurons.layer_ablation import LayerEffect
+from glassbox.nodes.neurons.value_layers import ValueLayer
 from sklearn.metrics import roc_auc_score
 from toy_neurons import LAYERS, Toy
 
 
 def test_lines():
-    assert prompts.of_text(" a cat \n\n a dog") == ["a cat", "a dog"]
+    assert nemo_inputs.parse_prompts(" a cat \n\n a dog") == ["a cat", "a dog"]
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
         ("a.txt", "one\n\ntwo, three\n"),
-        ("a.csv", "Caption,URL\none,x\n\"two, three\",y\n"),
+        ("a.csv", 'Caption,URL\none,x\n"two, three",y\n'),
         ("a.csv", "URL;prompt\nx;one\ny;two, three\n"),
-        ("a.csv", "\ufeffcaption\none\n\"two, three\"\n"),
+        ("a.csv", '\ufeffcaption\none\n"two, three"\n'),
     ],
-)  # fmt: skip
+)
 def test_files(tmp_path, name, text):
     (tmp_path / name).write_text(text, encoding="utf-8")
-    assert prompts.of_path(tmp_path / name) == ["one", "two, three"]
+    assert nemo_inputs.read_prompts(tmp_path / name) == ["one", "two, three"]
 
 
 def test_a_folder(tmp_path):
     for name, text in (("b.txt", "two,\nthree"), ("a.txt", "one"), ("c.png", "x")):
         (tmp_path / name).write_text(text)
-    assert prompts.of_path(tmp_path) == ["one", "two, three"]
+    assert nemo_inputs.read_prompts(tmp_path) == ["one", "two, three"]
 
 
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
-    [("a.csv", b"x,y\n1,2\n", "no column"), ("a.json", b"[]", "no list"), ("a.txt", b"\xff\xfe\x00", "UTF-8")],
-)  # fmt: skip
+    [
+        ("a.csv", b"caption\n" + b"x" * 200_000, "as a table"),
+        ("a.csv", b"x,y\n1,2\n", "no column"),
+        ("a.json", b"[]", "no list"),
+        ("a.txt", b"\xff\xfe\x00", "UTF-8"),
+    ],
+)
 def test_other_files(tmp_path, name, content, sentence):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=sentence):
-        prompts.of_path(tmp_path / name)
+        nemo_inputs.read_prompts(tmp_path / name)
 
 
 def test_the_threshold_is_mean_and_deviation():
     scores = np.random.default_rng(0).normal(0.358, 0.07, 400).tolist()
-    found = calibration.threshold(scores, 1.0, [0.9, 0.8])
+    found = score_threshold.calibrate(scores, 1.0, [0.9, 0.8])
     assert found.value == pytest.approx(np.mean(scores) + np.std(scores, ddof=1))
-    share, low, high = found.false_positives
-    assert low < 0.159 < high and low < share < high
-    assert found.auroc == 1.0 and calibration.threshold(scores).auroc is None
+    fraction, low, high = found.false_positives
+    assert low < 0.159 < high and low < fraction < high
+    assert found.auroc == 1.0 and score_threshold.calibrate(scores).auroc is None
     with pytest.raises(ValueError, match="three ordinary prompts"):
-        calibration.threshold([0.1, 0.2])
+        score_threshold.calibrate([0.1, 0.2])
 
 
 def test_equal_scores_give_no_false_positive():
-    assert calibration.threshold([0.5, 0.5, 0.5]).false_positives[0] == 0
+    assert score_threshold.calibrate([0.5, 0.5, 0.5]).false_positives[0] == 0
 
 
 def test_auroc_is_that_of_scikit_learn():
     rng = np.random.default_rng(1)
     a, b = rng.integers(0, 8, 20), rng.integers(0, 6, 30)
     expected = roc_auc_score([1] * 20 + [0] * 30, [*a, *b])
-    assert calibration.auroc(tuple(a), tuple(b)) == pytest.approx(expected)
+    assert score_threshold.auroc(tuple(a), tuple(b)) == pytest.approx(expected)
 
 
 def test_ablation_of_the_toy():
     toy = Toy()
-    untouched, effects = ablation.measure(toy, toy.noise(), list(LAYERS))
+    untouched, effects = layer_ablation.ablate_layers(toy, toy.noise(), list(LAYERS))
     assert [effect.name for effect in effects][:4] == ["down", "middle", "down, middle", "all"]
     by_name = {effect.name: effect for effect in effects}
     assert by_name["all"].score < untouched
     assert all(effect.same_seed <= 1 + 1e-6 for effect in effects)
-    again = ablation.mean([(untouched, effects), (untouched, effects)])
+    again = layer_ablation.average_effects([(untouched, effects), (untouched, effects)])
     assert again[1][0].score == pytest.approx(effects[0].score)
 
 
 def effects(changes, parts):
     """Effects that change the first step by so much each, alone and in their parts."""
     layers = [ValueLayer(f"{part}{number}", part, 4) for number, part in enumerate(parts)]
-    made = [Effect(layer.name, (layer,), 0.5, 1 - change) for layer, change in zip(layers, changes, strict=True)]
+    made = [LayerEffect(layer.name, (layer,), 0.5, 1 - change) for layer, change in zip(layers, changes, strict=True)]
     for name, wanted in (("down, middle", ("down", "middle")), ("up", ("up",)), ("all", ("down", "middle", "up"))):
         chosen = tuple(layer for layer in layers if layer.part in wanted)
         total = sum(change for layer, change in zip(layers, changes, strict=True) if layer in chosen)
-        made.append(Effect(name, chosen, 0.5, 1 - total))
+        made.append(LayerEffect(name, chosen, 0.5, 1 - total))
     return made
 
 
@@ -93,18 +97,5 @@ def effects(changes, parts):
     [((0.3, 0.05, 0.2, 0.01), ["down0", "middle2"]), ((0.01, 0.0, 0.01, 0.3), ["up3"]), ((0.2, 0.0, 0.0, 0.3), None)],
 )
 def test_the_suggestion(changes, expected):
-    found = ablation.suggestion(effects(changes, ("down", "down", "middle", "up")))
+    found = layer_ablation.suggest_layers(effects(changes, ("down", "down", "middle", "up")))
     assert [layer.path for layer in found] == (expected or ["down0", "up3"])
-
-
-def test_pictures_compared():
-    generator = torch.Generator().manual_seed(0)
-    picture = torch.rand(1, 64, 64, 3, generator=generator)
-    same = comparison.measure(picture.repeat(3, 1, 1, 1), picture)
-    assert same.sameness == pytest.approx(1, abs=1e-5) and same.replication == pytest.approx(1, abs=1e-5)
-    other = comparison.measure(torch.rand(3, 64, 64, 3, generator=generator), picture)
-    assert other.sameness < 0.5 and other.replication < 0.5
-    assert comparison.measure(picture, None).sameness is None
-    assert comparison.paired(picture, picture).item() == pytest.approx(1, abs=1e-5)
-    with pytest.raises(ValueError, match="same seed and batch"):
-        comparison.paired(picture, picture.repeat(2, 1, 1, 1))

@@ -1,0 +1,155 @@
+"""Similarity of images: whether an image replicates another, and how varied a batch is.
+
+Finding NeMo (arXiv 2406.02366), section 4, measures with SSCD embeddings. Here: the cosine of embeddings of any network
+(SSCD, CLIP vision, the demo world's judge), or structural similarity (SSIM) at 128 x 128, which requires the same
+things in the same place and takes any two flat images for similar. Replication counts the best match over small
+shifts, zooms and mirroring.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from ..common.ssim import ssim
+from .score_threshold import wilson_interval
+
+_SIDE, _TAPS = 128, 11
+#: Shifts along x or y as fractions of the side, and zooms, that still count as the same image.
+_SHIFTS, _ZOOMS = (-0.04, -0.02, 0.02, 0.04), (1.05, 1.1)
+
+#: Images (N, H, W, 3) of 0..1 -> embeddings (N, D).
+Embed = Callable[[torch.Tensor], torch.Tensor]
+#: Goes over items, such as a progress bar does.
+Track = Callable[[Iterable], Iterable]
+
+
+@dataclass(frozen=True)
+class ImageSimilarity:
+    """Similarities of a batch of images: between each other (B, B), and to a reference (B,) where there is one."""
+
+    between: torch.Tensor
+    to_reference: torch.Tensor | None
+
+    @property
+    def sameness(self) -> float | None:
+        """Median similarity of two different images: 1 is always the same image. None for a single image."""
+        count = len(self.between)
+        if count < 2:
+            return None
+        first, second = torch.triu_indices(count, count, 1)
+        return float(self.between[first, second].median())
+
+    @property
+    def replication(self) -> float | None:
+        """Median similarity to the reference."""
+        return None if self.to_reference is None else float(self.to_reference.median())
+
+
+def compare_images(
+    images: torch.Tensor, reference: torch.Tensor | None, embed: Embed | None = None, track: Track = iter
+) -> ImageSimilarity:
+    """Compare images (B, H, W, 3) of 0..1 with each other, and with ``reference`` as `compare_to_reference`."""
+    count = len(images)
+    features = _features(images, embed)
+    pairs = torch.eye(count)
+    for first, second in track([*itertools.combinations(range(count), 2)]):
+        pairs[first, second] = pairs[second, first] = _similarity(features[[first]], features[[second]], embed)[0]
+    return ImageSimilarity(pairs, None if reference is None else compare_to_reference(images, reference, embed, track))
+
+
+def compare_to_reference(
+    images: torch.Tensor, reference: torch.Tensor, embed: Embed | None = None, track: Track = iter
+) -> torch.Tensor:
+    """The greatest similarity (B,) of images (B, H, W, 3) of 0..1 to the first of ``reference`` and its variants.
+
+    By the cosine of what ``embed`` gives; by SSIM without it. ``track`` goes over the images, and may stop.
+    """
+    variants = _features(transformed(reference[:1, ..., :3]), embed)
+    features = _features(images, embed)
+    return torch.stack([_similarity(variants, one.expand_as(variants), embed).max() for one in track(features)])
+
+
+def compare_pairs(before: torch.Tensor, after: torch.Tensor, embed: Embed | None = None) -> torch.Tensor:
+    """Similarity of two batches seed by seed, (B,). Raises ValueError when they differ in size."""
+    if len(before) != len(after):
+        raise ValueError(
+            f"There are {len(before)} images before and {len(after)} after: use the same seed and batch size for both."
+        )
+    return _similarity(_features(before, embed), _features(after, embed), embed)
+
+
+def transformed(image: torch.Tensor) -> torch.Tensor:
+    """An image (1, H, W, 3) and its small shifts and zooms, all of them also mirrored: (22, H, W, 3).
+
+    Pixels that come in at a border repeat it.
+    """
+    moves = [(1.0, shift, 0.0) for shift in _SHIFTS] + [(1.0, 0.0, shift) for shift in _SHIFTS]
+    moves += [(zoom, 0.0, 0.0) for zoom in _ZOOMS]
+    theta = torch.tensor([[[1 / zoom, 0, 2 * x], [0, 1 / zoom, 2 * y]] for zoom, x, y in moves])
+    source = image.movedim(-1, 1).float().expand(len(moves), -1, -1, -1)
+    grid = F.affine_grid(theta.to(source), list(source.shape), align_corners=False)
+    moved = F.grid_sample(source, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    upright = torch.cat([image.float(), moved.movedim(1, -1)])
+    return torch.cat([upright, upright.flip(2)])
+
+
+def _features(images: torch.Tensor, embed: Embed | None) -> torch.Tensor:
+    if embed is not None:
+        return F.normalize(embed(images[..., :3]).float().cpu().flatten(1))
+    channels_first = images[..., :3].permute(0, 3, 1, 2).float()
+    return F.interpolate(channels_first, (_SIDE, _SIDE), mode="bilinear", align_corners=False, antialias=True)
+
+
+def _similarity(a: torch.Tensor, b: torch.Tensor, embed: Embed | None) -> torch.Tensor:
+    return ssim(a, b, _TAPS) if embed is None else (a * b).sum(1)
+
+
+@dataclass(frozen=True)
+class ReplicationThreshold:
+    """The similarity above which an image counts as a replica, and what it was calibrated on."""
+
+    value: float
+    untouched: tuple[float, ...] = ()
+    controls: tuple[float, ...] = ()
+    calibrated: bool = False
+
+    @property
+    def false_positives(self) -> tuple[float, float, float] | None:
+        """Fraction of the control images above the threshold, with its 95 % Wilson interval; None without controls.
+
+        A calibrated threshold judges each control image as calibrated on the others.
+        """
+        if not self.controls:
+            return None
+        values = [self.value] * len(self.controls)
+        if self.calibrated:
+            others = [[*self.controls[:i], *self.controls[i + 1 :]] for i in range(len(self.controls))]
+            values = [_between(rest, self.untouched) for rest in others]
+        over = sum(score > value for score, value in zip(self.controls, values, strict=True))
+        return wilson_interval(over, len(self.controls))
+
+
+def calibrate_replication(untouched: list[float], controls: list[float]) -> ReplicationThreshold:
+    """The threshold halfway between the most similar control image and the median untouched image.
+
+    ``untouched``: similarities of images that the unmasked model generates for the memorized prompt; ``controls``: of
+    images that are no replicas. Raises ValueError where there are fewer than three of either, or where they overlap.
+    """
+    if len(untouched) < 3 or len(controls) < 3:
+        raise ValueError("Calibrating the replication threshold needs three or more images of either kind.")
+    if np.median(untouched) <= max(controls):
+        raise ValueError(
+            f"Untouched images (median similarity {np.median(untouched):.3f}) are not more similar to the image than "
+            f"control images (up to {max(controls):.3f}): use another similarity, or other images."
+        )
+    return ReplicationThreshold(_between(controls, untouched), tuple(untouched), tuple(controls), calibrated=True)
+
+
+def _between(controls, untouched) -> float:
+    return float((max(controls) + np.median(untouched)) / 2)

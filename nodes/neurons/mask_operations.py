@@ -1,0 +1,123 @@
+"""Combine and change neuron masks.
+
+Finding NeMo (arXiv 2406.02366), section 4, uses as many random neurons as a control and, in appendix C, the neurons
+that were found for most prompts.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+
+from .mask import NeuronMask, uniform_scales
+
+
+class MaskOperation(enum.StrEnum):
+    """The operations of Neuron Mask Edit."""
+
+    UNION = "union"
+    INTERSECTION = "intersection"
+    SUBTRACT = "subtract"
+    MOST_FREQUENT = "most_frequent"
+    LARGEST_Z = "largest_z"
+    RANDOM_CONTROL = "random_control"
+    KEEP_NAMED = "keep_named"
+    DROP_NAMED = "drop_named"
+
+
+def intersection(mask: NeuronMask, other: NeuronMask) -> NeuronMask:
+    """Neurons of both, with the first one's factors."""
+    shared = set(other.neurons)
+    return _keep(mask, lambda neuron: neuron in shared, MaskOperation.INTERSECTION.value)
+
+
+def subtract(mask: NeuronMask, other: NeuronMask) -> NeuronMask:
+    """Neurons of the first that the other does not have."""
+    unwanted = set(other.neurons)
+    return _keep(mask, lambda neuron: neuron not in unwanted, MaskOperation.SUBTRACT.value)
+
+
+def most_frequent(mask: NeuronMask, count: int) -> NeuronMask:
+    """The ``count`` neurons that were found for most prompts; ties go to the earlier layer and the lower index.
+
+    Raises ValueError for a mask without the searches of its prompts.
+    """
+    if not mask.searches:
+        raise ValueError(
+            "This mask does not say which prompts its neurons belong to: make it with NeMo Localize, or load a file "
+            "that says so."
+        )
+    counted = Counter((path, i) for one in mask.searches for path, indices in one.neurons.items() for i in indices)
+    masked = set(mask.neurons)
+    present = {neuron: times for neuron, times in counted.items() if neuron in masked}
+    best = sorted(present, key=lambda neuron: (-present[neuron], neuron))[:count]
+    chosen = set(best)
+    return _keep(mask, lambda neuron: neuron in chosen, f"{MaskOperation.MOST_FREQUENT} {count}")
+
+
+def largest_z(mask: NeuronMask, count: int) -> NeuronMask:
+    """The ``count`` neurons of the largest |z| in any search. Raises ValueError for a mask without z."""
+    z = {neuron: abs(value) for neuron, value in mask.largest_z().items()}
+    if not z:
+        raise ValueError("This mask holds no z of its neurons: make it with NeMo Localize.")
+    chosen = set(sorted((n for n in mask.neurons if n in z), key=lambda neuron: (-z[neuron], neuron))[:count])
+    return _keep(mask, lambda neuron: neuron in chosen, f"{MaskOperation.LARGEST_Z} {count}")
+
+
+def random_control(mask: NeuronMask, widths: dict[str, int], seed: int) -> NeuronMask:
+    """As many random neurons in each layer, none of them in the mask, with the factor 0.
+
+    The official code may draw the found neurons again. Raises ValueError when a layer has too few other neurons.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    neurons = []
+    for path, of_layer in mask.scales.items():
+        if path not in widths:
+            raise ValueError(f"This MODEL has no layer {path}: the mask was made for another architecture.")
+        others = [index for index in range(widths[path]) if index not in of_layer]
+        if len(others) < len(of_layer):
+            raise ValueError(
+                f"{path} has only {len(others)} other neurons for a control of {len(of_layer)}: use a smaller mask."
+            )
+        drawn = torch.randperm(len(others), generator=generator)[: len(of_layer)].tolist()
+        neurons += [(path, others[position]) for position in drawn]
+    control = NeuronMask({}, (), mask.fingerprint, mask.history)
+    return control.with_scales(uniform_scales(neurons), f"{MaskOperation.RANDOM_CONTROL}, seed {seed}")
+
+
+def select_named(mask: NeuronMask, text: str, keep: bool) -> NeuronMask:
+    """Keep or drop the layers and neurons that lines name: ``input_blocks.1.1`` or ``input_blocks.1.1 25, 221``.
+
+    Raises ValueError for a line that names nothing in the mask, and when there is no line to keep.
+    """
+    chosen: set[tuple[str, int]] = set()
+    for line in filter(None, map(str.strip, text.splitlines())):
+        head, _, numbers = line.partition(" ")
+        found = [(path, index) for path, index in mask.neurons if path == head or path.startswith(f"{head}.")]
+        if numbers.strip():
+            parts = numbers.replace(",", " ").split()
+            if not all(part.isdigit() for part in parts):
+                raise ValueError(f"'{line}' is not a layer and numbers: write for example input_blocks.1.1 25, 221.")
+            indices = {int(part) for part in parts}
+            found = [neuron for neuron in found if neuron[1] in indices]
+        if not found:
+            raise ValueError(
+                f"'{line}' names no neuron of this mask: write a layer such as input_blocks.1.1, optionally with "
+                "neuron numbers."
+            )
+        chosen.update(found)
+    if keep and not chosen:
+        raise ValueError("No neuron is named: write one line per layer, such as input_blocks.1.1 25, 221.")
+    step = MaskOperation.KEEP_NAMED if keep else MaskOperation.DROP_NAMED
+    return _keep(mask, lambda neuron: (neuron in chosen) == keep, step.value)
+
+
+def _keep(mask: NeuronMask, chosen: Callable[[tuple[str, int]], bool], step: str) -> NeuronMask:
+    scales = {
+        path: {index: scale for index, scale in of_layer.items() if chosen((path, index))}
+        for path, of_layer in mask.scales.items()
+    }
+    return mask.with_scales(scales, step)

@@ -1,0 +1,51 @@
+"""Memorization mitigations that Finding NeMo compares with: text embedding adjustment and random tokens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import torch
+
+
+def adjust_embedding(
+    start: torch.Tensor,
+    loss: Callable[[torch.Tensor], torch.Tensor],
+    steps: int,
+    learning_rate: float,
+    target: float,
+    show_progress: Callable[[int], None],
+) -> tuple[torch.Tensor, list[float]]:
+    """Wen et al. (arXiv 2407.21720), section 4: optimize the embedding until the text-conditional noise is small.
+
+    ``start`` (1, tokens, D); ``loss`` gives the norm of what the text adds to the prediction; AdamW; the first token
+    keeps its embedding. Stops at ``target``. Returns the embedding and the norms before each step and at the end.
+    """
+    embedding = start.detach().clone().float().requires_grad_()
+    optimizer = torch.optim.AdamW([embedding], lr=learning_rate)
+    norms = []
+    for step in range(steps + 1):
+        value = loss(embedding)
+        norms.append(float(value.detach()))
+        show_progress(step)
+        if norms[-1] <= target or step == steps:
+            break
+        optimizer.zero_grad()
+        value.backward()
+        embedding.grad[:, 0] = 0
+        first = embedding.detach()[:, :1].clone()
+        optimizer.step()
+        with torch.no_grad():
+            embedding[:, :1] = first  # AdamW's decay would move it without a gradient
+    return embedding.detach(), norms
+
+
+def insert_random_words(prompt: str, words: list[str], count: int, seed: int) -> str:
+    """The prompt with ``count`` of the words, each at a random place; the same seed gives the same prompt.
+
+    Somepalli et al. (arXiv 2305.20086), section 6; the words go to random places, as in the code of Wen et al.
+    """
+    random_draw, parts = random.Random(seed), prompt.split()
+    for _ in range(count):
+        parts.insert(random_draw.randint(0, len(parts)), random_draw.choice(words))
+    return " ".join(parts)

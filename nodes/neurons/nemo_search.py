@@ -1,0 +1,232 @@
+"""Localize the neurons of a memorized prompt: NeMo's initial selection and refinement.
+
+Finding NeMo (arXiv 2406.02366), sections 3.2 and 3.3, algorithms 2 to 4, and the official code where it differs:
+neurons are outliers by |z| (two-sided), and the last selection has theta 1.25 and k 15. mem(S) is the largest
+similarity, over the memorized seeds, between the noise difference of the untouched network and that with the neurons
+S silenced.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from .memorization_score import (
+    PAPER_THRESHOLD,
+    Predict,
+    PromptScore,
+    noise_difference,
+    pairwise_similarity,
+    similarity,
+)
+from .value_layers import ValueLayer
+
+#: Narrower layers get proportionally fewer neurons from the top-k (the narrowest layer of SD1.x).
+FULL_WIDTH = 320
+_MAX_K = 1280
+
+#: The chosen neurons of each layer, in the order in which the refinement visits them; one may be listed twice.
+Chosen = list[list[int]]
+#: Fractions of a search that the selection takes, and of a refinement that whole layers take: for a progress bar.
+_SELECTION, _LAYERS = 0.3, 0.1
+
+
+class Criterion(enum.StrEnum):
+    """What must fall for a prompt to count as blocked."""
+
+    SAME_SEED = "same_seed"  # the paper's
+    BETWEEN_SEEDS = "between_seeds"  # the memorization score itself
+
+
+@dataclass(frozen=True)
+class Neurons:
+    """All neurons of the searched layers side by side, so that a set of them is a boolean vector (total,)."""
+
+    layers: tuple[ValueLayer, ...]
+
+    def mask(self, chosen: list[list[int]]) -> torch.Tensor:
+        """The boolean vector (total,) of neurons given by layer; one that is listed twice counts once."""
+        parts = []
+        for layer, indices in zip(self.layers, chosen, strict=True):
+            part = torch.zeros(layer.width, dtype=torch.bool)
+            part[indices] = True
+            parts.append(part)
+        return torch.cat(parts)
+
+    def factors(self, masks: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Factors (rows, C) by layer path, 0 for silenced neurons, for one mask per row (rows, total).
+
+        Layers without a silenced neuron are left out.
+        """
+        parts = masks.split([layer.width for layer in self.layers], dim=1)
+        return {
+            layer.path: torch.where(part, 0.0, 1.0)
+            for layer, part in zip(self.layers, parts, strict=True)
+            if bool(part.any())
+        }
+
+
+class Evaluator:
+    """Evaluates mem(S) for one prompt over ``noise`` (seeds, C, H, W).
+
+    BETWEEN_SEEDS replaces mem(S) by the detection score of the masked network (the largest similarity of two seeds),
+    for models whose error on pure noise makes all prompts similar at the same seed. ``rows`` counts the rows of noise
+    that the network evaluated.
+    """
+
+    def __init__(
+        self, predict: Predict, noise: torch.Tensor, neurons: Neurons, criterion: Criterion = Criterion.SAME_SEED
+    ):
+        self._predict, self._noise, self.neurons, self._criterion = predict, noise, neurons, criterion
+        self.calls = self.rows = 0
+        self._known: dict[bytes, float] = {}
+        self._untouched = self._differences(None)
+
+    def score(self, mask: torch.Tensor) -> float:
+        """mem(S), all rows in one comparison as in the official code; kept, so that a repeated set costs nothing."""
+        key = mask.numpy().tobytes()
+        if key not in self._known:
+            masked = self._differences(self.neurons.factors(mask.expand(len(self._noise), -1)))
+            if self._criterion == Criterion.BETWEEN_SEEDS:
+                self._known[key] = PromptScore(pairwise_similarity(masked)).value
+            else:
+                self._known[key] = float(similarity(masked, self._untouched).max())
+        return self._known[key]
+
+    def _differences(self, factors: dict[str, torch.Tensor] | None) -> torch.Tensor:
+        self.calls += 1
+        self.rows += len(self._noise)
+        return noise_difference(self._predict(self._noise, factors).cpu(), self._noise)
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """The official hyperparameters, with the official defaults.
+
+    ``threshold``: the seeds over it are searched; ``target_score``: where a prompt counts as blocked, in the paper the
+    threshold.
+    """
+
+    threshold: float = PAPER_THRESHOLD
+    target_score: float = PAPER_THRESHOLD
+    criterion: Criterion = Criterion.SAME_SEED
+    theta_start: float = 5.0
+    theta_end: float = 1.0
+    theta_step: float = 0.25
+    k_start: int = 0
+
+
+@dataclass(frozen=True)
+class SelectionStep:
+    """One step of the selection: its theta and k, how many neurons that chose, and the score with them silenced."""
+
+    theta: float
+    k: int
+    listed: int
+    neurons: int
+    score: float
+
+
+@dataclass
+class SearchResult:
+    """The result of a search, complete where ``finished``; before that the best so far.
+
+    ``converged``: the selection reached the target; otherwise it has stalled. ``initial`` and ``refined`` are the
+    chosen neurons by layer, empty until the selection ends; ``progress`` is the fraction done, 0 to 1.
+    """
+
+    initial: Chosen = field(default_factory=list)
+    refined: Chosen = field(default_factory=list)
+    initial_score: float = 1.0
+    score: float = 1.0
+    converged: bool = False
+    trace: list[SelectionStep] = field(default_factory=list)
+    finished: bool = False
+    progress: float = 0.0
+
+
+def select(z: list[torch.Tensor], activations: list[torch.Tensor], theta: float, k: int) -> Chosen:
+    """In each layer the neurons with |z| over theta, ascending, then the k most active ones (algorithm 2).
+
+    ``z`` and ``activations``: (C,) per layer. A neuron that is both is listed twice, as in the official code. In a
+    layer narrower than 320 k shrinks in proportion (rounded up), so that a small model's layers are not chosen whole.
+    """
+    chosen = []
+    for deviation, activation in zip(z, activations, strict=True):
+        outliers = (deviation.abs() > theta).nonzero().flatten().tolist()
+        width = len(activation)
+        count = min(math.ceil(k * min(width / FULL_WIDTH, 1.0)), width)
+        chosen.append(outliers + activation.topk(count).indices.tolist())
+    return chosen
+
+
+def selection_schedule(settings: SearchSettings) -> Iterator[tuple[float, int]]:
+    """Theta and k of each step of the selection (algorithm 3)."""
+    theta, k = settings.theta_start, settings.k_start
+    while True:
+        yield theta, k
+        theta, k = max(theta - settings.theta_step, settings.theta_end), k + 1
+        if theta <= settings.theta_end or k >= _MAX_K:
+            return
+
+
+def search(
+    z: list[torch.Tensor], activations: list[torch.Tensor], evaluator: Evaluator, settings: SearchSettings
+) -> Iterator[SearchResult]:
+    """The whole procedure for one prompt; yields the same result object after every evaluation, and once finished.
+
+    Selection: loosen theta and k until silencing the chosen neurons brings mem(S) to the target (algorithm 3). Where it
+    never does, the search has stalled and the refinement goes on against the score it stalled at, as in the official
+    code. Refinement: from the last layer to the first, drop every whole layer and then every neuron without which
+    mem(S) stays below the threshold (algorithm 4).
+    """
+    result, neurons = SearchResult(), evaluator.neurons
+    schedule = list(selection_schedule(settings))
+    for number, (theta, k) in enumerate(schedule, 1):
+        chosen = select(z, activations, theta, k)
+        mask = neurons.mask(chosen)
+        score = evaluator.score(mask)
+        result.trace.append(SelectionStep(theta, k, sum(map(len, chosen)), int(mask.sum()), score))
+        result.converged, result.progress = score <= settings.target_score, _SELECTION * number / len(schedule)
+        if result.converged:
+            break
+        yield result
+    result.initial = result.refined = chosen
+    result.initial_score = result.score = score
+    threshold = settings.target_score if result.converged else result.initial_score
+    yield result
+
+    layers = [(at, of_layer) for at, of_layer in reversed([*enumerate(chosen)]) if of_layer]
+    yield from _refine(result, layers, evaluator, threshold, (0.0, _LAYERS))
+    single = [(at, [index]) for at, of_layer in reversed([*enumerate(result.refined)]) for index in of_layer]
+    yield from _refine(result, single, evaluator, threshold, (_LAYERS, 1.0))
+    result.finished, result.progress = True, 1.0
+    yield result
+
+
+def _refine(
+    result: SearchResult,
+    units: list[tuple[int, list[int]]],
+    evaluator: Evaluator,
+    threshold: float,
+    progress: tuple[float, float],
+) -> Iterator[SearchResult]:
+    """Drop each unit (position of the layer, neurons) without which mem(S) stays below the threshold.
+
+    ``progress``: the fractions of the refinement done at the beginning and at the end.
+    """
+    first, last = progress
+    for number, (at, indices) in enumerate(units, 1):
+        kept = list(result.refined[at])
+        for index in indices:
+            kept.remove(index)  # the first listing
+        without = [*result.refined[:at], kept, *result.refined[at + 1 :]]
+        score = evaluator.score(evaluator.neurons.mask(without))
+        if score < threshold:
+            result.refined, result.score = without, score
+        result.progress = _SELECTION + (1 - _SELECTION) * (first + (last - first) * number / len(units))
+        yield result

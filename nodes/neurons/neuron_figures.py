@@ -1,0 +1,125 @@
+"""Plots of scores, searches, masks and attacks, on matplotlib figures that the caller makes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .layer_ablation import LayerEffect
+from .mask import NeuronMask
+from .memorization_score import PromptScore
+from .nemo_search import SelectionStep
+from .score_threshold import Threshold
+
+_OVER, _UNDER = "tab:red", "tab:blue"
+_MAX_BARS = 40
+
+
+def plot_score(figure, prompt: str, score: PromptScore, threshold: float) -> None:
+    """The similarity of every pair of seeds as a matrix."""
+    title = f"score {score.value:.3f} (threshold {threshold:.3f})"
+    plot_similarity(figure.add_subplot(), figure, score.pairs.numpy(), title)
+    figure.suptitle(_shorten(prompt, 70))
+
+
+def plot_similarity(axes, figure, values: np.ndarray, title: str) -> None:
+    """A matrix of similarities between 0 and 1, without its diagonal."""
+    shown = np.where(np.eye(len(values), dtype=bool), np.nan, values)
+    image = axes.imshow(shown, vmin=0, vmax=1, cmap="magma")
+    figure.colorbar(image, ax=axes, label="similarity")
+    axes.set(title=title, xlabel="seed", ylabel="seed")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.get_major_locator().set_params(integer=True)
+
+
+def plot_scores(figure, scores: dict[str, float], threshold: float) -> None:
+    """One bar per prompt, the largest first, and the threshold."""
+    axes = figure.add_subplot()
+    shown = sorted(scores.items(), key=lambda item: -item[1])[:_MAX_BARS]
+    values = [value for _, value in shown]
+    axes.barh(range(len(shown)), values, color=[_OVER if value > threshold else _UNDER for value in values])
+    axes.set_yticks(range(len(shown)), [_shorten(name, 44) for name, _ in shown], fontsize=8)
+    axes.invert_yaxis()
+    axes.axvline(threshold, color="black", linestyle=":", label="threshold")
+    more = f"; the highest {len(shown)} of {len(scores)}" if len(scores) > len(shown) else ""
+    axes.set(xlabel="similarity of the two most similar seeds", title=f"Memorization score{more}")
+    axes.legend()
+
+
+def plot_calibration(figure, found: Threshold) -> None:
+    """Scores of ordinary prompts, those of known memorized ones, and the threshold."""
+    axes = figure.add_subplot()
+    every = [*found.normal, *found.memorized, found.value]
+    bins = np.linspace(min(every) - 0.01, max(every) + 0.01, 25)
+    axes.hist(found.normal, bins, color=_UNDER, alpha=0.8, label=f"ordinary ({len(found.normal)})")
+    if found.memorized:
+        axes.hist(found.memorized, bins, color=_OVER, alpha=0.8, label=f"memorized ({len(found.memorized)})")
+    axes.axvline(found.value, color="black", linestyle=":", label=f"threshold {found.value:.3f}")
+    axes.set(xlabel="memorization score", ylabel="prompts", title="Scores and threshold")
+    axes.legend()
+
+
+def plot_ablation(figure, untouched: float, effects: list[LayerEffect], suggested: set[str]) -> None:
+    """The remaining score and the change of the first step with each group of layers silenced."""
+    left, right = figure.subplots(1, 2, sharey=True)
+    names, places = [effect.name for effect in effects], range(len(effects))
+    chosen = [len(e.layers) == 1 and e.layers[0].path in suggested for e in effects]
+    colors = [_OVER if mark else "0.6" for mark in chosen]
+    left.barh(places, [effect.score for effect in effects], color=colors)
+    left.axvline(untouched, color="black", linestyle=":", label=f"untouched {untouched:.3f}")
+    left.set_yticks(places, names, fontsize=8)
+    left.set(xlabel="remaining memorization score", xlim=(0, 1))
+    left.legend(fontsize=8)
+    right.barh(places, [1 - effect.same_seed for effect in effects], color=colors)
+    right.set(xlabel="change of the first step at the same seed")
+    left.invert_yaxis()
+    figure.suptitle("Each layer silenced in turn (red: search these)")
+
+
+def plot_search(figure, traces: dict[str, list[SelectionStep]], target_score: float) -> None:
+    """The score of each prompt over the neurons silenced in the selection, and the target score."""
+    axes = figure.add_subplot()
+    for prompt, trace in traces.items():
+        axes.plot(
+            [step.neurons for step in trace], [step.score for step in trace], marker="o", label=_shorten(prompt, 40)
+        )
+    axes.axhline(target_score, color="black", linestyle=":", label=f"target score {target_score:.3f}")
+    axes.set(xlabel="neurons silenced", ylabel="remaining score", title="Initial selection")
+    axes.set_xlim(left=0)
+    axes.legend(fontsize=8)
+
+
+def plot_layer_counts(axes, mask: NeuronMask) -> None:
+    """The number of masked neurons in each layer."""
+    paths = list(mask.scales)
+    names = [path.partition(".transformer_blocks.")[0] for path in paths]
+    axes.barh(range(len(paths)), [len(mask.scales[path]) for path in paths], color=_UNDER)
+    axes.set_yticks(range(len(paths)), names, fontsize=8)
+    axes.set_ylim(max(len(paths), 4) - 0.5, -0.5)  # so that one bar does not fill the panel
+    axes.set(xlabel="neurons", title=f"{mask.count} masked neurons")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+
+
+def plot_z(axes, values: list[float]) -> None:
+    """Histogram of the z-scores of the found neurons."""
+    axes.hist(values, 20, color=_OVER)
+    axes.set(xlabel="z of the found neurons", ylabel="neurons", title="Activation on the prompts")
+
+
+def plot_attack(figure, losses: dict[str, list[float]], similarities: dict[str, list[float]], threshold: float) -> None:
+    """The loss of the attack over its steps, and each image's similarity to its target."""
+    left, right = figure.subplots(1, 2)
+    for name, values in losses.items():
+        left.plot(values, label="image" if name == "after" else name)
+    left.set(xlabel="step of the attack", ylabel="diffusion loss", title="Attack")
+    left.legend()
+    for place, (name, values) in enumerate(similarities.items()):
+        right.scatter([place] * len(values), values, color=_OVER if name == "after" else _UNDER, alpha=0.7)
+    right.axhline(threshold, color="black", linestyle=":", label="replication threshold")
+    right.set_xticks(range(len(similarities)), list(similarities))
+    right.set(ylim=(-0.05, 1), ylabel="similarity to the target", title="Did it come back?")
+    right.legend(fontsize=8)
+
+
+def _shorten(text: str, length: int) -> str:
+    text = text.replace("$", r"\$")
+    return text if len(text) <= length else f"{text[: length - 1]}…"

@@ -1,0 +1,180 @@
+"""Text reports, CSV tables and the canvas chart of the family's nodes."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+from .layer_ablation import LayerEffect
+from .mask import CAVEATS, NeuronMask
+from .memorization_score import OFFICIAL_SIDE, PromptScore, has_official_score
+from .nemo_search import SearchResult
+from .neuron_statistics import Statistics
+from .score_threshold import Threshold
+from .value_layers import BlockPart, ValueLayer
+
+OTHER_STATISTICS = "The statistics belong to another checkpoint or LoRA: run Neuron Statistics on this MODEL."
+_MAX_CHART = 1000
+
+
+def caveats() -> str:
+    """The five caveats, numbered."""
+    return "Caveats:\n" + "\n".join(f"{number}. {text}" for number, text in enumerate(CAVEATS, 1))
+
+
+def score_variant(side: int) -> str:
+    """The form of the score for latents of this smallest side."""
+    if has_official_score(side):
+        return "Official score: three scales, window 11."
+    return (
+        f"Small-latent score: one scale, window 7 (the latent's side is {side}; the official score needs "
+        f"{OFFICIAL_SIDE})."
+    )
+
+
+def table(rows: list[list], head: list[str]) -> str:
+    """CSV text with a header."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([head, *rows])
+    return text.getvalue()
+
+
+def score_table(scores: dict[str, PromptScore], threshold: float) -> str:
+    """CSV, one line per prompt: score, verdict, text norm, and each seed's largest similarity."""
+    seeds = len(next(iter(scores.values())).pairs)
+    head = ["prompt", "score", "is_memorized", "text_norm", *(f"seed_{number}" for number in range(seeds))]
+    rows = [
+        [
+            prompt,
+            f"{score.value:.6f}",
+            score.value > threshold,
+            "" if score.norm is None else f"{score.norm:.4f}",
+            *(f"{value:.6f}" for value in score.by_seed.tolist()),
+        ]
+        for prompt, score in scores.items()
+    ]
+    return table(rows, head)
+
+
+def score_report(scores: dict[str, PromptScore], threshold: float, side: int) -> str:
+    """The verdicts, the highest score first."""
+    over = [prompt for prompt, score in scores.items() if score.value > threshold]
+    lines = [f"{len(over)} of {len(scores)} prompt(s) score over {threshold:.3f} and count as memorized."]
+    for prompt, score in sorted(scores.items(), key=lambda item: -item[1].value):
+        verdict = "memorized" if score.value > threshold else "not memorized"
+        norm = "" if score.norm is None else f", text norm {score.norm:.2f}"
+        count = len(score.memorized_seeds(threshold))
+        lines.append(f"{score.value:.3f} {verdict} ({count} of {len(score.pairs)} seeds over{norm}): {prompt}")
+    lines.append(score_variant(side))
+    lines.append(
+        "The text norm (Wen et al., arXiv 2407.21720) is a second detector: a value well above ordinary prompts of the "
+        "same model indicates memorization."
+    )
+    return "\n".join(lines)
+
+
+def threshold_report(threshold: Threshold, deviations: float, side: int) -> str:
+    """The threshold, its false positives, and what it detects."""
+    fraction, low, high = threshold.false_positives
+    mean = sum(threshold.normal) / len(threshold.normal)
+    lines = [
+        f"Threshold {threshold.value:.3f}: mean {mean:.3f} of {len(threshold.normal)} ordinary prompts plus "
+        f"{deviations:g} standard deviation(s).",
+        f"Expected false positives: {100 * fraction:.0f} % of ordinary prompts (95 % interval {100 * low:.0f} to "
+        f"{100 * high:.0f} %, leave one out).",
+    ]
+    if threshold.memorized:
+        hits = sum(value > threshold.value for value in threshold.memorized)
+        lines.append(
+            f"{hits} of {len(threshold.memorized)} known memorized prompts score over it; AUROC {threshold.auroc:.3f}."
+        )
+    return "\n".join(
+        [*lines, score_variant(side), "Valid for this model, image size, number of noise samples and timestep."]
+    )
+
+
+def statistics_report(statistics: Statistics, layers: list[ValueLayer]) -> str:
+    """One line per layer."""
+    known = [layer for layer in layers if layer.path in statistics.layers]
+    total = sum(layer.width for layer in known)
+    count = statistics.count or "an unknown number of"
+    lines = [f"{total} neurons of {len(known)} layers over {count} prompts ({statistics.source})."]
+    for layer in known:
+        moments = statistics.layers[layer.path]
+        lines.append(
+            f"{layer.name} ({layer.part}): {layer.width} neurons, mean {float(moments.mean.mean()):.4f}, standard "
+            f"deviation {float(statistics.deviation(layer.path).mean()):.4f}"
+        )
+    if 0 < statistics.count < 500:
+        lines.append(
+            "Few prompts: standard deviations for rare words are uncertain. The paper uses 50,000; 500 are enough to "
+            "begin."
+        )
+    return "\n".join(lines)
+
+
+def ablation_report(untouched: float, effects: list[LayerEffect], suggested: list[ValueLayer]) -> str:
+    """The effect of each group of layers, and which layers to search."""
+    lines = [f"Untouched: score {untouched:.3f}."]
+    lines += [
+        f"without {effect.name}: score {effect.score:.3f}, same-seed similarity {effect.same_seed:.3f}"
+        for effect in effects
+    ]
+    lines.append(f"Search these layers: {', '.join(layer.name for layer in suggested)}.")
+    if all(layer.part == BlockPart.UP for layer in suggested):
+        lines.append("They are in the up blocks, which the paper's default (down, middle) does not search.")
+    return "\n".join(lines)
+
+
+def search_report(prompt: str, result: SearchResult, target_score: float, cost: str, stopped: bool = False) -> str:
+    """How the search for one prompt went; ``stopped``: by the user, not by the time budget."""
+    if not result.initial:
+        return f"{prompt}: the time budget ended during the selection, before any neurons blocked. {cost}"
+    end = "converged" if result.converged else "stalled above the target score"
+    if not result.finished:
+        end += f", stopped {'by the user' if stopped else 'by the time budget'} (best so far)"
+    listed = sum(map(len, result.initial))
+    kept = len({(layer, index) for layer, of_layer in enumerate(result.refined) for index in of_layer})
+    lines = [
+        f"{prompt}: {end}; {listed} neurons selected, {kept} kept.",
+        f"Remaining score: {result.initial_score:.3f} after selection, {result.score:.3f} after refinement "
+        f"(target {target_score:.3f}). {cost}",
+    ]
+    lines += [
+        f"  theta {step.theta:g}, k {step.k}: {step.neurons} neurons, score {step.score:.3f}" for step in result.trace
+    ]
+    return "\n".join(lines)
+
+
+_DETAILS = ("z", "activation", "selected_by")
+
+
+def mask_table(mask: NeuronMask) -> str:
+    """CSV, one line per masked neuron and search: prompt, layer, neuron, factor, z, activation, selected_by."""
+    rows = [
+        [search.prompt, path, index, mask.scales[path][index]]
+        + [search.details.get(name, {}).get(path, {}).get(str(index), "") for name in _DETAILS]
+        for search in mask.searches
+        for path, indices in search.neurons.items()
+        for index in indices
+        if index in mask.scales.get(path, {})
+    ]
+    if not rows:
+        rows = [["", path, index, scale, "", "", ""] for path, of in mask.scales.items() for index, scale in of.items()]
+    return table(rows, ["prompt", "layer", "neuron", "factor", *_DETAILS])
+
+
+def mask_chart(mask: NeuronMask) -> dict:
+    """The mask for the chart on the canvas.
+
+    ``neurons``: [layer path, index, factor, z or None] in the mask's order, at most the 1,000 of the largest |z|;
+    ``count``: how many there are.
+    """
+    z = mask.largest_z()
+    shown = set(sorted(mask.neurons, key=lambda neuron: -abs(z.get(neuron, 0.0)))[:_MAX_CHART])
+    neurons = [
+        [path, index, mask.scales[path][index], z.get((path, index))]
+        for path, index in mask.neurons
+        if (path, index) in shown
+    ]
+    return {"neurons": neurons, "count": mask.count}

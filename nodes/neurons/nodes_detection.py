@@ -1,0 +1,292 @@
+"""Detect memorized prompts, calibrate the threshold, and find the layers that carry a prompt."""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+from comfy_api.latest import io
+
+from ..common.atomic_write import atomic_write
+from ..host import folders
+from ..host.first_step import at_first_step, latent_shape, probe_outputs, refuse_flow
+from ..host.folders import input_stamp, resolve_optional_file
+from ..host.image_output import new_figure, to_image
+from ..host.progress import Stopped, with_progress
+from ..host.schema import schema
+from ..host.text_encoding import encode
+from . import nemo_inputs
+from .memorization_score import PromptScore, score_prompt
+from .nemo_inputs import FirstStepInputs, collect_prompts
+from .neuron_statistics import fingerprint
+from .scan_file import Pace, ScanFile, score_columns, score_from_row, score_row
+from .value_layers import value_layers
+
+CATEGORY, PAPER = nemo_inputs.CATEGORY, nemo_inputs.PAPER
+_LIST = "list of prompts"
+
+_MODEL, _CLIP = io.Model.Input(**nemo_inputs.MODEL), io.Clip.Input(**nemo_inputs.CLIP)
+_PROMPTS, _FILE = io.String.Input(**nemo_inputs.PROMPTS), io.String.Input(**nemo_inputs.PROMPTS_FILE)
+_FIRST_STEP = (
+    io.Int.Input(**nemo_inputs.NOISE_SAMPLES),
+    io.Int.Input(**nemo_inputs.SEED),
+    io.Combo.Input(**nemo_inputs.TIMESTEP),
+    io.Int.Input(**nemo_inputs.WIDTH),
+    io.Int.Input(**nemo_inputs.HEIGHT),
+)
+
+
+class MemorizationScore(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_MemorizationScore",
+            advanced=(
+                "timestep",
+                "width",
+                "height",
+                "text_norm",
+                "filename_prefix",
+            ),
+            display_name="Memorization Score",
+            category=CATEGORY,
+            description="Detects prompts that replicate a training image: measures how similar the first denoising "
+            f"steps from different noise samples are. One prompt or a whole list. {PAPER}, section 3.1; the text norm "
+            "is Wen et al.'s (arXiv 2407.21720).",
+            search_aliases=["nemo", "memorization detection", "training data"],
+            inputs=[
+                _MODEL,
+                _CLIP,
+                _PROMPTS,
+                _FILE,
+                io.Float.Input(**nemo_inputs.THRESHOLD),
+                *_FIRST_STEP,
+                io.Boolean.Input(
+                    "text_norm",
+                    default=True,
+                    tooltip="Also measure how much the text changes the prediction (Wen et al.).",
+                ),
+                io.String.Input(**nemo_inputs.FILENAME_PREFIX),
+                io.String.Input(**nemo_inputs.SCAN_FILE),
+            ],
+            outputs=[
+                io.Image.Output(
+                    display_name="figure", tooltip="Similarity of all pairs of seeds; for a list, one bar per prompt."
+                ),
+                io.Float.Output(display_name="score", tooltip="The highest score of all prompts, 0 to 1."),
+                io.Boolean.Output(display_name="is_memorized", tooltip="Whether that is over the threshold."),
+                io.String.Output(
+                    display_name="memorized_prompts", tooltip="The prompts over the threshold, one per line."
+                ),
+                io.String.Output(display_name="table", tooltip="CSV: one line per prompt."),
+                io.String.Output(display_name="report", tooltip="The verdict on each prompt."),
+            ],
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, prompts_file: str | None = "", **_) -> str:
+        """Changes with the list of prompts."""
+        return input_stamp(prompts_file, _LIST)
+
+    @classmethod
+    def execute(
+        cls,
+        model,
+        clip,
+        prompts,
+        prompts_file,
+        threshold,
+        noise_samples,
+        seed,
+        timestep,
+        width,
+        height,
+        text_norm,
+        filename_prefix,
+        scan_file="",
+    ) -> io.NodeOutput:
+        from . import neuron_figures, neuron_reports
+
+        texts = collect_prompts(prompts, resolve_optional_file(prompts_file, _LIST), least=1)
+        step = FirstStepInputs(latent_shape(model, width, height), noise_samples, seed, timestep)
+        scores, failures = _score_prompts(model, clip, texts, step, text_norm, scan_file)
+        figure = new_figure()
+        if len(scores) == 1:
+            neuron_figures.plot_score(figure, *next(iter(scores.items())), threshold)
+        else:
+            neuron_figures.plot_scores(figure, {prompt: score.value for prompt, score in scores.items()}, threshold)
+        table = neuron_reports.score_table(scores, threshold)
+        report = "\n".join([neuron_reports.score_report(scores, threshold, step.side), *failures])
+        if filename_prefix.strip():
+            path = folders.next_file(filename_prefix.strip(), ".csv")
+            with atomic_write(path) as temporary:
+                temporary.write_text(table, encoding="utf-8")
+            report += f"\nSaved as {folders.relative(path)} in ComfyUI's output folder."
+        highest = max(score.value for score in scores.values())
+        memorized = "\n".join(prompt for prompt, score in scores.items() if score.value > threshold)
+        return io.NodeOutput(to_image(figure), highest, highest > threshold, memorized, table, report)
+
+
+class CalibrateThreshold(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_CalibrateThreshold",
+            advanced=(
+                "timestep",
+                "width",
+                "height",
+            ),
+            display_name="Calibrate Threshold",
+            category=CATEGORY,
+            description="Calibrates the detection threshold on ordinary prompts: mean of their memorization scores "
+            f"plus one standard deviation, with the expected false positives. {PAPER}, section 3.1. The paper's .428 "
+            "is valid for SD1.4 only.",
+            search_aliases=["nemo", "memorization threshold", "calibration"],
+            inputs=[
+                _MODEL,
+                _CLIP,
+                _PROMPTS,
+                _FILE,
+                io.String.Input(
+                    "memorized_prompts",
+                    default="",
+                    multiline=True,
+                    tooltip="Optional: known memorized prompts, one per line, to measure how well the score detects "
+                    "them.",
+                ),
+                io.Float.Input(
+                    "deviations",
+                    default=1.0,
+                    min=-3.0,
+                    max=6.0,
+                    step=0.1,
+                    tooltip="Standard deviations above the mean. Paper: 1, which about one ordinary prompt in six "
+                    "exceeds.",
+                ),
+                *_FIRST_STEP,
+                io.String.Input(**nemo_inputs.SCAN_FILE),
+            ],
+            outputs=[
+                io.Float.Output(display_name="threshold", tooltip="For Memorization Score and NeMo Localize."),
+                io.Image.Output(display_name="figure", tooltip="Histogram of the scores."),
+                io.String.Output(display_name="report", tooltip="Threshold, expected false positives, AUROC."),
+            ],
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, prompts_file: str | None = "", **_) -> str:
+        """Changes with the list of prompts."""
+        return input_stamp(prompts_file, _LIST)
+
+    @classmethod
+    def execute(
+        cls,
+        model,
+        clip,
+        prompts,
+        prompts_file,
+        memorized_prompts,
+        deviations,
+        noise_samples,
+        seed,
+        timestep,
+        width,
+        height,
+        scan_file="",
+    ) -> io.NodeOutput:
+        from . import neuron_figures, neuron_reports, score_threshold
+
+        ordinary = collect_prompts(prompts, resolve_optional_file(prompts_file, _LIST), least=3)
+        memorized = collect_prompts(memorized_prompts)
+        step = FirstStepInputs(latent_shape(model, width, height), noise_samples, seed, timestep)
+        scores, failures = _score_prompts(model, clip, ordinary + memorized, step, False, scan_file)
+        normal, known = ([scores[text].value for text in texts if text in scores] for texts in (ordinary, memorized))
+        threshold = score_threshold.calibrate(normal, deviations, known)
+        figure = new_figure()
+        neuron_figures.plot_calibration(figure, threshold)
+        report = "\n".join([neuron_reports.threshold_report(threshold, deviations, step.side), *failures])
+        return io.NodeOutput(threshold.value, to_image(figure), report)
+
+
+class LayerAblation(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_LayerAblation",
+            display_name="Layer Ablation",
+            category=CATEGORY,
+            description="Silences each value layer in turn, and the down, middle and up blocks as a whole, to find "
+            f"the layers that carry a memorized prompt: those that NeMo Localize should search. {PAPER}, appendix "
+            "C.8.",
+            search_aliases=["memorization", "nemo", "layer importance", "block ablation"],
+            inputs=[_MODEL, _CLIP, _PROMPTS, *_FIRST_STEP],
+            outputs=[
+                io.Image.Output(display_name="figure", tooltip="The remaining score without each layer."),
+                io.String.Output(display_name="layers", tooltip="The layers to search, for NeMo Localize."),
+                io.String.Output(display_name="report", tooltip="One line per layer, averaged over the prompts."),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, model, clip, prompts, noise_samples, seed, timestep, width, height) -> io.NodeOutput:
+        from . import layer_ablation, neuron_figures, neuron_reports
+
+        layers = value_layers(model.model.diffusion_model)
+        step, results = FirstStepInputs(latent_shape(model, width, height), noise_samples, seed, timestep), []
+        for number, text in enumerate(collect_prompts(prompts, least=1)):
+            ablate = functools.partial(
+                layer_ablation.ablate_layers,
+                noise=step.noise(),
+                layers=layers,
+                with_progress=iter if number else with_progress,
+            )
+            results.append(
+                at_first_step(model, encode(clip, text)[1], step.shape, step.timestep, ablate, noise_samples)
+            )
+        untouched, effects = layer_ablation.average_effects(results)
+        suggested = layer_ablation.suggest_layers(effects)
+        figure = new_figure(900, 120 + 24 * len(effects))
+        neuron_figures.plot_ablation(figure, untouched, effects, {layer.path for layer in suggested})
+        report = neuron_reports.ablation_report(untouched, effects, suggested)
+        return io.NodeOutput(to_image(figure), ", ".join(layer.path for layer in suggested), report)
+
+
+def _score_prompts(
+    model, clip, texts: list[str], step: FirstStepInputs, text_norm: bool, scan_name: str
+) -> tuple[dict[str, PromptScore], list[str]]:
+    """Scores by prompt, and a line for each prompt that failed; resumes a scan."""
+    refuse_flow(model)
+    noise, unconditional, texts = step.noise(), None, list(dict.fromkeys(texts))
+    scores: dict[str, PromptScore] = {}
+    rows = None
+    if scan_name.strip():
+        paths = [layer.path for layer in value_layers(model.model.diffusion_model)]
+        settings = {**step.settings, "text_norm": text_norm, "fingerprint": fingerprint(probe_outputs(model, paths))}
+        rows = ScanFile(folders.named_file(scan_name, ".csv"), score_columns(step.noise_samples), settings)
+        done = {text: rows.done(text) for text in texts}
+        scores = {text: score_from_row(row, step.noise_samples) for text, row in done.items() if row is not None}
+    missing, failures = [text for text in texts if text not in scores], []
+    if text_norm and missing:
+        unconditional = at_first_step(
+            model, encode(clip, "")[1], step.shape, step.timestep, lambda predict: predict(noise), len(noise)
+        )
+    score, pace = functools.partial(score_prompt, noise=noise, unconditional=unconditional), Pace(len(missing))
+    for text in with_progress(missing):
+        try:
+            conditioning = encode(clip, text)[1]
+            scores[text] = at_first_step(model, conditioning, step.shape, step.timestep, score, len(noise))
+        except Stopped:
+            raise
+        except Exception as error:
+            if rows is None:
+                raise
+            rows.add(text, None, error)
+            failures.append(f"Failed and skipped: {text} ({type(error).__name__}: {error})")
+            continue
+        if rows is not None:
+            rows.add(text, score_row(scores[text]))
+            logging.info("Scan %s: %s.", scan_name, pace.step())
+    if not scores:
+        raise ValueError(f"Every prompt failed. {failures[0]}")
+    return {text: scores[text] for text in texts if text in scores}, failures

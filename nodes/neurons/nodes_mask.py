@@ -1,0 +1,330 @@
+"""Neuron masks: edit, save, load, bake and report."""
+
+from __future__ import annotations
+
+from comfy_api.latest import io
+
+from ..host import folders, prompt_alignment
+from ..host.first_step import probe_outputs
+from ..host.folders import input_stamp, resolve_input_file
+from ..host.image_output import new_figure, to_image
+from ..host.patches.value_rows import bake_row_scales
+from ..host.progress import with_progress
+from ..host.schema import NeuronMask as Socket
+from ..host.schema import schema
+from . import image_similarity, mask_operations, nemo_inputs
+from .mask import CAVEATS, channel_factors, union
+from .mask_operations import MaskOperation
+from .neuron_statistics import fingerprint, same_model
+from .nodes_audit import Similarity, image_embedding
+from .value_layers import value_layers
+
+CATEGORY, PAPER = nemo_inputs.CATEGORY, nemo_inputs.PAPER
+_OTHER_MODEL = "This mask was made with another checkpoint or LoRA: run NeMo Localize on this MODEL.\n"
+_TWO_MODELS = "The two masks were made with different checkpoints or LoRAs: they do not belong together."
+_WITH_OTHER = {
+    MaskOperation.UNION: union,
+    MaskOperation.INTERSECTION: mask_operations.intersection,
+    MaskOperation.SUBTRACT: mask_operations.subtract,
+}
+
+
+class NeuronMaskEdit(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_NeuronMaskEdit",
+            display_name="Neuron Mask Edit",
+            category=CATEGORY,
+            description="Combines two neuron masks, keeps the neurons found for most prompts or of the largest "
+            f"absolute z, drops or keeps named ones, or makes a random control of equal size. {PAPER}, section 4.",
+            search_aliases=["memorization", "nemo", "merge neuron masks", "random neurons"],
+            inputs=[
+                Socket.Input(**nemo_inputs.MASK),
+                io.Combo.Input(
+                    "operation",
+                    options=MaskOperation,
+                    tooltip="union, intersection and subtract need other_mask; random_control needs the MODEL.",
+                ),
+                io.Int.Input(
+                    "count",
+                    default=10,
+                    min=1,
+                    max=100000,
+                    tooltip="For most_frequent and largest_z: how many neurons to keep.",
+                ),
+                io.String.Input(
+                    "neurons",
+                    default="",
+                    multiline=True,
+                    tooltip="For keep_named and drop_named: one line per layer, such as input_blocks.1.1, optionally "
+                    "followed by neuron numbers: input_blocks.1.1 25, 221.",
+                ),
+                io.Int.Input(
+                    "seed",
+                    default=0,
+                    min=0,
+                    max=nemo_inputs.SEED_MAX,
+                    control_after_generate=True,
+                    tooltip="For random_control: which neurons are drawn, never those of the mask itself.",
+                ),
+                Socket.Input("other_mask", optional=True, tooltip="The second mask."),
+                io.Model.Input("model", optional=True, tooltip="For random_control: gives the number of neurons."),
+            ],
+            outputs=[
+                Socket.Output(display_name="mask", tooltip="The new mask; the inputs are not changed."),
+                io.String.Output(
+                    display_name="report", tooltip="How many neurons before and after, and what was done."
+                ),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, mask, operation, count, neurons, seed, other_mask=None, model=None) -> io.NodeOutput:
+        from . import neuron_reports
+
+        operation = MaskOperation(operation)
+        if operation in _WITH_OTHER:
+            if other_mask is None:
+                raise ValueError(f"{operation} needs a second mask: connect it to other_mask.")
+            result = _WITH_OTHER[operation](mask, other_mask)
+        elif operation == MaskOperation.RANDOM_CONTROL:
+            if model is None:
+                raise ValueError("random_control needs the number of neurons: connect the MODEL.")
+            known = value_layers(model.model.diffusion_model)
+            result = mask_operations.random_control(mask, {layer.path: layer.width for layer in known}, seed)
+        elif operation == MaskOperation.MOST_FREQUENT:
+            result = mask_operations.most_frequent(mask, count)
+        elif operation == MaskOperation.LARGEST_Z:
+            result = mask_operations.largest_z(mask, count)
+        else:
+            result = mask_operations.select_named(mask, neurons, keep=operation == MaskOperation.KEEP_NAMED)
+        lines = [f"{mask.count} neurons before, {result.count} after.", *result.history]
+        if operation in _WITH_OTHER and not same_model(mask.fingerprint, other_mask.fingerprint):
+            lines.append(_TWO_MODELS)
+        return io.NodeOutput(result, "\n".join(lines), ui={"glassbox_neurons": [neuron_reports.mask_chart(mask)]})
+
+
+class SaveNeuronMask(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_SaveNeuronMask",
+            display_name="Save Neuron Mask",
+            category=CATEGORY,
+            description="Writes a neuron mask as readable JSON: layers, neurons, factors, prompts, scores, settings "
+            f"and caveats. {PAPER}. {CAVEATS[2]}",
+            search_aliases=["memorization", "nemo", "export neuron mask"],
+            inputs=[
+                Socket.Input(**nemo_inputs.MASK),
+                io.String.Input(
+                    "filename_prefix",
+                    default="glassbox/neuron_mask",
+                    tooltip="Prefix of the file in ComfyUI's output folder; may hold folders and %date%.",
+                ),
+            ],
+            outputs=[
+                io.String.Output(display_name="file", tooltip="Its path in the output folder, for Load Neuron Mask."),
+                io.String.Output(display_name="text", tooltip="The content of the file."),
+            ],
+            is_output_node=True,
+        )
+
+    @classmethod
+    def execute(cls, mask, filename_prefix: str) -> io.NodeOutput:
+        from . import mask_file
+
+        path = folders.next_file(filename_prefix, ".json")
+        mask_file.write(mask, path)
+        return io.NodeOutput(folders.relative(path), mask_file.to_json(mask))
+
+
+class LoadNeuronMask(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_LoadNeuronMask",
+            display_name="Load Neuron Mask",
+            category=CATEGORY,
+            description="Reads a mask from Save Neuron Mask, or the official code's result table (.csv) for SD1.x. "
+            f"{PAPER}. {CAVEATS[2]}",
+            search_aliases=["memorization", "nemo", "import neuron mask"],
+            inputs=[
+                io.String.Input(
+                    "file", default="", tooltip="Path in ComfyUI's input or output folder: .json, or the official .csv."
+                ),
+                io.Model.Input(
+                    "model", tooltip="The model that the mask was made for; the mask is checked against it."
+                ),
+                io.Float.Input(
+                    "threshold",
+                    default=nemo_inputs.THRESHOLD["default"],
+                    min=0.0,
+                    max=1.0,
+                    step=0.001,
+                    optional=True,
+                    tooltip="For the official .csv: the --ssim_threshold of that run, at which its searches converged.",
+                ),
+            ],
+            outputs=[
+                Socket.Output(display_name="mask", tooltip="For NeMo Neuron Mask."),
+                io.String.Output(
+                    display_name="table", tooltip="CSV: prompt, layer, neuron, factor, z, activation, selected_by."
+                ),
+                io.String.Output(display_name="report", tooltip="Number of neurons, layers and prompts."),
+            ],
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, file: str | None = "", **_) -> str:
+        """Changes with the file."""
+        return input_stamp(file, "neuron mask")
+
+    @classmethod
+    def execute(cls, file, model, threshold=nemo_inputs.THRESHOLD["default"]) -> io.NodeOutput:
+        from . import mask_file, neuron_reports
+
+        path, known = resolve_input_file(file, "neuron mask"), value_layers(model.model.diffusion_model)
+        mask = mask_file.read(path, known, threshold)
+        channel_factors(mask, known)
+        shared = [path for path in mask.fingerprint if path in {layer.path for layer in known}]
+        warning = "" if same_model(mask.fingerprint, fingerprint(probe_outputs(model, shared))) else _OTHER_MODEL
+        stalled = sum(not search.converged for search in mask.searches)
+        report = (
+            f"{warning}{mask.count} neurons in {len(mask.scales)} layers, from {len(mask.searches)} prompts ({stalled} "
+            f"searches stalled).\n{neuron_reports.caveats()}"
+        )
+        return io.NodeOutput(mask, neuron_reports.mask_table(mask), report)
+
+
+class BakeNeuronMask(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_BakeNeuronMask",
+            display_name="Bake Neuron Mask",
+            category=CATEGORY,
+            description="Scales the weight rows of the masked neurons, so that Save Checkpoint writes a model that "
+            "needs no mask. Connect LoRAs first; acts on all steps and on both prompts. "
+            f"{PAPER}, section 3. {CAVEATS[0]}",
+            search_aliases=["memorization", "nemo", "prune neurons", "save masked checkpoint"],
+            inputs=[
+                io.Model.Input("model", tooltip="The model that the mask was made for, with its LoRAs."),
+                Socket.Input(**nemo_inputs.MASK),
+                io.Float.Input(**nemo_inputs.STRENGTH),
+            ],
+            outputs=[io.Model.Output(display_name="model", tooltip="For any sampler, and for Save Checkpoint.")],
+        )
+
+    @classmethod
+    def execute(cls, model, mask, strength: float) -> io.NodeOutput:
+        factors = channel_factors(mask, value_layers(model.model.diffusion_model), strength)
+        return io.NodeOutput(bake_row_scales(model, factors) if factors else model)
+
+
+class NeuronReport(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_NeuronReport",
+            display_name="Neuron Report",
+            category=CATEGORY,
+            description="Shows a neuron mask and its effect: neurons by layer, their z-scores, and images before and "
+            "after compared with each other and with an image that should not be replicated. "
+            f"{PAPER}, section 4. {CAVEATS[0]}",
+            search_aliases=["nemo", "memorization report", "replication", "diversity", "clip score"],
+            inputs=[
+                Socket.Input(**nemo_inputs.MASK),
+                io.Image.Input("images_before", optional=True, tooltip="Images without the mask, of several seeds."),
+                io.Image.Input("images_after", optional=True, tooltip="The same seeds with the mask."),
+                io.Image.Input("reference_image", optional=True, tooltip="The image that should not be replicated."),
+                io.String.Input(
+                    "prompt",
+                    default="",
+                    multiline=True,
+                    optional=True,
+                    tooltip="The prompt of the images, to measure prompt alignment before and after.",
+                ),
+                io.Clip.Input(
+                    "clip",
+                    optional=True,
+                    tooltip="For prompt alignment. The demo model's is enough; others need clip_vision too.",
+                ),
+                io.ClipVision.Input(
+                    "clip_vision",
+                    optional=True,
+                    tooltip="Compares images. For prompt alignment: trained with the CLIP (ViT-bigG for SDXL, ViT-H "
+                    "for SD2).",
+                ),
+                io.Combo.Input(options=Similarity, **nemo_inputs.SIMILARITY),
+                io.String.Input(**nemo_inputs.SSCD_FILE),
+            ],
+            outputs=[
+                io.Image.Output(
+                    display_name="figure", tooltip="Neurons by layer, z-scores, and similarity of all pairs of images."
+                ),
+                io.String.Output(display_name="report", tooltip="Numbers and caveats."),
+                io.String.Output(display_name="table", tooltip="CSV: one line per neuron."),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        mask,
+        images_before=None,
+        images_after=None,
+        reference_image=None,
+        prompt="",
+        clip=None,
+        clip_vision=None,
+        similarity=Similarity.AUTO,
+        sscd_file="",
+    ) -> io.NodeOutput:
+        from . import neuron_figures, neuron_reports
+
+        name_of_similarity, embed = image_embedding(similarity, sscd_file, clip_vision, clip)
+        batches = {"before": images_before, "after": images_after}
+        batches = {name: images for name, images in batches.items() if images is not None}
+        measured = {
+            name: image_similarity.compare_images(one, reference_image, embed, with_progress)
+            for name, one in batches.items()
+        }
+        lines = [f"{mask.count} neurons in {len(mask.scales)} layers.", *mask.history]
+        lines += [f"Similarity of images: {name_of_similarity}."] if measured else []
+        lines += [_similarity_line(name, found) for name, found in measured.items()]
+        if len(measured) == 2:
+            same = image_similarity.compare_pairs(images_before, images_after, embed).median()
+            lines.append(f"Median similarity of the two images of a seed: {float(same):.3f}.")
+        if batches:
+            lines.append(_alignment_line(batches, prompt, clip, clip_vision))
+        z = list(mask.largest_z().values())
+        matrices = {name: found for name, found in measured.items() if found.sameness is not None}
+        figure = new_figure(1200, 420)
+        panels = figure.subplots(1, 1 + bool(z) + len(matrices), squeeze=False)[0]
+        neuron_figures.plot_layer_counts(panels[0], mask)
+        if z:
+            neuron_figures.plot_z(panels[1], z)
+        for axes, (name, found) in zip(panels[1 + bool(z) :], matrices.items(), strict=True):
+            title = f"{name}, median {found.sameness:.2f}"
+            neuron_figures.plot_similarity(axes, figure, found.between.numpy(), title)
+        lines.append(neuron_reports.caveats())
+        return io.NodeOutput(to_image(figure), "\n".join(lines), neuron_reports.mask_table(mask))
+
+
+def _similarity_line(name: str, found: image_similarity.ImageSimilarity) -> str:
+    parts = []
+    if found.sameness is not None:
+        parts.append(f"median similarity between seeds {found.sameness:.3f}")
+    if found.replication is not None:
+        parts.append(f"median similarity to the reference {found.replication:.3f}")
+    return f"{name.capitalize()}: {', '.join(parts) or 'a single image and no reference, nothing to compare'}."
+
+
+def _alignment_line(batches: dict, prompt: str, clip, clip_vision) -> str:
+    try:
+        found = {name: prompt_alignment.measure(prompt, images, clip, clip_vision) for name, images in batches.items()}
+    except prompt_alignment.AbsentError as error:
+        return f"Prompt alignment: not measured, because {error}."
+    means = ", ".join(f"{name} {float(one.values.mean()):.3f}" for name, one in found.items())
+    return f"Prompt alignment ({next(iter(found.values())).what}): {means}, mean over the images."

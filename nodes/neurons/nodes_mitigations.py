@@ -1,0 +1,203 @@
+"""Memorization mitigations that Finding NeMo compares with."""
+
+from __future__ import annotations
+
+import torch
+from comfy_api.latest import io
+
+from ..host.first_step import at_first_step, embedding, latent_shape, refuse_flow
+from ..host.hooks import refuse_compiled
+from ..host.progress import Progress
+from ..host.schema import schema
+from ..host.text_encoding import chunks, encode
+from ..host.text_encoding import known_words as vocabulary
+from . import nemo_inputs
+from .memorization_score import seeded_noise
+from .value_layers import value_layers
+
+CATEGORY = nemo_inputs.CATEGORY
+
+
+class AttentionScaling(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_AttentionScaling",
+            display_name="Attention Scaling",
+            category=CATEGORY,
+            description="Mitigates memorization: raises the attention to the first token and masks the padding after "
+            "the prompt, for the positive prompt. Ren et al., Unveiling and Mitigating Memorization (arXiv "
+            "2403.11052); a baseline of Finding NeMo (arXiv 2406.02366).",
+            search_aliases=["nemo", "memorization mitigation", "attention entropy"],
+            inputs=[
+                io.Model.Input("model", tooltip="SD1.x, SD2.x, SDXL or the demo model."),
+                io.Clip.Input("clip", tooltip="Finds where the padding after the prompt begins."),
+                io.String.Input("prompt", default="", multiline=True, tooltip="The prompt that is sampled."),
+                io.Float.Input(
+                    "scale",
+                    default=1.25,
+                    min=0.0,
+                    max=10.0,
+                    step=0.05,
+                    tooltip="Factor on the attention logit of the first token. Paper: 1.25. 1 changes nothing.",
+                ),
+                io.Boolean.Input(
+                    "mask_padding",
+                    default=True,
+                    tooltip="No attention to the padding after the prompt, as in the paper.",
+                ),
+            ],
+            outputs=[io.Model.Output(display_name="model", tooltip="For any sampler, with this prompt.")],
+        )
+
+    @classmethod
+    def execute(cls, model, clip, prompt, scale, mask_padding) -> io.NodeOutput:
+        from ..host.patches.attention_scaling import with_attention
+
+        refuse_compiled(model)
+        tokens, conditioning = encode(clip, prompt)
+        hidden = torch.zeros(embedding(conditioning).shape[1], dtype=torch.bool)
+        if mask_padding:
+            for chunk in chunks(clip, tokens, tuple(embedding(conditioning).shape)):
+                hidden[chunk.rows][chunk.real :] = True
+        if scale == 1 and not bool(hidden.any()):
+            return io.NodeOutput(model)
+        paths = [layer.path.removesuffix(".to_v") for layer in value_layers(model.model.diffusion_model)]
+        return io.NodeOutput(with_attention(model, paths, scale, hidden))
+
+
+class EmbeddingAdjustment(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_EmbeddingAdjustment",
+            display_name="Embedding Adjustment",
+            category=CATEGORY,
+            description="Mitigates memorization: optimizes the prompt's embedding until the text changes the first "
+            "step less. Wen et al., Detecting, Explaining, and Mitigating Memorization (arXiv 2407.21720); a baseline "
+            "of Finding NeMo (arXiv 2406.02366).",
+            search_aliases=["nemo", "memorization mitigation", "prompt embedding adjustment"],
+            inputs=[
+                io.Model.Input("model", tooltip="SD1.x, SD2.x, SDXL or the demo model."),
+                io.Conditioning.Input("positive", tooltip="The memorized prompt."),
+                io.Conditioning.Input("negative", tooltip="The empty prompt, or the negative prompt in use."),
+                io.Float.Input(
+                    "target_norm",
+                    default=3.0,
+                    min=0.0,
+                    max=1000.0,
+                    step=0.05,
+                    tooltip="Stops at this text norm (see Memorization Score). Paper: 3 for SD1.4. Use the norm of "
+                    "ordinary prompts.",
+                ),
+                io.Int.Input("steps", default=10, min=1, max=1000, tooltip="Maximum number of steps. Paper: 10."),
+                io.Float.Input(
+                    "learning_rate",
+                    default=0.05,
+                    min=0.0001,
+                    max=1.0,
+                    step=0.0001,
+                    tooltip="Learning rate of AdamW. Official code: .05.",
+                ),
+                io.Int.Input(
+                    "noise_samples",
+                    default=4,
+                    min=1,
+                    max=64,
+                    tooltip="Number of noise samples that the norm is averaged over. Paper: the sampled batch.",
+                ),
+                io.Int.Input(**nemo_inputs.SEED),
+                io.Int.Input(**nemo_inputs.WIDTH),
+                io.Int.Input(**nemo_inputs.HEIGHT),
+            ],
+            outputs=[
+                io.Conditioning.Output(display_name="positive", tooltip="The adjusted prompt, for any sampler."),
+                io.String.Output(display_name="report", tooltip="The norm before each step and at the end."),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls, model, positive, negative, target_norm, steps, learning_rate, noise_samples, seed, width, height
+    ) -> io.NodeOutput:
+        from ..host.training import embedding_session
+        from .mitigations import adjust_embedding
+
+        refuse_flow(model)
+        shape = latent_shape(model, width, height)
+        noise, last = (
+            seeded_noise(shape, noise_samples, seed),
+            model.get_model_object("model_sampling").num_timesteps - 1,
+        )
+        unconditional = at_first_step(
+            model, negative, shape, last, lambda predict: predict(noise), noise_samples
+        ).clone()
+        bar = Progress(steps)
+
+        def work(session):
+            timestep = torch.full((noise_samples,), last, device=session.device)
+            x = session.pure(noise.to(session.device), timestep)
+            without_text = unconditional.clone().to(session.device)
+
+            def text_norm(adjusted: torch.Tensor) -> torch.Tensor:
+                return (session.predicted(x, timestep, adjusted) - without_text).flatten(1).norm(dim=1).mean()
+
+            start = embedding(positive).clone().to(session.device)
+            return adjust_embedding(start, text_norm, steps, learning_rate, target_norm, bar.show)
+
+        adjusted, norms = embedding_session.run(model, torch.zeros(1, *shape), positive[:1], work, seed)
+        conditioning = [[adjusted.to(embedding(positive)), dict(positive[0][1])], *positive[1:]]
+        end = "reached" if norms[-1] <= target_norm else "not reached: use more steps"
+        values = ", ".join(f"{value:.3f}" for value in norms)
+        report = f"Text norm {values} after {len(norms) - 1} step(s); target {target_norm:g} {end}."
+        return io.NodeOutput(conditioning, report)
+
+
+class RandomTokens(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_RandomTokens",
+            display_name="Random Token Augmentation",
+            category=CATEGORY,
+            description="Mitigates memorization: inserts random words into the prompt, at the cost of prompt "
+            "alignment. Somepalli et al., Understanding and Mitigating Copying (arXiv 2305.20086); a baseline of "
+            "Finding NeMo (arXiv 2406.02366).",
+            search_aliases=["nemo", "memorization mitigation", "random tokens", "random words"],
+            inputs=[
+                io.Clip.Input("clip", tooltip="Text encoder; the words come from its vocabulary."),
+                io.String.Input("prompt", default="", multiline=True, tooltip="The memorized prompt."),
+                io.Int.Input(
+                    "count",
+                    default=4,
+                    min=0,
+                    max=64,
+                    tooltip="Number of words. Finding NeMo compares 1, 4 and 10; 4 stop most replication.",
+                ),
+                io.Int.Input(
+                    "seed",
+                    default=0,
+                    min=0,
+                    max=nemo_inputs.SEED_MAX,
+                    control_after_generate=True,
+                    tooltip="Seed of the words and their places.",
+                ),
+                io.String.Input(
+                    "words",
+                    default="",
+                    multiline=True,
+                    tooltip="Words to use instead of the vocabulary, separated by spaces or lines.",
+                ),
+            ],
+            outputs=[
+                io.Conditioning.Output(display_name="conditioning", tooltip="The new prompt, encoded."),
+                io.String.Output(display_name="prompt", tooltip="The new prompt as text."),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, clip, prompt, count, seed, words) -> io.NodeOutput:
+        from .mitigations import insert_random_words
+
+        changed = insert_random_words(prompt, words.split() or vocabulary(clip), count, seed) if count else prompt
+        return io.NodeOutput(encode(clip, changed)[1], changed)

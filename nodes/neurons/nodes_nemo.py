@@ -1,0 +1,321 @@
+"""NeMo on the canvas: localize the neurons of a memorized prompt, and mask them."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from comfy_api.latest import io
+
+from ..host import folders
+from ..host.first_step import at_first_step, embedding, latent_shape, probe_outputs, value_outputs
+from ..host.hooks import refuse_compiled
+from ..host.image_output import new_figure, to_image
+from ..host.patches.value_rows import with_scaled
+from ..host.progress import Progress, Stopped
+from ..host.sampling import sigmas_of
+from ..host.schema import NeuronMask as MaskSocket
+from ..host.schema import NeuronStatistics as StatisticsSocket
+from ..host.schema import schema
+from ..host.text_encoding import encode
+from . import nemo_inputs
+from .mask import CAVEATS, NeuronMask, channel_factors, mask_from_search, merge_masks
+from .memorization_score import score_prompt
+from .nemo_inputs import FirstStepInputs, collect_prompts
+from .nemo_search import Criterion, Evaluator, Neurons, SearchResult, SearchSettings, search
+from .scan_file import ScanFile
+from .value_layers import select_layers, value_layers
+
+CATEGORY, PAPER = nemo_inputs.CATEGORY, nemo_inputs.PAPER
+
+
+class MaskedRows(enum.StrEnum):
+    """Which rows of a batch under CFG a mask acts on."""
+
+    BOTH = "both"
+    POSITIVE = "positive"
+
+
+class NemoLocalize(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_NemoLocalize",
+            advanced=(
+                "target_score",
+                "criterion",
+                "timestep",
+                "width",
+                "height",
+                "theta_start",
+                "time_budget",
+            ),
+            display_name="NeMo Localize",
+            category=CATEGORY,
+            description="Finds the few value neurons that make a memorized prompt replicate its training image. "
+            f"{PAPER}, sections 3.2 and 3.3. The Stop button keeps the best so far. {CAVEATS[0]} {CAVEATS[1]}",
+            search_aliases=["nemo", "memorization neurons", "localize memorization"],
+            inputs=[
+                io.Model.Input(**nemo_inputs.MODEL),
+                io.Clip.Input(**nemo_inputs.CLIP),
+                StatisticsSocket.Input("statistics", tooltip="Of the same model and the same layers."),
+                io.String.Input(
+                    "prompts",
+                    default="",
+                    multiline=True,
+                    tooltip="Memorized prompts, one per line. The mask is the union of all their neurons.",
+                ),
+                io.String.Input(**nemo_inputs.LAYERS),
+                io.Float.Input(**nemo_inputs.THRESHOLD),
+                io.Float.Input(**nemo_inputs.TARGET_SCORE),
+                io.Combo.Input(
+                    "criterion",
+                    options=Criterion,
+                    tooltip="What must fall to the target score. same_seed (paper): the similarity of the first step "
+                    "to the untouched one. between_seeds: the memorization score itself; for small models, whose "
+                    "first steps are similar at the same seed for any prompt.",
+                ),
+                io.Int.Input(**nemo_inputs.NOISE_SAMPLES),
+                io.Int.Input(**nemo_inputs.SEED),
+                io.Combo.Input(**nemo_inputs.TIMESTEP),
+                io.Int.Input(**nemo_inputs.WIDTH),
+                io.Int.Input(**nemo_inputs.HEIGHT),
+                io.Float.Input(
+                    "theta_start",
+                    default=5.0,
+                    min=1.0,
+                    max=100.0,
+                    step=0.25,
+                    tooltip="Initial z-score threshold; lowered to 1.25 in 15 steps. Paper: 5. Raise it where many "
+                    "neurons exceed it.",
+                ),
+                io.Float.Input(
+                    "time_budget",
+                    default=0.0,
+                    min=0.0,
+                    max=86400.0,
+                    step=1.0,
+                    tooltip="Seconds per prompt; then the search returns the best so far (more neurons than needed). "
+                    "0: no limit.",
+                ),
+                io.String.Input(**nemo_inputs.SCAN_FILE),
+            ],
+            outputs=[
+                MaskSocket.Output(display_name="mask", tooltip="For NeMo Neuron Mask and Save Neuron Mask."),
+                io.Image.Output(display_name="figure", tooltip="The score over the number of silenced neurons."),
+                io.String.Output(
+                    display_name="table", tooltip="CSV: prompt, layer, neuron, factor, z, activation, selected_by."
+                ),
+                io.String.Output(display_name="report", tooltip="Converged or stalled, the search's trace, its cost."),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        model,
+        clip,
+        statistics,
+        prompts,
+        layers,
+        threshold,
+        target_score,
+        criterion,
+        noise_samples,
+        seed,
+        timestep,
+        width,
+        height,
+        theta_start,
+        time_budget,
+        scan_file="",
+    ) -> io.NodeOutput:
+        from . import neuron_figures, neuron_reports, neuron_statistics
+
+        neurons = Neurons(tuple(select_layers(value_layers(model.model.diffusion_model), layers)))
+        statistics.check(neurons.layers)
+        texts = collect_prompts(prompts, least=1)
+        step = FirstStepInputs(latent_shape(model, width, height), noise_samples, seed, timestep)
+        settings = SearchSettings(threshold, target_score or threshold, Criterion(criterion), theta_start)
+        paths, noise, bar = [layer.path for layer in neurons.layers], step.noise(), Progress(100 * len(texts))
+        identity = neuron_statistics.fingerprint(probe_outputs(model, paths))
+        same = neuron_statistics.same_model(statistics.fingerprint, identity)
+        masks, traces, lines = [], {}, [] if same else [neuron_reports.OTHER_STATISTICS]
+        saved = {**step.settings, "layers": paths, "width": width, "height": height, **dataclasses.asdict(settings)}
+        scan = _MaskScan(scan_file, {**saved, "time_budget": time_budget, "fingerprint": identity})
+        for number, text in enumerate(texts):
+            if (before := scan.read(text)) is not None:
+                masks += before
+                lines.append(f"{text}: searched in an earlier run of this scan.")
+                continue
+            work = _PromptSearch(noise, neurons, settings, time_budget, bar, 100 * number)
+            try:
+                conditioning = encode(clip, text)[1]
+                outputs = value_outputs(model, embedding(conditioning), paths)
+                work.activations = [neuron_statistics.mean_activations(outputs[path][0]).cpu() for path in paths]
+                work.z = [statistics.z(path, values) for path, values in zip(paths, work.activations, strict=True)]
+                at_first_step(model, conditioning, step.shape, step.timestep, work, noise_samples)
+            except Stopped:
+                work.stopped = True
+            except Exception as error:
+                scan.fail(text, error)
+                lines.append(f"Failed and skipped: {text} ({type(error).__name__}: {error})")
+                continue
+            found = []
+            if work.evaluator is not None and (work.result.initial or not work.stopped):
+                traces[text] = work.result.trace
+                found = [mask_from_search(text, work.result, neurons, work.z, work.activations, saved, identity)]
+                masks += found
+            if work.stopped and not masks:
+                raise Stopped
+            lines.append(work.report(text))
+            if work.stopped:
+                lines.append(f"Stopped: {number + 1} of {len(texts)} prompt(s) were searched.")
+                break
+            scan.write(text, found)
+            bar.show(100 * (number + 1))
+        mask, figure = merge_masks(masks), new_figure()
+        neuron_figures.plot_search(figure, traces, settings.target_score)
+        report = "\n".join([*lines, neuron_reports.score_variant(step.side), neuron_reports.caveats()])
+        ui = {"glassbox_neurons": [neuron_reports.mask_chart(mask)]}
+        return io.NodeOutput(mask, to_image(figure), neuron_reports.mask_table(mask), report, ui=ui)
+
+
+@dataclass
+class _PromptSearch:
+    """The search for one prompt, run inside the first denoising step; ``result`` is the best so far at any time."""
+
+    noise: torch.Tensor
+    neurons: Neurons
+    settings: SearchSettings
+    time_budget: float
+    bar: Progress
+    done: int  # percent of the prompts before this one
+    z: list[torch.Tensor] = field(default_factory=list)
+    activations: list[torch.Tensor] = field(default_factory=list)
+    result: SearchResult = field(default_factory=SearchResult)
+    evaluator: Evaluator | None = None  # None where no pair of seeds is over the threshold
+    seconds: float = 0.0
+    stopped: bool = False
+
+    def __call__(self, predict) -> None:
+        begun = time.monotonic()
+        kept = score_prompt(predict, self.noise).memorized_seeds(self.settings.threshold)
+        if not kept:
+            return
+        self.evaluator = Evaluator(predict, self.noise[kept], self.neurons, self.settings.criterion)
+        for result in search(self.z, self.activations, self.evaluator, self.settings):
+            self.result = result
+            self.seconds = time.monotonic() - begun
+            self.bar.show(self.done + round(100 * self.result.progress))
+            if self.time_budget and self.seconds > self.time_budget:
+                return
+
+    def report(self, prompt: str) -> str:
+        """How the search went."""
+        from . import neuron_reports
+
+        if self.evaluator is None:
+            return f"{prompt}: not memorized (no pair of seeds over {self.settings.threshold:.3f}), skipped."
+        cost = f"{self.evaluator.rows} rows in {self.evaluator.calls} evaluations, {self.seconds:.1f} s."
+        return neuron_reports.search_report(prompt, self.result, self.settings.target_score, cost, self.stopped)
+
+
+class _MaskScan:
+    """A scan of searches: a row per prompt in NAME.csv and its mask in NAME_masks; does nothing without a name."""
+
+    def __init__(self, name: str, settings: dict):
+        self._rows = self._folder = None
+        if name.strip():
+            path = folders.named_file(name, ".csv")
+            self._folder = path.with_name(f"{path.stem}_masks")
+            self._rows = ScanFile(path, ["converged", "neurons", "mask"], settings)
+
+    def read(self, prompt: str) -> list[NeuronMask] | None:
+        """The mask of a prompt from an earlier run, none for one that was not memorized; None where it is to do."""
+        from . import mask_file
+
+        row = None if self._rows is None else self._rows.done(prompt)
+        if row is None or not row["mask"]:
+            return None if row is None else []
+        path = self._folder / Path(row["mask"]).name
+        return [mask_file.read(path, [])] if path.is_file() else None
+
+    def write(self, prompt: str, masks: list[NeuronMask]) -> None:
+        """Write the mask of a prompt, and its row."""
+        from . import mask_file
+
+        if self._rows is None:
+            return
+        row = {"converged": "", "neurons": "0", "mask": ""}
+        for mask in masks:
+            name = f"{hashlib.sha256(prompt.encode()).hexdigest()[:16]}.json"
+            mask_file.write(mask, self._folder / name)
+            row = {"converged": str(mask.searches[0].converged), "neurons": str(mask.count), "mask": name}
+        self._rows.add(prompt, row)
+
+    def fail(self, prompt: str, error: Exception) -> None:
+        """Write the error of a prompt; raise it where there is no scan."""
+        if self._rows is None:
+            raise error
+        self._rows.add(prompt, None, error)
+
+
+class NemoNeuronMask(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_NemoNeuronMask",
+            display_name="NeMo Neuron Mask",
+            category=CATEGORY,
+            description="Silences value neurons while a MODEL samples, so that a memorized prompt generates something "
+            f"else. {PAPER}, section 3. Connect LoRAs first; several masks stack; an empty mask changes no bit. "
+            f"{CAVEATS[0]} {CAVEATS[1]}",
+            search_aliases=["nemo", "deactivate neurons", "memorization mitigation", "unlearn"],
+            inputs=[
+                io.Model.Input("model", tooltip="The model that the mask was made for."),
+                MaskSocket.Input(**nemo_inputs.MASK),
+                io.Float.Input(**nemo_inputs.STRENGTH),
+                io.Float.Input(
+                    "start_percent",
+                    default=0.0,
+                    min=0.0,
+                    max=1.0,
+                    step=0.01,
+                    tooltip="Start of the mask in the sampling range. 0 is pure noise.",
+                ),
+                io.Float.Input(
+                    "end_percent",
+                    default=1.0,
+                    min=0.0,
+                    max=1.0,
+                    step=0.01,
+                    tooltip="End of the mask in the sampling range. 1 is the finished image.",
+                ),
+                io.Combo.Input(
+                    "apply_to",
+                    options=MaskedRows,
+                    tooltip="Under CFG: both masks the positive and the negative prompt, as the paper does; positive "
+                    "masks the positive prompt only.",
+                ),
+            ],
+            outputs=[io.Model.Output(display_name="model", tooltip="For any sampler.")],
+        )
+
+    @classmethod
+    def execute(cls, model, mask, strength, start_percent, end_percent, apply_to) -> io.NodeOutput:
+        from . import neuron_reports
+
+        refuse_compiled(model)
+        if start_percent > end_percent:
+            raise ValueError("The mask ends before it starts: set end_percent to start_percent or more.")
+        factors = channel_factors(mask, value_layers(model.model.diffusion_model), strength)
+        if factors:
+            sigmas = sigmas_of(model, start_percent, end_percent)
+            model = with_scaled(model, factors, sigmas, conditional_only=MaskedRows(apply_to) == MaskedRows.POSITIVE)
+        return io.NodeOutput(model, ui={"glassbox_neurons": [neuron_reports.mask_chart(mask)]})

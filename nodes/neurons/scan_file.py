@@ -1,0 +1,133 @@
+"""A scan over a long list of prompts on disk: one CSV row per prompt, written as it is done, so that it resumes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from ..common.atomic_write import atomic_write, named_write_errors, read_text
+from .memorization_score import PromptScore
+from .neuron_statistics import same_model
+
+FORMAT, FORMAT_VERSION = "glassbox_scan", 1
+_PROMPT, _ERROR = "prompt", "error"
+
+Row = dict[str, str]
+
+
+class ScanFile:
+    """The rows of a scan by prompt. ``columns`` follow the prompt; an error column names prompts that failed.
+
+    ``settings`` (with the model's ``fingerprint``) are kept beside the table, in NAME.settings.json. Raises ValueError
+    for a file of other settings or columns. A row that a crash cut off is dropped.
+    """
+
+    def __init__(self, path: Path, columns: list[str], settings: dict):
+        self._path, self._columns = path, [_PROMPT, *columns, _ERROR]
+        self.rows: dict[str, Row] = {}
+        beside = path.with_suffix(".settings.json")
+        if path.is_file():
+            self._check(beside, settings)
+            self._read()
+        else:
+            content = {"format": FORMAT, "format_version": FORMAT_VERSION, **settings}
+            with atomic_write(beside) as temporary:
+                temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        self._write_all()
+
+    def add(self, prompt: str, row: Row | None, error: Exception | None = None) -> None:
+        """Append the row of a prompt, or the error that it failed with, and flush it to the disk."""
+        message = "" if error is None else f"{type(error).__name__}: {error}"
+        self.rows[prompt] = {**dict.fromkeys(self._columns, ""), **(row or {}), _PROMPT: prompt, _ERROR: message}
+        with named_write_errors(self._path), self._path.open("a", encoding="utf-8", newline="") as file:
+            file.write(self._line(self.rows[prompt]))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def done(self, prompt: str) -> Row | None:
+        """The row of a prompt that was scanned without an error."""
+        row = self.rows.get(prompt)
+        return row if row is not None and not row[_ERROR] else None
+
+    def _check(self, beside: Path, settings: dict) -> None:
+        try:
+            before = json.loads(beside.read_text(encoding="utf-8"))
+            if (before["format"], before["format_version"]) != (FORMAT, FORMAT_VERSION):
+                raise ValueError
+            known = {path: tuple(map(float, values)) for path, values in before["fingerprint"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise ValueError(f"{self._path.name} is no scan of this Glassbox: choose another name.") from None
+        other = [name for name, value in settings.items() if name != "fingerprint" and before.get(name) != value]
+        if not same_model(known, settings["fingerprint"]):
+            other.append("model")
+        if other:
+            raise ValueError(
+                f"{self._path.name} was scanned with another {', '.join(other)}: use the same settings or another name."
+            )
+
+    def _read(self) -> None:
+        text = read_text(self._path)
+        try:
+            rows = [*csv.reader(io.StringIO(text[: text.rfind("\n") + 1]))]
+        except csv.Error as error:
+            raise ValueError(f"{self._path.name} is damaged ({error}): choose another name.") from None
+        if rows and rows[0] != self._columns:
+            raise ValueError(f"{self._path.name} has other columns, {', '.join(rows[0])[:100]!r}: choose another name.")
+        for row in rows[1:]:
+            if len(row) == len(self._columns):
+                self.rows[row[0]] = dict(zip(self._columns, row, strict=True))
+
+    def _write_all(self) -> None:
+        with atomic_write(self._path) as temporary:
+            head = dict(zip(self._columns, self._columns, strict=True))
+            text = "".join(map(self._line, [head, *self.rows.values()]))
+            temporary.write_text(text, encoding="utf-8", newline="")
+
+    def _line(self, row: Row) -> str:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerow([row[name] for name in self._columns])
+        return text.getvalue()
+
+
+class Pace:
+    """The rate of a scan: prompts per second and the seconds left, from the prompts done in this run."""
+
+    def __init__(self, total: int, clock: Callable[[], float] = time.monotonic):
+        self._total, self._clock, self._begun, self._done = total, clock, clock(), 0
+
+    def step(self) -> str:
+        """Count a prompt and say how far the scan is."""
+        self._done += 1
+        rate = self._done / max(self._clock() - self._begun, 1e-9)
+        left = (self._total - self._done) / rate
+        return f"{self._done} of {self._total} prompts, {rate:.2f} per second, {left:.0f} s left"
+
+
+def score_columns(seeds: int) -> list[str]:
+    """The columns of ``score_row``."""
+    pairs = (f"pair_{first}_{second}" for first, second in itertools.combinations(range(seeds), 2))
+    return ["score", "text_norm", *pairs]
+
+
+def score_row(score: PromptScore) -> Row:
+    """A score as a row: its value, the text norm, and the similarity of every pair of seeds."""
+    seeds = len(score.pairs)
+    values = (score.pairs[first, second] for first, second in itertools.combinations(range(seeds), 2))
+    norm = "" if score.norm is None else repr(score.norm)
+    return dict(zip(score_columns(seeds), [repr(score.value), norm, *(repr(float(v)) for v in values)], strict=True))
+
+
+def score_from_row(row: Row, seeds: int) -> PromptScore:
+    """What ``score_row`` was made from, to the last bit."""
+    pairs = torch.eye(seeds)
+    for first, second in itertools.combinations(range(seeds), 2):
+        pairs[first, second] = pairs[second, first] = float(row[f"pair_{first}_{second}"])
+    return PromptScore(pairs, float(row["text_norm"]) if row["text_norm"] else None)

@@ -1,0 +1,171 @@
+"""The mitigation nodes and the audit inside a real ComfyUI."""
+
+import pytest
+import torch
+from tapping import hooks_left
+
+PROMPT = "portrait of zorvex quill"
+
+
+class World:
+    def __init__(self, comfy):
+        self.comfy = comfy
+        self.model, self.clip, self.vae = comfy.run("GBX_LoadDemoModel", weights="avatars-v1")
+
+    def encode(self, text):
+        return self.comfy.run("CLIPTextEncode", clip=self.clip, text=text)[0]
+
+    def sample(self, model=None, positive=None, cfg=3.0):
+        given = {"seed": 7, "steps": 1, "cfg": cfg, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
+        return self.comfy.run(
+            "KSampler",
+            model=model or self.model,
+            positive=positive or self.encode(PROMPT),
+            negative=self.encode(""),
+            latent_image={"samples": torch.zeros(1, 8, 8, 8)},
+            **given,
+        )[0]["samples"]
+
+    def scaled(self, scale=1.25, mask_padding=True, prompt=PROMPT):
+        return self.comfy.run(
+            "GBX_AttentionScaling",
+            model=self.model,
+            clip=self.clip,
+            prompt=prompt,
+            scale=scale,
+            mask_padding=mask_padding,
+        )[0]
+
+    def adjust(self, **changes):
+        given = {
+            "target_norm": 0.0,
+            "steps": 2,
+            "learning_rate": 0.05,
+            "noise_samples": 2,
+            "seed": 1,
+            "width": 64,
+            "height": 64,
+        }
+        return self.comfy.run(
+            "GBX_EmbeddingAdjustment",
+            model=self.model,
+            positive=self.encode(PROMPT),
+            negative=self.encode(""),
+            **(given | changes),
+        )
+
+
+@pytest.fixture(scope="module")
+def world(comfy):
+    return World(comfy)
+
+
+def test_attention_scaling_hides_the_padding_and_scales_the_first_logit(world):
+    """By the definition: softmax over words and end alone, with the first logit times the scale."""
+    path = "output_blocks.4.1.transformer_blocks.0.attn2"
+    module = world.model.model.diffusion_model.get_submodule(path)
+    context, x = torch.randn(1, 77, 128), torch.randn(1, 16, module.to_q.in_features)
+    real = next(i for i, (t, _) in enumerate(world.clip.tokenize(PROMPT)["l"][0]) if t == 49407) + 1
+    pack = world.comfy.module("nodes.host.patches.attention_scaling")
+    hidden = torch.arange(77) >= real
+    with torch.inference_mode():
+        with pack._changed(world.model.model.diffusion_model, [path], 1.25, hidden, torch.tensor([True])):
+            found = module(x, context=context)
+        q, k, v = (layer(value) for layer, value in ((module.to_q, x), (module.to_k, context), (module.to_v, context)))
+        q, k, v = (part.view(1, part.shape[1], module.heads, -1).transpose(1, 2) for part in (q, k, v))
+        logits = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+        logits[..., 0] *= 1.25
+        weights = logits[..., :real].softmax(-1)
+        expected = module.to_out((weights @ v[..., :real, :]).transpose(1, 2).flatten(2))
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert hooks_left(world.model) == 0
+
+
+def test_attention_scaling_beside_a_longer_negative_prompt(world):
+    """ComfyUI then repeats the positive prompt; a repeated prompt is attended to as the prompt itself."""
+    path = "output_blocks.4.1.transformer_blocks.0.attn2"
+    network = world.model.model.diffusion_model
+    module, hidden = network.get_submodule(path), torch.arange(77) >= 6
+    context, x = torch.randn(1, 77, 128), torch.randn(1, 16, module.to_q.in_features)
+    pack = world.comfy.module("nodes.host.patches.attention_scaling")
+    with torch.inference_mode(), pack._changed(network, [path], 1.25, hidden, torch.tensor([True])):
+        once, twice = module(x, context=context), module(x, context=context.repeat(1, 2, 1))
+    assert torch.allclose(once, twice, atol=1e-5)
+
+
+def test_attention_scaling_of_nothing_is_stock(world):
+    plain = world.sample()
+    assert torch.equal(world.sample(world.scaled(scale=1.0, mask_padding=False)), plain)
+    assert not torch.equal(world.sample(world.scaled()), plain)
+    assert hooks_left(world.model) == 0
+
+
+def test_attention_scaling_leaves_the_negative_prompt(world):
+    """With the empty prompt as positive too, CFG's difference is what the scaling did."""
+    empty = world.encode("")
+    assert not torch.equal(world.sample(world.scaled(prompt=""), empty), world.sample(None, empty))
+
+
+def test_embedding_adjustment_lowers_the_norm_and_keeps_the_first_token(world):
+    adjusted, report = world.adjust()
+    norms = [float(value) for value in report.split("Text norm ")[1].split(" after")[0].split(", ")]
+    assert len(norms) == 3 and norms[-1] < norms[0]
+    before, after = world.encode(PROMPT)[0][0], adjusted[0][0]
+    assert torch.equal(before[:, 0], after[:, 0]) and not torch.equal(before[:, 1:], after[:, 1:])
+    assert "not reached" in report
+    world.sample(None, adjusted)
+
+
+def test_embedding_adjustment_stops_at_its_target(world):
+    adjusted, report = world.adjust(target_norm=1000.0)
+    assert torch.equal(adjusted[0][0], world.encode(PROMPT)[0][0])
+    assert "after 0 step(s)" in report
+
+
+def test_random_tokens(world):
+    def run(**changes):
+        given = {"clip": world.clip, "prompt": PROMPT, "count": 4, "seed": 3, "words": ""} | changes
+        return world.comfy.run("GBX_RandomTokens", **given)
+
+    conditioning, text = run()
+    assert len(text.split()) == len(PROMPT.split()) + 4
+    assert run()[1] == text and run(seed=4)[1] != text
+    assert run(count=0)[1] == PROMPT
+    assert set(run(words="cat dog")[1].split()) - set(PROMPT.split()) <= {"cat", "dog"}
+    assert torch.equal(conditioning[0][0], world.encode(text)[0][0])
+
+
+def test_audit(world):
+    """On a masked model, through whose mask the gradient must run."""
+    pack = world.comfy.module("nodes.neurons.mask")
+    mask = pack.NeuronMask({"output_blocks.5.1.transformer_blocks.0.attn2.to_v": {1: 0.0}})
+    masked = world.comfy.run(
+        "GBX_NemoNeuronMask",
+        model=world.model,
+        mask=mask,
+        strength=1.0,
+        start_percent=0.0,
+        end_percent=1.0,
+        apply_to="positive",
+    )[0]
+    targets = world.comfy.run("GBX_DemoPicture", image_index=0, count=2, part="face")[0][:, ::2, ::2]
+    images, before, after, figure, report = world.comfy.run(
+        "GBX_MemorizationAudit",
+        model=masked,
+        vae=world.vae,
+        positive=world.encode(PROMPT),
+        negative=world.encode(""),
+        image=targets[:1],
+        control_image=targets[1:],
+        steps=2,
+        learning_rate=0.1,
+        noise_samples=2,
+        batch_size=1,
+        sampling_steps=1,
+        cfg=3.0,
+        seed=1,
+    )
+    assert images.shape == (3, 64, 64, 3) and figure.shape[0] == 1
+    assert -1 <= before <= 1 and -1 <= after <= 1
+    assert "control: median similarity" in report and "does not remove" in report
+    assert hooks_left(world.model) == 0

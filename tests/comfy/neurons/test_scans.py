@@ -1,0 +1,87 @@
+"""Scans inside a real ComfyUI: a crash, an out-of-memory error and Stop lose no prompt that was done."""
+
+import csv
+import io
+
+import pytest
+
+SMALL = {"noise_samples": 2, "seed": 1, "timestep": "official_961", "width": 64, "height": 64}
+PROMPTS = [f"portrait of {name}" for name in ("mirella thrum", "bandor pyke", "zorvex quill", "sybil orcrane")]
+UP = "output_blocks.5.1"
+
+
+@pytest.fixture(scope="module")
+def demo(comfy):
+    return comfy.run("GBX_LoadDemoModel", weights="avatars-v1")
+
+
+@pytest.fixture
+def failing(comfy, monkeypatch):
+    """Makes the evaluation of prompts fail, by their number from 0, and counts those that are evaluated."""
+    first_step = comfy.module("nodes.host.first_step").at_first_step
+    state = {"errors": {}, "count": 0}
+
+    def evaluated(*args, **kwargs):
+        number, state["count"] = state["count"], state["count"] + 1
+        if number in state["errors"]:
+            raise state["errors"][number]
+        return first_step(*args, **kwargs)
+
+    for name in ("nodes_detection", "nodes_nemo"):
+        monkeypatch.setattr(comfy.module(f"nodes.neurons.{name}"), "at_first_step", evaluated)
+    return state
+
+
+def score(comfy, demo, name):
+    given = {
+        "prompts": "\n".join(PROMPTS),
+        "prompts_file": "",
+        "threshold": 0.0,
+        "text_norm": False,
+        "filename_prefix": "",
+    }
+    return comfy.run("GBX_MemorizationScore", model=demo[0], clip=demo[1], scan_file=name, **given, **SMALL)
+
+
+def test_a_scan_of_scores_skips_failures_and_resumes(comfy, demo, failing):
+    whole = score(comfy, demo, "")
+    failing.update(count=0, errors={1: RuntimeError("out of memory"), 3: KeyboardInterrupt()})
+    with pytest.raises(KeyboardInterrupt):
+        score(comfy, demo, "glassbox/scan_1")
+    failing.update(count=0, errors={})
+    _, _, _, _, table, report = score(comfy, demo, "glassbox/scan_1")
+    assert failing["count"] == 2  # the one that failed, and the one that crashed
+    assert table == whole[4] and "Failed" not in report
+    failing.update(count=0)
+    assert score(comfy, demo, "glassbox/scan_1")[4] == whole[4] and failing["count"] == 0
+
+
+def test_failures_are_named(comfy, demo, failing):
+    failing.update(count=0, errors={1: RuntimeError("out of memory")})
+    _, _, _, _, table, report = score(comfy, demo, "glassbox/scan_2")
+    assert f"Failed and skipped: {PROMPTS[1]} (RuntimeError: out of memory)" in report
+    assert [row["prompt"] for row in csv.DictReader(io.StringIO(table))] == [PROMPTS[0], *PROMPTS[2:]]
+    failing.update(count=0, errors={0: RuntimeError("out of memory")})
+    with pytest.raises(RuntimeError, match="out of memory"):
+        score(comfy, demo, "")
+
+
+def test_a_scan_of_searches_resumes_with_the_masks(comfy, demo, failing):
+    model, clip, _ = demo
+    given = {"model": model, "clip": clip, "prompts": "\n".join(PROMPTS), "layers": UP}
+    statistics = comfy.run("GBX_NeuronStatistics", prompts_file="", filename_prefix="", **given)[0]
+    given |= {"threshold": 0.2, "target_score": 0.97, "criterion": "same_seed", "theta_start": 5.0, "time_budget": 0.0}
+
+    def localize(name):
+        return comfy.run("GBX_NemoLocalize", statistics=statistics, scan_file=name, **given, **SMALL)
+
+    failing.update(count=0, errors={1: RuntimeError("out of memory"), 2: KeyboardInterrupt()})
+    with pytest.raises(KeyboardInterrupt):
+        localize("glassbox/scan_3")
+    failing.update(count=0, errors={})
+    mask, _, table, report = localize("glassbox/scan_3")
+    assert failing["count"] == 3 and "searched in an earlier run" in report
+    whole = localize("")
+    assert (mask.scales, table) == (whole[0].scales, whole[2])
+    failing.update(count=0)
+    assert localize("glassbox/scan_3")[0].scales == mask.scales and failing["count"] == 0

@@ -1,0 +1,142 @@
+"""Replication: the best match over small shifts, zooms and mirroring, by SSIM or by embeddings."""
+
+import numpy as np
+import pytest
+import torch
+from glassbox.nodes.neurons import image_similarity, sscd
+from glassbox.nodes.neurons.image_similarity import (
+    calibrate_replication,
+    compare_images,
+    compare_pairs,
+    compare_to_reference,
+)
+from safetensors.torch import save_file
+from sklearn.datasets import load_sample_images
+from torch.nn import functional as F
+
+
+@pytest.fixture(scope="module")
+def photos():
+    """Two photos (2, 256, 256, 3) of 0..1."""
+    images = torch.from_numpy(np.stack(load_sample_images().images)).float() / 255
+    return F.interpolate(images.movedim(-1, 1), (256, 256), mode="bilinear", antialias=True).movedim(1, -1)
+
+
+def moved(image, shift=0, zoom=1.0):
+    """An image (1, H, W, 3), shifted to the right by pixels, or with a border cut off and scaled back."""
+    if zoom > 1:
+        cut = round(image.shape[1] * (1 - 1 / zoom) / 2)
+        part = image[:, cut:-cut, cut:-cut].movedim(-1, 1)
+        return F.interpolate(part, image.shape[1:3], mode="bilinear").movedim(1, -1)
+    return torch.roll(image, shift, 2)
+
+
+def embed(images):
+    """An embedding that knows nothing of small details: colors of a coarse grid, without the mean."""
+    coarse = F.adaptive_avg_pool2d(images.movedim(-1, 1), 6).flatten(1)
+    return coarse - coarse.mean(1, keepdim=True)
+
+
+@pytest.mark.parametrize("similarity", [None, embed], ids=["SSIM", "embedding"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_slightly_changed_copy_is_a_replica(photos, number, similarity):
+    """Pixel SSIM alone gives .36 to .67 for these (a photo against itself, shifted or zoomed)."""
+    photo, other = photos[[number]], photos[[1 - number]]
+    copies = [photo, moved(photo, 5), moved(photo, -10), moved(photo, zoom=1.1), photo.flip(2)]
+    found = compare_images(torch.cat(copies), photo, similarity).to_reference
+    strange = compare_images(other, photo, similarity).replication
+    assert found[0] == pytest.approx(1, abs=1e-4)
+    assert float(found.min()) > max(0.7, strange + 0.2)
+
+
+def test_two_flat_images_are_separated_by_an_embedding_only():
+    """SSIM takes different small objects on white for the same image."""
+    flat = torch.ones(2, 256, 256, 3)
+    flat[0, 40:60, 40:60], flat[1, 180:210, 150:170] = 0.2, torch.tensor([0.9, 0.1, 0.1])
+    assert compare_images(flat[:1], flat[1:]).replication > 0.8
+    assert compare_images(flat[:1], flat[1:], embed).replication < 0.5
+
+
+def test_pairs_and_sameness_use_the_embedding(photos):
+    batch = torch.cat([photos, photos])
+    found = compare_images(batch, None, embed)
+    cosine = float(F.cosine_similarity(*embed(photos), dim=0))
+    assert found.between[0, 1] == pytest.approx(cosine, abs=1e-5) and found.between[0, 2] == pytest.approx(1, abs=1e-5)
+    assert torch.allclose(compare_pairs(photos, photos.flip(0), embed), torch.full((2,), cosine), atol=1e-5)
+
+
+def test_the_first_variant_is_the_image_itself(photos):
+    variants = image_similarity.transformed(photos[:1])
+    assert variants.shape == (22, 256, 256, 3) and torch.equal(variants[:1], photos[:1])
+    assert torch.equal(variants[11], photos[0].flip(1))
+
+
+def test_comparing_stops_between_images(photos):
+    """The tracker goes over the images (and over their pairs), and what it raises ends the comparison."""
+    seen = []
+
+    def stopping(items):
+        for number, item in enumerate(items):
+            if number == 1:
+                raise KeyboardInterrupt
+            seen.append(number)
+            yield item
+
+    for compare in (compare_images, compare_to_reference):
+        with pytest.raises(KeyboardInterrupt):
+            compare(photos, photos, embed, stopping)
+    assert seen == [0, 0, 0]  # the one pair and the first image, then the first image
+    assert torch.equal(compare_to_reference(photos, photos, embed), compare_images(photos, photos, embed).to_reference)
+
+
+def test_batches_of_different_sizes_are_refused(photos):
+    with pytest.raises(ValueError, match="same seed and batch"):
+        compare_pairs(photos, photos[:1])
+    assert compare_images(photos[:1], None).sameness is None
+
+
+def test_the_replication_threshold_lies_between_controls_and_untouched_images():
+    found = calibrate_replication([0.9, 0.95, 0.8], [0.1, 0.3, 0.2])
+    assert found.value == pytest.approx(0.6)
+    rate, low, high = found.false_positives
+    assert (rate, low) == (0, 0) and high == pytest.approx(0.5615, abs=1e-3)
+    with pytest.raises(ValueError, match="three or more"):
+        calibrate_replication([0.9, 0.9], [0.1, 0.2, 0.3])
+    with pytest.raises(ValueError, match="not more similar"):
+        calibrate_replication([0.4, 0.5, 0.4], [0.1, 0.2, 0.6])
+
+
+@pytest.fixture(scope="module")
+def state():
+    """The state dict of an SSCD network with random weights, with the official names."""
+    from tools.launcher.boot import cure_torchvision
+
+    cure_torchvision()
+    from torchvision.models import resnet50
+
+    torch.manual_seed(0)
+    return {f"backbone.{name}": value for name, value in resnet50(num_classes=512).state_dict().items()}
+
+
+def test_sscd_is_a_resnet_with_generalized_mean_pooling(state, tmp_path, photos):
+    save_file(state, tmp_path / "sscd.safetensors")
+    torch.save(state, tmp_path / "sscd.pt")
+    found = [sscd.load_sscd(tmp_path / name)(photos) for name in ("sscd.safetensors", "sscd.pt")]
+    assert torch.equal(*found) and torch.allclose(found[0].norm(dim=1), torch.ones(2))
+    network = sscd.Sscd({name.removeprefix("backbone."): value for name, value in state.items()}).network
+    x = F.interpolate(photos.movedim(-1, 1), (320, 320), mode="bilinear", antialias=True)
+    x = (x - torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)) / torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
+    with torch.inference_mode():
+        x = network.maxpool(network.relu(network.bn1(network.conv1(x))))
+        x = network.layer4(network.layer3(network.layer2(network.layer1(x))))
+        pooled = (x.clamp(min=1e-6) ** 3).mean((2, 3)) ** (1 / 3)
+        expected = F.normalize(pooled @ network.fc.weight.T + network.fc.bias)
+    assert torch.allclose(found[0], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>", {"a": torch.zeros(2)}, [1, 2]])
+def test_other_files_are_no_sscd_weights(tmp_path, content):
+    path = tmp_path / "x.pt"
+    path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
+    with pytest.raises(ValueError, match="holds no SSCD weights"):
+        sscd.load_sscd(path)

@@ -1,0 +1,80 @@
+"""Scans on disk: rows as they are done, resumed after a crash, refused with other settings."""
+
+import pytest
+import torch
+from glassbox.nodes.neurons import scan_file
+from glassbox.nodes.neurons.memorization_score import PromptScore, pairwise_similarity
+from glassbox.nodes.neurons.scan_file import Pace, ScanFile
+
+SETTINGS = {"seed": 1, "latent": [4, 8, 8], "fingerprint": {"layer": (1.0, 2.0)}}
+
+
+def opened(tmp_path, **changes):
+    return ScanFile(tmp_path / "scan.csv", ["score"], SETTINGS | changes)
+
+
+def test_a_scan_resumes_with_the_rows_that_were_done(tmp_path):
+    first = opened(tmp_path)
+    first.add('a, b\n"c"', {"score": "0.5"})
+    first.add("d", None, MemoryError("full"))
+    again = opened(tmp_path)
+    assert again.done('a, b\n"c"')["score"] == "0.5"
+    assert again.done("d") is None and again.rows["d"]["error"] == "MemoryError: full"
+    assert again.done("e") is None
+    again.add("d", {"score": "0.25"})
+    assert opened(tmp_path).done("d")["score"] == "0.25"
+
+
+def test_rows_are_on_the_disk_before_the_scan_ends(tmp_path):
+    scan = opened(tmp_path)
+    scan.add("a", {"score": "0.5"})
+    assert (tmp_path / "scan.csv").read_text() == "prompt,score,error\na,0.5,\n"
+
+
+@pytest.mark.parametrize("cut", range(1, 9))
+def test_a_row_that_a_crash_cut_off_is_dropped(tmp_path, cut):
+    scan = opened(tmp_path)
+    scan.add("a", {"score": "0.5"})
+    scan.add("b", {"score": "0.75"})
+    path = tmp_path / "scan.csv"
+    path.write_bytes(path.read_bytes()[:-cut])
+    again = opened(tmp_path)
+    assert list(again.rows) == ["a"]
+    again.add("c", {"score": "0.1"})
+    assert list(opened(tmp_path).rows) == ["a", "c"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [({"seed": 2}, "seed"), ({"latent": [4, 9, 8]}, "latent"), ({"fingerprint": {"layer": (9.0, 2.0)}}, "model")],
+)
+def test_other_settings_are_refused(tmp_path, changes, named):
+    opened(tmp_path).add("a", {"score": "0.5"})
+    with pytest.raises(ValueError, match=f"another {named}"):
+        opened(tmp_path, **changes)
+    with pytest.raises(ValueError, match="has other columns"):
+        ScanFile(tmp_path / "scan.csv", ["other"], SETTINGS)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 100_000, '{"format": "glassbox_scan", "format_version": 2}'])
+def test_a_table_without_its_settings_is_refused(tmp_path, text):
+    opened(tmp_path)
+    (tmp_path / "scan.settings.json").write_text(text)
+    with pytest.raises(ValueError, match="is no scan"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("norm", [None, 3.25])
+def test_a_score_comes_back_to_the_last_bit(norm):
+    differences = torch.rand(4, 2, 8, 8, generator=torch.Generator().manual_seed(0))
+    score = PromptScore(pairwise_similarity(differences), norm)
+    again = scan_file.score_from_row(scan_file.score_row(score), 4)
+    assert torch.equal(again.pairs, score.pairs) and again.norm == norm
+    assert list(scan_file.score_row(score)) == scan_file.score_columns(4)
+
+
+def test_the_pace_gives_the_rate_and_the_time_left():
+    clock = iter([0.0, 2.0, 4.0])
+    pace = Pace(6, lambda: next(clock))
+    assert pace.step() == "1 of 6 prompts, 0.50 per second, 10 s left"
+    assert pace.step() == "2 of 6 prompts, 0.50 per second, 8 s left"
