@@ -1,34 +1,76 @@
-"""Linear assignment of noise to pictures: Immiscible Diffusion (arXiv 2406.12303), Algorithm 1.
+"""Linear assignment of noise to images: Immiscible Diffusion (arXiv 2406.12303), Algorithm 1.
 
-A permutation leaves the set of noises as it was drawn, so the sum of |z|^2 never changes, and the permutation of least
-total squared distance is that of least -<x, z>: one matrix product instead of a table of differences.
+A permutation keeps the set of noise samples, so the sum of |z|^2 never changes, and the permutation of least total
+squared distance is that of least -<x, z>: one matrix product instead of a table of differences.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 import torch
 
 from ...kernels import assignment_cost
-from .groups import Groups
-from .rows import shared, twins
-from .solvers import solve_all
+from .batch_matrix import check_finite, collapse_weights, first_equal_rows
 
-DOT, HALF_L2 = COSTS = ("dot product", "L2 in half precision")
-# Gains below this share of the largest possible one are rounding: the batch is constant, and nothing is moved.
+# Gains below this fraction of the largest possible one are rounding: the batch is constant, and nothing moves.
 _ROUNDING = 1e-5
+
+
+class Cost(StrEnum):
+    """What assignment minimizes: squared L2 by the dot product, or L2 in half precision as in the paper's code."""
+
+    DOT_PRODUCT = "dot_product"
+    L2_FP16 = "l2_fp16"
+
+
+class Grouping(StrEnum):
+    """How assignment treats images of different conditions."""
+
+    IGNORE = "ignore"
+    WITHIN_GROUPS = "within_groups"
+    PENALTY = "penalty"
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The label of each image, such as its caption, which is also that of the noise sample drawn for it.
+
+    Assignment across conditions skews p(noise | condition) while sampling draws noise from N(0, I). C2OT (arXiv
+    2503.10636) forbids such pairs (`penalty` None) or adds a `penalty`, in standard deviations of the centered cost.
+    """
+
+    labels: Sequence[str]
+    penalty: float | None = None
+
+    def tiled(self, copies: int) -> Groups:
+        """The groups of a batch that is laid out `copies` times, one after another."""
+        return Groups(list(self.labels) * copies, self.penalty)
+
+    def add_penalty(self, cost: np.ndarray) -> np.ndarray:
+        """The cost with the penalty on pairs of different groups."""
+        if self.penalty is None:
+            return cost
+        numbers = np.unique(np.asarray(self.labels), return_inverse=True)[1]
+        return cost + self.penalty * cost.std() * (numbers[:, None] != numbers[None, :])
+
+    def blocks(self) -> list[list[int]]:
+        """The rows among which noise may be swapped."""
+        if self.penalty is not None:
+            return [list(range(len(self.labels)))]
+        return [[i for i, label in enumerate(self.labels) if label == name] for name in dict.fromkeys(self.labels)]
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """Row i takes noise `permutation[i]`; the identity where there is nothing to gain."""
+    """Row i takes noise sample `permutation[i]`; the identity where there is nothing to gain."""
 
     permutation: torch.Tensor
-    solver: str = "none"
     milliseconds: float = 0.0
 
     @property
@@ -41,45 +83,48 @@ def assign(
     data: torch.Tensor,
     noise: torch.Tensor,
     *,
-    cost: str = DOT,
+    cost: str = Cost.DOT_PRODUCT,
     weights: torch.Tensor | None = None,
     groups: Groups | None = None,
-    solver: str = "auto",
 ) -> Assignment:
-    """Exact assignment of `noise` (P, D) to `data` (N, D), each of whose rows takes P / N noises.
+    """Optimal assignment of `noise` (P, D) to `data` (N, D), each of whose rows takes P / N noise samples.
 
-    Row r * N + i of the result is the noise of picture i in turn r; for P = N that is a plain permutation. `weights`
-    (N, D), 0 to 1, count coordinates in part. The matrix product runs on the device of `data`. No random number is
-    drawn. Equal pictures keep their own noises where they can, and the rest goes to them in order. Raises ValueError
-    for sizes that do not fit and for values that are not finite.
+    Row r * N + i of the result is the noise sample of image i in turn r; for P = N that is a plain permutation.
+    `weights` (N, D), 0 to 1, weigh coordinates. The matrix product runs on the device of `data`. No random number is
+    drawn. Equal images keep their own noise samples where they can and take the others in order. Raises ValueError for
+    sizes that do not fit and for values that are not finite.
     """
     count, total = len(data), len(noise)
     if count == 0 or total % count or data.shape[1:] != noise.shape[1:]:
-        raise ValueError(f"Noise of shape {tuple(noise.shape)} cannot be shared out to data {tuple(data.shape)}.")
+        raise ValueError(f"Noise of shape {tuple(noise.shape)} does not fit latents of shape {tuple(data.shape)}.")
+    noise = noise.to(data.device)
+    check_finite(data, noise)
     if count == 1:
         return Assignment(torch.arange(total))
     started = time.perf_counter()
-    weights = shared(weights)
-    table, rounding = _cost_table(cost, data, noise.to(data.device), weights)
+    weights = collapse_weights(weights)
+    table, rounding = _cost_table(Cost(cost), data, noise, weights)
     copies = total // count
     table = np.tile(table, (copies, 1))
-    groups = (groups or Groups([""] * count)).repeated(copies)
-    table = groups.charged(table)
-    columns, name = _solve_blocks(table, groups.blocks(), solver, data.device)
-    if _gain(table, columns) <= rounding * copies:
+    groups = (groups or Groups([""] * count)).tiled(copies)
+    table = groups.add_penalty(table)
+    columns = np.arange(total)
+    for block in groups.blocks():
+        columns[block] = np.asarray(block)[_solve(table if len(block) == total else table[np.ix_(block, block)])]
+    if np.trace(table) - table[np.arange(total), columns].sum() <= rounding * copies:
         columns = np.arange(total)
     else:
-        kinds = list(zip(twins(data, weights) * copies, groups.labels, strict=True))
+        kinds = list(zip(first_equal_rows(data, weights) * copies, groups.labels, strict=True))
         columns = _settle_ties(columns, kinds)
-    return Assignment(torch.from_numpy(columns), name, 1000 * (time.perf_counter() - started))
+    return Assignment(torch.from_numpy(columns), 1000 * (time.perf_counter() - started))
 
 
 def dot_cost(data: torch.Tensor, noise: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """Half the squared distance of each pair up to terms that no assignment changes: -<x_i, z_j>, doubly centred.
+    """Half the squared distance of each pair up to terms that no assignment changes: -<x_i, z_j>, doubly centered.
 
-    With weights of each picture's own the noise's part of the distance depends on the pair and is kept. (N, P).
+    With weights that differ between images, the noise's part of the distance depends on the pair and is kept. (N, P).
     """
-    weights = shared(weights)
+    weights = collapse_weights(weights)
     if weights is None:
         return assignment_cost(data, noise)
     cost = assignment_cost(data * weights, noise)
@@ -92,7 +137,7 @@ def half_precision_l2(data: torch.Tensor, noise: torch.Tensor, weights: torch.Te
     The same numbers as the broadcast there, a row at a time: its table of differences takes N * P * D * 2 bytes.
     """
     half_data, half_noise = 0.1 * data.half(), 0.1 * noise.half()
-    weights = shared(weights)
+    weights = collapse_weights(weights)
     if weights is None:
         return torch.stack([torch.linalg.vector_norm(row - half_noise, dim=1) for row in half_data])
     roots = weights.sqrt().half().expand_as(half_data)
@@ -101,47 +146,60 @@ def half_precision_l2(data: torch.Tensor, noise: torch.Tensor, weights: torch.Te
 
 
 def _cost_table(
-    cost: str, data: torch.Tensor, noise: torch.Tensor, weights: torch.Tensor | None
+    cost: Cost, data: torch.Tensor, noise: torch.Tensor, weights: torch.Tensor | None
 ) -> tuple[np.ndarray, float]:
     """The cost in float64 on the CPU, and the gain of one batch that is no more than rounding."""
-    if cost not in COSTS:
-        raise ValueError(f"There is no cost {cost}: choose one of {', '.join(COSTS)}.")
-    table = (dot_cost if cost == DOT else half_precision_l2)(data, noise, weights)
+    table = (dot_cost if cost == Cost.DOT_PRODUCT else half_precision_l2)(data, noise, weights)
     table = table.double().cpu().numpy()
-    if not np.isfinite(table).all():
-        raise ValueError("The latents or the noise hold NaN or infinity: look at the nodes before this one.")
-    if cost == HALF_L2:
+    if cost == Cost.L2_FP16:
         return table, 1e-9 * float(table.diagonal().sum())
     norms = float(torch.linalg.vector_norm(data)) / len(data) ** 0.5, float(torch.linalg.vector_norm(noise))
     return table, _ROUNDING * len(data) * norms[0] * norms[1] / noise.numel() ** 0.5
 
 
-def _solve_blocks(
-    table: np.ndarray, blocks: list[list[int]], solver: str, device: torch.device
-) -> tuple[np.ndarray, str]:
-    columns = np.arange(len(table))
-    blocks = [block for block in blocks if len(block) > 1]
-    if not blocks:
-        return columns, "none"
-    solved, name = solve_all([table[np.ix_(block, block)] for block in blocks], solver, device)
-    for block, inside in zip(blocks, solved, strict=True):
-        columns[block] = np.asarray(block)[inside]
-    return columns, name
+def _solve(cost: np.ndarray) -> np.ndarray:
+    """The column of each row in an assignment of least total cost, by SciPy (a shortest augmenting path method)."""
+    from scipy.optimize import linear_sum_assignment
 
-
-def _gain(table: np.ndarray, columns: np.ndarray) -> float:
-    return float(np.trace(table) - table[np.arange(len(table)), columns].sum())
+    # Transposed: an image that stands for many rows makes equal columns then, and equal rows are 20 times slower.
+    return np.argsort(linear_sum_assignment(np.ascontiguousarray(cost.T))[1])
 
 
 def _settle_ties(columns: np.ndarray, kinds: list) -> np.ndarray:
-    """Share out the noises of rows of one kind: first those that keep their own, then the rest in order."""
+    """Distribute the noise samples of rows of one kind: first those that keep their own, then the rest in order."""
     settled = columns.copy()
     of_kind = defaultdict(list)
     for row, kind in enumerate(kinds):
         of_kind[kind].append(row)
     for members in of_kind.values():
-        noises = sorted(columns[members].tolist())
-        keep = set(members) & set(noises)
-        settled[[row for row in members if row not in keep]] = [noise for noise in noises if noise not in keep]
+        taken = sorted(columns[members].tolist())
+        keep = set(members) & set(taken)
+        settled[[row for row in members if row not in keep]] = [sample for sample in taken if sample not in keep]
         settled[list(keep)] = list(keep)
     return settled
+
+
+def pool_turns(size: int, count: int) -> int:
+    """How many noise samples each of `count` images owns in a pool of at least `size` of them."""
+    return max(1, -(-size // count))
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Noise samples assigned once and served batch by batch: `table[turn, image]` is the index of a noise sample.
+
+    A batch of four gains little. In a pool of P noise samples each of N images owns P / N of them and is served one at
+    a time. Which comes first depends on the order in which they were drawn and not on their values, so what is served
+    over all turns is exactly the Gaussian noise that was drawn.
+    """
+
+    table: torch.Tensor
+
+    @classmethod
+    def build(cls, data: torch.Tensor, noise: torch.Tensor, **options) -> Pool:
+        """Assign `noise` (P, D) to the images `data` (N, D), P / N to each; `options` as those of `assign`."""
+        return cls(assign(data, noise, **options).permutation.reshape(-1, len(data)))
+
+    def serve(self, turn: int) -> torch.Tensor:
+        """The noise samples of all images in this turn; turns wrap around."""
+        return self.table[turn % len(self.table)]

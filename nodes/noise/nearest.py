@@ -1,8 +1,8 @@
-"""The nearest of k noises for each picture alone: Improved Immiscible Diffusion (arXiv 2505.18521), "KNN".
+"""The nearest of k noise samples for each image alone: Improved Immiscible Diffusion (arXiv 2505.18521), "KNN".
 
-Of a candidate z only a = <z, x> / |x| and r^2 = |z|^2 - a^2 decide its distance from the picture x, and for Gaussian
+Of a candidate z only a = <z, x> / |x| and r^2 = |z|^2 - a^2 decide its distance from the image x, and for Gaussian
 noise they are a draw of N(0, 1) and of chi^2 with D - 1 degrees of freedom. The closed form therefore draws k such
-pairs, takes the nearest, and moves the one noise that is there: the same law as the official form in O(D + k).
+pairs, takes the nearest, and moves the given noise sample there: the law of the official form in O(D + k).
 
 Candidate 0 is always the given noise, k = 1 returns it bit for bit, and more candidates never take a nearer one away.
 """
@@ -11,41 +11,61 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from enum import StrEnum
 
 import numpy as np
 import torch
 
-from ...kernels import blend, nearest_drawn, pair_moments
+from ...kernels import nearest_drawn
 
-CLOSED, DOT, OFFICIAL = FORMS = ("closed form", "dot product", "official")
 _TINY = 1e-300  # in float64: divides nothing by zero and changes nothing else
 
 
-def streams(seed: int, numbers: Sequence[int]) -> list[np.random.Generator]:
-    """Private random streams, one a picture; they depend on the seed and on the number of its noise alone."""
+class NearestForm(StrEnum):
+    """How the nearest of k is drawn: by its law, by the law of the largest dot product, or from k noise samples."""
+
+    CLOSED_FORM = "closed_form"
+    DOT_PRODUCT = "dot_product"
+    OFFICIAL = "official"
+
+
+def random_streams(seed: int, numbers: Sequence[int]) -> list[np.random.Generator]:
+    """Private random streams, one per image; each depends on the seed and on the number of its noise sample alone."""
     return [np.random.default_rng([seed % 2**64, number]) for number in numbers]
 
 
 def check_k(k: float, form: str) -> None:
-    """Raises ValueError for a form or a k that there is not."""
-    if form not in FORMS:
-        raise ValueError(f"There is no form {form}: choose one of {', '.join(FORMS)}.")
+    """Raise ValueError for a k that the form does not take."""
     if k < 1:
-        raise ValueError(f"k is {k:g}: it counts the noises to choose from and is at least 1.")
-    if form != DOT and k != int(k):
-        raise ValueError(f"The {form} needs a whole k, not {k:g}: choose the form '{DOT}' for the k between.")
+        raise ValueError(f"k is {k:g}: it counts the noise samples to choose from and is at least 1.")
+    if form != NearestForm.DOT_PRODUCT and k != int(k):
+        raise ValueError(f"The {form} form needs an integer k, not {k:g}: set nearest_form to dot_product for it.")
+
+
+def move_nearest(
+    form: str,
+    data: torch.Tensor,
+    noise: torch.Tensor,
+    k: float,
+    streams: Sequence[np.random.Generator],
+    weights: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`closed_form` or `dot_form`."""
+    if form == NearestForm.DOT_PRODUCT:
+        return dot_form(data, noise, k, streams, weights)
+    return closed_form(data, noise, int(k), streams, weights)
 
 
 def closed_form(
     data: torch.Tensor,
     noise: torch.Tensor,
     k: int,
-    generators: Sequence[np.random.Generator],
+    streams: Sequence[np.random.Generator],
     weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """For each row of `data` (B, D) a noise distributed as the nearest of k, made from the row of `noise`; float32.
+    """For each row of `data` (B, D) noise distributed as the nearest of k, made from the row of `noise`; float32.
 
-    Of `weights` only the coordinates of at least one half count: a law this simple needs a mask of zeros and ones.
+    Of `weights` only coordinates of at least 0.5 count: the law needs a mask of zeros and ones.
     Rows of zeros keep their noise.
     """
     mask = None if weights is None else (weights >= 0.5).expand_as(data)
@@ -53,8 +73,8 @@ def closed_form(
     sizes = [data.shape[1]] * len(data) if mask is None else mask.sum(dim=1).tolist()
     nearer = torch.tensor(
         [
-            _nearest_pair(*map(float, coordinates), size, int(k), generator)
-            for *coordinates, size, generator in zip(along, across, length, sizes, generators, strict=True)
+            _nearest_pair(*map(float, coordinates), size, int(k), stream)
+            for *coordinates, size, stream in zip(along, across, length, sizes, streams, strict=True)
         ],
         dtype=torch.float64,
     ).reshape(-1, 2)
@@ -68,16 +88,16 @@ def dot_form(
     data: torch.Tensor,
     noise: torch.Tensor,
     k: float,
-    generators: Sequence[np.random.Generator],
+    streams: Sequence[np.random.Generator],
     weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As `closed_form` with "nearest" by the dot product: one coordinate becomes the largest of k; k may be fractional.
 
-    The length of the noise across the picture stays, so that |z|^2 does not shrink as with the distance.
+    The length of the noise across the image stays, so that |z|^2 does not shrink as with the distance.
     """
     towards = data if weights is None else data * weights
     along, _, length = _coordinates(towards, noise)
-    rivals = torch.tensor([_largest_of(k - 1, generator) for generator in generators], dtype=torch.float64)
+    rivals = torch.tensor([_largest_of(k - 1, stream) for stream in streams], dtype=torch.float64)
     shift = (rivals - along) / length.clamp_min(_TINY)
     return _replaced(towards, noise, shift, torch.ones_like(shift), (rivals > along) & (length > 0))
 
@@ -96,8 +116,8 @@ def official(data: torch.Tensor, candidates: torch.Tensor, weights: torch.Tensor
 def official_drawn(data: torch.Tensor, noise: torch.Tensor, k: int, seeds: torch.Tensor) -> torch.Tensor:
     """For each row the nearest of its `noise` (B, D) and k - 1 more, of its own seed int64 (B,); float32 (B, D).
 
-    The official form for noises that nobody else has to draw again: the candidates need no memory, and their distances
-    are compared in float32.
+    The official form where no stock sampler has to draw the same noise again: the candidates need no memory, and their
+    distances are compared in float32.
     """
     if k == 1:
         return noise.float()
@@ -114,11 +134,12 @@ def largest_of_normals(k: float) -> float:
 
 
 def _coordinates(data: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of each noise the coordinate along its picture and the length across it; the picture's length. On the CPU."""
-    dots, squares, noise_squares = (moment.double().cpu() for moment in pair_moments(data, noise))
-    length = squares.sqrt()
+    """Of each noise sample the coordinate along its image and the length across it; the image's length. On the CPU."""
+    data, noise = data.float(), noise.float()
+    moments = [(data * noise).sum(dim=1), *(torch.linalg.vector_norm(rows, dim=1) for rows in (data, noise))]
+    dots, length, noise_length = torch.stack(moments).double().cpu()
     along = dots / length.clamp_min(_TINY)
-    return along, (noise_squares - along.square()).clamp_min(0).sqrt(), length
+    return along, (noise_length.square() - along.square()).clamp_min(0).sqrt(), length
 
 
 def _replaced(
@@ -130,30 +151,28 @@ def _replaced(
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The noise with scale * z + shift * x in the given rows, and there inside the mask only."""
-    result = noise.float().clone()
-    rows = rows.nonzero()[:, 0]
-    here = rows.to(data.device)
-    moved = blend(data[here], noise[here], shift[rows].to(data), scale[rows].to(data))
-    result[here] = moved if mask is None else torch.where(mask[here], moved, result[here])
-    return result
+    shift, scale = (numbers.to(data.device, torch.float32)[:, None] for numbers in (shift, scale))
+    changed = rows.to(data.device)[:, None] if mask is None else rows.to(data.device)[:, None] & mask
+    return torch.where(changed, torch.addcmul(noise.float() * scale, data.float(), shift), noise.float())
 
 
 def _nearest_pair(
-    along: float, across: float, length: float, size: int, k: int, generator: np.random.Generator
+    along: float, across: float, length: float, size: int, k: int, stream: np.random.Generator
 ) -> tuple[float, float]:
-    """Coordinate along the picture and length across it of the nearest of the given noise and k - 1 others."""
-    if k == 1 or length == 0 or across == 0:
+    """Coordinate along the image and length across it of the nearest of the given noise and k - 1 others."""
+    if k == 1 or length == 0 or (across == 0 and size > 1):
         return along, across
-    others = generator.standard_normal(k - 1), np.sqrt(generator.spawn(1)[0].chisquare(size - 1, k - 1))
-    a, r = np.append(along, others[0]), np.append(across, others[1])
+    # With a single coordinate nothing lies across: chi^2 of no degrees of freedom is 0.
+    squares = stream.spawn(1)[0].chisquare(size - 1, k - 1) if size > 1 else np.zeros(k - 1)
+    a, r = np.append(along, stream.standard_normal(k - 1)), np.append(across, np.sqrt(squares))
     best = int((a**2 + r**2 - 2 * length * a).argmin())
     return float(a[best]), float(r[best])
 
 
-def _largest_of(k: float, generator: np.random.Generator) -> float:
+def _largest_of(k: float, stream: np.random.Generator) -> float:
     """A draw of the largest of k draws of N(0, 1), for any k > 0."""
     if k == 0:
         return -math.inf
     # U^(1/k) with U in (0, 1] is the distribution function at the largest of k; where it rounds to 1, it is infinite.
-    share = min(math.exp(math.log1p(-generator.random()) / k), 1 - 2**-53)
-    return float(torch.special.ndtri(torch.tensor(share, dtype=torch.float64)))
+    quantile = min(math.exp(math.log1p(-stream.random()) / k), 1 - 2**-53)
+    return float(torch.special.ndtri(torch.tensor(quantile, dtype=torch.float64)))

@@ -1,26 +1,72 @@
-"""NOISE that is drawn by another NOISE and then paired with the pictures it will be added to."""
+"""Noise that is drawn for a batch and then paired with the images it will be added to: one dispatch for all modes.
+
+Sampling, training and the gain estimate all call `pair`. They differ in where more noise samples come from than were
+drawn for the batch: that is the `NoiseSource` which they hand over.
+"""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from enum import StrEnum
 from typing import Protocol
 
 import torch
 
-from . import groups, nearest
-from .assignment import assign
-from .pool import Pool, turns
-from .rows import distances, parts, rows
-from .settings import ASSIGN, NEAREST, OFF, POOL, Settings
-
-# Standard deviation of Gaussian noise in a batch, give or take: what moves noise by the law of N(0, 1) checks it.
-_UNIT = (0.9, 1.1)
+from . import nearest
+from .assignment import Cost, Grouping, Groups, Pool, assign, pool_turns
+from .batch_matrix import check_finite, flatten_batch, row_distances, unflatten_batch
+from .nearest import NearestForm, check_k
 
 
-class View(Protocol):
-    """A LATENT as the method sees it; see `host.latents.LatentView`."""
+class PairingMode(StrEnum):
+    """How noise is paired with images."""
+
+    OFF = "off"
+    ASSIGN = "assign"
+    POOL = "pool"
+    NEAREST = "nearest"
+
+
+@dataclass(frozen=True)
+class PairingSettings:
+    """How noise is paired with images; raises ValueError for option values that do not exist."""
+
+    pairing: PairingMode = PairingMode.ASSIGN
+    cost: Cost = Cost.DOT_PRODUCT
+    pool_size: int = 256
+    pool_index: int = 0
+    k: float = 4.0
+    nearest_form: NearestForm = NearestForm.CLOSED_FORM
+    grouping: Grouping = Grouping.IGNORE
+    labels: str = ""
+    penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        kinds = {"pairing": PairingMode, "cost": Cost, "nearest_form": NearestForm, "grouping": Grouping}
+        for name, kind in kinds.items():
+            object.__setattr__(self, name, kind(getattr(self, name)))
+        if self.pairing == PairingMode.NEAREST:
+            check_k(self.k, self.nearest_form)
+
+    @classmethod
+    def of(cls, options) -> PairingSettings:
+        """The settings among the attributes of a larger set of options."""
+        return cls(
+            **{field.name: getattr(options, field.name) for field in fields(cls) if hasattr(options, field.name)}
+        )
+
+    def groups(self, labels: Sequence[str]) -> Groups | None:
+        """The groups of a batch with these labels, one per image; None where they are ignored."""
+        if self.grouping == Grouping.IGNORE:
+            return None
+        return Groups(labels, self.penalty if self.grouping == Grouping.PENALTY else None)
+
+
+class Batch(Protocol):
+    """The images of a LATENT as tensors; see `host.latent_shapes.LatentView`."""
 
     parts: list[torch.Tensor]
     weights: list[torch.Tensor] | None
@@ -28,101 +74,146 @@ class View(Protocol):
     blank: torch.Tensor
 
 
-Draw = Callable[[Sequence[int]], list[torch.Tensor]]  # noise numbers -> the parts of their noises, one a row
+@dataclass(frozen=True)
+class Selection:
+    """The noise that a batch is given, as parts of one row per image, and the numbers of these noise samples."""
+
+    noise: list[torch.Tensor]
+    numbers: list[int]
+
+
+class NoiseSource(Protocol):
+    """More noise samples than were drawn for a batch, all of one law."""
+
+    def from_pool(self, settings: PairingSettings, data: torch.Tensor, **options) -> Selection:
+        """The samples of a pool that the images `data` (B, D) own in turn `settings.pool_index`."""
+
+    def from_candidates(
+        self, settings: PairingSettings, data: torch.Tensor, weights: torch.Tensor | None, blank: torch.Tensor
+    ) -> Selection:
+        """The nearest of k samples, the one drawn among them, for each image of `data` (B, D) that is not blank."""
 
 
 @dataclass(frozen=True)
 class Pairing:
-    """Which noise each picture has now, and what that changed."""
+    """Which noise each image has now, and what that changed."""
 
-    noise: list[torch.Tensor]  # the parts of the noise, one row a picture
-    numbers: list[int]  # the number of each picture's noise in the stream of draws
-    before: torch.Tensor  # distance of each picture from its noise as it was drawn
+    noise: list[torch.Tensor]  # the parts of the noise, one row per image
+    numbers: list[int]  # the number of each image's noise sample in the stream of draws
+    before: torch.Tensor  # distance of each image from its noise as it was drawn
     after: torch.Tensor  # and now
-    solver: str
     milliseconds: float
     moved: bool  # False: the noise is what was drawn, bit for bit
 
 
-def pair(settings: Settings, view: View, drawn: list[torch.Tensor], draw: Draw, seed: int) -> Pairing:
-    """Pair the noise `drawn` for a batch with its pictures; `draw` gives more noises of the same stream.
+def pair(
+    settings: PairingSettings,
+    batch: Batch,
+    drawn: list[torch.Tensor],
+    source: NoiseSource | None,
+    seed: int,
+    labels: Sequence[str] | None = None,
+) -> Pairing:
+    """Pair the noise `drawn` for a batch with its images; `source` has more noise of the same stream.
 
     `seed` begins the private stream of the closed form and the dot-product form of nearest; nothing else is random.
+    `labels` group the images, in place of the lines of `settings.labels`. Raises ValueError for NaN, for labels that do
+    not fit, and for noise that the law of nearest does not hold for.
     """
     started = time.perf_counter()
-    data, noise = rows(view.parts), rows(drawn)
-    weights = None if view.weights is None else rows(view.weights)
+    data, noise = flatten_batch(batch.parts), flatten_batch(drawn)
+    weights = None if batch.weights is None else flatten_batch(batch.weights)
     noise = noise.to(data.device)
-    before = distances(data, noise, weights)
-    if settings.mode == OFF or bool((noise == noise[:1, :1]).all()):
-        new, numbers, solver = drawn, view.numbers, "none"
-    elif settings.mode == NEAREST and settings.form != nearest.OFFICIAL:
-        new, numbers, solver = _moved(settings, view, drawn, (data, noise, weights), seed), view.numbers, settings.form
+    before = row_distances(data, noise, weights)
+    as_drawn = Selection(drawn, batch.numbers)
+    if settings.pairing == PairingMode.OFF or bool((noise == noise[:1, :1]).all()):
+        chosen = as_drawn
+    elif settings.pairing == PairingMode.NEAREST:
+        check_finite(data, noise)
+        if settings.nearest_form == NearestForm.OFFICIAL:
+            chosen = source.from_candidates(settings, data, weights, batch.blank)
+        else:
+            chosen = Selection(_moved_by_law(settings, batch, drawn, (data, noise, weights), seed), batch.numbers)
     else:
-        choose = {ASSIGN: _assigned, POOL: _pooled, NEAREST: _nearest}[settings.mode]
-        new, numbers, solver = choose(settings, view, drawn, draw, (data, weights))
-    moved = numbers != view.numbers or any(not torch.equal(a, b) for a, b in zip(new, drawn, strict=True))
-    after = distances(data, rows(new), weights) if moved else before
-    return Pairing(new, numbers, before, after, solver, 1000 * (time.perf_counter() - started), moved)
+        groups = settings.groups(labels or _parse_labels(settings, len(data)))
+        options = {"cost": settings.cost, "groups": groups, "weights": weights}
+        if settings.pairing == PairingMode.POOL:
+            chosen = source.from_pool(settings, data, **options)
+        else:
+            order = assign(data, noise, **options).permutation.tolist()
+            chosen = Selection([part[order] for part in drawn], [batch.numbers[index] for index in order])
+    same = chosen is as_drawn or all(torch.equal(a, b) for a, b in zip(chosen.noise, drawn, strict=True))
+    moved = chosen.numbers != batch.numbers or not same
+    after = row_distances(data, flatten_batch(chosen.noise), weights) if moved else before
+    milliseconds = 1000 * (time.perf_counter() - started)
+    return Pairing(chosen.noise if moved else drawn, chosen.numbers, before, after, milliseconds, moved)
 
 
-def _assigned(settings: Settings, view: View, drawn: list[torch.Tensor], draw: Draw, batch: tuple):
-    data, weights = batch
-    result = assign(data, rows(drawn), **_options(settings, len(data)), weights=weights)
-    order = result.permutation.tolist()
-    return [part[order] for part in drawn], [view.numbers[index] for index in order], result.solver
+Draw = Callable[[Sequence[int]], list[torch.Tensor]]  # noise numbers -> the parts of these samples, one row each
 
 
-def _pooled(settings: Settings, view: View, drawn: list[torch.Tensor], draw: Draw, batch: tuple):
-    data, weights = batch
-    numbers = _more(view.numbers, turns(settings.pool_size, len(data)))
-    noises = draw(numbers)
-    pool = Pool.build(data, rows(noises), **_options(settings, len(data)), weights=weights)
-    order = pool.serve(settings.turn).tolist()
-    if order == list(range(len(data))):
-        return drawn, view.numbers, pool.assignment.solver
-    return [part[order] for part in noises], [numbers[index] for index in order], pool.assignment.solver
+class DrawnNoise:
+    """Noise samples drawn by their numbers, those of a batch first; a pool is assigned once and then served."""
+
+    def __init__(self, numbers: list[int], draw: Draw):
+        self._numbers, self._draw = numbers, draw
+        self._pool: tuple[Pool, list[torch.Tensor], list[int]] | None = None
+
+    def from_pool(self, settings: PairingSettings, data: torch.Tensor, **options) -> Selection:
+        """See `NoiseSource`."""
+        if self._pool is None:
+            numbers = self._next_numbers(pool_turns(settings.pool_size, len(data)))
+            samples = self._draw(numbers)
+            self._pool = Pool.build(data, flatten_batch(samples), **options), samples, numbers
+        pool, samples, numbers = self._pool
+        order = pool.serve(settings.pool_index).tolist()
+        return Selection([part[order] for part in samples], [numbers[index] for index in order])
+
+    def from_candidates(
+        self, settings: PairingSettings, data: torch.Tensor, weights: torch.Tensor | None, blank: torch.Tensor
+    ) -> Selection:
+        """See `NoiseSource`; distances in half precision, as in the official code."""
+        numbers = self._next_numbers(int(settings.k))
+        samples = self._draw(numbers)
+        candidates = flatten_batch(samples).reshape(int(settings.k), len(data), -1)
+        chosen = nearest.official(data, candidates, weights).cpu()
+        chosen[blank.cpu()] = 0
+        order = [int(candidate) * len(data) + row for row, candidate in enumerate(chosen)]
+        return Selection([part[order] for part in samples], [numbers[index] for index in order])
+
+    def _next_numbers(self, copies: int) -> list[int]:
+        """The numbers of the batch's noise samples followed by those of `copies` - 1 further batches."""
+        first = max(self._numbers) + 1
+        return self._numbers + list(range(first, first + (copies - 1) * len(self._numbers)))
 
 
-def _nearest(settings: Settings, view: View, drawn: list[torch.Tensor], draw: Draw, batch: tuple):
-    data, weights = batch
-    count = len(data)
-    numbers = _more(view.numbers, int(settings.k))
-    noises = draw(numbers)
-    chosen = nearest.official(data, rows(noises).reshape(int(settings.k), count, -1), weights).cpu()
-    chosen[view.blank.cpu()] = 0
-    order = [int(candidate) * count + row for row, candidate in enumerate(chosen)]
-    if order == list(range(count)):
-        return drawn, view.numbers, nearest.OFFICIAL
-    return [part[order] for part in noises], [numbers[index] for index in order], nearest.OFFICIAL
-
-
-def _moved(settings: Settings, view: View, drawn: list[torch.Tensor], batch: tuple, seed: int) -> list[torch.Tensor]:
+def _moved_by_law(
+    settings: PairingSettings, batch: Batch, drawn: list[torch.Tensor], rows: tuple, seed: int
+) -> list[torch.Tensor]:
     """The noise drawn, with the rows that a nearer one replaces made from it by the law of N(0, 1)."""
-    data, noise, weights = batch
-    if not _UNIT[0] < float(noise.std()) < _UNIT[1]:
+    data, noise, weights = rows
+    deviation = float(noise.std())
+    # Five standard errors of the deviation of Gaussian noise, and 0.1 for noise that is not quite of deviation 1.
+    if abs(deviation - 1) > 0.1 + 5 / math.sqrt(2 * noise.numel()):
         raise ValueError(
-            f"The noise has standard deviation {float(noise.std()):.2f}, and the {settings.form} of nearest holds for "
-            "Gaussian noise of 1 only: link Random Noise, or choose the official form, assign or pool."
+            f"The noise has standard deviation {deviation:.2f}, and the {settings.nearest_form} of nearest holds for "
+            "Gaussian noise of 1 only: connect Random Noise, or choose the official form, assign or pool."
         )
-    streams = nearest.streams(seed, view.numbers)
-    if settings.form == nearest.DOT:
-        new = nearest.dot_form(data, noise, settings.k, streams, weights)
-    else:
-        new = nearest.closed_form(data, noise, int(settings.k), streams, weights)
-    changed = (new != noise).any(dim=1) & ~view.blank.to(new.device)
+    streams = nearest.random_streams(seed, batch.numbers)
+    new = nearest.move_nearest(settings.nearest_form, data, noise, settings.k, streams, weights)
+    changed = (new != noise).any(dim=1) & ~batch.blank.to(new.device)
     result = [part.clone() for part in drawn]
-    for part, moved in zip(result, parts(new, drawn), strict=True):
+    for part, moved in zip(result, unflatten_batch(new, drawn), strict=True):
         part[changed.to(part.device)] = moved[changed.to(moved.device)]
     return result
 
 
-def _options(settings: Settings, count: int) -> dict:
-    grouped = groups.make(settings.grouping, settings.labels, settings.penalty, count)
-    return {"cost": settings.cost, "groups": grouped, "solver": settings.solver}
-
-
-def _more(numbers: list[int], copies: int) -> list[int]:
-    """The numbers of a batch's noises followed by those of `copies` - 1 further batches."""
-    first = max(numbers) + 1
-    return numbers + list(range(first, first + (copies - 1) * len(numbers)))
+def _parse_labels(settings: PairingSettings, count: int) -> list[str]:
+    """Labels from a text of one line per image; raises ValueError when there are not `count` of them."""
+    labels = [line.strip() for line in settings.labels.strip().splitlines()]
+    if settings.grouping != Grouping.IGNORE and len(labels) != count:
+        raise ValueError(
+            f"The batch contains {count} images and the labels have {len(labels)} lines: write one line per image, "
+            "the same line for images of one group, or set grouping to ignore."
+        )
+    return labels

@@ -5,15 +5,15 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from glassbox.nodes.noise.assignment import COSTS, DOT, HALF_L2, assign, dot_cost, half_precision_l2
-from glassbox.nodes.noise.rows import parts, rows
+from glassbox.nodes.noise.assignment import Cost, assign, dot_cost, half_precision_l2
+from glassbox.nodes.noise.batch_matrix import flatten_batch, unflatten_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
 
 def batch(count: int, size: int = 64, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pictures and noises, (count, size) each."""
+    """Images and noise samples, (count, size) each."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(count, size, generator=generator), torch.randn(count, size, generator=generator)
 
@@ -55,12 +55,12 @@ def test_brute_force_with_a_mask(count, kind):
 
 
 @settings(max_examples=25, deadline=None)
-@given(count=st.integers(2, 24), size=st.integers(1, 80), seed=st.integers(0, 10**6), cost=st.sampled_from(COSTS))
+@given(count=st.integers(2, 24), size=st.integers(1, 80), seed=st.integers(0, 10**6), cost=st.sampled_from(list(Cost)))
 def test_a_permutation_that_is_as_good_as_scipys_and_never_worse_than_none(count, size, seed, cost):
     data, noise = batch(count, size, seed)
     found = assign(data, noise, cost=cost).permutation
     assert sorted(found.tolist()) == list(range(count))
-    table = squared_l2(data, noise) if cost == DOT else half_precision_l2(data, noise).double()
+    table = squared_l2(data, noise) if cost == Cost.DOT_PRODUCT else half_precision_l2(data, noise).double()
     least = table.numpy()[linear_sum_assignment(table.numpy())].sum()
     assert cost_of(table, found) <= float(table.trace()) * (1 + 1e-6)
     assert cost_of(table, found) == pytest.approx(least, rel=1e-5)
@@ -80,7 +80,7 @@ def test_scale_and_common_shift_change_nothing(scale, shift):
     assert torch.equal(assign(scale * data + offset, noise).permutation, expected)
 
 
-def test_pictures_in_another_order_take_their_noises_with_them():
+def test_images_in_another_order_take_their_noise_samples_with_them():
     data, noise = batch(20)
     order = torch.randperm(20, generator=torch.Generator().manual_seed(5))
     plain = assign(data, noise).permutation
@@ -89,11 +89,11 @@ def test_pictures_in_another_order_take_their_noises_with_them():
     assert torch.equal(order[shuffled], plain)
 
 
-@pytest.mark.parametrize("cost", COSTS)
+@pytest.mark.parametrize("cost", list(Cost))
 @pytest.mark.parametrize(
     "data",
     [torch.randn(1, 64), torch.zeros(6, 64), torch.full((6, 64), 0.7), torch.randn(1, 64).repeat(6, 1)],
-    ids=["one picture", "empty", "constant", "one picture six times"],
+    ids=["one image", "empty", "constant", "one image six times"],
 )
 def test_nothing_to_gain_is_the_identity(data, cost):
     _, noise = batch(len(data))
@@ -105,7 +105,7 @@ def test_constant_noise_stays():
     assert assign(data, torch.zeros(5, 64)).is_identity
 
 
-def test_equal_pictures_keep_their_noises_or_take_them_in_order():
+def test_equal_images_keep_their_noise_samples_or_take_them_in_order():
     data, noise = batch(8)
     data[[1, 4, 6]] = data[0].clone()
     found = assign(data, noise).permutation
@@ -128,7 +128,7 @@ def test_the_papers_cost_is_that_of_its_code():
     )
     assert torch.equal(half_precision_l2(data, noise), broadcast)
     expected = linear_sum_assignment(broadcast.numpy())
-    found = assign(data, noise, cost=HALF_L2).permutation.numpy()
+    found = assign(data, noise, cost=Cost.L2_FP16).permutation.numpy()
     assert broadcast.double().numpy()[np.arange(6), found].sum() == pytest.approx(
         broadcast.double().numpy()[expected].sum()
     )
@@ -138,8 +138,8 @@ def test_the_papers_cost_loses_little_of_the_gain():
     """Its optimum loses at most 0.6 % of what the dot product gains on white latents."""
     data, noise = batch(24, 4096)
     table = squared_l2(data, noise)
-    gains = {cost: float(table.trace()) - cost_of(table, assign(data, noise, cost=cost).permutation) for cost in COSTS}
-    assert 0.985 * gains[DOT] <= gains[HALF_L2] <= gains[DOT] * (1 + 1e-6)
+    gains = {cost: float(table.trace()) - cost_of(table, assign(data, noise, cost=cost).permutation) for cost in Cost}
+    assert 0.985 * gains[Cost.DOT_PRODUCT] <= gains[Cost.L2_FP16] <= gains[Cost.DOT_PRODUCT] * (1 + 1e-6)
 
 
 def test_the_cost_is_doubly_centred():
@@ -155,22 +155,22 @@ def test_video_latents_of_any_dtype_and_layout(dtype):
     video = (30 * torch.randn(6, 16, 16, 16, 16, generator=generator)).to(dtype).transpose(2, 4)
     noise = torch.randn(video.shape, generator=generator).to(dtype)
     assert not video.is_contiguous()
-    found = assign(rows([video]), rows([noise]))
+    found = assign(flatten_batch([video]), flatten_batch([noise]))
     table = squared_l2(video.reshape(6, -1).float(), noise.reshape(6, -1).float())
     assert cost_of(table, found.permutation) == pytest.approx(least_by_brute_force(table), rel=1e-9)
     assert not found.is_identity
 
 
-@pytest.mark.parametrize("cost", COSTS)
+@pytest.mark.parametrize("cost", list(Cost))
 def test_half_precision_does_not_overflow(cost):
     data = torch.full((3, 65536), 8.0).half()
     data[1:] += torch.randn(2, 65536, generator=torch.Generator().manual_seed(2)).half()
-    assign(rows([data]), torch.randn(3, 65536, generator=torch.Generator().manual_seed(3)), cost=cost)
+    assign(flatten_batch([data]), torch.randn(3, 65536, generator=torch.Generator().manual_seed(3)), cost=cost)
 
 
 def test_rows_and_parts_are_inverse():
     pieces = [torch.randn(3, 4, 5, 6).half(), torch.randn(3, 2, 7)]
-    back = parts(rows(pieces), pieces)
+    back = unflatten_batch(flatten_batch(pieces), pieces)
     assert all(torch.equal(one, other) and one.dtype == other.dtype for one, other in zip(pieces, back, strict=True))
 
 
@@ -184,8 +184,8 @@ def test_no_random_number_is_drawn():
 @pytest.mark.parametrize(
     ("data", "noise", "sentence"),
     [
-        (torch.randn(3, 8), torch.randn(4, 8), "cannot be shared out"),
-        (torch.randn(3, 8), torch.randn(3, 9), "cannot be shared out"),
+        (torch.randn(3, 8), torch.randn(4, 8), "does not fit"),
+        (torch.randn(3, 8), torch.randn(3, 9), "does not fit"),
         (torch.full((3, 8), float("nan")), torch.randn(3, 8), "NaN"),
     ],
 )
@@ -194,6 +194,11 @@ def test_bad_input(data, noise, sentence):
         assign(data, noise)
 
 
-def test_an_unknown_cost_is_named():
-    with pytest.raises(ValueError, match="There is no cost hamming"):
+def test_nan_in_a_single_image_is_refused():
+    with pytest.raises(ValueError, match="NaN"):
+        assign(torch.full((1, 8), float("nan")), torch.randn(1, 8))
+
+
+def test_an_unknown_cost_is_refused():
+    with pytest.raises(ValueError, match="hamming"):
         assign(*batch(3), cost="hamming")

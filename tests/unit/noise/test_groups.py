@@ -5,9 +5,8 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from glassbox.nodes.noise import groups
-from glassbox.nodes.noise.assignment import assign, dot_cost
-from glassbox.nodes.noise.groups import Groups
+from glassbox.nodes.noise.assignment import Groups, assign, dot_cost
+from glassbox.nodes.noise.pairing import PairingSettings
 
 LABELS = ["cat", "dog", "cat", "dog", "cat", "bird", "dog"]
 
@@ -48,7 +47,7 @@ def test_a_penalty_goes_from_ignoring_groups_to_staying_within_them():
     assert torch.equal(strict, assign(data, noise, groups=Groups(LABELS)).permutation)
 
 
-def test_equal_pictures_of_different_groups_do_not_trade():
+def test_equal_images_of_different_groups_do_not_trade():
     data, noise = batch()
     data[:] = data[0].clone()
     data[2:4] += torch.randn(2, 40, generator=torch.Generator().manual_seed(2))
@@ -56,20 +55,13 @@ def test_equal_pictures_of_different_groups_do_not_trade():
     assert [LABELS[column] for column in found] == LABELS
 
 
-def test_one_picture_a_group_has_nothing_to_gain():
+def test_one_image_a_group_has_nothing_to_gain():
     data, noise = batch()
     assert assign(data, noise, groups=Groups(list("abcdefg"))).is_identity
 
 
-def test_labels_are_lines():
-    assert groups.parse(" a cat, sitting \nb\n a cat, sitting", 3) == ["a cat, sitting", "b", "a cat, sitting"]
-    with pytest.raises(ValueError, match="4 pictures and the labels have 2 lines"):
-        groups.parse("a\nb", 4)
-
-
-def test_what_the_widgets_choose():
-    assert groups.make("ignore", "", 1.0, 3) is None
-    assert groups.make("within groups", "a\na\nb", 1.0, 3) == Groups(["a", "a", "b"])
-    assert groups.make("penalty", "a\na\nb", 2.0, 3) == Groups(["a", "a", "b"], 2.0)
-    with pytest.raises(ValueError, match="There is no grouping by colour"):
-        groups.make("by colour", "", 1.0, 3)
+def test_grouping_options():
+    labels = ["a", "a", "b"]
+    assert PairingSettings(grouping="ignore").groups(labels) is None
+    assert PairingSettings(grouping="within_groups").groups(labels) == Groups(labels)
+    assert PairingSettings(grouping="penalty", penalty=2.0).groups(labels) == Groups(labels, 2.0)

@@ -1,12 +1,13 @@
-"""The nearest of k noises: exact properties, and the law of the closed forms against the official one."""
+"""The nearest of k noise samples: exact properties, and the law of the closed forms against the official one."""
 
 import itertools
 import math
 
 import pytest
 import torch
-from glassbox.kernels.eager.nearest_drawn import candidate
+from glassbox.kernels.eager.nearest_drawn import candidates
 from glassbox.nodes.noise import nearest
+from glassbox.nodes.noise.nearest import NearestForm
 from scipy import stats
 
 D = 512
@@ -17,12 +18,12 @@ def gaussian(count: int, seed: int, size: int = D) -> torch.Tensor:
 
 
 def made(form: str, data, noise, k, seed=7, weights=None):
-    streams = nearest.streams(seed, range(len(data)))
-    make = nearest.closed_form if form == nearest.CLOSED else nearest.dot_form
+    streams = nearest.random_streams(seed, range(len(data)))
+    make = nearest.closed_form if form == NearestForm.CLOSED_FORM else nearest.dot_form
     return make(data, noise, k, streams, weights)
 
 
-@pytest.mark.parametrize("form", [nearest.CLOSED, nearest.DOT])
+@pytest.mark.parametrize("form", [NearestForm.CLOSED_FORM, NearestForm.DOT_PRODUCT])
 def test_k_of_one_is_the_given_noise_bit_for_bit(form):
     data, noise = gaussian(8, 0), gaussian(8, 1)
     assert torch.equal(made(form, data, noise, 1), noise)
@@ -33,13 +34,13 @@ def test_official_k_of_one():
     assert nearest.official(data, noise[None]).tolist() == [0] * 8
 
 
-@pytest.mark.parametrize("form", [nearest.CLOSED, nearest.DOT])
+@pytest.mark.parametrize("form", [NearestForm.CLOSED_FORM, NearestForm.DOT_PRODUCT])
 def test_more_candidates_never_take_a_nearer_one_away(form):
     data, noise = gaussian(16, 0), gaussian(16, 1)
 
     def apart(k):
         moved = made(form, data, noise, k)
-        return (moved - data).norm(dim=1) if form == nearest.CLOSED else -(moved * data).sum(dim=1)
+        return (moved - data).norm(dim=1) if form == NearestForm.CLOSED_FORM else -(moved * data).sum(dim=1)
 
     distances = [apart(k) for k in (1, 2, 3, 5, 8, 40)]
     for fewer, more in itertools.pairwise(distances):
@@ -57,40 +58,40 @@ def test_official_takes_the_least_distance():
 
 def test_official_of_seeds_is_the_nearest_of_all_candidates():
     data, noise, seeds = gaussian(12, 0), gaussian(12, 1), torch.arange(12) * 2**40 - 5
-    candidates = torch.stack([noise, candidate(seeds, 0, D), candidate(seeds, 1, D)])
+    drawn = torch.cat([noise[None], candidates(seeds, 0, 2, D).transpose(0, 1)])
     assert torch.equal(nearest.official_drawn(data, noise, 1, seeds), noise)
     found = nearest.official_drawn(data, noise, 3, seeds)
-    chosen = (candidates.double() - data.double()).norm(dim=2).argmin(dim=0)
+    chosen = (drawn.double() - data.double()).norm(dim=2).argmin(dim=0)
     assert set(chosen.tolist()) == {0, 1, 2}
-    assert torch.equal(found, candidates[chosen, torch.arange(12)])
+    assert torch.equal(found, drawn[chosen, torch.arange(12)])
     assert torch.equal(nearest.official_drawn(data[2:3], noise[2:3], 3, seeds[2:3]), found[2:3])
 
 
 def test_official_is_their_code():
-    """The lines of the official code, on candidates laid out as there: picture by picture."""
+    """The lines of the official code, on candidates laid out as there: image by image."""
     data, candidates = gaussian(5, 2), gaussian(30, 3).reshape(6, 5, D)
     apart = data.to(torch.float16).unsqueeze(1) - candidates.transpose(0, 1).to(torch.float16)
     _, expected = torch.min(torch.linalg.vector_norm(apart, dim=2), dim=1)
     assert nearest.official(data, candidates).tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("form", [nearest.CLOSED, nearest.DOT])
-def test_a_picture_of_zeros_keeps_its_noise(form):
+@pytest.mark.parametrize("form", [NearestForm.CLOSED_FORM, NearestForm.DOT_PRODUCT])
+def test_an_image_of_zeros_keeps_its_noise(form):
     data, noise = gaussian(3, 0), gaussian(3, 1)
     data[1] = 0
     assert torch.equal(made(form, data, noise, 16)[1], noise[1])
 
 
-@pytest.mark.parametrize("form", [nearest.CLOSED, nearest.DOT])
-def test_each_picture_depends_on_itself_alone(form):
+@pytest.mark.parametrize("form", [NearestForm.CLOSED_FORM, NearestForm.DOT_PRODUCT])
+def test_each_image_depends_on_itself_alone(form):
     data, noise = gaussian(6, 0), gaussian(6, 1)
     together = made(form, data, noise, 8)
-    streams = nearest.streams(7, [4])
-    make = nearest.closed_form if form == nearest.CLOSED else nearest.dot_form
+    streams = nearest.random_streams(7, [4])
+    make = nearest.closed_form if form == NearestForm.CLOSED_FORM else nearest.dot_form
     torch.testing.assert_close(make(data[4:5], noise[4:5], 8, streams)[0], together[4], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("form", [nearest.CLOSED, nearest.DOT])
+@pytest.mark.parametrize("form", [NearestForm.CLOSED_FORM, NearestForm.DOT_PRODUCT])
 def test_outside_the_mask_nothing_moves(form):
     data, noise = gaussian(6, 0), gaussian(6, 1)
     mask = torch.zeros(6, D)
@@ -105,7 +106,7 @@ def test_outside_the_mask_nothing_moves(form):
 
 def test_the_global_generators_stay():
     state = torch.get_rng_state()
-    for form in (nearest.CLOSED, nearest.DOT):
+    for form in (NearestForm.CLOSED_FORM, NearestForm.DOT_PRODUCT):
         made(form, gaussian(3, 0), gaussian(3, 1), 4)
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -120,7 +121,7 @@ def test_dot_form_draws_the_largest_of_k_also_for_fractions(k):
     """One coordinate has the law with distribution function Phi^k, and the others are as they were."""
     data = gaussian(1, 0, 16).repeat(1500, 1)
     noise = gaussian(1500, 1, 16)
-    moved = made(nearest.DOT, data, noise, k)
+    moved = made(NearestForm.DOT_PRODUCT, data, noise, k)
     unit = data[0] / data[0].norm()
     along = moved @ unit
     assert stats.kstest(along.numpy(), lambda value: stats.norm.cdf(value) ** k).pvalue > 0.01
@@ -130,24 +131,24 @@ def test_dot_form_draws_the_largest_of_k_also_for_fractions(k):
 
 @pytest.fixture(scope="module", params=[4, 16])
 def laws(request):
-    """Coordinate along the picture, squared length and distance of 800 noises, closed and official, for one k."""
+    """Coordinate along the image, squared length and distance of 800 noise samples, closed and official, for one k."""
     k, count, size = request.param, 800, 128
-    picture = gaussian(1, 5, size)
-    data = picture.expand(count, size)
-    closed = made(nearest.CLOSED, data, gaussian(count, 6, size), k)
+    image = gaussian(1, 5, size)
+    data = image.expand(count, size)
+    closed = made(NearestForm.CLOSED_FORM, data, gaussian(count, 6, size), k)
     candidates = gaussian(k * count, 8, size).reshape(k, count, size)
     exact = (data[None] - candidates).norm(dim=2).argmin(dim=0)
     official = candidates[exact, torch.arange(count)]
     half = candidates[nearest.official(data, candidates), torch.arange(count)]
-    unit = picture[0] / picture.norm()
+    unit = image[0] / image.norm()
 
     def measures(noise):
-        return noise @ unit, noise.square().sum(dim=1), (noise - picture).norm(dim=1)
+        return noise @ unit, noise.square().sum(dim=1), (noise - image).norm(dim=1)
 
-    return k, measures(closed), measures(official), measures(half), float(picture.square().mean().sqrt()), size
+    return k, measures(closed), measures(official), measures(half), float(image.square().mean().sqrt()), size
 
 
-@pytest.mark.parametrize("measure", range(3), ids=["along the picture", "squared length", "distance"])
+@pytest.mark.parametrize("measure", range(3), ids=["along the image", "squared length", "distance"])
 def test_the_closed_form_has_the_law_of_the_official_one(laws, measure):
     _, closed, official, half, *_ = laws
     assert stats.ks_2samp(closed[measure].numpy(), official[measure].numpy()).pvalue > 0.01
@@ -162,13 +163,35 @@ def test_the_means_that_are_known(laws):
     assert float(length.mean()) / size - 1 == pytest.approx(-2 * largest / (root * math.sqrt(size)), abs=0.03)
 
 
+def test_closed_form_at_three_dimensions_has_the_official_law():
+    """Across the image lie D - 1 = 2 degrees of freedom: with 3 the squared length would be half as large again."""
+    count, k, size = 4000, 6, 3
+    data = 0.8 * gaussian(1, 5, size).expand(count, size)
+    closed = made(NearestForm.CLOSED_FORM, data, gaussian(count, 6, size), k)
+    candidates = gaussian(k * count, 8, size).reshape(k, count, size)
+    nearest_one = (data[None] - candidates).norm(dim=2).argmin(dim=0)
+    official = candidates[nearest_one, torch.arange(count)]
+    for measure in (lambda noise: noise.square().sum(dim=1), lambda noise: (noise - data).norm(dim=1)):
+        assert stats.ks_2samp(measure(closed).numpy(), measure(official).numpy()).pvalue > 0.01
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_closed_form_of_a_single_number_is_the_nearest_of_k(sign):
+    """D = 1: nothing lies across the image, and the candidates are draws of N(0, 1)."""
+    count, k = 3000, 5
+    data = torch.full((count, 1), 0.7 * sign)
+    closed = made(NearestForm.CLOSED_FORM, data, gaussian(count, 6, 1), k)
+    candidates = gaussian(k * count, 8, 1).reshape(k, count, 1)
+    official = candidates[(data[None] - candidates).abs().argmin(dim=0)[:, 0], torch.arange(count)]
+    assert stats.ks_2samp(closed[:, 0].numpy(), official[:, 0].numpy()).pvalue > 0.01
+
+
 @pytest.mark.parametrize(
     ("k", "form", "sentence"),
     [
-        (0.5, nearest.DOT, "at least 1"),
-        (2.5, nearest.CLOSED, "whole k"),
-        (2.5, nearest.OFFICIAL, "whole k"),
-        (2, "x", "no form"),
+        (0.5, NearestForm.DOT_PRODUCT, "at least 1"),
+        (2.5, NearestForm.CLOSED_FORM, "integer k"),
+        (2.5, NearestForm.OFFICIAL, "integer k"),
     ],
 )
 def test_bad_k(k, form, sentence):

@@ -2,19 +2,17 @@
 
 import pytest
 import torch
-from glassbox.nodes.noise.assignment import assign
-from glassbox.nodes.noise.groups import Groups
-from glassbox.nodes.noise.pool import Pool, turns
+from glassbox.nodes.noise.assignment import Groups, Pool, assign, pool_turns
 
 
-def draw(pictures: int, noises: int, size: int = 256, seed: int = 0):
+def draw(images: int, noise_samples: int, size: int = 256, seed: int = 0):
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(pictures, size, generator=generator), torch.randn(noises, size, generator=generator)
+    return torch.randn(images, size, generator=generator), torch.randn(noise_samples, size, generator=generator)
 
 
 @pytest.mark.parametrize(("size", "count", "expected"), [(1, 4, 1), (4, 4, 1), (5, 4, 2), (256, 4, 64), (256, 3, 86)])
 def test_turns_are_rounded_up(size, count, expected):
-    assert turns(size, count) == expected
+    assert pool_turns(size, count) == expected
 
 
 def test_every_noise_is_served_once():
@@ -23,7 +21,6 @@ def test_every_noise_is_served_once():
     served = torch.cat([pool.serve(turn) for turn in range(8)])
     assert sorted(served.tolist()) == list(range(48))
     assert torch.equal(pool.serve(8), pool.serve(0))
-    assert pool.serve(3, [5, 0]).tolist() == [pool.table[3, 5], pool.table[3, 0]]
 
 
 def test_a_pool_of_the_batch_is_assignment():
@@ -31,7 +28,7 @@ def test_a_pool_of_the_batch_is_assignment():
     assert torch.equal(Pool.build(data, noise).serve(0), assign(data, noise).permutation)
 
 
-def test_it_is_the_best_way_to_share_out_by_the_assignment_of_copies():
+def test_pool_is_optimal_by_the_assignment_of_copies():
     data, noise = draw(3, 24)
     pool = Pool.build(data, noise)
     copies = data.repeat(8, 1)
@@ -41,7 +38,7 @@ def test_it_is_the_best_way_to_share_out_by_the_assignment_of_copies():
 
 
 def test_it_gains_more_than_the_batch_alone():
-    """Up to the mean of the largest of N normals along each picture, 1.03 for four, against m_4 = 0.82."""
+    """Up to the mean of the largest of N normals along each image, 1.03 for four, against m_4 = 0.82."""
     alone = pooled = 0.0
     for seed in range(20):
         data, noise = draw(4, 64, 256, seed)
@@ -52,16 +49,16 @@ def test_it_gains_more_than_the_batch_alone():
     assert pooled == pytest.approx(1.0, abs=0.1)
 
 
-def test_one_picture_keeps_the_order_of_drawing():
+def test_one_image_keeps_the_order_of_drawing():
     data, noise = draw(1, 16)
     assert Pool.build(data, noise).table.flatten().tolist() == list(range(16))
 
 
-def test_groups_keep_their_share():
+def test_groups_keep_their_fraction():
     data, noise = draw(4, 16)
     labels = ["a", "b", "a", "b"]
     table = Pool.build(data, noise, groups=Groups(labels)).table
-    assert all(labels[table[turn, picture] % 4] == labels[picture] for turn in range(4) for picture in range(4))
+    assert all(labels[table[turn, image] % 4] == labels[image] for turn in range(4) for image in range(4))
 
 
 def test_no_turn_is_favoured():

@@ -1,0 +1,154 @@
+"""Noise that carries a layout: assignment of noise to an image, as in Immiscible Diffusion, within one noise sample.
+
+The cosine transform (DCT-II) turns Gaussian noise into independent N(0, 1) coordinates, and its low frequencies decide
+the composition of an image. Of all permutations of the coordinates in a band of frequencies, the one that lies nearest
+to a guide sorts them as the guide's are sorted (the rearrangement inequality: least squared distance, arXiv 2406.12303,
+Algorithm 1, in one dimension). A permutation keeps the set of numbers: the norm and the marginal of the drawn noise are
+exactly kept, and all other frequencies are untouched. What changes is where in the band each number stands.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from .batch_matrix import check_finite
+
+
+@dataclass(frozen=True)
+class CompositionSettings:
+    """`strength`: 0 to 1; `low`, `cutoff`: the band, in cycles per side of the image, `low` <= frequency < `cutoff`."""
+
+    strength: float
+    cutoff: float
+    low: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.low >= self.cutoff:
+            raise ValueError(f"The band from {self.low:g} to {self.cutoff:g} cycles is empty: raise the cutoff.")
+
+
+def compose_noise(settings: CompositionSettings, noise: torch.Tensor, guide: torch.Tensor) -> torch.Tensor:
+    """Noise (B, C, ..., H, W) whose band is ordered as that of a guide (1 or B, C, ..., h, w); same shape and dtype.
+
+    Coordinates are permuted within an image over all its channels, for video within a frame. The guide may have another
+    size: frequencies count per side. Strength 0 returns the noise bit for bit. Raises ValueError for latents without
+    two sides, another number of channels, NaN, and guides that are constant in the band.
+    """
+    if settings.strength == 0:
+        return noise
+    if min(noise.ndim, guide.ndim) < 4 or noise.shape[1] != guide.shape[1]:
+        raise ValueError(
+            f"The guide {tuple(guide.shape)} does not fit the latent {tuple(noise.shape)}: both need height, width and "
+            "the same channels. Encode the guide with the VAE of this model."
+        )
+    before = band_coordinates(settings, noise, guide.shape[-2:])
+    guided = band_coordinates(settings, guide, noise.shape[-2:])
+    check_finite(before, guided)
+    after = reorder(before, guided[torch.arange(len(before)) % len(guided)], settings.strength)
+    rows, columns, chosen = _band(settings, noise.shape[-2:], guide.shape[-2:])
+    moved = torch.zeros(*noise.shape[:-2], len(rows), len(columns), dtype=torch.float64)
+    moved[..., chosen] = _unflatten(after - before, noise)
+    return (noise.double() + (rows.T @ moved @ columns).to(noise.device)).to(noise.dtype)
+
+
+def band_coordinates(settings: CompositionSettings, latent: torch.Tensor, other_size=None) -> torch.Tensor:
+    """The DCT-II coordinates of a latent (B, C, ..., H, W) in the band: (frames, C, m) float64, frame by frame.
+
+    `other_size`: height and width of another latent; only frequencies that both have are returned.
+    """
+    rows, columns, chosen = _band(settings, latent.shape[-2:], other_size or latent.shape[-2:])
+    coordinates = (rows @ latent.double().cpu() @ columns.T)[..., chosen]
+    return coordinates.movedim(1, -2).reshape(-1, latent.shape[1], coordinates.shape[-1])
+
+
+def reorder(noise: torch.Tensor, guide: torch.Tensor, strength: float) -> torch.Tensor:
+    """The coordinates `noise` (F, C, m) of each frame in the order of strength * guide + (1 - strength) * noise.
+
+    The guide counts in units of its root mean square. Below strength 1, coordinates in which it is weak keep the order
+    of the noise; where it is constant, they do so at any strength.
+    """
+    shape, noise, guide = noise.shape, noise.flatten(1), guide.flatten(1)
+    power = guide.square().mean(dim=1, keepdim=True).sqrt()
+    if not bool((power > 0).all()):
+        raise ValueError("The guide is empty in this band: use an image with a layout, or raise the cutoff.")
+    order = (strength * guide / power + (1 - strength + 1e-9) * noise).argsort(dim=1)
+    result = torch.empty_like(noise)
+    result.scatter_(1, order, noise.sort(dim=1).values)
+    return result.reshape(shape)
+
+
+def layout_correlation(settings: CompositionSettings, latent: torch.Tensor, guide: torch.Tensor) -> torch.Tensor:
+    """How far the band of each image follows that of the guide: Pearson's correlation, (B,) in float64."""
+    one = band_coordinates(settings, latent, guide.shape[-2:]).flatten(1)
+    other = band_coordinates(settings, guide, latent.shape[-2:]).flatten(1)
+    one, other = (part - part.mean(dim=1, keepdim=True) for part in (one, other))
+    return torch.cosine_similarity(one, other[torch.arange(len(one)) % len(other)], dim=1)
+
+
+def low_pass(settings: CompositionSettings, latent: torch.Tensor) -> torch.Tensor:
+    """What a latent (B, C, H, W) holds in the band, in its own shape; float64."""
+    rows, columns, chosen = _band(settings, latent.shape[-2:], latent.shape[-2:])
+    coordinates = rows @ latent.double().cpu() @ columns.T
+    return rows.T @ (coordinates * chosen) @ columns
+
+
+def describe_composition(
+    settings: CompositionSettings, before: torch.Tensor, after: torch.Tensor, guide: torch.Tensor
+) -> str:
+    """What moved, as text."""
+    count, total = band_coordinates(settings, before)[0].numel(), before[0].numel()
+    norms = [float(torch.linalg.vector_norm(noise[0].double())) for noise in (before, after)]
+    follow = [float(layout_correlation(settings, noise, guide).mean()) for noise in (before, after)]
+    return "\n".join(
+        [
+            f"Band of {settings.low:g} to {settings.cutoff:g} cycles per side: {count:,} of {total:,} numbers, "
+            f"strength {settings.strength:g}.",
+            f"Correlation of the noise with the guide in the band: {follow[0]:+.3f} before, {follow[1]:+.3f} after.",
+            f"Norm of the first noise sample {norms[0]:.4f} before, {norms[1]:.4f} after; standard deviation "
+            f"{float(before.double().std()):.4f} before, {float(after.double().std()):.4f} after.",
+        ]
+    )
+
+
+def draw_composition(
+    figure, settings: CompositionSettings, before: torch.Tensor, after: torch.Tensor, guide: torch.Tensor
+) -> None:
+    """The band of the guide, of the noise as drawn and of the composed noise: mean over channels of the first image."""
+    panels = figure.subplots(1, 3)
+    for axes, (title, latent) in zip(
+        panels, (("guide", guide), ("noise as drawn", before), ("composed noise", after)), strict=True
+    ):
+        image = low_pass(settings, latent.reshape(latent.shape[0], latent.shape[1], -1, *latent.shape[-2:])[:1, :, 0])
+        axes.imshow(image[0].mean(dim=0).numpy(), cmap="coolwarm")
+        axes.set(title=title, xticks=[], yticks=[])
+
+
+def _band(settings: CompositionSettings, size, guide_size) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The lowest cosines of both sides, orthonormal (K, H) and (L, W) float64, and which pairs lie in the band (K, L).
+
+    Only frequencies that both sizes have take part, so that the coordinates of noise and guide correspond.
+    """
+    sides = [min(pair) for pair in zip(size, guide_size, strict=True)]
+    counts = [min(side, math.ceil(2 * settings.cutoff)) for side in sides]
+    rows, columns = (_cosines(count, side) for count, side in zip(counts, size, strict=True))
+    radius = (torch.arange(counts[0])[:, None].square() + torch.arange(counts[1]).square()).double().sqrt() / 2
+    chosen = (radius >= settings.low) & (radius < settings.cutoff)
+    if not chosen.any():
+        raise ValueError(f"No frequency lies between {settings.low:g} and {settings.cutoff:g} cycles: widen the band.")
+    return rows, columns, chosen
+
+
+def _cosines(count: int, side: int) -> torch.Tensor:
+    frequency, place = torch.arange(count, dtype=torch.float64), torch.arange(side, dtype=torch.float64)
+    basis = torch.cos(math.pi * frequency[:, None] * (place + 0.5) / side) * math.sqrt(2 / side)
+    basis[0] /= math.sqrt(2)
+    return basis
+
+
+def _unflatten(coordinates: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Coordinates (frames, C, m) in the leading shape of a latent (B, C, ..., H, W): (B, C, ..., m)."""
+    middle = like.shape[2:-2]
+    return coordinates.reshape(like.shape[0], *middle, like.shape[1], -1).movedim(-2, 1)

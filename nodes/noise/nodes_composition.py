@@ -1,0 +1,120 @@
+"""Noise that carries the layout of a guide image, on the canvas."""
+
+from __future__ import annotations
+
+import functools
+
+from comfy_api.latest import io
+
+from ..host.image_output import new_figure, to_image
+from ..host.latent_shapes import matching_channels, view
+from ..host.noise_objects import TransformedNoise, latent_for_stock_noise
+from ..host.progress import nothing_to_show
+from ..host.schema import schema
+
+
+class CompositionNoise(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_CompositionNoise",
+            display_name="Composition Noise",
+            category="Glassbox/Noise",
+            description=(
+                "Noise whose low frequencies follow a sketch, mask, photo or color blocks, so that the layout follows "
+                "at denoise 1 without a ControlNet. Reorders the numbers of the drawn noise and keeps their set: the "
+                "assignment of Immiscible Diffusion (arXiv 2406.12303) within one noise sample."
+            ),
+            search_aliases=[
+                "immiscible diffusion",
+                "layout control",
+                "composition",
+                "structured noise",
+                "noise from image",
+                "regional colors",
+            ],
+            inputs=[
+                io.Latent.Input("latent", tooltip="The latent that the sampler gets, such as Empty Latent Image."),
+                io.Latent.Input(
+                    "guide",
+                    tooltip="The layout: an image through VAE Encode. One for the whole batch, or one per image; its "
+                    "size may differ.",
+                ),
+                io.Int.Input(
+                    "seed",
+                    default=0,
+                    min=0,
+                    max=0xFFFFFFFFFFFFFFFF,
+                    control_after_generate=True,
+                    tooltip="Seed of the noise, as in KSampler and Random Noise.",
+                ),
+                io.Float.Input(
+                    "strength",
+                    default=0.8,
+                    min=0.0,
+                    max=1.0,
+                    step=0.05,
+                    tooltip="How far the band follows the guide. 0: the noise of the seed, bit for bit. 1: the order "
+                    "of the guide alone, the same for all seeds.",
+                ),
+                io.Float.Input(
+                    "cutoff",
+                    default=2.0,
+                    min=0.5,
+                    max=64.0,
+                    step=0.5,
+                    tooltip="Highest frequency that follows the guide, in cycles per side of the image: 1 to 3 for the "
+                    "layout, more for finer shapes.",
+                ),
+                io.Float.Input(
+                    "low_cutoff",
+                    default=0.0,
+                    min=0.0,
+                    max=63.5,
+                    step=0.5,
+                    tooltip="Lowest frequency that follows the guide. 0: colors too. 0.5: not the mean color.",
+                ),
+                io.Model.Input(
+                    "model",
+                    optional=True,
+                    tooltip="Scales the guide as the model sees it, and is needed for the latent output.",
+                ),
+            ],
+            outputs=[
+                io.Noise.Output(display_name="noise", tooltip="For SamplerCustomAdvanced; any model."),
+                io.Latent.Output(
+                    display_name="latent",
+                    tooltip="For a stock KSampler with the same seed at denoise 1; needs model, but no flow model.",
+                ),
+                io.Int.Output(display_name="seed", tooltip="The seed, for KSampler."),
+                io.String.Output(display_name="report", tooltip="Band, correlation with the guide, norm of the noise."),
+                io.Image.Output(
+                    display_name="figure", tooltip="The band of the guide and of the noise before and after."
+                ),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls, latent: dict, guide: dict, seed: int, strength: float, cutoff: float, low_cutoff: float, model=None
+    ) -> io.NodeOutput:
+        from . import composition
+
+        settings = composition.CompositionSettings(strength, cutoff, low_cutoff)
+        layout = view(guide, model).parts[0]
+        if model is not None and strength:
+            latent = {**latent, "samples": matching_channels(latent["samples"], model)}
+        noise = TransformedNoise(seed, functools.partial(composition.compose_noise, settings, guide=layout))
+        before, after = noise.look(latent)
+        report = composition.describe_composition(settings, before, after, layout)
+        for_ksampler = latent if strength == 0 else None
+        if strength and model is not None:
+            for_ksampler = latent_for_stock_noise(model, latent, before, after)
+        if for_ksampler is None:
+            report += (
+                "\nNo latent for KSampler: it needs model, and no flow model. Use noise with SamplerCustomAdvanced."
+            )
+        figure = new_figure(900, 330)
+        composition.draw_composition(figure, settings, before, after, layout)
+        output = nothing_to_show() if for_ksampler is None else for_ksampler
+        return io.NodeOutput(noise, output, seed, report, to_image(figure))

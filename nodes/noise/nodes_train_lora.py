@@ -1,0 +1,352 @@
+"""Train LoRA with noise that is paired with the images."""
+
+from __future__ import annotations
+
+import torch
+from comfy_api.latest import io
+
+from ..host.folders import named_file
+from ..host.image_output import new_figure, to_image
+from ..host.progress import LiveCurve, Progress, Stopped, nothing_to_show
+from ..host.schema import schema
+from ..host.training import adapters, trainer
+from .assignment import Grouping
+from .nearest import NearestForm
+from .pairing import PairingMode
+from .training.batch_sampler import LengthUnit
+from .training.training_checkpoint import CheckpointFile
+from .training.training_data import collect_training_data
+from .training.training_loop import OPTIMIZERS, LearningRateSchedule
+from .training.training_loss import LOSSES, Weighting
+from .training.training_run import OnStop, TrainingOptions, TrainingRun
+
+_SEED_MAX = 0xFFFFFFFFFFFFFFFF
+#: A LoRA is trained without touching these.
+_ADVANCED = [
+    "pool_size",
+    "k",
+    "nearest_form",
+    "grouping",
+    "penalty",
+    "grad_accumulation_steps",
+    "unit",
+    "lr_schedule",
+    "warmup_steps",
+    "optimizer",
+    "loss_function",
+    "weighting",
+    "snr_gamma",
+    "precision",
+    "lora_precision",
+    "algorithm",
+    "gradient_checkpointing",
+    "existing_lora",
+    "held_out",
+    "validation_interval",
+    "sample_interval",
+    "sample_steps",
+    "sample_cfg",
+    "checkpoint_interval",
+    "on_stop",
+]
+_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def _inputs() -> list[io.Input]:
+    return [
+        io.Model.Input("model", tooltip="The model to train the LoRA on."),
+        io.Latent.Input(
+            "latents",
+            tooltip="The training images: one batch, or a list of any sizes, as Make Training Dataset gives. Each "
+            "training batch contains images of one size.",
+        ),
+        io.Conditioning.Input("positive", tooltip="One caption for all images, or one for each, in their order."),
+        *_pairing_inputs(),
+        *_training_inputs(),
+        io.Int.Input(
+            "held_out",
+            default=0,
+            min=0,
+            max=10000,
+            tooltip="How many of the last images are kept out of training and used for the validation loss, always "
+            "with the same noise and noise levels.",
+        ),
+        io.Int.Input(
+            "validation_interval",
+            default=25,
+            min=0,
+            max=100000,
+            tooltip="Steps between two measurements of the validation loss; 0 measures only at the end.",
+        ),
+        io.Int.Input(
+            "sample_interval",
+            default=0,
+            min=0,
+            max=100000,
+            tooltip="Steps between two sets of sample images; 0 samples only at the end. Needs a VAE.",
+        ),
+        io.Int.Input("sample_steps", default=12, min=1, max=200, tooltip="Euler steps of a sample image."),
+        io.Float.Input(
+            "sample_cfg",
+            default=3.0,
+            min=1.0,
+            max=30.0,
+            step=0.5,
+            tooltip="CFG of sample images; takes effect when sample_negative is connected.",
+        ),
+        io.String.Input(
+            "checkpoint_name",
+            default="",
+            tooltip="Name of a file in the output folder, such as glassbox/training, from which an interrupted run "
+            "resumes exactly; empty keeps none. With lr_schedule constant, raise steps to continue after the end.",
+        ),
+        io.Int.Input(
+            "checkpoint_interval",
+            default=50,
+            min=0,
+            max=100000,
+            tooltip="Steps between two saves of the checkpoint; it is also saved at the end and at a stop.",
+        ),
+        io.Combo.Input(
+            "on_stop",
+            options=list(OnStop),
+            tooltip="What ComfyUI's Stop button does while this node trains. keep_lora: ends the training and "
+            "continues the workflow with the LoRA as it is. cancel: cancels the workflow.",
+        ),
+        io.Vae.Input("vae", optional=True, tooltip="For sample images on the way."),
+        io.Conditioning.Input(
+            "sample_positive",
+            optional=True,
+            tooltip="Prompts of the sample images, one CONDITIONING each; the first caption if absent.",
+        ),
+        io.Conditioning.Input("sample_negative", optional=True, tooltip="Negative prompt of the sample images."),
+    ]
+
+
+def _pairing_inputs() -> list[io.Input]:
+    return [
+        io.Combo.Input(
+            "pairing",
+            options=list(PairingMode),
+            default=PairingMode.OFF,
+            tooltip="How noise is paired with images. off: as core's Train LoRA, best in our LoRA study; the others "
+            "were worse there. pool: assigned over the whole training set, one sample at a time. assign: within each "
+            "batch. nearest: the nearest of k for each image alone.",
+        ),
+        io.Int.Input(
+            "pool_size",
+            default=256,
+            min=1,
+            max=4096,
+            tooltip="For pool: how many noise samples are assigned at once.",
+        ),
+        io.Float.Input(
+            "k",
+            default=4.0,
+            min=1.0,
+            max=256,
+            step=0.5,
+            tooltip="For nearest: how many noise samples to choose from; 2 for very few images, else 4 to 8.",
+        ),
+        io.Combo.Input(
+            "nearest_form",
+            options=list(NearestForm),
+            tooltip="For nearest: closed_form and official follow one law, the first at the cost of one noise sample "
+            "for any k; dot_product keeps the strength of the noise.",
+        ),
+        io.Combo.Input(
+            "grouping",
+            options=list(Grouping),
+            tooltip="How assignment treats images of different captions: ignore them (as the paper), swap only within "
+            "one caption, or with a penalty (C2OT, arXiv 2503.10636).",
+        ),
+        io.Float.Input(
+            "penalty",
+            default=1.0,
+            min=0.0,
+            max=100.0,
+            step=0.1,
+            tooltip="For grouping penalty: the cost of noise from an image of another caption, in standard deviations.",
+        ),
+    ]
+
+
+def _training_inputs() -> list[io.Input]:
+    return [
+        io.Int.Input("batch_size", default=1, min=1, max=10000, tooltip="Images in one batch, all of one size."),
+        io.Int.Input(
+            "grad_accumulation_steps",
+            default=1,
+            min=1,
+            max=1024,
+            tooltip="Batches whose gradients are accumulated for one step.",
+        ),
+        io.Int.Input(
+            "steps", default=16, min=1, max=100000, tooltip="Length of the training, in steps or epochs (unit)."
+        ),
+        io.Combo.Input(
+            "unit",
+            options=list(LengthUnit),
+            tooltip="steps: optimizer steps, with random images as in core. epochs: each shows every image once.",
+        ),
+        io.Float.Input(
+            "learning_rate",
+            default=0.0005,
+            min=0.0000001,
+            max=1.0,
+            step=0.0000001,
+            tooltip="The highest learning rate.",
+        ),
+        io.Combo.Input(
+            "lr_schedule",
+            options=list(LearningRateSchedule),
+            tooltip="The learning rate after warm-up: constant, or down to 0 along a line or a cosine.",
+        ),
+        io.Int.Input(
+            "warmup_steps",
+            default=0,
+            min=0,
+            max=100000,
+            tooltip="Steps over which the learning rate rises at the start.",
+        ),
+        io.Int.Input("rank", default=8, min=1, max=128, tooltip="The rank of the LoRA layers."),
+        io.Combo.Input("optimizer", options=list(OPTIMIZERS), tooltip="The optimizer, with PyTorch's defaults."),
+        io.Combo.Input(
+            "loss_function",
+            options=list(LOSSES),
+            tooltip="The distance of the model's prediction from the clean image.",
+        ),
+        io.Combo.Input(
+            "weighting",
+            options=list(Weighting),
+            tooltip="How noise levels count. plain: the error of the clean image, as core. epsilon: that of the noise, "
+            "as most trainers. min_snr: between both (arXiv 2303.09556).",
+        ),
+        io.Float.Input(
+            "snr_gamma",
+            default=5.0,
+            min=0.01,
+            max=100.0,
+            step=0.1,
+            tooltip="For min_snr: the highest weight; the paper uses 5.",
+        ),
+        io.Int.Input(
+            "seed",
+            default=0,
+            min=0,
+            max=_SEED_MAX,
+            control_after_generate=True,
+            tooltip="Seed of the initial LoRA, the order of images, noise and noise levels.",
+        ),
+        io.Combo.Input("precision", options=list(_DTYPES), tooltip="Compute dtype of the model."),
+        io.Combo.Input("lora_precision", options=list(_DTYPES), tooltip="Dtype of the LoRA."),
+        io.Combo.Input("algorithm", options=adapters.ALGORITHMS, tooltip="The adapter type."),
+        io.Boolean.Input(
+            "gradient_checkpointing",
+            default=True,
+            tooltip="Recompute activations instead of keeping them: slower, with less memory.",
+        ),
+        io.Combo.Input(
+            "existing_lora",
+            options=adapters.lora_names(),
+            default=adapters.NO_LORA,
+            tooltip="A LoRA file to continue training from; it keeps its ranks and adapter types.",
+        ),
+    ]
+
+
+class TrainLoraImmiscible(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_TrainLoraImmiscible",
+            advanced=_ADVANCED,
+            display_name="Train LoRA (Immiscible)",
+            category="Glassbox/Noise",
+            description=(
+                "Trains a LoRA with validation on held-out images, sample images, checkpoints that resume exactly, "
+                "learning-rate schedules, min-SNR, buckets of sizes, and a stop that keeps the LoRA; optionally with "
+                "noise assigned to the nearest latent: Immiscible Diffusion (arXiv 2406.12303, NeurIPS 2024), Improved "
+                "Immiscible Diffusion (arXiv 2505.18521). With pairing off it is the run of core's Train LoRA."
+            ),
+            search_aliases=["immiscible diffusion", "lora training", "fine-tune", "dreambooth", "min-snr"],
+            inputs=_inputs(),
+            outputs=[
+                io.Model.Output(display_name="model", tooltip="The model with the LoRA at strength 1."),
+                io.Custom("LORA_MODEL").Output(display_name="lora", tooltip="For Save LoRA Weights, Load LoRA Model."),
+                io.Custom("LOSS_MAP").Output(display_name="loss_map", tooltip="For Plot Loss Graph."),
+                io.Int.Output(display_name="steps", tooltip="Steps trained, those of the existing LoRA included."),
+                io.Image.Output(display_name="figure", tooltip="Training and validation loss."),
+                io.Image.Output(display_name="images", tooltip="Sample images, oldest first; none without a VAE."),
+                io.String.Output(display_name="report", tooltip="Losses, and what pairing gained and cost."),
+            ],
+            is_input_list=True,
+        )
+
+    @classmethod
+    def execute(cls, model, latents, positive, vae=(None,), sample_positive=(), sample_negative=(), **options):
+        from .training import training_report
+
+        options = TrainingOptions(**{name: value[0] for name, value in options.items()})
+        data = collect_training_data(latents, positive, options.held_out, list(sample_positive), list(sample_negative))
+        existing, steps_before = adapters.read_lora(options.existing_lora)
+        made = adapters.create(
+            model[0], options.algorithm, options.rank, _DTYPES[options.lora_precision], options.seed, existing
+        )
+        name = options.checkpoint_name.strip()
+        checkpoint = (
+            CheckpointFile(named_file(name, ".safetensors"), options.checkpoint_settings(data)) if name else None
+        )
+        monitor = _Monitor(vae[0])
+        run = TrainingRun(options, data, made.parameters, monitor, Stopped, vae[0] is not None, checkpoint)
+        trainer.run(
+            model[0],
+            made.functions,
+            data.latents,
+            data.conditions,
+            run.train,
+            dtype=_DTYPES[options.precision],
+            checkpointing=options.gradient_checkpointing,
+            seed=options.seed,
+        )
+        lora, history, figure = made.lora(), run.training.history, new_figure()
+        training_report.draw_losses(figure, history, options.grad_accumulation_steps, f"Pairing: {options.pairing}")
+        steps, counts = run.training.steps_done, f"{data.trained} images trained on, {data.held_out} held out"
+        return io.NodeOutput(
+            adapters.applied(model[0], lora),
+            lora,
+            history.loss_map(),
+            steps_before + steps,
+            to_image(figure),
+            monitor.all_images(),
+            training_report.describe_training(run.settings, history, counts, steps),
+            ui={"glassbox_curve": [run.curve()]},
+        )
+
+
+class _Monitor:
+    """Shows a run on the canvas: the progress bar, the loss curve, and sample images, each decoded once."""
+
+    def __init__(self, vae):
+        self._vae, self._live, self._progress = vae, LiveCurve(), None
+        self._images: dict[int, torch.Tensor] = {}  # steps done -> IMAGE
+
+    def show(self, run: TrainingRun, session, done: int, latents: torch.Tensor | None) -> None:
+        """See `training_run.Monitor`."""
+        self._progress = self._progress or Progress(run.training.plan.steps)
+        self._live.show(run.curve)
+        self._progress.show(done, None if latents is None else self.decode(session, done, latents))
+
+    def decode(self, session, done: int, latents: torch.Tensor) -> torch.Tensor:
+        """See `training_run.Monitor`."""
+        if done not in self._images:
+            with torch.inference_mode():
+                images = self._vae.decode(session.as_latent(latents))
+            self._images[done] = images.reshape(-1, *images.shape[-3:])
+            session.reload()
+        return self._images[done]
+
+    def all_images(self):
+        """Everything decoded, oldest first; an output that rests when there is nothing."""
+        images = [self._images[done] for done in sorted(self._images)]
+        return torch.cat(images) if images else nothing_to_show()

@@ -1,0 +1,148 @@
+"""Which images a step trains on, at which noise levels, with which noise: the draws of core's Train LoRA.
+
+Core seeds its generator at each step with seed + 1000 * step, draws the noise and the noise levels, and lets the order
+of the next step follow from what is left. `BatchSampler` makes the same draws from a generator of its own, so that a
+run without pairing is core's run, and a run with pairing differs from it in nothing but the pairing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import torch
+
+from ..pairing import Pairing
+from .noise_source import TrainingNoise
+from .training_data import Draw, TrainingImages
+
+_STRIDE = 1000
+_SEEDS = 2**64
+# A pool takes as long to assign as several steps on a fast device; batches made further ahead hide it.
+_AHEAD, _AHEAD_BYTES = 16, 64 * 2**20
+
+
+class LengthUnit(StrEnum):
+    """What the length of a run counts."""
+
+    STEPS = "steps"
+    EPOCHS = "epochs"
+
+
+class BatchSampler:
+    """Draws batch after batch; the same seed, images and batch size give the same ones.
+
+    By steps a batch contains different images in a random order that forgets the last batch's, as in core; by epochs
+    every image comes once before one comes again. Images of one batch have one size: by steps the first one decides,
+    and the others are the next of its size in the order.
+    """
+
+    def __init__(self, images: TrainingImages, batch_size: int, seed: int, unit: str = LengthUnit.STEPS):
+        self._images, self._size, self._seed, self._unit = images, batch_size, seed, LengthUnit(unit)
+        self._bucket_of = {image: bucket for bucket in images.buckets for image in bucket}
+        self._generator = torch.Generator()
+        self._next = 0
+        first, count = images.latents[0], len(images.latents)
+        self._generator.manual_seed(seed % _SEEDS)
+        # Core has drawn noise for the whole set by now. In multiples of 16 numbers the pieces are the whole.
+        together = 1 if first.numel() % 16 == 0 else count
+        for _ in range(count // together):
+            torch.randn(together, *first.shape[1:], dtype=first.dtype, generator=self._generator)
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """How many batches contain every image once."""
+        return sum(-(-len(bucket) // self._size) for bucket in self._images.buckets)
+
+    def draw(self) -> Draw:
+        """The next batch."""
+        number, generator = self._next, self._generator
+        if self._unit == LengthUnit.EPOCHS:
+            images = self._batch_of_epoch(number)
+        else:
+            order = torch.randperm(len(self._images.latents), generator=generator).tolist()
+            bucket = set(self._bucket_of[order[0]])
+            images = [image for image in order if image in bucket][: self._size]
+        generator.manual_seed((self._seed + number * _STRIDE) % _SEEDS)
+        like = self._images.latents[images[0]]
+        noise = torch.randn(len(images), *like.shape[1:], dtype=like.dtype, generator=generator)
+        percents = [torch.rand(1, generator=generator).item() for _ in images]
+        self._next += 1
+        return Draw(number, images, noise, percents)
+
+    def state(self) -> tuple[int, torch.Tensor]:
+        """What `restore` needs to continue as if nothing had happened."""
+        return self._next, self._generator.get_state()
+
+    def restore(self, number: int, generator_state: torch.Tensor) -> None:
+        """Continue from a `state`."""
+        self._next = number
+        self._generator.set_state(generator_state)
+
+    def _batch_of_epoch(self, number: int) -> list[int]:
+        epoch, place = divmod(number, self.batches_per_epoch)
+        generator = torch.Generator().manual_seed((self._seed + epoch * _STRIDE) % _SEEDS)
+        waiting: dict[int, list[int]] = {}
+        batches = []
+        for image in torch.randperm(len(self._images.latents), generator=generator).tolist():
+            batch = waiting.setdefault(self._bucket_of[image][0], [])
+            batch.append(image)
+            if len(batch) == self._size:
+                batches.append(waiting.pop(self._bucket_of[image][0]))
+        return (batches + list(waiting.values()))[place]
+
+
+@dataclass(frozen=True)
+class TrainingBatch:
+    """A batch on the CPU, and what a checkpoint after it must remember of the draws."""
+
+    draw: Draw
+    latents: torch.Tensor
+    noise: torch.Tensor
+    pairing: Pairing
+    position: tuple[int, torch.Tensor]
+    visits: list[int]
+    waited: float = 0.0  # milliseconds for which the model had to wait
+
+
+class BatchPrefetcher:
+    """Makes batches while the model works on those before: drawing, pairing and stacking run in a thread.
+
+    With `ahead` False each batch is made when it is needed; the batches are the same.
+    """
+
+    def __init__(self, images: TrainingImages, sampler: BatchSampler, noise: TrainingNoise, ahead: bool = True):
+        self._images, self._sampler, self._noise, self._ahead = images, sampler, noise, ahead
+
+    def batches(self, count: int) -> Iterator[TrainingBatch]:
+        """The next `count` batches; the first is begun at once, while the caller is busy with something else."""
+        thread = ThreadPoolExecutor(1, "glassbox-noise") if self._ahead and count else None
+        return self._serve(thread, deque([thread.submit(self._make)] if thread else ()), count)
+
+    def _serve(self, thread: ThreadPoolExecutor | None, coming: deque, count: int) -> Iterator[TrainingBatch]:
+        begun = len(coming)
+        try:
+            for _ in range(count):
+                started = time.perf_counter()
+                batch = coming.popleft().result() if thread else self._make()
+                waited = 1000 * (time.perf_counter() - started)
+                room = max(1, min(_AHEAD, _AHEAD_BYTES // max(1, batch.latents.nbytes + batch.noise.nbytes)))
+                while thread and begun < count and len(coming) < room:
+                    coming.append(thread.submit(self._make))
+                    begun += 1
+                yield replace(batch, waited=waited)
+        finally:
+            if thread:
+                thread.shutdown(cancel_futures=True)
+
+    @torch.no_grad()
+    def _make(self) -> TrainingBatch:
+        draw = self._sampler.draw()
+        latents = self._images.batch(draw.images)
+        pairing = self._noise.pair(draw, latents)
+        noise = pairing.noise[0].to(draw.noise)
+        return TrainingBatch(draw, latents, noise, pairing, self._sampler.state(), list(self._noise.visits))

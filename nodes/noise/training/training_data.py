@@ -1,0 +1,107 @@
+"""The training set: latents in buckets of one size, each with its condition; some are held out for validation."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Images with a condition each, the last ones held out; conditions for samples follow those of the images."""
+
+    latents: list[torch.Tensor]  # each (1, C, ...), as the VAE gave it
+    conditions: list[list]
+    held_out: int
+    sample_rows: list[int]
+    negative_row: int | None
+
+    @property
+    def trained(self) -> int:
+        """How many images training sees."""
+        return len(self.latents) - self.held_out
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """A label for each condition; equal tensors get equal ones."""
+        return [fingerprint([condition])[:16] for condition in self.conditions]
+
+
+@dataclass(frozen=True)
+class TrainingImages:
+    """Latents as the model sees them, each (1, C, ...) on the CPU, and a label each, equal for equal captions."""
+
+    latents: Sequence[torch.Tensor]
+    labels: Sequence[str]
+
+    @cached_property
+    def buckets(self) -> list[list[int]]:
+        """The images of each size, in the order in which the sizes appear."""
+        found = defaultdict(list)
+        for index, latent in enumerate(self.latents):
+            found[latent.shape].append(index)
+        return list(found.values())
+
+    def batch(self, rows: Sequence[int]) -> torch.Tensor:
+        """Some images of one size, (B, C, ...)."""
+        return torch.cat([self.latents[row] for row in rows])
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One batch: its number, its images, the noise drawn for them, and their fractions of the sampling range."""
+
+    number: int
+    images: list[int]
+    noise: torch.Tensor
+    percents: list[float]
+
+
+def collect_training_data(
+    latents: list[dict], positive: list[list], held_out: int, samples: list[list], negative: list[list]
+) -> TrainingData:
+    """The training data from the node's inputs; raises ValueError for counts that do not fit."""
+    if any(getattr(latent["samples"], "is_nested", False) for latent in latents):
+        raise ValueError("Latents of several parts (video with sound) cannot be trained on: use images or video.")
+    images = [image[None] for latent in latents for image in latent["samples"]]
+    captions = [[entry] for conditioning in positive for entry in conditioning]
+    if len(captions) == 1:
+        captions = captions * len(images)
+    if len(captions) != len(images):
+        raise ValueError(
+            f"There are {len(images)} images and {len(captions)} captions: connect one CONDITIONING for all, or one "
+            "per image."
+        )
+    if held_out >= len(images):
+        raise ValueError(f"All {len(images)} images would be held out: leave at least one to train on.")
+    prompts = [[entry] for conditioning in samples for entry in conditioning] or captions[:1]
+    rows = list(range(len(captions), len(captions) + len(prompts)))
+    return TrainingData(images, captions + prompts + negative[:1], held_out, rows, rows[-1] + 1 if negative else None)
+
+
+def fingerprint(values) -> str:
+    """A hash of nested lists and dicts of tensors and plain values."""
+    state = hashlib.sha256()
+
+    def update(value) -> None:
+        if isinstance(value, torch.Tensor):
+            state.update(f"{tuple(value.shape)}{value.dtype}".encode())
+            state.update(value.detach().float().cpu().contiguous().numpy().tobytes())
+        elif isinstance(value, dict):
+            for name in sorted(value, key=str):
+                state.update(f"{name}=".encode())
+                update(value[name])
+        elif isinstance(value, list | tuple):
+            state.update(b"[")
+            for item in value:
+                update(item)
+        elif isinstance(value, str | int | float | bool | None):
+            state.update(f"{value!r},".encode())
+
+    update(values)
+    return state.hexdigest()

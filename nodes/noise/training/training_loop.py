@@ -1,0 +1,180 @@
+"""The training loop: batches in, optimizer steps, and on the way validation, samples, checkpoints and a stop."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import torch
+
+from .batch_sampler import BatchPrefetcher, TrainingBatch
+from .training_checkpoint import CheckpointFile
+from .training_evaluation import PreviewSampler, Validation
+from .training_loss import Objective, signal_to_noise
+
+OPTIMIZERS = {name: getattr(torch.optim, name) for name in ("AdamW", "Adam", "SGD", "RMSprop")}
+
+
+class LearningRateSchedule(StrEnum):
+    """The learning rate after warm-up."""
+
+    CONSTANT = "constant"
+    LINEAR = "linear"
+    COSINE = "cosine"
+
+
+def learning_rate(peak: float, schedule: str, warmup: int, step: int, steps: int) -> float:
+    """The rate of optimizer step `step` (from 0) of `steps`: rises over `warmup` steps, then falls to 0 or stays."""
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    fraction = (step - warmup) / max(1, steps - warmup)
+    match LearningRateSchedule(schedule):
+        case LearningRateSchedule.LINEAR:
+            return peak * (1 - fraction)
+        case LearningRateSchedule.COSINE:
+            return peak * (1 + math.cos(math.pi * fraction)) / 2
+    return peak
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to train, how fast, and how often to do what else; counts are optimizer steps, 0 is never."""
+
+    steps: int
+    accumulation: int = 1
+    learning_rate: float = 5e-4
+    schedule: str = LearningRateSchedule.CONSTANT
+    warmup: int = 0
+    validation_interval: int = 0
+    sample_interval: int = 0
+    checkpoint_interval: int = 0
+
+
+@dataclass
+class History:
+    """What a run leaves behind beside its weights; a checkpoint holds it whole."""
+
+    losses: list[float] = field(default_factory=list)  # one per batch
+    validation: list[tuple[int, float]] = field(default_factory=list)  # optimizer steps done, loss
+    samples: list[tuple[int, torch.Tensor]] = field(default_factory=list)  # optimizer steps done, latents
+    before: float = 0.0  # sums of the distances of noise and image: as drawn,
+    after: float = 0.0  # and as paired
+    seconds: float = 0.0  # of forward, backward and waiting
+    pairing: float = 0.0  # milliseconds that pairing took, in its thread
+    waited: float = 0.0  # milliseconds for which the model waited for a batch
+    stopped: bool = False  # by the user, before its end
+
+    @property
+    def gain(self) -> float:
+        """Percent by which pairing has shortened the distance of noise and image."""
+        return 100 * (1 - self.after / self.before) if self.before else 0.0
+
+    @property
+    def waiting_percent(self) -> float:
+        """Percent of the run for which the model waited for a batch."""
+        return self.waited / (10 * self.seconds) if self.seconds else 0.0
+
+    def loss_map(self) -> dict[str, list]:
+        """As LOSS_MAP: the losses under "loss", as core's plot takes them, and the held-out ones under "validation"."""
+        return {"loss": list(self.losses), "validation": [list(point) for point in self.validation]}
+
+
+class DivergedError(ValueError):
+    """The loss has become infinite or NaN."""
+
+
+@dataclass
+class Training:
+    """A run on the trainable `parameters`; `session` evaluates the model (`Session` in host/training/trainer.py).
+
+    `on_step` is called with the optimizer steps done and the latents sampled at this step, if any.
+    """
+
+    parameters: Mapping[str, torch.nn.Parameter]
+    optimizer: torch.optim.Optimizer
+    plan: Plan
+    objective: Objective
+    validation: Validation | None = None
+    sampler: PreviewSampler | None = None
+    checkpoint: CheckpointFile | None = None
+    on_step: Callable[[int, torch.Tensor | None], None] = lambda done, latents: None
+    history: History = field(default_factory=History)
+    steps_done: int = 0
+
+    def run(self, session, prefetcher: BatchPrefetcher) -> None:
+        """Train to the plan's end from where the run is; whatever interrupts it leaves a checkpoint first."""
+        plan, resumable = self.plan, None
+        batches = prefetcher.batches((plan.steps - self.steps_done) * plan.accumulation)
+        self._evaluate(session)
+        learned: list[tuple[float, TrainingBatch, float]] = []
+        try:
+            for batch in batches:
+                learned.append(self._backward(session, batch))
+                if len(learned) == plan.accumulation:
+                    self._step(learned)
+                    learned.clear()
+                    resumable = batch
+                    self._evaluate(session)
+                    if plan.checkpoint_interval and self.steps_done % plan.checkpoint_interval == 0:
+                        self._save(batch)
+        except DivergedError:
+            resumable = None
+            raise
+        finally:
+            self.optimizer.zero_grad()
+            if resumable is not None:
+                self._save(resumable)
+
+    def _save(self, batch: TrainingBatch) -> None:
+        if self.checkpoint is not None:
+            self.checkpoint.save(self, batch.visits, batch.position)
+
+    def _backward(self, session, batch: TrainingBatch) -> tuple[float, TrainingBatch, float]:
+        """Add the gradient of one batch; its loss, itself, and the seconds that it took."""
+        started = time.perf_counter()
+        latent, noise = (tensor.to(session.device) for tensor in (batch.latents, batch.noise))
+        sigmas = torch.tensor([session.sigma(percent) for percent in batch.draw.percents]).to(session.device)
+        prediction = session.denoised(session.noised(latent, noise, sigmas), sigmas, batch.draw.images)
+        loss = self.objective(prediction, session.clean(latent), signal_to_noise(session, sigmas))
+        (loss / self.plan.accumulation).backward()
+        seconds = time.perf_counter() - started + batch.waited / 1000
+        value = loss.item()
+        if not math.isfinite(value):
+            raise DivergedError(
+                f"The loss is no longer a finite number after {self.steps_done} steps: use a lower learning rate, or "
+                "fp32 for both precisions."
+            )
+        return value, batch, seconds
+
+    def _step(self, learned: list[tuple[float, TrainingBatch, float]]) -> None:
+        """One step of the optimizer along the accumulated gradients."""
+        plan, history = self.plan, self.history
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(plan.learning_rate, plan.schedule, plan.warmup, self.steps_done, plan.steps)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.steps_done += 1
+        for loss, batch, seconds in learned:
+            history.losses.append(loss)
+            history.before += float(batch.pairing.before.sum())
+            history.after += float(batch.pairing.after.sum())
+            history.pairing += batch.pairing.milliseconds
+            history.waited += batch.waited
+            history.seconds += seconds
+
+    def _evaluate(self, session) -> None:
+        """Validate, sample and report the progress, where it is time to and not done yet."""
+        plan, done, latents = self.plan, self.steps_done, None
+
+        def is_due(every: int, seen: list[tuple]) -> bool:
+            return (done == plan.steps or (every > 0 and done % every == 0)) and not (seen and seen[-1][0] == done)
+
+        if self.validation is not None and is_due(plan.validation_interval, self.history.validation):
+            self.history.validation.append((done, self.validation.loss(session, self.objective)))
+        if self.sampler is not None and is_due(plan.sample_interval, self.history.samples):
+            latents = self.sampler.sample(session)
+            self.history.samples.append((done, latents))
+        self.on_step(done, latents)

@@ -1,0 +1,161 @@
+"""One execution of the trainer: its options, and the pieces of the method put together around a session."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+import torch
+
+from ...common.loss_curve import outline
+from ..pairing import PairingSettings
+from .batch_sampler import BatchPrefetcher, BatchSampler, LengthUnit
+from .noise_source import TrainingNoise
+from .training_checkpoint import CheckpointFile
+from .training_data import TrainingData, TrainingImages, fingerprint
+from .training_evaluation import PreviewSampler, Validation
+from .training_loop import OPTIMIZERS, LearningRateSchedule, Plan, Training
+from .training_loss import make_objective
+
+
+class OnStop(StrEnum):
+    """What ComfyUI's Stop button does while the node trains."""
+
+    KEEP_LORA = "keep_lora"
+    CANCEL = "cancel"
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """What the node's widgets set."""
+
+    pairing: str
+    pool_size: int
+    k: float
+    nearest_form: str
+    grouping: str
+    penalty: float
+    batch_size: int
+    grad_accumulation_steps: int
+    steps: int
+    unit: str
+    learning_rate: float
+    lr_schedule: str
+    warmup_steps: int
+    rank: int
+    optimizer: str
+    loss_function: str
+    weighting: str
+    snr_gamma: float
+    seed: int
+    precision: str
+    lora_precision: str
+    algorithm: str
+    gradient_checkpointing: bool
+    existing_lora: str
+    held_out: int
+    validation_interval: int
+    sample_interval: int
+    sample_steps: int
+    sample_cfg: float
+    checkpoint_name: str
+    checkpoint_interval: int
+    on_stop: str
+
+    def checkpoint_settings(self, data: TrainingData) -> dict:
+        """What a checkpoint must share: the options that change what a run computes, and the images and captions."""
+        free = {"gradient_checkpointing", "checkpoint_name", "checkpoint_interval", "on_stop"}
+        free |= {"validation_interval", "sample_interval", "sample_steps", "sample_cfg"}
+        if self.lr_schedule == LearningRateSchedule.CONSTANT:
+            free.add("steps")
+        kept = {name: value for name, value in dataclasses.asdict(self).items() if name not in free}
+        return {**kept, "images": fingerprint([data.latents, data.conditions[: len(data.latents)]])}
+
+
+class Monitor(Protocol):
+    """What shows a run to the user while it trains."""
+
+    def show(self, run: TrainingRun, session, done: int, latents: torch.Tensor | None) -> None:
+        """Show that so many steps are done, and the latents sampled at this one, if any."""
+
+    def decode(self, session, done: int, latents: torch.Tensor) -> torch.Tensor:
+        """The images of the latents sampled at a step."""
+
+
+@dataclass
+class TrainingRun:
+    """Trains the `parameters` of an adapter in a session of the model; `interrupt` is what a stop by the user raises.
+
+    `checkpoint`: where the run is kept; None keeps nothing. `monitor`: samples are drawn when `with_samples` is set.
+    """
+
+    options: TrainingOptions
+    data: TrainingData
+    parameters: Mapping[str, torch.nn.Parameter]
+    monitor: Monitor
+    interrupt: type[BaseException]
+    with_samples: bool = False
+    checkpoint: CheckpointFile | None = None
+    training: Training = field(init=False)
+
+    def __post_init__(self) -> None:
+        options, data = self.options, self.data
+        self.settings = PairingSettings.of(options)
+        held_out = range(data.trained, len(data.latents))
+        trainable = [parameter for parameter in self.parameters.values() if parameter.requires_grad]
+        self.training = Training(
+            self.parameters,
+            OPTIMIZERS[options.optimizer](trainable, lr=options.learning_rate),
+            Plan(
+                self._steps(),
+                accumulation=options.grad_accumulation_steps,
+                learning_rate=options.learning_rate,
+                schedule=options.lr_schedule,
+                warmup=options.warmup_steps,
+                validation_interval=options.validation_interval,
+                sample_interval=options.sample_interval,
+                checkpoint_interval=options.checkpoint_interval,
+            ),
+            make_objective(options.loss_function, options.weighting, options.snr_gamma),
+            Validation(held_out, options.seed) if held_out else None,
+            PreviewSampler(data.sample_rows, data.negative_row, options.sample_cfg, options.sample_steps, options.seed)
+            if self.with_samples
+            else None,
+            self.checkpoint,
+        )
+
+    def train(self, session) -> None:
+        """Train in a session of the model; a stop by the user ends it early where the options keep the LoRA then."""
+        options, training = self.options, self.training
+        images = TrainingImages(session.latents[: self.data.trained], self.data.labels)
+        sampler = BatchSampler(images, options.batch_size, options.seed, options.unit)
+        noise = TrainingNoise(self.settings, images, options.seed, session.device)
+        training.on_step = functools.partial(self.monitor.show, self, session)
+        if self.checkpoint is not None:
+            self.checkpoint.restore(training, noise, sampler)
+        try:
+            training.run(session, BatchPrefetcher(images, sampler, noise))
+        except self.interrupt:
+            if options.on_stop == OnStop.CANCEL or training.steps_done == 0:
+                raise
+            training.history.stopped = True
+        for done, latents in training.history.samples:
+            self.monitor.decode(session, done, latents)
+
+    def curve(self) -> dict:
+        """The losses as the canvas draws them."""
+        history, plan = self.training.history, self.training.plan
+        return outline(history.losses, plan.steps, plan.accumulation, history.validation)
+
+    def _steps(self) -> int:
+        """How many optimizer steps the run has; the last epoch is filled up to a whole one."""
+        options = self.options
+        if options.unit != LengthUnit.EPOCHS:
+            return options.steps
+        images = TrainingImages(self.data.latents[: self.data.trained], ())
+        batches = BatchSampler(images, options.batch_size, options.seed, options.unit).batches_per_epoch
+        return -(-options.steps * batches // options.grad_accumulation_steps)

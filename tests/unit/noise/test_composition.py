@@ -1,0 +1,128 @@
+"""Composition Noise: what stays of the Gaussian noise, what follows the guide, and bad guides."""
+
+import pytest
+import torch
+from glassbox.nodes.noise.composition import (
+    CompositionSettings,
+    band_coordinates,
+    compose_noise,
+    describe_composition,
+    layout_correlation,
+    reorder,
+)
+from scipy import stats
+
+SHAPE = (3, 4, 16, 24)
+FULL = CompositionSettings(1.0, 3.0)
+
+
+def gaussian(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def halves(height=16, width=24, channels=4):
+    """A guide that is bright on the left and dark on the right, the other way round in every other channel."""
+    guide = torch.ones(1, channels, height, width)
+    guide[..., width // 2 :] = -1
+    return guide * torch.tensor([1.0, -1.0] * (channels // 2))[None, :, None, None]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_strength_zero_is_bit_equal(dtype):
+    noise = gaussian(*SHAPE).to(dtype)
+    assert torch.equal(compose_noise(CompositionSettings(0.0, 3.0), noise, halves()), noise)
+
+
+def test_cosines_are_orthonormal_by_scipy():
+    from scipy.fft import dctn
+
+    noise = gaussian(1, 1, 8, 8).double()
+    everything = CompositionSettings(1.0, 8.0)
+    ours = band_coordinates(everything, noise).flatten().sort().values
+    theirs = torch.from_numpy(dctn(noise[0, 0].numpy(), norm="ortho")).flatten().sort().values
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("strength", [0.3, 1.0])
+@pytest.mark.parametrize("low", [0.0, 1.0])
+def test_the_band_is_a_permutation_and_the_rest_stays(strength, low):
+    settings, noise = CompositionSettings(strength, 3.0, low), gaussian(*SHAPE).double()
+    composed = compose_noise(settings, noise, halves())
+    before, after = (band_coordinates(settings, part).flatten(1).sort(dim=1).values for part in (noise, composed))
+    torch.testing.assert_close(after, before)
+    assert not torch.allclose(composed, noise)
+    torch.testing.assert_close(composed.flatten(1).norm(dim=1), noise.flatten(1).norm(dim=1))
+    everything = CompositionSettings(1.0, 100.0)
+    outside = band_coordinates(everything, composed) - band_coordinates(everything, noise)
+    inside = band_coordinates(settings, composed - noise)
+    assert float(outside.abs().gt(1e-9).sum()) == float(inside.abs().gt(1e-9).sum())
+
+
+@pytest.mark.parametrize("strength", [0.5, 1.0])
+def test_marginals_stay_normal(strength):
+    """Coordinates of the band over seeds, and pixels of one sample: both N(0, 1) by Kolmogorov-Smirnov."""
+    settings = CompositionSettings(strength, 3.0)
+    noise = gaussian(40, 4, 16, 24, seed=5)
+    composed = compose_noise(settings, noise, halves())
+    assert stats.kstest(band_coordinates(settings, composed).flatten().numpy(), "norm").pvalue > 0.01
+    assert stats.kstest(composed[:4].flatten().numpy(), "norm").pvalue > 0.01
+    assert float(composed.norm()) == pytest.approx(float(noise.norm()), rel=1e-6)
+
+
+def test_the_order_is_the_nearest_permutation():
+    """By brute force: of all orders of seven coordinates the chosen one has the least squared distance to the guide."""
+    import itertools
+
+    noise, guide = gaussian(1, 1, 7, seed=1).double(), gaussian(1, 1, 7, seed=2).double()
+    chosen = reorder(noise, guide, 1.0).flatten()
+    scaled = guide.flatten() / guide.square().mean().sqrt()
+    distances = [float((noise.flatten()[list(p)] - scaled).square().sum()) for p in itertools.permutations(range(7))]
+    assert float((chosen - scaled).square().sum()) == pytest.approx(min(distances))
+
+
+def test_the_layout_follows_the_guide_more_with_strength():
+    noise, guide = gaussian(*SHAPE), halves() + 0.1 * gaussian(1, 4, 16, 24, seed=9)
+    follow = [
+        float(layout_correlation(FULL, compose_noise(CompositionSettings(s, 3.0), noise, guide), guide).mean())
+        for s in (0.0, 0.4, 0.7, 1.0)
+    ]
+    assert abs(follow[0]) < 0.3
+    assert follow == sorted(follow) and follow[-1] > 0.5
+
+
+def test_guides_of_another_size_and_video():
+    noise = gaussian(2, 4, 3, 16, 16)
+    composed = compose_noise(FULL, noise, halves(40, 24)[:, :, None])
+    assert composed.shape == noise.shape and not torch.equal(composed, noise)
+    frame = compose_noise(FULL, noise[:, :, 1], halves(40, 24))
+    torch.testing.assert_close(composed[:, :, 1], frame)
+
+
+def test_each_image_depends_on_itself_alone():
+    noise = gaussian(*SHAPE)
+    torch.testing.assert_close(compose_noise(FULL, noise, halves())[1:2], compose_noise(FULL, noise[1:2], halves()))
+
+
+def test_report():
+    noise = gaussian(*SHAPE)
+    text = describe_composition(FULL, noise, compose_noise(FULL, noise, halves()), halves())
+    assert "Band of 0 to 3 cycles per side" in text and "before" in text
+
+
+@pytest.mark.parametrize(
+    ("noise", "guide", "sentence"),
+    [
+        (gaussian(1, 4, 8, 8), gaussian(1, 8, 8, 8), "same channels"),
+        (gaussian(1, 4, 64), gaussian(1, 4, 64), "height, width"),
+        (gaussian(1, 4, 8, 8), torch.zeros(1, 4, 8, 8), "empty in this band"),
+        (gaussian(1, 4, 8, 8), torch.full((1, 4, 8, 8), float("nan")), "NaN"),
+    ],
+)
+def test_bad_input(noise, guide, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        compose_noise(FULL, noise, guide)
+
+
+def test_an_empty_band_is_refused():
+    with pytest.raises(ValueError, match="is empty"):
+        CompositionSettings(1.0, 2.0, 2.0)
