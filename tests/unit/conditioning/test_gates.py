@@ -1,12 +1,13 @@
-"""The gate over the noise level: oracles 1 to 5."""
+"""The gate gamma over the noise fraction: its values by hand, and the identities of its curves."""
 
 import math
 from itertools import pairwise
 
 import pytest
-from glassbox.nodes.conditioning.gates import CONSTANT, COSINE, CURVES, RAISED, WARPED, gate, half_weight
+from glassbox.nodes.conditioning.metadata_schedule import GateCurve, gate, half_weight
 
 PLACES = [index / 1000 for index in range(1001)]
+COSINE, RAISED, WARPED, CONSTANT = GateCurve
 FADING = (COSINE, RAISED, WARPED)
 
 
@@ -21,9 +22,12 @@ def test_ends_range_and_order(curve, exponent):
 
 @pytest.mark.parametrize(
     ("u", "values"),
-    [(0.5, (0.707107, 0.5, 0.25, 0.0625)), (0.25, (0.923880, 0.853553, 0.728553, 0.530790)),
-     (0.75, (0.382683, 0.146447, 0.021447, 0.000460))],
-)  # fmt: skip
+    [
+        (0.5, (0.707107, 0.5, 0.25, 0.0625)),
+        (0.25, (0.923880, 0.853553, 0.728553, 0.530790)),
+        (0.75, (0.382683, 0.146447, 0.021447, 0.000460)),
+    ],
+)
 def test_cosine_by_number(u, values):
     assert [gate(COSINE, exponent, u) for exponent in (1, 2, 4, 8)] == pytest.approx(values, abs=5e-7)
 
@@ -39,8 +43,10 @@ def test_half_weight_and_mean_by_number():
     assert halves == pytest.approx([0.6667, 0.5, 0.3641, 0.2612], abs=5e-5)
     assert halves == pytest.approx([2 / math.pi * math.acos(2 ** (-1 / e)) for e in (1, 2, 4, 8)], abs=1e-9)
     count = 20_000
-    means = [sum(gate(COSINE, exponent, (index + 0.5) / count) for index in range(count)) / count
-             for exponent in (1, 2, 4, 8)]  # fmt: skip
+    means = [
+        sum(gate(COSINE, exponent, (index + 0.5) / count) for index in range(count)) / count
+        for exponent in (1, 2, 4, 8)
+    ]
     assert means == pytest.approx([0.63662, 0.5, 0.375, 0.2734375], abs=1e-5)
 
 
@@ -50,8 +56,8 @@ def test_a_larger_exponent_closes_the_cosine_and_opens_the_warped_one():
     assert gate(WARPED, 1, 0.3) == pytest.approx(gate(RAISED, 1, 0.3))
 
 
-@pytest.mark.parametrize("curve", list(CURVES))
-def test_exponent_nought_is_always_open(curve):
+@pytest.mark.parametrize("curve", list(GateCurve))
+def test_exponent_zero_is_always_open(curve):
     assert {gate(curve, 0, u) for u in PLACES} == {1.0}
     assert half_weight(curve, 0) is None
 

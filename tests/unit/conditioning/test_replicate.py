@@ -1,93 +1,111 @@
-"""Noisy replicate padding on plain tensors: oracles 12 to 15."""
+"""Noisy replicate padding on plain tensors: what stays, the noise on the copies, and its effect on attention."""
 
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
-from glassbox.nodes.conditioning.padding.replicate import Block, Settings, describe, padded
+from glassbox.nodes.conditioning.replicate_padding import (
+    PaddingSettings,
+    PromptChunk,
+    describe_padding,
+    replace_padding,
+)
 
 SLOTS, CHANNELS = 77, 16
 
 
-def block(real, rows=slice(0, SLOTS), channels=slice(0, CHANNELS)):
-    return Block("l", rows, channels, real)
+def chunk(real, rows=slice(0, SLOTS), channels=slice(0, CHANNELS)):
+    return PromptChunk("l", rows, channels, real)
 
 
 def gaussian(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("padding", ["noisy copies", "copies", "zeros", "stock"])
+@pytest.mark.parametrize("padding", ["noisy_copies", "copies", "zeros", "stock"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_shape_dtype_and_the_prompt_itself_stay(padding, dtype):
     given = gaussian(1, SLOTS, CHANNELS).to(dtype)
-    result = padded(given, [block(7)], Settings(padding, 0.5, True), 3)
+    result = replace_padding(given, [chunk(7)], PaddingSettings(padding, 0.5, True), 3)
     assert result.shape == given.shape and result.dtype == dtype
     assert torch.equal(result[:, :7], given[:, :7])
     assert torch.equal(result, given) == (padding == "stock")
 
 
-@pytest.mark.parametrize("settings", [Settings("copies", 1.0, True), Settings("noisy copies", 0.0, True)])
+@pytest.mark.parametrize("settings", [PaddingSettings("copies", 1.0, True), PaddingSettings("noisy_copies", 0.0, True)])
 def test_without_noise_a_slot_is_its_token(settings):
     given = gaussian(1, SLOTS, CHANNELS)
-    result = padded(given, [block(7)], settings, 3)
+    result = replace_padding(given, [chunk(7)], settings, 3)
     for slot in range(SLOTS):
         assert torch.equal(result[:, slot], given[:, slot % 7])
 
 
 def test_zeros():
-    result = padded(gaussian(1, SLOTS, CHANNELS), [block(7)], Settings("zeros", 1.0, True), 3)
+    result = replace_padding(gaussian(1, SLOTS, CHANNELS), [chunk(7)], PaddingSettings("zeros", 1.0, True), 3)
     assert not result[:, 7:].any()
 
 
-@pytest.mark.parametrize("padding", ["noisy copies", "copies", "zeros"])
+@pytest.mark.parametrize("padding", ["noisy_copies", "copies", "zeros"])
 def test_a_full_prompt_stays(padding):
     given = gaussian(1, SLOTS, CHANNELS)
-    assert torch.equal(padded(given, [block(SLOTS)], Settings(padding, 9.0, True), 3), given)
+    assert torch.equal(replace_padding(given, [chunk(SLOTS)], PaddingSettings(padding, 9.0, True), 3), given)
 
 
-@pytest.mark.parametrize(("automatic", "factor"), [(True, 3.1622777), (False, 1.0)])
-def test_deviation_of_the_noise(automatic, factor):
+@pytest.mark.parametrize(("scale_by_copies", "factor"), [(True, 3.1622777), (False, 1.0)])
+def test_deviation_of_the_noise(scale_by_copies, factor):
     """n = 7, L = 77: m = 11, sqrt(m - 1) = 3.1623."""
-    given, settings = gaussian(1, SLOTS, CHANNELS) * torch.arange(1, CHANNELS + 1), Settings("noisy copies", 0.1,
-                                                                                             automatic)  # fmt: skip
-    assert block(7).replications == 11
-    noise = torch.cat([padded(given, [block(7)], settings, seed)[:, 7:] - given[:, torch.arange(7, SLOTS) % 7]
-                       for seed in range(60)])  # fmt: skip
+    given, settings = (
+        gaussian(1, SLOTS, CHANNELS) * torch.arange(1, CHANNELS + 1),
+        PaddingSettings("noisy_copies", 0.1, scale_by_copies),
+    )
+    assert chunk(7).replications == 11
+    noise = torch.cat(
+        [
+            replace_padding(given, [chunk(7)], settings, seed)[:, 7:] - given[:, torch.arange(7, SLOTS) % 7]
+            for seed in range(60)
+        ]
+    )
     wanted = 0.1 * factor * given[0, :7].std(dim=0, correction=0)
     assert torch.allclose(noise.std(dim=(0, 1)), wanted, rtol=0.05)
     assert (noise.mean(dim=(0, 1)).abs() < 4 * wanted / math.sqrt(60 * 70)).all()
 
 
 def test_seeds_and_the_global_generator():
-    given, settings = gaussian(1, SLOTS, CHANNELS), Settings("noisy copies", 0.1, True)
+    given, settings = gaussian(1, SLOTS, CHANNELS), PaddingSettings("noisy_copies", 0.1, True)
     before = torch.get_rng_state()
-    one = padded(given, [block(7)], settings, 3)
+    one = replace_padding(given, [chunk(7)], settings, 3)
     assert torch.equal(before, torch.get_rng_state())
-    assert torch.equal(one, padded(given, [block(7)], settings, 3))
-    assert not torch.equal(one, padded(given, [block(7)], settings, 4))
+    assert torch.equal(one, replace_padding(given, [chunk(7)], settings, 3))
+    assert not torch.equal(one, replace_padding(given, [chunk(7)], settings, 4))
 
 
-def test_blocks_are_filled_apart():
+def test_chunks_are_filled_separately():
     """Two encoders beside each other with other counts, and a second chunk (SDXL, a long prompt)."""
     given = gaussian(1, 2 * SLOTS, 24)
-    blocks = [block(9, slice(0, 77), slice(0, 8)), block(5, slice(77, 154), slice(0, 8)),
-              block(10, slice(0, 77), slice(8, 24)), block(77, slice(77, 154), slice(8, 24))]  # fmt: skip
-    result = padded(given, blocks, Settings("copies", 0.0, False), 0)
+    chunks = [
+        chunk(9, slice(0, 77), slice(0, 8)),
+        chunk(5, slice(77, 154), slice(0, 8)),
+        chunk(10, slice(0, 77), slice(8, 24)),
+        chunk(77, slice(77, 154), slice(8, 24)),
+    ]
+    result = replace_padding(given, chunks, PaddingSettings("copies", 0.0, False), 0)
     assert torch.equal(result[:, 9 + 3, :8], given[:, 3, :8])
     assert torch.equal(result[:, 77 + 5 + 2, :8], given[:, 77 + 2, :8])
     assert torch.equal(result[:, 10 + 4, 8:], given[:, 4, 8:])
     assert torch.equal(result[:, 77:, 8:], given[:, 77:, 8:])
 
 
-def test_words():
-    text = describe([block(7), block(77)], Settings("noisy copies", 0.02, True), None)
+def test_padding_report():
+    text = describe_padding([chunk(7), chunk(77)], PaddingSettings("noisy_copies", 0.02, True), None)
     assert "7 tokens of 77, m = 11, noise 0.06325 deviations" in text and "m = 1, noise 0 dev" in text
-    assert describe([], Settings("copies", 0, True), "the text is empty") == "Left as stock: the text is empty."
+    assert (
+        describe_padding([], PaddingSettings("copies", 0, True), "the prompt is empty")
+        == "Unchanged: the prompt is empty."
+    )
 
 
-# What padding does to attention (oracle 14), in double precision
+# What padding does to attention, in double precision
 
 
 def attended(tokens, bias=None):
@@ -99,13 +117,13 @@ def attended(tokens, bias=None):
 
 def test_whole_copies_leave_attention_as_it_was():
     given = gaussian(1, SLOTS, CHANNELS)
-    result = padded(given, [block(11)], Settings("copies", 0.0, False), 0)
+    result = replace_padding(given, [chunk(11)], PaddingSettings("copies", 0.0, False), 0)
     assert torch.allclose(attended(result), attended(given[:, :11]), atol=1e-13, rtol=0)
 
 
 def test_uneven_copies_weigh_by_the_logarithm_of_their_count():
     given = gaussian(1, SLOTS, CHANNELS)
-    result = padded(given, [block(9)], Settings("copies", 0.0, False), 0)
+    result = replace_padding(given, [chunk(9)], PaddingSettings("copies", 0.0, False), 0)
     counts = torch.bincount(torch.arange(SLOTS) % 9).double()
     assert torch.allclose(attended(result), attended(given[:, :9], counts.log()[None, None, None]), atol=1e-13, rtol=0)
     assert not torch.allclose(attended(result), attended(given[:, :9]), atol=1e-4)
@@ -113,8 +131,8 @@ def test_uneven_copies_weigh_by_the_logarithm_of_their_count():
 
 def test_zeros_only_shrink_what_is_attended():
     given = gaussian(1, SLOTS, CHANNELS)
-    result = padded(given, [block(9)], Settings("zeros", 0.0, False), 0)
+    result = replace_padding(given, [chunk(9)], PaddingSettings("zeros", 0.0, False), 0)
     query = gaussian(1, 2, 5, 8, seed=1).double()
     keys = (result.double() @ gaussian(16, 16, seed=2).double()).unflatten(-1, (2, 8)).transpose(1, 2)
-    share = (query @ keys.transpose(-1, -2) / math.sqrt(8)).softmax(-1)[..., 9:].sum(-1, keepdim=True)
-    assert torch.allclose(attended(result), (1 - share) * attended(given[:, :9]), atol=1e-13, rtol=0)
+    fraction = (query @ keys.transpose(-1, -2) / math.sqrt(8)).softmax(-1)[..., 9:].sum(-1, keepdim=True)
+    assert torch.allclose(attended(result), (1 - fraction) * attended(given[:, :9]), atol=1e-13, rtol=0)

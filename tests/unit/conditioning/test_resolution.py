@@ -1,78 +1,89 @@
-"""Sizes to factors, and positions inside the trained range: oracles 17, 18, 25 to 30 on plain numbers."""
+"""Sizes to factors, and positions inside the trained range, on plain numbers."""
 
 import math
 
 import pytest
 import torch
-from glassbox.nodes.conditioning.resolution import noise, positions, resample
-from glassbox.nodes.conditioning.resolution.resample import Settings
+from glassbox.nodes.conditioning import noise_rescale, position_resample
+from glassbox.nodes.conditioning.position_resample import (
+    Alignment,
+    PositionSettings,
+    describe_positions,
+    resample_table,
+)
 
-#: SD3's table: 192 positions a side in steps of a quarter, its middle 64 at 0 to 15.75 (methods, 3.3 E).
+#: SD3's table: 192 positions per side in steps of a quarter, its middle 64 at 0 to 15.75.
 STEP, SIDE, BASE = 0.25, 192, 64
 STORED = (torch.arange(SIDE, dtype=torch.float64) - (SIDE - BASE) // 2) * STEP
 
 
 def stored(width=32):
-    return positions.table(STORED, STORED, width)[None]
+    return position_resample.position_table(STORED, STORED, width)[None]
 
 
 def test_the_factor_is_the_linear_ratio():
-    assert noise.scale(2048, 2048, 1024, 1024) == 2.0
-    assert noise.scale(1536, 1536, 1024, 1024) == 1.5
-    assert noise.scale(512, 2048, 1024, 1024) == 1.0
-    assert noise.scale(1344, 768, 1024, 1024) == pytest.approx(math.sqrt(1344 * 768) / 1024)
+    assert noise_rescale.sigma_scale(2048, 2048, 1024, 1024) == 2.0
+    assert noise_rescale.sigma_scale(1536, 1536, 1024, 1024) == 1.5
+    assert noise_rescale.sigma_scale(512, 2048, 1024, 1024) == 1.0
+    assert noise_rescale.sigma_scale(1344, 768, 1024, 1024) == pytest.approx(math.sqrt(1344 * 768) / 1024)
     with pytest.raises(ValueError, match="at least one pixel"):
-        noise.scale(0, 5, 1, 1)
+        noise_rescale.sigma_scale(0, 5, 1, 1)
 
 
-def test_the_factor_in_words():
-    text = noise.describe(2.0, (2048, 2048), (1024, 1024), "sampler only", (0.0292, 14.61), (0.0584, 29.22))
+def test_rescale_report():
+    text = noise_rescale.describe_rescale(
+        2.0, (2048, 2048), (1024, 1024), "sampler_only", (0.0292, 14.61), (0.0584, 29.22)
+    )
     assert "s = 2.0000, noise stronger" in text and "-1.386" in text and "+0.6931" in text
 
 
 @pytest.mark.parametrize("factor", [2, 3])
 def test_averaging_patches_takes_the_factor_back(factor):
-    """A factor x factor average of x0 + s sigma eps on flat patches has deviation sigma (oracle 25)."""
+    """A factor x factor average of x0 + s sigma eps on flat patches has deviation sigma."""
     sigma, side = 0.7, 600
     eps = torch.randn(1, 1, side, side, generator=torch.Generator().manual_seed(0))
     noised = 0.3 + factor * sigma * eps
     assert float(torch.nn.functional.avg_pool2d(noised, factor).std()) == pytest.approx(sigma, rel=0.01)
 
 
-@pytest.mark.parametrize("alignment", positions.ALIGNMENTS)
+@pytest.mark.parametrize("alignment", list(Alignment))
 def test_the_base_size_is_itself(alignment):
-    assert torch.equal(positions.resampled(BASE, BASE, alignment), torch.arange(BASE, dtype=torch.float64))
+    assert torch.equal(
+        position_resample.resample_indices(BASE, BASE, alignment), torch.arange(BASE, dtype=torch.float64)
+    )
 
 
 @pytest.mark.parametrize("count", [65, 96, 128, 200])
-@pytest.mark.parametrize("alignment", positions.ALIGNMENTS)
+@pytest.mark.parametrize("alignment", list(Alignment))
 def test_positions_stay_inside(alignment, count):
-    places = positions.resampled(count, BASE, alignment)
+    places = position_resample.resample_indices(count, BASE, alignment)
     assert (places.diff() > 0).all()
     assert places.min() >= -0.5 and places.max() < BASE - 0.5 + 1e-9 + (alignment == "corners")
-    assert alignment == "centres" or places.min() == 0
+    assert alignment == "centers" or places.min() == 0
 
 
 @pytest.mark.parametrize(("count", "last", "step"), [(96, 15.833333, 0.1666667), (128, 15.875, 0.125)])
 def test_sd3_by_number(count, last, step):
-    places = STEP * positions.resampled(count, BASE, "corners")
+    places = STEP * position_resample.resample_indices(count, BASE, "corners")
     assert float(places[-1]) == pytest.approx(last, abs=1e-6)
     assert float(places[1] - places[0]) == pytest.approx(step, abs=1e-6)
 
 
 def test_the_stock_table_extrapolates():
-    """Its middle 96 run from -4 to 19.75, its middle 128 from -8 to 23.75 (oracle 27)."""
+    """Its middle 96 run from -4 to 19.75, its middle 128 from -8 to 23.75."""
     for count, first, last in ((96, -4.0, 19.75), (128, -8.0, 23.75)):
         middle = STORED[(SIDE - count) // 2 :][:count]
         assert (float(middle[0]), float(middle[-1])) == (first, last)
 
 
 @pytest.mark.parametrize("factor", [2, 3])
-def test_every_so_manieth_position_is_a_trained_one(factor):
-    places = positions.resampled(factor * BASE, BASE, "corners")
+def test_multiples_of_the_base_contain_the_trained_positions(factor):
+    places = position_resample.resample_indices(factor * BASE, BASE, "corners")
     assert torch.equal(places[::factor], torch.arange(BASE, dtype=torch.float64))
-    grid = positions.table(places[:64], places[:64], 32).unflatten(0, (64, 64))
-    base = positions.table(torch.arange(64.0).double(), torch.arange(64.0).double(), 32).unflatten(0, (64, 64))
+    grid = position_resample.position_table(places[:64], places[:64], 32).unflatten(0, (64, 64))
+    base = position_resample.position_table(torch.arange(64.0).double(), torch.arange(64.0).double(), 32).unflatten(
+        0, (64, 64)
+    )
     kept = len(range(0, 64, factor))
     assert torch.equal(grid[::factor, ::factor], base[:kept, :kept])
 
@@ -80,36 +91,36 @@ def test_every_so_manieth_position_is_a_trained_one(factor):
 @pytest.mark.parametrize("width", [32, 128, 1536])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_positions_are_read_back_from_a_table(width, dtype):
-    axis = positions.sincos(STORED, width // 2).to(dtype)
-    found = positions.positions_in(axis)
+    axis = position_resample.sincos(STORED, width // 2).to(dtype)
+    found = position_resample.recover_positions(axis)
     assert torch.allclose(found, STORED, atol=1e-5 if dtype == torch.float32 else 2e-3)
 
 
 def test_another_table_is_refused():
-    with pytest.raises(ValueError, match="does not hold evenly spaced"):
-        positions.positions_in(torch.randn(64, 32, generator=torch.Generator().manual_seed(0)))
+    with pytest.raises(ValueError, match="does not contain evenly spaced"):
+        position_resample.recover_positions(torch.randn(64, 32, generator=torch.Generator().manual_seed(0)))
 
 
-@pytest.mark.parametrize("alignment", positions.ALIGNMENTS)
-def test_up_to_the_base_nothing_is_made(alignment):
-    assert resample.embedding(Settings(BASE, alignment), stored(), 64, 64) is None
-    assert resample.embedding(Settings(BASE, alignment), stored(), 32, 64) is None
+@pytest.mark.parametrize("alignment", list(Alignment))
+def test_up_to_the_base_the_stock_table_is_kept(alignment):
+    assert resample_table(PositionSettings(BASE, alignment), stored(), 64, 64) is None
+    assert resample_table(PositionSettings(BASE, alignment), stored(), 32, 64) is None
 
 
-def test_axes_are_independent_and_turn_with_the_picture():
-    """A side within the base keeps the table's middle; exchanged sides give the transposed table (oracle 30)."""
-    settings, width = Settings(BASE, "corners"), 32
-    wide = resample.embedding(settings, stored(), 48, 96)[0].unflatten(0, (48, 96))
-    tall = resample.embedding(settings, stored(), 96, 48)[0].unflatten(0, (96, 48))
+def test_axes_are_independent_and_transpose():
+    """A side within the base keeps the table's middle; exchanged sides give the transposed table."""
+    settings, width = PositionSettings(BASE, "corners"), 32
+    wide = resample_table(settings, stored(), 48, 96)[0].unflatten(0, (48, 96))
+    tall = resample_table(settings, stored(), 96, 48)[0].unflatten(0, (96, 48))
     turned = torch.cat(tall.transpose(0, 1).chunk(2, dim=-1)[::-1], dim=-1)
     assert torch.allclose(wide, turned, atol=1e-6)
-    middle = positions.sincos(STORED[(SIDE - 48) // 2 :][:48], width // 2).float()
+    middle = position_resample.sincos(STORED[(SIDE - 48) // 2 :][:48], width // 2).float()
     assert torch.allclose(wide[:, 0, width // 2 :], middle, atol=1e-5)
-    finer = positions.sincos(STEP * positions.resampled(96, BASE, "corners"), width // 2).float()
+    finer = position_resample.sincos(STEP * position_resample.resample_indices(96, BASE, "corners"), width // 2).float()
     assert torch.allclose(wide[0, :, : width // 2], finer, atol=1e-5)
 
 
-def test_positions_in_words():
-    text = resample.describe(Settings(BASE, "corners"), stored()[0].unflatten(0, (SIDE, SIDE)))
+def test_positions_report():
+    text = describe_positions(PositionSettings(BASE, "corners"), stored()[0].unflatten(0, (SIDE, SIDE)))
     assert "1536 px: 96 positions from 0 to 15.8333, step 0.1667" in text
     assert "2048 px: 128 positions from 0 to 15.875, step 0.125" in text

@@ -1,0 +1,203 @@
+"""Sampling at other sizes than the model was trained at: noise and positions."""
+
+from __future__ import annotations
+
+import functools
+
+from comfy_api.latest import io
+
+from ..host import latent_shapes, sampling
+from ..host.image_output import new_figure, to_image
+from ..host.patches import positions as host_positions
+from ..host.progress import nothing_to_show
+from ..host.schema import schema
+from .position_resample import Alignment, PositionSettings, describe_positions, resample_table
+
+CATEGORY = "Glassbox/Conditioning"
+PAPER = "On Improved Conditioning Mechanisms and Pre-training Strategies for Diffusion Models (arXiv 2411.03177)"
+_SIDE = 16384
+_STEPS = 20
+
+
+class ResolutionNoiseRescale(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_ResolutionNoiseRescale",
+            display_name="Resolution Noise Rescale",
+            category=CATEGORY,
+            description=(
+                "Scales the noise schedule to the size of the image: sigma' = s sigma with s the linear ratio of the "
+                "sizes, for eps, v and EDM models; the same law as a shift for flow models and Flux. "
+                f"{PAPER}. Place it after other sampling patches and before the scheduler."
+            ),
+            search_aliases=[
+                "improved conditioning",
+                "sigma rescale",
+                "resolution shift",
+                "ModelSampling",
+                "SNR shift",
+                "noise schedule",
+            ],
+            inputs=[
+                io.Model.Input(
+                    "model",
+                    tooltip="Any model that samples from noise. Sampling patches already on it (zero terminal SNR, "
+                    "shift, another rescale) are kept.",
+                ),
+                io.Int.Input(
+                    "width",
+                    default=1024,
+                    min=16,
+                    max=_SIDE,
+                    step=8,
+                    tooltip="Width of the generated image, when no latent is connected.",
+                ),
+                io.Int.Input(
+                    "height",
+                    default=1024,
+                    min=16,
+                    max=_SIDE,
+                    step=8,
+                    tooltip="Height of the generated image, when no latent is connected.",
+                ),
+                io.Int.Input(
+                    "base_width",
+                    default=0,
+                    min=0,
+                    max=_SIDE,
+                    step=8,
+                    tooltip="Width the model was trained at. 0: the known size of this model family.",
+                ),
+                io.Int.Input(
+                    "base_height",
+                    default=0,
+                    min=0,
+                    max=_SIDE,
+                    step=8,
+                    tooltip="Height the model was trained at. 0: the same as the width.",
+                ),
+                io.Combo.Input(
+                    "mode",
+                    options=list(sampling.MODES),
+                    tooltip="sampler_only: the sigmas change, and the model gets the true noise level; safe for any "
+                    "checkpoint. retimed: the model gets the timestep of the original schedule, as in the paper's "
+                    "fine-tuning; only for models fine-tuned that way.",
+                ),
+                io.Combo.Input(
+                    "scheduler",
+                    options=sampling.schedulers(),
+                    default="normal",
+                    tooltip="The scheduler of the figure. The report lists which ones follow the law on this model.",
+                ),
+                io.Sigmas.Input(
+                    "sigmas",
+                    optional=True,
+                    tooltip="The sigmas of any scheduler for the model without this node; the output sigmas follow "
+                    "the law exactly.",
+                ),
+                io.Latent.Input(
+                    "latent", optional=True, tooltip="Takes the size from this latent instead of width and height."
+                ),
+            ],
+            outputs=[
+                io.Model.Output(display_name="model", tooltip="The model with its noise schedule scaled."),
+                io.Float.Output(display_name="sigma_scale", tooltip="The factor s on noise over signal."),
+                io.Image.Output(display_name="figure", tooltip="Noise levels before and after."),
+                io.String.Output(display_name="report", tooltip="The same as text."),
+                io.Sigmas.Output(
+                    display_name="sigmas", tooltip="The connected sigmas moved by the law, for SamplerCustomAdvanced."
+                ),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls, model, width, height, base_width, base_height, mode, scheduler, sigmas=None, latent=None
+    ) -> io.NodeOutput:
+        from . import noise_rescale
+
+        size = (width, height) if latent is None else latent_shapes.pixels(latent, model)
+        base = _base(model, base_width, base_height)
+        factor = noise_rescale.sigma_scale(*size, *base)
+        moved = sampling.rescaled(model, factor, mode)
+        shown = sampling.schedule_sigmas(model, scheduler, _STEPS) if sigmas is None else sigmas
+        after = sampling.rescaled_sigmas(moved, shown)
+        schedules = {
+            name: (
+                sampling.schedule_sigmas(moved, name, _STEPS),
+                sampling.rescaled_sigmas(moved, sampling.schedule_sigmas(model, name, _STEPS)),
+            )
+            for name in sampling.schedulers()
+        }
+        figure, title = new_figure(), f"{scheduler} scheduler" if sigmas is None else "connected sigmas"
+        if sigmas is None:
+            after = schedules[scheduler][0]
+        noise_rescale.draw_sigmas(figure, shown[:-1].tolist(), after[:-1].tolist(), factor, title)
+        ends, shift = [sampling.sigma_range(m) for m in (model, moved)], sampling.shift_of(model)
+        report = [noise_rescale.describe_rescale(factor, size, base, mode, *ends)]
+        if shift is not None and shift[0] != shift[1]:
+            report.append(noise_rescale.describe_shift(*shift))
+        report.append(noise_rescale.describe_schedulers(noise_rescale.law_errors(schedules)))
+        given = nothing_to_show() if sigmas is None else after
+        return io.NodeOutput(moved, factor, to_image(figure), "\n".join(report), given)
+
+
+class PositionalResample(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_PositionalResample",
+            display_name="SD3 Position Interpolation",
+            category=CATEGORY,
+            description=(
+                "Larger images with SD3 and SD3.5: interpolates the position table inside the trained range instead "
+                f"of extrapolating past its edge. {PAPER}. Up to the base size the output is identical; the model's "
+                "ControlNets follow."
+            ),
+            search_aliases=[
+                "improved conditioning",
+                "position embedding",
+                "SD3 high resolution",
+                "interpolate positions",
+            ],
+            inputs=[
+                io.Model.Input("model", tooltip="SD3 or SD3.5. Other families do not need this and are refused."),
+                io.Int.Input(
+                    "base_size",
+                    default=1024,
+                    min=64,
+                    max=_SIDE,
+                    step=16,
+                    tooltip="Pixels per side up to which the positions are trained; sides up to it keep the stock "
+                    "positions.",
+                ),
+                io.Combo.Input(
+                    "alignment",
+                    options=list(Alignment),
+                    tooltip="How the finer grid lies on the trained one. corners: i * base / count, as PixArt. "
+                    "centers: tokens cover the same area. ends: keeps the first and the last position.",
+                ),
+            ],
+            outputs=[
+                io.Model.Output(display_name="model", tooltip="The model with its positions interpolated."),
+                io.String.Output(display_name="report", tooltip="Positions trained, and at 1.5 and 2 times the size."),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, model, base_size: int, alignment: str) -> io.NodeOutput:
+        settings = PositionSettings(base_size // 16, Alignment(alignment))
+        moved = host_positions.resampled(model, functools.partial(resample_table, settings))
+        return io.NodeOutput(moved, describe_positions(settings, host_positions.stored_table(model)))
+
+
+def _base(model, width: int, height: int) -> tuple[int, int]:
+    """The trained size, from the inputs or from what is known of the model."""
+    known = sampling.trained_size(model)
+    if not (width or height or known):
+        raise ValueError(
+            f"It is not known at what size {type(model.model).__name__} was trained: set base_width and base_height."
+        )
+    width = width or height or known
+    return width, height or width

@@ -1,0 +1,320 @@
+"""Size metadata on the canvas: what a model is conditioned on, when it acts, and how strongly it guides."""
+
+from __future__ import annotations
+
+import itertools
+
+from comfy_api.latest import io
+
+from ..host import metadata_conditioning as host_metadata
+from ..host import metadata_gate, sampling
+from ..host.image_output import new_figure, to_image
+from ..host.sampling import MetadataGuider as Guider
+from ..host.sampling import sigmas_of
+from ..host.schema import schema
+from . import size_metadata
+from .metadata_schedule import GateCurve, GateMode, GateSchedule, PromptRole
+from .size_metadata import FieldGroup
+
+CATEGORY = "Glassbox/Conditioning"
+PAPER = "On Improved Conditioning Mechanisms and Pre-training Strategies for Diffusion Models (arXiv 2411.03177)"
+_SIDE = 16384
+_STEPS = 20
+
+_FIELDS = io.Combo.Input(
+    "fields",
+    options=list(FieldGroup),
+    tooltip="Which metadata this acts on. In the paper low-level metadata (size) acts late, and crop, flip and aspect "
+    "ratio from the start: its choice is original_size.",
+)
+_SIGMAS = io.Sigmas.Input(
+    "sigmas",
+    optional=True,
+    tooltip=f"The steps to show, from a scheduler node; {_STEPS} steps of the normal scheduler if absent.",
+)
+
+
+def _side(name: str, tooltip: str):
+    return io.Int.Input(name, default=0, min=0, max=_SIDE, tooltip=tooltip)
+
+
+class MetadataConditioning(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_MetadataConditioning",
+            display_name="Metadata Conditioning",
+            category=CATEGORY,
+            description=(
+                "Sets SDXL-style micro-conditioning: original size, crop, target size and mirroring; refuses fields "
+                f"that this MODEL has no input for. Control conditions of {PAPER}, first in SDXL (arXiv 2307.01952)."
+            ),
+            search_aliases=[
+                "improved conditioning",
+                "size conditioning",
+                "micro-conditioning",
+                "sdxl size",
+                "crop conditioning",
+            ],
+            inputs=[
+                io.Model.Input("model", tooltip="The MODEL that will be sampled; it decides which fields exist."),
+                io.Conditioning.Input("conditioning", tooltip="An encoded prompt of that model."),
+                _side(
+                    "original_width",
+                    "Width in pixels before scaling, as of a training image. Small means blurred or full of "
+                    "artifacts. 0: the size of the generated image.",
+                ),
+                _side("original_height", "Height in pixels before scaling. 0: the size of the generated image."),
+                _side("crop_left", "Pixels cropped on the left, as of a training image. 0: none."),
+                _side("crop_top", "Pixels cropped at the top, as of a training image. 0: none."),
+                _side(
+                    "target_width",
+                    "Width after scaling (SDXL, HunyuanDiT). 0: not set; ComfyUI then uses the original width.",
+                ),
+                _side("target_height", "Height after scaling. 0: not set; ComfyUI then uses the original height."),
+                io.Boolean.Input(
+                    "mirror",
+                    default=False,
+                    tooltip="A mirrored image. Only for models trained with a flip flag, such as the demo model.",
+                ),
+            ],
+            outputs=[
+                io.Conditioning.Output(display_name="conditioning", tooltip="The prompt with its metadata."),
+                io.String.Output(display_name="report", tooltip="The metadata that is set."),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, model, conditioning: list, **widgets) -> io.NodeOutput:
+        layout = host_metadata.layout_of(model)
+        entries = size_metadata.metadata_entries(**widgets)
+        size_metadata.check_fields(entries, layout.fields, layout.model)
+        conditioned = host_metadata.write_metadata(conditioning, entries)
+        values = (
+            size_metadata.format_metadata(host_metadata.explicit_fields(layout, conditioned)) or "ComfyUI's defaults"
+        )
+        return io.NodeOutput(conditioned, f"{layout.model} is conditioned on: {values}.")
+
+
+class MetadataSchedule(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_MetadataSchedule",
+            display_name="Metadata Schedule",
+            category=CATEGORY,
+            description=(
+                "Schedules size conditioning over the timesteps: a cosine gate gives the model a neutral reference "
+                "while the content is decided, and the requested size only late, so that another size changes the "
+                f"content less. An adaptation of {PAPER} to models trained without the gate."
+            ),
+            search_aliases=[
+                "improved conditioning",
+                "size conditioning schedule",
+                "cosine gate",
+                "control conditioning",
+                "timestep metadata",
+            ],
+            inputs=[
+                io.Model.Input(
+                    "model",
+                    tooltip="A model that takes size metadata: SDXL, its refiner, PixArt-alpha, HunyuanDiT up to "
+                    "1.1, the demo model.",
+                ),
+                io.Combo.Input(
+                    "curve",
+                    options=list(GateCurve),
+                    tooltip="Shape of the gate over the timestep. cosine: cos(πu/2)^exponent. raised_cosine: the same "
+                    "with twice the exponent. warped_cosine: opens earlier as the exponent grows. constant: always "
+                    "open, the paper's baseline.",
+                ),
+                io.Float.Input(
+                    "exponent",
+                    default=2.0,
+                    min=0.0,
+                    max=64.0,
+                    step=0.5,
+                    tooltip="How late the gate opens. 0: disables the schedule (identical to the stock model). cosine "
+                    "with 2 is half open at the middle timestep, with 8 at a quarter.",
+                ),
+                _FIELDS,
+                _side("reference_width", "Width of the reference while the gate is closed. 0: that of the image."),
+                _side("reference_height", "Height of the reference while the gate is closed. 0: that of the image."),
+                io.Combo.Input(
+                    "mode",
+                    options=list(GateMode),
+                    default=GateMode.EMBEDDING,
+                    tooltip="embedding: moves the network's embedding of the metadata (closest to the paper; not for "
+                    "PixArt and HunyuanDiT). value: moves the numbers themselves, and reaches ControlNets too.",
+                ),
+                io.Combo.Input(
+                    "apply_to",
+                    options=list(PromptRole),
+                    tooltip="Gate the metadata of both prompts, or of one. With both, CFG does not amplify the size "
+                    "while the gate is closed.",
+                ),
+                _SIGMAS,
+            ],
+            outputs=[
+                io.Model.Output(display_name="model", tooltip="The model with the gate."),
+                io.Image.Output(display_name="figure", tooltip="The gate, and the steps on it."),
+                io.String.Output(display_name="report", tooltip="The gate at each step."),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, model, sigmas=None, **settings) -> io.NodeOutput:
+        from . import metadata_report
+
+        schedule = GateSchedule(**settings)
+        gated = metadata_gate.gated(model, schedule, inside=schedule.mode == GateMode.EMBEDDING)
+        steps, figure = _steps(model, sigmas), new_figure()
+        metadata_report.draw_gate(figure, schedule, steps)
+        return io.NodeOutput(gated, to_image(figure), metadata_report.describe_schedule(schedule, steps))
+
+
+class MetadataReport(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_MetadataReport",
+            display_name="Metadata Report",
+            category=CATEGORY,
+            description=(
+                "Shows the size, crop, target size and mirroring that the model is conditioned on at each step, from "
+                f"the prompts and every Metadata Schedule on the MODEL. For {PAPER}."
+            ),
+            search_aliases=[
+                "improved conditioning",
+                "size conditioning",
+                "inspect conditioning",
+                "show size metadata",
+            ],
+            inputs=[
+                io.Model.Input("model", tooltip="The MODEL as it goes into the sampler."),
+                io.Conditioning.Input("positive", tooltip="The prompt as it goes into the sampler."),
+                io.Latent.Input(
+                    "latent",
+                    tooltip="The latent as it goes into the sampler: its size is the default of a prompt.",
+                ),
+                io.Conditioning.Input("negative", optional=True, tooltip="The negative prompt, if there is one."),
+                _SIGMAS,
+            ],
+            outputs=[
+                io.Image.Output(display_name="figure", tooltip="The numbers and the gate over the steps."),
+                io.String.Output(display_name="report", tooltip="The same as text."),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, model, positive: list, latent: dict, negative=None, sigmas=None) -> io.NodeOutput:
+        from . import metadata_report
+
+        layout, shape = host_metadata.layout_of(model), latent["samples"].shape
+        prompts = []
+        for role, conditioning in (("positive", positive), ("negative", negative or [])):
+            for number, (_, entry) in enumerate(conditioning, 1):
+                metadata = host_metadata.read_metadata(layout, {"prompt_type": role, **entry}, shape)
+                name = role if number == 1 else f"{role}, part {number}"
+                sigma_range = sigmas_of(model, entry.get("start_percent", 0.0), entry.get("end_percent", 1.0))
+                prompts.append(
+                    metadata_report.PromptMetadata(
+                        metadata.values,
+                        metadata.canvas,
+                        metadata.prompt,
+                        name,
+                        metadata.implicit,
+                        metadata.explicit,
+                        *sigma_range,
+                    )
+                )
+        schedules, steps = metadata_gate.schedules_of(model), _steps(model, sigmas)
+        figure = new_figure(900, 150 + 270 * len(prompts))
+        metadata_report.draw_conditioning(figure, prompts, schedules, steps)
+        report = metadata_report.describe_conditioning(layout.model, prompts, schedules, steps)
+        return io.NodeOutput(to_image(figure), report)
+
+
+class MetadataGuider(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_MetadataGuider",
+            display_name="Metadata Guider",
+            category=CATEGORY,
+            description=(
+                "Guidance with separate strengths for text and for size metadata: λ(β e(text, metadata) + (1 - β) "
+                "e(text, reference)) + (1 - λ) e(negative, reference). Two evaluations per step at β 0 or 1, three "
+                f"elsewhere. {PAPER}."
+            ),
+            search_aliases=[
+                "improved conditioning",
+                "dual cfg",
+                "size guidance",
+                "control guidance",
+                "separate guidance",
+            ],
+            inputs=[
+                io.Model.Input("model", tooltip="A model that takes size metadata."),
+                io.Conditioning.Input("positive", tooltip="The prompt with its metadata."),
+                io.Conditioning.Input(
+                    "negative", tooltip="The negative prompt; its own metadata becomes the reference."
+                ),
+                io.Float.Input(
+                    "cfg",
+                    default=7.0,
+                    min=0.0,
+                    max=100.0,
+                    step=0.1,
+                    tooltip="λ: how strongly the text guides, as in KSampler.",
+                ),
+                io.Float.Input(
+                    "metadata_strength",
+                    default=1.0,
+                    min=0.0,
+                    max=20.0,
+                    step=0.05,
+                    tooltip="β: how strongly the metadata guides. 0: as if set to the reference. 1: as much as the "
+                    "text. Above 1: exaggerated.",
+                ),
+                _FIELDS,
+                _side("reference_width", "Width of the reference. 0: that of the image."),
+                _side("reference_height", "Height of the reference. 0: that of the image."),
+            ],
+            outputs=[io.Guider.Output(display_name="guider", tooltip="For SamplerCustomAdvanced.")],
+        )
+
+    @classmethod
+    def execute(cls, model, positive, negative, cfg, metadata_strength, fields, reference_width, reference_height):
+        layout = host_metadata.layout_of(model)
+        fields = tuple(name for name in FieldGroup(fields).names if name in layout.fields)
+        reference = size_metadata.metadata_entries(reference_width, reference_height)
+        guider = Guider(model)
+        guider.set_conds(
+            positive,
+            host_metadata.write_metadata(positive, reference, forget=fields, prompt_type="positive"),
+            _with_reference(negative, reference, fields),
+        )
+        guider.set_strengths(cfg, metadata_strength)
+        return io.NodeOutput(guider)
+
+
+def _with_reference(negative: list, reference: dict, fields: tuple[str, ...]) -> list:
+    """A negative prompt whose own metadata becomes the reference; parts without such metadata stay as stock."""
+    return [
+        *itertools.chain.from_iterable(
+            host_metadata.write_metadata([part], reference, forget=fields, prompt_type="negative")
+            if any(name in part[1] for name in fields)
+            else [part]
+            for part in negative
+        )
+    ]
+
+
+def _steps(model, sigmas) -> list:
+    """The noise levels of a sampling run, less the last one, at which nothing is evaluated."""
+    from . import metadata_report
+
+    sigmas = sampling.schedule_sigmas(model, "normal", _STEPS) if sigmas is None else sigmas
+    table = model.get_model_object("model_sampling")
+    return [metadata_report.Step(float(sigma), sampling.noise_fraction(table, float(sigma))) for sigma in sigmas[:-1]]

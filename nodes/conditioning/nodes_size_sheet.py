@@ -1,0 +1,112 @@
+"""A labeled sheet of images over original size, target size or crop, with and without the gate."""
+
+from __future__ import annotations
+
+import torch
+from comfy_api.latest import io
+
+from ..host import metadata_conditioning as host_metadata
+from ..host import metadata_gate
+from ..host.evaluate import sample_images
+from ..host.image_output import new_figure, to_image
+from ..host.latent_shapes import pixels
+from ..host.progress import with_progress
+from ..host.schema import schema
+from .metadata_schedule import GateCurve, GateMode, GateSchedule, PromptRole
+from .size_metadata import FieldGroup, check_fields, format_metadata
+from .size_sheet import SweptField, draw_sheet, parse_multiples, swept_entries
+
+_COLUMN = 260  # pixels of the sheet
+
+
+class SizeSheet(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_SizeSheet",
+            display_name="Size Sheet",
+            category="Glassbox/Conditioning",
+            description=(
+                "One labeled sheet of images over original size, target size or crop, smaller and larger than the "
+                "image, with the stock model and with the gate of Metadata Schedule. On Improved Conditioning "
+                "Mechanisms and Pre-training Strategies for Diffusion Models (arXiv 2411.03177)."
+            ),
+            search_aliases=[
+                "improved conditioning",
+                "size sweep",
+                "xy plot",
+                "sdxl size conditioning",
+                "micro-conditioning",
+            ],
+            inputs=[
+                io.Model.Input("model", tooltip="A model with size metadata: SDXL, its refiner, the demo model."),
+                io.Conditioning.Input("positive", tooltip="The prompt; each column sets its metadata."),
+                io.Conditioning.Input("negative", tooltip="The negative prompt; it gets the same metadata."),
+                io.Vae.Input("vae", tooltip="Decodes the images."),
+                io.Latent.Input("latent", tooltip="An empty latent: its size is that of the images."),
+                io.Combo.Input(
+                    "field",
+                    options=list(SweptField),
+                    tooltip="What changes from column to column. original_size: artifacts of small images against "
+                    "detail. crop_left, crop_top: moves the subject, if the model follows crops.",
+                ),
+                io.String.Input(
+                    "values",
+                    default="0.25, 0.5, 1, 2, 4",
+                    tooltip="Multiples of the image's sides, comma-separated: 0.25 of 1024 is 256. For crops, of the "
+                    "side that is cropped.",
+                ),
+                io.Float.Input(
+                    "gate_exponent",
+                    default=2.0,
+                    min=0.0,
+                    max=64.0,
+                    step=0.5,
+                    tooltip="A second row with the cosine gate of Metadata Schedule on the field. 0: no second row.",
+                ),
+                io.Int.Input(
+                    "seed",
+                    default=0,
+                    min=0,
+                    max=0xFFFFFFFFFFFFFFFF,
+                    control_after_generate=True,
+                    tooltip="Seed of the noise, the same in every image, as in KSampler.",
+                ),
+                io.Int.Input("steps", default=20, min=1, max=200, tooltip="Euler steps with the normal scheduler."),
+                io.Float.Input("cfg", default=7.0, min=0.0, max=100.0, step=0.1, tooltip="CFG, as in KSampler."),
+            ],
+            outputs=[
+                io.Image.Output(display_name="figure", tooltip="The labeled sheet."),
+                io.Image.Output(display_name="images", tooltip="The images row by row: stock, then gated."),
+                io.String.Output(display_name="report", tooltip="The metadata of every column."),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls, model, positive, negative, vae, latent, field, values, gate_exponent, seed, steps, cfg
+    ) -> io.NodeOutput:
+        layout, canvas, multiples = host_metadata.layout_of(model), pixels(latent, model), parse_multiples(values)
+        columns = [swept_entries(field, multiple, canvas) for multiple in multiples]
+        check_fields(columns[0], layout.fields, layout.model)
+        models = {"stock": model}
+        if gate_exponent:
+            group = {
+                SweptField.ORIGINAL_SIZE: FieldGroup.ORIGINAL_SIZE,
+                SweptField.TARGET_SIZE: FieldGroup.ORIGINAL_AND_TARGET_SIZE,
+            }.get(SweptField(field), FieldGroup.SIZES_AND_CROP)
+            schedule = GateSchedule(GateCurve.COSINE, gate_exponent, group, 0, 0, GateMode.VALUE, PromptRole.BOTH)
+            models["gated"] = metadata_gate.gated(model, schedule, inside=False)
+        shape = latent["samples"].shape[1:]
+        images = []
+        for name, entries in with_progress([(name, entries) for name in models for entries in columns]):
+            prompts = (host_metadata.write_metadata(prompt, entries) for prompt in (positive, negative))
+            images.append(sample_images(models[name], vae, *prompts, shape, 1, seed, steps=steps, cfg=cfg)[0])
+        rows = {name: images[index * len(columns) : (index + 1) * len(columns)] for index, name in enumerate(models)}
+        labels = [f"{multiple:g} x" for multiple in multiples]
+        figure = new_figure(80 + _COLUMN * len(columns), 80 + _COLUMN * len(rows))
+        draw_sheet(figure, rows, labels, f"{field}, {canvas[0]} x {canvas[1]} pixels, seed {seed}")
+        report = "\n".join(
+            f"{label}: {format_metadata(entries)}" for label, entries in zip(labels, columns, strict=True)
+        )
+        return io.NodeOutput(to_image(figure), torch.stack(images), report)
