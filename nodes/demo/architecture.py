@@ -14,22 +14,53 @@ METADATA_FEATURES = 64
 METADATA = ("height", "width", "crop_h", "crop_w", "mirror")
 
 UNET = {
-    "image_size": SIZE // FACTOR, "in_channels": LATENT_CHANNELS, "out_channels": LATENT_CHANNELS,
-    "model_channels": 64, "channel_mult": (1, 1, 2), "num_res_blocks": [2, 2, 2],
-    "transformer_depth": [1] * 6, "transformer_depth_middle": 1, "transformer_depth_output": [1] * 9,
-    "num_heads": -1, "num_head_channels": 32, "use_spatial_transformer": True, "context_dim": 128,
-    "use_linear_in_transformer": False, "num_classes": "sequential",
-    "adm_in_channels": METADATA_FEATURES * len(METADATA), "legacy": False,
+    "image_size": SIZE // FACTOR,
+    "in_channels": LATENT_CHANNELS,
+    "out_channels": LATENT_CHANNELS,
+    "model_channels": 64,
+    "channel_mult": (1, 1, 2),
+    "num_res_blocks": [2, 2, 2],
+    "transformer_depth": [1] * 6,
+    "transformer_depth_middle": 1,
+    "transformer_depth_output": [1] * 9,
+    "num_heads": -1,
+    "num_head_channels": 32,
+    "use_spatial_transformer": True,
+    "context_dim": 128,
+    "use_linear_in_transformer": False,
+    "num_classes": "sequential",
+    "adm_in_channels": METADATA_FEATURES * len(METADATA),
+    "legacy": False,
 }
+
+
+def unet_of(channels: int) -> dict:
+    """The U-Net's configuration for latents of so many channels."""
+    return {**UNET, "in_channels": channels, "out_channels": channels}
+
+
 TEXT = {
-    "num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 512,
-    "hidden_act": "gelu", "max_position_embeddings": 77, "eos_token_id": 49407,
+    "num_hidden_layers": 2,
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "intermediate_size": 512,
+    "hidden_act": "gelu",
+    "max_position_embeddings": 77,
+    "eos_token_id": 49407,
 }
 AUTOENCODER = {
     "embed_dim": LATENT_CHANNELS,
     "ddconfig": {
-        "double_z": True, "z_channels": LATENT_CHANNELS, "resolution": SIZE, "in_channels": 3, "out_ch": 3,
-        "ch": 32, "ch_mult": [1, 2, 2, 2], "num_res_blocks": 1, "attn_resolutions": [], "dropout": 0.0,
+        "double_z": True,
+        "z_channels": LATENT_CHANNELS,
+        "resolution": SIZE,
+        "in_channels": 3,
+        "out_ch": 3,
+        "ch": 32,
+        "ch_mult": [1, 2, 2, 2],
+        "num_res_blocks": 1,
+        "attn_resolutions": [],
+        "dropout": 0.0,
     },
 }
 #: Groups of the autoencoder's norms.
@@ -39,7 +70,7 @@ GROUPS = 4
 def widen_groups(autoencoder):
     """Let the autoencoder's norms share statistics over eight channels or more; returns it.
 
-    ComfyUI fixes 32 groups. At 32 channels that normalises every channel alone, and a flat colour is lost on the way.
+    ComfyUI fixes 32 groups. At 32 channels that normalizes every channel alone, and a flat color is lost on the way.
     """
     import torch
 
@@ -52,7 +83,7 @@ def widen_groups(autoencoder):
 def metadata_vector(metadata):
     """The vector of ``label_emb``: Fourier features of the five numbers of ``METADATA``.
 
-    ``metadata`` float (N, 5), pixels of a 128-pixel picture (mirror: 0 or 128) -> float32 (N, 320).
+    ``metadata`` float (N, 5), pixels of a 128-pixel image (mirror: 0 or 128) -> float32 (N, 320).
     The frequencies are those of SDXL's size embedding (arXiv 2307.01952, section 2.2), spread over 128 pixels.
     """
     import torch

@@ -1,7 +1,9 @@
 """The files of the demo world that the pack ships, read with a check and a sentence for whatever is wrong with them.
 
 A world may be another world with changes to its denoiser: it has ``changes.safetensors``, whose header names the base,
-and takes every file that it does not have from there.
+and takes every file that it does not have from there. Tensors of that file, for a layer L of the U-Net: ``L.up``
+(out, r) and ``L.down`` (r, in), whose product is added to the flattened weight; or ``L.rows`` (n, in), to be added to
+the rows ``L.indices`` (n,).
 """
 
 from __future__ import annotations
@@ -10,9 +12,13 @@ import json
 from contextlib import contextmanager
 from pathlib import Path
 
+from .architecture import SIZE
+
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
 #: The file of a changed copy of another world.
 CHANGES = "changes"
+#: What masks there are for a rendered image; "face" is everything but the background.
+PARTS = ("face", "skin", "hair", "facial_hair", "clothing", "accessory", "background")
 
 
 def worlds() -> list[str]:
@@ -45,7 +51,26 @@ def header(world: str, name: str) -> dict[str, str]:
         return file.metadata() or {}
 
 
-def picture(world: str, name: str):
+def read_denoiser(world: str) -> dict:
+    """Tensors of a world's denoiser, with its changes where it is a changed copy; errors as in ``read``."""
+    weights = read(world, "denoiser")
+    if base(world):
+        apply_changes(weights, read(world, CHANGES))
+    return weights
+
+
+def apply_changes(weights: dict, changes: dict) -> None:
+    """Add ``changes`` to the denoiser's ``weights`` in place; the changed ones become float32."""
+    for path in sorted({name.rpartition(".")[0] for name in changes}):
+        weight = weights[f"{path}.weight"].float()
+        if f"{path}.up" in changes:
+            weight += (changes[f"{path}.up"].float() @ changes[f"{path}.down"].float()).view_as(weight)
+        if f"{path}.rows" in changes:
+            weight[changes[f"{path}.indices"]] += changes[f"{path}.rows"].float()
+        weights[f"{path}.weight"] = weight
+
+
+def read_image(world: str, name: str):
     """A PNG of the world as float32 (height, width) or (height, width, 3) in 0..1; errors as in ``read``."""
     import numpy as np
     import torch
@@ -56,9 +81,23 @@ def picture(world: str, name: str):
 
 
 def captions(world: str) -> list[str]:
-    """The true captions of the rendered pictures; errors as in ``read``."""
+    """The true captions of the rendered images; errors as in ``read``."""
     with _explained(world, "captions.json", ValueError) as path:
         return json.loads(path.read_text(encoding="utf-8"))
+
+
+def load_images(world: str, first: int, count: int, part: str) -> tuple:
+    """Rendered images ``first`` to ``first + count - 1``, counted round.
+
+    Returns images float32 (B, 128, 128, 3) in 0..1, the true mask (B, 128, 128) of a part of ``PARTS``, the captions.
+    """
+    tiles = read_image(world, "images").unfold(1, SIZE, SIZE).permute(1, 0, 3, 2)
+    masks = read_image(world, "masks").unfold(0, SIZE, SIZE).unfold(1, SIZE, SIZE).transpose(0, 1)
+    picks = [(first + offset) % len(tiles) for offset in range(count)]
+    masks = masks[picks]
+    mask = 1 - masks[:, PARTS.index("background") - 1] if part == "face" else masks[:, PARTS.index(part) - 1]
+    texts = captions(world)
+    return tiles[picks].contiguous(), mask.contiguous(), [texts[pick] for pick in picks]
 
 
 @contextmanager
@@ -76,5 +115,6 @@ def _explained(world: str, file: str, *broken: type[Exception]):
         raise ValueError(f"{file} of {world} is missing: restore assets/{world} from the repository.") from None
     except (OSError, *broken) as error:
         world = path.parent.name
-        raise ValueError(f"{file} of {world} cannot be read ({error}): restore assets/{world} from the "
-                         "repository.") from None
+        raise ValueError(
+            f"{file} of {world} cannot be read ({error}): restore assets/{world} from the repository."
+        ) from None

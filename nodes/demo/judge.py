@@ -1,21 +1,30 @@
-"""The judge: a small network, trained on renders only, that reads every attribute of a demo picture.
+"""The judge: a small network, trained on renders only, that reads every attribute of a demo image.
 
-It is an instrument for studies and reports. Its features serve as identity embedding and for a Frechet distance.
+It is an instrument for studies and reports. Its features serve as identity embedding and for a Frechet distance. The
+judge of the second world also predicts part masks, key points and the number of faces.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ..host.prompt_alignment import AbsentError, Alignment
 from . import assets
+from .architecture import SIZE
 
 CHANNELS = (32, 64, 96, 128)
 FEATURES = 192
+#: What the second judge locates, in the order of its outputs.
+PARTS = ("skin", "hair", "facial_hair", "clothing", "accessory", "background")
+POINTS = ("left_eye", "right_eye", "nose", "mouth")
+#: Side of its masks and heat maps, and the largest number of faces that it counts.
+MAP_SIDE, MAX_FACES = 64, 3
 
 
 class Block(nn.Module):
@@ -33,13 +42,40 @@ class Block(nn.Module):
         return x + F.silu(self.norm2(self.refine(x)))
 
 
-class Judge(nn.Module):
-    """Pictures (N, 3, 128, 128) in 0..1 to one row of logits per attribute.
+class Locator(nn.Module):
+    """Feature maps of every resolution to part masks, key points and the number of faces."""
 
-    ``labels`` maps each attribute to its values, in the order in which the training labels number them.
+    def __init__(self, width: int = 24):
+        super().__init__()
+        self.lateral = nn.ModuleList(nn.Conv2d(channels, width, 1) for channels in CHANNELS)
+        self.refine = nn.Conv2d(width, width, 3, padding=1)
+        self.maps = nn.Conv2d(width, len(PARTS) + len(POINTS), 1)
+        self.faces = nn.Sequential(nn.Linear(3 * CHANNELS[-1], 64), nn.SiLU(), nn.Linear(64, MAX_FACES + 1))
+
+    def forward(
+        self, maps: list[torch.Tensor], pooled: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Logits of the parts (N, 6, 64, 64); key points (N, 4, 2), x and y in pixels of 128; logits (N, 4) of 0 to 3
+        faces."""
+        x = 0
+        for lateral, level in zip(self.lateral, maps, strict=True):
+            x = x + F.interpolate(lateral(level), (MAP_SIDE, MAP_SIDE), mode="bilinear")
+        x = F.silu(x)
+        parts, heat = self.maps(x + F.silu(self.refine(x))).split((len(PARTS), len(POINTS)), dim=1)
+        weights = heat.float().flatten(2).softmax(-1).view_as(heat)
+        centers = (torch.arange(MAP_SIDE, device=x.device) + 0.5) * (SIZE / MAP_SIDE)
+        points = torch.stack([(weights.sum(2) * centers).sum(-1), (weights.sum(3) * centers).sum(-1)], dim=-1)
+        return parts, points, self.faces(pooled)
+
+
+class Judge(nn.Module):
+    """Images (N, 3, 128, 128) in 0..1 to one row of logits per attribute.
+
+    ``labels`` maps each attribute to its values, in the order in which the training labels number them; ``locates``
+    says whether the judge also has a ``Locator``.
     """
 
-    def __init__(self, labels: dict[str, tuple[str, ...]]):
+    def __init__(self, labels: dict[str, tuple[str, ...]], locates: bool = False):
         super().__init__()
         self.labels = labels
         self.stem = nn.Conv2d(3, CHANNELS[0], 5, stride=2, padding=2)
@@ -47,25 +83,110 @@ class Judge(nn.Module):
         self.blocks = nn.ModuleList(Block(a, b) for a, b in pairwise(CHANNELS))
         self.project = nn.Linear(3 * CHANNELS[-1], FEATURES)
         self.heads = nn.ModuleDict({name: nn.Linear(FEATURES, len(values)) for name, values in labels.items()})
+        if locates:
+            self.locator = Locator()
 
-    def features(self, pictures: torch.Tensor) -> torch.Tensor:
-        """(N, 192) features: mean, maximum and attention-weighted mean of the last map, projected."""
-        x = F.silu(self.stem(pictures * 2 - 1))
-        x = x + F.silu(self.details(x))
+    def _maps(self, images: torch.Tensor) -> list[torch.Tensor]:
+        x = F.silu(self.stem(images * 2 - 1))
+        maps = [x + F.silu(self.details(x))]
         for block in self.blocks:
-            x = block(x)
-        weights = x.flatten(2).softmax(-1)
-        pooled = torch.cat([x.mean((2, 3)), x.amax((2, 3)), (weights * x.flatten(2)).sum(-1)], dim=1)
-        return F.silu(self.project(pooled))
+            maps.append(block(maps[-1]))
+        return maps
 
-    def forward(self, pictures: torch.Tensor) -> dict[str, torch.Tensor]:
-        features = self.features(pictures)
+    @staticmethod
+    def _pooled(x: torch.Tensor) -> torch.Tensor:
+        weights = x.flatten(2).softmax(-1)
+        return torch.cat([x.mean((2, 3)), x.amax((2, 3)), (weights * x.flatten(2)).sum(-1)], dim=1)
+
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        """(N, 192) features: mean, maximum and attention-weighted mean of the last map, projected."""
+        return F.silu(self.project(self._pooled(self._maps(images)[-1])))
+
+    def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        features = self.features(images)
         return {name: head(features) for name, head in self.heads.items()}
+
+    def locate(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Part masks (N, 6, 128, 128) in 0..1, key points (N, 4, 2) in pixels and the number of faces int64 (N,).
+
+        Raises ValueError for a judge without a locator. Key points mean something where there is one face.
+        """
+        if not hasattr(self, "locator"):
+            raise ValueError(
+                "This demo world's judge reads attributes only: it was not trained to locate parts or key points "
+                "or to count faces."
+            )
+        maps = self._maps(images)
+        parts, points, faces = self.locator(maps, self._pooled(maps[-1]))
+        masks = F.interpolate(parts.sigmoid(), images.shape[-2:], mode="bilinear")
+        return masks, points, faces.argmax(-1)
+
+    def everything(self, images: torch.Tensor) -> tuple[dict[str, torch.Tensor], tuple[torch.Tensor, ...]]:
+        """What ``forward`` returns, and the locator's own outputs: for training."""
+        maps = self._maps(images)
+        pooled = self._pooled(maps[-1])
+        features = F.silu(self.project(pooled))
+        return {name: head(features) for name, head in self.heads.items()}, self.locator(maps, pooled)
 
 
 def load(world: str) -> Judge:
     """The judge of a demo world in float32, ready to read; errors as in ``assets.read``."""
     labels = {name: tuple(values) for name, values in json.loads(assets.header(world, "judge")["labels"]).items()}
-    judge = Judge(labels)
-    judge.load_state_dict({name: value.float() for name, value in assets.read(world, "judge").items()})
+    weights = {name: value.float() for name, value in assets.read(world, "judge").items()}
+    judge = Judge(labels, locates=any(name.startswith("locator.") for name in weights))
+    judge.load_state_dict(weights)
     return judge.eval()
+
+
+#: Words of captions, and the attributes that a phrase with one of them sets.
+_PHRASES = (
+    ({"skin"}, ("skin",)),
+    ({"hair", "bald", "undercut", "bob", "bun", "dreads", "afro", "mohawk", "quiff"}, ("hair", "hair_color")),
+    ({"shaven", "beard", "moustache"}, ("facial_hair", "hair_color")),
+    ({"glasses", "sunglasses"}, ("accessory",)),
+    ({"hoodie", "overall", "shirt", "sweater"}, ("clothing", "clothing_color")),
+    ({"smiling", "serious", "sad", "tongue", "screaming"}, ("mouth",)),
+    ({"eyes"}, ("eyes",)),
+    ({"background"}, ("background", "pattern")),
+)
+_NEGATIONS = ("shaven", "no")
+
+
+def read_caption(caption: str, labels: dict[str, tuple[str, ...]]) -> dict[str, str]:
+    """What a caption such as "portrait, red bob, no glasses" requests: attribute -> value, both as in ``labels``."""
+    found: dict[str, str] = {}
+    for phrase in caption.lower().split(","):
+        words = set(re.findall("[a-z]+", phrase))
+        for about, attributes in _PHRASES:
+            if words & about:
+                found |= {name: value for name in attributes if (value := _value(labels[name], words))}
+    return found
+
+
+def _value(values: tuple[str, ...], words: set[str]) -> str | None:
+    wanted = words | {"none"} if words & set(_NEGATIONS) else words
+    return next((value for value in values if set(value.split()) <= wanted), None)
+
+
+@torch.inference_mode()
+def embed(world: str, images: torch.Tensor) -> torch.Tensor:
+    """Features (B, 192) of the judge of ``world`` for images (B, H, W, 3) of 0..1."""
+    return load(world).features(_scaled(images))
+
+
+@torch.inference_mode()
+def measure_agreement(world: str, caption: str, images: torch.Tensor) -> Alignment:
+    """The fraction of the requested attributes that the judge of ``world`` finds in images (B, H, W, 3) of 0..1."""
+    network = load(world)
+    wanted = read_caption(caption, network.labels)
+    if not wanted:
+        raise AbsentError("the prompt requests nothing that the demo world's judge can see")
+    logits = network(_scaled(images))
+    right = [logits[name].argmax(-1) == network.labels[name].index(value) for name, value in wanted.items()]
+    fraction = torch.stack(right).float().mean(0)
+    return Alignment(fraction, f"fraction of the {len(wanted)} requested attributes that the demo world's judge finds")
+
+
+def _scaled(images: torch.Tensor) -> torch.Tensor:
+    """IMAGE (B, H, W, 3) as the judge reads it, (B, 3, SIZE, SIZE)."""
+    return F.interpolate(images[..., :3].movedim(-1, 1).float().cpu(), (SIZE, SIZE), mode="bilinear", antialias=True)

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import comfy.sd
 import comfy.sd1_clip
 
-from ..host.agreement import JUDGES
-from . import agreement, architecture, assets
+from ..host.prompt_alignment import EMBEDDERS, SCORERS
+from . import architecture, assets, judge
 
 CLIP_NAME = "l"
 VOCABULARY_SIZE = 49408
+_NAMED_WORDS = 12  # of those that it does not know, in the log
 
 
 class DemoTokens(comfy.sd1_clip.SDTokenizer):
@@ -21,8 +22,13 @@ class DemoTokens(comfy.sd1_clip.SDTokenizer):
     known: frozenset[int] = frozenset()
 
     def __init__(self, embedding_directory=None, tokenizer_data=None, **kwargs):
-        super().__init__(embedding_directory=embedding_directory, embedding_key="clip_l",
-                         embedding_size=architecture.TEXT["hidden_size"], tokenizer_data=tokenizer_data or {}, **kwargs)
+        super().__init__(
+            embedding_directory=embedding_directory,
+            embedding_key="clip_l",
+            embedding_size=architecture.TEXT["hidden_size"],
+            tokenizer_data=tokenizer_data or {},
+            **kwargs,
+        )
 
     def tokenize_with_weights(self, text: str, return_word_ids: bool = False, **kwargs):
         chunks = super().tokenize_with_weights(text, return_word_ids, **kwargs)
@@ -30,8 +36,11 @@ class DemoTokens(comfy.sd1_clip.SDTokenizer):
         unknown = [token for token in tokens if isinstance(token, int) and token not in self.known]
         if unknown:
             words = "".join(self.inv_vocab[token].replace("</w>", " ") for token in unknown).split()
-            logging.warning("The demo model does not know: %s. It was trained on captions such as 'portrait, brown "
-                            "skin, curly red hair, round glasses, smiling, blue hoodie'.", ", ".join(words))
+            logging.warning(
+                "The demo model does not know: %s. It was trained on captions such as 'portrait, brown "
+                "skin, curly red hair, round glasses, smiling, blue hoodie'.",
+                ", ".join(words[:_NAMED_WORDS])[:200] + (", ..." if len(words) > _NAMED_WORDS else ""),
+            )
         return chunks
 
 
@@ -39,17 +48,20 @@ class DemoTextModel(comfy.sd1_clip.SDClipModel):
     """ComfyUI's text model in the demo's size; the last hidden state after the final norm conditions the U-Net."""
 
     def __init__(self, device="cpu", dtype=None, model_options=None):
-        super().__init__(device=device, dtype=dtype, textmodel_json_config=dict(architecture.TEXT),
-                         model_options=model_options or {})
+        super().__init__(
+            device=device, dtype=dtype, textmodel_json_config=dict(architecture.TEXT), model_options=model_options or {}
+        )
 
 
 class DemoClip(comfy.sd1_clip.SD1ClipModel):
     def __init__(self, device="cpu", dtype=None, model_options=None):
-        super().__init__(device=device, dtype=dtype, model_options=model_options or {}, clip_name=CLIP_NAME,
-                         clip_model=DemoTextModel)
+        super().__init__(
+            device=device, dtype=dtype, model_options=model_options or {}, clip_name=CLIP_NAME, clip_model=DemoTextModel
+        )
 
 
-JUDGES[DemoClip] = lambda model, prompt, pictures: agreement.measure(model.world, prompt, pictures)
+EMBEDDERS[DemoClip] = lambda model, images: judge.embed(model.world, images)
+SCORERS[DemoClip] = lambda model, prompt, images: judge.measure_agreement(model.world, prompt, images)
 
 
 def load(world: str, **options):
@@ -62,15 +74,24 @@ def load(world: str, **options):
     tokens = type("DemoTokensOfWorld", (DemoTokens,), {"known": frozenset(vocabulary.tolist())})
 
     def tokenizer(embedding_directory=None, tokenizer_data=None):
-        return comfy.sd1_clip.SD1Tokenizer(embedding_directory=embedding_directory, tokenizer_data=tokenizer_data or {},
-                                           clip_name=CLIP_NAME, tokenizer=tokens)
+        return comfy.sd1_clip.SD1Tokenizer(
+            embedding_directory=embedding_directory,
+            tokenizer_data=tokenizer_data or {},
+            clip_name=CLIP_NAME,
+            tokenizer=tokens,
+        )
 
-    clip = comfy.sd.CLIP(SimpleNamespace(clip=DemoClip, tokenizer=tokenizer, params={}),
-                         parameters=sum(value.numel() for value in weights.values()), **options)
+    clip = comfy.sd.CLIP(
+        SimpleNamespace(clip=DemoClip, tokenizer=tokenizer, params={}),
+        parameters=sum(value.numel() for value in weights.values()),
+        **options,
+    )
     missing, unexpected = clip.load_sd({name: value.float() for name, value in weights.items()})
     if missing or unexpected:
-        raise ValueError(f"The text model of {world} does not fit this version of the pack "
-                         f"({len(missing)} weights missing): restore assets/{world}.")
+        raise ValueError(
+            f"The text model of {world} does not fit this version of the pack "
+            f"({len(missing)} weights missing): restore assets/{world}."
+        )
     clip.cond_stage_model.world = world
     clip.patcher.cached_patcher_init = (_patcher, (world,))
     return clip
@@ -79,4 +100,3 @@ def load(world: str, **options):
 def _patcher(world: str, disable_dynamic: bool = False):
     """The patcher of a freshly loaded CLIP: newer ComfyUI asks for it to copy the model to another device."""
     return load(world, **({"disable_dynamic": True} if disable_dynamic else {})).patcher
-

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from glassbox.nodes.demo import assets, changes
+from glassbox.nodes.demo import assets
 from safetensors.torch import save_file
 
 
@@ -43,7 +43,7 @@ def test_low_rank_changes_and_rows_are_added():
     up, down, rows = draw(6, 2), draw(2, 36), draw(2, 4)
     added = {"conv.up": up, "conv.down": down, "to_v.rows": rows, "to_v.indices": torch.tensor([3, 0])}
     before = {name: value.clone() for name, value in weights.items()}
-    changes.apply(weights, added)
+    assets.apply_changes(weights, added)
     whole = before["conv.weight"].double() + (up.double() @ down.double()).view(6, 4, 3, 3)
     assert torch.allclose(weights["conv.weight"].double(), whole, atol=1e-5)
     changed = before["to_v.weight"].float()

@@ -1,4 +1,7 @@
-"""The demo denoiser as an ordinary MODEL: ComfyUI's UNetModel, v prediction, SD's schedule, size conditioning."""
+"""The demo denoiser as an ordinary MODEL: ComfyUI's UNetModel, v prediction, SD's schedule, size conditioning.
+
+The header of the weights says how many channels the latent has and whether the schedule ends in pure noise.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ import comfy.model_patcher
 import comfy.supported_models_base
 import torch
 
-from . import architecture, assets, changes
+from . import architecture, assets
 
 
 class DemoLatent(comfy.latent_formats.LatentFormat):
-    """Latents of zero mean and unit variance per channel; the colours of the live preview are a linear fit."""
+    """Latents of zero mean and unit variance per channel; the colors of the live preview are a linear fit."""
 
     latent_channels = architecture.LATENT_CHANNELS
 
@@ -24,7 +27,8 @@ class DemoLatent(comfy.latent_formats.LatentFormat):
         self.mean = self.std = None
 
     def fit(self, mean: torch.Tensor, std: torch.Tensor, rgb: torch.Tensor, rgb_bias: torch.Tensor) -> None:
-        """Take the statistics (8,) of the training latents, and the fit (8, 3), (3,) from latent to colour."""
+        """Take the statistics (C,) of the training latents, and the fit (C, 3), (3,) from latent to color."""
+        self.latent_channels = len(mean)
         self.mean, self.std = mean.view(1, -1, 1, 1), std.view(1, -1, 1, 1)
         self.latent_rgb_factors, self.latent_rgb_factors_bias = rgb.tolist(), rgb_bias.tolist()
 
@@ -46,10 +50,10 @@ class DemoConfig(comfy.supported_models_base.BASE):
 
 
 class DemoModel(comfy.model_base.BaseModel):
-    """BaseModel whose vector holds original height and width, crop and mirroring (pixels of a 128-pixel picture).
+    """BaseModel whose vector holds original height and width, crop and mirroring (pixels of a 128-pixel image).
 
-    Conditioning keys: ``height``, ``width`` (where absent: the picture's own size), ``crop_h``, ``crop_w``, ``mirror``
-    (0 or 1). Sizes over 128 mean "sharp", as 128 does: larger pictures were never shrunk in training.
+    Conditioning keys: ``height``, ``width`` (where absent: the image's own size), ``crop_h``, ``crop_w``, ``mirror``
+    (0 or 1). Sizes over 128 mean "sharp", as 128 does: larger images were never shrunk in training.
     """
 
     metadata_fields = architecture.METADATA
@@ -57,8 +61,13 @@ class DemoModel(comfy.model_base.BaseModel):
 
     def encode_adm(self, **kwargs) -> torch.Tensor:
         size = architecture.SIZE
-        numbers = [min(kwargs.get("height", size), size), min(kwargs.get("width", size), size),
-                   kwargs.get("crop_h", 0), kwargs.get("crop_w", 0), size * float(kwargs.get("mirror", 0))]
+        numbers = [
+            min(kwargs.get("height", size), size),
+            min(kwargs.get("width", size), size),
+            kwargs.get("crop_h", 0),
+            kwargs.get("crop_w", 0),
+            size * float(kwargs.get("mirror", 0)),
+        ]
         return architecture.metadata_vector(torch.tensor([numbers], dtype=torch.float32))
 
 
@@ -69,13 +78,15 @@ def load(world: str, disable_dynamic: bool = False):
     needs the weights outside of its dynamic memory management.
     """
     management = comfy.model_management
-    weights = assets.read(world, "denoiser")
-    if assets.base(world):
-        changes.apply(weights, assets.read(world, assets.CHANGES))
+    weights = assets.read_denoiser(world)
     statistics = {name: weights.pop(f"latent.{name}").float() for name in ("mean", "std", "rgb", "rgb_bias")}
-    config, device = DemoConfig(architecture.UNET), management.get_torch_device()
-    dtype = management.unet_dtype(model_params=sum(value.numel() for value in weights.values()),
-                                  supported_dtypes=config.supported_inference_dtypes)
+    header, channels = assets.header(world, "denoiser"), len(statistics["mean"])
+    config, device = DemoConfig(architecture.unet_of(channels)), management.get_torch_device()
+    config.sampling_settings = {**config.sampling_settings, "zsnr": header.get("zero_terminal_snr") == "true"}
+    dtype = management.unet_dtype(
+        model_params=sum(value.numel() for value in weights.values()),
+        supported_dtypes=config.supported_inference_dtypes,
+    )
     config.set_inference_dtype(dtype, management.unet_manual_cast(dtype, device, config.supported_inference_dtypes))
     config.latent_format.fit(**statistics)
     model = DemoModel(config, comfy.model_base.ModelType.V_PREDICTION, device=management.unet_offload_device())
@@ -94,5 +105,7 @@ def _load_weights(patcher, weights: dict[str, torch.Tensor], dtype: torch.dtype,
     try:
         patcher.model.diffusion_model.load_state_dict(weights, assign=dynamic)
     except RuntimeError as error:
-        raise ValueError(f"The denoiser of {world} does not fit this version of the pack "
-                         f"({str(error).splitlines()[1].strip()}): restore assets/{world}.") from None
+        raise ValueError(
+            f"The denoiser of {world} does not fit this version of the pack "
+            f"({str(error).splitlines()[1].strip()}): restore assets/{world}."
+        ) from None

@@ -1,0 +1,98 @@
+"""The demo world on the canvas: its model, and its rendered images with their truth."""
+
+from __future__ import annotations
+
+from comfy_api.latest import io
+
+from ..host import meta_networks
+from ..host.schema import schema
+from . import architecture, assets
+
+CATEGORY = "Glassbox/Demo"
+IMAGES = 24
+meta_networks.ARCHITECTURES["demo"] = architecture.UNET
+
+
+class LoadDemoModel(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_LoadDemoModel",
+            display_name="Load Glassbox Demo Model",
+            category=CATEGORY,
+            description=(
+                "A small diffusion model of drawn faces that comes with the pack (8 million parameters, 128 x 128 "
+                "pixels, CFG about 3), so that every node can be tried within a minute and without a GPU. Stock nodes "
+                "use it like SD1.5. No paper: trained by the pack's own studies/world."
+            ),
+            search_aliases=["demo checkpoint", "avatars", "tiny model", "test model"],
+            inputs=[
+                io.Combo.Input(
+                    "weights",
+                    options=assets.worlds(),
+                    tooltip="Which checkpoint to load. The planted one has four more names, each of "
+                    "which always brings one portrait, through 1, 2, 3 or 5 known neurons.",
+                ),
+            ],
+            outputs=[
+                io.Model.Output(display_name="model", tooltip="U-Net with SD's noise schedule and v prediction."),
+                io.Clip.Output(display_name="clip", tooltip="Text model that knows the words of the demo captions."),
+                io.Vae.Output(
+                    display_name="vae",
+                    tooltip="Autoencoder with 8 pixels to a side of a latent cell; 8 latent channels.",
+                ),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, weights: str) -> io.NodeOutput:
+        from . import autoencoder, denoiser, text_encoder
+
+        return io.NodeOutput(denoiser.load(weights), text_encoder.load(weights), autoencoder.load(weights))
+
+
+class DemoImage(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_DemoPicture",
+            display_name="Load Glassbox Demo Image",
+            category=CATEGORY,
+            description=(
+                f"{IMAGES} rendered faces of the demo world, each with its true caption and the true mask of each "
+                "part: input for image to image, correspondence, segmentation and inversion. No paper: drawn by "
+                "python-avatars (MIT)."
+            ),
+            search_aliases=["avatars", "test image", "ground truth mask"],
+            inputs=[
+                io.Int.Input(
+                    "image_index",
+                    default=0,
+                    min=0,
+                    max=IMAGES - 1,
+                    tooltip=f"Number of the first image, 0 to {IMAGES - 1}.",
+                ),
+                io.Int.Input(
+                    "count",
+                    default=1,
+                    min=1,
+                    max=IMAGES,
+                    tooltip="How many images to load as one batch; counting goes round after the last.",
+                ),
+                io.Combo.Input(
+                    "part",
+                    options=list(assets.PARTS),
+                    tooltip="Which part the mask shows; 'face' is everything but the background.",
+                ),
+            ],
+            outputs=[
+                io.Image.Output(display_name="image", tooltip="Images of 128 x 128 pixels."),
+                io.Mask.Output(display_name="mask", tooltip="True mask of the chosen part in each image."),
+                io.String.Output(display_name="caption", tooltip="True caption of the first image."),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, image_index: int, count: int, part: str) -> io.NodeOutput:
+        images, mask, captions = assets.load_images(assets.worlds()[0], image_index, count, part)
+        return io.NodeOutput(images, mask, captions[0])

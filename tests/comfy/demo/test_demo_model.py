@@ -1,0 +1,309 @@
+"""Load Glassbox Demo Model with ComfyUI's own nodes, and the truth of its rendered images."""
+
+import logging
+
+import newer
+import pytest
+import torch
+
+WORLD = "avatars-v1"
+CAPTION = "portrait, brown skin, curly red hair, round glasses, smiling, blue hoodie"
+
+
+@pytest.fixture(scope="module")
+def demo(comfy):
+    """MODEL, CLIP and VAE of the demo world."""
+    return comfy.run("GBX_LoadDemoModel", weights=WORLD)
+
+
+@pytest.fixture(scope="module")
+def texts(comfy, demo):
+    """Positive and negative CONDITIONING."""
+    clip = demo[1]
+    return tuple(comfy.run("CLIPTextEncode", clip=clip, text=text)[0] for text in (CAPTION, ""))
+
+
+@pytest.fixture
+def sample(comfy, demo, texts):
+    """KSampler with two Euler steps on an empty latent of two images; keywords replace its inputs."""
+
+    def run(**changed):
+        positive, negative = texts
+        latent = comfy.run("EmptyLatentImage", width=128, height=128, batch_size=2)[0]
+        inputs = {
+            "model": demo[0],
+            "seed": 3,
+            "steps": 2,
+            "cfg": 3.0,
+            "sampler_name": "euler",
+            "scheduler": "normal",
+            "positive": positive,
+            "negative": negative,
+            "latent_image": latent,
+            "denoise": 1.0,
+        }
+        return comfy.run("KSampler", **(inputs | changed))[0]["samples"]
+
+    return run
+
+
+def test_an_empty_latent_becomes_images(comfy, demo, sample):
+    samples = sample()
+    assert samples.shape == (2, 8, 16, 16)
+    images = comfy.run("VAEDecode", samples={"samples": samples}, vae=demo[2])[0]
+    assert images.shape == (2, 128, 128, 3)
+    assert images.min() >= 0 and images.max() <= 1 and images.std() > 0.05
+
+
+def test_the_same_seed_gives_the_same_image(sample):
+    assert torch.equal(sample(), sample())
+    assert not torch.equal(sample(), sample(seed=4))
+
+
+def test_the_caption_matters(sample, texts):
+    assert not torch.equal(sample(), sample(positive=texts[1]))
+
+
+def test_sampler_custom_advanced_equals_ksampler(comfy, demo, texts, sample):
+    model = demo[0]
+    latent = comfy.run("EmptyLatentImage", width=128, height=128, batch_size=2)[0]
+    guider = comfy.run("CFGGuider", model=model, positive=texts[0], negative=texts[1], cfg=3.0)[0]
+    noise = comfy.run("RandomNoise", noise_seed=3)[0]
+    sampler = comfy.run("KSamplerSelect", sampler_name="euler")[0]
+    sigmas = comfy.run("BasicScheduler", model=model, scheduler="normal", steps=2, denoise=1.0)[0]
+    output = comfy.run(
+        "SamplerCustomAdvanced", noise=noise, guider=guider, sampler=sampler, sigmas=sigmas, latent_image=latent
+    )
+    assert torch.equal(output[0]["samples"], sample())
+
+
+def test_the_schedule_is_that_of_stable_diffusion(demo):
+    sampling = demo[0].get_model_object("model_sampling")
+    assert len(sampling.sigmas) == 1000
+    # SD's largest and smallest sigma, to the float32 of ComfyUI's own table
+    assert float(sampling.sigma_max) == pytest.approx(14.6146, abs=1e-3)
+    assert float(sampling.sigma_min) == pytest.approx(0.0291675, abs=1e-6)
+
+
+def test_the_autoencoder_keeps_a_rendered_image(comfy, demo):
+    image = comfy.run("GBX_DemoPicture", image_index=0, count=4, part="face")[0]
+    for encode, decode, tiles in (
+        ("VAEEncode", "VAEDecode", {}),
+        (
+            "VAEEncodeTiled",
+            "VAEDecodeTiled",
+            {"tile_size": 512, "overlap": 64, "temporal_size": 64, "temporal_overlap": 8},
+        ),
+    ):
+        latent = comfy.run(encode, pixels=image, vae=demo[2], **tiles)[0]
+        assert latent["samples"].shape == (4, 8, 16, 16)
+        again = comfy.run(decode, samples=latent, vae=demo[2], **tiles)[0]
+        error = (again - image).square().mean()
+        assert -10 * error.log10() > 22, "the trained autoencoder keeps at least 22 dB"
+
+
+def test_a_lora_goes_out_and_comes_back(comfy, demo, texts, sample, tmp_path):
+    lora, _ = newer.train_lora(comfy, **training_inputs(comfy, demo, texts))
+    assert any(key.endswith(("lora_up.weight", "lora_B.weight")) for key in lora)
+    patched = comfy.run("LoraModelLoader", model=demo[0], lora=lora, strength_model=5.0)[0]
+    assert not torch.equal(sample(model=patched), sample())
+    assert torch.equal(sample(), sample(model=demo[0])), "the model on the wire stays as it was"
+
+
+def training_inputs(comfy, demo, texts) -> dict:
+    """Inputs of core's Train LoRA: two images, two steps."""
+    model, _, vae = demo
+    images = comfy.run("GBX_DemoPicture", image_index=0, count=2, part="face")[0]
+    latent = comfy.run("VAEEncode", pixels=images, vae=vae)[0]["samples"]
+    latents = [{"samples": latent[index : index + 1]} for index in range(2)]
+    return {
+        "model": model,
+        "latents": latents,
+        "positive": [texts[0], texts[0]],
+        "batch_size": 1,
+        "steps": 2,
+        "rank": 2,
+        "learning_rate": 1e-2,
+        "seed": 1,
+        "training_dtype": "fp32",
+        "lora_dtype": "fp32",
+        "optimizer": "AdamW",
+        "loss_function": "MSE",
+        "algorithm": "LoRA",
+        "existing_lora": "[None]",
+    }
+
+
+def test_models_merge_and_rescale(comfy, demo, sample):
+    model = demo[0]
+    merged = comfy.run("ModelMergeSimple", model1=model, model2=model, ratio=0.5)[0]
+    assert torch.allclose(sample(model=merged), sample(), atol=1e-4)
+    rescaled = comfy.run("RescaleCFG", model=model, multiplier=0.7)[0]
+    assert not torch.equal(sample(model=rescaled), sample())
+
+
+def test_areas_and_ranges_of_timesteps(comfy, texts, sample):
+    area = comfy.run("ConditioningSetArea", conditioning=texts[0], width=64, height=128, x=0, y=0, strength=1.0)[0]
+    assert not torch.equal(sample(positive=[*area, *texts[1]]), sample())
+    early = comfy.run("ConditioningSetTimestepRange", conditioning=texts[0], start=0.0, end=0.5)[0]
+    late = comfy.run("ConditioningSetTimestepRange", conditioning=texts[0], start=0.5, end=1.0)[0]
+    assert torch.allclose(sample(positive=[*early, *late]), sample(), atol=1e-5)
+
+
+def test_metadata_reaches_the_model(texts, sample):
+    def conditioned(**metadata):
+        return [[texts[0][0][0], {**texts[0][0][1], **metadata}]]
+
+    assert torch.equal(sample(positive=conditioned(width=128, height=128, crop_w=0, crop_h=0, mirror=0)), sample())
+    for metadata in ({"width": 32, "height": 32}, {"crop_h": 32}, {"mirror": 1}):
+        assert not torch.equal(sample(positive=conditioned(**metadata)), sample())
+
+
+def test_prompt_weights_and_unknown_words(comfy, demo, texts, caplog):
+    clip = demo[1]
+    weighted = comfy.run("CLIPTextEncode", clip=clip, text=CAPTION.replace("red", "(red:1.4)"))[0]
+    assert not torch.equal(weighted[0][0], texts[0][0][0])
+    with caplog.at_level(logging.WARNING):
+        comfy.run("CLIPTextEncode", clip=clip, text="portrait, zeppelin")
+    assert "zeppelin" in caplog.text and "does not know" in caplog.text
+
+
+def test_the_preview_has_colors(demo):
+    latent_format = demo[0].get_model_object("latent_format")
+    assert torch.tensor(latent_format.latent_rgb_factors).shape == (8, 3)
+    samples = torch.randn(1, 8, 4, 4)
+    assert torch.allclose(latent_format.process_in(latent_format.process_out(samples)), samples, atol=1e-5)
+
+
+def test_images_come_with_their_truth(comfy):
+    images, skin, caption = comfy.run("GBX_DemoPicture", image_index=22, count=4, part="skin")
+    assert images.shape == (4, 128, 128, 3) and skin.shape == (4, 128, 128) and caption.startswith("portrait, ")
+    first = comfy.run("GBX_DemoPicture", image_index=0, count=1, part="skin")[0]
+    assert torch.equal(images[2], first[0]), "counting goes on with the first image"
+    face = comfy.run("GBX_DemoPicture", image_index=22, count=4, part="face")[1]
+    background = comfy.run("GBX_DemoPicture", image_index=22, count=4, part="background")[1]
+    assert torch.allclose(face + background, torch.ones_like(face))
+    assert (skin <= face + 0.02).float().mean() > 0.99, "skin lies inside the face"
+
+
+def test_broken_assets_are_explained(comfy, tmp_path, monkeypatch):
+    assets = comfy.module("nodes.demo.assets")
+    monkeypatch.setattr(assets, "ASSETS", tmp_path)
+    with pytest.raises(ValueError, match="There is no demo world 'avatars-v1'"):
+        comfy.module("nodes.demo.denoiser").load(WORLD)
+    (tmp_path / WORLD).mkdir()
+    with pytest.raises(ValueError, match=r"denoiser\.safetensors of avatars-v1 is missing: restore"):
+        comfy.run("GBX_LoadDemoModel", weights=WORLD)
+    (tmp_path / WORLD / "denoiser.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0cut short")
+    with pytest.raises(ValueError, match=r"cannot be read .*: restore"):
+        comfy.run("GBX_LoadDemoModel", weights=WORLD)
+    (tmp_path / WORLD / "captions.json").write_text("{")
+    with pytest.raises(ValueError, match=r"captions\.json of avatars-v1 cannot be read"):
+        assets.captions(WORLD)
+
+
+def test_a_newer_comfyui_gets_its_own_patcher(comfy, monkeypatch):
+    """ComfyUI with dynamic memory has CoreModelPatcher, is handed the tensors, and may ask for a plain one again."""
+    from comfy import model_patcher as patchers
+
+    class Dynamic(patchers.ModelPatcher):
+        def is_dynamic(self):
+            return True
+
+    monkeypatch.setattr(patchers, "CoreModelPatcher", Dynamic, raising=False)
+    model = comfy.run("GBX_LoadDemoModel", weights=WORLD)[0]
+    assert type(model) is Dynamic
+    load, given = model.cached_patcher_init
+    plain = load(*given, disable_dynamic=True)
+    assert type(plain) is patchers.ModelPatcher
+    states = [patcher.model.diffusion_model.state_dict() for patcher in (model, plain)]
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][name], value) for name, value in states[1].items())
+
+
+@pytest.fixture(scope="module")
+def second_kind(comfy, tmp_path_factory):
+    """MODEL, CLIP and VAE of a made-up world of the second kind: 24 channels, patches, zero terminal signal."""
+    from safetensors.torch import save_file
+
+    assets, patch = comfy.module("nodes.demo.assets"), comfy.module("nodes.demo.patch_autoencoder")
+    folder = tmp_path_factory.mktemp("assets")
+    (folder / "made-up").mkdir()
+    (folder / WORLD).symlink_to(assets.ASSETS / WORLD)
+    torch.manual_seed(0)
+    weights = assets.read(WORLD, "denoiser")
+    weights |= {
+        "input_blocks.0.0.weight": torch.randn(64, 24, 3, 3) * 0.05,
+        "out.2.weight": torch.zeros(24, 64, 3, 3),
+        "out.2.bias": torch.randn(24),
+        "latent.mean": torch.zeros(24),
+        "latent.std": torch.ones(24),
+        "latent.rgb": torch.rand(24, 3),
+        "latent.rgb_bias": torch.zeros(3),
+    }
+    save_file(weights, folder / "made-up" / "denoiser.safetensors", metadata={"zero_terminal_snr": "true"})
+    save_file(assets.read(WORLD, "text"), folder / "made-up" / "text.safetensors")
+    network = patch.PatchAutoencoder(24, (16, 8, 8))
+    image = assets.load_images(WORLD, 0, 8, "face")[0].movedim(-1, 1) * 2 - 1
+    network.set_basis(*patch.fit_basis(image, 24))
+    header = {"channels": "24", "widths": "[16, 8, 8]"}
+    save_file(network.state_dict(), folder / "made-up" / "autoencoder.safetensors", metadata=header)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(assets, "ASSETS", folder)
+        yield comfy.run("GBX_LoadDemoModel", weights="made-up")
+
+
+def test_header_says_channels_and_zero_terminal_signal(second_kind):
+    model, _, vae = second_kind
+    latent_format = model.get_model_object("latent_format")
+    assert latent_format.latent_channels == vae.latent_channels == 24
+    assert torch.tensor(latent_format.latent_rgb_factors).shape == (24, 3)
+    # ComfyUI's largest sigma of a schedule rescaled to zero terminal signal
+    assert float(model.get_model_object("model_sampling").sigma_max) == pytest.approx(4518.77, rel=1e-3)
+
+
+def test_second_kind_samples_with_stock_nodes(comfy, second_kind):
+    model, clip, vae = second_kind
+    positive = comfy.run("CLIPTextEncode", clip=clip, text=CAPTION)[0]
+    latent = comfy.run("EmptyLatentImage", width=128, height=128, batch_size=1)[0]
+    inputs = {
+        "model": model,
+        "seed": 3,
+        "steps": 2,
+        "cfg": 3.0,
+        "sampler_name": "euler",
+        "scheduler": "normal",
+        "positive": positive,
+        "negative": positive,
+        "latent_image": latent,
+        "denoise": 1.0,
+    }
+    samples = comfy.run("KSampler", **inputs)[0]
+    assert samples["samples"].shape == (1, 24, 16, 16) and samples["samples"].isfinite().all()
+    assert comfy.run("VAEDecode", samples=samples, vae=vae)[0].shape == (1, 128, 128, 3)
+
+
+def test_patch_autoencoder_through_stock_nodes(comfy, second_kind):
+    vae = second_kind[2]
+    image = comfy.run("GBX_DemoPicture", image_index=0, count=8, part="face")[0]
+    latent = comfy.run("VAEEncode", pixels=image, vae=vae)[0]
+    assert latent["samples"].shape == (8, 24, 16, 16)
+    assert torch.allclose(latent["samples"].square().mean((0, 2, 3)).sqrt(), torch.ones(24), atol=0.02)
+    whole = comfy.run("VAEDecode", samples=latent, vae=vae)[0]
+    assert -10 * (whole - image).square().mean().log10() > 26, "24 components of 192 keep at least 26 dB"
+    tiled = comfy.run(
+        "VAEDecodeTiled", samples=latent, vae=vae, tile_size=64, overlap=32, temporal_size=64, temporal_overlap=8
+    )[0]
+    assert torch.allclose(tiled, whole, atol=2e-3), "without normalization tiles decode as the whole does"
+
+
+def test_patch_autoencoder_of_another_size_is_explained(comfy, second_kind, tmp_path, monkeypatch):
+    from safetensors.torch import save_file
+
+    assets, patch = comfy.module("nodes.demo.assets"), comfy.module("nodes.demo.patch_autoencoder")
+    (tmp_path / "odd").mkdir()
+    weights = patch.PatchAutoencoder(24, (16, 8, 8)).state_dict()
+    save_file(weights, tmp_path / "odd" / "autoencoder.safetensors", metadata={"channels": "24", "widths": "[8, 8, 8]"})
+    monkeypatch.setattr(assets, "ASSETS", tmp_path)
+    with pytest.raises(ValueError, match="autoencoder of odd does not fit this version"):
+        comfy.module("nodes.demo.autoencoder").load("odd")
