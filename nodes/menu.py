@@ -4,31 +4,42 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
-from .activations.measuring.nodes import ActivationQuality
-from .activations.nodes import ActivationCatalog, SelectActivations, network_outline
-from .activations.parts.nodes import ActivationClusters, ApplyFewShotSegmenter, TrainFewShotSegmenter
-from .activations.recording.nodes import ActivationRecorder, ReadActivations
-from .activations.saving.nodes import LoadActivations, SaveActivations
-from .activations.tapping.nodes import LayerActivationTap
-from .activations.views.nodes import ActivationCorrespondence, ActivationPicture, ActivationSimilarity
-from .activations.wording.nodes import TokenHeatMap
-from .conditioning.nodes import MetadataConditioning, MetadataGuider, MetadataReport, MetadataSchedule
-from .conditioning.padding.nodes import NoisyReplicatePadding
-from .conditioning.resolution.nodes import PositionalResample, ResolutionNoiseRescale
-from .demo.nodes import DemoPicture, LoadDemoModel
-from .host import kernel_setting, routes
-from .neurons.baselines.nodes import AttentionScaling, EmbeddingAdjustment, MemorizationAudit, RandomTokens
-from .neurons.detection.nodes import CalibrateThreshold, LayerAblation, MemorizationScore
-from .neurons.masks.nodes import BakeNeuronMask, LoadNeuronMask, NeuronMaskEdit, NeuronReport, SaveNeuronMask
-from .neurons.nodes import NemoLocalize, NemoNeuronMask
-from .neurons.reference.nodes import LoadNeuronStatistics, NeuronStatistics
-from .noise.nodes import ImmiscibleLatentBatch, ImmiscibleNoise, NoiseGainPreview
-from .noise.training.nodes import TrainLoraImmiscible
-from .weights.inverting.nodes import W2WInvert
-from .weights.models.nodes import W2WApply, W2WStyleMerge, W2WToLoRA
-from .weights.reporting.nodes import W2WReport
-from .weights.sampling.nodes import W2WEdit, W2WMix, W2WProjectLoRA, W2WSample, W2WSweep
-from .weights.spaces.nodes import (
+from .activations.nodes_activations_file import LoadActivations, SaveActivations
+from .activations.nodes_catalog import ActivationCatalog, SelectActivations, network_outline
+from .activations.nodes_quality import ActivationQuality
+from .activations.nodes_record import ActivationRecorder, GetRecordedActivations
+from .activations.nodes_segment import ActivationClusters, ApplyFewShotSegmenter, TrainFewShotSegmenter
+from .activations.nodes_steering import (
+    ActivationSteering,
+    LoadSteeringDirection,
+    SaveSteeringDirection,
+    SteeringDirectionFromActivations,
+    SteeringDirectionFromPrompts,
+)
+from .activations.nodes_tap import LayerActivationTap
+from .activations.nodes_token_heatmap import TokenHeatMap
+from .activations.nodes_visualize import ActivationCorrespondence, ActivationSimilarity, ActivationVisualizer
+from .conditioning.nodes_padding import NoisyReplicatePadding
+from .conditioning.nodes_resolution import PositionalResample, ResolutionNoiseRescale
+from .conditioning.nodes_size_metadata import MetadataConditioning, MetadataGuider, MetadataReport, MetadataSchedule
+from .conditioning.nodes_size_sheet import SizeSheet
+from .demo.nodes_demo import DemoImage, LoadDemoModel
+from .host import routes
+from .host.schema import with_checked_inputs
+from .neurons.nodes_audit import MemorizationAudit
+from .neurons.nodes_detection import CalibrateThreshold, LayerAblation, MemorizationScore
+from .neurons.nodes_mask import BakeNeuronMask, LoadNeuronMask, NeuronMaskEdit, NeuronReport, SaveNeuronMask
+from .neurons.nodes_mitigations import AttentionScaling, EmbeddingAdjustment, RandomTokens
+from .neurons.nodes_nemo import NemoLocalize, NemoNeuronMask
+from .neurons.nodes_statistics import LoadNeuronStatistics, NeuronStatistics
+from .noise.nodes_composition import CompositionNoise
+from .noise.nodes_immiscible import ImmiscibleLatentBatch, ImmiscibleNoise, NoiseGainPreview
+from .noise.nodes_train_lora import TrainLoraImmiscible
+from .weights.nodes_guidance import W2WGuidance, W2WGuider
+from .weights.nodes_invert import W2WInvert
+from .weights.nodes_lora import W2WApply, W2WStyleMerge, W2WToLoRA
+from .weights.nodes_points import W2WEdit, W2WMix, W2WProjectLoRA, W2WSample, W2WSweep
+from .weights.nodes_space import (
     W2WBuildSpace,
     W2WFitDirections,
     W2WImportRelease,
@@ -36,10 +47,11 @@ from .weights.spaces.nodes import (
     W2WSaveSpace,
     directions_of,
 )
+from .weights.nodes_space_report import W2WReport
 
 NODES: list[type[io.ComfyNode]] = [
     LoadDemoModel,
-    DemoPicture,
+    DemoImage,
     W2WLoadSpace,
     W2WSample,
     W2WEdit,
@@ -48,6 +60,8 @@ NODES: list[type[io.ComfyNode]] = [
     W2WProjectLoRA,
     W2WInvert,
     W2WApply,
+    W2WGuidance,
+    W2WGuider,
     W2WToLoRA,
     W2WStyleMerge,
     W2WReport,
@@ -55,6 +69,7 @@ NODES: list[type[io.ComfyNode]] = [
     W2WBuildSpace,
     W2WSaveSpace,
     W2WImportRelease,
+    CompositionNoise,
     ImmiscibleNoise,
     ImmiscibleLatentBatch,
     NoiseGainPreview,
@@ -63,8 +78,8 @@ NODES: list[type[io.ComfyNode]] = [
     ActivationCatalog,
     SelectActivations,
     ActivationRecorder,
-    ReadActivations,
-    ActivationPicture,
+    GetRecordedActivations,
+    ActivationVisualizer,
     ActivationSimilarity,
     ActivationCorrespondence,
     ActivationClusters,
@@ -74,10 +89,16 @@ NODES: list[type[io.ComfyNode]] = [
     ActivationQuality,
     SaveActivations,
     LoadActivations,
+    ActivationSteering,
+    SteeringDirectionFromPrompts,
+    SteeringDirectionFromActivations,
+    SaveSteeringDirection,
+    LoadSteeringDirection,
     MetadataConditioning,
     MetadataSchedule,
     MetadataReport,
     MetadataGuider,
+    SizeSheet,
     ResolutionNoiseRescale,
     PositionalResample,
     NoisyReplicatePadding,
@@ -99,10 +120,13 @@ NODES: list[type[io.ComfyNode]] = [
     MemorizationAudit,
 ]
 
+for _node in NODES:
+    with_checked_inputs(_node)
+
 #: What the widgets in web/ ask for, by the last part of the address: `/glassbox/space?space_name=...`.
 ROUTES: dict[str, routes.Answer] = {"space": directions_of, "network": network_outline}
-#: What settings tell the server.
-ORDERS: dict[str, routes.Answer] = {"kernels": kernel_setting.choose}
+#: What settings send to the server.
+ORDERS: dict[str, routes.Answer] = {"kernels": routes.choose}
 
 
 class Glassbox(ComfyExtension):
