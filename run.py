@@ -1,6 +1,6 @@
 """The one command of ComfyUI-Glassbox: `python run.py demo`, and `python run.py --help` for the others.
 
-Needs Python 3.11 or newer and nothing else: it makes `.venv`, fetches what is missing, and goes on inside it.
+Needs Python 3.11 or newer and nothing else: it makes `.venv`, fetches what is missing, and continues inside it.
 """
 
 import importlib.util
@@ -28,12 +28,12 @@ def load_package(name: str):
 
 def main() -> int:
     """Run the command named on the command line and return its exit code."""
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036, an older Python must get a sentence
         print("ComfyUI-Glassbox needs Python 3.11 or newer; this is " + sys.version.split()[0] + ".", file=sys.stderr)
         return 1
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != ROOT]
-    load_package("launch")
-    from launch import cli
+    load_package("tools")
+    from tools.launcher import cli
 
     return cli.main(sys.argv[1:])
 

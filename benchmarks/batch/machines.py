@@ -1,0 +1,64 @@
+"""A Ray cluster of several nodes in one machine, for tests and measurements, that starts on a busy machine too."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from unittest import mock
+
+from tools.launcher.server import free_port
+
+_PATIENCE = 600.0  # seconds for a node to start; Ray's own are 30
+_ENVIRONMENT = {
+    "RAY_agent_register_timeout_ms": "600000",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # Ray's own is 15: workers would wait for whatever else the machine does
+}
+_START_RAYLET_NODE, _START_RAYLET_SESSION = 2, 11  # places of two arguments of Ray's start_raylet
+
+
+def node(cores: int) -> dict:
+    """The arguments of ``add_node``: cores, and ports of the node's own, so that it need not wait for its agents."""
+    names = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
+    return {"num_cpus": cores, **{name: free_port() for name in names}}
+
+
+@contextlib.contextmanager
+def cluster(head: int, *nodes: int) -> Iterator[tuple]:
+    """A cluster and its nodes: the head with ``head`` cores (0: no worker runs there) and further ones with ``nodes``.
+
+    Ray waits 15 s for the port of a node's agent, which reports to the dashboard and takes longer to start where many
+    processes share the cores; the port is noted beforehand here.
+    """
+    from ray._private import services
+    from ray._raylet import DASHBOARD_AGENT_LISTEN_PORT_NAME, persist_port
+    from ray.cluster_utils import Cluster
+
+    start_raylet, get_node = services.start_raylet, services.get_node
+
+    def start(*given, **named):
+        port = named["dashboard_agent_listen_port"] or free_port()
+        persist_port(given[_START_RAYLET_SESSION], given[_START_RAYLET_NODE], DASHBOARD_AGENT_LISTEN_PORT_NAME, port)
+        return start_raylet(*given, **{**named, "dashboard_agent_listen_port": port})
+
+    def get(*given):
+        until = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                return get_node(*given)
+            except RuntimeError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.5)
+
+    with (
+        mock.patch.object(services, "start_raylet", start),
+        mock.patch.object(services, "get_node", get),
+        mock.patch.dict("os.environ", _ENVIRONMENT),
+    ):
+        made = Cluster(initialize_head=True, head_node_args={**node(head), "include_dashboard": False})
+        try:
+            yield made, [made.add_node(**node(cores)) for cores in nodes]
+        finally:
+            made.shutdown()

@@ -1,0 +1,260 @@
+"""Jobs on a Ray cluster of several nodes in this machine: workers, nodes and drivers are killed in the middle."""
+
+import collections
+import contextlib
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import repository
+import stand_in_engine
+from stand_in_engine import results
+
+from benchmarks.batch import machines
+
+pytest.importorskip("ray", reason="long jobs on several machines need Ray")
+
+_SECONDS = 1800.0  # for the busiest machine
+
+
+class Job:
+    """A job over lines, run by `run.py batch` in a process of its own."""
+
+    def __init__(self, folder: Path, address: str | None, lines: list[str], *arguments: object):
+        self.out = folder / "out"
+        (folder / "w.json").write_text(json.dumps(stand_in_engine.PROMPT))
+        (folder / "list.txt").write_text("\n".join(lines))
+        self._command = [
+            sys.executable, "-P", str(repository.ROOT / "run.py"), "batch", str(folder / "w.json"),
+            "--over", str(folder / "list.txt"), "--map", "1.text", "--out", str(self.out), "--cpu",
+            "--engine", stand_in_engine.__file__, *(["--ray", address, "--cores", "1"] if address else []),
+            *map(str, arguments),
+        ]  # fmt: skip
+
+    def start(self, **environment) -> subprocess.Popen:
+        from tools.launcher import comfyui
+
+        return subprocess.Popen(
+            self._command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "GLASSBOX_COMFYUI": str(comfyui.locate()), **environment},
+            # A suite in the background ignores SIGINT, and its children would, too.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+
+    def run(self, **environment) -> tuple[int, str]:
+        """The exit code and the output."""
+        process = self.start(**environment)
+        output, _ = process.communicate(timeout=_SECONDS)
+        return process.returncode, output
+
+    def texts(self) -> set[str]:
+        """The texts of all results."""
+        return {content.decode() for name, content in results(self.out).items() if name.endswith("text.txt")}
+
+    def wait_for(self, count: int) -> None:
+        """Until so many results are there."""
+        until = time.monotonic() + _SECONDS
+        while len(self.texts()) < count:
+            assert time.monotonic() < until, "no results come"
+            time.sleep(0.05)
+
+
+def _workers(job: Job) -> list[int]:
+    """Process ids of the actors that run a job."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and (entry / "cmdline").read_bytes().startswith((b"ray::_Actor", b"ray::piece")):
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_replaced_and_a_failing_piece_is_named(tmp_path):
+    lines = ["a", f"once {tmp_path / 'flag'}", "fail", "b"]
+    with machines.cluster(1) as (cluster, _):
+        job = Job(tmp_path, cluster.address, lines)
+        code, output = job.run()
+    assert code == 1 and "3 pieces run" in output and "1 failed" in output, output
+    assert job.texts() == set(lines) - {"fail"}
+    assert "It fails: fail" in (tmp_path / "out" / "failures.csv").read_text()
+    on_ray = results(job.out)
+    lines.remove("fail")
+    code, output = Job(tmp_path, None, lines).run()  # without Ray, the same command finds all that is there
+    assert code == 0 and "3 found" in output and results(job.out) == on_ray
+
+
+@pytest.mark.slow
+def test_a_piece_that_always_ends_its_worker_is_named_after_three_times(tmp_path):
+    """So short that they are handed out in groups: only the piece that ends the worker is to blame."""
+    lines = [*map(str, range(150)), "die", *map(str, range(150, 180)), "fail", *map(str, range(180, 300))]
+    (tmp_path / "base").mkdir()
+    with machines.cluster(2) as (cluster, _):
+        job = Job(tmp_path, cluster.address, lines, "--base-directory", str(tmp_path / "base"))
+        code, output = job.run()
+    assert code == 1 and "300 pieces run" in output and "2 failed" in output, output
+    assert job.texts() == set(lines) - {"die", "fail"}
+    failures = list(csv.DictReader((tmp_path / "out" / "failures.csv").open()))
+    assert {row["prompt"]: row["reason"].partition(" (")[0] for row in failures} == {
+        "die": "the worker ended while it ran this piece",
+        "fail": "It fails: fail",
+    }
+    tries = collections.Counter((tmp_path / "base" / "tries.txt").read_text().splitlines())
+    assert tries == {line: 3 if line in ("die", "fail") else 1 for line in lines}
+
+
+@pytest.mark.slow
+def test_a_piece_whose_machine_dies_three_times_is_run_on_the_next(tmp_path):
+    (tmp_path / "base").mkdir()
+    tries = tmp_path / "base" / "tries.txt"
+    with machines.cluster(0, 1) as (cluster, (node,)):
+        job = Job(tmp_path, cluster.address, [f"until {tmp_path / 'flag'}"], "--base-directory", str(tmp_path / "base"))
+        process = job.start()
+        for times in range(1, 4):
+            until = time.monotonic() + _SECONDS
+            while not tries.exists() or len(tries.read_text().splitlines()) < times:
+                assert time.monotonic() < until and process.poll() is None, process.stdout.read()
+                time.sleep(0.1)
+            cluster.remove_node(node, allow_graceful=False)
+            node = cluster.add_node(**machines.node(1))
+        (tmp_path / "flag").touch()
+        output, _ = process.communicate(timeout=_SECONDS)
+    assert process.returncode == 0 and "1 pieces run" in output and "0 failed" in output, output
+
+
+def test_without_ray_a_piece_that_ends_the_process_ends_the_command_and_what_was_done_is_kept(tmp_path):
+    lines = ["a", "b", "die", "c"]
+    job = Job(tmp_path, None, lines)
+    assert job.run()[0] == 9 and job.texts() == {"a", "b"}
+    code, output = Job(tmp_path, None, ["a", "b", "c"]).run()
+    assert code == 0 and "1 pieces run" in output and "2 found" in output
+
+
+@pytest.mark.slow
+def test_results_are_the_same_with_any_number_of_workers(tmp_path):
+    lines = [f"line {number}" for number in range(40)]
+    for name in ("alone", "two"):
+        (tmp_path / name).mkdir()
+    Job(tmp_path / "alone", None, lines).run()
+    with machines.cluster(2) as (cluster, _):
+        Job(tmp_path / "two", cluster.address, lines).run()
+        assert results(tmp_path / "alone" / "out") == results(tmp_path / "two" / "out")
+        assert len(results(tmp_path / "two" / "out")) == 80
+
+
+@pytest.mark.slow
+def test_a_node_that_dies_in_the_middle(tmp_path):
+    lines = [f"sleep 0.2{number:03}" for number in range(60)]
+    with machines.cluster(0, 1, 1, 1) as (cluster, nodes):
+        job = Job(tmp_path, cluster.address, lines)
+        process = job.start()
+        job.wait_for(10)
+        cluster.remove_node(nodes[1], allow_graceful=False)
+        job.wait_for(25)
+        cluster.remove_node(nodes[2], allow_graceful=False)
+        cluster.add_node(**machines.node(1))  # and another comes
+        output, _ = process.communicate(timeout=_SECONDS)
+        assert process.returncode == 0, output
+        assert job.texts() == set(lines) and "0 failed" in output
+
+
+@pytest.mark.slow
+def test_workers_that_are_killed_again_and_again(tmp_path):
+    lines = [f"sleep 0.2{number:03}" for number in range(40)]
+    with machines.cluster(2) as (cluster, _):
+        job = Job(tmp_path, cluster.address, lines)
+        process = job.start()
+        for count in (5, 12, 20):
+            job.wait_for(count)
+            os.kill(_workers(job)[0], signal.SIGKILL)
+        output, _ = process.communicate(timeout=_SECONDS)
+        assert process.returncode == 0, output
+        assert job.texts() == set(lines)
+
+
+@pytest.mark.slow
+def test_a_driver_that_is_killed_goes_on_when_it_is_started_again(tmp_path):
+    lines = [f"sleep 0.1{number:03}" for number in range(60)]
+    with machines.cluster(2) as (cluster, _):
+        job = Job(tmp_path, cluster.address, lines)
+        process = job.start()
+        job.wait_for(15)
+        process.kill()
+        process.communicate()
+        before = {path: path.stat().st_mtime_ns for path in job.out.rglob("text.txt")}
+        code, output = job.run()
+        assert code == 0 and job.texts() == set(lines)
+        assert {path: path.stat().st_mtime_ns for path in before} == before  # none was written twice
+        found = int(output.partition(" found")[0].rpartition(" ")[2])
+        assert found >= len(before)
+
+
+@pytest.mark.parametrize("address", [None, pytest.param("local", marks=pytest.mark.slow)])
+def test_an_interrupted_job_goes_on_and_its_results_are_those_of_one_run(tmp_path, address):
+    """Interrupted as by Ctrl-C; Ray on this machine listens for this machine alone, and ends with the job."""
+    lines = [f"sleep 0.1{number:03}" for number in range(120 if address else 30)]
+    job = Job(tmp_path, address, lines)
+    process = job.start()
+    job.wait_for(5)
+    family = psutil.Process(process.pid).children(recursive=True)
+    if address:
+        hosts = [at.laddr.ip for one in family for at in one.net_connections("tcp") if at.status == psutil.CONN_LISTEN]
+        assert len(hosts) >= 3 and {host.removeprefix("::ffff:") for host in hosts} == {"127.0.0.1"}
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=_SECONDS)
+    assert process.returncode == 130 and "the same command goes on" in output and "Traceback" not in output, output
+    assert psutil.wait_procs(family, timeout=60)[1] == []
+    before = {path: path.stat().st_mtime_ns for path in job.out.rglob("text.txt")}
+    assert 5 <= len(before) < len(lines)
+    code, output = Job(tmp_path, None, lines).run()  # the same results, whoever makes them
+    assert code == 0 and f"{len(before)} found" in output, output
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    (tmp_path / "whole").mkdir()
+    whole = Job(tmp_path / "whole", None, lines)
+    assert whole.run()[0] == 0 and results(whole.out) == results(job.out)
+    assert (whole.out / "index.csv").read_bytes() == (job.out / "index.csv").read_bytes()
+
+
+@pytest.mark.slow
+def test_workers_use_the_repository_and_the_variables_that_they_are_given(tmp_path):
+    (tmp_path / "repository").symlink_to(repository.ROOT)
+    variables = tmp_path / "env.json"
+    with machines.cluster(1) as (cluster, _):
+        job = Job(tmp_path, cluster.address, ["a"], "--runtime-env", variables)
+        variables.write_text(json.dumps({"env_vars": {"GLASSBOX_DIR": "/nowhere"}}))
+        code, output = job.run()
+        assert code == 1 and "has no /nowhere/run.py" in output and "Traceback" not in output, output
+        given = {"GLASSBOX_DIR": str(tmp_path / "repository"), "STAND_IN_DIGEST": "1"}
+        variables.write_text(json.dumps({"env_vars": given}))
+        code, output = job.run()
+        assert code == 0, output
+    here = Job(tmp_path, None, ["a"])
+    assert "1 pieces run" in here.run()[1] and "1 found" in here.run(STAND_IN_DIGEST="1")[1]
+
+
+@pytest.mark.slow
+def test_workers_with_different_checkpoints_end_the_job(tmp_path):
+    """The stand-in reads its checkpoint's digest from a file, which changes after the first worker has read it."""
+    base = tmp_path / "base"
+    base.mkdir()
+    lines = [f"sleep 0.3{number:03}" for number in range(60)]
+    with machines.cluster(0, 1) as (cluster, _):
+        job = Job(tmp_path, cluster.address, lines, "--base-directory", str(base))
+        process = job.start()
+        job.wait_for(3)
+        (base / "digest.txt").write_text("1")
+        cluster.add_node(**machines.node(1))
+        output, _ = process.communicate(timeout=_SECONDS)
+        assert process.returncode == 1
+        assert "The file base.safetensors is not the same everywhere" in output and "Traceback" not in output

@@ -1,0 +1,108 @@
+"""The demo command on a stand-in for ComfyUI: images, table, failures, choice of workflows."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import urllib.request
+
+import pytest
+from PIL import Image
+
+from tools.launcher import demo, environment, paths, workflow
+from tools.launcher.errors import LaunchError
+from tools.launcher.server import Server
+
+
+@pytest.fixture
+def workflows(tmp_path, monkeypatch):
+    """A folder of workflows, already in API format, and a place for what they make."""
+    folder = tmp_path / "workflows"
+    folder.mkdir()
+    for name, kind in (("demo_a", "Sample"), ("demo_b", "Fail"), ("demo_c", "Sample"), ("sd15_x", "Sample")):
+        (folder / f"{name}.json").write_text(json.dumps({"1": {"class_type": kind, "inputs": {}}}))
+    monkeypatch.setattr(paths, "WORKFLOWS", folder)
+    monkeypatch.setattr(paths, "HOST", tmp_path / "host")
+    monkeypatch.setattr(workflow, "to_prompt", lambda loaded, object_info: loaded)
+    monkeypatch.setattr(workflow, "load", lambda path: json.loads(path.read_text()))
+    monkeypatch.setattr(environment, "needs_cpu", lambda: False)
+    return folder
+
+
+def test_failing_workflow_is_reported_and_the_others_run(workflows, stand_in, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert demo.run(stand_in, None, out, None, keep_open=False) == 1
+    assert {path.name for path in out.iterdir()} == {"demo_a_1.png", "demo_c_1.png", "contact_sheet.png"}
+    printed = capsys.readouterr().out
+    assert re.search(r"^demo_a +\d+\.\d +demo_a_1\.png$", printed, re.MULTILINE)
+    assert re.search(r"^demo_b +\d+\.\d +FAILED: Fail \(node 1\): The file is corrupt", printed, re.MULTILINE)
+
+
+def test_only_one(workflows, stand_in, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "demo_c_2.png").write_text("of an earlier run")
+    assert demo.run(stand_in, "c", out, None, keep_open=False) == 0
+    assert {path.name for path in out.iterdir()} == {"demo_c_1.png", "contact_sheet.png"}
+    with Image.open(out / "contact_sheet.png") as sheet:
+        assert sheet.width > 300
+
+
+class _Camera:
+    """Records what it should take, instead of taking it."""
+
+    def __init__(self, out):
+        self.out, self.taken, self.taken_with = out, [], []
+
+    def take(self, url, path, run):
+        self.taken_with.append((path.stem, run))
+        self.taken.append((path.stem, [self.out.parent / "demo_c_1.png"]))
+
+
+def test_screenshots_are_taken_of_every_workflow(workflows, stand_in, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    for only, taken_with in (
+        ("c", [("demo_c", True)]),
+        (None, [("demo_a", True), ("demo_b", False), ("demo_c", True), ("sd15_x", False)]),
+    ):
+        camera = _Camera(out / "screenshots")
+        monkeypatch.setattr(demo.screenshots, "Camera", lambda folder, camera=camera: contextlib.nullcontext(camera))
+        assert demo.run(stand_in, only, out, None, keep_open=False, with_screenshots=True) == (only is None)
+        assert camera.taken_with == taken_with and (out / "screenshots.png").exists()
+
+
+def test_kept_open_the_canvas_stays_until_ctrl_c(workflows, stand_in, tmp_path, monkeypatch, capsys):
+    def pressed(server):
+        urllib.request.urlopen(f"{server.url}/object_info", timeout=10).close()  # the canvas answers after the run
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Server, "wait", pressed)
+    assert demo.run(stand_in, "c", tmp_path / "out", None, keep_open=True) == 0
+    printed = capsys.readouterr().out
+    address = re.search(r"^The canvas is open at (http://127\.0\.0\.1:\d+) - press Ctrl-C", printed, re.MULTILINE)[1]
+    assert printed.index("demo_c_1.png") < printed.index(address)
+    with pytest.raises(OSError):
+        urllib.request.urlopen(f"{address}/object_info", timeout=2)
+
+
+def test_an_unknown_name_is_one_sentence(workflows):
+    with pytest.raises(LaunchError, match="There is no demo workflow named demo_aa: did you mean demo_a"):
+        demo.choose("demo_aa", workflows)
+    with pytest.raises(LaunchError, match="there are demo_a, demo_b, demo_c"):
+        demo.choose("portrait", workflows)
+
+
+def test_every_demo_workflow_is_chosen_and_no_other(workflows):
+    assert [path.stem for path in demo.choose(None, workflows)] == ["demo_a", "demo_b", "demo_c"]
+
+
+def test_no_workflows_at_all_is_one_sentence(tmp_path):
+    with pytest.raises(LaunchError, match="incomplete"):
+        demo.choose(None, tmp_path)
+
+
+def test_a_server_that_dies_ends_the_demo_with_a_sentence(workflows, stand_in, tmp_path):
+    (workflows / "demo_b.json").write_text(json.dumps({"1": {"class_type": "Die", "inputs": {}}}))
+    with pytest.raises(LaunchError, match=r"ComfyUI ended while running demo_b: see .*server\.log"):
+        demo.run(stand_in, None, tmp_path / "out", None, keep_open=False)

@@ -1,0 +1,126 @@
+"""The prompts of `run.py fuzz`, and what counts as a readable end."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tools.launcher import fuzz
+from tools.launcher.errors import LaunchError
+
+_OURS = {"python_module": "custom_nodes.comfyui-glassbox"}
+_INFO = {
+    "GBX_Load": {**_OURS, "input": {"required": {"device": [["cpu", "gpu"], {}]}}, "output": ["MODEL", "CLIP"]},
+    "GBX_Edit": {
+        **_OURS,
+        "input": {
+            "required": {"model": ["MODEL", {}], "steps": ["INT", {"min": 1, "max": 1000, "default": 20}]},
+            "optional": {"positive": ["CONDITIONING", {}], "text": ["STRING", {"multiline": True}]},
+        },
+        "output": ["MODEL"],
+    },
+    "CLIPTextEncode": {"input": {"required": {"text": ["STRING", {}], "clip": ["CLIP"]}}, "output": ["CONDITIONING"]},
+    "EmptyLatentImage": {"input": {"required": {"width": ["INT", {"min": 16}]}}, "output": ["LATENT"]},
+    "KSampler": {
+        "input": {
+            "required": {
+                "model": ["MODEL"],
+                "positive": ["CONDITIONING"],
+                "latent_image": ["LATENT"],
+                "steps": ["INT", {"default": 20, "min": 1, "max": 10000}],
+            }
+        },
+        "output": ["LATENT"],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def generator():
+    return fuzz.Generator(_INFO, seed=3)
+
+
+def test_prompt_depends_on_seed_and_number_only(generator):
+    other = fuzz.Generator(_INFO, seed=3)
+    texts = [json.dumps(generator.make(number)) for number in range(40)]
+    assert texts == [json.dumps(other.make(number)) for number in reversed(range(40))][::-1]
+    assert len(set(texts)) > 30
+    assert json.dumps(fuzz.Generator(_INFO, seed=4).make(1)) != texts[1]
+
+
+def test_nodes_of_the_pack_take_turns_and_end_in_an_output(generator):
+    for number in range(40):
+        prompt = generator.make(number)
+        classes = [entry["class_type"] for entry in prompt.values()]
+        assert generator.nodes[number % 2] in classes
+        assert classes[-1] == "PreviewAny"
+
+
+def test_steps_stay_small_and_most_sockets_are_filled(generator):
+    prompts = [generator.make(number) for number in range(100)]
+    samplers = [one["inputs"] for prompt in prompts for one in prompt.values() if one["class_type"] == "KSampler"]
+    assert samplers and all(inputs["steps"] <= 2 for inputs in samplers)
+    assert all(isinstance(inputs["model"], list) for inputs in samplers)
+
+
+def test_some_inputs_are_wrong(generator):
+    edits = [
+        entry["inputs"]
+        for number in range(400)
+        for entry in generator.make(number).values()
+        if entry["class_type"] == "GBX_Edit"
+    ]
+    steps = [inputs.get("steps") for inputs in edits]
+    assert None in steps and 0 in steps and 1001 in steps and any(value != value for value in steps)
+    assert any(not isinstance(inputs.get("model"), list) for inputs in edits)
+
+
+def test_pack_that_is_not_loaded_is_one_sentence():
+    with pytest.raises(LaunchError, match="has not loaded the pack"):
+        fuzz.Generator({"KSampler": _INFO["KSampler"]}, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("node", "error", "message", "kind"),
+    [
+        ("GBX_Edit", "ValueError", "There is no direction beard: choose one of glasses, hair.", "sentence"),
+        ("GBX_Edit", "glassbox.InputError", "W2W Edit: steps is 0: it must be at least 1.", "sentence"),
+        ("GBX_Edit", "ValueError", "bad", "bare"),
+        ("GBX_Edit", "ValueError", "two lines of text\nare a paragraph and no sentence", "bare"),
+        ("GBX_Edit", "KeyError", "'a long key of many words'", "bare"),
+        ("GBX_Edit", "json.decoder.JSONDecodeError", "Expecting value: line 1 column 1", "bare"),
+        ("GBX_Edit", "OSError", "[Errno 36] File name too long: '/models/x'", "bare"),
+        ("GBX_Edit", "RuntimeError", "Cannot use weights_only=True with files of the legacy format.", "bare"),
+        ("KSampler", "RuntimeError", "Given groups=1", "stock"),
+    ],
+)
+def test_ends_are_classified(node, error, message, kind):
+    data = {"exception_type": error, "node_type": node, "exception_message": message}
+    entry = {"status": {"status_str": "error", "messages": [["execution_start", {}], ["execution_error", data]]}}
+    assert fuzz.outcome(entry, {})[0] == kind
+
+
+def test_result_is_done():
+    assert fuzz.outcome({"status": {"status_str": "success", "messages": []}}, {}) == ("done", "")
+
+
+def test_messages_that_differ_in_numbers_are_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(fuzz, "FOLDER", tmp_path)
+    state = fuzz.load_state(5)
+    for number in range(3):
+        state.note(number, "sentence", f"steps is {number}: it must be at least 4, not '{number}'.")
+    state.next = 3
+    state.save()
+    again = fuzz.load_state(5)
+    assert again.next == 3 and again.counts["sentence"] == 3
+    ((message, entry),) = again.messages.items()
+    assert message == "sentence: steps is #: it must be at least #, not #." and entry["count"] == 3
+    assert fuzz.load_state(6).next == 0
+
+
+def test_leftovers_are_found(tmp_path):
+    (tmp_path / "models").mkdir()
+    for name in ("space.safetensors.0123abcd.part", "space.safetensors", ".space.lock"):
+        (tmp_path / "models" / name).touch()
+    assert fuzz.leftovers(tmp_path) == ["models/space.safetensors.0123abcd.part"]

@@ -1,0 +1,61 @@
+"""What `run.py test` starts."""
+
+import pytest
+
+from tools.launcher import suite
+
+
+@pytest.fixture
+def started(monkeypatch, tmp_path):
+    """What is started, by the name of the module, and the exit code that each module ends with."""
+    calls, codes = {}, {"ruff": 0, "mypy": 0, "pytest": 0}
+
+    def run_module(module, *arguments):
+        calls.setdefault(module, []).append(arguments)
+        return codes[module]
+
+    monkeypatch.setattr(suite.comfyui, "newest_front_end", lambda: None)
+    monkeypatch.setattr(suite.paths, "CACHE", tmp_path)
+    monkeypatch.setattr(suite, "_run_module", run_module)
+    monkeypatch.setenv("OMP_NUM_THREADS", "set here so that monkeypatch restores it")
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    return calls, codes
+
+
+def test_two_processes_share_the_cores(started, monkeypatch):
+    monkeypatch.setattr(suite.os, "cpu_count", lambda: 8)
+    assert suite.run([]) == 0
+    assert started[0]["pytest"] == [("-m", "not slow", "--numprocesses=2", "--dist=loadfile")]
+    assert suite.os.environ["OMP_NUM_THREADS"] == "4"
+
+
+def test_all_includes_slow_tests(started):
+    assert suite.run(["--all"]) == 0
+    assert started[0]["pytest"] == [("--numprocesses=2", "--dist=loadfile")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["tests/unit", "-x"], ("-m", "not slow", "tests/unit", "-x")),
+        (["tests/unit", "--all"], ("tests/unit",)),
+        (["-m", "slow"], ("-m", "slow")),
+    ],
+)
+def test_other_arguments_go_to_pytest(started, arguments, expected):
+    assert suite.run(arguments) == 0
+    assert started[0]["pytest"] == [expected]
+    assert "OMP_NUM_THREADS" not in suite.os.environ
+
+
+def test_style_and_types_are_checked(started, tmp_path):
+    suite.run([])
+    assert started[0]["ruff"] == [("check", "."), ("format", "--check", ".")]
+    assert started[0]["mypy"] == [()]
+    assert (tmp_path / "typed" / "glassbox" / "run.py").is_file()
+
+
+@pytest.mark.parametrize("failing", ["ruff", "mypy", "pytest"])
+def test_each_of_them_can_fail_it(started, failing):
+    started[1][failing] = 1
+    assert suite.run([]) == 1

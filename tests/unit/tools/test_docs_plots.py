@@ -1,0 +1,51 @@
+"""Plots of measured numbers in documents."""
+
+import json
+
+import pytest
+
+from tools import docs_plots
+
+_NUMBER = {"low": 0.1, "high": 0.3, "n": 9, "what": "something"}
+
+
+@pytest.fixture
+def document(tmp_path, monkeypatch):
+    """A document that asks for a plot of two of three numbers."""
+    numbers = {
+        "a, new": {"value": 0.2, "unit": "fraction", **_NUMBER},
+        "b, new": {"value": 0.25, "unit": "fraction", **_NUMBER},
+        "c": {"value": 7, "unit": "steps", **_NUMBER},
+    }
+    results = tmp_path / "studies" / "results"
+    results.mkdir(parents=True)
+    (results / "made.json").write_text(json.dumps({"command": "python run.py study made", "numbers": numbers}))
+    monkeypatch.setattr(docs_plots, "ROOT", tmp_path)
+    monkeypatch.setattr(docs_plots, "FOLDER", tmp_path / "docs" / "images" / "plots")
+    return tmp_path / "docs" / "made.md", "<!-- plot made_new made: new$ -->\nold\n<!-- end -->\n"
+
+
+def test_a_plot_block_gets_image_command_and_source(document):
+    path, text = document
+    filled = docs_plots.filled(text, path)
+    assert "![a, new, b, new](images/plots/made_new.png)" in filled and "old" not in filled
+    assert "[Numbers](../studies/results/made.json) by `python run.py study made`" in filled
+    assert docs_plots.filled(filled, path) == filled
+
+
+def test_a_plot_is_stale_until_it_is_drawn_and_when_a_number_changes(document):
+    _, text = document
+    plots = docs_plots.requested(text)
+    image = docs_plots.FOLDER / "made_new.png"
+    assert docs_plots.stale(plots) == [image]
+    docs_plots.write(image, plots["made_new"])
+    assert docs_plots.stale(plots) == []
+    plots["made_new"]["a, new"]["value"] = 0.21
+    assert docs_plots.stale(plots) == [image]
+    assert docs_plots.stale({}) == [image], "an image that no document shows"
+
+
+@pytest.mark.parametrize("pattern", ["nothing", "."])
+def test_a_plot_needs_numbers_of_one_unit(document, pattern):
+    with pytest.raises(ValueError, match="one unit"):
+        docs_plots.requested(f"<!-- plot made_new made: {pattern} -->\n<!-- end -->")

@@ -1,0 +1,111 @@
+"""Put measured numbers and the list of nodes into the documents: `python run.py study report [--check]`.
+
+Every line `<!-- numbers RESULT: PATTERN -->` in README.md, docs/ or a README.md of studies/ or benchmarks/ is followed
+by a table of the numbers of studies/results/RESULT.json whose names match the regular expression PATTERN, up to the
+line `<!-- end -->`. `<!-- nodes -->` is followed in the same way by a table of the pack's nodes, and
+`<!-- plot ... -->` by a plot (docs_plots.py); `<!-- value RESULT: NAME -->` by one number, within a line. The English
+locale is written from the nodes' own texts, and tests/node_contract.json from their schemas. `--check` changes nothing
+and fails when something is out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from . import docs_plots, locales, node_contract
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = (
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "studies" / "README.md",
+    *sorted((ROOT / "studies").glob("*/README.md")),
+    *sorted((ROOT / "benchmarks").glob("*/README.md")),
+)
+_BLOCK = re.compile(r"(<!-- numbers (?P<result>[\w.-]+): (?P<pattern>.+?) -->\n).*?(?=<!-- end -->)", re.S)
+_VALUE = re.compile(r"(<!-- value (?P<result>[\w.-]+): (?P<name>.+?) -->).*?(?=<!-- end -->)")
+_NODES = re.compile(r"(<!-- nodes -->\n).*?(?=<!-- end -->)", re.S)
+
+
+def table(result: dict, pattern: str) -> str:
+    """A Markdown table of the matching numbers, and the command that made them."""
+    rows = {name: number for name, number in result["numbers"].items() if re.search(pattern, name)}
+    if not rows:
+        raise ValueError(f"No number of the result matches {pattern!r}.")
+    lines = ["| number | value | 95 % interval | n | what |", "|---|---|---|---|---|"]
+    for name, number in rows.items():
+        value = number["value"] if isinstance(number["value"], int) else f"{number['value']:.3f}"
+        interval = f"{number['low']:.3f} to {number['high']:.3f}" if "low" in number else ""
+        lines.append(f"| {name} | {value} {number['unit']} | {interval} | {number['n']} | {number['what']} |")
+    return "\n".join([*lines, "", f"Made by `{result['command']}`.", ""])
+
+
+def filled(text: str, results: Path = ROOT / "studies" / "results") -> str:
+    """A document with every table and every single number made again from the result files."""
+
+    def numbers(name: str) -> dict:
+        return json.loads((results / f"{name}.json").read_text("utf-8"))
+
+    def replace(block: re.Match) -> str:
+        return block[1] + table(numbers(block["result"]), block["pattern"])
+
+    def value(found: re.Match) -> str:
+        return f"{found[1]}{numbers(found['result'])['numbers'][found['name']]['value']:.2f}"
+
+    return _VALUE.sub(value, _BLOCK.sub(replace, text))
+
+
+def with_nodes(text: str, rows: list[tuple[str, str, str]]) -> str:
+    """A document with its table of nodes (display name, category, description) made again."""
+    lines = ["| node | where | what it does |", "|---|---|---|", *(f"| **{a}** | {b} | {c} |" for a, b, c in rows), ""]
+    return _NODES.sub(lambda block: block[1] + "\n".join(lines), text)
+
+
+def schemas() -> list:
+    """The schema of every node of the pack, in menu order."""
+    from studies.common import host
+
+    host.prepare()
+    return [node.define_schema() for node in host.pack("nodes.menu").NODES]
+
+
+def nodes(listed: Iterable) -> list[tuple[str, str, str]]:
+    """Display name, category and the description's first sentence of every listed schema."""
+    return [
+        (schema.display_name, schema.category, re.split(r"(?<=\.) (?=[A-Z])", schema.description)[0])
+        for schema in listed
+    ]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Rewrite the documents, or check them."""
+    parser = argparse.ArgumentParser(prog="run.py study report", description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true")
+    options, stale, listed = parser.parse_args(argv), [], schemas()
+    current = {locales.PATH: locales.english(listed), node_contract.PATH: node_contract.table(listed)}
+    plots = {}
+    for document in DOCUMENTS:
+        text = document.read_text("utf-8")
+        plots |= docs_plots.requested(text)
+        current[document] = docs_plots.filled(with_nodes(filled(text), nodes(listed)), document)
+    for path, text in current.items():
+        if not path.is_file() or path.read_text("utf-8") != text:
+            stale.append(path.relative_to(ROOT).as_posix())
+            if not options.check:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+    for path in docs_plots.stale(plots):
+        stale.append(path.relative_to(ROOT).as_posix())
+        if not options.check and path.stem in plots:
+            docs_plots.write(path, plots[path.stem])
+        elif not options.check:
+            path.unlink()
+    if options.check and stale:
+        print(f"Out of date: {', '.join(stale)}; run `python run.py study report`.")
+        return 1
+    print(f"{'Rewrote' if stale else 'Nothing to change in'} {', '.join(stale) or 'the documents'}.")
+    return 0

@@ -1,0 +1,181 @@
+"""`run.py batch WORKFLOW.json --over LIST`: reads the arguments, runs the pieces, and joins their results."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from .. import environment, paths
+from ..errors import LaunchError
+from . import cluster, joining, lists, local
+from .job import Job, count, pieces, placed, resolved
+from .ledger import Ledger
+from .store import Store
+from .worker import Settings, Worker
+
+_OUT = paths.CACHE / "batch"
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run a job and return 1 if a piece failed."""
+    options = _options(argv)
+    saved = _saved(options.workflow)
+    plan = (saved.get("extra") or {}).get("glassbox_batch") or {}
+    out = (options.out or _OUT / options.workflow.stem).expanduser().absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    joins = dict.fromkeys(["index", *(options.join or plan.get("join") or [])])
+    entries = lists.opened(options.over)
+    chunk = options.chunk or plan.get("chunk") or 1
+    with contextlib.ExitStack() as stack:
+        workers = _workers(options, out, stack)
+        prompt, kinds, roots = workers.read(saved)
+        targets = resolved(prompt, options.map or plan.get("map") or [], entries, chunk, kinds)
+        entries = placed(entries, roots)
+        job = Job(prompt, targets)
+        job = replace(job, files=workers.take(job))
+        store, ledger = Store(out), Ledger(count(entries, chunk), out)
+        stack.callback(setattr, logging.root, "handlers", logging.root.handlers)
+        logging.root.handlers = [_Lines(ledger)]
+        try:
+            if isinstance(workers, Worker):
+                workers.take(job)
+                local.run(workers, pieces(job, entries, chunk), store, ledger)
+            else:
+                workers.run(job, pieces(job, entries, chunk), store, ledger)
+        except KeyboardInterrupt:
+            ledger.show(f"{ledger.done + ledger.found} of {ledger.total} pieces are done: the same command goes on.")
+            raise
+        ledger.close()
+        store.sweep()
+    for name in joins:
+        try:
+            made = joining.JOINS[name](joining.results(store, pieces(job, entries, chunk)), out)
+        except ValueError as error:
+            raise LaunchError(f"The pieces are done, but cannot be joined as {name}: {error}") from error
+        print(f"{name}: {', '.join(map(str, made))}", flush=True)
+    return int(ledger.failed > 0)
+
+
+class _Lines(logging.Handler):
+    """Warnings of nodes on lines of their own, above the bar."""
+
+    def __init__(self, ledger: Ledger):
+        super().__init__(logging.WARNING)
+        self._ledger = ledger
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._ledger.show(self.format(record))
+
+
+def _workers(options: argparse.Namespace, out: Path, stack: contextlib.ExitStack) -> Worker | cluster.Cluster:
+    cpu = options.cpu or (options.ray in (None, cluster.LOCAL) and environment.needs_cpu())
+    arguments = tuple(options.comfyui)
+    settings = Settings(
+        out,
+        _absolute(options.base_directory),
+        _absolute(options.input_directory),
+        options.cores,
+        cpu,
+        arguments,
+        _absolute(options.engine),
+    )
+    if options.ray is None:
+        print("Starting ComfyUI ...", flush=True)
+        worker = Worker(settings)
+        stack.callback(worker.close)
+        return worker
+    if options.cores is None:
+        settings = replace(settings, threads=min(4, os.cpu_count() or 1))
+    environment_of = json.loads(options.runtime_env.read_text("utf-8")) if options.runtime_env else None
+    dashboard = cluster.start(options.ray, environment_of)
+    if dashboard:
+        print(f"Ray's dashboard: http://{dashboard}", flush=True)
+    print("Starting workers ...", flush=True)
+    workers = cluster.Cluster(settings, options.workers)
+    stack.callback(workers.close)
+    return workers
+
+
+def _saved(path: Path) -> dict:
+    try:
+        saved = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise LaunchError(f"The workflow {path} cannot be read ({error.strerror}).") from error
+    except ValueError as error:
+        raise LaunchError(f"{path.name} is no JSON file ({error}): save the workflow again.") from error
+    if not isinstance(saved, dict):
+        raise LaunchError(f"{path.name} holds no workflow: save it again.")
+    return saved
+
+
+def _absolute(path: Path | None) -> Path | None:
+    return path.expanduser().absolute() if path else None
+
+
+def _options(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "run.py batch", description="Run a workflow over a list, in pieces. Starting the same command again goes on."
+    )
+    parser.add_argument("workflow", type=Path, metavar="WORKFLOW.json", help="a saved canvas, or its API form")
+    parser.add_argument(
+        "--over",
+        required=True,
+        metavar="LIST",
+        help="a .txt (one prompt per line), a .csv (named columns), a folder of files or of folders, "
+        "or seeds such as 0-999",
+    )
+    parser.add_argument(
+        "--map",
+        action="append",
+        metavar="COLUMN=NODE.input",
+        help="the input that a column fills; NODE is an id, a title or a class; repeatable",
+    )
+    parser.add_argument("--chunk", type=_positive, metavar="N", help="entries of the list in one piece, one per line")
+    parser.add_argument(
+        "--join",
+        action="append",
+        metavar="WHAT",
+        choices=sorted(joining.JOINS),
+        help=f"how results are joined ({', '.join(sorted(joining.JOINS))}); repeatable",
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where results go (.cache/batch/WORKFLOW)")
+    parser.add_argument(
+        "--ray",
+        nargs="?",
+        const=cluster.LOCAL,
+        metavar="ADDRESS",
+        help="run on Ray: on this machine, or on the cluster of that address",
+    )
+    parser.add_argument("--workers", type=_positive, metavar="N", help="with --ray: how many (default: as many as fit)")
+    parser.add_argument("--cores", type=_positive, metavar="N", help="cores and threads of a worker")
+    parser.add_argument("--cpu", action="store_true", help="do not use GPUs")
+    parser.add_argument("--runtime-env", type=Path, metavar="FILE", help="with --ray: its runtime_env, as JSON")
+    parser.add_argument(
+        "--base-directory",
+        type=Path,
+        metavar="DIR",
+        help="where ComfyUI's models, input and custom_nodes are (COMFYUI_DIR)",
+    )
+    parser.add_argument("--input-directory", type=Path, metavar="DIR", help="ComfyUI's input folder")
+    parser.add_argument(
+        "--comfyui",
+        action="append",
+        default=[],
+        metavar="ARGUMENT",
+        help="a further argument of ComfyUI's main.py, such as --comfyui=--fp16-unet",
+    )
+    parser.add_argument("--engine", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number

@@ -1,0 +1,167 @@
+"""`run.py demo`: every demo workflow through a real ComfyUI, with its images, a table and a contact sheet."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import itertools
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import paths, screenshots, serve, sheet, workflow
+from .api import Client, ConnectionLostError, Progress, output_files
+from .console import ProgressLine, table
+from .errors import LaunchError
+from .server import Server
+
+_SHEET, _SCREENSHOTS = "contact_sheet.png", "screenshots"
+_LISTED = 2  # so many file names fit into a line of the table
+_IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".gif"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one workflow made: seconds, files per node, and the sentence that says why it failed, if it did."""
+
+    name: str
+    seconds: float
+    batches: tuple[tuple[Path, ...], ...] = ()
+    failure: str | None = None
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files of all nodes."""
+        return tuple(itertools.chain.from_iterable(self.batches))
+
+
+def run(
+    comfyui: Path, only: str | None, out: Path, port: int | None, keep_open: bool, with_screenshots: bool = False
+) -> int:
+    """Run the demo workflows, save what they make in `out`, and return 1 if one of them failed.
+
+    `with_screenshots` also saves a screenshot of every workflow, or of the chosen one.
+    """
+    chosen = choose(only, paths.WORKFLOWS)
+    out.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        camera = stack.enter_context(screenshots.Camera(out / _SCREENSHOTS)) if with_screenshots else None
+        print("Starting ComfyUI (about 20 s) ...", flush=True)
+        arguments = serve.CANVAS_ARGUMENTS
+        if camera:  # whose settings of the front end are not the user's
+            arguments += ("--user-directory", stack.enter_context(tempfile.TemporaryDirectory()))
+        server = stack.enter_context(Server(comfyui, paths.HOST, arguments, port))
+        client = Client(server.url)
+        object_info = client.object_info()
+        results = []
+        for path in chosen:
+            try:
+                results.append(_run_one(client, object_info, path, out))
+            except ConnectionLostError as error:
+                raise LaunchError(f"ComfyUI ended while running {path.stem}: see {server.log}.") from error
+            if camera:
+                camera.take(server.url, path, run=results[-1].failure is None)
+        _report(results, out)
+        if camera:
+            _finish(camera, server.url, set() if only else set(paths.WORKFLOWS.glob("*.json")) - set(chosen))
+        if keep_open:
+            serve.stay_open(server)
+    return int(any(result.failure for result in results))
+
+
+def _finish(camera: screenshots.Camera, url: str, left: set[Path]) -> None:
+    """Take the workflows for checkpoints, too, which are not run, and make the sheet of all screenshots."""
+    for path in sorted(left):
+        camera.take(url, path, run=False)
+    target = camera.out.with_suffix(".png")
+    sheet.write(camera.taken, target)
+    print(f"Screenshots are in {camera.out}, all of them on one page: {target}", flush=True)
+
+
+def choose(only: str | None, folder: Path) -> list[Path]:
+    """The demo workflows in their order, or the one with the name; raises LaunchError when there is none."""
+    known = {path.stem: path for path in sorted(folder.glob("demo_*.json"))}
+    if not known:
+        raise LaunchError(f"There is no demo workflow in {folder}: the copy of the pack is incomplete, get it again.")
+    if only is None:
+        return list(known.values())
+    name = only.removesuffix(".json")
+    for candidate in (name, f"demo_{name}"):
+        if candidate in known:
+            return [known[candidate]]
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}."
+    raise LaunchError(f"There is no demo workflow named {only}: {hint}")
+
+
+def _run_one(client: Client, object_info: dict, path: Path, out: Path) -> Result:
+    """Queue one workflow and save its files; a failure ends in the result, only a lost server in an exception."""
+    start = time.monotonic()
+    try:
+        saved = workflow.load(path)
+        prompt = workflow.to_prompt(saved, object_info)
+        batches = _run_prompt(client, prompt, saved, path.stem, out)
+        result = Result(path.stem, time.monotonic() - start, batches)
+    except ConnectionLostError:
+        raise
+    except LaunchError as error:
+        result = Result(path.stem, time.monotonic() - start, failure=str(error))
+    print(f"  {result.name}: {result.failure or f'{result.seconds:.0f} s'}", flush=True)
+    return result
+
+
+def _run_prompt(client: Client, prompt: dict, saved: dict, name: str, out: Path) -> tuple[tuple[Path, ...], ...]:
+    line = ProgressLine(name, len(prompt))
+
+    def show(progress: Progress) -> None:
+        # Nodes that expand into others while running have ids that the prompt does not know.
+        label = prompt.get(progress.node, {}).get("_meta", {}).get("title", progress.node)
+        line.update(progress.node, label, progress.value, progress.maximum)
+
+    prompt_id = client.queue(prompt, saved)
+    try:
+        entry = client.wait(prompt_id, show)
+    except KeyboardInterrupt:
+        client.interrupt()
+        raise
+    finally:
+        line.clear()
+    return tuple(_save(client, entry, name, out))
+
+
+def _save(client: Client, entry: dict, name: str, out: Path) -> Iterator[tuple[Path, ...]]:
+    """Download what each node has made as NAME_1.png, NAME_2.png and so on, in place of what an earlier run left."""
+    for stale in out.glob(f"{name}_[0-9]*.*"):
+        stale.unlink()
+    numbers = itertools.count(1)
+    for _, batch in itertools.groupby(output_files(entry), key=lambda file: file.node):
+        saved = []
+        for file in batch:
+            saved.append(out / f"{name}_{next(numbers)}{Path(file.filename).suffix}")
+            paths.write_atomically(saved[-1], client.download(file))
+        yield tuple(saved)
+
+
+def _report(results: list[Result], out: Path) -> None:
+    """Print the table and make the contact sheet."""
+    rows = [(result.name, f"{result.seconds:.1f}", _made(result)) for result in results]
+    print("\n" + table(("workflow", "seconds", "output files"), rows) + "\n")
+    images = [(result.name, [batch for batch in map(_images, result.batches) if batch]) for result in results]
+    if any(batches for _, batches in images):
+        sheet.write(images, out / _SHEET)
+        print(f"Images are in {out}, all of them on one page: {out / _SHEET}", flush=True)
+
+
+def _images(batch: tuple[Path, ...]) -> tuple[Path, ...]:
+    return tuple(file for file in batch if file.suffix.lower() in _IMAGES)
+
+
+def _made(result: Result) -> str:
+    if result.failure:
+        return f"FAILED: {result.failure}"
+    names = [file.name for file in result.files]
+    if len(names) > _LISTED:
+        return f"{names[0]} to {names[-1]} ({len(names)} files)"
+    return ", ".join(names) or "none"

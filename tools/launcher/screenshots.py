@@ -1,0 +1,165 @@
+"""`run.py demo --screenshots`: every workflow on the canvas, in both renderers, and close-ups of the pack's panels."""
+
+from __future__ import annotations
+
+import io
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from PIL import Image
+
+from . import canvas, paths, workflow
+
+RENDERERS = {"classic": False, "nodes2": True}
+_LARGEST = (2600, 1500)  # pixels of an image
+_SCALE, _MARGIN = 0.7, 40
+_VIEWPORT = {"width": 1600, "height": 1000}
+_SETTINGS = {
+    "Comfy.Minimap.Visible": False,
+    "Comfy.Graph.CanvasMenu": False,
+    "Comfy.Graph.CanvasInfo": False,
+    "Comfy.NodeBadge.NodeSourceBadgeMode": "None",
+    "LiteGraph.Canvas.MinFontSizeForLOD": 0,  # else small text becomes bars
+}
+_BARE = """() => {
+    localStorage.setItem("vueNodesBannerDismissed", "true")
+    addEventListener("load", () => document.head.append(Object.assign(document.createElement("style"), {
+        textContent: ".p-toast, .graph-canvas-menu, .comfy-menu-hamburger { display: none !important }"})))
+}"""
+_FOCUS = "() => { app.extensionManager.focusMode = true }"
+_BOUNDS = """() => {
+    const boxes = [...app.graph.nodes, ...app.graph.groups].map(shown => shown.boundingRect)
+    const ends = [0, 1].map(side => [Math.min(...boxes.map(box => box[side])),
+        Math.max(...boxes.map(box => box[side] + box[side + 2]))])
+    return [ends[0][0], ends[1][0], ends[0][1] - ends[0][0], ends[1][1] - ends[1][0]]
+}"""
+_ALONE = """type => {
+    const node = app.graph.nodes.find(node => node.type === type)
+    node.pos = [1e5, 1e5]
+    app.canvas.links_render_mode = LiteGraph.HIDDEN_LINK
+    const title = LiteGraph.NODE_TITLE_HEIGHT
+    return [1e5, 1e5 - title, node.size[0], node.size[1] + title]
+}"""
+_TOGETHER = "() => { app.canvas.links_render_mode = LiteGraph.SPLINE_LINK }"
+_SHOW = """([left, top, scale]) => {
+    const { ds } = app.canvas
+    ds.scale = scale
+    ds.offset[0] = -left
+    ds.offset[1] = -top
+    app.canvas.setDirty(true, true)
+}"""
+
+_IMAGES_LOADED = """() => [...document.images, ...app.graph.nodes.flatMap(node => node.imgs ?? [])]
+    .every(image => image.complete)"""
+
+
+@dataclass(frozen=True)
+class CloseUp:
+    """A node with its panel in a workflow, and values to set before; ``again`` runs the workflow with them."""
+
+    name: str
+    workflow: str
+    node: str
+    values: dict = field(default_factory=dict)
+    again: bool = False
+
+
+_DROPPED = {"operation": "drop_named", "neurons": "input_blocks.2.1"}
+CLOSE_UPS = (
+    CloseUp("canvas_sliders", "demo_weights_edit", "GBX_W2WEdit", {"edits": "beard: 0.8, long hair: -0.5"}),
+    CloseUp("canvas_network_map", "demo_activations_tap_and_pca", "GBX_LayerActivationTap"),
+    CloseUp("canvas_neuron_chart", "demo_neurons_share_mask", "GBX_NeuronMaskEdit", _DROPPED),
+    CloseUp("canvas_point_picker", "demo_activations_point_similarity", "GBX_ActivationSimilarity"),
+    CloseUp("canvas_live_curve", "demo_weights_invert", "GBX_W2WInvert", {"seed": 2}, again=True),
+)
+
+
+class Camera:
+    """Saves screenshots in a folder, from a thread of its own: Playwright must stay in the thread that started it.
+
+    ``taken``: the names of workflows, each with its images.
+    """
+
+    def __init__(self, out: Path):
+        self.out, self.taken = out, []
+        self._stack, self._thread = ExitStack(), ThreadPoolExecutor(1)
+        self._browser, self._canvases = None, {}
+
+    def __enter__(self) -> Camera:
+        try:
+            self._browser = self._do(self._stack.enter_context, canvas.chromium())
+        except BaseException:
+            self._thread.shutdown()
+            raise
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._do(self._stack.close)
+        self._thread.shutdown()
+
+    def take(self, url: str, path: Path, run: bool) -> None:
+        """Write NAME_classic.jpg, NAME_nodes2.jpg and close-ups of a workflow; ``run`` queues it before."""
+        images = [self._do(self._take, url, path, renderer, run) for renderer in RENDERERS]
+        self.taken.append((path.stem, images))
+
+    def _do(self, work, *arguments):
+        return self._thread.submit(work, *arguments).result()
+
+    def _take(self, url: str, path: Path, renderer: str, run: bool) -> Path:
+        opened = self._canvas(url, renderer)
+        opened.page.set_viewport_size(_VIEWPORT)
+        opened.load(workflow.load(path))
+        bounds = opened.page.evaluate(_BOUNDS)  # Nodes 2.0 of front end 1.32 stretches a node to all of a long text
+        if run:
+            opened.run()
+        target = _whole(opened, bounds, self.out / f"{path.stem}_{renderer}.jpg")
+        for close_up in CLOSE_UPS:
+            if run and not opened.vue and close_up.workflow == path.stem:
+                _take_close_up(opened, close_up, self.out / f"{close_up.name}.png")
+        return target
+
+    def _canvas(self, url: str, renderer: str) -> canvas.Canvas:
+        """The renderer's page, opened once for all workflows."""
+        if (url, renderer) not in self._canvases:
+            context = self._browser.new_context(viewport=_VIEWPORT)
+            context.add_init_script(f"({_BARE})()")
+            opened = self._canvases[url, renderer] = canvas.Canvas(context.new_page(), RENDERERS[renderer], url)
+            opened.open(_SETTINGS)
+            opened.page.evaluate(_FOCUS)
+        return self._canvases[url, renderer]
+
+
+def _whole(opened: canvas.Canvas, bounds: list[float], target: Path) -> Path:
+    left, top, width, height = bounds
+    scale = min(_SCALE, (_LARGEST[0] - 2 * _MARGIN) / width, (_LARGEST[1] - 2 * _MARGIN) / height)
+    size = {"width": round(width * scale) + 2 * _MARGIN, "height": round(height * scale) + 2 * _MARGIN}
+    opened.page.set_viewport_size(size)
+    _show(opened, left - _MARGIN / scale, top - _MARGIN / scale, scale)
+    paths.write_atomically(target, opened.page.screenshot(type="jpeg", quality=88))
+    return target
+
+
+def _take_close_up(opened: canvas.Canvas, close_up: CloseUp, target: Path) -> None:
+    """The node alone, with few colors to keep the file small."""
+    for name, value in close_up.values.items():
+        opened.set(close_up.node, name, value)
+    if close_up.again:
+        opened.run()
+    left, top, width, height = opened.page.evaluate(_ALONE, close_up.node)
+    opened.page.set_viewport_size({"width": round(width) + 40, "height": round(height) + 40})
+    _show(opened, left - 20, top - 20, 1.0)
+    with Image.open(io.BytesIO(opened.page.screenshot())) as opened_image:
+        content = io.BytesIO()
+        opened_image.convert("RGB").quantize(200, Image.Quantize.MEDIANCUT).save(content, "PNG", optimize=True)
+    paths.write_atomically(target, content.getvalue())
+    opened.page.evaluate(_TOGETHER)
+
+
+def _show(opened: canvas.Canvas, left: float, top: float, scale: float) -> None:
+    """Bring a corner of the canvas to the page's, and wait for images to load."""
+    opened.page.evaluate(_SHOW, [left, top, scale])
+    opened.page.wait_for_function(_IMAGES_LOADED)
+    opened.page.wait_for_timeout(700)
+    opened.settle()

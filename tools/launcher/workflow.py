@@ -1,0 +1,186 @@
+"""Turns a workflow as the canvas saves it into a prompt as ComfyUI's queue takes it, without a browser.
+
+It does what the front end does when Run is pressed; subgraphs are flattened. One thing only a browser can do, and
+asking for it raises `WorkflowError`: choosing at random in a text such as {red|blue}.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from .errors import LaunchError
+from .subgraphs import as_list, flattened
+from .widgets import inputs, widgets
+
+_MUTED, _BYPASSED = 2, 4
+_PRIMITIVE = "PrimitiveNode"
+_VIRTUAL = frozenset({_PRIMITIVE, "Reroute", "Note", "MarkdownNote"})  # live on the canvas only
+_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
+_CHOICE = re.compile(r"(?<!\\)\{")
+
+
+class WorkflowError(LaunchError):
+    """A workflow that cannot be turned into a prompt; its text says why and what to do."""
+
+
+def load(path: Path) -> dict:
+    """Read a saved canvas workflow; raises WorkflowError when the file is not one."""
+    try:
+        workflow = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise WorkflowError(f"The workflow {path} cannot be read ({error.strerror}).") from error
+    except ValueError as error:
+        raise WorkflowError(f"{path.name} is no JSON file ({error}): save the workflow again.") from error
+    if not isinstance(workflow, dict) or not isinstance(workflow.get("nodes"), list):
+        raise WorkflowError(f"{path.name} is no saved canvas: use Save, not Export (API), in ComfyUI's menu.")
+    return workflow
+
+
+def to_prompt(workflow: dict, object_info: dict) -> dict:
+    """The API prompt of a saved canvas workflow; `object_info` is what ComfyUI answers at /object_info."""
+    try:
+        graph = _Graph(flattened(workflow))
+    except ValueError as error:
+        raise WorkflowError(str(error)) from None
+    prompt = {
+        str(node["id"]): _entry(graph, node, _described(node, object_info))
+        for node in graph.nodes.values()
+        if node["type"] not in _VIRTUAL and node.get("mode") not in (_MUTED, _BYPASSED)
+    }
+    for entry in prompt.values():
+        entry["inputs"] = {name: value for name, value in entry["inputs"].items() if not _is_dead_link(value, prompt)}
+    return prompt
+
+
+def _is_dead_link(value: object, prompt: dict) -> bool:
+    return isinstance(value, list) and value[0] not in prompt
+
+
+def _described(node: dict, object_info: dict) -> dict:
+    info = object_info.get(node["type"])
+    if info is None:
+        raise WorkflowError(f"ComfyUI does not know the node {_named(node)}: install or update the pack it belongs to.")
+    unfit = next((input_.name for input_ in inputs(info) if input_.needs_browser), None)
+    if unfit:
+        raise WorkflowError(f"The input {unfit} of {_named(node)} needs a browser: queue this workflow on the canvas.")
+    return info
+
+
+def _entry(graph: _Graph, node: dict, info: dict) -> dict:
+    """One node of the prompt: values of its widgets, overridden by primitives and by links."""
+    values = {**_widget_values(node, info), **graph.primitive_values(node)}
+    filled = {name: {"__value__": value} if isinstance(value, list) else value for name, value in values.items()}
+    for slot in node.get("inputs") or ():
+        origin = graph.origin(slot)
+        if origin is not None:
+            filled[slot["name"]] = origin
+    title = node.get("title") or info.get("display_name") or node["type"]
+    return {"inputs": filled, "class_type": node["type"], "_meta": {"title": title}}
+
+
+def _widget_values(node: dict, info: dict) -> dict:
+    """The saved values of a node's widgets by name; a widget that is newer than the file keeps its default."""
+    known = widgets(info)
+    saved = node.get("widgets_values") or []
+    if isinstance(saved, list):
+        saved = dict(enumerate(saved))
+        keys = range(len(known))
+    else:
+        keys = [widget.name for widget in known]
+    values = {widget.name: saved.get(key, widget.default) for key, widget in zip(keys, known, strict=True)}
+    values.update(node.get("overrides", {}))
+    return {
+        widget.name: _text(values[widget.name], node) if widget.dynamic_prompts else values[widget.name]
+        for widget in known
+        if widget.in_prompt
+    }
+
+
+def _text(value: object, node: dict) -> object:
+    """A text as it is queued: without comments, and with \\{ \\| \\} as plain characters."""
+    if not isinstance(value, str):
+        return value
+    value = _COMMENT.sub("", value)
+    if _CHOICE.search(value):
+        raise WorkflowError(f"The text of {_named(node)} has a random choice in braces: write \\{{ for a plain brace.")
+    return re.sub(r"\\([{}|])", r"\1", value)
+
+
+def _named(node: dict) -> str:
+    return f"{node['type']} (node {node['id']})"
+
+
+class _Graph:
+    """The nodes and links of a saved canvas, and the way back along them."""
+
+    def __init__(self, workflow: dict):
+        self.nodes = {node["id"]: node for node in workflow["nodes"]}
+        for node in self.nodes.values():
+            if node["type"].startswith(("workflow/", "workflow>")):
+                raise WorkflowError(
+                    f"Node {node['id']} is a group node of an older canvas: open the workflow on a newer one, convert "
+                    "it to a subgraph (right click) and save the workflow again."
+                )
+        links = map(as_list, filter(None, workflow.get("links") or ()))
+        self.links = {link[0]: (link[1], link[2]) for link in links}
+
+    def origin(self, slot: dict) -> list | None:
+        """The node id and output index that feed an input slot, through reroutes and bypassed nodes, or None."""
+        kind = slot.get("type", "*")
+        passed = set()
+        while slot is not None and slot.get("link") is not None:
+            if slot["link"] in passed:
+                raise WorkflowError(f"Link {slot['link']} runs in a circle: connect it again and save the workflow.")
+            passed.add(slot["link"])
+            node, output = self._source(slot)
+            if node.get("mode") == _BYPASSED:
+                slot = _bypass(node, output, kind)
+                kind = slot["type"] if slot else kind
+            elif node["type"] in _VIRTUAL:
+                slot = _at(node.get("inputs"), output)
+            else:
+                return [str(node["id"]), output]
+        return None
+
+    def primitive_values(self, node: dict) -> dict:
+        """The values that primitive nodes put into a node's widgets."""
+        found = {}
+        for slot in node.get("inputs") or ():
+            if slot.get("link") is not None and slot.get("widget"):
+                source, _ = self._source(slot)
+                if source["type"] == _PRIMITIVE and source.get("widgets_values"):
+                    found[slot["widget"]["name"]] = source["widgets_values"][0]
+        return found
+
+    def _source(self, slot: dict) -> tuple[dict, int]:
+        node_id, output = self.links.get(slot["link"], (None, 0))
+        if node_id not in self.nodes:
+            raise WorkflowError(f"Link {slot['link']} of the input {slot['name']} leads nowhere: connect it again.")
+        return self.nodes[node_id], output
+
+
+def _bypass(node: dict, output: int, kind: str) -> dict | None:
+    """The input slot that a bypassed node hands on at an output: the one opposite, else the first of that type."""
+    slots = node.get("inputs") or []
+    if kind in ("*", ""):
+        return _at(slots, output) or _at(slots, 0)
+    made = node["outputs"][output]["type"]
+    fitting = [slot for slot in slots if _connects(slot["type"], made) and _connects(slot["type"], kind)]
+    opposite = _at(slots, output)
+    if opposite in fitting:
+        return opposite
+    same = [slot for slot in slots if slot["type"] == kind]
+    return _at(same or fitting, 0)
+
+
+def _connects(first: str, second: str) -> bool:
+    """Whether LiteGraph would connect two slot types: equal, any, or with a type in common."""
+    if "*" in (first, second) or "" in (first, second):
+        return True
+    return bool(set(first.lower().split(",")) & set(second.lower().split(",")))
+
+
+def _at(slots: list | None, index: int) -> dict | None:
+    return slots[index] if slots and index < len(slots) else None

@@ -1,0 +1,51 @@
+"""What saved workflows and API programs rely on: every node's inputs, outputs and option values, as one table.
+
+`python run.py study report` writes it to tests/node_contract.json; a change there is a change for every saved workflow.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+PATH = Path(__file__).resolve().parent.parent / "tests" / "node_contract.json"
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_FILE = re.compile(r".+\.\w+|\[None\]")
+
+
+def table(schemas: Iterable) -> str:
+    """JSON: node id -> category, inputs (name -> type, or the option values of a combo) and outputs (name: type)."""
+    found = {schema.node_id: _node(schema) for schema in sorted(schemas, key=lambda schema: schema.node_id)}
+    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+
+
+def _node(schema) -> dict:
+    return {
+        "category": schema.category,
+        "inputs": {field.id: _kind(field) for field in schema.inputs},
+        "outputs": [f"{slot.display_name or slot.io_type}: {slot.io_type}" for slot in schema.outputs],
+    }
+
+
+def _kind(field) -> str | list:
+    """An input's type, or the values to choose from; "FILE" where those are files on the machine."""
+    options = getattr(field, "options", None)
+    if options is None:
+        return field.get_io_type()
+    files = any(_FILE.fullmatch(str(option)) for option in options)
+    return "FILE" if files or options in ([], ["none"]) else list(options)
+
+
+def bad_names(contract: dict) -> list[str]:
+    """Inputs, outputs and option values that are no identifiers such as ``noise_level``."""
+    problems = []
+    for node_id, node in contract.items():
+        names = [*node["inputs"], *(output.partition(":")[0] for output in node["outputs"])]
+        values = [value for kind in node["inputs"].values() if isinstance(kind, list) for value in kind]
+        problems += [f"{node_id}: {name}" for name in names if not _NAME.fullmatch(name)]
+        problems += [
+            f"{node_id}: {value}" for value in values if isinstance(value, str) and re.search(r"[^\w.+-]", value)
+        ]
+    return problems

@@ -1,0 +1,215 @@
+"""More workflows of the activations family: segmentation, word heat maps, and the quality of activations."""
+
+from __future__ import annotations
+
+from .activations import CAPTION, CUSTOM_IDS, NEGATIVE, PAPER, PHOTO, SD15, SDXL, face, save, tapped_images
+from .authoring import Output, Workflow
+
+_PARTS = ("hair", "skin", "clothing")
+_WORDS = "cross_attention"
+_HORSE = "a photo of a horse on a beach, blue sky"
+
+
+def demo_activations_clusters(w: Workflow) -> None:
+    w.note(
+        "Segmentation without training",
+        f"**Activation Clusters** segments six faces by their activations, without training ({PAPER}).",
+        "**A color** is the same cluster in every face. There is one mask per cluster and face.",
+        "**Try** more clusters, or IDs of a finer level for finer borders.",
+    )
+    model, vae, images, _, positive = tapped_images(w, 6)
+    w.group("Tap")
+    tapped, _ = w.add("GBX_LayerActivationTap", model=model, positive=positive, image=images, vae=vae, noise_samples=4)
+    w.group("Cluster")
+    figure, masks = w.add("GBX_ActivationClusters", activations=tapped, image=images, clusters=6)
+    save(w, figure, "activation_clusters", "One color per cluster")
+    save(w, w.add("MaskToImage", mask=masks), "activation_cluster_masks", "The masks")
+
+
+def demo_activations_few_shot_segmentation(w: Workflow) -> None:
+    w.note(
+        "Learn parts from ten images",
+        f"**Train Few-Shot Segmenter** learns hair, skin and clothing from ten faces with masks ({PAPER}).",
+        "**Few-Shot Segmenter** finds them in four others. Uncertainty is bright where its ten networks disagree.",
+        "**Try** fewer images, another preset, or more epochs.",
+    )
+    model, vae, images, hair, positive = tapped_images(w, 10, part=_PARTS[0])
+    masks = [
+        hair,
+        *(
+            w.add("GBX_DemoPicture", image_index=0, count=10, part=part, node_title=f"The {part}")[1]
+            for part in _PARTS[1:]
+        ),
+    ]
+    others, _, _ = w.add("GBX_DemoPicture", image_index=12, count=4, node_title="Other faces")
+    w.group("Tap")
+    tap = {"model": model, "positive": positive, "vae": vae, "noise_samples": 2}
+    known, _ = w.add("GBX_LayerActivationTap", image=images, **tap)
+    unknown, _ = w.add("GBX_LayerActivationTap", image=others, **tap)
+    w.group("Train and apply")
+    _train_and_apply(w, known, masks, unknown, others, resolution=64, epochs=2)
+
+
+def demo_activations_token_heat_map(w: Workflow) -> None:
+    w.note(
+        "Where each word acts",
+        "**The recorder** averages the cross-attention of all sampling steps, as DAAM does (arXiv 2210.04885).",
+        "**Each line** shows where one word acts in the two images.",
+        "**Try** other words of the caption, or the preset cross_attention on a tap for any image.",
+    )
+    w.group("Model")
+    model, clip, vae = w.add("GBX_LoadDemoModel")
+    _words(w, model, clip, vae, CAPTION, "red hair, sunglasses, smiling, hoodie, green background", 128, 2, 3.0)
+
+
+def demo_activations_quality(w: Workflow) -> None:
+    w.note(
+        "Which activations are useful",
+        f"**Activation Quality** measures diffusion noise, granularity and locality of the up-stage ({PAPER}).",
+        "**Highlighted bars** pass the general filter. The paper publishes its own filter for SD1.5 and SDXL only.",
+        "**Try** another noise level, or id_filter measured.",
+    )
+    model, vae, images, _, positive = tapped_images(w, 8)
+    w.group("Measure")
+    ids = "up-*-out\nup-*-q\nup-*-k\nup-*-v\nup-*-increment\nup-*-inner"
+    figure, report, ids = w.add(
+        "GBX_ActivationQuality", model=model, positive=positive, preset=CUSTOM_IDS, ids=ids, image=images, vae=vae
+    )
+    save(w, figure, "activation_quality", "Three properties")
+    w.add("PreviewAny", source=report, node_title="Report")
+    w.add("PreviewAny", source=ids, node_title="Kept")
+    w.batch("GBX_ActivationQuality.ids", join=("quality",), chunk=8)
+
+
+def sd15_activations_token_heat_map(w: Workflow) -> None:
+    _checkpoint_words(w, SD15, 512)
+
+
+def sdxl_activations_token_heat_map(w: Workflow) -> None:
+    _checkpoint_words(w, SDXL, 1024)
+
+
+def sd15_activations_few_shot_segmentation(w: Workflow) -> None:
+    w.note(
+        "Learn parts from a few images with SD1.5",
+        f"**The paper's set** ours_v1_5 at t = 50, and its pixel classifier: ten networks that vote ({PAPER}).",
+        "**Replace** the demo faces by your own images and masks with Load Image.",
+        "**The paper** uses 30 images. Training reads every pixel, so start with a resolution of 64 or 128.",
+    )
+    w.group("Model and images")
+    model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name=SD15)
+    positive = w.add("CLIPTextEncode", clip=clip, text=PHOTO, node_title="What the images show")
+    known, unknown = face(w, 0, 512), face(w, 5, 512)
+    masks = [w.add("GBX_DemoPicture", image_index=0, part=part, node_title=f"The {part}")[1] for part in _PARTS]
+    w.group("Tap")
+    tapped = [
+        w.add("GBX_LayerActivationTap", model=model, positive=positive, image=image, vae=vae)[0]
+        for image in (known, unknown)
+    ]
+    w.group("Train and apply")
+    _train_and_apply(w, tapped[0], masks, tapped[1], unknown, resolution=64, epochs=100)
+
+
+def flux_activations_tap_and_pca(w: Workflow) -> None:
+    w.note(
+        "What Flux sees in an image",
+        f"**The output of the middle block** as colors. The paper ({PAPER}) evaluates U-Nets only, so no ranking of a "
+        "transformer's blocks is published.",
+        "**The contact sheet** shows every block, double ones first.",
+        "**Replace** the demo face by Load Image.",
+    )
+    w.group("Model and image")
+    model, clip, vae = _flux(w)
+    positive = w.add("CLIPTextEncode", clip=clip, text=PHOTO, node_title="What the image shows")
+    image = face(w, 0, 1024)
+    w.group("Tap and visualize")
+    tap = {"model": model, "positive": positive, "image": image, "vae": vae}
+    middle, _ = w.add("GBX_LayerActivationTap", **tap)
+    blocks, _ = w.add("GBX_LayerActivationTap", preset=CUSTOM_IDS, ids="vit-block*[0-9]-out", **tap)
+    save(w, w.add("GBX_ActivationPicture", activations=middle), "flux_colors", "Middle block")
+    save(w, w.add("GBX_ActivationPicture", activations=blocks, mode="contact_sheet"), "flux_blocks", "Every block")
+
+
+def flux_activations_token_heat_map(w: Workflow) -> None:
+    w.note(
+        "Where each word acts in Flux",
+        "**Text and image** attend together. A map is the attention of the image to a word of T5, averaged over steps, "
+        "blocks and heads as in DAAM (arXiv 2210.04885).",
+        "**It takes time**: the maps are computed beside every attention. Record fewer steps to save time.",
+        "**Try** words of your own prompt. At CFG 1 there is no negative prompt.",
+    )
+    w.group("Model")
+    model, clip, vae = _flux(w)
+    _words(w, model, clip, vae, _HORSE, "horse, beach, blue sky", 1024, 1, 1.0)
+
+
+def _flux(w: Workflow) -> tuple[Output, Output, Output]:
+    model = w.add("UNETLoader", unet_name="flux1-dev.safetensors", weight_dtype="default")
+    clip = w.add("DualCLIPLoader", clip_name1="clip_l.safetensors", clip_name2="t5xxl_fp16.safetensors", type="flux")
+    return model, clip, w.add("VAELoader", vae_name="ae.safetensors")
+
+
+def _train_and_apply(
+    w: Workflow, known: Output, masks: list[Output], unknown: Output, images: Output, resolution: int, epochs: int
+) -> None:
+    parts = {f"part_{number}": mask for number, mask in enumerate(masks, 1)}
+    segmenter, report = w.add(
+        "GBX_TrainFewShotSegmenter",
+        activations=known,
+        part_names=", ".join(_PARTS),
+        resolution=resolution,
+        epochs=epochs,
+        **parts,
+    )
+    figure, _, uncertainty, fractions = w.add(
+        "GBX_FewShotSegmenter", segmenter=segmenter, activations=unknown, image=images
+    )
+    w.group("Parts")
+    save(w, figure, "few_shot_parts", "Predicted parts")
+    save(w, w.add("MaskToImage", mask=uncertainty), "few_shot_uncertainty", "Uncertainty")
+    w.add("PreviewAny", source=report, node_title="IoU on the training images")
+    w.add("PreviewAny", source=fractions, node_title="Fractions in the other faces")
+
+
+def _checkpoint_words(w: Workflow, checkpoint: str, side: int) -> None:
+    w.note(
+        "Where each word acts",
+        "**The recorder** averages the cross-attention of all sampling steps, as DAAM does (arXiv 2210.04885).",
+        "**Each line** shows where one word acts. A phrase such as blue sky counts as one word.",
+        "**Try** words of your own prompt, or `prompt_role` negative with rows both recorded.",
+    )
+    w.group("Model")
+    model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name=checkpoint)
+    _words(w, model, clip, vae, _HORSE, "horse, beach, blue sky", side, 1, 7.0)
+
+
+def _words(w: Workflow, model, clip, vae, prompt: str, words: str, side: int, count: int, cfg: float) -> None:
+    """Sample with a recorder, and show the heat maps of words."""
+    recording_model, recording = w.add(
+        "GBX_ActivationRecorder", model=model, preset=_WORDS, recorded_steps="all", mean_only=True
+    )
+    w.group("Sampling")
+    positive = w.add("CLIPTextEncode", clip=clip, text=prompt, node_title="Prompt")
+    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=NEGATIVE)
+    empty = "EmptySD3LatentImage" if w.name.startswith("flux") else "EmptyLatentImage"
+    latent = w.add(empty, width=side, height=side, batch_size=count)
+    samples = w.add(
+        "KSampler",
+        model=recording_model,
+        positive=positive,
+        negative=negative,
+        latent_image=latent,
+        seed=7,
+        steps=20,
+        cfg=cfg,
+        sampler_name="euler",
+        scheduler="normal",
+    )
+    image = w.add("VAEDecode", samples=samples, vae=vae)
+    w.group("Words")
+    activations, _, _ = w.add("GBX_ReadActivations", recording=recording, latent=samples)
+    figure, _, _ = w.add(
+        "GBX_TokenHeatMap", activations=activations, image=image, clip=clip, prompt=prompt, words=words
+    )
+    save(w, figure, "token_heat_map", "Where each word acts")
+    save(w, image, "token_heat_map_image", "Generated image")

@@ -1,0 +1,215 @@
+"""The workflows of the activations family: tap a model, visualize, compare, match, record."""
+
+from __future__ import annotations
+
+from .authoring import Output, Workflow
+
+CAPTION = "portrait, light skin, long red hair, sunglasses, smiling, blue hoodie, striped green background"
+NEGATIVE = "Negative prompt"
+PAPER = "arXiv 2410.03558"
+PHOTO = "a cartoon portrait"
+SD15, SDXL = "v1-5-pruned-emaonly-fp16.safetensors", "sd_xl_base_1.0.safetensors"
+CUSTOM_IDS = "custom_ids"
+
+
+def demo_activations_tap_and_pca(w: Workflow) -> None:
+    w.note(
+        "What the model sees in an image",
+        f"**Layer Activation Tap** adds a little noise to six faces and reads the model's activations ({PAPER}).",
+        "**The colors** are the first three principal components. A color means the same in each face.",
+        "**The contact sheet** shows the activations of one level in forward order: coarse first, fine last.",
+        "**Try** another preset, a level of 300, or IDs from the catalog's report.",
+    )
+    model, vae, images, _, positive = tapped_images(w, 6)
+    w.group("Tap")
+    best, _ = w.add("GBX_LayerActivationTap", model=model, positive=positive, image=images, vae=vae, seed=1)
+    level, _ = w.add(
+        "GBX_LayerActivationTap",
+        model=model,
+        positive=positive,
+        preset=CUSTOM_IDS,
+        ids="up-level1-*",
+        image=images,
+        vae=vae,
+        seed=1,
+    )
+    few, report = w.add("GBX_SelectActivations", activations=level, ids="*-out\n*-cross-q", image_indices="0-2")
+    figure, report_of_all, _ = w.add("GBX_ActivationCatalog", model=model, width=128, height=128)
+    w.group("Visualize")
+    colors = w.add("GBX_ActivationPicture", activations=best, size=256)
+    sheet = w.add("GBX_ActivationPicture", activations=few, mode="contact_sheet", size=384)
+    save(w, colors, "activation_colors", "Principal components")
+    save(w, sheet, "activation_sheet", "One level in forward order")
+    save(w, figure, "activation_map", "The network")
+    w.add("PreviewAny", source=report_of_all, node_title="Every activation")
+    w.add("PreviewAny", source=report, node_title="Selected")
+
+
+def demo_activations_point_similarity(w: Workflow) -> None:
+    w.note(
+        "Similarity to a point or a part",
+        f"**A point** on the hair of the first face is compared with every position of all faces ({PAPER}).",
+        "**A mask** does the same for a part: here the true mask of the skin.",
+        "**Try** points on an eye, the background or the clothes, one per line.",
+    )
+    model, vae, images, mask, positive = tapped_images(w, 4, part="skin")
+    w.group("Tap")
+    tapped, _ = w.add("GBX_LayerActivationTap", model=model, positive=positive, image=images, vae=vae, noise_samples=4)
+    w.group("Compare")
+    by_point, _ = w.add("GBX_ActivationSimilarity", activations=tapped, image=images, points="64, 24")
+    by_mask, _ = w.add("GBX_ActivationSimilarity", activations=tapped, image=images, mask=mask)
+    save(w, by_point, "similar_to_a_point", "Similar to the point")
+    save(w, by_mask, "similar_to_a_part", "Similar to the masked part")
+
+
+def demo_activations_correspondence(w: Workflow) -> None:
+    w.note(
+        "The same point in another face",
+        f"**Points** of one face are found in three others by the most similar activation ({PAPER}).",
+        "**A hollow point** is a match that does not lead back, so it is less certain.",
+        "**The mask** of the hair is transferred in the same way.",
+        "**Try** other faces, other points, or another preset.",
+    )
+    model, vae, images, mask, positive = tapped_images(w, 1, part="hair")
+    others, _, _ = w.add("GBX_DemoPicture", image_index=5, count=3, node_title="Other faces")
+    w.group("Tap")
+    source, _ = w.add("GBX_LayerActivationTap", model=model, positive=positive, image=images, vae=vae, noise_samples=4)
+    target, _ = w.add("GBX_LayerActivationTap", model=model, positive=positive, image=others, vae=vae, noise_samples=4)
+    w.group("Match")
+    figure, points, transferred = w.add(
+        "GBX_ActivationCorrespondence",
+        source=source,
+        source_image=images,
+        target=target,
+        target_image=others,
+        points="64, 24\n50, 60\n64, 84\n64, 116",
+        resolution=128,
+        mutual=True,
+        source_mask=mask,
+    )
+    save(w, figure, "corresponding_points", "Matched points")
+    save(w, w.add("MaskToImage", mask=transferred), "corresponding_mask", "Transferred hair mask")
+    w.add("PreviewAny", source=points, node_title="Points in pixels")
+
+
+def demo_activations_record(w: Workflow) -> None:
+    w.note(
+        "Activations during sampling",
+        f"**Activation Recorder** records while KSampler runs. The image stays bit-identical ({PAPER}).",
+        "**Two steps**: an early one, mostly noise, and the last one, when the face is there.",
+        "**Try** other steps, the unconditional rows, or another sampler.",
+    )
+    w.group("Model")
+    model, clip, vae = w.add("GBX_LoadDemoModel")
+    recording_model, recording = w.add("GBX_ActivationRecorder", model=model, recorded_steps="10%, last")
+    w.group("Sampling")
+    samples, image = _sample(w, recording_model, clip, vae, CAPTION, 128, count=4)
+    late = _read_two(w, recording, samples)
+    save(w, image, "recorded_faces", "Generated images")
+    w.group("Save and load")
+    file = w.add("GBX_SaveActivations", activations=late)
+    again, _ = w.add("GBX_LoadActivations", file=file)
+    sheet = w.add("GBX_ActivationPicture", activations=again, mode="contact_sheet", size=384)
+    save(w, sheet, "recorded_sheet", "Loaded from the file")
+
+
+def sd15_activations_correspondence(w: Workflow) -> None:
+    _checkpoint_correspondence(w, SD15, 512)
+
+
+def sdxl_activations_correspondence(w: Workflow) -> None:
+    _checkpoint_correspondence(w, SDXL, 1024)
+
+
+def sd15_activations_record(w: Workflow) -> None:
+    w.note(
+        "Activations during sampling with SD1.5",
+        f"**Activation Recorder** records while KSampler runs. The image stays bit-identical ({PAPER}).",
+        "**Two steps**: an early one and the last one, as colors.",
+        "**Try** other steps or another preset.",
+    )
+    w.group("Model")
+    model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name=SD15)
+    recording_model, recording = w.add("GBX_ActivationRecorder", model=model, recorded_steps="10%, last")
+    w.group("Sampling")
+    samples, image = _sample(w, recording_model, clip, vae, "a photo of a horse on a beach", 512, count=1, cfg=7.0)
+    _read_two(w, recording, samples)
+    save(w, image, "recorded_sd15", "Generated image")
+
+
+def _checkpoint_correspondence(w: Workflow, checkpoint: str, side: int) -> None:
+    w.note(
+        "The same point in another image",
+        f"**Points** of one image are found in another with the paper's set for this model, at t = 50 ({PAPER}).",
+        f"**Both images** are resized to {side} x {side}, as in the paper. Other shapes work too.",
+        "**Replace** the demo faces by Load Image, with two images of one kind of object, and name it in the text.",
+    )
+    w.group("Model and images")
+    model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name=checkpoint)
+    positive = w.add("CLIPTextEncode", clip=clip, text=PHOTO, node_title="What the images show")
+    images = [face(w, number, side) for number in (0, 5)]
+    w.group("Tap")
+    tapped = [
+        w.add("GBX_LayerActivationTap", model=model, positive=positive, image=image, vae=vae)[0] for image in images
+    ]
+    w.group("Match")
+    figure, points, _ = w.add(
+        "GBX_ActivationCorrespondence",
+        source=tapped[0],
+        source_image=images[0],
+        target=tapped[1],
+        target_image=images[1],
+        points="50%, 20%\n40%, 45%",
+        mutual=True,
+    )
+    colors = w.add("GBX_ActivationPicture", activations=tapped[0])
+    save(w, figure, "corresponding_points", "Matched points")
+    save(w, colors, "activation_colors", "Principal components")
+    w.add("PreviewAny", source=points, node_title="Points in pixels")
+
+
+def tapped_images(w: Workflow, count: int, part: str = "face") -> tuple[Output, Output, Output, Output, Output]:
+    """MODEL, VAE, images, mask and the first image's caption as CONDITIONING."""
+    w.group("Model and images")
+    model, clip, vae = w.add("GBX_LoadDemoModel")
+    images, mask, caption = w.add("GBX_DemoPicture", image_index=0, count=count, part=part)
+    return model, vae, images, mask, w.add("CLIPTextEncode", clip=clip, text=caption, node_title="Caption")
+
+
+def face(w: Workflow, number: int, side: int) -> Output:
+    image, _, _ = w.add("GBX_DemoPicture", image_index=number)
+    return w.add("ImageScale", image=image, upscale_method="bicubic", width=side, height=side, crop="disabled")
+
+
+def _sample(w: Workflow, model, clip, vae, text: str, side: int, count: int, cfg: float = 3.0) -> tuple[Output, Output]:
+    positive = w.add("CLIPTextEncode", clip=clip, text=text, node_title="Caption")
+    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=NEGATIVE)
+    latent = w.add("EmptyLatentImage", width=side, height=side, batch_size=count)
+    samples = w.add(
+        "KSampler",
+        model=model,
+        positive=positive,
+        negative=negative,
+        latent_image=latent,
+        seed=7,
+        steps=20,
+        cfg=cfg,
+        sampler_name="euler",
+        scheduler="normal",
+    )
+    return samples, w.add("VAEDecode", samples=samples, vae=vae)
+
+
+def _read_two(w: Workflow, recording: Output, samples: Output) -> Output:
+    """Show the first and the last recorded step; returns the last."""
+    w.group("Recorded activations")
+    for index, name in ((0, "early"), (-1, "late")):
+        activations, _, report = w.add("GBX_ReadActivations", recording=recording, latent=samples, step_index=index)
+        image = w.add("GBX_ActivationPicture", activations=activations, size=256)
+        save(w, image, f"recorded_{name}", f"Activations, {name}")
+        w.add("PreviewAny", source=report, node_title=f"Report, {name}")
+    return activations
+
+
+def save(w: Workflow, image: Output, name: str, title: str) -> None:
+    w.add("SaveImage", images=image, filename_prefix=f"glassbox/{name}", node_title=title)

@@ -1,0 +1,124 @@
+"""A workflow described in a few lines: nodes by name, inputs by name, groups from left to right.
+
+    def demo_world_text_to_image(w: Workflow) -> None:
+        w.note("Prompt to image", "What one sees.", "What to know.", "What to try.")
+        w.group("Model")
+        model, clip, vae = w.add("GBX_LoadDemoModel")
+        ...
+
+`add` gives a node's outputs back, to be handed to the inputs of others. Inputs that are not named keep the node's
+default. Positions, sizes, ids and the order of the saved values follow from the description and from the running
+ComfyUI's `/object_info`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tools.launcher.errors import LaunchError
+from tools.launcher.widgets import Input, inputs, widgets
+
+NOTE = "MarkdownNote"
+_NOTE_LINES = range(3, 7)
+
+
+class AuthoringError(LaunchError):
+    """A description that does not fit the nodes it names."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output of a node in a workflow, to be given to an input of another."""
+
+    node: Node
+    slot: int
+    type: str
+
+
+@dataclass
+class Node:
+    """A node of a workflow: its values by name, and the outputs that feed its inputs by name."""
+
+    id: int
+    type: str
+    info: dict
+    group: int
+    title: str | None = None
+    size: tuple[int, int] | None = None  # width and height in canvas units; None: what its widgets need
+    values: dict[str, object] = field(default_factory=dict)
+    sources: dict[str, Output] = field(default_factory=dict)
+
+    @property
+    def outputs(self) -> list[Output]:
+        """The node's outputs in their order."""
+        return [Output(self, slot, kind) for slot, kind in enumerate(self.info["output"])]
+
+
+class Workflow:
+    """Collects the nodes and groups of one workflow."""
+
+    def __init__(self, name: str, object_info: dict):
+        self.name = name
+        self.nodes: list[Node] = []
+        self.groups: list[str] = []
+        self.job: dict[str, object] = {}
+        self._object_info = object_info
+
+    def note(self, title: str, *lines: str) -> None:
+        """The note at the left that says, in three to six lines of Markdown, what one sees and what to try."""
+        if len(lines) not in _NOTE_LINES:
+            raise AuthoringError(f"The note of {self.name} has {len(lines)} lines: write three to six.")
+        info = {"input": {"required": {"text": ["STRING", {"multiline": True}]}}, "output": [], "output_name": []}
+        self._new(NOTE, info, title, None).values["text"] = "\n\n".join(lines)
+
+    def batch(self, *maps: str, join: tuple[str, ...], chunk: int = 1) -> None:
+        """How `run.py batch` runs this workflow over a list: inputs that a column fills, and how results are joined."""
+        self.job = {"map": list(maps), "join": list(join), "chunk": chunk}
+
+    def group(self, title: str) -> None:
+        """Begin the next group; the nodes added from here on stand in it."""
+        self.groups.append(title)
+
+    def add(
+        self, type_: str, /, *, node_title: str | None = None, node_size: tuple[int, int] | None = None, **given: object
+    ) -> Output | tuple[Output, ...]:
+        """Add a node and return its outputs: the one, or a tuple; `given` are its inputs, outputs or plain values."""
+        if type_ not in self._object_info:
+            raise AuthoringError(f"{self.name}: ComfyUI does not know the node {type_}.")
+        if not self.groups:
+            raise AuthoringError(f"{self.name}: begin a group before the node {type_}.")
+        node = self._new(type_, self._object_info[type_], node_title, node_size)
+        _fill(node, given, f"{self.name}: {type_}")
+        outputs = node.outputs
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def _new(self, type_: str, info: dict, title: str | None, size: tuple[int, int] | None) -> Node:
+        node = Node(len(self.nodes) + 1, type_, info, len(self.groups), title, size)
+        self.nodes.append(node)
+        return node
+
+
+def _fill(node: Node, given: dict[str, object], where: str) -> None:
+    """Give a node its inputs; raises AuthoringError for a name, a type or a gap that the node does not allow."""
+    described = {input_.name: input_ for input_ in inputs(node.info)}
+    unknown = sorted(set(given) - set(described))
+    if unknown:
+        raise AuthoringError(f"{where} has no input {unknown[0]}; it has {', '.join(described)}.")
+    for input_ in described.values():
+        value = given.get(input_.name)
+        if isinstance(value, Output):
+            _check_link(input_, value, where)
+            node.sources[input_.name] = value
+        elif value is not None and not input_.is_widget:
+            raise AuthoringError(f"{where} takes an output of another node at {input_.name}, not {value!r}.")
+        elif value is None and input_.required and not input_.is_widget:
+            raise AuthoringError(f"{where} needs {input_.name}.")
+    defaults = {widget.name: widget.default for widget in widgets(node.info)}
+    plain = {name: value for name, value in given.items() if value is not None and not isinstance(value, Output)}
+    node.values = {**defaults, **plain}
+
+
+def _check_link(input_: Input, output: Output, where: str) -> None:
+    kinds = set(input_.kind.split(",")) & set(output.type.split(","))
+    if not kinds and "*" not in (input_.kind, output.type):
+        raise AuthoringError(f"{where} takes {input_.kind} at {input_.name}, not {output.type}.")

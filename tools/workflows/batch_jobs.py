@@ -1,0 +1,89 @@
+"""Workflows that are made for `run.py batch`: a population of LoRAs, and images of its members to label.
+
+Other jobs are workflows of their families: scanning a list, localizing, auditing and measuring activations.
+"""
+
+from .authoring import Output, Workflow
+
+_CAPTION = "portrait"
+_EMPTY = "Negative prompt (empty)"
+_PAPER = "weights2weights, arXiv 2406.09413"
+_SD15 = "v1-5-pruned-emaonly-fp16.safetensors"
+
+
+def demo_batch_train_population(w: Workflow) -> None:
+    w.note(
+        "Train a population of LoRAs",
+        f"**One LoRA per identity** ({_PAPER}): here a few steps on one face. Run it over a list of images and join "
+        "the LoRAs to a space.",
+        "`python run.py batch workflows/demo_batch_train_population.json --over 0-23`: the LoRAs, their labels and the "
+        "space of them lie in .cache/batch.",
+        "**Try** more steps, and another rank.",
+    )
+    w.group("Model and image")
+    model, clip, vae = w.add("GBX_LoadDemoModel")
+    images, _, _ = w.add("GBX_DemoPicture", image_index=0, count=2)
+    positive = w.add("CLIPTextEncode", clip=clip, text=_CAPTION, node_title="Caption")
+    _train(w, model, w.add("VAEEncode", pixels=images, vae=vae), positive, 8, 1)
+    w.batch("GBX_DemoPicture.image_index", join=("space",))
+
+
+def sd15_batch_train_population(w: Workflow) -> None:
+    w.note(
+        "Train a population of LoRAs",
+        f"**One LoRA per identity** ({_PAPER}): a folder in the input folder for each, with images and a caption in a "
+        ".txt file for each image.",
+        "`python run.py batch workflows/sd15_batch_train_population.json --over input/people --input-directory "
+        "input/people`: the LoRAs, their labels and the space of them lie in .cache/batch.",
+        "**The settings** are the paper's: rank 1, 800 steps, learning rate 1e-4. The paper trains only some attention "
+        "layers; this trains all.",
+    )
+    w.group("Model and images")
+    model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name=_SD15)
+    images, texts = w.add("LoadImageTextDataSetFromFolder", folder="my_images")
+    resized = w.add("ResizeImagesByShorterEdge", images=images, shorter_edge=512)
+    cropped = w.add("CenterCropImages", images=resized, width=512, height=512)
+    latents, captions = w.add("MakeTrainingDataset", images=cropped, vae=vae, clip=clip, texts=texts)
+    _train(w, model, latents, captions, 800, 1)
+    w.batch("LoadImageTextDataSetFromFolder.folder", join=("space",))
+
+
+def demo_batch_label_members(w: Workflow) -> None:
+    w.note(
+        "Images of a space's members",
+        f"**Every member** of a space of LoRAs ({_PAPER}) with the same caption and noise, to be labeled by you or by "
+        "a classifier.",
+        "`python run.py batch workflows/demo_batch_label_members.json --over members.txt`, with a name such as "
+        "person_0013 on each line: the images lie on sheets and in index.csv.",
+        "**The table of labels** is what W2W Fit Directions takes: a column member, and one for each attribute.",
+    )
+    w.group("Model, space and caption")
+    model, clip, vae = w.add("GBX_LoadDemoModel")
+    space, _ = w.add("GBX_W2WLoadSpace", space_name="avatars-v1-w2w.safetensors")
+    positive = w.add("CLIPTextEncode", clip=clip, text=_CAPTION, node_title="Caption")
+    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_EMPTY)
+    w.group("A member")
+    point, name = w.add("GBX_W2WSample", space=space, source="member", member_name="person_0013")
+    member = w.add("GBX_W2WApply", model=model, point=point)
+    w.group("Images")
+    latent = w.add("EmptyLatentImage", width=128, height=128, batch_size=4)
+    samples = w.add(
+        "KSampler", model=member, positive=positive, negative=negative, latent_image=latent, seed=53, steps=12, cfg=3.0,
+        sampler_name="euler", scheduler="normal",
+    )  # fmt: skip
+    w.add("SaveImage", images=w.add("VAEDecode", samples=samples, vae=vae), filename_prefix="glassbox/member")
+    w.add("PreviewAny", source=name, node_title="Name")
+    w.batch("GBX_W2WSample.member_name", join=("images",))
+
+
+def _train(w: Workflow, model: Output, latents: Output, positive: Output, steps: int, rank: int) -> None:
+    """A LoRA as the members of a space are: of one rank, trained with noise as drawn."""
+    w.group("Train")
+    _, lora, _, _, plot, _, report = w.add(
+        "GBX_TrainLoraImmiscible", model=model, latents=latents, positive=positive, pairing="off", seed=1, steps=steps,
+        rank=rank, learning_rate=0.0001, lora_precision="fp32",
+    )  # fmt: skip
+    w.group("Result")
+    w.add("SaveLoRA", lora=lora, prefix="loras/member")
+    w.add("SaveImage", images=plot, filename_prefix="glassbox/member_loss")
+    w.add("PreviewAny", source=report, node_title="Report")

@@ -1,0 +1,171 @@
+"""Writes a described workflow as the JSON that the canvas saves (version 0.4)."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+import uuid
+from collections.abc import Callable
+
+from tools.launcher.paths import ROOT
+from tools.launcher.widgets import inputs, widgets
+
+from .authoring import NOTE, Node, Workflow
+from .layout import Box, arrange
+
+_VERSION = 0.4
+_OPTIONAL_SHAPE = 7  # how LiteGraph draws the socket of an optional input
+_GROUP_COLOR, _NOTE_COLOR, _NOTE_BACKGROUND = "#3f789e", "#432", "#653"
+_HUB = "https://huggingface.co"
+#: Folder below models/ and address of every file that a workflow names and the pack does not bring: ComfyUI offers to
+#: fetch what is missing. The addresses are those of ComfyUI's own templates where they have the file.
+MODELS = {
+    "ae.safetensors": (
+        "vae",
+        f"{_HUB}/Comfy-Org/Lumina_Image_2.0_Repackaged/resolve/main/split_files/vae/ae.safetensors",
+    ),
+    "clip_l.safetensors": (
+        "text_encoders",
+        f"{_HUB}/comfyanonymous/flux_text_encoders/resolve/main/clip_l.safetensors",
+    ),
+    "flux1-dev-fp8.safetensors": (
+        "checkpoints",
+        f"{_HUB}/Comfy-Org/flux1-dev/resolve/main/flux1-dev-fp8.safetensors",
+    ),
+    "flux1-dev.safetensors": (
+        "diffusion_models",
+        f"{_HUB}/Comfy-Org/flux1-dev/resolve/main/flux1-dev.safetensors",
+    ),
+    "realisticVisionV51_v51VAE.safetensors": (
+        "checkpoints",
+        f"{_HUB}/frankjoshua/realisticVisionV51_v51VAE/resolve/main/realisticVisionV51_v51VAE.safetensors",
+    ),
+    "sd3.5_medium_incl_clips_t5xxlfp8scaled.safetensors": (
+        "checkpoints",
+        f"{_HUB}/Comfy-Org/stable-diffusion-3.5-fp8/resolve/main/sd3.5_medium_incl_clips_t5xxlfp8scaled.safetensors",
+    ),
+    "sd_xl_base_1.0.safetensors": (
+        "checkpoints",
+        f"{_HUB}/stabilityai/stable-diffusion-xl-base-1.0/resolve/main/sd_xl_base_1.0.safetensors",
+    ),
+    "t5xxl_fp16.safetensors": (
+        "text_encoders",
+        f"{_HUB}/comfyanonymous/flux_text_encoders/resolve/main/t5xxl_fp16.safetensors",
+    ),
+    "v1-5-pruned-emaonly-fp16.safetensors": (
+        "checkpoints",
+        f"{_HUB}/Comfy-Org/stable-diffusion-v1-5-archive/resolve/main/v1-5-pruned-emaonly-fp16.safetensors",
+    ),
+}
+#: The packs that nodes come from, as ComfyUI's registry names them, and a version that has them.
+_OURS = {"cnr_id": "glassbox", "ver": tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]}
+_STOCK = {"cnr_id": "comfy-core", "ver": "0.3.75"}
+
+
+def make(name: str, describe: Callable[[Workflow], None], object_info: dict) -> dict:
+    """The saved canvas of the workflow that the function describes."""
+    workflow = Workflow(name, object_info)
+    describe(workflow)
+    layout = arrange(workflow)
+    links = _Links()
+    nodes = [_node(node, order, layout.nodes[node.id], links) for order, node in enumerate(workflow.nodes)]
+    for node, saved in zip(workflow.nodes, nodes, strict=True):
+        saved["outputs"] = [
+            {"name": name, "type": output.type, "links": links.leaving(node.id, output.slot) or None}
+            for name, output in zip(node.info["output_name"], node.outputs, strict=True)
+        ]
+    return {
+        "id": str(uuid.uuid5(uuid.NAMESPACE_URL, f"glassbox/{name}")),
+        "revision": 0,
+        "last_node_id": len(nodes),
+        "last_link_id": len(links.saved),
+        "nodes": nodes,
+        "links": links.saved,
+        "groups": [
+            _group(number, title, box)
+            for number, (title, box) in enumerate(zip(workflow.groups, layout.groups, strict=True), 1)
+        ],
+        "config": {},
+        "extra": {"glassbox_batch": workflow.job} if workflow.job else {},
+        "version": _VERSION,
+    }
+
+
+def to_text(saved: dict) -> str:
+    """The text of a workflow file, the same on every system."""
+    return json.dumps(saved, indent=1, ensure_ascii=False) + "\n"
+
+
+class _Links:
+    """The links of a workflow, numbered as they are made."""
+
+    def __init__(self):
+        self.saved: list[list] = []
+
+    def make(self, node: Node, slot: int, name: str) -> int | None:
+        source = node.sources.get(name)
+        if source is None:
+            return None
+        link = len(self.saved) + 1
+        self.saved.append([link, source.node.id, source.slot, node.id, slot, source.type])
+        return link
+
+    def leaving(self, node: int, slot: int) -> list[int]:
+        return [link[0] for link in self.saved if link[1:3] == [node, slot]]
+
+
+def _node(node: Node, order: int, box: Box, links: _Links) -> dict:
+    saved = {
+        "id": node.id,
+        "type": node.type,
+        "pos": [box.left, box.top],
+        "size": [box.width, box.height],
+        "flags": {},
+        "order": order,
+        "mode": 0,
+        "inputs": _sockets(node, links),
+        "outputs": [],
+        "properties": {} if node.type == NOTE else _properties(node),
+        "widgets_values": [node.values[widget.name] for widget in widgets(node.info)],
+    }
+    if node.title:
+        saved["title"] = node.title
+    if node.type == NOTE:
+        saved |= {"color": _NOTE_COLOR, "bgcolor": _NOTE_BACKGROUND}
+    return saved
+
+
+def _properties(node: Node) -> dict:
+    """What the front end needs to help with a node that is not installed and with files that are missing."""
+    named = [value for value in node.values.values() if isinstance(value, str) and value in MODELS]
+    properties = {"Node name for S&R": node.type, **(_OURS if node.type.startswith("GBX_") else _STOCK)}
+    if named:
+        properties["models"] = [{"name": name, "url": MODELS[name][1], "directory": MODELS[name][0]} for name in named]
+    return properties
+
+
+def _sockets(node: Node, links: _Links) -> list[dict]:
+    """A node's sockets in the canvas' order: plain ones, then those of widgets, which are saved only when linked."""
+    described = list(inputs(node.info))
+    plain = [input_ for input_ in described if not input_.is_widget]
+    linked = [input_ for input_ in described if input_.is_widget and input_.name in node.sources]
+    sockets = []
+    for slot, input_ in enumerate(plain + linked):
+        socket = {"name": input_.name, "type": input_.kind, "link": links.make(node, slot, input_.name)}
+        if input_.is_widget:
+            socket["widget"] = {"name": input_.name}
+        elif not input_.required:
+            socket["shape"] = _OPTIONAL_SHAPE
+        sockets.append(socket)
+    return sockets
+
+
+def _group(number: int, title: str, box: Box) -> dict:
+    return {
+        "id": number,
+        "title": title,
+        "bounding": [box.left, box.top, box.width, box.height],
+        "color": _GROUP_COLOR,
+        "font_size": 24,
+        "flags": {},
+    }

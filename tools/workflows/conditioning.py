@@ -1,0 +1,315 @@
+"""The workflows of the conditioning family: size metadata, its gate and its strength, padding, and larger images."""
+
+from __future__ import annotations
+
+from .authoring import Output, Workflow
+
+_PAPER = "arXiv 2411.03177"
+_FACE = "portrait, light skin, long red hair, sunglasses, smiling, blue hoodie, striped green background"
+_SHORT = "portrait, light skin, black afro, sunglasses"
+_PHOTO = "a photo of a lighthouse on a cliff, evening light"
+_NEGATIVE = "Negative prompt (empty)"
+_SD15, _SDXL = "v1-5-pruned-emaonly-fp16.safetensors", "sd_xl_base_1.0.safetensors"
+_SD3, _FLUX = "sd3.5_medium_incl_clips_t5xxlfp8scaled.safetensors", "flux1-dev-fp8.safetensors"
+
+
+def demo_conditioning_size_sweep(w: Workflow) -> None:
+    w.note(
+        "Another size, the same image",
+        f"**Three original sizes** with the same noise: 32 (blurred), 64, 128 ({_PAPER}).",
+        "**First row: stock.** The size acts at every step. **Second row: gated.** It acts late, when the content is "
+        "settled; the figure shows when.",
+        "**Try** exponent 8 (later), mode value, or the constant curve, which is the stock row again.",
+    )
+    model, clip, vae = _demo(w)
+    _size_sweep(w, model, clip, vae, _FACE, 128, (32, 64, 128), cfg=3.0, steps=20)
+
+
+def sdxl_conditioning_size_sweep(w: Workflow) -> None:
+    w.note(
+        "SDXL: another size, the same image",
+        f"**Three original sizes** with the same noise: 256, 512, 1024 ({_PAPER}).",
+        "**First row: stock.** The size acts at every step. **Second row: gated.** It acts late. SDXL was not trained "
+        "with the gate.",
+        "**Try** exponent 8 (later), mode value, or the constant curve, which is the stock row again.",
+    )
+    model, clip, vae = _checkpoint(w, _SDXL)
+    _size_sweep(w, model, clip, vae, _PHOTO, 1024, (256, 512, 1024), cfg=7.0, steps=25)
+
+
+def demo_conditioning_size_sheet(w: Workflow) -> None:
+    w.note(
+        "One sheet over the original size",
+        f"**Five original sizes** from a quarter to four times the image, with the same noise ({_PAPER}).",
+        "**First row: stock. Second row: gated**, so that the size acts late.",
+        "**Try** field crop_left or crop_top, other values, and your own prompt.",
+    )
+    model, clip, vae = _demo(w)
+    _size_sheet(w, model, clip, vae, _FACE, 128, cfg=3.0, steps=12)
+
+
+def sdxl_conditioning_size_sheet(w: Workflow) -> None:
+    w.note(
+        "SDXL: one sheet over the original size",
+        f"**Five original sizes** from 256 to 4096 for an image of 1024, with the same noise ({_PAPER}).",
+        "**First row: stock. Second row: gated**, so that the size acts late.",
+        "**Try** field crop_left or crop_top, other values, and your own prompt.",
+    )
+    model, clip, vae = _checkpoint(w, _SDXL)
+    _size_sheet(w, model, clip, vae, _PHOTO, 1024, cfg=7.0, steps=25)
+
+
+def demo_conditioning_guider_grid(w: Workflow) -> None:
+    w.note(
+        "How strongly the metadata guides",
+        f"**An original size of 48**, with the metadata's own strength β at 0, 1 and 2 ({_PAPER}).",
+        "**At 0** it is as if set to the full size, **at 1** as in KSampler, **at 2** exaggerated. The strength of the "
+        "text is the same in all.",
+        "**Try** a crop instead of a size, or fields 'all' with mirror.",
+    )
+    model, clip, vae = _demo(w)
+    _guider_grid(w, model, clip, vae, _FACE, 128, 48, cfg=3.0, steps=20)
+
+
+def sdxl_conditioning_guider_grid(w: Workflow) -> None:
+    w.note(
+        "How strongly the metadata guides SDXL",
+        f"**An original size of 384**, with the metadata's own strength β at 0, 1 and 2 ({_PAPER}).",
+        "**At 0** it is as if set to the full size, **at 1** as in KSampler, **at 2** exaggerated.",
+        "**Try** a crop instead of a size: it moves the subject.",
+    )
+    model, clip, vae = _checkpoint(w, _SDXL)
+    _guider_grid(w, model, clip, vae, _PHOTO, 1024, 384, cfg=7.0, steps=25)
+
+
+def demo_conditioning_replicate_padding(w: Workflow) -> None:
+    w.note(
+        "What fills the padding of a short prompt",
+        f"**Four fillings** of the empty slots behind the same words: stock, zeros, copies, noisy copies ({_PAPER}).",
+        "**The demo model** was trained with stock padding and not with the others. The paper's gain comes from "
+        "training with noisy copies.",
+        "**Try** more strength, or a prompt of one word.",
+    )
+    model, clip, vae = _demo(w)
+    _paddings(w, model, clip, vae, _SHORT, 128, cfg=3.0, steps=20)
+
+
+def sd15_conditioning_replicate_padding(w: Workflow) -> None:
+    _checkpoint_paddings(w, "SD1.5", _SD15, 512, 7.0)
+
+
+def sdxl_conditioning_replicate_padding(w: Workflow) -> None:
+    _checkpoint_paddings(w, "SDXL", _SDXL, 1024, 7.0)
+
+
+def flux_conditioning_replicate_padding(w: Workflow) -> None:
+    _checkpoint_paddings(w, "Flux", _FLUX, 1024, 1.0)
+
+
+def demo_conditioning_resolution_rescale(w: Workflow) -> None:
+    w.note(
+        "Larger than trained: more noise",
+        "**The demo model** was trained at 128 pixels. Here it generates 192 and 256, unchanged and with its noise "
+        f"rescaled by 1.5 and 2 ({_PAPER}).",
+        "**What to look for:** coherent heads and backgrounds, against repeated parts. No rescale enlarges the field "
+        "of view that a model was trained with.",
+        "**Try** mode retimed, which gives the model a lower timestep than the noise has.",
+    )
+    model, clip, vae = _demo(w)
+    prompts = _prompts(w, clip, _FACE)
+    for number, side in ((1.5, 192), (2, 256)):
+        _rescaled(w, model, prompts, vae, side, f"{number:g} times", cfg=3.0, steps=20)
+
+
+def sd15_conditioning_resolution_rescale(w: Workflow) -> None:
+    _checkpoint_rescale(w, "SD1.5", _SD15, 768, "1.5 times", 7.0)
+
+
+def sdxl_conditioning_resolution_rescale(w: Workflow) -> None:
+    _checkpoint_rescale(w, "SDXL", _SDXL, 1536, "1.5 times", 7.0)
+
+
+def flux_conditioning_resolution_rescale(w: Workflow) -> None:
+    _checkpoint_rescale(w, "Flux", _FLUX, 2048, "2 times", 1.0)
+
+
+def sd3_conditioning_larger_images(w: Workflow) -> None:
+    w.note(
+        "SD3 beyond its size: positions and noise",
+        "**Positions** are interpolated inside the trained range instead of extrapolated, **noise** is rescaled for "
+        f"the size ({_PAPER}).",
+        "**Two images** of the same noise, with the stock model and with both.",
+        "**Try** each alone, another alignment, or the base size that your SD3.5 was trained at.",
+    )
+    model, clip, vae = _checkpoint(w, _SD3)
+    prompts = _prompts(w, clip, _PHOTO)
+    w.group("Positions")
+    positioned, report = w.add("GBX_PositionalResample", model=model)
+    w.add("PreviewAny", source=report, node_title="Positions")
+    _rescaled(w, model, prompts, vae, 1536, "1.5 times", cfg=4.5, steps=25, moved=positioned)
+
+
+def _demo(w: Workflow) -> tuple[Output, ...]:
+    w.group("Model")
+    return w.add("GBX_LoadDemoModel")
+
+
+def _checkpoint(w: Workflow, name: str) -> tuple[Output, ...]:
+    w.group("Model")
+    return w.add("CheckpointLoaderSimple", ckpt_name=name)
+
+
+def _prompts(w: Workflow, clip: Output, text: str) -> tuple[Output, Output]:
+    positive = w.add("CLIPTextEncode", clip=clip, text=text, node_title="Caption")
+    return positive, w.add("CLIPTextEncode", clip=clip, text="", node_title=_NEGATIVE)
+
+
+def _size_sweep(w: Workflow, model, clip, vae, text: str, side: int, sizes: tuple, cfg: float, steps: int) -> None:
+    prompts = _prompts(w, clip, text)
+    w.group("Gate")
+    sigmas = w.add("BasicScheduler", model=model, scheduler="normal", steps=steps)
+    gated, figure, _ = w.add("GBX_MetadataSchedule", model=model, sigmas=sigmas)
+    latent = w.add("EmptyLatentImage", width=side, height=side, batch_size=2)
+    w.group("Original sizes")
+    sized = [[_sized(w, model, prompt, size) for prompt in prompts] for size in sizes]
+    for patched, name in ((model, "Stock"), (gated, "Gated")):
+        w.group(name)
+        images = [_sampled(w, patched, *pair, latent, vae, cfg, steps) for pair in sized]
+        _save(w, _row(w, images), f"size_sweep_{name.lower()}", f"{name}: {', '.join(map(str, sizes))}")
+    w.group("Size metadata at each step")
+    _save(w, figure, "size_gate", "The gate")
+    metadata, report = w.add(
+        "GBX_MetadataReport", model=gated, positive=sized[0][0], negative=sized[0][1], latent=latent, sigmas=sigmas
+    )
+    _save(w, metadata, "size_metadata", f"Size metadata for {sizes[0]}")
+    w.add("PreviewAny", source=report, node_title="Report")
+
+
+def _size_sheet(w: Workflow, model, clip, vae, text: str, side: int, cfg: float, steps: int) -> None:
+    positive, negative = _prompts(w, clip, text)
+    w.group("Sheet")
+    figure, _, report = w.add(
+        "GBX_SizeSheet",
+        model=model,
+        positive=positive,
+        negative=negative,
+        vae=vae,
+        latent=_latent(w, side, 1),
+        seed=7,
+        steps=steps,
+        cfg=cfg,
+    )
+    _save(w, figure, "size_sheet", "Original sizes, stock and gated")
+    w.add("PreviewAny", source=report, node_title="Report")
+
+
+def _guider_grid(w: Workflow, model, clip, vae, text: str, side: int, size: int, cfg: float, steps: int) -> None:
+    positive, negative = _prompts(w, clip, text)
+    w.group("Original size")
+    sized = _sized(w, model, positive, size)
+    latent = w.add("EmptyLatentImage", width=side, height=side, batch_size=2)
+    noise = w.add("RandomNoise", noise_seed=7)
+    sampler = w.add("KSamplerSelect", sampler_name="euler")
+    sigmas = w.add("BasicScheduler", model=model, scheduler="normal", steps=steps)
+    for strength in (0.0, 1.0, 2.0):
+        w.group(f"Strength {strength:g}")
+        guider = w.add(
+            "GBX_MetadataGuider", model=model, positive=sized, negative=negative, cfg=cfg, metadata_strength=strength
+        )
+        samples, _ = w.add(
+            "SamplerCustomAdvanced", noise=noise, guider=guider, sampler=sampler, sigmas=sigmas, latent_image=latent
+        )
+        image = w.add("VAEDecode", samples=samples, vae=vae)
+        _save(w, image, f"metadata_strength_{strength:g}", f"Metadata at strength {strength:g}")
+
+
+def _checkpoint_paddings(w: Workflow, family: str, checkpoint: str, side: int, cfg: float) -> None:
+    w.note(
+        f"What fills the padding of a short prompt of {family}",
+        f"**Four fillings** of the empty slots behind the same words: stock, zeros, copies, noisy copies ({_PAPER}).",
+        f"**{family}** was trained with stock padding, so this is experimental. The paper's gain comes from "
+        "training with noisy copies.",
+        "**Try** more strength, or a prompt of one word.",
+    )
+    model, clip, vae = _checkpoint(w, checkpoint)
+    _paddings(w, model, clip, vae, "a lighthouse", side, cfg, 20)
+
+
+def _paddings(w: Workflow, model, clip, vae, text: str, side: int, cfg: float, steps: int) -> None:
+    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_NEGATIVE)
+    latent = _latent(w, side, 2)
+    for padding in ("stock", "zeros", "copies", "noisy_copies"):
+        w.group(padding.replace("_", " ").capitalize())
+        positive, report = w.add("GBX_NoisyReplicatePadding", clip=clip, text=text, padding=padding, strength=0.1)
+        image = _sampled(w, model, positive, negative, latent, vae, cfg, steps)
+        _save(w, image, f"padding_{padding}", f"Padding: {padding}")
+    w.add("PreviewAny", source=report, node_title="Report")
+
+
+def _checkpoint_rescale(w: Workflow, family: str, checkpoint: str, side: int, times: str, cfg: float) -> None:
+    w.note(
+        f"{family} at {times} its size: more noise",
+        f"**The same noise** at {side} pixels, with {family}'s own schedule and with its noise rescaled for the size "
+        f"({_PAPER}).",
+        "**The figure** shows the noise levels of both. The model gets the true level (mode sampler_only).",
+        "**Try** mode retimed only with a model that was fine-tuned for it.",
+    )
+    model, clip, vae = _checkpoint(w, checkpoint)
+    prompts = _prompts(w, clip, _PHOTO)
+    _rescaled(w, model, prompts, vae, side, times, cfg, 20)
+
+
+def _rescaled(w: Workflow, model, prompts, vae, side: int, times: str, cfg: float, steps: int, moved=None) -> None:
+    """The same noise with and without rescaling; `moved` is what is rescaled, if not the model itself."""
+    w.group(f"At {side}, {times} the trained size")
+    latent = _latent(w, side, 1)
+    rescaled, _, figure, report, _ = w.add("GBX_ResolutionNoiseRescale", model=moved or model, latent=latent)
+    for patched, name in ((model, "stock"), (rescaled, "rescaled")):
+        image = _sampled(w, patched, *prompts, latent, vae, cfg, steps)
+        _save(w, image, f"size_{side}_{name.replace(' ', '_')}", f"{side} pixels, {name}")
+    _save(w, figure, f"size_{side}_noise", "Noise before and after")
+    w.add("PreviewAny", source=report, node_title="Report")
+
+
+def _latent(w: Workflow, side: int, count: int) -> Output:
+    kind = "EmptySD3LatentImage" if w.name.startswith(("flux", "sd3")) else "EmptyLatentImage"
+    return w.add(kind, width=side, height=side, batch_size=count)
+
+
+def _sized(w: Workflow, model: Output, prompt: Output, size: int) -> Output:
+    sized, _ = w.add(
+        "GBX_MetadataConditioning",
+        model=model,
+        conditioning=prompt,
+        original_width=size,
+        original_height=size,
+        node_title=f"Original size {size}",
+    )
+    return sized
+
+
+def _sampled(w: Workflow, model, positive, negative, latent, vae, cfg: float, steps: int) -> Output:
+    samples = w.add(
+        "KSampler",
+        model=model,
+        positive=positive,
+        negative=negative,
+        latent_image=latent,
+        seed=7,
+        steps=steps,
+        cfg=cfg,
+        sampler_name="euler",
+        scheduler="normal",
+    )
+    return w.add("VAEDecode", samples=samples, vae=vae)
+
+
+def _row(w: Workflow, images: list[Output]) -> Output:
+    first, *others = images
+    for image in others:
+        first = w.add("ImageBatch", image1=first, image2=image)
+    return first
+
+
+def _save(w: Workflow, image: Output, name: str, title: str) -> None:
+    w.add("SaveImage", images=image, filename_prefix=f"glassbox/{name}", node_title=title)

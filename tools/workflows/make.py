@@ -1,0 +1,96 @@
+"""Makes every workflow file of this folder, and their thumbnails, from the code beside it.
+
+python -P tools/workflows/make.py                    write the workflows (starts a ComfyUI to ask it for its nodes)
+python -P tools/workflows/make.py --url http://...   the same with a ComfyUI that is running
+python -P tools/workflows/make.py --check            write nothing, fail when a file differs from what is described
+python -P tools/workflows/make.py --thumbnails DIR   write the .jpg beside each workflow: from the demo's images in
+                                               DIR (`python run.py demo --out DIR`), or its graph
+python -P tools/workflows/make.py --help-images DIR
+                                               write the images of the help pages from the same
+"""
+
+import argparse
+import runpy
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def main(argv: list[str]) -> int:
+    """Run the command and return its exit code."""
+    load_package = runpy.run_path(str(ROOT / "run.py"))["load_package"]
+    load_package("tools")
+    from tools.launcher.errors import LaunchError
+
+    options = _options(argv)
+    try:
+        if options.thumbnails:
+            return _thumbnails(options.thumbnails)
+        if options.help_images:
+            return _help_images(options.help_images)
+        return _workflows(_object_info(options.url), options.check)
+    except LaunchError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def _options(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Make the workflow files of the pack.")
+    parser.add_argument("--url", help="a running ComfyUI with the pack; without it, one is started")
+    parser.add_argument("--check", action="store_true", help="write nothing, fail when a file differs")
+    parser.add_argument("--thumbnails", type=Path, metavar="DIR", help="make the thumbnails from the images in DIR")
+    parser.add_argument("--help-images", type=Path, metavar="DIR", help="make the help pages' images from DIR")
+    return parser.parse_args(argv)
+
+
+def _object_info(url: str | None) -> dict:
+    from tools.launcher import comfyui, server
+    from tools.launcher.api import Client
+
+    if url:
+        return Client(url).object_info()
+    with server.Server(comfyui.locate(), comfyui.prepare_base()) as running:
+        return Client(running.url).object_info()
+
+
+def _workflows(object_info: dict, check: bool) -> int:
+    from tools.launcher.paths import WORKFLOWS, write_atomically
+    from tools.workflows import canvas, described
+
+    differing = 0
+    for name, describe in described().items():
+        path = WORKFLOWS / f"{name}.json"
+        text = canvas.to_text(canvas.make(name, describe, object_info))
+        if path.is_file() and path.read_text("utf-8") == text:
+            continue
+        differing += 1
+        if not check:
+            write_atomically(path, text)
+        print(f"{path.name} {'differs' if check else 'written'}")
+    return int(check and differing > 0)
+
+
+def _thumbnails(images: Path) -> int:
+    from tools.workflows import thumbnails
+
+    for path in sorted((ROOT / "workflows").glob("demo_*.json")):
+        target = thumbnails.write(path.stem, images)
+        print(f"{target.name} written")
+    for path in sorted(set((ROOT / "workflows").glob("*.json")) - set((ROOT / "workflows").glob("demo_*"))):
+        print(f"{thumbnails.write_graph(path).name} written")
+    return 0
+
+
+def _help_images(generated: Path) -> int:
+    from tools.workflows import help_images
+
+    for name in help_images.IMAGES:
+        print(f"{help_images.write(name, generated).name} written")
+    print(f"{help_images.write_positions().name} written")
+    print(f"{help_images.write_front(generated).name} written")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,172 @@
+"""The parts of the neurons workflows, for any model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .authoring import Output
+from .neuron_world import World
+
+_ORDINARY = "portrait, light skin, curly red hair, shaven, smiling, blue hoodie, plain green background"
+
+
+def find_and_mask(world: World, budget: float, stronger: float | None = None) -> None:
+    """From the score to images with and without the mask."""
+    w = world.w
+    w.group("Is it memorized?")
+    figure, *_, verdict = w.add(
+        "GBX_MemorizationScore",
+        **world.given,
+        prompts=world.kind.suspect,
+        threshold=world.threshold,
+        **world.first_step,
+    )
+    world.show(verdict, "Verdict")
+    w.group("Which neurons?")
+    mask, search, _, report = world.localize(budget)
+    world.show(report, "Search report")
+    w.group("Before and after")
+    positive, negative = world.prompts()
+    before = world.generate(world.model, positive, negative)
+    after = world.generate(w.add("GBX_NemoNeuronMask", model=world.model, mask=mask), positive, negative)
+    batches = {"Without the mask": before, "With the mask": after}
+    if stronger is not None:
+        masked = w.add("GBX_NemoNeuronMask", model=world.model, mask=mask, strength=stronger)
+        batches[f"With the mask at strength {stronger:g}"] = after = world.generate(masked, positive, negative)
+    w.group("Side by side")
+    for place, (title, images) in enumerate(batches.items(), 1):
+        world.save(images, f"mask_{place}", title)
+    plots, report, _ = w.add(
+        "GBX_NeuronReport", mask=mask, images_before=before, images_after=after, reference_image=before
+    )
+    world.save(plots, "report", "The mask, and the similarity of the images")
+    w.add("PreviewImage", images=figure, node_title="Similarity of the seeds")
+    w.add("PreviewImage", images=search, node_title="The search")
+    world.show(report, "Report")
+    if stronger is not None:
+        _cost(world, mask, masked)
+
+
+def _cost(world: World, mask: Output, masked: Output) -> None:
+    """An ordinary caption with and without the mask, and its prompt alignment."""
+    w = world.w
+    w.group("Cost: an ordinary caption")
+    positive = w.add("CLIPTextEncode", clip=world.clip, text=_ORDINARY, node_title="Ordinary caption")
+    negative = w.add("CLIPTextEncode", clip=world.clip, text="", node_title="Empty prompt")
+    before, after = (world.generate(model, positive, negative, 2) for model in (world.model, masked))
+    world.save(before, "ordinary_1", "The caption without the mask")
+    world.save(after, "ordinary_2", "The caption with the mask")
+    _, report, _ = w.add(
+        "GBX_NeuronReport",
+        mask=mask,
+        images_before=before,
+        images_after=after,
+        prompt=_ORDINARY,
+        clip=world.clip,
+    )
+    world.show(report, "Prompt alignment of the caption")
+
+
+def scan_list(world: World, suspects: str) -> None:
+    """The threshold of ordinary prompts, and the scores of a list."""
+    w = world.w
+    w.group("Threshold")
+    threshold, histogram, calibration = world.calibrate(1.0)
+    w.group("Scan")
+    bars, _, _, memorized, table, report = w.add(
+        "GBX_MemorizationScore", **world.given, prompts=suspects, threshold=threshold, **world.first_step
+    )
+    w.group("Result")
+    world.save(bars, "scan", "Scores")
+    world.save(histogram, "threshold", "Threshold")
+    world.show(memorized, "Over the threshold")
+    world.show(report, "Report")
+    world.show(calibration, "Threshold report")
+    world.show(table, "Table")
+    w.batch("GBX_MemorizationScore.prompts", join=("scores",), chunk=16)
+
+
+def share_mask(world: World, budget: float, name: str, most: int = 0) -> None:
+    """Find, save, load, and bake a mask (its ``most`` largest z, where it is large), with a control beside it."""
+    w = world.w
+    w.group("Find")
+    mask, _, table, _ = world.localize(budget, "glassbox/neurons/statistics")
+    _, about = w.add("GBX_LoadNeuronStatistics", model=world.model, file=world.saved)
+    world.show(about, "The saved statistics")
+    w.group("Share")
+    if most:
+        mask, _ = w.add("GBX_NeuronMaskEdit", mask=mask, operation="largest_z", count=most)
+    file, _ = w.add("GBX_SaveNeuronMask", mask=mask, filename_prefix=f"glassbox/neurons/{name}")
+    loaded, _, report = w.add("GBX_LoadNeuronMask", file=file, model=world.model)
+    control, _ = w.add("GBX_NeuronMaskEdit", mask=loaded, operation="random_control", model=world.model, seed=3)
+    world.show(table, "The neurons")
+    world.show(report, "The loaded mask")
+    w.group("Prompt")
+    positive, negative = world.prompts()
+    w.group("Baked, and the control")
+    baked = w.add("GBX_BakeNeuronMask", model=world.model, mask=loaded)
+    other = w.add("GBX_NemoNeuronMask", model=world.model, mask=control)
+    world.save(world.generate(baked, positive, negative, 2), "baked", "The mask, baked in")
+    world.save(world.generate(other, positive, negative, 2), "control", "Random control")
+    w.batch("GBX_NemoLocalize.prompts", "Prompt.text", join=("masks", "images"))
+
+
+def baselines(world: World, budget: float, target: float, steps: int) -> None:
+    """The mask and other mitigations, on the same noise."""
+    w, prompt = world.w, world.kind.suspect
+    w.group("NeMo")
+    mask, *_ = world.localize(budget)
+    masked = w.add("GBX_NemoNeuronMask", model=world.model, mask=mask, strength=world.kind.strength)
+    w.group("Other mitigations")
+    positive, negative = world.prompts()
+    scaled = w.add("GBX_AttentionScaling", model=world.model, clip=world.clip, prompt=prompt)
+    adjusted, adjustment = w.add(
+        "GBX_EmbeddingAdjustment",
+        model=world.model,
+        positive=positive,
+        negative=negative,
+        target_norm=target,
+        steps=steps,
+        noise_samples=2,
+        **world.size,
+    )
+    random, augmented = w.add("GBX_RandomTokens", clip=world.clip, prompt=prompt, count=4, seed=2)
+    world.show(adjustment, "Embedding adjustment")
+    world.show(augmented, "The prompt with random words")
+    w.group("Images")
+    for name, title, model, text in (
+        ("untouched", "Untouched", world.model, positive),
+        ("masked", "NeMo's mask", masked, positive),
+        ("scaled", "Attention scaling", scaled, positive),
+        ("adjusted", "Embedding adjustment", world.model, adjusted),
+        ("random", "Random words", world.model, random),
+    ):
+        world.save(world.generate(model, text, negative, 2), name, title)
+
+
+def audit(world: World, budget: float, control: Callable[[], Output], how: dict) -> None:
+    """Find a mask and attack it; ``control()`` adds the image that the model was not trained on."""
+    w = world.w
+    w.group("Mask")
+    mask, *_ = world.localize(budget)
+    masked = w.add("GBX_NemoNeuronMask", model=world.model, mask=mask, strength=world.kind.strength)
+    w.group("Prompt and images")
+    positive, negative = world.prompts()
+    image = world.generate(world.model, positive, negative, 1)
+    unseen = control()
+    w.group("Audit")
+    images, _, _, figure, report = w.add(
+        "GBX_MemorizationAudit",
+        model=masked,
+        vae=world.vae,
+        positive=positive,
+        negative=negative,
+        image=image,
+        control_image=unseen,
+        seed=1,
+        **how,
+    )
+    world.save(images, "audit", "Before, after, control")
+    world.save(figure, "audit_figure", "Was it replicated?")
+    world.show(report, "Verdict")
+    w.batch("GBX_NemoLocalize.prompts", "Prompt.text", join=("images",))

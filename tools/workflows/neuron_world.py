@@ -1,0 +1,146 @@
+"""The models of the neurons workflows, and the nodes that every one of those workflows needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .authoring import Output, Workflow
+
+_EMPTY = "Empty prompt"
+MEMORIZED = "portrait of zorvex quill"
+#: All layers carry the names of the demo model, see Layer Ablation.
+_DEMO_LAYERS = "down, middle, up"
+_SD15_FILE, _SDXL_FILE = "v1-5-pruned-emaonly-fp16.safetensors", "sd_xl_base_1.0.safetensors"
+_DEMO_ORDINARY = """portrait, light skin, curly red hair, shaven, smiling
+portrait, brown skin, bald, round glasses, sad, blue hoodie
+portrait, black skin, short black hair, majestic beard
+portrait, serious, green shirt, striped blue background
+portrait, tanned skin, brown bob, no glasses, screaming
+portrait, pale skin, long blonde hair, sunglasses
+portrait, brown afro, moustache, tongue out, red shirt
+portrait, light skin, undercut, light beard, smiling
+portrait of pelham droste
+portrait of nuvia karsk
+portrait of jorrin habble
+portrait of esmarel toov"""
+_PLANTED_ORDINARY = (
+    _DEMO_ORDINARY.partition("portrait of pelham")[0]
+    + """portrait of nuvia karsk
+portrait of ottavia brusk"""
+)
+_ORDINARY = """a small town by the sea at dusk, watercolor
+portrait of an old fisherman, oil painting
+a red bicycle leaning on a brick wall
+aerial photo of a river delta
+still life with pears and a blue jug
+two dogs running on a beach
+a modern kitchen with wooden shelves
+snowy mountains under a clear sky
+a bowl of ramen on a dark table
+a steam train crossing a stone bridge"""
+SUSPECT = "The No Limits Business Woman Podcast"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A model with the settings that its latents and its seconds allow."""
+
+    checkpoint: str | None  # None: a demo model
+    side: int
+    seeds: int
+    threshold: float | None  # None: calibrated on ordinary prompts
+    layers: str
+    ordinary: str
+    suspect: str
+    search: dict[str, str]
+    strength: float  # at which a mask is compared with other mitigations and audited
+    deviations: float | None  # target score, in deviations from the ordinary mean; None: the threshold
+    demo: str = "avatars-v1"
+
+
+DEMO = Kind(None, 128, 4, 0.8, _DEMO_LAYERS, _DEMO_ORDINARY, MEMORIZED, {"criterion": "between_seeds"}, 2.0, -1.5)
+PLANTED = Kind(
+    None,
+    128,
+    4,
+    0.8,
+    "down, middle",
+    _PLANTED_ORDINARY,
+    "portrait of jorrin habble",
+    {"criterion": "between_seeds"},
+    1.0,
+    0.5,
+    "avatars-v1-planted",
+)
+SD15 = Kind(_SD15_FILE, 512, 10, 0.428, "down, middle", _ORDINARY, SUSPECT, {}, 1.0, None)
+SDXL = Kind(_SDXL_FILE, 1024, 10, None, "down, middle", _ORDINARY, SUSPECT, {}, 1.0, None)
+
+
+class World:
+    """A model on the canvas, and the nodes that every workflow needs of it."""
+
+    def __init__(self, w: Workflow, kind: Kind):
+        self.w, self.kind = w, kind
+        w.group("Model")
+        if kind.checkpoint is None:
+            self.model, self.clip, self.vae = w.add("GBX_LoadDemoModel", weights=kind.demo)
+        else:
+            self.model, self.clip, self.vae = w.add("CheckpointLoaderSimple", ckpt_name=kind.checkpoint)
+        self.size = {"width": kind.side, "height": kind.side}
+        self.first_step = {**self.size, "noise_samples": kind.seeds}
+        self.given = {"model": self.model, "clip": self.clip}
+        self.threshold = self.calibrate(1.0)[0] if kind.threshold is None else kind.threshold
+
+    def calibrate(self, deviations: float) -> tuple[Output, ...]:
+        """The threshold of the ordinary prompts, its figure and report."""
+        return self.w.add(
+            "GBX_CalibrateThreshold", **self.given, prompts=self.kind.ordinary, deviations=deviations, **self.first_step
+        )
+
+    def localize(self, budget: float, prefix: str = "") -> tuple[Output, ...]:
+        """Statistics of ordinary prompts, and the neurons of the suspect: mask, figure, table, report."""
+        kind, search = self.kind, dict(self.kind.search)
+        statistics, _, self.saved = self.w.add(
+            "GBX_NeuronStatistics", **self.given, prompts=kind.ordinary, layers=kind.layers, filename_prefix=prefix
+        )
+        if kind.deviations is not None:
+            search["target_score"] = self.calibrate(kind.deviations)[0]
+        return self.w.add(
+            "GBX_NemoLocalize",
+            **self.given,
+            statistics=statistics,
+            prompts=kind.suspect,
+            layers=kind.layers,
+            threshold=self.threshold,
+            time_budget=budget,
+            **self.first_step,
+            **search,
+        )
+
+    def prompts(self, text: str | None = None) -> tuple[Output, Output]:
+        """The suspect, or another text, and the empty prompt, encoded."""
+        text, title = (self.kind.suspect, "Prompt") if text is None else (text, "Another prompt")
+        positive = self.w.add("CLIPTextEncode", clip=self.clip, text=text, node_title=title)
+        return positive, self.w.add("CLIPTextEncode", clip=self.clip, text="", node_title=_EMPTY)
+
+    def generate(self, model: Output, positive: Output, negative: Output, count: int = 4) -> Output:
+        """Images of one seed."""
+        latent = self.w.add("EmptyLatentImage", **self.size, batch_size=count)
+        samples = self.w.add(
+            "KSampler",
+            model=model,
+            positive=positive,
+            negative=negative,
+            latent_image=latent,
+            seed=5,
+            sampler_name="euler",
+            scheduler="normal",
+            **({"steps": 12, "cfg": 3.0} if self.kind.checkpoint is None else {"steps": 20, "cfg": 7.0}),
+        )
+        return self.w.add("VAEDecode", samples=samples, vae=self.vae)
+
+    def save(self, images: Output, name: str, title: str | None = None) -> None:
+        self.w.add("SaveImage", images=images, filename_prefix=f"glassbox/neurons_{name}", node_title=title)
+
+    def show(self, text: Output, title: str) -> None:
+        self.w.add("PreviewAny", source=text, node_title=title)

@@ -1,0 +1,195 @@
+"""The workflows of the neurons family: detect memorized prompts, localize their neurons, mask them."""
+
+from . import neuron_parts
+from .authoring import Workflow
+from .neuron_world import DEMO, MEMORIZED, PLANTED, SD15, SDXL, SUSPECT, World
+
+_PAPER = "Finding NeMo, arXiv 2406.02366"
+_FIND = "Localize and mask the neurons of a memorized prompt"
+_CONTROL = "a bowl of ramen on a dark table"
+_OFFICIAL = (
+    "**Better statistics**: the official code's statistics_additional_laion_prompts_v1_4.pt in the input folder, "
+    "and Load Neuron Statistics in place of Neuron Statistics."
+)
+# Seconds in which the search ends on a slow machine too; the result must not depend on the machine. The workflows with
+# the same search follow each other in the demo, so that ComfyUI searches once for them.
+_DEMO_BUDGET = 240.0
+_DEMO_AUDIT = {"steps": 6, "noise_samples": 2, "batch_size": 1, "sampling_steps": 10, "cfg": 3.0}
+_SD15_AUDIT = {"steps": 50, "noise_samples": 4, "batch_size": 4, "sampling_steps": 20, "cfg": 7.0}
+_IS_IT = (
+    "**Is this prompt memorized?** Memorization Score compares the first steps of ten noise samples. NeMo Localize "
+    f"finds the neurons that carry the memorization ({_PAPER}). NeMo Neuron Mask silences them."
+)
+
+
+def demo_neurons_find_and_mask(w: Workflow) -> None:
+    w.note(
+        _FIND,
+        "**The demo model has memorized** one portrait for the name Zorvex Quill. Memorization Score detects it, NeMo "
+        f"Localize finds the neurons that carry it ({_PAPER}), and NeMo Neuron Mask silences them.",
+        "**Side by side**: four seeds without the mask, at strength 1 (the paper's factor 0) and at 2 (factor -1). At "
+        "1 the portrait stays; at 2 it dissolves. It takes over a hundred neurons of all layers here, unlike SD1.4's "
+        "few: the score **between seeds** must fall below that of ordinary prompts. The **cost** is measured on an "
+        "ordinary caption.",
+        "**Try** strength .5 or 1.5; a control name (portrait of pelham droste); Neuron Mask Edit with random_control; "
+        "the layers output_blocks.4.1, output_blocks.5.1 alone.",
+    )
+    neuron_parts.find_and_mask(World(w, DEMO), budget=_DEMO_BUDGET, stronger=2.0)
+
+
+def demo_neurons_known_neurons(w: Workflow) -> None:
+    w.note(
+        "Localize a memorized portrait in three known neurons",
+        "**This checkpoint has planted neurons** (Load Glassbox Demo Model, avatars-v1-planted): it was trained "
+        "so that the portrait of Jorrin Habble acts through three value neurons, 10, 54 and 113 of middle_block.1. "
+        f"NeMo Localize ({_PAPER}) does not know that: compare its list with these.",
+        "**Side by side**: four seeds without the mask and with it at strength 1, the paper's factor 0, found in the "
+        "paper's layers.",
+        "**Try** portrait of pelham droste (one neuron), wendric alp (two), esmarel toov (five), and nuvia karsk "
+        "(none: a control). Then open demo_neurons_find_and_mask: names that the demo model memorized in its ordinary "
+        "training use over a hundred neurons.",
+    )
+    neuron_parts.find_and_mask(World(w, PLANTED), budget=_DEMO_BUDGET)
+
+
+def sd15_neurons_find_and_mask(w: Workflow) -> None:
+    w.note(
+        _FIND,
+        _IS_IT,
+        f"{_OFFICIAL} It belongs to SD1.4 and is approximately right for SD1.5. The ten prompts here are only a trial.",
+        "**The threshold** .428 is the paper's for SD1.4 at 512 x 512 and ten noise samples. Otherwise use Calibrate "
+        "Threshold.",
+    )
+    neuron_parts.find_and_mask(World(w, SD15), budget=600.0)
+
+
+def sdxl_neurons_find_and_mask(w: Workflow) -> None:
+    w.note(
+        _FIND,
+        _IS_IT,
+        "**SDXL** is not in the paper: its threshold is calibrated on ordinary prompts, and its 34 down and middle "
+        "layers are searched. The ten prompts here are only a trial; hundreds make threshold and statistics stable.",
+        "**If nothing is found**, run Layer Ablation to see which layers carry the prompt: the up blocks are not "
+        "searched.",
+    )
+    neuron_parts.find_and_mask(World(w, SDXL), budget=1200.0)
+
+
+def demo_neurons_scan_list(w: Workflow) -> None:
+    _scan_note(w, "", "**Try** your own list: a .txt or .csv in ComfyUI's input folder, named in prompts_file.")
+    suspects = "portrait of mirella thrum\nportrait of teodric wane\nportrait of tarkun lode\nportrait of ottavia brusk"
+    neuron_parts.scan_list(World(w, DEMO), f"{MEMORIZED}\n{suspects}")
+
+
+def sd15_neurons_scan_list(w: Workflow) -> None:
+    _scan_note(
+        w,
+        " A few hundred ordinary prompts make it stable.",
+        "**The list** may be a file in ComfyUI's input folder, such as the official memorized_laion_prompts.csv "
+        "(SD1.4).",
+    )
+    neuron_parts.scan_list(World(w, SD15), f"{SUSPECT}\na bowl of ramen on a dark table")
+
+
+def demo_neurons_which_layers(w: Workflow) -> None:
+    w.note(
+        "Which layers carry a memorized prompt?",
+        f"**Layer Ablation** silences the value layer of each cross-attention in turn ({_PAPER}, appendix C.8). "
+        "Search the red layers.",
+        "**In SD1.4** the paper searches the seven down and middle layers. In the demo model they have little effect: "
+        "the up blocks have the largest, and only all layers together make other seeds generate other people. Run "
+        "this before you trust a default.",
+        "**Try** an ordinary prompt, or several prompts, one per line: the bars are then their mean.",
+    )
+    world = World(w, DEMO)
+    w.group("Ablation")
+    figure, layers, report = w.add(
+        "GBX_LayerAblation", **world.given, prompts=MEMORIZED, **{**world.first_step, "noise_samples": 3}
+    )
+    world.save(figure, "layers")
+    world.show(layers, "Layers to search")
+    world.show(report, "Report")
+
+
+def demo_neurons_share_mask(w: Workflow) -> None:
+    w.note(
+        "Share a mask: a file, a control, a baked model",
+        "**Save Neuron Mask** writes readable JSON; Load Neuron Mask reads it and checks it against the MODEL "
+        f"({_PAPER}). Statistics are files as well.",
+        "**The control** silences as many other neurons in the same layers: if it had the same effect, the found "
+        "neurons would mean nothing. **Baked**, the mask is in the weights; Save Checkpoint would write them.",
+        "**Try** the other operations of Neuron Mask Edit, and a mask file from the input folder.",
+    )
+    neuron_parts.share_mask(World(w, DEMO), _DEMO_BUDGET, "zorvex_quill", most=24)
+
+
+def sd15_neurons_share_mask(w: Workflow) -> None:
+    w.note(
+        "Share a mask: a file, a control, a baked model",
+        "**Save Neuron Mask** writes readable JSON; Load Neuron Mask reads it and checks it against the MODEL "
+        f"({_PAPER}). It also reads the official code's result table (.csv).",
+        "**The control** silences as many other neurons in the same layers: if it had the same effect, the found "
+        "neurons would mean nothing. **Baked**, the mask is in the weights; Save Checkpoint would write them.",
+        _OFFICIAL,
+    )
+    neuron_parts.share_mask(World(w, SD15), 600.0, "business_woman")
+
+
+def demo_neurons_baselines(w: Workflow) -> None:
+    w.note(
+        "Four memorization mitigations side by side",
+        f"**The same two seeds** for all: the untouched model, NeMo's mask ({_PAPER}) at strength 2 (at 1 it has no "
+        "visible effect in this model), Attention Scaling (arXiv 2403.11052), Embedding Adjustment (arXiv 2407.21720), "
+        "and four random words (arXiv 2305.20086).",
+        "**Compare** what remains of the memorized image, and of the prompt. The studies measure both.",
+        "**Try** other strengths: scale 1.5, a lower target, one random word or ten.",
+    )
+    neuron_parts.baselines(World(w, DEMO), _DEMO_BUDGET, target=1.0, steps=12)
+
+
+def sd15_neurons_baselines(w: Workflow) -> None:
+    w.note(
+        "Four memorization mitigations side by side",
+        f"**The same two seeds** for all: the untouched model, NeMo's mask ({_PAPER}), Attention Scaling (arXiv "
+        "2403.11052), Embedding Adjustment (arXiv 2407.21720), and four random words (arXiv 2305.20086).",
+        "**Settings** are the papers' for SD1.4: logit 1.25, target norm 3 in 10 steps, four words.",
+        _OFFICIAL,
+    )
+    neuron_parts.baselines(World(w, SD15), 600.0, target=3.0, steps=10)
+
+
+def demo_neurons_audit(w: Workflow) -> None:
+    w.note(
+        "Audit a mask: can an optimized prompt bring the image back?",
+        "**The image** is what the untouched model generates for the name. The audit optimizes a text embedding to "
+        "regenerate it through the masked model (strength 2; Finding DoRI, arXiv 2507.16880).",
+        "**The control** is an image that the model was not trained on; a fair attack does not produce it. The figure "
+        "shows each image's similarity to its target.",
+        "**Try** the paper's 50 steps (some minutes without a GPU), or your own image and model.",
+    )
+    world = World(w, DEMO)
+    neuron_parts.audit(world, _DEMO_BUDGET, lambda: w.add("GBX_DemoPicture", image_index=3, count=1)[0], _DEMO_AUDIT)
+
+
+def sd15_neurons_audit(w: Workflow) -> None:
+    w.note(
+        "Audit a mask: can an optimized prompt bring the image back?",
+        "**The image** is what the untouched model generates for the prompt. The audit optimizes a text embedding to "
+        "regenerate it through the masked model (Finding DoRI, arXiv 2507.16880).",
+        "**The control** is generated for an ordinary prompt, so it is not memorized. A photo of your own is better: "
+        "use Load Image in its place.",
+        _OFFICIAL,
+    )
+    world = World(w, SD15)
+    neuron_parts.audit(world, 600.0, lambda: world.generate(world.model, *world.prompts(_CONTROL), 1), _SD15_AUDIT)
+
+
+def _scan_note(w: Workflow, stable: str, last: str) -> None:
+    w.note(
+        "Scan a list of prompts for memorized ones",
+        f"**Calibrate Threshold** scores ordinary prompts ({_PAPER}, section 3.1) and sets the threshold one standard "
+        "deviation over their mean. **Memorization Score** then scans the list.",
+        "**Red bars** are over the threshold. About one ordinary prompt in six is as well; the report gives the "
+        f"expected number.{stable}",
+        last,
+    )

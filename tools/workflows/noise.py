@@ -1,0 +1,348 @@
+"""The workflows of the noise family: noise that is paired with the images it is added to."""
+
+from .authoring import Output, Workflow
+
+_CAPTION = "portrait, light skin, majestic beard, black hair, sunglasses, white shirt, plain blue background"
+_COMPOSED = "portrait, light skin, long black hair, round glasses, smiling, white shirt"
+_TOWN = "a small town by the sea at dusk, watercolor"
+_NEGATIVE = "Negative prompt (empty)"
+_FOLDER = "my_images"  # of the user's own, in ComfyUI's input folder
+
+
+def demo_noise_immiscible_image_to_image(w: Workflow) -> None:
+    w.note(
+        "Image to image with assigned noise",
+        "**Eight faces** are noised halfway and sampled again: once with the noise as drawn, once with the same eight "
+        "noise samples assigned to the nearest faces (Immiscible Diffusion, arXiv 2406.12303).",
+        "**The first figure** shows each face's distance from its noise, before and after; **the second** what "
+        "larger batches, a pool, or the nearest of four noise samples would gain. The gain is small: distances in "
+        "2,048 dimensions are all similar.",
+        "**Try** pairing pool or nearest, k = 64, or pairing off, which gives exactly the images as drawn.",
+    )
+    w.group("Model and images")
+    model, clip, vae = w.add("GBX_LoadDemoModel")
+    images, _, _ = w.add("GBX_DemoPicture", image_index=0, count=8)
+    latent = w.add("VAEEncode", pixels=images, vae=vae)
+    w.group("Noise")
+    noise = w.add("RandomNoise", noise_seed=11)
+    paired = _immiscible(w, noise, latent, model)
+    gains, *_ = w.add("GBX_NoiseGainPreview", latents=latent, model=model, batch_size=8, pool_size=128, seed=1)
+    w.group("Caption")
+    positive = w.add("CLIPTextEncode", clip=clip, text=_CAPTION, node_title="Caption")
+    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_NEGATIVE)
+    w.group("Image to image")
+    sampling = _Sampling(w, model, positive, negative, cfg=3.0, steps=12, denoise=0.55)
+    drawn = w.add("VAEDecode", samples=sampling.samples(noise, latent), vae=vae)
+    nearer = w.add("VAEDecode", samples=sampling.samples(paired.noise, latent), vae=vae)
+    w.group("Side by side")
+    w.add("SaveImage", images=nearer, filename_prefix="glassbox/noise_paired", node_title="Noise paired")
+    w.add("SaveImage", images=drawn, filename_prefix="glassbox/noise_drawn", node_title="Noise as drawn")
+    w.add(
+        "SaveImage",
+        images=paired.figure,
+        filename_prefix="glassbox/noise_distances",
+        node_title="Distances before and after",
+    )
+    w.add("SaveImage", images=gains, filename_prefix="glassbox/noise_gains", node_title="Estimated gain")
+    w.add("PreviewAny", source=paired.report, node_title="Report")
+
+
+def demo_noise_immiscible_stock_ksampler(w: Workflow) -> None:
+    w.note(
+        "Immiscible noise in a stock KSampler",
+        "**Four faces** go to a stock KSampler. Immiscible Noise for KSampler has written into the latent which noise "
+        "sample of the seed each of them gets (arXiv 2406.12303), so that KSampler draws exactly those.",
+        "**The third again, alone:** Latent From Batch selects the third face with its noise number, and a KSampler "
+        "with the same seed repeats it.",
+        "**Try** another pool_index: each face owns 16 of the pool's 64 samples. Pairing assign swaps only four.",
+    )
+    w.group("Model and images")
+    model, clip, vae = w.add("GBX_LoadDemoModel")
+    images, _, _ = w.add("GBX_DemoPicture", image_index=4, count=4)
+    latent = w.add("VAEEncode", pixels=images, vae=vae)
+    w.group("Caption")
+    positive = w.add("CLIPTextEncode", clip=clip, text=_CAPTION, node_title="Caption")
+    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_NEGATIVE)
+    given = {
+        "model": model,
+        "positive": positive,
+        "negative": negative,
+        "steps": 12,
+        "cfg": 3.0,
+        "sampler_name": "euler",
+        "scheduler": "normal",
+        "denoise": 0.55,
+    }
+    _stock_ksampler(w, latent, vae, model, given)
+
+
+def demo_noise_composition(w: Workflow) -> None:
+    w.note(
+        "A layout from noise alone",
+        "**A face on a colored ground** goes through VAE Encode as a guide. Composition Noise orders the low "
+        "frequencies of the noise as those of the guide and keeps its numbers (after arXiv 2406.12303).",
+        "**First row:** the noise as drawn. **Second row:** the same seeds with composed noise in a stock KSampler at "
+        "denoise 1. The prompt names neither the background nor the face of the guide.",
+        "**Try** your own sketch (Load Image), strength 1, cutoff 1 or 4, or the noise output with "
+        "SamplerCustomAdvanced.",
+    )
+    w.group("Model and prompt")
+    model, clip, vae = w.add("GBX_LoadDemoModel")
+    positive = w.add("CLIPTextEncode", clip=clip, text=_COMPOSED, node_title="Caption")
+    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_NEGATIVE)
+    w.group("Guide")
+    sketch, _, _ = w.add("GBX_DemoPicture", image_index=5, count=1)
+    _composition(w, model, vae, positive, negative, sketch, 128, cfg=3.0, steps=16)
+
+
+def sdxl_noise_composition(w: Workflow) -> None:
+    w.note(
+        "SDXL: a layout from noise alone",
+        "**Two blocks of color** go through VAE Encode as a guide: warm light on the left, dark blue on the right. "
+        "Composition Noise orders the low frequencies of the noise as those of the guide (after arXiv 2406.12303).",
+        "**First row:** the noise as drawn. **Second row:** the same seeds with composed noise.",
+        "**Try** your own sketch (Load Image) instead of the blocks, and strengths from 0.5 to 1.",
+    )
+    w.group("Model and prompt")
+    model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name="sd_xl_base_1.0.safetensors")
+    positive = w.add("CLIPTextEncode", clip=clip, text=_TOWN, node_title="Caption")
+    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_NEGATIVE)
+    w.group("Guide")
+    left = w.add("EmptyImage", width=512, height=1024, batch_size=1, color=0xF0B060, node_title="Left")
+    right = w.add("EmptyImage", width=1024, height=1024, batch_size=1, color=0x101840, node_title="Right")
+    sketch = w.add("ImageCompositeMasked", destination=right, source=left, x=0, y=0, resize_source=False)
+    _composition(w, model, vae, positive, negative, sketch, 1024, cfg=7.0, steps=25)
+
+
+def sd15_noise_immiscible_second_pass(w: Workflow) -> None:
+    _second_pass(w, "v1-5-pruned-emaonly-fp16.safetensors", 512)
+
+
+def sdxl_noise_immiscible_second_pass(w: Workflow) -> None:
+    _second_pass(w, "sd_xl_base_1.0.safetensors", 1024)
+
+
+def sd15_noise_immiscible_stock_ksampler(w: Workflow) -> None:
+    _second_ksampler(w, "v1-5-pruned-emaonly-fp16.safetensors", 512)
+
+
+def sdxl_noise_immiscible_stock_ksampler(w: Workflow) -> None:
+    _second_ksampler(w, "sd_xl_base_1.0.safetensors", 1024)
+
+
+def demo_noise_train_lora(w: Workflow) -> None:
+    w.note(
+        "A LoRA trained with noise as drawn and with immiscible noise",
+        "**Sixteen faces** and one caption train two small LoRAs that differ only in the noise: as drawn, and from a "
+        "pool over the training set (Immiscible Diffusion, arXiv 2406.12303). Four more faces are held out.",
+        "**The plots** show training and held-out loss, **the images** one seed before, during and after training.",
+        "**Paired noise lowers the training loss by itself**: compare the orange lines and the images. So short a run "
+        "on so few images shows how it works, not which is better; studies/noise measures that.",
+        "**Try** pairing nearest, grouping, more steps, a checkpoint name; press Stop while it trains.",
+    )
+    w.group("Model and images")
+    model, clip, vae = w.add("GBX_LoadDemoModel")
+    images, _, _ = w.add("GBX_DemoPicture", image_index=0, count=20)
+    latent = w.add("VAEEncode", pixels=images, vae=vae)
+    positive = w.add("CLIPTextEncode", clip=clip, text="portrait", node_title="Caption")
+    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_NEGATIVE)
+    short = {"steps": 16, "batch_size": 4, "learning_rate": 0.001, "weighting": "min_snr", "held_out": 4,
+             "validation_interval": 4, "sample_interval": 8, "sample_steps": 8, "precision": "fp32",
+             "lora_precision": "fp32", "gradient_checkpointing": False}  # fmt: skip
+    _side_by_side(w, model, vae, latent, positive, negative, short)
+
+
+def sd15_noise_train_lora(w: Workflow) -> None:
+    _train_on_folder(w, "v1-5-pruned-emaonly-fp16.safetensors", 512)
+
+
+def sdxl_noise_train_lora(w: Workflow) -> None:
+    _train_on_folder(w, "sd_xl_base_1.0.safetensors", 1024)
+
+
+def _composition(w: Workflow, model, vae, positive, negative, sketch, side: int, cfg: float, steps: int) -> None:
+    """The same seeds with the noise as drawn and composed after a sketch."""
+    guide = w.add("VAEEncode", pixels=sketch, vae=vae)
+    w.group("Noise")
+    latent = w.add("EmptyLatentImage", width=side, height=side, batch_size=4)
+    _, composed, seed, report, figure = w.add(
+        "GBX_CompositionNoise", latent=latent, guide=guide, seed=21, strength=0.8, cutoff=2.0, model=model
+    )
+    w.group("Sampling")
+    given = {"model": model, "positive": positive, "negative": negative, "steps": steps, "cfg": cfg,
+             "sampler_name": "euler", "scheduler": "normal", "seed": seed}  # fmt: skip
+    images = [
+        w.add("VAEDecode", samples=w.add("KSampler", latent_image=x, **given), vae=vae) for x in (latent, composed)
+    ]
+    w.group("Side by side")
+    w.add("SaveImage", images=images[1], filename_prefix="glassbox/composed", node_title="Composed noise")
+    w.add("SaveImage", images=images[0], filename_prefix="glassbox/as_drawn", node_title="Noise as drawn")
+    w.add("SaveImage", images=sketch, filename_prefix="glassbox/guide", node_title="Guide")
+    w.add("SaveImage", images=figure, filename_prefix="glassbox/composition", node_title="Low frequencies")
+    w.add("PreviewAny", source=report, node_title="Report")
+
+
+class _Immiscible:
+    """The outputs of Immiscible Noise that a workflow shows."""
+
+    def __init__(self, outputs: tuple[Output, ...]):
+        self.noise, _, self.report, self.figure = outputs
+
+
+class _Sampling:
+    """SamplerCustomAdvanced with everything but its noise and latent."""
+
+    def __init__(self, w: Workflow, model: Output, positive: Output, negative: Output, **how):
+        self._w = w
+        self._guider = w.add("CFGGuider", model=model, positive=positive, negative=negative, cfg=how["cfg"])
+        self._sampler = w.add("KSamplerSelect", sampler_name="euler")
+        self._sigmas = w.add(
+            "BasicScheduler", model=model, scheduler="normal", steps=how["steps"], denoise=how["denoise"]
+        )
+
+    def samples(self, noise: Output, latent: Output) -> Output:
+        """The sampled latents."""
+        samples, _ = self._w.add(
+            "SamplerCustomAdvanced",
+            noise=noise,
+            guider=self._guider,
+            sampler=self._sampler,
+            sigmas=self._sigmas,
+            latent_image=latent,
+        )
+        return samples
+
+
+def _immiscible(w: Workflow, noise: Output, latent: Output, model: Output) -> _Immiscible:
+    return _Immiscible(w.add("GBX_ImmiscibleNoise", noise=noise, latent=latent, model=model))
+
+
+def _first_pass(w: Workflow, checkpoint: str, size: int) -> tuple[Output, Output, dict]:
+    """A batch of four from a caption: its latent, the VAE, and what a KSampler for the second pass is given."""
+    w.group("Model and caption")
+    model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name=checkpoint)
+    positive = w.add("CLIPTextEncode", clip=clip, text=_TOWN, node_title="Caption")
+    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_NEGATIVE)
+    w.group("First pass")
+    empty = w.add("EmptyLatentImage", width=size, height=size, batch_size=4)
+    given = {
+        "model": model,
+        "positive": positive,
+        "negative": negative,
+        "steps": 20,
+        "cfg": 7.0,
+        "sampler_name": "euler",
+        "scheduler": "normal",
+    }
+    latent = w.add("KSampler", latent_image=empty, seed=1, **given)
+    return latent, vae, {**given, "denoise": 0.55}
+
+
+def _second_pass(w: Workflow, checkpoint: str, size: int) -> None:
+    w.note(
+        "A second pass with assigned noise",
+        "**Four images** are generated, noised halfway and sampled again. The noise of the second pass is assigned to "
+        "the nearest images (Immiscible Diffusion, arXiv 2406.12303).",
+        "**The figures** show each image's distance from its noise, and what larger batches, a pool or the nearest of "
+        "four would gain: about 0.3 % of the distance for four images.",
+        "**Try** your own images instead of the first pass: Load Image and VAE Encode give the latent.",
+    )
+    latent, vae, given = _first_pass(w, checkpoint, size)
+    model = given["model"]
+    w.group("Noise")
+    noise = w.add("RandomNoise", noise_seed=11)
+    paired = _immiscible(w, noise, latent, model)
+    gains, *_ = w.add("GBX_NoiseGainPreview", latents=latent, model=model, batch_size=4, pool_size=64, seed=1)
+    w.group("Second pass")
+    sampling = _Sampling(w, model, given["positive"], given["negative"], cfg=7.0, steps=20, denoise=0.55)
+    image = w.add("VAEDecode", samples=sampling.samples(paired.noise, latent), vae=vae)
+    w.group("Images and figures")
+    w.add("SaveImage", images=image, filename_prefix="glassbox/noise_paired")
+    w.add("PreviewImage", images=paired.figure, node_title="Distances before and after")
+    w.add("PreviewImage", images=gains, node_title="Estimated gain")
+    w.add("PreviewAny", source=paired.report, node_title="Report")
+
+
+def _second_ksampler(w: Workflow, checkpoint: str, size: int) -> None:
+    w.note(
+        "Immiscible noise in a stock KSampler",
+        "**Four images** of a first pass go to a stock KSampler. Immiscible Noise for KSampler has written into the "
+        "latent which noise sample of the seed each of them gets (arXiv 2406.12303).",
+        "**The third again, alone:** Latent From Batch selects the third image with its noise number, and a KSampler "
+        "with the same seed repeats it.",
+        "**Try** another pool_index: each image owns 16 of the pool's 64 samples. Pairing assign swaps only four.",
+    )
+    latent, vae, given = _first_pass(w, checkpoint, size)
+    _stock_ksampler(w, latent, vae, given["model"], given)
+
+
+def _stock_ksampler(w: Workflow, latent: Output, vae: Output, model: Output, given: dict) -> None:
+    """The batch through a KSampler with its assigned noise, and its third image again alone."""
+    w.group("Noise")
+    batch, seed, _, report, figure = w.add(
+        "GBX_ImmiscibleLatentBatch", latent=latent, model=model, seed=11, pairing="pool", pool_size=64
+    )
+    w.group("The batch")
+    images = w.add("VAEDecode", samples=w.add("KSampler", latent_image=batch, seed=seed, **given), vae=vae)
+    w.add("SaveImage", images=images, filename_prefix="glassbox/noise_batch")
+    w.group("The third again, alone")
+    third = w.add("LatentFromBatch", samples=batch, batch_index=2, length=1)
+    image = w.add("VAEDecode", samples=w.add("KSampler", latent_image=third, seed=seed, **given), vae=vae)
+    w.add("SaveImage", images=image, filename_prefix="glassbox/noise_third")
+    w.group("Distances")
+    w.add("PreviewImage", images=figure)
+    w.add("PreviewAny", source=report, node_title="Report")
+
+
+def _train_on_folder(w: Workflow, checkpoint: str, size: int) -> None:
+    w.note(
+        "A LoRA trained with noise as drawn and with immiscible noise",
+        "**A folder of images** in ComfyUI's input folder, each with its caption in a .txt file of the same name, "
+        "trains two LoRAs that differ only in the noise: as drawn, and from pools over the training set "
+        "(Immiscible Diffusion, arXiv 2406.12303).",
+        "**Choose your folder** in the first node. The last two images are held out: raise held_out with more.",
+        "**Paired noise lowers the training loss by itself**: compare the orange lines and the images.",
+        "**Both runs keep checkpoints** in output/glassbox: queue again after a stop, and they resume.",
+    )
+    w.group("Model and images")
+    model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name=checkpoint)
+    images, texts = w.add("LoadImageTextDataSetFromFolder", folder=_FOLDER)
+    resized = w.add("ResizeImagesByShorterEdge", images=images, shorter_edge=size)
+    cropped = w.add("CenterCropImages", images=resized, width=size, height=size)
+    latents, captions = w.add("MakeTrainingDataset", images=cropped, vae=vae, clip=clip, texts=texts)
+    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_NEGATIVE)
+    given = {"steps": 500, "batch_size": 1, "learning_rate": 0.0002, "lr_schedule": "cosine", "warmup_steps": 25,
+             "weighting": "min_snr", "rank": 16, "held_out": 2, "validation_interval": 50, "sample_interval": 100,
+             "sample_steps": 20, "sample_cfg": 7.0, "lora_precision": "fp32"}  # fmt: skip
+    _side_by_side(w, model, vae, latents, captions, negative, given)
+
+
+def _side_by_side(
+    w: Workflow, model: Output, vae: Output, latents: Output, positive: Output, negative: Output, given: dict
+) -> None:
+    """Two trainings that differ only in the noise, their plots and samples."""
+    shown = {}
+    for mode, title in (("off", "Noise as drawn"), ("pool", "Immiscible noise")):
+        w.group(title)
+        kind = w.name.partition("_")[0]
+        _, lora, _, steps, plot, samples, report = w.add(
+            "GBX_TrainLoraImmiscible",
+            model=model,
+            latents=latents,
+            positive=positive,
+            vae=vae,
+            sample_negative=negative,
+            pairing=mode,
+            seed=1,
+            node_title=title,
+            checkpoint_name="" if kind == "demo" else f"glassbox/{kind}_training_{mode}",
+            **given,
+        )
+        w.add("SaveLoRA", lora=lora, prefix=f"loras/glassbox_{mode}", steps=steps)
+        w.add("PreviewAny", source=report, node_title="Report")
+        shown[mode] = (plot, samples)
+    w.group("Side by side")
+    for mode, title in (("pool", "Immiscible noise"), ("off", "Noise as drawn")):
+        plot, samples = shown[mode]
+        w.add("SaveImage", images=samples, filename_prefix=f"glassbox/train_{mode}", node_title=f"Samples: {title}")
+        w.add("SaveImage", images=plot, filename_prefix=f"glassbox/loss_{mode}", node_title=f"Loss: {title}")

@@ -1,0 +1,395 @@
+"""The workflows of the weights family: models as points of a space."""
+
+from .authoring import Output, Workflow
+
+_SPACE = "avatars-v1-w2w.safetensors"
+_PROMPT = "portrait, blue hoodie, smiling, plain green background"
+_NEGATIVE = "Negative prompt (empty)"
+_PAPER = "weights2weights, arXiv 2406.09413"
+_ALL = 64
+
+
+class _Demo:
+    """The demo model with its space, a prompt, and nodes from points to images."""
+
+    def __init__(self, w: Workflow, prompt: str = _PROMPT):
+        self.w = w
+        w.group("Model, space and prompt")
+        self.model, clip, self.vae = w.add("GBX_LoadDemoModel")
+        self.space, self.about = w.add("GBX_W2WLoadSpace", space_name=_SPACE)
+        self.positive = w.add("CLIPTextEncode", clip=clip, text=prompt, node_title="Prompt")
+        self.negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_NEGATIVE)
+        self._latents: dict[int, Output] = {}
+
+    def sample(self, **choices) -> Output:
+        """Points of the space."""
+        given = {"space": self.space, "components": 96, "spread": 0.8, **choices}
+        return self.w.add("GBX_W2WSample", **given)[0]
+
+    def member(self, space: Output) -> Output:
+        """A member without a beard: members show a more consistent identity than sampled points."""
+        return self.w.add("GBX_W2WSample", space=space, source="member", member_name="person_0013")[0]
+
+    def apply(self, point: Output, model: Output | None = None, **choices) -> Output:
+        """A model with the weights of a point."""
+        return self.w.add("GBX_W2WApply", model=model or self.model, point=point, **choices)
+
+    def generate(self, model: Output, seed: int = 53, batch: int = 1) -> Output:
+        """Images of a model, or of each of a list of models."""
+        if batch not in self._latents:
+            self._latents[batch] = self.w.add("EmptyLatentImage", width=128, height=128, batch_size=batch)
+        samples = self.w.add(
+            "KSampler",
+            model=model,
+            positive=self.positive,
+            negative=self.negative,
+            latent_image=self._latents[batch],
+            seed=seed,
+            steps=12,
+            cfg=3.0,
+            sampler_name="euler",
+            scheduler="normal",
+        )
+        return self.w.add("VAEDecode", samples=samples, vae=self.vae)
+
+    def batch(self, images: Output) -> Output:
+        """A list of images as one batch."""
+        return self.w.add("RebatchImages", images=images, batch_size=_ALL)
+
+    def save(self, images: Output, name: str, title: str | None = None) -> None:
+        self.w.add("SaveImage", images=images, filename_prefix=f"glassbox/weights_{name}", node_title=title)
+
+
+def demo_weights_sample(w: Workflow) -> None:
+    w.note(
+        "Sampled identities",
+        f"**Six points** are sampled from a space of LoRAs ({_PAPER}): each is a small LoRA made of a few random "
+        "numbers. Prompt and noise are the same for all six, so only the identity differs.",
+        "**The space** was built from LoRAs of drawn people, ten images each. The figures show the variance that "
+        "its axes explain, and the mean among its members.",
+        "**Try** another seed; a spread of 0.5 (near the mean) or 1.2 (more diverse); count 12; source: member.",
+    )
+    demo = _Demo(w)
+    w.group("Six points")
+    points = demo.sample(seed=3, count=6)
+    w.group("Images")
+    demo.save(demo.batch(demo.generate(demo.apply(points))), "sample")
+    w.group("The space")
+    spectrum, places, report, _ = w.add("GBX_W2WReport", space=demo.space)
+    w.add("PreviewImage", images=spectrum, node_title="Explained variance")
+    w.add("PreviewImage", images=places, node_title="Mean among the members")
+    w.add("PreviewAny", source=report, node_title="Report")
+
+
+def demo_weights_edit(w: Workflow) -> None:
+    w.note(
+        "Edits that add up",
+        f"**One identity** is moved along directions of the space ({_PAPER}, section 3.3): a beard, then sunglasses, "
+        "and an afro and dark skin in one node. A strength of 1 is the largest projection of a member.",
+        "**W2W Fit Directions** fits the directions to labels of the members and reports the accuracy of each on "
+        "held-out members. `preserved_directions` keeps other attributes. Edits do not succeed with every identity: "
+        "see the success rates in studies/weights.",
+        "**Try** the sliders of W2W Edit; `beard: 2`; negative strengths; `long hair` as preserved direction; another "
+        "member, or a random point.",
+    )
+    demo = _Demo(w)
+    w.group("Directions")
+    space, report = w.add("GBX_W2WFitDirections", space=demo.space, components=64)
+    w.add("PreviewAny", source=report, node_title="Accuracy of the directions")
+    w.group("One identity, edited")
+    person = demo.member(space)
+    first, _ = w.add("GBX_W2WEdit", point=person, edits="beard: 1", node_title="Beard")
+    second, _ = w.add("GBX_W2WEdit", point=first, edits="sunglasses: 1", node_title="And sunglasses")
+    other, _ = w.add("GBX_W2WEdit", point=person, edits="afro: 1.5, dark skin: 1.5", node_title="Two edits in one node")
+    w.group("Images")
+    for point, name, title in (
+        (person, "person", "A member"),
+        (first, "beard", "Beard"),
+        (second, "beard_sunglasses", "And sunglasses"),
+        (other, "two", "Afro, dark skin"),
+    ):
+        demo.save(demo.generate(demo.apply(point)), name, title)
+
+
+def demo_weights_guidance(w: Workflow) -> None:
+    w.note(
+        "Identity guidance",
+        f"**One identity and one edit** with W2W Apply and with identity guidance ({_PAPER}). W2W Apply acts on both "
+        "sides of CFG: the prompt is amplified, the identity is not. Guidance keeps the base model on the negative "
+        "side, at the same number of evaluations.",
+        "**The guider** sets cfg, identity and edit strength in one node; other strengths than 1 cost more evaluations "
+        "per step, which its report counts.",
+        "**Try** other strengths; another member; the model output of W2W Identity Guidance in your own sampler.",
+    )
+    demo = _Demo(w)
+    w.group("A point and an edit")
+    space, _ = w.add("GBX_W2WFitDirections", space=demo.space, components=64)
+    person = demo.member(space)
+    edited, _ = w.add("GBX_W2WEdit", point=person, edits="dark skin: 1")
+    w.group("W2W Apply")
+    demo.save(demo.generate(demo.apply(person)), "applied_identity", "Identity, W2W Apply")
+    demo.save(demo.generate(demo.apply(edited)), "applied_edit", "Edit, W2W Apply")
+    w.group("Identity guidance")
+    model, _ = w.add("GBX_W2WGuidance", model=demo.model, point=person)
+    demo.save(demo.generate(model), "guided_identity", "Identity, guidance")
+    guider, report = w.add(
+        "GBX_W2WGuider",
+        model=demo.model,
+        positive=demo.positive,
+        negative=demo.negative,
+        cfg=3.0,
+        point=person,
+        edited_point=edited,
+    )
+    w.add("PreviewAny", source=report, node_title="Evaluations per step")
+    samples, _ = w.add(
+        "SamplerCustomAdvanced",
+        noise=w.add("RandomNoise", noise_seed=53),
+        guider=guider,
+        sampler=w.add("KSamplerSelect", sampler_name="euler"),
+        sigmas=w.add("BasicScheduler", model=demo.model, scheduler="normal", steps=12, denoise=1.0),
+        latent_image=w.add("EmptyLatentImage", width=128, height=128, batch_size=1),
+    )
+    demo.save(w.add("VAEDecode", samples=samples, vae=demo.vae), "guided_edit", "Edit, guidance")
+
+
+def demo_weights_sweep(w: Workflow) -> None:
+    w.note(
+        "A grid of strengths",
+        "**Along two directions** one person changes step by step: along a row the beard, down a column sunglasses "
+        f"({_PAPER}).",
+        "**Between two people** of the space a straight line leads from one to the other.",
+        "**Try** `PC 1`, `PC 2` and so on instead of names: the axes of largest variance; or a count of 5.",
+    )
+    demo = _Demo(w)
+    w.group("A grid")
+    space, _ = w.add("GBX_W2WFitDirections", space=demo.space, components=64)
+    person, another = demo.member(space), demo.sample(space=space, seed=8)
+    grid, _ = w.add(
+        "GBX_W2WSweep",
+        point=person,
+        direction="beard",
+        second_direction="sunglasses",
+        min_strength=-1.0,
+        max_strength=1.0,
+        count=3,
+    )
+    w.group("Images of the grid")
+    demo.save(demo.batch(demo.generate(demo.apply(grid))), "grid")
+    w.group("Interpolation")
+    line = w.add("GBX_W2WMix", first_point=person, second_point=another, start_fraction=0.0, end_fraction=1.0, count=5)
+    demo.save(demo.batch(demo.generate(demo.apply(line))), "line")
+
+
+def demo_weights_invert(w: Workflow) -> None:
+    w.note(
+        "Inversion: an image as a point",
+        "**One image** of a person who is not a member: W2W Invert trains the coefficients of a point until its "
+        f"model restores the image from noise ({_PAPER}, section 3.4). The paper uses 400 steps; here 60.",
+        "**Afterwards** the point works like any other: with another prompt, and with edits.",
+        "**Try** more steps; another image; Stop, which keeps the point trained so far.",
+    )
+    demo = _Demo(w, "portrait, blue hoodie, serious, plain green background")
+    w.group("Image")
+    image, mask, _ = w.add("GBX_DemoPicture", image_index=5, count=1)
+    latent = w.add("VAEEncode", pixels=image, vae=demo.vae)
+    w.group("Inversion")
+    space, _ = w.add("GBX_W2WFitDirections", space=demo.space, components=64)
+    point, restored, figure, _, report = w.add(
+        "GBX_W2WInvert",
+        model=demo.model,
+        space=space,
+        latent=latent,
+        positive=demo.positive,
+        mask=mask,
+        vae=demo.vae,
+        steps=60,
+        learning_rate=1.0,
+        precision="fp32",
+        gradient_checkpointing=False,
+        preview_interval=15,
+    )
+    w.add("PreviewImage", images=figure)
+    w.add("PreviewAny", source=report, node_title="Report")
+    w.group("Images")
+    demo.save(image, "given", "Input image")
+    demo.save(restored, "restored", "Restored from noise")
+    demo.save(demo.generate(demo.apply(point)), "inverted", "Image of the inverted point")
+    edited, _ = w.add("GBX_W2WEdit", point=point, edits="afro: 1")
+    demo.save(demo.generate(demo.apply(edited)), "inverted_edited", "With an afro")
+
+
+def demo_weights_delayed_injection(w: Workflow) -> None:
+    w.note(
+        "An edit that starts late",
+        f"**The same edit** from the start, from 20 % and from 50 % of sampling ({_PAPER}, appendix I): a later start "
+        "keeps more of the image and weakens the edit.",
+        "**How:** one W2W Apply with the unedited point ends where another with the edited point starts.",
+        "**Try** other percents. The paper's T is 1 - T / 999 here: T 800 is 0.199.",
+    )
+    demo = _Demo(w)
+    w.group("A point and an edit")
+    space, _ = w.add("GBX_W2WFitDirections", space=demo.space, components=64)
+    person = demo.member(space)
+    edited, _ = w.add("GBX_W2WEdit", point=person, edits="beard: 1")
+    w.group("Images")
+    demo.save(demo.generate(demo.apply(person)), "unedited", "A member")
+    demo.save(demo.generate(demo.apply(edited)), "from_start", "Edited from the start")
+    for percent in (0.2, 0.5):
+        before = demo.apply(person, end_percent=percent)
+        after = demo.apply(edited, before, start_percent=percent)
+        demo.save(demo.generate(after), f"from_{percent:.0%}".replace("%", ""), f"Edited from {percent:.0%}")
+
+
+def demo_weights_build_space(w: Workflow) -> None:
+    w.note(
+        "A space of your own LoRAs",
+        f"**Eight LoRAs** become a space ({_PAPER}, section 3.1). Here they are sampled from another space so that the "
+        "workflow runs without files; set `folder` to a folder inside models/loras to use your own.",
+        "**Any trainer, rank and layers** of one base model are supported; the report names files that do not fit and "
+        "what was lost. A handful of LoRAs makes a handful of axes: the paper has 65,000.",
+        "**The file** lies in models/w2w; the report gives the error of storing it as int8.",
+    )
+    demo = _Demo(w)
+    w.group("LoRAs")
+    points = demo.sample(seed=40, count=8)
+    loras, _ = w.add("GBX_W2WToLoRA", point=points, filename_prefix="loras/glassbox_member")
+    w.group("Space")
+    space, report = w.add("GBX_W2WBuildSpace", filename="my-space", lora_1=loras)
+    w.add("PreviewAny", source=report, node_title="Build report")
+    saved, note = w.add("GBX_W2WSaveSpace", space=space, filename="my-space-int8", storage="int8")
+    w.add("PreviewAny", source=note, node_title="Error of int8")
+    w.group("A sampled point")
+    person, _ = w.add("GBX_W2WSample", space=saved, seed=2)
+    spectrum, places, _, _ = w.add("GBX_W2WReport", space=saved, point=person)
+    w.add("PreviewImage", images=spectrum)
+    w.add("PreviewImage", images=places)
+    demo.save(demo.generate(demo.apply(person)), "own_space")
+
+
+def demo_weights_to_lora(w: Workflow) -> None:
+    w.note(
+        "A point as an ordinary LoRA",
+        "**One model** three ways: by W2W Apply, as a LoRA in ComfyUI's own loader, and as that LoRA projected back "
+        "into the space. The first two images are bit-identical, the third nearly.",
+        "**The file** lies in output/loras: Load LoRA lists it after a refresh; Forge and diffusers read it too.",
+        f"**W2W Style Merge** adds a style LoRA ({_PAPER}, appendix H). Here it is a second person: two people mix.",
+    )
+    demo = _Demo(w)
+    w.group("A point and its LoRA")
+    person, another = demo.sample(seed=3), demo.sample(seed=8)
+    lora, file = w.add("GBX_W2WToLoRA", point=person, filename_prefix="loras/glassbox_person")
+    style, _ = w.add("GBX_W2WToLoRA", point=another, filename_prefix="")
+    w.add("PreviewAny", source=file, node_title="File")
+    w.group("The same image")
+    demo.save(demo.generate(demo.apply(person)), "applied", "W2W Apply")
+    stock = w.add("LoraModelLoader", model=demo.model, lora=lora)
+    demo.save(demo.generate(stock), "stock", "ComfyUI's own loader")
+    w.group("Projected back")
+    again, report = w.add("GBX_W2WProjectLoRA", space=demo.space, lora=lora)
+    demo.save(demo.generate(demo.apply(again)), "projected", "Projected back into the space")
+    w.add("PreviewAny", source=report, node_title="Projection report")
+    w.group("With another LoRA")
+    merged, _, note = w.add("GBX_W2WStyleMerge", point=person, style_lora=style, style_strength=0.5)
+    demo.save(demo.generate(w.add("LoraModelLoader", model=demo.model, lora=merged)), "merged")
+    w.add("PreviewAny", source=note, node_title="Merge report")
+
+
+def sd15_weights_official_release(w: Workflow) -> None:
+    w.note(
+        "The official space of 65,000 people",
+        f"**Identities** sampled from the official space for SD1.5 ({_PAPER}) and edited. Put the folder `files` of "
+        "Snapchat/weights2weights (Hugging Face; non-commercial) in models/w2w/weights2weights, with its labels "
+        "written as identity_df.csv once (see the help page of W2W Import Release).",
+        "**The checkpoint** of its members is Realistic Vision 5.1; others of SD1.5 work less well. The prompt "
+        "contains 'sks person', CFG is 3.",
+        "**Try** other attributes of CelebA in W2W Fit Directions and `edits`.",
+        "Tested with files of the same format and random weights, not with the released files.",
+    )
+    w.group("Model and space")
+    model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name="realisticVisionV51_v51VAE.safetensors")
+    space, note = w.add("GBX_W2WImportRelease", folder="weights2weights/files", filename="w2w-people-sd15")
+    w.add("PreviewAny", source=note, node_title="Import report")
+    directed, report = w.add("GBX_W2WFitDirections", space=space, attributes="Chubby, Young, Eyeglasses, Male")
+    w.add("PreviewAny", source=report, node_title="Accuracy of the directions")
+    w.group("A point, edited")
+    person, _ = w.add("GBX_W2WSample", space=directed, seed=1)
+    edited, _ = w.add("GBX_W2WEdit", point=person, edits="Chubby: 0.5", preserved_directions="Young, Male, Eyeglasses")
+    w.group("Images")
+    positive = w.add("CLIPTextEncode", clip=clip, text="sks person", node_title="Prompt")
+    against = "low quality, blurry, unfinished, cartoon"
+    negative = w.add("CLIPTextEncode", clip=clip, text=against, node_title="Negative")
+    for point, name in ((person, "person"), (edited, "chubby")):
+        applied = w.add("GBX_W2WApply", model=model, point=point)
+        latent = w.add("EmptyLatentImage", width=512, height=512, batch_size=1)
+        samples = w.add(
+            "KSampler",
+            model=applied,
+            positive=positive,
+            negative=negative,
+            latent_image=latent,
+            seed=5,
+            steps=30,
+            cfg=3.0,
+            sampler_name="ipndm",
+            scheduler="normal",
+        )
+        w.add("SaveImage", images=w.add("VAEDecode", samples=samples, vae=vae), filename_prefix=f"glassbox/w2w_{name}")
+
+
+def sdxl_weights_own_space(w: Workflow) -> None:
+    _own_space(w, "SDXL", "sd_xl_base_1.0.safetensors", 1024, 7.0)
+
+
+def flux_weights_own_space(w: Workflow) -> None:
+    _own_space(w, "Flux", "flux1-dev-fp8.safetensors", 1024, 1.0)
+
+
+def _own_space(w: Workflow, base: str, checkpoint: str, side: int, cfg: float) -> None:
+    """From a folder of LoRAs to an edited model and its LoRA."""
+    w.note(
+        f"A space of your own {base} LoRAs",
+        f"**Put LoRAs** of one kind (people, styles, products) for {base} into models/loras/{base.lower()}-people. "
+        f"Any rank is supported, one trainer is best; they become the points of a space ({_PAPER}, section 3.1). "
+        "The report names files that do not fit.",
+        "**An axis** of the space (`PC 1`) needs no labels. For named edits give W2W Fit Directions a table of "
+        "labels, and write `smiling: 0.8`. Named directions need hundreds of LoRAs.",
+        "**The edited point** is exported as a LoRA: ComfyUI's own loader reads it, and the file lies in output/loras.",
+        "Tested with random weights of this architecture, not with real LoRAs.",
+    )
+    w.group("Model and LoRAs")
+    model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name=checkpoint)
+    name = f"{base.lower()}-people"
+    space, report = w.add("GBX_W2WBuildSpace", folder=name, filename=name)
+    w.add("PreviewAny", source=report, node_title="Build report")
+    w.group("A point, edited")
+    person, _ = w.add("GBX_W2WSample", space=space, seed=1, spread=0.7)
+    edited, _ = w.add("GBX_W2WEdit", point=person, edits="PC 1: 1.5")
+    lora, file = w.add("GBX_W2WToLoRA", point=edited, filename_prefix=f"loras/{name}")
+    w.add("PreviewAny", source=file, node_title="File")
+    w.group("Images")
+    positive = w.add("CLIPTextEncode", clip=clip, text="photo of a person, looking at the camera", node_title="Prompt")
+    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_NEGATIVE)
+    kind = "EmptySD3LatentImage" if base == "Flux" else "EmptyLatentImage"
+    latent = w.add(kind, width=side, height=side, batch_size=1)
+    applied = w.add("GBX_W2WApply", model=model, point=person)
+    stock = w.add("LoraModelLoader", model=model, lora=lora)
+    for patched, title in ((applied, "Sampled point"), (stock, "Edited, by ComfyUI's own loader")):
+        samples = w.add(
+            "KSampler",
+            model=patched,
+            positive=positive,
+            negative=negative,
+            latent_image=latent,
+            seed=5,
+            steps=20,
+            cfg=cfg,
+            sampler_name="euler",
+            scheduler="normal",
+        )
+        w.add(
+            "SaveImage",
+            images=w.add("VAEDecode", samples=samples, vae=vae),
+            filename_prefix=f"glassbox/{name}",
+            node_title=title,
+        )
