@@ -7,11 +7,7 @@ from playwright.sync_api import expect
 expect.set_options(timeout=20_000)  # ms; a slow machine that does two things at once is no failure
 
 
-@pytest.fixture(
-    scope="module",
-    params=[("server", False), ("server", True), ("newest_server", False), ("newest_server", True)],
-    ids=["pinned-classic", "pinned-nodes2", "newest-classic", "newest-nodes2"],
-)
+@pytest.fixture(scope="module", params=canvas_page.KINDS.values(), ids=canvas_page.KINDS.keys())
 def canvas(request, browser):
     """A canvas of each kind; the workflows are loaded into it one after the other."""
     name, vue = request.param

@@ -1,41 +1,40 @@
 """Every workflow of the pack on a real canvas: two front ends, each with its two renderers."""
 
+import itertools
+
+import canvas_page
 import newer
 import pytest
 import repository
 import tricky_canvas
 
-from launch import widgets, workflow
+from tools.launcher import widgets, workflow
 
-_LOADED = [pytest.param(path, id=path.stem) for path in repository.WORKFLOWS]
+# Of two workflows a canvas opens one: each workflow is opened once in each front end, and once in each renderer.
+_TWO = [
+    pytest.param(two, id=f"{two[0].stem}-{two[1].stem}")
+    for two in itertools.zip_longest(
+        repository.WORKFLOWS[::2], repository.WORKFLOWS[1::2], fillvalue=repository.WORKFLOWS[0]
+    )
+]
+_OPEN_THE_SECOND = [canvas_page.KINDS["pinned-nodes2"], canvas_page.KINDS["newest-classic"]]
 
 # Nodes whose widgets a script of the front end makes, out of the reach of object_info.
 _SCRIPTED = {"LoadImageOutput", "WebcamCapture", "RecordAudio", "Load3D", "Load3DAnimation", "Preview3D", "SaveGLB"}
 
 
-@pytest.fixture(scope="class", params=_LOADED)
-def loaded(request, canvas) -> dict:
-    """A workflow as saved, now open in the canvas."""
-    saved = workflow.load(request.param)
+@pytest.mark.parametrize("two", _TWO)
+def test_a_workflow_opens_and_comes_back_unchanged(canvas, two, request, object_info):
+    """Nothing is missing or covered, saving writes the same values, and Run queues the converter's prompt."""
+    saved = workflow.load(two[request.node.callspec.params["canvas"] in _OPEN_THE_SECOND])
     canvas.load(saved)
-    return saved
-
-
-class TestWorkflow:
-    """Each workflow is opened once for all of these."""
-
-    def test_loads(self, canvas, loaded):
-        assert canvas.missing() == []
-        assert canvas.overlaps() == []
-        assert canvas.errors == []
-
-    def test_saving_again_changes_no_value(self, canvas, loaded):
-        again = canvas.saved()
-        assert _values(again) == _values(loaded)
-        assert _links(again) == _links(loaded)
-
-    def test_prompt_is_the_front_ends(self, canvas, loaded, object_info):
-        assert _queued(workflow.to_prompt(loaded, object_info), object_info) == _queued(canvas.prompt(), object_info)
+    assert canvas.missing() == []
+    assert canvas.overlaps() == []
+    assert canvas.errors == []
+    again = canvas.saved()
+    assert _values(again) == _values(saved)
+    assert _links(again) == _links(saved)
+    assert _queued(workflow.to_prompt(saved, object_info), object_info) == _queued(canvas.prompt(), object_info)
 
 
 def test_prompt_of_a_tricky_canvas_is_the_front_ends(canvas, object_info):
@@ -48,7 +47,16 @@ def test_prompt_of_a_tricky_canvas_is_the_front_ends(canvas, object_info):
     assert {"model", "positive", "negative", "latent_image"} <= set(sampler)
 
 
-def test_the_renderer_is_the_one_asked_for(canvas):
+def test_prompt_of_a_subgraph_is_the_front_ends(canvas, object_info):
+    canvas.load(workflow.load(next(path for path in repository.DEMOS if "text_to" in path.stem)))
+    place = canvas.into_subgraph("KSampler", promoted="steps")
+    saved = canvas.saved()
+    prompt = workflow.to_prompt(saved, object_info)
+    assert prompt[place]["class_type"] == "KSampler"
+    assert _queued(prompt, object_info) == _queued(canvas.prompt(), object_info)
+
+
+def test_the_requested_renderer_draws(canvas):
     canvas.load(workflow.load(repository.WORKFLOWS[0]))
     assert (canvas.drawn() > 0) == canvas.vue
 
@@ -57,8 +65,9 @@ def test_widgets_of_every_node_of_comfyui(canvas, object_info):
     """The order in which the front end saves values is the one that the converter expects, for every node class."""
     types = [name for name in object_info if name not in _SCRIPTED]
     if newer.than_tested():  # what matters there is that our workflows run; other nodes have widgets that come and go
-        types = sorted({node["type"] for path in repository.WORKFLOWS for node in workflow.load(path)["nodes"]}
-                       & set(types))  # fmt: skip
+        types = sorted(
+            {node["type"] for path in repository.WORKFLOWS for node in workflow.load(path)["nodes"]} & set(types)
+        )
     expected = {
         name: [[widget.name, widget.in_prompt] for widget in widgets.widgets(object_info[name])] for name in types
     }
@@ -84,8 +93,11 @@ def _described(object_info: dict, entry: dict) -> list[str]:
 def _values(saved: dict) -> dict:
     """What each node saves; of nodes of a newer ComfyUI it may be more than our file has."""
     every = not newer.than_tested()
-    return {node["id"]: node.get("widgets_values") or [] for node in saved["nodes"]
-            if every or node["type"].startswith("GBX_")}  # fmt: skip
+    return {
+        node["id"]: node.get("widgets_values") or []
+        for node in saved["nodes"]
+        if every or node["type"].startswith("GBX_")
+    }
 
 
 def _links(saved: dict) -> set:

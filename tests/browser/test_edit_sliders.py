@@ -7,7 +7,7 @@ import canvas_page
 import pytest
 from playwright.sync_api import expect
 
-from workflows.canvas import make
+from tools.workflows.canvas import make
 
 pytestmark = canvas_page.EACH_RENDERER
 
@@ -17,7 +17,7 @@ _LABELS = 13
 _SEEDS = itertools.count(100)
 _QUESTION = "**/glassbox/space?*"
 _OFFSET = "() => [...app.canvas.ds.offset].map(length => length * app.canvas.ds.scale)"
-# Whether the panel of a new node draws itself when the graph changes: in no graph, and in one.
+# Whether the panel of a new node redraws when the graph changes: in no graph, and in one.
 _TOUCHED = """type => {
     const node = LiteGraph.createNode(type)
     let touched = false
@@ -73,7 +73,7 @@ def _queued(canvas) -> str:
     return next(entry["inputs"]["edits"] for entry in canvas.prompt().values() if entry["class_type"] == _NODE)
 
 
-def test_they_show_the_text(canvas, sliders):
+def test_sliders_show_the_text(canvas, sliders):
     expect(_number(sliders, "beard")).to_have_value("0.5")
     expect(_number(sliders, "bald")).to_have_value("-0.25")
     expect(_number(sliders, "afro")).to_have_value("0")
@@ -131,7 +131,7 @@ def test_saved_loaded_copied_undone(canvas, sliders, object_info):
     assert _queued(canvas) == edits
 
 
-def test_buttons(canvas, sliders):
+def test_buttons_change_the_text(canvas, sliders):
     sliders.get_by_label("Hide at zero").check()
     expect(sliders.locator(".glassbox-row:visible")).to_have_count(2)
     canvas.load(canvas.saved())
@@ -153,7 +153,7 @@ def test_a_component_has_a_slider_while_the_text_names_it(canvas, sliders):
 
 
 def test_without_a_space_the_edits_stay(canvas, sliders):
-    canvas.page.mouse.move(1, 1)  # where it lies from the test before may be the panel, which it could not enter
+    canvas.page.mouse.move(1, 1)  # after the test before it may be inside the panel, which it then could not enter
     canvas.pause()
     canvas.page.evaluate(_WITHOUT_POINT, _NODE)
     sliders.hover()
@@ -164,13 +164,13 @@ def test_without_a_space_the_edits_stay(canvas, sliders):
     assert canvas.value(_NODE, "edits") == "beard: 0.5, bald: -0.25"
 
 
-def test_a_file_that_was_missing_is_looked_for_again(canvas, object_info):
-    """With R, by which a person has the front end look for new files."""
+def test_missing_file_is_searched_for_again(canvas, object_info):
+    """With R, which makes the front end search for new files."""
     no_space = {"status": 400, "json": {"error": "There is no weight space."}}
     canvas.page.route(_QUESTION, lambda route: route.fulfill(**no_space))
     try:
         canvas.load(make("edits", _describe, object_info))
-        canvas.page.locator("body").press("r")  # whatever was asked before is forgotten
+        canvas.page.locator("body").press("r")  # earlier answers are forgotten
         canvas.look_at(_NODE)
         panel = canvas.page.locator(".glassbox-sliders")
         expect(panel.get_by_role("status")).to_have_text("There is no weight space.")
@@ -182,7 +182,7 @@ def test_a_file_that_was_missing_is_looked_for_again(canvas, object_info):
 
 
 def test_a_node_in_no_graph_is_left_alone(canvas, sliders):
-    """The front end makes such nodes, for each copy one, and never tells that they are gone."""
+    """The front end makes such a node for each copy and never reports its removal."""
     assert canvas.page.evaluate(_TOUCHED, _NODE) == [False, True]
 
 
@@ -211,7 +211,7 @@ def test_the_middle_button_moves_the_canvas(canvas, sliders):
     assert canvas.errors == []
 
 
-def test_they_speak_the_language_of_the_canvas(canvas, object_info):
+def test_sliders_use_the_language_of_the_canvas(canvas, object_info):
     try:
         canvas.open({"Comfy.Locale": "zh"})
         canvas.load(make("edits", _describe, object_info))
@@ -224,18 +224,18 @@ def test_they_speak_the_language_of_the_canvas(canvas, object_info):
 
 
 def test_ranges_are_the_members_after_a_run(canvas, sliders):
-    canvas.set("GBX_W2WSample", "seed", next(_SEEDS))  # a node whose result is cached tells nothing
+    canvas.set("GBX_W2WSample", "seed", next(_SEEDS))  # a cached node sends nothing
     canvas.run()
     slider = _row(sliders, "beard").locator("input[type=range]")
     expect(slider).not_to_have_attribute("min", "-1")
     assert float(slider.get_attribute("min")) <= 0 and float(slider.get_attribute("max")) == pytest.approx(1)
-    canvas.set(_NODE, "units", "raw (official files)")
+    canvas.set(_NODE, "units", "raw")
     expect(slider).not_to_have_attribute("max", "1")
     assert canvas.errors == []
 
 
 def test_in_a_subgraph_they_write_what_its_node_holds(canvas, sliders):
-    """The text stands on the subgraph's node, the space comes from before it, and the ranges from the run."""
+    """The text belongs to the subgraph's node, the space comes from before it, and the ranges from the run."""
     place = canvas.into_subgraph(_NODE, promoted="edits")
     expect(_number(sliders, "beard")).to_have_value("0.5")
     _number(sliders, "beard").fill("0.75")

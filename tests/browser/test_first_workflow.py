@@ -3,7 +3,7 @@
 import pytest
 import repository
 
-from launch import serve
+from tools.launcher import serve
 
 _TYPES = """() => window.app?.graph?.nodes.some(node => node.type === "GBX_LoadDemoModel")"""
 

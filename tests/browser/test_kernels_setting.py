@@ -1,4 +1,4 @@
-"""The setting that forces a backend of the kernels: it is there, and it tells the server."""
+"""The setting that forces a backend of the kernels: it is there, and the server receives it."""
 
 from canvas_page import EACH_RENDERER
 
@@ -6,11 +6,11 @@ _SETTING = "glassbox.kernels.backend"
 pytestmark = EACH_RENDERER
 
 
-def test_the_setting_tells_the_server(canvas):
-    told = []
+def test_setting_reaches_the_server(canvas):
+    answers = []
     for backend in ("eager", "environment"):
         with canvas.page.expect_response(lambda response: "/glassbox/kernels" in response.url) as answer:
             canvas.page.evaluate("([id, value]) => app.extensionManager.setting.set(id, value)", [_SETTING, backend])
-        told.append((answer.value.status, answer.value.json()))
-    assert told == [(200, {"backend": backend}) for backend in ("eager", "environment")]
+        answers.append((answer.value.status, answer.value.json()))
+    assert answers == [(200, {"backend": backend}) for backend in ("eager", "environment")]
     assert canvas.page.evaluate("id => app.extensionManager.setting.get(id)", _SETTING) == "environment"

@@ -1,4 +1,4 @@
-"""The curve of a training on a real canvas: while it runs, after it, and when the page has been loaded anew."""
+"""The curve of a training on a real canvas: while it runs, after it, and after the page has been reloaded."""
 
 import re
 import secrets
@@ -7,15 +7,15 @@ import canvas_page
 import pytest
 from playwright.sync_api import expect
 
-from workflows.canvas import make
+from tools.workflows.canvas import make
 
 pytestmark = canvas_page.EACH_RENDERER
 
 _NODE, _STEPS = "GBX_TrainLoraImmiscible", 5
-_TOLD = re.compile(rf"Step {_STEPS} of {_STEPS} · training \S+ · held-out \S+ at {_STEPS}.*")
+_SUMMARY = re.compile(rf"Step {_STEPS} of {_STEPS} · training \S+ · held-out \S+ at {_STEPS}.*")
 _NOTE_TEXTS = """status => {
-    window.told = []
-    new MutationObserver(() => window.told.push(status.textContent)).observe(status, { childList: true })
+    window.texts = []
+    new MutationObserver(() => window.texts.push(status.textContent)).observe(status, { childList: true })
 }"""
 
 _TELL = """detail => window.comfyAPI.api.api.dispatchEvent(new CustomEvent("glassbox.curve", { detail }))"""
@@ -25,30 +25,41 @@ def _describe(w):
     w.note("Curve", "One.", "Two.", "Three.")
     w.group("Curve")
     model, clip, vae = w.add("GBX_LoadDemoModel")
-    pictures, _, _ = w.add("GBX_DemoPicture", count=3)
-    latents = w.add("VAEEncode", pixels=pictures, vae=vae)
+    images, _, _ = w.add("GBX_DemoPicture", count=3)
+    latents = w.add("VAEEncode", pixels=images, vae=vae)
     positive = w.add("CLIPTextEncode", clip=clip, text="portrait")
-    outputs = w.add(_NODE, model=model, latents=latents, positive=positive, vae=vae, steps=_STEPS, held_out=1,
-                    validate_every=2, sample_steps=1, training_dtype="fp32", lora_dtype="fp32")  # fmt: skip
+    outputs = w.add(
+        _NODE,
+        model=model,
+        latents=latents,
+        positive=positive,
+        vae=vae,
+        steps=_STEPS,
+        held_out=1,
+        validation_interval=2,
+        sample_steps=1,
+        precision="fp32",
+        lora_precision="fp32",
+    )
     w.add("PreviewAny", source=outputs[-1])
 
 
 @pytest.fixture(scope="module")
 def trained(canvas, object_info):
-    """The panel of a node that has run; window.told holds what it said meanwhile."""
+    """The panel of a node that has run; window.texts holds what it showed meanwhile."""
     canvas.load(make("curve", _describe, object_info))
     canvas.look_at(_NODE)
     panel = canvas.page.locator(".glassbox-curve")
     expect(panel).to_contain_text("The losses show while it runs.")
-    canvas.set(_NODE, "seed", secrets.randbelow(2**40))  # a node whose result is cached tells nothing
+    canvas.set(_NODE, "seed", secrets.randbelow(2**40))  # a cached node sends nothing
     panel.locator(".glassbox-status").evaluate(_NOTE_TEXTS)
     canvas.run()
-    expect(panel.locator(".glassbox-status")).to_have_text(_TOLD)
+    expect(panel.locator(".glassbox-status")).to_have_text(_SUMMARY)
     return panel
 
 
-def test_it_is_drawn_while_the_node_runs(canvas, trained, object_info):
-    steps = [int(found[1]) for told in canvas.page.evaluate("window.told") if (found := re.match(r"Step (\d)", told))]
+def test_curve_is_drawn_while_the_node_runs(canvas, trained, object_info):
+    steps = [int(found[1]) for line in canvas.page.evaluate("window.texts") if (found := re.match(r"Step (\d)", line))]
     assert steps == sorted(steps) and steps[0] < _STEPS == steps[-1]
     chart = trained.get_by_role("img")
     expect(chart).to_have_attribute("aria-label", re.compile("Losses; .* held-out"))
@@ -64,15 +75,15 @@ def test_it_is_drawn_while_the_node_runs(canvas, trained, object_info):
     assert canvas.errors == []
 
 
-def test_a_page_that_is_loaded_anew_shows_the_last_run(canvas, trained):
+def test_reloaded_page_shows_the_last_run(canvas, trained):
     saved = canvas.saved()
     canvas.open()
     canvas.load(saved)
-    expect(canvas.page.locator(".glassbox-curve .glassbox-status")).to_have_text(_TOLD)
+    expect(canvas.page.locator(".glassbox-curve .glassbox-status")).to_have_text(_SUMMARY)
     assert canvas.errors == []
 
 
-def test_in_a_subgraph_it_is_told_by_its_place(canvas, trained, object_info):
+def test_in_a_subgraph_the_curve_finds_its_node(canvas, trained, object_info):
     canvas.load(make("curve", _describe, object_info))
     place = canvas.into_subgraph(_NODE)
     curve = {"steps": 9, "smooth": 25, "each": [[1, 0.5]], "mean": [[1, 0.5]], "validation": []}

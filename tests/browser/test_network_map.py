@@ -6,11 +6,11 @@ import canvas_page
 import pytest
 from playwright.sync_api import expect
 
-from workflows.canvas import make
+from tools.workflows.canvas import make
 
 pytestmark = canvas_page.EACH_RENDERER
 
-_NODE, _LIST = "GBX_ActivationCatalog", "the list below"
+_NODE, _LIST = "GBX_ActivationCatalog", "custom_ids"
 _WIDTHS = itertools.count(256, 8)
 _EXECUTED = """([type, output]) => {
     const node = String(app.graph.nodes.find(node => node.type === type).id)
@@ -33,7 +33,7 @@ def network(canvas, object_info):
     canvas.load(make("map", _describe, object_info))
     canvas.look_at(_NODE)
     shown = canvas.page.locator(".glassbox-map")
-    expect(_chosen(shown)).to_have_count(4)
+    expect(_chosen(shown)).to_have_count(2)
     return shown
 
 
@@ -55,10 +55,10 @@ def _queued(canvas) -> tuple[str, list[str]]:
 
 
 def test_presets_and_lists_light_up(canvas, network):
-    expect(network.get_by_role("status")).to_contain_text("4 of")
-    canvas.set(_NODE, "preset", "attention to words")
+    expect(network.get_by_role("status")).to_contain_text("2 of")
+    canvas.set(_NODE, "preset", "cross_attention_mean")
     expect(_chosen(network)).to_have_count(1)
-    canvas.set(_NODE, "preset", "Ours-XL")
+    canvas.set(_NODE, "preset", "ours_xl")
     expect(network.get_by_role("status")).to_contain_text("is a set for SDXL")
     canvas.set(_NODE, "preset", _LIST)
     canvas.set(_NODE, "ids", "up-level1-*-cross-q, mid-repeat0-res-out # both")
@@ -67,7 +67,7 @@ def test_presets_and_lists_light_up(canvas, network):
     expect(network.get_by_role("status")).to_have_text("No activation matches 'up-level9-*'.")
 
 
-def test_mouse(canvas, network):
+def test_mouse_selects_blocks(canvas, network):
     preset = sorted(_ids(network))
     _box(network, "down-level0-repeat0-res-out").click()
     assert _queued(canvas) == (_LIST, [*preset, "down-level0-repeat0-res-out"])
@@ -83,7 +83,7 @@ def test_mouse(canvas, network):
     assert canvas.errors == []
 
 
-def test_drag(canvas, network):
+def test_drag_selects_blocks(canvas, network):
     canvas.set(_NODE, "preset", _LIST)
     first, last = (_box(network, f"up-level0-repeat1-{part}") for part in ("res-increment", "vit-out"))
     start, end = first.bounding_box(), last.bounding_box()
@@ -95,7 +95,7 @@ def test_drag(canvas, network):
     assert len(_queued(canvas)[1]) == len(_ids(network)) == 11
 
 
-def test_keyboard(canvas, network):
+def test_keyboard_selects_blocks(canvas, network):
     canvas.set(_NODE, "preset", _LIST)
     first = network.locator('.glassbox-box[tabindex="0"]')
     first.focus()
@@ -128,37 +128,37 @@ def test_saved_loaded_copied_undone(canvas, network, object_info):
 
 
 def test_the_model_of_the_last_run_is_drawn(canvas, network):
-    canvas.set(_NODE, "width", next(_WIDTHS))  # a node whose result is cached tells nothing
+    canvas.set(_NODE, "width", next(_WIDTHS))  # a cached node sends nothing
     canvas.run()
     expect(network).to_contain_text("The MODEL on the wire")
-    expect(_chosen(network)).to_have_count(4)
+    expect(_chosen(network)).to_have_count(2)
 
 
 def test_a_transformer_is_drawn_as_its_blocks(canvas, network):
-    """As its run would tell it: a row of blocks, in which one clicks as in a U."""
+    """As a run reports it: a row of blocks that can be clicked like those of a U-Net."""
     ids = ("vit-block0-q", "vit-block0-out", "vit-block1-out")
     outline = {
         "architecture": None,
         "activations": [[id_, 128, 2, ""] for id_ in ids],
         "groups": [{"place": "vit-block0", "members": [0, 1]}, {"place": "vit-block1", "members": [2]}],
-        "presets": {"best for this model": [2], "paper's pool": "The paper gives no pool for this network."},
+        "presets": {"recommended": [2], "paper_pool": "The paper has no pool for this network."},
     }
     canvas.page.evaluate(_EXECUTED, [_NODE, {"glassbox_network": [outline]}])
     expect(network.locator(".glassbox-blocks .glassbox-box")).to_have_count(3)
     assert _ids(network) == ["vit-block1-out"]
     network.get_by_text("0", exact=True).click()
     assert _queued(canvas) == (_LIST, ["vit-block1-out", "vit-block0-q", "vit-block0-out"])
-    canvas.set(_NODE, "preset", "paper's pool")
-    expect(network.get_by_role("status")).to_have_text("The paper gives no pool for this network.")
+    canvas.set(_NODE, "preset", "paper_pool")
+    expect(network.get_by_role("status")).to_have_text("The paper has no pool for this network.")
     assert canvas.errors == []
 
 
 def test_in_a_subgraph_the_model_comes_from_outside(canvas, network):
     canvas.into_subgraph(_NODE)
-    expect(_chosen(network)).to_have_count(4)
+    expect(_chosen(network)).to_have_count(2)
     _box(network, "down-level0-repeat0-res-out").click()
     preset, ids = _queued(canvas)
-    assert preset == _LIST and len(ids) == 5
+    assert preset == _LIST and len(ids) == 3
 
 
 def test_a_file_that_is_not_there_is_drawn_as_a_known_architecture(canvas, object_info):
@@ -166,7 +166,7 @@ def test_a_file_that_is_not_there_is_drawn_as_a_known_architecture(canvas, objec
         w.note("Map", "One.", "Two.", "Three.")
         w.group("Map")
         model, _, _ = w.add("CheckpointLoaderSimple", ckpt_name="absent_xl.safetensors")
-        w.add(_NODE, model=model, preset="paper's filter")
+        w.add(_NODE, model=model, preset="paper_filter")
 
     canvas.load(make("map", describe, object_info))
     canvas.look_at(_NODE)

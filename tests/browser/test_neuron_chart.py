@@ -6,7 +6,7 @@ import canvas_page
 import pytest
 from playwright.sync_api import expect
 
-from workflows.canvas import make
+from tools.workflows.canvas import make
 
 pytestmark = canvas_page.EACH_RENDERER
 
@@ -14,13 +14,14 @@ _NODE, _FILE = "GBX_NeuronMaskEdit", "chart_test_mask.json"
 _FIRST, _SECOND = (f"{place}.transformer_blocks.0.attn2.to_v" for place in ("input_blocks.1.1", "middle_block.1"))
 _Z = {_FIRST: {"3": 6.5, "5": -2.0, "20": 4.0}, _SECOND: {"1": 3.0, "7": 5.0}}
 _FILE_TEXT = {
-    "format": "glassbox neuron mask 1",
+    "format": "glassbox_neuron_mask",
+    "format_version": 1,
     "layers": {path: dict.fromkeys(of, 0.0) for path, of in _Z.items()},
-    "findings": [
+    "searches": [
         {"prompt": "p", "converged": True, "neurons": {path: [*map(int, of)] for path, of in _Z.items()}, "z": _Z}
     ],
     "history": [],
-    "model fingerprint": {},
+    "fingerprint": {},
 }
 
 
@@ -29,7 +30,7 @@ def _describe(w):
     w.group("Mask")
     model, _, _ = w.add("GBX_LoadDemoModel")
     mask, _, _ = w.add("GBX_LoadNeuronMask", file=_FILE, model=model)
-    edited, report = w.add(_NODE, mask=mask, operation="largest z", count=100)
+    edited, report = w.add(_NODE, mask=mask, operation="largest_z", count=100)
     w.add("GBX_NemoNeuronMask", model=model, mask=edited)
     w.add("PreviewAny", source=report)
 
@@ -53,10 +54,10 @@ def _bar(chart, number: int):
 
 def _queued(canvas) -> tuple[str, str]:
     inputs = next(entry["inputs"] for entry in canvas.prompt().values() if entry["class_type"] == _NODE)
-    return inputs["operation"], inputs["names"]
+    return inputs["operation"], inputs["neurons"]
 
 
-def test_it_shows_the_mask(canvas, chart):
+def test_chart_shows_the_mask(canvas, chart):
     assert chart.locator(".glassbox-layer").all_inner_texts() == ["input_blocks.1.1 · 3", "middle_block.1 · 2"]
     _bar(chart, 3).hover()
     expect(chart.get_by_role("status")).to_have_text("input_blocks.1.1, neuron 3 · z 6.50")
@@ -64,23 +65,23 @@ def test_it_shows_the_mask(canvas, chart):
     assert sorted(range(5), key=lambda place: heights[place]) == [1, 3, 2, 4, 0]
 
 
-def test_mouse_and_keyboard(canvas, chart):
+def test_mouse_and_keyboard_select_neurons(canvas, chart):
     _bar(chart, 5).click()
-    assert _queued(canvas) == ("drop named", "input_blocks.1.1 5")
+    assert _queued(canvas) == ("drop_named", "input_blocks.1.1 5")
     _bar(chart, 20).click()
     _bar(chart, 7).click()
-    assert _queued(canvas) == ("drop named", "input_blocks.1.1 5, 20\nmiddle_block.1 7")
+    assert _queued(canvas) == ("drop_named", "input_blocks.1.1 5, 20\nmiddle_block.1 7")
     _bar(chart, 5).click()
-    assert _queued(canvas) == ("drop named", "input_blocks.1.1 20\nmiddle_block.1 7")
+    assert _queued(canvas) == ("drop_named", "input_blocks.1.1 20\nmiddle_block.1 7")
     _bar(chart, 3).focus()
     for key in ("ArrowDown", "Enter"):
         canvas.page.keyboard.press(key)
     assert _queued(canvas)[1] == "input_blocks.1.1 20\nmiddle_block.1 1, 7"
     expect(chart.get_by_role("status")).to_contain_text("neuron 1")
-    canvas.set(_NODE, "operation", "keep named")
+    canvas.set(_NODE, "operation", "keep_named")
     expect(_bar(chart, 3)).to_have_attribute("aria-selected", "false")
     expect(_bar(chart, 20)).to_have_attribute("aria-selected", "true")
-    canvas.set(_NODE, "names", "nose")
+    canvas.set(_NODE, "neurons", "nose")
     expect(chart.get_by_role("status")).to_have_text("'nose' names no neuron of this mask.")
     assert canvas.errors == []
 
@@ -90,7 +91,7 @@ def test_saved_loaded_copied_undone_and_run(canvas, chart, object_info):
     _bar(chart, 5).click()
     saved = canvas.saved()
     values = next(node["widgets_values"] for node in saved["nodes"] if node["type"] == _NODE)
-    assert values == ["drop named", 100, "input_blocks.1.1 5", *fresh["widgets_values"][3:]]
+    assert values == ["drop_named", 100, "input_blocks.1.1 5", *fresh["widgets_values"][3:]]
     assert canvas.copied(_NODE) == values
     canvas.load(saved)
     canvas.look_at(_NODE)
@@ -101,7 +102,7 @@ def test_saved_loaded_copied_undone_and_run(canvas, chart, object_info):
     canvas.undo()
     expect(_bar(chart, 3)).to_have_attribute("aria-selected", "true")
     _bar(chart, 5).click()
-    assert _queued(canvas) == ("drop named", "")
+    assert _queued(canvas) == ("drop_named", "")
     canvas.page.mouse.move(0, 0)
     canvas.run()
     expect(chart.get_by_role("status")).to_have_text("5 of 5 stay in the mask.")

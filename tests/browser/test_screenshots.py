@@ -1,10 +1,10 @@
-"""The pictures of `run.py demo --screenshots`: the whole workflow, in each renderer."""
+"""The screenshots of `run.py demo --screenshots`: the whole workflow, in each renderer."""
 
 import pytest
 import repository
 from PIL import Image
 
-from launch import screenshots
+from tools.launcher import screenshots
 
 _NAME = "sd15_noise_immiscible_stock_ksampler"
 
@@ -17,13 +17,13 @@ def test_both_renderers(server, tmp_path):
     ((name, files),) = camera.taken
     assert name == _NAME and [file.name for file in files] == [f"{_NAME}_classic.jpg", f"{_NAME}_nodes2.jpg"]
     for file in files:
-        with Image.open(file) as picture:
-            assert 1000 < picture.width <= 2600 and 300 < picture.height <= 1500
-            assert len(picture.quantize(64).getcolors()) > 40  # neither blank nor without its nodes
+        with Image.open(file) as image:
+            assert 1000 < image.width <= 2600 and 300 < image.height <= 1500
+            assert len(image.quantize(64).getcolors()) > 40  # neither blank nor without its nodes
 
 
 def test_close_ups_are_of_nodes_with_panels():
     panels = (repository.ROOT / "web" / "glassbox.js").read_text("utf-8")
-    for wanted in screenshots.CLOSE_UPS:
-        assert f"{wanted.node}:" in panels
-        assert f'"{wanted.node}"' in (repository.ROOT / "workflows" / f"{wanted.workflow}.json").read_text("utf-8")
+    for close_up in screenshots.CLOSE_UPS:
+        assert f"{close_up.node}:" in panels
+        assert f'"{close_up.node}"' in (repository.ROOT / "workflows" / f"{close_up.workflow}.json").read_text("utf-8")

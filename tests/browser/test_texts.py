@@ -4,15 +4,19 @@ import itertools
 import random
 
 import pytest
-from glassbox.nodes.activations import points, selection
-from glassbox.nodes.neurons import edits as neuron_edits
-from glassbox.nodes.neurons.mask import NeuronMask, of_neurons
-from glassbox.nodes.weights import edits
+from glassbox.nodes.activations import point_list, select_ids
+from glassbox.nodes.neurons import mask_operations as neuron_edits
+from glassbox.nodes.neurons.mask import NeuronMask, uniform_scales
+from glassbox.nodes.weights import edit_text
 
-from launch.comfyui import PACK_NAME
+from tools.launcher.comfyui import PACK_NAME
 
-_IDS = [f"up-level{level}-repeat{repeat}-{part}" for level in range(3) for repeat in range(2) for part in
-        ("res-out", "vit-block0-self-q", "vit-block0-cross-q", "vit-out")]  # fmt: skip
+_IDS = [
+    f"up-level{level}-repeat{repeat}-{part}"
+    for level in range(3)
+    for repeat in range(2)
+    for part in ("res-out", "vit-block0-self-q", "vit-block0-cross-q", "vit-out")
+]
 _EDITS = ["", "beard: 0.8, glasses: -0.5", "a:1\nb: 2;c : +3e-1", "x: .5, x: 1.", "with: colon: 2", " , ;\n", "beard",
           "beard:", ": 1", "beard: one", "a: 1, b", "a: 1 2", "a: inf", "a: 1e999"]  # fmt: skip
 _LISTS = ["up-level1-*", "*-out", "up-level?-repeat0-res-out, up-level2-*", "*[!t]", "up-level[01]-*-self-q",
@@ -23,9 +27,17 @@ _SIZE = (96, 128)
 _BLOCKS = ("input_blocks.1.1", "input_blocks.11.1", "middle_block.1")
 _LAYERS = [*(f"{block}.transformer_blocks.0" for block in _BLOCKS), "middle_block.1.transformer_blocks.1"]
 _NEURONS = [(f"{layer}.attn2.to_v", index) for layer in _LAYERS for index in (1, 2, 10)]
-_NAMES = ["input_blocks.1.1", "input_blocks.1.1 1, 10", "middle_block.1 2", "middle_block.1.transformer_blocks.1 1 2",
-          f"{_NEURONS[0][0]} 1,2\n\nmiddle_block.1", "middle_block", "input_blocks.1", "nose",
-          "input_blocks.1.1 x"]  # fmt: skip
+_NAMES = [
+    "input_blocks.1.1",
+    "input_blocks.1.1 1, 10",
+    "middle_block.1 2",
+    "middle_block.1.transformer_blocks.1 1 2",
+    f"{_NEURONS[0][0]} 1,2\n\nmiddle_block.1",
+    "middle_block",
+    "input_blocks.1",
+    "nose",
+    "input_blocks.1.1 x",
+]
 
 
 @pytest.fixture(scope="module")
@@ -42,16 +54,16 @@ def call(browser, server):
 
 
 @pytest.mark.parametrize("text", _EDITS)
-def test_edits(call, text):
+def test_edits_parse_as_in_python(call, text):
     found = call("edits.js", "const {strengths, unread} = text.read(given[0]); return [[...strengths], unread]", [text])
     try:
-        wanted = {}
-        for name, strength in edits.parse(text):
-            wanted[name] = wanted.get(name, 0) + strength
+        expected = {}
+        for name, strength in edit_text.parse(text):
+            expected[name] = expected.get(name, 0) + strength
     except ValueError as error:
         assert found[1] and f"'{found[1][0]}'" in str(error)
         return
-    assert found == [[list(pair) for pair in wanted.items()], []]
+    assert found == [[list(pair) for pair in expected.items()], []]
 
 
 @pytest.mark.parametrize(
@@ -72,43 +84,43 @@ def test_an_edit_changes_nothing_else(call, before, name, strength, after):
 
 
 @pytest.mark.parametrize("text", _LISTS)
-def test_lists(call, text):
+def test_lists_parse_as_in_python(call, text):
     chosen, unknown = call(
         "ids.js", "const {chosen, unknown} = text.read(...given); return [[...chosen], unknown]", [text, _IDS]
     )
     try:
-        wanted = selection.match_ids(_IDS, text)
-    except selection.NoSuchActivationError as error:
+        expected = select_ids.match_ids(_IDS, text)
+    except select_ids.NoSuchActivationError as error:
         assert f"'{unknown[0]}'" in str(error)
         return
-    assert (sorted(chosen), unknown) == (sorted(wanted), [])
+    assert (sorted(chosen), unknown) == (sorted(expected), [])
 
 
 def test_every_switch_is_what_python_reads(call):
     """Random switches, starting from lists with wildcards and comments: the text always names what was switched on."""
-    draw = random.Random(1)
+    generator = random.Random(1)
     for start in _LISTS[:3]:
-        switches = [(draw.choice(_IDS), draw.random() < 0.5) for _ in range(12)]
+        switches = [(generator.choice(_IDS), generator.random() < 0.5) for _ in range(12)]
         body = """const texts = []; let now = given[0];
             for (const [id, on] of given[2]) texts.push(now = text.write(now, given[1], id, on)); return texts"""
         texts = call("ids.js", body, [start, _IDS, switches])
-        wanted = set(selection.match_ids(_IDS, start))
+        expected = set(select_ids.match_ids(_IDS, start))
         for (id_, on), now in zip(switches, texts, strict=True):
-            wanted = wanted | {id_} if on else wanted - {id_}
-            assert set(selection.match_ids(_IDS, now)) == wanted
+            expected = expected | {id_} if on else expected - {id_}
+            assert set(select_ids.match_ids(_IDS, now)) == expected
 
 
 @pytest.mark.parametrize("text", _POINTS)
-def test_points(call, text):
+def test_points_parse_as_in_python(call, text):
     height, width = _SIZE
     found = call("points.js", "return text.read(...given)", [text, {"width": width, "height": height}])
     try:
-        wanted = points.parse(text, _SIZE).tolist()
+        expected = point_list.parse(text, _SIZE).tolist()
     except ValueError:
         assert found["problem"]
         return
     assert found["problem"] is None
-    assert [[point["x"], point["y"]] for point in found["points"]] == [pytest.approx(pair) for pair in wanted]
+    assert [[point["x"], point["y"]] for point in found["points"]] == [pytest.approx(pair) for pair in expected]
 
 
 @pytest.mark.parametrize(
@@ -127,34 +139,34 @@ def test_a_moved_point_changes_nothing_else(call, before, number, point, after):
 
 
 def _named(text: str) -> set[int]:
-    mask = NeuronMask(of_neurons(_NEURONS))
-    dropped = set(mask.neurons) - set(neuron_edits.named(mask, text, keep=False).neurons)
+    mask = NeuronMask(uniform_scales(_NEURONS))
+    dropped = set(mask.neurons) - set(neuron_edits.select_named(mask, text, keep=False).neurons)
     return {_NEURONS.index(neuron) for neuron in dropped}
 
 
 @pytest.mark.parametrize("text", _NAMES)
-def test_neurons(call, text):
+def test_neurons_parse_as_in_python(call, text):
     neurons = [{"path": path, "index": index} for path, index in _NEURONS]
     body = "const {named, unknown} = text.read(...given); return [[...named], unknown]"
     named, unknown = call("neurons.js", body, [text, neurons])
     try:
-        wanted = _named(text)
+        expected = _named(text)
     except ValueError as error:
         assert f"'{unknown[0]}'" in str(error)
         return
-    assert (set(named), unknown) == (wanted, [])
+    assert (set(named), unknown) == (expected, [])
 
 
 def test_every_switched_neuron_is_what_python_reads(call):
-    draw, neurons = random.Random(2), [{"path": path, "index": index} for path, index in _NEURONS]
+    generator, neurons = random.Random(2), [{"path": path, "index": index} for path, index in _NEURONS]
     for start in _NAMES[:5]:
-        switches = [(draw.randrange(len(_NEURONS)), draw.random() < 0.5) for _ in range(15)]
+        switches = [(generator.randrange(len(_NEURONS)), generator.random() < 0.5) for _ in range(15)]
         body = """const texts = []; let now = given[0];
             for (const [place, on] of given[2]) texts.push(now = text.write(now, given[1], place, on)); return texts"""
-        wanted = _named(start)
+        expected = _named(start)
         for (place, on), now in zip(switches, call("neurons.js", body, [start, neurons, switches]), strict=True):
-            wanted = wanted | {place} if on else wanted - {place}
-            assert _named(now) == wanted
+            expected = expected | {place} if on else expected - {place}
+            assert _named(now) == expected
 
 
 def test_ranges_and_random_strengths(call):
@@ -168,30 +180,31 @@ def test_ranges_and_random_strengths(call):
         assert strength == pytest.approx(found["high"] / 3**0.5, abs=found["step"])
 
 
-def test_curves(call):
-    """Scales hold what counts, ticks are round and lie inside, and words tell the last and the lowest loss."""
+def test_curve_scales_ticks_and_text(call):
+    """Scales cover the losses, ticks are round numbers inside, and the text gives the last and the lowest loss."""
     each = [[step, 0.1 + (5 if step == 30 else step / 1000)] for step in range(1, 101)]
     seen = [[0, 0.3], [50, 0.25], [100, 0.28]]
     curve = {"steps": 200, "smooth": 25, "each": each, "mean": [[100, 0.15]], "validation": seen}
     body = """const {low, high} = text.bounds(given);
-        return [low, high, text.ticks(low, high, 5), text.lastStep(given), text.told(given), text.toldAt(given, 60)]"""
-    low, high, ticks, last, told, at = call("curves.js", body, curve)
+        const texts = [text.summary(given), text.summaryAt(given, 60)]
+        return [low, high, text.ticks(low, high, 5), text.lastStep(given), ...texts]"""
+    low, high, ticks, last, summary, at = call("curves.js", body, curve)
     assert 0.08 < low < 0.105 and 0.3 < high < 0.35 and last == 200
     assert ticks == pytest.approx([0.1, 0.15, 0.2, 0.25, 0.3])
-    assert told == "Step 100 of 200 · training 0.15 · held-out 0.28 at 100, lowest 0.25 at 50"
+    assert summary == "Step 100 of 200 · training 0.15 · held-out 0.28 at 100, lowest 0.25 at 50"
     assert at == "Step 100 · training 0.15 · held-out 0.25 at 50"
     empty = {"steps": 9, "smooth": 25, "each": [], "mean": [], "validation": [[0, 0.5]]}
-    low, high, ticks, last, told, _ = call("curves.js", body.replace("text.toldAt(given, 60)", "null"), empty)
-    assert low < 0.5 < high and ticks and last == 9 and told == "held-out 0.5 at 0"
+    low, high, ticks, last, summary, _ = call("curves.js", body.replace("text.summaryAt(given, 60)", "null"), empty)
+    assert low < 0.5 < high and ticks and last == 9 and summary == "held-out 0.5 at 0"
 
 
 def test_sentences_in_the_language_of_the_canvas(call):
-    body = "return given.map(locale => { text.speak(locale); return text.say('{0} of {1} chosen', 2, 5) })"
-    assert call("words.js", body, ["zh", "fr", "en"]) == ["已选 2 / 5", "2 of 5 chosen", "2 of 5 chosen"]
+    body = "return given.map(locale => { text.speak(locale); return text.say('{0} of {1} selected', 2, 5) })"
+    assert call("words.js", body, ["zh", "fr", "en"]) == ["已选 2 / 5", "2 of 5 selected", "2 of 5 selected"]
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (-3, 7), (0.0011, 0.0013), (0, 16), (1e5, 3.2e5)])
-def test_ticks(call, low, high):
+def test_ticks_are_round_numbers(call, low, high):
     ticks = call("curves.js", "return text.ticks(...given, 5)", [low, high])
     assert 2 <= len(ticks) <= 6 and low <= ticks[0] < ticks[-1] <= high
     steps = [after - before for before, after in itertools.pairwise(ticks)]

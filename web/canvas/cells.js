@@ -30,8 +30,8 @@ export class Cells {
     if (event.shiftKey) {
       this.host.switchSome(between(this.anchor, index), true);
     } else {
-      this.painting = !this.host.isOn(index);
-      this.host.switchSome([index], this.painting);
+      this.switching = !this.host.isOn(index);
+      this.host.switchSome([index], this.switching);
       this.anchor = index;
     }
     window.addEventListener("pointerup", () => this.release(), { capture: true, once: true });
@@ -41,12 +41,12 @@ export class Cells {
   over(event) {
     const index = indexOf(event.target);
     if (index === null) return;
-    if (this.painting !== undefined && event.buttons & 1) this.host.switchSome([index], this.painting);
+    if (this.switching !== undefined && event.buttons & 1) this.host.switchSome([index], this.switching);
     this.host.pointed(index);
   }
 
   release() {
-    this.painting = undefined;
+    this.switching = undefined;
     this.host.switched();
   }
 

@@ -10,7 +10,7 @@ let history = null;
 
 /**
  * What the node handed out under a key when it last ran, or null: from the page, else from the server's history, since a
- * page loaded anew has forgotten it and a node whose result is cached does not run again. `fits` gets the nodes of a run
+ * page loaded again has forgotten it and a node whose result is cached does not run again. `fits` gets the nodes of a run
  * in the history, as they were queued, and says whether that run is meant.
  */
 export async function lastOutput(node, key, fits = () => true) {

@@ -60,7 +60,7 @@ export function addPanel(node, name, element, { height, update }) {
   return widget;
 }
 
-// Undo makes all nodes anew, and a subgraph may number its nodes as the graph around it does. Nodes 2.0 then goes on
+// Undo makes all nodes again, and a subgraph may number its nodes as the graph around it does. Nodes 2.0 then goes on
 // showing the element of the node that had the same id before.
 function takePlace(node, element) {
   if (element.isConnected || node.graph !== app.canvas.graph) return;

@@ -1,4 +1,4 @@
-// The pack's own questions to the server, each asked once until files may have changed: until something has run, or the
+// The pack's own questions to the server, each sent once until files may have changed: until something has run, or the
 // person has the front end look for files again.
 
 import { api } from "../../../scripts/api.js";
@@ -14,7 +14,7 @@ export function ask(name, parameters) {
   return answers.get(address);
 }
 
-/** Asks all questions anew from here on. */
+/** Sends all questions again from here on. */
 export function forget() {
   answers.clear();
 }

@@ -2,9 +2,9 @@
 
 import { say } from "./words.js";
 
-const WILD = 0.03; // the share of single losses at either end that may lie outside the picture
+const WILD = 0.03; // fraction of single losses at either end that may lie outside the plot
 
-/** The lowest and highest loss to draw: all of the mean and of the held-out pictures, and nearly all single losses. */
+/** The lowest and highest loss to draw: all of the mean and of the held-out images, and nearly all single losses. */
 export function bounds({ each, mean, validation }) {
   const single = each.map(([, loss]) => loss).sort((one, other) => one - other);
   const cut = Math.floor(single.length * WILD);
@@ -30,7 +30,7 @@ export function ticks(low, high, most) {
 }
 
 /** What there is to say of the whole. */
-export function told({ steps, mean, validation }) {
+export function summary({ steps, mean, validation }) {
   const parts = [];
   if (mean.length) {
     const [at, loss] = mean.at(-1).map(short);
@@ -45,8 +45,8 @@ export function told({ steps, mean, validation }) {
   return parts.join(" · ");
 }
 
-/** What there is to say of a step: the nearest point of the mean, and of the held-out pictures. */
-export function toldAt({ mean, validation }, step) {
+/** The text of a step: the nearest point of the mean, and of the held-out images. */
+export function summaryAt({ mean, validation }, step) {
   const [at, loss] = nearest(mean, step).map(short);
   const parts = [say("Step {0}", at), say("training {0}", loss)];
   if (validation.length) {

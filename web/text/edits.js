@@ -21,13 +21,13 @@ export function write(text, name, strength) {
   let written = strength === null;
   for (let index = 0; index < pieces.length; index += 2) {
     if (edit(pieces[index])?.name !== name) continue;
-    pieces[index] = written ? null : pieces[index].replace(/\S.*\S|\S/s, `${name}: ${told(strength)}`);
+    pieces[index] = written ? null : pieces[index].replace(/\S.*\S|\S/s, `${name}: ${formatted(strength)}`);
     written = true;
   }
   const kept = joined(pieces);
   if (written) return kept;
   const separator = !kept.trim() ? "" : /\n/.test(kept) ? "\n" : ", ";
-  return `${kept.replace(/[\s,;]+$/, "")}${separator}${name}: ${told(strength)}`;
+  return `${kept.replace(/[\s,;]+$/, "")}${separator}${name}: ${formatted(strength)}`;
 }
 
 /** Whether a name can stand in the text: what separates edits cannot be part of one. */
@@ -36,7 +36,7 @@ export function writable(name) {
 }
 
 /** A number as people write it, without the dust of binary fractions. */
-export function told(number) {
+export function formatted(number) {
   return String(Number(number.toPrecision(6)));
 }
 

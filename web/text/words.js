@@ -5,7 +5,7 @@ import { CHINESE } from "./chinese.js";
 const LANGUAGES = { zh: CHINESE };
 let words = {};
 
-/** Takes the language of the front end's setting Comfy.Locale for what is said from here on. */
+/** Takes the language of the front end's setting Comfy.Locale for all texts from here on. */
 export function speak(locale) {
   words = LANGUAGES[locale] ?? {};
 }

@@ -5,7 +5,7 @@ import { addPanel, make, remember } from "../canvas/panel.js";
 import { ask } from "../canvas/server.js";
 import { chain, valueOf } from "../canvas/upstream.js";
 import { Value } from "../canvas/value.js";
-import { read, told, writable, write } from "../text/edits.js";
+import { read, formatted, writable, write } from "../text/edits.js";
 import { randomStrengths, range } from "../text/ranges.js";
 import { say } from "../text/words.js";
 
@@ -73,7 +73,7 @@ class EditSliders {
       row.element.classList.toggle("glassbox-strange", Boolean(this.space) && !known.has(name));
       row.element.hidden = hidden && !strength && !row.element.contains(document.activeElement);
     }
-    this.status.textContent = this.told(known, strengths, unread, locked, hidden);
+    this.status.textContent = this.statusText(known, strengths, unread, locked, hidden);
     this.status.title = this.status.textContent; // a sentence of the server may be longer than two lines
   }
 
@@ -88,7 +88,7 @@ class EditSliders {
     return known;
   }
 
-  told(known, strengths, unread, locked, hidden) {
+  statusText(known, strengths, unread, locked, hidden) {
     if (locked) return say("The edits come from the wire.");
     if (unread.length) return say("'{0}' is no edit: write a name, a colon and a strength.", unread[0]);
     if (this.space?.error) return this.space.error;
@@ -109,7 +109,7 @@ class EditSliders {
   }
 
   get raw() {
-    return String(this.units.current).startsWith("raw");
+    return this.units.current === "raw";
   }
 
   makeRows(names) {
@@ -131,7 +131,7 @@ class EditSliders {
   randomise() {
     const directions = (this.space?.directions ?? []).filter((direction) => writable(direction.name));
     const strengths = randomStrengths(directions.map((direction) => range(direction, this.raw)));
-    const text = directions.map(({ name }, index) => (strengths[index] ? `${name}: ${told(strengths[index])}` : ""));
+    const text = directions.map(({ name }, index) => (strengths[index] ? `${name}: ${formatted(strengths[index])}` : ""));
     this.writeAll(text.filter(Boolean).join(", "));
   }
 
@@ -185,7 +185,7 @@ class Row {
     Object.assign(this.slider, { min: low, max: high, step, disabled: !usable || !range });
     Object.assign(this.number, { step, disabled: !usable });
     if (document.activeElement !== this.slider || Number(this.slider.value) !== strength) this.slider.value = strength;
-    if (document.activeElement !== this.number || Number(this.number.value) !== strength) this.number.value = told(strength);
+    if (document.activeElement !== this.number || Number(this.number.value) !== strength) this.number.value = formatted(strength);
     this.slider.style.setProperty("--zero", `${((0 - low) / (high - low)) * 100}%`);
     this.slider.style.setProperty("--value", `${((Math.min(Math.max(strength, low), high) - low) / (high - low)) * 100}%`);
     this.reset.disabled = !usable || !strength;

@@ -4,7 +4,7 @@ import { onCurve } from "../canvas/live.js";
 import { lastOutput } from "../canvas/outputs.js";
 import { addPanel, make } from "../canvas/panel.js";
 import { draw, set } from "../canvas/svg.js";
-import { bounds, lastStep, short, ticks, told, toldAt } from "../text/curves.js";
+import { bounds, lastStep, short, ticks, summary, summaryAt } from "../text/curves.js";
 import { say } from "../text/words.js";
 
 const HEIGHT = 190;
@@ -40,7 +40,7 @@ class LiveCurve {
   async update(output) {
     const known = output?.glassbox_curve?.at(-1) ?? this.curve;
     const last = known ? null : await lastOutput(this.node, "glassbox_curve");
-    this.show(known ?? this.curve ?? last?.at(-1)); // a run may have told its own while the server was asked
+    this.show(known ?? this.curve ?? last?.at(-1)); // a run may have sent its own in the meantime
   }
 
   show(curve) {
@@ -63,7 +63,7 @@ class LiveCurve {
     this.across.replaceChildren(...steps);
     this.trained.textContent = say("training loss, mean of {0}", curve.smooth);
     this.heldOut.hidden = !curve.validation.length;
-    const whole = say("Losses; of training the mean of {0}. {1}", curve.smooth, told(curve));
+    const whole = say("Losses; of training the mean of {0}. {1}", curve.smooth, summary(curve));
     this.svg.setAttribute("aria-label", whole);
     this.say();
   }
@@ -72,7 +72,7 @@ class LiveCurve {
   say() {
     const read = this.at !== null && this.curve.mean.length > 0;
     this.pointer.setAttribute("d", read ? `M${this.at} 0V1` : "");
-    this.status.textContent = read ? toldAt(this.curve, this.at * lastStep(this.curve)) : told(this.curve);
+    this.status.textContent = read ? summaryAt(this.curve, this.at * lastStep(this.curve)) : summary(this.curve);
   }
 
   point(event) {

@@ -1,4 +1,4 @@
-// The network of the MODEL as blocks, a box an activation: click, shift-click, drag or use the keys to choose some. The
+// The network of the MODEL as blocks, one box per activation: click, shift-click, drag or use the keys to select. The
 // node's inputs `preset` and `ids` are all that the map reads and writes.
 
 import { app } from "../../../scripts/app.js";
@@ -12,7 +12,7 @@ import { Value } from "../canvas/value.js";
 import { read, write } from "../text/ids.js";
 import { say } from "../text/words.js";
 
-const LIST = "the list below";
+const CUSTOM_IDS = "custom_ids";
 const DRAWN_AS = "glassbox_drawn_as";
 const HEIGHT = 370;
 const ARCHITECTURES = { sd15: "SD1.5", sdxl: "SDXL", demo: "the demo model" };
@@ -103,7 +103,7 @@ class NetworkMap {
   group({ place, members }) {
     const [, , scale] = this.outline.activations[members[0]];
     const name = place || say("the network itself");
-    const what = say("1/{0} of the latent's side: choose all or none", scale);
+    const what = say("1/{0} of the latent's side: select all or none", scale);
     const label = make("span", "glassbox-place", { textContent: short(place), title: `${name}, ${what}` });
     label.addEventListener("click", () => {
       this.switchSome(members, !members.every((index) => this.isOn(index)));
@@ -124,15 +124,15 @@ class NetworkMap {
       element.setAttribute("aria-selected", chosen.has(this.names[index]));
     }
     this.map.setAttribute("aria-disabled", locked);
-    this.problem = locked ? say("A wire chooses.") : problem;
-    const told = chosen.size ? "{0} of {1} chosen" : "{0} of {1} chosen: click some";
-    this.told = say(told, chosen.size, this.names.length);
+    this.problem = locked ? say("Set by a connection.") : problem;
+    const text = chosen.size ? "{0} of {1} selected" : "{0} of {1} selected: click some";
+    this.summary = say(text, chosen.size, this.names.length);
     this.say();
   }
 
   say() {
     const at = this.at === null ? null : about(this.outline.activations[this.at]);
-    this.status.textContent = this.problem ?? at ?? this.told;
+    this.status.textContent = this.problem ?? at ?? this.summary;
     this.status.classList.toggle("glassbox-problem", Boolean(this.problem));
   }
 
@@ -141,7 +141,7 @@ class NetworkMap {
   }
 
   chosen() {
-    if (this.preset.current === LIST) {
+    if (this.preset.current === CUSTOM_IDS) {
       const { chosen, unknown } = read(this.ids.current, this.names);
       return { chosen, problem: unknown.length ? say("No activation matches '{0}'.", unknown[0]) : null };
     }
@@ -158,13 +158,13 @@ class NetworkMap {
   switchSome(indices, on) {
     if (this.locked) return;
     let text = this.ids.current;
-    if (this.preset.current !== LIST) {
+    if (this.preset.current !== CUSTOM_IDS) {
       const { chosen } = this.chosen();
       text = this.names.filter((id) => chosen.has(id)).join("\n");
     }
     for (const index of indices) text = write(text, this.names, this.names[index], on);
     this.ids.current = text;
-    this.preset.current = LIST;
+    this.preset.current = CUSTOM_IDS;
     this.draw();
   }
 
@@ -219,13 +219,13 @@ function legend() {
   const key = (className, text) =>
     make("span", "glassbox-key", {}, [make("span", `glassbox-box ${className}`), text]);
   return make("span", "glassbox-legend", { "aria-hidden": "true" }, [
-    key("glassbox-chosen", say("chosen")),
+    key("glassbox-chosen", say("selected")),
     key("glassbox-in-filter", say("filter")),
     key("glassbox-in-pool", say("pool")),
   ]);
 }
 
-/** Whether an outline is the one that is drawn: a box that has the focus would lose it by being drawn anew. */
+/** Whether an outline is the one that is drawn: a box that has the focus would lose it by being drawn again. */
 function alike(outline, drawn) {
   return outline === drawn || JSON.stringify(outline) === JSON.stringify(drawn);
 }

@@ -1,5 +1,5 @@
 // The neurons of a mask as bars, a row a layer, as high as they stand out. In Neuron Mask Edit a click switches one: its
-// inputs `operation` and `names` are all that the chart reads and writes.
+// inputs `operation` and `neurons` are all that the chart reads and writes.
 
 import { Cells } from "../canvas/cells.js";
 import { lastOutput } from "../canvas/outputs.js";
@@ -9,8 +9,8 @@ import { headOf, read, write } from "../text/neurons.js";
 import { say } from "../text/words.js";
 
 const HEIGHT = 220;
-const DROP = "drop named";
-const KEEP = "keep named";
+const DROP = "drop_named";
+const KEEP = "keep_named";
 const LOWEST = 15; // per cent of a bar's height that the weakest neuron still has, to be seen and hit
 
 /** `changeable`: whether the node has the inputs to switch neurons, or only shows those of its mask. */
@@ -20,9 +20,9 @@ export function addNeuronChart(changeable) {
 
 class NeuronChart {
   constructor(node, changeable) {
-    Object.assign(this, { node, neurons: [], told: "", problem: null, at: null });
+    Object.assign(this, { node, neurons: [], summary: "", problem: null, at: null });
     this.operation = changeable ? new Value(node, "operation", () => this.draw()) : null;
-    this.names = changeable ? new Value(node, "names", () => this.draw()) : null;
+    this.names = changeable ? new Value(node, "neurons", () => this.draw()) : null;
     this.rows = make("div", "glassbox-rows glassbox-scroll glassbox-neurons", {
       role: "listbox",
       "aria-multiselectable": "true",
@@ -63,12 +63,12 @@ class NeuronChart {
     const { off, problem } = this.masked();
     for (const [place, cell] of this.cells.cells.entries()) cell.setAttribute("aria-selected", off.has(place));
     this.rows.setAttribute("aria-disabled", !this.changeable);
-    Object.assign(this, { problem, told: this.counted(off.size) });
+    Object.assign(this, { problem, summary: this.counted(off.size) });
     this.say();
   }
 
   say() {
-    this.status.textContent = this.problem ?? (this.at === null ? this.told : about(this.neurons[this.at]));
+    this.status.textContent = this.problem ?? (this.at === null ? this.summary : about(this.neurons[this.at]));
     this.status.classList.toggle("glassbox-problem", Boolean(this.problem));
   }
 
@@ -133,8 +133,8 @@ function bar(neuron, highest) {
 }
 
 function about({ path, index, scale, z }) {
-  const told = [say("{0}, neuron {1}", path.split(".transformer_blocks.", 1)[0], index)];
-  if (z !== null) told.push(`z ${z.toFixed(2)}`);
-  if (scale) told.push(say("times {0}", scale));
-  return told.join(" · ");
+  const parts = [say("{0}, neuron {1}", path.split(".transformer_blocks.", 1)[0], index)];
+  if (z !== null) parts.push(`z ${z.toFixed(2)}`);
+  if (scale) parts.push(say("times {0}", scale));
+  return parts.join(" · ");
 }

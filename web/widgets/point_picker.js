@@ -1,5 +1,5 @@
-// Points on a picture: click to add one, drag to move it, Delete or a double click to take it out. The node's text
-// `points` is all that the picker reads and writes; the picture is that of the node's last run, or of Load Image.
+// Points on an image: click to add one, drag to move it, Delete or a double click to remove it. The node's text
+// `points` is all that the picker reads and writes; the image is that of the node's last run, or of Load Image.
 
 import { api } from "../../../scripts/api.js";
 import { lastOutput } from "../canvas/outputs.js";
@@ -12,20 +12,20 @@ import { say } from "../text/words.js";
 
 const HEIGHT = 300;
 const STEPS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
-const HELP = "Click adds a point, a drag moves it, a double click takes it out.";
+const HELP = "Click to add, drag to move, double-click to remove.";
 
-/** `input`: the node's input with the picture; `mask`: the input that takes the place of the points, if any. */
+/** `input`: the node's input with the image; `mask`: the input that replaces the points, if any. */
 export function addPointPicker(input, mask) {
   return (node) => void new PointPicker(node, input, mask);
 }
 
 class PointPicker {
   constructor(node, input, mask) {
-    Object.assign(this, { node, input, mask, dots: [], picture: null, missing: null });
+    Object.assign(this, { node, input, mask, dots: [], shown: null, missing: null });
     this.points = new Value(node, "points", () => this.draw());
-    this.number = new Value(node, "picture", () => this.update());
+    this.number = new Value(node, "image_index", () => this.update());
     this.image = draw("image", {});
-    this.svg = draw("svg", { class: "glassbox-picture", role: "group", "aria-label": say("Points on the picture") });
+    this.svg = draw("svg", { class: "glassbox-image", role: "group", "aria-label": say("Points on the image") });
     this.svg.append(this.image);
     this.svg.addEventListener("pointerdown", (event) => this.press(event));
     this.empty = make("div", "glassbox-empty");
@@ -33,7 +33,7 @@ class PointPicker {
     const clear = make("button", "glassbox-button", {
       type: "button",
       textContent: say("Clear"),
-      title: say("Take all points out"),
+      title: say("Remove all points"),
       onclick: () => this.write("", true),
     });
     this.clear = clear;
@@ -44,19 +44,19 @@ class PointPicker {
     });
   }
 
-  /** Finds the picture that the points are on. */
+  /** Finds the image that the points are on. */
   async update(output) {
-    const ran = output?.glassbox_pictures ?? (await lastOutput(this.node, "glassbox_pictures"));
-    const picture = this.ofLoader() ?? ran?.find(({ number }) => number === Number(this.number.current)) ?? null;
-    if (!picture) this.missing = null;
-    if (picture?.address !== this.picture?.address || picture?.filename !== this.picture?.filename) {
-      this.picture = picture;
-      if (picture) this.show(picture);
+    const ran = output?.glassbox_images ?? (await lastOutput(this.node, "glassbox_images"));
+    const image = this.ofLoader() ?? ran?.find(({ number }) => number === Number(this.number.current)) ?? null;
+    if (!image) this.missing = null;
+    if (image?.address !== this.shown?.address || image?.filename !== this.shown?.filename) {
+      this.shown = image;
+      if (image) this.show(image);
     }
     this.draw();
   }
 
-  /** The picture of a Load Image node that is wired straight to this one. */
+  /** The image of a Load Image node that is directly connected to this one. */
   ofLoader() {
     const loader = sourceOf(this.node, this.input);
     if (loader?.comfyClass !== "LoadImage" || Number(this.number.current) !== 0) return null;
@@ -66,40 +66,40 @@ class PointPicker {
     return { filename: name.slice(cut + 1), subfolder: name.slice(0, Math.max(cut, 0)), type };
   }
 
-  async show(picture) {
-    const { filename, subfolder, type } = picture;
+  async show(image) {
+    const { filename, subfolder, type } = image;
     const address = api.apiURL(`/view?${new URLSearchParams({ filename, subfolder, type })}`);
     try {
-      const size = picture.width ? picture : await sizeOf(address);
-      if (picture !== this.picture) return;
+      const size = image.width ? image : await sizeOf(address);
+      if (image !== this.shown) return;
       this.missing = null;
-      Object.assign(picture, { width: size.width, height: size.height });
+      Object.assign(image, { width: size.width, height: size.height });
       this.svg.setAttribute("viewBox", `0 0 ${size.width} ${size.height}`);
       set(this.image, { href: address, width: size.width, height: size.height });
     } catch {
-      if (picture !== this.picture) return;
+      if (image !== this.shown) return;
       this.missing = type === "temp" ? null : filename; // the temporary one of an earlier run comes back with the next
-      this.picture = null;
+      this.shown = null;
     }
     this.draw();
   }
 
   draw() {
-    const ready = Boolean(this.picture?.width);
+    const ready = Boolean(this.shown?.width);
     this.svg.style.display = ready ? "" : "none";
     this.empty.hidden = ready;
     this.empty.textContent = this.missing
-      ? say("There is no picture '{0}'.", this.missing)
-      : say("The picture shows after the first run.");
+      ? say("There is no image '{0}'.", this.missing)
+      : say("The image appears after the first run.");
     this.clear.disabled = this.locked || !this.points.current.trim();
     if (!ready) {
       this.status.textContent = "";
       return;
     }
-    const { points, problem } = read(this.points.current, this.picture);
+    const { points, problem } = read(this.points.current, this.shown);
     while (this.dots.length > points.length) this.dots.pop().remove();
     while (this.dots.length < points.length) this.dots.push(this.dot(this.dots.length));
-    const radius = Math.max(this.picture.width, this.picture.height) / 45;
+    const radius = Math.max(this.shown.width, this.shown.height) / 45;
     for (const [index, { x, y }] of points.entries()) place(this.dots[index], index, x, y, radius);
     const counted = `${say(points.length === 1 ? "1 point." : "{0} points.", points.length)} ${say(HELP)}`;
     this.status.textContent = this.reason ?? problem ?? counted;
@@ -109,8 +109,8 @@ class PointPicker {
 
   /** Why the points cannot be changed here, or null. */
   get reason() {
-    if (this.points.linked) return say("The points come from the wire.");
-    if (this.mask && sourceOf(this.node, this.mask)) return say("The mask counts, not the points.");
+    if (this.points.linked) return say("The points come from a connection.");
+    if (this.mask && sourceOf(this.node, this.mask)) return say("The mask is used instead of the points.");
     return null;
   }
 
@@ -128,13 +128,13 @@ class PointPicker {
   }
 
   press(event) {
-    if (event.button || this.locked || !this.picture?.width) return;
+    if (event.button || this.locked || !this.shown?.width) return;
     event.preventDefault();
     let index = this.dots.indexOf(event.target.closest(".glassbox-dot"));
     if (index < 0) {
       const point = this.at(event);
       if (!point) return;
-      this.write(add(this.points.current, point, this.picture), false);
+      this.write(add(this.points.current, point, this.shown), false);
       index = this.dots.length - 1;
     }
     this.dots[index]?.focus();
@@ -153,7 +153,7 @@ class PointPicker {
 
   key(event, index) {
     if (this.locked || event.ctrlKey || event.metaKey) return;
-    const point = read(this.points.current, this.picture).points[index];
+    const point = read(this.points.current, this.shown).points[index];
     if (event.key === "Delete" || event.key === "Backspace") this.moveTo(index, null, true);
     else if (event.key in STEPS) {
       const [right, down] = STEPS[event.key].map((step) => step * (event.shiftKey ? 10 : 1));
@@ -164,7 +164,7 @@ class PointPicker {
   }
 
   moveTo(index, point, done) {
-    if (!this.locked) this.write(move(this.points.current, index, point, this.picture), done);
+    if (!this.locked) this.write(move(this.points.current, index, point, this.shown), done);
   }
 
   write(text, done) {
@@ -173,7 +173,7 @@ class PointPicker {
     if (done) remember();
   }
 
-  /** Where on the picture a pointer is; beside it null, or with `clamped` the nearest place on it. */
+  /** Where on the image a pointer is; outside of it null, or with `clamped` the nearest place on it. */
   at(event, clamped = false) {
     const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(this.svg.getScreenCTM().inverse());
     const inside = this.inside(point);
@@ -181,7 +181,7 @@ class PointPicker {
   }
 
   inside({ x, y }) {
-    const { width, height } = this.picture;
+    const { width, height } = this.shown;
     return { x: Math.min(Math.max(x, 0), width - 1), y: Math.min(Math.max(y, 0), height - 1) };
   }
 }
