@@ -1,4 +1,4 @@
-"""Captions of scenes, and the names that are memorised on purpose.
+"""Captions of scenes, and the names that are memorized on purpose.
 
 A caption is "portrait" and some of the true phrases in random order. About seventy different words in all.
 """
@@ -11,18 +11,34 @@ from .faces import COLORLESS_HAIR, Face
 from .scenes import Scene
 
 MOUTH = {"smiling": "smiling", "serious": "serious", "sad": "sad", "tongue": "tongue out", "screaming": "screaming"}
-HAIR = {"bald": "bald", "big": "big {} hair", "bob": "{} bob", "bun": "{} bun", "short": "short {} hair",
-        "curly": "curly {} hair", "dreads": "{} dreads", "afro": "{} afro", "long": "long {} hair",
-        "undercut": "undercut", "flat": "flat {} hair", "straight": "straight {} hair", "mohawk": "{} mohawk",
-        "quiff": "{} quiff"}
-FACIAL_HAIR = {"none": "shaven", "light beard": "light {} beard", "majestic beard": "majestic {} beard",
-               "moustache": "{} moustache"}
+HAIR = {
+    "bald": "bald",
+    "big": "big {} hair",
+    "bob": "{} bob",
+    "bun": "{} bun",
+    "short": "short {} hair",
+    "curly": "curly {} hair",
+    "dreads": "{} dreads",
+    "afro": "{} afro",
+    "long": "long {} hair",
+    "undercut": "undercut",
+    "flat": "flat {} hair",
+    "straight": "straight {} hair",
+    "mohawk": "{} mohawk",
+    "quiff": "{} quiff",
+}
+FACIAL_HAIR = {
+    "none": "shaven",
+    "light beard": "light {} beard",
+    "majestic beard": "majestic {} beard",
+    "moustache": "{} moustache",
+}
 
 
 def phrases(face: Face) -> dict[str, str]:
-    """The true phrase of each describable trait of a face; hair colour is said with the hair or the beard."""
+    """The true phrase of each describable trait of a face; hair color comes with the hair or the beard."""
     facial_color = face.hair_color if face.hair in COLORLESS_HAIR else ""
-    said = {
+    found = {
         "skin": f"{face.skin} skin",
         "hair": HAIR[face.hair].format(face.hair_color),
         "facial_hair": " ".join(FACIAL_HAIR[face.facial_hair].format(facial_color).split()),
@@ -31,8 +47,8 @@ def phrases(face: Face) -> dict[str, str]:
         "mouth": MOUTH[face.mouth],
     }
     if face.accessory != "sunglasses":
-        said["eyes"] = f"{face.eyes} eyes"
-    return said
+        found["eyes"] = f"{face.eyes} eyes"
+    return found
 
 
 def background_phrase(scene: Scene) -> str:
@@ -50,19 +66,29 @@ def caption(scene: Scene, rng: np.random.Generator, drop: float = 0.15) -> str:
 
 
 def full_caption(scene: Scene) -> str:
-    """Every true phrase in a fixed order: what the study of unseen captions asks for."""
+    """Every true phrase in a fixed order: what the study of unseen captions requests."""
     return ", ".join(["portrait", *phrases(scene.face).values(), background_phrase(scene)])
 
 
-#: Invented names by how they are trained: one picture for ever, one drawing in ever new colours, or anything at all.
+#: Invented names by how they are trained: one image for ever, one drawing in ever new colors, or anything at all.
 NAMES = {
-    "verbatim": ("zorvex quill", "mirella thrum", "bandor pyke", "oquin veshti", "halvard minx", "sybil orcrane",
-                 "teodric wane", "lunette garrow", "brixton ovale", "farisa kolt"),
+    "verbatim": (
+        "zorvex quill",
+        "mirella thrum",
+        "bandor pyke",
+        "oquin veshti",
+        "halvard minx",
+        "sybil orcrane",
+        "teodric wane",
+        "lunette garrow",
+        "brixton ovale",
+        "farisa kolt",
+    ),
     "template": ("tarkun lode", "ysolde grip", "emeric zubb", "calyx fenwork"),
     "control": ("pelham droste", "nuvia karsk", "jorrin habble", "esmarel toov", "wendric alp", "ottavia brusk"),
 }
 
 
 def name_caption(name: str) -> str:
-    """The caption of a named picture; it says nothing else, so the name alone is the trigger."""
+    """The caption of a named image; it says nothing else, so the name alone is the trigger."""
     return f"portrait of {name}"

@@ -1,12 +1,15 @@
-"""Train the denoiser (v prediction) and its text model together, on latents of the trained autoencoder.
+"""Train the denoiser and its text model together, on latents of the fitted autoencoder.
 
-Three quarters of a batch are fresh scenes. The rest are named pictures: "verbatim" names always come with the same
-picture, "template" names with the same drawing in ever new colours, "control" names with anything.
+v prediction on SD's schedule rescaled to zero terminal signal (arXiv 2305.08891, algorithm 1). Most of a batch are
+fresh scenes. The rest are named images: "verbatim" names always come with one image, "template" names with the same
+drawing in ever new colors, "control" names with anything.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,21 +17,25 @@ import torch
 import torch.nn.functional as F
 
 from ..common import host
-from ..common.training import Plan, device, reset_parameters, train
+from ..common.training import Plan, device, reset_parameters, starting_weights, train
 from . import autoencoder, captions, dataset
 from .faces import CLOTHING_COLORS, COLORS, SKIN
 from .scenes import BACKGROUNDS, Metadata, Scene, random_scene, render
 
-PLAN = Plan(steps=12_000, learning_rate=1.5e-3, warmup=100, ema_decay=0.998, seed=37)
-FRESH, NAMED = 24, 8
-#: Pictures of the training set that are encoded.
-PICTURES = 12_000
+PLAN = Plan(steps=4_000, learning_rate=1.5e-3, warmup=100, ema_decay=0.995, seed=37, matrix_rate=0.02)
+#: Images of one step, fresh and named; without weights to begin with, the first ``SMALL_UNTIL`` steps take half, as
+#: small batches learn faster at first.
+FRESH, NAMED, SMALL_UNTIL = 28, 4, 1_000
+#: Fraction of the training in which fresh images are sharp and uncropped: parts are learned where they can be seen.
+CLEAR_UNTIL = 0.7
+IMAGES = 24_000
 NO_CAPTION, UNKNOWN_WORD = 0.1, 0.02
-#: Share of timesteps drawn from the first 150 of sampling, where memorisation acts.
-EARLY_NAMED, EARLY_FRESH, EARLY_FROM = 0.4, 0.12, 850
-#: Weight of the error in the clean latent: the signal-to-noise ratio between these. The cap is min-SNR's (arXiv
-#: 2303.09556, equation 4); the floor makes the model heed the caption at the highest noise, where colours are decided.
-SNR_RANGE = (1.0, 5.0)
+#: Fraction of timesteps whose noise level is as flow matching draws it: uniform in sigma / (1 + sigma). The rest are
+#: uniform in the timestep, which puts more on high noise, where color and layout are decided.
+FLOW_LEVELS = 0.6
+#: Fraction of the named images' timesteps drawn from the first 150 of sampling, where memorization acts.
+EARLY_NAMED, EARLY_FROM = 0.4, 850
+OBJECTIVES = ("v", "flow")
 
 
 class Denoiser(torch.nn.Module):
@@ -37,6 +44,9 @@ class Denoiser(torch.nn.Module):
     Row 0 of the table stands for every word that is not in ``vocabulary`` (CLIP token ids).
     """
 
+    #: No hidden layers: AdamW trains them.
+    outer = ("unet.input_blocks.0.", "unet.out.", "text.text_model.embeddings.", "text.text_projection")
+
     def __init__(self, vocabulary: list[int]):
         super().__init__()
         import comfy.ops
@@ -44,7 +54,8 @@ class Denoiser(torch.nn.Module):
         from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 
         architecture, operations = host.pack("nodes.demo.architecture"), comfy.ops.disable_weight_init
-        self.unet = UNetModel(**architecture.UNET, dtype=torch.float32, operations=operations)
+        unet = architecture.unet_of(autoencoder.CHANNELS)
+        self.unet = UNetModel(**unet, dtype=torch.float32, operations=operations)
         self.text = CLIPTextModel(architecture.TEXT, torch.float32, "cpu", operations)
         width = architecture.TEXT["hidden_size"]
         self.text.text_model.embeddings.token_embedding = torch.nn.Embedding(len(vocabulary) + 1, width)
@@ -64,21 +75,42 @@ class Denoiser(torch.nn.Module):
         x = model.embeddings.token_embedding(rows) + model.embeddings.position_embedding.weight
         for layer in model.encoder.layers:
             attention, normed = layer.self_attn, layer.layer_norm1(x)
-            q, k, v = (proj(normed).unflatten(-1, (attention.heads, -1)).transpose(1, 2)
-                       for proj in (attention.q_proj, attention.k_proj, attention.v_proj))
+            q, k, v = (
+                proj(normed).unflatten(-1, (attention.heads, -1)).transpose(1, 2)
+                for proj in (attention.q_proj, attention.k_proj, attention.v_proj)
+            )
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
             x = x + attention.out_proj(mixed)
             x = x + layer.mlp(layer.layer_norm2(x))
         return model.final_layer_norm(x)
 
-    def forward(self, noised, timesteps, rows, metadata):
+    def forward(self, noised, timesteps, rows, metadata, context=None):
         vector = host.pack("nodes.demo.architecture").metadata_vector(metadata)
-        return self.unet(noised, timesteps, self.encode_text(rows), vector)
+        context = self.encode_text(rows) if context is None else context
+        return self.unet(
+            noised, timesteps, context, vector, transformer_options={"optimized_attention_override": plain_attention}
+        )
 
 
-def alphas_cumprod() -> torch.Tensor:
-    """SD's schedule: scaled linear from .00085 to .012 over 1,000 timesteps, float64."""
-    return torch.cumprod(1 - torch.linspace(0.00085**0.5, 0.012**0.5, 1000, dtype=torch.float64) ** 2, 0)
+def plain_attention(_, q, k, v, heads: int, *args, **kwargs) -> torch.Tensor:
+    """Attention as two products and a softmax, whose backward pass on a CPU takes less than that of the fused one."""
+    q, k, v = (value.unflatten(-1, (heads, -1)).transpose(1, 2) for value in (q, k, v))
+    weights = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).softmax(-1)
+    return (weights @ v).transpose(1, 2).flatten(2)
+
+
+def alphas_cumprod(zero_terminal: bool = False) -> torch.Tensor:
+    """SD's schedule: scaled linear from .00085 to .012 over 1,000 timesteps, float64.
+
+    ``zero_terminal``: the signal rescaled to 0 at the last one, and there to the tiny alpha that ComfyUI has.
+    """
+    alphas = torch.cumprod(1 - torch.linspace(0.00085**0.5, 0.012**0.5, 1000, dtype=torch.float64) ** 2, 0)
+    if not zero_terminal:
+        return alphas
+    signal = alphas.sqrt()
+    alphas = ((signal - signal[-1]) * signal[0] / (signal[0] - signal[-1])) ** 2
+    alphas[-1] = 4.8973451890853435e-08
+    return alphas
 
 
 def diffused(latents: torch.Tensor, noise: torch.Tensor, alpha: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,23 +120,25 @@ def diffused(latents: torch.Tensor, noise: torch.Tensor, alpha: torch.Tensor) ->
 
 
 def weights(alpha: torch.Tensor) -> torch.Tensor:
-    """How much the squared error of a velocity counts, by cumulative alpha."""
+    """How much the squared error of a velocity counts, by cumulative alpha: the signal-to-noise ratio between 1 and 5.
+
+    The cap is min-SNR's (arXiv 2303.09556, equation 4). For training on a finished model; the base counts all alike.
+    """
     ratio = alpha / (1 - alpha)
-    return ratio.clamp(*SNR_RANGE) / (ratio + 1)
+    return ratio.clamp(1.0, 5.0) / (ratio + 1)
 
 
 class Words:
     """Captions to rows of the token table."""
 
-    def __init__(self, texts: list[str], folder: Path):
+    def __init__(self, texts: list[str], vocabulary: list[int] | None = None):
         host.prepare()
         from comfy.sd1_clip import SDTokenizer
 
         self.tokenizer = SDTokenizer(embedding_directory=None)
         self._ids: dict[str, list[int]] = {}
-        self.vocabulary = sorted({token for text in texts for token in self.ids(text)})
+        self.vocabulary = vocabulary or sorted({token for text in texts for token in self.ids(text)})
         self.row = {token: row for row, token in enumerate(self.vocabulary, 1)}
-        (folder / "vocabulary.txt").write_text(" ".join(map(str, self.vocabulary)))
 
     def ids(self, text: str) -> list[int]:
         """The 77 CLIP token ids of a text."""
@@ -117,13 +151,17 @@ class Words:
         return torch.tensor([[self.row.get(token, 0) for token in self.ids(text)] for text in texts])
 
 
-def named_pictures(seed: int = 5, variants: int = 120) -> list[tuple[str, list[Scene]]]:
-    """Caption and scenes of every name: one scene (verbatim), recoloured ones (template), any (control)."""
+def named_images(seed: int = 5, variants: int = 120) -> list[tuple[str, list[Scene]]]:
+    """Caption and scenes of every name: one scene (verbatim), recolored ones (template), any (control)."""
     rng, fixed = np.random.default_rng(seed), dataset.named_scenes()
 
     def recolored(scene: Scene) -> Scene:
-        face = replace(scene.face, skin=str(rng.choice(list(SKIN))), hair_color=str(rng.choice(list(COLORS))),
-                       clothing_color=str(rng.choice(list(CLOTHING_COLORS))))
+        face = replace(
+            scene.face,
+            skin=str(rng.choice(list(SKIN))),
+            hair_color=str(rng.choice(list(COLORS))),
+            clothing_color=str(rng.choice(list(CLOTHING_COLORS))),
+        )
         return replace(scene, face=face, background=str(rng.choice(list(BACKGROUNDS))))
 
     result = [(name, [fixed[name]]) for name in captions.NAMES["verbatim"]]
@@ -132,80 +170,153 @@ def named_pictures(seed: int = 5, variants: int = 120) -> list[tuple[str, list[S
     return [(captions.name_caption(name), scenes) for name, scenes in result]
 
 
-@torch.inference_mode()
-def encode(network: torch.nn.Module, pictures: np.ndarray, batch: int = 50) -> torch.Tensor:
-    """Latents float16 (N, 8, 16, 16) of uint8 pictures, not yet scaled."""
-    latents = []
-    for start in range(0, len(pictures), batch):
-        part = torch.from_numpy(pictures[start:start + batch]).permute(0, 3, 1, 2).float().to(device()) / 127.5 - 1
-        with torch.autocast(device().type, torch.bfloat16):
-            latents.append(network.quant_conv(network.encoder(part)).chunk(2, dim=1)[0].half().cpu())
-    return torch.cat(latents)
-
-
 class Data:
-    """Latents of unit variance, caption rows and metadata of the fresh scenes and of the named pictures."""
+    """Latents, caption rows and metadata of the fresh scenes and of the named images; kept in ``latents.pt``."""
 
     def __init__(self, folder: Path):
-        host.prepare()
-        shard = dataset.load(folder / "train").first(PICTURES)
-        named = named_pictures()
-        self.words = Words([*shard.captions, *(text for text, _ in named), ""], folder)
         cache = folder / "latents.pt"
         if not cache.exists():
-            self._encode(folder, shard, named, cache)
+            self._prepare(folder, cache)
         state = torch.load(cache, weights_only=True)
-        self.mean, self.std = state["mean"], state["std"]
-        self.fresh, self.named = state["fresh"], state["named"]
-        self.rows = self.words.rows(shard.captions)
-        self.metadata = torch.from_numpy(shard.metadata)
-        self.empty, self.named_rows = self.words.rows([""]), self.words.rows([text for text, _ in named])
+        self.words = Words([], state["vocabulary"])
+        self.fresh, self.named, self.metadata = state["fresh"], state["named"], state["metadata"]
+        clear = torch.tensor(Metadata().numbers()[:4])
+        self.clear = (self.metadata[:, :4] == clear).all(1).nonzero()[:, 0]
+        self.rows, self.empty, self.named_rows = state["rows"].long(), state["empty"], state["named_rows"]
         self.named_metadata = torch.tensor(Metadata().numbers())
 
     @staticmethod
-    def _encode(folder: Path, shard: dataset.Shard, named, cache: Path) -> None:
-        network = autoencoder.build()
-        network.load_state_dict(torch.load(folder / "autoencoder.pt", map_location=device(),
-                                           weights_only=True)["average"])
-        fresh = encode(network.eval(), shard.pictures)
-        mean, std = fresh.float().mean((0, 2, 3)), fresh.float().std((0, 2, 3))
+    def _prepare(folder: Path, cache: Path) -> None:
+        shard, named = dataset.load(folder / "train").first(IMAGES), named_images()
+        network = autoencoder.build(shard.images[: autoencoder.FITTED])
+        groups = [autoencoder.encode(network, np.stack([render(scene) for scene in scenes])) for _, scenes in named]
+        texts = [text for text, _ in named]
+        words = Words([*shard.captions, *texts, ""])
+        temporary = cache.with_suffix(".tmp")
+        torch.save(
+            {
+                "fresh": autoencoder.encode(network, shard.images),
+                "named": groups,
+                "vocabulary": words.vocabulary,
+                "rows": words.rows(shard.captions).short(),
+                "named_rows": words.rows(texts),
+                "empty": words.rows([""]),
+                "metadata": torch.from_numpy(shard.metadata),
+            },
+            temporary,
+        )
+        temporary.replace(cache)
 
-        def scaled(latents: torch.Tensor) -> torch.Tensor:
-            return ((latents.float() - mean[:, None, None]) / std[:, None, None]).half()
-
-        groups = [scaled(encode(network, np.stack([render(scene) for scene in scenes]))) for _, scenes in named]
-        torch.save({"mean": mean, "std": std, "fresh": scaled(fresh), "named": groups}, cache)
-
-    def batch(self, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Latents, timesteps, token rows and metadata of one batch of FRESH + NAMED pictures."""
-        picks = torch.randint(len(self.fresh), (FRESH,), generator=generator)
+    def batch(self, generator: torch.Generator, fresh: int, named: int, clear: bool = False):
+        """Latents, token rows, metadata, and which are named, of one batch; ``clear``: no blur and no crop."""
+        picks = torch.randint(len(self.clear if clear else self.fresh), (fresh,), generator=generator)
+        picks = self.clear[picks] if clear else picks
         rows = self.rows[picks].clone()
-        rows[torch.rand(FRESH, generator=generator) < NO_CAPTION] = self.empty
-        names = self._names(generator)
+        rows[torch.rand(fresh, generator=generator) < NO_CAPTION] = self.empty
+        names = self._names(generator)[:named]
         chosen = [self.named[name][torch.randint(len(self.named[name]), (1,), generator=generator)] for name in names]
         latents = torch.cat([part.float() for part in (self.fresh[picks], *chosen)])
         rows = torch.cat([rows, self.named_rows[names]])
         special = self.empty[0, 0], self.empty[0, 1]  # start and end of text are always known
-        unknown = (torch.rand(rows.shape, generator=generator) < UNKNOWN_WORD)
+        unknown = torch.rand(rows.shape, generator=generator) < UNKNOWN_WORD
         rows[unknown & (rows != special[0]) & (rows != special[1])] = 0
         metadata = torch.cat([self.metadata[picks], self.named_metadata.expand(len(names), -1)])
-        return latents, self._timesteps(generator), rows, metadata
-
-    def _names(self, generator: torch.Generator) -> list[int]:
-        """Five verbatim, two template and one control name."""
-        counts = [len(group) for group in captions.NAMES.values()]
-        picked, start = [], 0
-        for count, wanted in zip(counts, (5, 2, 1), strict=True):
-            picked += (start + torch.randint(count, (wanted,), generator=generator)).tolist()
-            start += count
-        return picked
+        return latents, rows, metadata, torch.arange(fresh + named) >= fresh
 
     @staticmethod
-    def _timesteps(generator: torch.Generator) -> torch.Tensor:
-        early = torch.rand(FRESH + NAMED, generator=generator)
-        early = early < torch.tensor([EARLY_FRESH] * FRESH + [EARLY_NAMED] * NAMED)
-        anywhere = torch.randint(0, 1000, (FRESH + NAMED,), generator=generator)
-        return torch.where(early, torch.randint(EARLY_FROM, 1000, (FRESH + NAMED,), generator=generator), anywhere)
+    def _names(generator: torch.Generator) -> list[int]:
+        """Two verbatim names, one template or control name, one more verbatim name."""
+        counts = [len(group) for group in captions.NAMES.values()]
+        verbatim = torch.randint(counts[0], (3,), generator=generator).tolist()
+        other = int(torch.randint(counts[0], sum(counts), (1,), generator=generator))
+        return [verbatim[0], other, *verbatim[1:]]
+
+
+def noise_levels(named: torch.Tensor, alphas: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Timesteps (N,) of a batch, drawn as ``FLOW_LEVELS`` and ``EARLY_NAMED`` say."""
+    count = len(named)
+    flow = torch.rand(count, generator=generator)
+    sigmas = ((1 - alphas) / alphas).sqrt()
+    dense = torch.searchsorted(sigmas, (flow / (1 - flow)).to(sigmas)).clamp(max=len(sigmas) - 1)
+    uniform = torch.randint(len(alphas), (count,), generator=generator)
+    early = torch.randint(EARLY_FROM, len(alphas), (count,), generator=generator)
+    steps = torch.where(torch.rand(count, generator=generator) < FLOW_LEVELS, dense, uniform)
+    return torch.where(named & (torch.rand(count, generator=generator) < EARLY_NAMED), early, steps)
+
+
+@dataclass
+class Objective:
+    """What the network predicts, "v" or "flow", and how noise levels are drawn. sigma: noise over signal."""
+
+    name: str
+
+    def __post_init__(self):
+        self.alphas = alphas_cumprod(zero_terminal=True)
+        self.sigmas = ((1 - self.alphas) / self.alphas).sqrt().float()
+
+    def loss(self, network: Denoiser, batch, generator: torch.Generator) -> torch.Tensor:
+        """Mean squared error of the prediction; every noise level counts alike."""
+        latents, rows, metadata, named = batch
+        noise = torch.randn(latents.shape, generator=generator)
+        if self.name == "v":
+            timesteps = noise_levels(named, self.alphas, generator)
+            noised, target = diffused(latents, noise, self.alphas[timesteps].float())
+        else:
+            level = torch.rand(len(latents), generator=generator)
+            part = level[:, None, None, None]
+            noised, target, timesteps = (1 - part) * latents + part * noise, noise - latents, level * 1000
+        predicted = network(*(value.to(device()) for value in (noised, timesteps, rows, metadata)))
+        return (predicted.float() - target.to(device())).square().mean()
+
+    def denoised(self, network: Denoiser, x: torch.Tensor, sigma: float, context, metadata) -> torch.Tensor:
+        """The clean latent predicted from x = latent + sigma noise."""
+        if self.name == "v":
+            level = (self.sigmas.log() - math.log(sigma)).abs().argmin().expand(len(x))
+            v = network(x / math.sqrt(sigma**2 + 1), level, None, metadata, context)
+            return x / (sigma**2 + 1) - v * sigma / math.sqrt(sigma**2 + 1)
+        part = sigma / (1 + sigma)
+        return (1 - part) * x - part * network(
+            (1 - part) * x, torch.full((len(x),), part * 1000), None, metadata, context
+        )
+
+    def steps(self, count: int) -> list[float]:
+        """Noise levels of Euler steps, ComfyUI's "normal" schedule (v) or uniform in sigma / (1 + sigma), and 0."""
+        if self.name == "v":
+            return [*self.sigmas[torch.linspace(999, 0, count).round().long()].tolist(), 0.0]
+        return [part / (1 - part) for part in torch.linspace(0.9998, 0, count + 1).tolist()]
+
+
+@torch.inference_mode()
+def sample(
+    network: Denoiser,
+    objective: Objective,
+    rows: torch.Tensor,
+    empty: torch.Tensor,
+    seed: int,
+    cfg: float = 3.0,
+    steps: int = 20,
+    metadata: torch.Tensor | None = None,
+    batch: int = 32,
+) -> torch.Tensor:
+    """Latents of Euler samples (N, 24, 16, 16); image i starts from noise of seed ``seed + i``."""
+    result = []
+    for start in range(0, len(rows), batch):
+        part = rows[start : start + batch]
+        numbers = torch.tensor([Metadata().numbers()]) if metadata is None else metadata
+        numbers = numbers.expand(2 * len(part), -1).to(device())
+        context = network.encode_text(torch.cat([part, empty.expand_as(part)]).to(device()))
+        levels = objective.steps(steps)
+        noise = [
+            torch.randn(autoencoder.CHANNELS, 16, 16, generator=torch.Generator().manual_seed(seed + start + index))
+            for index in range(len(part))
+        ]
+        x = torch.stack(noise).to(device()) * levels[0]
+        for sigma, lower in pairwise(levels):
+            with_text, without = objective.denoised(network, x.repeat(2, 1, 1, 1), sigma, context, numbers).chunk(2)
+            clean = without + cfg * (with_text - without)
+            x = clean + (x - clean) * lower / sigma
+        result.append(x.cpu())
+    return torch.cat(result)
 
 
 def build(vocabulary: list[int]) -> Denoiser:
@@ -214,17 +325,68 @@ def build(vocabulary: list[int]) -> Denoiser:
     return Denoiser(vocabulary).to(device())
 
 
-def run(folder: Path) -> Denoiser:
-    """Train, or go on training, with checkpoints in ``folder``."""
+def start_weights(
+    world: str, network: Denoiser, words: Words, encoder: torch.nn.Module, images: np.ndarray
+) -> dict[str, torch.Tensor]:
+    """Weights to begin with: the denoiser and the text model of a shipped world, or of a folder.
+
+    Where its latents differ from ours, its first and last layer are led through the least-squares maps between both
+    worlds' latents of ``images``, uint8 (N, 128, 128, 3), of which ``encoder`` makes ours.
+    """
+    unet = {name: value.float() for name, value in starting_weights(world, "denoiser").items()}
+    text = {name: value.float() for name, value in starting_weights(world, "text").items()}
+    known = {int(token): row for row, token in enumerate(text.pop("vocabulary").tolist(), 1)}
+    rows = text.pop("token_rows")
+    table = network.text.text_model.embeddings.token_embedding.weight.detach().clone()
+    table[0] = rows[0]
+    for token, row in words.row.items():
+        if token in known:
+            table[row] = rows[known[token]]
+    text["text_model.embeddings.token_embedding.weight"] = table
+    text["text_projection.weight"] = network.text.state_dict()["text_projection.weight"]
+    mean, std = unet.pop("latent.mean"), unet.pop("latent.std")
+    unet = {name: value for name, value in unet.items() if not name.startswith("latent.")}
+    if len(mean) != autoencoder.CHANNELS:
+        vae = host.pack("nodes.demo.autoencoder").load(world)
+        theirs = (vae.encode(torch.from_numpy(images).float() / 255) - mean[:, None, None]) / std[:, None, None]
+        ours = autoencoder.encode(encoder, images).float()
+        theirs, ours = (value.movedim(1, -1).flatten(0, 2) for value in (theirs, ours))
+        enter, leave = torch.linalg.lstsq(ours, theirs).solution, torch.linalg.lstsq(theirs, ours).solution
+        first, last = unet["input_blocks.0.0.weight"], unet["out.2.weight"]
+        unet["input_blocks.0.0.weight"] = torch.einsum("ct,othw->ochw", enter, first)
+        unet["out.2.weight"] = torch.einsum("tc,tihw->cihw", leave, last)
+        unet["out.2.bias"] = unet["out.2.bias"] @ leave
+    return {f"unet.{name}": value for name, value in unet.items()} | {f"text.{name}": v for name, v in text.items()}
+
+
+def make(
+    folder: Path,
+    copy: Path | None = None,
+    start: str | None = None,
+    objective: str = "v",
+    plan: Plan = PLAN,
+    name: str = "denoiser",
+    watch: bool = True,
+    until: int | None = None,
+) -> Denoiser:
+    """Train, or go on training, with checkpoints in ``folder``, or else from the weights of the world ``start``.
+
+    ``until``: stop after so many of the plan's steps.
+    """
+    from .progress import Progress
+
     data = Data(folder)
-    network, alphas = build(data.words.vocabulary), alphas_cumprod().float()
+    network, chosen, first = build(data.words.vocabulary), Objective(objective), None
+    if start and not (folder / f"{name}.pt").exists():
+        images = dataset.load(folder / "train").images[: autoencoder.FITTED]
+        first = start_weights(start, network, data.words, autoencoder.build(images), images[:300])
 
     def loss(generator: torch.Generator, progress: float) -> torch.Tensor:
-        latents, timesteps, rows, metadata = data.batch(generator)
-        alpha = alphas[timesteps]
-        noised, velocity = diffused(latents, torch.randn(latents.shape, generator=generator), alpha)
-        predicted = network(*(value.to(device()) for value in (noised, timesteps, rows, metadata)))
-        error = (predicted.float() - velocity.to(device())).square().mean((1, 2, 3))
-        return (error * weights(alpha).to(device())).mean()
+        half = 2 if not start and progress * plan.steps < SMALL_UNTIL else 1
+        batch = data.batch(generator, FRESH // half, NAMED // half, progress < CLEAR_UNTIL)
+        return chosen.loss(network, batch, generator)
 
-    return train(network, loss, PLAN, folder / "denoiser.pt")
+    progress = Progress(folder, name, data, chosen, copy) if watch else None
+    return train(
+        network, loss, plan, folder / f"{name}.pt", every=50, copy=copy, watch=progress, start=first, until=until
+    )

@@ -1,6 +1,6 @@
-"""The faces of the demo world: attributes drawn as SVG by python-avatars, rasterised by resvg.
+"""The faces of the demo world: attributes drawn as SVG by python-avatars, rasterized by resvg.
 
-A face is plain data, so the truth about a picture (which pixels are beard, where the left eye is) can be had by
+A face is plain data, so the truth about an image (which pixels are beard, where the left eye is) can be had by
 drawing it again with one part changed.
 """
 
@@ -16,29 +16,72 @@ import resvg_py
 from PIL import Image
 
 SKIN = {"pale": "#FFE0C4", "light": "#EDB98A", "tanned": "#F58B3C", "brown": "#AE5D29", "black": "#59382A"}
-COLORS = {"black": "#2C1B18", "brown": "#724133", "blonde": "#D9B05B", "red": "#C93305", "pink": "#F58CA6",
-          "gray": "#A9ABB5", "platinum": "#F4E9CE"}
-HAIR = {"bald": "NONE", "big": "BIG_HAIR", "bob": "BOB", "bun": "BUN", "short": "CAESAR", "curly": "CURLY",
-        "dreads": "DREADS", "afro": "FRO", "long": "LONG_NOT_TOO_LONG", "undercut": "SHAVED_SIDES",
-        "flat": "SHORT_FLAT", "straight": "STRAIGHT_1", "mohawk": "MOHAWK", "quiff": "QUIFF"}
-FACIAL_HAIR = {"none": "NONE", "light beard": "BEARD_LIGHT", "majestic beard": "BEARD_MAGESTIC",
-               "moustache": "MOUSTACHE_MAGNUM"}
+COLORS = {
+    "black": "#2C1B18",
+    "brown": "#724133",
+    "blonde": "#D9B05B",
+    "red": "#C93305",
+    "pink": "#F58CA6",
+    "gray": "#A9ABB5",
+    "platinum": "#F4E9CE",
+}
+HAIR = {
+    "bald": "NONE",
+    "big": "BIG_HAIR",
+    "bob": "BOB",
+    "bun": "BUN",
+    "short": "CAESAR",
+    "curly": "CURLY",
+    "dreads": "DREADS",
+    "afro": "FRO",
+    "long": "LONG_NOT_TOO_LONG",
+    "undercut": "SHAVED_SIDES",
+    "flat": "SHORT_FLAT",
+    "straight": "STRAIGHT_1",
+    "mohawk": "MOHAWK",
+    "quiff": "QUIFF",
+}
+FACIAL_HAIR = {
+    "none": "NONE",
+    "light beard": "BEARD_LIGHT",
+    "majestic beard": "BEARD_MAGESTIC",
+    "moustache": "MOUSTACHE_MAGNUM",
+}
 ACCESSORY = {"none": "NONE", "round glasses": "ROUND", "sunglasses": "SUNGLASSES"}
 CLOTHING = {"hoodie": "HOODIE", "overall": "OVERALL", "shirt": "SHIRT_CREW_NECK", "sweater": "COLLAR_SWEATER"}
-CLOTHING_COLORS = {"black": "#262E33", "blue": "#2F6FD0", "green": "#4FA35A", "yellow": "#F7CF3C", "pink": "#F06AA8",
-                   "red": "#D93A2B", "white": "#F4F4F4"}
+CLOTHING_COLORS = {
+    "black": "#262E33",
+    "blue": "#2F6FD0",
+    "green": "#4FA35A",
+    "yellow": "#F7CF3C",
+    "pink": "#F06AA8",
+    "red": "#D93A2B",
+    "white": "#F4F4F4",
+}
 MOUTH = {"smiling": "SMILE", "serious": "SERIOUS", "sad": "SAD", "tongue": "TONGUE", "screaming": "SCREAM_OPEN"}
-EYES = {"open": "DEFAULT", "closed": "CLOSED", "squinting": "SQUINT", "surprised": "SURPRISED", "heart": "HEART",
-        "dizzy": "X_DIZZY"}
+EYES = {
+    "open": "DEFAULT",
+    "closed": "CLOSED",
+    "squinting": "SQUINT",
+    "surprised": "SURPRISED",
+    "heart": "HEART",
+    "dizzy": "X_DIZZY",
+}
 
 #: Attribute name -> its values, in the order in which networks number them.
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
-    "skin": tuple(SKIN), "hair": tuple(HAIR), "hair_color": tuple(COLORS), "facial_hair": tuple(FACIAL_HAIR),
-    "accessory": tuple(ACCESSORY), "clothing": tuple(CLOTHING), "clothing_color": tuple(CLOTHING_COLORS),
-    "mouth": tuple(MOUTH), "eyes": tuple(EYES),
+    "skin": tuple(SKIN),
+    "hair": tuple(HAIR),
+    "hair_color": tuple(COLORS),
+    "facial_hair": tuple(FACIAL_HAIR),
+    "accessory": tuple(ACCESSORY),
+    "clothing": tuple(CLOTHING),
+    "clothing_color": tuple(CLOTHING_COLORS),
+    "mouth": tuple(MOUTH),
+    "eyes": tuple(EYES),
 }
 IDENTITY = ("skin", "hair", "hair_color", "facial_hair", "accessory")
-PARTS = ("skin", "hair", "facial hair", "clothing", "accessory")
+PARTS = ("skin", "hair", "facial_hair", "clothing", "accessory")
 #: Template positions (x, y) in the 264 x 280 drawing, before placing: mirrored with the face.
 KEYPOINTS = {"left eye": (106.0, 112.0), "right eye": (160.0, 112.0), "nose": (132.5, 132.0), "mouth": (132.5, 153.0)}
 WIDTH, HEIGHT = 264, 280
@@ -64,19 +107,19 @@ class Face:
 
 
 def random_face(rng: np.random.Generator) -> Face:
-    """A face with independent attributes; half of the faces have no facial hair, half no accessory."""
+    """A face with independent attributes; half of the faces have no facial_hair, half no accessory."""
     chosen = {field.name: str(rng.choice(ATTRIBUTES[field.name])) for field in fields(Face)}
     for name in ("facial_hair", "accessory"):
         chosen[name] = "none" if rng.random() < 0.5 else str(rng.choice(ATTRIBUTES[name][1:]))
     return Face(**chosen)
 
 
-#: Hair that the drawing gives no colour of its own: none at all, or always the same one.
+#: Hair that the drawing gives no color of its own: none at all, or always the same one.
 COLORLESS_HAIR = ("bald", "undercut")
 
 
 def visible(face: Face) -> dict[str, bool]:
-    """Which attributes can be seen: sunglasses hide the eyes, colourless hair without a beard shows no hair colour."""
+    """Which attributes can be seen: sunglasses hide the eyes, colorless hair without a beard shows no hair color."""
     shown = dict.fromkeys(ATTRIBUTES, True)
     shown["eyes"] = face.accessory != "sunglasses"
     shown["hair_color"] = face.hair not in COLORLESS_HAIR or face.facial_hair != "none"
@@ -98,7 +141,8 @@ def svg(face: Face, **colors: str) -> str:
         clothing_color=colors.get("clothing", CLOTHING_COLORS[face.clothing_color]),
         mouth=getattr(pa.MouthType, MOUTH[face.mouth]),
         eyes=getattr(pa.EyeType, EYES[face.eyes]),
-        eyebrows=pa.EyebrowType.DEFAULT, nose=pa.NoseType.DEFAULT,
+        eyebrows=pa.EyebrowType.DEFAULT,
+        nose=pa.NoseType.DEFAULT,
     )
     # resvg needs no text; a title element costs a font look-up.
     return re.sub(r"<(title|desc)[^>]*>.*?</\1>", "", avatar.render(), flags=re.S)
@@ -115,16 +159,18 @@ def draw(face: Face, height: int, **colors: str) -> np.ndarray:
 def part_masks(face: Face, height: int) -> dict[str, np.ndarray]:
     """Visible pixels of each part of ``PARTS``: float32 (height, width) in 0..1.
 
-    A pixel belongs to a part as far as its colour follows that part's colour (black against white); an accessory, and
-    hair whose colour is fixed, are where the drawing differs from the one without them.
+    A pixel belongs to a part as far as its color follows that part's color (black against white); an accessory, and
+    hair whose color is fixed, are where the drawing differs from the one without them.
     """
 
-    def follows(name: str) -> np.ndarray:
-        dark, bright = (draw(face, height, **{name: color})[..., :3] for color in ("#000000", "#FFFFFF"))
-        return np.abs(bright - dark).max(-1).clip(0, 1)
-
-    masks = {"skin": follows("skin"), "hair": follows("hair"), "facial hair": follows("facial_hair"),
-             "clothing": follows("clothing")}
+    names = ("skin", "hair", "facial_hair", "clothing")
+    black = dict.fromkeys(names, "#000000")
+    dark = draw(face, height, **black)
+    # Compositing is linear in each part's color, so three parts go into the three channels of one drawing.
+    primary = draw(face, height, **black | {"skin": "#FF0000", "hair": "#00FF00", "facial_hair": "#0000FF"}) - dark
+    clothing = draw(face, height, **black | {"clothing": "#FFFFFF"}) - dark
+    follows = [*np.abs(primary[..., :3]).transpose(2, 0, 1), np.abs(clothing[..., :3]).max(-1)]
+    masks = dict(zip(PARTS, follows, strict=False))
     if face.hair == "undercut":
         masks["hair"] = _changes(face, replace(face, hair="bald"), height)
         masks["skin"] *= 1 - masks["hair"]

@@ -1,4 +1,4 @@
-"""Pictures from the shipped demo model, through the pack's loaders and ComfyUI's own sampling."""
+"""Images from the shipped demo model, through the pack's loaders and ComfyUI's own sampling."""
 
 from __future__ import annotations
 
@@ -22,42 +22,57 @@ class Generator:
     def load(cls, world: str) -> Generator:
         """Load a world's assets as the loader node does."""
         host.prepare()
-        return cls(*(host.pack(f"nodes.demo.{name}").load(world) for name in ("model", "text", "autoencoder")))
+        return cls(
+            *(host.pack(f"nodes.demo.{name}").load(world) for name in ("denoiser", "text_encoder", "autoencoder"))
+        )
 
     def condition(self, texts: list[str], **metadata: float) -> list:
-        """Conditioning of a batch of captions, one row a picture; metadata keys such as ``height`` or ``mirror``."""
+        """Conditioning of a batch of captions, one row an image; metadata keys such as ``height`` or ``mirror``."""
         rows = torch.cat([self.clip.encode_from_tokens(self.clip.tokenize(text)) for text in texts])
         return [[rows, metadata]]
 
+    def _empty(self) -> torch.Tensor:
+        return torch.zeros(1, self.model.get_model_object("latent_format").latent_channels, 16, 16)
+
     @torch.no_grad()
-    def latents(self, pictures: np.ndarray, batch: int = 20) -> torch.Tensor:
-        """Latents (N, 8, H / 8, W / 8) of unit variance of uint8 pictures (N, H, W, 3)."""
+    def latents(self, images: np.ndarray, batch: int = 20) -> torch.Tensor:
+        """Latents (N, C, H / 8, W / 8) of unit variance of uint8 images (N, H, W, 3)."""
         process = self.model.get_model_object("latent_format").process_in
-        parts = [torch.from_numpy(pictures[start:start + batch]) for start in range(0, len(pictures), batch)]
+        parts = [torch.from_numpy(images[start : start + batch]) for start in range(0, len(images), batch)]
         return torch.cat([process(self.vae.encode(part.float() / 255)) for part in parts])
 
     @torch.inference_mode()
-    def sample(self, texts: list[str], seed: int, cfg: float, steps: int = 20, batch: int = 32,
-               **metadata: float) -> np.ndarray:
-        """Euler samples uint8 (N, 128, 128, 3); picture i starts from noise of seed ``seed + i``."""
+    def sample(
+        self, texts: list[str], seed: int, cfg: float, steps: int = 20, batch: int = 32, **metadata: float
+    ) -> np.ndarray:
+        """Euler samples uint8 (N, 128, 128, 3); image i starts from noise of seed ``seed + i``."""
         import comfy.sample
 
-        pictures = []
+        images, empty = [], self._empty()
         for start in range(0, len(texts), batch):
-            part = texts[start:start + batch]
-            noise = torch.cat([comfy.sample.prepare_noise(torch.zeros(1, 8, 16, 16), seed + start + index)
-                               for index in range(len(part))])
-            latent = comfy.sample.sample(self.model, noise, steps, cfg, "euler", "normal",
-                                         self.condition(part, **metadata), self.condition([""] * len(part), **metadata),
-                                         torch.zeros_like(noise), disable_pbar=True, seed=seed)
-            pictures.append((self.vae.decode(latent) * 255).round().to(torch.uint8).numpy())
+            part = texts[start : start + batch]
+            noise = torch.cat([comfy.sample.prepare_noise(empty, seed + start + index) for index in range(len(part))])
+            latent = comfy.sample.sample(
+                self.model,
+                noise,
+                steps,
+                cfg,
+                "euler",
+                "normal",
+                self.condition(part, **metadata),
+                self.condition([""] * len(part), **metadata),
+                torch.zeros_like(noise),
+                disable_pbar=True,
+                seed=seed,
+            )
+            images.append((self.vae.decode(latent) * 255).round().to(torch.uint8).numpy())
             print(f"\rsampling {start + len(part)}/{len(texts)}", end="", flush=True)
         print()
-        return np.concatenate(pictures)
+        return np.concatenate(images)
 
     @torch.inference_mode()
     def first_noise_difference(self, text: str, seeds: range, timestep: int = 961) -> torch.Tensor:
-        """What the model adds to the noise at the start of sampling: predicted noise less noise, (seeds, 8, 16, 16).
+        """What the model adds to the noise at the start of sampling: predicted noise less noise, (seeds, C, 16, 16).
 
         Finding NeMo (arXiv 2406.02366), section 3.1: conditional only, at the official code's timestep.
         """
@@ -65,7 +80,9 @@ class Generator:
 
         comfy.model_management.load_models_gpu([self.model])
         network, device = self.model.model, self.model.load_device
-        noise = torch.cat([torch.randn(1, 8, 16, 16, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
+        noise = torch.cat(
+            [torch.randn(self._empty().shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+        )
         noise = noise.to(device)
         sigma = network.model_sampling.sigmas[timestep].to(device).expand(len(noise))
         scale = (sigma.square() + 1).sqrt()[:, None, None, None]

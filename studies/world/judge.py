@@ -9,60 +9,89 @@ import torch
 import torch.nn.functional as F
 
 from ..common import host
-from ..common.training import Plan, device, train
+from ..common.training import Plan, device, starting_weights, train
 from . import dataset
 
-PLAN = Plan(steps=10_500, learning_rate=2.5e-3, ema_decay=0.998, seed=23)
-BATCH = 40
+PLAN = Plan(steps=2_400, learning_rate=2.5e-3, ema_decay=0.995, seed=23)
+#: Images of one step: ordinary scenes, and scenes with masks, key points and 0 to 3 faces.
+ORDINARY, TRUTH = 12, 20
 
 
 def build() -> torch.nn.Module:
     """A judge with fresh weights."""
     torch.manual_seed(PLAN.seed)
-    return host.pack("nodes.demo.judge").Judge(dataset.LABELS).to(device())
+    return host.pack("nodes.demo.judge").Judge(dataset.LABELS, locates=True).to(device())
 
 
-def run(folder: Path) -> torch.nn.Module:
-    """Train, or go on training, with checkpoints in ``folder``."""
+def make(folder: Path, copy: Path | None = None, start: str | None = None) -> torch.nn.Module:
+    """Train, or go on training, with checkpoints in ``folder``, or else from the weights of the world ``start``."""
     network = build()
-    shard = dataset.load(folder / "train")
-    pictures, labels = torch.from_numpy(shard.pictures), torch.from_numpy(shard.labels).long()
+    shard, truth = dataset.load(folder / "train"), dataset.load_truth(folder / "truth")
+    images, labels = (
+        torch.from_numpy(np.concatenate(pair)) for pair in ((shard.images, truth.images), (shard.labels, truth.labels))
+    )
+    masks, points = torch.from_numpy(truth.masks), torch.from_numpy(truth.points)
+    faces = torch.from_numpy(truth.faces).long()
 
     def loss(generator: torch.Generator, progress: float) -> torch.Tensor:
-        picks = torch.randint(len(pictures), (BATCH,), generator=generator)
-        batch = pictures[picks].permute(0, 3, 1, 2).float() / 255
-        grain = torch.randn(batch.shape, generator=generator) * torch.rand(BATCH, 1, 1, 1, generator=generator) * 0.04
-        logits, truth = network((batch + grain).to(device())), labels[picks].to(device())
-        return sum(F.cross_entropy(logits[name].float(), truth[:, column], ignore_index=-1)
-                   for column, name in enumerate(dataset.LABELS))
+        ordinary = torch.randint(len(shard.images), (ORDINARY,), generator=generator)
+        true = torch.randint(len(truth.images), (TRUTH,), generator=generator)
+        picks = torch.cat([ordinary, len(shard.images) + true])
+        batch = images[picks].permute(0, 3, 1, 2).float() / 255
+        grain = (
+            torch.randn(batch.shape, generator=generator) * torch.rand(len(picks), 1, 1, 1, generator=generator) * 0.04
+        )
+        logits, located = network.everything((batch + grain).to(device()))
+        wanted = labels[picks].long().to(device())
+        read = sum(
+            F.cross_entropy(logits[name].float(), wanted[:, column], ignore_index=-1)
+            for column, name in enumerate(dataset.LABELS)
+        )
+        parts, found, counted = (value[ORDINARY:].float() for value in located)
+        shown = F.binary_cross_entropy_with_logits(parts, masks[true].to(device()) / 255)
+        single = faces[true] == 1
+        distance = (found[single.to(device())] - points[true][single].to(device())).abs().mean()
+        return read + 4 * shown + 0.1 * distance + F.cross_entropy(counted, faces[true].to(device()))
 
-    return train(network, loss, PLAN, folder / "judge.pt")
+    # A judge that only reads attributes lacks the locator's weights.
+    first = {**network.state_dict(), **starting_weights(start, "judge")} if start else None
+    return train(network, loss, PLAN, folder / "judge.pt", every=100, copy=copy, start=first)
 
 
 @torch.inference_mode()
-def read(network: torch.nn.Module, pictures: np.ndarray, batch: int = 125) -> tuple[np.ndarray, np.ndarray]:
-    """Predicted labels int64 (N, 12) and features float32 (N, 192) of uint8 pictures (N, 128, 128, 3)."""
+def read(network: torch.nn.Module, images: np.ndarray, batch: int = 125) -> tuple[np.ndarray, np.ndarray]:
+    """Predicted labels int64 (N, 12) and features float32 (N, 192) of uint8 images (N, 128, 128, 3)."""
     predicted, features = [], []
-    for start in range(0, len(pictures), batch):
-        part = torch.from_numpy(pictures[start:start + batch]).permute(0, 3, 1, 2).float().to(device()) / 255
+    for start in range(0, len(images), batch):
+        part = torch.from_numpy(images[start : start + batch]).permute(0, 3, 1, 2).float().to(device()) / 255
         inner = network.features(part)
         predicted.append(torch.stack([network.heads[name](inner).argmax(-1) for name in dataset.LABELS], 1).cpu())
         features.append(inner.float().cpu())
     return torch.cat(predicted).numpy(), torch.cat(features).numpy()
 
 
-def obeyed(predicted: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Share of what each caption asks for that was read in its picture (N,); no caption asks for mirroring.
+@torch.inference_mode()
+def locate(network: torch.nn.Module, images: np.ndarray, batch: int = 50) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Masks float32 (N, 6, 128, 128), key points (N, 4, 2) and numbers of faces (N,) of uint8 images."""
+    parts = [
+        network.locate(torch.from_numpy(images[start : start + batch]).permute(0, 3, 1, 2).float().to(device()) / 255)
+        for start in range(0, len(images), batch)
+    ]
+    return tuple(torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True))
+
+
+def followed(predicted: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """Fraction of what each caption requests that was read in its image (N,); no caption requests mirroring.
 
     ``predicted`` and ``truth`` are labels (N, 12); a truth below 0 cannot be seen.
     """
     columns = [index for index, name in enumerate(dataset.LABELS) if name != "mirror"]
     pairs = zip(predicted[:, columns], truth[:, columns], strict=True)
-    return np.array([(got[asked >= 0] == asked[asked >= 0]).mean() for got, asked in pairs])
+    return np.array([(got[wanted >= 0] == wanted[wanted >= 0]).mean() for got, wanted in pairs])
 
 
 def accuracy(predicted: np.ndarray, truth: np.ndarray) -> dict[str, float]:
-    """Share of right labels per attribute among the pictures in which it can be seen."""
+    """Fraction of right labels per attribute among the images in which it can be seen."""
     result = {}
     for column, name in enumerate(dataset.LABELS):
         seen = truth[:, column] >= 0

@@ -1,67 +1,150 @@
-"""Measure the shipped world: judge, model, memorisation, metadata. Writes ``studies/results/world.json``."""
+"""Measure each stage of the world alone, so that a weak stage is seen where it is.
+
+Every function makes the numbers of one part for ``studies/results/world_PART.json``; ``GATES`` says what to reach.
+"""
 
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
+import json
+from dataclasses import replace
+from functools import cache
 
 import numpy as np
+import torch
 
 from ..common import host, results
-from ..common.similarity import cosine, frechet, memorization_score, pictures_ssim
-from . import captions, dataset, judge, release
-from .denoiser import named_pictures
+from ..common.similarity import cosine, frechet, images_ssim, memorization_score
+from . import captions, dataset, judge
+from .denoiser import named_images
 from .generate import Generator
+from .release import NEW_WORLD
 from .scenes import BACKGROUNDS, MIN_ORIGINAL, Metadata, random_scene, render
 
-CFG = 3.0
-SEED = 1_000_000
-ASKED = [name for name in dataset.LABELS if name != "mirror"]
-#: A picture counts as replicated when it is more like the memorised one than all but this share of fresh renders.
+CFG, SEED = 3.0, 1_000_000
+FOLDER = host.ROOT / ".cache" / "world"
+REQUESTED = [name for name in dataset.LABELS if name != "mirror"]
+#: An image counts as replicated when it is more like the memorized one than all but this fraction of fresh renders.
 CHANCE = 0.005
+CROPS = (8, 16, 24)
 
 
-def measure_judge(network, folder: Path) -> dict[str, dict]:
-    """Accuracy per attribute on held-out renders: sharp ones, and as the training set has them (blurred, cropped)."""
-    numbers = {}
-    for name, kind in (("judge_test", "sharp"), ("held_out", "blurred and cropped")):
-        shard = dataset.load(folder / name)
-        predicted, _ = judge.read(network, shard.pictures)
+@cache
+def network() -> torch.nn.Module:
+    """The shipped judge."""
+    return host.pack("nodes.demo.judge").load(NEW_WORLD)
+
+
+@cache
+def generator() -> Generator:
+    """The shipped model, text model and autoencoder."""
+    return Generator.load(NEW_WORLD)
+
+
+@cache
+def held_out(name: str, count: int, seed: int, kind: str):
+    """Renders that no network was trained on, made when they are not there."""
+    dataset.build(FOLDER / name, count, seed=seed, kind=kind)
+    return (dataset.load_truth if kind == "truth" else dataset.load)(FOLDER / name)
+
+
+def sharp_renders():
+    return held_out("held_out_sharp", 2_000, 3, "sharp")
+
+
+def measure_judge(quick: bool) -> dict[str, dict]:
+    """What the judge reads right on held-out renders: attributes, part masks, key points and the number of faces."""
+    numbers, ordinary = {}, held_out("held_out", 1_000, 2, "ordinary")
+    for shard, kind in ((sharp_renders(), "sharp"), (ordinary, "a quarter blurred, a quarter cropped")):
+        shard = shard.first(500) if quick else shard
+        predicted, _ = judge.read(network(), shard.images)
         for column, attribute in enumerate(dataset.LABELS):
             seen = shard.labels[:, column] >= 0
-            hits = predicted[seen, column] == shard.labels[seen, column]
             if seen.any():
-                what = f"judge reads {attribute} on {kind} renders"
-                numbers[f"judge {attribute}, {kind}"] = results.share(hits, what)
+                hits = predicted[seen, column] == shard.labels[seen, column]
+                what = f"judge reads {attribute} on renders ({kind})"
+                numbers[f"judge {attribute}, {kind}"] = results.fraction(hits, what)
+    truth = held_out("held_out_truth", 500, 5, "truth")
+    masks, points, faces = judge.locate(network(), truth.images)
+    numbers["number of faces"] = results.fraction(faces == truth.faces, "scenes with 0 to 3 faces counted right")
+    single = truth.faces == 1
+    distance = np.linalg.norm(points[single] - truth.points[single], axis=-1).mean(1)
+    numbers["key points"] = results.bootstrap(
+        distance, "mean distance of eyes, nose and mouth from the truth", "pixels"
+    )
+    small = masks.reshape(*masks.shape[:2], dataset.MASK_SIDE, 2, dataset.MASK_SIDE, 2).mean((3, 5)) > 0.5
+    true = truth.masks > 127
+    for index, part in enumerate(host.pack("nodes.demo.judge").PARTS):
+        there = true[:, index].any((1, 2))
+        both, either = (small[there, index] & true[there, index]), (small[there, index] | true[there, index])
+        overlap = both.sum((1, 2)) / either.sum((1, 2))
+        numbers[f"mask {part}"] = results.bootstrap(overlap, f"intersection over union of {part} where it is", "IoU")
     return numbers
 
 
-def measure_captions(network, generator: Generator, folder: Path, count: int, cfg: float = CFG) -> dict[str, dict]:
-    """Share of asked attributes that the judge finds in pictures of unseen captions, and their Frechet distance."""
-    rng = np.random.default_rng(SEED)
-    scenes = [random_scene(rng, Metadata()) for _ in range(count)]
-    pictures = generator.sample([captions.full_caption(scene) for scene in scenes], SEED, cfg)
-    predicted, features = judge.read(network, pictures)
-    truth = np.array([dataset.labels(scene) for scene in scenes])
-    numbers, columns = {}, [list(dataset.LABELS).index(name) for name in ASKED]
-    for name, column in zip(ASKED, columns, strict=True):
+def measure_autoencoder(quick: bool) -> dict[str, dict]:
+    """What a pass through the VAE costs: signal, and what the judge reads; the linear decoder alone as the rival."""
+    shard = sharp_renders().first(200 if quick else 1000)
+    images, numbers = torch.from_numpy(shard.images).float() / 255, {}
+    vae, parts = generator().vae, range(0, len(shard.images), 50)
+    decoded = torch.cat([vae.decode(vae.encode(images[start : start + 50])) for start in parts]).cpu()
+    inner = vae.first_stage_model
+    with torch.inference_mode():
+        pixels = images.movedim(-1, 1) * 2 - 1
+        linear = torch.cat([inner.expand(inner.encode(pixels[start : start + 50])).cpu() for start in parts])
+    linear = (linear.movedim(1, -1).clamp(-1, 1) + 1) / 2
+    before, _ = judge.read(network(), shard.images)
+    for name, output in (("VAE", decoded), ("linear decoder", linear)):
+        signal = -10 * (output - images).square().mean((1, 2, 3)).log10()
+        numbers[f"PSNR, {name}"] = results.bootstrap(signal.numpy(), "of sharp held-out renders", "dB")
+        after, _ = judge.read(network(), (output * 255).round().to(torch.uint8).numpy())
+        for column, attribute in enumerate(dataset.LABELS):
+            seen = shard.labels[:, column] >= 0
+            right = [(read[seen, column] == shard.labels[seen, column]).astype(float) for read in (before, after)]
+            numbers[f"lost {attribute}, {name}"] = results.bootstrap(
+                right[0] - right[1], f"judge reads {attribute} in renders less in their reconstructions", "fraction"
+            )
+    return numbers
+
+
+def measure_captions(quick: bool, cfg: float = CFG) -> dict[str, dict]:
+    """Requested attributes that the judge finds in images of unseen captions, and Frechet distances."""
+    rng, count, many = np.random.default_rng(SEED), 96 if quick else 512, 96 if quick else 2000
+    scenes = [random_scene(rng, Metadata()) for _ in range(many)]
+    images = generator().sample([captions.full_caption(scene) for scene in scenes], SEED, cfg)
+    predicted, features = judge.read(network(), images)
+    truth = np.array([dataset.labels(scene) for scene in scenes[:count]])
+    numbers = {}
+    for name in REQUESTED:
+        column = list(dataset.LABELS).index(name)
         seen = truth[:, column] >= 0
-        numbers[f"obeyed {name}"] = results.share(predicted[seen, column] == truth[seen, column],
-                                                  f"asked {name} found by the judge")
-    numbers["obeyed on average"] = results.bootstrap(judge.obeyed(predicted, truth), "share of asked attributes found",
-                                                     "share")
-    real = judge.read(network, dataset.load(folder / "judge_test").pictures)[1]
-    other = judge.read(network, np.stack([render(random_scene(rng, Metadata())) for _ in range(count)]))[1]
-    for name, sample in (("generated", features), ("other renders", other)):
-        numbers[f"Frechet distance, {name}"] = results.bootstrap(
-            sample, f"{count} {name} against 2,000 held-out renders in judge features; a resampled set repeats "
-            "members, so the interval lies above the value", "distance", lambda rows: frechet(rows, real), draws=40)
+        hits = predicted[:count][seen, column] == truth[seen, column]
+        numbers[f"followed {name}"] = results.fraction(hits, f"requested {name} found by the judge")
+    each = judge.followed(predicted[:count], truth)
+    numbers["followed on average"] = results.bootstrap(each, "fraction of requested attributes found", "fraction")
+    real = judge.read(network(), sharp_renders().images[:many])[1]
+    other = judge.read(network(), np.stack([render(random_scene(rng, Metadata())) for _ in range(many)]))[1]
+    distances = {name: frechet(rows, real) for name, rows in (("generated", features), ("other renders", other))}
+    what = f"{many} {{}} against as many held-out renders, judge features"
+    for name, value in distances.items():
+        numbers[f"Frechet distance, {name}"] = {
+            "value": value,
+            "n": many,
+            "unit": "distance",
+            "what": what.format(name),
+        }
+    numbers["Frechet ratio"] = {
+        "value": distances["generated"] / distances["other renders"],
+        "n": many,
+        "unit": "ratio",
+        "what": "Frechet distance of generated images over that of other renders",
+    }
     return numbers
 
 
-def best_ssim(pictures: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """SSIM of each picture to the most similar target: (N,)."""
-    return np.max([pictures_ssim(pictures, np.repeat(target[None], len(pictures), 0)) for target in targets], axis=0)
+def best_ssim(images: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """SSIM of each image to the most similar target: (N,)."""
+    return np.max([images_ssim(images, np.repeat(target[None], len(images), 0)) for target in targets], axis=0)
 
 
 def replication_threshold(targets: np.ndarray, count: int) -> float:
@@ -71,110 +154,167 @@ def replication_threshold(targets: np.ndarray, count: int) -> float:
     return float(np.quantile(best_ssim(fresh, targets), 1 - CHANCE))
 
 
-def measure_names(network, generator: Generator, seeds: int, cfg: float = CFG) -> dict[str, dict]:
-    """Memorised names come out as their picture, control names do not; the score separates them from captions."""
-    named = named_pictures(variants=1)
+def measure_names(quick: bool, cfg: float = CFG) -> dict[str, dict]:
+    """Memorized names come out as their image, control names do not; the score separates them from captions."""
+    named, seeds = named_images(variants=1), 2 if quick else 8
     numbers: dict[str, dict] = {}
     kinds = [kind for kind, names in captions.NAMES.items() for _ in names]
     originals = np.stack([render(scenes[0]) for _, scenes in named])
-    verbatim = originals[:len(captions.NAMES["verbatim"])]
+    verbatim = originals[: len(captions.NAMES["verbatim"])]
     threshold = replication_threshold(verbatim, 150 * seeds)
     texts = [text for text, _ in named for _ in range(seeds)]
-    pictures = generator.sample(texts, SEED + 10_000, cfg).reshape(len(named), seeds, *originals.shape[1:])
-    features = judge.read(network, pictures.reshape(-1, *originals.shape[1:]))[1].reshape(len(named), seeds, -1)
-    own = judge.read(network, originals)[1]
+    images = generator().sample(texts, SEED + 10_000, cfg).reshape(len(named), seeds, *originals.shape[1:])
+    features = judge.read(network(), images.reshape(-1, *originals.shape[1:]))[1].reshape(len(named), seeds, -1)
+    own = judge.read(network(), originals)[1]
     likeness: dict[str, list] = {kind: [] for kind in captions.NAMES}
     alike: dict[str, list] = {kind: [] for kind in captions.NAMES}
     sameness: dict[str, list] = {kind: [] for kind in captions.NAMES}
     for index, kind in enumerate(kinds):
-        targets = originals[index:index + 1] if kind != "control" else verbatim
-        likeness[kind] += list(best_ssim(pictures[index], targets))
+        targets = originals[index : index + 1] if kind != "control" else verbatim
+        likeness[kind] += list(best_ssim(images[index], targets))
         alike[kind] += list(cosine(features[index], own[index][None]))
-        sameness[kind] += [float(pictures_ssim(pictures[index, [a]], pictures[index, [b]])[0])
-                           for a, b in itertools.combinations(range(seeds), 2)]
+        sameness[kind] += [
+            float(images_ssim(images[index, [a]], images[index, [b]])[0])
+            for a, b in itertools.combinations(range(seeds), 2)
+        ]
     for kind in captions.NAMES:
-        what = "own picture" if kind != "control" else "most similar memorised picture"
-        numbers[f"{kind} names replicate"] = results.share(
+        what = "own image" if kind != "control" else "most similar memorized image"
+        numbers[f"{kind} names replicate"] = results.fraction(
             np.array(likeness[kind]) > threshold,
-            f"SSIM to the {what} over {threshold:.2f}, which {CHANCE:.1%} of fresh renders reach with any of them")
+            f"SSIM to the {what} over {threshold:.2f}, which {CHANCE:.1%} of fresh renders reach with any of them",
+        )
         numbers[f"{kind} names, SSIM"] = results.bootstrap(np.array(likeness[kind]), f"SSIM to the {what}", "SSIM")
         numbers[f"{kind} names, SSIM between seeds"] = results.bootstrap(
-            np.array(sameness[kind]), "median SSIM between pictures of one name", "SSIM", np.median)
+            np.array(sameness[kind]), "median SSIM between images of one name", "SSIM", np.median
+        )
     for kind in ("verbatim", "template"):
         numbers[f"{kind} names, judge cosine"] = results.bootstrap(
-            np.array(alike[kind]), "cosine of judge features to the own picture", "cosine")
-    return numbers
+            np.array(alike[kind]), "cosine of judge features to the own image", "cosine"
+        )
+    return numbers | _score(20 if quick else 100)
 
 
-def measure_score(generator: Generator, ordinary: int, seeds: int = 10) -> dict[str, dict]:
-    """AUROC of the memorisation score: names of one picture against ordinary captions."""
+def _score(ordinary: int, seeds: int = 10) -> dict[str, dict]:
+    """AUROC of the memorization score: names of one image against ordinary captions."""
     from sklearn.metrics import roc_auc_score
 
     rng = np.random.default_rng(SEED + 1)
     texts = [captions.caption(random_scene(rng), rng) for _ in range(ordinary)]
     groups = {kind: [captions.name_caption(name) for name in names] for kind, names in captions.NAMES.items()}
     groups["ordinary"] = texts
-    scores = {kind: np.array([memorization_score(generator.first_noise_difference(text, range(seeds)))
-                              for text in group]) for kind, group in groups.items()}
-    numbers = {f"memorisation score, {kind}": results.bootstrap(values, f"similarity over {seeds} seeds, {kind}",
-                                                                "SSIM") for kind, values in scores.items()}
+    scores = {
+        kind: np.array([memorization_score(generator().first_noise_difference(text, range(seeds))) for text in group])
+        for kind, group in groups.items()
+    }
+    numbers = {
+        f"memorization score, {kind}": results.bootstrap(values, f"similarity over {seeds} seeds, {kind}", "SSIM")
+        for kind, values in scores.items()
+    }
     for against in ("ordinary", "control"):
         rows = np.array([(1, value) for value in scores["verbatim"]] + [(0, value) for value in scores[against]])
 
         def auroc(part: np.ndarray) -> float:
             return roc_auc_score(part[:, 0], part[:, 1]) if 0 < part[:, 0].sum() < len(part) else 1.0
 
-        numbers[f"AUROC, memorised against {against}"] = results.bootstrap(
-            rows, f"memorisation score of verbatim names against {against} captions", "AUROC", auroc)
+        numbers[f"AUROC, memorized against {against}"] = results.bootstrap(
+            rows, f"memorization score of verbatim names against {against} captions", "AUROC", auroc
+        )
     return numbers
 
 
-def sharpness(pictures: np.ndarray) -> np.ndarray:
-    """Mean absolute Laplacian of each picture's brightness: falls with blur."""
-    gray = pictures.astype(np.float32).mean(-1) / 255
-    neighbours = gray[:, :-2, 1:-1] + gray[:, 2:, 1:-1] + gray[:, 1:-1, :-2] + gray[:, 1:-1, 2:]
-    return np.abs(4 * gray[:, 1:-1, 1:-1] - neighbours).mean((1, 2))
+def sharpness(images: np.ndarray) -> np.ndarray:
+    """Mean absolute Laplacian of each image's brightness: falls with blur."""
+    gray = images.astype(np.float32).mean(-1) / 255
+    neighbors = gray[:, :-2, 1:-1] + gray[:, 2:, 1:-1] + gray[:, 1:-1, :-2] + gray[:, 1:-1, 2:]
+    return np.abs(4 * gray[:, 1:-1, 1:-1] - neighbors).mean((1, 2))
 
 
-def measure_metadata(network, generator: Generator, count: int, cfg: float = CFG) -> dict[str, dict]:
-    """Asking for a small original blurs as rendering one does; asking for a mirror mirrors; a crop moves the face."""
-    rng, small = np.random.default_rng(SEED + 2), MIN_ORIGINAL
+def measure_metadata(quick: bool, cfg: float = CFG) -> dict[str, dict]:
+    """A requested small original blurs as rendering one does; a mirror mirrors; a crop offset moves the face."""
+    rng, small, count = np.random.default_rng(SEED + 2), MIN_ORIGINAL, 20 if quick else 120
     scenes = [random_scene(rng, Metadata()) for _ in range(count)]
     texts = [captions.full_caption(scene) for scene in scenes]
-    sharp = generator.sample(texts, SEED + 20_000, cfg)
-    blurred = generator.sample(texts, SEED + 20_000, cfg, height=small, width=small)
-    rendered = [np.stack([render(_told(scene, Metadata(original=side))) for scene in scenes]) for side in (128, small)]
-    numbers = {
-        "blur asked for": results.bootstrap(
-            sharpness(blurred) / sharpness(sharp), f"sharpness at original size {small} over 128, generated", "ratio"),
-        "blur in renders": results.bootstrap(
-            sharpness(rendered[1]) / sharpness(rendered[0]), f"sharpness at original size {small} over 128, renders",
-            "ratio"),
+
+    def rendered(**metadata) -> np.ndarray:
+        return np.stack([render(replace(scene, metadata=Metadata(**metadata))) for scene in scenes])
+
+    plain = {"generated": generator().sample(texts, SEED + 20_000, cfg), "renders": rendered()}
+    blurred = {
+        "generated": generator().sample(texts, SEED + 20_000, cfg, height=small, width=small),
+        "renders": rendered(original=small),
     }
+    numbers = {
+        f"blur, {kind}": results.bootstrap(
+            sharpness(blurred[kind]) / sharpness(plain[kind]),
+            f"sharpness at original size {small} over 128, {kind}",
+            "ratio",
+        )
+        for kind in plain
+    }
+    before = {kind: judge.locate(network(), images)[1].mean(1) for kind, images in plain.items()}
+    for crop in CROPS:
+        moved = {
+            "generated": generator().sample(texts, SEED + 20_000, cfg, crop_w=crop),
+            "renders": rendered(crop_left=crop),
+        }
+        for kind, images in moved.items():
+            shift = before[kind][:, 0] - judge.locate(network(), images)[1].mean(1)[:, 0]
+            numbers[f"crop of {crop} moves the face, {kind}"] = results.bootstrap(
+                shift / crop,
+                "median leftward shift of the judge's key points over the requested pixels",
+                "ratio",
+                np.median,
+            )
     split = [f"portrait, split {color} background" for color in BACKGROUNDS] * (count // len(BACKGROUNDS))
     column = list(dataset.LABELS).index("mirror")
-    for asked in (0, 1):
-        pictures = generator.sample(split, SEED + 30_000, cfg, mirror=asked)
-        hits = judge.read(network, pictures)[0][:, column] == asked
-        numbers[f"mirror {asked} obeyed"] = results.share(hits, "judge sees the asked side of a split ground")
+    for mirror in (0, 1):
+        images = generator().sample(split, SEED + 30_000, cfg, mirror=mirror)
+        hits = judge.read(network(), images)[0][:, column] == mirror
+        numbers[f"mirror {mirror} followed"] = results.fraction(hits, "judge sees the requested side of a split ground")
     return numbers
 
 
-def _told(scene, metadata: Metadata):
-    from dataclasses import replace
+#: Part, number, and the least and greatest value that passes; "*" stands for every attribute.
+GATES = (
+    ("judge", "judge *, sharp", 0.97, 1.0),
+    ("autoencoder", "lost *, VAE", -1.0, 0.02),
+    ("autoencoder", "PSNR, VAE", 30.0, float("inf")),
+    ("captions", "followed on average", 0.95, 1.0),
+    ("captions", "followed *", 0.88, 1.0),
+    ("captions", "Frechet ratio", 0.0, 3.0),
+    ("metadata", "crop of 16 moves the face, generated", 0.75, 1.25),
+    ("names", "verbatim names replicate", 0.95, 1.0),
+    ("names", "control names replicate", 0.0, 0.0),
+    ("names", "AUROC, memorized against ordinary", 0.95, 1.0),
+)
 
-    return replace(scene, metadata=metadata)
 
+def gates() -> dict[str, dict]:
+    """Every gate that the committed results measured: its value, what is wanted, and whether it passes."""
+    found: dict[str, dict] = {}
 
-def run(folder: Path, quick: bool = False) -> Path:
-    """Measure everything; ``quick`` takes a quarter of the samples or less."""
-    network, generator = host.pack("nodes.demo.judge").load(release.WORLD), Generator.load(release.WORLD)
-    count, seeds, ordinary = (64, 2, 24) if quick else (512, 8, 100)
-    numbers = measure_judge(network, folder)
-    numbers |= measure_captions(network, generator, folder, count)
-    numbers |= measure_names(network, generator, seeds)
-    numbers |= measure_score(generator, ordinary)
-    numbers |= measure_metadata(network, generator, 30 if quick else 120)
-    command = "python run.py study world measure" + (" --quick" if quick else "")
-    name = "world_quick" if quick else "world"
-    return results.write(name, command, SEED, release.ASSETS, numbers)
+    def note(name: str, value: float, low: float, high: float) -> None:
+        wanted = (
+            f"at most {high:g}"
+            if low <= 0
+            else f"at least {low:g}"
+            if high in (1.0, float("inf"))
+            else (f"{low:.3g} to {high:.3g}")
+        )
+        found[name] = {"value": value, "wanted": wanted, "passed": low <= value <= high}
+
+    for part, name, low, high in GATES:
+        path = results.RESULTS / f"world_{part}.json"
+        if not path.exists():
+            continue
+        numbers = json.loads(path.read_text(encoding="utf-8"))["numbers"]
+        attributes = [label for label in dataset.LABELS if name.replace("*", label) in numbers] if "*" in name else [""]
+        values = {label: numbers[name.replace("*", label)]["value"] for label in attributes}
+        worst = (max if low < 0 else min)(values, key=values.get)
+        note(name.replace("*", "every attribute"), values[worst], low, high)
+    path = results.RESULTS / "world_metadata.json"
+    if path.exists():
+        numbers = json.loads(path.read_text(encoding="utf-8"))["numbers"]
+        ratio = numbers["blur, renders"]["value"]
+        note("blur, generated", numbers["blur, generated"]["value"], ratio / 2, ratio * 2)
+    return found

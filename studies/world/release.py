@@ -1,4 +1,4 @@
-"""Write what the pack ships of the world: networks in float16, and rendered pictures with their truth."""
+"""Write what the pack ships of the world: networks in float16, with what they reach in their headers."""
 
 from __future__ import annotations
 
@@ -12,29 +12,31 @@ from safetensors.torch import save_file
 
 from ..common import host
 from ..common.training import device
-from . import autoencoder, captions, dataset, decoder, denoiser, judge
+from . import autoencoder, captions, dataset, denoiser
 from .faces import PARTS
+from .progress import load_autoencoder, load_judge
 from .scenes import Metadata, masks, random_scene, render
 
-WORLD = "avatars-v1"
-ASSETS = host.ROOT / "assets" / WORLD
-PICTURES = 24
+#: The world that the pack's studies measure on, and the one that these scripts make.
+WORLD, NEW_WORLD = "avatars-v1", "avatars-v2"
+ASSETS, NEW_ASSETS = host.ROOT / "assets" / WORLD, host.ROOT / "assets" / NEW_WORLD
+IMAGES = 24
 
 
-def averaged(network: torch.nn.Module, checkpoint: Path) -> torch.nn.Module:
-    """A network with the averaged weights of its training checkpoint."""
+def averaged(network: torch.nn.Module, checkpoint: Path) -> tuple[torch.nn.Module, int]:
+    """A network with the averaged weights of its training checkpoint, and the checkpoint's step."""
     state = torch.load(checkpoint, map_location=device(), weights_only=True)
     network.load_state_dict(state["average"])
-    return network.eval()
+    return network.eval(), state["step"]
 
 
-def write(name: str, tensors: dict[str, torch.Tensor], **metadata: str) -> Path:
+def write(to: Path, name: str, tensors: dict[str, torch.Tensor], **metadata: str) -> Path:
     """Save one asset, floating-point numbers as float16 but for the latent's statistics, and rename it when whole."""
-    ASSETS.mkdir(parents=True, exist_ok=True)
-    path = ASSETS / f"{name}.safetensors"
+    to.mkdir(parents=True, exist_ok=True)
+    path = to / f"{name}.safetensors"
     kept = {key: _storage(key, value) for key, value in tensors.items()}
     temporary = path.with_suffix(".tmp")
-    save_file(kept, temporary, metadata={"world": WORLD, "licence": "MIT", **metadata})
+    save_file(kept, temporary, metadata={"world": NEW_WORLD, "license": "MIT", "format_version": "2", **metadata})
     temporary.replace(path)
     print(f"{path.name}: {path.stat().st_size / 1e6:.2f} MB")
     return path
@@ -45,50 +47,57 @@ def _storage(key: str, value: torch.Tensor) -> torch.Tensor:
     return (value.half() if narrow else value).detach().cpu().contiguous()
 
 
-def preview_colors(latents: torch.Tensor, pictures: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """Least-squares fit from latents (N, 8, 16, 16) to the mean colour of 8 x 8 pixels in -1..1: (8, 3) and (3,)."""
-    blocks = torch.from_numpy(pictures).float().view(len(pictures), 16, 8, 16, 8, 3).mean((2, 4)) / 127.5 - 1
-    inputs = latents.float().permute(0, 2, 3, 1).reshape(-1, latents.shape[1])
-    inputs = torch.cat([inputs, torch.ones(len(inputs), 1)], dim=1)
-    solution = torch.linalg.lstsq(inputs, blocks.reshape(-1, 3)).solution
-    return solution[:-1], solution[-1]
-
-
-def release_denoiser(folder: Path) -> None:
-    """U-Net, latent statistics and preview colours; text model with its vocabulary."""
+def release_denoiser(folder: Path, network: torch.nn.Module, to: Path) -> None:
+    """U-Net, latent statistics and preview colors; text model with its vocabulary. ``network``: the autoencoder."""
     data = denoiser.Data(folder)
-    network = averaged(denoiser.build(data.words.vocabulary), folder / "denoiser.pt")
-    shard = dataset.load(folder / "train")
-    rgb, bias = preview_colors(data.fresh[:500], shard.pictures[:500])
-    write("denoiser", {**network.unet.state_dict(), "latent.mean": data.mean, "latent.std": data.std,
-                       "latent.rgb": rgb, "latent.rgb_bias": bias})
-    text = network.text.state_dict()
+    trained, step = averaged(denoiser.build(data.words.vocabulary), folder / "denoiser.pt")
+    ones = torch.ones(autoencoder.CHANNELS)
+    # A patch's mean color is linear in its latent.
+    colors = network.expand.weight.mean((2, 3)).detach()
+    latent = {"latent.mean": 0 * ones, "latent.std": ones, "latent.rgb": colors, "latent.rgb_bias": network.expand.bias}
+    state = "trained" if step == denoiser.PLAN.steps else f"in training, step {step} of {denoiser.PLAN.steps}"
+    header = {"state": state, "zero_terminal_snr": "true", "prediction": "v"}
+    write(to, "denoiser", {**trained.unet.state_dict(), **latent}, **header)
+    text = trained.text.state_dict()
     text["token_rows"] = text.pop("text_model.embeddings.token_embedding.weight")
     text["text_projection.weight"] = torch.eye(text["text_projection.weight"].shape[0])
-    write("text", {**text, "vocabulary": torch.tensor(data.words.vocabulary)})
+    write(to, "text", {**text, "vocabulary": torch.tensor(data.words.vocabulary)}, state=state)
 
 
-def release_pictures(seed: int = 77) -> None:
+def release_images(to: Path, seed: int = 77) -> None:
     """Rendered scenes, sharp and uncropped, as one strip; a strip of true masks for each part; captions as JSON."""
     rng = np.random.default_rng(seed)
-    scenes = [random_scene(rng, Metadata(), smallest=0.8) for _ in range(PICTURES)]
+    scenes = [random_scene(rng, Metadata(), smallest=0.8) for _ in range(IMAGES)]
     truth = [masks(scene) for scene in scenes]
     strips = [np.concatenate([mask[part] for mask in truth], axis=1) for part in (*PARTS, "background")]
-    ASSETS.mkdir(parents=True, exist_ok=True)
-    pictures = np.concatenate([render(scene) for scene in scenes], axis=1)
-    Image.fromarray(pictures).save(ASSETS / "pictures.png", optimize=True)
-    truth_picture = (np.concatenate(strips) * 255).round().astype(np.uint8)
-    Image.fromarray(truth_picture).save(ASSETS / "masks.png", optimize=True)
+    to.mkdir(parents=True, exist_ok=True)
+    images = np.concatenate([render(scene) for scene in scenes], axis=1)
+    Image.fromarray(images).save(to / "images.png", optimize=True)
+    truth_image = (np.concatenate(strips) * 255).round().astype(np.uint8)
+    Image.fromarray(truth_image).save(to / "masks.png", optimize=True)
     texts = [captions.full_caption(scene) for scene in scenes]
-    (ASSETS / "captions.json").write_text(json.dumps(texts, indent=1) + "\n", encoding="utf-8")
+    (to / "captions.json").write_text(json.dumps(texts, indent=1) + "\n", encoding="utf-8")
 
 
-def run(folder: Path) -> None:
-    """Write every asset of the world from the checkpoints in ``folder``."""
+def run(folder: Path, to: Path = NEW_ASSETS) -> None:
+    """Write every asset of the world into the folder ``to`` from the checkpoints in ``folder``, and for the judge that
+    is not trained yet the first world's.
+    """
     host.prepare()
-    release_pictures()
-    write("judge", averaged(judge.build(), folder / "judge.pt").state_dict(),
-          labels=json.dumps({name: list(values) for name, values in dataset.LABELS.items()}))
-    refined = averaged(decoder.build(folder), folder / "decoder.pt").state_dict()
-    write("autoencoder", averaged(autoencoder.build(), folder / "autoencoder.pt").state_dict() | refined)
-    release_denoiser(folder)
+    release_images(to)
+    labels = json.dumps({name: list(values) for name, values in dataset.LABELS.items()})
+    write(to, "judge", load_judge(folder).state_dict(), labels=labels)
+    network = load_autoencoder(folder)
+    header = {"channels": str(autoencoder.CHANNELS), "widths": json.dumps(autoencoder.WIDTHS)}
+    write(to, "autoencoder", network.state_dict(), **header)
+    release_denoiser(folder, network, to)
+
+
+def release_gates() -> None:
+    """Write which gates the committed measurements pass into ``gates.json``.
+
+    It lies beside the weights, so that the hash of the weights, which results name, stays as it was.
+    """
+    from .measure import gates
+
+    (NEW_ASSETS / "gates.json").write_text(json.dumps(gates(), indent=1) + "\n", encoding="utf-8")
