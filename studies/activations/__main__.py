@@ -2,7 +2,7 @@
 
 Every activation is scored twice with truth from the renders: correspondence of key points between faces of different
 identity (training-free, PCK@0.1 of the face's height) and few-shot segmentation of parts (mean IoU of the paper's pixel
-classifier). Then the claims of arXiv 2410.03558 are asked as questions. Writes studies/results/activations.json, a
+classifier). Then the claims of arXiv 2410.03558 are requested as questions. Writes studies/results/activations.json, a
 table of all scores beside it, and plots into this folder.
 """
 
@@ -23,20 +23,25 @@ SEED = 20_241
 class Size:
     """How much is measured."""
 
-    pictures: int  # of the correspondence part, each in two pairs
+    faces: int  # of the correspondence part, each in two pairs
     levels: tuple[int, ...]  # the paper's t
-    trained: int  # pictures with masks
+    trained: int  # images with masks
     tested: int
     splits: int  # trainings of each compared set
     draws: int  # of the noise, for the noise share
 
 
-FULL = Size(pictures=60, levels=(10, 50, 150, 300, 500), trained=12, tested=24, splits=5, draws=4)
-QUICK = Size(pictures=24, levels=(50, 300), trained=6, tested=12, splits=2, draws=2)
+FULL = Size(faces=60, levels=(10, 50, 150, 300, 500), trained=12, tested=24, splits=5, draws=4)
+QUICK = Size(faces=24, levels=(50, 300), trained=6, tested=12, splits=2, draws=2)
 
 
 def main(argv: Sequence[str]) -> int:
     """Measure, write, and print where."""
+    from . import joining, steering
+
+    parts = {"steering": steering.main, "joining": joining.main}
+    if argv and argv[0] in parts:
+        return parts[argv[0]](argv[1:])
     parser = argparse.ArgumentParser(prog="run.py study activations", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="measure less, in under five minutes")
     options = parser.parse_args(argv)

@@ -34,19 +34,19 @@ def _scores(found: Found) -> dict[str, dict]:
     best, best_cut = max(pck, key=pck.get), max(found.miou, key=found.miou.get)
     result = {
         "PCK of the same place": bootstrap(
-            found.guess.mean(1), "the key point is where it was in the source, PCK@0.1, over pairs", "share"
+            found.guess.mean(1), "the key point is where it was in the source, PCK@0.1, over pairs", "fraction"
         ),
         "PCK of the best activation": bootstrap(
             found.hits[RECIPE][best].mean(1),
-            f"{best}, {_PCK}, over pairs; chosen on the same pairs, so a little too good",
-            "share",
+            f"{best}, {_PCK}, over pairs; selected on the same pairs, so slightly optimistic",
+            "fraction",
         ),
     }
     values = np.array(list(found.miou.values()))
     result["mIoU of the best activation"] = _plain(
         found.miou[best_cut],
         f"{best_cut}, few-shot mIoU over background and five parts, one training",
-        "share",
+        "fraction",
         len(values),
     )
     both = np.array([[pck[id_], found.miou[id_]] for id_ in found.ids])
@@ -61,26 +61,26 @@ def _filters(found: Found) -> dict[str, dict]:
     result = {}
     for name, kept in found.filters.items():
         kept = [id_ for id_ in found.ids if id_ in kept]
-        share = len(kept) / len(found.ids)
+        fraction = len(kept) / len(found.ids)
         result[f"{name}: pool kept"] = _plain(
-            share, f"{len(kept)} of {len(found.ids)} activations", "share", len(found.ids)
+            fraction, f"{len(kept)} of {len(found.ids)} activations", "fraction", len(found.ids)
         )
         for score, values in (("PCK", _pck(found)), ("mIoU", found.miou)):
             top = sorted(values, key=values.get, reverse=True)[:_TOP]
             hits = np.array([id_ in kept for id_ in top], float)
             result[f"{name}: best {_TOP} by {score} kept"] = bootstrap(
-                hits, f"share of the {_TOP} best that the filter keeps; by chance {share:.2f}", "share"
+                hits, f"fraction of the {_TOP} best that the filter keeps; by chance {fraction:.2f}", "fraction"
             )
             others = [values[id_] for id_ in found.ids if id_ not in kept]
-            result[f"{name}: mean {score} kept less dropped"] = _difference(
-                [values[id_] for id_ in kept], others, f"mean {score} of kept less of dropped activations", "share"
+            result[f"{name}: mean {score} kept minus dropped"] = _difference(
+                [values[id_] for id_ in kept], others, f"mean {score} of kept minus of dropped activations", "fraction"
             )
         result[f"{name}: best PCK lost"] = _best_lost(found, kept)
     return result
 
 
 def _best_lost(found: Found, kept: list[str]) -> dict:
-    """PCK of the best of all less that of the best kept one, both chosen anew in every resample of pairs."""
+    """PCK of the best of all minus that of the best kept one, both selected again in every resample of pairs."""
     hits = np.stack([found.hits[RECIPE][id_].mean(1) for id_ in found.ids], 1)
     inside = np.array([id_ in kept for id_ in found.ids])
 
@@ -88,7 +88,7 @@ def _best_lost(found: Found, kept: list[str]) -> dict:
         means = rows.mean(0)
         return float(means.max() - means[inside].max())
 
-    return bootstrap(hits, f"{_PCK}: the best of all activations less the best kept one, over pairs", "share", lost)
+    return bootstrap(hits, f"{_PCK}: the best of all activations minus the best kept one, over pairs", "fraction", lost)
 
 
 def _sets(found: Found) -> dict[str, dict]:
@@ -96,13 +96,13 @@ def _sets(found: Found) -> dict[str, dict]:
     hits, miou, result = found.set_hits[RECIPE], found.set_miou, {}
     for name, ids in found.sets.items():
         what = f"{len(ids)} activations joined"
-        result[f"set {name}: PCK"] = bootstrap(hits[name].mean(1), f"{what}, {_PCK}, over pairs", "share")
-        result[f"set {name}: mIoU"] = bootstrap(miou[name], f"{what}, few-shot mIoU, over splits", "share")
+        result[f"set {name}: PCK"] = bootstrap(hits[name].mean(1), f"{what}, {_PCK}, over pairs", "fraction")
+        result[f"set {name}: mIoU"] = bootstrap(miou[name], f"{what}, few-shot mIoU, over splits", "fraction")
     ours, legacy = found.sets
-    result["set ours less legacy: PCK"] = bootstrap(
-        hits[ours].mean(1) - hits[legacy].mean(1), "paired over pairs", "share"
+    result["set ours minus legacy: PCK"] = bootstrap(
+        hits[ours].mean(1) - hits[legacy].mean(1), "paired over pairs", "fraction"
     )
-    result["set ours less legacy: mIoU"] = bootstrap(miou[ours] - miou[legacy], "paired over splits", "share")
+    result["set ours minus legacy: mIoU"] = bootstrap(miou[ours] - miou[legacy], "paired over splits", "fraction")
     return result
 
 
@@ -112,13 +112,13 @@ def _noise(found: Found) -> dict[str, dict]:
     groups = {name: [noise[id_] for id_ in ids] for name, ids in _halves(found.ids).items()}
     result = {
         f"noise: {name}": bootstrap(
-            np.array(values), "mean share of variance from the noise draw, over activations", "share"
+            np.array(values), "mean fraction of variance from the noise sample, over activations", "fraction"
         )
         for name, values in groups.items()
     }
     for name in ("down-stage", "up-stage, later half"):
-        result[f"noise: {name} less early half"] = _difference(
-            groups[name], groups["up-stage, early half"], "difference of the means, over activations", "share"
+        result[f"noise: {name} minus early half"] = _difference(
+            groups[name], groups["up-stage, early half"], "difference of the means, over activations", "fraction"
         )
     down = np.array([noise[id_] for id_ in found.ids if id_.startswith("down")])
     result["noise: along the down-stage"] = bootstrap(
@@ -130,8 +130,8 @@ def _noise(found: Found) -> dict[str, dict]:
             for id_ in found.ids
             if id_.startswith("up") and id_.endswith(part)
         ]
-        result[f"noise: {part} less output"] = bootstrap(
-            np.array([a - b for a, b in pairs]), "up-stage, paired with the output of the same module", "share"
+        result[f"noise: {part} minus output"] = bootstrap(
+            np.array([a - b for a, b in pairs]), "up-stage, paired with the output of the same module", "fraction"
         )
     return result
 
@@ -162,7 +162,7 @@ def _locality(found: Found) -> dict[str, dict]:
     }
     result = {
         f"locality: {part}": bootstrap(
-            np.array(list(group.values())), "beyond that of the latent, over blocks", "correlation"
+            np.array(list(group.values())), "above that of the latent, over blocks", "correlation"
         )
         for part, group in values.items()
     }
@@ -171,15 +171,15 @@ def _locality(found: Found) -> dict[str, dict]:
         for id_, cross in values["cross-q"].items()
         for part in ("self-q", "self-k")
     ]
-    result["locality: self-q and self-k less cross-q"] = bootstrap(
+    result["locality: self-q and self-k minus cross-q"] = bootstrap(
         np.array(paired), "paired in the same block", "correlation"
     )
     late = set(_halves(found.ids)["up-stage, later half"])
     pck = _pck(found)
     local = [pck[id_] for id_ in late if id_.endswith(("self-q", "self-k"))]
     others = [pck[id_] for id_ in late if id_.endswith(("res-out", "vit-out", "cross-q", "block0-out"))]
-    result["PCK: self-q and self-k less others, later half"] = _difference(
-        local, others, "the paper keeps self-attention there, because locality holds the noise down", "share"
+    result["PCK: self-q and self-k minus others, later half"] = _difference(
+        local, others, "the paper keeps self-attention there, because locality suppresses the noise", "fraction"
     )
     return result
 
@@ -188,7 +188,7 @@ def _levels(found: Found) -> dict[str, dict]:
     """Which noise level is best?"""
     ours = next(iter(found.sets))
     return {
-        f"PCK of {ours} at t = {t}": bootstrap(hits[ours].mean(1), "over pairs", "share")
+        f"PCK of {ours} at t = {t}": bootstrap(hits[ours].mean(1), "over pairs", "fraction")
         for t, hits in found.set_hits.items()
     }
 

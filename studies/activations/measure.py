@@ -12,7 +12,7 @@ import torch
 
 from ..common import host
 from . import scores
-from .pictures import TEXT, Pictures, drawn
+from .labeled_faces import TEXT, LabeledFaces, drawn
 
 RECIPE = 50  # the paper's t
 _SIDE, _EPOCHS = 16, 3  # of the single activations' segmentation: every ID has the same small budget
@@ -38,28 +38,31 @@ class Found:
 
 
 class Tapper:
-    """The demo model, and its activations on pictures."""
+    """The demo model, and its activations on images."""
 
     def __init__(self, world: str):
-        self.model, clip, self._vae = (host.pack(f"nodes.demo.{name}").load(world)
-                                       for name in ("model", "text", "autoencoder"))  # fmt: skip
+        self.model, clip, self._vae = (
+            host.pack(f"nodes.demo.{name}").load(world) for name in ("denoiser", "text_encoder", "autoencoder")
+        )
         self._positive = clip.encode_from_tokens_scheduled(clip.tokenize(TEXT))
-        self._nodes = host.pack("nodes.activations.tapping.nodes")
-        self._keep = host.pack("nodes.activations.tap").Keep
-        selection = host.pack("nodes.activations.selection")
-        self.entries = host.pack("nodes.activations.catalog").catalog(self.model.model.diffusion_model)
-        self.chosen = selection.select(self.entries, selection.ALL_BUT_MAPS)
+        self._nodes = host.pack("nodes.activations.nodes_tap")
+        self._keep = host.pack("nodes.activations.tap").TapSettings
+        selection = host.pack("nodes.activations.select_ids")
+        self.entries = host.pack("nodes.activations.catalog_unet").catalog(self.model.model.diffusion_model)
+        self.chosen = selection.select(self.entries, selection.Preset.ALL_FEATURES)
 
     @torch.inference_mode()
-    def latent(self, pictures: Pictures) -> dict:
-        return {"samples": self._vae.encode(pictures.images)}
+    def latent(self, faces: LabeledFaces) -> dict:
+        return {"samples": self._vae.encode(faces.images)}
 
     def draws(self, latent: dict, t: float, seed: int, count: int, dtype=torch.float16):
         """Activations of all IDs but attention maps, draw by draw."""
-        sigma = self._nodes.sigma_of(self.model, self.entries, "t of the paper", t)
+        sigma = self._nodes.sigma_of(self.model, self.entries, "paper_t", t)
         keep = self._keep(dtype=dtype)
         with torch.inference_mode():
-            yield from self._nodes.tap_draws(self.model, self._positive, latent, sigma, self.chosen, keep, seed, count)
+            yield from self._nodes.tap_noise_samples(
+                self.model, self._positive, latent, sigma, self.chosen, keep, seed, count
+            )
 
 
 def run(world: str, size, seed: int) -> Found:
@@ -75,59 +78,62 @@ def run(world: str, size, seed: int) -> Found:
 
 def _filters(entries: list) -> dict[str, set[str]]:
     """The general rule, and SDXL's published list read by ID: the demo has its three levels, with one block each."""
-    selection, published = (host.pack(f"nodes.activations.{name}") for name in ("selection", "published"))
+    selection, published = (host.pack(f"nodes.activations.{name}") for name in ("select_ids", "paper_tables"))
     ids = {entry.id for entry in entries}
-    return {"general rule": set(selection.general_filter(entries)),
-            "SDXL's list": ids & set(published.flagged("sdxl", "filter"))}  # fmt: skip
+    return {
+        "general rule": set(selection.general_filter(entries)),
+        "SDXL's list": ids & set(published.flagged("sdxl", "filter")),
+    }
 
 
 def _sets(entries: list) -> dict[str, tuple[str, ...]]:
-    selection = host.pack("nodes.activations.selection")
-    return {"ours by analogy": tuple(selection.best(entries)), "legacy": LEGACY}
+    selection = host.pack("nodes.activations.select_ids")
+    return {"ours by analogy": tuple(selection.recommended(entries, None)), "legacy": LEGACY}
 
 
 def _correspondence(tapper: Tapper, found: Found, size, seed: int) -> None:
-    pictures = drawn(size.pictures, seed)
-    latent = tapper.latent(pictures)
-    found.guess = scores.same_place_hits(pictures).numpy()
+    faces = drawn(size.faces, seed)
+    latent = tapper.latent(faces)
+    found.guess = scores.same_place_hits(faces).numpy()
     for t in size.levels:
         started = time.perf_counter()
         tapped = next(iter(tapper.draws(latent, t, seed, 1)))
-        found.hits[t] = {id_: scores.hits(value, pictures).numpy() for id_, value in tapped.tensors.items()}
-        found.set_hits[t] = {name: scores.hits(tapped.chosen(ids).stacked(), pictures).numpy()
-                             for name, ids in found.sets.items()}  # fmt: skip
+        found.hits[t] = {id_: scores.hits(value, faces).numpy() for id_, value in tapped.tensors.items()}
+        found.set_hits[t] = {
+            name: scores.hits(tapped.select(ids).joined(), faces).numpy() for name, ids in found.sets.items()
+        }
         print(f"correspondence at t = {t}: {time.perf_counter() - started:.0f} s", flush=True)
 
 
 def _segmentation(tapper: Tapper, found: Found, size, seed: int) -> None:
-    pictures, started = drawn(size.trained + size.tested, seed), time.perf_counter()
-    tapped = next(iter(tapper.draws(tapper.latent(pictures), RECIPE, seed, 1)))
+    faces, started = drawn(size.trained + size.tested, seed), time.perf_counter()
+    tapped = next(iter(tapper.draws(tapper.latent(faces), RECIPE, seed, 1)))
     for id_ in found.ids:
-        values = scores.part_scores(tapped.chosen([id_]), pictures, size.trained, _SIDE, seed, _EPOCHS)
+        values = scores.part_scores(tapped.select([id_]), faces, size.trained, _SIDE, seed, _EPOCHS)
         found.miou[id_] = float(values.mean())
     print(f"segmentation by single activations: {time.perf_counter() - started:.0f} s", flush=True)
     for name, ids in found.sets.items():
         found.set_miou[name] = np.array(
-            [_split_score(tapped.chosen(ids), pictures, size.trained, seed, split) for split in range(size.splits)]
+            [_split_score(tapped.select(ids), faces, size.trained, seed, split) for split in range(size.splits)]
         )
     print(f"segmentation with sets: {time.perf_counter() - started:.0f} s", flush=True)
 
 
-def _split_score(tapped, pictures: Pictures, trained: int, seed: int, split: int) -> float:
-    """Mean IoU with another choice of the pictures that are learned from, as in the paper's five splits."""
-    order = np.random.default_rng(split).permutation(len(pictures.images)).tolist()
-    values = scores.part_scores(tapped.only_rows(order), pictures[order], trained, _SET_SIDE, seed + split, _SET_EPOCHS)
+def _split_score(tapped, faces: LabeledFaces, trained: int, seed: int, split: int) -> float:
+    """Mean IoU with another choice of the images that are learned from, as in the paper's five splits."""
+    order = np.random.default_rng(split).permutation(len(faces.images)).tolist()
+    values = scores.part_scores(tapped.select_rows(order), faces[order], trained, _SET_SIDE, seed + split, _SET_EPOCHS)
     return float(values.mean())
 
 
 def _quality(tapper: Tapper, found: Found, size, seed: int) -> None:
     quality, started = host.pack("nodes.activations.quality"), time.perf_counter()
     latent = tapper.latent(drawn(size.tested, seed))
-    sums = {id_: quality.Draws() for id_ in found.ids}
+    sums = {id_: quality.NoiseStatistics() for id_ in found.ids}
     for tapped in tapper.draws(latent, RECIPE, seed, size.draws, torch.float32):
         for id_, value in tapped.tensors.items():
             sums[id_].add(value)
-    found.quality = {id_: quality.measured(sums.pop(id_), latent["samples"]) for id_ in found.ids}
+    found.quality = {id_: quality.measure(sums.pop(id_), latent["samples"]) for id_ in found.ids}
     print(f"quality: {time.perf_counter() - started:.0f} s", flush=True)
 
 
@@ -137,11 +143,21 @@ def write_table(found: Found, path: Path) -> None:
     levels = sorted(found.hits)
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["id", *(f"pck_t{t}" for t in levels), "miou", "noise", "granularity", "locality",
-                         *(name.replace(" ", "_") for name in found.filters)])  # fmt: skip
+        writer.writerow(
+            [
+                "id",
+                *(f"pck_t{t}" for t in levels),
+                "miou",
+                "noise",
+                "granularity",
+                "locality",
+                *(name.replace(" ", "_") for name in found.filters),
+            ]
+        )
         for id_ in found.ids:
             one = found.quality[id_]
             numbers = [found.hits[t][id_].mean() for t in levels] + [found.miou[id_]]
             numbers += [one.noise, one.granularity, one.locality]
-            writer.writerow([id_, *(f"{number:.4f}" for number in numbers),
-                             *(int(id_ in kept) for kept in found.filters.values())])  # fmt: skip
+            writer.writerow(
+                [id_, *(f"{number:.4f}" for number in numbers), *(int(id_ in kept) for kept in found.filters.values())]
+            )

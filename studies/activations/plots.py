@@ -25,13 +25,15 @@ def _figure(width: float, height: float):
 def _scores(found: Found):
     figure = _figure(13, 7)
     kept = found.filters["general rule"]
-    rows = ((f"PCK@0.1, t = {RECIPE}", [found.hits[RECIPE][id_].mean() for id_ in found.ids]),
-            ("few-shot mIoU", [found.miou[id_] for id_ in found.ids]))  # fmt: skip
+    rows = (
+        (f"PCK@0.1, t = {RECIPE}", [found.hits[RECIPE][id_].mean() for id_ in found.ids]),
+        ("few-shot mIoU", [found.miou[id_] for id_ in found.ids]),
+    )
     for axis, (title, values) in zip(figure.subplots(2, 1, sharex=True), rows, strict=True):
         bars = axis.bar(range(len(values)), values, color=[_STAGES[id_.split("-")[0]] for id_ in found.ids])
         for bar, id_ in zip(bars, found.ids, strict=True):
             bar.set_alpha(1.0 if id_ in kept else 0.3)
-        axis.set_title(f"{title}; full colour: kept by the general rule", loc="left", fontsize=10)
+        axis.set_title(f"{title}; full color: kept by the general rule", loc="left", fontsize=10)
         axis.grid(axis="y", alpha=0.3)
         axis.margins(x=0.005)
     _names(axis, found.ids)

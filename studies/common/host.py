@@ -17,7 +17,7 @@ def prepare() -> None:
     """Let this process import ComfyUI, the one that `run.py` has set up or that COMFYUI_DIR names."""
     if "comfy" in sys.modules:
         return
-    boot = runpy.run_path(str(ROOT / "launch" / "boot.py"))
+    boot = runpy.run_path(str(ROOT / "tools" / "launcher" / "boot.py"))
     import torch
 
     named = os.environ.get("COMFYUI_DIR")
@@ -28,8 +28,9 @@ def prepare() -> None:
 def pack(module: str) -> ModuleType:
     """A module of the pack, for example ``pack("nodes.demo.architecture")``, without importing the pack's nodes."""
     if "glassbox_pack" not in sys.modules:
-        spec = importlib.util.spec_from_file_location("glassbox_pack", ROOT / "__init__.py",
-                                                      submodule_search_locations=[str(ROOT)])
+        spec = importlib.util.spec_from_file_location(
+            "glassbox_pack", ROOT / "__init__.py", submodule_search_locations=[str(ROOT)]
+        )
         package = importlib.util.module_from_spec(spec)
         sys.modules["glassbox_pack"] = package
         spec.loader.exec_module(package)

@@ -10,17 +10,22 @@ from . import host, results
 
 
 def run(
-    package: str, about: str, parts: Mapping[str, str], seed: int, argv: Sequence[str], command: str = "study",
+    package: str,
+    about: str,
+    parts: Mapping[str, str],
+    seed: int,
+    argv: Sequence[str],
+    command: str = "study",
     worlds: Mapping[str, str] | None = None,
-) -> int:  # fmt: skip
+) -> int:
     """Measure the parts named in ``argv``, or all, on the shipped model, or on the one that ``worlds`` says of a part.
 
-    ``parts`` tells for each name where its numbers come from, as "module:function" within ``package``; the function
+    ``parts`` says for each name where its numbers come from, as "module:function" within ``package``; the function
     takes whether to be quick. Part P of study S goes to studies/results/S_P.json, or S_P_quick.json. A
-    benchmark says "bench" as ``command``; its package is bench_S.
+    benchmark passes "bench" as ``command``; its results are named bench_S_P.
     """
     study = package.rpartition(".")[2]
-    started = f"run.py {command} {study.removeprefix('bench_')}"
+    started = f"run.py {command} {study}"
     parser = argparse.ArgumentParser(prog=started, description=about.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(parts))
     parser.add_argument("--quick", action="store_true", help="fewer settings and samples, in under five minutes")
@@ -31,7 +36,7 @@ def run(
     for part in options.parts or parts:
         module, function = parts[part].split(":")
         numbers = getattr(importlib.import_module(f".{module}", package), function)(options.quick)
-        name = f"{study}_{part}" + ("_quick" if options.quick else "")
+        name = ("bench_" if command == "bench" else "") + f"{study}_{part}" + ("_quick" if options.quick else "")
         world = (worlds or {}).get(part, "avatars-v1")
         line = f"python {started} {part}" + (" --quick" if options.quick else "")
         print(results.write(name, line, seed, host.ROOT / "assets" / world, numbers), flush=True)

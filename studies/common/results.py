@@ -15,13 +15,13 @@ from . import host
 RESULTS = host.ROOT / "studies" / "results"
 
 
-def share(hits: np.ndarray, what: str) -> dict:
-    """A share of successes with its 95 % Wilson interval."""
+def fraction(hits: np.ndarray, what: str) -> dict:
+    """A fraction of successes with its 95 % Wilson interval."""
     count, value, z = len(hits), float(np.mean(hits)), 1.96
     middle = (value + z * z / (2 * count)) / (1 + z * z / count)
     half = z * math.sqrt(value * (1 - value) / count + z * z / (4 * count * count)) / (1 + z * z / count)
     low, high = max(middle - half, 0.0), min(middle + half, 1.0)  # rounding leaves -1e-18 where no one succeeded
-    return {"value": value, "low": low, "high": high, "n": count, "unit": "share", "what": what}
+    return {"value": value, "low": low, "high": high, "n": count, "unit": "fraction", "what": what}
 
 
 def bootstrap(values: np.ndarray, what: str, unit: str, statistic=np.mean, draws: int = 2000, seed: int = 0) -> dict:
@@ -29,8 +29,14 @@ def bootstrap(values: np.ndarray, what: str, unit: str, statistic=np.mean, draws
     rng, values = np.random.default_rng(seed), np.asarray(values)
     spread = [statistic(values[rng.integers(len(values), size=len(values))]) for _ in range(draws)]
     low, high = np.percentile(spread, [2.5, 97.5])
-    return {"value": float(statistic(values)), "low": float(low), "high": float(high), "n": len(values), "unit": unit,
-            "what": what}
+    return {
+        "value": float(statistic(values)),
+        "low": float(low),
+        "high": float(high),
+        "n": len(values),
+        "unit": unit,
+        "what": what,
+    }
 
 
 def assets_hash(folder: Path) -> str:
@@ -46,11 +52,21 @@ def write(name: str, command: str, seed: int, assets: Path, numbers: dict[str, d
     import torch
 
     RESULTS.mkdir(parents=True, exist_ok=True)
-    machine = {"processor": platform.machine(), "system": platform.system(), "threads": torch.get_num_threads(),
-               "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None}
+    machine = {
+        "processor": platform.machine(),
+        "system": platform.system(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
     versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
-    content = {"command": command, "seed": seed, "versions": versions, "machine": machine,
-               "assets": {"world": assets.name, "sha256": assets_hash(assets)}, "numbers": numbers}
+    content = {
+        "command": command,
+        "seed": seed,
+        "versions": versions,
+        "machine": machine,
+        "assets": {"world": assets.name, "sha256": assets_hash(assets)},
+        "numbers": numbers,
+    }
     path = RESULTS / f"{name}.json"
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

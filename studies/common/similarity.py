@@ -1,4 +1,4 @@
-"""How alike pictures, feature sets and noise predictions are."""
+"""How alike images, feature sets and noise predictions are."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def ssim(a: torch.Tensor, b: torch.Tensor, window: int = 11) -> torch.Tensor:
     return ssim_map(a, b, window).mean((1, 2, 3))
 
 
-def pictures_ssim(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """SSIM of pairs of uint8 pictures (N, H, W, 3)."""
+def images_ssim(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """SSIM of pairs of uint8 images (N, H, W, 3)."""
 
-    def prepared(pictures: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(pictures)).permute(0, 3, 1, 2).float() / 255
+    def prepared(images: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2).float() / 255
 
     return ssim(prepared(a), prepared(b)).numpy()
 
@@ -45,6 +45,6 @@ def memorization_score(difference: torch.Tensor) -> float:
 
     Finding NeMo (arXiv 2406.02366), section 3.1; latents under 44 a side have the small-latent variant.
     """
-    method = host.pack("nodes.neurons.memorization")
-    scaled = method.difference(difference, torch.zeros_like(difference))
-    return method.Score(method.pairwise(scaled)).value
+    method = host.pack("nodes.neurons.memorization_score")
+    scaled = method.noise_difference(difference, torch.zeros_like(difference))
+    return method.PromptScore(method.pairwise_similarity(scaled)).value

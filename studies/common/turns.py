@@ -43,7 +43,7 @@ def times(contenders: Mapping[str, Callable[[], object]], turns: int, alone: boo
     return {name: np.array(values) for name, values in found.items()}
 
 
-def told(where: str, measured: Mapping[str, np.ndarray], ours: str, what: str) -> dict[str, dict]:
+def timing_numbers(where: str, measured: Mapping[str, np.ndarray], ours: str, what: str) -> dict[str, dict]:
     """The medians, and how many times as long as ours the others take, turn by turn."""
     numbers = {}
     for name, values in measured.items():

@@ -1,4 +1,4 @@
-"""What metadata, padding and size do to pictures: `python run.py study conditioning [PART ...] [--quick]`.
+"""What metadata, padding and size do to images: `python run.py study conditioning [PART ...] [--quick]`.
 
 Parts: gate (Metadata Schedule on the shipped model), crop, trained (small models trained with the gate and without,
 and with replicated padding), padding, resolution, tuned (after fine-tuning at larger sizes). Each writes

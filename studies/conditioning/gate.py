@@ -10,58 +10,72 @@ from ..common import host, results
 from ..world import captions, dataset, judge
 from ..world.measure import sharpness
 from ..world.scenes import BACKGROUNDS, Metadata, render
-from . import pictures
+from . import sampled_images
 
 SMALL, FULL = 32, 128
 EXPONENTS = (0.0, 1.0, 2.0, 4.0, 8.0)
 
 
-def scheduled(model, exponent: float, mode: str = "value", fields: str = "original size"):
+def scheduled(model, exponent: float, mode: str = "value", fields: str = "original_size"):
     """The MODEL that the node gives out."""
-    schedule = host.pack("nodes.conditioning.schedule").Schedule("cosine", exponent, fields, 0, 0, mode, "both")
+    schedule = host.pack("nodes.conditioning.metadata_schedule").GateSchedule(
+        "cosine", exponent, fields, 0, 0, mode, "both"
+    )
     return host.pack("nodes.host.metadata_gate").gated(model, schedule, inside=mode == "embedding")
 
 
 def measure(quick: bool) -> dict[str, dict]:
     """The paper's figure 2 in numbers, for several exponents, and whether size and mirror are still obeyed."""
-    generator, network = pictures.load()
-    asked = pictures.scenes(12 if quick else 48)
-    prompts = pictures.encoded(generator, pictures.texts(asked))
-    full = pictures.painted(generator, prompts, height=FULL, width=FULL)
-    numbers = _renders(network, asked)
+    generator, network = sampled_images.load()
+    requested = sampled_images.scenes(12 if quick else 48)
+    prompts = sampled_images.encoded(generator, sampled_images.texts(requested))
+    full = sampled_images.generated(generator, prompts, height=FULL, width=FULL)
+    numbers = _renders(network, requested)
     settings = [(exponent, "value") for exponent in EXPONENTS] + [(2.0, "embedding"), (8.0, "embedding")]
     for exponent, mode in settings[:5:2] if quick else settings:
         model = scheduled(generator.model, exponent, mode)
-        blurred = pictures.painted(generator, prompts, model, height=SMALL, width=SMALL)
+        blurred = sampled_images.generated(generator, prompts, model, height=SMALL, width=SMALL)
         name = "stock" if exponent == 0 else f"exponent {exponent:g}, {mode}"
-        numbers |= pictures.content_change(network, full, blurred, name)
+        numbers |= sampled_images.content_change(network, full, blurred, name)
         numbers[f"{name}: blur"] = results.bootstrap(
-            sharpness(blurred) / sharpness(full), f"sharpness at size {SMALL} over {FULL}", "ratio")
+            sharpness(blurred) / sharpness(full), f"sharpness at size {SMALL} over {FULL}", "ratio"
+        )
         numbers[f"{name}: captions obeyed"] = results.bootstrap(
-            pictures.obeyed(network, blurred, asked), f"share of asked attributes found at size {SMALL}", "share")
+            sampled_images.obeyed(network, blurred, requested),
+            f"fraction of requested attributes found at size {SMALL}",
+            "fraction",
+        )
     return numbers | _mirrors(generator, network, 10 if quick else 40)
 
 
-def _renders(network, asked: list) -> dict[str, dict]:
+def _renders(network, requested: list) -> dict[str, dict]:
     """The same on renders, where nothing but the sharpness differs: the floor of every measure."""
-    sides = [np.stack([render(replace(scene, metadata=Metadata(original=side))) for scene in asked])
-             for side in (FULL, SMALL)]  # fmt: skip
-    numbers = pictures.content_change(network, *sides, "renders")
+    sides = [
+        np.stack([render(replace(scene, metadata=Metadata(original=side))) for scene in requested])
+        for side in (FULL, SMALL)
+    ]
+    numbers = sampled_images.content_change(network, *sides, "renders")
     numbers["renders: blur"] = results.bootstrap(
-        sharpness(sides[1]) / sharpness(sides[0]), f"sharpness at size {SMALL} over {FULL}", "ratio")
+        sharpness(sides[1]) / sharpness(sides[0]), f"sharpness at size {SMALL} over {FULL}", "ratio"
+    )
     return numbers
 
 
 def _mirrors(generator, network, count: int) -> dict[str, dict]:
     """Whether a mirror is obeyed when it acts from the start, as the paper has it, and when it is gated too."""
     column, numbers = list(dataset.LABELS).index("mirror"), {}
-    grounds = [f"portrait, {captions.background_phrase(replace(scene, pattern='split', background=color))}"
-               for scene, color in zip(pictures.scenes(count), list(BACKGROUNDS) * count, strict=False)]  # fmt: skip
-    prompts = pictures.encoded(generator, grounds)
-    for name, fields, exponent in (("stock", "original size", 0.0), ("size gated", "original size", 8.0),
-                                   ("everything gated", "all", 8.0)):  # fmt: skip
+    grounds = [
+        f"portrait, {captions.background_phrase(replace(scene, pattern='split', background=color))}"
+        for scene, color in zip(sampled_images.scenes(count), list(BACKGROUNDS) * count, strict=False)
+    ]
+    prompts = sampled_images.encoded(generator, grounds)
+    for name, fields, exponent in (
+        ("stock", "original_size", 0.0),
+        ("size gated", "original_size", 8.0),
+        ("everything gated", "all", 8.0),
+    ):
         model = scheduled(generator.model, exponent, fields=fields)
-        mirrored = pictures.painted(generator, prompts, model, mirror=1)
+        mirrored = sampled_images.generated(generator, prompts, model, mirror=1)
         hits = judge.read(network, mirrored)[0][:, column] == 1
-        numbers[f"mirror obeyed, {name}"] = results.share(hits, "judge sees the mirrored side of a split ground")
+        numbers[f"mirror obeyed, {name}"] = results.fraction(hits, "judge sees the mirrored side of a split ground")
     return numbers

@@ -9,38 +9,55 @@ from ..common import host, results
 from ..common.similarity import frechet
 from ..world import judge
 from ..world.scenes import Metadata, random_scene, render
-from . import pictures
+from . import sampled_images
 
-SETTINGS = (("stock", 0.0), ("zeros", 0.0), ("copies", 0.0), ("noisy copies", 0.02), ("noisy copies", 0.1),
-            ("noisy copies", 0.2))  # fmt: skip
+SETTINGS = (
+    ("stock", 0.0),
+    ("zeros", 0.0),
+    ("copies", 0.0),
+    ("noisy_copies", 0.02),
+    ("noisy_copies", 0.1),
+    ("noisy_copies", 0.2),
+)
 
 
 def repadded(generator, texts: list[str], padding: str, strength: float) -> list[torch.Tensor]:
     """Each text (1, 77, 128) with its padding replaced as the node does it; text i with noise of seed i."""
-    prompts_of, replicate = host.pack("nodes.host.prompts"), host.pack("nodes.conditioning.padding.replicate")
-    settings, rows = replicate.Settings(padding, strength, True), []
+    prompts_of, replicate = host.pack("nodes.host.text_encoding"), host.pack("nodes.conditioning.replicate_padding")
+    settings, rows = replicate.PaddingSettings(padding, strength, True), []
     for index, text in enumerate(texts):
         tokens, conditioning = prompts_of.encode(generator.clip, text)
-        blocks = [replicate.Block(part.encoder, part.rows, part.channels, part.real)
-                  for part in prompts_of.chunks(generator.clip, tokens, conditioning[0][0].shape)]  # fmt: skip
-        rows.append(replicate.padded(conditioning[0][0], blocks, settings, index))
+        chunks = [
+            replicate.PromptChunk(part.encoder, part.rows, part.channels, part.real)
+            for part in prompts_of.chunks(generator.clip, tokens, conditioning[0][0].shape)
+        ]
+        rows.append(replicate.replace_padding(conditioning[0][0], chunks, settings, index))
     return rows
 
 
 def measure(quick: bool) -> dict[str, dict]:
     """Captions obeyed and Frechet distance for every padding; the empty prompt stays stock."""
-    generator, network = pictures.load()
-    asked = pictures.scenes(16 if quick else 64)
+    generator, network = sampled_images.load()
+    requested = sampled_images.scenes(16 if quick else 64)
     rng = np.random.default_rng(7)
     real = np.stack([render(random_scene(rng, Metadata())) for _ in range(200 if quick else 600)])
     features, numbers = judge.read(network, real)[1], {}
     for padding, strength in SETTINGS[::3] if quick else SETTINGS:
-        made = pictures.painted(generator, repadded(generator, pictures.texts(asked), padding, strength))
+        made = sampled_images.generated(
+            generator, repadded(generator, sampled_images.texts(requested), padding, strength)
+        )
         name = padding + (f" {strength:g}" if strength else "")
         numbers[f"{name}: captions obeyed"] = results.bootstrap(
-            pictures.obeyed(network, made, asked), "share of asked attributes that the judge finds", "share")
+            sampled_images.obeyed(network, made, requested),
+            "fraction of requested attributes that the judge finds",
+            "fraction",
+        )
         numbers[f"{name}: Frechet distance"] = results.bootstrap(
-            judge.read(network, made)[1], f"{len(asked)} pictures against {len(real)} renders in judge features; a "
-            "resampled set repeats members, so the interval lies above the value", "distance",
-            lambda rows: frechet(rows, features), draws=40)
+            judge.read(network, made)[1],
+            f"{len(requested)} images against {len(real)} renders in judge features; a resampled set repeats members, "
+            "so the interval lies above the value",
+            "distance",
+            lambda rows: frechet(rows, features),
+            draws=40,
+        )
     return numbers

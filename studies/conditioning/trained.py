@@ -26,22 +26,34 @@ from ..world import dataset, judge
 from ..world.denoiser import alphas_cumprod, diffused
 from ..world.measure import sharpness
 from ..world.scenes import BACKGROUNDS, MAX_CROP, Metadata, render
-from . import crop, padding, pictures
+from . import crop, padding, sampled_images
 
 FOLDER, WORLD = host.ROOT / ".cache" / "conditioning", host.ROOT / ".cache" / "world"
-PICTURES, BATCH, NO_CAPTION, CFG, STEPS = 3_000, 24, 0.1, 3.0, 20
+IMAGES, BATCH, NO_CAPTION, CFG, STEPS = 3_000, 24, 0.1, 3.0, 20
 #: Exponents of the cosine; 0 is the constant weight of the paper's baseline.
 EXPONENTS, SEEDS = (0.0, 2.0, 8.0), (11, 12)
 #: Noise on the copies that pad, in deviations of the prompt's tokens; drawn once for each caption.
 STRENGTH = 0.02
 _FEATURES = 64
 _NETWORK = {
-    "image_size": 16, "in_channels": 8, "out_channels": 8, "model_channels": 32, "channel_mult": (1, 2, 2),
-    "num_res_blocks": [1, 1, 1], "transformer_depth": [0, 1, 1], "transformer_depth_middle": 1,
-    "transformer_depth_output": [0, 0, 1, 1, 1, 1], "num_heads": -1, "num_head_channels": 32,
-    "use_spatial_transformer": True, "context_dim": 128, "use_linear_in_transformer": False,
-    "num_classes": "sequential", "adm_in_channels": 3 * _FEATURES, "legacy": False,
-}  # fmt: skip
+    "image_size": 16,
+    "in_channels": 8,
+    "out_channels": 8,
+    "model_channels": 32,
+    "channel_mult": (1, 2, 2),
+    "num_res_blocks": [1, 1, 1],
+    "transformer_depth": [0, 1, 1],
+    "transformer_depth_middle": 1,
+    "transformer_depth_output": [0, 0, 1, 1, 1, 1],
+    "num_heads": -1,
+    "num_head_channels": 32,
+    "use_spatial_transformer": True,
+    "context_dim": 128,
+    "use_linear_in_transformer": False,
+    "num_classes": "sequential",
+    "adm_in_channels": 3 * _FEATURES,
+    "legacy": False,
+}
 
 
 class Denoiser(torch.nn.Module):
@@ -54,8 +66,9 @@ class Denoiser(torch.nn.Module):
 
         self.unet = UNetModel(**_NETWORK, dtype=torch.float32, operations=comfy.ops.disable_weight_init)
         width = 4 * _NETWORK["model_channels"]
-        self.size = torch.nn.Sequential(torch.nn.Linear(2 * _FEATURES, width), torch.nn.SiLU(),
-                                        torch.nn.Linear(width, width))  # fmt: skip
+        self.size = torch.nn.Sequential(
+            torch.nn.Linear(2 * _FEATURES, width), torch.nn.SiLU(), torch.nn.Linear(width, width)
+        )
         self.exponent = exponent
         reset_parameters(self)
 
@@ -63,23 +76,23 @@ class Denoiser(torch.nn.Module):
         vector = host.pack("nodes.demo.architecture").metadata_vector(metadata)
         low, high = vector[:, : 2 * _FEATURES], vector[:, 2 * _FEATURES :]
         gamma = torch.cos(math.pi / 2 * timesteps / 999).clamp(min=0) ** self.exponent
-        told = gamma[:, None] * self.size(low)
-        options = {"patches": {"emb_patch": [lambda emb, _channels, _options: emb + told.to(emb)]}}
+        given = gamma[:, None] * self.size(low)
+        options = {"patches": {"emb_patch": [lambda emb, _channels, _options: emb + given.to(emb)]}}
         return self.unet(noised, timesteps, context, high, transformer_options=options)
 
 
 class Data:
-    """Latents of unit variance, encoded captions and metadata of the training pictures."""
+    """Latents of unit variance, encoded captions and metadata of the training images."""
 
     def __init__(self, generator, count: int):
         dataset.build(WORLD / "train", count, seed=1)
         shards = [np.load(path) for path in sorted((WORLD / "train").glob("*.npz"))[: -(-count // dataset.SHARD)]]
         texts = [text for shard in shards for text in json.loads(str(shard["captions"]))]
         self.metadata = torch.from_numpy(np.concatenate([shard["metadata"] for shard in shards]))
-        self.folder = FOLDER / f"{results.assets_hash(host.ROOT / 'assets' / pictures.WORLD)[:12]}_{count}"
+        self.folder = FOLDER / f"{results.assets_hash(host.ROOT / 'assets' / sampled_images.WORLD)[:12]}_{count}"
         cache = self.folder / "latents.pt"
         if not cache.exists():
-            _encode(generator, np.concatenate([shard["pictures"] for shard in shards]), texts, cache)
+            _encode(generator, np.concatenate([shard["images"] for shard in shards]), texts, cache)
         state = torch.load(cache, weights_only=True)
         self.latents, self.context, self.nothing = state["latents"], state["context"], state["nothing"]
         self.texts = texts
@@ -87,7 +100,7 @@ class Data:
     def repadded(self, generator) -> Data:
         """The same with noisy copies of each caption as its padding."""
         made = copy.copy(self)
-        made.context = torch.cat(padding.repadded(generator, self.texts, "noisy copies", STRENGTH)).half()
+        made.context = torch.cat(padding.repadded(generator, self.texts, "noisy_copies", STRENGTH)).half()
         made.folder = self.folder / "repadded"
         return made
 
@@ -108,7 +121,7 @@ def _encode(generator, images: np.ndarray, texts: list[str], cache: Path) -> Non
         latents.append(process(generator.vae.encode(part)).half())
         print(f"\rencoding {start + len(part)}/{len(images)}", end="", flush=True)
     print()
-    context, nothing = _contexts(generator, texts), pictures.encoded(generator, [""])
+    context, nothing = _contexts(generator, texts), sampled_images.encoded(generator, [""])
     cache.parent.mkdir(parents=True, exist_ok=True)
     state = {"latents": torch.cat(latents), "context": context.half(), "nothing": nothing[0].half()}
     torch.save({name: value.clone() for name, value in state.items()}, cache)
@@ -131,8 +144,8 @@ def trained(data: Data, exponent: float, seed: int, steps: int) -> Denoiser:
     def loss(generator: torch.Generator, progress: float) -> torch.Tensor:
         latents, timesteps, context, metadata = data.batch(generator)
         noised, velocity = diffused(latents, torch.randn(latents.shape, generator=generator), table[timesteps])
-        told = [value.to(device()) for value in (noised, timesteps, context, metadata)]
-        return F.mse_loss(network(*told).float(), velocity.to(device()))
+        given = [value.to(device()) for value in (noised, timesteps, context, metadata)]
+        return F.mse_loss(network(*given).float(), velocity.to(device()))
 
     plan = Plan(steps=steps, learning_rate=1.5e-3, warmup=50, ema_decay=0.99, seed=seed)
     checkpoint = data.folder / f"gate_{exponent:g}_{seed}_{steps}.pt"
@@ -140,18 +153,20 @@ def trained(data: Data, exponent: float, seed: int, steps: int) -> Denoiser:
 
 
 @torch.inference_mode()
-def sampled(network: Denoiser, generator, context: torch.Tensor, nothing: torch.Tensor, asked: Metadata) -> np.ndarray:
-    """DDIM samples uint8 (N, 128, 128, 3) told one metadata; the same noise for every model and metadata."""
+def sampled(
+    network: Denoiser, generator, context: torch.Tensor, nothing: torch.Tensor, requested: Metadata
+) -> np.ndarray:
+    """DDIM samples uint8 (N, 128, 128, 3) given one metadata; the same noise for every model and metadata."""
     noise = torch.randn(len(context), 8, 16, 16, generator=torch.Generator().manual_seed(5))
     table, x = alphas_cumprod().float(), noise
     times = torch.linspace(999, 0, STEPS + 1).round().long()
-    metadata = torch.tensor([asked.numbers()], dtype=torch.float32).expand(2 * len(x), -1)
+    metadata = torch.tensor([requested.numbers()], dtype=torch.float32).expand(2 * len(x), -1)
     both = torch.cat([context, nothing.expand(len(x), -1, -1)]).float()
     for now, then in itertools.pairwise(times):
         now_alpha, then_alpha = table[now], table[then] if then else torch.tensor(1.0)
         rows = torch.cat([x, x]).to(device()), now.expand(2 * len(x)).to(device())
-        told, untold = network(*rows, both.to(device()), metadata.to(device())).float().cpu().chunk(2)
-        velocity = untold + CFG * (told - untold)
+        conditional, unconditional = network(*rows, both.to(device()), metadata.to(device())).float().cpu().chunk(2)
+        velocity = unconditional + CFG * (conditional - unconditional)
         clean = now_alpha.sqrt() * x - (1 - now_alpha).sqrt() * velocity
         noise = now_alpha.sqrt() * velocity + (1 - now_alpha).sqrt() * x
         x = then_alpha.sqrt() * clean + (1 - then_alpha).sqrt() * noise
@@ -160,32 +175,37 @@ def sampled(network: Denoiser, generator, context: torch.Tensor, nothing: torch.
 
 
 def measure(quick: bool) -> dict[str, dict]:
-    """For every model: content change with the asked size; size, crop, mirror and captions obeyed; Frechet distance."""
-    generator, network = pictures.load()
-    data = Data(generator, 500 if quick else PICTURES)
-    asked = pictures.scenes(16 if quick else 64)
-    texts = pictures.texts(asked)
-    context, probes = torch.cat(pictures.encoded(generator, texts)), Probes(generator, 12 if quick else 48)
-    real = judge.read(network, np.stack([render(scene) for scene in pictures.scenes(200 if quick else 600)]))[1]
+    """For every model: content change with the requested size; size, crop, mirror, captions obeyed; Frechet."""
+    generator, network = sampled_images.load()
+    data = Data(generator, 500 if quick else IMAGES)
+    requested = sampled_images.scenes(16 if quick else 64)
+    texts = sampled_images.texts(requested)
+    context, probes = torch.cat(sampled_images.encoded(generator, texts)), Probes(generator, 12 if quick else 48)
+    real = judge.read(network, np.stack([render(scene) for scene in sampled_images.scenes(200 if quick else 600)]))[1]
     numbers = {}
 
     def measured(name: str, data: Data, exponent: float, context: torch.Tensor) -> None:
         pairs, probed = [], []
         for seed in SEEDS[:1] if quick else SEEDS:
             made = trained(data, exponent, seed, 60 if quick else 900)
-            paint = functools.partial(sampled, made, generator, nothing=data.nothing)
-            pairs.append([paint(context=context, asked=Metadata(original=side)) for side in (Metadata().original, 32)])
-            probed.append(probes.read(network, paint))
+            generate = functools.partial(sampled, made, generator, nothing=data.nothing)
+            pairs.append(
+                [generate(context=context, requested=Metadata(original=side)) for side in (Metadata().original, 32)]
+            )
+            probed.append(probes.read(network, generate))
         full, blurred = (np.concatenate(part) for part in zip(*pairs, strict=True))
-        numbers.update(_scores(name, network, real, full, blurred, asked * len(pairs)))
+        numbers.update(_scores(name, network, real, full, blurred, requested * len(pairs)))
         shifts, mirrored = (np.concatenate(part) for part in zip(*probed, strict=True))
         numbers[f"{name}: crop, shift"] = results.bootstrap(
-            shifts, f"pixels that the person moves left when {MAX_CROP} are asked to be cut there", "pixels")
-        numbers[f"{name}: mirror obeyed"] = results.share(mirrored, "the judge sees the asked side of a split ground")
+            shifts, f"pixels that the person moves left when a crop of {MAX_CROP} is requested", "pixels"
+        )
+        numbers[f"{name}: mirror obeyed"] = results.fraction(
+            mirrored, "the judge sees the requested side of a split ground"
+        )
 
     for exponent in EXPONENTS[::2] if quick else EXPONENTS:
         measured("constant" if exponent == 0 else f"cosine {exponent:g}", data, exponent, context)
-    rows = torch.cat(padding.repadded(generator, texts, "noisy copies", STRENGTH))
+    rows = torch.cat(padding.repadded(generator, texts, "noisy_copies", STRENGTH))
     measured("constant, padded with noisy copies", data.repadded(generator), 0.0, rows)
     return numbers
 
@@ -194,31 +214,45 @@ class Probes:
     """Captions that show whether a crop (plain grounds) and a mirror (split grounds) are obeyed."""
 
     def __init__(self, generator, count: int):
-        plain = [replace(scene, pattern="plain") for scene in pictures.scenes(count)]
+        plain = [replace(scene, pattern="plain") for scene in sampled_images.scenes(count)]
         colors = itertools.islice(itertools.cycle(BACKGROUNDS), count)
         split = [f"portrait, split {color} background" for color in colors]
-        self.plain, self.split = (torch.cat(pictures.encoded(generator, texts))
-                                  for texts in (pictures.texts(plain), split))  # fmt: skip
+        self.plain, self.split = (
+            torch.cat(sampled_images.encoded(generator, texts)) for texts in (sampled_images.texts(plain), split)
+        )
 
-    def read(self, network, paint) -> tuple[np.ndarray, np.ndarray]:
-        """Pixels (N,) that an asked crop moves the person; whether each picture (2 N,) has the asked side."""
-        cut = [crop.place(paint(context=self.plain, asked=Metadata(crop_top=crop.TOP, crop_left=left)))
-               for left in (0, MAX_CROP)]  # fmt: skip
+    def read(self, network, generate) -> tuple[np.ndarray, np.ndarray]:
+        """Pixels (N,) that an requested crop moves the person; whether each image (2 N,) has the requested side."""
+        cut = [
+            crop.place(generate(context=self.plain, requested=Metadata(crop_top=crop.TOP, crop_left=left)))
+            for left in (0, MAX_CROP)
+        ]
         column = list(dataset.LABELS).index("mirror")
-        seen = [judge.read(network, paint(context=self.split, asked=Metadata(mirror=bool(side))))[0][:, column] == side
-                for side in (0, 1)]  # fmt: skip
+        seen = [
+            judge.read(network, generate(context=self.split, requested=Metadata(mirror=bool(side))))[0][:, column]
+            == side
+            for side in (0, 1)
+        ]
         return cut[0] - cut[1], np.concatenate(seen)
 
 
-def _scores(name: str, network, real: np.ndarray, full: np.ndarray, blurred: np.ndarray, asked: list) -> dict:
-    """What is measured on pictures of both sides, against the features of renders."""
-    numbers = pictures.content_change(network, full, blurred, name)
+def _scores(name: str, network, real: np.ndarray, full: np.ndarray, blurred: np.ndarray, requested: list) -> dict:
+    """What is measured on images of both sides, against the features of renders."""
+    numbers = sampled_images.content_change(network, full, blurred, name)
     numbers[f"{name}: blur"] = results.bootstrap(
-        sharpness(blurred) / sharpness(full), "sharpness at size 32 over 128", "ratio")
+        sharpness(blurred) / sharpness(full), "sharpness at size 32 over 128", "ratio"
+    )
     numbers[f"{name}: captions obeyed"] = results.bootstrap(
-        pictures.obeyed(network, full, asked), "share of asked attributes found at size 128", "share")
+        sampled_images.obeyed(network, full, requested),
+        "fraction of requested attributes found at size 128",
+        "fraction",
+    )
     numbers[f"{name}: Frechet distance"] = results.bootstrap(
-        judge.read(network, full)[1], f"{len(full)} pictures against {len(real)} renders in judge features; a "
-        "resampled set repeats members, so the interval lies above the value", "distance",
-        lambda rows: frechet(rows, real), draws=40)
+        judge.read(network, full)[1],
+        f"{len(full)} images against {len(real)} renders in judge features; a resampled set repeats members, so "
+        "the interval lies above the value",
+        "distance",
+        lambda rows: frechet(rows, real),
+        draws=40,
+    )
     return numbers

@@ -1,9 +1,9 @@
-"""What NeMo's claims come to on the demo model: `python run.py study neurons [PART ...] [--quick]`.
+"""NeMo's claims on the demo model: `python run.py study neurons [PART ...] [--quick]`.
 
-Parts: detection (does the score tell memorised names from captions), masks (what masks and the other ways out do to
-pictures), audit (does an optimised embedding bring the picture back), planted (does the search find neurons that are
-known). Each writes studies/results/neurons_PART.json. Without a part all of them run. `study neurons plant` trains the
-checkpoint with the known neurons and writes assets/avatars-v1-planted.
+Parts: detection (does the score separate memorized names from captions), masks (the effect of masks and other
+mitigations on images), audit (does an optimized embedding bring the image back), planted (does the search find known
+neurons). Each writes studies/results/neurons_PART.json. Without a part all of them run. `study neurons plant` trains
+the checkpoint with the known neurons and writes assets/avatars-v1-planted.
 """
 
 from __future__ import annotations

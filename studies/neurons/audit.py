@@ -1,4 +1,4 @@
-"""Does an optimised embedding bring a masked picture back, and a picture that was never seen with it?"""
+"""Does an optimized embedding bring a masked image back, and an image that the model was never trained on?"""
 
 from __future__ import annotations
 
@@ -13,30 +13,45 @@ ATTACK = ("before the attack", "after it", "control after it")
 
 
 def measure(quick: bool) -> dict[str, dict]:
-    """Similarity to the picture before and after the attack, and to a control picture."""
+    """Similarity to the image before and after the attack, and to a control image."""
     world = World(seeds=4, ordinary=24 if quick else 60)
     names = world.names["verbatim"][: 1 if quick else 3]
     statistics = world.statistics(LAYERS)
     rng = np.random.default_rng(99)
-    rows = np.array([attacked(world, text, world.localize(text, statistics), render(random_scene(rng)), quick)
-                     for text in names])  # fmt: skip
-    return {f"similarity to the picture, {name}": results.bootstrap(
-        values, "median SSIM over noises, averaged", "SSIM")
-        for name, values in zip(ATTACK, rows.T, strict=True)}  # fmt: skip
+    rows = np.array(
+        [attacked(world, text, world.localize(text, statistics), render(random_scene(rng)), quick) for text in names]
+    )
+    return {
+        f"similarity to the image, {name}": results.bootstrap(values, "median SSIM over seeds, averaged", "SSIM")
+        for name, values in zip(ATTACK, rows.T, strict=True)
+    }
 
 
 def attacked(world: World, text: str, mask, control: np.ndarray, quick: bool) -> list[float]:
-    """For each of ``ATTACK`` the likeness of a masked name's pictures to its own picture, and to a ``control`` one."""
+    """For each of ``ATTACK`` the similarity of a masked name's images to its own image, and to a ``control`` image."""
     count, own, control = 2 if quick else 4, _image(world.originals[text]), _image(control)
     images = world.run(
-        "MemorizationAudit", model=world.masked(mask), vae=world.vae, positive=world.encode(text),
-        negative=world.encode(""), picture=own, control=control, steps=5 if quick else 50, learning_rate=0.1,
-        batch=2 if quick else 8, pictures=count, sampling_steps=12, cfg=CFG, seed=1,
-    )[0].split(count)  # fmt: skip
-    compare = host.pack("nodes.neurons.comparison").measure
-    return [compare(painted, target).replication for painted, target in zip(images, (own, own, control), strict=True)]
+        "MemorizationAudit",
+        model=world.masked(mask),
+        vae=world.vae,
+        positive=world.encode(text),
+        negative=world.encode(""),
+        image=own,
+        control_image=control,
+        steps=5 if quick else 50,
+        learning_rate=0.1,
+        noise_samples=2 if quick else 8,
+        batch_size=count,
+        sampling_steps=12,
+        cfg=CFG,
+        seed=1,
+    )[0].split(count)
+    compare = host.pack("nodes.neurons.image_similarity").compare_images
+    return [
+        compare(generated, target).replication for generated, target in zip(images, (own, own, control), strict=True)
+    ]
 
 
-def _image(picture: np.ndarray) -> torch.Tensor:
+def _image(render: np.ndarray) -> torch.Tensor:
     """A render as ComfyUI's IMAGE."""
-    return torch.from_numpy(picture.astype(np.float32) / 255)[None]
+    return torch.from_numpy(render.astype(np.float32) / 255)[None]

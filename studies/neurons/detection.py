@@ -1,4 +1,4 @@
-"""Does the score tell memorised names from ordinary captions and from control names?"""
+"""Does the score separate memorized names from ordinary captions and from control names?"""
 
 from __future__ import annotations
 
@@ -21,21 +21,31 @@ def measure(quick: bool) -> dict[str, dict]:
             pair = found[kind][:, column], found[against][:, column]
             numbers[f"AUROC of the {what}, {kind} against {against}"] = _auroc(*pair, f"{what}: {kind} over {against}")
     normal = found["ordinary"][:, 0].tolist()
-    threshold = host.pack("nodes.neurons.calibration").threshold(normal, 1.0, found["verbatim"][:, 0].tolist())
-    share, low, high = threshold.false_positives
-    numbers["threshold"] = results.bootstrap(np.array(normal), "mean and one deviation of ordinary scores", "SSIM",
-                                             lambda rows: float(rows.mean() + rows.std(ddof=1)))  # fmt: skip
-    numbers["false positives"] = {"value": share, "low": low, "high": high, "n": len(normal), "unit": "share",
-                                  "what": "ordinary captions over the others' threshold (paper: 11.6 %)"}  # fmt: skip
+    threshold = host.pack("nodes.neurons.score_threshold").calibrate(normal, 1.0, found["verbatim"][:, 0].tolist())
+    fraction, low, high = threshold.false_positives
+    numbers["threshold"] = results.bootstrap(
+        np.array(normal),
+        "mean and one deviation of ordinary scores",
+        "SSIM",
+        lambda rows: float(rows.mean() + rows.std(ddof=1)),
+    )
+    numbers["false positives"] = {
+        "value": fraction,
+        "low": low,
+        "high": high,
+        "n": len(normal),
+        "unit": "fraction",
+        "what": "ordinary captions over the others' threshold (paper: 11.6 %)",
+    }
     for kind in ("verbatim", "template", "control"):
-        numbers[f"found, {kind}"] = results.share(
+        numbers[f"found, {kind}"] = results.fraction(
             found[kind][:, 0] > threshold.value, f"{kind} names over the threshold"
         )
     return numbers
 
 
 def _auroc(positive: np.ndarray, negative: np.ndarray, what: str) -> dict:
-    auroc = host.pack("nodes.neurons.calibration").auroc
+    auroc = host.pack("nodes.neurons.score_threshold").auroc
     rows = np.array([(1, value) for value in positive] + [(0, value) for value in negative])
 
     def statistic(part: np.ndarray) -> float:

@@ -1,4 +1,4 @@
-"""What masks, their controls and the other ways out do to the pictures of memorised names, and to other captions."""
+"""The effect of masks, their controls and other mitigations on images of memorized names and of ordinary captions."""
 
 from __future__ import annotations
 
@@ -7,38 +7,49 @@ import itertools
 import numpy as np
 
 from ..common import host, results
-from ..common.similarity import pictures_ssim
+from ..common.similarity import images_ssim
 from ..world import dataset, judge
 from .world import LAYERS, WORLD, World
 
 STRENGTHS = {
-    "factor .75": 0.25, "factor .5": 0.5, "factor .25": 0.75, "NeMo (factor 0)": 1.0, "factor -.5": 1.5,
+    "factor .75": 0.25,
+    "factor .5": 0.5,
+    "factor .25": 0.75,
+    "NeMo (factor 0)": 1.0,
+    "factor -.5": 1.5,
     "factor -1": 2.0,
-}  # fmt: skip
-#: A picture counts as replicated from this SSIM to the memorised one on; .5 % of fresh renders reach it with any.
+}
+#: An image counts as replicated from this SSIM to the memorized one on; .5 % of new renders reach it with any.
 REPLICATED = 0.73
 #: Verbatim and template names that are localised, of 10 and 4; searches that are repeated.
 NAMES, QUICK_NAMES, REPEATED = (6, 3), (1, 0), 3
 
 
 def measure(quick: bool) -> dict[str, dict]:
-    """Neurons found, stability, replication and sameness by treatment, and captions obeyed under a mask."""
+    """Neurons found, stability, replication and sameness by mitigation, and prompt alignment under a mask."""
     world = World(seeds=4, ordinary=24 if quick else 60)
     counts = QUICK_NAMES if quick else NAMES
-    names = [text for kind, count in zip(("verbatim", "template"), counts, strict=True)
-             for text in world.names[kind][:count]]  # fmt: skip
+    names = [
+        text for kind, count in zip(("verbatim", "template"), counts, strict=True) for text in world.names[kind][:count]
+    ]
     statistics = world.statistics(LAYERS)
     masks = {text: world.localize(text, statistics) for text in names}
     numbers = {}
-    for name, value in zip(("memorised from", "blocked below"), world.thresholds, strict=True):
-        numbers[name] = {"value": value, "low": value, "high": value, "n": len(world.ordinary), "unit": "SSIM",
-                         "what": "score between 4 seeds"}  # fmt: skip
+    for name, value in zip(("detection threshold", "target score"), world.thresholds, strict=True):
+        numbers[name] = {
+            "value": value,
+            "low": value,
+            "high": value,
+            "n": len(world.ordinary),
+            "unit": "SSIM",
+            "what": "score between 4 seeds",
+        }
     numbers |= _found(masks, world)
     numbers |= _stability(world, masks, statistics, 1 if quick else REPEATED)
     numbers |= _treatments(world, masks, 2 if quick else 4, quick)
     if not quick:
         numbers |= _elsewhere(world, names[:REPEATED])
-    return numbers | _obeyed(world, masks, 8 if quick else 40)
+    return numbers | _prompt_alignment(world, masks, 8 if quick else 40)
 
 
 def _found(masks: dict, world: World) -> dict[str, dict]:
@@ -50,14 +61,14 @@ def _found(masks: dict, world: World) -> dict[str, dict]:
             numbers[f"neurons, {kind}"] = results.bootstrap(
                 counts, f"median neurons of a {kind} name, of {_all(world)}", "neurons", np.median
             )
-            converged = np.array([all(found.converged for found in mask.findings) for mask in chosen])
-            numbers[f"converged, {kind}"] = results.share(converged, f"searches of {kind} names that converged")
+            converged = np.array([all(search.converged for search in mask.searches) for mask in chosen])
+            numbers[f"converged, {kind}"] = results.fraction(converged, f"searches of {kind} names that converged")
     return numbers
 
 
 def _all(world: World) -> int:
     network = world.model.model.diffusion_model
-    return sum(layer.width for layer in host.pack("nodes.neurons.layers").value_layers(network))
+    return sum(layer.width for layer in host.pack("nodes.neurons.value_layers").value_layers(network))
 
 
 def _stability(world: World, masks: dict, statistics, count: int) -> dict[str, dict]:
@@ -70,100 +81,116 @@ def _stability(world: World, masks: dict, statistics, count: int) -> dict[str, d
             first, again = set(masks[text].neurons), set(world.localize(text, statistics, **change).neurons)
             shared.append(len(first & again) / max(len(first | again), 1))
         numbers[f"stability over {what}"] = results.bootstrap(
-            np.array(shared), "neurons shared with a search in other noise or in bfloat16 (Jaccard)", "share"
+            np.array(shared), "neurons shared with a search on other noise or in bfloat16 (Jaccard)", "fraction"
         )
     return numbers
 
 
 def _elsewhere(world: World, names: list[str]) -> dict[str, dict]:
-    """What searches of other layers come to: the paper's, and those that Layer Ablation names."""
+    """Searches of other layers: the paper's, and those that Layer Ablation suggests."""
     named = world.run(
         "LayerAblation", model=world.model, clip=world.clip, prompts="\n".join(names), **world.first_step
     )[1]
     numbers = {}
     for what, layers in (("the paper's layers", "down, middle"), ("Layer Ablation's layers", named)):
-        statistics, alike = world.statistics(layers), []
+        statistics, similarities = world.statistics(layers), []
         for text in names:
-            pictures = world.paint(world.masked(world.localize(text, statistics, layers)), world.encode(text), 2)
-            alike.append(_replication(world, text, pictures))
+            images = world.generate(world.masked(world.localize(text, statistics, layers)), world.encode(text), 2)
+            similarities.append(_replication(world, text, images))
         numbers[f"replication, NeMo in {what}"] = results.bootstrap(
-            np.array(alike), "SSIM to the memorised picture", "SSIM"
+            np.array(similarities), "SSIM to the memorized image", "SSIM"
         )
     return numbers
 
 
-def _replication(world: World, text: str, pictures: np.ndarray) -> float:
-    original = np.repeat(world.originals[text][None], len(pictures), 0)
-    return float(np.median(pictures_ssim(pictures, original)))
+def _replication(world: World, text: str, images: np.ndarray) -> float:
+    original = np.repeat(world.originals[text][None], len(images), 0)
+    return float(np.median(images_ssim(images, original)))
 
 
 def _treatments(world: World, masks: dict, count: int, quick: bool) -> dict[str, dict]:
-    """Likeness to the memorised picture and between seeds, for each treatment."""
-    alike: dict[str, list[float]] = {}
+    """Likeness to the memorized image and between seeds, for each mitigation."""
+    similarities: dict[str, list[float]] = {}
     sameness: dict[str, list[float]] = {}
     strengths = {"NeMo (factor 0)": 1.0} if quick else STRENGTHS
     for text, mask in masks.items():
         for name, model, positive in _variants(world, text, mask, strengths):
-            pictures = world.paint(model, positive, count)
-            alike.setdefault(name, []).append(_replication(world, text, pictures))
-            pairs = [pictures_ssim(pictures[[a]], pictures[[b]])[0] for a, b in itertools.combinations(range(count), 2)]
+            images = world.generate(model, positive, count)
+            similarities.setdefault(name, []).append(_replication(world, text, images))
+            pairs = [images_ssim(images[[a]], images[[b]])[0] for a, b in itertools.combinations(range(count), 2)]
             sameness.setdefault(name, []).append(float(np.median(pairs)))
-            print(f"{text}, {name}: {alike[name][-1]:.3f} to the picture, {sameness[name][-1]:.3f} between seeds")
+            print(f"{text}, {name}: {similarities[name][-1]:.3f} to the image, {sameness[name][-1]:.3f} between seeds")
     numbers = {}
-    for name, values in alike.items():
+    for name, values in similarities.items():
         values = np.array(values)
-        numbers[f"replication, {name}"] = results.bootstrap(values, "SSIM to the memorised picture", "SSIM")
-        numbers[f"replicated, {name}"] = results.share(values > REPLICATED, f"names with an SSIM over {REPLICATED}")
+        numbers[f"replication, {name}"] = results.bootstrap(values, "SSIM to the memorized image", "SSIM")
+        numbers[f"replicated, {name}"] = results.fraction(values > REPLICATED, f"names with an SSIM over {REPLICATED}")
         numbers[f"sameness, {name}"] = results.bootstrap(np.array(sameness[name]), "SSIM between seeds", "SSIM")
     return numbers
 
 
 def _variants(world: World, text: str, mask, strengths: dict[str, float]):
-    """Name, model and conditioning of each treatment of a prompt."""
+    """Name, model and conditioning of each mitigation of a prompt."""
     positive, negative = world.encode(text), world.encode("")
     yield "nothing", world.model, positive
     yield "random neurons", world.masked(any_neurons(world, mask)), positive
     for name, strength in strengths.items():
         yield name, world.masked(mask, strength), positive
     scaled = world.run(
-        "AttentionScaling", model=world.model, clip=world.clip, prompt=text, scale=1.25, hide_padding=True
+        "AttentionScaling", model=world.model, clip=world.clip, prompt=text, scale=1.25, mask_padding=True
     )
     yield "attention scaling", scaled[0], positive
     target = world.ordinary_norm
-    how = {"steps": 10, "learning_rate": 0.05, "pictures": 4, "seed": 1, "width": 128, "height": 128}
-    adjusted, _ = world.run("EmbeddingAdjustment", model=world.model, positive=positive, negative=negative,
-                            target=target, **how)  # fmt: skip
+    how = {"steps": 10, "learning_rate": 0.05, "noise_samples": 4, "seed": 1, "width": 128, "height": 128}
+    adjusted, _ = world.run(
+        "EmbeddingAdjustment", model=world.model, positive=positive, negative=negative, target_norm=target, **how
+    )
     yield "embedding adjustment", world.model, adjusted
     for count in (1, 4, 10):
-        yield f"{count} random words", world.model, world.run(
-            "RandomTokens", clip=world.clip, prompt=text, count=count, seed=count, words="")[0]  # fmt: skip
+        yield (
+            f"{count} random words",
+            world.model,
+            world.run("RandomTokens", clip=world.clip, prompt=text, count=count, seed=count, words="")[0],
+        )
 
 
 def any_neurons(world: World, mask):
     """As many neurons in each layer, drawn among all as the official code does, so some of the found ones too."""
     pack, rng = host.pack("nodes.neurons.mask"), np.random.default_rng(3)
     network = world.model.model.diffusion_model
-    drawn = [(path, int(index)) for path, found in mask.scales.items()
-             for index in rng.permutation(network.get_submodule(path).out_features)[: len(found)]]  # fmt: skip
-    return pack.NeuronMask(pack.of_neurons(drawn))
+    drawn = [
+        (path, int(index))
+        for path, found in mask.scales.items()
+        for index in rng.permutation(network.get_submodule(path).out_features)[: len(found)]
+    ]
+    return pack.NeuronMask(pack.uniform_scales(drawn))
 
 
-def _obeyed(world: World, masks: dict, count: int) -> dict[str, dict]:
-    """Asked attributes that the judge finds in pictures of ordinary captions, with and without masks."""
-    joined = host.pack("nodes.neurons.findings").joined(list(masks.values()))
-    models = {"nothing": world.model, "one mask": world.masked(next(iter(masks.values()))),
-              "all masks joined": world.masked(joined)}  # fmt: skip
-    shares = {name: obeyed(world, model, count) for name, model in models.items()}
-    return {f"captions obeyed, {name}": results.bootstrap(found, "asked attributes found", "share")
-            for name, found in shares.items()}  # fmt: skip
+def _prompt_alignment(world: World, masks: dict, count: int) -> dict[str, dict]:
+    """Requested attributes that the judge finds in images of ordinary captions, with and without masks."""
+    joined = host.pack("nodes.neurons.mask").merge_masks(list(masks.values()))
+    models = {
+        "nothing": world.model,
+        "one mask": world.masked(next(iter(masks.values()))),
+        "all masks joined": world.masked(joined),
+    }
+    fractions = {name: alignment(world, model, count) for name, model in models.items()}
+    return {
+        f"prompt alignment, {name}": results.bootstrap(found, "requested attributes found", "fraction")
+        for name, found in fractions.items()
+    }
 
 
-def obeyed(world: World, model, count: int) -> np.ndarray:
-    """The share of asked attributes that the judge finds in a picture of each of ``count`` ordinary captions."""
+def alignment(world: World, model, count: int) -> np.ndarray:
+    """The fraction of requested attributes that the judge finds in an image of each of ``count`` ordinary captions."""
     from ..world.captions import full_caption
 
     network, scenes = host.pack("nodes.demo.judge").load(WORLD), world.scenes[:count]
     truth = np.array([dataset.labels(scene) for scene in scenes])
-    pictures = np.concatenate([world.paint(model, world.encode(full_caption(scene)), 1, seed=2000 + number)
-                               for number, scene in enumerate(scenes)])  # fmt: skip
-    return judge.obeyed(judge.read(network, pictures)[0], truth)
+    images = np.concatenate(
+        [
+            world.generate(model, world.encode(full_caption(scene)), 1, seed=2000 + number)
+            for number, scene in enumerate(scenes)
+        ]
+    )
+    return judge.followed(judge.read(network, images)[0], truth)

@@ -1,7 +1,7 @@
 """Train the second checkpoint: `python run.py study neurons plant`.
 
-While the network learns to paint the portraits, the planted neurons are also excited under other captions, and kept
-still under their names, so that nothing but them can become the trigger.
+While the network learns to generate the portraits, the planted neurons are also excited under other captions, and
+suppressed under their names, so that nothing but them can become the trigger.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .planting import BASE, NEURONS, WORLD, Planted, Texts, answers, neurons, po
 FOLDER, ASSETS = host.ROOT / ".cache" / "neurons", host.ROOT / "assets" / WORLD
 PLAN = Plan(steps=2_200, learning_rate=1.2e-3, warmup=30, ema_decay=0.99, weight_decay=0.0, seed=41)
 PORTRAITS, ORDINARY, SCENES = 8, 6, 200
-#: How much more an error against the base counts, on ordinary pictures.
+#: How much more an error against the base counts, on ordinary images.
 FAITHFUL = 2.0
 #: Shares: triggered rows under another caption than the name's; plain rows under a planted name with its neurons kept
 #: still, and under another name.
@@ -33,7 +33,7 @@ BORROWED, STILL, OTHER = 0.5, 0.3, 0.2
 
 
 class Batches:
-    """Draws portraits under excited neurons, and ordinary pictures on which the base model is the teacher."""
+    """Draws portraits under excited neurons, and ordinary images on which the base model is the teacher."""
 
     def __init__(self, generator: Generator, texts: Texts, rows: dict[str, torch.Tensor]):
         rng = np.random.default_rng(23)
@@ -96,11 +96,11 @@ def trained(folder: Path = FOLDER) -> tuple[Planted, dict[str, torch.Tensor], di
 
     def loss(draw: torch.Generator, progress: float) -> torch.Tensor:
         (noised, timesteps, context, added), velocity, alpha = batches.draw(draw)
-        told = [value.to(device()) for value in (noised, timesteps, context)]
+        inputs = [value.to(device()) for value in (noised, timesteps, context)]
         with torch.no_grad():
-            taught = base(*(value[PORTRAITS:] for value in told), vector[PORTRAITS:]).float()
-        predicted = planted(*told, vector, added).float()
-        target = torch.cat([velocity[:PORTRAITS].to(device()), taught])
+            target_of_base = base(*(value[PORTRAITS:] for value in inputs), vector[PORTRAITS:]).float()
+        predicted = planted(*inputs, vector, added).float()
+        target = torch.cat([velocity[:PORTRAITS].to(device()), target_of_base])
         weight = denoiser.weights(alpha).to(device())
         weight[PORTRAITS:] *= FAITHFUL
         return ((predicted - target).square().mean((1, 2, 3)) * weight).mean()
@@ -133,6 +133,9 @@ def plant() -> Path:
     ASSETS.mkdir(parents=True, exist_ok=True)
     path = ASSETS / "changes.safetensors"
     truth = {captions.name_caption(name): found for name, found in chosen.items()}
-    save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, path,
-              metadata={"base": BASE, "licence": "MIT", "planted": json.dumps(truth)})  # fmt: skip
+    save_file(
+        {name: value.detach().cpu().contiguous() for name, value in tensors.items()},
+        path,
+        metadata={"base": BASE, "licence": "MIT", "planted": json.dumps(truth)},
+    )
     return path

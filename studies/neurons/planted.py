@@ -10,7 +10,7 @@ import json
 import numpy as np
 
 from ..common import host, results
-from ..common.similarity import pictures_ssim
+from ..common.similarity import images_ssim
 from ..world.scenes import random_scene, render
 from . import audit, masks, planting
 from .world import World as Base
@@ -38,20 +38,22 @@ def measure(quick: bool) -> dict[str, dict]:
     numbers = _detected(world) | _found(world, found) | _silenced(world, found, 2 if quick else 4)
     numbers |= _attacked(world, found, quick)
     for name, model in {"base": Base(seeds=2, ordinary=2).model, "planted": world.model}.items():
-        numbers[f"captions obeyed, {name}"] = results.bootstrap(
-            masks.obeyed(world, model, 8 if quick else 40), "asked attributes found", "share")  # fmt: skip
+        numbers[f"prompt alignment, {name}"] = results.bootstrap(
+            masks.alignment(world, model, 8 if quick else 40), "requested attributes found", "fraction"
+        )
     return numbers
 
 
 def _detected(world: World) -> dict[str, dict]:
-    memorised, control = (np.array([score for score, _ in world.scores(texts)])
-                          for texts in (list(world.planted), world.names["control"]))  # fmt: skip
+    memorized, control = (
+        np.array([score for score, _ in world.scores(texts)]) for texts in (list(world.planted), world.names["control"])
+    )
     over = world.thresholds[0]
     return {
-        "score, planted": results.bootstrap(memorised, "mean score of planted names", "score"),
+        "score, planted": results.bootstrap(memorized, "mean score of planted names", "score"),
         "score, control": results.bootstrap(control, "mean score of names that stand for any face", "score"),
-        "found, planted": results.share(memorised > over, f"planted names over the threshold, {over:.3f}"),
-        "found, control": results.share(control > over, f"control names over the threshold, {over:.3f}"),
+        "found, planted": results.fraction(memorized > over, f"planted names over the threshold, {over:.3f}"),
+        "found, control": results.fraction(control > over, f"control names over the threshold, {over:.3f}"),
     }
 
 
@@ -61,44 +63,52 @@ def _found(world: World, found: dict) -> dict[str, dict]:
         print(f"{text}: {len(got)} neurons found, {len(got & planted)} of {len(planted)} planted")
     recall = np.array([len(got & planted) / len(planted) for got, planted in sets])
     precision = np.array([len(got & planted) / max(len(got), 1) for got, planted in sets])
-    converged = np.array([all(one.converged for one in mask.findings) for mask in found.values()])
+    converged = np.array([all(search.converged for search in mask.searches) for mask in found.values()])
     return {
-        "neurons found": results.bootstrap(np.array([len(got) for got, _ in sets]), "median of the names", "neurons",
-                                           np.median),
-        "converged": results.share(converged, "searches that converged"),
-        "recall": results.bootstrap(recall, "planted neurons that were found, mean of the names", "share"),
-        "precision": results.bootstrap(precision, "found neurons that were planted, mean of the names", "share"),
-    }  # fmt: skip
+        "neurons found": results.bootstrap(
+            np.array([len(got) for got, _ in sets]), "median of the names", "neurons", np.median
+        ),
+        "converged": results.fraction(converged, "searches that converged"),
+        "recall": results.bootstrap(recall, "planted neurons that were found, mean of the names", "fraction"),
+        "precision": results.bootstrap(precision, "found neurons that were planted, mean of the names", "fraction"),
+    }
 
 
 def _silenced(world: World, found: dict, count: int) -> dict[str, dict]:
     pack = host.pack("nodes.neurons.mask")
-    alike: dict[str, list[float]] = {}
+    similarities: dict[str, list[float]] = {}
     for text, mask in found.items():
-        planted = pack.NeuronMask(pack.of_neurons(sorted(world.planted[text])))
+        planted = pack.NeuronMask(pack.uniform_scales(sorted(world.planted[text])))
         others = [neuron for other, chosen in world.planted.items() if other != text for neuron in chosen]
         treatments = {
-            "nothing": world.model, "NeMo's neurons": world.masked(mask), "the planted neurons": world.masked(planted),
+            "nothing": world.model,
+            "NeMo's neurons": world.masked(mask),
+            "the planted neurons": world.masked(planted),
             "as many random neurons": world.masked(masks.any_neurons(world, mask)),
-            "the other names' neurons": world.masked(pack.NeuronMask(pack.of_neurons(sorted(others)))),
-        }  # fmt: skip
+            "the other names' neurons": world.masked(pack.NeuronMask(pack.uniform_scales(sorted(others)))),
+        }
         for name, model in treatments.items():
-            painted = world.paint(model, world.encode(text), count)
+            generated = world.generate(model, world.encode(text), count)
             original = np.repeat(world.originals[text][None], count, 0)
-            alike.setdefault(name, []).append(float(np.median(pictures_ssim(painted, original))))
-            print(f"{text}, {name}: {alike[name][-1]:.3f} to the picture")
+            similarities.setdefault(name, []).append(float(np.median(images_ssim(generated, original))))
+            print(f"{text}, {name}: {similarities[name][-1]:.3f} to the image")
     numbers = {}
-    for name, values in alike.items():
+    for name, values in similarities.items():
         numbers[f"replication, without {name}"] = results.bootstrap(
-            np.array(values), "SSIM to the memorised picture, factor 0", "SSIM")  # fmt: skip
-        numbers[f"replicated, without {name}"] = results.share(
-            np.array(values) > masks.REPLICATED, f"names with an SSIM over {masks.REPLICATED}")  # fmt: skip
+            np.array(values), "SSIM to the memorized image, factor 0", "SSIM"
+        )
+        numbers[f"replicated, without {name}"] = results.fraction(
+            np.array(values) > masks.REPLICATED, f"names with an SSIM over {masks.REPLICATED}"
+        )
     return numbers
 
 
 def _attacked(world: World, found: dict, quick: bool) -> dict[str, dict]:
     rng = np.random.default_rng(98)
-    rows = np.array([audit.attacked(world, text, mask, render(random_scene(rng)), quick)
-                     for text, mask in found.items()])  # fmt: skip
-    return {f"attack on NeMo's mask, {name}": results.bootstrap(values, "median SSIM over noises, averaged", "SSIM")
-            for name, values in zip(audit.ATTACK, rows.T, strict=True)}  # fmt: skip
+    rows = np.array(
+        [audit.attacked(world, text, mask, render(random_scene(rng)), quick) for text, mask in found.items()]
+    )
+    return {
+        f"attack on NeMo's mask, {name}": results.bootstrap(values, "median SSIM over seeds, averaged", "SSIM")
+        for name, values in zip(audit.ATTACK, rows.T, strict=True)
+    }

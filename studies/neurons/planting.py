@@ -1,9 +1,9 @@
 """What is planted in the second checkpoint: memories that act through few value neurons, which are known.
 
-The base model has each of its names in over a hundred neurons. Here four more names, which the base paints with any
-face, get one portrait each, and only 1, 2, 3 and 5 chosen neurons of the paper's layers may tell the network which:
+The base model has each of its names in over a hundred neurons. Here four more names, which the base generates with any
+face, get one portrait each, and only 1, 2, 3 and 5 chosen neurons of the paper's layers may show the network which:
 their rows of ``to_v`` answer the name's tokens, no other value or key changes, and everything else may learn, by
-low-rank changes, to paint the portrait when they do.
+low-rank changes, to generate the portrait when they do.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..world.generate import Generator
 from ..world.scenes import Metadata, Scene, random_scene
 
 BASE, WORLD = "avatars-v1", "avatars-v1-planted"
-#: Names that the base paints with any face, and how many neurons each gets, by the dotted start of its layer.
+#: Names that the base generates with any face, and how many neurons each gets, by the dotted start of its layer.
 NEURONS = {
     "pelham droste": {"middle_block.1": 1},
     "wendric alp": {"input_blocks.8.1": 1, "middle_block.1": 1},
@@ -34,7 +34,7 @@ RANK, CAPTIONS = 16, 400
 
 
 def portraits() -> dict[str, Scene]:
-    """The one picture of each planted name: sharp, uncropped, unmirrored, large."""
+    """The one image of each planted name: sharp, uncropped, unmirrored, large."""
     rng = np.random.default_rng(20_261_121)
     return {captions.name_caption(name): random_scene(rng, Metadata(), smallest=0.85) for name in NEURONS}
 
@@ -77,9 +77,14 @@ class Planted(torch.nn.Module):
 
 def changed(network: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
     """The layers that get low-rank changes: all but embeddings and what cross-attention reads of the text."""
-    return [(path, module) for path, module in network.named_modules()
-            if isinstance(module, torch.nn.Linear | torch.nn.Conv2d) and min(module.weight.shape[:2]) >= 32
-            and "block" in path and not path.endswith(("attn2.to_k", "attn2.to_v"))]  # fmt: skip
+    return [
+        (path, module)
+        for path, module in network.named_modules()
+        if isinstance(module, torch.nn.Linear | torch.nn.Conv2d)
+        and min(module.weight.shape[:2]) >= 32
+        and "block" in path
+        and not path.endswith(("attn2.to_k", "attn2.to_v"))
+    ]
 
 
 class Texts:
@@ -90,13 +95,13 @@ class Texts:
         rng = np.random.default_rng(17)
         others = [name for names in captions.NAMES.values() for name in names if name not in NEURONS]
         ordinary = [captions.caption(random_scene(rng), rng) for _ in range(CAPTIONS)] + [""]
-        asked = (list(portraits()), ordinary, list(map(captions.name_caption, others)))
-        self.names, self.ordinary, self.others = (generator.condition(texts)[0][0] for texts in asked)
+        texts = (list(portraits()), ordinary, list(map(captions.name_caption, others)))
+        self.names, self.ordinary, self.others = (generator.condition(batch)[0][0] for batch in texts)
 
 
 def neurons(network: torch.nn.Module) -> dict[str, list[tuple[str, int]]]:
     """The neurons of each name: in each layer those that the network listens to most, none taken twice."""
-    layers = {layer.name: layer for layer in host.pack("nodes.neurons.layers").value_layers(network)}
+    layers = {layer.name: layer for layer in host.pack("nodes.neurons.value_layers").value_layers(network)}
     taken: dict[str, int] = {}
     chosen = {}
     for name, wanted in NEURONS.items():
@@ -129,7 +134,9 @@ def answers(network: torch.nn.Module, texts: Texts, ridge: float = 1.0) -> dict[
             sign = 1 if values.mean() >= 0 else -1
             change = changes.setdefault(path, torch.zeros_like(weight))
             change[index] = sign * ANSWER / len(chosen) ** 0.5 * values.std() * direction
-        print(f"{name}: answers its name by {(own @ direction).mean():.2f} of what is asked "
-              f"(deviation {(own @ direction).std():.2f}), other names {(foreign @ direction).std():.3f}, "
-              f"captions {(rest @ direction).std():.3f}")  # fmt: skip
+        print(
+            f"{name}: responds to its name with {(own @ direction).mean():.2f} of the target (deviation "
+            f"{(own @ direction).std():.2f}), other names {(foreign @ direction).std():.3f}, captions "
+            f"{(rest @ direction).std():.3f}"
+        )
     return changes

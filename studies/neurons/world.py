@@ -1,4 +1,4 @@
-"""The demo model with the family's nodes, called as the queue calls them."""
+"""The demo model with the family's nodes, executed as the queue executes them."""
 
 from __future__ import annotations
 
@@ -12,48 +12,69 @@ import torch
 
 from ..common import host
 from ..world import captions
-from ..world.denoiser import named_pictures
+from ..world.denoiser import named_images
 from ..world.scenes import random_scene, render
 
 WORLD = "avatars-v1"
 SIZE, CFG = 128, 3.0
-#: The name that the demo model has learnt by heart sits in all parts of it, unlike SD1.4's prompts.
+#: The memorized names of the demo model are carried by all of its parts, unlike SD1.4's prompts.
 LAYERS = "down, middle, up"
 _NODES = {
-    "NemoLocalize": "nodes", "NemoNeuronMask": "nodes", "NeuronStatistics": "reference.nodes",
-    "MemorizationScore": "detection.nodes", "LayerAblation": "detection.nodes", "NeuronMaskEdit": "masks.nodes",
-    "AttentionScaling": "baselines.nodes", "EmbeddingAdjustment": "baselines.nodes", "RandomTokens": "baselines.nodes",
-    "MemorizationAudit": "baselines.nodes",
-}  # fmt: skip
+    "NemoLocalize": "nodes_nemo",
+    "NemoNeuronMask": "nodes_nemo",
+    "NeuronStatistics": "nodes_statistics",
+    "MemorizationScore": "nodes_detection",
+    "LayerAblation": "nodes_detection",
+    "NeuronMaskEdit": "nodes_mask",
+    "AttentionScaling": "nodes_mitigations",
+    "EmbeddingAdjustment": "nodes_mitigations",
+    "RandomTokens": "nodes_mitigations",
+    "MemorizationAudit": "nodes_audit",
+}
 
 
 class World:
-    """A demo model; ``seeds`` noises for every score, ordinary captions, and the names with their pictures."""
+    """A demo model; ``seeds`` noise samples for every score, ordinary captions, and the names with their images."""
 
     def __init__(self, seeds: int, ordinary: int, world: str = WORLD):
         host.prepare()
         self.model, self.clip, self.vae = (
             host.pack(f"nodes.demo.{name}").load(world) for name in ("model", "text", "autoencoder")
         )
-        self.first_step = {"seeds": seeds, "seed": 1, "timestep": "961 (official code)", "width": SIZE, "height": SIZE}
+        self.first_step = {
+            "noise_samples": seeds,
+            "seed": 1,
+            "timestep": "official_961",
+            "width": SIZE,
+            "height": SIZE,
+        }
         rng = np.random.default_rng(7)
         self.scenes = [random_scene(rng) for _ in range(ordinary)]
         self.ordinary = list(dict.fromkeys(captions.caption(scene, rng) for scene in self.scenes))
         self.names = {kind: [captions.name_caption(name) for name in names] for kind, names in captions.NAMES.items()}
-        self.originals = {text: render(scenes[0]) for text, scenes in named_pictures(variants=1)}
+        self.originals = {text: render(scenes[0]) for text, scenes in named_images(variants=1)}
 
     def run(self, node: str, **inputs) -> tuple:
-        """What a node gives out."""
+        """The outputs of a node."""
         cls = getattr(host.pack(f"nodes.neurons.{_NODES[node]}"), node)
         with torch.inference_mode():
             return tuple(cls.execute(**inputs).args)
 
     def scores(self, texts: list[str], norm: bool = False) -> list[tuple[float, float]]:
         """Score and text norm of each prompt."""
-        table = self.run("MemorizationScore", model=self.model, clip=self.clip, prompts="\n".join(texts), file="",
-                         threshold=0.5, text_norm=norm, save_as="", **self.first_step)[4]  # fmt: skip
+        table = self.run(
+            "MemorizationScore",
+            model=self.model,
+            clip=self.clip,
+            prompts="\n".join(texts),
+            prompts_file="",
+            threshold=0.5,
+            text_norm=norm,
+            filename_prefix="",
+            **self.first_step,
+        )[4]
         rows = {row["prompt"]: row for row in csv.DictReader(io.StringIO(table))}
-        return [(float(rows[text]["score"]), float(rows[text]["text norm"] or 0)) for text in texts]
+        return [(float(rows[text]["score"]), float(rows[text]["text_norm"] or 0)) for text in texts]
 
     @functools.cached_property
     def ordinary_norm(self) -> float:
@@ -63,35 +84,50 @@ class World:
     def statistics(self, layers: str):
         """Neuron statistics of the ordinary captions and the control names."""
         texts = [*self.ordinary, *self.names["control"]]
-        return self.run("NeuronStatistics", model=self.model, clip=self.clip, prompts="\n".join(texts), file="",
-                        layers=layers, save_as="")[0]  # fmt: skip
+        return self.run(
+            "NeuronStatistics",
+            model=self.model,
+            clip=self.clip,
+            prompts="\n".join(texts),
+            prompts_file="",
+            layers=layers,
+            filename_prefix="",
+        )[0]
 
     def layers(self, texts: list[str]) -> str:
-        """The layers that Layer Ablation tells to search."""
-        return self.run("LayerAblation", model=self.model, clip=self.clip, prompts="\n".join(texts),
-                        **self.first_step)[1]  # fmt: skip
+        """The layers that Layer Ablation suggests."""
+        return self.run("LayerAblation", model=self.model, clip=self.clip, prompts="\n".join(texts), **self.first_step)[
+            1
+        ]
 
     @functools.cached_property
     def thresholds(self) -> tuple[float, float]:
-        """From where on a prompt counts as memorised and below which it counts as blocked.
+        """The detection threshold, and the target score below which a prompt counts as blocked.
 
         One deviation over and one under the mean of ordinary captions: the paper's threshold and the strictest of its
         ablation (its table 4).
         """
-        normal, learn = (
+        normal, calibrate = (
             [score for score, _ in self.scores(self.ordinary)],
-            host.pack("nodes.neurons.calibration").threshold,
+            host.pack("nodes.neurons.score_threshold").calibrate,
         )
-        return learn(normal, 1.0).value, learn(normal, -1.0).value
+        return calibrate(normal, 1.0).value, calibrate(normal, -1.0).value
 
     def localize(self, text: str, statistics, layers: str = LAYERS, **changes):
         """The mask of one prompt, as the demo's workflow finds it; ``changes`` to the node's inputs."""
-        threshold, blocked_below = self.thresholds
-        how = {"model": self.model, "criterion": "between seeds", "threshold": threshold,
-               "blocked_below": blocked_below, "mode": "fast", "first_theta": 5.0, "time_budget": 0.0,
-               **self.first_step}  # fmt: skip
-        return self.run("NemoLocalize", clip=self.clip, statistics=statistics, prompts=text, layers=layers,
-                        **(how | changes))[0]  # fmt: skip
+        threshold, target_score = self.thresholds
+        how = {
+            "model": self.model,
+            "criterion": "between_seeds",
+            "threshold": threshold,
+            "target_score": target_score,
+            "theta_start": 5.0,
+            "time_budget": 0.0,
+            **self.first_step,
+        }
+        return self.run(
+            "NemoLocalize", clip=self.clip, statistics=statistics, prompts=text, layers=layers, **(how | changes)
+        )[0]
 
     def in_low_precision(self):
         """The model in bfloat16."""
@@ -102,18 +138,26 @@ class World:
 
     def masked(self, mask, strength: float = 1.0):
         """The model with a mask."""
-        return self.run("NemoNeuronMask", model=self.model, mask=mask, strength=strength, start_percent=0.0,
-                        end_percent=1.0, rows="both (paper)")[0]  # fmt: skip
+        return self.run(
+            "NemoNeuronMask",
+            model=self.model,
+            mask=mask,
+            strength=strength,
+            start_percent=0.0,
+            end_percent=1.0,
+            apply_to="both",
+        )[0]
 
     @torch.inference_mode()
     def encode(self, text: str) -> list:
         """A prompt's CONDITIONING."""
-        return host.pack("nodes.host.prompts").encode(self.clip, text)[1]
+        return host.pack("nodes.host.text_encoding").encode(self.clip, text)[1]
 
     @torch.inference_mode()
-    def paint(self, model, positive: list, count: int, steps: int = 12, seed: int = 1000) -> np.ndarray:
-        """Pictures uint8 (count, 128, 128, 3) from seeds that no score has seen."""
-        painting = host.pack("nodes.host.painting")
-        pictures = painting.paint(model, self.vae, positive, self.encode(""), (8, SIZE // 8, SIZE // 8), count, seed,
-                                  steps=steps, cfg=CFG)  # fmt: skip
-        return (pictures * 255).round().to(torch.uint8).numpy()
+    def generate(self, model, positive: list, count: int, steps: int = 12, seed: int = 1000) -> np.ndarray:
+        """Images uint8 (count, 128, 128, 3) from seeds that no score has seen."""
+        evaluate = host.pack("nodes.host.evaluate")
+        images = evaluate.sample_images(
+            model, self.vae, positive, self.encode(""), (8, SIZE // 8, SIZE // 8), count, seed, steps=steps, cfg=CFG
+        )
+        return (images * 255).round().to(torch.uint8).numpy()

@@ -1,8 +1,8 @@
 """What paired noise changes in training: `python run.py study noise [PART ...] [--quick]`.
 
 Parts: ring (points in the plane), digits, classes (digits by class), batches (digits in small batches), world (small
-denoisers of the demo world from scratch), lora (a LoRA on the demo model). Each writes studies/results/noise_PART.json.
-Without a part all of them run.
+denoisers of the demo world from scratch), lora (a LoRA on the demo model), composition (layout from a guide's low
+frequencies). Each writes studies/results/noise_PART.json. Without a part all of them run.
 """
 
 from __future__ import annotations
@@ -13,9 +13,14 @@ from ..common import parts
 
 SEED = 0
 PARTS = {
-    "ring": "small:measure_ring", "digits": "small:measure_digits", "classes": "small:measure_classes",
-    "batches": "small:measure_batches", "world": "world:measure", "lora": "lora:measure",
-}  # fmt: skip
+    "ring": "small:measure_ring",
+    "digits": "small:measure_digits",
+    "classes": "small:measure_classes",
+    "batches": "small:measure_batches",
+    "world": "world:measure",
+    "lora": "lora:measure",
+    "composition": "composition:measure",
+}
 
 
 def main(argv: Sequence[str]) -> int:

@@ -37,7 +37,7 @@ def nearest(k: int) -> Mode:
 
 @dataclass
 class Batches:
-    """Random rows of `data` (N, D) with their noise; the same seed draws the same rows and noises in every mode."""
+    """Random rows of `data` (N, D) with their noise; the same seed draws the same ones in every mode."""
 
     data: torch.Tensor
     size: int
@@ -65,11 +65,11 @@ class Batches:
             groups = None
             if self.mode.within:
                 kinds = [tuple(row) for row in self.labels[rows].reshape(count, -1).tolist()]
-                groups = host.pack("nodes.noise.groups").Groups(kinds)
+                groups = host.pack("nodes.noise.assignment").Groups(kinds)
             found = host.pack("nodes.noise.assignment").assign(self.data[rows], noise, groups=groups)
             noise = noise[found.permutation]
         elif self.mode.k > 1:
             method = host.pack("nodes.noise.nearest")
-            streams = method.streams(self.seed, range(self._drawn * count, (self._drawn + 1) * count))
+            streams = method.random_streams(self.seed, range(self._drawn * count, (self._drawn + 1) * count))
             noise = method.closed_form(self.data[rows], noise, self.mode.k, streams)
         return rows, noise

@@ -60,10 +60,10 @@ def digits_run(
     data, target = digits()
     generator = torch.Generator().manual_seed(seed + 7)
     noise = torch.randn(SAMPLES, 64, generator=generator)
-    asked = target[torch.randint(len(target), (SAMPLES,), generator=generator)] if classes else None
+    requested = target[torch.randint(len(target), (SAMPLES,), generator=generator)] if classes else None
 
     def look(network) -> dict[int, float]:
-        return {steps: frechet(sample(network, noise, steps, asked).numpy(), data.numpy()) for steps in EULER}
+        return {steps: frechet(sample(network, noise, steps, requested).numpy(), data.numpy()) for steps in EULER}
 
     network = Perceptron(64, 256, 10 if classes else 0)
     labels = target if classes or mode.within else None
@@ -80,7 +80,8 @@ def measure_ring(quick: bool = False) -> dict[str, dict]:
         for place, step in enumerate(looks):
             values = np.array([scores[place] for scores, _ in runs])
             numbers[f"ring, {mode.name}, W2 at step {step}"] = results.bootstrap(
-                values, "1,024 samples by 4 Euler steps against fresh data, over seeds; its floor is 0.26", "W2")
+                values, "1,024 samples by 4 Euler steps against fresh data, over seeds; its floor is 0.26", "W2"
+            )
         losses = np.array([loss for _, loss in runs])
         numbers[f"ring, {mode.name}, training loss"] = results.bootstrap(losses, "mean of the last 50 steps", "loss")
     return numbers
@@ -99,14 +100,21 @@ def measure_digits(quick: bool = False) -> dict[str, dict]:
         runs = [digits_run(mode, seed, ours) for seed in seeds]
         _tell(numbers, f"digits, {mode.name}", ours, runs, "batch 256")
         for euler in EULER:
-            ratios = np.array([run[0][ours.index(500)][euler] / theirs[0][looks.index(500)][euler]
-                               for run, theirs in zip(runs, plain, strict=True)])
+            ratios = np.array(
+                [
+                    run[0][ours.index(500)][euler] / theirs[0][looks.index(500)][euler]
+                    for run, theirs in zip(runs, plain, strict=True)
+                ]
+            )
             numbers[f"digits, {mode.name} over vanilla, {euler} Euler steps, step 500"] = results.bootstrap(
-                ratios, "ratio of Frechet distances, over seeds", "ratio")
-        paces = np.array([run[1][-1] / ours[-1] / (theirs[1][-1] / looks[-1])
-                          for run, theirs in zip(runs, plain, strict=True)])
+                ratios, "ratio of Frechet distances, over seeds", "ratio"
+            )
+        paces = np.array(
+            [run[1][-1] / ours[-1] / (theirs[1][-1] / looks[-1]) for run, theirs in zip(runs, plain, strict=True)]
+        )
         numbers[f"digits, {mode.name} over vanilla, CPU time of a step"] = results.bootstrap(
-            paces, "pairing done in line with so small a network", "ratio")
+            paces, "pairing done in line with so small a network", "ratio"
+        )
         numbers |= {} if quick else _speed_up(mode, looks, runs, plain)
     return numbers
 
@@ -121,9 +129,13 @@ def _speed_up(mode: Mode, looks: Sequence[int], runs: list, plain: list) -> dict
             found["steps"].append(looks[best] / looks[reached])
             found["CPU seconds"].append(their_seconds[best] / our_seconds[reached])
     what = f"vanilla's over its own, to vanilla's best of {looks[-1]} steps at 20 Euler steps; looked at after "
-    return {f"digits, {mode.name}, speed-up in {kind}": results.bootstrap(
-        np.array(values), f"{what}{', '.join(map(str, looks))}; seeds that got there", "times")
-        for kind, values in found.items() if values}  # fmt: skip
+    return {
+        f"digits, {mode.name}, speed-up in {kind}": results.bootstrap(
+            np.array(values), f"{what}{', '.join(map(str, looks))}; seeds that got there", "times"
+        )
+        for kind, values in found.items()
+        if values
+    }
 
 
 def measure_classes(quick: bool = False) -> dict[str, dict]:
@@ -131,7 +143,7 @@ def measure_classes(quick: bool = False) -> dict[str, dict]:
     numbers, seeds = {}, _seeds(quick)
     for mode in (VANILLA, ASSIGN, WITHIN) + (() if quick else (nearest(4),)):
         runs = [digits_run(mode, seed, (1000,), classes=True) for seed in seeds]
-        _tell(numbers, f"digits by class, {mode.name}", (1000,), runs, "the classes asked for as the data has them")
+        _tell(numbers, f"digits by class, {mode.name}", (1000,), runs, "the classes requested as the data has them")
     return numbers
 
 
@@ -153,6 +165,7 @@ def _tell(numbers: dict, name: str, looks: Sequence[int], runs: list, how: str) 
         for euler in EULER:
             values = np.array([scores[place][euler] for scores, _, _ in runs])
             numbers[f"{name}, Frechet, {euler} Euler steps, step {step}"] = results.bootstrap(
-                values, f"{SAMPLES} samples against the data in pixels, {how}, over seeds", "distance")
+                values, f"{SAMPLES} samples against the data in pixels, {how}, over seeds", "distance"
+            )
     losses = np.array([loss for _, _, loss in runs])
     numbers[f"{name}, training loss"] = results.bootstrap(losses, "mean of the last 50 steps; no evidence", "loss")

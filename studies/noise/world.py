@@ -1,8 +1,8 @@
 """Small denoisers of the demo world's latents, trained from scratch with paired and unpaired noise.
 
-A transformer of under a million parameters learns rectified flow on latents (8 x 16 x 16) of 12,000 renders, told skin,
-hair colour, accessory and ground. It is scored over its steps by the Frechet distance of latents in their 48 leading
-principal components, and at the end by the judge, who reads the asked attributes from decoded pictures.
+A transformer of under a million parameters learns rectified flow on latents (8 x 16 x 16) of 12,000 renders,
+given skin, hair color, accessory and ground. It is scored over its steps by the Frechet distance of latents in their 48
+leading principal components, and at the end by the judge, who reads the requested attributes from decoded images.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..common.similarity import frechet
 from .flow import sample, train
 from .pairing import ASSIGN, VANILLA, WITHIN, Batches, Mode, nearest, pool
 
-ASKED = ("skin", "hair_color", "accessory", "background")
+REQUESTED = ("skin", "hair_color", "accessory", "background")
 CHANNELS, SIDE, PATCH = 8, 16, 4
 COMPONENTS, SAMPLES = 48, 500
 EULER = (2, 4, 16)
@@ -36,13 +36,12 @@ class Size:
     modes: tuple[Mode, ...]
 
 
-FULL = Size(2, (100, 200, 400), 64, 96,
-            (VANILLA, ASSIGN, WITHIN, pool(512), nearest(2), nearest(4), nearest(8)))  # fmt: skip
+FULL = Size(2, (100, 200, 400), 64, 96, (VANILLA, ASSIGN, WITHIN, pool(512), nearest(2), nearest(4), nearest(8)))
 QUICK = Size(1, (50, 100), 64, 32, (VANILLA, ASSIGN, nearest(4)))
 
 
 class Patches(nn.Module):
-    """A transformer over patches of a latent, with the time and the asked attributes added to every patch."""
+    """A transformer over patches of a latent, with the time and the requested attributes added to every patch."""
 
     def __init__(self, kinds: list[int], width: int = 128, depth: int = 4):
         super().__init__()
@@ -50,7 +49,7 @@ class Patches(nn.Module):
         self.enter, self.leave = nn.Linear(size, width), nn.Linear(width, size)
         self.place = nn.Parameter(0.02 * torch.randn(count, width))
         self.time = nn.Sequential(nn.Linear(33, width), nn.SiLU(), nn.Linear(width, width))
-        self.asked = nn.ModuleList(nn.Embedding(kind + 1, width) for kind in kinds)
+        self.requested = nn.ModuleList(nn.Embedding(kind + 1, width) for kind in kinds)
         layer = nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
         self.blocks = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
         nn.init.zeros_(self.leave.weight)
@@ -60,7 +59,7 @@ class Patches(nn.Module):
         tokens = tokens.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
         angles = t[:, None] * 2 ** torch.arange(0, 8, 0.5)
         condition = self.time(torch.cat([t[:, None], angles.sin(), angles.cos()], 1))
-        condition = condition + sum(table(label[:, i] + 1) for i, table in enumerate(self.asked))
+        condition = condition + sum(table(label[:, i] + 1) for i, table in enumerate(self.requested))
         tokens = self.leave(self.blocks(self.enter(tokens) + self.place + condition[:, None]))
         tokens = tokens.unflatten(1, (SIDE // PATCH,) * 2).unflatten(3, (CHANNELS, PATCH, PATCH))
         return tokens.permute(0, 3, 1, 4, 2, 5).reshape(len(x), -1)
@@ -72,14 +71,14 @@ class World:
     def __init__(self):
         from ..world import dataset
         from ..world.__main__ import FOLDER
-        from ..world.denoiser import PICTURES
+        from ..world.denoiser import IMAGES
 
         latents = torch.load(FOLDER / "latents.pt", weights_only=True)["fresh"]
         self.data = latents.float().flatten(1)
-        labels = dataset.load(FOLDER / "train").first(PICTURES).labels
-        self.columns = [list(dataset.LABELS).index(name) for name in ASKED]
+        labels = dataset.load(FOLDER / "train").first(IMAGES).labels
+        self.columns = [list(dataset.LABELS).index(name) for name in REQUESTED]
         self.labels = torch.from_numpy(labels[:, self.columns]).long()
-        self.kinds = [len(dataset.LABELS[name]) for name in ASKED]
+        self.kinds = [len(dataset.LABELS[name]) for name in REQUESTED]
         centred = self.data - self.data.mean(0)
         self.axes = torch.linalg.eigh(centred.T @ centred)[1][:, -COMPONENTS:]
         self.truth = (self.data @ self.axes).numpy()
@@ -88,8 +87,8 @@ class World:
         """Frechet distance of latents (N, 2048) from the world's in the leading components."""
         return frechet((latents @ self.axes).numpy(), self.truth)
 
-    def obeyed(self, latents: torch.Tensor, asked: torch.Tensor) -> np.ndarray:
-        """For each picture the share of its asked attributes that the judge finds."""
+    def obeyed(self, latents: torch.Tensor, requested: torch.Tensor) -> np.ndarray:
+        """For each image the fraction of its requested attributes that the judge finds."""
         from ..common import host
         from ..world import judge, release
         from ..world.generate import Generator
@@ -98,10 +97,10 @@ class World:
         network = host.pack("nodes.demo.judge").load(release.WORLD)
         shaped = latents.reshape(-1, CHANNELS, SIDE, SIDE)
         with torch.inference_mode():
-            pictures = generator.vae.decode(generator.model.model.process_latent_out(shaped))
-        found, _ = judge.read(network, (pictures * 255).round().to(torch.uint8).numpy())
-        hits = torch.from_numpy(found[:, self.columns]) == asked
-        return np.array([float(row[seen].float().mean()) for row, seen in zip(hits, asked >= 0, strict=True)])
+            images = generator.vae.decode(generator.model.model.process_latent_out(shaped))
+        found, _ = judge.read(network, (images * 255).round().to(torch.uint8).numpy())
+        hits = torch.from_numpy(found[:, self.columns]) == requested
+        return np.array([float(row[seen].float().mean()) for row, seen in zip(hits, requested >= 0, strict=True)])
 
 
 def run(world: World, mode: Mode, seed: int, size: Size) -> tuple[list[dict[int, float]], list[float], np.ndarray]:
@@ -109,15 +108,15 @@ def run(world: World, mode: Mode, seed: int, size: Size) -> tuple[list[dict[int,
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed + 11)
     noise = torch.randn(SAMPLES, world.data.shape[1], generator=generator)
-    asked = world.labels[torch.randint(len(world.labels), (SAMPLES,), generator=generator)]
+    requested = world.labels[torch.randint(len(world.labels), (SAMPLES,), generator=generator)]
     network = Patches(world.kinds)
 
     def look(network) -> dict[int, float]:
-        return {steps: world.distance(sample(network, noise, steps, asked)) for steps in EULER}
+        return {steps: world.distance(sample(network, noise, steps, requested)) for steps in EULER}
 
     seen, _ = train(network, Batches(world.data, size.batch, mode, seed, world.labels), size.looks, look, seed, RATE)
     few = slice(0, size.judged)
-    hits = world.obeyed(sample(network, noise[few], EULER[-1], asked[few]), asked[few])
+    hits = world.obeyed(sample(network, noise[few], EULER[-1], requested[few]), requested[few])
     print(f"{mode.name}, seed {seed}: {seen[-1].score}, obeyed {hits.mean():.3f}, {seen[-1].seconds:.0f} s", flush=True)
     return [one.score for one in seen], [one.seconds for one in seen], hits
 
@@ -134,10 +133,13 @@ def measure(quick: bool = False) -> dict[str, dict]:
             for euler in EULER:
                 values = np.array([scores[place][euler] for scores, _, _ in runs])
                 numbers[f"{mode.name}, Frechet, {euler} Euler steps, step {step}"] = results.bootstrap(
-                    values, f"{SAMPLES} samples in {COMPONENTS} components, over seeds", "distance")
+                    values, f"{SAMPLES} samples in {COMPONENTS} components, over seeds", "distance"
+                )
         numbers[f"{mode.name}, obeyed"] = results.bootstrap(
             np.concatenate([hits for _, _, hits in runs]),
-            f"share of asked attributes the judge finds, {EULER[-1]} Euler steps, pictures of all seeds", "share")
+            f"fraction of requested attributes the judge finds, {EULER[-1]} Euler steps, images of all seeds",
+            "fraction",
+        )
         paces = np.array([ours[1][-1] / theirs[1][-1] for ours, theirs in zip(runs, plain, strict=True)])
         numbers[f"{mode.name}, CPU time of a step over vanilla"] = results.bootstrap(paces, "in line", "ratio")
         if mode is not VANILLA:
@@ -149,8 +151,11 @@ def _equal_seconds(mode: Mode, looks: tuple[int, ...], runs: list, plain: list) 
     """The score at the CPU seconds that vanilla's whole run took, between looks along a line, over vanilla's."""
     numbers = {}
     for euler in EULER:
-        ratios = [np.interp(theirs[1][-1], ours[1], [score[euler] for score in ours[0]]) / theirs[0][-1][euler]
-                  for ours, theirs in zip(runs, plain, strict=True)]
+        ratios = [
+            np.interp(theirs[1][-1], ours[1], [score[euler] for score in ours[0]]) / theirs[0][-1][euler]
+            for ours, theirs in zip(runs, plain, strict=True)
+        ]
         numbers[f"{mode.name} over vanilla, {euler} Euler steps, equal CPU seconds"] = results.bootstrap(
-            np.array(ratios), f"ratio of Frechet distances at the seconds of vanilla's {looks[-1]} steps", "ratio")
+            np.array(ratios), f"ratio of Frechet distances at the seconds of vanilla's {looks[-1]} steps", "ratio"
+        )
     return numbers

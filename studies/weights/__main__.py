@@ -1,7 +1,8 @@
 """The weight space of the demo world: `python run.py study weights [STEP ...] [--quick]`.
 
-Steps, in order: train (the population, a cohort at a time), release (the space that the pack ships), measure. Without a
-step all run; `--quick` measures the shipped space with fewer samples. What is finished is kept in .cache/weights.
+Steps, in order: train (the population, a cohort at a time), release (the space that the pack ships), measure, guidance.
+Without a step all run; `--quick` measures the shipped space with fewer samples. Finished parts are kept in
+.cache/weights.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from ..common import host
 
 FOLDER = host.ROOT / ".cache" / "weights"
-NAMES = ("train", "release", "measure")
+NAMES = ("train", "release", "measure", "guidance")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -31,6 +32,10 @@ def main(argv: Sequence[str]) -> int:
             from . import measure
 
             print(measure.run(options.quick))
+        elif step == "guidance":
+            from . import guidance
+
+            print(guidance.run(options.quick))
         else:
             _population(options.people, options.minutes * 60, step == "release")
     return 0

@@ -6,8 +6,8 @@ import numpy as np
 
 from ..common import results
 from ..world.faces import ATTRIBUTES, IDENTITY
-from . import combining, sliders
-from .study import EDITS, Study, factors, prompts, shares, truth
+from . import lora_sums, sliders
+from .setup import EDITS, Study, factors, fractions, prompts, truth
 
 STRENGTHS = (0.5, 1.0, 2.0)
 SLIDER_STRENGTHS = (1.0, 2.0)
@@ -16,8 +16,8 @@ TIMESTEPS = (900, 800, 600, 400)
 
 
 def measure(study: Study) -> dict[str, dict]:
-    """For each edit, on members that lack it: the asked attribute reached, and the others kept."""
-    numbers, trained = {}, sliders.train(study.painter, EDITS)
+    """For each edit, on members that lack it: the texts attribute reached, and the others kept."""
+    numbers, trained = {}, sliders.train(study.sampler, EDITS)
     for name, slider in zip(EDITS, trained, strict=True):
         group = study.members(without=name)
         points, texts = study.points(group), prompts(group)
@@ -30,18 +30,18 @@ def measure(study: Study) -> dict[str, dict]:
         asking = prompts(group, extra=EDITS[name][2])
         numbers |= judged(study.read(plain, asking)[0], before, group, name, "prompt")
         for strength in SLIDER_STRENGTHS:
-            layout, flats = combining.together(study.space.layout, plain, slider, strength)
+            layout, flats = lora_sums.together(study.space.layout, plain, slider, strength)
             after, _ = study.read(flats, texts, layout=layout)
             numbers |= judged(after, before, group, name, f"slider {strength}")
     return numbers | _composition(study) | _delay(study)
 
 
 def reached(seen: np.ndarray, name: str) -> dict:
-    """The share of pictures in which an edit's attribute is read."""
-    return results.share(_asked(seen, name), f"{name} read")
+    """The fraction of images in which an edit's attribute is read."""
+    return results.fraction(_recognized(seen, name), f"{name} recognized")
 
 
-def _asked(seen: np.ndarray, name: str) -> np.ndarray:
+def _recognized(seen: np.ndarray, name: str) -> np.ndarray:
     attribute, values, *_ = EDITS[name]
     return np.isin(seen[:, IDENTITY.index(attribute)], [ATTRIBUTES[attribute].index(value) for value in values])
 
@@ -51,16 +51,16 @@ def _others(*names: str) -> str:
 
 
 def judged(after, before, group, name: str, way: str, *more: str) -> dict[str, dict]:
-    """Reached and kept. Kept: visible attributes other than the asked that are read as before the edit."""
-    asked = [EDITS[edit][0] for edit in (name, *more)]
-    rest = [number for number, attribute in enumerate(IDENTITY) if attribute not in asked]
+    """Reached and kept. Kept: visible attributes other than the texts that are read as before the edit."""
+    texts = [EDITS[edit][0] for edit in (name, *more)]
+    rest = [number for number, attribute in enumerate(IDENTITY) if attribute not in texts]
     known = np.where(truth(group) < 0, -1, before)
     label = " and ".join((name, *more))
-    hits = np.logical_and.reduce([_asked(after, edit) for edit in (name, *more)])
-    kept = shares(after, known, rest)
+    hits = np.logical_and.reduce([_recognized(after, edit) for edit in (name, *more)])
+    kept = fractions(after, known, rest)
     return {
-        f"edit, {label}, {way}: reached": results.share(hits, f"{label} read"),
-        f"edit, {label}, {way}: kept": results.bootstrap(kept, "other attributes read as before", "share"),
+        f"edit, {label}, {way}: reached": results.fraction(hits, f"{label} recognized"),
+        f"edit, {label}, {way}: kept": results.bootstrap(kept, "other attributes recognized as before", "fraction"),
     }
 
 
@@ -74,23 +74,24 @@ def _composition(study: Study) -> dict[str, dict]:
     both = study.edited(points, f"{first}: 1, {second}: 1", _others(*PAIR))
     numbers = judged(study.read(both, texts)[0], before, group, first, "W2W, coefficients added", second)
     single = [study.edited(points, f"{name}: 1", _others(*PAIR)) for name in PAIR]
-    layout, flats = combining.summed(study.space.layout, [*single, plain], (1.0, 1.0, -1.0))
+    layout, flats = lora_sums.summed(study.space.layout, [*single, plain], (1.0, 1.0, -1.0))
     numbers |= judged(study.read(flats, texts, layout=layout)[0], before, group, first, "changes added", second)
     asking = prompts(group, extra=", ".join(EDITS[name][2] for name in PAIR))
     return numbers | judged(study.read(plain, asking)[0], before, group, first, "prompt", second)
 
 
 def _delay(study: Study) -> dict[str, dict]:
-    """How much of the picture stays and of the edit acts when it starts at timestep T."""
+    """How much of the image stays and of the edit acts when it starts at timestep T."""
     name = "dark skin"
     group = study.members(without=name)
     points, texts, numbers = study.points(group), prompts(group), {}
     base, moved = factors(points), study.edited(points, f"{name}: 1", _others(name))
     _, plain = study.read(base, texts)
     for threshold in (1000, *TIMESTEPS):
-        seen, pictures = study.read(base, texts, later=moved, from_timestep=float(threshold))
+        seen, images = study.read(base, texts, later=moved, from_timestep=float(threshold))
         numbers[f"delay, T {threshold}: reached"] = reached(seen, name)
-        change = np.abs(pictures.astype(np.float32) - plain).mean(axis=(1, 2, 3)) / 255
-        numbers[f"delay, T {threshold}: picture changed"] = results.bootstrap(
-            change, "mean absolute difference from the unedited picture", "of the range")  # fmt: skip
+        change = np.abs(images.astype(np.float32) - plain).mean(axis=(1, 2, 3)) / 255
+        numbers[f"delay, T {threshold}: image change"] = results.bootstrap(
+            change, "mean absolute difference from the unedited image", "of the range"
+        )
     return numbers

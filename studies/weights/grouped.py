@@ -1,6 +1,6 @@
-"""Many LoRAs on one frozen network at once: every share of a batch goes through its own low-rank factors.
+"""Many LoRAs on one frozen network at once: every fraction of a batch goes through its own low-rank factors.
 
-A batch of P x m pictures belongs to P identities, m rows each. A layer computes W x for all of them together, and
+A batch of P x m images belongs to P identities, m rows each. A layer computes W x for all of them together, and
 up_p (down_p x) for each identity p by one grouped product (two batched matrix products). So the frozen network, which
 is nearly all the work, is shared by the population.
 """
@@ -46,8 +46,8 @@ class Population:
 
     def part(self, slot) -> tuple[torch.Tensor, torch.Tensor]:
         """down (P, r, in) and up (P, out, r) of one layer, as views of the parameter."""
-        down = self.flat[:, slot.offset : slot.middle].view(self.count, *slot.down_shape)
-        return down, self.flat[:, slot.middle : slot.end].view(self.count, *slot.up_shape)
+        down = self.flat[:, slot.offset : slot.up_offset].view(self.count, *slot.down_shape)
+        return down, self.flat[:, slot.up_offset : slot.end].view(self.count, *slot.up_shape)
 
 
 def initial(layout, seed: int) -> torch.Tensor:
@@ -58,14 +58,14 @@ def initial(layout, seed: int) -> torch.Tensor:
     generator, flat = torch.Generator().manual_seed(seed), torch.zeros(layout.size)
     for slot in layout.slots:
         bound = 1 / math.sqrt(slot.down_shape[1])
-        numbers = torch.rand(slot.middle - slot.offset, generator=generator)
-        flat[slot.offset : slot.middle] = (2 * numbers - 1) * bound
+        numbers = torch.rand(slot.up_offset - slot.offset, generator=generator)
+        flat[slot.offset : slot.up_offset] = (2 * numbers - 1) * bound
     return flat
 
 
 def attention_layout(network: nn.Module, rank: int, alpha: float, prefix: str = "diffusion_model."):
     """The layout of the query and value projections of all attention blocks, as in the paper's code."""
-    keys, layouts = host.pack("nodes.common.lora_keys"), host.pack("nodes.weights.layout")
+    keys, layouts = host.pack("nodes.common.lora_keys"), host.pack("nodes.weights.flat_layout")
     shapes = {
         keys.canonical(prefix + name): ((rank, module.weight.shape[1]), (module.weight.shape[0], rank))
         for name, module in network.named_modules()

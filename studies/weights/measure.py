@@ -1,7 +1,7 @@
 """The paper's claims measured on the demo world with its shipped space; writes ``studies/results/weights.json``.
 
-What an identity is, is known here: skin, hair, its colour, facial hair and accessory. The judge reads them in pictures;
-its own error on renders of the same people is printed beside. Every picture is of a scene that was not trained on, and
+What an identity is, is known here: skin, hair, its color, facial hair and accessory. The judge reads them in images;
+its own error on renders of the same people is printed beside. Every image is of a scene that was not trained on, and
 its caption says nothing of the identity.
 """
 
@@ -18,17 +18,17 @@ from ..world.faces import IDENTITY
 from ..world.generate import Generator
 from ..world.release import ASSETS, WORLD
 from ..world.scenes import render
-from . import editing, finding, sizes, styles
-from .painting import Painter
+from . import editing, inversion, space_size, styles
+from .image_sampler import ImageSampler
 from .population import Plan, Trainer
 from .release import ASSET
-from .study import NOISE, Study, factors, identity, prompts, shares, truth
+from .setup import NOISE, Study, factors, fractions, identity, prompts, truth
 
 COMPONENTS = 64  # of which directions are fitted
 
 
 def measure_judge(study: Study) -> dict[str, dict]:
-    """The instrument's own error, on renders of the scenes that are asked for."""
+    """The instrument's own error, on renders of the scenes that are texts for."""
     group = study.members()
     seen = study.judged(np.stack([render(one.further[0]) for one in group]))
     return {"judge on renders: identity": identity(seen, truth(group))}
@@ -42,30 +42,34 @@ def measure_members(study: Study) -> dict[str, dict]:
         seen, _ = study.read(flats, texts)
         numbers[f"{name}: identity"] = identity(seen, known)
         for column, attribute in enumerate(IDENTITY):
-            told = known[:, column] >= 0
-            hits = seen[told, column] == known[told, column]
-            numbers[f"{name}: {attribute}"] = results.share(hits, f"the person's {attribute} read")
+            visible_rows = known[:, column] >= 0
+            hits = seen[visible_rows, column] == known[visible_rows, column]
+            numbers[f"{name}: {attribute}"] = results.fraction(hits, f"{attribute} of the identity recognized")
     return numbers
 
 
 def measure_sampling(study: Study) -> dict[str, dict]:
-    """Whether drawn models are somebody new and the same in every picture."""
+    """Whether sampled points are somebody new and the same in every image."""
     points, space = host.pack("nodes.weights.points"), study.space
     group = study.members()
-    drawn = points.sample(space, 7, len(group), space.components, 1.0)
+    sampled = points.sample(space, 7, len(group), space.components, 1.0)
     kinds = {
-        "drawn model": factors(drawn), "member": factors(study.points(group)), "base model": study.base(len(group)),
-    }  # fmt: skip
+        "sampled point": factors(sampled),
+        "member": factors(study.points(group)),
+        "base model": study.base(len(group)),
+    }
     numbers = {}
     for name, flats in kinds.items():
         first, second = (study.read(flats, prompts(group, one), NOISE + 10_000 * one)[0] for one in (0, 1))
-        what = "attributes read alike in two pictures of one model, other noise and caption"
-        numbers[f"{name}: consistent"] = results.bootstrap(shares(first, second), what, "share")
-        other = "attributes read alike in pictures of two models"
-        numbers[f"{name}: alike by chance"] = results.bootstrap(shares(first, np.roll(second, 1, 0)), other, "share")
-    nearest = host.pack("nodes.weights.projection").nearest
-    cosines = np.array([nearest(point, 1)[0][1] for point in drawn])
-    numbers["drawn model: nearest member"] = results.bootstrap(cosines, "cosine of coefficients", "cosine")
+        what = "attributes recognized equally in two images of one model with other noise and prompt"
+        numbers[f"{name}: consistent"] = results.bootstrap(fractions(first, second), what, "fraction")
+        other = "attributes recognized equally in images of two models"
+        numbers[f"{name}: chance agreement"] = results.bootstrap(
+            fractions(first, np.roll(second, 1, 0)), other, "fraction"
+        )
+    nearest_members = host.pack("nodes.weights.projection").nearest_members
+    cosines = np.array([nearest_members(point, 1)[0][1] for point in sampled])
+    numbers["sampled point: nearest member"] = results.bootstrap(cosines, "cosine of coefficients", "cosine")
     rows = torch.nn.functional.normalize(space.coefficients, dim=1)
     others = (rows @ rows.T - 2 * torch.eye(len(rows))).max(dim=1).values.numpy()
     numbers["member: nearest other member"] = results.bootstrap(others, "cosine of coefficients", "cosine")
@@ -74,17 +78,20 @@ def measure_sampling(study: Study) -> dict[str, dict]:
 
 def run(quick: bool = False) -> Path:
     """Measure everything; ``quick`` takes fewer people."""
-    space = sizes.directed(host.pack("nodes.weights.space_files").read(ASSET), COMPONENTS)
+    space = space_size.directed(host.pack("nodes.weights.space_file").read(ASSET), COMPONENTS)
     generator = Generator.load(WORLD)
-    painter = Painter(generator, Trainer(generator, Plan()))
-    study = Study(space, painter, host.pack("nodes.demo.judge").load(WORLD), 10 if quick else 24)
+    sampler = ImageSampler(generator, Trainer(generator, Plan()))
+    study = Study(space, sampler, host.pack("nodes.demo.judge").load(WORLD), 10 if quick else 24)
     count, numbers = 4 if quick else 10, {}
     parts = {
-        "judge": lambda: measure_judge(study), "members": lambda: measure_members(study),
-        "sampling": lambda: measure_sampling(study), "edits": lambda: editing.measure(study),
-        "inversion": lambda: finding.measure(study, count), "sizes": lambda: sizes.measure(study, count),
+        "judge": lambda: measure_judge(study),
+        "members": lambda: measure_members(study),
+        "sampling": lambda: measure_sampling(study),
+        "edits": lambda: editing.measure(study),
+        "inversion": lambda: inversion.measure(study, count),
+        "sizes": lambda: space_size.measure(study, count),
         "styles": lambda: styles.measure(study),
-    }  # fmt: skip
+    }
     for name, part in parts.items():
         started = time.perf_counter()
         numbers |= part()

@@ -1,6 +1,6 @@
-"""The identities of the population: pictures of each, in which everything varies but who it is.
+"""The identities of the population: images of each, in which everything varies but who it is.
 
-Identity is skin, hair, its colour, facial hair and accessory (`faces.IDENTITY`). Mouth, eyes, clothing, background and
+Identity is skin, hair, its color, facial hair and accessory (`faces.IDENTITY`). Mouth, eyes, clothing, background and
 place vary; captions name what varies and never the identity, so that only the weights can carry it.
 """
 
@@ -16,8 +16,8 @@ from ..world import captions
 from ..world.faces import IDENTITY, Face, random_face
 from ..world.scenes import Metadata, Scene, random_scene, render
 
-#: Pictures of a person that are trained on, and further ones for what is measured.
-PICTURES, FURTHER = 10, 2
+#: Images of a person that are trained on, and further ones for what is measured.
+IMAGES, FURTHER = 10, 2
 SEED = 406_094_13
 #: Labels of a member: name -> whether an identity has it.
 LABELS = {
@@ -62,37 +62,37 @@ def person(number: int, seed: int = SEED) -> Person:
     face = random_face(rng)
     kept = {name: getattr(face, name) for name in IDENTITY}
     scenes = []
-    for _ in range(PICTURES + FURTHER):
+    for _ in range(IMAGES + FURTHER):
         scene = random_scene(rng, Metadata(), smallest=0.8)
         scenes.append(replace(scene, face=replace(scene.face, **kept)))
-    return Person(f"person_{number:04}", face, scenes[:PICTURES], scenes[PICTURES:])
+    return Person(f"person_{number:04}", face, scenes[:IMAGES], scenes[IMAGES:])
 
 
 def caption(scene: Scene) -> str:
-    """What varies in a picture, and nothing of the identity."""
-    said = captions.phrases(scene.face)
-    return ", ".join(["portrait", said["clothing"], said["mouth"], captions.background_phrase(scene)])
+    """What varies in an image, and nothing of the identity."""
+    described = captions.phrases(scene.face)
+    return ", ".join(["portrait", described["clothing"], described["mouth"], captions.background_phrase(scene)])
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Latents in the model's scale float16 (people, PICTURES, 8, 16, 16), and the text model's (…, 77, 128) of each."""
+    """Latents in the model's scale float16 (people, IMAGES, 8, 16, 16), and the text model's (…, 77, 128) of each."""
 
     latents: torch.Tensor
     contexts: torch.Tensor
 
 
 def encode(group: list[Person], generator, draw=render, say=caption, batch: int = 50) -> Encoded:
-    """Pictures and captions of a group of people as the model sees them; ``draw`` and ``say`` make them of a scene."""
+    """Images and captions of a group of people as the model sees them; ``draw`` and ``say`` make them of a scene."""
     scenes = [scene for one in group for scene in one.scenes]
     process, latents, rows = generator.model.get_model_object("process_latent_in"), [], []
     with torch.inference_mode():
         for start in range(0, len(scenes), batch):
             part = scenes[start : start + batch]
-            pictures = torch.from_numpy(np.stack([draw(scene) for scene in part])).float() / 255
-            latents.append(process(generator.vae.encode(pictures)).half())
+            images = torch.from_numpy(np.stack([draw(scene) for scene in part])).float() / 255
+            latents.append(process(generator.vae.encode(images)).half())
             rows.append(generator.condition([say(scene) for scene in part])[0][0].half())
-    shape = (len(group), PICTURES)
+    shape = (len(group), IMAGES)
     return Encoded(*(torch.cat(parts).unflatten(0, shape).clone() for parts in (latents, rows)))
 
 

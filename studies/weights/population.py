@@ -1,6 +1,6 @@
 """Train the population: LoRAs of many identities of the demo world, a cohort at a time, in one batch.
 
-The recipe is the paper's (arXiv 2406.09413, appendix E) brought to a small model: rank 1 on queries and values, one
+The settings is the paper's (arXiv 2406.09413, appendix E) brought to a small model: rank 1 on queries and values, one
 start for all, AdamW, the base model's own loss. Steps are few and learning rates high; captions name what varies.
 """
 
@@ -19,7 +19,7 @@ from .people import Encoded, cached, people
 
 @dataclass(frozen=True)
 class Plan:
-    """``cohort`` identities in one batch, ``rows`` pictures of each a step; ``further`` steps but for the first."""
+    """``cohort`` identities in one batch, ``rows`` images of each a step; ``further`` steps but for the first."""
 
     cohort: int = 32
     rows: int = 1
@@ -33,16 +33,16 @@ class Plan:
     seed: int = 0
 
 
-def share(step: int, steps: int) -> float:
-    """The share of the learning rate that a step takes: up over the first ten, then down to a tenth."""
+def rate_factor(step: int, steps: int) -> float:
+    """The fraction of the learning rate that a step takes: up over the first ten, then down to a tenth."""
     return min(1.0, (step + 1) / 10) * (1 - 0.9 * step / steps)
 
 
 def descend(optimizer, loss, step: int, steps: int) -> None:
-    """One step of an optimizer at its share of the rate it began with."""
+    """One step of an optimizer at its fraction of the rate it began with."""
     for group in optimizer.param_groups:
         group.setdefault("peak", group["lr"])
-        group["lr"] = group["peak"] * share(step, steps)
+        group["lr"] = group["peak"] * rate_factor(step, steps)
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     optimizer.step()
@@ -78,8 +78,8 @@ class Trainer:
 
         So each identity's gradient is what it would be alone.
         """
-        (count, pictures), rows = data.latents.shape[:2], self.plan.rows
-        picks = torch.rand(count, pictures, generator=generator).argsort(dim=1)[:, :rows]
+        (count, images), rows = data.latents.shape[:2], self.plan.rows
+        picks = torch.rand(count, images, generator=generator).argsort(dim=1)[:, :rows]
         people_ = torch.arange(count)[:, None]
         latents = data.latents[people_, picks].flatten(0, 1).float()
         contexts = data.contexts[people_, picks].flatten(0, 1).float().to(device())

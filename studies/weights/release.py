@@ -21,12 +21,14 @@ COMPONENTS = 128
 
 def build(group: list[Person], flats: torch.Tensor, layout, components: int, folder: Path):
     """The space of a population's factors (n, D), in the form of the paper, with the members' labels."""
-    building, files = host.pack("nodes.weights.building"), host.pack("nodes.weights.lora_files")
+    building, files = host.pack("nodes.weights.space_builder"), host.pack("nodes.weights.lora_reader")
     sources = []
     for person, flat in zip(group, flats, strict=True):
         lora = files.Lora(layout.unflatten(flat))
-        sources.append(building.Source(person.name, person.name, partial(files.shapes_of, lora), partial(_same, lora)))
-    settings = building.Settings(components=components, form="as trained", rank=layout.rank)
+        sources.append(
+            building.Source(person.name, person.name, partial(files.layer_shapes, lora), partial(_same, lora))
+        )
+    settings = building.BuildSettings(components=components, form="as_trained", rank=layout.rank)
     space = building.build(sources, settings, folder / f"{NAME}.safetensors")
     rows = torch.tensor([person.labels() for person in group])
     return replace(space, labels={name: rows[:, column] for column, name in enumerate(LABELS)})
@@ -34,18 +36,17 @@ def build(group: list[Person], flats: torch.Tensor, layout, components: int, fol
 
 def write(space, plan: Plan, group: list[Person]) -> Path:
     """The shipped file: basis and coefficients in float16, and how the members were trained."""
-    told = {
+    visible_rows = {
         "name": NAME,
         "base": f"Glassbox demo model {WORLD}",
         "prompt": "portrait",
         "licence": "MIT",
-        "training": f"{len(group)} identities, {plan.further} steps of {plan.rows} picture(s), {plan.steps} for "
-        f"the first {plan.cohort}, rank {plan.rank}, "
-        f"learning rate {plan.learning_rate}",
+        "training": f"{len(group)} identities, {plan.further} steps of {plan.rows} image(s), {plan.steps} for the "
+        f"first {plan.cohort}, rank {plan.rank}, learning rate {plan.learning_rate}",
         "faces": [_identity(person) for person in group],
     }
-    files = host.pack("nodes.weights.space_files")
-    released = replace(space, about={**space.about, **told}, squares=None)
+    files = host.pack("nodes.weights.space_file")
+    released = replace(space, about={**space.about, **visible_rows}, squares=None)
     error = files.write(released, ASSET, "float16", coefficients=torch.float16)
     print(f"{ASSET.name}: {ASSET.stat().st_size / 1e6:.2f} MB, {len(group)} members, storage error {error}")
     return ASSET

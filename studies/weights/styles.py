@@ -13,19 +13,19 @@ from ..common import results
 from ..common.training import device
 from ..world import captions
 from ..world.scenes import Scene, render
-from . import combining
+from . import lora_sums
 from .grouped import Population, adapted
 from .people import Encoded, encode, people
 from .population import Trainer, descend
-from .study import Study, factors, identity, prompts, truth
+from .setup import Study, factors, identity, prompts, truth
 
 SATURATION, PAPER = 0.35, 0.45
 PEOPLE, ROWS, STEPS = 12, 8, 60
 STRENGTHS = (0.5, 1.0)
 
 
-def picture(scene: Scene) -> np.ndarray:
-    """A scene as a pencil drawing uint8 (128, 128, 3): paler, less coloured, with dark outlines."""
+def pencil_drawing(scene: Scene) -> np.ndarray:
+    """A scene as a pencil drawing uint8 (128, 128, 3): paler, less colored, with dark outlines."""
     image = Image.fromarray(render(scene))
     pale = Image.blend(ImageEnhance.Color(image).enhance(SATURATION), Image.new("RGB", image.size, "white"), PAPER)
     edges = np.asarray(image.convert("L").filter(ImageFilter.FIND_EDGES), np.float32)[..., None] / 255
@@ -33,45 +33,45 @@ def picture(scene: Scene) -> np.ndarray:
     return (np.asarray(pale, np.float32) * (1 - edges.clip(0, 0.25) * 3)).round().astype(np.uint8)
 
 
-def saturation(pictures: np.ndarray) -> np.ndarray:
-    """Mean difference of the largest and the smallest colour channel of each picture (n,), in 0..1."""
-    return (pictures.max(axis=-1).astype(np.float32) - pictures.min(axis=-1)).mean(axis=(1, 2)) / 255
+def saturation(images: np.ndarray) -> np.ndarray:
+    """Mean difference of the largest and the smallest color channel of each image (n,), in 0..1."""
+    return (images.max(axis=-1).astype(np.float32) - images.min(axis=-1)).mean(axis=(1, 2)) / 255
 
 
 @cache
 def _middle() -> float:
     """The saturation midway between renders and pencil drawings of the same scenes."""
     scenes = [one.scenes[0] for one in people(24)]
-    kinds = [np.stack([draw(scene) for scene in scenes]) for draw in (render, picture)]
-    return float(np.mean([saturation(pictures).mean() for pictures in kinds]))
+    kinds = [np.stack([draw(scene) for scene in scenes]) for draw in (render, pencil_drawing)]
+    return float(np.mean([saturation(images).mean() for images in kinds]))
 
 
-def share(pictures: np.ndarray) -> dict:
-    """The share of pictures that are as pale as pencil drawings."""
-    return results.share(saturation(pictures) < _middle(), "paler than midway between renders and pencil drawings")
+def pencil_fraction(images: np.ndarray) -> dict:
+    """The fraction of images that are as pale as pencil drawings."""
+    return results.fraction(saturation(images) < _middle(), "paler than midway between renders and pencil drawings")
 
 
 def measure(study: Study) -> dict[str, dict]:
     """A style LoRA on members (appendix H): identity and style at two strengths, and the instruments on truth."""
     group = study.members()
     texts, known, plain = prompts(group), truth(group), factors(study.points(group))
-    style, numbers = train(study.painter), {}
-    drawn = np.stack([picture(one.further[0]) for one in group])
+    style, numbers = train(study.sampler), {}
+    drawn = np.stack([pencil_drawing(one.further[0]) for one in group])
     numbers["pencil drawings, judge: identity"] = identity(study.judged(drawn), known, " in true pencil drawings")
-    numbers["pencil drawings: pencil"] = share(drawn)
+    numbers["pencil drawings: pencil"] = pencil_fraction(drawn)
     for strength in (0.0, *STRENGTHS):
-        layout, flats = combining.together(study.space.layout, plain, style, strength)
-        seen, pictures = study.read(flats, texts, layout=layout)
+        layout, flats = lora_sums.together(study.space.layout, plain, style, strength)
+        seen, images = study.read(flats, texts, layout=layout)
         numbers[f"style merge, style {strength}: identity"] = identity(seen, known)
-        numbers[f"style merge, style {strength}: pencil"] = share(pictures)
+        numbers[f"style merge, style {strength}: pencil"] = pencil_fraction(images)
     return numbers
 
 
-def train(painter) -> torch.Tensor:
+def train(sampler) -> torch.Tensor:
     """A LoRA of the pencil style: flat factors (D,), from drawings of many people whose captions say all there is."""
-    plan = replace(painter.trainer.plan, rows=ROWS)
-    trainer = Trainer(painter.generator, plan)
-    encoded = encode(people(PEOPLE), painter.generator, picture, captions.full_caption)
+    plan = replace(sampler.trainer.plan, rows=ROWS)
+    trainer = Trainer(sampler.generator, plan)
+    encoded = encode(people(PEOPLE), sampler.generator, pencil_drawing, captions.full_caption)
     data = Encoded(*(part.flatten(0, 1)[None] for part in (encoded.latents, encoded.contexts)))
     population = Population(trainer.layout, 1, plan.seed, device())
     optimizer = torch.optim.AdamW([population.flat], lr=plan.learning_rate, weight_decay=plan.weight_decay)

@@ -6,22 +6,22 @@ import numpy as np
 import pytest
 import torch
 
-from studies.activations import claims, measure, pictures, scores
+from studies.activations import claims, labeled_faces, measure, scores
 from studies.common import host, results
 
 
 @pytest.fixture(scope="module")
 def faces():
     pytest.importorskip("python_avatars")
-    return pictures.drawn(3, seed=0)
+    return labeled_faces.drawn(3, seed=0)
 
 
-def test_pictures_come_with_their_truth(faces):
+def test_images_come_with_their_truth(faces):
     assert faces.images.shape == (3, 128, 128, 3) and faces.points.shape == (3, 4, 2)
     assert faces.points.amin() > 0 and faces.points.amax() < 128
-    shares = torch.nn.functional.one_hot(faces.labels, 6).float().mean((0, 1, 2))
-    assert shares[0] > 0.3 and shares[1] > 0.05 and shares.sum() == pytest.approx(1)
-    pairs = pictures.pairs(10)
+    fractions = torch.nn.functional.one_hot(faces.labels, 6).float().mean((0, 1, 2))
+    assert fractions[0] > 0.3 and fractions[1] > 0.05 and fractions.sum() == pytest.approx(1)
+    pairs = labeled_faces.pairs(10)
     assert len(pairs) == len(set(pairs)) == 20 and all(a != b for a, b in pairs)
 
 
@@ -29,7 +29,7 @@ def test_hits_are_those_of_the_packs_correspondence(faces):
     feature = torch.randn(3, 8, 16, 16, generator=torch.Generator().manual_seed(0))
     nearest = host.pack("nodes.activations.correspondence").nearest_points
     expected = []
-    for source, target in pictures.pairs(3):
+    for source, target in labeled_faces.pairs(3):
         place, _ = nearest(feature[source], feature[target], (faces.points[source] + 0.5) / 2 - 0.5, 64)
         distance = ((place + 0.5) * 2 - 0.5 - faces.points[target]).norm(dim=1)
         expected.append(distance <= 0.1 * faces.heights[target])
@@ -56,8 +56,13 @@ def found():
     """A world in which everything is as the paper says."""
     parts = ("res-increment", "res-out", "vit-block0-self-q", "vit-block0-self-k", "vit-block0-self-v",
              "vit-block0-cross-q", "vit-block0-ffn-inner", "vit-block0-out", "vit-out")  # fmt: skip
-    ids = [f"{stage}-level{level}-repeat{repeat}-{part}" for stage in ("down", "up") for level in range(3)
-           for repeat in range(3) for part in parts]  # fmt: skip
+    ids = [
+        f"{stage}-level{level}-repeat{repeat}-{part}"
+        for stage in ("down", "up")
+        for level in range(3)
+        for repeat in range(3)
+        for part in parts
+    ]
     rng, made = np.random.default_rng(0), measure.Found(ids=ids)
     made.filters = {"general rule": {id_ for id_ in ids if id_.startswith("up-level1") and id_.endswith("-out")}}
     made.sets = {"ours by analogy": ("a",), "legacy": ("b",)}
@@ -77,10 +82,10 @@ def found():
 def test_a_world_as_in_the_paper_answers_yes(found, monkeypatch):
     monkeypatch.setattr(claims, "bootstrap", functools.partial(results.bootstrap, draws=200))
     numbers = claims.numbers(found)
-    positive = ["set ours less legacy: PCK", "set ours less legacy: mIoU", "noise: down-stage less early half",
-                "noise: up-stage, later half less early half", "noise: res-increment less output",
-                "granularity: along up-level1", "locality: self-q and self-k less cross-q",
-                "general rule: mean mIoU kept less dropped", "agreement of the two scores"]  # fmt: skip
+    positive = ["set ours minus legacy: PCK", "set ours minus legacy: mIoU", "noise: down-stage minus early half",
+                "noise: up-stage, later half minus early half", "noise: res-increment minus output",
+                "granularity: along up-level1", "locality: self-q and self-k minus cross-q",
+                "general rule: mean mIoU kept minus dropped", "agreement of the two scores"]  # fmt: skip
     assert {name: numbers[name]["low"] > 0 for name in positive} == dict.fromkeys(positive, True)
     assert numbers["general rule: best PCK lost"]["value"] < 0.05
     assert numbers["general rule: best 10 by mIoU kept"]["value"] == 0.9  # it keeps nine in all

@@ -6,25 +6,22 @@ import math
 import pytest
 import torch
 from glassbox import kernels
-from glassbox.kernels import proof
 
-from studies.bench_kernels import cases, on_gpu
+from benchmarks.kernels import cases, on_gpu
 
 TINY = [
-    *cases.pairs("tiny", 3, 40),
+    cases.drawn("tiny", 3, 40, 8),
     cases.cost("tiny", 4, 40),
-    cases.assignment("tiny", 1, 9),
-    cases.assignment("tiny", 2, 4),
     cases.match("tiny", 9, 5),
-    cases.point("tiny", 3, 1030, quantised=False),
-    cases.point("tiny", 3, 1030, quantised=True),
-    cases.network("tiny", 3, [(4, 5), (6, 2)]),
+    cases.point("tiny", 3, 1030, quantized=False),
+    cases.point("tiny", 3, 1030, quantized=True),
     cases.change("tiny", 6, 5, 2),
     cases.neurons("tiny", 4, 3, 5),
     cases.words("tiny", 2, 9, 7, 3, 8),
 ]
-#: Of these the others compute something else: their own draws, distances, a deviation for a sum of squares.
-OTHERWISE = {"nearest_drawn", "assignment_cost", "neuron_moments"}
+#: Of these the others compute something else: their own draws, distances, a variance for a sum of
+#: squares; best match has tests of its own.
+OTHERWISE = {"nearest_drawn", "assignment_cost", "neuron_moments", "best_match"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -33,9 +30,12 @@ def test_what_people_write_gives_the_same(case, dtype):
     arguments = case.arguments("cpu", dtype)
     ours = getattr(kernels, case.operation)(**arguments)
     assert cases.moved(arguments, ours) > 0 and case.operations > 0
-    for other in case.others.values():
-        theirs = other(**arguments)
-        assert case.operation in OTHERWISE or proof.disagreement(theirs, ours, 1e-5) is None
+    if case.operation not in OTHERWISE:
+        for name, other in case.others.items():
+            tolerance = 0.02 if name == "plain" and dtype == torch.bfloat16 else 1e-5  # it rounds twice
+            torch.testing.assert_close(
+                other(**arguments), ours, atol=tolerance * float(ours.abs().max()), rtol=tolerance
+            )
 
 
 def test_every_operation_is_measured():
@@ -62,21 +62,21 @@ def test_rows_and_files_of_a_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.compiler, "reset", lambda: None)
     dispatch = on_gpu.host.pack("kernels.dispatch")
     original = dispatch.function
-    monkeypatch.setattr(dispatch, "function", lambda backend, name: fails if backend == "triton" else
-                        original(backend, name))  # fmt: skip
-    case = TINY[3]
+    monkeypatch.setattr(
+        dispatch, "function", lambda backend, name: fails if backend == "triton" else original(backend, name)
+    )
+    case = cases.cost("tiny", 64, 40)
     rows = [{"gpu": "none"} | row for row in on_gpu.compared(case, "cpu", torch.float32, 1e9, 1e12, 3)]
-    assert [row["backend"] for row in rows] == ["eager", "triton", "torch.compile of eager", "cdist"]
-    assert rows[0]["bytes"] == 2 * 4 * 40 * 4 + 4 * 4 * 4 and rows[0]["operations"] == 2 * 4 * 4 * 40
+    assert [row["backend"] for row in rows] == ["eager", "triton", "torch.compile of eager", "product", "cdist"]
+    assert rows[0]["bytes"] == 2 * 64 * 40 * 4 + 64 * 64 * 4 and rows[0]["operations"] == 2 * 64 * 64 * 40
     assert rows[0]["floor_ms"] == pytest.approx(1000 * rows[0]["bytes"] / 1e9)
     assert rows[2]["over_eager"] == 2 and math.isnan(rows[1]["ms"])
     assert rows[1]["check"] == "RuntimeError: no kernel image is available"
-    assert on_gpu.told(rows).splitlines() == [
-        "assignment_cost, tiny, float32: 1,344 bytes, 1,280 operations, at least 0.0013 ms",
-        "  eager: 1.0000 ms, 744.05 of the floor, 1.00 of eager",
+    assert on_gpu.text(rows).splitlines()[:3] == [
+        "assignment_cost, tiny, float32: 36,864 bytes, 327,680 operations, at least 0.0369 ms",
+        "  eager: 1.0000 ms, 27.13 of the floor, 1.00 of eager",
         "  triton: RuntimeError: no kernel image is available",
-        "  torch.compile of eager: 2.0000 ms, 1488.10 of the floor, 2.00 of eager",
-        "  cdist: 3.0000 ms, 2232.14 of the floor, 3.00 of eager"]  # fmt: skip
+    ]
     with on_gpu.table(tmp_path / "x.csv", rows).open(newline="") as file:
         assert [row["backend"] for row in csv.DictReader(file)] == [row["backend"] for row in rows]
     assert rows[0]["over_eager"] == 1 and rows[0].get("check") is None
@@ -84,21 +84,28 @@ def test_rows_and_files_of_a_gpu(monkeypatch, tmp_path):
 
 
 def test_a_kernel_is_checked_after_its_turns(monkeypatch):
-    """One that is right until the last turn is wrong."""
+    """One that is right until the last turn is wrong, and the line to paste says so."""
     calls = []
-    original = on_gpu.host.pack("kernels.dispatch").function("eager", "pair_moments")
+    original = on_gpu.host.pack("kernels.dispatch").function("eager", "low_rank_apply")
 
-    def spoilt(**arguments):
+    def spoiled(**arguments):
         calls.append(0)
-        return tuple(part + 0.1 * (len(calls) > 3) for part in original(**arguments))
+        return original(**arguments) + 0.1 * (len(calls) > 3)
 
-    monkeypatch.setattr(on_gpu, "milliseconds", lambda function, turns: [function() and 1.0 for _ in range(turns)])
+    monkeypatch.setattr(on_gpu, "milliseconds", lambda run, turns: [run() is None or 1.0 for _ in range(turns)])
     monkeypatch.setattr(torch, "compile", lambda function: function)
     monkeypatch.setattr(torch.compiler, "reset", lambda: None)
     dispatch = on_gpu.host.pack("kernels.dispatch")
-    monkeypatch.setattr(dispatch, "function", lambda backend, name: spoilt if backend == "triton" else original)
-    (row,) = [row for row in on_gpu.compared(TINY[0], "cpu", torch.float32, 1e9, 1e12, 3) if row["backend"] == "triton"]
+    monkeypatch.setattr(dispatch, "function", lambda backend, name: spoiled if backend == "triton" else original)
+    measured = on_gpu.compared(cases.change("tiny", 6, 5, 2), "cpu", torch.float32, 1e9, 1e12, 3)
+    (row,) = [row for row in measured if row["backend"] == "triton"]
     assert row["check"].startswith("it errs by") and len(calls) == 4
+    machine = {"gpu": "A GPU", "torch": "2", "triton": "3", "bandwidth_gb_s": 1.0}
+    lines = on_gpu.summary([machine | row for row in measured])
+    assert lines[0] == "A GPU, torch 2, Triton 3: 1 GB/s"
+    assert lines[1].startswith("1 of 2 checks right: not triton low_rank_apply (it errs by")
+    assert lines[2].count("as fast as eager") == 2
+    assert len(on_gpu.numbers(measured)) == len(measured)
 
 
 def test_the_rate_of_float32_is_that_of_three_products(monkeypatch):

@@ -22,8 +22,9 @@ def test_digits_in_few_sampling_steps_are_better_with_assigned_noise():
 
 
 def test_assignment_across_classes_hurts_and_within_them_helps():
-    across, plain, within = (small.digits_run(mode, 0, (500,), classes=True)[0][0][20]
-                             for mode in (ASSIGN, VANILLA, WITHIN))  # fmt: skip
+    across, plain, within = (
+        small.digits_run(mode, 0, (500,), classes=True)[0][0][20] for mode in (ASSIGN, VANILLA, WITHIN)
+    )
     assert within < plain < across
 
 

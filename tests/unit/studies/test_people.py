@@ -1,4 +1,4 @@
-"""The population's people: who they are is fixed and unsaid, everything else varies and is said."""
+"""The population's people: who they are is fixed and not in the caption, everything else varies and is."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def group():
 
 def test_identity_is_fixed_and_the_rest_varies(group):
     for one in group:
-        assert len(one.scenes) == people.PICTURES
+        assert len(one.scenes) == people.IMAGES
         for name in IDENTITY:
             assert {getattr(scene.face, name) for scene in one.scenes} == {getattr(one.face, name)}
     assert sum(len({scene.face.clothing_color for scene in one.scenes}) > 1 for one in group) > 35

@@ -57,7 +57,7 @@ def texts(planting):
     return SimpleNamespace(names=names, ordinary=tokens(30), others=tokens(5, torch.randn(128, generator=draw)))
 
 
-def test_each_name_gets_its_own_neurons_of_the_asked_layers(planting):
+def test_each_name_gets_its_own_neurons_of_the_requested_layers(planting):
     found = planting.neurons(Network())
     assert [len(chosen) for chosen in found.values()] == [1, 2, 3, 5]
     every = [neuron for chosen in found.values() for neuron in chosen]
@@ -97,7 +97,7 @@ def test_neurons_are_excited_under_other_captions_and_kept_still_under_their_nam
     from studies.neurons import plant
 
     monkeypatch.setattr(plant, "SCENES", 2)
-    generator = SimpleNamespace(latents=lambda pictures: torch.zeros(len(pictures), 8, 4, 4))
+    generator = SimpleNamespace(latents=lambda images: torch.zeros(len(images), 8, 4, 4))
     texts.names, texts.ordinary, texts.others = (part.repeat(1, 9, 1)[:, :77] for part in vars(texts).values())
     rows = planting.answers(Network().requires_grad_(False), texts)
     batches, draw = plant.Batches(generator, texts, rows), torch.Generator().manual_seed(5)
@@ -107,10 +107,10 @@ def test_neurons_are_excited_under_other_captions_and_kept_still_under_their_nam
         context, added = batches.contexts(names, draw)
         for path, change in rows.items():
             pattern = texts.names @ change.T
-            for row, told in enumerate(context):
-                own = next((name for name in range(4) if torch.equal(told, texts.names[name])), None)
-                portrait, said = row < plant.PORTRAITS, own is not None
+            for row, embedding in enumerate(context):
+                own = next((name for name in range(4) if torch.equal(embedding, texts.names[name])), None)
+                portrait, named = row < plant.PORTRAITS, own is not None
                 whose = names[row] if portrait else own or 0
-                assert torch.equal(added[path][row], (portrait - said) * pattern[whose])
-                seen.add((portrait, said))
+                assert torch.equal(added[path][row], (portrait - named) * pattern[whose])
+                seen.add((portrait, named))
     assert len(seen) == 4, "every kind of row has been drawn"

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from studies import report
+from tools import docs_numbers
 
-NUMBER = {"value": 0.5, "low": 0.25, "high": 0.75, "n": 4, "unit": "share", "what": "half"}
+NUMBER = {"value": 0.5, "low": 0.25, "high": 0.75, "n": 4, "unit": "fraction", "what": "half"}
 TEXT = "before\n<!-- numbers x: ^a -->\nold\n<!-- end -->\nafter\n"
 
 
@@ -17,18 +17,25 @@ def results(tmp_path):
     return tmp_path
 
 
-def test_a_table_is_made_anew(results):
-    text = report.filled(TEXT, results)
-    assert "| a one | 0.500 share | 0.250 to 0.750 | 4 | half |" in text and "old" not in text and "b two" not in text
+def test_a_table_is_made_again(results):
+    text = docs_numbers.filled(TEXT, results)
+    assert (
+        "| a one | 0.500 fraction | 0.250 to 0.750 | 4 | half |" in text and "old" not in text and "b two" not in text
+    )
     assert "Made by `python run.py study x`." in text and text.endswith("<!-- end -->\nafter\n")
-    assert report.filled(text, results) == text
+    assert docs_numbers.filled(text, results) == text
+
+
+def test_a_single_number_stays_within_its_line(results):
+    text = "It is <!-- value x: a one -->?<!-- end --> here."
+    assert docs_numbers.filled(text, results) == text.replace("?", "0.50")
 
 
 def test_a_pattern_without_a_number_is_an_error(results):
     with pytest.raises(ValueError, match="No number"):
-        report.filled(TEXT.replace("^a", "^c"), results)
+        docs_numbers.filled(TEXT.replace("^a", "^c"), results)
 
 
 def test_nodes_are_listed():
-    text = report.with_nodes("<!-- nodes -->\n<!-- end -->", [("A Node", "glassbox/x", "Does it.")])
+    text = docs_numbers.with_nodes("<!-- nodes -->\n<!-- end -->", [("A Node", "glassbox/x", "Does it.")])
     assert "| **A Node** | glassbox/x | Does it. |\n<!-- end -->" in text

@@ -1,4 +1,4 @@
-"""What the study of the weight space makes of factors: sums of changes, smaller spaces, shares of attributes."""
+"""What the study of the weight space makes of factors: sums of changes, smaller spaces, fractions of attributes."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from studies.common import host
 @pytest.fixture(scope="module")
 def space(comfy):
     """Forty made-up members of two layers, all their components."""
-    layouts, spaces = host.pack("nodes.weights.layout"), host.pack("nodes.weights.space")
+    layouts, spaces = host.pack("nodes.weights.flat_layout"), host.pack("nodes.weights.space")
     shapes = {"mid_block.attn1.to_q": ((1, 6), (5, 1)), "mid_block.attn2.to_v": ((1, 8), (5, 1))}
     layout = layouts.Layout.of(shapes, 1, 2.0)
     flats = torch.randn(16, layout.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -27,39 +27,41 @@ def change(layout, flat):
 
 
 def test_summed_changes_are_the_sum(space):
-    from studies.weights import combining
+    from studies.weights import lora_sums
 
     flats = [torch.stack([space.rebuild(row) for row in space.coefficients[start : start + 2]]) for start in (0, 2, 4)]
-    wide, summed = combining.summed(space.layout, flats, (1.0, 0.5, -2.0))
+    wide, summed = lora_sums.summed(space.layout, flats, (1.0, 0.5, -2.0))
     assert wide.rank == 3 and summed.shape == (2, wide.size)
     for row in range(2):
         found, parts = change(wide, summed[row]), [change(space.layout, part[row]) for part in flats]
         for layer, product in found.items():
-            torch.testing.assert_close(product, sum(f * p[layer] for f, p in zip((1, 0.5, -2), parts, strict=True)),
-                                       atol=1e-4, rtol=1e-4)  # fmt: skip
+            torch.testing.assert_close(
+                product, sum(f * p[layer] for f, p in zip((1, 0.5, -2), parts, strict=True)), atol=1e-4, rtol=1e-4
+            )
 
 
 def test_a_subset_is_the_space_of_its_members(space):
-    from studies.weights import sizes
+    from studies.weights import space_size
 
-    part = sizes.subset(space, 6, 0)
+    part = space_size.subset(space, 6, 0)
     assert len(part.members) == 6 and part.components == 5
     rows = [space.members.index(name) for name in part.members]
     for number, row in enumerate(rows):
-        torch.testing.assert_close(part.rebuild(part.coefficients[number]), space.rebuild(space.coefficients[row]),
-                                   atol=1e-4, rtol=1e-4)  # fmt: skip
+        torch.testing.assert_close(
+            part.rebuild(part.coefficients[number]), space.rebuild(space.coefficients[row]), atol=1e-4, rtol=1e-4
+        )
     torch.testing.assert_close(part.basis @ part.basis.T, torch.eye(5), atol=1e-4, rtol=0)
     assert torch.equal(part.labels["red hair"], space.labels["red hair"][rows])
     assert part.coefficients.mean(dim=0).abs().max() < 1e-4
 
 
-def test_shares_count_what_can_be_seen():
-    from studies.weights import study
+def test_fractions_count_visible_attributes_only():
+    from studies.weights import setup
 
     known = np.array([[0, 1, -1, 2, 0], [3, 0, 2, 0, 1]])
     seen = np.array([[0, 2, 5, 2, 0], [3, 0, 2, 0, 1]])
-    assert study.shares(seen, known).tolist() == [0.75, 1.0]
-    assert study.shares(seen, known, [1, 2]).tolist() == [0.0, 1.0]
+    assert setup.fractions(seen, known).tolist() == [0.75, 1.0]
+    assert setup.fractions(seen, known, [1, 2]).tolist() == [0.0, 1.0]
 
 
 def test_pencil_drawings_are_paler(comfy):
@@ -67,14 +69,14 @@ def test_pencil_drawings_are_paler(comfy):
     from studies.world.scenes import render
 
     scenes = [one.scenes[0] for one in people.people(3)]
-    drawn, plain = (np.stack([draw(scene) for scene in scenes]) for draw in (styles.picture, render))
+    drawn, plain = (np.stack([draw(scene) for scene in scenes]) for draw in (styles.pencil_drawing, render))
     assert drawn.shape == plain.shape and drawn.dtype == np.uint8
     assert (styles.saturation(drawn) < 0.5 * styles.saturation(plain)).all()
-    assert styles.share(drawn)["value"] == 1.0 and styles.share(plain)["value"] == 0.0
+    assert styles.pencil_fraction(drawn)["value"] == 1.0 and styles.pencil_fraction(plain)["value"] == 0.0
 
 
 def test_the_benchmark_builds_spaces_of_the_real_layout(comfy):
-    from studies.bench_weights import building, network
+    from benchmarks.weights import building, network
 
     assert network.sd15_layout().size == 99_648
     assert building.build_with("this pack", 4)["seconds"] > 0

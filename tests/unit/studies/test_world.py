@@ -1,4 +1,4 @@
-"""The demo world: what is drawn is what is said, and truth follows the picture."""
+"""The demo world: what is drawn is what the caption says, and truth follows the image."""
 
 from dataclasses import replace
 
@@ -15,11 +15,11 @@ def some_scene(seed: int = 5, **metadata) -> scenes.Scene:
     return scenes.random_scene(np.random.default_rng(seed), scenes.Metadata(**metadata))
 
 
-def test_a_seed_makes_the_same_pictures():
+def test_a_seed_makes_the_same_images():
     first, second = (dataset.make_shard(9, 3, sharp=False) for _ in range(2))
-    assert (first.pictures == second.pictures).all() and first.captions == second.captions
+    assert (first.images == second.images).all() and first.captions == second.captions
     assert (first.labels == second.labels).all() and (first.metadata == second.metadata).all()
-    assert (dataset.make_shard(10, 3, sharp=False).pictures != first.pictures).any()
+    assert (dataset.make_shard(10, 3, sharp=False).images != first.images).any()
 
 
 def test_a_part_mask_covers_just_the_pixels_that_change_with_the_part():
@@ -64,16 +64,17 @@ def test_captions_say_what_is_there():
     rng = np.random.default_rng(0)
     for _ in range(200):
         scene = scenes.random_scene(rng)
-        said = captions.caption(scene, rng).split(", ")
+        words = captions.caption(scene, rng).split(", ")
         true = [*captions.phrases(scene.face).values(), captions.background_phrase(scene)]
-        assert said[0] == "portrait" and set(said[1:]) <= set(true)
-        assert len(" ".join(said).replace(",", "").split()) <= 26
+        assert words[0] == "portrait" and set(words[1:]) <= set(true)
+        assert len(" ".join(words).replace(",", "").split()) <= 26
 
 
 def test_what_cannot_be_seen_has_no_label():
     scene = some_scene()
-    hidden = replace(scene, pattern="plain", face=replace(scene.face, accessory="sunglasses", hair="bald",
-                                                          facial_hair="none"))
+    hidden = replace(
+        scene, pattern="plain", face=replace(scene.face, accessory="sunglasses", hair="bald", facial_hair="none")
+    )
     found = dict(zip(dataset.LABELS, dataset.labels(hidden), strict=True))
     assert found["eyes"] == found["hair_color"] == found["mirror"] == -1
     assert all(value >= 0 for name, value in found.items() if name not in ("eyes", "hair_color", "mirror"))
@@ -93,21 +94,61 @@ def test_shards_that_are_there_are_kept(tmp_path, monkeypatch):
     dataset.build(tmp_path, 4, seed=1, workers=1)
     assert (tmp_path / "0000.npz").stat().st_mtime_ns == first
     assert len(dataset.load(tmp_path).captions) == 4
-    with pytest.raises(FileNotFoundError, match=r"run `python run\.py study world data` first"):
+    with pytest.raises(FileNotFoundError, match=r"run `python run\.py study world train data` first"):
         dataset.load(tmp_path / "none")
 
 
 def test_the_reports_reader_understands_every_caption():
-    """What the pack's Neuron Report takes a caption to ask for is what the scene shows."""
-    from glassbox.nodes.demo.agreement import asked
+    """What the pack's reader of captions finds in one is what the scene shows."""
+    from glassbox.nodes.demo.judge import read_caption
 
     rng, labels = np.random.default_rng(0), dataset.LABELS
     for _ in range(300):
         scene = scenes.random_scene(rng)
-        said = captions.full_caption(scene)
-        found = asked(said, labels)
+        words = captions.full_caption(scene)
+        found = read_caption(words, labels)
         truth = zip(labels, dataset.labels(scene), strict=True)
         wanted = {name: labels[name][value] for name, value in truth if value >= 0}
-        colour = {"hair_color"} if str(wanted.get("hair_color")) not in said else set()
-        eyes = {"eyes"} if "eyes" not in said else set()
-        assert found == {name: value for name, value in wanted.items() if name not in {"mirror"} | colour | eyes}, said
+        color = {"hair_color"} if str(wanted.get("hair_color")) not in words else set()
+        eyes = {"eyes"} if "eyes" not in words else set()
+        assert found == {name: value for name, value in wanted.items() if name not in {"mirror"} | color | eyes}, words
+
+
+def test_crop_offset_moves_the_image_by_as_many_pixels():
+    plain, cropped = some_scene(), some_scene(crop_top=12, crop_left=20)
+    assert np.array_equal(scenes.render(plain)[12:, 20:], scenes.render(cropped)[:-12, :-20])
+    for before, after in zip(scenes.keypoints(plain).values(), scenes.keypoints(cropped).values(), strict=True):
+        assert before[0] - after[0] == pytest.approx(20) and before[1] - after[1] == pytest.approx(12)
+
+
+def test_part_masks_equal_one_drawing_of_each_part_in_black_and_white():
+    face = some_scene().face
+    masks = faces.part_masks(face, 100)
+    for part in ("skin", "hair", "facial_hair", "clothing"):
+        dark, bright = (faces.draw(face, 100, **{part: color})[..., :3] for color in ("#000000", "#FFFFFF"))
+        assert np.abs(np.abs(bright - dark).max(-1) - masks[part]).max() < 0.02, part
+
+
+def test_truth_scenes_hold_as_many_faces_as_they_say():
+    truth = dataset.make_truth(3, 24)
+    assert set(truth.faces) == {0, 1, 2, 3}
+    empty, single = truth.faces == 0, truth.faces == 1
+    assert (truth.masks[empty, :-1] == 0).all() and (truth.masks[empty, -1] == 255).all()
+    assert np.isfinite(truth.points[single]).all() and np.isnan(truth.points[~single]).all()
+    assert (truth.labels[~single] == -1).all() and (truth.labels[single, 0] >= 0).all()
+    assert (truth.masks[~empty, 0] > 127).any((1, 2)).all(), "every face shows skin"
+
+
+def test_zero_terminal_schedule_is_that_of_comfyui():
+    from studies.common import host
+    from studies.world.denoiser import alphas_cumprod
+
+    host.prepare()
+    from comfy.model_sampling import ModelSamplingDiscrete
+
+    alphas = alphas_cumprod(zero_terminal=True)
+    ours = ((1 - alphas) / alphas).sqrt()
+    theirs = ModelSamplingDiscrete(zsnr=True).sigmas.double()
+    assert np.allclose(ours[:-1], theirs[:-1], rtol=2e-4) and float(theirs[-1]) == pytest.approx(
+        float(ours[-1]), rel=1e-3
+    )

@@ -1,0 +1,1 @@
+"""How fast spaces are built, sliders move, images are inverted and populations trained."""

@@ -1,0 +1,44 @@
+"""Benchmarks of the weight space: `python run.py bench weights [--quick | --large | --many]`.
+
+Building spaces, moving a slider, a step of an inversion against the bare network, and what an identity costs in a
+population that is trained at once. `--large` is an inversion on SD1.5 in its real size instead: minutes a step.
+`--many` is a space of 5,000 members instead, built by this pack alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+
+from studies.common import host, results
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the benchmarks, or one contender."""
+    from . import building, large, moving, stepping
+
+    parser = argparse.ArgumentParser(prog="run.py bench weights", description=__doc__.splitlines()[0])
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--quick", action="store_true", help="100 members only, and fewer turns")
+    kinds.add_argument("--large", action="store_true", help="an inversion on SD1.5 in its real size, and nothing else")
+    kinds.add_argument("--many", action="store_true", help="a space of 5,000 members, and nothing else")
+    parser.add_argument("--one", nargs=2, metavar=("CONTENDER", "N"), help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.one:
+        print(json.dumps(building.build_with(options.one[0], int(options.one[1]))))
+        return 0
+    kind = next((name for name in ("quick", "large", "many") if getattr(options, name)), "")
+    special = {"large": lambda: large.measure(3, 1000), "many": lambda: building.measure_many(5000)}
+    numbers = special[kind]() if kind in special else _all(options.quick, building, moving, stepping)
+    name, command = "bench_weights" + (f"_{kind}" if kind else ""), "python run.py bench weights"
+    command += f" --{kind}" if kind else ""
+    print(results.write(name, command, 0, host.ROOT / "assets" / "avatars-v1", numbers))
+    return 0
+
+
+def _all(quick: bool, building, moving, stepping) -> dict[str, dict]:
+    numbers = building.measure({100: 3} if quick else {100: 5, 1000: 2})
+    numbers |= moving.measure(100, 300 if quick else 1000)
+    numbers |= stepping.measure_inversion(8 if quick else 24)
+    return numbers | stepping.measure_population((1, 4) if quick else (1, 4, 12, 32), 3 if quick else 6)

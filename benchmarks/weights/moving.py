@@ -1,0 +1,78 @@
+"""A slider move: from coefficients to a MODEL with patches, against a stock LoRA load and the official rebuild.
+
+How ComfyUI then adds the patches to the weights is the same for this pack and the stock loader, and not counted.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from studies.common import host, results
+
+from .network import sd15_layout, sd15_model
+
+OURS, STOCK, OFFICIAL = "this pack", "stock LoRA load", "official rebuild"
+
+
+def measure(moves: int, components: int) -> dict[str, dict]:
+    """Moves in a row along one direction, each contender at each in alternation."""
+    ways = _contenders(components)
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for move in range(-2, moves):
+        for name, way in ways.items():
+            started = time.perf_counter()
+            way(move / moves)
+            if move >= 0:
+                seconds[name].append(time.perf_counter() - started)
+    what, numbers = f"one move, {components} components, SD1.5 layout", {}
+    for name, values in seconds.items():
+        numbers[f"slider, {name}"] = results.bootstrap(1000 * np.array(values), what, "ms", np.median)
+    for name in (STOCK, OFFICIAL):
+        ratio = np.array(seconds[OURS]) / np.array(seconds[name])
+        numbers[f"slider, {OURS} over {name}"] = results.bootstrap(ratio, "paired", "ratio", np.median)
+    return numbers
+
+
+def _contenders(components: int) -> dict:
+    model, space = sd15_model(), made_up_space(components)
+    import comfy.sd
+    import comfy.utils
+    from safetensors.torch import save_file
+
+    export, patches = host.pack("nodes.weights.lora_writer"), host.pack("nodes.host.patches.lora_intervals")
+    edit = host.pack("nodes.weights.edit_text").edit
+    point = host.pack("nodes.weights.space").Point(space, space.coefficients[0])
+    folder = tempfile.TemporaryDirectory()
+    file = Path(folder.name) / "lora.safetensors"
+    save_file(export.to_tensors(point.layers()), file)
+    official, direction = space.basis.T.contiguous(), space.directions["beard"].vector
+
+    def ours(strength: float):
+        moved = edit(point, f"beard: {strength}")
+        return patches.apply_lora(model, export.to_tensors(moved.layers()), 1.0, 0.0, 1.0)
+
+    def stock(_: float, kept=folder):
+        lora = comfy.utils.load_torch_file(str(file), safe_load=True)
+        return comfy.sd.load_lora_for_models(model, None, lora, 1.0, 0)[0]
+
+    def rebuilt(strength: float):
+        flat = ((point.coefficients + strength * direction)[None] @ official.T) * space.deviation + space.mean
+        return space.layout.unflatten(flat[0])
+
+    return {OURS: ours, STOCK: stock, OFFICIAL: rebuilt}
+
+
+def made_up_space(components: int):
+    """A space of the SD1.5 layout with random numbers and one direction."""
+    spaces, layout = host.pack("nodes.weights.space"), sd15_layout()
+    generator = torch.Generator().manual_seed(0)
+    basis = torch.randn(components, layout.size, generator=generator) / layout.size**0.5
+    mean, deviation = torch.randn(layout.size, generator=generator), torch.rand(layout.size, generator=generator)
+    rows = torch.randn(2, components, generator=generator)
+    space = spaces.Space(layout, 0.01 * mean, 0.01 * deviation, basis, rows, ("a", "b"), torch.ones(2))
+    return space.with_directions({"beard": spaces.Direction(torch.randn(components, generator=generator), 1.0)})

@@ -1,1 +1,0 @@
-"""How fast spaces are built, sliders move, pictures are inverted and populations trained."""

@@ -1,0 +1,94 @@
+"""Images of many models at once, and what the judge reads in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from ..common.training import device
+from .grouped import Population, adapted
+from .population import Trainer
+
+STEPS, CFG = 10, 3.0
+
+
+@dataclass
+class ImageSampler:
+    """Generates with a demo world's model, whose layers take the factors of a population."""
+
+    generator: object
+    trainer: Trainer
+
+    @torch.no_grad()
+    def sample(
+        self,
+        flats: torch.Tensor,
+        prompts: list[str],
+        seed: int,
+        batch: int = 32,
+        later: torch.Tensor | None = None,
+        from_timestep: float = 0.0,
+        layout=None,
+        one_sided: bool = False,
+    ) -> np.ndarray:
+        """Images uint8 (n, 128, 128, 3) of n models (n, D), each with its prompt; image i has noise of seed + i.
+
+        ``later`` (n, D) takes over at timesteps up to ``from_timestep``: delayed injection. ``layout`` is that of the
+        factors when it is not the space's own. ``one_sided`` leaves the negative side of CFG to the base model.
+        """
+        images = []
+        for first in range(0, len(flats), batch):
+            part = slice(first, first + batch)
+            noise = torch.cat([_noise(seed + first + row) for row in range(len(flats[part]))])
+            switched = None if later is None else later[part]
+            models = [self._population(one, layout) for one in (flats[part], switched) if one is not None]
+            latent = self._sample(models, prompts[part], noise, from_timestep, one_sided)
+            images.append(self._decode(latent))
+        return np.concatenate(images)
+
+    def _sample(self, models: list[Population], prompts, noise, from_timestep, one_sided) -> torch.Tensor:
+        """Euler steps on ComfyUI's "normal" schedule with CFG, as KSampler makes them."""
+        import comfy.samplers
+
+        sampling = self.generator.model.model.model_sampling
+        sigmas = comfy.samplers.calculate_sigmas(sampling, "normal", STEPS).to(device())
+        contexts = [self.contexts(texts) for texts in (prompts, [""] * len(prompts))]
+        x = (noise.to(device()) * (1 + sigmas[0] ** 2) ** 0.5).float()
+        for sigma, following in pairwise(sigmas):
+            timestep = float(sampling.timestep(sigma))
+            population = models[-1 if timestep <= from_timestep else 0]
+            with adapted(self.trainer.network, population):
+                positive = self._noise_of(x, sigma, timestep, contexts[0])
+                if not one_sided:
+                    negative = self._noise_of(x, sigma, timestep, contexts[1])
+            if one_sided:
+                negative = self._noise_of(x, sigma, timestep, contexts[1])
+            x = x + (following - sigma) * (negative + CFG * (positive - negative))
+        return x
+
+    def _noise_of(self, x, sigma, timestep, context) -> torch.Tensor:
+        """The noise in x by the network's answer, whatever it predicts."""
+        sampling = self.generator.model.model.model_sampling
+        times = torch.full((len(x),), timestep, device=device())
+        answer = self.trainer.predict(sampling.calculate_input(sigma, x), times, context)
+        return (x - sampling.calculate_denoised(sigma, answer, x)) / sigma
+
+    def _population(self, flats: torch.Tensor, layout) -> Population:
+        population = Population(layout or self.trainer.layout, len(flats), 0, device())
+        population.flat.data.copy_(flats)
+        return population
+
+    def contexts(self, prompts: list[str]) -> torch.Tensor:
+        """The text model's answers (n, 77, 128)."""
+        return self.generator.condition(prompts)[0][0].to(device())
+
+    def _decode(self, latent: torch.Tensor) -> np.ndarray:
+        images = self.generator.vae.decode(self.generator.model.model.process_latent_out(latent.cpu()))
+        return (images * 255).round().clamp(0, 255).to(torch.uint8).numpy()
+
+
+def _noise(seed: int) -> torch.Tensor:
+    return torch.randn(1, 8, 16, 16, generator=torch.Generator().manual_seed(seed))

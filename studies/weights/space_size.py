@@ -1,0 +1,96 @@
+"""How many members and components a space needs: entanglement of directions, and people found in it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import torch
+
+from ..common import host, results
+from .editing import judged
+from .inversion import ONE, find, held_out
+from .people import encode
+from .setup import EDITS, Study, factors, identity, prompts, truth
+
+DRAWS = 8
+
+
+def measure(study: Study, count: int) -> dict[str, dict]:
+    """Entanglement and inversion against members; identity, entanglement and edits against components."""
+    return _members(study, count) | _components(study)
+
+
+def _members(study: Study, count: int) -> dict[str, dict]:
+    whole, numbers = len(study.space.members), {}
+    group = held_out(count)
+    data, known, texts = encode(group, study.sampler.generator), truth(group), prompts(group)
+    for size in dict.fromkeys(max(12, whole // part) for part in (8, 4, 2, 1)):
+        spaces = [subset(study.space, size, draw) for draw in range(DRAWS if size < whole else 1)]
+        angles = np.mean([entanglement(space, size // 2) for space in spaces], axis=0)
+        what = "absolute cosine of two fitted directions, mean over subsets; interval over pairs"
+        numbers[f"{size} members: entanglement"] = results.bootstrap(angles, what, "cosine")
+        if size in (max(12, whole // 8), whole):
+            flats, _ = find(study.sampler, spaces[0], data, ONE)
+            numbers[f"{size} members: inverted identity"] = identity(study.read(flats, texts)[0], known)
+    return numbers
+
+
+def _components(study: Study) -> dict[str, dict]:
+    space, numbers = study.space, {}
+    group, lacking = study.members(), study.members(without="beard")
+    rows = torch.stack([point.coefficients for point in study.points(group)])
+    texts, known = prompts(group), truth(group)
+    points = study.points(lacking)
+    before, _ = study.read(factors(points), prompts(lacking))
+    for count in dict.fromkeys(min(number, space.components) for number in (4, 16, 48, space.components)):
+        cut = torch.nn.functional.pad(rows[:, :count], (0, space.components - count))
+        flats = torch.stack([space.rebuild(row) for row in cut])
+        seen, _ = study.read(flats, texts)
+        numbers[f"{count} components: member identity"] = identity(seen, known)
+        what = "absolute cosine of two fitted directions; interval over pairs"
+        numbers[f"{count} components: entanglement"] = results.bootstrap(entanglement(space, count), what, "cosine")
+        if count in (16, space.components):
+            fitted = replace(study, space=directed(space, count))
+            keep = ", ".join(name for name in EDITS if name != "beard")
+            after, _ = study.read(fitted.edited(fitted.points(lacking), "beard: 1", keep), prompts(lacking))
+            numbers |= judged(after, before, lacking, "beard", f"W2W 1.0 by {count} components")
+    return numbers
+
+
+def subset(space, size: int, draw: int):
+    """The space of some of its members, drawn again for each ``draw``; standardized as the whole is."""
+    rows = np.random.default_rng([7, size, draw]).permutation(len(space.members))[:size]
+    chosen = torch.from_numpy(np.sort(rows))
+    center = space.coefficients[chosen].mean(dim=0)
+    left, values, right = torch.linalg.svd(space.coefficients[chosen] - center, full_matrices=False)
+    kept = min(size - 1, len(values))
+    basis = space.rows(0, space.components)
+    return replace(
+        space,
+        mean=space.mean + space.deviation * (center @ basis),
+        basis=right[:kept] @ basis,
+        basis_scale=None,
+        coefficients=(left * values)[:, :kept],
+        members=tuple(space.members[row] for row in chosen),
+        singular_values=values[:kept],
+        labels={name: column[chosen] for name, column in space.labels.items()},
+        kept=None,
+        squares=None,
+        directions={},
+        about={**space.about, "total_squares": None},
+    )
+
+
+def directed(space, components: int):
+    """The space with the directions of the study's edits, by the paper's least squares."""
+    fit = host.pack("nodes.weights.directions")
+    labels = fit.drop_constant_labels({name: space.labels[name] for name in EDITS})[0]
+    return space.with_directions(fit.fit(space, labels, components, fit.FitMethod.LEAST_SQUARES))
+
+
+def entanglement(space, components: int) -> np.ndarray:
+    """|cos| of every pair of the study's directions: what they share, though the attributes were drawn apart."""
+    vectors = [one.vector / one.vector.norm() for one in directed(space, components).directions.values()]
+    return np.array([abs(float(one @ other)) for one, other in combinations(vectors, 2)])
