@@ -1,8 +1,8 @@
 """What all tests share: the pack and its launcher as packages, a real ComfyUI, and a browser.
 
 - `from glassbox.nodes.common import ...` works in every test: the pack under that name, without ComfyUI.
-- `comfy` is a ComfyUI inside the test's own process; `server` is one in a process of its own. A test asks for one.
-- `from launch import ...` and `from workflows import ...` reach those folders of the repository.
+- `comfy` is a ComfyUI inside the test's own process; `server` is one in a process of its own. A test requests one.
+- `from tools.launcher import ...`, `from studies...` and `from benchmarks...` reach those folders of the repository.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "helpers"))
 import repository  # noqa: E402
 
 load_package = runpy.run_path(str(ROOT / "run.py"))["load_package"]
-for _name in ("launch", "workflows"):
+for _name in ("tools", "studies", "benchmarks"):
     load_package(_name)
 repository.load_pack()
 
@@ -27,7 +27,7 @@ repository.load_pack()
 @pytest.fixture(scope="session")
 def comfyui() -> Path:
     """The folder of the ComfyUI under test."""
-    from launch import comfyui
+    from tools.launcher import comfyui
 
     return comfyui.locate()
 
@@ -49,14 +49,14 @@ def server(comfyui, tmp_path_factory):
 @pytest.fixture(scope="session")
 def newest_server(comfyui, tmp_path_factory):
     """The same with the newest front end."""
-    from launch.comfyui import newest_front_end
+    from tools.launcher.comfyui import newest_front_end
 
     yield from _serve(comfyui, tmp_path_factory.mktemp("newest"), "--front-end-root", str(newest_front_end()))
 
 
 def _serve(comfyui: Path, base: Path, *arguments: str):
-    from launch.comfyui import prepare_base
-    from launch.server import Server
+    from tools.launcher.comfyui import prepare_base
+    from tools.launcher.server import Server
 
     with Server(comfyui, prepare_base(base), arguments, cpu=True) as running:
         yield running
@@ -65,14 +65,14 @@ def _serve(comfyui: Path, base: Path, *arguments: str):
 @pytest.fixture(scope="session")
 def client(server):
     """The API of the running server."""
-    from launch.api import Client
+    from tools.launcher.api import Client
 
     return Client(server.url)
 
 
 @pytest.fixture(scope="session")
 def object_info(client) -> dict:
-    """What the running server tells about every node class."""
+    """The description of every node class of the running server."""
     return client.object_info()
 
 
@@ -86,8 +86,8 @@ def pack_info(object_info) -> dict:
 @pytest.fixture(scope="module")
 def browser():
     """Chromium without a window; tests are skipped where it is missing, and fail there in CI."""
-    from launch.canvas import chromium
-    from launch.errors import LaunchError
+    from tools.launcher.canvas import chromium
+    from tools.launcher.errors import LaunchError
 
     with contextlib.ExitStack() as stack:
         try:

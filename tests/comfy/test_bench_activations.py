@@ -1,21 +1,23 @@
 """The benchmark of taps on a tiny network: the contenders keep the same features, and every number is there."""
 
-import runpy
-
 import numpy as np
 import pytest
-import repository
 import torch
 
 
 @pytest.fixture
 def tiny(comfy, monkeypatch):
     """The benchmark's modules with a tiny network."""
-    runpy.run_path(str(repository.ROOT / "run.py"))["load_package"]("studies")
-    from studies.bench_activations import networks, tapping
+    from benchmarks.activations import networks, tapping
 
-    small = {"model_channels": 32, "num_res_blocks": [1, 1], "channel_mult": [1, 2], "transformer_depth": [1, 1],
-             "transformer_depth_output": [1, 1, 1, 1], "context_dim": 64}  # fmt: skip
+    small = {
+        "model_channels": 32,
+        "num_res_blocks": [1, 1],
+        "channel_mult": [1, 2],
+        "transformer_depth": [1, 1],
+        "transformer_depth_output": [1, 1, 1, 1],
+        "context_dim": 64,
+    }
     monkeypatch.setitem(networks.NETWORKS, "tiny", ("SD15", "sd15", small, 16))
     return networks, tapping
 
@@ -23,7 +25,7 @@ def tiny(comfy, monkeypatch):
 def test_hooks_and_tap_keep_the_same_features(tiny):
     networks, tapping = tiny
     bench = networks.Bench("tiny")
-    chosen = bench.chosen("all but attention maps")
+    chosen = bench.chosen("all_features")
     tapped = tapping.tap(bench, chosen).tensors
     for kept in (tapping.as_it_is, tapping.copied):
         features = tapping.by_hooks(bench, chosen, kept)
@@ -39,10 +41,15 @@ def test_every_number_is_there(tiny):
     numbers = tiny[1]._network("tiny", 1)
     (whole,) = (name.removeprefix("tiny, ").removesuffix(": kept") for name in numbers if name.endswith(": kept"))
     assert {name.removeprefix("tiny, ") for name in numbers} == {
-        "plain evaluation", f"{whole} over plain", "hooks that append over plain",
-        "hooks that append copies over plain", "the copies alone over plain", f"{whole} less its copies, over plain",
-        f"hooks that append copies over {whole}", f"{whole}: kept",
-    }  # fmt: skip
+        "plain evaluation",
+        f"{whole} over plain",
+        "hooks that append over plain",
+        "hooks that append copies over plain",
+        "the copies alone over plain",
+        f"{whole} minus its copies, over plain",
+        f"hooks that append copies over {whole}",
+        f"{whole}: kept",
+    }
     assert all(number["value"] > 0 for number in numbers.values())
 
 
@@ -50,24 +57,28 @@ def test_each_id_has_its_module_in_diffusers(comfy):
     """Every path is of a module whose weights ComfyUI itself knows by diffusers' names."""
     from comfy.utils import unet_to_diffusers
 
-    from studies.bench_activations import by_diffusers
+    from benchmarks.activations import by_diffusers
 
-    blueprints = comfy.module("nodes.host.blueprints")
+    blueprints = comfy.module("nodes.host.meta_networks")
     names = unet_to_diffusers(blueprints.ARCHITECTURES["sd15"])
     network = blueprints.network("architecture", "sd15")
-    ids = [entry.id for entry in comfy.module("nodes.activations.catalog").catalog(network)
-           if entry.kind not in ("map", "input") and not entry.members]  # fmt: skip
+    ids = [
+        entry.id
+        for entry in comfy.module("nodes.activations.catalog_unet").catalog(network)
+        if entry.kind not in ("map", "input") and not entry.members
+    ]
     paths = [by_diffusers.module_of(id_) for id_ in ids]
     assert len(set(paths)) == len(ids) == 164
     assert all(any(name.startswith(f"{path}.") for name in names) for path in paths)
     assert by_diffusers.module_of("up-level1-repeat2-vit-block0-cross-q") == (
-        "up_blocks.1.attentions.2.transformer_blocks.0.attn2.to_q")  # fmt: skip
+        "up_blocks.1.attentions.2.transformer_blocks.0.attn2.to_q"
+    )
     assert by_diffusers.module_of("down-level0-downsampler-out") == "down_blocks.0.downsamplers.0"
 
 
-def test_what_is_added_is_told_turn_by_turn(tiny, monkeypatch):
+def test_added_time_is_measured_in_alternation(tiny, monkeypatch):
     """With a clock of our own: 100 ms for the plain evaluation, 3 more for the other, and a machine that slows down."""
-    from studies.bench_activations import adding
+    from benchmarks.activations import adding
 
     now, slower = [0.0], [0.0]
 
@@ -79,12 +90,12 @@ def test_what_is_added_is_told_turn_by_turn(tiny, monkeypatch):
     times = adding.rounds({"plain": lambda: takes(100), "tap": lambda: takes(103)}, 5)
     assert [len(one) for one in times.values()] == [5, 5]
     assert np.allclose(times["tap"] - times["plain"], 3)
-    told = adding.told("tap", times["tap"], times["plain"], "of nothing")
-    assert told["tap: added"]["value"] == pytest.approx(3) and 0.02 < told["tap: share added"]["value"] < 0.03
+    numbers = adding.added_numbers("tap", times["tap"], times["plain"], "of nothing")
+    assert numbers["tap: added"]["value"] == pytest.approx(3) and 0.02 < numbers["tap: fraction added"]["value"] < 0.03
 
 
 def test_without_diffusers_one_sentence(tiny, monkeypatch):
-    from studies.bench_activations import by_diffusers
+    from benchmarks.activations import by_diffusers
 
     monkeypatch.setattr(by_diffusers.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit, match="so taps cannot be measured against it: pip install diffusers"):
@@ -93,7 +104,7 @@ def test_without_diffusers_one_sentence(tiny, monkeypatch):
 
 def test_diffusers_gives_the_same_features(tiny, monkeypatch):
     pytest.importorskip("diffusers", reason="diffusers is not installed (requirements-dev.txt lists it)")
-    from studies.bench_activations import by_diffusers, networks
+    from benchmarks.activations import by_diffusers, networks
 
     monkeypatch.setitem(networks.NETWORKS, "thin", ("SD15", "sd15", {"model_channels": 32}, 16))
     numbers = by_diffusers.against("thin", 1)

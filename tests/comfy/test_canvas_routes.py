@@ -10,7 +10,7 @@ import pytest
 _SPACE = "avatars-v1-w2w.safetensors"
 
 
-def _ask(server, route: str, method: str = "GET", **parameters) -> tuple[int, dict]:
+def _request(server, route: str, method: str = "GET", **parameters) -> tuple[int, dict]:
     address = f"{server.url}/glassbox/{route}?{urllib.parse.urlencode(parameters)}"
     try:
         with urllib.request.urlopen(urllib.request.Request(address, method=method), timeout=60) as answer:
@@ -20,51 +20,51 @@ def _ask(server, route: str, method: str = "GET", **parameters) -> tuple[int, di
 
 
 def test_directions_of_a_space(server):
-    status, told = _ask(server, "space", space_name=_SPACE)
+    status, response = _request(server, "space", space_name=_SPACE)
     assert status == 200
-    assert told["name"] == _SPACE.removesuffix(".safetensors")
-    assert "beard" in told["labels"]
+    assert response["name"] == _SPACE.removesuffix(".safetensors")
+    assert "beard" in response["labels"]
 
 
 @pytest.mark.parametrize(("name", "activations"), [("sd15", 199), ("sdxl", 614), ("demo", None)])
 def test_network_of_an_architecture(server, name, activations):
-    status, told = _ask(server, "network", kind="architecture", name=name)
+    status, response = _request(server, "network", kind="architecture", name=name)
     assert status == 200
-    assert activations in (None, len(told["activations"]))
-    assert told["architecture"] == (None if name == "demo" else name)
-    assert sorted(number for group in told["groups"] for number in group["members"]) == [
-        *range(len(told["activations"]))
+    assert activations in (None, len(response["activations"]))
+    assert response["architecture"] == (None if name == "demo" else name)
+    assert sorted(number for group in response["groups"] for number in group["members"]) == [
+        *range(len(response["activations"]))
     ]
-    assert told["presets"]["best for this model"]
+    assert response["presets"]["recommended"]
 
 
 @pytest.mark.parametrize(
     ("route", "parameters", "sentence"),
     [
-        ("space", {}, "Ask with these parameters"),
+        ("space", {}, "Pass these parameters"),
         ("space", {"space_name": "nothing.safetensors"}, "There is no weight space"),
         ("space", {"space_name": "../../../etc/passwd"}, "There is no weight space"),
-        ("space", {"space_name": _SPACE, "more": "1"}, "Ask with these parameters"),
+        ("space", {"space_name": _SPACE, "more": "1"}, "Pass these parameters"),
         ("network", {"kind": "architecture", "name": "sd99"}, "There is no architecture"),
         ("network", {"kind": "loras", "name": "x"}, "no kind of network"),
         ("network", {"kind": "checkpoints", "name": "../x.safetensors"}, "There is no checkpoint"),
     ],
 )
 def test_a_bad_question_gets_400_and_a_sentence(server, route, parameters, sentence):
-    status, told = _ask(server, route, **parameters)
+    status, response = _request(server, route, **parameters)
     assert status == 400
-    assert sentence in told["error"]
+    assert sentence in response["error"]
 
 
 def test_the_setting_of_kernels(server):
     for backend in ("eager", "environment"):
-        assert _ask(server, "kernels", "POST", backend=backend) == (200, {"backend": backend})
-    status, told = _ask(server, "kernels", "POST", backend="fast")
-    assert status == 400 and told["error"] == "There is no backend fast: choose one of auto, eager, triton."
+        assert _request(server, "kernels", "POST", backend=backend) == (200, {"backend": backend})
+    status, response = _request(server, "kernels", "POST", backend="fast")
+    assert status == 400 and response["error"] == "There is no backend fast: choose one of auto, eager, triton, cuda."
 
 
 def test_the_setting_forces_a_backend(comfy):
-    setting, dispatch = comfy.module("nodes.host.kernel_setting"), comfy.module("kernels.dispatch")
+    setting, dispatch = comfy.module("nodes.host.routes"), comfy.module("kernels.dispatch")
     try:
         setting.choose("eager")
         assert dispatch.setting() == "eager"

@@ -5,8 +5,8 @@ import pytest
 import reduced
 import repository
 
-from launch import workflow
-from workflows import canvas
+from tools.launcher import workflow
+from tools.workflows import canvas
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ class _Described(dict):
         }
 
 
-def _prompt_to_picture(w):
+def _prompt_to_image(w):
     """The plainest workflow of a checkpoint, as an example of those to come."""
     w.note("Example", "One.", "Two.", "Three.")
     w.group("All")
@@ -61,13 +61,13 @@ def _run(saved, architecture, info, monkeypatch, models):
 
 @pytest.mark.parametrize("architecture", reduced.ARCHITECTURES)
 def test_the_machinery_runs_each_architecture(checkpoint_nodes, architecture, monkeypatch, tmp_path):
-    saved = canvas.make(architecture, _prompt_to_picture, checkpoint_nodes)
+    saved = canvas.make(architecture, _prompt_to_image, checkpoint_nodes)
     shown = _run(saved, architecture, checkpoint_nodes, monkeypatch, tmp_path)
     assert [len(output["images"]) for output in shown.values()] == [1]
 
 
 def test_a_file_that_is_not_there_is_refused(checkpoint_nodes):
-    prompt = workflow.to_prompt(canvas.make("absent", _prompt_to_picture, checkpoint_nodes), checkpoint_nodes)
+    prompt = workflow.to_prompt(canvas.make("absent", _prompt_to_image, checkpoint_nodes), checkpoint_nodes)
     with pytest.raises(AssertionError, match="not in list"):
         checkpoint_runs.validate(prompt)
 

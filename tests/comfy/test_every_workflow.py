@@ -10,9 +10,9 @@ import pytest
 import repository
 from PIL import Image
 
-from launch import workflow
-from launch.api import output_files
-from workflows import canvas, described
+from tools.launcher import workflow
+from tools.launcher.api import output_files
+from tools.workflows import canvas, described
 
 
 def _each(paths):
@@ -28,29 +28,29 @@ def test_the_file_is_what_its_description_makes(path, object_info):
     if newer.than_tested():
         pytest.skip("the files are made with the ComfyUI that the pack fetches: nodes of others have more inputs")
     made = canvas.to_text(canvas.make(path.stem, described()[path.stem], object_info))
-    assert path.read_text("utf-8") == made, "run python -P workflows/make.py"
+    assert path.read_text("utf-8") == made, "run python -P tools/workflows/make.py"
 
 
 @_each(repository.DEMOS)
 def test_a_demo_runs_through_the_queue(path, client, object_info):
     saved = workflow.load(path)
     entry = client.wait(client.queue(workflow.to_prompt(saved, object_info), saved))
-    pictures = [client.download(file) for file in output_files(entry)]
-    assert pictures and all(pictures)
-    assert saved in map(_workflow_in, pictures)  # dropped on the canvas, a picture opens it
+    images = [client.download(file) for file in output_files(entry)]
+    assert images and all(images)
+    assert saved in map(_workflow_in, images)  # dropped on the canvas, an image opens it
 
 
 def _workflow_in(file: bytes) -> dict | None:
-    """The workflow that a saved picture carries, and a panel's own picture does not."""
-    with Image.open(io.BytesIO(file)) as picture:
-        return json.loads(picture.info.get("workflow", "null"))
+    """The workflow that a saved image carries, and a panel's own image does not."""
+    with Image.open(io.BytesIO(file)) as image:
+        return json.loads(image.info.get("workflow", "null"))
 
 
 @_each(repository.DEMOS)
 def test_a_demo_has_a_thumbnail(path):
-    with Image.open(path.with_suffix(".jpg")) as picture:
-        assert picture.format == "JPEG"
-        assert 200 <= max(picture.size) <= 800
+    with Image.open(path.with_suffix(".jpg")) as image:
+        assert image.format == "JPEG"
+        assert 200 <= max(image.size) <= 800
 
 
 def test_the_template_browser_finds_them(server):

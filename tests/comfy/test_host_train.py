@@ -24,11 +24,11 @@ def captions(comfy, demo):
 
 @pytest.fixture(scope="module")
 def train(comfy):
-    return comfy.module("nodes.host.train")
+    return comfy.module("nodes.host.training.trainer")
 
 
 @pytest.fixture(scope="module")
-def pictures(comfy):
+def images(comfy):
     with torch.inference_mode():
         return [gaussian(1, 8, 16, 16, seed=seed) for seed in (1, 2)]
 
@@ -45,13 +45,13 @@ def scaled(factor):
 
 
 @torch.inference_mode()
-def gradient(train, model, pictures, captions, factor, functions, **choices):
+def gradient(train, model, images, captions, factor, functions, **choices):
     def work(session):
         loss = loss_of(session)
         loss.backward()
         return loss.item()
 
-    return train.run(model, functions, pictures, captions, work, **{"dtype": torch.float32, **choices})
+    return train.run(model, functions, images, captions, work, **{"dtype": torch.float32, **choices})
 
 
 def leaf(value=1.0):
@@ -59,24 +59,32 @@ def leaf(value=1.0):
         return torch.tensor(value, requires_grad=True)
 
 
-def test_the_gradient_is_that_of_finite_differences(train, demo, pictures, captions):
+def test_the_gradient_is_that_of_finite_differences(train, demo, images, captions):
     factor, losses = leaf(), []
-    gradient(train, demo[0], pictures, captions, factor, scaled(factor))
+    gradient(train, demo[0], images, captions, factor, scaled(factor))
     for step in (-0.05, 0.05):
-        losses.append(train.run(demo[0], scaled(1 + step), pictures, captions,
-                                lambda session: loss_of(session).item(), dtype=torch.float32))  # fmt: skip
+        losses.append(
+            train.run(
+                demo[0],
+                scaled(1 + step),
+                images,
+                captions,
+                lambda session: loss_of(session).item(),
+                dtype=torch.float32,
+            )
+        )
     assert float(factor.grad) == pytest.approx((losses[1] - losses[0]) / 0.1, rel=0.05)
 
 
-def test_checkpointing_changes_no_gradient(train, demo, pictures, captions):
+def test_checkpointing_changes_no_gradient(train, demo, images, captions):
     plain, again = leaf(), leaf()
-    first = gradient(train, demo[0], pictures, captions, plain, scaled(plain))
-    assert gradient(train, demo[0], pictures, captions, again, scaled(again), checkpointing=True) == first
+    first = gradient(train, demo[0], images, captions, plain, scaled(plain))
+    assert gradient(train, demo[0], images, captions, again, scaled(again), checkpointing=True) == first
     assert float(again.grad) == pytest.approx(float(plain.grad), rel=1e-4)
     assert not any("forward" in vars(module) for module in demo[0].model.modules())
 
 
-def test_pictures_with_captions_of_their_own_share_an_evaluation(train, demo, pictures, captions):
+def test_images_with_captions_of_their_own_share_an_evaluation(train, demo, images, captions):
     def answers(session):
         with torch.no_grad():
             latent = torch.cat(session.latents)
@@ -86,12 +94,12 @@ def test_pictures_with_captions_of_their_own_share_an_evaluation(train, demo, pi
             swapped = session.denoised(latent, sigmas, [1, 0])
             return both, torch.cat(alone), swapped
 
-    both, alone, swapped = train.run(demo[0], {}, pictures, captions, answers, dtype=torch.float32)
+    both, alone, swapped = train.run(demo[0], {}, images, captions, answers, dtype=torch.float32)
     assert torch.allclose(both, alone, atol=1e-4)
     assert not torch.allclose(both, swapped, atol=1e-3)
 
 
-def test_captions_that_cannot_share_an_evaluation(train, comfy, demo, pictures, captions):
+def test_captions_that_cannot_share_an_evaluation(train, comfy, demo, images, captions):
     area = comfy.run("ConditioningSetArea", conditioning=captions[0], width=64, height=64, x=0, y=0, strength=1.0)[0]
 
     def answers(session):
@@ -99,57 +107,60 @@ def test_captions_that_cannot_share_an_evaluation(train, comfy, demo, pictures, 
             latent, sigmas = torch.cat(session.latents), torch.tensor([0.7, 4.0])
             return session.denoised(latent, sigmas, [0, 1]), session.denoised(latent[1:], sigmas[1:], [1])
 
-    both, second = train.run(demo[0], {}, pictures, [area, captions[1]], answers, dtype=torch.float32)
+    both, second = train.run(demo[0], {}, images, [area, captions[1]], answers, dtype=torch.float32)
     assert torch.allclose(both[1:], second, atol=1e-4)
 
 
-def test_the_model_stays_as_it_was_also_with_a_lora_before_and_after(train, comfy, demo, pictures, captions):
-    lora = {f"{KEY.removesuffix('.weight')}.lora_{side}.weight": gaussian(*shape, seed=5) * 0.1
-            for side, shape in (("up", (64, 2)), ("down", (2, 64)))}  # fmt: skip
+def test_the_model_stays_as_it_was_also_with_a_lora_before_and_after(train, comfy, demo, images, captions):
+    lora = {
+        f"{KEY.removesuffix('.weight')}.lora_{side}.weight": gaussian(*shape, seed=5) * 0.1
+        for side, shape in (("up", (64, 2)), ("down", (2, 64)))
+    }
     with_lora = comfy.run("LoraModelLoader", model=demo[0], lora=lora, strength_model=1.0)[0]
 
-    def painted(model):
+    def generated(model):
         latent = {"samples": torch.zeros(1, 8, 16, 16)}
         how = {"seed": 3, "steps": 1, "cfg": 1.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
         positive, negative = captions
-        return comfy.run("KSampler", model=model, positive=positive, negative=negative, latent_image=latent,
-                         **how)[0]["samples"]  # fmt: skip
+        return comfy.run("KSampler", model=model, positive=positive, negative=negative, latent_image=latent, **how)[0][
+            "samples"
+        ]
 
-    plain, changed = painted(demo[0]), painted(with_lora)
+    plain, changed = generated(demo[0]), generated(with_lora)
     assert not torch.equal(plain, changed)
     factor = leaf()
-    own = gradient(train, with_lora, pictures, captions, factor, scaled(factor))
+    own = gradient(train, with_lora, images, captions, factor, scaled(factor))
     assert factor.grad.isfinite() and factor.grad != 0
-    assert own != gradient(train, demo[0], pictures, captions, factor, scaled(factor))
-    assert torch.equal(painted(demo[0]), plain) and torch.equal(painted(with_lora), changed)
+    assert own != gradient(train, demo[0], images, captions, factor, scaled(factor))
+    assert torch.equal(generated(demo[0]), plain) and torch.equal(generated(with_lora), changed)
 
     def fails(session):
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"):
-        train.run(demo[0], scaled(2.0), pictures, captions, fails)
-    assert torch.equal(painted(demo[0]), plain)
+        train.run(demo[0], scaled(2.0), images, captions, fails)
+    assert torch.equal(generated(demo[0]), plain)
 
 
-def test_comfyui_is_told_of_the_gradients(train, demo, pictures, captions, monkeypatch):
+def test_comfyui_knows_of_the_gradients(train, demo, images, captions, monkeypatch):
     """Newer ones have kernels without gradients; the flag is on while work runs, and off after a failure, too."""
     management = train.comfy.model_management
     monkeypatch.setattr(management, "in_training", False, raising=False)
-    told = []
-    train.run(demo[0], {}, pictures, captions, lambda session: told.append(management.in_training), dtype=torch.float32)
-    assert told == [True] and management.in_training is False
+    flags = []
+    train.run(demo[0], {}, images, captions, lambda session: flags.append(management.in_training), dtype=torch.float32)
+    assert flags == [True] and management.in_training is False
 
     def fails(session):
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"):
-        train.run(demo[0], {}, pictures, captions, fails)
+        train.run(demo[0], {}, images, captions, fails)
     assert management.in_training is False
 
 
-def test_a_weight_that_is_not_there(train, demo, pictures, captions):
+def test_a_weight_that_is_not_there(train, demo, images, captions):
     with pytest.raises(ValueError, match=r"has no weight diffusion_model\.none\.weight"):
-        train.run(demo[0], {"diffusion_model.none.weight": lambda weight: weight}, pictures, captions, loss_of)
+        train.run(demo[0], {"diffusion_model.none.weight": lambda weight: weight}, images, captions, loss_of)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -162,10 +173,13 @@ def test_other_architectures(train, comfy, architecture, checkpointing):
             for name, parameter in module._parameters.items():
                 if parameter is not None:
                     module._parameters[name] = torch.nn.Parameter(parameter.clone(), requires_grad=False)
-    layer = next(name for name, module in train.trainable_layers(model).items()
-                 if name.startswith("diffusion_model.") and getattr(module, "weight", None) is not None)  # fmt: skip
+    layer = next(
+        name
+        for name, module in train.trainable_layers(model).items()
+        if name.startswith("diffusion_model.") and getattr(module, "weight", None) is not None
+    )
     channels = model.model.latent_format.latent_channels
-    pictures = [gaussian(1, channels, 16, 16, seed=seed) for seed in (1, 2)]
+    images = [gaussian(1, channels, 16, 16, seed=seed) for seed in (1, 2)]
     captions = [comfy.run("CLIPTextEncode", clip=clip, text=text)[0] for text in ("a house", "two boats")]
     factor = leaf()
 
@@ -175,6 +189,13 @@ def test_other_architectures(train, comfy, architecture, checkpointing):
         session.denoised(noised, sigmas, [0, 1]).square().mean().backward()
 
     with torch.inference_mode():
-        train.run(model, {f"{layer}.weight": lambda weight: weight * factor}, pictures, captions, work,
-                  dtype=torch.bfloat16, checkpointing=checkpointing)  # fmt: skip
+        train.run(
+            model,
+            {f"{layer}.weight": lambda weight: weight * factor},
+            images,
+            captions,
+            work,
+            dtype=torch.bfloat16,
+            checkpointing=checkpointing,
+        )
     assert factor.grad.isfinite() and factor.grad != 0

@@ -1,4 +1,4 @@
-"""What a running node tells the canvas: only to the one that has queued it, and not too often."""
+"""What a running node sends to the canvas: only to the client that has queued it, and not too often."""
 
 from types import SimpleNamespace
 
@@ -7,12 +7,12 @@ import pytest
 
 @pytest.fixture
 def live(comfy):
-    return comfy.module("nodes.host.live")
+    return comfy.module("nodes.host.progress")
 
 
 @pytest.fixture
 def sent(live, monkeypatch):
-    """What a server with a canvas is asked to send."""
+    """What a server with a canvas is requested to send."""
     sent = []
     server = SimpleNamespace(client_id="canvas", send_sync=lambda *message: sent.append(message))
     monkeypatch.setattr(live, "running_server", lambda: server)
@@ -51,9 +51,9 @@ def test_a_few_times_a_second(live, sent, running, monkeypatch):
 def test_without_a_listener_nothing_is_made(live, monkeypatch, running):
     for server in (None, SimpleNamespace(client_id=None)):
         monkeypatch.setattr(live, "running_server", lambda server=server: server)
-        live.LiveCurve().show(lambda: pytest.fail("A curve was made for nobody."))
+        live.LiveCurve().show(lambda: pytest.fail("A curve was made without a client."))
 
 
 def test_outside_of_a_run_nothing_is_made(live, sent):
-    live.LiveCurve().show(lambda: pytest.fail("A curve was made for nobody."))
+    live.LiveCurve().show(lambda: pytest.fail("A curve was made without a client."))
     assert sent == []

@@ -54,7 +54,7 @@ def test_english_is_what_the_nodes_say(pack_info):
         node, options = found[node_id], dict(pack_rules.input_options(info))
         assert (node["display_name"], node["description"]) == (info["display_name"], info["description"]), node_id
         assert {name: text["tooltip"] for name, text in node["inputs"].items()} == {
-            name: told["tooltip"] for name, told in options.items()
+            name: option["tooltip"] for name, option in options.items()
         }
         assert all(text["name"] == options[name].get("display_name", name) for name, text in node["inputs"].items())
         outputs = node["outputs"].values()
@@ -94,8 +94,8 @@ def test_panels_say_the_same_in_chinese():
     table = repository.ROOT / "web" / "text" / "chinese.js"
     scripts = [path.read_text("utf-8") for path in (repository.ROOT / "web").rglob("*.js") if path != table]
     chinese = dict(re.findall(r'^  "(.+)": "(.+)",$', table.read_text("utf-8"), re.MULTILINE))
-    said = {sentence for text in scripts for sentence in re.findall(r'\bsay\("([^"]+)"', text)}
-    assert len(said) > 40 and said <= set(chinese)
+    sentences = {sentence for text in scripts for sentence in re.findall(r'\bsay\("([^"]+)"', text)}
+    assert len(sentences) > 40 and sentences <= set(chinese)
     assert [sentence for sentence in chinese if not any(f'"{sentence}"' in text for text in scripts)] == []
     values = re.compile(r"\{\d\}")
     assert all(sorted(values.findall(one)) == sorted(values.findall(other)) for one, other in chinese.items())
@@ -103,7 +103,7 @@ def test_panels_say_the_same_in_chinese():
 
 def test_comfyui_hands_them_out(server):
     with urllib.request.urlopen(f"{server.url}/i18n", timeout=30) as answer:
-        told = json.load(answer)
+        translations = json.load(answer)
     for folder in _FOLDERS:
-        assert told[folder.name]["nodeDefs"]["GBX_W2WEdit"] == _translated(folder)["GBX_W2WEdit"]
-        assert set(_settings()) <= set(told[folder.name]["settings"])
+        assert translations[folder.name]["nodeDefs"]["GBX_W2WEdit"] == _translated(folder)["GBX_W2WEdit"]
+        assert set(_settings()) <= set(translations[folder.name]["settings"])

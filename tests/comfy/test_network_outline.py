@@ -16,7 +16,7 @@ _FLUX = {
 }  # fmt: skip
 
 
-def _told(comfy, node_id: str, **inputs) -> dict:
+def _payload(comfy, node_id: str, **inputs) -> dict:
     """What a node hands to the canvas for its map."""
     with torch.inference_mode():
         (outline,) = comfy.classes[node_id].EXECUTE_NORMALIZED(**inputs).ui["glassbox_network"]
@@ -24,26 +24,28 @@ def _told(comfy, node_id: str, **inputs) -> dict:
 
 
 def _drawn(comfy, network) -> dict:
-    return comfy.module("nodes.activations.outline").outline(comfy.module("nodes.activations.catalog").catalog(network))
+    return comfy.module("nodes.activations.catalog_table").outline(
+        comfy.module("nodes.activations.catalog_unet").catalog(network)
+    )
 
 
 @pytest.mark.parametrize("architecture", reduced.ARCHITECTURES)
 def test_after_a_run_it_is_the_model_on_the_wire(comfy, architecture):
     """Each box stands for what a tap of this MODEL reads, with its channels and size; a clone of it is drawn alike."""
     world = tapping.World(comfy, *reduced.checkpoint(architecture))
-    given = {"preset": "best for this model", "ids": ""}
-    told = _told(comfy, "GBX_ActivationCatalog", model=world.model, width=128, height=128, **given)
-    clone = _told(comfy, "GBX_ActivationCatalog", model=world.model.clone(), width=64, height=64, **given)
-    assert told == clone == json.loads(json.dumps(_drawn(comfy, world.model.model.diffusion_model)))
-    tapped = world.tap("*", latent=world.latent(1), noise_level="sigma", level=0.3)
-    assert [id_ for id_, *_ in told["activations"]] == list(tapped.tensors)
-    for id_, channels, scale, _ in told["activations"]:
+    given = {"preset": "recommended", "ids": ""}
+    payload = _payload(comfy, "GBX_ActivationCatalog", model=world.model, width=128, height=128, **given)
+    clone = _payload(comfy, "GBX_ActivationCatalog", model=world.model.clone(), width=64, height=64, **given)
+    assert payload == clone == json.loads(json.dumps(_drawn(comfy, world.model.model.diffusion_model)))
+    tapped = world.tap("*", latent=world.latent(1), noise_unit="sigma", level=0.3)
+    assert [id_ for id_, *_ in payload["activations"]] == list(tapped.tensors)
+    for id_, channels, scale, _ in payload["activations"]:
         side = 16 // scale
         assert channels is None or tapped.tensors[id_].shape == (1, channels, side, side), id_  # maps have no channels
-    members = [number for group in told["groups"] for number in group["members"]]
+    members = [number for group in payload["groups"] for number in group["members"]]
     assert sorted(members) == [*range(len(tapped.tensors))]
-    assert told["presets"]["best for this model"]
-    assert {group["place"].split("-")[0] for group in told["groups"]} <= {"", "down", "mid", "up", "vit"}
+    assert payload["presets"]["recommended"]
+    assert {group["place"].split("-")[0] for group in payload["groups"]} <= {"", "down", "mid", "up", "vit"}
 
 
 def _header_only(path, tensors: dict) -> None:
@@ -58,19 +60,22 @@ def _header_only(path, tensors: dict) -> None:
         file.truncate(8 + len(text) + end)
 
 
-@pytest.mark.parametrize(("name", "folder", "prefix"), [
-    ("sd15", "checkpoints", "model.diffusion_model."),
-    ("sdxl", "checkpoints", "model.diffusion_model."),
-    ("flux", "checkpoints", "model.diffusion_model."),
-    ("flux", "diffusion_models", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "folder", "prefix"),
+    [
+        ("sd15", "checkpoints", "model.diffusion_model."),
+        ("sdxl", "checkpoints", "model.diffusion_model."),
+        ("flux", "checkpoints", "model.diffusion_model."),
+        ("flux", "diffusion_models", ""),
+    ],
+)
 def test_before_a_run_a_files_header_tells_the_network(comfy, monkeypatch, tmp_path, name, folder, prefix):
     """Headers of the real size: every name and shape of the architecture, without its numbers."""
     import folder_paths
     from comfy.ldm.flux.model import Flux
     from comfy.ops import disable_weight_init
 
-    blueprints = comfy.module("nodes.host.blueprints")
+    blueprints = comfy.module("nodes.host.meta_networks")
     if name == "flux":
         network = Flux(**newer.network(_FLUX), dtype=torch.float16, device="meta", operations=disable_weight_init)
     else:

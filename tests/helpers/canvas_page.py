@@ -7,15 +7,19 @@ from dataclasses import dataclass, field
 import pytest
 import repository
 
-from launch import canvas
+from tools.launcher import canvas
 
+#: Every front end with each of its renderers: the fixture of the server, and whether Nodes 2.0 draws.
+KINDS = {
+    "pinned-classic": ("server", False),
+    "pinned-nodes2": ("server", True),
+    "newest-classic": ("newest_server", False),
+    "newest-nodes2": ("newest_server", True),
+}
 #: For what is tried in each renderer and with each front end, but not with all pairs of them.
+_PAIRS = ("pinned-classic", "newest-nodes2")
 EACH_RENDERER = pytest.mark.parametrize(
-    "canvas",
-    [("server", False), ("newest_server", True)],
-    ids=["pinned-classic", "newest-nodes2"],
-    indirect=True,
-    scope="module",
+    "canvas", [KINDS[name] for name in _PAIRS], ids=_PAIRS, indirect=True, scope="module"
 )
 
 _MISSING = """() => app.graph.nodes
@@ -72,8 +76,11 @@ _INTO_SUBGRAPH = """async ([type, promoted]) => {
 # What this front end says on a ComfyUI that is older than itself, without a way to the internet, or of a subgraph that
 # a script has made.
 _NOT_OURS = (
-    "Failed to load resource", "JobsApiError", "Failed to fetch queue", "cleanup event listeners for graph",
-)  # fmt: skip
+    "Failed to load resource",
+    "JobsApiError",
+    "Failed to fetch queue",
+    "cleanup event listeners for graph",
+)
 
 
 @dataclass

@@ -29,7 +29,7 @@ _PARTS = {
 }
 # What a run of random weights is cut down to.
 _SMALL = {
-    "steps": 2, "sample_steps": 1, "sampling_steps": 1, "pictures": 1, "width": 128, "height": 128, "resolution": 64,
+    "steps": 2, "sample_steps": 1, "sampling_steps": 1, "width": 128, "height": 128, "resolution": 64,
     "time_budget": 2.0, "seeds": 2,
 }  # fmt: skip
 
@@ -54,7 +54,7 @@ def offer_files(prompt: dict, models: Path, architecture: str = "sd15") -> None:
         if entry["class_type"] == "GBX_W2WBuildSpace":
             _offer_loras(models, entry["inputs"]["folder"], architecture)
         if entry["class_type"] == "LoadImageTextDataSetFromFolder":
-            _offer_pictures(Path(folder_paths.get_input_directory()) / entry["inputs"]["folder"])
+            _offer_images(Path(folder_paths.get_input_directory()) / entry["inputs"]["folder"])
     folder_paths.filename_list_cache.clear()
 
 
@@ -89,12 +89,12 @@ def _offer_loras(models: Path, folder: str, architecture: str, count: int = 4) -
         folder_paths.add_model_folder_path(kind, str(models / kind), is_default=True)
 
 
-def _offer_pictures(folder: Path, count: int = 4) -> None:
-    """A folder of small pictures with a caption each."""
+def _offer_images(folder: Path, count: int = 4) -> None:
+    """A folder of small images with a caption each."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
         Image.effect_noise((160, 140), 40 + number).convert("RGB").save(folder / f"{number}.png")
-        (folder / f"{number}.txt").write_text(f"picture {number}", encoding="utf-8")
+        (folder / f"{number}.txt").write_text(f"image {number}", encoding="utf-8")
 
 
 def swap_loaders(monkeypatch, architecture: str) -> None:
@@ -107,7 +107,7 @@ def swap_loaders(monkeypatch, architecture: str) -> None:
 
 
 def cut(prompt: dict) -> dict:
-    """The prompt with few steps and a small picture."""
+    """The prompt with few steps and a small image."""
     return {
         node: {**entry, "inputs": {**entry["inputs"], **{k: v for k, v in _SMALL.items() if k in entry["inputs"]}}}
         for node, entry in prompt.items()

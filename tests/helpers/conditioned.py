@@ -1,4 +1,4 @@
-"""Small models of every family that takes size metadata, and ways to sample them and to see what they are told."""
+"""Small models of every family that takes size metadata, and ways to sample them and to see their conditioning."""
 
 from __future__ import annotations
 
@@ -54,8 +54,15 @@ def prompt(name: str, seed: int = 0, **metadata) -> list:
 
 def scheduled(comfy, patcher, **changes):
     """Metadata Schedule on a MODEL with its defaults; keywords replace them. ``comfy`` is the fixture."""
-    given = {"curve": "cosine", "exponent": 2.0, "fields": "original size", "reference_width": 0,
-             "reference_height": 0, "mode": "value", "apply_to": "both"}  # fmt: skip
+    given = {
+        "curve": "cosine",
+        "exponent": 2.0,
+        "fields": "original_size",
+        "reference_width": 0,
+        "reference_height": 0,
+        "mode": "value",
+        "apply_to": "both",
+    }
     return comfy.run("GBX_MetadataSchedule", model=patcher, **{**given, **changes})[0]
 
 
@@ -77,20 +84,26 @@ def sample(made, sigmas, side: int = 8, count: int = 1, seed: int = SEED, width:
     shape = (count, channels, side, width or side)
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     with torch.inference_mode():
-        return made.sample(noise, torch.zeros(shape), comfy.samplers.sampler_object("euler"), torch.as_tensor(sigmas),
-                           disable_pbar=True, seed=seed)  # fmt: skip
+        return made.sample(
+            noise,
+            torch.zeros(shape),
+            comfy.samplers.sampler_object("euler"),
+            torch.as_tensor(sigmas),
+            disable_pbar=True,
+            seed=seed,
+        )
 
 
 @contextmanager
 def watched(patcher):
-    """Collects what the network is told while the block runs: one dictionary a call, its rows by "cond_or_uncond"."""
+    """Collects the network's conditioning while the block runs: one dictionary a call, its rows by "cond_or_uncond"."""
     seen, inner = [], patcher.model.diffusion_model.forward
 
-    def forward(x, timesteps, context=None, control=None, transformer_options=None, **told):
-        tensors = {key: value.clone() for key, value in told.items() if hasattr(value, "clone")}
+    def forward(x, timesteps, context=None, control=None, transformer_options=None, **vectors):
+        tensors = {key: value.clone() for key, value in vectors.items() if hasattr(value, "clone")}
         rows = list(transformer_options["cond_or_uncond"])
         seen.append({**tensors, "rows": rows, "timestep": timesteps.clone(), "sigma": transformer_options["sigmas"]})
-        return inner(x, timesteps, context=context, control=control, transformer_options=transformer_options, **told)
+        return inner(x, timesteps, context=context, control=control, transformer_options=transformer_options, **vectors)
 
     patcher.model.diffusion_model.forward = forward
     try:

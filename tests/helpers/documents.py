@@ -57,7 +57,7 @@ def python(path: Path) -> list[str]:
 
 
 def images(path: Path) -> list[str]:
-    """The targets of the pictures that have a line of their own and a text for those who cannot see them."""
+    """The targets of the images that have a line of their own and a text for those who cannot see them."""
     return _IMAGE.findall(path.read_text("utf-8"))
 
 
@@ -83,15 +83,15 @@ def _strings(path: Path) -> set[str]:
 
 
 def help_problems(page: Path, inputs: list[str]) -> list[str]:
-    """Which of the five things a help page lacks: paper, formula, each input, a picture, common mistakes."""
+    """Which of the five things a help page lacks: paper, formula, each input, an image, common mistakes."""
     text, found = page.read_text("utf-8"), []
     if not papers(text) and "No paper:" not in text:
         found.append("it names no paper")
     formula = re.search(r"^## Formula\n\n```\n(.+?)^```$", text, re.MULTILINE | re.DOTALL)
     if not formula:
         found.append("it has no section Formula with a formula")
-    if not images(page) or any(not image.startswith("pictures/") for image in images(page)):
-        found.append("it has no picture out of pictures/, the folder that ComfyUI serves to it")
+    if not images(page) or any(not image.startswith("images/") for image in images(page)):
+        found.append("it has no image out of images/, the folder that ComfyUI serves to it")
     mistakes = text.partition("\n## Common mistakes\n")[2]
     if len(re.findall(r"^- ", mistakes, re.MULTILINE)) < 2:
         found.append("it names fewer than two common mistakes")
@@ -106,7 +106,7 @@ def searched(folder: Path) -> dict[str, str]:
     Read from the source: ComfyUI 0.3.75 does not know the aliases yet, and its nodes have lost them.
     """
     found = {}
-    for path in folder.rglob("nodes.py"):
+    for path in folder.rglob("nodes_*.py"):
         for call in (node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call)):
             given = {keyword.arg: keyword.value for keyword in call.keywords}
             if "node_id" in given and "search_aliases" in given:

@@ -1,6 +1,6 @@
-"""Reads the imports of the pack's files and tells which of them run against the arrows of the design.
+"""Reads the imports of the pack's files and lists which of them run against the arrows of the design.
 
-nodes/<family>/nodes.py -> nodes/<family>/<idea>.py -> kernels; nodes/host is the one door to ComfyUI's internals.
+nodes/<family>/nodes_<topic>.py -> nodes/<family>/<topic>.py -> kernels; nodes/host is the one door to ComfyUI.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _reason(where: tuple[str, ...], module: tuple[str, ...], at_once: bool) -> s
         return _inside_reason(where, module[1:], at_once)
     if module[0] in _INTERNALS:
         return _comfy_reason(where, module)
-    if module[0] in ("glassbox", "kernels", "launch", "studies", "tests", "workflows"):
+    if module[0] in ("benchmarks", "glassbox", "kernels", "studies", "tests", "tools"):
         return "imports inside the pack are relative, and the pack needs nothing of the repository's tools"
     if where in (("__init__.py",), ("nodes", "__init__.py"), ("kernels", "__init__.py")) and at_once:
         return None if module[0] in sys.stdlib_module_names else "this file stays light"
@@ -83,9 +83,9 @@ def _reason(where: tuple[str, ...], module: tuple[str, ...], at_once: bool) -> s
 def _comfy_reason(where: tuple[str, ...], module: tuple[str, ...]) -> str | None:
     if where[0] == "nodes" and len(where) > 2 and where[1] in _INSIDERS:
         return None
-    if module[:2] == ("comfy_api", "latest") and (where[-1] == "nodes.py" or where == ("nodes", "menu.py")):
+    if module[:2] == ("comfy_api", "latest") and (_is_node_file(where) or where == ("nodes", "menu.py")):
         return None
-    return "only nodes/host and nodes/demo know ComfyUI (a family's nodes.py may use comfy_api.latest)"
+    return "only nodes/host and nodes/demo know ComfyUI (a family's nodes_*.py may use comfy_api.latest)"
 
 
 def _inside_reason(where: tuple[str, ...], module: tuple[str, ...], at_once: bool) -> str | None:
@@ -106,15 +106,20 @@ def _family_reason(where: tuple[str, ...], module: tuple[str, ...]) -> str | Non
     if family == "common":
         return None if target == "common" else "nodes/common knows only kernels"
     if target in (family, "common"):
-        own_nodes = module[:3] == ("nodes", family, "nodes") and where[-1] != "__init__.py"
+        own_nodes = module[2:3] and module[2].startswith("nodes_") and not _is_node_file(where)
         return "a method knows nothing of its nodes" if own_nodes else None
-    if target == "host" and where[-1] == "nodes.py":
+    if target == "host" and _is_node_file(where):
         return None
     if target == "host" and family in _INSIDERS:
         return None
     if target == "host":
-        return "a method takes callables; only nodes.py goes through nodes/host"
+        return "a method takes callables; only nodes_*.py goes through nodes/host"
     return "families know nothing of each other"
+
+
+def _is_node_file(where: tuple[str, ...]) -> bool:
+    """Whether a file of a family holds nodes."""
+    return where[-1].startswith("nodes_")
 
 
 def open_wildcards(source: str) -> bool:

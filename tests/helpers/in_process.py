@@ -34,7 +34,7 @@ class Comfy:
 
 def start(comfyui: Path, base: Path) -> Comfy:
     """Prepare ComfyUI from its folder with `base` for its files, and load the pack. Once in a process."""
-    from launch import boot
+    from tools.launcher import boot
 
     boot.prepare(comfyui, cpu=True)
     import folder_paths

@@ -90,7 +90,9 @@ def write_peft_folder(folder: Path, made: dict, alpha: float, **config) -> Path:
     folder.mkdir(parents=True)
     rank = len(next(iter(made.values()))[0])
     save_file(peft(made), folder / "adapter_model.safetensors")
-    (folder / "adapter_config.json").write_text(json.dumps({"r": rank, "lora_alpha": alpha, **config}))
+    (folder / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": alpha, **config})
+    )
     return folder
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 from types import SimpleNamespace
 
-from launch import comfyui
+from tools.launcher import comfyui
 
 # Fields of a network's configuration that 0.3.75 does not know, with the value that changes nothing.
 _FIELDS = {"txt_ids_dims": [], "vec_in_dim": None, "meanflow_sum": False}
@@ -29,7 +29,7 @@ def network(config: dict) -> dict:
 
 
 def executor(cache: str):
-    """ComfyUI's executor with a cache of the named type, telling nobody what it does."""
+    """ComfyUI's executor with a cache of the named type, without a client."""
     import execution
 
     quiet = SimpleNamespace(client_id=None, last_node_id=None, last_prompt_id=None, send_sync=lambda *message: None)

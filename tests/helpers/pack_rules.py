@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 
+from tools.launcher import widgets
+
+_WIDGETS = 9  # with the control of a seed
 _ID = re.compile(r"GBX_[A-Z][A-Za-z0-9]*")
 _PAPER = re.compile(r"arXiv[ :]*\d{4}\.\d{4,5}|no paper:", re.IGNORECASE)
 _HEADING = re.compile(r"^# .+", re.MULTILINE)
@@ -17,10 +20,13 @@ def node_problems(node_id: str, info: dict) -> list[str]:
         problems.append("its id is not GBX_ and a name in CamelCase")
     if not _PAPER.search(info["description"]):
         problems.append("its description names neither its paper (arXiv 2406.09413) nor 'No paper: ...'")
-    if not info["category"].startswith("glassbox/"):
-        problems.append("its category does not begin with glassbox/")
+    if not info["category"].startswith("Glassbox/"):
+        problems.append("its category does not begin with Glassbox/")
     silent = [name for name, options in input_options(info) if not options.get("tooltip")]
     problems += [f"its input {name} has no tooltip" for name in silent]
+    seen = [widget for widget in widgets.widgets(info) if not widget.advanced]
+    if len(seen) > _WIDGETS:
+        problems.append(f"it shows {len(seen)} widgets: mark all but {_WIDGETS} of them as advanced")
     tooltips = info.get("output_tooltips") or [None] * len(info["output"])
     for name, kind, tooltip in zip(info["output_name"], info["output"], tooltips, strict=True):
         if not tooltip and name in ("", kind):

@@ -1,7 +1,7 @@
 """Random weights of the architectures that people use, narrow and shallow enough for any machine.
 
 Block structure, keys, noise schedule, latent format and text encoding are ComfyUI's own for SD1.5, SDXL and Flux; only
-widths and depths are smaller. What such a model paints means nothing: it proves that nodes run on the architecture.
+widths and depths are smaller. What such a model generates means nothing: it proves that nodes run on the architecture.
 """
 
 from __future__ import annotations
@@ -10,8 +10,12 @@ import newer
 import torch
 
 _TEXT = {
-    "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_hidden_layers": 3, "projection_dim": 64,
-}  # fmt: skip
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 3,
+    "projection_dim": 64,
+}
 _T5 = {"d_model": 64, "d_ff": 128, "d_kv": 16, "num_heads": 4, "num_layers": 2}
 _UNET = {
     "image_size": 32, "use_checkpoint": False, "legacy": False, "use_spatial_transformer": True, "in_channels": 4,
@@ -103,9 +107,17 @@ def _vae(channels: int, generator: torch.Generator):
     from comfy.ldm.models.autoencoder import AutoencoderKL
 
     shape = {
-        "double_z": True, "z_channels": channels, "resolution": 256, "in_channels": 3, "out_ch": 3, "ch": 32,
-        "ch_mult": [1, 1, 1, 1], "num_res_blocks": 1, "attn_resolutions": [], "dropout": 0.0,
-    }  # fmt: skip
+        "double_z": True,
+        "z_channels": channels,
+        "resolution": 256,
+        "in_channels": 3,
+        "out_ch": 3,
+        "ch": 32,
+        "ch_mult": [1, 1, 1, 1],
+        "num_res_blocks": 1,
+        "attn_resolutions": [],
+        "dropout": 0.0,
+    }
     params = {"ddconfig": shape, "embed_dim": channels}
     weights = AutoencoderKL(**params)
     fill(weights, generator)

@@ -20,8 +20,14 @@ def controlnet():
 
     shape = {key: value for key, value in reduced._CONFIGS["sd3"].items() if key != "out_channels"}
     with torch.inference_mode(False), torch.no_grad():
-        network = ControlNet(num_blocks=1, control_latent_channels=16, dtype=torch.float32, device="cpu",
-                             operations=ops.disable_weight_init, **shape)  # fmt: skip
+        network = ControlNet(
+            num_blocks=1,
+            control_latent_channels=16,
+            dtype=torch.float32,
+            device="cpu",
+            operations=ops.disable_weight_init,
+            **shape,
+        )
         reduced.fill(network, torch.Generator().manual_seed(4))
         reduced.fill_positions(network)
     return controlnet.ControlNet(network, compression_ratio=1, load_device=torch.device("cpu"))
@@ -30,5 +36,6 @@ def controlnet():
 def prompt(seed: int = 0) -> list:
     """A CONDITIONING of random text."""
     generator = torch.Generator().manual_seed(200 + seed)
-    return [[torch.randn(1, 9, _CONTEXT, generator=generator),
-             {"pooled_output": torch.randn(1, 128, generator=generator)}]]  # fmt: skip
+    return [
+        [torch.randn(1, 9, _CONTEXT, generator=generator), {"pooled_output": torch.randn(1, 128, generator=generator)}]
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-PATTERN = {"preset": "the list below", "pool": 1, "precision": "full"}
+PATTERN = {"preset": "custom_ids", "pool_size": 1, "precision": "fp32"}
 
 
 class World:
@@ -26,16 +26,16 @@ class World:
         return self.comfy.run("KSampler", model=model, **{**settings, **given, **changes})[0]
 
     def tap(self, ids, **changes):
-        given = {"model": self.model, "positive": self.positive, "latent": self.latent(), "seed": 3, "draws": 1}
-        level = {"noise_level": "t of the paper", "level": 50.0}
+        given = {"model": self.model, "positive": self.positive, "latent": self.latent(), "seed": 3, "noise_samples": 1}
+        level = {"noise_unit": "paper_t", "level": 50.0}
         return self.comfy.run("GBX_LayerActivationTap", **{**PATTERN, **given, **level, **changes, "ids": ids})[0]
 
-    def record(self, when="all", rows="both", ids="up-level1-*-res-out", model=None):
-        given = {**PATTERN, "ids": ids, "when": when, "rows": rows}
+    def record(self, recorded_steps="all", rows="both", ids="up-level1-*-res-out", model=None):
+        given = {**PATTERN, "ids": ids, "recorded_steps": recorded_steps, "rows": rows}
         return self.comfy.run("GBX_ActivationRecorder", model=model or self.model, **given)
 
     def read(self, recording, samples, index=0):
-        return self.comfy.run("GBX_ReadActivations", recording=recording, samples=samples, index=index)
+        return self.comfy.run("GBX_ReadActivations", recording=recording, latent=samples, step_index=index)
 
 
 def hooks_left(model):

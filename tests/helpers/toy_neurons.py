@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import torch
-from glassbox.nodes.neurons.layers import ValueLayer
-from glassbox.nodes.neurons.memorization import difference, similarity
+from glassbox.nodes.neurons.memorization_score import noise_difference, similarity
+from glassbox.nodes.neurons.value_layers import ValueLayer
 
 LAYERS = (
     ValueLayer("input_blocks.1.1.transformer_blocks.0.attn2.to_v", "down", 24),
@@ -16,7 +16,7 @@ LAYERS = (
 
 
 class Toy:
-    """``predict(noise, factors)``: a picture that the neurons paint together, over what depends on the noise."""
+    """``predict(noise, factors)``: an image that the neurons make together, over what depends on the noise."""
 
     def __init__(self, side: int = 16, channels: int = 2, seed: int = 0):
         generator = torch.Generator().manual_seed(seed)
@@ -30,12 +30,12 @@ class Toy:
         self.shape = (channels, side, side)
 
     def __call__(self, noise: torch.Tensor, factors: dict | None = None) -> torch.Tensor:
-        painted = torch.zeros(len(noise), *self.shape)
+        generated = torch.zeros(len(noise), *self.shape)
         for path, values in self.values.items():
             factor = (factors or {}).get(path, torch.ones(1, len(values)))
             of_layer = (values * factor) @ self.weights[path]
-            painted = (painted + of_layer.view(-1, *self.shape)).tanh() * 2
-        return noise + torch.conv2d(noise, self.mix, padding=1) + painted
+            generated = (generated + of_layer.view(-1, *self.shape)).tanh() * 2
+        return noise + torch.conv2d(noise, self.mix, padding=1) + generated
 
     @property
     def z(self) -> list[torch.Tensor]:
@@ -54,7 +54,7 @@ def transcription(predict, layers, all_z, activations, noise: torch.Tensor, thre
 
     Returns the trace (theta, k, neurons listed, score), the initial and the refined neurons.
     """
-    untouched = difference(predict(noise), noise)
+    untouched = noise_difference(predict(noise), noise)
 
     def mem(chosen):
         factors = {}
@@ -62,7 +62,7 @@ def transcription(predict, layers, all_z, activations, noise: torch.Tensor, thre
             factor = torch.ones(len(noise), layer.width)
             factor[:, indices] = 0
             factors[layer.path] = factor
-        blocked = difference(predict(noise, factors), noise)
+        blocked = noise_difference(predict(noise, factors), noise)
         return float(similarity(blocked, untouched).max())
 
     theta, k, ssim, trace, reference = 5.0, 0, 1.0, [], threshold

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from workflows import canvas
-from workflows.authoring import Workflow
+from tools.workflows import canvas
+from tools.workflows.authoring import Workflow
 
 _MUTED, _BYPASSED = 2, 4
 _TEXT = "a // comment\n(red:1.2) /* two\nlines */ \\{b\\|c\\} d|e"
@@ -40,9 +40,9 @@ def _describe(w: Workflow) -> None:
     samples = w.add(
         "KSampler", model=model, positive=both, negative=nothing, latent_image=larger, steps=steps, cfg=2.5, seed=3
     )
-    painted = w.add("VAEDecode", samples=samples, vae=vae)
-    w.add("PreviewImage", images=painted)
-    w.add("SaveImage", images=w.add("ImageBatch", image1=painted, image2=w.add("ImageInvert", image=painted)))
+    generated = w.add("VAEDecode", samples=samples, vae=vae)
+    w.add("PreviewImage", images=generated)
+    w.add("SaveImage", images=w.add("ImageBatch", image1=generated, image2=w.add("ImageInvert", image=generated)))
 
 
 def _reroute(saved: dict, link_id: int) -> None:
@@ -67,10 +67,18 @@ def _primitive(saved: dict, target: dict, name: str, kind: str, value: object) -
 def _append(saved: dict, type_: str, inputs: list, outputs: list, values: list) -> dict:
     saved["last_node_id"] += 1
     node = {
-        "id": saved["last_node_id"], "type": type_, "pos": [60 * saved["last_node_id"], 1500], "size": [200, 60],
-        "flags": {}, "order": 0, "mode": 0, "inputs": inputs, "properties": {}, "widgets_values": values,
+        "id": saved["last_node_id"],
+        "type": type_,
+        "pos": [60 * saved["last_node_id"], 1500],
+        "size": [200, 60],
+        "flags": {},
+        "order": 0,
+        "mode": 0,
+        "inputs": inputs,
+        "properties": {},
+        "widgets_values": values,
         "outputs": [{"name": name, "type": kind, "links": []} for name, kind in outputs],
-    }  # fmt: skip
+    }
     saved["nodes"].append(node)
     return node
 

@@ -19,10 +19,10 @@ LAYERS = {
     "up_blocks.2.attentions.1.transformer_blocks.0.attn2.to_q": (64, 64),
     "up_blocks.0.resnets.1.conv_shortcut": (256, 128),
 }
-_BUILD = {"folder": "people", "name": "test", "rank": 1, "components": 100, "form": "singular values",
-          "standardise": True, "unfit": "skip and name it", "storage": "float32"}  # fmt: skip
-_SAMPLE = {"seed": 1, "count": 1, "components": 100, "spread": 1.0, "what": "drawn", "member": ""}
-_EDIT = {"keep": "", "units": "largest projection of a member", "debiasing": "jointly"}
+_BUILD = {"folder": "people", "filename": "test", "rank": 1, "components": 100, "form": "singular_values",
+          "standardize": True, "on_mismatch": "skip", "storage": "float32"}  # fmt: skip
+_SAMPLE = {"seed": 1, "count": 1, "components": 100, "spread": 1.0, "source": "random", "member_name": ""}
+_EDIT = {"preserved_directions": "", "units": "max_projection", "debiasing": "joint"}
 
 
 @functools.cache
@@ -62,8 +62,14 @@ class Family:
     def directed(self):
         """A space with the directions beard and glasses, and the report on them."""
         text = "member,beard,glasses\n" + "\n".join(f"member_{i:02},{i % 2},{int(i > 3)}" for i in range(COUNT))
-        return self.run("GBX_W2WFitDirections", space=self.space, labels=text, method="least squares (paper)",
-                        components=3, attributes="")  # fmt: skip
+        return self.run(
+            "GBX_W2WFitDirections",
+            space=self.space,
+            labels=text,
+            method="least_squares",
+            components=3,
+            attributes="",
+        )
 
     def build(self, **changed):
         wires = {name: changed.pop(name) for name in list(changed) if name.startswith("lora_")}
@@ -81,11 +87,17 @@ class Family:
         return self.run("GBX_W2WApply", model=model or self.model, point=point, **given)[0]
 
     def project(self, **changed):
-        given = {"lora_name": "[none]", "components": 100, **changed}
+        given = {"lora_name": "none", "components": 100, **changed}
         return self.run("GBX_W2WProjectLoRA", space=self.space, **given)
 
     def sample(self, model, steps=3, cfg=2.0):
         """A latent of the model."""
         given = {"seed": 3, "steps": steps, "cfg": cfg, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
-        return self.run("KSampler", model=model, positive=self.positive, negative=self.negative,
-                        latent_image={"samples": torch.zeros(1, 8, 16, 16)}, **given)[0]["samples"]  # fmt: skip
+        return self.run(
+            "KSampler",
+            model=model,
+            positive=self.positive,
+            negative=self.negative,
+            latent_image={"samples": torch.zeros(1, 8, 16, 16)},
+            **given,
+        )[0]["samples"]

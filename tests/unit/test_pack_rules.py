@@ -7,7 +7,7 @@ import pytest
 
 _GOOD = {
     "description": "Samples a model from the space. arXiv 2406.09413.",
-    "category": "glassbox/weights",
+    "category": "Glassbox/Weights",
     "input": {
         "required": {"seed": ["INT", {"tooltip": "Which one."}]},
         "optional": {"space": ["W2W_SPACE", {"tooltip": "."}]},

@@ -12,6 +12,14 @@ _MOST_LINES = 500
 _TEXT = {".py", ".md", ".json", ".toml", ".txt", ".js", ".yaml", ".yml", ".cfg", ".csv", ""}
 # Absolute paths that exist on one machine only, on Unix and on Windows.
 _MACHINE_PATH = re.compile(r"(?<![\w.~:/\\-])/(?:home|Users|root|work|tmp|mnt|opt/wheels)/[\w.-]+|\b[A-Z]:\\\\?Users\\")
+# Words of no paper and no tool of this field, in texts and in identifiers alike.
+_OLD_WORDS = re.compile(
+    r"pictur|memoris|(?<![a-z])(?:paints?|painted|told|asked|said|noises|anew|colours?|oracles?)(?![a-z])",
+    re.IGNORECASE,
+)
+_NODE_ID = re.compile(r"GBX_\w+")
+#: Where large files may lie: what the pack ships, and the weights that the next world is trained on from.
+_LARGE = (repository.ROOT / "assets", repository.ROOT / "studies" / "world" / "checkpoint")
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +36,7 @@ def _texts(files):
 
 
 def test_no_file_is_too_large(files):
-    large = [
-        path for path in files if path.stat().st_size > _MOST_BYTES and repository.ROOT / "assets" not in path.parents
-    ]
+    large = [path for path in files if path.stat().st_size > _MOST_BYTES and not set(_LARGE) & set(path.parents)]
     assert large == []
 
 
@@ -56,6 +62,27 @@ def test_an_address_is_no_path_of_a_machine(text):
     assert not _MACHINE_PATH.search(text)
 
 
+def test_texts_and_identifiers_use_the_words_of_the_field(files):
+    found = []
+    for path, text in _texts(files):
+        name = path.relative_to(repository.ROOT).as_posix()
+        if path.suffix in {".py", ".js", ".css", ".md", ".csv"} and name != "tests/unit/test_repository.py":
+            found += [(name, match.group()) for match in _OLD_WORDS.finditer(_NODE_ID.sub("", text))]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "text", ["named_pictures", "class Pictures:", "def told(", "_TOLD", "Asked for", "test_it_is_said"]
+)
+def test_an_old_word_would_be_found(text):
+    assert _OLD_WORDS.search(text)
+
+
+@pytest.mark.parametrize("text", ["oil painting", "masked", "GBX_ActivationPicture", "untoldable", "essaid"])
+def test_a_word_of_the_field_is_not_an_old_one(text):
+    assert not _OLD_WORDS.search(_NODE_ID.sub("", text))
+
+
 def test_no_v1_mapping_switches_the_entrypoint_off():
     pack = repository.load_pack()
     assert not hasattr(pack, "NODE_CLASS_MAPPINGS")
@@ -64,7 +91,7 @@ def test_no_v1_mapping_switches_the_entrypoint_off():
 
 @pytest.mark.parametrize("path", repository.WORKFLOWS, ids=lambda path: path.stem)
 def test_a_workflow_is_portable(path):
-    """No absolute path, no backslash, and seeds that stay: the same picture comes out everywhere and every time."""
+    """No absolute path, no backslash, and seeds that stay: the same image comes out everywhere and every time."""
     saved = json.loads(path.read_text("utf-8"))
     for node in saved["nodes"]:
         for value in node.get("widgets_values") or []:

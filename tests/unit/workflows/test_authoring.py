@@ -4,17 +4,18 @@ import itertools
 import json
 
 import pytest
-from hypothesis import given
+import repository
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launch.workflow import to_prompt
-from workflows import canvas, described, layout
-from workflows.authoring import AuthoringError, Workflow
+from tools.launcher.workflow import to_prompt
+from tools.workflows import canvas, described, layout
+from tools.workflows.authoring import AuthoringError, Workflow
 
 INFO = {
     "Load": {"input": {"required": {"name": [["a", "b"], {"tooltip": "."}]}}, "output": ["MODEL", "CLIP"]},
     "Text": {"input": {"required": {"text": ["STRING", {"multiline": True}], "clip": ["CLIP"]}}, "output": ["COND"]},
-    "Paint": {
+    "Generate": {
         "input": {
             "required": {"model": ["MODEL"], "seed": ["INT", {"default": 0, "control_after_generate": True}]},
             "optional": {"cond": ["COND"], "cfg": ["FLOAT", {"default": 8.0}]},
@@ -34,18 +35,24 @@ def example(w):
     model, clip = w.add("Load", name="b")
     w.group("Painting")
     cond = w.add("Text", clip=clip, text="a house", node_title="Caption")
-    w.add("SaveImage", images=w.add("Paint", model=model, cond=cond, seed=7, cfg=w.add("Number", value=2.5)))
+    w.add("SaveImage", images=w.add("Generate", model=model, cond=cond, seed=7, cfg=w.add("Number", value=2.5)))
 
 
 def test_the_prompt_is_what_was_described():
     prompt = to_prompt(canvas.make("example", example, INFO), INFO)
     assert {node: entry["class_type"] for node, entry in prompt.items()} == {
-        "2": "Load", "3": "Text", "4": "Number", "5": "Paint", "6": "SaveImage",
-    }  # fmt: skip
+        "2": "Load",
+        "3": "Text",
+        "4": "Number",
+        "5": "Generate",
+        "6": "SaveImage",
+    }
     assert prompt["2"]["inputs"] == {"name": "b"}
     assert prompt["3"] == {
-        "inputs": {"text": "a house", "clip": ["2", 1]}, "class_type": "Text", "_meta": {"title": "Caption"},
-    }  # fmt: skip
+        "inputs": {"text": "a house", "clip": ["2", 1]},
+        "class_type": "Text",
+        "_meta": {"title": "Caption"},
+    }
     assert prompt["5"]["inputs"] == {"model": ["2", 0], "seed": 7, "cond": ["3", 0], "cfg": ["4", 0]}
     assert prompt["6"]["inputs"] == {"images": ["5", 0], "prefix": "x"}
 
@@ -58,7 +65,7 @@ def test_the_same_description_makes_the_same_text():
 
 def test_seeds_stay():
     saved = canvas.make("example", example, INFO)
-    assert next(node for node in saved["nodes"] if node["type"] == "Paint")["widgets_values"] == [7, "fixed", 8.0]
+    assert next(node for node in saved["nodes"] if node["type"] == "Generate")["widgets_values"] == [7, "fixed", 8.0]
 
 
 def test_links_and_slots_agree():
@@ -77,19 +84,22 @@ def test_links_and_slots_agree():
         (lambda w: w.add("Load"), "begin a group"),
         (lambda w: (w.group("A"), w.add("Lode")), "does not know the node Lode"),
         (lambda w: (w.group("A"), w.add("Load", nam="a")), "has no input nam"),
-        (lambda w: (w.group("A"), w.add("Paint")), "needs model"),
-        (lambda w: (w.group("A"), w.add("Paint", model="a")), "takes an output"),
-        (lambda w: (w.group("A"), w.add("Paint", model=w.add("Number"))), "takes MODEL at model, not FLOAT"),
+        (lambda w: (w.group("A"), w.add("Generate")), "needs model"),
+        (lambda w: (w.group("A"), w.add("Generate", model="a")), "takes an output"),
+        (lambda w: (w.group("A"), w.add("Generate", model=w.add("Number"))), "takes MODEL at model, not FLOAT"),
     ],
 )
-def test_a_wrong_description_is_said(describe, sentence):
+def test_a_wrong_description_is_reported(describe, sentence):
     with pytest.raises(AuthoringError, match=sentence):
         describe(Workflow("w", INFO))
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # the clock says how busy the machine is
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["Load", "Text", "Paint", "SaveImage", "Number"]), st.booleans(), st.integers(0, 9)),
+        st.tuples(
+            st.sampled_from(["Load", "Text", "Generate", "SaveImage", "Number"]), st.booleans(), st.integers(0, 9)
+        ),
         min_size=1,
         max_size=14,
     )
@@ -135,4 +145,24 @@ def _holds(group, box):
 
 
 def test_descriptions_are_found_by_their_name():
-    assert {"demo_world_prompt_to_picture", "demo_world_picture_to_picture"} <= set(described())
+    assert {"demo_world_text_to_image", "demo_world_image_to_image"} <= set(described())
+
+
+@pytest.mark.parametrize("path", repository.WORKFLOWS, ids=lambda path: path.stem)
+def test_every_file_to_download_has_its_folder_and_address(path):
+    nodes = json.loads(path.read_text("utf-8"))["nodes"]
+    for node in nodes:
+        values = node["widgets_values"] if node["type"].endswith(("Loader", "LoaderSimple")) else []
+        named = {value for value in values if isinstance(value, str) and value.endswith(".safetensors")}
+        models = node["properties"].get("models", [])
+        assert {model["name"] for model in models} == named, node["type"]
+        for model in models:
+            assert model["url"].startswith("https://") and model["url"].endswith(model["name"])
+            assert model["directory"] in {"checkpoints", "diffusion_models", "text_encoders", "vae"}
+
+
+@pytest.mark.parametrize("path", repository.WORKFLOWS, ids=lambda path: path.stem)
+def test_every_node_names_the_pack_it_comes_from(path):
+    for node in json.loads(path.read_text("utf-8"))["nodes"]:
+        pack = {True: "glassbox", False: "comfy-core"}[node["type"].startswith("GBX_")]
+        assert node["type"] == "MarkdownNote" or node["properties"]["cnr_id"] == pack

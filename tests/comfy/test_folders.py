@@ -1,0 +1,71 @@
+"""Files that people name in a text field: where they may lie, and when the queue reads them again."""
+
+import inspect
+
+import pytest
+
+
+@pytest.fixture
+def folders(comfy, monkeypatch, tmp_path):
+    """The pack's module, with an output and an input folder of the test's own."""
+    import folder_paths
+
+    for name in ("output", "input"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setattr(folder_paths, f"get_{name}_directory", lambda name=name: str(tmp_path / name))
+    return comfy.module("nodes.host.folders")
+
+
+@pytest.mark.parametrize(
+    "node", ["NeuronStatistics", "MemorizationScore", "CalibrateThreshold", "LoadNeuronStatistics", "LoadNeuronMask"]
+)
+def test_a_changed_file_is_read_again(comfy, folders, tmp_path, node):
+    """Also one of a folder. Otherwise the queue would keep the result of an earlier file."""
+    fingerprint = comfy.classes[f"GBX_{node}"].fingerprint_inputs
+    (name,) = {"file", "prompts_file"} & set(inspect.signature(fingerprint).parameters)
+    one, folder = tmp_path / "input" / "one.txt", tmp_path / "input" / "many"
+    folder.mkdir()
+    assert fingerprint(**{name: "one.txt"}) == fingerprint(**{name: ""}) == ""
+    for given, written in (("one.txt", one), ("many", folder / "a.txt"), ("many", folder / "b.txt")):
+        before = fingerprint(**{name: given})
+        written.write_text("a portrait")
+        first = fingerprint(**{name: given})
+        written.write_text("a portrait, red hair")
+        assert len({before, first, fingerprint(**{name: given})}) == 3
+        assert fingerprint(**{name: given}) == fingerprint(**{name: given})
+
+
+@pytest.mark.parametrize("name", ["../secret.txt", "a/../../secret.txt", "/etc/hostname", "one\0.txt", ""])
+def test_names_stay_inside_their_folder(folders, tmp_path, name):
+    (tmp_path / "secret.txt").write_text("secret")
+    for read in (folders.input_file, folders.existing_file, lambda given: folders.resolve_input_file(given, "list")):
+        with pytest.raises(ValueError):
+            read(name)
+    if name:
+        with pytest.raises(ValueError):
+            folders.named_file(name, ".txt")
+        if name != "one\0.txt":
+            with pytest.raises(ValueError, match="is no prefix"):
+                folders.next_file(name, ".txt")
+
+
+@pytest.mark.parametrize("name", ["a woman\nan old man", "x" * 20_000, "* " * 500, "\u4eba" * 200])
+def test_absurd_names_are_one_short_sentence(folders, name):
+    """None of them can be a file: the operating system refuses names of more than 255 bytes, also with exists()."""
+    reads = (folders.input_file, folders.existing_file, lambda given: folders.resolve_input_file(given, "list"))
+    for read in (*reads, folders.lora_folder, folders.new_space, folders.space_path):
+        with pytest.raises(ValueError) as caught:
+            read(name)
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 250
+
+
+def test_a_linked_folder_is_saved_to_and_read_from_alike(folders, tmp_path):
+    """People put output on another disk by a link; saving, naming and loading follow it."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "output" / "linked").symlink_to(tmp_path / "disk", target_is_directory=True)
+    path = folders.next_file("linked/mask", ".json")
+    path.write_text("{}")
+    assert (tmp_path / "disk" / path.name).is_file()
+    assert folders.relative(path) == f"linked/{path.name}"
+    assert folders.existing_file(folders.relative(path)) == path
+    assert folders.resolve_input_file(folders.relative(path), "mask") == path

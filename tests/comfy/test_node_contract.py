@@ -1,0 +1,69 @@
+"""Names that saved workflows and API programs keep: inputs, outputs and option values of every node."""
+
+import json
+import re
+
+import pytest
+import repository
+
+from tools import node_contract
+
+_CONTRACT = json.loads(node_contract.PATH.read_text("utf-8"))
+_RENAMES = json.loads((repository.ROOT / "tests" / "data" / "renames.json").read_text("utf-8"))
+_SEARCHED = {".py", ".js", ".json", ".md"}
+
+
+def test_the_committed_table_is_that_of_the_nodes(comfy, pack_info):
+    schemas = [comfy.classes[node_id].GET_SCHEMA() for node_id in pack_info]
+    assert json.loads(node_contract.table(schemas)) == _CONTRACT, "run `python run.py study report`"
+
+
+def test_names_and_values_are_identifiers():
+    assert node_contract.bad_names(_CONTRACT) == []
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs"),
+    [({"Mode": "INT"}, []), ({"mode": ["a list"]}, []), ({}, ["MODEL: MODEL"]), ({"a b": "INT"}, [])],
+)
+def test_a_name_that_is_no_identifier_is_found(inputs, outputs):
+    assert len(node_contract.bad_names({"GBX_Made": {"inputs": inputs, "outputs": outputs}})) == 1
+
+
+def test_categories_are_the_families():
+    families = {"Activations", "Conditioning", "Demo", "Neurons", "Noise", "Weights"}
+    assert {node["category"] for node in _CONTRACT.values()} == {f"Glassbox/{family}" for family in families}
+
+
+def _old_values() -> set[str]:
+    """Option values of before that are no identifiers, so that finding one means that it was left behind."""
+    every = (old for node in _RENAMES["options"].values() for values in node.values() for old in values)
+    return {old for old in every if re.search(r"[^\w.+-]", old)}
+
+
+def test_no_old_option_value_is_left():
+    old = _old_values()
+    assert len(old) > 50
+    pattern = re.compile(
+        "[\"'`](" + "|".join(re.escape(value) for value in sorted(old, key=len, reverse=True)) + ")[\"'`]"
+    )
+    left = [
+        f"{path.relative_to(repository.ROOT)}: {match[1]}"
+        for path in repository.tracked_files()
+        if path.suffix in _SEARCHED and path.name != "renames.json"
+        for match in pattern.finditer(path.read_text("utf-8"))
+    ]
+    assert left == []
+
+
+def test_renames_lead_to_names_that_exist():
+    """None stands for an input that is gone."""
+    for kind in ("inputs", "outputs"):
+        for node_id, names in _RENAMES[kind].items():
+            present = [name.partition(":")[0] for name in _CONTRACT[node_id][kind]]
+            assert {new for new in names.values() if new} <= set(present), node_id
+    for node_id, inputs in _RENAMES["options"].items():
+        renamed = _RENAMES["inputs"].get(node_id, {})
+        for name, values in inputs.items():
+            options = _CONTRACT[node_id]["inputs"][renamed.get(name, name)]
+            assert options == "FILE" or set(values.values()) <= set(options), (node_id, name)

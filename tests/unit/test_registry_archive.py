@@ -1,0 +1,74 @@
+"""The archive that the ComfyUI registry distributes: what git tracks, less what .comfyignore leaves out."""
+
+import subprocess
+import sys
+import zipfile
+
+import pytest
+import repository
+
+_MOST_BYTES = 40_000_000
+
+
+def _listed(*options: str) -> set[str]:
+    command = ["git", "ls-files", "-z", *options]
+    return set(
+        subprocess.run(command, cwd=repository.ROOT, capture_output=True, check=True, text=True).stdout.split("\0")
+    )
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory):
+    """The archive, unpacked in a folder, and its size in bytes."""
+    names = _listed() - _listed("--cached", "--ignored", "--exclude-from=.comfyignore") - {""}
+    packed = tmp_path_factory.mktemp("registry") / "node.zip"
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as contents:
+        for name in sorted(names):
+            contents.write(repository.ROOT / name, name)
+        contents.extractall(packed.with_suffix(""))
+    return packed.with_suffix(""), packed.stat().st_size
+
+
+def test_it_holds_what_a_user_needs(archive):
+    folder, size = archive
+    print(f"{size / 1e6:.1f} MB, {sum(path.is_file() for path in folder.rglob('*'))} files")
+    top = {path.name for path in folder.iterdir() if path.suffix != ".md"}
+    assert top == {
+        *("__init__.py", "nodes", "kernels", "web", "workflows", "assets", "locales", "run.py", "tools"),
+        *("pyproject.toml", "requirements.txt", "LICENSE", ".comfyignore", "CITATION.cff"),
+    }
+    assert {path.name for path in (folder / "tools").iterdir()} == {"__init__.py", "launcher"}
+    assert size < _MOST_BYTES
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "run('run.py', '--help')",
+        "run('run.py', 'check', '--help')",
+        "import tools.launcher.check, tools.launcher.demo, tools.launcher.serve",
+    ],
+)
+def test_the_launcher_works_there(archive, code):
+    folder, _ = archive
+    start = f"""
+import runpy, sys
+def run(script, *arguments):
+    sys.argv = [script, *arguments]
+    try: runpy.run_path(script, run_name="__main__")
+    except SystemExit as ended: assert not ended.code, ended.code
+runpy.run_path("run.py")["load_package"]("tools")
+{code}
+"""
+    ran = subprocess.run([sys.executable, "-P", "-c", start], cwd=folder, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_the_pack_loads_there(archive):
+    folder, _ = archive
+    code = "import importlib.util as u, sys; s = u.spec_from_file_location('pack', '__init__.py', "
+    code += (
+        "submodule_search_locations=['.']); m = u.module_from_spec(s); sys.modules['pack'] = m; s.loader.exec_module(m)"
+    )
+    ran = subprocess.run([sys.executable, "-P", "-c", code], cwd=folder, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
