@@ -8,17 +8,22 @@
 
 `add` gives a node's outputs back, to be handed to the inputs of others. Inputs that are not named keep the node's
 default. Positions, sizes, ids and the order of the saved values follow from the description and from the running
-ComfyUI's `/object_info`.
+ComfyUI's `/object_info`. `subgraph` adds a node that holds others.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tools.launcher.errors import LaunchError
 from tools.launcher.widgets import Input, inputs, widgets
 
 NOTE = "MarkdownNote"
+ANY = "*"
+#: Ids of the two ends inside a subgraph that stand for its inputs and its outputs.
+INPUTS, OUTPUTS = -10, -20
+_INNER = 100  # newer front ends want an id of its own for every node, also of those in subgraphs
 _NOTE_LINES = range(3, 7)
 
 
@@ -47,6 +52,7 @@ class Node:
     size: tuple[int, int] | None = None  # width and height in canvas units; None: what its widgets need
     values: dict[str, object] = field(default_factory=dict)
     sources: dict[str, Output] = field(default_factory=dict)
+    inside: Subgraph | None = None  # the nodes that it stands for
 
     @property
     def outputs(self) -> list[Output]:
@@ -54,14 +60,24 @@ class Node:
         return [Output(self, slot, kind) for slot, kind in enumerate(self.info["output"])]
 
 
+@dataclass(frozen=True)
+class Subgraph:
+    """What a node of a workflow holds: other nodes, whose inputs of id ``INPUTS`` are its own, and their outputs."""
+
+    title: str
+    workflow: Workflow
+    outputs: tuple[Output, ...]
+
+
 class Workflow:
     """Collects the nodes and groups of one workflow."""
 
-    def __init__(self, name: str, object_info: dict):
-        self.name = name
+    def __init__(self, name: str, object_info: dict, first_id: int = 1):
+        self.name, self._first_id = name, first_id
         self.nodes: list[Node] = []
         self.groups: list[str] = []
         self.job: dict[str, object] = {}
+        self._inner_ids: dict[str, int] = {}  # title of a subgraph -> the id of its first node, of none other's
         self._object_info = object_info
 
     def note(self, title: str, *lines: str) -> None:
@@ -85,15 +101,40 @@ class Workflow:
         """Add a node and return its outputs: the one, or a tuple; `given` are its inputs, outputs or plain values."""
         if type_ not in self._object_info:
             raise AuthoringError(f"{self.name}: ComfyUI does not know the node {type_}.")
-        if not self.groups:
+        if not self.groups and self._first_id == 1:
             raise AuthoringError(f"{self.name}: begin a group before the node {type_}.")
-        node = self._new(type_, self._object_info[type_], node_title, node_size)
-        _fill(node, given, f"{self.name}: {type_}")
+        return self._filled(self._new(type_, self._object_info[type_], node_title, node_size), given)
+
+    def subgraph(
+        self, title: str, describe: Callable[..., Output | tuple[Output, ...]], **given: object
+    ) -> Output | tuple[Output, ...]:
+        """Add a node that holds the nodes that ``describe(inside, **inputs)`` adds, and return its outputs.
+
+        ``given``: its inputs by name; plain values are shown as the widgets inside that they are handed to.
+        """
+        kinds = [value.type if isinstance(value, Output) else ANY for value in given.values()]
+        border = Node(INPUTS, "", {"output": kinds}, 0)
+        first_id = self._inner_ids.setdefault(title, self._first_id + _INNER * (1 + len(self._inner_ids)))
+        inside = Workflow(f"{self.name}: {title}", self._object_info, first_id)
+        made = describe(inside, **dict(zip(given, border.outputs, strict=True)))
+        outputs = made if isinstance(made, tuple) else (made,)
+        specs = [[kind, {}] if kind != ANY else _widget(inside, slot) for slot, kind in enumerate(kinds)]
+        info = {
+            "input": {"required": dict(zip(given, specs, strict=True))},
+            "output": [output.type for output in outputs],
+            "output_name": [output.type for output in outputs],
+        }
+        node = self._new(title, info, title, None)
+        node.inside = Subgraph(title, inside, outputs)
+        return self._filled(node, given)
+
+    def _filled(self, node: Node, given: dict[str, object]) -> Output | tuple[Output, ...]:
+        _fill(node, given, f"{self.name}: {node.type}")
         outputs = node.outputs
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def _new(self, type_: str, info: dict, title: str | None, size: tuple[int, int] | None) -> Node:
-        node = Node(len(self.nodes) + 1, type_, info, len(self.groups), title, size)
+        node = Node(self._first_id + len(self.nodes), type_, info, len(self.groups), title, size)
         self.nodes.append(node)
         return node
 
@@ -118,7 +159,17 @@ def _fill(node: Node, given: dict[str, object], where: str) -> None:
     node.values = {**defaults, **plain}
 
 
+def _widget(inside: Workflow, slot: int) -> list:
+    """The widget that an input of a subgraph is handed to, as ComfyUI describes it, without a control beside it."""
+    for node in inside.nodes:
+        for input_ in inputs(node.info):
+            source = node.sources.get(input_.name)
+            if input_.is_widget and source is not None and (source.node.id, source.slot) == (INPUTS, slot):
+                return [input_.kind, {**input_.options, "control_after_generate": False}]
+    raise AuthoringError(f"{inside.name}: a value is handed to no widget.")
+
+
 def _check_link(input_: Input, output: Output, where: str) -> None:
     kinds = set(input_.kind.split(",")) & set(output.type.split(","))
-    if not kinds and "*" not in (input_.kind, output.type):
+    if not kinds and ANY not in (input_.kind, output.type):
         raise AuthoringError(f"{where} takes {input_.kind} at {input_.name}, not {output.type}.")

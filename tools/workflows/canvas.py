@@ -10,12 +10,14 @@ from collections.abc import Callable
 from tools.launcher.paths import ROOT
 from tools.launcher.widgets import inputs, widgets
 
-from .authoring import NOTE, Node, Workflow
-from .layout import Box, arrange
+from .authoring import ANY, INPUTS, NOTE, OUTPUTS, AuthoringError, Node, Output, Workflow
+from .layout import Box, Layout, arrange
 
 _VERSION = 0.4
 _OPTIONAL_SHAPE = 7  # how LiteGraph draws the socket of an optional input
 _GROUP_COLOR, _NOTE_COLOR, _NOTE_BACKGROUND = "#3f789e", "#432", "#653"
+_BORDER, _FROM_BORDER = (120, 20), 60  # size of an end of a subgraph with a row per slot, its distance from the nodes
+_OWN = "-1"  # how a subgraph node names an input of its own among the widgets that it shows
 _HUB = "https://huggingface.co"
 #: Folder below models/ and address of every file that a workflow names and the pack does not bring: ComfyUI offers to
 #: fetch what is missing. The addresses are those of ComfyUI's own templates where they have the file.
@@ -66,18 +68,14 @@ def make(name: str, describe: Callable[[Workflow], None], object_info: dict) -> 
     """The saved canvas of the workflow that the function describes."""
     workflow = Workflow(name, object_info)
     describe(workflow)
-    layout = arrange(workflow)
-    links = _Links()
-    nodes = [_node(node, order, layout.nodes[node.id], links) for order, node in enumerate(workflow.nodes)]
-    for node, saved in zip(workflow.nodes, nodes, strict=True):
-        saved["outputs"] = [
-            {"name": name, "type": output.type, "links": links.leaving(node.id, output.slot) or None}
-            for name, output in zip(node.info["output_name"], node.outputs, strict=True)
-        ]
+    layout, links, definitions = arrange(workflow), _Links(), {}
+    nodes = _nodes(workflow, layout, links, definitions)
     return {
-        "id": str(uuid.uuid5(uuid.NAMESPACE_URL, f"glassbox/{name}")),
+        "id": _uuid(name),
         "revision": 0,
-        "last_node_id": len(nodes),
+        "last_node_id": max(
+            node["id"] for graph in (nodes, *(one["nodes"] for one in definitions.values())) for node in graph
+        ),
         "last_link_id": len(links.saved),
         "nodes": nodes,
         "links": links.saved,
@@ -85,6 +83,7 @@ def make(name: str, describe: Callable[[Workflow], None], object_info: dict) -> 
             _group(number, title, box)
             for number, (title, box) in enumerate(zip(workflow.groups, layout.groups, strict=True), 1)
         ],
+        **({"definitions": {"subgraphs": list(definitions.values())}} if definitions else {}),
         "config": {},
         "extra": {"glassbox_batch": workflow.job} if workflow.job else {},
         "version": _VERSION,
@@ -102,22 +101,89 @@ class _Links:
     def __init__(self):
         self.saved: list[list] = []
 
-    def make(self, node: Node, slot: int, name: str) -> int | None:
-        source = node.sources.get(name)
+    def make(self, source: Output | None, target: int, slot: int, kind: str) -> int | None:
         if source is None:
             return None
         link = len(self.saved) + 1
-        self.saved.append([link, source.node.id, source.slot, node.id, slot, source.type])
+        kind = kind if source.type == ANY else source.type
+        self.saved.append([link, source.node.id, source.slot, target, slot, kind])
         return link
 
     def leaving(self, node: int, slot: int) -> list[int]:
         return [link[0] for link in self.saved if link[1:3] == [node, slot]]
 
+    def as_objects(self) -> list[dict]:
+        names = ("id", "origin_id", "origin_slot", "target_id", "target_slot", "type")
+        return [dict(zip(names, link, strict=True)) for link in self.saved]
 
-def _node(node: Node, order: int, box: Box, links: _Links) -> dict:
+
+def _nodes(
+    workflow: Workflow, layout: Layout, links: _Links, definitions: dict[str, dict], leaving: tuple[Output, ...] = ()
+) -> list[dict]:
+    """The saved nodes, whose links and subgraphs are added to `links` and `definitions`; `leaving` it: outputs."""
+    nodes = [_node(node, order, layout.nodes[node.id], links, definitions) for order, node in enumerate(workflow.nodes)]
+    for slot, output in enumerate(leaving):
+        links.make(output, OUTPUTS, slot, output.type)
+    for node, saved in zip(workflow.nodes, nodes, strict=True):
+        saved["outputs"] = [
+            {"name": name, "type": output.type, "links": links.leaving(node.id, output.slot) or None}
+            for name, output in zip(node.info["output_name"], node.outputs, strict=True)
+        ]
+    return nodes
+
+
+def _definition(node: Node, definitions: dict[str, dict]) -> str:
+    """Add what a subgraph node holds to the definitions, once for all that hold the same; returns its id."""
+    inside, links = node.inside, _Links()
+    layout = arrange(inside.workflow)
+    nodes = _nodes(inside.workflow, layout, links, definitions, inside.outputs)
+    right = max(box.left + box.width for box in layout.nodes.values())
+    given = [
+        {"name": input_.name, "type": input_.kind, "linkIds": links.leaving(INPUTS, slot)}
+        for slot, input_ in enumerate(inputs(node.info))
+    ]
+    made = [
+        {
+            "name": output.type,
+            "type": output.type,
+            "linkIds": [link[0] for link in links.saved if link[3:5] == [OUTPUTS, slot]],
+        }
+        for slot, output in enumerate(inside.outputs)
+    ]
+    content = {
+        "version": 1,
+        "state": {"lastGroupId": 0, "lastNodeId": nodes[-1]["id"], "lastLinkId": len(links.saved), "lastRerouteId": 0},
+        "revision": 0,
+        "config": {},
+        "name": inside.title,
+        "inputNode": {
+            "id": INPUTS,
+            "bounding": [-_BORDER[0] - _FROM_BORDER, 0, _BORDER[0], _BORDER[1] * (len(given) + 2)],
+        },
+        "outputNode": {"id": OUTPUTS, "bounding": [right + _FROM_BORDER, 0, _BORDER[0], _BORDER[1] * (len(made) + 2)]},
+        "inputs": [{"id": _uuid(f"{inside.title}/{one['name']}"), **one} for one in given],
+        "outputs": [{"id": _uuid(f"{inside.title}//{one['name']}"), **one} for one in made],
+        "widgets": [],
+        "nodes": nodes,
+        "groups": [],
+        "links": links.as_objects(),
+        "extra": {},
+    }
+    identity = _uuid(json.dumps(content))
+    if inside.title in {one["name"] for one in definitions.values() if one["id"] != identity}:
+        raise AuthoringError(f"{inside.workflow.name}: two subgraphs of one title hold different nodes.")
+    definitions[identity] = {"id": identity, **content}
+    return identity
+
+
+def _uuid(text: str) -> str:
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"glassbox/{text}"))
+
+
+def _node(node: Node, order: int, box: Box, links: _Links, definitions: dict[str, dict]) -> dict:
     saved = {
         "id": node.id,
-        "type": node.type,
+        "type": _definition(node, definitions) if node.inside else node.type,
         "pos": [box.left, box.top],
         "size": [box.width, box.height],
         "flags": {},
@@ -137,6 +203,8 @@ def _node(node: Node, order: int, box: Box, links: _Links) -> dict:
 
 def _properties(node: Node) -> dict:
     """What the front end needs to help with a node that is not installed and with files that are missing."""
+    if node.inside:
+        return {"proxyWidgets": [[_OWN, widget.name] for widget in widgets(node.info)]}
     named = [value for value in node.values.values() if isinstance(value, str) and value in MODELS]
     properties = {"Node name for S&R": node.type, **(_OURS if node.type.startswith("GBX_") else _STOCK)}
     if named:
@@ -151,7 +219,11 @@ def _sockets(node: Node, links: _Links) -> list[dict]:
     linked = [input_ for input_ in described if input_.is_widget and input_.name in node.sources]
     sockets = []
     for slot, input_ in enumerate(plain + linked):
-        socket = {"name": input_.name, "type": input_.kind, "link": links.make(node, slot, input_.name)}
+        socket = {
+            "name": input_.name,
+            "type": input_.kind,
+            "link": links.make(node.sources.get(input_.name), node.id, slot, input_.kind),
+        }
         if input_.is_widget:
             socket["widget"] = {"name": input_.name}
         elif not input_.required:

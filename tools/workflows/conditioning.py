@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .authoring import Output, Workflow
+from .sampling import generate
 
 _PAPER = "arXiv 2411.03177"
 _FACE = "portrait, light skin, long red hair, sunglasses, smiling, blue hoodie, striped green background"
@@ -289,19 +290,7 @@ def _sized(w: Workflow, model: Output, prompt: Output, size: int) -> Output:
 
 
 def _sampled(w: Workflow, model, positive, negative, latent, vae, cfg: float, steps: int) -> Output:
-    samples = w.add(
-        "KSampler",
-        model=model,
-        positive=positive,
-        negative=negative,
-        latent_image=latent,
-        seed=7,
-        steps=steps,
-        cfg=cfg,
-        sampler_name="euler",
-        scheduler="normal",
-    )
-    return w.add("VAEDecode", samples=samples, vae=vae)
+    return generate(w, model, positive, negative, latent, vae, seed=7, steps=steps, cfg=cfg)
 
 
 def _row(w: Workflow, images: list[Output]) -> Output:

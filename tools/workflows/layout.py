@@ -100,7 +100,7 @@ def _group_levels(members: list[list[Node]]) -> list[int]:
     group_of = {node.id: number for number, nodes in enumerate(members) for node in nodes}
     levels = [0] * len(members)
     for number, nodes in enumerate(members):  # a group is described after those that feed it
-        feeding = {group_of[source.node.id] for node in nodes for source in node.sources.values()} - {number}
+        feeding = {group_of.get(source.node.id) for node in nodes for source in node.sources.values()} - {number, None}
         levels[number] = max((levels[group] + 1 for group in feeding if group < number), default=0)
     return levels
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .authoring import Output, Workflow
+from .sampling import generate
 
 _EMPTY = "Empty prompt"
 MEMORIZED = "portrait of zorvex quill"
@@ -81,6 +82,7 @@ class World:
 
     def __init__(self, w: Workflow, kind: Kind):
         self.w, self.kind = w, kind
+        self._latents: dict[int, Output] = {}
         w.group("Model")
         if kind.checkpoint is None:
             self.model, self.clip, self.vae = w.add("GBX_LoadDemoModel", weights=kind.demo)
@@ -125,19 +127,10 @@ class World:
 
     def generate(self, model: Output, positive: Output, negative: Output, count: int = 4) -> Output:
         """Images of one seed."""
-        latent = self.w.add("EmptyLatentImage", **self.size, batch_size=count)
-        samples = self.w.add(
-            "KSampler",
-            model=model,
-            positive=positive,
-            negative=negative,
-            latent_image=latent,
-            seed=5,
-            sampler_name="euler",
-            scheduler="normal",
-            **({"steps": 12, "cfg": 3.0} if self.kind.checkpoint is None else {"steps": 20, "cfg": 7.0}),
-        )
-        return self.w.add("VAEDecode", samples=samples, vae=self.vae)
+        if count not in self._latents:
+            self._latents[count] = self.w.add("EmptyLatentImage", **self.size, batch_size=count)
+        numbers = {"steps": 12, "cfg": 3.0} if self.kind.checkpoint is None else {"steps": 20, "cfg": 7.0}
+        return generate(self.w, model, positive, negative, self._latents[count], self.vae, seed=5, **numbers)
 
     def save(self, images: Output, name: str, title: str | None = None) -> None:
         self.w.add("SaveImage", images=images, filename_prefix=f"glassbox/neurons_{name}", node_title=title)

@@ -1,6 +1,7 @@
 """The workflows of the weights family: models as points of a space."""
 
 from .authoring import Output, Workflow
+from .sampling import generate
 
 _SPACE = "avatars-v1-w2w.safetensors"
 _PROMPT = "portrait, blue hoodie, smiling, plain green background"
@@ -38,19 +39,8 @@ class _Demo:
         """Images of a model, or of each of a list of models."""
         if batch not in self._latents:
             self._latents[batch] = self.w.add("EmptyLatentImage", width=128, height=128, batch_size=batch)
-        samples = self.w.add(
-            "KSampler",
-            model=model,
-            positive=self.positive,
-            negative=self.negative,
-            latent_image=self._latents[batch],
-            seed=seed,
-            steps=12,
-            cfg=3.0,
-            sampler_name="euler",
-            scheduler="normal",
-        )
-        return self.w.add("VAEDecode", samples=samples, vae=self.vae)
+        latent = self._latents[batch]
+        return generate(self.w, model, self.positive, self.negative, latent, self.vae, seed=seed, steps=12, cfg=3.0)
 
     def batch(self, images: Output) -> Output:
         """A list of images as one batch."""
@@ -319,22 +309,11 @@ def sd15_weights_official_release(w: Workflow) -> None:
     positive = w.add("CLIPTextEncode", clip=clip, text="sks person", node_title="Prompt")
     against = "low quality, blurry, unfinished, cartoon"
     negative = w.add("CLIPTextEncode", clip=clip, text=against, node_title="Negative")
+    latent = w.add("EmptyLatentImage", width=512, height=512, batch_size=1)
     for point, name in ((person, "person"), (edited, "chubby")):
         applied = w.add("GBX_W2WApply", model=model, point=point)
-        latent = w.add("EmptyLatentImage", width=512, height=512, batch_size=1)
-        samples = w.add(
-            "KSampler",
-            model=applied,
-            positive=positive,
-            negative=negative,
-            latent_image=latent,
-            seed=5,
-            steps=30,
-            cfg=3.0,
-            sampler_name="ipndm",
-            scheduler="normal",
-        )
-        w.add("SaveImage", images=w.add("VAEDecode", samples=samples, vae=vae), filename_prefix=f"glassbox/w2w_{name}")
+        image = generate(w, applied, positive, negative, latent, vae, seed=5, steps=30, cfg=3.0, sampler="ipndm")
+        w.add("SaveImage", images=image, filename_prefix=f"glassbox/w2w_{name}")
 
 
 def sdxl_weights_own_space(w: Workflow) -> None:
@@ -375,21 +354,5 @@ def _own_space(w: Workflow, base: str, checkpoint: str, side: int, cfg: float) -
     applied = w.add("GBX_W2WApply", model=model, point=person)
     stock = w.add("LoraModelLoader", model=model, lora=lora)
     for patched, title in ((applied, "Sampled point"), (stock, "Edited, by ComfyUI's own loader")):
-        samples = w.add(
-            "KSampler",
-            model=patched,
-            positive=positive,
-            negative=negative,
-            latent_image=latent,
-            seed=5,
-            steps=20,
-            cfg=cfg,
-            sampler_name="euler",
-            scheduler="normal",
-        )
-        w.add(
-            "SaveImage",
-            images=w.add("VAEDecode", samples=samples, vae=vae),
-            filename_prefix=f"glassbox/{name}",
-            node_title=title,
-        )
+        image = generate(w, patched, positive, negative, latent, vae, seed=5, steps=20, cfg=cfg)
+        w.add("SaveImage", images=image, filename_prefix=f"glassbox/{name}", node_title=title)

@@ -77,6 +77,50 @@ def test_links_and_slots_agree():
         assert nodes[origin]["outputs"][output]["type"] == kind
 
 
+def folded(w, *seeds):
+    """The example with Load and Number outside, and Generate in a subgraph, once for each seed."""
+    w.group("Model")
+    model, clip = w.add("Load", name="b")
+
+    def inside(s, model, clip, seed, text):
+        return s.add("Generate", model=model, cond=s.add("Text", clip=clip, text=text), seed=seed)
+
+    for seed in seeds:
+        image = w.subgraph("Generate it", inside, model=model, clip=clip, seed=seed, text="a house")
+        w.add("SaveImage", images=image)
+
+
+def test_a_subgraph_queues_the_nodes_that_it_holds():
+    saved = canvas.make("folded", lambda w: folded(w, 7, 8), INFO)
+    prompt = to_prompt(saved, INFO)
+    assert len(saved["definitions"]["subgraphs"]) == 1, "both hold the same nodes"
+    assert {entry["class_type"] for entry in prompt.values()} == {"Load", "Text", "Generate", "SaveImage"}
+    assert [entry["inputs"]["seed"] for entry in prompt.values() if entry["class_type"] == "Generate"] == [7, 8]
+    assert prompt["2:101"]["inputs"] == {"text": "a house", "clip": ["1", 1]}
+    assert prompt["2:102"]["inputs"] == {"model": ["1", 0], "cond": ["2:101", 0], "seed": 7, "cfg": 8.0}
+    assert prompt["3"]["inputs"]["images"] == ["2:102", 0]
+
+
+def test_every_node_has_an_id_of_its_own_in_subgraphs_too():
+    saved = canvas.make("folded", lambda w: folded(w, 7, 8), INFO)
+    graphs = [saved, *saved["definitions"]["subgraphs"]]
+    ids = [node["id"] for graph in graphs for node in graph["nodes"]]
+    assert len(set(ids)) == len(ids) and max(ids) == saved["last_node_id"]
+
+
+def test_different_subgraphs_have_different_titles():
+    def describe(w):
+        w.group("Model")
+        model, _ = w.add("Load")
+        for seed in (1, 2):
+            w.subgraph(
+                "Generate it", lambda s, model, seed=seed: s.add("Generate", model=model, seed=seed), model=model
+            )
+
+    with pytest.raises(AuthoringError, match="one title"):
+        canvas.make("two", describe, INFO)
+
+
 @pytest.mark.parametrize(
     ("describe", "sentence"),
     [
@@ -163,6 +207,10 @@ def test_every_file_to_download_has_its_folder_and_address(path):
 
 @pytest.mark.parametrize("path", repository.WORKFLOWS, ids=lambda path: path.stem)
 def test_every_node_names_the_pack_it_comes_from(path):
-    for node in json.loads(path.read_text("utf-8"))["nodes"]:
+    saved = json.loads(path.read_text("utf-8"))
+    subgraphs = saved.get("definitions", {"subgraphs": []})["subgraphs"]
+    for node in itertools.chain(saved["nodes"], *(one["nodes"] for one in subgraphs)):
+        if node["type"] in {one["id"] for one in subgraphs}:
+            continue
         pack = {True: "glassbox", False: "comfy-core"}[node["type"].startswith("GBX_")]
         assert node["type"] == "MarkdownNote" or node["properties"]["cnr_id"] == pack
