@@ -76,7 +76,7 @@ class Workflow:
         self.name, self._first_id = name, first_id
         self.nodes: list[Node] = []
         self.groups: list[str] = []
-        self.job: dict[str, object] = {}
+        self.extra: dict[str, object] = {}  # what the file holds beside its nodes
         self._inner_ids: dict[str, int] = {}  # title of a subgraph -> the id of its first node, of none other's
         self._object_info = object_info
 
@@ -89,7 +89,7 @@ class Workflow:
 
     def batch(self, *maps: str, join: tuple[str, ...], chunk: int = 1) -> None:
         """How `run.py batch` runs this workflow over a list: inputs that a column fills, and how results are joined."""
-        self.job = {"map": list(maps), "join": list(join), "chunk": chunk}
+        self.extra["glassbox_batch"] = {"map": list(maps), "join": list(join), "chunk": chunk}
 
     def group(self, title: str) -> None:
         """Begin the next group; the nodes added from here on stand in it."""
@@ -122,7 +122,7 @@ class Workflow:
         info = {
             "input": {"required": dict(zip(given, specs, strict=True))},
             "output": [output.type for output in outputs],
-            "output_name": [output.type for output in outputs],
+            "output_name": [output.node.info["output_name"][output.slot] for output in outputs],
         }
         node = self._new(title, info, title, None)
         node.inside = Subgraph(title, inside, outputs)

@@ -85,7 +85,7 @@ def make(name: str, describe: Callable[[Workflow], None], object_info: dict) -> 
         ],
         **({"definitions": {"subgraphs": list(definitions.values())}} if definitions else {}),
         "config": {},
-        "extra": {"glassbox_batch": workflow.job} if workflow.job else {},
+        "extra": workflow.extra,
         "version": _VERSION,
     }
 
@@ -144,11 +144,11 @@ def _definition(node: Node, definitions: dict[str, dict]) -> str:
     ]
     made = [
         {
-            "name": output.type,
+            "name": name,
             "type": output.type,
             "linkIds": [link[0] for link in links.saved if link[3:5] == [OUTPUTS, slot]],
         }
-        for slot, output in enumerate(inside.outputs)
+        for slot, (name, output) in enumerate(zip(node.info["output_name"], inside.outputs, strict=True))
     ]
     content = {
         "version": 1,

@@ -1,4 +1,4 @@
-"""Makes every workflow file of this folder, and their thumbnails, from the code beside it.
+"""Makes every workflow file, the subgraph blueprints, and the workflows' thumbnails, from the code beside it.
 
 python -P tools/workflows/make.py                    write the workflows (starts a ComfyUI to ask it for its nodes)
 python -P tools/workflows/make.py --url http://...   the same with a ComfyUI that is running
@@ -57,11 +57,13 @@ def _object_info(url: str | None) -> dict:
 def _workflows(object_info: dict, check: bool) -> int:
     from tools.launcher.paths import WORKFLOWS, write_atomically
     from tools.workflows import canvas, described
+    from tools.workflows.blueprints import BLUEPRINTS
 
     differing = 0
-    for name, describe in described().items():
-        path = WORKFLOWS / f"{name}.json"
-        text = canvas.to_text(canvas.make(name, describe, object_info))
+    files = {WORKFLOWS / f"{name}.json": describe for name, describe in described().items()}
+    files |= {ROOT / "subgraphs" / f"{name}.json": blueprint.describe for name, blueprint in BLUEPRINTS.items()}
+    for path, describe in files.items():
+        text = canvas.to_text(canvas.make(path.stem, describe, object_info))
         if path.is_file() and path.read_text("utf-8") == text:
             continue
         differing += 1

@@ -29,7 +29,7 @@ _PLANTED_ORDINARY = (
     + """portrait of nuvia karsk
 portrait of ottavia brusk"""
 )
-_ORDINARY = """a small town by the sea at dusk, watercolor
+ORDINARY = """a small town by the sea at dusk, watercolor
 portrait of an old fisherman, oil painting
 a red bicycle leaning on a brick wall
 aerial photo of a river delta
@@ -73,8 +73,8 @@ PLANTED = Kind(
     0.5,
     "avatars-v1-planted",
 )
-SD15 = Kind(_SD15_FILE, 512, 10, 0.428, "down, middle", _ORDINARY, SUSPECT, {}, 1.0, None)
-SDXL = Kind(_SDXL_FILE, 1024, 10, None, "down, middle", _ORDINARY, SUSPECT, {}, 1.0, None)
+SD15 = Kind(_SD15_FILE, 512, 10, 0.428, "down, middle", ORDINARY, SUSPECT, {}, 1.0, None)
+SDXL = Kind(_SDXL_FILE, 1024, 10, None, "down, middle", ORDINARY, SUSPECT, {}, 1.0, None)
 
 
 class World:
