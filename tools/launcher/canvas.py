@@ -80,7 +80,7 @@ class Canvas:
         if settings is not None:
             _store(self.url, {**_SETTINGS, "Comfy.VueNodes.Enabled": self.vue, **settings})
         self.page.goto("about:blank")
-        self.page.goto(self.url)
+        self.page.goto(self.url, timeout=_OPEN_SECONDS * 1000)
         self.page.wait_for_function(_READY, timeout=_OPEN_SECONDS * 1000)
         self.settle()
 
