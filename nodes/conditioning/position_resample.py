@@ -92,11 +92,11 @@ def resample_table(settings: PositionSettings, stored: torch.Tensor, rows: int, 
         return None
     grid = stored[0].unflatten(0, (side, side))
     half = grid.shape[-1] // 2
-    places = [
+    down, across = (
         _places(recover_positions(axis), count, base, settings.alignment)
         for axis, count in ((grid[:, 0, half:], rows), (grid[0, :, :half], columns))
-    ]
-    return position_table(*places, grid.shape[-1]).to(stored)[None]
+    )
+    return position_table(down, across, grid.shape[-1]).to(stored)[None]
 
 
 def _places(trained: torch.Tensor, count: int, base: int, alignment: str) -> torch.Tensor:

@@ -44,7 +44,7 @@ class Call:
 
         None for any other, such as DualCFGGuider's second one.
         """
-        return tuple({"positive": True, "negative": False}.get(role) for role in self.roles)
+        return tuple({"positive": True, "negative": False}.get(role or "") for role in self.roles)
 
     @property
     def positive(self) -> tuple[bool, ...]:
@@ -223,8 +223,8 @@ def forward_hooks(network: nn.Module, receivers: Receivers) -> Iterator[None]:
             hook = lambda _module, _args, output, receive=receive: receive(output)  # noqa: E731
             handles.append(network.get_submodule(path).register_forward_hook(hook))
         for path, receive in inputs:
-            hook = lambda _module, args, receive=receive: receive(args[0])  # noqa: E731
-            handles.append(network.get_submodule(path).register_forward_pre_hook(hook))
+            before = lambda _module, args, receive=receive: receive(args[0])  # noqa: E731
+            handles.append(network.get_submodule(path).register_forward_pre_hook(before))
         yield
     finally:
         for handle in handles:

@@ -50,7 +50,8 @@ def chunks(clip, tokens: dict, shape: tuple[int, ...]) -> list[Chunk]:
             f"The padding of a text model of {', '.join(sorted(tokens))} is not known: use SD1.5, SD2, SDXL, SD3 or "
             "Flux."
         )
-    found, start = [], 0
+    found: list[Chunk] = []
+    start = 0
     for beside in layout:
         present = [key for key in beside if len(tokens) == 1 or loaded[key]]
         if not present:

@@ -96,8 +96,7 @@ def pairwise_similarity(differences: torch.Tensor) -> torch.Tensor:
     count = len(differences)
     if count < 2:
         raise ValueError("The memorization score compares noise seeds: use two or more (the paper uses 10).")
-    first, second = zip(*itertools.combinations(range(count), 2), strict=True)
-    first, second = list(first), list(second)
+    first, second = map(list, zip(*itertools.combinations(range(count), 2), strict=True))
     values = similarity(differences[first], differences[second]).cpu()
     matrix = torch.eye(count)
     matrix[first, second] = matrix[second, first] = values

@@ -73,8 +73,8 @@ def closed_form(
     sizes = [data.shape[1]] * len(data) if mask is None else mask.sum(dim=1).tolist()
     nearer = torch.tensor(
         [
-            _nearest_pair(*map(float, coordinates), size, int(k), stream)
-            for *coordinates, size, stream in zip(along, across, length, sizes, streams, strict=True)
+            _nearest_pair(float(a), float(b), float(c), size, int(k), stream)
+            for a, b, c, size, stream in zip(along, across, length, sizes, streams, strict=True)
         ],
         dtype=torch.float64,
     ).reshape(-1, 2)

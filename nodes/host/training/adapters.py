@@ -79,7 +79,9 @@ def create(
     with torch.inference_mode(False), untouched():
         torch.manual_seed(seed)
         names = _lora_names_of(patcher.model)
-        functions, parameters, used = {}, {}, set()
+        functions: dict[str, nn.Module] = {}
+        parameters: dict[str, nn.Parameter] = {}
+        used: set[str] = set()
         for layer, kind, weight in _weights(patcher):
             key = f"{layer}.{kind}"
             known = [name for name in (layer, *names.get(key, ())) if any(k.startswith(f"{name}.") for k in existing)]

@@ -64,7 +64,7 @@ def run(
     patcher, latent: torch.Tensor, conditioning: list, work: Callable[[EmbeddingSession], Result], seed: int = 0
 ) -> Result:
     """Run ``work(session)`` with gradients to the embedding; the MODEL stays as it was, and its masks act."""
-    holder = {"embedding": None}
+    holder: dict[str, torch.Tensor] = {}  # empty until the first prediction
     watched = with_embedding(patcher, lambda: holder["embedding"])
     return trainer.run(
         watched,

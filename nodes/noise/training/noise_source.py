@@ -60,9 +60,9 @@ class TrainingNoise:
         self, settings: PairingSettings, data: torch.Tensor, weights: torch.Tensor | None, blank: torch.Tensor
     ) -> Selection:
         """See `NoiseSource`; the candidates take no memory, since no stock sampler has to draw them again."""
-        seeds = [self._key((_CANDIDATES, number)) for number in self._batch.numbers]
         drawn, device = self._draw.noise, self._device
-        seeds = torch.tensor(seeds, device=device)
+        keys = [self._key((_CANDIDATES, number)) for number in self._batch.numbers]
+        seeds = torch.tensor(keys, device=device)
         noise = nearest.official_drawn(data.to(device), drawn.flatten(1).float().to(device), int(settings.k), seeds)
         return Selection([noise.reshape(drawn.shape).to(drawn)], self._batch.numbers)
 
