@@ -15,11 +15,12 @@ from .authoring import NOTE, Node, Workflow
 # All lengths in canvas units. The newer renderer draws nodes taller than the classic one: the gaps allow for both.
 _TITLE, _SLOT, _WIDGET, _TEXT, _FRAME = 30, 20, 32, 100, 16
 _WIDTH, _TEXT_WIDTH, _PANEL_WIDTH, _NOTE_WIDTH, _LETTER = 270, 340, 400, 400, 7.2
-_IMAGE = (280, 320)  # room for the image that an output node shows
+_IMAGE = (230, 270)  # room for the image that an output node shows
 _COLUMN_GAP, _NODE_GAP, _GROUP_GAP, _MARGIN, _HEADING = 50, 48, 36, 24, 44
 #: The front end opens a workflow on three quarters of a window of 1600 x 1000.
 WINDOW = (1200, 750)
 _HEIGHTS = range(500, 2600, 50)
+_PARTS = (1.0, 0.75, 0.6, 0.5, 0.4, 0.3)  # of a column's height that a group may take
 _ENOUGH = 0.8  # text is easy to read: a workflow that opens larger gets no better
 _SHOWS_IMAGE = {"SaveImage", "PreviewImage"}
 _SHOWS_TEXT = "PreviewAny"
@@ -70,12 +71,20 @@ def arrange(workflow: Workflow) -> Layout:
         width, height = node.size or _size(node)
         title = node.title or node.info.get("display_name") or node.type
         node.size = max(width, round(60 + _LETTER * len(title))), height
-    layouts = [_arranged(workflow, height, layered) for layered in (True, False) for height in _HEIGHTS]
+    layouts = [
+        _arranged(workflow, height, round(height * part), layered)
+        for layered in (True, False)
+        for height in _HEIGHTS
+        for part in _PARTS
+    ]
     return max(layouts, key=lambda layout: min(layout.zoom, _ENOUGH))  # the first of equals
 
 
-def _arranged(workflow: Workflow, height: int, layered: bool) -> Layout:
-    """Groups stacked in columns of at most ``height``; ``layered``: no column holds two levels of links."""
+def _arranged(workflow: Workflow, height: int, inner: int, layered: bool) -> Layout:
+    """Groups of at most ``inner`` stacked in columns of at most ``height``.
+
+    ``layered``: no column holds two levels of links.
+    """
     members = [[node for node in workflow.nodes if node.group == number] for number in range(len(workflow.groups) + 1)]
     levels = _group_levels(members)
     placed: dict[int, Box] = {}
@@ -83,7 +92,7 @@ def _arranged(workflow: Workflow, height: int, layered: bool) -> Layout:
     left = top = right = 0
     level = None
     for number in sorted((n for n, nodes in enumerate(members) if nodes), key=lambda n: (n > 0, levels[n])):
-        inside = _columns(members[number], height - _HEADING - _MARGIN if number else height)
+        inside = _columns(members[number], inner - _HEADING - _MARGIN if number else height)
         size = _place(inside, 0, 0, {}, framed=number > 0)
         begins = layered and level not in (None, levels[number])
         if placed and (begins or top + size.height > height):

@@ -115,7 +115,7 @@ def baselines(world: World, budget: float, target: float, steps: int) -> None:
     """The mask and other mitigations, on the same noise."""
     w, prompt = world.w, world.kind.suspect
     w.group("NeMo")
-    mask, *_ = world.localize(budget)
+    mask = world.found(budget)
     masked = w.add("GBX_NemoNeuronMask", model=world.model, mask=mask, strength=world.kind.strength)
     w.group("Other mitigations")
     positive, negative = world.prompts()
@@ -148,7 +148,7 @@ def audit(world: World, budget: float, control: Callable[[], Output], how: dict)
     """Find a mask and attack it; ``control()`` adds the image that the model was not trained on."""
     w = world.w
     w.group("Mask")
-    mask, *_ = world.localize(budget)
+    mask = world.found(budget)
     masked = w.add("GBX_NemoNeuronMask", model=world.model, mask=mask, strength=world.kind.strength)
     w.group("Prompt and images")
     positive, negative = world.prompts()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 
 from .authoring import Output, Workflow
 from .sampling import generate
@@ -117,6 +118,24 @@ class World:
             time_budget=budget,
             **self.first_step,
             **search,
+        )
+
+    def found(self, budget: float) -> Output:
+        """The mask of ``localize`` alone, whose nodes stand in a subgraph."""
+
+        def inside(w: Workflow, model, clip, prompts, ordinary_prompts, time_budget) -> Output:
+            world = copy.copy(self)
+            world.w, world.given = w, {"model": model, "clip": clip}
+            world.kind = replace(self.kind, suspect=prompts, ordinary=ordinary_prompts)
+            return world.localize(time_budget)[0]
+
+        return self.w.subgraph(
+            "Find the neurons",
+            inside,
+            **self.given,
+            prompts=self.kind.suspect,
+            ordinary_prompts=self.kind.ordinary,
+            time_budget=budget,
         )
 
     def prompts(self, text: str | None = None) -> tuple[Output, Output]:
