@@ -8,6 +8,7 @@ from .activations.nodes_activations_file import LoadActivations, SaveActivations
 from .activations.nodes_catalog import ActivationCatalog, SelectActivations, network_outline
 from .activations.nodes_quality import ActivationQuality
 from .activations.nodes_record import ActivationRecorder, GetRecordedActivations
+from .activations.nodes_seed_scout import SeedScout
 from .activations.nodes_segment import ActivationClusters, ApplyFewShotSegmenter, TrainFewShotSegmenter
 from .activations.nodes_steering import (
     ActivationSteering,
@@ -69,6 +70,7 @@ NODES: list[type[io.ComfyNode]] = [
     W2WBuildSpace,
     W2WSaveSpace,
     W2WImportRelease,
+    SeedScout,
     CompositionNoise,
     ImmiscibleNoise,
     ImmiscibleLatentBatch,

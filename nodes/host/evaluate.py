@@ -100,3 +100,25 @@ def sample_images(
     """``count`` images (B, H, W, 3) from pure noise; ``how``: steps, cfg. Euler with the normal schedule."""
     blank = torch.zeros(count, *shape)
     return vae.decode(sample_latents(patcher, positive, negative, blank, how["steps"], how["cfg"], seed))
+
+
+def sample_seeds(patcher, positive: list, negative: list, latent: dict, seeds: list[int], steps: int, cfg: float):
+    """Latents (N, C, ...) of N seeds in one batch, each as KSampler samples a LATENT of one image from that seed.
+
+    Euler with the normal schedule at denoise 1; every seed's noise is KSampler's bit for bit.
+    """
+    single = comfy.sample.fix_empty_latent_channels(patcher, latent["samples"])
+    return comfy.sample.sample(
+        patcher,
+        torch.cat([noise_for(single, seed) for seed in seeds]),
+        steps,
+        cfg,
+        "euler",
+        "normal",
+        positive,
+        negative,
+        torch.cat([single] * len(seeds)),
+        noise_mask=latent.get("noise_mask"),
+        disable_pbar=True,
+        seed=seeds[0],
+    )

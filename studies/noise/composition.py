@@ -18,6 +18,9 @@ from ..world import captions, dataset, judge
 from ..world.scenes import Metadata, random_scene, render
 
 CFG, SEED, SIDE, CELLS = 3.0, 4_000_000, 128, 8
+#: An image follows when its correlation with the guide is larger than its twin's at strength 0 by this.
+FOLLOWS = 0.1
+_COLUMN = {name: index for index, name in enumerate(dataset.LABELS)}
 RED, BLUE, LIGHT, DARK = (200, 40, 40), (40, 60, 200), (235, 235, 235), (30, 30, 30)
 
 
@@ -35,6 +38,13 @@ def guides() -> dict[str, np.ndarray]:
         f"image, {color}": render(replace(scene, background=color, pattern="plain")) for color in ("blue", "yellow")
     }
     return {name: np.asarray(image, np.uint8) for name, image in {**images, **sketches}.items()}
+
+
+def requested(scenes: list) -> np.ndarray:
+    """The labels (N, 12) that captions without the background request; -1 for all others."""
+    truth = np.array([dataset.labels(scene) for scene in scenes])
+    truth[:, [_COLUMN["background"], _COLUMN["pattern"]]] = -1
+    return truth
 
 
 def layout(images: np.ndarray) -> np.ndarray:
@@ -77,9 +87,9 @@ def measure(quick: bool = False) -> dict[str, dict]:
     """Correlation with the guide, changed images and captions followed, for strengths and cutoffs."""
     method = host.pack("nodes.noise.composition")
     generator, network = sampled_images.load()
-    count, steps = (5, 6) if quick else (24, 12)
+    count, steps = (10, 12) if quick else (24, 12)
     scenes = [replace(scene, pattern="plain") for scene in sampled_images.scenes(count)]
-    truth = np.array([dataset.labels(scene) for scene in scenes])
+    truth = requested(scenes)
     texts = [captions.full_caption(scene).rsplit(", ", 1)[0] for scene in scenes]
     prompts, numbers = sampled_images.encoded(generator, texts), {}
     stock = sample(generator, prompts, steps, lambda noise: noise)
@@ -107,6 +117,17 @@ def measure(quick: bool = False) -> dict[str, dict]:
                 "correlation with the guide less that of strength 0, paired",
                 "correlation",
             )
+            numbers[f"{where}: seeds that follow"] = results.fraction(
+                follow(images, guide) > base + FOLLOWS,
+                f"images whose correlation with the guide is larger than at strength 0 by {FOLLOWS} at least",
+            )
+            color = name.removeprefix("image, ")
+            if color in dataset.LABELS["background"]:
+                wanted = dataset.LABELS["background"].index(color)
+                for when, seen in (("strength 0", labels), ("with the guide", read)):
+                    numbers[f"{where}: background of the guide, {when}"] = results.fraction(
+                        seen[:, _COLUMN["background"]] == wanted, "images in which the judge reads the guide's color"
+                    )
             numbers[f"{where}: images changed"] = results.fraction(
                 (read != labels).any(axis=1), "images in which the judge reads another label than at strength 0"
             )

@@ -5,6 +5,7 @@ from .authoring import Output, Workflow
 _CAPTION = "portrait, light skin, majestic beard, black hair, sunglasses, white shirt, plain blue background"
 _COMPOSED = "portrait, light skin, long black hair, round glasses, smiling, white shirt"
 _TOWN = "a small town by the sea at dusk, watercolor"
+_FOX = "a red fox and a blue owl on a snowy wooden fence, golden hour"
 _NEGATIVE = "Negative prompt (empty)"
 _FOLDER = "my_images"  # of the user's own, in ComfyUI's input folder
 
@@ -112,6 +113,73 @@ def sdxl_noise_composition(w: Workflow) -> None:
     right = w.add("EmptyImage", width=1024, height=1024, batch_size=1, color=0x101840, node_title="Right")
     sketch = w.add("ImageCompositeMasked", destination=right, source=left, x=0, y=0, resize_source=False)
     _composition(w, model, vae, positive, negative, sketch, 1024, cfg=7.0, steps=25)
+
+
+def demo_noise_seed_scout(w: Workflow) -> None:
+    w.note(
+        "Many seeds for a few steps, the best ones to the end",
+        "**Sixteen seeds** run for four steps each. The first scout ranks them by how distinctly the weakest word of "
+        "the prompt acts (attention, after InitNO, arXiv 2404.04650), the second by likeness of layout and "
+        "colors to a reference image.",
+        "**KSampler** gets the list of the three best seeds and runs once for each, from exactly the scouted noise. "
+        "The last row is a plain batch of three.",
+        "**Try** ranking prompt_alignment or image_likeness, steps 1 (one prediction of the clean image), words that "
+        "must not be missing, or your own reference (Load Image).",
+    )
+    w.group("Model and prompt")
+    model, clip, vae = w.add("GBX_LoadDemoModel")
+    positive = w.add("CLIPTextEncode", clip=clip, text=_COMPOSED, node_title="Caption")
+    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_NEGATIVE)
+    latent = w.add("EmptyLatentImage", width=128, height=128, batch_size=1)
+    reference, _, _ = w.add("GBX_DemoPicture", image_index=3, count=1)
+    given = {"model": model, "positive": positive, "negative": negative, "cfg": 3.0}
+    scouting = {"vae": vae, "latent": latent, "clip": clip, "prompt": _COMPOSED, "seed": 21, "keep": 3, "steps": 4}
+    w.group("Scouting")
+    covered = w.add("GBX_SeedScout", ranking="word_coverage", batch_size=8, **scouting, **given)
+    alike = w.add("GBX_SeedScout", ranking="layout_likeness", reference=reference, batch_size=8, **scouting, **given)
+    w.group("The best seeds to the end")
+    sampling = {"latent_image": latent, "steps": 12, "sampler_name": "euler", "scheduler": "normal", **given}
+    best = [w.add("VAEDecode", samples=w.add("KSampler", seed=one[0], **sampling), vae=vae) for one in (covered, alike)]
+    batch = w.add("RepeatLatentBatch", samples=latent, amount=3)
+    sampling["latent_image"] = batch
+    first = w.add("VAEDecode", samples=w.add("KSampler", seed=21, **sampling), vae=vae)
+    w.group("Side by side")
+    w.add("SaveImage", images=alike[2], filename_prefix="glassbox/scout_layout", node_title="Ranked by layout")
+    w.add("SaveImage", images=covered[2], filename_prefix="glassbox/scout_words", node_title="Ranked by words")
+    w.add("SaveImage", images=best[1], filename_prefix="glassbox/best_layout", node_title="Best by layout")
+    w.add("SaveImage", images=best[0], filename_prefix="glassbox/best_words", node_title="Best by words")
+    w.add("SaveImage", images=reference, filename_prefix="glassbox/reference", node_title="Reference")
+    w.add("SaveImage", images=first, filename_prefix="glassbox/not_scouted", node_title="Not scouted")
+    w.add("PreviewAny", source=covered[3], node_title="Report")
+
+
+def sdxl_noise_seed_scout(w: Workflow) -> None:
+    w.note(
+        "SDXL: many seeds for a few steps, the best ones to the end",
+        "**Sixteen seeds** run for six steps each and are ranked by how distinctly the weakest of three phrases acts "
+        "(attention, after InitNO, arXiv 2404.04650): seeds in which the owl has no place drop out.",
+        "**KSampler** gets the list of the three best seeds and runs once for each, from exactly the scouted noise.",
+        "**Try** your own prompt and words: prompt must be the text of the caption. With a reference image, ranking "
+        "layout_likeness needs no CLIP.",
+    )
+    w.group("Model and prompt")
+    model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name="sd_xl_base_1.0.safetensors")
+    positive = w.add("CLIPTextEncode", clip=clip, text=_FOX, node_title="Caption")
+    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_NEGATIVE)
+    latent = w.add("EmptyLatentImage", width=1024, height=1024, batch_size=1)
+    given = {"model": model, "positive": positive, "negative": negative, "cfg": 7.0}
+    w.group("Scouting")
+    seeds, _, figure, report = w.add(
+        "GBX_SeedScout", vae=vae, latent=latent, clip=clip, prompt=_FOX, words="red fox, blue owl, wooden fence",
+        ranking="word_coverage", seed=21, keep=3, steps=6, **given,
+    )  # fmt: skip
+    w.group("The best seeds to the end")
+    samples = w.add(
+        "KSampler", seed=seeds, latent_image=latent, steps=25, sampler_name="euler", scheduler="normal", **given
+    )
+    w.add("SaveImage", images=w.add("VAEDecode", samples=samples, vae=vae), filename_prefix="glassbox/best_words")
+    w.add("SaveImage", images=figure, filename_prefix="glassbox/scout_words", node_title="Ranked by words")
+    w.add("PreviewAny", source=report, node_title="Report")
 
 
 def sd15_noise_immiscible_second_pass(w: Workflow) -> None:
