@@ -39,7 +39,7 @@ class SeedScout(io.ComfyNode):
                 "image (cross-attention, after InitNO, arXiv 2404.04650), by likeness to a reference image, or by "
                 "alignment with the prompt. KSampler then repeats the best seeds from exactly the same noise."
             ),
-            search_aliases=["seed search", "best of n", "seed selection", "InitNO", "golden noise", "contact sheet"],
+            search_aliases=["seed search", "best of n", "seed selection", "InitNO", "golden noise", "image grid"],
             inputs=[
                 io.Model.Input("model", tooltip="The model of the KSampler that follows, with its LoRAs."),
                 io.Conditioning.Input("positive", tooltip="The prompt, as in KSampler."),
