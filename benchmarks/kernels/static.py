@@ -185,17 +185,27 @@ def _occupancy(target: Target, registers: int, warps: int, shared: int) -> float
     return blocks * warps / target.warps
 
 
-def problems(variant: Variant, target: Target, found: Mapping) -> list[str]:
-    """What is wrong with a compiled variant."""
-    multiplied = not (target.family == "rdna" and variant.launch("rdna").get("WIDE"))  # Radeon has no float32 matrices
+def problems(target: Target, found: Mapping, product: bool, streams: bool) -> list[str]:
+    """What is wrong with a compiled kernel, of a ``product`` or one that ``streams`` what it reads."""
     rules = {
         f"{found['spilled']} bytes are spilled": found["spilled"] > 0,
         f"{found['shared']} bytes of shared memory": found["shared"] > target.block_shared,
-        "a product without matrix instructions": variant.product and multiplied and not found["matrix"],
-        "no loads of 16 bytes": variant.streams and not found["wide"],
+        "a product without matrix instructions": product and not found["matrix"],
+        "no wide loads": streams and not found["wide"],
         "64-bit floats": found["doubles"] > 0,
     }
     return [rule for rule, broken in rules.items() if broken]
+
+
+def variant_problems(variant: Variant, target: Target, found: Mapping) -> list[str]:
+    """`problems` of a Triton kernel."""
+    multiplied = not (target.family == "rdna" and variant.launch("rdna").get("WIDE"))  # Radeon has no float32 matrices
+    return problems(target, found, variant.product and multiplied, variant.streams)
+
+
+def source_problems(name: str, constants: Mapping[str, int], target: Target, found: Mapping) -> list[str]:
+    """`problems` of a function of a CUDA C++ source."""
+    return problems(target, found, product=False, streams=name != "nearest_drawn" and bool(constants["ALIGNED"]))
 
 
 def nvrtc() -> ctypes.CDLL:
@@ -253,7 +263,7 @@ def measure() -> dict[str, dict[str, dict]]:
         row = table[variant.name] = {}
         for target in TARGETS:
             row[target.name] = compiled(variant, target)
-            for problem in problems(variant, target, row[target.name]):
+            for problem in variant_problems(variant, target, row[target.name]):
                 print(f"{variant.name}, {target.name}: {problem}", flush=True)
     library = nvrtc()
     for name, constants in sources():
@@ -262,6 +272,8 @@ def measure() -> dict[str, dict[str, dict]]:
             for target in (TURING, *(target for target in TARGETS if target.family == "nvidia")):
                 for function, found in of_source(library, name, constants, target).items():
                     table.setdefault(f"{function} {kind}, CUDA C++", {})[target.name] = found
+                    for problem in source_problems(name, constants, target, found):
+                        print(f"{function} {kind}, CUDA C++, {target.name}: {problem}", flush=True)
     return table
 
 

@@ -19,7 +19,7 @@ from benchmarks.kernels import static
 chosen = [v for v in static.variants() if not few or v.name in few]
 assert len(chosen) == len(few) or not few
 for variant in chosen:
-    for problem in static.problems(variant, target, static.compiled(variant, target)):
+    for problem in static.variant_problems(variant, target, static.compiled(variant, target)):
         print(f"{variant.name}: {problem}")
 """
 
