@@ -18,7 +18,7 @@ class Kernel:
 
     ``dtypes``: the types of each tensor. ``sizes``: least and most of (argument, dimension). ``dense``: tensors that
     must be contiguous; of all others only the last dimension must be. ``elsewhere``: tensors that may lie on another
-    device.
+    device. ``mixed``: tensors that are left to PyTorch when they are all of one type.
     """
 
     module: str
@@ -26,6 +26,7 @@ class Kernel:
     sizes: Mapping[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     dense: tuple[str, ...] = ()
     elsewhere: tuple[str, ...] = ()
+    mixed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ _CHANGE_KERNELS = {
         sizes={("down", 0): (1, 1024)},
         dense=("weight",),
         elsewhere=("up", "down"),
+        mixed=("weight", "up", "down"),  # of one type cuBLAS multiplies and adds in one pass
     )
     for backend, module in ((TRITON, "low_rank"), (CUDA, "launch"))
 }
@@ -114,6 +116,8 @@ def unfit(kernel: Kernel, arguments: Mapping) -> str | None:
             return f"{name} {reason}"
     if len({tensor.device for name, tensor in tensors.items() if name not in kernel.elsewhere}) > 1:
         return "its tensors lie on several devices"
+    if kernel.mixed and len({tensors[name].dtype for name in kernel.mixed}) == 1:
+        return f"{', '.join(kernel.mixed)} are of one type, which PyTorch does in one pass"
     for (name, dimension), (least, most) in kernel.sizes.items():
         size = arguments[name].shape[dimension]
         if not least <= size <= most:

@@ -85,11 +85,12 @@ def point(where: str, rows: int, size: int, quantized: bool) -> Case:
     return Case("flat_weights", where + kind, make, 2 * rows * size, {"whole basis in float32": _whole_basis})
 
 
-def change(where: str, rows: int, columns: int, rank: int) -> Case:
-    """A low-rank change of one weight."""
+def change(where: str, rows: int, columns: int, rank: int, **factors: torch.dtype) -> Case:
+    """A low-rank change of one weight, by factors of its type or of a ``dtype``."""
 
     def make(draw):
-        return {"weight": draw(rows, columns), "up": draw(rows, rank), "down": draw(rank, columns), "strength": 0.7}
+        up, down = draw(rows, rank, **factors), draw(rank, columns, **factors)
+        return {"weight": draw(rows, columns), "up": up, "down": down, "strength": 0.7}
 
     return Case(
         "low_rank_apply",
@@ -120,14 +121,14 @@ def words(where: str, rows: int, positions: int, keys: int, heads: int, width: i
 
 
 def cpu_cases(quick: bool) -> list[Case]:
-    """Sizes that a CPU handles in seconds."""
+    """Sizes that a CPU handles in seconds, of what nodes reach there."""
     found = [
-        drawn("SD1.5, B = 4, D = 16,384", 4, 16_384, 64),
         cost("SD1.5, B = 256, D = 16,384", 256, 16_384),
         match("SD1.5, 32 x 32 positions, C = 1,280", 1024, 1280),
         point("K = 200, D = 99,648", 200, 99_648, quantized=False),
         point("K = 200, D = 99,648", 200, 99_648, quantized=True),
         change("SD1.5, 1,280 x 1,280, rank 16", 1280, 1280, 16),
+        change("SD1.5, 1,280 x 1,280, rank 16, factors bfloat16", 1280, 1280, 16, dtype=torch.bfloat16),
         neurons("SD1.5, 64 prompts, C = 1,280", 64, 77, 1280),
         words("SD1.5, 32 x 32 positions, 77 keys", 2, 1024, 77, 8, 80),
     ]
@@ -135,9 +136,9 @@ def cpu_cases(quick: bool) -> list[Case]:
         return found
     return [
         *found,
-        drawn("SDXL, B = 32, D = 65,536", 32, 65_536, 8),
         cost("SDXL, B = 256, D = 65,536", 256, 65_536),
         match("SDXL, 64 x 64 positions, C = 640", 4096, 640),
+        match("96 x 96 positions, C = 3,840", 9216, 3840),
         change("Flux, 3,072 x 3,072, rank 16", 3072, 3072, 16),
         neurons("SDXL, 64 prompts, C = 2,048", 64, 77, 2048),
         words("SDXL, 64 x 64 positions, 77 keys", 2, 4096, 77, 10, 64),
@@ -146,11 +147,17 @@ def cpu_cases(quick: bool) -> list[Case]:
 
 def gpu_cases(quick: bool) -> list[Case]:
     """Sizes of real use on a GPU."""
-    found = cpu_cases(quick)
+    found = [
+        *cpu_cases(quick),
+        drawn("SD1.5, B = 4, D = 16,384", 4, 16_384, 64),
+        change("SD1.5, 1,280 x 1,280, rank 16, factors float32", 1280, 1280, 16, dtype=torch.float32),
+    ]
     if quick:
         return found
     return [
         *found,
+        change("Flux, 3,072 x 3,072, rank 16, factors float32", 3072, 3072, 16, dtype=torch.float32),
+        drawn("SDXL, B = 32, D = 65,536", 32, 65_536, 8),
         drawn("Flux, B = 16, D = 262,144", 16, 262_144, 64),
         cost("SD1.5, B = 1,024, D = 16,384", 1024, 16_384),
         cost("Flux, B = 256, D = 262,144", 256, 262_144),
@@ -192,7 +199,7 @@ def _whole_basis(coefficients, basis, mean, deviation, basis_scale):
 
 
 def _plain(weight, up, down, strength):
-    return weight + strength * (up @ down)
+    return (weight + strength * (up @ down)).to(weight.dtype)
 
 
 def _product_then_sum(weight, up, down, strength):

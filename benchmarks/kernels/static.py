@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import itertools
 import re
 import subprocess
 import tempfile
@@ -95,11 +96,11 @@ def variants() -> Iterator[Variant]:
     for number in ("i8", "bf16", "fp16"):
         tile = {"SCALED": number == "i8", "GROUP": group, "ROWS": low_rank.BASIS_ROWS, "BLOCK": low_rank.BLOCK}
         yield Variant("low_rank", "_combine", number, point, lambda _, tile=tile: tile, ("size", "basis_stride"))
-    for number, factors in (("fp32", "fp32"), ("bf16", "bf16"), ("fp16", "fp16"), ("bf16", "fp32")):
+    for number, factors in itertools.permutations(numbers, 2):
         types = {"weight": NUMBER, "result": NUMBER, "up": f"*{factors}", "down": f"*{factors}", "strength": "fp32"}
         yield Variant(
             "low_rank", "_apply", number, types, lambda family, f=factors: low_rank.launch(family, f == "fp32"),
-            ("rows", "columns", "rank"), product=True, note="" if factors == number else f"factors {factors}",
+            ("rows", "columns", "rank"), product=True, note=f"factors {factors}",
         )  # fmt: skip
     pointers = {"query": NUMBER, "key": NUMBER, "scale": "fp32", "sums": "*fp32", "result": "*fp32"}
     strides = ("channels", "query_row", "query_stride", "key_row", "key_stride")

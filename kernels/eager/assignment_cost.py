@@ -8,5 +8,5 @@ import torch
 def assignment_cost(data: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     """See ``kernels.assignment_cost``."""
     products = data.float() @ noise.float().T
-    means = products.mean(dim=0, keepdim=True), products.mean(dim=1, keepdim=True)
-    return means[0] + means[1] - means[0].mean() - products
+    columns, rows = products.mean(dim=0), products.mean(dim=1, keepdim=True)
+    return (columns - columns.mean() + rows).sub_(products)

@@ -45,11 +45,13 @@ def flat_weights(dtype, rows, size):
     }
 
 
-def low_rank_apply(dtype, rows, columns, rank):
+def low_rank_apply(dtype, rows, columns, rank, factors=None):
+    """Factors in float32 unless the weight is: kernels leave one type to PyTorch."""
+    factors = factors or (torch.bfloat16 if dtype == torch.float32 else torch.float32)
     return {
         "weight": gaussian(rows, columns, dtype=dtype),
-        "up": gaussian(rows, rank, seed=1, dtype=dtype),
-        "down": gaussian(rank, columns, seed=2, dtype=dtype),
+        "up": gaussian(rows, rank, seed=1, dtype=factors),
+        "down": gaussian(rank, columns, seed=2, dtype=factors),
         "strength": 0.7,
     }
 

@@ -8,7 +8,7 @@ import pytest
 import repository
 
 #: One product of each module and one kernel that reads, on one target.
-FEW = ["products fp32", "apply bf16", "one_pass bf16", "combine i8"]
+FEW = ["products fp32", "apply bf16, factors fp32", "one_pass bf16", "combine i8"]
 _CODE = """
 import sys, runpy
 load = runpy.run_path("run.py")["load_package"]

@@ -154,6 +154,8 @@ def test_sizes_devices_and_stray_tensors_that_a_kernel_does_not_take():
     change = table.TABLE["low_rank_apply"].kernels["triton"]
     assert table.unfit(change, arguments() | {"strength": torch.tensor(0.7)}) == "strength is a tensor"
     assert table.unfit(change, arguments() | {"up": torch.ones(70, 2, device="meta")}) is None
+    of_one_type = kernel_inputs.low_rank_apply(F32, 70, 6, 2, factors=F32)
+    assert table.unfit(change, of_one_type) == "weight, up, down are of one type, which PyTorch does in one pass"
 
 
 def test_gradients_pass():

@@ -43,9 +43,12 @@ def test_rows_of_zero_are_not_read():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(6, 5), (6, 5, 3, 3)])
 @pytest.mark.parametrize("rank", [1, 4])
-def test_low_rank_apply(dtype, shape, rank):
+@pytest.mark.parametrize("of_one_type", [False, True])
+def test_low_rank_apply(dtype, shape, rank, of_one_type):
     weight = gaussian(*shape).to(dtype)
     up, down = gaussian(shape[0], rank, seed=1), gaussian(rank, *shape[1:], seed=2)
+    if of_one_type:
+        up, down = up.to(dtype), down.to(dtype)
     before = weight.clone()
     found = low_rank_apply(weight, up, down, 0.7)
     product = (up.double() @ down.double().flatten(1)).view(shape)

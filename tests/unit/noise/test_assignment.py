@@ -194,6 +194,16 @@ def test_bad_input(data, noise, sentence):
         assign(data, noise)
 
 
+@pytest.mark.parametrize("cost", list(Cost))
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("which", [0, 1])
+def test_one_number_that_is_not_finite_is_refused(cost, odd, which):
+    data_and_noise = batch(5)
+    data_and_noise[which][2, 3] = odd
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        assign(*data_and_noise, cost=cost)
+
+
 def test_nan_in_a_single_image_is_refused():
     with pytest.raises(ValueError, match="NaN"):
         assign(torch.full((1, 8), float("nan")), torch.randn(1, 8))

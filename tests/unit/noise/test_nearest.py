@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from glassbox.kernels.eager.nearest_drawn import candidates
+from glassbox.kernels.eager.nearest_drawn import candidates, nearest_drawn
 from glassbox.nodes.noise import nearest
 from glassbox.nodes.noise.nearest import NearestForm
 from scipy import stats
@@ -56,15 +56,32 @@ def test_official_takes_the_least_distance():
     torch.testing.assert_close(picked, distances.amin(dim=0), rtol=2e-3, atol=0)
 
 
-def test_official_of_seeds_is_the_nearest_of_all_candidates():
+@pytest.mark.parametrize("numbers", [1, 1 << 20])
+def test_official_of_seeds_is_the_nearest_of_all_candidates(monkeypatch, numbers):
+    monkeypatch.setattr(nearest, "_DRAWN_AT_ONCE", numbers * D)
     data, noise, seeds = gaussian(12, 0), gaussian(12, 1), torch.arange(12) * 2**40 - 5
-    drawn = torch.cat([noise[None], candidates(seeds, 0, 2, D).transpose(0, 1)])
+    drawn = [torch.randn(2, D, generator=torch.Generator().manual_seed(seed)) for seed in seeds.tolist()]
+    drawn = torch.cat([noise[None], torch.stack(drawn, dim=1)])
     assert torch.equal(nearest.official_drawn(data, noise, 1, seeds), noise)
     found = nearest.official_drawn(data, noise, 3, seeds)
     chosen = (drawn.double() - data.double()).norm(dim=2).argmin(dim=0)
     assert set(chosen.tolist()) == {0, 1, 2}
     assert torch.equal(found, drawn[chosen, torch.arange(12)])
     assert torch.equal(nearest.official_drawn(data[2:3], noise[2:3], 3, seeds[2:3]), found[2:3])
+
+
+def test_official_of_seeds_on_a_gpu_is_the_nearest_of_the_kernels_candidates(monkeypatch):
+    """Whose data says that it lies there."""
+
+    class OnGpu(torch.Tensor):
+        device = torch.device("cuda")
+
+    data, noise, seeds = gaussian(12, 0), gaussian(12, 1), torch.arange(12)
+    monkeypatch.setattr(nearest, "nearest_drawn", lambda rows, *rest: nearest_drawn(torch.Tensor(rows), *rest))
+    drawn = torch.cat([noise[None], candidates(seeds, 0, 2, D).transpose(0, 1)])
+    chosen = (drawn.double() - data.double()).norm(dim=2).argmin(dim=0)
+    found = nearest.official_drawn(data.as_subclass(OnGpu), noise, 3, seeds)
+    assert torch.equal(found.as_subclass(torch.Tensor), drawn[chosen, torch.arange(12)])
 
 
 def test_official_is_their_code():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from glassbox import kernels
 
-from benchmarks.kernels import cases, on_gpu
+from benchmarks.kernels import cases, on_cpu, on_gpu
 
 TINY = [
     cases.drawn("tiny", 3, 40, 8),
@@ -16,6 +16,7 @@ TINY = [
     cases.point("tiny", 3, 1030, quantized=False),
     cases.point("tiny", 3, 1030, quantized=True),
     cases.change("tiny", 6, 5, 2),
+    cases.change("tiny, factors bfloat16", 6, 5, 2, dtype=torch.bfloat16),
     cases.neurons("tiny", 4, 3, 5),
     cases.words("tiny", 2, 9, 7, 3, 8),
 ]
@@ -32,7 +33,8 @@ def test_what_people_write_gives_the_same(case, dtype):
     assert cases.moved(arguments, ours) > 0 and case.operations > 0
     if case.operation not in OTHERWISE:
         for name, other in case.others.items():
-            tolerance = 0.02 if name == "plain" and dtype == torch.bfloat16 else 1e-5  # it rounds twice
+            rounds_twice = name == "plain" and "bfloat16" in f"{case.where} {dtype}"
+            tolerance = 0.02 if rounds_twice else 1e-5
             torch.testing.assert_close(
                 other(**arguments), ours, atol=tolerance * float(ours.abs().max()), rtol=tolerance
             )
@@ -41,8 +43,17 @@ def test_what_people_write_gives_the_same(case, dtype):
 def test_every_operation_is_measured():
     from glassbox.kernels.table import TABLE
 
-    for listed in (cases.cpu_cases(quick=True), cases.gpu_cases(quick=False)):
-        assert {case.operation for case in listed} == set(TABLE)
+    for quick in (True, False):
+        assert {case.operation for case in cases.gpu_cases(quick)} == set(TABLE)
+        assert {case.operation for case in cases.cpu_cases(quick)} == set(TABLE) - {"nearest_drawn"}
+
+
+def test_rows_of_methods_do_the_same():
+    """The assignments of one cost; the nearest of k differ by what is drawn."""
+    rows = {where: contenders for where, _, contenders in on_cpu._methods()}
+    assert [list(contenders)[0] for contenders in rows.values()] == [on_cpu.OURS] * 3
+    ours, line, *_ = rows["assignment, B = 256, D = 16,384"].values()
+    assert ours().permutation.tolist() == line()[1].tolist()
 
 
 def test_rows_and_files_of_a_gpu(monkeypatch, tmp_path):
@@ -97,7 +108,7 @@ def test_a_kernel_is_checked_after_its_turns(monkeypatch):
     monkeypatch.setattr(torch.compiler, "reset", lambda: None)
     dispatch = on_gpu.host.pack("kernels.dispatch")
     monkeypatch.setattr(dispatch, "function", lambda backend, name: spoiled if backend == "triton" else original)
-    measured = on_gpu.compared(cases.change("tiny", 6, 5, 2), "cpu", torch.float32, 1e9, 1e12, 3)
+    measured = on_gpu.compared(cases.change("tiny", 6, 5, 2, dtype=torch.bfloat16), "cpu", torch.float32, 1e9, 1e12, 3)
     (row,) = [row for row in measured if row["backend"] == "triton"]
     assert row["check"].startswith("it errs by") and len(calls) == 4
     machine = {"gpu": "A GPU", "torch": "2", "triton": "3", "bandwidth_gb_s": 1.0}
