@@ -125,7 +125,7 @@ def cpu_cases(quick: bool) -> list[Case]:
     found = [
         cost("SD1.5, B = 256, D = 16,384", 256, 16_384),
         match("SD1.5, 32 x 32 positions, C = 1,280", 1024, 1280),
-        point("K = 200, D = 99,648", 200, 99_648, quantized=False),
+        point("K = 1,000, D = 99,648", 1000, 99_648, quantized=False),
         point("K = 200, D = 99,648", 200, 99_648, quantized=True),
         change("SD1.5, 1,280 x 1,280, rank 16", 1280, 1280, 16),
         change("SD1.5, 1,280 x 1,280, rank 16, factors bfloat16", 1280, 1280, 16, dtype=torch.bfloat16),

@@ -15,7 +15,7 @@ from .cases import cpu_cases
 
 OURS = "ours"
 #: Turns of a fast row, and milliseconds that all contenders of a row take in the rest.
-_TURNS, _MILLISECONDS = {True: (3, 15), False: (7, 41)}, {True: 500, False: 10_000}
+_TURNS, _MILLISECONDS = {True: (3, 15), False: (5, 41)}, {True: 500, False: 4_000}
 
 
 def measure(quick: bool) -> dict[str, dict]:

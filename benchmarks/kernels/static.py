@@ -278,8 +278,65 @@ def measure() -> dict[str, dict[str, dict]]:
     return table
 
 
+def traffic() -> list[tuple[str, str, float, float]]:
+    """What, design, and bytes through the L2 cache and from or to memory: tiles read again cost the former alone."""
+    cost, low_rank, attention = (
+        host.pack(f"kernels.triton.{name}") for name in ("assignment_cost", "low_rank", "mean_attention")
+    )
+    rows, size = 256, 16_384
+    data, table = 4 * rows * size, 4 * rows * rows  # one input, and one table of costs
+    tile, pieces = cost.launch("nvidia", single=True), 32
+
+    def products(height: int, width: int, tables: int) -> float:
+        return data * (rows / height + rows / width) + 2 * pieces * table + tables * table
+
+    what = "assignment_cost, B = 256, D = 16,384, float32"
+    found = [
+        (what, "tiles of 64 x 64, centering of its own", products(64, 64, 8), 2 * data + table),
+        (what, f"tiles of {tile['ROWS']} x {tile['COLUMNS']}, sums on the way",
+         products(tile["ROWS"], tile["COLUMNS"], 1), 2 * data + table),
+    ]  # fmt: skip
+    images, positions, keys, channels = 2, 4096, 77, 640
+    query, key, maps = 2 * images * positions * channels, 2 * images * keys * channels, 4 * images * positions * keys
+    what = "mean_attention, SDXL, 64 x 64 positions, 77 keys, bfloat16"
+    for passes, height in ((2, 64), (1, attention.launch("nvidia", wide=False, few=True)["ROWS"])):
+        found.append((what, f"{passes} pass{'es' * (passes > 1)}, tiles of {height} positions",
+                      passes * (query + positions / height * key) + maps, passes * query + key + maps))  # fmt: skip
+    side, rank = 3072, 16
+    weight, factors = 2 * side * side, 8 * side * rank
+    tile = low_rank.launch("nvidia", wide=True)
+    what = "low_rank_apply, 3,072 x 3,072 in bfloat16, rank 16 in float32"
+    again = 4 * side * rank * (side / tile["COLUMNS"] + side / tile["ROWS"])
+    found += [
+        (what, "to float32, product and sum, back", 10 * weight + again, 10 * weight + factors),
+        (what, "in one pass", 2 * weight + again, 2 * weight + factors),
+    ]
+    count, width = 1000, 99_648
+    basis, sums = count * width, 4 * width
+    what = "flat_weights, K = 1,000, D = 99,648, int8"
+    found += [
+        (what, "to float32, times scales, product", 25 * basis + 3 * sums, 25 * basis + 3 * sums),
+        (what, "in one pass", basis + 6 * sums, basis + 3 * sums),
+    ]
+    return found
+
+
+def traffic_lines() -> list[str]:
+    """The table of `traffic` in kernels/README.md."""
+    rows = (f"| {what} | {design} | {cache / 1e6:.0f} MB | {memory / 1e6:.0f} MB |"
+            for what, design, cache, memory in traffic())  # fmt: skip
+    return ["| what | design | through the L2 cache | memory |", "|---|---|---|---|", *rows]
+
+
+def _replace(block: str, lines: list[str]) -> None:
+    """Write the lines between the marks of a block in kernels/README.md."""
+    text = README.read_text(encoding="utf-8")
+    pattern = re.compile(rf"(<!-- {block} -->\n).*?(?=<!-- end -->)", re.S)
+    README.write_text(pattern.sub(lambda found: found[1] + "\n".join([*lines, ""]), text), encoding="utf-8")
+
+
 def main() -> int:
-    """Compile everything, and write the table of kernels/README.md and its JSON."""
+    """Compile everything, and write the tables of kernels/README.md and a JSON."""
     import triton
 
     table = measure()
@@ -302,8 +359,7 @@ def main() -> int:
                  for n, found in row.items()}  # fmt: skip
         lines.append(f"| {name} | {' | '.join(cells.get(n, '') for n in names)} |")
     spilled = sum(found["spilled"] for row in table.values() for found in row.values())
-    lines += ["", f"Spilled, all together: {spilled} bytes. Made by `{command}` with Triton {triton.__version__}.", ""]
-    text = README.read_text(encoding="utf-8")
-    block = re.compile(r"(<!-- static -->\n).*?(?=<!-- end -->)", re.S)
-    README.write_text(block.sub(lambda found: found[1] + "\n".join(lines), text), encoding="utf-8")
+    lines += ["", f"Spilled, all together: {spilled} bytes. Made by `{command}` with Triton {triton.__version__}."]
+    _replace("static", lines)
+    _replace("traffic", traffic_lines())
     return 0

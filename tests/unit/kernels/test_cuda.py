@@ -56,6 +56,13 @@ def test_what_does_not_compile_says_why(library):
         nvrtc.compiled(library, "nearest_drawn", "89", {"NUMBER": 0})
 
 
+def test_pytorch_has_what_loads_them():
+    """Names without a promise, which is why a failure there leaves the kernels out."""
+    from torch.cuda import _utils
+
+    assert callable(_utils._get_nvrtc_library) and callable(_utils._cuda_load_module)
+
+
 @pytest.fixture
 def on_cpu(monkeypatch, tmp_path):
     """The launchers with kernels that a host's compiler has made."""

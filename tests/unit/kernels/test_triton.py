@@ -135,7 +135,12 @@ def test_a_filter_is_a_matrix():
     gaussian = kernel_inputs.gaussian
     agree(
         "low_rank_apply",
-        {"weight": gaussian(6, 5, 3, 3, dtype=BF16), "up": gaussian(6, 2, 1, 1), "down": gaussian(2, 5, 3, 3), "strength": -1.5},
+        {
+            "weight": gaussian(6, 5, 3, 3, dtype=BF16),
+            "up": gaussian(6, 2, 1, 1),
+            "down": gaussian(2, 5, 3, 3),
+            "strength": -1.5,
+        },
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from glassbox import kernels
 
-from benchmarks.kernels import cases, on_cpu, on_gpu
+from benchmarks.kernels import cases, on_cpu, on_gpu, static
 
 TINY = [
     cases.drawn("tiny", 3, 40, 8),
@@ -48,10 +48,18 @@ def test_every_operation_is_measured():
         assert {case.operation for case in cases.cpu_cases(quick)} == set(TABLE) - {"nearest_drawn"}
 
 
+def test_the_table_of_traffic_is_that_of_the_tiles():
+    pytest.importorskip("triton")
+    table = "\n".join(static.traffic_lines())
+    assert table in static.README.read_text(encoding="utf-8")
+    # 256 x 256 in tiles of 128 x 128: each input is read twice, and 32 tables of partial sums are written and read.
+    assert static.traffic()[1][2] == 4 * 2 * 256 * 16_384 * 2 + 65 * 4 * 256 * 256
+
+
 def test_rows_of_methods_do_the_same():
     """The assignments of one cost; the nearest of k differ by what is drawn."""
     rows = {where: contenders for where, _, contenders in on_cpu._methods()}
-    assert [list(contenders)[0] for contenders in rows.values()] == [on_cpu.OURS] * 3
+    assert [next(iter(contenders)) for contenders in rows.values()] == [on_cpu.OURS] * 3
     ours, line, *_ = rows["assignment, B = 256, D = 16,384"].values()
     assert ours().permutation.tolist() == line()[1].tolist()
 
