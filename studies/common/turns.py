@@ -32,14 +32,19 @@ def times(contenders: Mapping[str, Callable[[], object]], turns: int, alone: boo
     alone = alone and not torch.cuda.is_available()
     clock = time.process_time if alone else time.perf_counter
     found: dict[str, list[float]] = {name: [] for name in contenders}
-    with threads(1 if alone else torch.get_num_threads()):
-        for turn in range(turns + 1):
-            for name, contender in list(contenders.items())[:: -1 if turn % 2 else 1]:
-                gc.collect()
-                started = clock()
-                contender()
-                if turn:
-                    found[name].append(1000 * (clock() - started))
+    gc.collect()
+    gc.freeze()  # what is there already is not looked through again before every turn
+    try:
+        with threads(1 if alone else torch.get_num_threads()):
+            for turn in range(turns + 1):
+                for name, contender in list(contenders.items())[:: -1 if turn % 2 else 1]:
+                    gc.collect()
+                    started = clock()
+                    contender()
+                    if turn:
+                        found[name].append(1000 * (clock() - started))
+    finally:
+        gc.unfreeze()
     return {name: np.array(values) for name, values in found.items()}
 
 
