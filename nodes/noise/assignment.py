@@ -104,8 +104,6 @@ def assign(
     started = time.perf_counter()
     weights = collapse_weights(weights)
     table, rounding = _cost_table(Cost(cost), data, noise, weights)
-    if not np.isfinite(table.sum()):  # NaN and infinity spread to the cost, whose numbers are fewer
-        check_finite(data, noise)
     copies = total // count
     if copies > 1:
         table = np.tile(table, (copies, 1))
@@ -114,9 +112,13 @@ def assign(
     firsts = first_equal_rows(data, weights) * copies
     some_equal = len(set(firsts)) < total
     columns = np.arange(total)
-    for block in groups.blocks():
-        part = table if len(block) == total else table[np.ix_(block, block)]
-        columns[block] = np.asarray(block)[_solve(part, some_equal)]
+    try:
+        for block in groups.blocks():
+            part = table if len(block) == total else table[np.ix_(block, block)]
+            columns[block] = np.asarray(block)[_solve(part, some_equal)]
+    except ValueError:  # SciPy's: NaN and infinity spread from one number to a row or column of costs
+        check_finite(data, noise)
+        raise
     gain = table.trace(dtype=np.float64) - table[np.arange(total), columns].sum(dtype=np.float64)
     if gain <= rounding * copies:
         columns = np.arange(total)
