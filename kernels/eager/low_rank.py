@@ -20,13 +20,13 @@ def flat_weights(coefficients, basis, mean, deviation, basis_scale=None) -> torc
     step = max(block_bytes(basis.device, BASIS_BLOCK) // (4 * basis.shape[1]), 1)
     if adjacent and basis.dtype == torch.float32:  # is taken as it lies
         step = len(used)
-    total: torch.Tensor
+    total = torch.empty_like(mean, dtype=torch.float32)
     for first in range(0, len(used), step):
         rows = used[first : first + step]
         if rows[-1] - rows[0] < len(rows):
             rows = slice(rows[0], rows[-1] + 1)  # adjacent rows are taken without a copy
         block, factors = _block(basis, basis_scale, rows).T, coefficients[rows].float()
-        total = total.addmv_(block, factors) if first else block @ factors
+        total.addmv_(block, factors, beta=1 if first else 0)
     return torch.addcmul(mean.float(), deviation.float(), total)
 
 
