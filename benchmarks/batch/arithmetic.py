@@ -19,16 +19,21 @@ _CHECKPOINT, _NETWORK = 2.13e9, 1.25e9  # bytes of SD1.5 in float16; bytes per s
 _NUMBERS = 99_648  # of one LoRA of the paper
 
 
+def exact(value: float, unit: str, what: str) -> dict:
+    """A number without an interval."""
+    return {"value": value, "n": 1, "unit": unit, "what": what}
+
+
 def numbers() -> dict[str, dict]:
     """One entry per claim; needs the results of the part overhead."""
     added = _measured("batch_overhead", "Ray, one worker") / 1000
     driver = _measured("batch_overhead", "Ray, processor of the driver") / 1000
     found = {
-        "driver, pieces per second": _exact(1 / driver, "1/s", "at most, by its processor time per piece"),
+        "driver, pieces per second": exact(1 / driver, "1/s", "at most, by its processor time per piece"),
     }
     for gpus in _GPUS:
         start = _START + gpus * _CHECKPOINT / _NETWORK
-        found[f"{gpus} GPUs, start"] = _exact(
+        found[f"{gpus} GPUs, start"] = exact(
             start, "s", f"20 s for ComfyUI, and {gpus} times 2.13 GB from one file server of 10 Gbit/s"
         )
         jobs = {
@@ -38,19 +43,15 @@ def numbers() -> dict[str, dict]:
         }
         for name, (pieces, seconds, source) in jobs.items():
             total = start + math.ceil(pieces / gpus) * (seconds + added)
-            found[f"{gpus} GPUs, {name}"] = _exact(
-                total / 3600, "h", f"{pieces:,} pieces of {seconds:.1f} s ({source})"
-            )
-            found[f"{gpus} GPUs, {name}, driver"] = _exact(
+            found[f"{gpus} GPUs, {name}"] = exact(total / 3600, "h", f"{pieces:,} pieces of {seconds:.1f} s ({source})")
+            found[f"{gpus} GPUs, {name}, driver"] = exact(
                 100 * driver * gpus / (seconds + added), "%", "of one core of the driver's machine"
             )
-    found["population, bytes"] = _exact(
-        _IDENTITIES * _NUMBERS * 4 / 1e9, "GB", "65,000 LoRAs of 99,648 float32 numbers"
-    )
-    found["population, files"] = _exact(3 * _IDENTITIES, "entries", "a folder, a record and a LoRA per piece")
-    found["space, Gram matrix"] = _exact(_IDENTITIES**2 * 8 / 1e9, "GB", "in memory while the space is built")
+    found["population, bytes"] = exact(_IDENTITIES * _NUMBERS * 4 / 1e9, "GB", "65,000 LoRAs of 99,648 float32 numbers")
+    found["population, files"] = exact(3 * _IDENTITIES, "entries", "a folder, a record and a LoRA per piece")
+    found["space, Gram matrix"] = exact(_IDENTITIES**2 * 8 / 1e9, "GB", "in memory while the space is built")
     per_member = _measured("bench_weights_many", "5000 members, seconds, this pack") / 5000**2
-    found["space, building"] = _exact(
+    found["space, building"] = exact(
         per_member * _IDENTITIES**2 / 3600, "CPU h", "products alone, from 5,000 members by the square of the members"
     )
     return found
@@ -58,7 +59,3 @@ def numbers() -> dict[str, dict]:
 
 def _measured(result: str, name: str) -> float:
     return json.loads((results.RESULTS / f"{result}.json").read_text("utf-8"))["numbers"][name]["value"]
-
-
-def _exact(value: float, unit: str, what: str) -> dict:
-    return {"value": float(value), "low": float(value), "high": float(value), "n": 1, "unit": unit, "what": what}

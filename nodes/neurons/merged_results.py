@@ -43,6 +43,11 @@ def count_scores(table: str, column: str = "score") -> np.ndarray:
     return np.histogram(np.clip(values, 0.0, 1.0), BINS, (0.0, 1.0))[0]
 
 
+def memorized_prompts(table: str) -> list[str]:
+    """The prompts of a CSV table whose score is over the threshold, in its order."""
+    return [row["prompt"] for row in csv.DictReader(io.StringIO(table)) if row["is_memorized"] == "True"]
+
+
 def draw_counts(figure, counts: np.ndarray) -> None:
     """The histogram of scores on a matplotlib figure."""
     axes = figure.add_subplot()

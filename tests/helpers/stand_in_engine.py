@@ -1,8 +1,8 @@
 """An engine without ComfyUI for tests of jobs: what a piece does is written in its value.
 
 `--engine` of `run.py batch` takes this file. The workflow is one node, `Echo`, with a text. Its words: `fail` raises,
-`die` ends the process, `once FILE` ends it the first time, `sleep 3` waits, `until FILE` waits for a file, all else but
-`empty` is written to a file. With a base directory, every try of a piece is noted there in `tries.txt`.
+`die` ends the process, `once FILE` ends it the first time, `sleep 3` waits, `until FILE 7` waits for a file. Then every
+text but `empty` is written to a file. With a base directory, every try of a piece is noted there in `tries.txt`.
 """
 
 import os
@@ -43,7 +43,7 @@ class Engine:
             os._exit(9)
         if word == "sleep":
             time.sleep(float(rest))
-        while word == "until" and not Path(rest).exists():
+        while word == "until" and not Path(rest.partition(" ")[0]).exists():
             time.sleep(0.05)
         if word != "empty":
             (output / "text.txt").write_text(text)

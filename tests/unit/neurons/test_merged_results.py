@@ -29,6 +29,11 @@ def test_scores_count_in_the_bin_that_holds_them():
     assert (counts[0], counts[50], counts[-1], counts.sum()) == (2, 1, 1, 4)
 
 
+def test_prompts_over_the_threshold_are_listed_in_order():
+    table = 'prompt,score,is_memorized\n"a cat, 1",0.9,True\nb,0.1,False\nc,0.8,True\n'
+    assert merged_results.memorized_prompts(table) == ["a cat, 1", "c"]
+
+
 def test_tables_of_other_columns_are_refused():
     with pytest.raises(ValueError, match="different columns"):
         list(merged_results.merge_tables([HEAD, "prompt,score\n"]))

@@ -44,8 +44,11 @@ class _GroupError(Exception):
         self.done, self.reason = done, reason
 
 
-class _Actor:
-    """What Ray runs on a worker; it is sent as it is, so it may use nothing of this package that it has not loaded."""
+class BatchWorker:
+    """What Ray runs on a worker; it is sent as it is, so it may use nothing of this package that it has not loaded.
+
+    Ray's dashboard lists it by this name, with what it prints as its log.
+    """
 
     def __init__(self, root: str, package: str, settings: bytes):
         self._root, self._package, self._settings = os.environ.get("GLASSBOX_DIR", root), package, settings
@@ -75,12 +78,16 @@ class _Actor:
     def take(self, job) -> dict:
         return self._worker.take(job)
 
-    def run(self, group: list[tuple[str, dict]]) -> float:
-        """Run pieces one after another, up to the first that fails; the seconds that they took."""
+    def run(self, group: list[Piece], bar: str) -> float:
+        """Run pieces one after another, up to the first that fails; the seconds that they took.
+
+        ``bar`` is the job's progress as it was when the pieces were handed out.
+        """
         begun = time.perf_counter()
-        for done, (key, values) in enumerate(group):
+        for done, piece in enumerate(group):
+            print(f"{bar}: piece {piece.name}", flush=True)
             try:
-                self._worker.run(key, values)
+                self._worker.run(piece.key, piece.values)
             except self._module.PieceError as error:
                 raise _GroupError(done, str(error)) from None
         return time.perf_counter() - begun
@@ -147,7 +154,7 @@ class Cluster:
         self._need = {"num_cpus": settings.threads or 1} if settings.cpu else {"num_cpus": 1, "num_gpus": 1}
         self._package = pickle.dumps(settings)
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-        self._actor = ray.remote(max_restarts=0, **self._need)(_Actor)
+        self._actor = ray.remote(max_restarts=0, **self._need)(BatchWorker)
         self._members: list[_Member] = []
         self._calls: dict = {}  # reference -> (what was called, of which member)
         self._again: collections.deque[Piece] = collections.deque()
@@ -233,8 +240,7 @@ class Cluster:
         group = [self._again.popleft() for _ in range(min(member.size, len(self._again)))]
         group += itertools.islice(missing, member.size - len(group))
         if group:
-            named = member.actor.run.options(name="piece")
-            reference = named.remote([(piece.key, piece.values) for piece in group])
+            reference = member.actor.run.options(name="piece").remote(group, self._ledger.line())
             member.groups[reference] = group
             self._call(_RUN, member, reference)
         return bool(group)

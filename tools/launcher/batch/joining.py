@@ -74,7 +74,10 @@ def index(found: Iterable[Result], out: Path) -> list[Path]:
 
 
 def scores(found: Iterable[Result], out: Path) -> list[Path]:
-    """``scores.csv`` with the rows of all score tables, and their histogram as ``histogram.csv`` and ``.png``."""
+    """``scores.csv`` with the rows of all score tables, their histogram as ``histogram.csv`` and ``.png``.
+
+    And ``memorized.txt``, a list of the prompts over the threshold for the next job.
+    """
     merging = pack("nodes.neurons.merged_results")
     counts = 0
 
@@ -85,15 +88,16 @@ def scores(found: Iterable[Result], out: Path) -> list[Path]:
             for table in itertools.chain(saved, result.texts):
                 if table.startswith("prompt,score,"):
                     counts = counts + merging.count_scores(table)
+                    memorized.writelines(f"{prompt}\n" for prompt in merging.memorized_prompts(table))
                     yield table
 
-    with _whole(out / "scores.csv") as file:
+    with _whole(out / "scores.csv") as file, _whole(out / "memorized.txt") as memorized:
         file.writelines(merging.merge_tables(tables()))
     with _table(out / "histogram.csv") as lines:
         lines.writerow(["from", "to", "prompts"])
         lines.writerows([n / merging.BINS, (n + 1) / merging.BINS, int(of)] for n, of in enumerate(counts))
     _figure(lambda figure: merging.draw_counts(figure, counts), out / "histogram.png")
-    return [out / name for name in ("scores.csv", "histogram.csv", "histogram.png")]
+    return [out / name for name in ("scores.csv", "memorized.txt", "histogram.csv", "histogram.png")]
 
 
 def statistics(found: Iterable[Result], out: Path) -> list[Path]:

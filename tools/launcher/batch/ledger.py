@@ -62,8 +62,8 @@ class Ledger:
     def line(self) -> str:
         """The bar as text."""
         all_ = self.done + self.found + self.failed
-        share = all_ / max(self.total, 1)
-        parts = [f"[{('#' * round(share * _BAR)).ljust(_BAR, '-')}] {all_}/{self.total}"]
+        fraction = all_ / max(self.total, 1)
+        parts = [f"[{('#' * round(fraction * _BAR)).ljust(_BAR, '-')}] {all_}/{self.total}"]
         if self.rate:
             parts.append(f"{self.rate:.2f}/s" if self.rate >= 1 else f"{1 / self.rate:.1f} s each")
             parts.append(f"{_duration((self.total - all_) / self.rate)} left")

@@ -49,14 +49,17 @@ def test_the_index_names_every_piece_that_has_a_result(tmp_path):
 
 def test_scores_become_one_table_and_a_histogram(tmp_path):
     tables = {
-        name: f"prompt,score,norm\n{name},{score},1\n" for name, score in (("a", 0.25), ("b", 0.75), ("c", 0.255))
+        name: f"prompt,score,is_memorized\n{name},{score},{score > 0.5}\n"
+        for name, score in (("a", 0.25), ("b", 0.75), ("c", 0.255))
     }
 
     def writing(table):
         return lambda work: (work / "scores_00001_.csv").write_text(table)
 
     Pieces(tmp_path, {name: writing(table) for name, table in tables.items()}).join("scores")
-    assert (tmp_path / "scores.csv").read_text() == "prompt,score,norm\na,0.25,1\nb,0.75,1\nc,0.255,1\n"
+    table = "prompt,score,is_memorized\na,0.25,False\nb,0.75,True\nc,0.255,False\n"
+    assert (tmp_path / "scores.csv").read_text() == table
+    assert (tmp_path / "memorized.txt").read_text() == "b\n"
     counted = {row["from"]: int(row["prompts"]) for row in csv.DictReader((tmp_path / "histogram.csv").open())}
     assert (counted["0.25"], counted["0.75"], sum(counted.values())) == (2, 1, 3)
     with Image.open(tmp_path / "histogram.png") as image:
