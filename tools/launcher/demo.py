@@ -148,7 +148,10 @@ def _report(results: list[Result], out: Path) -> None:
     """Print the table and make the contact sheet."""
     rows = [(result.name, f"{result.seconds:.1f}", _made(result)) for result in results]
     print("\n" + table(("workflow", "seconds", "output files"), rows) + "\n")
-    images = [(result.name, [batch for batch in map(_images, result.batches) if batch]) for result in results]
+    images = [
+        (result.name.removeprefix("demo_"), [batch for batch in map(_images, result.batches) if batch])
+        for result in results
+    ]
     if any(batches for _, batches in images):
         sheet.write(images, out / _SHEET)
         print(f"Images are in {out}, all of them on one page: {out / _SHEET}", flush=True)

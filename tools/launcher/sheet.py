@@ -21,7 +21,7 @@ _PAPER, _INK, _RULE = "#fbfaf7", "#22262b", "#c9543b"
 
 
 def write(images: Sequence[tuple[str, Sequence[Path | Sequence[Path]]]], target: Path) -> None:
-    """Write a PNG with every image; `images` holds a workflow's name and its files, or its batches of files."""
+    """Write a PNG with every image; `images` holds names and their files, or batches of files."""
     rows = list(_rows([(name, tile) for name, files in images for tile in _tiles(files)]))
     width = _GAP + max(sum(tile.width + _GAP for _, tile in row) for row in rows)
     page = Image.new("RGB", (width, _GAP + len(rows) * (_LABEL + _HEIGHT + _GAP)), _PAPER)
@@ -31,7 +31,7 @@ def write(images: Sequence[tuple[str, Sequence[Path | Sequence[Path]]]], target:
         for name, band in groupby(row, key=lambda cell: cell[0]):
             tiles = [tile for _, tile in band]
             length = sum(tile.width + _GAP for tile in tiles) - _GAP
-            _draw_title(draw, (left, top), length, _title(name, name in titled))
+            _draw_title(draw, (left, top), length, f"{name} (continued)" if name in titled else name)
             titled.add(name)
             for tile in tiles:
                 page.paste(tile, (left, top + _LABEL))
@@ -39,11 +39,6 @@ def write(images: Sequence[tuple[str, Sequence[Path | Sequence[Path]]]], target:
     content = io.BytesIO()
     page.save(content, "PNG", optimize=True)
     paths.write_atomically(target, content.getvalue())
-
-
-def _title(name: str, again: bool) -> str:
-    title = name.removeprefix("demo_").replace("_", " ")
-    return f"{title} (continued)" if again else title
 
 
 def _tiles(files: Sequence[Path | Sequence[Path]]) -> Iterator[Image.Image]:

@@ -30,6 +30,13 @@ def test_a_transparent_image_is_fine(tmp_path):
     assert (tmp_path / "s.png").is_file()
 
 
+def test_a_name_is_written_as_it_is(tmp_path):
+    Image.new("RGB", (128, 128)).save(tmp_path / "a.png")
+    for number, name in enumerate(("person_0013", "person 0013")):
+        sheet.write([(name, [tmp_path / "a.png"])], tmp_path / f"sheet_{number}.png")
+    assert (tmp_path / "sheet_0.png").read_bytes() != (tmp_path / "sheet_1.png").read_bytes()
+
+
 def test_small_images_of_one_size_that_follow_each_other_share_a_tile(tmp_path):
     files = [tmp_path / f"{index}.png" for index in range(9)]
     for file in files:

@@ -53,6 +53,8 @@ def run(argv: Sequence[str]) -> int:
             raise
         ledger.close()
         store.sweep()
+    if ledger.failed == ledger.total:
+        raise LaunchError("Every piece failed: there is nothing to join.")
     for name in joins:
         try:
             made = joining.JOINS[name](joining.results(store, pieces(job, entries, chunk)), out)
@@ -63,11 +65,15 @@ def run(argv: Sequence[str]) -> int:
 
 
 class _Lines(logging.Handler):
-    """Warnings of nodes on lines of their own, above the bar."""
+    """Warnings of nodes on lines of their own, above the bar.
+
+    Left out is the trace that ComfyUI's execution.py logs of a node that fails: the ledger names it in a sentence.
+    """
 
     def __init__(self, ledger: Ledger):
         super().__init__(logging.WARNING)
         self._ledger = ledger
+        self.addFilter(lambda record: record.module != "execution")
 
     def emit(self, record: logging.LogRecord) -> None:
         self._ledger.show(self.format(record))

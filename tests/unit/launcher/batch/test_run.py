@@ -59,6 +59,12 @@ def test_a_piece_that_always_fails_is_tried_three_times_then_named_and_left_out(
     assert len([name for name in results(tmp_path / "out") if name.endswith("text.txt")]) == 2
 
 
+def test_where_every_piece_failed_nothing_is_joined(run, tmp_path):
+    with pytest.raises(LaunchError, match="Every piece failed"):
+        run(["fail 1", "fail 2"], "--join", "images")
+    assert not (tmp_path / "out" / "index.csv").exists() and (tmp_path / "out" / "failures.csv").exists()
+
+
 def test_another_checkpoint_makes_other_results(run, tmp_path, monkeypatch):
     run(["a"])
     first = set(results(tmp_path / "out"))
@@ -108,11 +114,13 @@ def test_warnings_come_on_lines_of_their_own(run, monkeypatch, capsys):
     def warning(self, key, values):
         worker(self, key, values)
         logging.getLogger("somewhere").warning("The model does not know: %s", values["prompt"])
+        logging.root.handle(logging.LogRecord("root", logging.ERROR, "execution.py", 1, "Traceback", (), None))
 
     monkeypatch.setattr(command.Worker, "run", warning)
     before = logging.root.handlers
     assert run(["a"]) == 0 and logging.root.handlers is before
-    assert "\nThe model does not know: a\n" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "\nThe model does not know: a\n" in shown and "Traceback" not in shown
 
 
 def test_files_that_differ_between_workers_are_named():
