@@ -144,7 +144,7 @@ def soak(quick: bool) -> dict[str, dict]:
         "pieces failed": exact(done.failed, "pieces", "after three tries"),
         "pieces found": exact(again.found, "pieces", "when the same job runs again"),
         "seconds": exact(wall, "s", "for all pieces, starting left out"),
-        "worker, early": exact(early, "MB", "resident memory of the larger worker, mean of the second tenth of the pieces"),
+        "worker, early": exact(early, "MB", "resident memory of the larger worker, mean of the second tenth"),
         "worker, late": exact(late, "MB", "the same in the last tenth"),
     }
 
