@@ -6,8 +6,10 @@ from comfy_api.latest import ComfyExtension, io
 
 from .activations.nodes_activations_file import LoadActivations, SaveActivations
 from .activations.nodes_catalog import ActivationCatalog, SelectActivations, network_outline
+from .activations.nodes_patching import ActivationPatching, ActivationPatchingMap
 from .activations.nodes_quality import ActivationQuality
 from .activations.nodes_record import ActivationRecorder, GetRecordedActivations
+from .activations.nodes_scores import CompareActivations, ScoreActivations
 from .activations.nodes_seed_scout import SeedScout
 from .activations.nodes_segment import ActivationClusters, ApplyFewShotSegmenter, TrainFewShotSegmenter
 from .activations.nodes_steering import (
@@ -96,6 +98,10 @@ NODES: list[type[io.ComfyNode]] = [
     SteeringDirectionFromActivations,
     SaveSteeringDirection,
     LoadSteeringDirection,
+    ActivationPatching,
+    ActivationPatchingMap,
+    CompareActivations,
+    ScoreActivations,
     MetadataConditioning,
     MetadataSchedule,
     MetadataReport,

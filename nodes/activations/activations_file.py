@@ -1,4 +1,4 @@
-"""Activations on disk: one .safetensors file with one tensor per ID and a JSON header."""
+"""Activations on disk: one .safetensors file with one tensor per ID and a JSON header, or an .npz file to export."""
 
 from __future__ import annotations
 
@@ -31,6 +31,27 @@ def write(activations: Activations, path: Path) -> None:
     tensors = {id_: value.contiguous() for id_, value in activations.tensors.items()}
     with atomic_write(path) as temporary:
         save_file(tensors, temporary, metadata)
+
+
+def write_npz(activations: Activations, path: Path) -> None:
+    """Export to NumPy, whole or not at all: one array per ID, and those of rows and noise level below.
+
+    ``row_image`` and ``row_conditional`` (rows,), ``sigma``, ``timestep``. Data in bfloat16 becomes float32.
+    """
+    import numpy as np
+
+    about = {
+        "row_image": [row.image for row in activations.rows],
+        "row_conditional": [row.conditional for row in activations.rows],
+        "sigma": activations.sigma,
+        "timestep": activations.timestep,
+    }
+    arrays = {
+        id_: (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+        for id_, value in activations.tensors.items()
+    }
+    with atomic_write(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, **about, **arrays)
 
 
 def read(path: Path) -> Activations:

@@ -10,6 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from . import paper_tables, select_ids
 from .activation_spec import ActivationSpec, Kind
+from .overlays import viridis
 from .paper_tables import architecture
 
 _CELL, _GAP, _TEXT, _MARGIN, _LEGEND, _CELLS_PER_LINE = 11, 3, 11, 16, 26, 20
@@ -56,10 +57,32 @@ def outline(specs: list[ActivationSpec]) -> dict:
 
 
 def network_map(specs: list[ActivationSpec], chosen: set[str]) -> torch.Tensor:
-    """The network as a U (1, H, W, 3): down-stage left, up-stage right, one line per module, one box per activation.
+    """The network (1, H, W, 3), one box per activation: which are chosen, and which the paper's filter and pool have.
 
-    A transformer is one column, its first block at the bottom.
+    A U-Net is a U, down-stage left, up-stage right, one line per module; a transformer is one column, its first block
+    at the bottom.
     """
+    rows = _published(specs)
+    marks = {
+        spec.id: "chosen" if spec.id in chosen else _published_mark(rows.get(spec.id, {})) or "other" for spec in specs
+    }
+    fills = {id_: _COLORS[mark] for id_, mark in marks.items()}
+    return _draw_network(specs, fills, [(color, _LABELS[mark]) for mark, color in _COLORS.items()])
+
+
+def value_map(specs: list[ActivationSpec], values: dict[str, float]) -> torch.Tensor:
+    """The same with one color per activation, from the smallest to the largest of ``values`` (viridis)."""
+    low, high = min(values.values()), max(values.values())
+    scaled = torch.tensor([(value - low) / ((high - low) or 1.0) for value in (*values.values(), low, high)])
+    colors = [tuple(color) for color in (viridis(scaled) * 255).round().int().tolist()]
+    fills = dict.fromkeys((spec.id for spec in specs), _COLORS["other"]) | dict(zip(values, colors, strict=False))
+    legend = [(colors[-2], f"{low:.3f}"), (colors[-1], f"{high:.3f}"), (_COLORS["other"], "not measured")]
+    return _draw_network(specs, fills, legend)
+
+
+def _draw_network(
+    specs: list[ActivationSpec], fills: dict[str, tuple], legend: list[tuple[tuple, str]]
+) -> torch.Tensor:
     columns = {"down": [], "mid": [], "up": []}
     for spec in specs:
         if place := place_of(spec):
@@ -67,7 +90,6 @@ def network_map(specs: list[ActivationSpec], chosen: set[str]) -> torch.Tensor:
             if not column or column[-1][0] != place:
                 column.append((place, []))
             column[-1][1].append(spec)
-    rows = _published(specs)
     # The stages as a U: the down-stage begins at the top and the up-stage ends there.
     blocks = {"down": columns["down"], "mid": columns["mid"], "up": columns["up"][::-1]}
     depth = max(_height(blocks["down"]), _height(blocks["up"]))
@@ -79,9 +101,9 @@ def network_map(specs: list[ActivationSpec], chosen: set[str]) -> torch.Tensor:
     for stage, lines in blocks.items():
         top = _LEGEND + _MARGIN + (depth + _MARGIN if stage == "mid" else 0)
         for place, members in lines:
-            top = _draw_line(draw, left, top, place, members, chosen, rows)
+            top = _draw_line(draw, left, top, place, members, fills)
         left += width[stage] + _MARGIN
-    _draw_legend(draw)
+    _draw_legend(draw, legend)
     return torch.from_numpy(np.asarray(canvas, dtype=np.float32) / 255)[None]
 
 
@@ -100,15 +122,14 @@ def _width(lines: list) -> int:
     return max(longest * (_CELL + _GAP), 150)
 
 
-def _draw_line(draw, left: int, top: int, place: str, members: list[ActivationSpec], chosen: set, rows: dict) -> int:
+def _draw_line(draw, left: int, top: int, place: str, members: list[ActivationSpec], fills: dict) -> int:
     scale = min(spec.scale for spec in members)
     draw.text((left, top), f"{place}  1/{scale}", fill=(40, 40, 40), font=ImageFont.load_default(_TEXT))
     top += _TEXT + _GAP
     for index, spec in enumerate(members):
         x = left + index % _CELLS_PER_LINE * (_CELL + _GAP)
         y = top + index // _CELLS_PER_LINE * (_CELL + _GAP)
-        mark = "chosen" if spec.id in chosen else _published_mark(rows.get(spec.id, {})) or "other"
-        draw.rectangle([x, y, x + _CELL, y + _CELL], fill=_COLORS[mark])
+        draw.rectangle([x, y, x + _CELL, y + _CELL], fill=fills[spec.id])
     return top + -(-len(members) // _CELLS_PER_LINE) * (_CELL + _GAP) + 2 * _GAP
 
 
@@ -116,12 +137,12 @@ def _published_mark(row: dict[str, str]) -> str:
     return next((flag for flag in ("filter", "pool") if row.get(flag) == "1"), "")
 
 
-def _draw_legend(draw) -> None:
+def _draw_legend(draw, entries: list[tuple[tuple, str]]) -> None:
     font, left = ImageFont.load_default(_TEXT), _MARGIN
-    for mark, color in _COLORS.items():
+    for color, label in entries:
         draw.rectangle([left, _MARGIN // 2, left + _CELL, _MARGIN // 2 + _CELL], fill=color)
-        draw.text((left + _CELL + _GAP, _MARGIN // 2 - 1), _LABELS[mark], fill=(40, 40, 40), font=font)
-        left += _CELL + 4 * _GAP + int(font.getlength(_LABELS[mark]))
+        draw.text((left + _CELL + _GAP, _MARGIN // 2 - 1), label, fill=(40, 40, 40), font=font)
+        left += _CELL + 4 * _GAP + int(font.getlength(label))
 
 
 def _published(specs: list[ActivationSpec]) -> dict[str, dict[str, str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from comfy_api.latest import io
 
 from ..host.folders import existing_file, next_file, output_stamp, relative
@@ -11,6 +13,13 @@ from .activations import Activations
 from .tap_inputs import CATEGORY, PAPER
 
 
+class FileFormat(StrEnum):
+    """Values of the ``format`` input."""
+
+    SAFETENSORS = "safetensors"
+    NPZ = "npz"
+
+
 class SaveActivations(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -18,8 +27,9 @@ class SaveActivations(io.ComfyNode):
             node_id="GBX_SaveActivations",
             display_name="Save Activations",
             category=CATEGORY,
-            description=f"Saves activations with their IDs, rows and settings to one .safetensors file. {PAPER}.",
-            search_aliases=["diffusion features", "export features", "write safetensors"],
+            description="Saves activations with their IDs, rows and settings to one .safetensors file, or exports them "
+            f"to NumPy. {PAPER}.",
+            search_aliases=["diffusion features", "export features", "write safetensors", "numpy", "npz"],
             is_output_node=True,
             inputs=[
                 ActivationsSocket.Input("activations", tooltip="Activations of a tap or a recording."),
@@ -28,16 +38,24 @@ class SaveActivations(io.ComfyNode):
                     default="glassbox/activations",
                     tooltip="Folder and name inside ComfyUI's output folder. A number is appended.",
                 ),
+                io.Combo.Input(
+                    "format",
+                    options=[value.value for value in FileFormat],
+                    tooltip="safetensors: for Load Activations. npz: for numpy.load, one array per ID.",
+                ),
             ],
             outputs=[io.String.Output(display_name="file", tooltip="Path inside ComfyUI's output folder.")],
         )
 
     @classmethod
-    def execute(cls, activations: Activations, filename_prefix: str) -> io.NodeOutput:
+    def execute(
+        cls, activations: Activations, filename_prefix: str, format: str = FileFormat.SAFETENSORS
+    ) -> io.NodeOutput:
         from . import activations_file
 
-        path = next_file(filename_prefix, ".safetensors")
-        activations_file.write(activations, path)
+        path = next_file(filename_prefix, f".{format}")
+        write = activations_file.write_npz if format == FileFormat.NPZ else activations_file.write
+        write(activations, path)
         return io.NodeOutput(relative(path))
 
 

@@ -124,7 +124,7 @@ class ActivationQuality(io.ComfyNode):
         image: torch.Tensor | None = None,
         vae=None,
     ) -> io.NodeOutput:
-        from . import quality
+        from . import id_chart, quality
 
         refuse_compiled(model)
         specs = catalog(model.model.diffusion_model)
@@ -149,7 +149,7 @@ class ActivationQuality(io.ComfyNode):
             kept = {
                 id_ for id_, one in measured.items() if one.noise <= max_noise_fraction and one.locality <= max_locality
             }
-        figure = new_figure(quality.chart_width(len(measured)), _HEIGHT)
+        figure = new_figure(id_chart.chart_width(len(measured)), _HEIGHT)
         quality.draw_chart(figure, measured, kept, f"{len(measured)} activations, filter: {id_filter}")
         names = "\n".join(id_ for id_ in measured if id_ in kept)
         return io.NodeOutput(to_image(figure), quality.table(measured, kept), names)

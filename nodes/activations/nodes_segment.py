@@ -123,7 +123,7 @@ class TrainFewShotSegmenter(io.ComfyNode):
         cls, activations: Activations, part_names: str, resolution: int, epochs: int, seed: int, **parts: torch.Tensor
     ) -> io.NodeOutput:
         masks = [parts[f"part_{number}"] for number in range(1, _PARTS + 1) if parts.get(f"part_{number}") is not None]
-        labels, names = _labels(masks, activations), _names(part_names, len(masks))
+        labels, names = part_labels(masks, activations), _names(part_names, len(masks))
         segmenter = few_shot.train(activations, labels, names, resolution, seed, epochs, with_progress)
         predicted = few_shot.segment(segmenter, activations, with_progress).labels
         truth = F.interpolate(labels[:, None].float(), size=(resolution, resolution), mode="nearest")[:, 0].long()
@@ -186,7 +186,7 @@ class ApplyFewShotSegmenter(io.ComfyNode):
         return io.NodeOutput(figure, masks, uncertainty, "\n".join(lines))
 
 
-def _labels(masks: list[torch.Tensor], activations: Activations) -> torch.Tensor:
+def part_labels(masks: list[torch.Tensor], activations: Activations) -> torch.Tensor:
     """Labels (rows, H, W) of part masks, at the size of the first."""
     size, sized = masks[0].shape[-2:], []
     for number, mask in enumerate(masks, 1):

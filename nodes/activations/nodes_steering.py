@@ -16,7 +16,7 @@ from ..host.schema import Activations as ActivationsSocket
 from ..host.schema import SteeringDirection as DirectionSocket
 from ..host.schema import schema
 from ..host.text_encoding import encode
-from . import select_ids, step_ranges
+from . import activation_edit, select_ids, step_ranges
 from .activations import Activations
 from .catalog_unet import catalog
 from .recorder import Recorder
@@ -44,7 +44,6 @@ class ActivationSteering(io.ComfyNode):
             node_id="GBX_ActivationSteering",
             display_name="Activation Steering",
             category=CATEGORY,
-            is_experimental=True,
             description="Returns a MODEL that adds a direction to its activations while any sampler runs. Connect "
             f"several in a row for several directions. Strength 0 is identical to the input model. {_PAPER}.",
             search_aliases=[
@@ -114,12 +113,12 @@ class ActivationSteering(io.ComfyNode):
         from . import steering
 
         refuse_compiled(model)
-        specs = steering.specs_of(direction, catalog(model.model.diffusion_model))
+        channels = {id_: len(vector) for id_, vector in direction.vectors.items()}
+        specs = activation_edit.editable_specs(channels, catalog(model.model.diffusion_model), "direction")
         if strength == 0 or (mask is not None and not mask.any()):
             return io.NodeOutput(model)
-        settings = steering.SteeringSettings(
-            strength, rows != "unconditional", rows != "conditional", preserve_norm, mask
-        )
+        edit = steering.steer(direction, steering.SteeringSettings(strength, preserve_norm, mask))
+        kinds = {"conditional": {True}, "unconditional": {False}, "both": {True, False}}[rows]
         first = float("inf") if start_percent <= 0 else sigma_at(model, start_percent, PERCENT)
         last = 0.0 if end_percent >= 1 else sigma_at(model, end_percent, PERCENT)
 
@@ -127,7 +126,7 @@ class ActivationSteering(io.ComfyNode):
             if not last <= call.sigma <= first:
                 return None
             parts = tuple(True if positive else part for positive, part in zip(call.positive, call.parts, strict=True))
-            return steering.CallSteering(specs, direction, settings, parts).receivers()
+            return activation_edit.CallEdit(specs, edit, kinds, parts).receivers()
 
         return io.NodeOutput(hook_calls(model, calling))
 
@@ -139,7 +138,6 @@ class SteeringDirectionFromActivations(io.ComfyNode):
             node_id="GBX_SteeringDirection",
             display_name="Steering Direction",
             category=CATEGORY,
-            is_experimental=True,
             description="Computes a direction for Activation Steering: the difference of means of two sets of "
             f"activations, or a principal component of one. {_PAPER}.",
             search_aliases=[
@@ -196,7 +194,6 @@ class SteeringDirectionFromPrompts(io.ComfyNode):
             advanced=("recorded_steps",),
             display_name="Steering Direction from Prompts",
             category=CATEGORY,
-            is_experimental=True,
             description="Computes a direction for Activation Steering from two sets of prompts: samples each prompt, "
             f"records its activations, and takes the difference of means. {_PAPER}.",
             search_aliases=[
@@ -287,7 +284,6 @@ class SaveSteeringDirection(io.ComfyNode):
             node_id="GBX_SaveSteeringDirection",
             display_name="Save Steering Direction",
             category=CATEGORY,
-            is_experimental=True,
             description=f"Saves a steering direction as a .safetensors file. {_PAPER}.",
             search_aliases=["diffusion features", "export steering vector", "save control vector"],
             is_output_node=True,
@@ -318,7 +314,6 @@ class LoadSteeringDirection(io.ComfyNode):
             node_id="GBX_LoadSteeringDirection",
             display_name="Load Steering Direction",
             category=CATEGORY,
-            is_experimental=True,
             description=f"Loads a file of Save Steering Direction. {_PAPER}.",
             search_aliases=["diffusion features", "import steering vector", "load control vector"],
             inputs=[

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from .id_chart import name_axis
+
 _PAIRS = 4096
 _HEAD = ["ID", "noise", "granularity", "locality"]
 _TITLES = (
@@ -21,7 +23,6 @@ _TITLES = (
     ("locality", "Locality: beyond that of the latent"),
 )
 _KEPT, _DROPPED = "#e66101", "#b8c4d0"
-_INCHES, _SMALL, _MOST_NAMES = 0.16, 6, 120
 
 
 @dataclass(frozen=True)
@@ -154,11 +155,5 @@ def draw_chart(figure, found: dict[str, Quality], kept: set[str], title: str) ->
         loc="upper center",
         ncol=2,
     )
-    step = -(-len(found) // _MOST_NAMES)
-    axes[-1].set_xticks(list(places)[::step], list(found)[::step], rotation=90, fontsize=_SMALL)
+    name_axis(axes[-1], list(found))
     figure.suptitle(title, fontsize=11)
-
-
-def chart_width(count: int) -> int:
-    """Width in pixels of the figure for a number of activations."""
-    return max(700, min(round(count * _INCHES * 100), round(_MOST_NAMES * _INCHES * 100)))

@@ -9,19 +9,15 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
-from torch.nn import functional as F
 
 from ..common.atomic_write import atomic_write
-from .activation_spec import ActivationSpec, Kind
+from .activation_edit import Edit, mask_at
+from .activation_spec import ActivationSpec
 from .activations import Activations
-from .attention_capture import Receivers
 from .pca import principal_components
-from .select_ids import NoSuchActivationError
-from .tap import CallLayout
 
 FORMAT_VERSION = 1
 _FORMAT = "glassbox steering direction"
@@ -42,11 +38,9 @@ class SteeringDirection:
 
 @dataclass(frozen=True)
 class SteeringSettings:
-    """``strength`` times the direction is added to rows of which conditioning; ``mask``: (M, H, W) in 0..1 or None."""
+    """``strength`` times the direction is added; ``mask``: (M, H, W) in 0..1 or None."""
 
     strength: float
-    conditional: bool = True
-    unconditional: bool = False
     preserve_norm: bool = False
     mask: torch.Tensor | None = None
 
@@ -74,79 +68,19 @@ def principal_direction(activations: Activations, component: int) -> SteeringDir
     return SteeringDirection(vectors, f"Principal component {component}")
 
 
-def specs_of(direction: SteeringDirection, specs: list[ActivationSpec]) -> list[ActivationSpec]:
-    """The specs of a network that a direction is for.
+def steer(direction: SteeringDirection, settings: SteeringSettings) -> Edit:
+    """The edit that adds a direction: ``h + strength * mask * d``, scaled to the length of ``h`` on demand."""
 
-    Raises NoSuchActivationError when the network does not have an ID with these channels, ValueError for IDs whose
-    tensors cannot be changed.
-    """
-    known = {spec.id: spec for spec in specs}
-    for id_, vector in direction.vectors.items():
-        if id_ not in known or known[id_].channels != len(vector):
-            raise NoSuchActivationError(
-                f"The direction has {len(vector)} channels at {id_}, which this model does not have. Use the model of "
-                "the direction."
-            )
-        if known[id_].kind not in (Kind.SPATIAL, Kind.TOKENS) or known[id_].from_input:
-            raise ValueError(f"{id_} can be read but not steered. Use the output of a module, such as *-out.")
-    return [known[id_] for id_ in direction.vectors]
+    def edit(spec: ActivationSpec, _part: bool, feature: torch.Tensor, frames: int) -> torch.Tensor:
+        delta = settings.strength * direction.vectors[spec.id].to(feature.device).view(1, -1, 1, 1)
+        if settings.mask is not None:
+            delta = delta * mask_at(settings.mask, feature, frames)
+        steered = feature + delta
+        if settings.preserve_norm:
+            steered *= feature.norm(dim=1, keepdim=True) / steered.norm(dim=1, keepdim=True).clamp_min(1e-12)
+        return steered
 
-
-class CallSteering:
-    """Receivers for one call of a network that add a direction to the outputs of modules.
-
-    ``parts``: for each equal part of the call's rows whether its conditioning is the positive one, None for neither.
-    """
-
-    def __init__(
-        self,
-        specs: list[ActivationSpec],
-        direction: SteeringDirection,
-        settings: SteeringSettings,
-        parts: tuple[bool | None, ...],
-    ):
-        self._specs, self._direction, self._settings, self._parts = specs, direction, settings, parts
-        self._layout = CallLayout(specs)
-
-    def receivers(self) -> tuple[Receivers, Receivers] | None:
-        """Receivers of outputs, which return the steered output, and of first inputs; None when no row is steered."""
-        if not any(map(self._steers, self._parts)):
-            return None
-        outputs, inputs = self._layout.receivers()
-        return [*outputs, *((spec.module, partial(self._steer, spec)) for spec in self._specs)], inputs
-
-    def _steers(self, part: bool | None) -> bool:
-        return part is not None and (self._settings.conditional if part else self._settings.unconditional)
-
-    def _steer(self, spec: ActivationSpec, output: torch.Tensor | tuple[torch.Tensor, ...]):
-        tensor = (output[spec.item] if isinstance(output, tuple) else output).clone()
-        for part, rows in zip(self._parts, tensor.chunk(len(self._parts)), strict=True):
-            if self._steers(part):
-                self._add(spec, rows)
-        if isinstance(output, tuple):
-            return (*output[: spec.item], tensor, *output[spec.item + 1 :])
-        return tensor
-
-    def _add(self, spec: ActivationSpec, rows: torch.Tensor) -> None:
-        """Steer rows (B, C, H, W), or the image's tokens in (B, N, C'), in place."""
-        if spec.kind == Kind.TOKENS:
-            channels = slice(spec.begin, spec.begin + spec.channels)
-            rows = rows[:, self._layout.token_slice(spec, rows.shape[1]), channels]
-            size, dim, shape = self._layout.size(spec), 2, (1, 1, -1)
-        else:
-            size, dim, shape = tuple(rows.shape[-2:]), 1, (1, -1, 1, 1)
-        delta = self._settings.strength * self._direction.vectors[spec.id].to(rows.device).view(shape)
-        if self._settings.mask is not None:
-            mask = F.interpolate(self._settings.mask.float()[:, None], size=size, mode="area").to(rows.device)
-            mask = mask[torch.arange(len(rows)) % len(mask)]  # (B, 1, H, W)
-            if spec.kind == Kind.TOKENS:
-                mask = mask.flatten(2).transpose(1, 2).repeat(1, self._layout.frames, 1)
-            delta = delta * mask
-        before = rows.float()
-        after = before + delta
-        if self._settings.preserve_norm:
-            after *= before.norm(dim=dim, keepdim=True) / after.norm(dim=dim, keepdim=True).clamp_min(1e-12)
-        rows.copy_(after)
+    return edit
 
 
 def write(direction: SteeringDirection, path: Path) -> None:

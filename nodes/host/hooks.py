@@ -31,12 +31,19 @@ class Call:
     """One call of a network at a noise level.
 
     ``roles``: for each equal part of its rows the name of its conditioning in the guider, see ``RowRoles``.
+    ``schedule``: the noise levels of the sampling run, if it is one.
     """
 
     network: nn.Module
     roles: tuple[str | None, ...]
     rows: int
     sigma: float
+    schedule: torch.Tensor | None
+
+    @property
+    def step(self) -> tuple[int, int]:
+        """The step of the schedule that the call is in, from 0, and how many there are; (0, 1) without a schedule."""
+        return _step_of(self.sigma, self.schedule)
 
     @property
     def parts(self) -> tuple[bool | None, ...]:
@@ -191,7 +198,8 @@ def _hook_calls(patcher, key: str, calling: Callable[[Call], Receivers | None], 
     def call(executor, *args, **kwargs):
         options = kwargs.get("transformer_options") or (args[5] if len(args) > 5 else {})
         network, sigma = executor.class_obj.diffusion_model, kwargs["t"] if "t" in kwargs else args[1]
-        receivers = calling(Call(network, roles.of_parts(options), len(args[0]), float(sigma.flatten()[0])))
+        level, schedule = float(sigma.flatten()[0]), options.get("sample_sigmas")
+        receivers = calling(Call(network, roles.of_parts(options), len(args[0]), level, schedule))
         if receivers is None:
             return executor(*args, **kwargs)
         with forward_hooks(network, receivers):
@@ -234,9 +242,16 @@ def forward_hooks(network: nn.Module, receivers: Receivers) -> Iterator[None]:
 def _evaluation(timestep: torch.Tensor, model_options: dict, main: bool) -> Evaluation:
     sigma = float(timestep.flatten()[0])
     schedule = model_options.get("transformer_options", {}).get("sample_sigmas")
+    step, steps = _step_of(sigma, schedule)
     if schedule is None or len(schedule) < 2:
-        return Evaluation(sigma, 0, 1, True, main)
-    begun = int((schedule[:-1] >= sigma * (1 - _SAME)).sum())  # between two steps' noise levels is in the earlier step
-    step = max(begun - 1, 0)
+        return Evaluation(sigma, step, steps, True, main)
     on_schedule = abs(float(schedule[step]) - sigma) <= _SAME * sigma
-    return Evaluation(sigma, step, len(schedule) - 1, on_schedule, main)
+    return Evaluation(sigma, step, steps, on_schedule, main)
+
+
+def _step_of(sigma: float, schedule: torch.Tensor | None) -> tuple[int, int]:
+    """The step that a noise level is in, from 0, and how many steps the schedule has; (0, 1) without one."""
+    if schedule is None or len(schedule) < 2:
+        return 0, 1
+    begun = int((schedule[:-1] >= sigma * (1 - _SAME)).sum())  # between two steps' noise levels is in the earlier step
+    return max(begun - 1, 0), len(schedule) - 1

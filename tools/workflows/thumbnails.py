@@ -16,6 +16,10 @@ _SIDE = 400  # pixels of a thumbnail
 _MOST = 4  # images in one thumbnail, where none are chosen
 #: Numbers of the images to show, where the first ones would not show what a workflow is about.
 _CHOSEN = {
+    "demo_activations_compare": (1,),
+    "demo_activations_patching": (1, 2, 3, 5, 6, 7, 9, 10, 11),
+    "demo_activations_score": (1, 2),
+    "demo_activations_steering": (1, 5, 2, 6),
     "demo_conditioning_guider_grid": (1, 3, 5, 2, 4, 6),
     "demo_conditioning_replicate_padding": (1, 3, 5, 7),
     "demo_conditioning_resolution_rescale": (1, 2, 4, 5),

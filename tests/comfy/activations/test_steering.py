@@ -223,7 +223,7 @@ def test_directions_of_other_models_and_inputs_are_refused(demo):
     for vectors, reason in (
         ({"up-level1-repeat0-res-out": torch.zeros(3)}, "which this model does not have"),
         ({"vit-block0-out": torch.zeros(3)}, "which this model does not have"),
-        ({"unet-in": torch.zeros(8)}, "can be read but not steered"),
+        ({"unet-in": torch.zeros(8)}, "can be read but not changed"),
     ):
         with pytest.raises(ValueError, match=reason):
             steer(demo, steering.SteeringDirection(vectors, ""))

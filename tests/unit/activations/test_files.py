@@ -2,7 +2,9 @@
 
 import json
 
+import documents
 import pytest
+import repository
 import torch
 from glassbox.nodes.activations import activations_file
 from glassbox.nodes.activations.activations import Activations, Row
@@ -22,6 +24,19 @@ def test_there_and_back(activations, tmp_path):
     assert list(found.tensors) == ["up-b", "down-a"]
     assert all(torch.equal(found.tensors[id_], value) for id_, value in activations.tensors.items())
     assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+def test_numpy_reads_an_export(activations, tmp_path):
+    import numpy as np
+
+    activations.tensors["c"] = torch.ones(2, 1, 1, 1, dtype=torch.bfloat16)
+    activations_file.write_npz(activations, tmp_path / "a.npz")
+    with np.load(tmp_path / "a.npz", allow_pickle=False) as found:
+        assert set(found) == {*activations.tensors, "row_image", "row_conditional", "sigma", "timestep"}
+        assert found["row_conditional"].tolist() == [True, False] and float(found["sigma"]) == 0.25
+        for id_, value in activations.tensors.items():
+            assert torch.equal(torch.from_numpy(found[id_]).to(value.dtype), value)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
 
 
 def test_a_failed_write_leaves_no_file(activations, tmp_path):
@@ -75,3 +90,12 @@ def test_other_files_are_refused(tmp_path):
     other.write_bytes(b"not a file of this kind")
     with pytest.raises(ValueError, match="cannot be read"):
         activations_file.read(other)
+
+
+def test_the_documented_reader_reads_a_file(activations, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    activations_file.write(activations, tmp_path / "activations_00001_.safetensors")
+    (program,) = documents.python(repository.ROOT / "docs" / "activations.md")
+    found = {}
+    exec(compile(program, "docs/activations.md", "exec"), found)
+    assert list(found["features"]) == list(activations.tensors) and found["about"]["sigma"] == 0.25

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from glassbox.nodes.activations import quality, token_heatmap
+from glassbox.nodes.activations import id_chart, quality, token_heatmap
 
 
 def drawn(*shape, seed=0):
@@ -56,7 +56,7 @@ def test_the_table_and_the_figure():
     lines = quality.table(found, {"a-out"}).splitlines()
     assert lines[1].endswith("kept") and lines[2].split() == ["longer-name-out", "0.400", "0.500", "-0.600"]
     quality.draw_chart(figure, found, {"a-out"}, "title")
-    assert len(figure.axes) == 3 and quality.chart_width(10_000) == quality.chart_width(200)
+    assert len(figure.axes) == 3 and id_chart.chart_width(10_000) == id_chart.chart_width(200)
 
 
 def test_tables_of_activations_in_pieces_are_one_table():

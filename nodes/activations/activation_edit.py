@@ -1,0 +1,91 @@
+"""Change activations while a network is called: receivers that replace the outputs of modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+
+import torch
+from torch.nn import functional as F
+
+from .activation_spec import ActivationSpec, Kind
+from .attention_capture import Receivers
+from .select_ids import NoSuchActivationError
+from .tap import CallLayout
+
+#: Gets a spec, whether the rows are of the positive conditioning, the activation in float32 (rows, C, H, W), where each
+#: frame of a video is a row, and the number of frames; returns what replaces the activation.
+Edit = Callable[[ActivationSpec, bool, torch.Tensor, int], torch.Tensor]
+
+
+def editable_specs(channels: dict[str, int], specs: list[ActivationSpec], source: str) -> list[ActivationSpec]:
+    """The specs of a network with these IDs and channels, which come from ``source``, in words.
+
+    Raises NoSuchActivationError when the network does not have an ID with these channels, ValueError for IDs whose
+    tensors cannot be changed.
+    """
+    known = {spec.id: spec for spec in specs}
+    for id_, count in channels.items():
+        if id_ not in known or known[id_].channels != count:
+            raise NoSuchActivationError(
+                f"The {source} has {count} channels at {id_}, which this model does not have. Use the model of the "
+                f"{source}."
+            )
+        if known[id_].kind not in (Kind.SPATIAL, Kind.TOKENS) or known[id_].from_input:
+            raise ValueError(f"{id_} can be read but not changed. Use the output of a module, such as *-out.")
+    return [known[id_] for id_ in channels]
+
+
+class CallEdit:
+    """Receivers for one call of a network that change the outputs of modules.
+
+    ``kinds``: which conditionings' rows are changed, True for the positive one and False for the negative one;
+    ``parts``: the same for each equal part of the call's rows, None for neither.
+    """
+
+    def __init__(
+        self,
+        specs: list[ActivationSpec],
+        edit: Edit,
+        kinds: Collection[bool],
+        parts: tuple[bool | None, ...],
+    ):
+        self._specs, self._edit, self._kinds, self._parts = specs, edit, kinds, parts
+        self._layout = CallLayout(specs)
+
+    def receivers(self) -> tuple[Receivers, Receivers] | None:
+        """Receivers of outputs, which return the changed output, and of first inputs; None when no row is changed."""
+        if not any(part in self._kinds for part in self._parts):
+            return None
+        outputs, inputs = self._layout.receivers()
+        return [*outputs, *((spec.module, partial(self._change, spec)) for spec in self._specs)], inputs
+
+    def _change(self, spec: ActivationSpec, output: torch.Tensor | tuple[torch.Tensor, ...]):
+        tensor = (output[spec.item] if isinstance(output, tuple) else output).clone()
+        for part, rows in zip(self._parts, tensor.chunk(len(self._parts)), strict=True):
+            if part in self._kinds:
+                self._replace(spec, part, rows)
+        if isinstance(output, tuple):
+            return (*output[: spec.item], tensor, *output[spec.item + 1 :])
+        return tensor
+
+    def _replace(self, spec: ActivationSpec, part: bool, rows: torch.Tensor) -> None:
+        """Change rows (B, C, H, W), or the image's tokens in (B, N, C'), in place."""
+        frames = self._layout.frames
+        if spec.kind != Kind.TOKENS:
+            rows.copy_(self._edit(spec, part, rows.float(), frames))
+            return
+        channels = slice(spec.begin, spec.begin + spec.channels)
+        tokens = rows[:, self._layout.token_slice(spec, rows.shape[1]), channels]  # (B, frames * H * W, C)
+        feature = tokens.float().unflatten(1, (frames, -1)).flatten(0, 1).transpose(1, 2)
+        changed = self._edit(spec, part, feature.unflatten(2, self._layout.size(spec)), frames)
+        tokens.copy_(changed.flatten(2).transpose(1, 2).unflatten(0, (-1, frames)).flatten(1, 2))
+
+
+def mask_at(mask: torch.Tensor, feature: torch.Tensor, frames: int) -> torch.Tensor:
+    """Masks (M, H, W) in 0..1 at the size of a feature (rows, C, h, w): (rows, 1, h, w).
+
+    The M masks repeat over the images; the frames of an image share its mask.
+    """
+    sized = F.interpolate(mask.float()[:, None], size=feature.shape[-2:], mode="area").to(feature.device)
+    return sized[torch.arange(len(feature)) // frames % len(mask)]

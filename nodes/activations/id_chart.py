@@ -1,0 +1,53 @@
+"""One number for each activation: as a bar chart in forward order, as a table, as a list of the best IDs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_BEST, _OTHER = "#e66101", "#b8c4d0"
+_INCHES, _SMALL, _MOST_NAMES = 0.16, 6, 120
+
+
+def chart_width(count: int) -> int:
+    """Width in pixels of the figure for a number of activations."""
+    return max(700, min(round(count * _INCHES * 100), round(_MOST_NAMES * _INCHES * 100)))
+
+
+def name_axis(axis, ids: list[str]) -> None:
+    """Name the bars of a matplotlib axis by ID, at most 120 of them."""
+    step = -(-len(ids) // _MOST_NAMES)
+    axis.set_xticks(range(len(ids))[::step], ids[::step], rotation=90, fontsize=_SMALL)
+
+
+def best(values: dict[str, float], count: int) -> list[str]:
+    """The IDs with the largest values, largest first; of equal values the first in forward order."""
+    return sorted(values, key=lambda id_: -values[id_])[:count]
+
+
+def draw_bars(figure, charts: dict[str, dict[str, float]], highlighted: Iterable[str], baseline: float | None) -> None:
+    """One chart per title on a matplotlib figure, one above the other, IDs in forward order.
+
+    Some IDs are highlighted; a dashed line lies at ``baseline``.
+    """
+    highlighted = set(highlighted)
+    axes = figure.subplots(len(charts), 1, sharex=True, squeeze=False)[:, 0]
+    for axis, (title, values) in zip(axes, charts.items(), strict=True):
+        colors = [_BEST if id_ in highlighted else _OTHER for id_ in values]
+        axis.bar(range(len(values)), list(values.values()), color=colors, width=0.8)
+        if baseline is not None:
+            axis.axhline(baseline, color="#404040", linestyle="--", linewidth=1)
+        axis.set_title(title, loc="left", fontsize=10)
+        axis.grid(axis="y", alpha=0.3)
+        axis.margins(x=0.005)
+    name_axis(axes[-1], list(values))
+
+
+def table(columns: dict[str, dict[str, float]]) -> str:
+    """One line per activation in forward order, one column per name, each number with three decimals."""
+    ids = list(next(iter(columns.values())))
+    width = max(map(len, ids))
+    lines = ["  ".join([f"{'ID':{width}}", *(f"{name:>6}" for name in columns)])]
+    for id_ in ids:
+        numbers = [f"{values[id_]:{max(len(name), 6)}.3f}" for name, values in columns.items()]
+        lines.append("  ".join([f"{id_:{width}}", *numbers]))
+    return "\n".join(lines)

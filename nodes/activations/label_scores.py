@@ -1,0 +1,83 @@
+"""Score every activation on labels of one's own: points (PCK) or part masks (mean IoU).
+
+Points: the training-free protocol of arXiv 2410.03558 (``correspondence.py``). Masks: its pixel classifier
+(``few_shot.py``). Beside both, the same place: a guess that needs no model.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import torch
+from torch.nn import functional as F
+
+from . import correspondence, few_shot, point_list
+from .activations import Activations
+
+
+def parse_points(text: str, images: int, size: tuple[int, int]) -> torch.Tensor:
+    """Points float32 (images, P, 2) in pixels of images of ``size`` (height, width): one block of lines per image.
+
+    Blank lines separate the blocks, whose points correspond in order. Raises ValueError for other text.
+    """
+    blocks = [point_list.parse(block, size) for block in re.split(r"\n\s*\n", text.strip())]
+    counts = sorted({len(block) for block in blocks})
+    if len(blocks) != images or len(counts) > 1:
+        raise ValueError(
+            f"The points have {len(blocks)} blocks of {' or '.join(map(str, counts))} lines for {images} images. Enter "
+            "one block per image, separated by blank lines, each with the same points in the same order."
+        )
+    return torch.stack(blocks)
+
+
+def point_hits(
+    feature: torch.Tensor, points: torch.Tensor, size: tuple[int, int], side: int, threshold: float
+) -> torch.Tensor:
+    """Which points are found from each image in each other one, bool (pairs, P): PCK is their mean.
+
+    A point of one row of a feature (rows, C, H, W) goes to the most similar of ``side`` x ``side`` positions of another
+    row, and is found when it lies within ``threshold`` times the longer side of the image from that row's point.
+    """
+    height, width = size
+    scale = torch.tensor([side / width, side / height])
+    found = []
+    for first, second in itertools.permutations(range(len(points)), 2):
+        matches, _ = correspondence.nearest_points(feature[first], feature[second], points[first] * scale, side)
+        found.append(_within(matches / scale, points[second], size, threshold))
+    return torch.stack(found)
+
+
+def same_place_hits(points: torch.Tensor, size: tuple[int, int], threshold: float) -> torch.Tensor:
+    """The same for the guess that a point is where it is in the other image."""
+    pairs = itertools.permutations(range(len(points)), 2)
+    return torch.stack([_within(points[first], points[second], size, threshold) for first, second in pairs])
+
+
+def _within(found: torch.Tensor, truth: torch.Tensor, size: tuple[int, int], threshold: float) -> torch.Tensor:
+    return (found - truth).norm(dim=1) <= threshold * max(size)
+
+
+def part_iou(
+    activations: Activations, labels: torch.Tensor, trained: int, side: int, seed: int, epochs: int
+) -> torch.Tensor:
+    """IoU of background and parts, float64 (classes,): learned from the first ``trained`` rows, on the others.
+
+    ``labels``: int64 (rows, height, width), 0 for none of the parts.
+    """
+    rows, classes = list(range(len(labels))), int(labels.max()) + 1
+    names = tuple(map(str, range(1, classes)))
+    known, unknown = activations.select_rows(rows[:trained]), activations.select_rows(rows[trained:])
+    segmenter = few_shot.train(known, labels[:trained], names, side, seed, epochs)
+    return few_shot.mean_iou(few_shot.segment(segmenter, unknown).labels, _resized(labels[trained:], side), classes)
+
+
+def same_place_iou(labels: torch.Tensor, trained: int, side: int) -> torch.Tensor:
+    """The same for the guess that every pixel has the most frequent label of its place in the first rows."""
+    classes, sized = int(labels.max()) + 1, _resized(labels, side)
+    guess = sized[:trained].mode(0).values.expand(len(labels) - trained, -1, -1)
+    return few_shot.mean_iou(guess, sized[trained:], classes)
+
+
+def _resized(labels: torch.Tensor, side: int) -> torch.Tensor:
+    return F.interpolate(labels[:, None].float(), size=(side, side), mode="nearest")[:, 0].long()

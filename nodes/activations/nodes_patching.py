@@ -1,0 +1,241 @@
+"""Activation Patching: activations of one run in another, and the map of which of them carry the difference."""
+
+from __future__ import annotations
+
+import torch
+from comfy_api.latest import io
+
+from ..host.evaluate import sample_latents, timestep_of
+from ..host.hooks import hook_calls, observe, refuse_compiled
+from ..host.image_output import new_figure, to_image
+from ..host.progress import with_progress
+from ..host.schema import ActivationRecording, schema
+from . import activation_edit, select_ids, step_ranges
+from .activation_spec import ActivationSpec
+from .catalog_unet import catalog
+from .patching import PatchingSettings, kinds_of, patch, restored_fraction
+from .recorder import Recorder, Run
+from .step_ranges import StepPredicate
+from .tap import TapSettings
+from .tap_inputs import CATEGORY, IDS, PRECISION, PRECISIONS, PRESET, SEED
+
+_PAPER = "Activation patching (causal tracing, arXiv 2202.05262), at the IDs of arXiv 2410.03558"
+_STEPS = {
+    "id": "patched_steps",
+    "default": "all",
+    "tooltip": f"Steps to patch: {step_ranges.EXAMPLE}. Steps count from 0.",
+}
+_BEST, _HEIGHT = 5, 500
+
+
+class ActivationPatching(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_ActivationPatching",
+            display_name="Activation Patching",
+            category=CATEGORY,
+            description="Returns a MODEL whose activations are replaced by, or mixed with, those that Activation "
+            "Recorder recorded in another run, while any sampler runs. Strength 0 is identical to the input model. "
+            f"{_PAPER}.",
+            search_aliases=[
+                "diffusion features",
+                "causal tracing",
+                "feature injection",
+                "plug and play",
+                "swap features",
+                "transfer layout",
+            ],
+            inputs=[
+                io.Model.Input("model", tooltip="Model that was recorded, from before Activation Recorder."),
+                ActivationRecording.Input(
+                    "recording",
+                    tooltip="Recording of Activation Recorder, with every step to patch, rows both and pool_size 1.",
+                ),
+                io.Latent.Input(
+                    "latent", tooltip="Output of the recorded sampler. It selects the run that is patched in."
+                ),
+                io.String.Input(
+                    "ids",
+                    default="*",
+                    multiline=True,
+                    tooltip="Which of the recorded IDs: IDs or wildcards, separated by commas or line breaks.",
+                ),
+                io.String.Input(**_STEPS),
+                io.Float.Input(
+                    "strength",
+                    default=1.0,
+                    min=0.0,
+                    max=1.0,
+                    step=0.05,
+                    tooltip="0 keeps the activations of the run, 1 replaces them by the recorded ones.",
+                ),
+                io.Mask.Input(
+                    "mask", optional=True, tooltip="Area to patch, one mask for all images or one per image."
+                ),
+            ],
+            outputs=[
+                io.Model.Output(display_name="model", tooltip="The patched model, for the sampler."),
+                io.String.Output(display_name="report", tooltip="Patched IDs and steps."),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        model,
+        recording: Recorder,
+        latent: dict,
+        ids: str,
+        patched_steps: str,
+        strength: float,
+        mask: torch.Tensor | None = None,
+    ) -> io.NodeOutput:
+        refuse_compiled(model)
+        run = recording.run_of(latent["samples"])
+        if len(run.snapshots) < len(run.recorded) or not run.snapshots:
+            raise ValueError(
+                "The recording holds no single steps. Turn off mean_only in Activation Recorder, and record the steps "
+                f"to patch. {run.skipped_report()}".strip()
+            )
+        selects = step_ranges.parse_steps(patched_steps)
+        steps = [step for step in run.recorded if selects(step, run.steps)]
+        if not steps:
+            raise ValueError(
+                f"No selected step was recorded: steps {', '.join(map(str, run.recorded))} of {run.steps} are. Select "
+                "one of them in patched_steps."
+            )
+        tensors = run.snapshots[0].activations.tensors
+        selected = select_ids.match_ids(list(tensors), ids)
+        specs = _editable(model, tensors, selected)
+        report = "\n".join([f"Patched steps {', '.join(map(str, steps))} of {run.steps}.", *selected])
+        if strength == 0 or (mask is not None and not mask.any()):
+            return io.NodeOutput(model, f"Nothing is patched: the strength is 0 or the mask is empty.\n{report}")
+        return io.NodeOutput(_patched(model, run, specs, selects, PatchingSettings(strength, mask)), report)
+
+
+class ActivationPatchingMap(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_PatchingMap",
+            advanced=("precision",),
+            display_name="Activation Patching Map",
+            category=CATEGORY,
+            description="Samples two prompts from the same noise, then the second one again for each ID with that "
+            "activation patched in from the first, and measures how much of the first image each restores. "
+            f"{_PAPER}.",
+            search_aliases=[
+                "diffusion features",
+                "causal tracing",
+                "causal map",
+                "which layer",
+                "locate concept",
+                "attribution",
+            ],
+            inputs=[
+                io.Model.Input("model", tooltip="Model with a U-Net or a supported transformer, with its LoRAs."),
+                io.Conditioning.Input("source_positive", tooltip="Prompt whose activations are patched in."),
+                io.Conditioning.Input("positive", tooltip="Prompt of the runs that are patched."),
+                io.Conditioning.Input("negative", tooltip="Negative prompt of all runs."),
+                io.Latent.Input("latent", tooltip="Empty latent whose size and batch are used. Two to eight images."),
+                io.Combo.Input(**PRESET),
+                io.String.Input(**IDS),
+                io.String.Input(**_STEPS),
+                io.Int.Input(**SEED, tooltip="Seed of the noise, the same for all runs."),
+                io.Int.Input("steps", default=10, min=1, max=1000, tooltip="Sampling steps of each run (euler)."),
+                io.Float.Input("cfg", default=3.0, min=1.0, max=100.0, step=0.1, tooltip="CFG scale."),
+                io.Combo.Input(**PRECISION),
+                io.Mask.Input("mask", optional=True, tooltip="Area in which the image is compared."),
+            ],
+            outputs=[
+                io.Image.Output(display_name="figure", tooltip="Restored fraction of each ID in forward order."),
+                io.Image.Output(display_name="network_map", tooltip="The same as colors on the map of the network."),
+                io.String.Output(display_name="report", tooltip="One line per activation: restored fraction."),
+                io.String.Output(
+                    display_name="ids", tooltip=f"The {_BEST} IDs that restore most, one per line, largest first."
+                ),
+                io.Latent.Output(
+                    display_name="latent",
+                    tooltip="Images of the first prompt, of the second one, then of each ID in forward order.",
+                ),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        model,
+        source_positive: list,
+        positive: list,
+        negative: list,
+        latent: dict,
+        preset: str,
+        ids: str,
+        patched_steps: str,
+        seed: int,
+        steps: int,
+        cfg: float,
+        precision: str,
+        mask: torch.Tensor | None = None,
+    ) -> io.NodeOutput:
+        from . import catalog_table, id_chart
+
+        refuse_compiled(model)
+        every = catalog(model.model.diffusion_model)
+        specs = select_ids.select(every, preset, ids)
+        activation_edit.editable_specs({spec.id: spec.channels for spec in specs}, every, "selection")
+        selects = step_ranges.parse_steps(patched_steps)
+
+        def sample(patched, prompt: list) -> torch.Tensor:
+            return sample_latents(patched, prompt, negative, latent["samples"], steps, cfg, seed)
+
+        settings = TapSettings(unconditional=True, dtype=PRECISIONS[precision])
+        recorder = Recorder(specs, settings, selects, lambda sigma: timestep_of(model, sigma))
+        source, target = sample(observe(model, recorder), source_positive), sample(model, positive)
+        run = recorder.run_of(source)
+        if not run.snapshots:
+            raise ValueError(f"Nothing was recorded in {run.steps} steps. {run.skipped_report()}".strip())
+        latents, restored = [source, target], {}
+        for spec in with_progress(specs):
+            latents.append(sample(_patched(model, run, [spec], selects, PatchingSettings()), positive))
+            restored[spec.id] = restored_fraction(latents[-1], source, target, mask)
+        best = id_chart.best(restored, _BEST)
+        figure = new_figure(id_chart.chart_width(len(restored)), _HEIGHT)
+        title = "Fraction of the first image that each patched activation restores"
+        id_chart.draw_bars(figure, {title: restored}, best, 0.0)
+        return io.NodeOutput(
+            to_image(figure),
+            catalog_table.value_map(every, restored),
+            id_chart.table({"restored": restored}),
+            "\n".join(best),
+            {"samples": torch.cat(latents)},
+        )
+
+
+def _editable(model, tensors: dict[str, torch.Tensor], selected: list[str]) -> list[ActivationSpec]:
+    """The specs of recorded IDs in a model; raises ValueError for those that it lacks or that cannot be changed."""
+    channels = {id_: None if id_.endswith("-map") else tensors[id_].shape[1] for id_ in selected}
+    return activation_edit.editable_specs(channels, catalog(model.model.diffusion_model), "recording")
+
+
+def _patched(model, run: Run, specs: list[ActivationSpec], selects: StepPredicate, settings: PatchingSettings):
+    """A clone of a MODEL whose activations are those of a recorded run, in the selected steps that it has.
+
+    Sampling raises ValueError for another number of steps than that of the recorded run.
+    """
+    sources = {snapshot.step: snapshot.activations for snapshot in run.snapshots}
+
+    def calling(call):
+        step, steps = call.step
+        if steps != run.steps:
+            raise ValueError(
+                f"The recorded run has {run.steps} steps, and this one {steps}. Sample both with the same number of "
+                "steps."
+            )
+        if step not in sources or not selects(step, steps):
+            return None
+        edit = patch(sources[step], settings)
+        return activation_edit.CallEdit(specs, edit, kinds_of(sources[step]), call.parts).receivers()
+
+    return hook_calls(model, calling)

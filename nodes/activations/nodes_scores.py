@@ -1,0 +1,215 @@
+"""One number for each activation: how two models differ there, and how well it does on labels of one's own."""
+
+from __future__ import annotations
+
+import torch
+from comfy_api.latest import io
+
+from ..common.atomic_write import atomic_write
+from ..host.folders import next_file, relative
+from ..host.image_output import new_figure, to_image
+from ..host.progress import with_progress
+from ..host.schema import Activations as ActivationsSocket
+from ..host.schema import schema
+from .activations import Activations
+from .catalog_unet import catalog
+from .nodes_segment import part_labels
+from .tap_inputs import CATEGORY, PAPER, SEED
+
+_HEIGHT, _PARTS = 500, 4
+_KEEP = io.Int.Input("keep", default=5, min=1, max=200, tooltip="How many IDs the output ids lists, best first.")
+
+
+class CompareActivations(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_CompareActivations",
+            display_name="Compare Activations",
+            category=CATEGORY,
+            description="Measures where two models differ inside, such as a checkpoint with and without a LoRA: "
+            "relative difference and linear CKA (arXiv 1905.00414) of each activation on the same images, as bars and "
+            f"on the map of the network. IDs are those of {PAPER}.",
+            search_aliases=[
+                "diffusion features",
+                "compare models",
+                "where does this LoRA act",
+                "CKA",
+                "representational similarity",
+                "model diff",
+            ],
+            inputs=[
+                io.Model.Input("model", tooltip="One of the two models, for the map of the network."),
+                ActivationsSocket.Input("reference", tooltip="Activations of the first model, such as without a LoRA."),
+                ActivationsSocket.Input(
+                    "activations",
+                    tooltip="The same activations of the second model: same images, preset, level and seed.",
+                ),
+                _KEEP,
+            ],
+            outputs=[
+                io.Image.Output(display_name="figure", tooltip="Relative difference and CKA in forward order."),
+                io.Image.Output(
+                    display_name="network_map", tooltip="The relative difference as colors on the map of the network."
+                ),
+                io.String.Output(display_name="report", tooltip="One line per activation."),
+                io.String.Output(
+                    display_name="ids", tooltip="The IDs that differ most, one per line, for preset custom_ids."
+                ),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, model, reference: Activations, activations: Activations, keep: int) -> io.NodeOutput:
+        from . import catalog_table, comparison, id_chart
+
+        comparison.check_same(reference, activations)
+        difference, cka = {}, {}
+        for id_, first in with_progress(reference.features.items()):
+            second = activations.features[id_]
+            difference[id_] = comparison.relative_difference(first, second)
+            cka[id_] = comparison.linear_cka(first, second)
+        best = id_chart.best(difference, keep)
+        figure = new_figure(id_chart.chart_width(len(difference)), 2 * _HEIGHT)
+        charts = {"Relative difference": difference, "Linear CKA": cka}
+        id_chart.draw_bars(figure, charts, best, None)
+        return io.NodeOutput(
+            to_image(figure),
+            catalog_table.value_map(catalog(model.model.diffusion_model), difference),
+            id_chart.table({"difference": difference, "CKA": cka}),
+            "\n".join(best),
+        )
+
+
+class ScoreActivations(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_ScoreActivations",
+            advanced=("resolution", "epochs"),
+            display_name="Score Activations",
+            category=CATEGORY,
+            description="Scores every activation on labels of your own, to find the best one for your task and model: "
+            "points that correspond between images (PCK), or part masks (mean IoU of the paper's pixel classifier). "
+            f"{PAPER}.",
+            search_aliases=["diffusion features", "which layer", "best layer", "PCK", "mIoU", "evaluate features"],
+            is_output_node=True,
+            inputs=[
+                ActivationsSocket.Input(
+                    "activations", tooltip="Tapped activations of the labeled images, such as preset all_features."
+                ),
+                io.Image.Input("image", tooltip="The images that were tapped."),
+                io.String.Input(
+                    "points",
+                    default="",
+                    multiline=True,
+                    tooltip="One block of 'x, y' lines per image, separated by blank lines, in pixels or percent. The "
+                    "same points in the same order in each. Not needed with masks.",
+                ),
+                io.Float.Input(
+                    "threshold",
+                    default=0.1,
+                    min=0.001,
+                    max=1.0,
+                    step=0.01,
+                    tooltip="For points: largest distance that counts as found, as a fraction of the image's longer "
+                    "side. Usual is 0.1.",
+                ),
+                io.Int.Input(
+                    "train_images",
+                    default=2,
+                    min=1,
+                    max=4096,
+                    tooltip="For masks: the first images, which the classifier learns from. The others are scored.",
+                ),
+                io.Int.Input(
+                    "resolution",
+                    default=64,
+                    min=8,
+                    max=1024,
+                    step=8,
+                    tooltip="Positions per side that points are searched in, or pixels per side of the masks.",
+                ),
+                io.Int.Input(
+                    "epochs", default=3, min=1, max=1000, tooltip="For masks: passes over all pixels for each ID."
+                ),
+                io.Int.Input(**SEED, tooltip="For masks: seed of the classifier."),
+                _KEEP,
+                io.String.Input(
+                    "filename_prefix",
+                    default="glassbox/scored_ids",
+                    tooltip="Text file inside ComfyUI's output folder that keeps the best IDs with their scores.",
+                ),
+                *(
+                    io.Mask.Input(f"part_{number}", optional=True, tooltip="Masks of a part, one per image.")
+                    for number in range(1, _PARTS + 1)
+                ),
+            ],
+            outputs=[
+                io.Image.Output(
+                    display_name="figure", tooltip="Score of each ID in forward order. Dashed: a guess without a model."
+                ),
+                io.String.Output(display_name="report", tooltip="One line per activation: its score."),
+                io.String.Output(
+                    display_name="ids", tooltip="The best IDs, one per line, for a tap with preset custom_ids."
+                ),
+                io.String.Output(display_name="file", tooltip="Path of the saved IDs inside ComfyUI's output folder."),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        activations: Activations,
+        image: torch.Tensor,
+        points: str,
+        threshold: float,
+        train_images: int,
+        resolution: int,
+        epochs: int,
+        seed: int,
+        keep: int,
+        filename_prefix: str,
+        **parts: torch.Tensor,
+    ) -> io.NodeOutput:
+        from . import id_chart, label_scores
+
+        masks = [parts[f"part_{number}"] for number in range(1, _PARTS + 1) if parts.get(f"part_{number}") is not None]
+        rows, size = len(activations.rows), tuple(image.shape[1:3])
+        if bool(points.strip()) == bool(masks):
+            raise ValueError("Enter points, or connect part_1 and other masks, one of both.")
+        if len(image) != rows or rows < 2:
+            raise ValueError(
+                f"The activations have {rows} rows, and image has {len(image)} images. Tap the images that are "
+                "labeled, at least two."
+            )
+        if masks:
+            if train_images >= rows:
+                raise ValueError(f"train_images is {train_images} of {rows} images: leave at least one to score.")
+            labels = part_labels(masks, activations)
+            guess = float(label_scores.same_place_iou(labels, train_images, resolution).mean())
+            scores = {
+                id_: float(
+                    label_scores.part_iou(
+                        activations.select([id_]), labels, train_images, resolution, seed, epochs
+                    ).mean()
+                )
+                for id_ in with_progress(activations.features)
+            }
+            name = "mean IoU"
+        else:
+            marks = label_scores.parse_points(points, rows, size)
+            guess = float(label_scores.same_place_hits(marks, size, threshold).float().mean())
+            scores = {
+                id_: float(label_scores.point_hits(value, marks, size, resolution, threshold).float().mean())
+                for id_, value in with_progress(activations.features.items())
+            }
+            name = f"PCK@{threshold:g}"
+        best = id_chart.best(scores, keep)
+        figure = new_figure(id_chart.chart_width(len(scores)), _HEIGHT)
+        id_chart.draw_bars(figure, {f"{name}, {rows} images. Dashed: the same place, {guess:.3f}": scores}, best, guess)
+        report = f"{name}. The same place, without a model: {guess:.3f}\n{id_chart.table({name: scores})}"
+        path = next_file(filename_prefix, ".txt")
+        with atomic_write(path) as temporary:
+            temporary.write_text("".join(f"{id_}  # {name} {scores[id_]:.3f}\n" for id_ in best), encoding="utf-8")
+        return io.NodeOutput(to_image(figure), report, "\n".join(best), relative(path))

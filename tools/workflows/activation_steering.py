@@ -1,0 +1,284 @@
+"""More workflows of the activations family: steer, patch, compare models, score one's own labels."""
+
+from __future__ import annotations
+
+from .activations import CUSTOM_IDS, NEGATIVE, PAPER, PHOTO, SD15, face, save
+from .authoring import Output, Workflow
+
+#: What the captions of the contrast hold beside the skin.
+_OTHERS = (
+    "short brown hair, shaven, no glasses, smiling, blue hoodie, plain gray background",
+    "long black hair, light black beard, no glasses, serious, white shirt, striped purple background",
+    "blonde bob, shaven, round glasses, sad, red sweater, plain blue background",
+    "big pink hair, gray moustache, sunglasses, smiling, green overall, dotted yellow background",
+)
+_STEERED = f"portrait, {_OTHERS[0]}"
+_EVERY_LEVEL = "*-vit-out"
+_CARRIER = "up-level2-repeat0-vit-out"
+_WITHOUT = "portrait, light skin, short brown hair, shaven, no glasses, smiling, blue hoodie, plain gray background"
+_WITH = _WITHOUT.replace("no glasses", "sunglasses")
+_POINTS = (
+    "54, 62\n78, 62\n66, 72\n66, 82",
+    "48, 57\n72, 57\n60, 66\n60, 77",
+    "53, 68\n72, 68\n62, 75\n62, 84",
+    "48, 64\n71, 64\n59, 72\n59, 83",
+)
+
+
+def demo_activations_steering(w: Workflow) -> None:
+    w.note(
+        "Steer along a direction",
+        "**The direction** is the mean difference of activations between four captions with black skin and the same "
+        "four with pale skin, at the output of every transformer (arXiv 2308.10248, 2312.06681).",
+        "**Without and with steering**: same noise, same caption, which says nothing of the skin. Strength 0 is "
+        "identical to the plain model.",
+        "**Not for free**: hair and background change too, as strength grows.",
+        "**Try** strength 0.3 or -0.3, a mask, another contrast, or only the later half of the run.",
+    )
+    w.group("Model")
+    model, clip, vae = w.add("GBX_LoadDemoModel")
+    w.group("Direction")
+    few = w.add("EmptyLatentImage", width=128, height=128, batch_size=3)
+    direction, report = w.add(
+        "GBX_PromptSteeringDirection",
+        model=model,
+        clip=clip,
+        latent=few,
+        toward_prompts="\n".join(f"portrait, black skin, {others}" for others in _OTHERS),
+        away_prompts="\n".join(f"portrait, pale skin, {others}" for others in _OTHERS),
+        preset=CUSTOM_IDS,
+        ids=_EVERY_LEVEL,
+        steps=8,
+        seed=1000,
+    )
+    w.add("PreviewAny", source=report, node_title="The direction")
+    file = w.add("GBX_SaveSteeringDirection", direction=direction)
+    loaded, _ = w.add("GBX_LoadSteeringDirection", file=file)
+    steered = w.add("GBX_ActivationSteering", model=model, direction=loaded, strength=0.4)
+    _side_by_side(w, (model, steered), clip, vae, _STEERED, "steering", ("Plain", "Steered"))
+
+
+def demo_activations_patching(w: Workflow) -> None:
+    w.note(
+        "Activations of one run in another",
+        "**The first run** has sunglasses and is recorded at the output of every transformer.",
+        "**The second prompt** says no glasses. Patched with one of the sixteen recorded activations, it has the "
+        "sunglasses (causal tracing, arXiv 2202.05262).",
+        "**The map** patches one ID at a time and measures how much of the first image that restores.",
+        "**Try** another ID, other steps, or strength 0.5.",
+    )
+    w.group("Model")
+    model, clip, vae = w.add("GBX_LoadDemoModel")
+    w.group("Recorded run")
+    recording_model, recording = w.add(
+        "GBX_ActivationRecorder",
+        model=model,
+        preset=CUSTOM_IDS,
+        ids=_EVERY_LEVEL,
+        recorded_steps="all",
+        rows="both",
+    )
+    source, latent, negative, positive = _run(w, recording_model, clip, _WITH, 128, 4, 8, 3.0)
+    save(w, w.add("VAEDecode", samples=source, vae=vae), "patching_source", "Recorded run")
+    w.group("Patched run")
+    patched, report = w.add("GBX_ActivationPatching", model=model, recording=recording, latent=source, ids=_CARRIER)
+    w.add("PreviewAny", source=report, node_title="What is patched")
+    without = w.add("CLIPTextEncode", clip=clip, text=_WITHOUT, node_title="Prompt without sunglasses")
+    for name, one in (("plain", model), ("patched", patched)):
+        samples = _sample(w, one, without, negative, latent, 8, 3.0)
+        save(w, w.add("VAEDecode", samples=samples, vae=vae), f"patching_{name}", f"Second run, {name}")
+    w.group("Which activation carries the difference")
+    two = w.add("EmptyLatentImage", width=128, height=128, batch_size=2)
+    figure, network, table, _, _ = w.add(
+        "GBX_PatchingMap",
+        model=model,
+        source_positive=positive,
+        positive=without,
+        negative=negative,
+        latent=two,
+        preset=CUSTOM_IDS,
+        ids=_EVERY_LEVEL,
+        steps=8,
+    )
+    save(w, figure, "patching_chart", "Restored fraction")
+    save(w, network, "patching_map", "On the map of the network")
+    w.add("PreviewAny", source=table, node_title="Restored fraction of each ID")
+
+
+def demo_activations_compare(w: Workflow) -> None:
+    w.note(
+        "Where does a LoRA act",
+        "**Two models** are tapped on the same faces: the demo model, and the same with the LoRA of one person.",
+        f"**The bars** show how much each activation differs, and how alike the two are otherwise (linear CKA, arXiv "
+        f"1905.00414; IDs of {PAPER}).",
+        "**Try** a LoRA strength of 0.5, or another person.",
+    )
+    w.group("Models")
+    model, clip, vae = w.add("GBX_LoadDemoModel")
+    space, _ = w.add("GBX_W2WLoadSpace", space_name="avatars-v1-w2w.safetensors")
+    point = w.add("GBX_W2WSample", space=space, source="member", member_name="person_0013")[0]
+    changed = w.add("GBX_W2WApply", model=model, point=point)
+    images, _, caption = w.add("GBX_DemoPicture", image_index=0, count=4)
+    positive = w.add("CLIPTextEncode", clip=clip, text=caption, node_title="Caption")
+    _compare(w, model, changed, positive, images, vae)
+
+
+def demo_activations_score(w: Workflow) -> None:
+    w.note(
+        "Which activation is best for your labels",
+        f"**Points**: eyes, nose and mouth of four faces, typed by hand, are searched in the other faces ({PAPER}).",
+        "**Masks**: hair and skin, learned from four faces by the paper's pixel classifier and scored on four others.",
+        "**The dashed line** is a guess without a model: the same place in the other image.",
+        "**Try** your own images, points and masks. The best IDs go into a tap with preset custom_ids.",
+    )
+    w.group("Model and images")
+    model, clip, vae = w.add("GBX_LoadDemoModel")
+    few, _, _ = w.add("GBX_DemoPicture", image_index=0, count=4, node_title="Faces with points")
+    many, hair, _ = w.add("GBX_DemoPicture", image_index=4, count=8, part="hair", node_title="Faces with masks")
+    skin = w.add("GBX_DemoPicture", image_index=4, count=8, part="skin", node_title="The skin")[1]
+    positive = w.add("CLIPTextEncode", clip=clip, text="portrait", node_title="Caption")
+    w.group("Points")
+    tap = {"model": model, "positive": positive, "vae": vae, "preset": CUSTOM_IDS, "ids": "up-*-out\nup-*-self-k"}
+    tapped, _ = w.add("GBX_LayerActivationTap", image=few, **tap)
+    figure, report, ids, _ = w.add(
+        "GBX_ScoreActivations", activations=tapped, image=few, points="\n\n".join(_POINTS), threshold=0.05
+    )
+    save(w, figure, "score_points", "PCK of each ID")
+    w.add("PreviewAny", source=report, node_title="PCK of each ID")
+    w.add("PreviewAny", source=ids, node_title="The best IDs")
+    w.group("Masks")
+    tapped, _ = w.add("GBX_LayerActivationTap", image=many, **{**tap, "ids": "up-*-vit-out"})
+    figure, report, ids, _ = w.add(
+        "GBX_ScoreActivations", activations=tapped, image=many, train_images=4, resolution=32, part_1=hair, part_2=skin
+    )
+    save(w, figure, "score_masks", "Mean IoU of each ID")
+    w.add("PreviewAny", source=report, node_title="Mean IoU of each ID")
+
+
+def sd15_activations_steering(w: Workflow) -> None:
+    w.note(
+        "Steer SD1.5 along a direction",
+        "**Two runs are recorded**, a dog in winter and one in summer. The mean difference of their activations at the "
+        "output of every transformer is the direction (arXiv 2308.10248, 2312.06681).",
+        "**Without and with steering**: same noise and a prompt that names no season.",
+        "**Try** other strengths: 0.3 is a guess from the demo model. More prompts and seeds make a purer direction.",
+    )
+    w.group("Model")
+    model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name=SD15)
+    w.group("Two recorded runs")
+    recorded = []
+    for season in ("in winter, snow", "in summer, green grass"):
+        recording_model, recording = w.add(
+            "GBX_ActivationRecorder",
+            model=model,
+            preset=CUSTOM_IDS,
+            ids=_EVERY_LEVEL,
+            recorded_steps="all",
+            mean_only=True,
+            precision="fp32",
+        )
+        samples, *_ = _run(w, recording_model, clip, f"a photo of a dog {season}", 512, 4, 20, 7.0)
+        recorded.append(w.add("GBX_ReadActivations", recording=recording, latent=samples)[0])
+    w.group("Direction")
+    direction, report = w.add("GBX_SteeringDirection", toward=recorded[0], away=recorded[1])
+    w.add("PreviewAny", source=report, node_title="The direction")
+    steered = w.add("GBX_ActivationSteering", model=model, direction=direction, strength=0.3)
+    _side_by_side(w, (model, steered), clip, vae, "a photo of a dog", "sd15_steering", ("Plain", "Steered"), 512, 7.0)
+
+
+def sd15_activations_patching(w: Workflow) -> None:
+    w.note(
+        "Keep the layout of one image in another with SD1.5",
+        "**The first run** is recorded at a residual output of the up-stage and one of its transformers.",
+        "**Patched**: another prompt with these activations in the first half of the run, which keeps the layout "
+        "(plug-and-play features; causal tracing, arXiv 2202.05262).",
+        "**Try** fewer steps for a freer image, other IDs, or a mask.",
+    )
+    w.group("Model")
+    model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name=SD15)
+    w.group("Recorded run")
+    recording_model, recording = w.add(
+        "GBX_ActivationRecorder",
+        model=model,
+        preset=CUSTOM_IDS,
+        ids="up-level1-repeat1-res-out\nup-level1-repeat1-vit-block0-self-q\nup-level1-repeat1-vit-block0-self-k",
+        recorded_steps="0-9",
+        rows="both",
+    )
+    source, latent, negative, _ = _run(w, recording_model, clip, "a photo of a horse on a beach", 512, 1, 20, 7.0)
+    save(w, w.add("VAEDecode", samples=source, vae=vae), "sd15_patching_source", "Recorded run")
+    w.group("Patched run")
+    patched, report = w.add(
+        "GBX_ActivationPatching", model=model, recording=recording, latent=source, patched_steps="0-9"
+    )
+    w.add("PreviewAny", source=report, node_title="What is patched")
+    other = w.add("CLIPTextEncode", clip=clip, text="a bronze sculpture of a horse in a museum", node_title="Prompt")
+    for name, one in (("plain", model), ("patched", patched)):
+        samples = _sample(w, one, other, negative, latent, 20, 7.0)
+        save(w, w.add("VAEDecode", samples=samples, vae=vae), f"sd15_patching_{name}", f"Second run, {name}")
+
+
+def sd15_activations_compare(w: Workflow) -> None:
+    w.note(
+        "Where do two SD1.5 checkpoints differ",
+        "**Two checkpoints** are tapped on the same image, at the same noise.",
+        f"**The bars** show how much each activation differs, and linear CKA (arXiv 1905.00414; IDs of {PAPER}).",
+        "**For a LoRA**, replace the second loader by Load LoRA behind the first one.",
+    )
+    w.group("Models")
+    model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name=SD15)
+    changed, _, _ = w.add("CheckpointLoaderSimple", ckpt_name="realisticVisionV51_v51VAE.safetensors")
+    positive = w.add("CLIPTextEncode", clip=clip, text=PHOTO, node_title="What the image shows")
+    _compare(w, model, changed, positive, face(w, 0, 512), vae)
+
+
+def _compare(w: Workflow, model: Output, changed: Output, positive: Output, images: Output, vae: Output) -> None:
+    w.group("Tap")
+    tap = {"positive": positive, "image": images, "vae": vae, "preset": "all_features"}
+    reference, _ = w.add("GBX_LayerActivationTap", model=model, **tap)
+    activations, _ = w.add("GBX_LayerActivationTap", model=changed, **tap)
+    w.group("Compare")
+    figure, network, report, ids = w.add(
+        "GBX_CompareActivations", model=model, reference=reference, activations=activations
+    )
+    save(w, figure, "compare_chart", "Difference and CKA")
+    save(w, network, "compare_map", "Difference on the map of the network")
+    w.add("PreviewAny", source=report, node_title="Difference and CKA of each ID")
+    w.add("PreviewAny", source=ids, node_title="Where they differ most")
+
+
+def _side_by_side(
+    w: Workflow, models, clip, vae, text: str, name: str, titles: tuple[str, str], side: int = 128, cfg: float = 3.0
+) -> None:
+    w.group("Without and with")
+    positive = w.add("CLIPTextEncode", clip=clip, text=text, node_title="Prompt")
+    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=NEGATIVE)
+    latent = w.add("EmptyLatentImage", width=side, height=side, batch_size=4)
+    for model, title in zip(models, titles, strict=True):
+        samples = _sample(w, model, positive, negative, latent, 8 if side == 128 else 20, cfg)
+        save(w, w.add("VAEDecode", samples=samples, vae=vae), f"{name}_{title.lower()}", title)
+
+
+def _run(
+    w: Workflow, model, clip, text: str, side: int, count: int, steps: int, cfg: float
+) -> tuple[Output, Output, Output, Output]:
+    """Samples, empty latent, negative and positive prompt of a run."""
+    positive = w.add("CLIPTextEncode", clip=clip, text=text, node_title="Prompt")
+    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=NEGATIVE)
+    latent = w.add("EmptyLatentImage", width=side, height=side, batch_size=count)
+    return _sample(w, model, positive, negative, latent, steps, cfg), latent, negative, positive
+
+
+def _sample(w: Workflow, model, positive, negative, latent, steps: int, cfg: float) -> Output:
+    return w.add(
+        "KSampler",
+        model=model,
+        positive=positive,
+        negative=negative,
+        latent_image=latent,
+        seed=0,
+        steps=steps,
+        cfg=cfg,
+        sampler_name="euler",
+        scheduler="normal",
+    )
