@@ -7,6 +7,8 @@ by the Frechet distance of the judge's features from other renders of the kind, 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -25,6 +27,7 @@ MODES = {
     "nearest 8": {"pairing": "nearest", "k": 8},
 }
 RATE, BATCH, EULER = 2e-3, 4, 10
+SEED, SEEDS = 6_000_000, 5
 
 
 class Kind:
@@ -32,25 +35,22 @@ class Kind:
 
     def __init__(self):
         from ..world import dataset, judge, release
-        from ..world.__main__ import FOLDER
         from ..world.generate import Generator
+        from ..world.scenes import random_scene, render
 
         self.generator = Generator.load(release.WORLD)
         self.judge = host.pack("nodes.demo.judge").load(release.WORLD)
-        shard = dataset.load(FOLDER / "train")
         self.columns = {
             list(dataset.LABELS).index(name): dataset.LABELS[name].index(value) for name, value in WANTED.items()
         }
-        matches = [shard.labels[:, column] == value for column, value in self.columns.items()]
-        which = np.all(matches, axis=0).nonzero()[0]
-        images = torch.from_numpy(shard.images[which[:IMAGES]]).float() / 255
-        self.latents = list(self.generator.vae.encode(images).split(1))
-        self.truth = judge.read(self.judge, shard.images[which[IMAGES : IMAGES + COMPARED]])[1]
+        rng = np.random.default_rng(SEED)
+        scenes = [random_scene(rng) for _ in range(IMAGES + COMPARED)]
+        renders = np.stack([render(replace(scene, face=replace(scene.face, **WANTED))) for scene in scenes])
+        self.latents = list(self.generator.vae.encode(torch.from_numpy(renders[:IMAGES]).float() / 255).split(1))
+        self.truth = judge.read(self.judge, renders[IMAGES:])[1]
 
     def score(self, patcher, count: int, seed: int) -> tuple[np.ndarray, float]:
         """Of each generated image the fraction of the wanted attributes; and the Frechet distance."""
-        from dataclasses import replace
-
         from ..world import judge
 
         images = replace(self.generator, model=patcher).sample([CAPTION] * count, 5_000_000 + seed, 1.0, EULER)
@@ -98,30 +98,42 @@ def run(kind: Kind, choices: dict, seed: int, steps: int) -> tuple[object, float
 
 
 def measure(quick: bool = False) -> dict[str, dict]:
-    """Every number of the LoRAs."""
+    """Every number of the LoRAs; intervals are over trainings, and differences are paired by their seeds."""
     kind, numbers = Kind(), {}
-    seeds, steps, count = (1, 20, 24) if quick else (2, 60, 48)
+    steps, count = (30, 16) if quick else (150, 48)
     modes = {name: MODES[name] for name in ("vanilla", "pool 256")} if quick else MODES
-    hits, distance = kind.score(kind.generator.model, count, 0)
-    numbers["before training, wanted attributes"] = results.bootstrap(hits, "fraction the judge finds", "fraction")
-    numbers["before training, Frechet"] = results.bootstrap(np.array([distance]), f"{count} images", "distance")
+    before = [kind.score(kind.generator.model, count, seed * 1000)[0].mean() for seed in range(SEEDS)]
+    numbers["before training, wanted attributes"] = results.bootstrap(
+        np.array(before), f"fraction the judge finds in {count} images", "fraction"
+    )
+    how = f"after {steps} steps of batch {BATCH}"
+    measures = {
+        "wanted attributes": (f"fraction the judge finds in {count} images {how}, {EULER} Euler steps", "fraction"),
+        "Frechet distance": (f"judge features of {count} images {how}, {EULER} Euler steps", "distance"),
+        "held-out loss": (f"unpaired noise, {how}", "loss"),
+        "waits for noise": ("of the time of training", "percent"),
+    }
+    runs: dict[str, np.ndarray] = {}
     for name, choices in modes.items():
-        runs = []
-        for seed in range(seeds):
+        rows = []
+        for seed in range(SEEDS):
             patcher, held_out, waited = run(kind, choices, seed, steps)
-            runs.append((*kind.score(patcher, count, seed), held_out, waited))
-            print(f"{name}, seed {seed}: {runs[-1][0].mean():.3f} {runs[-1][1]:.1f} {held_out:.4f}", flush=True)
-        how = f"after {steps} steps of batch {BATCH}, {EULER} Euler steps"
-        numbers[f"{name}, wanted attributes"] = results.bootstrap(
-            np.concatenate([run[0] for run in runs]), f"fraction the judge finds {how}, images of all seeds", "fraction"
-        )
-        for place, what, unit in (
-            (1, f"Frechet distance of judge features {how}", "distance"),
-            (2, "held-out loss, unpaired noise", "loss"),
-            (3, "fraction of the time the model waits for noise", "percent"),
-        ):
-            values = np.array([run[place] for run in runs])
-            numbers[f"{name}, {what.split(',')[0].split(' of judge')[0]}"] = results.bootstrap(
-                values, f"{what}, over seeds", unit
-            )
+            hits, distance = kind.score(patcher, count, seed * 1000)
+            rows.append((hits.mean(), distance, held_out, waited))
+            print(name, seed, np.round(rows[-1], 4).tolist(), flush=True)
+        runs[name] = np.array(rows)
+        for column, (measure_name, (what, unit)) in enumerate(measures.items()):
+            numbers[f"{name}, {measure_name}"] = results.bootstrap(runs[name][:, column], what, unit)
+            if name != "vanilla" and measure_name != "waits for noise":
+                less = runs[name][:, column] - runs["vanilla"][:, column]
+                numbers[f"{name}, {measure_name} less vanilla's"] = _paired(less, f"{what}, paired by seed", unit)
     return numbers
+
+
+def _paired(differences: np.ndarray, what: str, unit: str) -> dict:
+    """The mean of paired differences with Student's 95 % interval."""
+    from scipy import stats
+
+    mean, count = float(differences.mean()), len(differences)
+    half = float(stats.t.ppf(0.975, count - 1) * differences.std(ddof=1) / count**0.5)
+    return {"value": mean, "low": mean - half, "high": mean + half, "n": count, "unit": unit, "what": what}

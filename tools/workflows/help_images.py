@@ -73,7 +73,7 @@ IMAGES = {
     "noise_ksampler": _generated("noise_immiscible_stock_ksampler", 1, 2, 3, 4, 5),
     "noise_training": _figure("noise_train_lora", 4),
     "seed_scout": _figure("noise_seed_scout", 1),
-    "noise_composition": _generated("noise_composition", *range(1, 9), columns=4),
+    "noise_composition": _generated("noise_composition", 5, 6, 7, 8, 1, 2, 3, 4, columns=4),
     "size_sheet": _figure("conditioning_size_sheet", 1),
     "space_people": _generated("weights_sample", 1, 2, 3, 4, 5, 6, columns=6),
     "space_report": _figure("weights_sample", 7),
