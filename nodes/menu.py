@@ -42,6 +42,7 @@ from .weights.nodes_guidance import W2WGuidance, W2WGuider
 from .weights.nodes_invert import W2WInvert
 from .weights.nodes_lora import W2WApply, W2WStyleMerge, W2WToLoRA
 from .weights.nodes_points import W2WEdit, W2WMix, W2WProjectLoRA, W2WSample, W2WSweep
+from .weights.nodes_sheet import W2WSheet
 from .weights.nodes_space import (
     W2WBuildSpace,
     W2WFitDirections,
@@ -60,6 +61,7 @@ NODES: list[type[io.ComfyNode]] = [
     W2WEdit,
     W2WMix,
     W2WSweep,
+    W2WSheet,
     W2WProjectLoRA,
     W2WInvert,
     W2WApply,

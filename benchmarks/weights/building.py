@@ -53,13 +53,13 @@ def build_with(contender: str, count: int) -> dict[str, float]:
 
 def _ours(layout, count: int, building) -> None:
     files = host.pack("nodes.weights.lora_reader")
-    shapes = {slot.layer: (slot.down_shape[1:], slot.up_shape[:1]) for slot in layout.slots}
+    header = files.LoraHeader({slot.layer: (slot.down_shape[1:], slot.up_shape[:1]) for slot in layout.slots})
 
     def read(number: int):
         return files.Lora(layout.unflatten(member(number, layout.size)))
 
     sources = [
-        building.MemberSource(f"m{number:05}", "", lambda: shapes, lambda number=number: read(number))
+        building.MemberSource(f"m{number:05}", "", lambda: header, lambda _=None, number=number: read(number))
         for number in range(count)
     ]
     with tempfile.TemporaryDirectory() as folder:

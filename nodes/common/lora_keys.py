@@ -7,6 +7,7 @@ names of the file (`double_blocks...` or `transformer_blocks...`), because the t
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -31,7 +32,11 @@ _PARTS = (
 )
 _SUFFIX = re.compile("|".join(f"(?P<p{index}>{pattern})$" for index, (pattern, _) in enumerate(_PARTS)))
 
-_TEXT = re.compile(r"(?:lora_te\d?_|(?:base_model\.model\.)?text_encoders?(?:_\d)?\.|lora_prior_te_)")
+_TEXT = re.compile(
+    r"(?:base_model\.model\.)?(?:lora_te(?P<kohya>\d?)_|text_encoders?(?:_(?P<diffusers>\d))?\.|lora_prior_te_)"
+)
+#: How the canonical names of text encoder layers begin: lora_te1_, lora_te2_, ...
+TEXT = "lora_te"
 _PREFIXES = (
     "lora_unet_", "lora_transformer_", "lycoris_", "lora_prior_unet_", "unet.base_model.model.", "base_model.model.",
     "unet.", "transformer.", "diffusion_model.", "model.",
@@ -79,6 +84,7 @@ class LoraKey:
     text: bool
 
 
+@functools.lru_cache(maxsize=2**15)
 def parse(key: str) -> LoraKey | None:
     """What a key of a LoRA file means, or None when it is none of a LoRA.
 
@@ -90,7 +96,7 @@ def parse(key: str) -> LoraKey | None:
     part = next(_PARTS[int(group[1:])][1] for group, text in found.groupdict().items() if text is not None)
     name = key[: found.start()]
     if _TEXT.match(name):
-        return LoraKey(name, part, True)
+        return LoraKey(_canonical_text(name), part, True)
     return LoraKey(canonical(name), part, False)
 
 
@@ -113,6 +119,8 @@ def keys(layer: str) -> tuple[str, str, str]:
 
     kohya's form; for Flux and SD3 layers by their diffusers names that of diffusers.
     """
+    if layer.startswith(TEXT):
+        return f"{layer}.lora_down.weight", f"{layer}.lora_up.weight", f"{layer}.alpha"
     if layer.startswith(("transformer_blocks", "single_transformer_blocks")):
         stem = f"transformer.{layer}"
         return f"{stem}.lora_A.weight", f"{stem}.lora_B.weight", f"{stem}.alpha"
@@ -131,6 +139,16 @@ def base_of(widths: dict[str, int]) -> str:
     if any("joint_blocks" in layer or ".add_q_proj" in layer for layer in widths):
         return "SD3"
     return "unknown"
+
+
+def _canonical_text(name: str) -> str:
+    """kohya's name of a text encoder's layer, such as lora_te1_text_model_encoder_layers_0_mlp_fc1."""
+    found = _TEXT.match(name)
+    number, rest = found["kohya"] or found["diffusers"] or "1", name[found.end() :].replace(".", "_")
+    for own, place in (("clip_l_transformer_", "1"), ("clip_g_transformer_", "2")):  # ComfyUI's own names
+        if rest.startswith(own):
+            number, rest = place, rest[len(own) :]
+    return f"{TEXT}{number}_{rest}"
 
 
 def _diffusers(name: str) -> str:

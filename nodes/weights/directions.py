@@ -2,11 +2,15 @@
 
 The paper's fit is least squares of the labels on the first coefficients, without an intercept. The paper's strength is
 the largest projection of a training member onto the unit direction: that is a strength of 1 here.
+
+A direction repeats when fits to two halves of the members agree: its reliability is the mean cosine over random halves,
+and its floor that of permuted labels, the mean and two standard deviations.
 """
 
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable
 from enum import StrEnum
 
@@ -20,6 +24,7 @@ class FitMethod(StrEnum):
     """How the direction of an attribute is fitted to labels."""
 
     LEAST_SQUARES = "least_squares"
+    MEAN_DIFFERENCE = "mean_difference"
     SVM = "svm"
     LOGISTIC_REGRESSION = "logistic_regression"
 
@@ -32,6 +37,8 @@ class Debiasing(StrEnum):
 
 
 _FOLDS = 5
+_HALVINGS, _PERMUTATIONS, _HALVED_MEMBERS = 5, 10, 4000
+_CLASSIFIERS = (FitMethod.SVM, FitMethod.LOGISTIC_REGRESSION)
 _PC = "PC "
 
 
@@ -57,9 +64,18 @@ def fit(
         check_stop()
         vector = torch.from_numpy(_fit_normal(numbers, target, method)).float()
         vector = torch.nn.functional.pad(vector, (0, space.components - components))
-        summary = f"{method}, {len(target)} members, {components} components; "
-        about = summary + _cross_validate(numbers, target, method, check_stop)
-        directions[name] = Direction(vector, max_projection(space, vector), about)
+        accuracy, majority = _cross_validate(numbers, target, method, check_stop)
+        reliability, floor = split_half(numbers, target, method, check_stop)
+        about = f"{method}, {len(target)} members, {components} components; "
+        if math.isnan(accuracy):
+            about += "too few members with and without it for cross-validation"
+        else:
+            about += (
+                f"cross-validated accuracy {accuracy:.3f} (always the more frequent value: {majority:.3f}), split-half "
+                f"reliability {reliability:.2f} (permuted labels: below {floor:.2f})"
+            )
+        noise = not (accuracy > majority and reliability > floor)
+        directions[name] = Direction(vector, max_projection(space, vector), about, noise)
     return directions
 
 
@@ -84,7 +100,8 @@ def slider_ranges(space: Space) -> dict:
 
     The space's ``name``, its ``directions``, the ``labels`` that directions can be fitted to, and the number of
     ``components``, PC 1 to PC n. ``low`` and ``high`` of a direction are the members' extreme projections in units of
-    the largest one, which is a strength of 1; ``raw`` is that strength in units of the fitted vector.
+    the largest one, which is a strength of 1; ``raw`` is that strength in units of the fitted vector; ``noise`` and
+    ``about`` are those of the direction.
     """
     ranges = []
     for name, direction in space.directions.items():
@@ -93,7 +110,8 @@ def slider_ranges(space: Space) -> dict:
         if norm and largest:
             projections = space.coefficients @ (direction.vector / norm)[: space.known] / largest
             low, raw = float(projections.min().clamp(max=0.0)), largest / norm
-        ranges.append({"name": name, "low": low, "high": 1.0, "raw": raw})
+        quality = {"noise": direction.noise, "about": direction.about}
+        ranges.append({"name": name, "low": low, "high": 1.0, "raw": raw, **quality})
     return {"name": space.name, "directions": ranges, "labels": list(space.labels), "components": space.known}
 
 
@@ -162,9 +180,14 @@ def get_direction(space: Space, name: str) -> Direction:
 def describe(directions: dict[str, Direction]) -> str:
     """A line for each direction: its largest projection, norm and quality of fit; then the most similar pairs."""
     lines = [
-        f"{name}: largest projection {one.max_projection:.2f}, norm {float(one.vector.norm()):.3g}; {one.about}"
+        f"{name}{' (noise)' if one.noise else ''}: largest projection {one.max_projection:.2f}, norm "
+        f"{float(one.vector.norm()):.3g}; {one.about}"
         for name, one in directions.items()
     ]
+    if noise := [name for name, one in directions.items() if one.noise]:
+        lines.append(
+            f"Noise, off in the sliders: {', '.join(noise)}. More labeled members or fewer components may help."
+        )
     names, vectors = list(directions), torch.stack([one.vector for one in directions.values()])
     cosines = torch.nn.functional.normalize(vectors) @ torch.nn.functional.normalize(vectors).T
     pairs = [(float(cosines[i, j]), names[i], names[j]) for j in range(len(names)) for i in range(j)]
@@ -176,30 +199,70 @@ def describe(directions: dict[str, Direction]) -> str:
 def _fit_normal(numbers: np.ndarray, target: np.ndarray, method: str) -> np.ndarray:
     if method == FitMethod.LEAST_SQUARES:
         return np.linalg.lstsq(numbers, target, rcond=None)[0]
+    if method == FitMethod.MEAN_DIFFERENCE:
+        classes = _binarize(target)
+        return numbers[classes].mean(axis=0) - numbers[~classes].mean(axis=0)
     return _classifier(method).fit(numbers, _binarize(target)).coef_[0]
 
 
-def _cross_validate(numbers: np.ndarray, target: np.ndarray, method: str, check_stop: Callable[[], None]) -> str:
-    """Accuracy over folds on held-out members, beside that of always predicting the more frequent value."""
+def split_half(
+    numbers: np.ndarray, target: np.ndarray, method: str, check_stop: Callable[[], None] = lambda: None
+) -> tuple[float, float]:
+    """Mean cosine of directions fitted to random halves of the members, and the floor of permuted labels.
+
+    Each half has its part of both classes; of more than 4,000 members 4,000 are taken. NaN where a class has fewer than
+    four members.
+    """
+    generator = np.random.default_rng(0)
+    if len(target) > _HALVED_MEMBERS:
+        rows = generator.permutation(len(target))[:_HALVED_MEMBERS]
+        numbers, target = numbers[rows], target[rows]
+    classes = _binarize(target)
+    if min(classes.sum(), (~classes).sum()) < 4:
+        return math.nan, math.nan
+
+    def cosine(labels: np.ndarray) -> float:
+        check_stop()
+        half = _folds(_binarize(labels), 2, generator) == 0
+        first, second = (_fit_normal(numbers[rows], labels[rows], method) for rows in (half, ~half))
+        return float(first @ second / max(np.linalg.norm(first) * np.linalg.norm(second), 1e-300))
+
+    found = [cosine(target) for _ in range(_HALVINGS)]
+    chance = [cosine(generator.permutation(target)) for _ in range(_PERMUTATIONS)]
+    return float(np.mean(found)), float(np.mean(chance) + 2 * np.std(chance, ddof=1))
+
+
+def _folds(classes: np.ndarray, count: int, generator: np.random.Generator) -> np.ndarray:
+    """The fold (n,) of each member, each fold with its part of both classes."""
+    fold_of = np.empty(len(classes), int)
+    for rows in (np.flatnonzero(classes), np.flatnonzero(~classes)):
+        fold_of[generator.permutation(rows)] = np.arange(len(rows)) % count
+    return fold_of
+
+
+def _cross_validate(
+    numbers: np.ndarray, target: np.ndarray, method: str, check_stop: Callable[[], None]
+) -> tuple[float, float]:
+    """Accuracy over folds on held-out members, and that of always predicting the more frequent value.
+
+    NaN where a class has fewer than two members.
+    """
     classes = _binarize(target)
     folds = min(_FOLDS, int(classes.sum()), int((~classes).sum()))
     if folds < 2:
-        return "too few members with and without it for cross-validation"
-    fold_of, generator = np.empty(len(classes), int), np.random.default_rng(0)
-    for rows in (np.flatnonzero(classes), np.flatnonzero(~classes)):  # each fold has its part of both classes
-        fold_of[generator.permutation(rows)] = np.arange(len(rows)) % folds
+        return math.nan, math.nan
+    fold_of = _folds(classes, folds, np.random.default_rng(0))
     hits = np.empty(len(classes), bool)
     for fold in range(folds):
         check_stop()
         test = fold_of == fold
         hits[test] = _predict(numbers[~test], target[~test], numbers[test], method) == classes[test]
-    majority = max(classes.mean(), 1 - classes.mean())
-    return f"cross-validated accuracy {hits.mean():.3f} (always the more frequent value: {majority:.3f})"
+    return float(hits.mean()), float(max(classes.mean(), 1 - classes.mean()))
 
 
 def _predict(numbers: np.ndarray, target: np.ndarray, new: np.ndarray, method: str) -> np.ndarray:
-    """Classes of new members. Least squares has no threshold of its own: it gets the best one on the fitted members."""
-    if method != FitMethod.LEAST_SQUARES:
+    """Classes of new members. What has no threshold of its own gets the best one on the fitted members."""
+    if method in _CLASSIFIERS:
         return _classifier(method).fit(numbers, _binarize(target)).predict(new)
     normal = _fit_normal(numbers, target, method)
     fitted, classes = numbers @ normal, _binarize(target)

@@ -15,6 +15,7 @@ import torch
 
 from ...kernels import flat_weights
 from ..common.loss_curve import SMOOTH, running_mean
+from .common_basis import CommonBasis
 from .space import Space
 
 _ROWS = 64
@@ -177,10 +178,12 @@ def latent_mask(mask: torch.Tensor, latent: torch.Tensor) -> torch.Tensor:
 
 
 def space_to(space: Space, device: torch.device | str) -> Space:
-    """A space whose basis, mean and deviation lie on a device."""
+    """A space whose basis, mean, deviation and common bases lie on a device."""
+    layout = space.layout.to(device) if isinstance(space.layout, CommonBasis) else space.layout
     scale = None if space.basis_scale is None else space.basis_scale.to(device)
     return replace(
         space,
+        layout=layout,
         basis=space.basis.to(device),
         basis_scale=scale,
         mean=space.mean.to(device),

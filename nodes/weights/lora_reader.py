@@ -6,11 +6,13 @@ rank-stabilized LoRA), and 1 where neither the file nor its configuration has an
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -22,7 +24,12 @@ SUFFIXES = (".safetensors", ".sft", *sorted(_PICKLES))
 _PEFT_STEM = "adapter_model"
 #: Among names of LoRA files: no file.
 NONE = "none"
+_COMFYUI_ALONE = "it is read inside ComfyUI alone, by its own adapters."
 _NO_LORA = "holds no LoRA of a diffusion model: give a LoRA file of kohya, diffusers, PEFT or ComfyUI."
+
+
+#: The shape of a layer's inputs, such as (320,) or (320, 3, 3), and of its outputs, such as (320,) or (320, 1, 1).
+Shape = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class MissingPeftError(RuntimeError):
@@ -51,26 +58,59 @@ class Factors:
         return float(((up.T @ up) * (down @ down.T)).sum())
 
 
+class AdapterReader(Protocol):
+    """What reads adapters that are not a plain LoRA: ComfyUI's own classes, in nodes/host/adapter_updates.py."""
+
+    def shape(self, layer: str, tensors: Mapping[str, tuple[int, ...]]) -> Shape | None:
+        """The layer's shape from those of its tensors; None where only the base model's weight shows it."""
+
+    def update(self, layer: str, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """dW float32 of the layer (out, in, ...)."""
+
+
+class Layers(Mapping):
+    """Factors by layer, made when they are used: those of an adapter that is not a plain LoRA are as large as dW."""
+
+    def __init__(self, makers: Mapping[str, Callable[[], Factors]]):
+        self._makers = makers
+
+    def __getitem__(self, layer: str) -> Factors:
+        return self._makers[layer]()
+
+    def __iter__(self):
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+
 @dataclass(frozen=True)
 class Lora:
-    """Contents of a LoRA file: factors of the diffusion network by layer, and the squared norms of what is left out.
+    """Contents of a LoRA file: factors by layer of the diffusion network and of its text encoders.
 
-    ``dropped`` by kind: "text encoder" (low-rank factors there), "full differences" (biases and norms).
+    ``dropped``: squared norms of what is left out, by kind: "biases and norms".
     """
 
-    layers: dict[str, Factors]
+    layers: Mapping[str, Factors]
+    text: Mapping[str, Factors] = field(default_factory=dict)
     dropped: dict[str, float] = field(default_factory=dict)
 
+    def without_text(self) -> Lora:
+        """The same with its text encoder layers among what is left out."""
+        text = sum(factors.squared_norm() for factors in self.text.values())
+        return Lora(self.layers, {}, {**self.dropped, **({"text encoder": text} if text else {})})
 
-def read(path: Path) -> Lora:
+
+def read(path: Path, adapters: AdapterReader | None = None, wanted: Callable[[str], bool] | None = None) -> Lora:
     """Read a LoRA file, or a PEFT adapter folder; no pickled code is executed.
 
+    ``adapters`` reads what is not a plain LoRA. With ``wanted`` only these layers are read, which may be none.
     Raises ValueError with one sentence that names the file when it is no LoRA, of another kind, or not finite.
     """
     weights = _peft_weights(path) if path.is_dir() else path
     name = weights.parent.name if weights.name.startswith(_PEFT_STEM) else path.name
     try:
-        tensors, metadata = _load(weights)
+        tensors, metadata = _load(weights, wanted)
         config = {**_peft_config(weights), **_embedded_config(metadata)}
     except MissingPeftError:
         raise
@@ -78,58 +118,86 @@ def read(path: Path) -> Lora:
         reason = (str(error).splitlines() or [""])[0][:200] or type(error).__name__
         raise ValueError(f"{name} cannot be read ({reason}): take it out or download it again.") from None
     try:
-        return parse_tensors(tensors, config)
+        return _parse(tensors, config, adapters) if wanted else parse_tensors(tensors, config, adapters)
     except ValueError as error:
         raise ValueError(f"{name} {error}") from None
 
 
 def resolve_lora(
-    name: str, wire: Mapping[str, torch.Tensor] | None, path_of: Callable[[str], Path]
+    name: str,
+    wire: Mapping[str, torch.Tensor] | None,
+    path_of: Callable[[str], Path],
+    adapters: AdapterReader | None = None,
 ) -> tuple[Lora, str]:
     """The LoRA on a wire, else that of the file of this name, and its name; ValueError when there is neither."""
     if wire is not None:
         try:
-            return parse_tensors(wire), "LoRA"
+            return parse_tensors(wire, adapters=adapters), "LoRA"
         except ValueError as error:
             raise ValueError(f"The LoRA on the wire {error}") from None
     if name == NONE:
         raise ValueError("There is no LoRA: choose a file, or connect one.")
     path = path_of(name)
-    return read(path), path.stem
+    return read(path, adapters), path.stem
 
 
-#: The shape of a layer's inputs, such as (320,) or (320, 3, 3), and of its outputs, such as (320,) or (320, 1, 1).
-Shape = tuple[tuple[int, ...], tuple[int, ...]]
+@dataclass(frozen=True)
+class LoraHeader:
+    """What a file says of itself before it is read: the shapes of its layers, and its metadata."""
+
+    shapes: dict[str, Shape]
+    text: dict[str, Shape] = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict)
 
 
-def read_shapes(path: Path) -> dict[str, Shape]:
-    """The shape of every layer that a .safetensors LoRA changes, from its header alone; other files are read.
+def read_header(path: Path, adapters: AdapterReader | None = None) -> LoraHeader:
+    """The header of a .safetensors LoRA; other files are read.
 
     Raises ValueError as ``read`` does, as far as the header shows it.
     """
     if path.is_dir() or path.suffix.lower() in _PICKLES:
-        return layer_shapes(read(path))
+        return header_of(read(path, adapters))
     from safetensors import SafetensorError, safe_open
 
-    found: dict[str, dict[str, tuple[int, ...]]] = {}
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            for key in file.keys():  # noqa: SIM118  (safe_open is not a mapping)
-                name = _parse_key(key)
-                if name and not name.text and name.part in (DOWN, UP):
-                    found.setdefault(name.layer, {})[name.part] = tuple(file.get_slice(key).get_shape())
+            shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+            metadata = file.metadata() or {}
+        parts, text, _ = _sort(shapes, {}, adapters)
+        header = LoraHeader(*({**_shapes(one, adapters)} for one in (parts, text)), metadata)
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path.name} cannot be read ({error}): take it out or download it again.") from None
     except ValueError as error:
         raise ValueError(f"{path.name} {error}") from None
-    if not found:
+    if not header.shapes:
         raise ValueError(f"{path.name} {_NO_LORA}")
-    return {layer: _shape(both[DOWN], both[UP]) for layer, both in found.items() if len(both) == 2}
+    return header
 
 
-def layer_shapes(lora: Lora) -> dict[str, Shape]:
-    """The shape of every layer."""
-    return {name: _shape(factors.down.shape, factors.up.shape) for name, factors in lora.layers.items()}
+def header_of(lora: Lora) -> LoraHeader:
+    """The shapes of all layers of a LoRA."""
+    shapes = [
+        {name: (tuple(one.down.shape[1:]), (one.up.shape[0], *one.up.shape[2:])) for name, one in layers.items()}
+        for layers in (lora.layers, lora.text)
+    ]
+    return LoraHeader(*shapes)
+
+
+def declared_base(metadata: Mapping[str, str]) -> str:
+    """The family of base models that a file's metadata declares (kohya's keys, modelspec); "" where it does not."""
+    name = metadata.get("ss_sd_model_name", "").lower()
+    for word, base in (("pony", "Pony"), ("illustrious", "Illustrious"), ("noob", "Illustrious")):
+        if word in name:
+            return base
+    about = f"{metadata.get('ss_base_model_version', '')} {metadata.get('modelspec.architecture', '')}".lower()
+    known = {
+        "SDXL": ("sdxl", "-xl-"),
+        "SD1.x": ("sd_v1", "diffusion-v1"),
+        "SD2.x": ("sd_v2", "diffusion-v2"),
+        "SD3": ("sd3", "diffusion-3"),
+        "Flux": ("flux",),
+    }
+    return next((base for base, words in known.items() if any(word in about for word in words)), "")
 
 
 def trim_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -140,54 +208,114 @@ def trim_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape
 
 
-def parse_tensors(tensors: Mapping[str, torch.Tensor], config: Mapping | None = None) -> Lora:
+def parse_tensors(
+    tensors: Mapping[str, torch.Tensor], config: Mapping | None = None, adapters: AdapterReader | None = None
+) -> Lora:
     """Tensors by the keys of a LoRA file as factors; ``config`` is that of PEFT (r, lora_alpha, use_rslora, ...).
 
     Raises ValueError with the end of a sentence ("holds no LoRA ...") when they are not supported.
     """
-    config, parts, text, full = config or {}, {}, {}, 0.0
-    _check_config(config)
-    for key, value in tensors.items():
-        found = _parse_key(key)
-        if found is None:
-            continue
-        if found.part in FULL:
-            full += float(value.double().square().sum())
-        else:
-            (text if found.text else parts).setdefault(found.layer, {})[found.part] = value
-    layers = _factors(parts, config)
-    if not layers:
+    lora = _parse(tensors, config or {}, adapters)
+    if not lora.layers:
         raise ValueError(_NO_LORA)
-    _check_finite(layers)
-    dropped = {
-        "text encoder": sum(factors.squared_norm() for factors in _factors(text, config).values()),
-        "full differences": full,
-    }
-    return Lora(layers, {kind: norm for kind, norm in dropped.items() if norm})
+    return lora
 
 
-def _parse_key(key: str) -> LoraKey | None:
-    """The meaning of a key, None when it is not a LoRA's; raises ValueError for adapters that are not a plain LoRA."""
-    found = parse(key)
-    if found is None and "lora" in key.lower():
-        raise ValueError(f"has unknown keys, such as {key}: convert it to kohya's form first.")
-    if found is not None and found.part not in (DOWN, UP, ALPHA, *FULL):
-        raise ValueError(f"is a {found.part}, not a plain LoRA: convert it to a LoRA first.")
-    return found
+def _parse(tensors: Mapping[str, torch.Tensor], config: Mapping, adapters: AdapterReader | None) -> Lora:
+    parts, text, rest = _sort(tensors, config, adapters)
+    layers, text = (Layers(_makers(one, config, adapters)) for one in (parts, text))
+    dropped = sum(float(value.double().square().sum()) for value in rest)
+    return Lora(layers, text, {"biases and norms": dropped} if dropped else {})
 
 
-def _factors(parts: dict[str, dict], config: Mapping) -> dict[str, Factors]:
-    layers = {}
-    for layer, found in parts.items():
-        if DOWN not in found and UP not in found:
+def _sort(tensors: Mapping, config: Mapping, adapters: AdapterReader | None) -> tuple[dict, dict, list]:
+    """Tensors, or their shapes, of the network's and the text encoders' layers {layer: {part: ...}}, biases and norms.
+
+    Raises ValueError for keys that are not known, for two keys of one part, and without ``adapters`` for all but LoRA.
+    """
+    parts, text, rest, style = {}, {}, [], {}
+    for key, value in tensors.items():
+        found = parse(key)
+        if found is None:
+            if "lora" in key.lower():
+                raise ValueError(f"has unknown keys, such as {key}: convert it to kohya's form first.")
             continue
-        if DOWN not in found or UP not in found:
-            raise ValueError(f"has only one factor of {layer}: the file is cut short, download it again.")
+        if found.part in FULL and (found.part != "diff" or len(getattr(value, "shape", value)) < 2):
+            rest.append(value)
+            continue
+        if found.part not in (DOWN, UP, ALPHA, *FULL) and adapters is None:
+            raise ValueError(f"is a {found.part}, not a plain LoRA: {_COMFYUI_ALONE}")
+        part = _part(found, key)
+        if (found.layer, part) in style:
+            other = style[found.layer, part]
+            raise ValueError(f"has two keys for one layer, {other} and {key}: take one of the two out.")
+        style[found.layer, part] = key
+        (text if found.text else parts).setdefault(found.layer, {})[part] = value
+    if config.get("use_dora") and adapters is None:
+        raise ValueError(f"is a DoRA, not a plain LoRA: {_COMFYUI_ALONE}")
+    return parts, text, rest
+
+
+def _part(found: LoraKey, key: str) -> str:
+    """The name of a part as ComfyUI's adapters have it; factors and alpha keep theirs."""
+    named = {"DoRA": "dora_scale", "LoCon with a middle factor": "lora_mid.weight", "diff": "diff"}
+    if found.part in (DOWN, UP, ALPHA) or found.part in named:
+        return named.get(found.part, found.part)
+    return ".".join(key.split(".")[-2:]) if found.part == "GLoRA" else key.rpartition(".")[2]
+
+
+def _makers(parts: dict[str, dict], config: Mapping, adapters) -> dict[str, Callable[[], Factors]]:
+    return {
+        layer: functools.partial(_factors, layer, found, config, adapters)
+        for layer, found in parts.items()
+        if _checked(layer, found) - {ALPHA}
+    }
+
+
+def _checked(layer: str, found: dict[str, torch.Tensor]) -> set[str]:
+    """The parts of a layer; raises ValueError when they are not finite or do not fit."""
+    if not all(bool(torch.isfinite(value.float()).all()) for value in found.values()):
+        raise ValueError(f"holds NaN or infinity in {layer}: take it out or train it again.")
+    if (DOWN in found) != (UP in found):
+        raise ValueError(f"has only one factor of {layer}: the file is cut short, download it again.")
+    if DOWN in found and "lora_mid.weight" not in found:
         down, up = found[DOWN], found[UP]
         if min(down.ndim, up.ndim) < 2 or down.shape[0] != up.shape[1]:
             raise ValueError(f"has factors of {layer} that do not fit ({tuple(up.shape)} and {tuple(down.shape)}).")
-        layers[layer] = Factors(down, up, _scale(layer, found.get(ALPHA), down.shape[0], config))
-    return layers
+    return set(found)
+
+
+def _factors(layer: str, found: dict[str, torch.Tensor], config: Mapping, adapters: AdapterReader | None) -> Factors:
+    if not set(found) - {DOWN, UP, ALPHA}:
+        return Factors(found[DOWN], found[UP], _scale(layer, found.get(ALPHA), found[DOWN].shape[0], config))
+    if set(found) - {ALPHA} == {"diff"}:
+        update = found["diff"].float()
+    else:
+        rank = found[DOWN].shape[0] if DOWN in found else config.get("r", 1)
+        alpha = found.get(ALPHA)
+        if alpha is None and config:
+            alpha = _scale(layer, None, rank, {"lora_alpha": config.get("alpha"), **config}) * rank
+        named = {f"lora_{part}.weight" if part in (DOWN, UP) else part: value for part, value in found.items()}
+        update = adapters.update(layer, named | ({} if alpha is None else {ALPHA: torch.as_tensor(alpha)}))
+    outputs = len(update)
+    return Factors(update, torch.eye(outputs).view(outputs, outputs, *[1] * (update.ndim - 2)))
+
+
+def _shapes(parts: dict[str, dict], adapters: AdapterReader | None) -> dict[str, Shape]:
+    """The shape of every layer of {layer: {part: shape}} that has one."""
+    shapes = {}
+    for layer, found in parts.items():
+        if "diff" in found:
+            shapes[layer] = (found["diff"][1:], found["diff"][:1])
+        elif not set(found) - {DOWN, UP, ALPHA}:
+            if {DOWN, UP} <= set(found):
+                shapes[layer] = (found[DOWN][1:], (found[UP][0], *found[UP][2:]))
+        else:
+            named = {f"lora_{part}.weight" if part in (DOWN, UP) else part: shape for part, shape in found.items()}
+            if (shape := adapters.shape(layer, named)) is None:
+                raise ValueError(f"needs the base model for {layer}: connect model.")
+            shapes[layer] = shape
+    return shapes
 
 
 def _scale(layer: str, alpha: torch.Tensor | None, rank: int, config: Mapping) -> float:
@@ -199,20 +327,11 @@ def _scale(layer: str, alpha: torch.Tensor | None, rank: int, config: Mapping) -
     return float(alpha) / (rank**0.5 if config.get("use_rslora") else rank)
 
 
-def _check_config(config: Mapping) -> None:
-    if config.get("use_dora"):
-        raise ValueError("is a DoRA, not a plain LoRA: convert it to a LoRA first.")
-
-
-def _check_finite(layers: dict[str, Factors]) -> None:
-    for layer, factors in layers.items():
-        numbers = (factors.down.float(), factors.up.float(), torch.tensor(factors.scale))
-        if not all(bool(torch.isfinite(part).all()) for part in numbers):
-            raise ValueError(f"holds NaN or infinity in {layer}: take it out or train it again.")
-
-
-def _load(path: Path) -> tuple[dict[str, torch.Tensor], dict]:
+def _load(path: Path, wanted: Callable[[str], bool] | None) -> tuple[dict[str, torch.Tensor], dict]:
     from safetensors import SafetensorError, safe_open
+
+    def keep(key: str) -> bool:
+        return wanted is None or (found := parse(key)) is None or wanted(found.layer)
 
     if path.suffix.lower() in _PICKLES:
         try:
@@ -222,10 +341,10 @@ def _load(path: Path) -> tuple[dict[str, torch.Tensor], dict]:
         state = state.get("state_dict", state) if isinstance(state, dict) else None
         if not isinstance(state, dict):
             raise ValueError("not a table of tensors")
-        return {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}, {}
+        return {key: value for key, value in state.items() if isinstance(value, torch.Tensor) and keep(key)}, {}
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
+            return {key: file.get_tensor(key) for key in file.keys() if keep(key)}, file.metadata() or {}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(str(error)) from None
 
@@ -242,7 +361,7 @@ def _peft_config(path: Path) -> dict:
     """The configuration beside the weights of a PEFT adapter; empty for other files."""
     if not path.name.startswith(_PEFT_STEM) or not (path.parent / "adapter_config.json").is_file():
         return {}
-    return _peft().PeftConfig.from_pretrained(str(path.parent)).to_dict()
+    return peft_package().PeftConfig.from_pretrained(str(path.parent)).to_dict()
 
 
 def _pattern(patterns: Mapping, layer: str) -> str | None:
@@ -250,7 +369,8 @@ def _pattern(patterns: Mapping, layer: str) -> str | None:
     return next((key for key in patterns if re.match(rf"(.*\.)?({key})$", layer)), None)
 
 
-def _peft():
+def peft_package():
+    """The package peft; raises MissingPeftError without it."""
     try:
         import peft
     except ImportError as error:
@@ -266,7 +386,3 @@ def _embedded_config(metadata: Mapping[str, str]) -> dict:
         return {}
     of_network = ((*key.partition("."), value) for key, value in about.items())
     return {name: value for owner, _, name, value in of_network if owner in ("unet", "transformer")}
-
-
-def _shape(down, up) -> Shape:
-    return tuple(down[1:]), (up[0], *up[2:])

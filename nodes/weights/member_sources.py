@@ -10,15 +10,17 @@ from pathlib import Path
 import torch
 
 from . import lora_reader
-from .lora_reader import SUFFIXES
-from .space_builder import MemberSource
+from .lora_reader import SUFFIXES, AdapterReader
+from .update_builder import MemberSource
 
 _PEFT_FILE = "adapter_model.safetensors"
 _PEFT_INSIDE = {"unet", "transformer"}
 
 
-def file_sources(folder: Path) -> list[MemberSource]:
+def file_sources(folder: Path, adapters: AdapterReader | None = None) -> list[MemberSource]:
     """The LoRA files in a folder and below, by name; a PEFT adapter is named after its folder.
+
+    ``adapters`` reads what is not a plain LoRA.
 
     Files that would share a name, such as ada.safetensors and ada.pt, keep their suffix.
     """
@@ -26,19 +28,18 @@ def file_sources(folder: Path) -> list[MemberSource]:
     names = [_name(path.relative_to(folder)) for path in files]
     counts = Counter(names)
     return [
-        _file_source(path, name if counts[name] == 1 else path.relative_to(folder).as_posix())
+        _file_source(path, name if counts[name] == 1 else path.relative_to(folder).as_posix(), adapters)
         for path, name in zip(files, names, strict=True)
     ]
 
 
-def wire_sources(loras: list[dict[str, torch.Tensor]]) -> list[MemberSource]:
+def wire_sources(loras: list[dict[str, torch.Tensor]], adapters: AdapterReader | None = None) -> list[MemberSource]:
     """LoRAs by the keys of LoRA files, numbered."""
     sources = []
     for number, tensors in enumerate(loras, 1):
-        read = functools.partial(_parse_wire, f"LoRA {number}", tensors)
-        sources.append(
-            MemberSource(f"wire {number}", _digest(tensors), lambda read=read: lora_reader.layer_shapes(read()), read)
-        )
+        read = functools.partial(_parse_wire, f"LoRA {number}", tensors, adapters)
+        header = functools.partial(lambda read: lora_reader.header_of(read()), read)
+        sources.append(MemberSource(f"wire {number}", _digest(tensors), header, read))
     return sources
 
 
@@ -50,17 +51,17 @@ def _name(inside: Path) -> str:
     return inside.with_suffix("").as_posix()
 
 
-def _file_source(path: Path, name: str) -> MemberSource:
+def _file_source(path: Path, name: str, adapters: AdapterReader | None) -> MemberSource:
     status = path.stat()
     stamp = f"{name} {status.st_size} {status.st_mtime_ns}"
-    return MemberSource(
-        name, stamp, functools.partial(lora_reader.read_shapes, path), functools.partial(lora_reader.read, path)
-    )
+    header = functools.partial(lora_reader.read_header, path, adapters)
+    return MemberSource(name, stamp, header, functools.partial(lora_reader.read, path, adapters), path)
 
 
-def _parse_wire(name: str, tensors: dict[str, torch.Tensor]) -> lora_reader.Lora:
+def _parse_wire(name: str, tensors: dict[str, torch.Tensor], adapters: AdapterReader | None, wanted=None):
+    """The LoRA of a wire, whichever layers are wanted: it is in memory."""
     try:
-        return lora_reader.parse_tensors(tensors)
+        return lora_reader.parse_tensors(tensors, adapters=adapters)
     except ValueError as error:
         raise ValueError(f"{name} {error}") from None
 

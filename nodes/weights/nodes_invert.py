@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from comfy_api.latest import io
 
+from ..common.lora_keys import TEXT
 from ..common.loss_curve import outline
 from ..host.folders import named_file
 from ..host.image_output import new_figure, to_image
@@ -247,6 +248,7 @@ def weight_functions(model, trainable: TrainablePoint) -> dict:
     from . import lora_writer
 
     layers = trainable.space.layout.unflatten(torch.zeros(trainable.space.layout.size))
+    layers = {name: factors for name, factors in layers.items() if not name.startswith(TEXT)}
     tensors = {name: lora_writer.to_tensors({name: factors}) for name, factors in layers.items()}
     targets: dict[str, list] = {}
     for name, (weight, part) in layer_targets(model, tensors).items():

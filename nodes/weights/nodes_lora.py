@@ -6,10 +6,11 @@ from comfy_api.latest import io
 
 from ..host import folders
 from ..host.folders import next_file, relative
-from ..host.patches.lora_intervals import apply_lora
+from ..host.patches.lora_intervals import apply_lora, apply_text_lora
 from ..host.schema import LoraModel, W2WPoint, schema
 from . import lora_reader
 from .lora_reader import NONE
+from .lora_writer import FileFormat
 from .point_inputs import CATEGORY, END, PAPER, POINT_TOOLTIP, START, STRENGTH
 from .space import Point
 
@@ -32,18 +33,27 @@ class W2WApply(io.ComfyNode):
                 io.Float.Input(**STRENGTH),
                 io.Float.Input(**START),
                 io.Float.Input(**END),
+                io.Clip.Input(
+                    "clip",
+                    optional=True,
+                    tooltip="For spaces with text encoder layers: they are applied to it, whatever the interval.",
+                ),
             ],
             outputs=[
-                io.Model.Output(display_name="model", tooltip="The model with the point's weights, for any sampler.")
+                io.Model.Output(display_name="model", tooltip="The model with the point's weights, for any sampler."),
+                io.Clip.Output(display_name="clip", tooltip="The CLIP with the point's weights, for the prompts."),
             ],
         )
 
     @classmethod
-    def execute(cls, model, point: Point, strength: float, start_percent: float, end_percent: float) -> io.NodeOutput:
+    def execute(
+        cls, model, point: Point, strength: float, start_percent: float, end_percent: float, clip=None
+    ) -> io.NodeOutput:
         from . import lora_writer
 
         tensors = lora_writer.to_tensors(point.layers())
-        return io.NodeOutput(apply_lora(model, tensors, strength, start_percent, end_percent))
+        patched = apply_lora(model, tensors, strength, start_percent, end_percent)
+        return io.NodeOutput(patched, clip and apply_text_lora(clip, tensors, strength))
 
 
 class W2WToLoRA(io.ComfyNode):
@@ -65,16 +75,40 @@ class W2WToLoRA(io.ComfyNode):
                     tooltip="Folder and name in ComfyUI's output folder; a number is added. Load LoRA lists files in "
                     "output/loras after a refresh. Empty: no file.",
                 ),
+                io.Int.Input(
+                    "rank",
+                    default=0,
+                    min=0,
+                    max=2048,
+                    tooltip="Largest rank of a layer; the report gives the change that is lost. 0: the rank of the "
+                    "space, nothing is lost.",
+                ),
+                io.Combo.Input(
+                    "file_format",
+                    options=list(FileFormat),
+                    tooltip="kohya: one file. peft: an adapter folder for diffusers and peft; needs the package peft.",
+                ),
             ],
-            outputs=[_LORA, io.String.Output(display_name="file", tooltip="Path of the file in the output folder.")],
+            outputs=[
+                _LORA,
+                io.String.Output(display_name="file", tooltip="Path of the file in the output folder."),
+                io.String.Output(display_name="report", tooltip="Ranks of the layers and what is kept."),
+            ],
         )
 
     @classmethod
-    def execute(cls, point: Point, filename_prefix: str) -> io.NodeOutput:
+    def execute(cls, point: Point, filename_prefix: str, rank: int, file_format: str) -> io.NodeOutput:
         from . import lora_writer
 
-        tensors = lora_writer.to_tensors(point.layers())
-        return io.NodeOutput(tensors, _save(tensors, filename_prefix, f"{point.name} of {point.space.name}"))
+        layers, report = lora_writer.reduce(point.layers(), rank)
+        tensors, file = lora_writer.to_tensors(layers), ""
+        if filename_prefix.strip() and file_format == FileFormat.PEFT:
+            path = next_file(filename_prefix.strip(), "")
+            report += lora_writer.write_peft(layers, path)
+            file = relative(path)
+        else:
+            file = _save(tensors, filename_prefix, f"{point.name} of {point.space.name}")
+        return io.NodeOutput(tensors, file, report)
 
 
 class W2WStyleMerge(io.ComfyNode):
@@ -141,9 +175,10 @@ class W2WStyleMerge(io.ComfyNode):
         filename_prefix: str,
         style_lora: dict | None = None,
     ) -> io.NodeOutput:
+        from ..host.adapter_updates import ComfyAdapters
         from . import lora_writer, style_merge
 
-        found, name = lora_reader.resolve_lora(style_lora_name, style_lora, folders.lora_path)
+        found, name = lora_reader.resolve_lora(style_lora_name, style_lora, folders.lora_path, ComfyAdapters())
         merged = style_merge.merge(point.layers(), found.layers, (point_strength, style_strength))
         tensors = lora_writer.to_tensors(merged)
         file = _save(tensors, filename_prefix, f"{point.name} and {name}")

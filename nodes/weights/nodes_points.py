@@ -11,6 +11,7 @@ from ..host.schema import LoraModel, W2WPoint, W2WSpace, schema
 from . import directions, edit_text, lora_reader, points
 from .lora_reader import NONE
 from .point_inputs import CATEGORY, COMPONENTS_MAX, PAPER, POINT_TOOLTIP, PRESERVED, SEED_MAX
+from .projection import label_point
 from .space import Point, Space
 
 _COUNT_MAX = 256
@@ -74,6 +75,11 @@ class W2WSample(io.ComfyNode):
             outputs=[
                 W2WPoint.Output(display_name="point", is_output_list=True, tooltip=_POINTS),
                 io.String.Output(display_name="name", is_output_list=True, tooltip="Name of each point."),
+                io.String.Output(
+                    display_name="label",
+                    is_output_list=True,
+                    tooltip="Name and nearest members of each point, for W2W Sheet.",
+                ),
             ],
         )
 
@@ -87,7 +93,7 @@ class W2WSample(io.ComfyNode):
             sampled = [Point(space, space.pad(space.coefficients[0, :0]), "mean")]
         else:
             sampled = points.sample(space, seed, count, components, spread)
-        return io.NodeOutput(sampled, [point.name for point in sampled])
+        return io.NodeOutput(sampled, [point.name for point in sampled], [label_point(point) for point in sampled])
 
 
 class W2WEdit(io.ComfyNode):
@@ -169,14 +175,18 @@ class W2WMix(io.ComfyNode):
                     "count", default=1, min=1, max=_COUNT_MAX, tooltip="Number of points; 1 uses start_fraction."
                 ),
             ],
-            outputs=[W2WPoint.Output(display_name="point", is_output_list=True, tooltip=_POINTS)],
+            outputs=[
+                W2WPoint.Output(display_name="point", is_output_list=True, tooltip=_POINTS),
+                io.String.Output(display_name="label", is_output_list=True, tooltip="Name of each point."),
+            ],
         )
 
     @classmethod
     def execute(
         cls, first_point: Point, second_point: Point, start_fraction: float, end_fraction: float, count: int
     ) -> io.NodeOutput:
-        return io.NodeOutput(points.mix(first_point, second_point, start_fraction, end_fraction, count))
+        mixed = points.mix(first_point, second_point, start_fraction, end_fraction, count)
+        return io.NodeOutput(mixed, [point.name for point in mixed])
 
 
 class W2WSweep(io.ComfyNode):
@@ -270,7 +280,8 @@ class W2WProjectLoRA(io.ComfyNode):
 
     @classmethod
     def execute(cls, space: Space, lora_name: str, components: int, lora=None) -> io.NodeOutput:
+        from ..host.adapter_updates import ComfyAdapters
         from . import projection
 
-        found, name = lora_reader.resolve_lora(lora_name, lora, folders.lora_path)
+        found, name = lora_reader.resolve_lora(lora_name, lora, folders.lora_path, ComfyAdapters())
         return io.NodeOutput(*projection.project(space, found, components, name))

@@ -53,10 +53,20 @@ class W2WBuildSpace(io.ComfyNode):
                 _filename("my-space"),
                 io.Int.Input(
                     "rank",
-                    default=1,
-                    min=1,
-                    max=64,
-                    tooltip="Rank to which each layer of each LoRA is reduced (paper: 1).",
+                    default=128,
+                    min=0,
+                    max=2048,
+                    tooltip="weight_updates: largest rank of a layer's common basis and of a point; 0: no limit. "
+                    "singular_values: rank to which each layer of each LoRA is reduced.",
+                ),
+                io.Float.Input(
+                    "energy",
+                    default=0.99,
+                    min=0.5,
+                    max=1.0,
+                    step=0.001,
+                    tooltip="weight_updates: each layer's common basis has the smallest rank that keeps this fraction "
+                    "of the members' squared change on average, up to rank.",
                 ),
                 io.Int.Input(
                     "components",
@@ -69,22 +79,22 @@ class W2WBuildSpace(io.ComfyNode):
                 io.Combo.Input(
                     "form",
                     options=list(Form),
-                    default=Form.SINGULAR_VALUES,
-                    tooltip="singular_values: decomposes each layer, with a fixed sign, for LoRAs of mixed trainers, "
-                    "seeds and ranks. as_trained: uses the factors unchanged, for LoRAs of one trainer, seed and "
-                    "rank, as in the paper.",
+                    default=Form.WEIGHT_UPDATES,
+                    tooltip="weight_updates: points are sums of the members' updates, for any trainers, ranks and "
+                    "kinds. as_trained: factors unchanged, for LoRAs of one trainer, start and rank, as in the paper. "
+                    "singular_values: factors of each layer's largest singular values.",
                 ),
                 io.Boolean.Input(
                     "standardize",
                     default=True,
                     tooltip="Scale every number to unit deviation over the members first, as in the paper. Off: "
-                    "numbers that vary more count more.",
+                    "numbers that vary more count more. Without effect on weight_updates.",
                 ),
                 io.Combo.Input(
                     "on_mismatch",
                     options=list(space_builder.OnMismatch),
-                    tooltip="A file that does not fit (other base model, DoRA, LoHa, NaN): skip and name it in the "
-                    "report, or stop with an error.",
+                    tooltip="A file that does not fit (other base model, NaN, the same file twice): skip and name it "
+                    "in the report, or stop with an error. Other declared bases: a warning, or an error.",
                 ),
                 _STORAGE,
                 *(
@@ -96,6 +106,11 @@ class W2WBuildSpace(io.ComfyNode):
                     )
                     for number in range(1, 5)
                 ),
+                io.Model.Input(
+                    "model",
+                    optional=True,
+                    tooltip="The base model: needed for DoRA, OFT and GLoRA, and for kernels in LoHa and LoKr.",
+                ),
             ],
             outputs=[_SPACE, _REPORT],
         )
@@ -104,7 +119,7 @@ class W2WBuildSpace(io.ComfyNode):
     def fingerprint_inputs(cls, folder, **_) -> str:
         """Changes with the files of the folder."""
         try:
-            return "\n".join(source.stamp for source in _sources(folder[0] or "", []))
+            return "\n".join(source.stamp for source in _sources(folder[0] or "", [], None))
         except (ValueError, TypeError):
             return "absent"
 
@@ -114,6 +129,7 @@ class W2WBuildSpace(io.ComfyNode):
         folder: list[str],
         filename: list[str],
         rank: list[int],
+        energy: list[float],
         components: list[int],
         form: list[str],
         standardize: list[bool],
@@ -123,16 +139,19 @@ class W2WBuildSpace(io.ComfyNode):
         lora_2: list | None = None,
         lora_3: list | None = None,
         lora_4: list | None = None,
+        model: list | None = None,
     ) -> io.NodeOutput:
+        from ..host.adapter_updates import ComfyAdapters
         from . import space_report
 
         connected = (lora_1, lora_2, lora_3, lora_4)
         loras = [lora for loras in connected for lora in loras or () if lora is not None]
         settings = space_builder.BuildSettings(
-            rank[0], components[0], form[0], standardize[0], on_mismatch[0], storage[0]
+            rank[0], components[0], form[0], standardize[0], on_mismatch[0], storage[0], energy[0]
         )
         target = folders.new_space(filename[0])
-        space = space_builder.build(_sources(folder[0], loras), settings, target, with_progress)
+        sources = _sources(folder[0], loras, ComfyAdapters(model[0] if model else None))
+        space = space_builder.build(sources, settings, target, with_progress)
         text = "\n".join(filter(None, [space_report.describe_space(space), space_report.describe_members(space)]))
         return io.NodeOutput(space, text)
 
@@ -276,8 +295,8 @@ class W2WFitDirections(io.ComfyNode):
                 io.Combo.Input(
                     "method",
                     options=list(directions.FitMethod),
-                    tooltip="least_squares as in the paper, or a linear classifier of scikit-learn. All report "
-                    "cross-validated accuracy.",
+                    tooltip="least_squares as in the paper, mean_difference of the members with and without, or a "
+                    "linear classifier of scikit-learn. All report held-out accuracy and split-half reliability.",
                 ),
                 io.Int.Input(
                     "components",
@@ -293,7 +312,8 @@ class W2WFitDirections(io.ComfyNode):
                 _SPACE,
                 io.String.Output(
                     display_name="report",
-                    tooltip="Largest projection and accuracy of each direction, and the most similar pairs.",
+                    tooltip="Largest projection, accuracy and reliability of each direction, those that are noise, and "
+                    "the most similar pairs.",
                 ),
             ],
         )
@@ -320,13 +340,13 @@ def directions_of(space_name: str) -> dict:
     return directions.slider_ranges(space_file.read(folders.space_path(space_name)))
 
 
-def _sources(folder: str, loras: list[dict]) -> list[space_builder.MemberSource]:
+def _sources(folder: str, loras: list[dict], adapters) -> list[space_builder.MemberSource]:
     from .member_sources import file_sources, wire_sources
 
-    files = file_sources(folders.lora_folder(folder)) if folder.strip() else []
+    files = file_sources(folders.lora_folder(folder), adapters) if folder.strip() else []
     if not files and not loras:
         raise ValueError(f"There is no LoRA in '{folder}': give a folder inside models/loras, or connect LoRAs.")
-    return files + wire_sources(loras)
+    return files + wire_sources(loras, adapters)
 
 
 def _is_file(text: str) -> bool:

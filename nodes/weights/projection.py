@@ -42,6 +42,12 @@ def describe(point: Point, flat: torch.Tensor, lost: dict[str, float]) -> str:
     return "\n".join(lines)
 
 
+def label_point(point: Point, count: int = 2) -> str:
+    """A point's name, and its nearest members with their cosines."""
+    near = ", ".join(f"{name} {value:+.2f}" for name, value in nearest_members(point, count))
+    return f"{point.name}\nnear {near}"
+
+
 def nearest_members(point: Point, count: int) -> list[tuple[str, float]]:
     """The members of the most similar coefficients by cosine, as in section 4.2, with their cosines."""
     known = point.coefficients[: point.space.known]

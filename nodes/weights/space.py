@@ -25,19 +25,24 @@ _CACHED_STEPS, _CACHED_BYTES = 8, 2**28
 
 
 class Form(StrEnum):
-    """How members are brought to the layout: factors as they were trained, or from a singular value decomposition."""
+    """What a member's numbers are: of its updates dW, its factors as trained, or factors from its singular values."""
 
+    WEIGHT_UPDATES = "weight_updates"
     AS_TRAINED = "as_trained"
     SINGULAR_VALUES = "singular_values"
 
 
 @dataclass(frozen=True)
 class Direction:
-    """A direction of a space for one attribute, with norm as it was fitted; ``about`` says how, and how well."""
+    """A direction of a space for one attribute, with norm as it was fitted; ``about`` says how, and how well.
+
+    ``noise``: no better than the more frequent value on held-out members, or fits to halves of them do not agree.
+    """
 
     vector: torch.Tensor
     max_projection: float  # the largest projection of a training member onto the unit direction
     about: str = ""
+    noise: bool = False
 
 
 @dataclass(frozen=True)
@@ -198,6 +203,8 @@ def flatten_lora(
     Raises ValueError with the end of a sentence when layers have other sizes, or another rank in the form AS_TRAINED.
     """
     sizes = {slot.layer: (trim_shape(slot.down_shape[1:]), slot.up_shape[0]) for slot in layout.slots}
+    updates = form == Form.WEIGHT_UPDATES
+    lora = Lora({**lora.layers, **lora.text}, {}, lora.dropped) if updates else lora.without_text()
     layers, whole, lost = {}, 0.0, {"other layers": 0.0, "rank": 0.0}
     for name, factors in lora.layers.items():
         if name not in sizes:
@@ -205,15 +212,18 @@ def flatten_lora(
             lost["other layers"] += norm
         else:
             _check(name, factors, sizes[name], layout.rank, form)
-            if form == Form.AS_TRAINED:
-                layers[name], norm = factors, factors.squared_norm()
-            else:
+            if form == Form.SINGULAR_VALUES:
                 layers[name], kept, norm = reduce_rank(factors, layout.rank)
                 lost["rank"] += norm - kept
+            else:
+                layers[name], norm = factors, factors.squared_norm()
+                lost["rank"] += norm if updates else 0.0
         whole += norm
     if not layers:
         raise ValueError("changes no layer of this space: it is made for another base model.")
     flat = layout.flatten(layers)
+    if updates:
+        lost["rank"] = max(lost["rank"] - float(flat.double().square().sum()), 0.0)
     if reference is not None:
         flat = align_signs(layout, flat, reference)
     whole += sum(lora.dropped.values())
@@ -228,4 +238,4 @@ def _check(name: str, factors: Factors, size, rank: int, form: str) -> None:
             "made for another base model."
         )
     if form == Form.AS_TRAINED and factors.rank != rank:
-        raise ValueError(f"has rank {factors.rank} and the space {rank}: use the form {Form.SINGULAR_VALUES}.")
+        raise ValueError(f"has rank {factors.rank} and the space {rank}: use the form {Form.WEIGHT_UPDATES}.")

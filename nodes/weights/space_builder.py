@@ -1,9 +1,10 @@
 """Build a space from members on disk (arXiv 2406.09413, section 3.1), in memory that does not grow with n x D.
 
-Members are read one at a time, brought to the layout and written to a member store in blocks of columns. Two passes
-over the blocks follow: the first standardizes each and adds its part to the n x n Gram matrix, whose eigenvectors are
-the left singular vectors of the standardized members; the second makes each block of the basis from them. Members that
-are in the member store already are not read again, so that a build which was stopped goes on.
+Members are read one at a time, brought to the layout and written to a member store in blocks of columns; in the form on
+weight updates layer by layer (update_builder.py). Two passes over the blocks follow: the first standardizes each and
+adds its part to the n x n Gram matrix, whose eigenvectors are the left singular vectors of the standardized members;
+the second makes each block of the basis from them. What the store has already is not read again, so that a build which
+was stopped goes on.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import hashlib
+import logging
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -25,14 +27,17 @@ from ..common.atomic_write import file_lock
 from ..common.lora_keys import base_of
 from ..common.safetensors_writer import tensor_file
 from . import space_file
+from .core_store import CoreStore
 from .flat_layout import Layout
-from .lora_reader import Lora, Shape, trim_shape
+from .lora_reader import Lora, Shape, declared_base, trim_shape
 from .member_store import MemberStore
 from .quantization import Storage, quantize
 from .rank_reduction import sign_reference
 from .space import Form, Space, flatten_lora
+from .update_builder import MemberSource, UpdateBuilder, space_to_extend
 
 _REFERENCE_MEMBERS = 64
+_SAME = 1e-2  # relative distance of members that differ by the rounding of their files
 _TINY = 1e-12  # singular values below this fraction of the first are rounding
 Track = Callable[[Iterable], Iterable]
 
@@ -45,16 +50,6 @@ class OnMismatch(StrEnum):
 
 
 @dataclass(frozen=True)
-class MemberSource:
-    """A candidate member: its name, a stamp that changes with it, its layers' shapes, and how to read it."""
-
-    name: str
-    stamp: str
-    shapes: Callable[[], dict[str, Shape]]
-    read: Callable[[], Lora]
-
-
-@dataclass(frozen=True)
 class BuildSettings:
     """How to build: see W2W Build Space."""
 
@@ -64,6 +59,7 @@ class BuildSettings:
     standardize: bool = True
     on_mismatch: str = OnMismatch.SKIP
     storage: str = Storage.FLOAT32
+    energy: float = 0.99
 
 
 @dataclass
@@ -86,24 +82,37 @@ def build(sources: list[MemberSource], settings: BuildSettings, target: Path, tr
     the target, named after its sources and settings: a later call with the same ones resumes from it. The finished
     build removes it, and what other builds of the target left. Raises BusyError while another process builds it.
     """
+    if settings.form == Form.WEIGHT_UPDATES:
+        settings = replace(settings, standardize=False)  # numbers of a core depend on the basis, their products do not
     skipped = SkippedMembers()
-    fitting, layout = _common_layout(sources, settings, skipped, track)
-    key = hashlib.sha256(repr((settings, layout, [(s.name, s.stamp) for s in fitting])).encode()).hexdigest()
+    fitting, shapes, about = _common_layers(sources, settings, skipped, track)
+    if settings.form == Form.WEIGHT_UPDATES:
+        layout = None
+    elif settings.rank:
+        layout = _layout(fitting, shapes, settings)
+    else:
+        raise ValueError(f"rank is 0, which the form {settings.form} has no meaning for: set it to 1 or more.")
+    key = hashlib.sha256(repr((settings, layout or shapes, [(s.name, s.stamp) for s in fitting])).encode()).hexdigest()
     with file_lock(target):
         if space_file.build_key(target) != key:
             folder = target.with_name(f"{target.stem}.{key[:12]}.building")
             try:
-                store = MemberStore(folder, key, len(fitting), layout.size)
-                reference = _reference(fitting, layout, settings, track)
-                for source in track(fitting):
-                    if source.name not in store.members and source.name not in skipped.reasons:
-                        _add(source, layout, settings, reference, store, skipped)
+                store: MemberStore | CoreStore
+                if layout is None:
+                    reference = None
+                    store, layout, found = _collect_updates(
+                        fitting, shapes, settings, skipped, folder, key, target, track
+                    )
+                    about |= found
+                else:
+                    store, reference = _collect_factors(fitting, layout, settings, skipped, folder, key, track)
                 if len(store.members) < 2:
                     raise ValueError(
                         f"A space needs at least two members and {len(store.members)} fit: "
                         f"{'; '.join(skipped.reasons.values()) or 'give more LoRAs'}"
                     )
-                _decompose(store, layout, settings, reference, skipped, key, target, track)
+                about |= {"skipped": skipped.reasons, "build": key}
+                _decompose(store, layout, settings, reference, about, target, track)
             except ValueError:  # refused: there is nothing to resume
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
@@ -112,16 +121,67 @@ def build(sources: list[MemberSource], settings: BuildSettings, target: Path, tr
         return space_file.read(target)
 
 
-def _common_layout(
-    sources, settings: BuildSettings, skipped: SkippedMembers, track: Track
-) -> tuple[list[MemberSource], Layout]:
-    """The sources made for the base model of the majority, and the layout of all their layers."""
-    found = {}
+def _collect_factors(
+    sources: list[MemberSource],
+    layout: Layout,
+    settings: BuildSettings,
+    skipped: SkippedMembers,
+    folder: Path,
+    key: str,
+    track: Track,
+) -> tuple[MemberStore, torch.Tensor | None]:
+    """All members' factors in the layout, and the reference of their signs."""
+    store = MemberStore(folder, key, len(sources), layout.size)
+    reference = _reference(sources, layout, settings, track)
+    for source in track(sources):
+        if source.name not in store.members and source.name not in skipped.reasons:
+            _add(source, layout, settings, reference, store, skipped)
+    return store, reference
+
+
+def _collect_updates(
+    sources: list[MemberSource],
+    shapes: dict[str, Shape],
+    settings: BuildSettings,
+    skipped: SkippedMembers,
+    folder: Path,
+    key: str,
+    target: Path,
+    track: Track,
+) -> tuple[CoreStore, Layout, dict]:
+    """The cores of all members in a common basis of each layer, and what the space says of how it was built."""
+    named = repr(settings)
+    start = space_to_extend(target, named)
+    builder = UpdateBuilder(sources, settings.energy, settings.rank, start)
+    store = CoreStore(folder, f"{key} {start is not None and start.about['build']}", len(sources))
+    builder.fill(store, shapes, lambda name, why: skipped.add(name, why, settings), track)
+    layout = builder.finish(store, skipped.reasons, torch.float32 if settings.storage == "float32" else torch.float16)
+    stamps = {source.name: source.stamp for source in sources if source.name in store.members}
+    return store, layout, {"settings": named, "stamps": stamps, "reused": builder.reused}
+
+
+def _common_layers(
+    sources: list[MemberSource], settings: BuildSettings, skipped: SkippedMembers, track: Track
+) -> tuple[list[MemberSource], dict[str, Shape], dict]:
+    """The sources made for the base model of the majority, the shapes of all their layers, and what else was noticed.
+
+    Text encoder layers are among them in the form on weight updates alone.
+    """
+    found: dict[str, dict[str, Shape]] = {}
+    bases: dict[str, list[str]] = {}
+    seen: dict[str, str] = {}
     for source in track(sources):
         try:
-            found[source.name] = source.shapes()
+            header = source.header()
         except ValueError as error:
             skipped.add(source.name, str(error), settings)
+            continue
+        if (twin := seen.setdefault(source.content(), source.name)) != source.name:
+            skipped.add(source.name, f"it is the same file as {twin}.", settings)
+            continue
+        found[source.name] = header.shapes | (header.text if settings.form == Form.WEIGHT_UPDATES else {})
+        if base := declared_base(header.metadata):
+            bases.setdefault(base, []).append(source.name)
     votes: Counter = Counter((layer, shape) for shapes in found.values() for layer, shape in shapes.items())
     sizes: dict[str, Shape] = {}
     for (layer, shape), _ in votes.most_common():
@@ -140,7 +200,19 @@ def _common_layout(
             layers |= set(shapes)
     if not fitting:
         raise ValueError(f"No LoRA fits: {'; '.join(skipped.reasons.values()) or 'the folder holds none'}")
-    return fitting, _layout(fitting, {layer: sizes[layer] for layer in layers}, settings)
+    return fitting, {layer: sizes[layer] for layer in layers}, _check_bases(bases, settings)
+
+
+def _check_bases(bases: dict[str, list[str]], settings: BuildSettings) -> dict:
+    """What a space says of the bases that its members' files declare; an error or a warning where they differ."""
+    if len(bases) < 2:
+        return {}
+    parts = [f"{base} ({len(names)}, such as {names[0]})" for base, names in bases.items()]
+    message = f"The files declare several base models: {', '.join(parts)}."
+    if settings.on_mismatch == OnMismatch.ERROR:
+        raise ValueError(f"{message} Take those of one, or set on_mismatch to {OnMismatch.SKIP}.")
+    logging.warning(message)
+    return {"bases": message}
 
 
 def _other_base(odd: str | None, shapes: dict, sizes: dict) -> str:
@@ -203,12 +275,11 @@ def _add(
 
 
 def _decompose(
-    store: MemberStore,
+    store: MemberStore | CoreStore,
     layout: Layout,
     settings: BuildSettings,
     reference: torch.Tensor | None,
-    skipped: SkippedMembers,
-    key: str,
+    about: dict,
     target: Path,
     track: Track,
 ) -> None:
@@ -225,12 +296,16 @@ def _decompose(
             deviation[columns] = np.where(spread > 0, spread, 1.0)
             block /= deviation[columns]
         gram = _with_products(gram, block)
+    if settings.form == Form.WEIGHT_UPDATES and (variance := gram.trace() / ((count - 1) * layout.size)) > 0:
+        deviation[:] = variance**0.5  # one for all: coefficients of the size that standardized numbers give
+        gram /= variance
     squares = torch.from_numpy(gram.diagonal().copy()).float()
+    about = {**about, "twins": _twins(gram, list(store.members))}
     left, values = _left_singular_vectors(gram, min(settings.components, count - 1))
     kept = left[:, : min(settings.components, left.shape[1])]
     weights = torch.from_numpy(kept / values[: kept.shape[1]])
-    space = _assemble(store, layout, settings, reference, skipped, mean, deviation, kept, values, target)
-    space = replace(space, squares=squares, about={**space.about, "build": key})
+    space = _assemble(store, layout, settings, reference, mean, deviation, kept, values, target)
+    space = replace(space, squares=squares, about={**space.about, **about})
     tensors = space_file.small_tensors(space, torch.float32)
     specification = {name: (value.dtype, tuple(value.shape)) for name, value in tensors.items()}
     specification |= space_file.basis_tensors(kept.shape[1], layout.size, settings.storage)
@@ -246,6 +321,14 @@ def _decompose(
             file.put_columns("basis", columns.start, numbers)
             if scale is not None:
                 file.put_columns("basis_scale", columns.start // store.group, scale)
+
+
+def _twins(gram: np.ndarray, members: list[str]) -> list[list[str]]:
+    """Pairs of members whose weights are the same, from the upper half of their Gram matrix."""
+    diagonal = gram.diagonal()
+    distances = diagonal[:, None] + diagonal - 2 * gram
+    rows, columns = np.nonzero(np.triu(distances < _SAME**2 * np.maximum(diagonal[:, None], diagonal), 1))
+    return [[members[row], members[column]] for row, column in zip(rows, columns, strict=True)]
 
 
 def _with_products(gram: np.ndarray, block: np.ndarray) -> np.ndarray:
@@ -274,14 +357,13 @@ def _left_singular_vectors(gram: np.ndarray, components: int) -> tuple[np.ndarra
     return vectors * np.sign(vectors[largest, np.arange(kept)]), np.sqrt(squares[:found])
 
 
-def _assemble(store, layout, settings, reference, skipped, mean, deviation, left, values, target) -> Space:
+def _assemble(store, layout, settings, reference, mean, deviation, left, values, target) -> Space:
     lost = list(store.members.values())
     sizes = {slot.layer: torch.Size(slot.down_shape[1:]).numel() for slot in layout.slots}
     about = {
         "name": target.stem,
         "base": base_of(sizes),
         "standardized": settings.standardize,
-        "skipped": skipped.reasons,
         "lost": {
             reason: float(np.mean([one.get(reason, 0.0) for one in lost]))
             for reason in sorted({reason for one in lost for reason in one})

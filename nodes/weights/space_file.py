@@ -1,7 +1,8 @@
 """A space on disk: one .safetensors file with readable JSON in its header.
 
 Tensors: mean, deviation (D,), basis (k, D), for int8 basis_scale, coefficients (n, k), singular_values; where there are
-any also sign_reference (D,), kept, squares (n,), labels (n, attributes; NaN where unknown), directions (m, k).
+any also sign_reference (D,), kept, squares (n,), labels (n, attributes; NaN where unknown), directions (m, k). A space
+on weight updates is format version 2 and has the layers' common bases one after another: left_bases, right_bases.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from pathlib import Path
 import torch
 
 from ..common.safetensors_writer import tensor_file
+from .common_basis import CommonBasis
 from .flat_layout import Layout
 from .quantization import Storage, dequantize, group_count, quantize
 from .space import Direction, Form, Space
 
-FORMAT, FORMAT_VERSION = "glassbox_w2w_space", 1
+FORMAT, FORMAT_VERSIONS = "glassbox_w2w_space", ("1", "2")
 _ROWS = 64
 _OPTIONAL = ("sign_reference", "kept", "squares")
 Track = Callable[[Iterable], Iterable]
@@ -74,14 +76,15 @@ def header(space: Space, storage: str, error: StorageError | None) -> dict[str, 
         "form": space.form,
         "labels": list(space.labels),
         "directions": {
-            name: {"max_projection": one.max_projection, "about": one.about} for name, one in space.directions.items()
+            name: {"max_projection": one.max_projection, "about": one.about, "noise": one.noise}
+            for name, one in space.directions.items()
         },
     }
     if error is not None:
         about["storage_error"] = {"basis": error.basis, "members": error.member}
     return {
         "format": FORMAT,
-        "format_version": str(FORMAT_VERSION),
+        "format_version": FORMAT_VERSIONS[space.form == Form.WEIGHT_UPDATES],
         "layout": space.layout.to_json(),
         "members": json.dumps(space.members),
         "space": json.dumps(about),
@@ -126,10 +129,10 @@ def _check_format(path: Path, metadata: dict[str, str]) -> None:
             f"{path.name} is not a weight space: give a file that W2W Build Space or W2W Save Space wrote, or import "
             "the official release with W2W Import Release."
         )
-    if metadata.get("format_version") != str(FORMAT_VERSION):
+    if metadata.get("format_version") not in FORMAT_VERSIONS:
         raise ValueError(
             f"{path.name} has format version {metadata.get('format_version')} and this version of Glassbox reads "
-            f"{FORMAT_VERSION}: build or save the space again with this version."
+            f"{' and '.join(FORMAT_VERSIONS)}: build or save the space again with this version."
         )
 
 
@@ -159,6 +162,11 @@ def _problem(space: Space) -> str:
         return f"it has coefficients of {known} components and {components} components"
     if space.form not in list(Form):
         return f"its form is {space.form}"
+    if isinstance(space.layout, CommonBasis):
+        wanted = [sum(slot.up_shape[0] * slot.shape[0] for slot in space.layout.slots)]
+        wanted.append(sum(torch.Size(slot.down_shape).numel() for slot in space.layout.slots))
+        if [space.layout.left.numel(), space.layout.right.numel()] != wanted:
+            return "its common bases have other sizes than its layout"
     finite = {"mean": space.mean, "deviation": space.deviation, "coefficients": space.coefficients}
     return next((f"its {name} holds NaN or infinity" for name, one in finite.items() if not one.isfinite().all()), "")
 
@@ -167,11 +175,20 @@ def _space(tensors: dict[str, torch.Tensor], metadata: dict[str, str], name: str
     about = json.loads(metadata["space"])
     labels = tensors.get("labels", torch.empty(0, 0))
     directions = {
-        key: Direction(tensors["directions"][row].float(), float(entry["max_projection"]), str(entry["about"]))
+        key: Direction(
+            tensors["directions"][row].float(),
+            float(entry["max_projection"]),
+            str(entry["about"]),
+            entry.get("noise") is True,
+        )
         for row, (key, entry) in enumerate(about.pop("directions").items())
     }
+    layout = Layout.from_json(metadata["layout"])
+    if about["form"] == Form.WEIGHT_UPDATES:
+        shapes = {slot.layer: (slot.down_shape, slot.up_shape) for slot in layout.slots}
+        layout = CommonBasis.of_bases(shapes, tensors["left_bases"], tensors["right_bases"])
     return Space(
-        layout=Layout.from_json(metadata["layout"]),
+        layout=layout,
         mean=tensors["mean"].float(),
         deviation=tensors["deviation"].float(),
         basis=tensors["basis"],
@@ -196,6 +213,8 @@ def small_tensors(space: Space, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         "singular_values": space.singular_values,
     }
     tensors |= {name: getattr(space, name) for name in _OPTIONAL if getattr(space, name) is not None}
+    if isinstance(space.layout, CommonBasis):
+        tensors |= {"left_bases": space.layout.left, "right_bases": space.layout.right}
     if space.labels:
         tensors["labels"] = torch.stack(list(space.labels.values()), dim=1)
     if space.directions:

@@ -5,20 +5,22 @@ from __future__ import annotations
 import torch
 
 from .projection import nearest_members
-from .space import Point, Space
+from .space import Form, Point, Space
 
+_ENOUGH = 0.95
+_MORE = " Part of some members is missing: set a larger rank, or 0."
 _HISTOGRAMS = 12  # components whose coefficients are plotted
 
 
 def describe_space(space: Space) -> str:
     """Members, numbers, components, and what building lost, as text."""
     explained = space.explained
-    count, size = len(space.members), space.layout.size
+    count, size, updates = len(space.members), space.layout.size, space.form == Form.WEIGHT_UPDATES
     half = int((explained.cumsum(0) < 0.5 * explained.sum()).sum()) + 1
     lines = [
         f"{space.name}: {count:,} members ({space.about.get('base', 'unknown')}), {len(space.layout.slots)} layers, "
         f"rank {space.layout.rank}, {size:,} numbers, form {space.form}"
-        + ("" if space.about.get("standardized", True) else ", not standardized")
+        + ("" if updates or space.about.get("standardized", True) else ", not standardized")
         + ".",
         f"{space.components} components explain {100 * float(explained.sum()):.1f} % of the members' variance; half "
         f"of that is in the first {half}.",
@@ -26,11 +28,16 @@ def describe_space(space: Space) -> str:
     ]
     if space.kept is not None:
         low, high = float(space.kept.min()), float(space.kept.max())
+        what = f"A common basis of up to {space.layout.rank} vectors" if updates else f"Rank {space.layout.rank}"
         lines.append(
-            f"Rank {space.layout.rank} keeps {100 * float(space.kept.mean()):.1f} % of a member's change on average "
-            f"({100 * low:.1f} to {100 * high:.1f} %)."
+            f"{what} keeps {100 * float(space.kept.mean()):.1f} % of a member's change on average "
+            f"({100 * low:.1f} to {100 * high:.1f} %)." + (_MORE if updates and low < _ENOUGH else "")
         )
     lines += [f"Left out on average: {why}, {100 * part:.2f} %." for why, part in space.about.get("lost", {}).items()]
+    lines += [f"{first} and {second} have the same weights." for first, second in space.about.get("twins", [])]
+    lines += [space.about["bases"]] if "bases" in space.about else []
+    if reused := space.about.get("reused"):
+        lines.append(f"Not read again: {len(reused)} members of the file before.")
     lines += [f"Skipped: {name}: {reason}" for name, reason in space.about.get("skipped", {}).items()]
     if space.labels:
         lines.append(f"Labels: {', '.join(space.labels)}.")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from .lora_reader import Factors, Lora
 
 
 def merge(
-    identity: dict[str, Factors], style: dict[str, Factors], strengths: tuple[float, float]
+    identity: Mapping[str, Factors], style: Mapping[str, Factors], strengths: tuple[float, float]
 ) -> dict[str, Factors]:
     """The sum of both changes, exactly: ranks add up, strengths and scales go into up.
 
@@ -28,6 +30,7 @@ def merge(
 
 def describe(identity: dict[str, Factors], style: Lora) -> str:
     """Norms of both changes, their cosine, and what was left out of the style."""
+    style = style.without_text()
     shared = [layer for layer in identity if layer in style.layers]
     sizes = [sum(part.squared_norm() for part in one.values()) ** 0.5 for one in (identity, style.layers)]
     inner = sum(_inner(identity[layer], style.layers[layer]) for layer in shared)

@@ -26,7 +26,7 @@ def build(group: list[Person], flats: torch.Tensor, layout, components: int, fol
     for person, flat in zip(group, flats, strict=True):
         lora = files.Lora(layout.unflatten(flat))
         sources.append(
-            building.Source(person.name, person.name, partial(files.layer_shapes, lora), partial(_same, lora))
+            building.MemberSource(person.name, person.name, partial(files.header_of, lora), partial(_same, lora))
         )
     settings = building.BuildSettings(components=components, form="as_trained", rank=layout.rank)
     space = building.build(sources, settings, folder / f"{NAME}.safetensors")
@@ -57,5 +57,5 @@ def _identity(person: Person) -> str:
     return " ".join((face.skin, face.hair, face.hair_color, face.facial_hair, face.accessory)).replace(" ", "-")
 
 
-def _same(lora):
+def _same(lora, _wanted=None):
     return lora

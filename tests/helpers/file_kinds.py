@@ -61,7 +61,7 @@ class FileKinds:
         save_file(members.kohya(members.factors(0)), path)
 
     def read_lora(self, path):
-        lora_reader.read_shapes(path)
+        lora_reader.read_header(path)
         return lora_reader.read(path)
 
     def write_lora_pt(self, path):

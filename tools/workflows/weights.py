@@ -56,14 +56,16 @@ def demo_weights_sample(w: Workflow) -> None:
         f"**Six points** are sampled from a space of LoRAs ({_PAPER}): each is a small LoRA made of a few random "
         "numbers. Prompt and noise are the same for all six, so only the identity differs.",
         "**The space** was built from LoRAs of drawn people, ten images each. The figures show the variance that "
-        "its axes explain, and the mean among its members.",
+        "its axes explain, and the mean among its members. The sheet names the members nearest to each point.",
         "**Try** another seed; a spread of 0.5 (near the mean) or 1.2 (more diverse); count 12; source: member.",
     )
     demo = _Demo(w)
     w.group("Six points")
-    points = demo.sample(seed=3, count=6)
+    points, _, labels = w.add("GBX_W2WSample", space=demo.space, components=96, spread=0.8, seed=3, count=6)
     w.group("Images")
-    demo.save(demo.batch(demo.generate(demo.apply(points))), "sample")
+    sheet, images = w.add("GBX_W2WSheet", images=demo.generate(demo.apply(points)), labels=labels, columns=3)
+    demo.save(images, "sample")
+    w.add("PreviewImage", images=sheet, node_title="With their nearest members")
     w.group("The space")
     spectrum, places, report, _ = w.add("GBX_W2WReport", space=demo.space)
     w.add("PreviewImage", images=spectrum, node_title="Explained variance")
@@ -147,15 +149,15 @@ def demo_weights_sweep(w: Workflow) -> None:
     w.note(
         "A grid of strengths",
         "**Along two directions** one person changes step by step: along a row the beard, down a column sunglasses "
-        f"({_PAPER}).",
-        "**Between two people** of the space a straight line leads from one to the other.",
+        f"({_PAPER}). W2W Sheet puts the values on the axes.",
+        "**Between two people** of the space a straight line leads from one to the other: a strip and an animation.",
         "**Try** `PC 1`, `PC 2` and so on instead of names: the axes of largest variance; or a count of 5.",
     )
     demo = _Demo(w)
     w.group("A grid")
     space, _ = w.add("GBX_W2WFitDirections", space=demo.space, components=64)
     person, another = demo.member(space), demo.sample(space=space, seed=8)
-    grid, _ = w.add(
+    grid, labels = w.add(
         "GBX_W2WSweep",
         point=person,
         direction="beard",
@@ -165,10 +167,15 @@ def demo_weights_sweep(w: Workflow) -> None:
         count=3,
     )
     w.group("Images of the grid")
-    demo.save(demo.batch(demo.generate(demo.apply(grid))), "grid")
+    sheet, _ = w.add("GBX_W2WSheet", images=demo.generate(demo.apply(grid)), labels=labels)
+    demo.save(sheet, "grid")
     w.group("Interpolation")
-    line = w.add("GBX_W2WMix", first_point=person, second_point=another, start_fraction=0.0, end_fraction=1.0, count=5)
-    demo.save(demo.batch(demo.generate(demo.apply(line))), "line")
+    line, names = w.add(
+        "GBX_W2WMix", first_point=person, second_point=another, start_fraction=0.0, end_fraction=1.0, count=5
+    )
+    _, frames = w.add("GBX_W2WSheet", images=demo.generate(demo.apply(line)), labels=names)
+    demo.save(frames, "line")
+    w.add("SaveAnimatedWEBP", images=frames, filename_prefix="glassbox/weights_animation", fps=4.0, method="default")
 
 
 def demo_weights_invert(w: Workflow) -> None:
@@ -209,6 +216,107 @@ def demo_weights_invert(w: Workflow) -> None:
     demo.save(demo.generate(demo.apply(edited)), "inverted_edited", "With an afro")
 
 
+def demo_weights_edit_photo(w: Workflow) -> None:
+    w.note(
+        "Edit the person in an image",
+        "**From an image and back:** W2W Invert finds the point of the person, W2W Edit moves it, and image to image "
+        f"with a mask puts the edited person back ({_PAPER}, sections 3.3 and 3.4). The background stays as it is.",
+        "**The mask** limits the loss of the inversion, the noise of the sampler and the area that is replaced.",
+        "**Try** more steps of W2W Invert (the paper: 400); the sliders; a lower denoise, which keeps more.",
+    )
+    demo = _Demo(w, "portrait, blue hoodie, serious, plain green background")
+    w.group("Image")
+    image, mask, _ = w.add("GBX_DemoPicture", image_index=5, count=1)
+    latent = w.add("VAEEncode", pixels=image, vae=demo.vae)
+    w.group("Inversion")
+    space, report = w.add("GBX_W2WFitDirections", space=demo.space, components=64)
+    w.add("PreviewAny", source=report, node_title="Accuracy and reliability of the directions")
+    point, *_ = w.add(
+        "GBX_W2WInvert",
+        model=demo.model,
+        space=space,
+        latent=latent,
+        positive=demo.positive,
+        mask=mask,
+        steps=60,
+        learning_rate=1.0,
+        precision="fp32",
+        gradient_checkpointing=False,
+    )
+    w.group("Edit")
+    edited, _ = w.add("GBX_W2WEdit", point=point, edits="dark skin: 1")
+    model, _ = w.add("GBX_W2WGuidance", model=demo.model, point=point, edited_point=edited)
+    w.group("Back into the image")
+    samples = w.add(
+        "KSampler",
+        model=model,
+        positive=demo.positive,
+        negative=demo.negative,
+        latent_image=w.add("SetLatentNoiseMask", samples=latent, mask=mask),
+        seed=53,
+        steps=12,
+        cfg=3.0,
+        sampler_name="euler",
+        scheduler="normal",
+        denoise=0.8,
+    )
+    decoded = w.add("VAEDecode", samples=samples, vae=demo.vae)
+    whole = w.add("ImageCompositeMasked", destination=image, source=decoded, x=0, y=0, resize_source=False, mask=mask)
+    demo.save(image, "photo", "Input image")
+    demo.save(whole, "photo_edited", "Edited")
+
+
+def sdxl_weights_edit_photo(w: Workflow) -> None:
+    w.note(
+        "Edit the person in a photo with SDXL",
+        "**Put LoRAs** of people for SDXL into models/loras/sdxl-people: they become a space. W2W Invert finds the "
+        f"point of the person of the photo, W2W Edit moves it ({_PAPER}, sections 3.3 and 3.4), and image to image "
+        "puts the edited person back.",
+        "**Keep the background:** open the photo in the mask editor and cover what shall stay; otherwise all of it "
+        "changes.",
+        "**Edits:** `PC 1` needs no labels; W2W Fit Directions with a table of labels gives named ones. A space of "
+        "few LoRAs holds few people: read in the report how far the point lies from the members.",
+        "Tested with random weights of this architecture, not with real LoRAs.",
+    )
+    w.group("Model, space and photo")
+    model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name="sd_xl_base_1.0.safetensors")
+    space, report = w.add("GBX_W2WBuildSpace", folder="sdxl-people", filename="sdxl-people")
+    w.add("PreviewAny", source=report, node_title="Build report")
+    photo, kept = w.add("LoadImage", image="example.png", node_title="Photo; mask what shall stay")
+    image = w.add("ImageScaleToTotalPixels", image=photo, upscale_method="lanczos", megapixels=1.0)
+    mask = w.add("InvertMask", mask=kept)
+    latent = w.add("VAEEncode", pixels=image, vae=vae)
+    positive = w.add("CLIPTextEncode", clip=clip, text="photo of a person", node_title="Prompt")
+    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_NEGATIVE)
+    w.group("Inversion")
+    point, _, figure, _, about = w.add(
+        "GBX_W2WInvert", model=model, space=space, latent=latent, positive=positive, mask=mask
+    )
+    w.add("PreviewImage", images=figure)
+    w.add("PreviewAny", source=about, node_title="Report")
+    w.group("Edit")
+    edited, _ = w.add("GBX_W2WEdit", point=point, edits="PC 1: 1")
+    patched, _ = w.add("GBX_W2WGuidance", model=model, point=point, edited_point=edited)
+    w.group("Back into the photo")
+    noised = w.add("SetLatentNoiseMask", samples=latent, mask=mask)
+    samples = w.add(
+        "KSampler",
+        model=patched,
+        positive=positive,
+        negative=negative,
+        latent_image=noised,
+        seed=5,
+        steps=30,
+        cfg=6.0,
+        sampler_name="dpmpp_2m",
+        scheduler="karras",
+        denoise=0.6,
+    )
+    decoded = w.add("VAEDecode", samples=samples, vae=vae)
+    whole = w.add("ImageCompositeMasked", destination=image, source=decoded, x=0, y=0, resize_source=True, mask=mask)
+    w.add("SaveImage", images=whole, filename_prefix="glassbox/edited_photo")
+
+
 def demo_weights_delayed_injection(w: Workflow) -> None:
     w.note(
         "An edit that starts late",
@@ -236,8 +344,9 @@ def demo_weights_build_space(w: Workflow) -> None:
         "A space of your own LoRAs",
         f"**Eight LoRAs** become a space ({_PAPER}, section 3.1). Here they are sampled from another space so that the "
         "workflow runs without files; set `folder` to a folder inside models/loras to use your own.",
-        "**Any trainer, rank and layers** of one base model are supported; the report names files that do not fit and "
-        "what was lost. A handful of LoRAs makes a handful of axes: the paper has 65,000.",
+        "**Any trainer, rank and kind** (LoRA, LoHa, LoKr, DoRA, OFT) of one base model: points are sums of the "
+        "members' weight updates in one common basis per layer. The report names files that do not fit, files that are "
+        "there twice, and what was lost. A handful of LoRAs makes a handful of axes: the paper has 65,000.",
         "**The file** lies in models/w2w; the report gives the error of storing it as int8.",
     )
     demo = _Demo(w)
@@ -329,8 +438,8 @@ def _own_space(w: Workflow, base: str, checkpoint: str, side: int, cfg: float) -
     w.note(
         f"A space of your own {base} LoRAs",
         f"**Put LoRAs** of one kind (people, styles, products) for {base} into models/loras/{base.lower()}-people. "
-        f"Any rank is supported, one trainer is best; they become the points of a space ({_PAPER}, section 3.1). "
-        "The report names files that do not fit.",
+        f"Any trainer, rank and kind is supported; they become the points of a space ({_PAPER}, section 3.1). "
+        "The report names files that do not fit and other base models, such as Pony among SDXL.",
         "**An axis** of the space (`PC 1`) needs no labels. For named edits give W2W Fit Directions a table of "
         "labels, and write `smiling: 0.8`. Named directions need hundreds of LoRAs.",
         "**The edited point** is exported as a LoRA: ComfyUI's own loader reads it, and the file lies in output/loras.",

@@ -56,6 +56,7 @@ export const CHINESE = {
   "ends": "两端",
   "filter": "筛选",
   "held-out loss": "验证损失",
+  "noise": "噪声",
   "held-out {0} at {1}": "验证 {0}（第 {1} 步）",
   "in the paper's filter": "在论文的筛选中",
   "in the paper's pool": "在论文的候选池中",

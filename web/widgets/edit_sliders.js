@@ -70,6 +70,7 @@ class EditSliders {
     for (const [name, row] of this.rows) {
       const strength = strengths.get(name) ?? 0;
       row.show(strength, known.has(name) && range(known.get(name), this.raw), locked);
+      row.judge(known.get(name), strength, locked);
       row.element.classList.toggle("glassbox-strange", Boolean(this.space) && !known.has(name));
       row.element.hidden = hidden && !strength && !row.element.contains(document.activeElement);
     }
@@ -129,7 +130,7 @@ class EditSliders {
   }
 
   randomise() {
-    const directions = (this.space?.directions ?? []).filter((direction) => writable(direction.name));
+    const directions = (this.space?.directions ?? []).filter((direction) => writable(direction.name) && !direction.noise);
     const strengths = randomStrengths(directions.map((direction) => range(direction, this.raw)));
     const text = directions.map(({ name }, index) => (strengths[index] ? `${name}: ${formatted(strengths[index])}` : ""));
     this.writeAll(text.filter(Boolean).join(", "));
@@ -189,6 +190,14 @@ class Row {
     this.slider.style.setProperty("--zero", `${((0 - low) / (high - low)) * 100}%`);
     this.slider.style.setProperty("--value", `${((Math.min(Math.max(strength, low), high) - low) / (high - low)) * 100}%`);
     this.reset.disabled = !usable || !strength;
+  }
+
+  /** Says how well a direction was fitted. One that is noise is marked, and its slider is off until a number is typed. */
+  judge(direction, strength, locked) {
+    const noise = Boolean(direction?.noise);
+    this.label.textContent = noise ? `${this.name} (${say("noise")})` : this.name;
+    this.label.title = direction?.about ? `${this.name}: ${direction.about}` : this.name;
+    if (noise && !strength && !locked) this.slider.disabled = true;
   }
 }
 

@@ -75,6 +75,17 @@ def apply_lora(patcher, tensors: dict[str, torch.Tensor], strength: float, start
     return clone
 
 
+def apply_text_lora(clip, tensors: dict[str, torch.Tensor], strength: float):
+    """A clone of a CLIP with the text encoder layers of a LoRA, by the keys of a LoRA file; the CLIP itself without."""
+    keys = comfy.lora.model_lora_keys_clip(clip.cond_stage_model, {})
+    adapters = comfy.lora.load_lora(comfy.lora_convert.convert_lora(tensors), keys, log_missing=False)
+    if not adapters or strength == 0:
+        return clip
+    clone = clip.clone()
+    clone.add_patches(adapters, strength)
+    return clone
+
+
 def layer_targets(patcher, layers: dict[str, dict[str, torch.Tensor]]) -> dict[str, tuple[str, tuple | None]]:
     """The weight of a MODEL, and the part of it as (dimension, first, length), that each layer's LoRA tensors change.
 

@@ -19,10 +19,12 @@ def test_it_is_what_load_lora_makes_of_the_saved_file(family, comfy):
     """The same patches: no difference at all."""
     import folder_paths
 
-    tensors, file = comfy.run("GBX_W2WToLoRA", point=family.point, filename_prefix="loras/point")
+    tensors, file, report = comfy.run(
+        "GBX_W2WToLoRA", point=family.point, filename_prefix="loras/point", rank=0, file_format="kohya"
+    )
     folder_paths.add_model_folder_path("loras", folder_paths.get_output_directory() + "/loras")
     folder_paths.filename_list_cache.clear()
-    assert file == "loras/point_00001_.safetensors"
+    assert file == "loras/point_00001_.safetensors" and "100.00 % of the change is kept" in report
     name = file.removeprefix("loras/")
     (loaded,) = comfy.run("LoraLoaderModelOnly", model=family.model, lora_name=name, strength_model=0.7)
     (wired,) = comfy.run("LoraModelLoader", model=family.model, lora=tensors, strength_model=0.7)

@@ -16,7 +16,7 @@ def family(comfy, tmp_path_factory):
 def test_lists_of_points(family, comfy):
     assert [len(family.draw(family.space, count=3)), len(family.draw(family.space, source="mean"))] == [3, 1]
     other = family.draw(family.space, seed=9)[0]
-    (line,) = comfy.run(
+    line, _ = comfy.run(
         "GBX_W2WMix", first_point=family.point, second_point=other, start_fraction=0.0, end_fraction=1.0, count=4
     )
     assert len(line) == 4 and torch.equal(line[3].coefficients, other.coefficients)
@@ -36,7 +36,7 @@ def test_a_lora_becomes_a_point_and_back(family, comfy):
     found, report = family.project(lora_name="people/member_05.safetensors")
     torch.testing.assert_close(found.coefficients, family.space.coefficients[5], atol=1e-3, rtol=1e-3)
     assert "Kept by the space's components: 100.0 %" in report and "member_05 +1.000" in report
-    (tensors, file) = comfy.run("GBX_W2WToLoRA", point=found, filename_prefix="")
+    tensors, file, _ = comfy.run("GBX_W2WToLoRA", point=found, filename_prefix="", rank=0, file_format="kohya")
     again, _ = family.project(lora=tensors)
     assert file == ""
     torch.testing.assert_close(again.coefficients, found.coefficients, atol=1e-3, rtol=1e-3)
@@ -63,7 +63,7 @@ def test_style_merge_is_the_sum(family, comfy):
 def test_saved_loras_have_alpha(family, comfy):
     import folder_paths
 
-    file = comfy.run("GBX_W2WToLoRA", point=family.point, filename_prefix="loras/alpha")[1]
+    file = comfy.run("GBX_W2WToLoRA", point=family.point, filename_prefix="loras/alpha", rank=0, file_format="kohya")[1]
     tensors = load_file(f"{folder_paths.get_output_directory()}/{file}")
     assert sum(key.endswith(".alpha") for key in tensors) == len(LAYERS)
 
@@ -75,3 +75,28 @@ def test_files_that_change_are_read_again(family, comfy):
     path.touch()
     assert before and folders.lora_stamp("people/member_00.safetensors") != before
     assert folders.lora_stamp("none") == folders.lora_stamp(None) == ""
+
+
+def test_a_sheet_of_a_sweep_and_of_samples(family, comfy):
+    """Values on the axes, the nearest members in the labels, and the frames unchanged and in order."""
+    grid, labels = comfy.run(
+        "GBX_W2WSweep", point=family.point, direction="PC 1", second_direction="PC 2", min_strength=-1.0,
+        max_strength=1.0, count=2, preserved_directions="",
+    )  # fmt: skip
+    images = [torch.rand(1, 24, 16, 3, generator=torch.Generator().manual_seed(seed)) for seed in range(len(grid))]
+    sheet, frames = comfy.run("GBX_W2WSheet", images=images, labels=labels, columns=[0], title=["test"])
+    assert torch.equal(frames, torch.cat(images)) and sheet.shape[0] == 1 and sheet.shape[-1] == 3
+    sampled = comfy.run(
+        "GBX_W2WSample",
+        space=family.space,
+        seed=1,
+        count=3,
+        components=100,
+        spread=1.0,
+        source="random",
+        member_name="",
+    )
+    assert all("near member_0" in label for label in sampled[2])
+    assert comfy.run("GBX_W2WSheet", images=images[:3], labels=sampled[2], columns=[0], title=[""])[0].shape[2] > 600
+    with pytest.raises(ValueError, match="different sizes"):
+        comfy.run("GBX_W2WSheet", images=[images[0], images[1][:, :8]], labels=["a", "b"], columns=[0], title=[""])

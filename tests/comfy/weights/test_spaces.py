@@ -75,7 +75,7 @@ def test_what_comfyui_trains_becomes_a_member(family, comfy):
         for name, value in lora.items():
             value.data += 0.01 * torch.randn_like(value) if "alpha" not in name else 0
     space, report = family.build(filename="trained", folder="", lora_1=trained, rank=2)
-    assert len(space.members) == 2 and "Left out on average: full differences" in report
+    assert len(space.members) == 2 and "Left out on average: biases and norms" in report
 
 
 def test_the_space_that_the_pack_ships_fits_its_model(family, comfy):

@@ -83,7 +83,7 @@ def test_changes_outside_the_network_are_dropped_and_their_norms_reported(made):
     }
     lora = lora_reader.parse_tensors({**tensors, **te})
     assert set(lora.layers) == set(members.LAYERS)
-    assert lora.dropped == pytest.approx({"full differences": 12 * 0.25, "text encoder": 16.0})
+    assert lora.without_text().dropped == pytest.approx({"biases and norms": 12 * 0.25, "text encoder": 16.0})
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_the_header_alone_refuses_other_files(made, tmp_path):
     ):
         save_file(tensors, tmp_path / f"{name}.safetensors")
         with pytest.raises(ValueError, match=f"{name}.safetensors {why}"):
-            lora_reader.read_shapes(tmp_path / f"{name}.safetensors")
+            lora_reader.read_header(tmp_path / f"{name}.safetensors")
 
 
 def test_files_with_one_stem_keep_their_suffix(made, tmp_path):
@@ -199,7 +199,7 @@ def test_shapes_come_from_the_header(made, tmp_path):
     path = tmp_path / "lora.safetensors"
     save_file(members.comfyui(made), path)
     wanted = {name: ((inputs,), (outputs,)) for name, (inputs, outputs) in members.LAYERS.items()}
-    assert lora_reader.read_shapes(path) == wanted == lora_reader.layer_shapes(lora_reader.read(path))
+    assert lora_reader.read_header(path).shapes == wanted == lora_reader.header_of(lora_reader.read(path)).shapes
 
 
 def test_an_exported_lora_reads_back(made):
@@ -233,3 +233,50 @@ def test_the_base_model_family_follows_from_layer_widths():
     key = "down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_k"
     assert [lora_keys.base_of({key: width}) for width in (768, 1024, 2048, 96)] == ["SD1.x", "SD2.x", "SDXL", "unknown"]
     assert lora_keys.base_of({"double_blocks.0.img_attn.qkv": 3072}) == "Flux"
+
+
+def test_a_peft_folder_is_what_peft_loads(peft, tmp_path):
+    """peft itself reads the folder into a network of these layers: the outputs change by dW x (1e-5)."""
+
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.to_q, self.conv = torch.nn.Linear(6, 5), torch.nn.Conv2d(3, 4, 3)
+
+        def forward(self, x, image):
+            return self.to_q(x), self.conv(image)
+
+    generator = members.generator(5)
+    layers = {
+        "to_q": lora_reader.Factors(
+            torch.randn(2, 6, generator=generator), torch.randn(5, 2, generator=generator), 1.5
+        ),
+        "conv": lora_reader.Factors(
+            torch.randn(3, 3, 3, 3, generator=generator), torch.randn(4, 3, 1, 1, generator=generator), 0.5
+        ),
+        "lora_te1_x": lora_reader.Factors(torch.ones(1, 2), torch.ones(2, 1)),
+    }
+    remark = lora_writer.write_peft(layers, tmp_path / "ada")
+    assert "1 layers of text encoders are left out" in remark
+    block, x, image = Block(), torch.randn(2, 6, generator=generator), torch.randn(1, 3, 5, 5, generator=generator)
+    before = block(x, image)
+    after = peft.PeftModel.from_pretrained(block, str(tmp_path / "ada"))(x, image)
+    up, down = layers["to_q"].matrices()
+    torch.testing.assert_close(after[0] - before[0], x @ (up @ down).T, atol=1e-5, rtol=1e-5)
+    up, down = layers["conv"].matrices()
+    change = torch.nn.functional.conv2d(image, (up @ down).view(4, 3, 3, 3))
+    torch.testing.assert_close(after[1] - before[1], change, atol=1e-5, rtol=1e-5)
+    read = lora_reader.read(tmp_path / "ada").layers
+    for name in ("to_q", "conv"):
+        torch.testing.assert_close(torch.mm(*read[name].matrices()), torch.mm(*layers[name].matrices()))
+
+
+def test_a_reduced_export_reports_what_is_lost(made):
+    """The report's fraction is that of the truncated SVD of all full updates (1e-4)."""
+    layers = lora_reader.parse_tensors(members.kohya(made)).layers
+    reduced, report = lora_writer.reduce(layers, 1)
+    values = [torch.linalg.svdvals(one) for one in expected(made).values()]
+    kept = sum(float(one[0] ** 2) for one in values) / sum(float(one.square().sum()) for one in values)
+    assert all(factors.rank == 1 for factors in reduced.values())
+    assert f"{100 * kept:.2f} % of the change is kept" in report
+    same(products(lora_reader.Lora(lora_writer.reduce(layers, 0)[0])), products(lora_reader.Lora(layers)))

@@ -1,8 +1,10 @@
 """Sampling, edits, directions and mixing against the formulas of the paper and its official code."""
 
+import dataclasses
 import sys
 
 import members
+import numpy as np
 import pytest
 import torch
 from glassbox.nodes.weights import directions, edit_text, labels, member_sources, points, space_builder
@@ -325,7 +327,71 @@ def test_least_squares_works_without_scikit_learn(space, known_labels, monkeypat
 
 @pytest.mark.parametrize("method", directions.FitMethod)
 def test_a_fit_can_be_stopped_between_any_two_fits(space, known_labels, method):
-    """One check before the direction and one before each of the five folds."""
+    """One check before the direction, each of the five folds, five halvings and ten permutations."""
     calls = []
     directions.fit(space, {"beard": known_labels["beard"]}, 4, method, lambda: calls.append(1))
-    assert len(calls) == 6
+    assert len(calls) == 21
+
+
+def test_mean_difference_is_that_of_the_two_groups(space, known_labels):
+    values = known_labels["glasses"]
+    fitted = directions.fit(space, {"glasses": values}, 6, directions.FitMethod.MEAN_DIFFERENCE)["glasses"].vector
+    numbers = space.coefficients[:, :6].double()
+    wanted = numbers[values > 0].mean(0) - numbers[values == 0].mean(0)
+    torch.testing.assert_close(fitted[:6].double(), wanted, atol=1e-6, rtol=1e-5)
+
+
+def _population(count=240, size=16):
+    """Coefficients of many members, labels along the first, and labels of chance."""
+    generator = np.random.default_rng(3)
+    numbers = generator.normal(size=(count, size))
+    return numbers, (numbers[:, 0] > 0).astype(float), (generator.random(count) > 0.5).astype(float)
+
+
+@pytest.mark.parametrize("method", ["least_squares", "mean_difference"])
+def test_a_planted_direction_repeats_and_a_random_one_does_not(method):
+    numbers, planted, random = _population()
+    reliability, floor = directions.split_half(numbers, planted, method)
+    assert reliability > 0.8 > floor
+    reliability, floor = directions.split_half(numbers, random, method)
+    assert reliability < floor
+
+
+def test_reliability_is_the_cosine_of_two_halves():
+    """Of all halves of eight members, so that the mean over random ones is known: 0.1 of its five draws' spread."""
+    numbers, planted, _ = _population(count=4000, size=3)
+    reliability, _ = directions.split_half(numbers, planted, "mean_difference")
+    rows = np.arange(len(planted)) % 2 == 0
+    means = [numbers[part & (planted > 0)].mean(0) - numbers[part & (planted == 0)].mean(0) for part in (rows, ~rows)]
+    wanted = means[0] @ means[1] / np.linalg.norm(means[0]) / np.linalg.norm(means[1])
+    assert reliability == pytest.approx(wanted, abs=0.01)
+
+
+def test_noise_is_marked_in_the_report_the_sliders_and_the_file(space, tmp_path):
+    from glassbox.nodes.weights import space_file
+
+    numbers, planted, random = _population()
+    many = dataclasses.replace(
+        space,
+        basis=space.basis[: numbers.shape[1]],
+        coefficients=torch.from_numpy(numbers).float(),
+        members=tuple(f"m{row}" for row in range(len(numbers))),
+        kept=None,
+        squares=None,
+    )
+    labels = {"planted": torch.from_numpy(planted), "random": torch.from_numpy(random)}
+    fitted = directions.fit(many, labels, 8, directions.FitMethod.MEAN_DIFFERENCE)
+    assert [one.noise for one in fitted.values()] == [False, True]
+    report = directions.describe(fitted)
+    assert "random (noise): largest" in report and "Noise, off in the sliders: random." in report
+    assert "split-half reliability 0." in report and "permuted labels: below" in report
+    directed = many.with_directions(fitted)
+    assert [one["noise"] for one in directions.slider_ranges(directed)["directions"]] == [False, True]
+    space_file.write(directed, tmp_path / "s.safetensors")
+    assert [one.noise for one in space_file.read(tmp_path / "s.safetensors").directions.values()] == [False, True]
+
+
+def test_too_few_members_are_noise(space):
+    labels = {"rare": torch.tensor([1.0] + [0.0] * (COUNT - 1))}
+    fitted = directions.fit(space, labels, 4, directions.FitMethod.LEAST_SQUARES)["rare"]
+    assert fitted.noise and "too few members" in fitted.about

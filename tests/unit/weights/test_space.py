@@ -274,7 +274,7 @@ def test_a_space_needs_two_different_members(tmp_path):
     same = tmp_path / "same"
     same.mkdir()
     for name in "ab":
-        save_file(members.kohya(members.factors(1)), same / f"{name}.safetensors")
+        save_file(members.kohya(members.factors(1)), same / f"{name}.safetensors", {"name": name})
     with pytest.raises(ValueError, match="All members are the same"):
         build(same, tmp_path / "s.safetensors", standardize=False)
 

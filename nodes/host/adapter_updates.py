@@ -1,0 +1,72 @@
+"""Updates dW of adapters that are not a plain LoRA (LoHa, LoKr, DoRA, OFT, GLoRA), by ComfyUI's own adapter classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from comfy import weight_adapter
+
+from ..common.lora_keys import ALPHA, canonical
+
+_NAME = "layer"
+
+
+class ComfyAdapters:
+    """Reads adapters of a base MODEL's layers; without one those alone whose update does not depend on the weight."""
+
+    def __init__(self, model=None):
+        self._weights = {}
+        for name, weight in model.model.state_dict().items() if model is not None else ():
+            if name.startswith("diffusion_model.") and name.endswith(".weight") and weight.ndim >= 2:
+                self._weights[canonical(name.removesuffix(".weight"))] = weight
+
+    def shape(self, layer: str, tensors: Mapping[str, tuple[int, ...]]):
+        """Inputs (in, ...) and outputs (out,) of a layer, from the shapes of its tensors; None where they do not say.
+
+        Those of LoHa and LoKr say it for linear layers and for kernels with a Tucker core.
+        """
+        if (weight := self._weights.get(layer)) is not None:
+            return tuple(weight.shape[1:]), (weight.shape[0],)
+        if {"dora_scale", "oft_blocks", "rescale", "a1.weight"} & set(tensors):
+            return None
+        if "hada_w1_a" in tensors:
+            return _product(tensors, "hada_w1_a", "hada_w1_b", "hada_t1")
+        if "lokr_w1" in tensors or "lokr_w1_a" in tensors:
+            first = _product(tensors, "lokr_w1_a", "lokr_w1_b", "", tensors.get("lokr_w1"))
+            second = _product(tensors, "lokr_w2_a", "lokr_w2_b", "lokr_t2", tensors.get("lokr_w2"))
+            return (first[0][0] * second[0][0], *second[0][1:]), (first[1][0] * second[1][0],)
+        return None
+
+    def update(self, layer: str, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """dW float32 (out, in, ...) of a layer; raises ValueError where ComfyUI cannot make it."""
+        shape = self.shape(layer, {part: tuple(value.shape) for part, value in tensors.items()})
+        if shape is None:
+            raise ValueError(f"needs the base model for {layer}: connect model.")
+        weight = self._weights.get(layer)
+        weight = torch.zeros(shape[1][0], *shape[0]) if weight is None else weight.detach().cpu().float()
+        named = {f"{_NAME}.{part}": value for part, value in tensors.items() if part != ALPHA}
+        alpha = float(tensors[ALPHA]) if ALPHA in tensors else None
+        scale = tensors.get("dora_scale")
+        if scale is not None:
+            scale = scale.reshape(-1, *[1] * (weight.ndim - 1)) if scale.ndim == 1 else scale
+        for kind in weight_adapter.adapters:
+            if (adapter := kind.load(_NAME, named, alpha, scale, set())) is not None:
+                break
+        else:
+            raise ValueError(f"has an adapter of {layer} that ComfyUI does not read: convert it to a LoRA first.")
+        arguments = (_NAME, 1.0, 1.0, None, lambda change: change)
+        changed = adapter.calculate_weight(weight.clone(), *arguments, original_weight=weight)
+        if torch.equal(changed, weight):  # ComfyUI logs what fails, and gives the weight back
+            raise ValueError(f"changes nothing in {layer}, or does not fit it: take it out.")
+        return changed - weight
+
+
+def _product(tensors: Mapping, first: str, second: str, core: str, whole: tuple[int, ...] | None = None):
+    """Inputs and outputs of a matrix that is given whole, as a product, or as a kernel with a Tucker core."""
+    if whole is not None:
+        return tuple(whole[1:]), whole[:1]
+    a, b = tensors[first], tensors[second]
+    if core in tensors:
+        return (b[1], *tensors[core][2:]), (a[1],)
+    return (b[1],), (a[0],)

@@ -1,0 +1,56 @@
+"""One labeled image of many: an XY sheet where labels say a row and a column, else a label over each image."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+
+import torch
+
+_ROW, _MOST = 6, 256
+
+
+def grid_labels(labels: list[str], columns: int) -> tuple[list[str], list[str]] | None:
+    """Titles of columns and of rows when every label is "COLUMN, ROW" of such a grid, as W2W Sweep makes them."""
+    if len(labels) % columns:
+        return None
+    pairs = [tuple(label.rpartition(", ")[::2]) for label in labels]
+    across, down = [pair[0] for pair in pairs[:columns]], [pair[1] for pair in pairs[::columns]]
+    fits = all(pairs[number] == (across[number % columns], down[number // columns]) for number in range(len(pairs)))
+    return (across, down) if fits and all(across) and len(down) > 1 else None
+
+
+def column_count(labels: list[str], columns: int) -> int:
+    """The columns of a sheet: as set; for 0 the grid of W2W Sweep, else one row of up to six, else near a square."""
+    if columns:
+        return min(columns, len(labels))
+    rows = [label.rpartition(", ")[2] for label in labels]
+    run = next((number for number, row in enumerate(rows) if row != rows[0]), len(rows))
+    if 1 < run < len(rows):
+        return run
+    return len(rows) if len(rows) <= _ROW else math.ceil(math.sqrt(len(rows)))
+
+
+def draw_sheet(figure, images: list[torch.Tensor], labels: list[str], columns: int, title: str) -> None:
+    """Images (H, W, 3) on a matplotlib figure, row by row; raises ValueError unless each has a label."""
+    if len(images) != len(labels):
+        raise ValueError(f"There are {len(images)} images and {len(labels)} labels: connect one label for each image.")
+    if len(images) > _MOST:
+        raise ValueError(f"There are {len(images)} images: a sheet takes up to {_MOST}.")
+    rows, titles = -(-len(images) // columns), grid_labels(labels, columns)
+    panels = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axes in panels[len(images) :]:
+        axes.set_axis_off()
+    for number, (axes, image, label) in enumerate(zip(panels, images, labels, strict=False)):
+        axes.imshow(image.clamp(0, 1).float().cpu().numpy())
+        axes.set(xticks=[], yticks=[])
+        if titles is None:
+            axes.set_title(
+                "\n".join(line for part in label.split("\n") for line in textwrap.wrap(part, 34)), fontsize=8
+            )
+        elif number < columns:
+            axes.set_title(titles[0][number])
+        if titles is not None and number % columns == 0:
+            axes.set_ylabel(titles[1][number // columns])
+    if title:
+        figure.suptitle(title)

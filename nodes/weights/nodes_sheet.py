@@ -1,0 +1,59 @@
+"""W2W Sheet: the images of many points as one labeled sheet and as frames."""
+
+from __future__ import annotations
+
+import torch
+from comfy_api.latest import io
+
+from ..host.image_output import new_figure, to_image
+from ..host.schema import schema
+from .point_inputs import CATEGORY, PAPER
+
+_PANEL = 220  # pixels
+
+
+class W2WSheet(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_W2WSheet",
+            display_name="W2W Sheet",
+            category=CATEGORY,
+            description="Puts the images of a list of points on one labeled sheet: an XY grid with values on its axes "
+            f"after W2W Sweep, a contact sheet after W2W Sample. {PAPER}; also one batch of frames for an animation.",
+            search_aliases=["weight space", "weights2weights", "xy plot", "contact sheet", "grid", "animation"],
+            is_input_list=True,
+            inputs=[
+                io.Image.Input("images", tooltip="The images, one for each label: a list or a batch, all of one size."),
+                io.String.Input(
+                    "labels", force_input=True, tooltip="The label output of W2W Sweep, W2W Mix or W2W Sample."
+                ),
+                io.Int.Input(
+                    "columns",
+                    default=0,
+                    min=0,
+                    max=64,
+                    tooltip="Images in a row. 0: the grid of W2W Sweep, else one row of up to six, else a square.",
+                ),
+                io.String.Input("title", default="", tooltip="Title over the sheet; empty for none."),
+            ],
+            outputs=[
+                io.Image.Output(display_name="figure", tooltip="The labeled sheet as one image."),
+                io.Image.Output(display_name="frames", tooltip="All images as one batch, in order, for an animation."),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls, images: list[torch.Tensor], labels: list[str], columns: list[int], title: list[str]
+    ) -> io.NodeOutput:
+        from . import contact_sheet
+
+        if len({batch.shape[1:] for batch in images}) > 1:
+            raise ValueError("The images have different sizes: give images of one size.")
+        frames = torch.cat(images)
+        count = contact_sheet.column_count(labels, columns[0])
+        height = _PANEL * frames.shape[1] // frames.shape[2] + 50
+        figure = new_figure(_PANEL * count + 60, height * -(-len(labels) // count) + 60)
+        contact_sheet.draw_sheet(figure, list(frames), labels, count, title[0].strip())
+        return io.NodeOutput(to_image(figure), frames)

@@ -1,0 +1,176 @@
+"""From LoRAs of any trainer, rank and kind to cores in common bases, layer by layer: see common_basis.py.
+
+Files are opened for a few layers at a time and each of their numbers is read once. Members that a space already holds
+come from it, with its bases: a member that joins costs its own file, one that leaves costs none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from . import space_file
+from .common_basis import CommonBasis, LayerBasis, extend_basis
+from .core_store import CoreStore
+from .lora_reader import Factors, Lora, LoraHeader, Shape
+from .space import Form, Space
+
+_LAYERS_AT_ONCE = 16
+_COMPARED = 2**20  # bytes
+
+
+@dataclass(frozen=True)
+class MemberSource:
+    """A candidate member: its name, a stamp that changes with it, its header, and how to read it.
+
+    ``read`` takes which layers are wanted, None for all. ``path``: its file, to notice the same file twice.
+    """
+
+    name: str
+    stamp: str
+    header: Callable[[], LoraHeader]
+    read: Callable[..., Lora]
+    path: Path | None = None
+
+    def content(self) -> str:
+        """The same for files of the same size, beginning and end; for others the name."""
+        if self.path is None:
+            return self.name
+        with open(self.path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            parts = [size.to_bytes(8, "little")]
+            for start in (0, max(size - _COMPARED, 0)):
+                file.seek(start)
+                parts.append(file.read(_COMPARED))
+        return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+class UpdateBuilder:
+    """Brings the layers of ``sources`` into a store; ``start``: a space that already holds some of them, or None."""
+
+    def __init__(self, sources: list[MemberSource], energy: float, limit: int, start: Space | None):
+        self._sources, self._energy, self._limit, self._start = sources, energy, limit, start
+        self._known = _known_rows(start, sources)
+        self._kept = start.kept if start is not None and start.kept is not None else torch.ones(0)
+        layout = start.layout if start is not None else None
+        self._slots = {slot.layer: slot for slot in layout.core_slots} if isinstance(layout, CommonBasis) else {}
+        self._bases = layout.bases if isinstance(layout, CommonBasis) else {}
+
+    @property
+    def reused(self) -> list[str]:
+        """The members that come from the space."""
+        return list(self._known)
+
+    def fill(
+        self,
+        store: CoreStore,
+        shapes: dict[str, Shape],
+        refuse: Callable[[str, str], None],
+        track: Callable[[Iterable], Iterable],
+    ) -> None:
+        """Add every layer that the store lacks. ``refuse`` gets name and reason of what cannot be read; may raise."""
+        refused = {name: why for entry in store.entries.values() for name, why in entry["refused"].items()}
+        for name, why in refused.items():
+            refuse(name, why)
+        layers = sorted(shapes)
+        for first in track(range(0, len(layers), _LAYERS_AT_ONCE)):
+            group = [layer for layer in layers[first : first + _LAYERS_AT_ONCE] if layer not in store.entries]
+            wanted = functools.partial(_belongs, group, {} if first else shapes)
+            loras, new = {}, {}
+            for source in self._sources if group else ():
+                if source.name not in self._known and source.name not in refused:
+                    try:
+                        loras[source.name] = source.read(wanted)
+                    except ValueError as error:
+                        new[source.name] = str(error)
+            for layer in group:
+                changes = {}
+                for name, lora in loras.items():
+                    try:
+                        if layer in lora.layers or layer in lora.text:
+                            changes[name] = (lora.layers if layer in lora.layers else lora.text)[layer]
+                    except ValueError as error:
+                        new[name] = f"{name} {error}"
+                for name in new:
+                    refuse(name, new[name])
+                    loras.pop(name, None)
+                    changes.pop(name, None)
+                dropped = {name: lora.dropped for name, lora in loras.items() if lora.dropped and layer == group[0]}
+                self._add(store, layer, shapes[layer], changes, refused=new, dropped=dropped)
+                refused, new = refused | new, {}
+
+    def finish(self, store: CoreStore, left_out: Iterable[str], dtype: torch.dtype) -> CommonBasis:
+        """The layout; the store then gives the members that were not left out, with what they lose by reason."""
+        members = {}
+        for row, source in enumerate(self._sources):
+            if source.name not in left_out:
+                whole, kept = 0.0, 0.0
+                lost: dict[str, float] = {}
+                for entry in store.entries.values():
+                    whole, kept = whole + entry["whole"][row], kept + entry["kept"][row]
+                    for reason, norm in entry["dropped"].get(source.name, {}).items():
+                        lost[reason] = lost.get(reason, 0.0) + norm
+                total = max(whole + sum(lost.values()), 1e-300)
+                lost = {reason: norm / total for reason, norm in lost.items()}
+                before = 1.0 if source.name not in self._known else float(self._kept[self._known[source.name]])
+                lost["common basis"] = 1 - sum(lost.values()) - before * kept / total
+                members[row] = source.name, {reason: part for reason, part in lost.items() if part > 1e-9}
+        return store.finish(members, dtype)
+
+    def _add(self, store: CoreStore, layer: str, shape: Shape, changes: dict[str, Factors], **about) -> None:
+        basis, stored = None, None
+        if layer in self._bases:
+            basis = LayerBasis(self._bases[layer].left.float(), self._bases[layer].right.float())
+        grown = extend_basis(list(changes.values()), shape, self._energy, self._limit, basis)
+        cores = torch.zeros(len(self._sources), grown.left.shape[1], len(grown.right))
+        whole, kept = [0.0] * len(cores), [0.0] * len(cores)
+        if self._start is not None and layer in self._slots:
+            slot, space = self._slots[layer], self._start
+            columns, (p, q) = slice(slot.offset, slot.end), slot.shape
+            numbers = space.coefficients @ space.basis[:, columns].float()
+            stored = (space.mean[columns] + space.deviation[columns] * numbers).view(-1, p, q)
+        for row, source in enumerate(self._sources):
+            if source.name in changes:
+                cores[row] = grown.core(changes[source.name])
+                whole[row] = changes[source.name].squared_norm()
+            elif source.name in self._known and stored is not None:
+                cores[row, : stored.shape[1], : stored.shape[2]] = stored[self._known[source.name]]
+            kept[row] = float(cores[row].double().square().sum())
+            if source.name in self._known:
+                whole[row] = kept[row]
+        store.add(layer, shape, grown, cores, whole=whole, kept=kept, **about)
+
+
+def space_to_extend(target: Path, settings: str) -> Space | None:
+    """The space in a file, if members can join and leave it: of these settings, with all its components in full."""
+    with contextlib.suppress(ValueError):
+        space = space_file.read(target)
+        complete = space.components == len(space.singular_values) and space.basis_scale is None
+        if space.form == Form.WEIGHT_UPDATES and space.about.get("settings") == settings and complete:
+            return space
+    return None
+
+
+def _known_rows(space: Space | None, sources: list[MemberSource]) -> dict[str, int]:
+    """The rows of a space's members by name, for those that have not changed."""
+    if space is None:
+        return {}
+    stamps = cast("dict[str, str]", space.about["stamps"])
+    return {
+        source.name: space.members.index(source.name)
+        for source in sources
+        if source.name in space.members and stamps.get(source.name) == source.stamp
+    }
+
+
+def _belongs(group: list[str], others: dict[str, Shape], layer: str) -> bool:
+    """Whether a key is read with a group of layers: with the first one also biases and norms of no layer."""
+    return layer in group or (bool(others) and layer not in others)
