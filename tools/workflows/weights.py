@@ -33,7 +33,7 @@ class _Demo:
 
     def apply(self, point: Output, model: Output | None = None, **choices) -> Output:
         """A model with the weights of a point."""
-        return self.w.add("GBX_W2WApply", model=model or self.model, point=point, **choices)
+        return self.w.add("GBX_W2WApply", model=model or self.model, point=point, **choices)[0]
 
     def generate(self, model: Output, seed: int = 53, batch: int = 1) -> Output:
         """Images of a model, or of each of a list of models."""
@@ -352,14 +352,14 @@ def demo_weights_build_space(w: Workflow) -> None:
     demo = _Demo(w)
     w.group("LoRAs")
     points = demo.sample(seed=40, count=8)
-    loras, _ = w.add("GBX_W2WToLoRA", point=points, filename_prefix="loras/glassbox_member")
+    loras, _, _ = w.add("GBX_W2WToLoRA", point=points, filename_prefix="loras/glassbox_member")
     w.group("Space")
     space, report = w.add("GBX_W2WBuildSpace", filename="my-space", lora_1=loras)
     w.add("PreviewAny", source=report, node_title="Build report")
     saved, note = w.add("GBX_W2WSaveSpace", space=space, filename="my-space-int8", storage="int8")
     w.add("PreviewAny", source=note, node_title="Error of int8")
     w.group("A sampled point")
-    person, _ = w.add("GBX_W2WSample", space=saved, seed=2)
+    person, _, _ = w.add("GBX_W2WSample", space=saved, seed=2)
     spectrum, places, _, _ = w.add("GBX_W2WReport", space=saved, point=person)
     w.add("PreviewImage", images=spectrum)
     w.add("PreviewImage", images=places)
@@ -377,8 +377,8 @@ def demo_weights_to_lora(w: Workflow) -> None:
     demo = _Demo(w)
     w.group("A point and its LoRA")
     person, another = demo.sample(seed=3), demo.sample(seed=8)
-    lora, file = w.add("GBX_W2WToLoRA", point=person, filename_prefix="loras/glassbox_person")
-    style, _ = w.add("GBX_W2WToLoRA", point=another, filename_prefix="")
+    lora, file, _ = w.add("GBX_W2WToLoRA", point=person, filename_prefix="loras/glassbox_person")
+    style, _, _ = w.add("GBX_W2WToLoRA", point=another, filename_prefix="")
     w.add("PreviewAny", source=file, node_title="File")
     w.group("The same image")
     demo.save(demo.generate(demo.apply(person)), "applied", "W2W Apply")
@@ -412,7 +412,7 @@ def sd15_weights_official_release(w: Workflow) -> None:
     directed, report = w.add("GBX_W2WFitDirections", space=space, attributes="Chubby, Young, Eyeglasses, Male")
     w.add("PreviewAny", source=report, node_title="Accuracy of the directions")
     w.group("A point, edited")
-    person, _ = w.add("GBX_W2WSample", space=directed, seed=1)
+    person, _, _ = w.add("GBX_W2WSample", space=directed, seed=1)
     edited, _ = w.add("GBX_W2WEdit", point=person, edits="Chubby: 0.5", preserved_directions="Young, Male, Eyeglasses")
     w.group("Images")
     positive = w.add("CLIPTextEncode", clip=clip, text="sks person", node_title="Prompt")
@@ -420,7 +420,7 @@ def sd15_weights_official_release(w: Workflow) -> None:
     negative = w.add("CLIPTextEncode", clip=clip, text=against, node_title="Negative")
     latent = w.add("EmptyLatentImage", width=512, height=512, batch_size=1)
     for point, name in ((person, "person"), (edited, "chubby")):
-        applied = w.add("GBX_W2WApply", model=model, point=point)
+        applied, _ = w.add("GBX_W2WApply", model=model, point=point)
         image = generate(w, applied, positive, negative, latent, vae, seed=5, steps=30, cfg=3.0, sampler="ipndm")
         w.add("SaveImage", images=image, filename_prefix=f"glassbox/w2w_{name}")
 
@@ -451,16 +451,16 @@ def _own_space(w: Workflow, base: str, checkpoint: str, side: int, cfg: float) -
     space, report = w.add("GBX_W2WBuildSpace", folder=name, filename=name)
     w.add("PreviewAny", source=report, node_title="Build report")
     w.group("A point, edited")
-    person, _ = w.add("GBX_W2WSample", space=space, seed=1, spread=0.7)
+    person, _, _ = w.add("GBX_W2WSample", space=space, seed=1, spread=0.7)
     edited, _ = w.add("GBX_W2WEdit", point=person, edits="PC 1: 1.5")
-    lora, file = w.add("GBX_W2WToLoRA", point=edited, filename_prefix=f"loras/{name}")
+    lora, file, _ = w.add("GBX_W2WToLoRA", point=edited, filename_prefix=f"loras/{name}")
     w.add("PreviewAny", source=file, node_title="File")
     w.group("Images")
     positive = w.add("CLIPTextEncode", clip=clip, text="photo of a person, looking at the camera", node_title="Prompt")
     negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_NEGATIVE)
     kind = "EmptySD3LatentImage" if base == "Flux" else "EmptyLatentImage"
     latent = w.add(kind, width=side, height=side, batch_size=1)
-    applied = w.add("GBX_W2WApply", model=model, point=person)
+    applied, _ = w.add("GBX_W2WApply", model=model, point=person)
     stock = w.add("LoraModelLoader", model=model, lora=lora)
     for patched, title in ((applied, "Sampled point"), (stock, "Edited, by ComfyUI's own loader")):
         image = generate(w, patched, positive, negative, latent, vae, seed=5, steps=20, cfg=cfg)
