@@ -1,8 +1,8 @@
-"""Benchmarks of the weight space: `python run.py bench weights [--quick | --large | --many]`.
+"""Benchmarks of the weight space: `python run.py bench weights [--quick | --large | --many | --updates]`.
 
 Building spaces, moving a slider, a step of an inversion against the bare network, and what an identity costs in a
 population that is trained at once. `--large` is an inversion on SD1.5 in its real size instead: minutes a step.
-`--many` is a space of 5,000 members instead, built by this pack alone.
+`--many` is a space of 5,000 members instead, built by this pack alone, `--updates` one on weight updates of SDXL LoRAs.
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ from studies.common import host, results
 
 def main(argv: Sequence[str]) -> int:
     """Run the benchmarks, or one contender."""
-    from . import building, large, moving, stepping
+    from . import building, large, moving, stepping, updates
 
     parser = argparse.ArgumentParser(prog="run.py bench weights", description=__doc__.splitlines()[0])
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--quick", action="store_true", help="100 members only, and fewer turns")
     kinds.add_argument("--large", action="store_true", help="an inversion on SD1.5 in its real size, and nothing else")
     kinds.add_argument("--many", action="store_true", help="a space of 5,000 members, and nothing else")
+    kinds.add_argument("--updates", action="store_true", help="a space on weight updates, and nothing else")
     parser.add_argument("--one", nargs=2, metavar=("CONTENDER", "N"), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.one:
         print(json.dumps(building.build_with(options.one[0], int(options.one[1]))))
         return 0
-    kind = next((name for name in ("quick", "large", "many") if getattr(options, name)), "")
+    kind = next((name for name in ("quick", "large", "many", "updates") if getattr(options, name)), "")
     special = {"large": lambda: large.measure(3, 1000), "many": lambda: building.measure_many(5000)}
+    special["updates"] = updates.measure
     numbers = special[kind]() if kind in special else _all(options.quick, building, moving, stepping)
     name, command = "bench_weights" + (f"_{kind}" if kind else ""), "python run.py bench weights"
     command += f" --{kind}" if kind else ""

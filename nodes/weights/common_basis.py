@@ -79,7 +79,7 @@ def _extend(basis: torch.Tensor, parts: list[torch.Tensor], budget: float, limit
     if limit and min(stack.shape) > 2 * room:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            vectors, values, _ = torch.svd_lowrank(stack, q=min(room + _OVERSAMPLED, *stack.shape), niter=2)
+            vectors, values, _ = torch.svd_lowrank(stack, q=min(room + _OVERSAMPLED, *stack.shape), niter=1)
     else:
         vectors, values, _ = torch.linalg.svd(stack, full_matrices=False)
     rest = float(stack.double().square().sum()) - torch.cat([torch.zeros(1), values]).double().square().cumsum(0)

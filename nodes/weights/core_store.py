@@ -58,9 +58,15 @@ class CoreStore:
     def finish(self, members: dict[int, tuple[str, dict[str, float]]], dtype: torch.dtype) -> CommonBasis:
         """The layout of all layers; ``members`` are name and losses of the candidates that stay, by their number."""
         self._rows, self.members = list(members), dict(members.values())
-        left, right = (torch.from_numpy(np.fromfile(self._files[side], np.float32)) for side in ("left", "right"))
+        # mapped, so that memory holds the bases in their dtype alone; a copy, so that the files can go
+        left, right = (
+            torch.from_numpy(np.memmap(self._files[side], np.float32, "c")).to(dtype, copy=True)
+            if self._files[side].stat().st_size
+            else torch.empty(0, dtype=dtype)
+            for side in ("left", "right")
+        )
         shapes = {layer: (entry["down"], entry["up"]) for layer, entry in self.entries.items()}
-        self._layout = CommonBasis.of_bases(shapes, left.to(dtype), right.to(dtype))
+        self._layout = CommonBasis.of_bases(shapes, left, right)
         return self._layout
 
     def blocks(self) -> list[slice]:
