@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass
+from enum import StrEnum
 
 DOWN, UP, ALPHA = "down", "up", "alpha"
 #: Parts that add to a weight or bias without low-rank factors.
@@ -73,6 +74,13 @@ _SINGLE = {
 }
 _MIDDLE = {"0": "resnets.0", "1": "attentions.0", "2": "resnets.1"}
 _REPEATS = 2  # residual blocks a level, in every U-Net of the SD family
+
+
+class FileFormat(StrEnum):
+    """What W2W To LoRA writes: one file with kohya's keys, or an adapter folder of the package peft."""
+
+    KOHYA = "kohya"
+    PEFT = "peft"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 
 import torch
@@ -11,13 +10,6 @@ from ..common.atomic_write import atomic_write
 from ..common.lora_keys import TEXT, base_of, keys
 from .lora_reader import Factors, peft_package
 from .rank_reduction import reduce_rank
-
-
-class FileFormat(StrEnum):
-    """What W2W To LoRA writes: one file with kohya's keys, or an adapter folder of the package peft."""
-
-    KOHYA = "kohya"
-    PEFT = "peft"
 
 
 def reduce(layers: dict[str, Factors], rank: int) -> tuple[dict[str, Factors], str]:

@@ -11,7 +11,7 @@ import torch
 
 from . import lora_reader
 from .lora_reader import SUFFIXES, AdapterReader
-from .update_builder import MemberSource
+from .member_store import MemberSource
 
 _PEFT_FILE = "adapter_model.safetensors"
 _PEFT_INSIDE = {"unet", "transformer"}

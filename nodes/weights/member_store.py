@@ -1,16 +1,48 @@
-"""Flattened members in a file, cut into blocks of columns, so that one read gives all members' part of a block."""
+"""Where members come from, and flattened members in a file, cut into blocks of columns: a read gives a block of all."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from ..common.atomic_write import named_write_errors
+from .lora_reader import Lora, LoraHeader
 from .quantization import GROUP
 
 _BLOCK_BYTES = 8 * 1024 * 1024
+_COMPARED = 2**20  # bytes
+
+
+@dataclass(frozen=True)
+class MemberSource:
+    """A candidate member: its name, a stamp that changes with it, its header, and how to read it.
+
+    ``read`` takes which layers are wanted, None for all. ``path``: its file, to notice the same file twice.
+    """
+
+    name: str
+    stamp: str
+    header: Callable[[], LoraHeader]
+    read: Callable[..., Lora]
+    path: Path | None = None
+
+    def content(self) -> str:
+        """The same for files of the same size, beginning and end; for others the name."""
+        if self.path is None:
+            return self.name
+        with open(self.path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            parts = [size.to_bytes(8, "little")]
+            for start in (0, max(size - _COMPARED, 0)):
+                file.seek(start)
+                parts.append(file.read(_COMPARED))
+        return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
 class MemberStore:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
+from ..common.lora_keys import FileFormat
 from ..host import folders
 from ..host.folders import next_file, relative
 from ..host.patches.lora_intervals import apply_lora, apply_text_lora
 from ..host.schema import LoraModel, W2WPoint, schema
 from . import lora_reader
 from .lora_reader import NONE
-from .lora_writer import FileFormat
 from .point_inputs import CATEGORY, END, PAPER, POINT_TOOLTIP, START, STRENGTH
 from .space import Point
 

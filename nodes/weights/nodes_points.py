@@ -11,7 +11,6 @@ from ..host.schema import LoraModel, W2WPoint, W2WSpace, schema
 from . import directions, edit_text, lora_reader, points
 from .lora_reader import NONE
 from .point_inputs import CATEGORY, COMPONENTS_MAX, PAPER, POINT_TOOLTIP, PRESERVED, SEED_MAX
-from .projection import label_point
 from .space import Point, Space
 
 _COUNT_MAX = 256
@@ -87,13 +86,16 @@ class W2WSample(io.ComfyNode):
     def execute(
         cls, space: Space, seed: int, count: int, components: int, spread: float, source: str, member_name: str
     ) -> io.NodeOutput:
+        from . import projection
+
         if source == PointSource.MEMBER:
             sampled = [points.member_point(space, member_name.strip())]
         elif source == PointSource.MEAN:
             sampled = [Point(space, space.pad(space.coefficients[0, :0]), "mean")]
         else:
             sampled = points.sample(space, seed, count, components, spread)
-        return io.NodeOutput(sampled, [point.name for point in sampled], [label_point(point) for point in sampled])
+        labels = [projection.label_point(point) for point in sampled]
+        return io.NodeOutput(sampled, [point.name for point in sampled], labels)
 
 
 class W2WEdit(io.ComfyNode):

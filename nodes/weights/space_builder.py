@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -27,14 +28,15 @@ from ..common.atomic_write import file_lock
 from ..common.lora_keys import base_of
 from ..common.safetensors_writer import tensor_file
 from . import space_file
-from .core_store import CoreStore
 from .flat_layout import Layout
 from .lora_reader import Lora, Shape, declared_base, trim_shape
-from .member_store import MemberStore
+from .member_store import MemberSource, MemberStore
 from .quantization import Storage, quantize
 from .rank_reduction import sign_reference
 from .space import Form, Space, flatten_lora
-from .update_builder import MemberSource, UpdateBuilder, space_to_extend
+
+if TYPE_CHECKING:
+    from .core_store import CoreStore
 
 _REFERENCE_MEMBERS = 64
 _SAME = 1e-2  # relative distance of members that differ by the rounding of their files
@@ -150,6 +152,9 @@ def _collect_updates(
     track: Track,
 ) -> tuple[CoreStore, Layout, dict]:
     """The cores of all members in a common basis of each layer, and what the space says of how it was built."""
+    from .core_store import CoreStore
+    from .update_builder import UpdateBuilder, space_to_extend
+
     named = repr(settings)
     start = space_to_extend(target, named)
     builder = UpdateBuilder(sources, settings.energy, settings.rank, start)

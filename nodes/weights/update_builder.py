@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
-import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -20,37 +17,11 @@ import torch
 from . import space_file
 from .common_basis import CommonBasis, LayerBasis, extend_basis
 from .core_store import CoreStore
-from .lora_reader import Factors, Lora, LoraHeader, Shape
+from .lora_reader import Factors, Shape
+from .member_store import MemberSource
 from .space import Form, Space
 
 _LAYERS_AT_ONCE = 16
-_COMPARED = 2**20  # bytes
-
-
-@dataclass(frozen=True)
-class MemberSource:
-    """A candidate member: its name, a stamp that changes with it, its header, and how to read it.
-
-    ``read`` takes which layers are wanted, None for all. ``path``: its file, to notice the same file twice.
-    """
-
-    name: str
-    stamp: str
-    header: Callable[[], LoraHeader]
-    read: Callable[..., Lora]
-    path: Path | None = None
-
-    def content(self) -> str:
-        """The same for files of the same size, beginning and end; for others the name."""
-        if self.path is None:
-            return self.name
-        with open(self.path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            parts = [size.to_bytes(8, "little")]
-            for start in (0, max(size - _COMPARED, 0)):
-                file.seek(start)
-                parts.append(file.read(_COMPARED))
-        return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
 class UpdateBuilder:

@@ -140,7 +140,7 @@ def test_a_base_that_hands_over_to_its_edit(family):
 
 
 def test_edits_in_one_node_are_edits_in_two(family):
-    assert "beard: largest projection" in family.directed[1]
+    assert "beard (noise): largest projection" in family.directed[1]
     start = family.draw(family.directed[0])[0]
     one, name = family.edit(start, "beard: 0.8, glasses: -0.5")
     two = family.edit(family.edit(start, "beard: 0.8")[0], "glasses: -0.5")[0]
