@@ -224,7 +224,7 @@ def demo_weights_edit_photo(w: Workflow) -> None:
         "**The mask** limits the loss of the inversion, the noise of the sampler and the area that is replaced.",
         "**Try** more steps of W2W Invert (the paper: 400); the sliders; a lower denoise, which keeps more.",
     )
-    demo = _Demo(w, "portrait, blue hoodie, serious, plain green background")
+    demo = _Demo(w, "portrait, yellow hoodie, smiling, dotted blue background")
     w.group("Image")
     image, mask, _ = w.add("GBX_DemoPicture", image_index=5, count=1)
     latent = w.add("VAEEncode", pixels=image, vae=demo.vae)
@@ -258,7 +258,7 @@ def demo_weights_edit_photo(w: Workflow) -> None:
         cfg=3.0,
         sampler_name="euler",
         scheduler="normal",
-        denoise=0.8,
+        denoise=0.5,
     )
     decoded = w.add("VAEDecode", samples=samples, vae=demo.vae)
     whole = w.add("ImageCompositeMasked", destination=image, source=decoded, x=0, y=0, resize_source=False, mask=mask)
