@@ -20,8 +20,8 @@ class W2WSheet(io.ComfyNode):
             display_name="W2W Sheet",
             category=CATEGORY,
             description="Puts the images of a list of points on one labeled sheet: an XY grid with values on its axes "
-            f"after W2W Sweep, a contact sheet after W2W Sample. {PAPER}; also one batch of frames for an animation.",
-            search_aliases=["weight space", "weights2weights", "xy plot", "contact sheet", "grid", "animation"],
+            f"after W2W Sweep, an overview after W2W Sample. {PAPER}; also one batch of frames for an animation.",
+            search_aliases=["weight space", "weights2weights", "xy plot", "labeled grid", "overview", "animation"],
             is_input_list=True,
             inputs=[
                 io.Image.Input("images", tooltip="The images, one for each label: a list or a batch, all of one size."),
@@ -53,7 +53,8 @@ class W2WSheet(io.ComfyNode):
             raise ValueError("The images have different sizes: give images of one size.")
         frames = torch.cat(images)
         count = contact_sheet.column_count(labels, columns[0])
-        height = _PANEL * frames.shape[1] // frames.shape[2] + 50
+        text = 10 if contact_sheet.grid_labels(labels, count) else 50
+        height = _PANEL * frames.shape[1] // frames.shape[2] + text
         figure = new_figure(_PANEL * count + 60, height * -(-len(labels) // count) + 60)
         contact_sheet.draw_sheet(figure, list(frames), labels, count, title[0].strip())
         return io.NodeOutput(to_image(figure), frames)

@@ -53,6 +53,9 @@ def offer_files(prompt: dict, models: Path, architecture: str = "sd15") -> None:
             _offer_release(models / "w2w", entry["inputs"]["folder"])
         if entry["class_type"] == "GBX_W2WBuildSpace":
             _offer_loras(models, entry["inputs"]["folder"], architecture)
+        if entry["class_type"] == "LoadImage":
+            photo = Path(folder_paths.get_input_directory()) / entry["inputs"]["image"]
+            Image.effect_noise((160, 140), 40).convert("RGB").save(photo)
         if entry["class_type"] == "LoadImageTextDataSetFromFolder":
             _offer_images(Path(folder_paths.get_input_directory()) / entry["inputs"]["folder"])
     folder_paths.filename_list_cache.clear()
