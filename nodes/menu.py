@@ -42,7 +42,6 @@ from .weights.nodes_guidance import W2WGuidance, W2WGuider
 from .weights.nodes_invert import W2WInvert
 from .weights.nodes_lora import W2WApply, W2WStyleMerge, W2WToLoRA
 from .weights.nodes_points import W2WEdit, W2WMix, W2WProjectLoRA, W2WSample, W2WSweep
-from .weights.nodes_sheet import W2WSheet
 from .weights.nodes_space import (
     W2WBuildSpace,
     W2WFitDirections,
@@ -51,7 +50,7 @@ from .weights.nodes_space import (
     W2WSaveSpace,
     directions_of,
 )
-from .weights.nodes_space_report import W2WReport
+from .weights.nodes_space_report import W2WReport, W2WSheet
 
 NODES: list[type[io.ComfyNode]] = [
     LoadDemoModel,

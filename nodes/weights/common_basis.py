@@ -9,30 +9,13 @@ LoRA of rank min(p, q). L and R are truncated one after the other (Vannieuwenhov
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import cast
-
 import torch
 
-from .flat_layout import Layout, Slot
+from .flat_layout import LayerBasis
 from .lora_reader import Factors, Shape
 
 _TINY = 1e-12  # a fraction of the energy that is rounding
 _OVERSAMPLED = 16
-
-
-@dataclass(frozen=True)
-class LayerBasis:
-    """Orthonormal ``left`` (out, p) and ``right`` (q, in) of one layer; a kernel's window counts as inputs."""
-
-    left: torch.Tensor
-    right: torch.Tensor
-
-    def core(self, change: Factors) -> torch.Tensor:
-        """C (p, q) float32 of an update."""
-        up, down = change.matrices()
-        return (self.left.T @ up) @ (down @ self.right.T)
 
 
 def extend_basis(
@@ -85,80 +68,3 @@ def _extend(basis: torch.Tensor, parts: list[torch.Tensor], budget: float, limit
     rest = float(stack.double().square().sum()) - torch.cat([torch.zeros(1), values]).double().square().cumsum(0)
     needed = int((rest > max(budget, _TINY * total)).sum())
     return torch.cat([basis, vectors[:, : min(needed, room, len(values))]], dim=1)
-
-
-class CoreSlot(Slot):
-    """Where one layer's core lies; ``down_shape`` is (q, in, ...), ``up_shape`` (out, p, ...)."""
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(p, q)."""
-        return self.up_shape[1], self.down_shape[0]
-
-    @property
-    def end(self) -> int:
-        return self.offset + self.shape[0] * self.shape[1]
-
-
-@dataclass(frozen=True)
-class CommonBasis(Layout):
-    """A layout of cores, one a layer; ``left`` and ``right`` hold all bases one after another, in any float dtype."""
-
-    left: torch.Tensor = field(default_factory=lambda: torch.empty(0), compare=False)
-    right: torch.Tensor = field(default_factory=lambda: torch.empty(0), compare=False)
-
-    @classmethod
-    def of_bases(cls, shapes: dict, left: torch.Tensor, right: torch.Tensor) -> CommonBasis:
-        """A layout from each layer's shapes (q, in, ...) and (out, p, ...), in this order, and the bases in it."""
-        slots, offset = [], 0
-        for layer, (down, up) in shapes.items():
-            slot = CoreSlot(layer, offset, tuple(down), tuple(up))
-            slots.append(slot)
-            offset = slot.end
-        return cls(tuple(slots), max(min(slot.shape) for slot in slots), 1.0, left, right)
-
-    @property
-    def core_slots(self) -> tuple[CoreSlot, ...]:
-        """The slots, which are all of cores."""
-        return cast("tuple[CoreSlot, ...]", self.slots)
-
-    @cached_property
-    def bases(self) -> dict[str, LayerBasis]:
-        """The basis of every layer: views."""
-        found, first_left, first_right = {}, 0, 0
-        for slot in self.core_slots:
-            (p, q), outputs = slot.shape, slot.up_shape[0]
-            inputs = torch.Size(slot.down_shape[1:]).numel()
-            left = self.left[first_left : first_left + outputs * p].view(outputs, p)
-            right = self.right[first_right : first_right + q * inputs].view(q, inputs)
-            found[slot.layer] = LayerBasis(left, right)
-            first_left, first_right = first_left + left.numel(), first_right + right.numel()
-        return found
-
-    def flatten(self, layers: dict[str, Factors]) -> torch.Tensor:
-        """Cores as float32 (size,); a layer that is absent is zero."""
-        flat = torch.zeros(self.size)
-        for slot in self.slots:
-            if slot.layer in layers:
-                basis = self.bases[slot.layer]
-                wide = LayerBasis(basis.left.float(), basis.right.float())
-                flat[slot.offset : slot.end] = wide.core(layers[slot.layer]).flatten()
-        return flat
-
-    def unflatten(self, flat: torch.Tensor) -> dict[str, Factors]:
-        """The factors of a flat vector (size,); layers that no member changes have none."""
-        return {slot.layer: self.factors_at(slot, flat) for slot in self.core_slots if min(slot.shape)}
-
-    def factors_at(self, slot: Slot, flat: torch.Tensor) -> Factors:
-        """One layer's factors, of rank min(p, q); differentiable in the flat vector, on its device."""
-        basis, p, q = self.bases[slot.layer], slot.up_shape[1], slot.down_shape[0]
-        left, right = (side.to(flat.device, torch.float32) for side in (basis.left, basis.right))
-        core = flat[slot.offset : slot.end].view(p, q)
-        up, down = (left, core @ right) if p < q else (left @ core, right)
-        return Factors(
-            down.reshape(-1, *slot.down_shape[1:]), up.reshape(slot.up_shape[0], -1, *slot.up_shape[2:]), 1.0
-        )
-
-    def to(self, device) -> CommonBasis:
-        """The same with its bases on a device."""
-        return CommonBasis(self.slots, self.rank, self.alpha, self.left.to(device), self.right.to(device))

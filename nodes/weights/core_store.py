@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ..common.atomic_write import named_write_errors
-from .common_basis import CommonBasis, LayerBasis
+from .flat_layout import CommonBasis, LayerBasis
 from .lora_reader import Shape
 from .quantization import GROUP
 

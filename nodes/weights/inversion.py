@@ -15,7 +15,7 @@ import torch
 
 from ...kernels import flat_weights
 from ..common.loss_curve import SMOOTH, running_mean
-from .common_basis import CommonBasis
+from .flat_layout import CommonBasis
 from .space import Space
 
 _ROWS = 64

@@ -1,7 +1,8 @@
-"""W2W Report: figures of a space and of a point in it."""
+"""Figures: of a space and of a point in it (W2W Report), and the images of many points on one sheet (W2W Sheet)."""
 
 from __future__ import annotations
 
+import torch
 from comfy_api.latest import io
 
 from ..host.image_output import new_figure, to_image
@@ -11,6 +12,8 @@ from . import labels
 from .point_inputs import CATEGORY, PAPER
 from .points import check_same_space
 from .space import Point, Space
+
+_PANEL = 220  # pixels of an image on a sheet
 
 
 class W2WReport(io.ComfyNode):
@@ -56,3 +59,51 @@ class W2WReport(io.ComfyNode):
         lines = [space_report.describe_space(space), space_report.describe_members(space)]
         lines += [space_report.describe_point(point)] if point is not None else []
         return io.NodeOutput(*images, "\n".join(filter(None, lines)), labels.to_csv(space))
+
+
+class W2WSheet(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_W2WSheet",
+            display_name="W2W Sheet",
+            category=CATEGORY,
+            description="Puts the images of a list of points on one labeled sheet: an XY grid with values on its axes "
+            f"after W2W Sweep, an overview after W2W Sample. {PAPER}; also one batch of frames for an animation.",
+            search_aliases=["weight space", "weights2weights", "xy plot", "labeled grid", "overview", "animation"],
+            is_input_list=True,
+            inputs=[
+                io.Image.Input("images", tooltip="The images, one for each label: a list or a batch, all of one size."),
+                io.String.Input(
+                    "labels", force_input=True, tooltip="The label output of W2W Sweep, W2W Mix or W2W Sample."
+                ),
+                io.Int.Input(
+                    "columns",
+                    default=0,
+                    min=0,
+                    max=64,
+                    tooltip="Images in a row. 0: the grid of W2W Sweep, else one row of up to six, else a square.",
+                ),
+                io.String.Input("title", default="", tooltip="Title over the sheet; empty for none."),
+            ],
+            outputs=[
+                io.Image.Output(display_name="figure", tooltip="The labeled sheet as one image."),
+                io.Image.Output(display_name="frames", tooltip="All images as one batch, in order, for an animation."),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls, images: list[torch.Tensor], labels: list[str], columns: list[int], title: list[str]
+    ) -> io.NodeOutput:
+        from . import contact_sheet
+
+        if len({batch.shape[1:] for batch in images}) > 1:
+            raise ValueError("The images have different sizes: give images of one size.")
+        frames = torch.cat(images)
+        count = contact_sheet.column_count(labels, columns[0])
+        text = 10 if contact_sheet.grid_labels(labels, count) else 50
+        height = _PANEL * frames.shape[1] // frames.shape[2] + text
+        figure = new_figure(_PANEL * count + 60, height * -(-len(labels) // count) + 60)
+        contact_sheet.draw_sheet(figure, list(frames), labels, count, title[0].strip())
+        return io.NodeOutput(to_image(figure), frames)

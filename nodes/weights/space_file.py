@@ -15,8 +15,7 @@ from pathlib import Path
 import torch
 
 from ..common.safetensors_writer import tensor_file
-from .common_basis import CommonBasis
-from .flat_layout import Layout
+from .flat_layout import CommonBasis, Layout
 from .quantization import Storage, dequantize, group_count, quantize
 from .space import Direction, Form, Space
 

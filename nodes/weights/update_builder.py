@@ -15,8 +15,9 @@ from typing import cast
 import torch
 
 from . import space_file
-from .common_basis import CommonBasis, LayerBasis, extend_basis
+from .common_basis import extend_basis
 from .core_store import CoreStore
+from .flat_layout import CommonBasis, LayerBasis
 from .lora_reader import Factors, Shape
 from .member_store import MemberSource
 from .space import Form, Space

@@ -15,7 +15,8 @@ from glassbox.nodes.weights import (
     space_file,
     space_report,
 )
-from glassbox.nodes.weights.common_basis import LayerBasis, extend_basis
+from glassbox.nodes.weights.common_basis import extend_basis
+from glassbox.nodes.weights.flat_layout import LayerBasis
 from glassbox.nodes.weights.lora_reader import Factors
 from glassbox.nodes.weights.space import Form
 from safetensors.torch import save_file
