@@ -225,16 +225,15 @@ def split_half(
     def cosine(labels: np.ndarray) -> float:
         check_stop()
         half = _folds(_binarize(labels), 2, generator) == 0
-        first, second = (_fit_normal(*map(_center, (numbers[rows], labels[rows])), method) for rows in (half, ~half))
+        first, second = (
+            _fit_normal(numbers[rows] - numbers[rows].mean(axis=0), labels[rows] - labels[rows].mean(), method)
+            for rows in (half, ~half)
+        )
         return float(first @ second / max(np.linalg.norm(first) * np.linalg.norm(second), 1e-300))
 
     found = [cosine(target) for _ in range(_HALVINGS)]
     chance = [cosine(generator.permutation(target)) for _ in range(_PERMUTATIONS)]
     return float(np.mean(found)), float(np.mean(chance) + 2 * np.std(chance, ddof=1))
-
-
-def _center(values: np.ndarray) -> np.ndarray:
-    return values - values.mean(axis=0)
 
 
 def _folds(classes: np.ndarray, count: int, generator: np.random.Generator) -> np.ndarray:
