@@ -46,7 +46,7 @@ def _describe(w):
     w.group("Edits")
     space = w.add("GBX_W2WLoadSpace", space_name=_SPACE)
     space, _ = w.add("GBX_W2WFitDirections", space=space[0], components=8)
-    point, _ = w.add("GBX_W2WSample", space=space)
+    point, _, _ = w.add("GBX_W2WSample", space=space)
     _, name = w.add(_NODE, point=point, edits="beard: 0.5, bald: -0.25")
     w.add("PreviewAny", source=name)
 

@@ -117,7 +117,7 @@ def demo_activations_compare(w: Workflow) -> None:
     model, clip, vae = w.add("GBX_LoadDemoModel")
     space, _ = w.add("GBX_W2WLoadSpace", space_name="avatars-v1-w2w.safetensors")
     point = w.add("GBX_W2WSample", space=space, source="member", member_name="person_0013")[0]
-    changed = w.add("GBX_W2WApply", model=model, point=point)
+    changed = w.add("GBX_W2WApply", model=model, point=point)[0]
     images, _, caption = w.add("GBX_DemoPicture", image_index=0, count=4)
     positive = w.add("CLIPTextEncode", clip=clip, text=caption, node_title="Caption")
     _compare(w, model, changed, positive, images, vae)

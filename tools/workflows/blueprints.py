@@ -14,7 +14,7 @@ def _edit(w: Workflow, model, space_name, seed, edits) -> Output:
     space, _ = w.add("GBX_W2WFitDirections", space=space)
     point, *_ = w.add("GBX_W2WSample", space=space, seed=seed)
     edited, _ = w.add("GBX_W2WEdit", point=point, edits=edits)
-    return w.add("GBX_W2WApply", model=model, point=edited)
+    return w.add("GBX_W2WApply", model=model, point=edited)[0]
 
 
 def _words(w: Workflow, model, clip, vae, latent_image, prompt, negative_prompt, words, seed, steps, cfg):
