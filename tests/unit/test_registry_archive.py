@@ -34,7 +34,8 @@ def test_it_holds_what_a_user_needs(archive):
     print(f"{size / 1e6:.1f} MB, {sum(path.is_file() for path in folder.rglob('*'))} files")
     top = {path.name for path in folder.iterdir() if path.suffix != ".md"}
     assert top == {
-        *("__init__.py", "nodes", "kernels", "web", "workflows", "assets", "locales", "run.py", "tools"),
+        *("__init__.py", "nodes", "kernels", "web", "workflows", "assets", "locales", "subgraphs", "run.py"),
+        "tools",
         *("pyproject.toml", "requirements.txt", "LICENSE", ".comfyignore", "CITATION.cff"),
     }
     assert {path.name for path in (folder / "tools").iterdir()} == {"__init__.py", "launcher"}
