@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 import torch
@@ -18,7 +18,9 @@ from .tap import CallLayout
 Edit = Callable[[ActivationSpec, bool, torch.Tensor, int], torch.Tensor]
 
 
-def editable_specs(channels: dict[str, int], specs: list[ActivationSpec], source: str) -> list[ActivationSpec]:
+def editable_specs(
+    channels: Mapping[str, int | None], specs: list[ActivationSpec], source: str
+) -> list[ActivationSpec]:
     """The specs of a network with these IDs and channels, which come from ``source``, in words.
 
     Raises NoSuchActivationError when the network does not have an ID with these channels, ValueError for IDs whose
@@ -26,13 +28,14 @@ def editable_specs(channels: dict[str, int], specs: list[ActivationSpec], source
     """
     known = {spec.id: spec for spec in specs}
     for id_, count in channels.items():
-        if id_ not in known or known[id_].channels != count:
+        spec = known.get(id_)
+        if spec is not None and (spec.kind not in (Kind.SPATIAL, Kind.TOKENS) or spec.from_input):
+            raise ValueError(f"{id_} can be read but not changed. Use the output of a module, such as *-out.")
+        if spec is None or spec.channels != count:
             raise NoSuchActivationError(
                 f"The {source} has {count} channels at {id_}, which this model does not have. Use the model of the "
                 f"{source}."
             )
-        if known[id_].kind not in (Kind.SPATIAL, Kind.TOKENS) or known[id_].from_input:
-            raise ValueError(f"{id_} can be read but not changed. Use the output of a module, such as *-out.")
     return [known[id_] for id_ in channels]
 
 
@@ -63,7 +66,7 @@ class CallEdit:
     def _change(self, spec: ActivationSpec, output: torch.Tensor | tuple[torch.Tensor, ...]):
         tensor = (output[spec.item] if isinstance(output, tuple) else output).clone()
         for part, rows in zip(self._parts, tensor.chunk(len(self._parts)), strict=True):
-            if part in self._kinds:
+            if part is not None and part in self._kinds:
                 self._replace(spec, part, rows)
         if isinstance(output, tuple):
             return (*output[: spec.item], tensor, *output[spec.item + 1 :])
@@ -75,7 +78,7 @@ class CallEdit:
         if spec.kind != Kind.TOKENS:
             rows.copy_(self._edit(spec, part, rows.float(), frames))
             return
-        channels = slice(spec.begin, spec.begin + spec.channels)
+        channels = slice(spec.begin, spec.begin + (spec.channels or 0))  # editable_specs lets none without through
         tokens = rows[:, self._layout.token_slice(spec, rows.shape[1]), channels]  # (B, frames * H * W, C)
         feature = tokens.float().unflatten(1, (frames, -1)).flatten(0, 1).transpose(1, 2)
         changed = self._edit(spec, part, feature.unflatten(2, self._layout.size(spec)), frames)

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -40,18 +41,18 @@ def write_npz(activations: Activations, path: Path) -> None:
     """
     import numpy as np
 
-    about = {
+    arrays: dict[str, Any] = {
         "row_image": [row.image for row in activations.rows],
         "row_conditional": [row.conditional for row in activations.rows],
         "sigma": activations.sigma,
         "timestep": activations.timestep,
     }
-    arrays = {
+    arrays |= {
         id_: (value.float() if value.dtype == torch.bfloat16 else value).numpy()
         for id_, value in activations.tensors.items()
     }
     with atomic_write(path) as temporary, temporary.open("wb") as file:
-        np.savez(file, **about, **arrays)
+        np.savez(file, **arrays)
 
 
 def read(path: Path) -> Activations:

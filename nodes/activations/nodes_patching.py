@@ -215,7 +215,7 @@ class ActivationPatchingMap(io.ComfyNode):
 
 def _editable(model, tensors: dict[str, torch.Tensor], selected: list[str]) -> list[ActivationSpec]:
     """The specs of recorded IDs in a model; raises ValueError for those that it lacks or that cannot be changed."""
-    channels = {id_: None if id_.endswith("-map") else tensors[id_].shape[1] for id_ in selected}
+    channels = {id_: tensors[id_].shape[1] for id_ in selected}
     return activation_edit.editable_specs(channels, catalog(model.model.diffusion_model), "recording")
 
 

@@ -175,7 +175,7 @@ class ScoreActivations(io.ComfyNode):
         from . import id_chart, label_scores
 
         masks = [parts[f"part_{number}"] for number in range(1, _PARTS + 1) if parts.get(f"part_{number}") is not None]
-        rows, size = len(activations.rows), tuple(image.shape[1:3])
+        rows, size = len(activations.rows), (image.shape[1], image.shape[2])
         if bool(points.strip()) == bool(masks):
             raise ValueError("Enter points, or connect part_1 and other masks, one of both.")
         if len(image) != rows or rows < 2:
