@@ -6,13 +6,13 @@ import torch
 
 from . import block_bytes
 
-#: Bytes of a block of similarities on a CPU.
+#: Bytes of a block of similarities on a CPU, or a tenth of the inputs where that is more: each block reads all targets.
 BLOCK = 1 << 23
 
 
 def best_match(queries: torch.Tensor, targets: torch.Tensor, mutual: bool = False):
     """See ``kernels.best_match``."""
-    size = block_bytes(queries.device, BLOCK) // 4
+    size = max(block_bytes(queries.device, BLOCK), (queries.nbytes + targets.nbytes) // 10) // 4
     rows, step = max(size // len(targets), 1), len(targets)
     if targets.dtype != torch.float32:  # a part is cast at a time
         step = max(size // max(targets.shape[1], 1), 1)
@@ -21,13 +21,15 @@ def best_match(queries: torch.Tensor, targets: torch.Tensor, mutual: bool = Fals
     target_scale = torch.cat([_inverse_norm(part.float()) for part in targets.split(step)])
     column_best = torch.full_like(target_scale, -torch.inf)
     column_index = torch.zeros(len(targets), dtype=torch.int64, device=queries.device)
+    buffer = target_scale.new_empty(min(rows, len(queries)), len(targets))
     for first in range(0, len(queries), rows):
         part = slice(first, first + rows)
         units = queries[part].float()
         units = units * _inverse_norm(units)[:, None]
-        block = units.new_empty(len(units), len(targets))
+        block = buffer[: len(units)]
         for column in range(0, len(targets), step):
             torch.mm(units, targets[column : column + step].float().T, out=block[:, column : column + step])
+        del units  # before the next ones are made
         block *= target_scale
         index[part] = block.argmax(dim=1)
         similarity[part] = block.take_along_dim(index[part, None], dim=1)[:, 0]
