@@ -16,6 +16,10 @@ _SPACE = "avatars-v1-w2w.safetensors"
 _LABELS = 13
 _SEEDS = itertools.count(100)
 _QUESTION = "**/glassbox/space?*"
+_QUEUING = re.compile("/(prompt|queue)$")
+_DRAG = """slider => {
+    for (slider.value of [0.1, 0.2, 0.3]) slider.dispatchEvent(new Event("input"))
+}"""
 _OFFSET = "() => [...app.canvas.ds.offset].map(length => length * app.canvas.ds.scale)"
 # Whether the panel of a new node redraws when the graph changes: in no graph, and in one.
 _TOUCHED = """type => {
@@ -137,10 +141,35 @@ def test_buttons_change_the_text(canvas, sliders):
     canvas.load(canvas.saved())
     expect(sliders.locator(".glassbox-row:visible")).to_have_count(2)
     canvas.look_at(_NODE)
-    sliders.get_by_role("button", name="Randomise").click()
+    sliders.get_by_role("button", name="Randomize").click()
     assert len(_queued(canvas).split(",")) > _LABELS / 2
     sliders.get_by_role("button", name="Reset", exact=True).click()
     assert _queued(canvas) == ""
+
+
+def test_live_queues_the_last_of_many_changes(canvas, sliders):
+    queued, canceled = [], []
+
+    def answered(route):
+        request = route.request
+        if request.method != "POST":
+            route.continue_()
+        elif request.url.endswith("/queue"):
+            canceled.append(request.post_data_json)
+            route.fulfill(json={})
+        else:
+            entries = request.post_data_json["prompt"].values()
+            queued.append(next(entry["inputs"]["edits"] for entry in entries if entry["class_type"] == _NODE))
+            route.fulfill(json={"prompt_id": f"live {len(queued)}", "number": 0, "node_errors": {}})
+
+    canvas.page.route(_QUEUING, answered)
+    _number(sliders, "beard").fill("0.7")
+    with canvas.page.expect_response(_QUEUING):
+        sliders.get_by_label("Live").check()
+    with canvas.page.expect_response(re.compile("/prompt$")):
+        _row(sliders, "beard").locator("input[type=range]").evaluate(_DRAG)
+    assert queued == ["beard: 0.7, bald: -0.25", "beard: 0.3, bald: -0.25"]
+    assert canceled == [{"delete": ["live 1"]}]
 
 
 def test_a_component_has_a_slider_while_the_text_names_it(canvas, sliders):
@@ -160,7 +189,7 @@ def test_without_a_space_the_edits_stay(canvas, sliders):
     expect(sliders.get_by_role("status")).to_contain_text("connect a loader")
     expect(sliders.locator(".glassbox-row")).to_have_count(2)
     expect(sliders.locator(".glassbox-strange")).to_have_count(0)
-    expect(sliders.get_by_role("button", name="Randomise")).to_be_disabled()
+    expect(sliders.get_by_role("button", name="Randomize")).to_be_disabled()
     assert canvas.value(_NODE, "edits") == "beard: 0.5, bald: -0.25"
 
 
@@ -174,7 +203,7 @@ def test_missing_file_is_searched_for_again(canvas, object_info):
         canvas.look_at(_NODE)
         panel = canvas.page.locator(".glassbox-sliders")
         expect(panel.get_by_role("status")).to_have_text("There is no weight space.")
-        expect(panel.get_by_role("button", name="Randomise")).to_be_disabled()
+        expect(panel.get_by_role("button", name="Randomize")).to_be_disabled()
     finally:
         canvas.page.unroute(_QUESTION)
     canvas.page.locator("body").press("r")

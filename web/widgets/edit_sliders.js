@@ -1,6 +1,7 @@
 // W2W Edit: a slider for each direction of the space. The node's text `edits` is all that they read and write.
 
 import { lastOutput } from "../canvas/outputs.js";
+import { LiveSwitch } from "../canvas/live_queue.js";
 import { addPanel, make, remember } from "../canvas/panel.js";
 import { ask } from "../canvas/server.js";
 import { chain, valueOf } from "../canvas/upstream.js";
@@ -30,11 +31,13 @@ class EditSliders {
     this.status = make("div", "glassbox-status glassbox-two-lines", { role: "status" });
     this.hide = make("input", "", { type: "checkbox", onchange: () => this.setHidden(this.hide.checked) });
     const every = say("A random strength for every direction");
-    this.random = button(say("Randomise"), every, () => this.randomise());
+    this.random = button(say("Randomize"), every, () => this.randomize());
     this.reset = button(say("Reset"), say("Take all edits out"), () => this.writeAll(""));
+    this.live = new LiveSwitch(node);
     const head = make("div", "glassbox-head", {}, [
       this.random,
       this.reset,
+      this.live.element,
       make("label", "", { title: say("Show only the directions that are in use") }, [this.hide, say("Hide at zero")]),
     ]);
     const element = make("div", "glassbox-sliders", {}, [head, this.list, this.status]);
@@ -64,6 +67,7 @@ class EditSliders {
     const hidden = Boolean(this.node.properties[HIDE]);
     const locked = this.edits.linked;
     this.hide.checked = hidden;
+    this.live.draw();
     this.random.disabled = locked || !this.space?.directions.length; // or it would only take the edits out
     this.reset.disabled = locked;
     if (names.join("\n") !== [...this.rows.keys()].join("\n")) this.makeRows(names);
@@ -122,14 +126,16 @@ class EditSliders {
   set(name, strength, done) {
     this.edits.current = write(this.edits.current, name, done && !strength ? null : strength);
     if (done) remember();
+    this.live.changed();
   }
 
   writeAll(text) {
     this.edits.current = text;
     remember();
+    this.live.changed();
   }
 
-  randomise() {
+  randomize() {
     const directions = (this.space?.directions ?? []).filter((direction) => writable(direction.name) && !direction.noise);
     const strengths = randomStrengths(directions.map((direction) => range(direction, this.raw)));
     const text = directions.map(({ name }, index) => (strengths[index] ? `${name}: ${formatted(strengths[index])}` : ""));

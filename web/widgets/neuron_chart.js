@@ -3,6 +3,7 @@
 
 import { Cells } from "../canvas/cells.js";
 import { lastOutput } from "../canvas/outputs.js";
+import { LiveSwitch } from "../canvas/live_queue.js";
 import { addPanel, make, remember } from "../canvas/panel.js";
 import { Value } from "../canvas/value.js";
 import { headOf, read, write } from "../text/neurons.js";
@@ -30,7 +31,9 @@ class NeuronChart {
     });
     this.status = make("div", "glassbox-status glassbox-two-lines", { role: "status" });
     this.cells = new Cells(this.rows, this);
-    addPanel(node, "neurons", make("div", "glassbox-chart", {}, [this.rows, this.status]), {
+    this.live = new LiveSwitch(node);
+    const head = changeable ? [make("div", "glassbox-head", {}, [this.live.element])] : [];
+    addPanel(node, "neurons", make("div", "glassbox-chart", {}, [...head, this.rows, this.status]), {
       height: HEIGHT,
       update: (output) => this.update(output),
     });
@@ -63,6 +66,7 @@ class NeuronChart {
     const { off, problem } = this.masked();
     for (const [place, cell] of this.cells.cells.entries()) cell.setAttribute("aria-selected", off.has(place));
     this.rows.setAttribute("aria-disabled", !this.changeable);
+    this.live.draw();
     Object.assign(this, { problem, summary: this.counted(off.size) });
     this.say();
   }
@@ -113,6 +117,7 @@ class NeuronChart {
     this.names.current = text;
     if (!this.following) this.operation.current = DROP;
     this.draw();
+    this.live.changed();
   }
 
   switched() {

@@ -1,0 +1,52 @@
+// "Live": what a panel changes is queued by itself, as long as the person has switched that on for the node.
+
+import { app } from "../../../scripts/app.js";
+import { api } from "../../../scripts/api.js";
+import { say } from "../text/words.js";
+import { make, remember } from "./panel.js";
+
+const LIVE = "glassbox_live";
+const WAIT = 300; // milliseconds without a change before the workflow is queued
+
+let timer = null;
+let queued = null; // the last prompt that was queued here
+
+/** The switch of one node, and what its panel calls after every change. */
+export class LiveSwitch {
+  constructor(node) {
+    this.node = node;
+    this.box = make("input", "", { type: "checkbox", onchange: () => this.set(this.box.checked) });
+    this.element = make("label", "", { title: say("Queue the workflow whenever something here has changed") }, [
+      this.box,
+      say("Live"),
+    ]);
+  }
+
+  draw() {
+    this.box.checked = Boolean(this.node.properties[LIVE]);
+  }
+
+  set(on) {
+    this.node.properties[LIVE] = on;
+    remember();
+    this.changed();
+  }
+
+  changed() {
+    clearTimeout(timer);
+    if (this.node.properties[LIVE]) timer = setTimeout(() => queue().catch(console.error), WAIT);
+  }
+}
+
+/** Queues what the canvas says, in the place of the prompt that was queued here before and still waits. */
+async function queue() {
+  const before = queued;
+  queued = null;
+  if (before) await api.deleteItem("queue", before); // does nothing to one that runs or has run
+  const prompt = await app.graphToPrompt();
+  try {
+    queued = (await api.queuePrompt(0, prompt)).prompt_id;
+  } catch {
+    await app.queuePrompt(0); // which shows what is wrong at the node where it is
+  }
+}
