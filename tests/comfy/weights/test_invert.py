@@ -52,7 +52,7 @@ def sample(comfy, given, model):
 def test_a_run_and_what_it_leaves(comfy, given):
     drawn = {"seed": 0, "count": 1, "components": 9, "spread": 1.0, "source": "random", "member_name": ""}
     (point,) = comfy.run("GBX_W2WSample", space=given["space"], **drawn)[0]
-    (patched,) = comfy.run(
+    patched, _ = comfy.run(
         "GBX_W2WApply", model=given["model"], point=point, strength=1.0, start_percent=0.0, end_percent=1.0
     )
     with_lora = sample(comfy, given, patched)  # a KSampler has run with a LoRA on the same MODEL before

@@ -1,5 +1,6 @@
 """Files are written whole or not at all, and one process at a time holds a file's lock."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -73,16 +74,18 @@ def test_a_place_that_cannot_be_written_is_named_in_one_sentence(tmp_path):
     assert "a.txt" in str(caught.value) and "Errno" not in str(caught.value)
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def small_disk():
-    """No file of this process may grow beyond 1000 bytes, as on a full disk."""
+    """No file of this process may grow beyond 1000 bytes, as on a full disk. Briefly: pytest writes too."""
     resource = pytest.importorskip("resource")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    signal.signal(signal.SIGXFSZ, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
 
 
 def _save(path):
@@ -96,8 +99,8 @@ def _fill(path):
 
 
 @pytest.mark.parametrize("write", [_save, _fill])
-def test_a_full_disk_is_a_sentence_and_leaves_nothing(tmp_path, small_disk, write):
-    with pytest.raises(WriteError) as caught:
+def test_a_full_disk_is_a_sentence_and_leaves_nothing(tmp_path, write):
+    with pytest.raises(WriteError) as caught, small_disk():
         write(tmp_path / "a.safetensors")
     assert "a.safetensors" in str(caught.value) and "rror" not in str(caught.value)
     assert not list(tmp_path.iterdir())
