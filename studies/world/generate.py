@@ -43,9 +43,16 @@ class Generator:
 
     @torch.inference_mode()
     def sample(
-        self, texts: list[str], seed: int, cfg: float, steps: int = 20, batch: int = 32, **metadata: float
+        self,
+        texts: list[str],
+        seed: int,
+        cfg: float,
+        steps: int = 20,
+        batch: int = 32,
+        sampler: str = "euler",
+        **metadata: float,
     ) -> np.ndarray:
-        """Euler samples uint8 (N, 128, 128, 3); image i starts from noise of seed ``seed + i``."""
+        """Samples uint8 (N, 128, 128, 3); image i starts from noise of seed ``seed + i``."""
         import comfy.sample
 
         images, empty = [], self._empty()
@@ -57,7 +64,7 @@ class Generator:
                 noise,
                 steps,
                 cfg,
-                "euler",
+                sampler,
                 "normal",
                 self.condition(part, **metadata),
                 self.condition([""] * len(part), **metadata),

@@ -111,7 +111,8 @@ def measure_captions(quick: bool, cfg: float = CFG) -> dict[str, dict]:
     """Requested attributes that the judge finds in images of unseen captions, and Frechet distances."""
     rng, count, many = np.random.default_rng(SEED), 96 if quick else 512, 96 if quick else 2000
     scenes = [random_scene(rng, Metadata()) for _ in range(many)]
-    images = generator().sample([captions.full_caption(scene) for scene in scenes], SEED, cfg)
+    texts = [captions.full_caption(scene) for scene in scenes]
+    images = generator().sample(texts, SEED, cfg)
     predicted, features = judge.read(network(), images)
     truth = np.array([dataset.labels(scene) for scene in scenes[:count]])
     numbers = {}
@@ -122,6 +123,11 @@ def measure_captions(quick: bool, cfg: float = CFG) -> dict[str, dict]:
         numbers[f"followed {name}"] = results.fraction(hits, f"requested {name} found by the judge")
     each = judge.followed(predicted[:count], truth)
     numbers["followed on average"] = results.bootstrap(each, "fraction of requested attributes found", "fraction")
+    # Fresh noise at each step lets later steps correct what earlier ones got wrong.
+    ancestral, _ = judge.read(network(), generator().sample(texts[:count], SEED, cfg, sampler="euler_ancestral"))
+    numbers["followed on average, euler_ancestral"] = results.bootstrap(
+        judge.followed(ancestral, truth), "the same captions with the sampler euler_ancestral", "fraction"
+    )
     real = judge.read(network(), sharp_renders().images[:many])[1]
     other = judge.read(network(), np.stack([render(random_scene(rng, Metadata())) for _ in range(many)]))[1]
     distances = {name: frechet(rows, real) for name, rows in (("generated", features), ("other renders", other))}
