@@ -12,6 +12,7 @@ from .activations.nodes_record import ActivationRecorder, GetRecordedActivations
 from .activations.nodes_scores import CompareActivations, ScoreActivations
 from .activations.nodes_seed_scout import SeedScout
 from .activations.nodes_segment import ActivationClusters, ApplyFewShotSegmenter, TrainFewShotSegmenter
+from .activations.nodes_sparse_autoencoder import LoadSparseAutoencoder, SparseFeatures, SparseFeatureSteering
 from .activations.nodes_steering import (
     ActivationSteering,
     LoadSteeringDirection,
@@ -21,6 +22,7 @@ from .activations.nodes_steering import (
 )
 from .activations.nodes_tap import LayerActivationTap
 from .activations.nodes_token_heatmap import TokenHeatMap
+from .activations.nodes_train_autoencoder import TrainSparseAutoencoder
 from .activations.nodes_visualize import ActivationCorrespondence, ActivationSimilarity, ActivationVisualizer
 from .conditioning.nodes_padding import NoisyReplicatePadding
 from .conditioning.nodes_resolution import PositionalResample, ResolutionNoiseRescale
@@ -99,6 +101,10 @@ NODES: list[type[io.ComfyNode]] = [
     SteeringDirectionFromActivations,
     SaveSteeringDirection,
     LoadSteeringDirection,
+    TrainSparseAutoencoder,
+    LoadSparseAutoencoder,
+    SparseFeatures,
+    SparseFeatureSteering,
     ActivationPatching,
     ActivationPatchingMap,
     CompareActivations,

@@ -9,6 +9,7 @@ the official code's feature, and ``attn-mean`` (``attention_maps.py``).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from torch import nn
 
@@ -42,6 +43,14 @@ def catalog(network: nn.Module) -> list[ActivationSpec]:
         )
     specs = list(_unet_specs(network))
     return [*specs, *_attention_averages(specs, with_feature=True)]
+
+
+def transformer_update(spec: ActivationSpec, network: nn.Module) -> ActivationSpec:
+    """What a U-Net's transformer adds to its input: the output of its last projection. ``spec``: its ``*-vit-out``."""
+    path = f"{spec.module}.proj_out"
+    if hasattr(network.get_submodule(path), "out_features"):
+        return replace(spec, module=path, kind=Kind.TOKENS, grid=spec.module)
+    return replace(spec, module=path)
 
 
 def _attention_averages(specs: list[ActivationSpec], with_feature: bool) -> Iterator[ActivationSpec]:

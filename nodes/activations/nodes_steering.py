@@ -17,6 +17,7 @@ from ..host.schema import SteeringDirection as DirectionSocket
 from ..host.schema import schema
 from ..host.text_encoding import encode
 from . import activation_edit, select_ids, step_ranges
+from .activation_spec import ActivationSpec
 from .activations import Activations
 from .catalog_unet import catalog
 from .recorder import Recorder
@@ -28,6 +29,32 @@ if TYPE_CHECKING:
 
 _PAPER = "Activation addition (arXiv 2308.10248), at the IDs of arXiv 2410.03558"
 _PROMPTS_MAX = 256
+
+
+#: When and on which rows a node steers.
+RANGE_AND_ROWS = (
+    io.Float.Input(
+        "start_percent",
+        default=0.0,
+        min=0.0,
+        max=1.0,
+        step=0.01,
+        tooltip="Fraction of the run at which steering starts.",
+    ),
+    io.Float.Input(
+        "end_percent",
+        default=1.0,
+        min=0.0,
+        max=1.0,
+        step=0.01,
+        tooltip="Fraction of the run at which steering ends.",
+    ),
+    io.Combo.Input(
+        "rows",
+        options=["conditional", "unconditional", "both"],
+        tooltip="Rows of the positive conditioning (CFG amplifies it), of the negative one, or both.",
+    ),
+)
 
 
 class Method(StrEnum):
@@ -65,27 +92,7 @@ class ActivationSteering(io.ComfyNode):
                     step=0.05,
                     tooltip="Factor of the direction. 1 adds a difference of means as it is, negative values subtract.",
                 ),
-                io.Float.Input(
-                    "start_percent",
-                    default=0.0,
-                    min=0.0,
-                    max=1.0,
-                    step=0.01,
-                    tooltip="Fraction of the run at which steering starts.",
-                ),
-                io.Float.Input(
-                    "end_percent",
-                    default=1.0,
-                    min=0.0,
-                    max=1.0,
-                    step=0.01,
-                    tooltip="Fraction of the run at which steering ends.",
-                ),
-                io.Combo.Input(
-                    "rows",
-                    options=["conditional", "unconditional", "both"],
-                    tooltip="Rows of the positive conditioning (CFG amplifies it), of the negative one, or both.",
-                ),
+                *RANGE_AND_ROWS,
                 io.Boolean.Input(
                     "preserve_norm",
                     default=False,
@@ -118,17 +125,24 @@ class ActivationSteering(io.ComfyNode):
         if strength == 0 or (mask is not None and not mask.any()):
             return io.NodeOutput(model)
         edit = steering.steer(direction, steering.SteeringSettings(strength, preserve_norm, mask))
-        kinds = {"conditional": {True}, "unconditional": {False}, "both": {True, False}}[rows]
-        first = float("inf") if start_percent <= 0 else sigma_at(model, start_percent, PERCENT)
-        last = 0.0 if end_percent >= 1 else sigma_at(model, end_percent, PERCENT)
+        return io.NodeOutput(steered_model(model, specs, edit, start_percent, end_percent, rows))
 
-        def calling(call):
-            if not last <= call.sigma <= first:
-                return None
-            parts = tuple(True if positive else part for positive, part in zip(call.positive, call.parts, strict=True))
-            return activation_edit.CallEdit(specs, edit, kinds, parts).receivers()
 
-        return io.NodeOutput(hook_calls(model, calling))
+def steered_model(
+    model, specs: list[ActivationSpec], edit: activation_edit.Edit, start_percent: float, end_percent: float, rows: str
+):
+    """A clone of a MODEL with an edit of its activations in a part of the run; ``rows`` as in the node."""
+    kinds = {"conditional": {True}, "unconditional": {False}, "both": {True, False}}[rows]
+    first = float("inf") if start_percent <= 0 else sigma_at(model, start_percent, PERCENT)
+    last = 0.0 if end_percent >= 1 else sigma_at(model, end_percent, PERCENT)
+
+    def calling(call):
+        if not last <= call.sigma <= first:
+            return None
+        parts = tuple(True if positive else part for positive, part in zip(call.positive, call.parts, strict=True))
+        return activation_edit.CallEdit(specs, edit, kinds, parts).receivers()
+
+    return hook_calls(model, calling)
 
 
 class SteeringDirectionFromActivations(io.ComfyNode):

@@ -161,6 +161,8 @@ Activations = io.Custom("ACTIVATIONS")
 ActivationRecording = io.Custom("ACTIVATION_RECORDING")
 #: A direction in activations: `nodes/activations/steering.py`, SteeringDirection.
 SteeringDirection = io.Custom("STEERING_DIRECTION")
+#: A sparse autoencoder of an activation: `nodes/activations/sparse_autoencoder.py`, SparseAutoencoder.
+SparseAutoencoder = io.Custom("SPARSE_AUTOENCODER")
 #: A trained pixel classifier: `nodes/activations/few_shot.py`, Segmenter.
 FewShotSegmenter = io.Custom("FEW_SHOT_SEGMENTER")
 #: A space of LoRAs: `nodes/weights/space.py`, Space.

@@ -165,3 +165,30 @@ def test_the_channels_of_the_published_sets(family, catalogs, preset, name, chan
 def test_other_networks_are_refused(family):
     with pytest.raises(ValueError, match="Linear is not supported"):
         family("catalog_unet").catalog(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("linear", [False, True])
+@torch.inference_mode()
+def test_the_update_of_a_transformer_is_its_output_less_its_input(family, comfy, linear):
+    """With a linear projection as in SDXL, whose outputs are tokens, and with a convolution as in SD1.5."""
+    small = {"model_channels": 32, "context_dim": 16, "num_head_channels": 8, "adm_in_channels": 8}
+    small |= {"channel_mult": (1, 2), "num_res_blocks": [1, 1], "transformer_depth": [1, 1]}
+    small |= {"transformer_depth_middle": 1, "transformer_depth_output": [1] * 4, "use_linear_in_transformer": linear}
+    network = unet("sdxl", device="cpu", **small).eval()
+    for parameter in network.parameters():
+        parameter.normal_(0, 0.05)
+    catalog = family("catalog_unet")
+    specs = {spec.id: spec for spec in catalog.catalog(network)}
+    output, entering = specs["down-level1-repeat0-vit-out"], specs["down-level1-repeat0-res-out"]
+    update = catalog.transformer_update(output, network)
+    assert update.module == f"{output.module}.proj_out" and update.kind == ("tokens" if linear else "spatial")
+    from dataclasses import replace
+
+    wanted = [output, entering, replace(update, id="update")]
+    tap_module = family("tap")
+    tap = tap_module.CallTap(wanted, tap_module.TapSettings(dtype=torch.float32), (True,))
+    with comfy.module("nodes.host.hooks").forward_hooks(network, tap.receivers()):
+        network(torch.randn(2, 4, 8, 12), torch.tensor([5.0, 5.0]), torch.randn(2, 3, 16), torch.randn(2, 8))
+    found = tap.tensors[True]
+    expected = found[output.id] - found[entering.id]
+    assert (found["update"] - expected).abs().max() < 1e-5 * expected.abs().max()  # rounding of the sum

@@ -1,0 +1,129 @@
+"""Train a TopK sparse autoencoder on positions of an activation, a batch at a time, so that it resumes exactly.
+
+Gao et al. (arXiv 2406.04093): the loss of section 2.3, the auxiliary loss for dead features of section 2.4 and appendix
+A.2, unit columns of the decoder with the gradient's parallel part removed (appendix A.3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from .sparse_autoencoder import SparseAutoencoder, top_k
+
+#: Weight of the auxiliary loss, and Adam's epsilon, as in the paper.
+AUXILIARY, EPSILON = 1 / 32, 6.25e-10
+_MEMORY = 0.999  # of the running mean of a feature's values
+_NAMES, _MOMENTS = ("encoder", "decoder", "pre_bias", "latent_bias"), ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """``features`` of a position, of which ``k`` are active; dead is what was not active in ``dead_after`` batches."""
+
+    features: int
+    k: int
+    learning_rate: float
+    dead_after: int
+    seed: int
+
+
+def loss(
+    points: torch.Tensor, parameters: dict[str, torch.Tensor], k: int, dead: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The mean over positions of ``|x - x'|^2``, that of the auxiliary loss ``|e - e'|^2``, and the features (N, F).
+
+    ``points``: (N, C); ``parameters``: as in ``SparseAutoencoder``; ``dead``: (F,), which features are dead.
+    ``e = x - x'`` is the error, which carries no gradient, and ``e'`` its reconstruction from the C / 2 dead features
+    with the largest values.
+    """
+    encoder, decoder, pre_bias, latent_bias = (parameters[name] for name in _NAMES)
+    values = torch.addmm(latent_bias, points - pre_bias, encoder.T)
+    features = top_k(values, k)
+    error = points - torch.addmm(pre_bias, features, decoder)
+    chosen = dead.nonzero()[:, 0]
+    if len(chosen):
+        revived = top_k(values[:, chosen], max(points.shape[1] // 2, 1)) @ decoder[chosen]
+        auxiliary = (error.detach() - revived).square().sum(1).mean()
+    else:
+        auxiliary = error.new_zeros(())
+    return error.square().sum(1).mean(), auxiliary, features
+
+
+class Trainer:
+    """The parameters under training, in units in which positions have a total variance of 1, and Adam's moments."""
+
+    def __init__(self, settings: TrainingSettings, state: dict[str, torch.Tensor]):
+        self._settings, self._center, self._scale = settings, state["center"], state["scale"]
+        self._parameters = {name: state[name].clone().requires_grad_() for name in _NAMES}
+        self._optimizer = torch.optim.Adam(self._parameters.values(), lr=settings.learning_rate, eps=EPSILON)
+        for name, parameter in self._parameters.items():
+            moments = {key: state[f"{name}.{key}"].clone() for key in _MOMENTS}
+            self._optimizer.state[parameter] = {"step": state["steps"].clone().float(), **moments}
+        self._idle, self._sums, self._counts = (state[name].clone() for name in ("idle", "sums", "counts"))
+        self.steps = int(state["steps"])
+
+    @classmethod
+    def start(cls, settings: TrainingSettings, points: torch.Tensor) -> Trainer:
+        """Start from positions (N, C): the bias at their mean, the decoder random, the encoder its transpose."""
+        center = points.mean(0)
+        scale = (points - center).square().sum(1).mean().sqrt().clamp_min(1e-12)
+        generator = torch.Generator().manual_seed(settings.seed)
+        decoder = F.normalize(torch.randn(settings.features, points.shape[1], generator=generator), dim=1)
+        zeros = torch.zeros(settings.features)
+        state = {"encoder": decoder, "decoder": decoder, "pre_bias": torch.zeros_like(center), "latent_bias": zeros}
+        state |= {f"{name}.{key}": torch.zeros_like(state[name]) for name in _NAMES for key in _MOMENTS}
+        state |= {"center": center, "scale": scale, "idle": zeros, "sums": zeros, "counts": zeros}
+        return cls(settings, {**state, "steps": torch.tensor(0)})
+
+    def step(self, points: torch.Tensor) -> float:
+        """Train on a batch (N, C) of positions; returns the fraction of variance that it leaves unexplained."""
+        decoder = self._parameters["decoder"]
+        points = (points - self._center) / self._scale
+        main, auxiliary, features = loss(
+            points, self._parameters, self._settings.k, self._idle >= self._settings.dead_after
+        )
+        parameters = list(self._parameters.values())
+        gradients = torch.autograd.grad(main + AUXILIARY * auxiliary, parameters)
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                if parameter is decoder:
+                    gradient = gradient - (gradient * decoder).sum(1, keepdim=True) * decoder
+                parameter.grad = gradient
+            self._optimizer.step()
+            decoder.copy_(F.normalize(decoder, dim=1))
+            active = features > 0
+            self._idle = torch.where(active.any(0), 0.0, self._idle + 1)
+            self._sums = _MEMORY * self._sums + features.sum(0)
+            self._counts = _MEMORY * self._counts + active.sum(0)
+        self.steps += 1
+        return float(main.detach())
+
+    def dead(self) -> int:
+        """How many features are dead."""
+        return int((self._idle >= self._settings.dead_after).sum())
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """All that ``Trainer`` needs to go on as if it had not stopped."""
+        state = {"center": self._center, "scale": self._scale, "idle": self._idle}
+        state |= {"sums": self._sums, "counts": self._counts, "steps": torch.tensor(self.steps)}
+        for name, parameter in self._parameters.items():
+            moments = self._optimizer.state[parameter]
+            state |= {name: parameter.detach(), **{f"{name}.{key}": moments[key] for key in _MOMENTS}}
+        return {name: value.clone().contiguous() for name, value in state.items()}
+
+    def autoencoder(self, id_: str, about: dict[str, object]) -> SparseAutoencoder:
+        """The autoencoder as it is now, in the units of the activation."""
+        encoder, decoder, pre_bias, latent_bias = (self._parameters[name].detach().clone() for name in _NAMES)
+        usual = self._scale * self._sums / self._counts.clamp_min(1e-12)
+        usual = torch.where(self._counts > 0, usual, 0.0)
+        center, latent_bias = self._center + self._scale * pre_bias, self._scale * latent_bias
+        return SparseAutoencoder(id_, self._settings.k, encoder, decoder, center, latent_bias, usual, about=about)
+
+
+def explained_variance(autoencoder: SparseAutoencoder, points: torch.Tensor) -> float:
+    """``1 - sum |x - x'|^2 / sum |x - mean|^2`` over positions (N, C)."""
+    error = (points - autoencoder.decode(autoencoder.encode(points))).double().square().sum()
+    return 1 - float(error / (points - points.mean(0)).double().square().sum())

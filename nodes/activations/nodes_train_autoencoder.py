@@ -1,0 +1,337 @@
+"""Train Sparse Autoencoder: on an activation while prompts are sampled, or on a folder of images."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from comfy_api.latest import io
+
+from ..host.evaluate import PERCENT, sample_latents, sigma_at, timestep_of
+from ..host.folders import input_stamp, named_file, relative, resolve_input_file
+from ..host.hooks import observe, refuse_compiled
+from ..host.image_output import new_figure, to_image
+from ..host.progress import Progress
+from ..host.schema import SparseAutoencoder as AutoencoderSocket
+from ..host.schema import schema
+from ..host.text_encoding import encode
+from . import activation_edit, select_ids
+from .activation_spec import ActivationSpec
+from .catalog_unet import catalog
+from .nodes_tap import tap_noise_samples
+from .recorder import Recorder
+from .tap import TapSettings
+from .tap_inputs import CATEGORY, SEED, SEED_MAX
+
+if TYPE_CHECKING:
+    from .autoencoder_training import TrainingSettings
+
+_PAPER = "TopK sparse autoencoder (arXiv 2406.04093), in diffusion models as in arXiv 2410.22366"
+_ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
+#: Prompts or images that are gathered at a time, and at most as many are held out.
+_GATHERED = 8
+_VALIDATED = 4096  # positions
+_PIXELS = 8  # of a latent position's side
+
+
+class TrainSparseAutoencoder(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_TrainSparseAutoencoder",
+            advanced=("batch_size", "learning_rate", "dead_after", "steps", "cfg"),
+            display_name="Train Sparse Autoencoder",
+            category=CATEGORY,
+            is_experimental=True,
+            description="Trains a TopK sparse autoencoder on an activation while prompts are sampled, or on a folder "
+            "of images: each position becomes a sum of a few features, many of which mean one thing. A tenth is held "
+            f"out for validation. Run again with the same settings to resume. {_PAPER}.",
+            search_aliases=["diffusion features", "SAE", "dictionary learning", "interpretability", "monosemantic"],
+            is_output_node=True,
+            inputs=[
+                io.Model.Input("model", tooltip="Model with a U-Net or a supported transformer, with its LoRAs."),
+                io.Clip.Input("clip", tooltip="CLIP that encodes the prompts."),
+                io.Latent.Input(
+                    "latent",
+                    tooltip="Empty latent whose size is used. Its batch is the images per prompt.",
+                ),
+                io.String.Input(
+                    "activation_id",
+                    default="mid-vit-out",
+                    tooltip="ID of one activation: the output of a module, such as up-level1-repeat0-vit-out.",
+                ),
+                io.String.Input(
+                    "prompts",
+                    multiline=True,
+                    default="",
+                    tooltip="Prompts to sample, one per line, at least two, better hundreds. With image_folder: one "
+                    "line that describes all images.",
+                ),
+                io.String.Input(
+                    "image_folder",
+                    default="",
+                    tooltip="Folder of images in ComfyUI's input folder to use instead of sampled prompts. Needs vae.",
+                ),
+                io.Int.Input(
+                    "features", default=1024, min=2, max=131072, tooltip="Number of features. Usual is 4 per channel."
+                ),
+                io.Int.Input(
+                    "k", default=16, min=1, max=1024, tooltip="How many features are active at a position. 10 in SDXL."
+                ),
+                io.Int.Input("training_steps", default=2000, min=1, max=10_000_000, tooltip="Batches to train on."),
+                io.Int.Input("batch_size", default=1024, min=1, max=1_048_576, tooltip="Positions in a batch."),
+                io.Float.Input(
+                    "learning_rate", default=0.001, min=1e-7, max=1.0, step=1e-7, tooltip="Learning rate of Adam."
+                ),
+                io.Int.Input(
+                    "dead_after",
+                    default=100,
+                    min=1,
+                    max=1_000_000,
+                    tooltip="A feature counts as dead after this many batches without activity, and is then trained on "
+                    "the error of the others.",
+                ),
+                io.Int.Input(**SEED, tooltip="Seed of the start, the order and the noise."),
+                io.Int.Input("steps", default=10, min=1, max=1000, tooltip="Sampling steps per prompt (euler)."),
+                io.Float.Input("cfg", default=3.0, min=1.0, max=100.0, step=0.1, tooltip="CFG scale."),
+                io.String.Input(
+                    "name",
+                    default="glassbox/autoencoder",
+                    tooltip="Name of the file in ComfyUI's output folder. A stopped run resumes from it; raise "
+                    "training_steps to continue.",
+                ),
+                io.Vae.Input("vae", optional=True, tooltip="VAE that encodes the images of image_folder."),
+            ],
+            outputs=[
+                AutoencoderSocket.Output(
+                    display_name="autoencoder", tooltip="For Sparse Features and Sparse Feature Steering."
+                ),
+                io.String.Output(display_name="file", tooltip="Path inside ComfyUI's output folder."),
+                io.Image.Output(
+                    display_name="figure", tooltip="Explained variance of held-out positions, and dead features."
+                ),
+                io.String.Output(display_name="report", tooltip="Explained variance, dead features, sizes."),
+            ],
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, image_folder: str | None = None, **_) -> str:
+        """Changes with the images of the folder."""
+        return input_stamp(image_folder, "image folder") if image_folder else ""
+
+    @classmethod
+    def execute(
+        cls,
+        model,
+        clip,
+        latent: dict,
+        activation_id: str,
+        prompts: str,
+        image_folder: str,
+        features: int,
+        k: int,
+        training_steps: int,
+        batch_size: int,
+        learning_rate: float,
+        dead_after: int,
+        seed: int,
+        steps: int,
+        cfg: float,
+        name: str,
+        vae=None,
+    ) -> io.NodeOutput:
+        from . import autoencoder_file, autoencoder_training
+
+        refuse_compiled(model)
+        if k > features:
+            raise ValueError(f"k is {k} of {features} features. Lower k, or raise features.")
+        specs = catalog(model.model.diffusion_model)
+        selected = select_ids.select(specs, select_ids.Preset.CUSTOM_IDS, activation_id)
+        if len(selected) != 1:
+            raise ValueError(f"activation_id selects {len(selected)} activations. Enter the ID of one.")
+        activation_edit.editable_specs({selected[0].id: selected[0].channels}, specs, "activation_id")
+        items = _items(prompts, image_folder, vae)
+        source = _Source(model, clip, vae, latent["samples"], selected[0], items, prompts.strip(), seed, steps, cfg)
+        about = {
+            **{"features": features, "k": k, "batch_size": batch_size, "learning_rate": learning_rate},
+            **{"dead_after": dead_after, "seed": seed, "steps": steps, "cfg": cfg, "activation": selected[0].id},
+            **{"latent": list(latent["samples"].shape), "source": source.digest()},
+        }
+        settings = autoencoder_training.TrainingSettings(features, k, learning_rate, dead_after, seed)
+        path = named_file(name, ".safetensors")
+        state_path = path.with_name(f"{path.stem}.training.safetensors")
+        trainer, curve = _train(source, settings, batch_size, training_steps, state_path, about)
+        held_out = {"held-out explained variance": round(float(curve[-1, 1]), 4), "dead features": trainer.dead()}
+        autoencoder = trainer.autoencoder(selected[0].id, {"batches": trainer.steps, **held_out})
+        autoencoder_file.write(autoencoder, path)
+        return io.NodeOutput(autoencoder, relative(path), _curve_figure(curve), autoencoder.report())
+
+
+def _items(prompts: str, image_folder: str, vae) -> list[str] | list[Path]:
+    """The prompts, or the images of the folder; raises ValueError for fewer than two."""
+    lines = [line.strip() for line in prompts.splitlines() if line.strip()]
+    if not image_folder.strip():
+        if len(lines) < 2:
+            raise ValueError(f"prompts has {len(lines)} lines. Enter at least two, one of which is held out.")
+        return lines
+    if vae is None or len(lines) > 1:
+        raise ValueError("image_folder needs vae, and one line in prompts that describes all images.")
+    folder = resolve_input_file(image_folder, "image folder")
+    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in _ENDINGS) if folder.is_dir() else []
+    if len(paths) < 2:
+        raise ValueError(f"image_folder {folder.name} has {len(paths)} images. Give a folder of at least two.")
+    return paths
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Positions (N, C) of an activation on prompts that are sampled, or on images at random noise levels."""
+
+    model: Any
+    clip: Any
+    vae: Any
+    latent: torch.Tensor
+    spec: ActivationSpec
+    items: list[str] | list[Path]
+    caption: str
+    seed: int
+    steps: int
+    cfg: float
+
+    def digest(self) -> str:
+        """A short text that changes with the items."""
+        return hashlib.sha256("\n".join([self.caption, *map(str, self.items)]).encode()).hexdigest()[:16]
+
+    def held_out(self) -> torch.Tensor:
+        """At most 4096 positions of a tenth of the items, at least one and at most eight."""
+        points = self._gather(self.items[: self._held_out()], self.seed)
+        return points[torch.randperm(len(points), generator=self._generator(0))[:_VALIDATED]]
+
+    def chunk(self, number: int) -> torch.Tensor:
+        """Positions of the next items in shuffled order, from 0; the same for the same number."""
+        training = self.items[self._held_out() :]
+        first, chosen = number * _GATHERED, []
+        for place in range(first, first + min(_GATHERED, len(training))):
+            epoch, index = divmod(place, len(training))
+            order = torch.randperm(len(training), generator=self._generator(1 + epoch))
+            chosen.append(training[order[index]])
+        points = self._gather(chosen, self.seed + 1 + first)
+        return points[torch.randperm(len(points), generator=self._generator(-1 - number))]
+
+    def _held_out(self) -> int:
+        return min(max(len(self.items) // 10, 1), _GATHERED)
+
+    def _generator(self, number: int) -> torch.Generator:
+        return torch.Generator().manual_seed((self.seed * 1_000_003 + number) % (SEED_MAX + 1))
+
+    def _gather(self, items: list, seed: int) -> torch.Tensor:
+        parts = [
+            self._sampled(item, (seed + number) % (SEED_MAX + 1))
+            if isinstance(item, str)
+            else self._tapped(item, (seed + number) % (SEED_MAX + 1))
+            for number, item in enumerate(items)
+        ]
+        return torch.cat([part.movedim(1, -1).flatten(0, -2) for part in parts])
+
+    def _sampled(self, prompt: str, seed: int) -> torch.Tensor:
+        """Of all steps of a run: (steps * images, C, H, W)."""
+        recorder = Recorder(
+            [self.spec], TapSettings(dtype=torch.float32), lambda *_: True, lambda sigma: timestep_of(self.model, sigma)
+        )
+        positive, negative = encode(self.clip, prompt)[1], encode(self.clip, "")[1]
+        model = observe(self.model, recorder)
+        run = recorder.run_of(sample_latents(model, positive, negative, self.latent, self.steps, self.cfg, seed))
+        if not run.snapshots:
+            raise ValueError(f"Nothing was recorded. {run.skipped_report()}")
+        return torch.cat([snapshot.activations.tensors[self.spec.id] for snapshot in run.snapshots])
+
+    def _tapped(self, path: Path, seed: int) -> torch.Tensor:
+        """Of one image at a random noise level: (1, C, H, W)."""
+        import numpy as np
+        from PIL import Image, ImageOps
+
+        size = (self.latent.shape[-1] * _PIXELS, self.latent.shape[-2] * _PIXELS)
+        with Image.open(path) as opened:
+            image = ImageOps.fit(ImageOps.exif_transpose(opened).convert("RGB"), size, Image.Resampling.LANCZOS)
+        pixels = torch.from_numpy(np.asarray(image, dtype=np.float32) / 255)[None]
+        fraction = float(torch.rand((), generator=torch.Generator().manual_seed(seed)))
+        sigma, latent = sigma_at(self.model, fraction, PERCENT), {"samples": self.vae.encode(pixels)}
+        settings, positive = TapSettings(dtype=torch.float32), encode(self.clip, self.caption)[1]
+        (tapped,) = tap_noise_samples(self.model, positive, latent, sigma, [self.spec], settings, seed, 1)
+        return tapped.tensors[self.spec.id]
+
+
+def _train(source: _Source, settings: TrainingSettings, batch_size: int, steps: int, path: Path, about: dict):
+    """Train up to ``steps`` batches from where the file of the state left off, which is written after each chunk.
+
+    Returns the trainer and the curve: steps, held-out explained variance and dead features, one row per chunk.
+    """
+    from . import autoencoder_training
+
+    held_out, progress = source.held_out(), Progress(steps)
+    state = _read_state(path, about)
+    chunk, curve = 0, torch.zeros(0, 3, dtype=torch.float64)
+    trainer = None
+    if state is not None:
+        chunk, curve = int(state["chunks"]), state["curve"]
+        with torch.inference_mode(False):
+            trainer = autoencoder_training.Trainer(settings, state)
+    while trainer is None or trainer.steps < steps:
+        points = source.chunk(chunk)
+        with torch.inference_mode(False), torch.enable_grad():
+            points = points.clone()  # what was recorded in inference mode cannot be trained on
+            trainer = trainer or autoencoder_training.Trainer.start(settings, points)
+            for batch in points.split(batch_size)[: max(len(points) // batch_size, 1)]:
+                if trainer.steps < steps:
+                    trainer.step(batch)
+        explained = autoencoder_training.explained_variance(trainer.autoencoder(source.spec.id, {}), held_out)
+        row = torch.tensor([[trainer.steps, explained, trainer.dead()]], dtype=torch.float64)
+        chunk, curve = chunk + 1, torch.cat([curve, row])
+        _write_state(path, {**trainer.state(), "chunks": torch.tensor(chunk), "curve": curve}, about)
+        progress.show(min(trainer.steps, steps))
+    return trainer, curve
+
+
+def _write_state(path: Path, state: dict[str, torch.Tensor], about: dict) -> None:
+    from safetensors.torch import save_file
+
+    from ..common.atomic_write import atomic_write
+
+    with atomic_write(path) as temporary:
+        save_file(state, temporary, {"settings": json.dumps(about)})
+
+
+def _read_state(path: Path, about: dict) -> dict[str, torch.Tensor] | None:
+    """The state of a training with these settings; None without a file, ValueError for other settings."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            same = json.loads((file.metadata() or {})["settings"]) == json.loads(json.dumps(about))
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path.name} cannot be read ({str(error)[:200]}). Delete it to start again.") from None
+    if not same:
+        raise ValueError(
+            f"{path.name} is of a training with other settings. Enter another name, or delete the file to start again."
+        )
+    return state
+
+
+def _curve_figure(curve: torch.Tensor) -> torch.Tensor:
+    figure = new_figure(700, 400)
+    axis = figure.subplots()
+    axis.plot(curve[:, 0], curve[:, 1], color="#e66101", label="explained variance, held out")
+    axis.set(xlabel="batches", ylim=(0, 1))
+    axis.grid(alpha=0.3)
+    other = axis.twinx()
+    other.plot(curve[:, 0], curve[:, 2], color="#5e3c99", label="dead features")
+    other.set_ylim(bottom=0)
+    figure.legend(loc="outside upper center", ncols=2)
+    return to_image(figure)

@@ -1,0 +1,144 @@
+"""A TopK sparse autoencoder of activations: features of a model, where they act, and steering by them.
+
+Gao et al., Scaling and evaluating sparse autoencoders (arXiv 2406.04093, section 2.3):
+``z = TopK(W_enc (x - b_pre) + b_lat)`` with negative values set to 0, and ``x' = W_dec z + b_pre`` with columns of
+``W_dec`` of unit length. In diffusion models: Surkov et al. (arXiv 2410.22366), whose autoencoders are of what a
+transformer adds to its input.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import torch
+
+from .activation_edit import Edit, mask_at
+from .activation_spec import ActivationSpec
+from .activations import Activations
+
+_ROWS = 8192  # positions that are encoded at a time
+#: The largest number of a feature in a list of strengths, and the longest such list.
+_STRENGTHS_MAX = 256
+
+
+class SteeringMode(StrEnum):
+    """Values of the ``mode`` input: how the strength of a feature changes an activation."""
+
+    ADD = "add"  # strength times the feature's usual value, everywhere
+    SCALE = "scale"  # strength times the value that the feature has there
+
+
+@dataclass(frozen=True)
+class SparseAutoencoder:
+    """A trained autoencoder of one activation with F features, all tensors in float32 on the CPU.
+
+    ``encoder`` and ``decoder``: (F, C), one row per feature, those of the decoder of unit length; ``pre_bias`` (C,);
+    ``latent_bias`` (F,); ``k``: how many features a position has at most. ``usual`` (F,): mean value of a feature where
+    it is active, 0 where it never was. ``id``: the activation. With ``input_id`` the autoencoder is of the difference
+    of the two, what a transformer adds to its input. ``about``: how it was made, as plain numbers and texts.
+    """
+
+    id: str
+    k: int
+    encoder: torch.Tensor
+    decoder: torch.Tensor
+    pre_bias: torch.Tensor
+    latent_bias: torch.Tensor
+    usual: torch.Tensor
+    input_id: str = ""
+    about: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def ids(self) -> list[str]:
+        """The IDs to tap or record for it."""
+        return [self.id, self.input_id] if self.input_id else [self.id]
+
+    def report(self) -> str:
+        """What it is, one fact per line."""
+        features, channels = self.encoder.shape
+        lines = [
+            f"{features} features of {channels} channels at {self.id}, {self.k} active at a position",
+            f"{int((self.usual == 0).sum())} features were never active",
+            *(f"{name}: {value}" for name, value in self.about.items()),
+        ]
+        if self.input_id:
+            lines.insert(1, f"of the difference to {self.input_id}")
+        return "\n".join(lines)
+
+    def encode(self, points: torch.Tensor) -> torch.Tensor:
+        """Features (N, F) of positions (N, C), in float32 on their device: at most ``k`` of a row are not 0."""
+        encoder, bias, center = (value.to(points.device) for value in (self.encoder, self.latent_bias, self.pre_bias))
+        parts = points.float().split(_ROWS)
+        return torch.cat([top_k(torch.addmm(bias, part - center, encoder.T), self.k) for part in parts])
+
+    def decode(self, features: torch.Tensor) -> torch.Tensor:
+        """Positions (N, C) of features (N, F)."""
+        return torch.addmm(self.pre_bias.to(features.device), features, self.decoder.to(features.device))
+
+    def maps(self, activations: Activations) -> torch.Tensor:
+        """Features (rows, F, H, W) of tapped or recorded activations.
+
+        Raises ValueError when these do not hold its IDs with its channels.
+        """
+        tensors = [activations.tensors[id_].float() for id_ in self.ids if id_ in activations.tensors]
+        if len(tensors) < len(self.ids) or any(value.shape[1] != len(self.pre_bias) for value in tensors):
+            raise ValueError(
+                f"The autoencoder is of {len(self.pre_bias)} channels at {' and '.join(self.ids)}, which the "
+                "activations do not hold. Tap or record the IDs that the autoencoder's node returns, on its model."
+            )
+        value = tensors[0] - tensors[1] if self.input_id else tensors[0]
+        rows, _, height, width = value.shape
+        features = self.encode(value.movedim(1, -1).flatten(0, -2))
+        return features.view(rows, height, width, -1).movedim(-1, 1)
+
+
+def top_k(values: torch.Tensor, k: int) -> torch.Tensor:
+    """The ``k`` largest of each row (N, F), negative ones and all others 0 (TopK and ReLU of equation 3)."""
+    largest, places = values.topk(min(k, values.shape[-1]), dim=-1)
+    return torch.zeros_like(values).scatter(-1, places, largest.relu())
+
+
+def parse_strengths(text: str, features: int) -> dict[int, float]:
+    """Strengths by feature from lines or a comma-separated list of ``number = strength``; ValueError otherwise."""
+    strengths: dict[int, float] = {}
+    for line in (part.split("#", 1)[0].strip() for part in text.replace(",", "\n").splitlines()):
+        if not line:
+            continue
+        name, _, value = line.partition("=")
+        try:
+            number, strength = int(name), float(value)
+        except ValueError:
+            raise ValueError(f"strengths has the line '{line[:60]}'. Write a feature as in 12 = 1.5.") from None
+        if not 0 <= number < features or not abs(strength) <= 1e4:
+            raise ValueError(f"strengths has '{line[:60]}'. Features are 0 to {features - 1}, strengths to 10000.")
+        strengths[number] = strength
+    if len(strengths) > _STRENGTHS_MAX:
+        raise ValueError(f"strengths has {len(strengths)} features. Enter at most {_STRENGTHS_MAX}.")
+    return strengths
+
+
+def steer_features(
+    autoencoder: SparseAutoencoder, strengths: dict[int, float], mode: str, mask: torch.Tensor | None
+) -> Edit:
+    """The edit that changes features of an activation, inside of ``mask`` (M, H, W) in 0..1 if there is one.
+
+    ``h' = h + mask * sum_f strength_f * v_f * d_f`` with the decoder's row ``d_f``, where ``v_f`` is the feature's
+    usual value (``add``) or its value at the position (``scale``: -1 removes the feature, 1 doubles it).
+    """
+    numbers = torch.tensor(list(strengths))
+    factors, rows = torch.tensor(list(strengths.values())), autoencoder.decoder[numbers]
+
+    def edit(_spec: ActivationSpec, _part: bool, feature: torch.Tensor, frames: int) -> torch.Tensor:
+        on = feature.device
+        if mode == SteeringMode.ADD:
+            delta = ((factors * autoencoder.usual[numbers]) @ rows).to(on).view(1, -1, 1, 1)
+        else:
+            values = autoencoder.encode(feature.movedim(1, -1).flatten(0, -2))[:, numbers.to(on)]
+            delta = (values * factors.to(on)) @ rows.to(on)
+            delta = delta.view(len(feature), *feature.shape[2:], -1).movedim(-1, 1)
+        if mask is not None:
+            delta = delta * mask_at(mask, feature, frames)
+        return feature + delta
+
+    return edit
