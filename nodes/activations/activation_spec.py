@@ -80,3 +80,9 @@ class ActivationSpec:
     length_module: str = ""
     attention: Attention | JointAttention | None = None
     members: tuple[ActivationSpec, ...] = ()
+
+    @property
+    def queries_and_keys(self) -> Attention | JointAttention:
+        """The attention of a map's spec."""
+        assert self.attention is not None
+        return self.attention

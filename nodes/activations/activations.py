@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -48,7 +49,7 @@ class Activations:
     rows: tuple[Row, ...]
     sigma: float
     timestep: float
-    settings: dict[str, object] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
 
     def select(self, ids: Iterable[str]) -> Activations:
         """These IDs alone, in forward order."""
@@ -74,7 +75,8 @@ class Activations:
     @property
     def grid(self) -> tuple[int, int]:
         """Height and width of the finest feature."""
-        return max((tuple(value.shape[-2:]) for value in self.features.values()), key=lambda size: size[0] * size[1])
+        sizes = ((value.shape[-2], value.shape[-1]) for value in self.features.values())
+        return max(sizes, key=lambda size: size[0] * size[1])
 
     def joined(self, weighting: str = Weighting.EQUAL, size: tuple[int, int] | None = None) -> torch.Tensor:
         """All features as one float32 tensor (rows, channels of all, height, width), each resized bilinearly.
@@ -137,7 +139,8 @@ def cpu_copy(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def mean(batches: Iterable[Activations]) -> Activations:
     """The mean of activations of the same rows, summed in float32, in their own type; settings are the last's."""
-    sums, count, last, rows = {}, 0, None, None
+    sums: dict[str, torch.Tensor] = {}
+    count, rows = 0, None
     for last in batches:
         count += 1
         if sums and last.rows != rows:

@@ -48,7 +48,7 @@ class AttentionFeature:
 
     def add(self, maps: torch.Tensor) -> None:
         """Add one layer's ``head_mean_map``."""
-        size = tuple(maps.shape[-2:])
+        size = (maps.shape[-2], maps.shape[-1])
         self._sums[size] = self._sums[size] + maps if size in self._sums else maps
         self._counts[size] = self._counts.get(size, 0) + 1
 
@@ -62,7 +62,7 @@ class LayerMean:
     """The mean over all layers, each map enlarged bicubically first, negative values set to 0."""
 
     def __init__(self, size: tuple[int, int]):
-        self._size, self._sum, self._count = size, 0, 0
+        self._size, self._sum, self._count = size, torch.zeros(()), 0
 
     def add(self, maps: torch.Tensor) -> None:
         """Add one layer's ``head_mean_map``."""

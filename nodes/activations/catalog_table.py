@@ -40,11 +40,13 @@ def outline(specs: list[ActivationSpec]) -> dict:
     sentence where a preset is not for this network; ``architecture``: the paper's name of it, or None.
     """
     name, rows = architecture(specs), _published(specs)
-    activations, groups = [], {}
+    activations: list[list] = []
+    groups: dict[str, list[int]] = {}
     for number, spec in enumerate(specs):
         activations.append([spec.id, spec.channels, spec.scale, _published_mark(rows.get(spec.id, {}))])
         groups.setdefault(place_of(spec) or "", []).append(number)
-    indices, presets = {spec.id: number for number, spec in enumerate(specs)}, {}
+    indices = {spec.id: number for number, spec in enumerate(specs)}
+    presets: dict[str, list[int] | str] = {}
     for preset in select_ids.Preset:
         if preset == select_ids.Preset.CUSTOM_IDS:
             continue
@@ -52,8 +54,8 @@ def outline(specs: list[ActivationSpec]) -> dict:
             presets[preset.value] = [indices[id_] for id_ in select_ids.preset_ids(specs, preset, name)]
         except select_ids.NoSuchActivationError as error:
             presets[preset.value] = str(error)
-    groups = [{"place": place, "members": members} for place, members in groups.items()]
-    return {"architecture": name, "activations": activations, "groups": groups, "presets": presets}
+    modules = [{"place": place, "members": members} for place, members in groups.items()]
+    return {"architecture": name, "activations": activations, "groups": modules, "presets": presets}
 
 
 def network_map(specs: list[ActivationSpec], chosen: set[str]) -> torch.Tensor:
@@ -83,7 +85,7 @@ def value_map(specs: list[ActivationSpec], values: dict[str, float]) -> torch.Te
 def _draw_network(
     specs: list[ActivationSpec], fills: dict[str, tuple], legend: list[tuple[tuple, str]]
 ) -> torch.Tensor:
-    columns = {"down": [], "mid": [], "up": []}
+    columns: dict[str, list] = {"down": [], "mid": [], "up": []}
     for spec in specs:
         if place := place_of(spec):
             column = columns[place.split("-")[0].replace("vit", "up")]

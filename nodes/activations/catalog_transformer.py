@@ -6,13 +6,14 @@ attention over text and image have ``q``, ``k``, ``v``; those with separate atte
 Maps of separate attentions exist where no rotary position lies between projection and softmax. In joint attention
 ``cross-map`` is the attention of the image's queries to the text's keys, from a softmax over both, after norms and
 rotary positions, as in the official code. Blocks that refine the image before it meets the text are
-``vit-refiner{i}``.
+``vit-refiner{i}``. Blocks are ``Any``: torch's nn.Module declares none of their attributes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
@@ -48,14 +49,14 @@ def transformer_specs(network: nn.Module) -> list[ActivationSpec]:
     return specs
 
 
-def _block_lists(network: nn.Module) -> Iterator[tuple[str, nn.ModuleList]]:
+def _block_lists(network: nn.Module) -> Iterator[tuple[str, Any]]:
     """Lists of supported blocks directly below the network, without the refiners of Lumina."""
     for name, child in network.named_children():
         if _supported(child) and "refiner" not in name:
             yield name, child
 
 
-def _refiners(network: nn.Module) -> nn.ModuleList | list:
+def _refiners(network: nn.Module) -> Any:
     """Blocks of Lumina that see the image alone; those of the text hold no image tokens."""
     blocks = getattr(network, _REFINER, None)
     return blocks if _supported(blocks) else []
@@ -84,7 +85,7 @@ def _has(module: nn.Module, path: str) -> bool:
     return True
 
 
-def _double(block: nn.Module) -> Iterator[ActivationSpec]:
+def _double(block: Any) -> Iterator[ActivationSpec]:
     """Flux, Chroma, HunyuanVideo: text and image with weights of their own; returns (image, text)."""
     width = block.img_attn.qkv.out_features // 3
     yield from _fused("", "img_attn.qkv", (width, width, width))
@@ -98,7 +99,7 @@ def _double(block: nn.Module) -> Iterator[ActivationSpec]:
     yield _part("out", "", width)
 
 
-def _single(block: nn.Module) -> Iterator[ActivationSpec]:
+def _single(block: Any) -> Iterator[ActivationSpec]:
     """Flux, Chroma, HunyuanVideo: one sequence, and attention beside the feed-forward part."""
     width = block.hidden_size
     yield from _fused("", "linear1", (width, width, width))
@@ -108,7 +109,7 @@ def _single(block: nn.Module) -> Iterator[ActivationSpec]:
     yield _part("out", "", width)
 
 
-def _joint(block: nn.Module) -> Iterator[ActivationSpec]:
+def _joint(block: Any) -> Iterator[ActivationSpec]:
     """SD3, SD3.5: text and image with weights of their own; returns (text, image).
 
     Some blocks of SD3.5 Medium have a second attention beside it, of the image to itself.
@@ -131,7 +132,7 @@ def _joint(block: nn.Module) -> Iterator[ActivationSpec]:
     yield _part("out", "", width, item=1)
 
 
-def _pixart(block: nn.Module) -> Iterator[ActivationSpec]:
+def _pixart(block: Any) -> Iterator[ActivationSpec]:
     """PixArt-alpha and -sigma: self-attention, then cross-attention; eight activations as in the official code."""
     width, heads = block.attn.qkv.out_features // 3, block.attn.num_heads
     yield from _fused("self-", "attn.qkv", (width, width, width))
@@ -143,7 +144,7 @@ def _pixart(block: nn.Module) -> Iterator[ActivationSpec]:
     yield _part("out", "", width)
 
 
-def _lumina(block: nn.Module) -> Iterator[ActivationSpec]:
+def _lumina(block: Any) -> Iterator[ActivationSpec]:
     """Lumina 2, Z-Image: one sequence; keys and values may have fewer heads than queries."""
     attention = block.attention
     keys = attention.n_local_kv_heads * attention.head_dim
@@ -153,7 +154,7 @@ def _lumina(block: nn.Module) -> Iterator[ActivationSpec]:
     yield _part("out", "", block.feed_forward.w2.out_features)
 
 
-def _wan(block: nn.Module) -> Iterator[ActivationSpec]:
+def _wan(block: Any) -> Iterator[ActivationSpec]:
     """Wan: self-attention with rotary positions, then cross-attention without."""
     for letter in "qkv":
         yield _part(f"self-{letter}", f"self_attn.{letter}", getattr(block.self_attn, letter).out_features)
@@ -192,7 +193,7 @@ def _placed(spec: ActivationSpec, name: str, path: str, scale: int, length_modul
     attention = spec.attention
     if attention is not None:
         attention = replace(attention, query=f"{path}.{attention.query}", key=f"{path}.{attention.key}")
-    if getattr(attention, "text", ""):
+    if isinstance(attention, JointAttention) and attention.text:
         attention = replace(attention, text=f"{path}.{attention.text}")
     module = f"{path}.{spec.module}" if spec.module else path
     return replace(
@@ -206,7 +207,7 @@ def _patch(network: nn.Module) -> int:
     return int(size if isinstance(size, int) else size[-1])
 
 
-def _image_length_module(network: nn.Module, block: nn.Module) -> str:
+def _image_length_module(network: Any, block: nn.Module) -> str:
     """For blocks with text before the image in one sequence: a module whose output has as many tokens as the image."""
     reader = _block_reader(block)
     if reader is _lumina:
@@ -229,4 +230,4 @@ def _is_joint_cross_map(spec: ActivationSpec) -> bool:
 
 def _has_text_boundary(spec: ActivationSpec) -> bool:
     """Whether it is known which keys of a joint attention are the text."""
-    return bool(spec.attention.text or spec.length_module)
+    return isinstance(spec.attention, JointAttention) and bool(spec.attention.text or spec.length_module)

@@ -3,13 +3,15 @@
 An ID is stage, level, repeat, module and part: ``up-level1-repeat0-vit-block0-cross-q``. Levels and repeats count from
 0 in forward order within a stage, so ``up-level0`` is the lowest resolution of the up-stage. Transformers have no
 stages: ``vit-block3-out`` (``catalog_transformer.py``). Two more IDs are attention maps averaged over layers: ``attn``,
-the official code's feature, and ``attn-mean`` (``attention_maps.py``).
+the official code's feature, and ``attn-mean`` (``attention_maps.py``). Networks and blocks are ``Any``: torch's
+nn.Module declares none of their attributes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
@@ -65,7 +67,7 @@ def _attention_averages(specs: list[ActivationSpec], with_feature: bool) -> Iter
         )
 
 
-def _unet_specs(network: nn.Module) -> Iterator[ActivationSpec]:
+def _unet_specs(network: Any) -> Iterator[ActivationSpec]:
     yield ActivationSpec("unet-in", "", Kind.INPUT, network.in_channels, 1)
     yield ActivationSpec(
         "unet-after-conv-in", "input_blocks.0.0", Kind.SPATIAL, network.input_blocks[0][0].out_channels, 1
@@ -80,7 +82,7 @@ def _unet_specs(network: nn.Module) -> Iterator[ActivationSpec]:
     yield ActivationSpec("unet-out", "out", Kind.SPATIAL, network.out_channels, 1)
 
 
-def _stage(stage: str, blocks: nn.ModuleList, path: str, scale: int, first: int = 0) -> Iterator[ActivationSpec]:
+def _stage(stage: str, blocks: Any, path: str, scale: int, first: int = 0) -> Generator[ActivationSpec, None, int]:
     """Specs of a stage; returns the scale at its end."""
     level = repeat = 0
     for number in range(first, len(blocks)):
@@ -100,7 +102,7 @@ def _stage(stage: str, blocks: nn.ModuleList, path: str, scale: int, first: int 
     return scale
 
 
-def _module_specs(name: str, module: nn.Module, path: str, scale: int) -> Iterator[ActivationSpec]:
+def _module_specs(name: str, module: Any, path: str, scale: int) -> Iterator[ActivationSpec]:
     if _is_residual(module):
         yield ActivationSpec(f"{name}-res-increment", f"{path}.out_layers", Kind.SPATIAL, module.out_channels, scale)
         yield ActivationSpec(f"{name}-res-out", path, Kind.SPATIAL, module.out_channels, scale)
@@ -112,7 +114,7 @@ def _module_specs(name: str, module: nn.Module, path: str, scale: int) -> Iterat
         yield ActivationSpec(f"{name}-vit-out", path, Kind.SPATIAL, module.in_channels, scale)
 
 
-def _block_specs(name: str, block: nn.Module, path: str, scale: int, grid: str) -> Iterator[ActivationSpec]:
+def _block_specs(name: str, block: Any, path: str, scale: int, grid: str) -> Iterator[ActivationSpec]:
     for part, submodule, kind in _BLOCK_PARTS:
         if submodule.startswith("attn2") and block.attn2 is None:
             continue
@@ -123,7 +125,7 @@ def _block_specs(name: str, block: nn.Module, path: str, scale: int, grid: str) 
         yield ActivationSpec(f"{name}-{part}", where, kind, _channels(block, part), scale, grid, attention=attention)
 
 
-def _channels(block: nn.Module, part: str) -> int | None:
+def _channels(block: Any, part: str) -> int | None:
     """Channels of a transformer block's part, from declared sizes: the weights may be offloaded or quantized."""
     if part.endswith(Kind.MAP):
         return None

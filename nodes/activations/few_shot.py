@@ -55,8 +55,8 @@ class PixelFeatures:
 
     def __init__(self, activations: Activations, side: int):
         size = activations.grid
-        joined = [F.interpolate(one.float(), size=size, mode="nearest") for one in activations.features.values()]
-        joined = torch.cat(joined, dim=1)
+        resized = [F.interpolate(one.float(), size=size, mode="nearest") for one in activations.features.values()]
+        joined = torch.cat(resized, dim=1)
         self._height, self._width = size
         self._cells = joined.movedim(1, -1).flatten(0, -2).contiguous()
         self._side = side
@@ -71,8 +71,8 @@ class PixelFeatures:
         upper, lower = (image * self._height + line for line in (up, down))
 
         def along(line: torch.Tensor) -> torch.Tensor:
-            cells = (self._cells[line * self._width + column] for column in (left, right))
-            return torch.lerp(*cells, horizontal[:, None])
+            near, far = (self._cells[line * self._width + column] for column in (left, right))
+            return torch.lerp(near, far, horizontal[:, None])
 
         return torch.lerp(along(upper), along(lower), vertical[:, None])
 
@@ -165,7 +165,7 @@ def iou_of_counts(counts: torch.Tensor) -> torch.Tensor:
 
 def merge_reports(reports: Iterable[str]) -> str:
     """Reports of the Few-Shot Segmenter as one, with images numbered in their order; ValueError for another text."""
-    lines = []
+    lines: list[str] = []
     for line in itertools.chain.from_iterable(map(str.splitlines, reports)):
         head, colon, rest = line.partition(":")
         if not colon or not head.startswith("image "):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch.nn import functional as F
@@ -35,7 +35,7 @@ def cluster(feature: torch.Tensor, count: int, seed: int, watch: Watch = iter) -
     return sort_by_size(labels.view(feature.shape[0], *feature.shape[2:]), count)
 
 
-def resize_labels(labels: torch.Tensor, count: int, size: tuple[int, int]) -> torch.Tensor:
+def resize_labels(labels: torch.Tensor, count: int, size: Sequence[int]) -> torch.Tensor:
     """Labels (rows, h, w) at another size, int64: the label with most weight after bilinear interpolation."""
     one_hot = F.one_hot(labels, count).movedim(-1, 1).float()
     return F.interpolate(one_hot, size=tuple(size), mode="bilinear", align_corners=False).argmax(1)

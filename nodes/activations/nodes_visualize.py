@@ -153,7 +153,7 @@ class ActivationSimilarity(io.ComfyNode):
     ) -> io.NodeOutput:
         from . import correspondence, overlays, point_list
 
-        feature, size = activations.joined(weighting), tuple(image.shape[1:3])
+        feature, size = activations.joined(weighting), (image.shape[1], image.shape[2])
         row = _first_row(activations, image_index, image)
         if mask is None:
             marks = point_list.parse(points, size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import colorsys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -95,8 +95,8 @@ def magnify(image: torch.Tensor) -> tuple[torch.Tensor, int]:
 def draw_points(image: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
     """One image (H, W, 3) with numbered points (P, 2), x and y in its pixels."""
     canvas, draw = _canvas(image)
-    for number, (x, y) in enumerate(points.tolist()):
-        _draw_point(draw, x, y, number, len(points), _mark_scale(image), hollow=False)
+    for number, point in enumerate(points.tolist()):
+        _draw_point(draw, point, number, len(points), _mark_scale(image), hollow=False)
     return _to_tensor(canvas)
 
 
@@ -113,8 +113,8 @@ def draw_matches(
     scale = max(_mark_scale(source), _mark_scale(target))
     for number, (a, b, good) in enumerate(zip(from_.tolist(), moved.tolist(), mutual.tolist(), strict=True)):
         draw.line([*a, *b], fill=_color(number, len(from_)), width=2 * scale)
-        _draw_point(draw, *a, number, len(from_), scale, hollow=False)
-        _draw_point(draw, *b, number, len(from_), scale, hollow=not good)
+        _draw_point(draw, a, number, len(from_), scale, hollow=False)
+        _draw_point(draw, b, number, len(from_), scale, hollow=not good)
     return _to_tensor(canvas)
 
 
@@ -146,8 +146,9 @@ def _mark_scale(image: torch.Tensor) -> int:
 
 
 def _draw_point(
-    draw: ImageDraw.ImageDraw, x: float, y: float, number: int, count: int, scale: int, hollow: bool
+    draw: ImageDraw.ImageDraw, point: Sequence[float], number: int, count: int, scale: int, hollow: bool
 ) -> None:
+    x, y = point
     color, radius = _color(number, count), 6 * scale
     box = [x - radius, y - radius, x + radius, y + radius]
     draw.ellipse(box, fill=None if hollow else color, outline=color if hollow else (255, 255, 255), width=2 * scale)
@@ -161,7 +162,7 @@ def _draw_point(
     )
 
 
-def _color(number: int, count: int) -> tuple[int, int, int]:
+def _color(number: int, count: int) -> tuple[int, ...]:
     return tuple(round(255 * value) for value in colorsys.hsv_to_rgb(number / max(count, 1), 0.9, 1.0))
 
 

@@ -46,7 +46,8 @@ def _from_lines(text: str, size: tuple[int, int]) -> list[tuple[float, float]]:
         if not match:
             raise ValueError(f"'{line[:_MAX_LINE]}' is not a point. {_EXAMPLE}.")
         numbers = zip((match[1], match[3]), (match[2], match[4]), (size[1], size[0]), strict=True)
-        pairs.append(tuple(float(number) / 100 * side if unit else float(number) for number, unit, side in numbers))
+        x, y = (float(number) / 100 * side if unit else float(number) for number, unit, side in numbers)
+        pairs.append((x, y))
     return pairs
 
 

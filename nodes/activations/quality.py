@@ -83,9 +83,9 @@ def locality(feature: torch.Tensor, latent: torch.Tensor, seed: int = 0) -> floa
 
     Minus the correlation of cosine similarity with distance over random pairs of positions, the mean over images.
     """
-    size = feature.shape[-2:]
+    size = (feature.shape[-2], feature.shape[-1])
     resized = F.adaptive_avg_pool2d(latent.float(), size) if latent.shape[-2:] != size else latent.float()
-    pairs = torch.randint(size.numel(), (2, _PAIRS), generator=torch.Generator().manual_seed(seed))
+    pairs = torch.randint(size[0] * size[1], (2, _PAIRS), generator=torch.Generator().manual_seed(seed))
     pairs = pairs[:, pairs[0] != pairs[1]]
     return _distance_correlation(feature.float(), pairs) - _distance_correlation(resized, pairs)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -78,7 +79,8 @@ class Recorder:
         self._sum: Activations | None = None
         self._skipped: dict[int, str] = {}
         self._calls: list[CallTap] | None = None
-        self._evaluation = self._problem = None
+        self._evaluation: Any = None
+        self._problem: str | None = None
         self._steps = 0
 
     def started(self) -> None:
@@ -95,6 +97,7 @@ class Recorder:
         if self._mean_only and self._snapshots:
             step = max(self._snapshots)
             self._fold()
+            assert self._sum is not None
             tensors = {
                 id_: cpu_copy(value / len(recorded), self._settings.dtype) for id_, value in self._sum.tensors.items()
             }

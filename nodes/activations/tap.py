@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -53,7 +54,7 @@ class CallLayout:
         """Receivers of the outputs and of the first inputs of modules, by path."""
 
         def keep_grid(tensor: torch.Tensor, path: str) -> None:
-            self._grids[path] = tuple(tensor.shape[-2:])
+            self._grids[path] = (tensor.shape[-2], tensor.shape[-1])
             if not path and tensor.ndim == 5:
                 self.frames = tensor.shape[2]
 
@@ -68,8 +69,8 @@ class CallLayout:
 
     def size(self, spec: ActivationSpec) -> tuple[int, int]:
         """Height and width that a spec's tokens or maps are laid out on."""
-        sides = self._grids[spec.grid]
-        return sides if spec.grid else tuple(-(-side // spec.scale) for side in sides)
+        height, width = self._grids[spec.grid]
+        return (height, width) if spec.grid else (-(-height // spec.scale), -(-width // spec.scale))
 
     def token_slice(self, spec: ActivationSpec, count: int) -> slice:
         """Which of ``count`` tokens are the image's; raises ValueError when another node merges or tiles tokens."""
@@ -135,7 +136,7 @@ class CallTap:
         return [(part, rows) for part, rows in pairs if part in self.tensors]
 
     def _keep_map(self, spec: ActivationSpec, part: bool, query: torch.Tensor, key: torch.Tensor, text: int | None):
-        maps = attention_map(query, key, spec.attention.heads, self._settings.dtype, text)
+        maps = attention_map(query, key, spec.queries_and_keys.heads, self._settings.dtype, text)
         self.tensors[part][spec.id] = maps
 
     def _average_receivers(self, spec: ActivationSpec) -> Receivers:
@@ -147,7 +148,7 @@ class CallTap:
                 kind = LayerMean if spec.kind == Kind.ATTN_MEAN else AttentionFeature
                 averages[part] = kind(self.layout.size(spec))
             size = self.layout.size(member)
-            averages[part].add(head_mean_map(query, key, member.attention.heads, size, text))
+            averages[part].add(head_mean_map(query, key, member.queries_and_keys.heads, size, text))
             if member == spec.members[-1]:
                 self._keep(part, spec, averages.pop(part).result())
 
@@ -166,14 +167,14 @@ class CallTap:
                     self.text_tokens[part] = keys.shape[1] if text is None else text
                 receive(part, self._frames_as_rows(q), k.repeat_interleave(layout.frames, dim=0), text)
 
-        return attention_receivers(spec.attention, receive_both, lambda: layout.image_tokens(spec))
+        return attention_receivers(spec.queries_and_keys, receive_both, lambda: layout.image_tokens(spec))
 
     def _frames_as_rows(self, tokens: torch.Tensor) -> torch.Tensor:
         """Tokens (rows, frames * positions, C) as (rows * frames, positions, C)."""
         return tokens.unflatten(1, (self.layout.frames, -1)).flatten(0, 1)
 
 
-def call_settings(calls: list[CallTap], specs: list[ActivationSpec]) -> dict[str, object]:
+def call_settings(calls: list[CallTap], specs: list[ActivationSpec]) -> dict[str, Any]:
     """What a reader needs to know of the calls: the number of frames, and the sizes of attention maps."""
     layout = calls[0].layout
     sizes = {spec.id: list(layout.size(spec)) for spec in specs if spec.kind == Kind.MAP}

@@ -34,7 +34,7 @@ def daam_heat_map(
     (``RawHeatMapCollection``, ``compute_global_heat_map``). ``length`` as for ``heat_map``.
     """
     size = max((tuple(sizes[id_]) for id_ in maps), key=lambda size: size[0] * size[1])
-    total, count = 0, 0
+    total, count = torch.zeros(()), 0
     for id_, attention in maps.items():
         rows, heads = attention.shape[:2]
         word = _fold(attention.float().movedim(3, 1), length)[:, positions]  # (rows, tokens, heads, positions)

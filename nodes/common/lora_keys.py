@@ -103,8 +103,8 @@ def parse(key: str) -> LoraKey | None:
         return None
     part = next(_PARTS[int(group[1:])][1] for group, text in found.groupdict().items() if text is not None)
     name = key[: found.start()]
-    if _TEXT.match(name):
-        return LoraKey(_canonical_text(name), part, True)
+    if found := _TEXT.match(name):
+        return LoraKey(_canonical_text(name, found), part, True)
     return LoraKey(canonical(name), part, False)
 
 
@@ -149,9 +149,8 @@ def base_of(widths: dict[str, int]) -> str:
     return "unknown"
 
 
-def _canonical_text(name: str) -> str:
+def _canonical_text(name: str, found: re.Match[str]) -> str:
     """kohya's name of a text encoder's layer, such as lora_te1_text_model_encoder_layers_0_mlp_fc1."""
-    found = _TEXT.match(name)
     number, rest = found["kohya"] or found["diffusers"] or "1", name[found.end() :].replace(".", "_")
     for own, place in (("clip_l_transformer_", "1"), ("clip_g_transformer_", "2")):  # ComfyUI's own names
         if rest.startswith(own):
@@ -165,8 +164,8 @@ def _diffusers(name: str) -> str:
         return _SINGLE[name]
     head, _, rest = name.partition(".")
     if head == "middle_block":
-        index, _, rest = rest.partition(".")
-        return f"mid_block.{_MIDDLE.get(index, index)}.{_RESNET.get(rest, rest)}"
+        part, _, rest = rest.partition(".")
+        return f"mid_block.{_MIDDLE.get(part, part)}.{_RESNET.get(rest, rest)}"
     found = _ORIGINAL.fullmatch(name)
     if not found:
         return name

@@ -119,7 +119,7 @@ class ResolutionNoiseRescale(io.ComfyNode):
 
         size = (width, height) if latent is None else latent_shapes.pixels(latent, model)
         base = _base(model, base_width, base_height)
-        factor = noise_rescale.sigma_scale(*size, *base)
+        factor = noise_rescale.sigma_scale(size[0], size[1], base[0], base[1])
         moved = sampling.rescaled(model, factor, mode)
         shown = sampling.schedule_sigmas(model, scheduler, _STEPS) if sigmas is None else sigmas
         after = sampling.rescaled_sigmas(moved, shown)
@@ -199,5 +199,5 @@ def _base(model, width: int, height: int) -> tuple[int, int]:
         raise ValueError(
             f"It is not known at what size {type(model.model).__name__} was trained: set base_width and base_height."
         )
-    width = width or height or known
-    return width, height or width
+    known_width = width or height or known or 0
+    return known_width, height or known_width

@@ -100,8 +100,9 @@ class SizeSheet(io.ComfyNode):
         shape = latent["samples"].shape[1:]
         images = []
         for name, entries in with_progress([(name, entries) for name in models for entries in columns]):
-            prompts = (host_metadata.write_metadata(prompt, entries) for prompt in (positive, negative))
-            images.append(sample_images(models[name], vae, *prompts, shape, 1, seed, steps=steps, cfg=cfg)[0])
+            prompts = [host_metadata.write_metadata(prompt, entries) for prompt in (positive, negative)]
+            batch = sample_images(models[name], vae, prompts[0], prompts[1], shape, 1, seed, steps=steps, cfg=cfg)
+            images.append(batch[0])
         rows = {name: images[index * len(columns) : (index + 1) * len(columns)] for index, name in enumerate(models)}
         labels = [f"{multiple:g} x" for multiple in multiples]
         figure = new_figure(80 + _COLUMN * len(columns), 80 + _COLUMN * len(rows))

@@ -108,12 +108,13 @@ def _explained(world: str, file: str, *broken: type[Exception]):
     path = ASSETS / world / file
     if not path.exists() and path.stem != CHANGES and (original := base(world)):
         path = ASSETS / original / file
+    unreadable: tuple[type[Exception], ...] = (OSError, *broken)
     try:
         yield path
     except FileNotFoundError:
         world = path.parent.name
         raise ValueError(f"{file} of {world} is missing: restore assets/{world} from the repository.") from None
-    except (OSError, *broken) as error:
+    except unreadable as error:
         world = path.parent.name
         raise ValueError(
             f"{file} of {world} cannot be read ({error}): restore assets/{world} from the repository."

@@ -43,7 +43,7 @@ class DemoConfig(comfy.supported_models_base.BASE):
     """What ComfyUI's BaseModel wants to know of a model."""
 
     unet_config = architecture.UNET
-    unet_extra_config: ClassVar = {}
+    unet_extra_config: ClassVar[dict] = {}
     latent_format = DemoLatent
     sampling_settings: ClassVar = {"beta_schedule": "linear", "linear_start": 0.00085, "linear_end": 0.012}
     memory_usage_factor = 0.5
@@ -82,7 +82,7 @@ def load(world: str, disable_dynamic: bool = False):
     statistics = {name: weights.pop(f"latent.{name}").float() for name in ("mean", "std", "rgb", "rgb_bias")}
     header, channels = assets.header(world, "denoiser"), len(statistics["mean"])
     config, device = DemoConfig(architecture.unet_of(channels)), management.get_torch_device()
-    config.sampling_settings = {**config.sampling_settings, "zsnr": header.get("zero_terminal_snr") == "true"}
+    config.sampling_settings = {**config.sampling_settings, "zsnr": header.get("zero_terminal_snr") == "true"}  # type: ignore[misc]
     dtype = management.unet_dtype(
         model_params=sum(value.numel() for value in weights.values()),
         supported_dtypes=config.supported_inference_dtypes,

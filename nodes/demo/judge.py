@@ -57,7 +57,7 @@ class Locator(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Logits of the parts (N, 6, 64, 64); key points (N, 4, 2), x and y in pixels of 128; logits (N, 4) of 0 to 3
         faces."""
-        x = 0
+        x = torch.zeros((), device=pooled.device)
         for lateral, level in zip(self.lateral, maps, strict=True):
             x = x + F.interpolate(lateral(level), (MAP_SIDE, MAP_SIDE), mode="bilinear")
         x = F.silu(x)

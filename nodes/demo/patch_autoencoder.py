@@ -63,8 +63,8 @@ class PatchAutoencoder(nn.Module):
         self.project.bias.copy_(-(self.project.weight.sum((2, 3)) @ color))
         self.expand.weight.copy_(basis * std[:, None, None, None])
         self.expand.bias.copy_(color)
-        nn.init.zeros_(self.refine[-2].weight)
-        nn.init.zeros_(self.refine[-2].bias)
+        for parameter in self.refine[-2].parameters():
+            nn.init.zeros_(parameter)
 
     def encode(self, images: torch.Tensor) -> torch.Tensor:
         return self.project(images)

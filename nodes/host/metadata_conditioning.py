@@ -87,7 +87,7 @@ def annotate(patcher) -> None:
             out[layout.key] = CondWithMetadata(out[layout.key].cond, metadata)
         return out
 
-    extra_conds.remembers_metadata = True
+    extra_conds.remembers_metadata = True  # type: ignore[attr-defined]
     patcher.add_object_patch("extra_conds", extra_conds)
 
 

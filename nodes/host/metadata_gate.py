@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import comfy.conds
 import torch
@@ -27,7 +27,9 @@ Rows = list[Mapping[str, float]]
 class Schedule(Protocol):
     """What decides how much of the metadata is passed at a fraction u of noise."""
 
-    mode: str
+    @property
+    def mode(self) -> str:
+        """Where it acts: on the numbers or on the embedding."""
 
     def weight(self, u: float) -> float:
         """gamma(u); 1 leaves everything as it is."""
@@ -72,7 +74,7 @@ def gated(patcher, schedule: Schedule, inside: bool):
     return clone
 
 
-def schedules_of(patcher) -> tuple[Schedule, ...]:
+def schedules_of(patcher) -> tuple[Any, ...]:
     """The schedules on a MODEL, in the order in which they act."""
     gates = patcher.get_attachment(_KEY) or _Gates()
     return gates.outside + gates.inside
@@ -170,7 +172,7 @@ def _metadata(stock, schedules: Sequence[Schedule], weights: Sequence[float], va
 
 def _encoded(layout: metadata_conditioning.Layout, model, stock, rows: Rows) -> comfy.conds.CONDRegular:
     """The encoded metadata of a conditioning with other values; itself where they are its own."""
-    metadata = getattr(stock, "size_metadata", None)
+    metadata: Any = getattr(stock, "size_metadata", None)
     changed = [frozenset(name for name, value in values.items() if value != metadata.values[name]) for values in rows]
     if not any(changed):
         return stock

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import comfy.model_base
 import comfy.model_sampling
@@ -110,6 +112,11 @@ def _flow_law(factor: float, sigma: torch.Tensor) -> torch.Tensor:
 class _Rescaled:
     """Goes before the class of a model's sampling and moves its sigmas; positions in the schedule stay as they were."""
 
+    base: Any
+    factor: float
+    law: Callable
+    mode: str
+
     def timestep(self, sigma):
         # Core's normal scheduler reads the positions of its two ends, as scalars: they are the base's own ends.
         if sigma.ndim == 0:
@@ -143,7 +150,7 @@ class _Rescaled:
 
 def _rescaled_sampling(base, factor: float, law, mode: str):
     own = type(base)
-    kind = own if issubclass(own, _Rescaled) else type(f"Rescaled{own.__name__}", (_Rescaled, own), {})
+    kind: Any = own if issubclass(own, _Rescaled) else type(f"Rescaled{own.__name__}", (_Rescaled, own), {})
     sampling = kind.__new__(kind)
     sampling.__dict__ = copy.deepcopy(base.__dict__)
     sampling.base, sampling.factor, sampling.law, sampling.mode = base, factor, law, mode

@@ -32,6 +32,7 @@ def adjust_embedding(
             break
         optimizer.zero_grad()
         value.backward()
+        assert embedding.grad is not None  # of value.backward()
         embedding.grad[:, 0] = 0
         first = embedding.detach()[:, :1].clone()
         optimizer.step()

@@ -244,8 +244,8 @@ def _threshold_line(name: str, threshold: ReplicationThreshold) -> str:
     if threshold.untouched:
         hits = sum(value > threshold.value for value in threshold.untouched)
         line += f" {hits} of {len(threshold.untouched)} untouched images are above it."
-    if threshold.controls:
-        rate, low, high = threshold.false_positives
+    if interval := threshold.false_positives:
+        rate, low, high = interval
         line += (
             f" False positives: {100 * rate:.0f} % of {len(threshold.controls)} other images (95 % interval "
             f"{100 * low:.0f} to {100 * high:.0f} %)."

@@ -230,7 +230,8 @@ class _MaskScan:
     """A scan of searches: a row per prompt in NAME.csv and its mask in NAME_masks; does nothing without a name."""
 
     def __init__(self, name: str, settings: dict):
-        self._rows = self._folder = None
+        self._rows: ScanFile | None = None
+        self._folder = Path()
         if name.strip():
             path = folders.named_file(name, ".csv")
             self._folder = path.with_name(f"{path.stem}_masks")

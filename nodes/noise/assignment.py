@@ -157,8 +157,8 @@ def _cost_table(
     cost: Cost, data: torch.Tensor, noise: torch.Tensor, weights: torch.Tensor | None
 ) -> tuple[np.ndarray, float]:
     """The cost in float32 on the CPU, and the gain of one batch that is no more than rounding."""
-    table = (dot_cost if cost == Cost.DOT_PRODUCT else half_precision_l2)(data, noise, weights)
-    table = table.float().cpu().numpy()
+    costs = (dot_cost if cost == Cost.DOT_PRODUCT else half_precision_l2)(data, noise, weights)
+    table = costs.float().cpu().numpy()
     if cost == Cost.L2_FP16:
         return table, 1e-9 * float(table.diagonal().sum(dtype=np.float64))
     some = data[:: -(-len(data) // 4)]  # rows enough for the order of magnitude of what products round

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -66,12 +66,16 @@ class PairingSettings:
 
 
 class Batch(Protocol):
-    """The images of a LATENT as tensors; see `host.latent_shapes.LatentView`."""
+    """The images of a LATENT as tensors; `host.latent_shapes.LatentView` says what each is."""
 
-    parts: list[torch.Tensor]
-    weights: list[torch.Tensor] | None
-    numbers: list[int]
-    blank: torch.Tensor
+    @property
+    def parts(self) -> list[torch.Tensor]: ...
+    @property
+    def weights(self) -> list[torch.Tensor] | None: ...
+    @property
+    def numbers(self) -> list[int]: ...
+    @property
+    def blank(self) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -110,11 +114,13 @@ def pair(
     settings: PairingSettings,
     batch: Batch,
     drawn: list[torch.Tensor],
-    source: NoiseSource | None,
+    source: Any,
     seed: int,
     labels: Sequence[str] | None = None,
 ) -> Pairing:
-    """Pair the noise `drawn` for a batch with its images; `source` has more noise of the same stream.
+    """Pair the noise `drawn` for a batch with its images.
+
+    `source`, a `NoiseSource`, has more noise of the same stream; None where the pairing needs no more.
 
     `seed` begins the private stream of the closed form and the dot-product form of nearest; nothing else is random.
     `labels` group the images, in place of the lines of `settings.labels`. Raises ValueError for NaN, for labels that do
@@ -136,7 +142,7 @@ def pair(
             chosen = Selection(_moved_by_law(settings, batch, drawn, (data, noise, weights), seed), batch.numbers)
     else:
         groups = settings.groups(labels or _parse_labels(settings, len(data)))
-        options = {"cost": settings.cost, "groups": groups, "weights": weights}
+        options: dict[str, Any] = {"cost": settings.cost, "groups": groups, "weights": weights}
         if settings.pairing == PairingMode.POOL:
             chosen = source.from_pool(settings, data, **options)
         else:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 import numpy as np
@@ -116,7 +116,7 @@ def slider_ranges(space: Space) -> dict:
 
 
 def direction_step(
-    space: Space, name: str, preserved: list[str], raw: bool, debiasing: str = Debiasing.JOINT
+    space: Space, name: str, preserved: Sequence[str], raw: bool, debiasing: str = Debiasing.JOINT
 ) -> torch.Tensor:
     """The change of coefficients (k,) for a strength of 1 along a direction.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from enum import StrEnum
+from functools import partial
 
 from .directions import Debiasing, direction_step
 from .space import Point
@@ -54,7 +55,7 @@ def edit(
     space, names = point.space, tuple(parse_names(preserved))
     for name, strength in parse(text):
         key = (name, names, units == Units.RAW, debiasing)
-        step = space.cached_step(key, lambda key=key: direction_step(space, *key))
+        step = space.cached_step(key, partial(direction_step, space, *key))
         if strength:
             point = point.step_along(step, strength, f"{point.name}, {name} {strength:+g}")
     return point

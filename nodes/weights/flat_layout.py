@@ -97,9 +97,8 @@ class Layout:
     def from_json(cls, text: str) -> Layout:
         """The layout that ``to_json`` wrote."""
         about = json.loads(text)
-        return cls.of(
-            {layer: tuple(map(tuple, pair)) for layer, pair in about["layers"].items()}, about["rank"], about["alpha"]
-        )
+        shapes = {layer: (tuple(down), tuple(up)) for layer, (down, up) in about["layers"].items()}
+        return cls.of(shapes, about["rank"], about["alpha"])
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ def read_header(path: Path, adapters: AdapterReader | None = None) -> LoraHeader
             shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
             metadata = file.metadata() or {}
         parts, text, _ = _sort(shapes, {}, adapters)
-        header = LoraHeader(*({**_shapes(one, adapters)} for one in (parts, text)), metadata)
+        header = LoraHeader(_shapes(parts, adapters), _shapes(text, adapters), metadata)
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path.name} cannot be read ({error}): take it out or download it again.") from None
     except ValueError as error:
@@ -176,11 +176,11 @@ def read_header(path: Path, adapters: AdapterReader | None = None) -> LoraHeader
 
 def header_of(lora: Lora) -> LoraHeader:
     """The shapes of all layers of a LoRA."""
-    shapes = [
+    shapes, text = (
         {name: (tuple(one.down.shape[1:]), (one.up.shape[0], *one.up.shape[2:])) for name, one in layers.items()}
         for layers in (lora.layers, lora.text)
-    ]
-    return LoraHeader(*shapes)
+    )
+    return LoraHeader(shapes, text)
 
 
 def declared_base(metadata: Mapping[str, str]) -> str:
@@ -222,8 +222,8 @@ def parse_tensors(
 
 
 def _parse(tensors: Mapping[str, torch.Tensor], config: Mapping, adapters: AdapterReader | None) -> Lora:
-    parts, text, rest = _sort(tensors, config, adapters)
-    layers, text = (Layers(_makers(one, config, adapters)) for one in (parts, text))
+    parts, text_parts, rest = _sort(tensors, config, adapters)
+    layers, text = (Layers(_makers(one, config, adapters)) for one in (parts, text_parts))
     dropped = sum(float(value.double().square().sum()) for value in rest)
     return Lora(layers, text, {"biases and norms": dropped} if dropped else {})
 
@@ -233,7 +233,10 @@ def _sort(tensors: Mapping, config: Mapping, adapters: AdapterReader | None) -> 
 
     Raises ValueError for keys that are not known, for two keys of one part, and without ``adapters`` for all but LoRA.
     """
-    parts, text, rest, style = {}, {}, [], {}
+    parts: dict[str, dict] = {}
+    text: dict[str, dict] = {}
+    style: dict[tuple[str, str], str] = {}
+    rest = []
     for key, value in tensors.items():
         found = parse(key)
         if found is None:
@@ -292,10 +295,11 @@ def _factors(layer: str, found: dict[str, torch.Tensor], config: Mapping, adapte
         update = found["diff"].float()
     else:
         rank = found[DOWN].shape[0] if DOWN in found else config.get("r", 1)
-        alpha = found.get(ALPHA)
+        alpha: torch.Tensor | float | None = found.get(ALPHA)
         if alpha is None and config:
             alpha = _scale(layer, None, rank, {"lora_alpha": config.get("alpha"), **config}) * rank
         named = {f"lora_{part}.weight" if part in (DOWN, UP) else part: value for part, value in found.items()}
+        assert adapters is not None  # _sort refuses such parts without them
         update = adapters.update(layer, named | ({} if alpha is None else {ALPHA: torch.as_tensor(alpha)}))
     outputs = len(update)
     return Factors(update, torch.eye(outputs).view(outputs, outputs, *[1] * (update.ndim - 2)))
@@ -312,6 +316,7 @@ def _shapes(parts: dict[str, dict], adapters: AdapterReader | None) -> dict[str,
                 shapes[layer] = (found[DOWN][1:], (found[UP][0], *found[UP][2:]))
         else:
             named = {f"lora_{part}.weight" if part in (DOWN, UP) else part: shape for part, shape in found.items()}
+            assert adapters is not None  # _sort refuses such parts without them
             if (shape := adapters.shape(layer, named)) is None:
                 raise ValueError(f"needs the base model for {layer}: connect model.")
             shapes[layer] = shape

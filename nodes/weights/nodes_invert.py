@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from comfy_api.latest import io
@@ -186,7 +187,7 @@ class _Run:
     """One execution: training with previews, checkpoints, and a stop that keeps the point trained so far."""
 
     inversion: Inversion
-    vae: object
+    vae: Any
     mask: torch.Tensor | None
     checkpoint: Path | None
     preview_interval: int

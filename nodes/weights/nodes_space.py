@@ -322,13 +322,14 @@ class W2WFitDirections(io.ComfyNode):
     def fingerprint_inputs(cls, labels: str | None, **_) -> str:
         """Changes with the file of labels."""
         try:
-            return folders.file_stamp(folders.input_file(labels)) if _is_file(labels or "") else ""
+            return folders.file_stamp(folders.input_file(labels)) if labels and _is_file(labels) else ""
         except ValueError:
             return "absent"
 
     @classmethod
     def execute(cls, space: Space, labels: str, method: str, components: int, attributes: str) -> io.NodeOutput:
-        found, remarks = _select(_labels(space, labels), attributes), []
+        found = _select(_labels(space, labels), attributes)
+        remarks: list[str] = []
         if not attributes.strip():
             found, remarks = directions.drop_constant_labels(found)
         fitted = directions.fit(space, found, components, method, check_stop)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -69,7 +70,7 @@ class Space:
     squares: torch.Tensor | None = None
     labels: dict[str, torch.Tensor] = field(default_factory=dict)
     directions: dict[str, Direction] = field(default_factory=dict)
-    about: dict[str, object] = field(default_factory=dict)  # name, base, standardized, measured errors, notes
+    about: dict[str, Any] = field(default_factory=dict)  # name, base, standardized, measured errors, notes
 
     @property
     def components(self) -> int:

@@ -61,7 +61,7 @@ def write(
 
 def basis_tensors(components: int, size: int, storage: str) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
     """Names, dtypes and shapes of the tensors that a stored basis takes."""
-    tensors = {"basis": (Storage(storage).dtype, (components, size))}
+    tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {"basis": (Storage(storage).dtype, (components, size))}
     if storage == Storage.INT8:
         tensors["basis_scale"] = (torch.float32, (components, group_count(size)))
     return tensors
@@ -162,7 +162,7 @@ def _problem(space: Space) -> str:
     if space.form not in list(Form):
         return f"its form is {space.form}"
     if isinstance(space.layout, CommonBasis):
-        wanted = [sum(slot.up_shape[0] * slot.shape[0] for slot in space.layout.slots)]
+        wanted = [sum(slot.up_shape[0] * slot.shape[0] for slot in space.layout.core_slots)]
         wanted.append(sum(torch.Size(slot.down_shape).numel() for slot in space.layout.slots))
         if [space.layout.left.numel(), space.layout.right.numel()] != wanted:
             return "its common bases have other sizes than its layout"

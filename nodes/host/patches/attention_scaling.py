@@ -41,7 +41,8 @@ def _changed(network: nn.Module, paths: list[str], scale: float, hidden: torch.T
         for path in paths:
             module = network.get_submodule(path)
             # Scaling the key of a token scales its logit.
-            handles.append(module.to_k.register_forward_hook(_first_key(scale, rows, len(hidden))))
+            key = network.get_submodule(f"{path}.to_k")
+            handles.append(key.register_forward_hook(_first_key(scale, rows, len(hidden))))
             if bool(hidden.any()):
                 handles.append(module.register_forward_pre_hook(_bias(hidden, rows), with_kwargs=True))
         yield

@@ -36,8 +36,8 @@ def _put(module: nn.Module, name: str, tensor: torch.Tensor) -> None:
     if name in module._buffers:
         module._buffers[name] = tensor
     else:
-        parameter = isinstance(tensor, nn.Parameter)
-        module._parameters[name] = tensor if parameter else nn.Parameter(tensor, requires_grad=False)
+        kept = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
+        module._parameters[name] = kept
 
 
 @contextlib.contextmanager

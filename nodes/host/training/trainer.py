@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import comfy.model_management
 import comfy.model_patcher
@@ -175,7 +175,8 @@ class _Guider(comfy.samplers.CFGGuider):
 
     def __init__(self, patcher, work: Callable[[], object], conditions: list[list[dict]]):
         super().__init__(patcher)
-        self.work, self.result = work, None
+        self.work = work
+        self.result: Any = None
         self.original_conds = {"positive": [entry for entries in conditions for entry in entries]}
 
     def inner_sample(self, noise, latent_image, *rest, **more):
