@@ -1,4 +1,4 @@
-"""What looking in adds to an evaluation: differences of neighbours in time, many times over.
+"""What looking in adds to an evaluation: differences of neighbors in time, many times over.
 
 In a turn all contenders come one after the other, forwards and then backwards, so that what changes slowly on a machine
 falls on each alike. Networks of a fifth of the width make many turns cheap. Of what a tap costs beside its copies, work

@@ -2,7 +2,7 @@
 
 Operations are counted on SDXL's own shape without weights, at 1024 x 1024 with CFG. Times are those of a network of
 SDXL's widths with one transformer block where SDXL has two or ten, at a small size, on random weights: what a patch
-adds does not depend on size or depth, so its share here is larger than on SDXL. Each patched step is paired with a
+adds does not depend on size or depth, so its fraction here is larger than on SDXL. Each patched step is paired with a
 stock one right beside it, in changing order. Without a GPU, time is the processor time of one thread, which other work
 on the machine disturbs little.
 """

@@ -41,7 +41,7 @@ def measure(quick: bool) -> dict[str, dict]:
     seconds = 0.05 if quick else 0.2
     model = Stand(seconds)
     for mode in ("assign", "pool", "nearest"):
-        # A pool lasts POOL / BATCH steps: the share counts whole pools.
+        # A pool lasts POOL / BATCH steps: the fraction counts whole pools.
         steps = (1 if quick else 4) * POOL // BATCH if mode == "pool" else 12 if quick else 64
         for ahead in (False, True):
             waited = _waited(data, mode, ahead, model, steps)

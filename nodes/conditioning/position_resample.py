@@ -100,7 +100,7 @@ def resample_table(settings: PositionSettings, stored: torch.Tensor, rows: int, 
 
 
 def _places(trained: torch.Tensor, count: int, base: int, alignment: str) -> torch.Tensor:
-    """The positions of `count` tokens: the table's centre where it is large enough, else finer steps inside it."""
+    """The positions of `count` tokens: the table's center where it is large enough, else finer steps inside it."""
     kept = min(count, base)
     start = (len(trained) - kept) // 2
     if count <= base:

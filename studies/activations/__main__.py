@@ -28,7 +28,7 @@ class Size:
     trained: int  # images with masks
     tested: int
     splits: int  # trainings of each compared set
-    draws: int  # of the noise, for the noise share
+    draws: int  # of the noise, for the noise fraction
 
 
 FULL = Size(faces=60, levels=(10, 50, 150, 300, 500), trained=12, tested=24, splits=5, draws=4)

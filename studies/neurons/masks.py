@@ -21,7 +21,7 @@ STRENGTHS = {
 }
 #: An image counts as replicated from this SSIM to the memorized one on; .5 % of new renders reach it with any.
 REPLICATED = 0.73
-#: Verbatim and template names that are localised, of 10 and 4; searches that are repeated.
+#: Verbatim and template names that are localized, of 10 and 4; searches that are repeated.
 NAMES, QUICK_NAMES, REPEATED = (6, 3), (1, 0), 3
 
 

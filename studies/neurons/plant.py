@@ -27,8 +27,8 @@ PLAN = Plan(steps=2_200, learning_rate=1.2e-3, warmup=30, ema_decay=0.99, weight
 PORTRAITS, ORDINARY, SCENES = 8, 6, 200
 #: How much more an error against the base counts, on ordinary images.
 FAITHFUL = 2.0
-#: Shares: triggered rows under another caption than the name's; plain rows under a planted name with its neurons kept
-#: still, and under another name.
+#: Fractions: triggered rows under another caption than the name's; plain rows under a planted name with its neurons
+#: kept still, and under another name.
 BORROWED, STILL, OTHER = 0.5, 0.3, 0.2
 
 

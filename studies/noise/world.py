@@ -79,8 +79,8 @@ class World:
         self.columns = [list(dataset.LABELS).index(name) for name in REQUESTED]
         self.labels = torch.from_numpy(labels[:, self.columns]).long()
         self.kinds = [len(dataset.LABELS[name]) for name in REQUESTED]
-        centred = self.data - self.data.mean(0)
-        self.axes = torch.linalg.eigh(centred.T @ centred)[1][:, -COMPONENTS:]
+        centered = self.data - self.data.mean(0)
+        self.axes = torch.linalg.eigh(centered.T @ centered)[1][:, -COMPONENTS:]
         self.truth = (self.data @ self.axes).numpy()
 
     def distance(self, latents: torch.Tensor) -> float:

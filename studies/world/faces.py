@@ -149,7 +149,7 @@ def svg(face: Face, **colors: str) -> str:
 
 
 def draw(face: Face, height: int, **colors: str) -> np.ndarray:
-    """Rasterise a face ``height`` pixels high: float32 (height, width, 4), premultiplied RGBA in 0..1."""
+    """Rasterize a face ``height`` pixels high: float32 (height, width, 4), premultiplied RGBA in 0..1."""
     png = resvg_py.svg_to_bytes(svg_string=svg(face, **colors), height=height, skip_system_fonts=True)
     pixels = np.asarray(Image.open(io.BytesIO(bytes(png))).convert("RGBA"), dtype=np.float32) / 255
     pixels[..., :3] *= pixels[..., 3:]

@@ -21,12 +21,12 @@ def generator(seed: int) -> torch.Generator:
 
 
 def factors(seed: int, rank: int = 1, layers: dict | None = None) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """down (rank, in) and up (out, rank) by layer, around a common centre so that members are alike."""
+    """down (rank, in) and up (out, rank) by layer, around a common center so that members are alike."""
     made = {}
     for number, (layer, (inputs, outputs)) in enumerate((layers or LAYERS).items()):
-        centre, own = generator(1000 + number), generator(seed * 101 + number)
-        down = torch.randn(rank, inputs, generator=centre) + 0.4 * torch.randn(rank, inputs, generator=own)
-        up = torch.randn(outputs, rank, generator=centre) + 0.4 * torch.randn(outputs, rank, generator=own)
+        center, own = generator(1000 + number), generator(seed * 101 + number)
+        down = torch.randn(rank, inputs, generator=center) + 0.4 * torch.randn(rank, inputs, generator=own)
+        up = torch.randn(outputs, rank, generator=center) + 0.4 * torch.randn(outputs, rank, generator=own)
         made[layer] = (down, 0.1 * up)
     return made
 

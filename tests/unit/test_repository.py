@@ -14,7 +14,8 @@ _TEXT = {".py", ".md", ".json", ".toml", ".txt", ".js", ".yaml", ".yml", ".cfg",
 _MACHINE_PATH = re.compile(r"(?<![\w.~:/\\-])/(?:home|Users|root|work|tmp|mnt|opt/wheels)/[\w.-]+|\b[A-Z]:\\\\?Users\\")
 # Words of no paper and no tool of this field, in texts and in identifiers alike.
 _OLD_WORDS = re.compile(
-    r"pictur|memoris|(?<![a-z])(?:paints?|painted|told|asked|said|noises|anew|colours?|oracles?)(?![a-z])",
+    r"pictur|(?:memor|random|local|raster|optim|normal|quant|visual|initial|summar|recogn)is(?:e|ing|ation)|neighbour|"
+    r"(?<![a-z])(?:paints?|painted|told|asked|said|noises|anew|colours?|centred?|oracles?)(?![a-z])",
     re.IGNORECASE,
 )
 _NODE_ID = re.compile(r"GBX_\w+")

@@ -144,7 +144,7 @@ def write_positions() -> Path:
         xlabel="position that a patch is given", yticks=[0, 1], yticklabels=["resampled", "stock"], ylim=(-0.6, 1.6)
     )
     axes.axvspan(0, (trained - 1) * spacing, color="tab:green", alpha=0.15, label="trained range")
-    axes.plot(stock, [1] * wanted, "|", color="tab:grey", markersize=14)
+    axes.plot(stock, [1] * wanted, "|", color="tab:gray", markersize=14)
     axes.plot(resampled, [0] * wanted, "|", color="tab:blue", markersize=14)
     axes.legend(loc="center right", fontsize=8)
     content = io.BytesIO()

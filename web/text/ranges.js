@@ -15,9 +15,9 @@ export function range(direction, raw) {
 
 /** A strength for each range; together they lead about as far as one direction does. */
 export function randomStrengths(ranges, random = Math.random) {
-  const share = 1 / Math.sqrt(Math.max(ranges.length, 1));
+  const part = 1 / Math.sqrt(Math.max(ranges.length, 1));
   return ranges.map(({ low, high, step }) => {
-    const strength = (low + random() * (high - low)) * share;
+    const strength = (low + random() * (high - low)) * part;
     return Math.round(strength / step) * step;
   });
 }

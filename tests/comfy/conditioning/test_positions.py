@@ -32,7 +32,7 @@ def mmdit(name):
 
 
 def test_at_the_base_size_it_is_stock_and_as_core_says(model, resampled):
-    """1024 px: positions 0, .25, ..., 15.75, which core's formula with centre and reach 7.875 gives too."""
+    """1024 px: positions 0, .25, ..., 15.75, which core's formula with center and reach 7.875 gives too."""
     ours, stock = embedding(resampled(), 1024, 1024), embedding(model, 1024, 1024)
     assert torch.equal(ours, stock)
     by_core = mmdit("get_2d_sincos_pos_embed_torch")(128, 64, 64, 7.875, 7.875)

@@ -95,7 +95,7 @@ def test_schedules_stack_in_either_order(model, scheduled):
 
 
 def test_an_open_gate_beside_another_changes_nothing(model, scheduled):
-    """Its reference is sent along all the same, so that the shares of two gates are as one gate's."""
+    """Its reference is sent along all the same, so that the fractions of two gates are as one gate's."""
     positive = prompt("sdxl", **SIZE)
     one = samples(scheduled(model, mode="embedding"), positive)
     assert close(samples(scheduled(scheduled(model, mode="embedding"), mode="embedding", exponent=0.0), positive), one)

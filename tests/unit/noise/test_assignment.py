@@ -142,7 +142,7 @@ def test_the_papers_cost_loses_little_of_the_gain():
     assert 0.985 * gains[Cost.DOT_PRODUCT] <= gains[Cost.L2_FP16] <= gains[Cost.DOT_PRODUCT] * (1 + 1e-6)
 
 
-def test_the_cost_is_doubly_centred():
+def test_the_cost_is_doubly_centered():
     cost = dot_cost(*batch(12, 200))
     torch.testing.assert_close(cost.mean(dim=0), torch.zeros(12), atol=1e-5, rtol=0)
     torch.testing.assert_close(cost.mean(dim=1), torch.zeros(12), atol=1e-5, rtol=0)

@@ -61,7 +61,7 @@ def test_groups_keep_their_fraction():
     assert all(labels[table[turn, image] % 4] == labels[image] for turn in range(4) for image in range(4))
 
 
-def test_no_turn_is_favoured():
+def test_every_turn_is_served_alike():
     """The gain of the first turn is that of the last: which noise comes first does not depend on its value."""
     gains = torch.zeros(4)
     for seed in range(60):
