@@ -63,9 +63,13 @@ def main(argv: Sequence[str]) -> int:
             numbers[f"{name}, {weighting}"] = results.bootstrap(hits, what, "fraction")
     worst = min(single[id_] for id_ in sets["recommended"])
     numbers["recommended: worst single activation minus the same place, selection images"] = {
-        "value": worst - guess, "low": worst - guess, "high": worst - guess, "n": count, "unit": "fraction",
+        "value": worst - guess,
+        "low": worst - guess,
+        "high": worst - guess,
+        "n": count,
+        "unit": "fraction",
         "what": "must be above 0 for a recommended activation",
-    }  # fmt: skip
+    }
     for name, number in numbers.items():
         print(f"{name}: {number['value']:.3f}", flush=True)
     name, command = "activations_joining", "python run.py study activations joining"

@@ -85,8 +85,10 @@ class Muon(torch.optim.Optimizer):
                 momenta = [self.state[value].setdefault("momentum", torch.zeros_like(value)) for value in values]
                 for momentum, value in zip(momenta, values, strict=True):
                     momentum.lerp_(value.grad, 1 - group["momentum"])
-                nesterov = [value.grad.lerp(momentum, group["momentum"]).flatten(1)
-                            for momentum, value in zip(momenta, values, strict=True)]  # fmt: skip
+                nesterov = [
+                    value.grad.lerp(momentum, group["momentum"]).flatten(1)
+                    for momentum, value in zip(momenta, values, strict=True)
+                ]
                 updates = orthogonalized(torch.stack(nesterov)) * math.sqrt(max(1, rows / columns))
                 for value, update in zip(values, updates, strict=True):
                     value.mul_(1 - group["lr"] * group["weight_decay"])

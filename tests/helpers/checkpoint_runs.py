@@ -29,9 +29,16 @@ _PARTS = {
 }
 # What a run of random weights is cut down to.
 _SMALL = {
-    "steps": 2, "sample_steps": 1, "sampling_steps": 1, "width": 128, "height": 128, "resolution": 64,
-    "time_budget": 2.0, "seeds": 2, "megapixels": 0.02,
-}  # fmt: skip
+    "steps": 2,
+    "sample_steps": 1,
+    "sampling_steps": 1,
+    "width": 128,
+    "height": 128,
+    "resolution": 64,
+    "time_budget": 2.0,
+    "seeds": 2,
+    "megapixels": 0.02,
+}
 
 
 def architecture(workflow: Path) -> str:

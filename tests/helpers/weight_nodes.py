@@ -19,8 +19,17 @@ LAYERS = {
     "up_blocks.2.attentions.1.transformer_blocks.0.attn2.to_q": (64, 64),
     "up_blocks.0.resnets.1.conv_shortcut": (256, 128),
 }
-_BUILD = {"folder": "people", "filename": "test", "rank": 1, "energy": 0.99, "components": 100,
-          "form": "singular_values", "standardize": True, "on_mismatch": "skip", "storage": "float32"}  # fmt: skip
+_BUILD = {
+    "folder": "people",
+    "filename": "test",
+    "rank": 1,
+    "energy": 0.99,
+    "components": 100,
+    "form": "singular_values",
+    "standardize": True,
+    "on_mismatch": "skip",
+    "storage": "float32",
+}
 _SAMPLE = {"seed": 1, "count": 1, "components": 100, "spread": 1.0, "source": "random", "member_name": ""}
 _EDIT = {"preserved_directions": "", "units": "max_projection", "debiasing": "joint"}
 

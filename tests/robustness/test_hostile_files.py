@@ -114,8 +114,10 @@ def test_changed_headers_are_one_sentence(readers, tmp_path, kind):
             continue
         (size,) = struct.unpack("<Q", valid[:8])
         header = json.loads(valid[8 : 8 + size])
-        about = {name: json.loads(text) if text[:1] in "{[" else text for name, text in
-                 header.get("__metadata__", {}).items()}  # fmt: skip
+        about = {
+            name: json.loads(text) if text[:1] in "{[" else text
+            for name, text in header.get("__metadata__", {}).items()
+        }
         changed = _changed(about, rng)
         if isinstance(changed, dict):
             texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in changed.items()}
@@ -145,7 +147,8 @@ def test_changed_tensors_are_one_sentence(readers, tmp_path, kind):
     )
     for name, tensor in tensors.items():
         for change in changes:
-            changed = {key: value.clone() for key, value in {**tensors, name: change(tensor)}.items()
-                       if value is not None}  # fmt: skip
+            changed = {
+                key: value.clone() for key, value in {**tensors, name: change(tensor)}.items() if value is not None
+            }
             save_file({key: value.contiguous() for key, value in changed.items()}, path, metadata)
             _try(readers, kind, path, path.read_bytes())

@@ -36,8 +36,10 @@ class Jobs:
         self.space = self._build(wide, folder / "wide.safetensors")
 
     def _build(self, sources, target):
-        builder, found = self._comfy.module("nodes.weights.space_builder"), self._comfy.module(
-            "nodes.weights.member_sources")  # fmt: skip
+        builder, found = (
+            self._comfy.module("nodes.weights.space_builder"),
+            self._comfy.module("nodes.weights.member_sources"),
+        )
         return builder.build(found.file_sources(sources), builder.BuildSettings(), target)
 
     def build(self, name):
@@ -48,14 +50,39 @@ class Jobs:
 
     def train(self, name):
         defaults = {
-            "pairing": "pool", "pool_size": 4, "k": 4.0, "nearest_form": "closed_form", "grouping": "ignore",
-            "penalty": 1.0, "batch_size": 1, "grad_accumulation_steps": 2, "steps": 4, "unit": "steps",
-            "learning_rate": 5e-4, "lr_schedule": "constant", "warmup_steps": 0, "rank": 2, "optimizer": "AdamW",
-            "loss_function": "MSE", "weighting": "plain", "snr_gamma": 5.0, "seed": 7, "precision": "fp32",
-            "lora_precision": "fp32", "algorithm": "LoRA", "gradient_checkpointing": False, "existing_lora": "[None]",
-            "held_out": 1, "validation_interval": 2, "sample_interval": 0, "sample_steps": 2, "sample_cfg": 2.0,
-            "checkpoint_name": f"training/{name}", "checkpoint_interval": 1, "on_stop": "keep_lora",
-        }  # fmt: skip
+            "pairing": "pool",
+            "pool_size": 4,
+            "k": 4.0,
+            "nearest_form": "closed_form",
+            "grouping": "ignore",
+            "penalty": 1.0,
+            "batch_size": 1,
+            "grad_accumulation_steps": 2,
+            "steps": 4,
+            "unit": "steps",
+            "learning_rate": 5e-4,
+            "lr_schedule": "constant",
+            "warmup_steps": 0,
+            "rank": 2,
+            "optimizer": "AdamW",
+            "loss_function": "MSE",
+            "weighting": "plain",
+            "snr_gamma": 5.0,
+            "seed": 7,
+            "precision": "fp32",
+            "lora_precision": "fp32",
+            "algorithm": "LoRA",
+            "gradient_checkpointing": False,
+            "existing_lora": "[None]",
+            "held_out": 1,
+            "validation_interval": 2,
+            "sample_interval": 0,
+            "sample_steps": 2,
+            "sample_cfg": 2.0,
+            "checkpoint_name": f"training/{name}",
+            "checkpoint_interval": 1,
+            "on_stop": "keep_lora",
+        }
         latents = [{"samples": torch.randn(1, 8, 8, 8, generator=members.generator(seed))} for seed in range(3)]
         given = {"model": [self._model], "latents": latents, "positive": self._captions(3)}
         given |= {key: [value] for key, value in defaults.items()}
@@ -66,33 +93,76 @@ class Jobs:
         self._comfy.module("nodes.weights.nodes_invert")._CHECKPOINT_INTERVAL = 1
         latent = {"samples": torch.randn(1, 8, 8, 8, generator=members.generator(0))}
         choices = {
-            "steps": 4, "learning_rate": 0.1, "weight_decay": 1e-10, "components": 100, "seed": 4, "precision": "fp32",
-            "gradient_checkpointing": False, "preview_interval": 1, "checkpoint_name": f"inversion/{name}",
-        }  # fmt: skip
-        outputs = self._comfy.run("GBX_W2WInvert", model=self._model, space=self.space, latent=latent,
-                                  positive=self._captions(1)[0], **choices)  # fmt: skip
+            "steps": 4,
+            "learning_rate": 0.1,
+            "weight_decay": 1e-10,
+            "components": 100,
+            "seed": 4,
+            "precision": "fp32",
+            "gradient_checkpointing": False,
+            "preview_interval": 1,
+            "checkpoint_name": f"inversion/{name}",
+        }
+        outputs = self._comfy.run(
+            "GBX_W2WInvert",
+            model=self._model,
+            space=self.space,
+            latent=latent,
+            positive=self._captions(1)[0],
+            **choices,
+        )
         return save({"coefficients": outputs[0].coefficients})
 
     def scores(self, name):
         outputs = self._comfy.run(
-            "GBX_MemorizationScore", model=self._model, clip=self._clip, scan_file=f"scores/{name}", prompts_file="",
-            threshold=0.0, text_norm=False, filename_prefix="", **_SCAN)  # fmt: skip
+            "GBX_MemorizationScore",
+            model=self._model,
+            clip=self._clip,
+            scan_file=f"scores/{name}",
+            prompts_file="",
+            threshold=0.0,
+            text_norm=False,
+            filename_prefix="",
+            **_SCAN,
+        )
         return outputs[4].encode()
 
     def statistics(self, name):
         outputs = self._comfy.run(
-            "GBX_NeuronStatistics", model=self._model, clip=self._clip, prompts=_PROMPTS, prompts_file="",
-            layers="output_blocks.5.1", filename_prefix=f"statistics_{name}/s")  # fmt: skip
+            "GBX_NeuronStatistics",
+            model=self._model,
+            clip=self._clip,
+            prompts=_PROMPTS,
+            prompts_file="",
+            layers="output_blocks.5.1",
+            filename_prefix=f"statistics_{name}/s",
+        )
         return (self._output / outputs[2]).read_bytes()
 
     def searches(self, name):
         statistics = self._comfy.run(
-            "GBX_NeuronStatistics", model=self._model, clip=self._clip, prompts=_PROMPTS, prompts_file="",
-            layers="output_blocks.5.1", filename_prefix="")[0]  # fmt: skip
+            "GBX_NeuronStatistics",
+            model=self._model,
+            clip=self._clip,
+            prompts=_PROMPTS,
+            prompts_file="",
+            layers="output_blocks.5.1",
+            filename_prefix="",
+        )[0]
         outputs = self._comfy.run(
-            "GBX_NemoLocalize", model=self._model, clip=self._clip, statistics=statistics, layers="output_blocks.5.1",
-            scan_file=f"searches/{name}", threshold=0.2, target_score=0.97, criterion="same_seed", theta_start=5.0,
-            time_budget=0.0, **_SCAN)  # fmt: skip
+            "GBX_NemoLocalize",
+            model=self._model,
+            clip=self._clip,
+            statistics=statistics,
+            layers="output_blocks.5.1",
+            scan_file=f"searches/{name}",
+            threshold=0.2,
+            target_score=0.97,
+            criterion="same_seed",
+            theta_start=5.0,
+            time_budget=0.0,
+            **_SCAN,
+        )
         return repr(outputs[0].scales).encode() + outputs[2].encode()
 
     def _captions(self, count):

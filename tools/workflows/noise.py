@@ -170,9 +170,18 @@ def sdxl_noise_seed_scout(w: Workflow) -> None:
     given = {"model": model, "positive": positive, "negative": negative, "cfg": 7.0}
     w.group("Scouting")
     seeds, _, figure, report = w.add(
-        "GBX_SeedScout", vae=vae, latent=latent, clip=clip, prompt=_FOX, words="red fox, blue owl, wooden fence",
-        ranking="word_coverage", seed=21, keep=3, steps=6, **given,
-    )  # fmt: skip
+        "GBX_SeedScout",
+        vae=vae,
+        latent=latent,
+        clip=clip,
+        prompt=_FOX,
+        words="red fox, blue owl, wooden fence",
+        ranking="word_coverage",
+        seed=21,
+        keep=3,
+        steps=6,
+        **given,
+    )
     w.group("The best seeds to the end")
     samples = w.add(
         "KSampler", seed=seeds, latent_image=latent, steps=25, sampler_name="euler", scheduler="normal", **given
@@ -214,9 +223,19 @@ def demo_noise_train_lora(w: Workflow) -> None:
     latent = w.add("VAEEncode", pixels=images, vae=vae)
     positive = w.add("CLIPTextEncode", clip=clip, text="portrait", node_title="Caption")
     negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_NEGATIVE)
-    short = {"steps": 16, "batch_size": 4, "learning_rate": 0.001, "weighting": "min_snr", "held_out": 4,
-             "validation_interval": 4, "sample_interval": 8, "sample_steps": 8, "precision": "fp32",
-             "lora_precision": "fp32", "gradient_checkpointing": False}  # fmt: skip
+    short = {
+        "steps": 16,
+        "batch_size": 4,
+        "learning_rate": 0.001,
+        "weighting": "min_snr",
+        "held_out": 4,
+        "validation_interval": 4,
+        "sample_interval": 8,
+        "sample_steps": 8,
+        "precision": "fp32",
+        "lora_precision": "fp32",
+        "gradient_checkpointing": False,
+    }
     _side_by_side(w, model, vae, latent, positive, negative, short)
 
 
@@ -237,8 +256,16 @@ def _composition(w: Workflow, model, vae, positive, negative, sketch, side: int,
         "GBX_CompositionNoise", latent=latent, guide=guide, seed=21, strength=0.8, cutoff=2.0, model=model
     )
     w.group("Sampling")
-    given = {"model": model, "positive": positive, "negative": negative, "steps": steps, "cfg": cfg,
-             "sampler_name": "euler", "scheduler": "normal", "seed": seed}  # fmt: skip
+    given = {
+        "model": model,
+        "positive": positive,
+        "negative": negative,
+        "steps": steps,
+        "cfg": cfg,
+        "sampler_name": "euler",
+        "scheduler": "normal",
+        "seed": seed,
+    }
     images = [
         w.add("VAEDecode", samples=w.add("KSampler", latent_image=x, **given), vae=vae) for x in (latent, composed)
     ]
@@ -379,9 +406,21 @@ def _train_on_folder(w: Workflow, checkpoint: str, size: int) -> None:
     cropped = w.add("CenterCropImages", images=resized, width=size, height=size)
     latents, captions = w.add("MakeTrainingDataset", images=cropped, vae=vae, clip=clip, texts=texts)
     negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_NEGATIVE)
-    given = {"steps": 500, "batch_size": 1, "learning_rate": 0.0002, "lr_schedule": "cosine", "warmup_steps": 25,
-             "weighting": "min_snr", "rank": 16, "held_out": 2, "validation_interval": 50, "sample_interval": 100,
-             "sample_steps": 20, "sample_cfg": 7.0, "lora_precision": "fp32"}  # fmt: skip
+    given = {
+        "steps": 500,
+        "batch_size": 1,
+        "learning_rate": 0.0002,
+        "lr_schedule": "cosine",
+        "warmup_steps": 25,
+        "weighting": "min_snr",
+        "rank": 16,
+        "held_out": 2,
+        "validation_interval": 50,
+        "sample_interval": 100,
+        "sample_steps": 20,
+        "sample_cfg": 7.0,
+        "lora_precision": "fp32",
+    }
     _side_by_side(w, model, vae, latents, captions, negative, given)
 
 

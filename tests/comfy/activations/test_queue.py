@@ -10,16 +10,38 @@ from tapping import World, hooks_left
 IDS = "up-level1-repeat0-res-out"
 PROMPT = {
     "model": ("GBX_LoadDemoModel", {"weights": "avatars-v1"}),
-    "record": ("GBX_ActivationRecorder", {"model": ["model", 0], "preset": "custom_ids", "ids": IDS, "pool_size": 1,
-                                          "recorded_steps": "last", "rows": "conditional", "precision": "fp16"}),
+    "record": (
+        "GBX_ActivationRecorder",
+        {
+            "model": ["model", 0],
+            "preset": "custom_ids",
+            "ids": IDS,
+            "pool_size": 1,
+            "recorded_steps": "last",
+            "rows": "conditional",
+            "precision": "fp16",
+        },
+    ),
     "text": ("CLIPTextEncode", {"clip": ["model", 1], "text": "portrait"}),
     "latent": ("EmptyLatentImage", {"width": 128, "height": 128, "batch_size": 1}),
-    "sample": ("KSampler", {"model": ["record", 0], "positive": ["text", 0], "negative": ["text", 0],
-                            "latent_image": ["latent", 0], "seed": 1, "steps": 2, "cfg": 1.0, "denoise": 1.0,
-                            "sampler_name": "euler", "scheduler": "normal"}),
+    "sample": (
+        "KSampler",
+        {
+            "model": ["record", 0],
+            "positive": ["text", 0],
+            "negative": ["text", 0],
+            "latent_image": ["latent", 0],
+            "seed": 1,
+            "steps": 2,
+            "cfg": 1.0,
+            "denoise": 1.0,
+            "sampler_name": "euler",
+            "scheduler": "normal",
+        },
+    ),
     "read": ("GBX_ReadActivations", {"recording": ["record", 1], "latent": ["sample", 0], "step_index": 0}),
     "save": ("GBX_SaveActivations", {"activations": ["read", 0], "filename_prefix": "queue/features"}),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(params=["CLASSIC", "NONE", "RAM_PRESSURE"])

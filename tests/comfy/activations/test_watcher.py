@@ -99,10 +99,16 @@ def test_texts_of_unequal_length_keep_their_lengths(comfy, name):
     given = {**PATTERN, "ids": "*block1-cross-map\nattn-mean", "recorded_steps": "all", "rows": "both"}
     recording_model, recording = comfy.run("GBX_ActivationRecorder", model=model, **given)
     settings = {
-        "seed": 7, "steps": 2, "cfg": 2.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0,
-        "positive": tiny_transformers.conditioning(9), "negative": tiny_transformers.conditioning(5),
+        "seed": 7,
+        "steps": 2,
+        "cfg": 2.0,
+        "sampler_name": "euler",
+        "scheduler": "normal",
+        "denoise": 1.0,
+        "positive": tiny_transformers.conditioning(9),
+        "negative": tiny_transformers.conditioning(5),
         "latent_image": tiny_transformers.latent(model, 1, 26, 44),
-    }  # fmt: skip
+    }
     plain, recorded = (comfy.run("KSampler", model=one, **settings)[0] for one in (model, recording_model))
     assert torch.equal(plain["samples"], recorded["samples"])
     found = comfy.run("GBX_ReadActivations", recording=recording, latent=recorded, step_index=0, average=True)[0]

@@ -9,8 +9,12 @@ TEXTS = {"positive": "portrait of zorvex quill", "middle": "portrait, smiling", 
 CFG = {"positive": "positive", "negative": "negative", "cfg": 3.0}
 DUAL = {"cond1": "positive", "cond2": "middle", "negative": "negative", "cfg_conds": 3.0, "cfg_cond2_negative": 2.0}
 PERP_NEG = {
-    "positive": "positive", "negative": "negative", "empty_conditioning": "middle", "cfg": 3.0, "neg_scale": 1.0
-}  # fmt: skip
+    "positive": "positive",
+    "negative": "negative",
+    "empty_conditioning": "middle",
+    "cfg": 3.0,
+    "neg_scale": 1.0,
+}
 
 
 @pytest.fixture(scope="module")

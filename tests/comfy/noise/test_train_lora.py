@@ -44,14 +44,39 @@ def latents():
 
 
 DEFAULTS = {
-    "pairing": "off", "pool_size": 16, "k": 4.0, "nearest_form": "closed_form", "grouping": "ignore", "penalty": 1.0,
-    "batch_size": 1, "grad_accumulation_steps": 1, "steps": 4, "unit": "steps", "learning_rate": 5e-4,
-    "lr_schedule": "constant", "warmup_steps": 0, "rank": 2, "optimizer": "AdamW", "loss_function": "MSE",
-    "weighting": "plain", "snr_gamma": 5.0, "seed": 7, "precision": "fp32", "lora_precision": "fp32",
-    "algorithm": "LoRA", "gradient_checkpointing": False, "existing_lora": "[None]", "held_out": 0,
-    "validation_interval": 2, "sample_interval": 2, "sample_steps": 2, "sample_cfg": 2.0, "checkpoint_name": "",
-    "checkpoint_interval": 1, "on_stop": "keep_lora",
-}  # fmt: skip
+    "pairing": "off",
+    "pool_size": 16,
+    "k": 4.0,
+    "nearest_form": "closed_form",
+    "grouping": "ignore",
+    "penalty": 1.0,
+    "batch_size": 1,
+    "grad_accumulation_steps": 1,
+    "steps": 4,
+    "unit": "steps",
+    "learning_rate": 5e-4,
+    "lr_schedule": "constant",
+    "warmup_steps": 0,
+    "rank": 2,
+    "optimizer": "AdamW",
+    "loss_function": "MSE",
+    "weighting": "plain",
+    "snr_gamma": 5.0,
+    "seed": 7,
+    "precision": "fp32",
+    "lora_precision": "fp32",
+    "algorithm": "LoRA",
+    "gradient_checkpointing": False,
+    "existing_lora": "[None]",
+    "held_out": 0,
+    "validation_interval": 2,
+    "sample_interval": 2,
+    "sample_steps": 2,
+    "sample_cfg": 2.0,
+    "checkpoint_name": "",
+    "checkpoint_interval": 1,
+    "on_stop": "keep_lora",
+}
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +95,22 @@ def trained(comfy, parts, captions, latents):
 
 
 def core(comfy, model, captions, latents, **changed):
-    given = {name: DEFAULTS[name] for name in (
-        "batch_size", "steps", "grad_accumulation_steps", "learning_rate", "rank", "optimizer", "loss_function",
-        "seed", "algorithm", "gradient_checkpointing", "existing_lora",
-    )}  # fmt: skip
+    given = {
+        name: DEFAULTS[name]
+        for name in (
+            "batch_size",
+            "steps",
+            "grad_accumulation_steps",
+            "learning_rate",
+            "rank",
+            "optimizer",
+            "loss_function",
+            "seed",
+            "algorithm",
+            "gradient_checkpointing",
+            "existing_lora",
+        )
+    }
     given |= {"training_dtype": DEFAULTS["precision"], "lora_dtype": DEFAULTS["lora_precision"]}
     torch.manual_seed(99)
     lora, losses = newer.train_lora(comfy, model=model, latents=latents, positive=captions, **(given | changed))

@@ -31,8 +31,11 @@ def base_weight(family, comfy, layer):
 
 
 def loha(stem):
-    parts = {f"hada_w{i}_{side}": draw(i + 10 * (side == "b"), *shape) for i in (1, 2)
-             for side, shape in (("a", (64, 3)), ("b", (3, 64)))}  # fmt: skip
+    parts = {
+        f"hada_w{i}_{side}": draw(i + 10 * (side == "b"), *shape)
+        for i in (1, 2)
+        for side, shape in (("a", (64, 3)), ("b", (3, 64)))
+    }
     update = (parts["hada_w1_a"].double() @ parts["hada_w1_b"].double()) * (
         parts["hada_w2_a"].double() @ parts["hada_w2_b"].double()
     )
@@ -119,8 +122,9 @@ def test_text_encoder_layers_reach_the_clip(family, comfy):
         clip, comfy.module("nodes.weights.lora_writer").to_tensors(point.layers()), 1.0
     )
     tokens = clip.tokenize("a portrait")
-    stock = comfy.run("LoraLoader", model=model, clip=clip, lora_name=save(family, made[0]), strength_model=1.0,
-                      strength_clip=1.0)[1]  # fmt: skip
+    stock = comfy.run(
+        "LoraLoader", model=model, clip=clip, lora_name=save(family, made[0]), strength_model=1.0, strength_clip=1.0
+    )[1]
     wanted = stock.encode_from_tokens(stock.tokenize("a portrait"))
     torch.testing.assert_close(patched.encode_from_tokens(tokens), wanted, atol=1e-4, rtol=1e-3)
     assert not torch.allclose(clip.encode_from_tokens(tokens), wanted, atol=1e-3)

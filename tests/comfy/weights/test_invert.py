@@ -11,9 +11,16 @@ LAYERS = {
     "mid_block.attentions.0.transformer_blocks.0.attn1.to_v": (128, 128),
 }
 CHOICES = {
-    "steps": 3, "learning_rate": 0.1, "weight_decay": 1e-10, "components": 100, "seed": 4, "precision": "fp32",
-    "gradient_checkpointing": True, "preview_interval": 2, "checkpoint_name": "",
-}  # fmt: skip
+    "steps": 3,
+    "learning_rate": 0.1,
+    "weight_decay": 1e-10,
+    "components": 100,
+    "seed": 4,
+    "precision": "fp32",
+    "gradient_checkpointing": True,
+    "preview_interval": 2,
+    "checkpoint_name": "",
+}
 
 
 @pytest.fixture(scope="module")

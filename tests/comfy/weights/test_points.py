@@ -80,9 +80,15 @@ def test_files_that_change_are_read_again(family, comfy):
 def test_a_sheet_of_a_sweep_and_of_samples(family, comfy):
     """Values on the axes, the nearest members in the labels, and the frames unchanged and in order."""
     grid, labels = comfy.run(
-        "GBX_W2WSweep", point=family.point, direction="PC 1", second_direction="PC 2", min_strength=-1.0,
-        max_strength=1.0, count=2, preserved_directions="",
-    )  # fmt: skip
+        "GBX_W2WSweep",
+        point=family.point,
+        direction="PC 1",
+        second_direction="PC 2",
+        min_strength=-1.0,
+        max_strength=1.0,
+        count=2,
+        preserved_directions="",
+    )
     images = [torch.rand(1, 24, 16, 3, generator=torch.Generator().manual_seed(seed)) for seed in range(len(grid))]
     sheet, frames = comfy.run("GBX_W2WSheet", images=images, labels=labels, columns=[0], title=["test"])
     assert torch.equal(frames, torch.cat(images)) and sheet.shape[0] == 1 and sheet.shape[-1] == 3

@@ -66,9 +66,21 @@ def test_report(family, comfy):
 def test_what_comfyui_trains_becomes_a_member(family, comfy):
     """Core's trainer writes biases and norms too: they are dropped and their fraction is reported."""
     latents = [{"samples": torch.randn(1, 8, 16, 16)} for _ in range(2)]
-    given = {"batch_size": 1, "grad_accumulation_steps": 1, "steps": 1, "learning_rate": 1e-3, "rank": 2,
-             "optimizer": "AdamW", "loss_function": "MSE", "seed": 0, "training_dtype": "fp32", "lora_dtype": "fp32",
-             "algorithm": "LoRA", "gradient_checkpointing": False, "existing_lora": "[None]"}  # fmt: skip
+    given = {
+        "batch_size": 1,
+        "grad_accumulation_steps": 1,
+        "steps": 1,
+        "learning_rate": 1e-3,
+        "rank": 2,
+        "optimizer": "AdamW",
+        "loss_function": "MSE",
+        "seed": 0,
+        "training_dtype": "fp32",
+        "lora_dtype": "fp32",
+        "algorithm": "LoRA",
+        "gradient_checkpointing": False,
+        "existing_lora": "[None]",
+    }
     given |= {"model": family.model, "latents": latents, "positive": [family.positive]}
     trained = [newer.train_lora(comfy, **given)[0] for _ in range(2)]
     for lora in trained:

@@ -113,5 +113,8 @@ def test_the_best_ids_come_first():
     scores = {"a": 0.5, "b": 0.9, "c": 0.5}
     assert id_chart.best(scores, 2) == ["b", "a"]
     assert [line.split() for line in id_chart.table({"score": scores}).splitlines()] == [
-        ["ID", "score"], ["a", "0.500"], ["b", "0.900"], ["c", "0.500"],
-    ]  # fmt: skip
+        ["ID", "score"],
+        ["a", "0.500"],
+        ["b", "0.900"],
+        ["c", "0.500"],
+    ]

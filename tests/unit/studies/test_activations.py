@@ -54,8 +54,17 @@ class Quality:
 @pytest.fixture
 def found():
     """A world in which everything is as the paper says."""
-    parts = ("res-increment", "res-out", "vit-block0-self-q", "vit-block0-self-k", "vit-block0-self-v",
-             "vit-block0-cross-q", "vit-block0-ffn-inner", "vit-block0-out", "vit-out")  # fmt: skip
+    parts = (
+        "res-increment",
+        "res-out",
+        "vit-block0-self-q",
+        "vit-block0-self-k",
+        "vit-block0-self-v",
+        "vit-block0-cross-q",
+        "vit-block0-ffn-inner",
+        "vit-block0-out",
+        "vit-out",
+    )
     ids = [
         f"{stage}-level{level}-repeat{repeat}-{part}"
         for stage in ("down", "up")
@@ -82,10 +91,17 @@ def found():
 def test_a_world_as_in_the_paper_answers_yes(found, monkeypatch):
     monkeypatch.setattr(claims, "bootstrap", functools.partial(results.bootstrap, draws=200))
     numbers = claims.numbers(found)
-    positive = ["set ours minus legacy: PCK", "set ours minus legacy: mIoU", "noise: down-stage minus early half",
-                "noise: up-stage, later half minus early half", "noise: res-increment minus output",
-                "granularity: along up-level1", "locality: self-q and self-k minus cross-q",
-                "general rule: mean mIoU kept minus dropped", "agreement of the two scores"]  # fmt: skip
+    positive = [
+        "set ours minus legacy: PCK",
+        "set ours minus legacy: mIoU",
+        "noise: down-stage minus early half",
+        "noise: up-stage, later half minus early half",
+        "noise: res-increment minus output",
+        "granularity: along up-level1",
+        "locality: self-q and self-k minus cross-q",
+        "general rule: mean mIoU kept minus dropped",
+        "agreement of the two scores",
+    ]
     assert {name: numbers[name]["low"] > 0 for name in positive} == dict.fromkeys(positive, True)
     assert numbers["general rule: best PCK lost"]["value"] < 0.05
     assert numbers["general rule: best 10 by mIoU kept"]["value"] == 0.9  # it keeps nine in all
