@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from comfy_api.latest import io
 
-from ..host.folders import input_stamp, resolve_input_file
+from ..host.folders import autoencoder_path, input_stamp
 from ..host.hooks import refuse_compiled
 from ..host.schema import Activations as ActivationsSocket
 from ..host.schema import SparseAutoencoder as AutoencoderSocket
@@ -60,7 +60,7 @@ class LoadSparseAutoencoder(io.ComfyNode):
     def execute(cls, file: str) -> io.NodeOutput:
         from . import autoencoder_file
 
-        autoencoder = autoencoder_file.read(resolve_input_file(file, "sparse autoencoder"))
+        autoencoder = autoencoder_file.read(autoencoder_path(file))
         return io.NodeOutput(autoencoder, "\n".join(autoencoder.ids), autoencoder.report())
 
 

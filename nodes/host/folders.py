@@ -16,6 +16,7 @@ from .schema import shown
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
 SPACES = "w2w"
+_OWN_SPACES = "*-w2w.safetensors"
 _LONGEST_NAME = 255  # bytes of a file or folder name, for every common file system
 _NAME = re.compile(r"[\w][\w .()+-]*")
 
@@ -26,7 +27,7 @@ folder_paths.folder_names_and_paths[SPACES][1].add(".safetensors")
 def space_names() -> list[str]:
     """The weight spaces to choose from: those of models/w2w, then those that come with the pack."""
     own = [name for name in folder_paths.get_filename_list(SPACES) if ".building" not in name]
-    return own + [path.name for path in sorted(ASSETS.glob("*.safetensors")) if path.name not in own]
+    return own + [path.name for path in sorted(ASSETS.glob(_OWN_SPACES)) if path.name not in own]
 
 
 def space_path(name: str) -> Path:
@@ -34,7 +35,7 @@ def space_path(name: str) -> Path:
     found = folder_paths.get_full_path(SPACES, name)
     if found:
         return Path(found)
-    if name in {path.name for path in ASSETS.glob("*.safetensors")}:
+    if name in {path.name for path in ASSETS.glob(_OWN_SPACES)}:
         return ASSETS / name
     raise ValueError(f"There is no weight space {shown(name)} in models/w2w: build or save one, or choose another.")
 
@@ -149,6 +150,12 @@ def input_stamp(name: str | None, what: str) -> str:
         return ""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     return "\n".join(f"{file.name} {file_stamp(file)}" for file in files)
+
+
+def autoencoder_path(name: str) -> Path:
+    """A sparse autoencoder, file or folder, as ``resolve_input_file`` finds it, or that of the demo model."""
+    own = {path.name: path for path in ASSETS.glob("*-autoencoder.safetensors")}
+    return own.get(name.strip()) or resolve_input_file(name, "sparse autoencoder")
 
 
 def resolve_optional_file(name: str, what: str) -> Path | None:
