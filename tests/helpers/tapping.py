@@ -40,3 +40,22 @@ class World:
 
 def hooks_left(model):
     return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.model.modules())
+
+
+def controlled(comfy, model, conditioning, value: float = 0.0):
+    """A CONDITIONING with a ControlNet for a U-Net whose weights are all one value."""
+    from comfy import controlnet, ops
+    from comfy.cldm.cldm import ControlNet
+
+    config = {key: each for key, each in model.model.model_config.unet_config.items() if key not in _DENOISER_ALONE}
+    with torch.inference_mode(False):
+        network = ControlNet(**config, hint_channels=3, operations=ops.manual_cast, device="cpu").requires_grad_(False)
+        for parameter in network.parameters():
+            parameter.data.fill_(value)
+    control = controlnet.ControlNet(network, load_device=torch.device("cpu"), manual_cast_dtype=torch.float32)
+    given = {"positive": conditioning, "negative": conditioning, "control_net": control, "strength": 1.0}
+    given |= {"image": torch.full((1, 64, 64, 3), 0.5), "start_percent": 0.0, "end_percent": 1.0}
+    return comfy.run("ControlNetApplyAdvanced", **given)[0]
+
+
+_DENOISER_ALONE = ("out_channels", "transformer_depth_output")

@@ -54,15 +54,16 @@ def kernels_with_gradients() -> Iterator[None]:
         management.in_training = before
 
 
-def activations_kept(patcher, dtype: torch.dtype, checkpointing: bool):
-    """What is kept for the gradient, as a context.
+def activations_kept(patcher, dtype: torch.dtype, checkpointing: bool, controlled: bool = False):
+    """What is kept for the gradient, as a context. ``controlled``: a ControlNet takes part.
 
+    U-Nets add a ControlNet's outputs in place to what their blocks have kept, and to what checkpoints start from.
     Transformers (Flux) add in place to what their norms have kept. Autocast on a GPU spares them by computing norms in
     float32; elsewhere PyTorch must copy what is about to change, which does not go together with checkpointing.
     """
     network = patcher.model.diffusion_model
     spared = patcher.load_device.type == "cuda" and dtype in LOW_PRECISION
-    if not isinstance(network, UNetModel) and not (spared and checkpointing):
+    if controlled or (not isinstance(network, UNetModel) and not (spared and checkpointing)):
         return torch.autograd.graph.allow_mutation_on_saved_tensors()
     return _checkpointed(network) if checkpointing else contextlib.nullcontext()
 

@@ -158,7 +158,8 @@ def run(
         guider = _Guider(clone, lambda: work(Session(guider, images, conditions, dtype, seed)), conditions)
         clone.model.requires_grad_(False)
         load(clone)
-        with activations_kept(clone, dtype, checkpointing):
+        controlled = any("control" in entry for entries in conditions for entry in entries)
+        with activations_kept(clone, dtype, checkpointing, controlled):
             first = images[0]
             no_steps = torch.tensor([1.0, 0.0])
             guider.sample(torch.zeros_like(first), first, None, no_steps, disable_pbar=True, seed=seed)
