@@ -8,17 +8,25 @@ import torch
 from comfy import weight_adapter
 
 from ..common.lora_keys import ALPHA, canonical
+from .hooks import refuse_quantized
 
 _NAME = "layer"
 
 
 class ComfyAdapters:
-    """Reads adapters of a base MODEL's layers; without one those alone whose update does not depend on the weight."""
+    """Reads adapters of a base MODEL's layers; without one those alone whose update does not depend on the weight.
+
+    Raises ValueError for a quantized MODEL.
+    """
 
     def __init__(self, model=None):
         self._weights = {}
-        for name, weight in model.model.state_dict().items() if model is not None else ():
-            if name.startswith("diffusion_model.") and name.endswith(".weight") and weight.ndim >= 2:
+        if model is None:
+            return
+        # The patcher's: in the network a loaded LoRA may lie on top of the base model's own weights.
+        for name, ((weight, _), *_) in model.get_key_patches("diffusion_model.").items():
+            if name.endswith(".weight") and weight.ndim >= 2:
+                refuse_quantized(model, [name])
                 self._weights[canonical(name.removesuffix(".weight"))] = weight
 
     def shape(self, layer: str, tensors: Mapping[str, tuple[int, ...]]):

@@ -1,5 +1,7 @@
 """No import of the pack runs against the arrows of its design."""
 
+import ast
+
 import import_arrows
 import pytest
 import repository
@@ -78,3 +80,26 @@ def test_a_right_arrow_is_let_through(file, source):
 def test_a_wildcard_is_found():
     assert import_arrows.open_wildcards("from .space import *")
     assert not import_arrows.open_wildcards("from .space import Space")
+
+
+def _weight_reads(source: str) -> list[str]:
+    """Where a file reads the weights of modules, not their shapes: dynamic VRAM keeps them elsewhere, unpatched."""
+    tree = ast.parse(source)
+    inner = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    inner |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "shape"}
+    return [
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Attribute) and node.attr == "weight" and id(node) not in inner)
+        or (isinstance(node, ast.Attribute) and node.attr == "state_dict" and "optimizer" not in ast.unparse(node))
+    ]
+
+
+def test_weights_of_a_model_are_read_through_its_patcher():
+    files = [(file, source) for file, source in import_arrows.pack_files(repository.ROOT) if "/demo/" not in file]
+    assert {file: found for file, source in files if (found := _weight_reads(source))} == {}
+
+
+def test_a_read_of_a_weight_is_found():
+    assert _weight_reads("x = layer.weight.float()") and _weight_reads("model.state_dict()")
+    assert not _weight_reads("x = layer.weight.shape[1] + schedule.weight(u)")

@@ -11,6 +11,7 @@ import torch
 from comfy.patcher_extension import WrappersMP
 
 from ....kernels import low_rank_apply
+from ..hooks import refuse_quantized
 
 
 @dataclass
@@ -50,7 +51,8 @@ def apply_lora(patcher, tensors: dict[str, torch.Tensor], strength: float, start
     """A clone of a MODEL with a LoRA, by the keys of a LoRA file; the MODEL itself at strength 0.
 
     In force in the whole run it is what Load LoRA makes of the file. Else each layer's weight gets the change as it is
-    used, at the noise levels of the interval alone. Raises ValueError when no key is of this model.
+    used, at the noise levels of the interval alone. Raises ValueError when no key is of this model, and for an interval
+    on a quantized MODEL.
     """
     if strength == 0:
         return patcher
@@ -62,6 +64,7 @@ def apply_lora(patcher, tensors: dict[str, torch.Tensor], strength: float, start
     clone, key = patcher.clone(), f"glassbox_interval_{uuid.uuid4().hex}"
     for target, adapter in named_adapters(patcher, tensors).items():
         name, part = (target, None) if isinstance(target, str) else (target[0], target[1])
+        refuse_quantized(patcher, [name])
         clone.add_weight_wrapper(name, Change(span, adapter.weights, strength, part))
 
     def call(executor, x, t, *args, **kwargs):

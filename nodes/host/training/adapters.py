@@ -13,6 +13,7 @@ import torch
 from comfy.weight_adapter import adapter_maps, adapters
 from torch import nn
 
+from ..hooks import refuse_quantized
 from ..noise_objects import untouched
 from .trainer import trainable_layers
 
@@ -74,7 +75,8 @@ def create(
 ) -> Adapters:
     """Adapters for every weight of a MODEL, new ones drawn from the seed, or taken from an existing LoRA.
 
-    The global generators are left as they are. Raises ValueError for a LoRA that fits nothing of the MODEL.
+    The global generators are left as they are. Raises ValueError for a LoRA that fits nothing of the MODEL,
+    and for a quantized MODEL.
     """
     with torch.inference_mode(False), untouched():
         torch.manual_seed(seed)
@@ -84,6 +86,7 @@ def create(
         used: set[str] = set()
         for layer, kind, weight in _weights(patcher):
             key = f"{layer}.{kind}"
+            refuse_quantized(patcher, [key])
             known = [name for name in (layer, *names.get(key, ())) if any(k.startswith(f"{name}.") for k in existing)]
             make = _matrix if weight.ndim > 1 else _vector
             function, taken = make(weight, kind, algorithm, rank, existing, known)

@@ -23,6 +23,7 @@ import comfy.samplers
 import torch
 from torch import nn
 
+from ..hooks import refuse_quantized
 from ..latent_shapes import matching_channels
 from .gradients import LOW_PRECISION, activations_kept, kernels_with_gradients, ordinary_parameters
 
@@ -146,7 +147,7 @@ def run(
     ``move_to(device)`` of theirs is called when the model moves. ``latents``: images (1, C, ...) or (C, ...) as the
     VAE encodes them. ``conditions``: one CONDITIONING per image, and further ones where wanted. ``dtype``: in which the
     model computes. ``checkpointing`` computes activations twice instead of keeping them, where the model allows it.
-    The MODEL stays as it was; raises ValueError for a name that is none of its weights.
+    The MODEL stays as it was; raises ValueError for a name that is none of its weights, or whose weight is quantized.
     """
     with torch.inference_mode(False), torch.enable_grad():
         clone = _plain_clone(patcher)
@@ -201,6 +202,7 @@ def _install(patcher, functions: Mapping[str, WeightFunction]) -> None:
                 patcher.add_weight_wrapper(f"{name}.{kind}", left.pop(f"{name}.{kind}", _unchanged))
     if left:
         raise ValueError(f"This MODEL has no weight {next(iter(left))}: it is of another architecture.")
+    refuse_quantized(patcher, functions)
 
 
 def _unchanged(weight: torch.Tensor) -> torch.Tensor:

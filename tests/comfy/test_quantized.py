@@ -1,0 +1,110 @@
+"""Quantized checkpoints, as most people load Flux: each way to act on a MODEL gives what it gives on the same numbers
+in float32, or is refused by one sentence before anything is evaluated."""
+
+import members
+import pytest
+import quantized
+import torch
+import weight_nodes
+
+_REFUSED = ("scaled fp8", "mixed precision", "custom loader")
+_SENTENCE = "This MODEL is quantized .* load the fp16, bf16 or plain fp8 file"
+_LAYER = "output_blocks.4.1.transformer_blocks.0.attn2"
+_CLOSE = 1e-4  # of the largest value: quantized layers multiply in another order
+
+
+@pytest.fixture(scope="module")
+def family(comfy, tmp_path_factory):
+    return weight_nodes.family(comfy, tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="module", params=quantized.KINDS)
+def models(family, request):
+    """The kind, the quantized MODEL, and the MODEL of the same numbers in float32."""
+    return request.param, *quantized.pair(family.model, request.param)
+
+
+def close(found, expected):
+    return (found - expected).abs().max() <= _CLOSE * expected.abs().max()
+
+
+def test_the_form_itself(family, models):
+    _, small, exact = models
+    assert small.model.diffusion_model.get_submodule(f"{_LAYER}.to_v").weight.element_size() == 1
+    assert close(family.sample(small, steps=2), family.sample(exact, steps=2))
+
+
+def hooked(comfy, model, node):
+    """A MODEL with one of the nodes whose hooks act on the outputs of layers."""
+    if node == "GBX_NemoNeuronMask":
+        mask = comfy.module("nodes.neurons.mask")
+        rows = ((f"{_LAYER}.to_v", index) for index in range(4))
+        given = {"mask": mask.NeuronMask(mask.uniform_scales(rows)), "strength": 1.0}
+        given |= {"start_percent": 0.0, "end_percent": 1.0, "apply_to": "positive"}
+    else:
+        given = {"preset": "custom_ids", "ids": "up-level1-*-res-out", "recorded_steps": "all", "rows": "both"}
+        given |= {"pool_size": 1, "precision": "fp32"}
+    return comfy.run(node, model=model, **given)[0]
+
+
+@pytest.mark.parametrize("node", ["GBX_NemoNeuronMask", "GBX_ActivationRecorder"])
+def test_what_hooks_the_outputs_of_layers_works(comfy, family, models, node):
+    _, small, exact = models
+    found, expected = (family.sample(hooked(comfy, model, node), steps=2) for model in (small, exact))
+    assert close(found, expected)
+    changed = not close(expected, family.sample(exact, steps=2))
+    assert changed == (node == "GBX_NemoNeuronMask")
+
+
+def test_a_point_for_the_whole_run_is_what_load_lora_makes(comfy, family, models):
+    _, small, _ = models
+    lora = comfy.run("GBX_W2WToLoRA", point=family.point, filename_prefix="loras/q", rank=0, file_format="kohya")[0]
+    (loaded,) = comfy.run("LoraModelLoader", model=small, lora=lora, strength_model=1.0)
+    found = family.sample(family.apply(family.point, small), steps=2)
+    assert torch.equal(found, family.sample(loaded, steps=2))
+    assert not torch.equal(found, family.sample(small, steps=2))
+
+
+def of_an_interval(comfy, family, model):
+    return family.sample(family.apply(family.point, model, start_percent=0.0, end_percent=0.5), steps=2)
+
+
+def of_guidance(comfy, family, model):
+    given = {"point": family.point, "identity_strength": 1.0, "edit_strength": 0.0}
+    return family.sample(comfy.run("GBX_W2WGuidance", model=model, **given)[0], steps=2)
+
+
+def of_inversion(comfy, family, model):
+    choices = {
+        "steps": 2, "learning_rate": 0.1, "weight_decay": 1e-10, "components": 100, "seed": 4, "precision": "fp32",
+        "gradient_checkpointing": False, "preview_interval": 2, "checkpoint_name": "",
+    }  # fmt: skip
+    latent = {"samples": torch.randn(1, 8, 8, 8, generator=members.generator(0))}
+    given = {"model": model, "space": family.space, "latent": latent, "positive": family.positive}
+    return comfy.run("GBX_W2WInvert", **given, **choices)[0].coefficients
+
+
+@pytest.mark.parametrize("make", [of_an_interval, of_guidance, of_inversion])
+def test_what_changes_weights_as_they_are_used_works_on_plain_fp8_and_is_refused_on_others(
+    comfy, family, models, make, monkeypatch
+):
+    from comfy.model_base import BaseModel
+
+    kind, small, exact = models
+    if kind not in _REFUSED:
+        assert close(make(comfy, family, small), make(comfy, family, exact))
+        return
+    monkeypatch.setattr(BaseModel, "_apply_model", None)  # nothing may be evaluated
+    with pytest.raises(ValueError, match=_SENTENCE):
+        make(comfy, family, small)
+
+
+def test_training_and_adapters_that_need_the_base_weights_are_refused(comfy, models):
+    kind, small, _ = models
+    if kind not in _REFUSED:
+        return
+    adapters, updates = comfy.module("nodes.host.training.adapters"), comfy.module("nodes.host.adapter_updates")
+    with pytest.raises(ValueError, match=_SENTENCE):
+        adapters.create(small, "LoRA", 2, torch.float32, 1, {})
+    with pytest.raises(ValueError, match=_SENTENCE):
+        updates.ComfyAdapters(small)
