@@ -100,6 +100,12 @@ class Generator:
         subject = self.nodes[number % len(self.nodes)]
         return _Prompt(self, random.Random(f"{self._seed} {number}")).fill(subject)
 
+    def plain(self, subject: str) -> tuple[dict, str]:
+        """A prompt that runs a node with plain inputs at the smallest sizes, and the number of the node in it."""
+        prompt = _Prompt(self, _Lowest())
+        number, _ = prompt.add(subject, 1)
+        return prompt.nodes, number
+
     def describe(self, name: str) -> dict:
         """ComfyUI's description of a node class."""
         return self._info[name]
@@ -128,26 +134,34 @@ class Generator:
         return found
 
 
+class _Lowest(random.Random):
+    """Draws 0 each time, with which everything in a prompt is plain."""
+
+    def random(self) -> float:
+        return 0.0
+
+
 class _Prompt:
     """One prompt while it is built."""
 
     def __init__(self, generator: Generator, rng: random.Random):
         self._generator, self._rng = generator, rng
-        self._nodes: dict[str, dict] = {}
+        self.nodes: dict[str, dict] = {}
         self._made: dict[str, list] = {}  # type -> link, for a later use of the same
 
     def fill(self, subject: str) -> dict:
         rng = self._rng
-        link = self._add(subject, 0)
+        link = self.add(subject, 0)
         if rng.random() < 0.5:
-            self._spoil(self._nodes[link[0]])
+            self._spoil(self.nodes[link[0]])
         outputs = self._generator.describe(subject)["output"]
         if outputs:
             slot = rng.randrange(len(outputs))
             self._use(outputs[slot], [link[0], slot])
-        return self._nodes
+        return self.nodes
 
-    def _add(self, name: str, depth: int) -> list:
+    def add(self, name: str, depth: int) -> list:
+        """A node with values for its inputs and links to what makes the others; depth 0 is the node in question."""
         # What only feeds the node in question is mostly plain, so that ComfyUI has it in its cache from another prompt.
         plain = depth > 0 and self._rng.random() < _PLAIN
         values = {}
@@ -158,8 +172,8 @@ class _Prompt:
                 link = self._link(one.kind, depth + 1, plain)
                 if link is not None:
                     values[one.name] = link
-        number = str(len(self._nodes) + 1)
-        self._nodes[number] = {"class_type": name, "inputs": values}
+        number = str(len(self.nodes) + 1)
+        self.nodes[number] = {"class_type": name, "inputs": values}
         for slot, kind in enumerate(self._generator.describe(name)["output"]):
             self._made.setdefault(kind, [number, slot])
         return [number, 0]
@@ -168,7 +182,7 @@ class _Prompt:
         if kind in self._made and (plain or self._rng.random() < 0.8):
             return self._made[kind]
         maker = self._generator.maker(kind, self._rng, cheap=plain or depth > 2 or self._rng.random() < 0.8)
-        return None if maker is None else [self._add(maker[0], depth)[0], maker[1]]
+        return None if maker is None else [self.add(maker[0], depth)[0], maker[1]]
 
     def _plain_value(self, one: Input) -> object:
         low, high = one.options.get("min", 0), one.options.get("max", 100)
@@ -232,9 +246,9 @@ class _Prompt:
         }.get(kind, (None, None))
         if user is not None:
             self._made[kind] = link
-            link = self._add(user, 1)
-            self._nodes[link[0]]["inputs"][name] = self._made[kind]
-        self._nodes[str(len(self._nodes) + 1)] = {"class_type": "PreviewAny", "inputs": {"source": link}}
+            link = self.add(user, 1)
+            self.nodes[link[0]]["inputs"][name] = self._made[kind]
+        self.nodes[str(len(self.nodes) + 1)] = {"class_type": "PreviewAny", "inputs": {"source": link}}
 
 
 @dataclass

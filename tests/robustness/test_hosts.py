@@ -1,0 +1,222 @@
+"""Every node that makes a MODEL or a GUIDER, beside what else stands on that MODEL or its prompts.
+
+Each feature of ComfyUI comes in a form that changes nothing by itself, such as an area of the whole image or a cache
+with the threshold 0. What a node makes must then be what it makes without.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+
+import pytest
+import repository
+import tapping
+import torch
+import weight_nodes
+
+from tools.launcher import fuzz
+from tools.launcher.comfyui import PACK_NAME
+
+pytestmark = pytest.mark.slow
+
+_CONTRACT = json.loads((repository.ROOT / "tests" / "node_contract.json").read_text("utf-8"))
+#: PositionalResample: the demo model has no position table; TrainLoraImmiscible: its MODEL is a LoRA's.
+_ELSEWHERE = {"GBX_PositionalResample", "GBX_TrainLoraImmiscible"}
+_NODES = [
+    name
+    for name, entry in _CONTRACT.items()
+    if entry["inputs"].get("model") == "MODEL"
+    and {"model: MODEL", "guider: GUIDER"} & set(entry["outputs"])
+    and name not in _ELSEWHERE
+]
+_TOLERANCE = 1e-3  # of the largest value: other orders of the same sums, over two steps
+_PROMPTS = {"positive": "portrait, red hair", "conditioning": "portrait, red hair", "negative": "", "other": "beard"}
+
+
+class Host:
+    """Runs nodes in this process on plain inputs, with something else on the MODEL or the prompts."""
+
+    def __init__(self, comfy, root):
+        described = {name: _described(name, node) for name, node in comfy.classes.items()}
+        self.comfy, self.generator, self._made = comfy, fuzz.Generator(described, 0), {}
+        self._expected: dict[str, torch.Tensor] = {}
+        self.model, self.clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v1")
+        self.prompts = {
+            name: comfy.run("CLIPTextEncode", clip=self.clip, text=text)[0] for name, text in _PROMPTS.items()
+        }
+        family = weight_nodes.family(comfy, root)
+        watched, recording = tapping.World(comfy, self.model, self.clip, None).record()
+        latent = {"samples": self._sampled(self._guider("CFGGuider", watched, self.prompts), watched)}
+        self._given = {"point": family.point, "space": family.space, "recording": recording, "latent": latent}
+
+    def run(
+        self, node: str, model=None, prompts: Mapping | None = None, after=None, guider: str = "CFGGuider"
+    ) -> torch.Tensor:
+        """The latent of a sampler with the MODEL or GUIDER of a node."""
+        model, prompts = model or self.model, prompts or self.prompts
+        prompt, number = self.generator.plain(node)
+        given = self._given | prompts | {"model": model, "source_positive": prompts["other"]}
+        inputs = {
+            name: given[name] if name in given else self._value(prompt, value)
+            for name, value in prompt[number]["inputs"].items()
+        }
+        outputs = dict(zip(self.generator.describe(node)["output"], self._execute(node, inputs), strict=False))
+        if "GUIDER" in outputs:
+            return self._sampled(outputs["GUIDER"], model)
+        made = after(outputs["MODEL"]) if after else outputs["MODEL"]
+        return self._sampled(self._guider(guider, made, prompts), made)
+
+    def expected(self, node: str) -> torch.Tensor:
+        """What a node makes with nothing else there."""
+        if node not in self._expected:
+            self._expected[node] = self.run(node)
+        return self._expected[node]
+
+    def _value(self, prompt: dict, value):
+        """A value of a prompt; a link gives what its node has made, once."""
+        if not isinstance(value, list):
+            return value
+        name, slot = prompt[value[0]]["class_type"], value[1]
+        inputs = {key: self._value(prompt, given) for key, given in prompt[value[0]]["inputs"].items()}
+        key = (name, *(given if isinstance(given, str | int | float) else id(given) for given in inputs.values()))
+        if key not in self._made:
+            self._made[key] = self._execute(name, inputs), inputs  # kept, so that an id stays theirs
+        return self._made[key][0][slot]
+
+    def _execute(self, name: str, inputs: dict) -> list:
+        """The outputs of a node, of lists their first."""
+        node = self.comfy.classes[name]
+        if getattr(node, "INPUT_IS_LIST", False):
+            inputs = {key: [value] for key, value in inputs.items()}
+        outputs = self.comfy.run(name, **inputs)
+        lists = self.generator.describe(name)["output_is_list"]
+        return [value[0] if many else value for value, many in zip(outputs, lists, strict=True)]
+
+    def _guider(self, name: str, model, prompts: Mapping):
+        """Guiders whose result is CFG 3 of the positive against the negative prompt."""
+        given = {"positive": prompts["positive"], "negative": prompts["negative"], "cfg": 3.0}
+        if name == "DualCFGGuider":
+            given = {"cond1": prompts["positive"], "cond2": prompts["negative"], "negative": prompts["other"]}
+            given |= {"cfg_conds": 3.0, "cfg_cond2_negative": 1.0, "style": "regular"}
+        elif name == "PerpNegGuider":
+            given |= {"negative": prompts["other"], "empty_conditioning": prompts["negative"], "neg_scale": 0.0}
+        return self.comfy.run(name, model=model, **given)[0]
+
+    def _sampled(self, guider, model) -> torch.Tensor:
+        run = self.comfy.run
+        (sigmas,) = run("BasicScheduler", model=model, scheduler="normal", steps=2, denoise=1.0)
+        (sampler,), (noise,) = run("KSamplerSelect", sampler_name="euler"), run("RandomNoise", noise_seed=1)
+        given = {"sampler": sampler, "noise": noise, "sigmas": sigmas}
+        latent = {"samples": torch.zeros(2, self.model.model.latent_format.latent_channels, 8, 8)}
+        return run("SamplerCustomAdvanced", guider=guider, latent_image=latent, **given)[0]["samples"]
+
+    def each(self, change) -> dict:
+        """The prompts, each changed."""
+        return {name: change(prompt) for name, prompt in self.prompts.items()}
+
+
+def _described(name: str, node) -> dict:
+    """What the generator reads of a node in ComfyUI's /object_info."""
+    if hasattr(node, "GET_NODE_INFO_V1"):
+        info = node.GET_NODE_INFO_V1()
+    else:
+        outputs = node.RETURN_TYPES
+        info = {"input": node.INPUT_TYPES(), "output": outputs}
+        info["output_is_list"] = getattr(node, "OUTPUT_IS_LIST", [False] * len(outputs))
+    plain = json.loads(json.dumps(info, default=str))  # as the server sends it
+    return plain | {"python_module": f"custom_nodes.{PACK_NAME}" if name.startswith("GBX_") else "nodes"}
+
+
+@pytest.fixture(scope="module")
+def host(comfy, tmp_path_factory):
+    return Host(comfy, tmp_path_factory.getbasetemp())
+
+
+def _cached(host, name):
+    given = {"reuse_threshold": 0.0, "start_percent": 0.0, "end_percent": 1.0, "verbose": False}
+    return lambda model: host.comfy.run(name, model=model, **given)[0]
+
+
+def _area(host, conditioning):
+    area = {"width": 64, "height": 64, "x": 0, "y": 0, "strength": 1.0}
+    return host.comfy.run("ConditioningSetArea", conditioning=conditioning, **area)[0]
+
+
+def _both(host, first, second):
+    return host.comfy.run("ConditioningCombine", conditioning_1=first, conditioning_2=second)[0]
+
+
+def _ranges(host, conditioning):
+    halves = [
+        host.comfy.run("ConditioningSetTimestepRange", conditioning=conditioning, start=start, end=end)[0]
+        for start, end in ((0.0, 0.5), (0.5, 1.0))
+    ]
+    return _both(host, *halves)
+
+
+# What else is there, as further arguments of Host.run; "after": behind the node's own MODEL.
+_FEATURES = {
+    "EasyCache before": lambda host: {"model": _cached(host, "EasyCache")(host.model)},
+    "LazyCache before": lambda host: {"model": _cached(host, "LazyCache")(host.model)},
+    "EasyCache after": lambda host: {"after": _cached(host, "EasyCache")},
+    "LazyCache after": lambda host: {"after": _cached(host, "LazyCache")},
+    "area": lambda host: {"prompts": host.each(lambda prompt: _area(host, prompt))},
+    "regions": lambda host: {"prompts": host.each(lambda prompt: _both(host, _area(host, prompt), prompt))},
+    "timestep ranges": lambda host: {"prompts": host.each(lambda prompt: _ranges(host, prompt))},
+    "ControlNet": lambda host: {"prompts": host.each(partial(tapping.controlled, host.comfy, host.model))},
+    "DualCFGGuider": lambda host: {"guider": "DualCFGGuider"},
+    "PerpNegGuider": lambda host: {"guider": "PerpNegGuider"},
+}
+_OF_MODELS = ("EasyCache after", "LazyCache after", "DualCFGGuider", "PerpNegGuider")
+
+#: Guides DualCFGGuider's second prompt too, by its design: see tests/comfy/weights/test_guidance.py.
+_NOT_NEUTRAL = {("GBX_W2WGuidance", "DualCFGGuider")}
+
+
+def _applies(feature: str, node: str) -> bool:
+    makes_model = "model: MODEL" in _CONTRACT[node]["outputs"]
+    return (makes_model or feature not in _OF_MODELS) and (node, feature) not in _NOT_NEUTRAL
+
+
+@pytest.mark.parametrize(
+    ("node", "feature"), [(node, feature) for node in _NODES for feature in _FEATURES if _applies(feature, node)]
+)
+def test_a_feature_that_changes_nothing_changes_nothing(host, feature, node):
+    found, expected = host.run(node, **_FEATURES[feature](host)), host.expected(node)
+    assert float((found - expected).abs().max()) <= _TOLERANCE * float(expected.abs().max())
+
+
+@pytest.fixture
+def partially_loaded(monkeypatch):
+    """ComfyUI has memory for 30 % of each model, unless all of it is requested, as for training."""
+    from comfy import model_management
+
+    load, load_one, whole = model_management.load_models_gpu, model_management.LoadedModel.model_load, []
+
+    def loading(models, *args, force_full_load=False, **kwargs):
+        whole.append(force_full_load)
+        load(models, *args, force_full_load=force_full_load, **kwargs)
+
+    def in_part(loaded, lowvram_model_memory=0, force_patch_weights=False):
+        memory = 0 if whole[-1] else int(0.3 * loaded.model.model_size())
+        return load_one(loaded, memory, force_patch_weights)
+
+    monkeypatch.setattr(model_management, "load_models_gpu", loading)
+    monkeypatch.setattr(model_management.LoadedModel, "model_load", in_part)
+
+
+@pytest.mark.parametrize("node", _NODES)
+def test_a_partial_load_changes_nothing(host, node, request):
+    from comfy import model_management
+
+    expected = host.expected(node)
+    model_management.unload_all_models()
+    request.getfixturevalue("partially_loaded")
+    try:
+        found = host.run(node)
+        assert host.model.model.model_lowvram
+    finally:
+        model_management.unload_all_models()
+    assert float((found - expected).abs().max()) <= _TOLERANCE * float(expected.abs().max())
