@@ -18,13 +18,16 @@ OURS = "ours"
 _TURNS, _MILLISECONDS = {True: (3, 15), False: (5, 41)}, {True: 500, False: 2_000}
 
 
-def measure(quick: bool) -> Iterator[dict[str, dict]]:
-    """Milliseconds of every row, and how many times as long as ours the others take; all so far, row by row."""
+def measure(quick: bool, only: str = "") -> Iterator[dict[str, dict]]:
+    """Milliseconds of every row, and how many times as long as ours the others take; all so far, row by row.
+
+    ``only``: how the names of the rows begin that are measured.
+    """
     kernels = host.pack("kernels")
     numbers: dict[str, dict] = {}
     before = kernels.use("eager")
     try:
-        for where, what, contenders in rows(quick):
+        for where, what, contenders in rows(quick, only):
             with torch.no_grad(), threads(1):
                 taken = sum(float(found[0]) for found in times(contenders, 1, alone=True).values())
                 least, most = _TURNS[quick]
@@ -37,11 +40,13 @@ def measure(quick: bool) -> Iterator[dict[str, dict]]:
         kernels.use(before)
 
 
-def rows(quick: bool) -> Iterator[tuple[str, str, dict[str, Callable[[], object]]]]:
+def rows(quick: bool, only: str = "") -> Iterator[tuple[str, str, dict[str, Callable[[], object]]]]:
     """Where, what it is measured on, and the contenders, of which the first is ours."""
     kernels = host.pack("kernels")
-    yield from _methods()
+    yield from (row for row in _methods() if row[0].startswith(only))
     for case in cpu_cases(quick):
+        if not f"{case.operation}, {case.where}".startswith(only):
+            continue
         dtypes = (torch.float32, torch.bfloat16) if case.operation == "low_rank_apply" else (torch.float32,)
         for dtype in dtypes:
             arguments = case.arguments("cpu", dtype)

@@ -1,13 +1,16 @@
 """The kernels' benchmark at tiny sizes: its input fits, what people write gives the same, and its files are written."""
 
 import csv
+import json
 import math
 
 import pytest
 import torch
 from glassbox import kernels
 
+from benchmarks.kernels import __main__ as command
 from benchmarks.kernels import cases, on_cpu, on_gpu, static
+from studies.common import results
 
 TINY = [
     cases.drawn("tiny", 3, 40, 8),
@@ -62,6 +65,18 @@ def test_rows_of_methods_do_the_same():
     assert [next(iter(contenders)) for contenders in rows.values()] == [on_cpu.OURS] * 4
     ours, line, *_ = rows["assignment, B = 256, D = 16,384"].values()
     assert ours().permutation.tolist() == line()[1].tolist()
+
+
+def test_rows_that_are_measured_again_leave_the_others(monkeypatch, tmp_path):
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    monkeypatch.setattr(on_cpu, "_methods", lambda: iter(()))
+    monkeypatch.setattr(on_cpu, "cpu_cases", lambda quick: [cases.cost("tiny", 4, 40), cases.match("tiny", 9, 5)])
+    written = []
+    for arguments in (["--cpu"], ["--cpu", "--only", "best_match"]):
+        command.main(arguments)
+        written.append(json.loads((tmp_path / "bench_kernels.json").read_text())["numbers"])
+    assert list(written[0]) == list(written[1])
+    assert {name.partition(",")[0] for name in written[0] if written[0][name] != written[1][name]} == {"best_match"}
 
 
 def test_rows_and_files_of_a_gpu(monkeypatch, tmp_path):
