@@ -27,6 +27,11 @@ CAVEATS = (
     "Template memorization, where only parts of an image return, is often blocked only in part.",
 )
 
+NO_SEARCHES = (
+    "This mask does not say which prompts its neurons belong to: make it with NeMo Localize, or load a file that does "
+    "say it."
+)
+
 Scales = dict[str, dict[int, float]]
 
 
@@ -74,6 +79,21 @@ class NeuronMask:
     def with_scales(self, scales: Scales, step: str) -> NeuronMask:
         """The same searches with other neurons; ``step`` says what was done, for the history."""
         return replace(self, scales=sort_scales(scales), history=(*self.history, step))
+
+    def by_prompt(self) -> dict[str, NeuronMask]:
+        """The masked neurons that were found for each prompt, as masks of their own, by prompt.
+
+        Neurons that belong to no prompt are left out. Raises ValueError for a mask without searches.
+        """
+        if not self.searches:
+            raise ValueError(NO_SEARCHES)
+        found: dict[str, Scales] = {}
+        for search in self.searches:
+            scales = found.setdefault(search.prompt, {})
+            for path, indices in search.neurons.items():
+                masked = self.scales.get(path, {})
+                scales.setdefault(path, {}).update({index: masked[index] for index in indices if index in masked})
+        return {prompt: replace(self, scales=sort_scales(scales)) for prompt, scales in found.items()}
 
 
 def sort_scales(scales: Scales) -> Scales:

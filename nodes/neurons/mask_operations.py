@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from .mask import NeuronMask, uniform_scales
+from .mask import NO_SEARCHES, NeuronMask, uniform_scales
 
 
 class MaskOperation(enum.StrEnum):
@@ -46,10 +46,7 @@ def most_frequent(mask: NeuronMask, count: int) -> NeuronMask:
     Raises ValueError for a mask without the searches of its prompts.
     """
     if not mask.searches:
-        raise ValueError(
-            "This mask does not say which prompts its neurons belong to: make it with NeMo Localize, or load a file "
-            "that says so."
-        )
+        raise ValueError(NO_SEARCHES)
     counted = Counter((path, i) for one in mask.searches for path, indices in one.neurons.items() for i in indices)
     masked = set(mask.neurons)
     present = {neuron: times for neuron, times in counted.items() if neuron in masked}

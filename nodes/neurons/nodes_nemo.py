@@ -16,8 +16,8 @@ from ..host import folders
 from ..host.first_step import at_first_step, embedding, latent_shape, probe_outputs, value_outputs
 from ..host.hooks import refuse_compiled
 from ..host.image_output import new_figure, to_image
-from ..host.patches.value_rows import with_scaled
-from ..host.progress import Progress, Stopped
+from ..host.patches.value_rows import with_scaled, with_scaled_by_prompt
+from ..host.progress import Progress, Stopped, with_progress
 from ..host.sampling import sigmas_of
 from ..host.schema import NeuronMask as MaskSocket
 from ..host.schema import NeuronStatistics as StatisticsSocket
@@ -39,6 +39,13 @@ class MaskedRows(enum.StrEnum):
 
     BOTH = "both"
     POSITIVE = "positive"
+
+
+class MaskedPrompts(enum.StrEnum):
+    """Which prompts a mask acts on."""
+
+    ALL = "all"
+    OWN = "own"
 
 
 class NemoLocalize(io.ComfyNode):
@@ -304,19 +311,47 @@ class NemoNeuronMask(io.ComfyNode):
                     tooltip="Under CFG: both masks the positive and the negative prompt, as the paper does; positive "
                     "masks the positive prompt only.",
                 ),
+                io.Combo.Input(
+                    "masked_prompts",
+                    options=MaskedPrompts,
+                    optional=True,
+                    tooltip="all: the neurons of all prompts act on every prompt. own: the neurons found for a prompt "
+                    "act while that prompt is sampled; every other prompt samples untouched. Needs clip.",
+                ),
+                io.Clip.Input(
+                    "clip", optional=True, tooltip="For own: the text encoder of the prompts that are sampled."
+                ),
             ],
             outputs=[io.Model.Output(display_name="model", tooltip="For any sampler.")],
         )
 
     @classmethod
-    def execute(cls, model, mask, strength, start_percent, end_percent, apply_to) -> io.NodeOutput:
+    def execute(
+        cls,
+        model,
+        mask,
+        strength,
+        start_percent,
+        end_percent,
+        apply_to,
+        masked_prompts=MaskedPrompts.ALL,
+        clip=None,
+    ) -> io.NodeOutput:
         from . import neuron_reports
 
         refuse_compiled(model)
         if start_percent > end_percent:
             raise ValueError("The mask ends before it starts: set end_percent to start_percent or more.")
-        factors = channel_factors(mask, value_layers(model.model.diffusion_model), strength)
-        if factors:
-            sigmas = sigmas_of(model, start_percent, end_percent)
-            model = with_scaled(model, factors, sigmas, conditional_only=MaskedRows(apply_to) == MaskedRows.POSITIVE)
+        layers, sigmas = value_layers(model.model.diffusion_model), sigmas_of(model, start_percent, end_percent)
+        factors, positive_only = channel_factors(mask, layers, strength), apply_to == MaskedRows.POSITIVE
+        if factors and masked_prompts == MaskedPrompts.OWN:
+            if clip is None:
+                raise ValueError("masked_prompts own compares the prompts that are sampled: connect the model's clip.")
+            prompts = [
+                (embedding(encode(clip, text)[1]), channel_factors(of_prompt, layers, strength))
+                for text, of_prompt in with_progress(mask.by_prompt().items())
+            ]
+            model = with_scaled_by_prompt(model, prompts, sigmas, positive_only)
+        elif factors:
+            model = with_scaled(model, factors, sigmas, positive_only)
         return io.NodeOutput(model, ui={"glassbox_neurons": [neuron_reports.mask_chart(mask)]})

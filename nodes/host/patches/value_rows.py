@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import torch
+from comfy.patcher_extension import WrappersMP
 from torch import nn
 
-from ..hooks import Call, forward_hooks, hook_calls
+from ..hooks import POSITIVE, Call, forward_hooks, hook_calls
 
 #: Factor of each channel by dotted path of the layer: (channels,), or (rows, channels) for factors of each row.
 Factors = Mapping[str, torch.Tensor]
+_ROUNDING = 1e-3  # of the largest component; one other word changes an embedding by far more
 
 
 def scaled(network: nn.Module, factors: Factors) -> AbstractContextManager[None]:
@@ -28,19 +31,95 @@ def with_scaled(patcher, factors: Factors, sigmas: tuple[float, float], conditio
 
     ``conditional_only`` leaves rows of the negative prompt as they are.
     """
+    calling = _calling(lambda: ((), factors), sigmas, conditional_only)
+    return hook_calls(patcher, calling, needs_positive=conditional_only)
+
+
+def with_scaled_by_prompt(
+    patcher, prompts: Sequence[tuple[torch.Tensor, Factors]], sigmas: tuple[float, float], conditional_only: bool
+):
+    """``with_scaled`` with the factors of the prompt that is sampled; ``prompts``: embeddings (1, tokens, D), factors.
+
+    Each image of a batch is scaled by the factors of the prompts among its positive conditionings, the smaller one
+    where two of them name a channel. Images without any keep the bits of stock ComfyUI. A guider without a conditioning
+    named positive raises ValueError.
+    """
+    key, current = f"glassbox_prompts_{uuid.uuid4().hex}", ((), {})
+
+    def predict(executor, x, timestep, *args, **kwargs):
+        nonlocal current
+        sampled = _sampled_prompts(executor.class_obj.conds, prompts, key, len(x), float(timestep.flatten()[0]))
+        if sampled != current[0]:
+            current = sampled, _of_images(sampled, [factors for _, factors in prompts])
+        return executor(x, timestep, *args, **kwargs)
+
+    clone = hook_calls(patcher, _calling(lambda: current, sigmas, conditional_only))
+    clone.add_wrapper_with_key(WrappersMP.PREDICT_NOISE, key, predict)
+    return clone
+
+
+def _calling(current: Callable[[], tuple[tuple, Factors]], sigmas: tuple[float, float], conditional_only: bool):
+    """For ``hook_calls``: the receivers of the factors that ``current`` gives with what distinguishes them."""
     highest, lowest = sigmas
     cache: dict = {}
 
     def calling(call: Call):
-        if not lowest <= call.sigma <= highest:
+        name, factors = current()
+        if not factors or not lowest <= call.sigma <= highest:
             return None
-        key = (call.positive if conditional_only else (), call.rows)
+        key = (name, call.positive if conditional_only else (), call.rows)
         if key not in cache:
             cache.clear()
-            cache[key] = [(path, _scaling(factor)) for path, factor in _of_rows(factors, *key).items()]
+            cache[key] = [(path, _scaling(factor)) for path, factor in _of_rows(factors, *key[1:]).items()]
         return cache[key], ()
 
-    return hook_calls(patcher, calling, needs_positive=conditional_only)
+    return calling
+
+
+def _sampled_prompts(
+    conds: Mapping, prompts: Sequence[tuple[torch.Tensor, Factors]], key: str, images: int, sigma: float
+) -> tuple[frozenset[int], ...]:
+    """For each image of a batch the indices of the prompts that its positive conditionings have at a noise level."""
+    sampled: list[set[int]] = [set() for _ in range(images)]
+    for entry in (entry for name in POSITIVE for entry in conds.get(name) or ()):
+        start, end = entry.get("timestep_start"), entry.get("timestep_end")
+        if (start is not None and sigma > start) or (end is not None and sigma < end):
+            continue
+        if key not in entry:  # once for a run, whose entries these are
+            # The copies that regions add to a side keep the text of the other one under "cross_attn".
+            contexts = entry["model_conds"]["c_crossattn"].cond
+            entry[key] = [_matching(context, prompts) for context in contexts]
+        for image, found in enumerate(sampled):
+            found |= entry[key][image % len(entry[key])]
+    return tuple(map(frozenset, sampled))
+
+
+def _matching(context: torch.Tensor, prompts: Sequence[tuple[torch.Tensor, Factors]]) -> set[int]:
+    """The prompts whose embedding is a context (tokens, D), but for the rounding of an encoder on another device."""
+    return {
+        index
+        for index, (embedding, _) in enumerate(prompts)
+        if embedding.shape[1:] == context.shape
+        and torch.allclose(context.to(embedding), embedding[0], rtol=0.0, atol=_ROUNDING * float(embedding.abs().max()))
+    }
+
+
+def _of_images(sampled: tuple[frozenset[int], ...], factors: list[Factors]) -> Factors:
+    """Factors (images, channels) of the prompts of each image; (channels,) where all images have the same prompts."""
+    by_image = []
+    for indices in sampled if len(set(sampled)) > 1 else sampled[:1]:
+        joined: dict[str, torch.Tensor] = {}
+        for index in sorted(indices):
+            for path, factor in factors[index].items():
+                joined[path] = torch.minimum(joined[path], factor) if path in joined else factor
+        by_image.append(joined)
+    if len(by_image) == 1:
+        return by_image[0]
+    some = {path: factor for joined in by_image for path, factor in joined.items()}
+    return {
+        path: torch.stack([joined.get(path, torch.ones_like(factor)) for joined in by_image])
+        for path, factor in some.items()
+    }
 
 
 def _scaling(factor: torch.Tensor):
@@ -63,7 +142,8 @@ def _of_rows(factors: Factors, parts: tuple[bool, ...], rows: int) -> Factors:
     if not parts or all(parts):
         return factors
     chosen = torch.tensor(parts).repeat_interleave(rows // len(parts))[:, None]
-    return {path: torch.where(chosen, factor, 1.0) for path, factor in factors.items()}
+    by_row = {path: factor if factor.ndim == 1 else factor.repeat(len(parts), 1) for path, factor in factors.items()}
+    return {path: torch.where(chosen, factor, 1.0) for path, factor in by_row.items()}
 
 
 def bake_row_scales(patcher, factors: Factors):

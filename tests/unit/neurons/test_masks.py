@@ -51,6 +51,16 @@ def test_a_mask_of_another_architecture(neuron):
         channel_factors(mask(neuron), LAYERS)
 
 
+def test_each_prompt_has_the_neurons_that_were_found_for_it_and_are_still_masked():
+    joined = mask((A, 1), (A, 2), (B, 3), searches=[search_record("cat", n1=5.0, n4=1.0), search_record("dog", n2=3.0)])
+    found = joined.by_prompt()
+    assert {prompt: one.scales for prompt, one in found.items()} == {"cat": {A: {1: 0.0}}, "dog": {A: {2: 0.0}}}
+    again = mask((A, 1), (A, 2), searches=[search_record("cat", n1=5.0), search_record("cat", n2=3.0)]).by_prompt()
+    assert {prompt: one.scales for prompt, one in again.items()} == {"cat": {A: {1: 0.0, 2: 0.0}}}
+    with pytest.raises(ValueError, match="does not say which prompts"):
+        mask((A, 1)).by_prompt()
+
+
 def test_union_intersection_drop():
     one, other = mask((A, 1), (A, 2), scale=0.5), mask((A, 2), (B, 3))
     assert union(one, other).scales == {A: {1: 0.5, 2: 0.0}, B: {3: 0.0}}
