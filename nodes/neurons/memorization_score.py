@@ -18,6 +18,8 @@ from ..common import ssim as structure
 OFFICIAL_TIMESTEP, PAPER_TIMESTEP = 961, 981
 #: The paper's threshold for SD1.4: mean and one standard deviation of ordinary prompts' scores, .358 + .070.
 PAPER_THRESHOLD = 0.428
+#: Weight of the alignment beside the norm, in the official code of arXiv 2601.20642 for SD1.4.
+ALIGNMENT_WEIGHT = 2.0
 _SCALES, _EXPONENT, _TAPS = 3, 0.33, 11
 _SMALL_TAPS = 7
 #: Latent sides from which three halvings leave room for the window of 11.
@@ -29,10 +31,12 @@ Predict = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True)
 class PromptScore:
-    """The score of one prompt: the similarity of all pairs of seeds, and Wen et al.'s norm as a second detector."""
+    """The score of one prompt: the similarity of all pairs of seeds; and ``detectors``, None where not measured."""
 
     pairs: torch.Tensor  # (seeds, seeds), float32, ones on the diagonal
-    norm: float | None = None  # mean norm of the text-conditional noise, arXiv 2407.21720; None where not measured
+    norm: float | None = None  # mean norm of the text-conditional noise, arXiv 2407.21720
+    sharpness: float | None = None  # arXiv 2412.04140
+    alignment: float | None = None  # arXiv 2601.20642
 
     @property
     def value(self) -> float:
@@ -43,6 +47,11 @@ class PromptScore:
     def by_seed(self) -> torch.Tensor:
         """(seeds,) the largest similarity of each seed with any other."""
         return self.pairs.clone().fill_diagonal_(-1).amax(1)
+
+    @property
+    def anisotropy(self) -> float | None:
+        """Text norm and twice the alignment (arXiv 2601.20642, with the official weights for SD1.4)."""
+        return None if self.norm is None or self.alignment is None else self.norm + ALIGNMENT_WEIGHT * self.alignment
 
     def memorized_seeds(self, threshold: float) -> list[int]:
         """The seeds with a similarity over the threshold, which the search goes on with (section 3.1)."""
@@ -108,14 +117,7 @@ def seeded_noise(shape: tuple[int, int, int], count: int, seed: int) -> torch.Te
     return torch.randn((count, *shape), generator=torch.Generator().manual_seed(seed))
 
 
-def score_prompt(predict: Predict, noise: torch.Tensor, unconditional: torch.Tensor | None = None) -> PromptScore:
-    """The score of the prompt that ``predict`` is conditioned on, over the seeds of ``noise`` (seeds, C, H, W).
-
-    With ``unconditional``, the prediction (seeds, C, H, W) for the empty prompt, also the norm of what the text adds
-    (Wen et al.).
-    """
+def score_prompt(predict: Predict, noise: torch.Tensor) -> PromptScore:
+    """The score of the prompt that ``predict`` is conditioned on, over the seeds of ``noise`` (seeds, C, H, W)."""
     predicted = predict(noise)
-    norm = None
-    if unconditional is not None:
-        norm = float((predicted - unconditional).flatten(1).norm(dim=1).mean())
-    return PromptScore(pairwise_similarity(noise_difference(predicted, noise.to(predicted.device))), norm)
+    return PromptScore(pairwise_similarity(noise_difference(predicted, noise.to(predicted.device))))

@@ -15,6 +15,7 @@ from .value_layers import BlockPart, ValueLayer
 
 OTHER_STATISTICS = "The statistics belong to another checkpoint or LoRA: run Neuron Statistics on this MODEL."
 _MAX_CHART = 1000
+_DETECTORS = ("sharpness", "alignment", "anisotropy")
 
 
 def caveats() -> str:
@@ -40,15 +41,18 @@ def table(rows: list[list], head: list[str]) -> str:
 
 
 def score_table(scores: dict[str, PromptScore], threshold: float) -> str:
-    """CSV, one line per prompt: score, verdict, text norm, and each seed's largest similarity."""
-    seeds = len(next(iter(scores.values())).pairs)
-    head = ["prompt", "score", "is_memorized", "text_norm", *(f"seed_{number}" for number in range(seeds))]
+    """CSV, one line per prompt: score, verdict, text norm, measured detectors, and each seed's largest similarity."""
+    first = next(iter(scores.values()))
+    detectors = [name for name in _DETECTORS if getattr(first, name) is not None]
+    seeds = (f"seed_{number}" for number in range(len(first.pairs)))
+    head = ["prompt", "score", "is_memorized", "text_norm", *detectors, *seeds]
     rows = [
         [
             prompt,
             f"{score.value:.6f}",
             score.value > threshold,
             "" if score.norm is None else f"{score.norm:.4f}",
+            *(f"{getattr(score, name):.4f}" for name in detectors),
             *(f"{value:.6f}" for value in score.by_seed.tolist()),
         ]
         for prompt, score in scores.items()
@@ -62,13 +66,14 @@ def score_report(scores: dict[str, PromptScore], threshold: float, side: int) ->
     lines = [f"{len(over)} of {len(scores)} prompt(s) score over {threshold:.3f} and count as memorized."]
     for prompt, score in sorted(scores.items(), key=lambda item: -item[1].value):
         verdict = "memorized" if score.value > threshold else "not memorized"
-        norm = "" if score.norm is None else f", text norm {score.norm:.2f}"
         count = len(score.memorized_seeds(threshold))
-        lines.append(f"{score.value:.3f} {verdict} ({count} of {len(score.pairs)} seeds over{norm}): {prompt}")
+        others = {"text norm": score.norm} | {name: getattr(score, name) for name in _DETECTORS}
+        measured = "".join(f", {name} {value:.2f}" for name, value in others.items() if value is not None)
+        lines.append(f"{score.value:.3f} {verdict} ({count} of {len(score.pairs)} seeds over{measured}): {prompt}")
     lines.append(score_variant(side))
     lines.append(
-        "The text norm (Wen et al., arXiv 2407.21720) is a second detector: a value well above ordinary prompts of the "
-        "same model indicates memorization."
+        "Other detectors, text norm (arXiv 2407.21720), sharpness (2412.04140) and anisotropy (2601.20642), have no "
+        "fixed threshold: a value well above ordinary prompts of the same model indicates memorization."
     )
     return "\n".join(lines)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 
+import torch
 from comfy_api.latest import io
 
 from ..common.atomic_write import atomic_write
@@ -16,7 +18,8 @@ from ..host.progress import Stopped, with_progress
 from ..host.schema import schema
 from ..host.text_encoding import encode
 from . import nemo_inputs
-from .memorization_score import PromptScore, score_prompt
+from .detectors import Detectors, score_with_detectors
+from .memorization_score import PromptScore
 from .nemo_inputs import FirstStepInputs, collect_prompts
 from .neuron_statistics import fingerprint
 from .scan_file import Pace, ScanFile, score_columns, score_from_row, score_row
@@ -46,14 +49,16 @@ class MemorizationScore(io.ComfyNode):
                 "width",
                 "height",
                 "text_norm",
+                "sharpness",
+                "anisotropy",
                 "filename_prefix",
             ),
             display_name="Memorization Score",
             category=CATEGORY,
             description="Detects prompts that replicate a training image: measures how similar the first denoising "
-            f"steps from different noise samples are. One prompt or a whole list. {PAPER}, section 3.1; the text norm "
-            "is Wen et al.'s (arXiv 2407.21720).",
-            search_aliases=["nemo", "memorization detection", "training data"],
+            f"steps from different noise samples are. One prompt or a whole list. {PAPER}, section 3.1; beside it the "
+            "text norm (arXiv 2407.21720), sharpness (2412.04140) and anisotropy (2601.20642).",
+            search_aliases=["nemo", "memorization detection", "training data", "sharpness", "anisotropy", "hessian"],
             inputs=[
                 _MODEL,
                 _CLIP,
@@ -68,6 +73,20 @@ class MemorizationScore(io.ComfyNode):
                 ),
                 io.String.Input(**nemo_inputs.FILENAME_PREFIX),
                 io.String.Input(**nemo_inputs.SCAN_FILE),
+                io.Boolean.Input(
+                    "sharpness",
+                    default=False,
+                    optional=True,
+                    tooltip="Also measure how sharp the log-probability is along what the text adds (Jeon et al.). "
+                    "Costs four more evaluations of the noise samples.",
+                ),
+                io.Boolean.Input(
+                    "anisotropy",
+                    default=False,
+                    optional=True,
+                    tooltip="Also measure whether what the text adds points along the unconditional prediction at a "
+                    "low noise level (Asthana and Belagiannis). Costs one more evaluation of the noise samples.",
+                ),
             ],
             outputs=[
                 io.Image.Output(
@@ -104,12 +123,15 @@ class MemorizationScore(io.ComfyNode):
         text_norm,
         filename_prefix,
         scan_file="",
+        sharpness=False,
+        anisotropy=False,
     ) -> io.NodeOutput:
         from . import neuron_figures, neuron_reports
 
         texts = collect_prompts(prompts, resolve_optional_file(prompts_file, _LIST), least=1)
         step = FirstStepInputs(latent_shape(model, width, height), noise_samples, seed, timestep)
-        scores, failures = _score_prompts(model, clip, texts, step, text_norm, scan_file)
+        detectors = Detectors(text_norm, sharpness, anisotropy)
+        scores, failures = _score_prompts(model, clip, texts, step, detectors, scan_file)
         figure = new_figure()
         if len(scores) == 1:
             neuron_figures.plot_score(figure, *next(iter(scores.items())), threshold)
@@ -200,7 +222,7 @@ class CalibrateThreshold(io.ComfyNode):
         ordinary = collect_prompts(prompts, resolve_optional_file(prompts_file, _LIST), least=3)
         memorized = collect_prompts(memorized_prompts)
         step = FirstStepInputs(latent_shape(model, width, height), noise_samples, seed, timestep)
-        scores, failures = _score_prompts(model, clip, ordinary + memorized, step, False, scan_file)
+        scores, failures = _score_prompts(model, clip, ordinary + memorized, step, Detectors(), scan_file)
         normal, known = ([scores[text].value for text in texts if text in scores] for texts in (ordinary, memorized))
         threshold = score_threshold.calibrate(normal, deviations, known)
         figure = new_figure()
@@ -253,29 +275,37 @@ class LayerAblation(io.ComfyNode):
 
 
 def _score_prompts(
-    model, clip, texts: list[str], step: FirstStepInputs, text_norm: bool, scan_name: str
+    model, clip, texts: list[str], step: FirstStepInputs, detectors: Detectors, scan_name: str
 ) -> tuple[dict[str, PromptScore], list[str]]:
     """Scores by prompt, and a line for each prompt that failed; resumes a scan."""
     refuse_flow(model)
-    noise, unconditional, texts = step.noise(), None, list(dict.fromkeys(texts))
+    noise, texts = step.noise(), list(dict.fromkeys(texts))
     scores: dict[str, PromptScore] = {}
     rows = None
     if scan_name.strip():
         paths = [layer.path for layer in value_layers(model.model.diffusion_model)]
-        settings = {**step.settings, "text_norm": text_norm, "fingerprint": fingerprint(probe_outputs(model, paths))}
+        settings = {**step.settings, **dataclasses.asdict(detectors)}
+        settings["fingerprint"] = fingerprint(probe_outputs(model, paths))
         rows = ScanFile(folders.named_file(scan_name, ".csv"), score_columns(step.noise_samples), settings)
         done = {text: rows.done(text) for text in texts}
         scores = {text: score_from_row(row, step.noise_samples) for text, row in done.items() if row is not None}
     missing, failures = [text for text in texts if text not in scores], []
-    if text_norm and missing:
-        unconditional = at_first_step(
-            model, encode(clip, "")[1], step.shape, step.timestep, lambda predict: predict(noise), len(noise)
-        )
-    score, pace = functools.partial(score_prompt, noise=noise, unconditional=unconditional), Pace(len(missing))
+    pace = Pace(len(missing))
+
+    def predict(conditioning: list, x: torch.Tensor, timestep: int) -> torch.Tensor:
+        return at_first_step(model, conditioning, step.shape, timestep, lambda evaluate: evaluate(x), len(x))
+
+    @functools.cache
+    def unconditional_in_noise(timestep: int) -> torch.Tensor:
+        return predict(encode(clip, "")[1], noise, timestep)
+
+    def unconditional(x: torch.Tensor, timestep: int) -> torch.Tensor:
+        return unconditional_in_noise(timestep) if x is noise else predict(encode(clip, "")[1], x, timestep)
+
     for text in with_progress(missing):
         try:
-            conditioning = encode(clip, text)[1]
-            scores[text] = at_first_step(model, conditioning, step.shape, step.timestep, score, len(noise))
+            conditional = functools.partial(predict, encode(clip, text)[1])
+            scores[text] = score_with_detectors(conditional, unconditional, noise, step.timestep, detectors)
         except Stopped:
             raise
         except Exception as error:

@@ -19,6 +19,7 @@ from .neuron_statistics import same_model
 
 FORMAT, FORMAT_VERSION = "glassbox_scan", 1
 _PROMPT, _ERROR = "prompt", "error"
+_DETECTORS = ("text_norm", "sharpness", "alignment")
 
 Row = dict[str, str]
 
@@ -114,15 +115,16 @@ class Pace:
 def score_columns(seeds: int) -> list[str]:
     """The columns of ``score_row``."""
     pairs = (f"pair_{first}_{second}" for first, second in itertools.combinations(range(seeds), 2))
-    return ["score", "text_norm", *pairs]
+    return ["score", *_DETECTORS, *pairs]
 
 
 def score_row(score: PromptScore) -> Row:
-    """A score as a row: its value, the text norm, and the similarity of every pair of seeds."""
+    """A score as a row: its value, the detectors, and the similarity of every pair of seeds."""
     seeds = len(score.pairs)
     values = (score.pairs[first, second] for first, second in itertools.combinations(range(seeds), 2))
-    norm = "" if score.norm is None else repr(score.norm)
-    return dict(zip(score_columns(seeds), [repr(score.value), norm, *(repr(float(v)) for v in values)], strict=True))
+    detectors = ("" if value is None else repr(value) for value in (score.norm, score.sharpness, score.alignment))
+    cells = [repr(score.value), *detectors, *(repr(float(value)) for value in values)]
+    return dict(zip(score_columns(seeds), cells, strict=True))
 
 
 def score_from_row(row: Row, seeds: int) -> PromptScore:
@@ -130,4 +132,4 @@ def score_from_row(row: Row, seeds: int) -> PromptScore:
     pairs = torch.eye(seeds)
     for first, second in itertools.combinations(range(seeds), 2):
         pairs[first, second] = pairs[second, first] = float(row[f"pair_{first}_{second}"])
-    return PromptScore(pairs, float(row["text_norm"]) if row["text_norm"] else None)
+    return PromptScore(pairs, *(float(row[name]) if row[name] else None for name in _DETECTORS))

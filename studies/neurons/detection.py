@@ -7,14 +7,28 @@ import numpy as np
 from ..common import host, results
 from .world import World
 
+_MEASURED = ("text_norm", "sharpness", "anisotropy")
+#: Rows of the network that a detector needs for a prompt and noise sample.
+_COST = {"score": 1, "text norm": 1, "sharpness": 5, "alignment": 1, "anisotropy": 2}
+
 
 def measure(quick: bool) -> dict[str, dict]:
-    """Scores by kind, AUROC of the score and of the text norm, threshold and false positives."""
+    """Scores by kind, AUROC and cost of the score and of other detectors, threshold and false positives."""
     world = World(seeds=4 if quick else 10, ordinary=12 if quick else 80)
     kinds = {**world.names, "ordinary": world.ordinary}
-    found = {kind: np.array(world.scores(texts, norm=True)) for kind, texts in kinds.items()}
+    rows = {kind: world.detected(texts, **dict.fromkeys(_MEASURED, True)) for kind, texts in kinds.items()}
+    columns = [name.replace(" ", "_") for name in _COST]
+    found = {kind: np.array([[float(row[name]) for name in columns] for row in one]) for kind, one in rows.items()}
     numbers = {}
-    for column, what in enumerate(("score", "text norm")):
+    for column, (what, by_seed) in enumerate(_COST.items()):
+        numbers[f"cost of the {what}"] = {
+            "value": by_seed,
+            "low": by_seed,
+            "high": by_seed,
+            "n": 1,
+            "unit": "rows",
+            "what": "rows of the network for a prompt and noise sample, those of the empty prompt in noise left out",
+        }
         for kind, values in found.items():
             numbers[f"{what}, {kind}"] = results.bootstrap(values[:, column], f"mean {what} of {kind} prompts", what)
         for kind, against in (("verbatim", "ordinary"), ("verbatim", "control"), ("template", "ordinary")):

@@ -62,6 +62,10 @@ class World:
 
     def scores(self, texts: list[str], norm: bool = False) -> list[tuple[float, float]]:
         """Score and text norm of each prompt."""
+        return [(float(row["score"]), float(row["text_norm"] or 0)) for row in self.detected(texts, text_norm=norm)]
+
+    def detected(self, texts: list[str], **detectors: bool) -> list[dict[str, str]]:
+        """The row of Memorization Score's table for each prompt; ``detectors``: which it measures beside the score."""
         table = self.run(
             "MemorizationScore",
             model=self.model,
@@ -69,12 +73,12 @@ class World:
             prompts="\n".join(texts),
             prompts_file="",
             threshold=0.5,
-            text_norm=norm,
             filename_prefix="",
             **self.first_step,
+            **detectors,
         )[4]
         rows = {row["prompt"]: row for row in csv.DictReader(io.StringIO(table))}
-        return [(float(rows[text]["score"]), float(rows[text]["text_norm"] or 0)) for text in texts]
+        return [rows[text] for text in texts]
 
     @functools.cached_property
     def ordinary_norm(self) -> float:

@@ -1,0 +1,117 @@
+"""Detectors beside the score, against their formulas."""
+
+import pytest
+import torch
+from glassbox.nodes.neurons import detectors, neuron_reports, scan_file
+from glassbox.nodes.neurons.detectors import Detectors, alignment, score_with_detectors, sharpness, text_norm
+from glassbox.nodes.neurons.memorization_score import score_prompt, seeded_noise
+
+SHAPE = (3, 7, 7)
+SIZE = 3 * 7 * 7
+
+
+def matrix(seed, scale=0.05):
+    return scale * torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(seed))
+
+
+def linear(weight):
+    return lambda x: (x.flatten(1) @ weight.to(x).T).view_as(x)
+
+
+def test_sharpness_of_a_linear_difference_is_the_norm_of_its_square():
+    """d(x) = A x: the Jacobian is A, so |J d| = |A A x|."""
+    weight, noise = matrix(0), seeded_noise(SHAPE, 4, 1)
+    d = linear(weight)
+    expected = (noise.flatten(1) @ weight.T @ weight.T).norm(dim=1)
+    torch.testing.assert_close(sharpness(noise, d(noise), d), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_sharpness_is_the_hessian_of_a_gaussian_times_its_score():
+    """Of N(m, S) the score is S^-1 (m - x) and the Hessian of its log -S^-1 (the sharpness paper, section 3)."""
+    inverse, mean = matrix(1) @ matrix(1).T, torch.randn(SIZE, generator=torch.Generator().manual_seed(2))
+    noise = seeded_noise(SHAPE, 2, 3)
+    score = lambda x: ((mean - x.flatten(1)) @ inverse).view_as(x)  # noqa: E731
+    expected = (score(noise).flatten(1) @ inverse).norm(dim=1)
+    torch.testing.assert_close(sharpness(noise, score(noise), score), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_sharpness_of_a_curved_difference_agrees_with_forward_mode_derivatives():
+    weight, noise = matrix(4), seeded_noise(SHAPE, 3, 5).double()
+    d = lambda x: torch.tanh(linear(weight)(x))  # noqa: E731
+    _, expected = torch.func.jvp(d, (noise,), (d(noise),))
+    torch.testing.assert_close(sharpness(noise, d(noise), d), expected.flatten(1).norm(dim=1), rtol=0.01, atol=0.0)
+
+
+def test_no_difference_has_no_sharpness():
+    noise = seeded_noise(SHAPE, 2, 1)
+    assert sharpness(noise, torch.zeros_like(noise), torch.zeros_like).tolist() == [0, 0]
+
+
+def test_alignment_is_the_mean_cosine_over_positions():
+    a, b = seeded_noise(SHAPE, 2, 1).double(), seeded_noise(SHAPE, 2, 2).double()
+    rows = []
+    for row in range(2):
+        cosines = []
+        for y in range(7):
+            for x in range(7):
+                u, v = a[row, :, y, x], b[row, :, y, x]
+                cosines.append(float(u @ v / (u @ u).sqrt() / (v @ v).sqrt()))
+        rows.append(sum(cosines) / len(cosines))
+    assert alignment(a, b).tolist() == pytest.approx(rows, abs=1e-9)
+    assert alignment(a, 3 * a).tolist() == pytest.approx([1, 1]) and alignment(a, -a).tolist() == pytest.approx(
+        [-1, -1]
+    )
+
+
+class Network:
+    """A linear network that counts its rows; the predictions of the two prompts differ by timestep."""
+
+    def __init__(self):
+        self.rows = {True: 0, False: 0}
+
+    def predict(self, has_text):
+        def evaluate(x, timestep):
+            self.rows[has_text] += len(x)
+            return linear(matrix(10 * has_text + timestep))(x)
+
+        return evaluate
+
+
+def test_a_prompt_with_all_detectors():
+    network, noise, seeds = Network(), seeded_noise(SHAPE, 4, 1), 4
+    chosen = Detectors(text_norm=True, sharpness=True, anisotropy=True)
+    with_text, without = network.predict(True), network.predict(False)
+    found = score_with_detectors(with_text, without, noise, 961, chosen)
+    by_prompt, once = chosen.rows(seeds)
+    # Those of the empty prompt in pure noise serve all prompts; sharpness asks for it elsewhere.
+    assert network.rows == {True: 4 * seeds, False: 4 * seeds} and by_prompt + once == sum(network.rows.values())
+    d = with_text(noise, 961) - without(noise, 961)
+    low = without(noise, detectors.LOW_NOISE_TIMESTEP)
+    assert found.norm == pytest.approx(float(text_norm(d).mean()))
+    assert found.alignment == pytest.approx(
+        float(alignment(low, with_text(noise, detectors.LOW_NOISE_TIMESTEP) - low).mean())
+    )
+    assert found.anisotropy == pytest.approx(found.norm + 2 * found.alignment)
+    assert found.sharpness > 0
+    plain = score_prompt(lambda x: with_text(x, 961), noise)
+    assert torch.equal(found.pairs, plain.pairs)
+
+
+def test_without_detectors_the_prompt_alone_is_evaluated():
+    network, noise = Network(), seeded_noise(SHAPE, 4, 1)
+    found = score_with_detectors(network.predict(True), network.predict(False), noise, 961, Detectors())
+    assert network.rows == {True: 4, False: 0} and Detectors().rows(4) == (4, 0)
+    assert (found.norm, found.sharpness, found.alignment, found.anisotropy) == (None, None, None, None)
+
+
+def test_detectors_in_tables_and_scans():
+    network, noise = Network(), seeded_noise(SHAPE, 3, 1)
+    chosen = Detectors(sharpness=True, anisotropy=True)
+    found = score_with_detectors(network.predict(True), network.predict(False), noise, 961, chosen)
+    again = scan_file.score_from_row(scan_file.score_row(found), 3)
+    assert (again.norm, again.sharpness, again.alignment) == (found.norm, found.sharpness, found.alignment)
+    head, row = neuron_reports.score_table({"a": found}, 0.5).splitlines()
+    assert head.startswith("prompt,score,is_memorized,text_norm,sharpness,alignment,anisotropy,seed_0")
+    assert row.split(",")[4] == f"{found.sharpness:.4f}"
+    plain = score_with_detectors(network.predict(True), network.predict(False), noise, 961, Detectors())
+    assert neuron_reports.score_table({"a": plain}, 0.5).startswith("prompt,score,is_memorized,text_norm,seed_0")
