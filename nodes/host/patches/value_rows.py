@@ -44,7 +44,8 @@ def with_scaled_by_prompt(
     where two of them name a channel. Images without any keep the bits of stock ComfyUI. A guider without a conditioning
     named positive raises ValueError.
     """
-    key, current = f"glassbox_prompts_{uuid.uuid4().hex}", ((), {})
+    key = f"glassbox_prompts_{uuid.uuid4().hex}"
+    current: tuple[tuple[frozenset[int], ...], Factors] = ((), {})
 
     def predict(executor, x, timestep, *args, **kwargs):
         nonlocal current
