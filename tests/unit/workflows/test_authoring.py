@@ -138,7 +138,7 @@ def test_a_wrong_description_is_reported(describe, sentence):
         describe(Workflow("w", INFO))
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])  # the clock says how busy the machine is
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the clock says how busy the machine is
 @given(
     st.lists(
         st.tuples(
