@@ -39,7 +39,7 @@ class World:
     def __init__(self, seeds: int, ordinary: int, world: str = WORLD):
         host.prepare()
         self.model, self.clip, self.vae = (
-            host.pack(f"nodes.demo.{name}").load(world) for name in ("model", "text", "autoencoder")
+            host.pack(f"nodes.demo.{name}").load(world) for name in ("denoiser", "text_encoder", "autoencoder")
         )
         self.first_step = {
             "noise_samples": seeds,

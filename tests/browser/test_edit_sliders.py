@@ -66,7 +66,7 @@ def sliders(canvas, object_info):
 
 
 def _row(panel, name: str):
-    return panel.locator(".glassbox-row", has=panel.page.get_by_text(name, exact=True))
+    return panel.locator(".glassbox-row", has=panel.page.get_by_label(f"Strength of {name}", exact=True))
 
 
 def _number(panel, name: str):
@@ -163,11 +163,14 @@ def test_live_queues_the_last_of_many_changes(canvas, sliders):
             route.fulfill(json={"prompt_id": f"live {len(queued)}", "number": 0, "node_errors": {}})
 
     canvas.page.route(_QUEUING, answered)
-    _number(sliders, "beard").fill("0.7")
-    with canvas.page.expect_response(_QUEUING):
-        sliders.get_by_label("Live").check()
-    with canvas.page.expect_response(re.compile("/prompt$")):
-        _row(sliders, "beard").locator("input[type=range]").evaluate(_DRAG)
+    try:
+        _number(sliders, "beard").fill("0.7")
+        with canvas.page.expect_response(_QUEUING):
+            sliders.get_by_label("Live").check()
+        with canvas.page.expect_response(re.compile("/prompt$")):
+            _row(sliders, "beard").locator("input[type=range]").evaluate(_DRAG)
+    finally:
+        canvas.page.unroute(_QUEUING)  # the tests that follow queue what runs
     assert queued == ["beard: 0.7, bald: -0.25", "beard: 0.3, bald: -0.25"]
     assert canceled == [{"delete": ["live 1"]}]
 

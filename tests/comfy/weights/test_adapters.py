@@ -21,11 +21,12 @@ def draw(seed, *shape):
 
 
 def base_weight(family, comfy, layer):
+    """As the patcher has it: in the network a LoRA of another test may still lie on it."""
     canonical = comfy.module("nodes.common.lora_keys").canonical
-    found = family.model.model.state_dict()
+    found = family.model.get_key_patches("diffusion_model.")
     return next(
         value.double()
-        for name, value in found.items()
+        for name, ((value, _), *_) in found.items()
         if canonical(name.removesuffix(".weight")) == layer and value.ndim > 1
     )
 
