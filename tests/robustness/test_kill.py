@@ -9,6 +9,7 @@ import members
 import pytest
 import torch
 from safetensors.torch import save, save_file
+from trainer_inputs import DEFAULTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")]
 
@@ -49,43 +50,17 @@ class Jobs:
         return target.read_bytes()
 
     def train(self, name):
-        defaults = {
+        choices = DEFAULTS | {
             "pairing": "pool",
             "pool_size": 4,
-            "k": 4.0,
-            "nearest_form": "closed_form",
-            "grouping": "ignore",
-            "penalty": 1.0,
-            "batch_size": 1,
             "grad_accumulation_steps": 2,
-            "steps": 4,
-            "unit": "steps",
-            "learning_rate": 5e-4,
-            "lr_schedule": "constant",
-            "warmup_steps": 0,
-            "rank": 2,
-            "optimizer": "AdamW",
-            "loss_function": "MSE",
-            "weighting": "plain",
-            "snr_gamma": 5.0,
-            "seed": 7,
-            "precision": "fp32",
-            "lora_precision": "fp32",
-            "algorithm": "LoRA",
-            "gradient_checkpointing": False,
-            "existing_lora": "[None]",
             "held_out": 1,
-            "validation_interval": 2,
             "sample_interval": 0,
-            "sample_steps": 2,
-            "sample_cfg": 2.0,
             "checkpoint_name": f"training/{name}",
-            "checkpoint_interval": 1,
-            "on_stop": "keep_lora",
         }
         latents = [{"samples": torch.randn(1, 8, 8, 8, generator=members.generator(seed))} for seed in range(3)]
         given = {"model": [self._model], "latents": latents, "positive": self._captions(3)}
-        given |= {key: [value] for key, value in defaults.items()}
+        given |= {key: [value] for key, value in choices.items()}
         outputs = self._comfy.run("GBX_TrainLoraImmiscible", **given)
         return save(outputs[1]) + repr(outputs[2]).encode()
 

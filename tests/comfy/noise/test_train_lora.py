@@ -4,6 +4,7 @@ import newer
 import pytest
 import reduced
 import torch
+from trainer_inputs import DEFAULTS
 
 
 def gaussian(*shape, seed=0):
@@ -41,42 +42,6 @@ def captions(comfy, parts):
 @pytest.fixture(scope="module")
 def latents():
     return noise_images(4)
-
-
-DEFAULTS = {
-    "pairing": "off",
-    "pool_size": 16,
-    "k": 4.0,
-    "nearest_form": "closed_form",
-    "grouping": "ignore",
-    "penalty": 1.0,
-    "batch_size": 1,
-    "grad_accumulation_steps": 1,
-    "steps": 4,
-    "unit": "steps",
-    "learning_rate": 5e-4,
-    "lr_schedule": "constant",
-    "warmup_steps": 0,
-    "rank": 2,
-    "optimizer": "AdamW",
-    "loss_function": "MSE",
-    "weighting": "plain",
-    "snr_gamma": 5.0,
-    "seed": 7,
-    "precision": "fp32",
-    "lora_precision": "fp32",
-    "algorithm": "LoRA",
-    "gradient_checkpointing": False,
-    "existing_lora": "[None]",
-    "held_out": 0,
-    "validation_interval": 2,
-    "sample_interval": 2,
-    "sample_steps": 2,
-    "sample_cfg": 2.0,
-    "checkpoint_name": "",
-    "checkpoint_interval": 1,
-    "on_stop": "keep_lora",
-}
 
 
 @pytest.fixture(scope="module")
