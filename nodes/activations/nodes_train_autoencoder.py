@@ -36,6 +36,7 @@ _ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
 _GATHERED = 8
 _VALIDATED = 4096  # positions
 _PIXELS = 8  # of a latent position's side
+_ROUNDING = 1e-3  # of the deviation: what another device changes in the mean of held-out positions
 
 
 class TrainSparseAutoencoder(io.ComfyNode):
@@ -277,6 +278,11 @@ def _train(source: _Source, settings: TrainingSettings, batch_size: int, steps: 
     chunk, curve = 0, torch.zeros(0, 3, dtype=torch.float64)
     trainer = None
     if state is not None:
+        same = (state["held_out_mean"] - held_out.mean(0)).abs() <= _ROUNDING * held_out.std(0)
+        if not same.all():
+            raise ValueError(
+                f"{path.name} is of a training on another model. Enter another name, or connect that model."
+            )
         chunk, curve = int(state["chunks"]), state["curve"]
         with torch.inference_mode(False):
             trainer = autoencoder_training.Trainer(settings, state)
@@ -291,7 +297,8 @@ def _train(source: _Source, settings: TrainingSettings, batch_size: int, steps: 
         explained = autoencoder_training.explained_variance(trainer.autoencoder(source.spec.id, {}), held_out)
         row = torch.tensor([[trainer.steps, explained, trainer.dead()]], dtype=torch.float64)
         chunk, curve = chunk + 1, torch.cat([curve, row])
-        _write_state(path, {**trainer.state(), "chunks": torch.tensor(chunk), "curve": curve}, about)
+        kept = {"chunks": torch.tensor(chunk), "curve": curve, "held_out_mean": held_out.mean(0)}
+        _write_state(path, trainer.state() | kept, about)
         progress.show(min(trainer.steps, steps))
     return trainer, curve
 

@@ -296,11 +296,15 @@ def _score_prompts(
         return at_first_step(model, conditioning, step.shape, timestep, lambda evaluate: evaluate(x), len(x))
 
     @functools.cache
+    def empty() -> list:
+        return encode(clip, "")[1]
+
+    @functools.cache
     def unconditional_in_noise(timestep: int) -> torch.Tensor:
-        return predict(encode(clip, "")[1], noise, timestep)
+        return predict(empty(), noise, timestep)
 
     def unconditional(x: torch.Tensor, timestep: int) -> torch.Tensor:
-        return unconditional_in_noise(timestep) if x is noise else predict(encode(clip, "")[1], x, timestep)
+        return unconditional_in_noise(timestep) if x is noise else predict(empty(), x, timestep)
 
     for text in with_progress(missing):
         try:

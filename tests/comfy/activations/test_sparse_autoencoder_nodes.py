@@ -53,6 +53,8 @@ def test_a_training_is_saved_and_resumed(demo):
     assert figure.shape[0] == 1 and "batches: 12" in report
     with pytest.raises(ValueError, match="other settings"):
         train(demo, "autoencoder_resumed", 12, features=16)
+    with pytest.raises(ValueError, match="another model"):
+        train(demo, "autoencoder_resumed", 18, model=steer(demo, whole, strengths="1 = 0.1"))
 
 
 def test_a_folder_of_images_is_trained_on(demo, comfy):
