@@ -35,6 +35,9 @@ NO_CAPTION, UNKNOWN_WORD = 0.1, 0.02
 FLOW_LEVELS = 0.6
 #: Fraction of the named images' timesteps drawn from the first 150 of sampling, where memorization acts.
 EARLY_NAMED, EARLY_FROM = 0.4, 850
+#: Extra noise in what the network sees and not in what it predicts: so it learns to correct what earlier steps of
+#: sampling left wrong (input perturbation, arXiv 2301.11706).
+PERTURBATION = 0.1
 OBJECTIVES = ("v", "flow")
 
 
@@ -260,7 +263,9 @@ class Objective:
         noise = torch.randn(latents.shape, generator=generator)
         if self.name == "v":
             timesteps = noise_levels(named, self.alphas, generator)
-            noised, target = diffused(latents, noise, self.alphas[timesteps].float())
+            alpha = self.alphas[timesteps].float()
+            seen = noise + PERTURBATION * torch.randn(latents.shape, generator=generator)
+            noised, target = diffused(latents, seen, alpha)[0], diffused(latents, noise, alpha)[1]
         else:
             level = torch.rand(len(latents), generator=generator)
             part = level[:, None, None, None]
