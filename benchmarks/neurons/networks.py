@@ -31,7 +31,7 @@ def random_sd15(channels: int, side: int, outliers: int, prompts: int = 1) -> li
     """SD1.5 as ComfyUI builds it, ``channels`` wide (320 in SD1.5), with random texts, each with so many outliers."""
     generator = torch.Generator().manual_seed(0)
     model = _filled(channels, generator)
-    pack = host.pack("nodes.neurons.value_layers")
+    pack = host.pack("nodes.neurons.neuron_layers")
     layers = pack.select_layers(pack.value_layers(model.model.diffusion_model), "down, middle")
     empty, cases = _text(generator), []
     for _ in range(prompts):
@@ -98,7 +98,7 @@ def demo(seeds: int, names: int) -> Iterator[Case]:
     from studies.neurons.world import World
 
     world = World(seeds, 24)
-    pack, values = host.pack("nodes.neurons.value_layers"), host.pack("nodes.host.first_step")
+    pack, values = host.pack("nodes.neurons.neuron_layers"), host.pack("nodes.host.first_step")
     measure = host.pack("nodes.neurons.neuron_statistics").mean_activations
     normal = [score for score, _ in world.scores(world.ordinary)]
     threshold = host.pack("nodes.neurons.score_threshold").calibrate(normal).value

@@ -6,22 +6,29 @@ metadata take part exactly as in a KSampler.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import comfy.model_management
 import comfy.model_sampling
 import comfy.samplers
 import torch
 
-from .patches.value_rows import Factors, scaled
+from .hooks import forward_hooks
+from .patches.neuron_factors import Factors, scaled
 
 Result = TypeVar("Result")
 
 
 def latent_shape(patcher, width: int, height: int) -> tuple[int, int, int]:
-    """Channels, height and width of this MODEL's latents for an image of that many pixels."""
+    """Channels, height and width of this MODEL's latents for an image of that many pixels.
+
+    Raises ValueError for a model of something else, such as videos.
+    """
     form = patcher.get_model_object("latent_format")
+    if form.latent_dimensions != 2:
+        raise ValueError("This MODEL does not generate images, which is not supported: use a model of images.")
     factor = getattr(form, "spacial_downscale_ratio", 8)
     return form.latent_channels, height // factor, width // factor
 
@@ -37,28 +44,48 @@ def at_first_step(
     """Run ``work(predict)`` with a conditioning and return what it returns.
 
     ``predict(noise (N, C, H, W), factors=None)`` gives the noise that the network sees, float32, without CFG, at
-    ``timestep`` (0 to 999) when its input is just that noise; ``factors`` scale the outputs of layers, see
-    ``value_rows.scaled``. It stops with ComfyUI's interrupt before an evaluation when the user has pressed Stop.
+    ``timestep`` (0 to 999) when its input is just that noise; ``factors`` scale the neurons of layers, see
+    ``neuron_factors.scaled``. It stops with ComfyUI's interrupt before an evaluation when the user has pressed Stop.
     ``rows``: how many rows of noise one evaluation has, for which ComfyUI makes room in memory.
-    Raises ValueError for a MODEL that predicts no noise.
+
+    Flow models (SD3, Flux) begin at sigma 1, whatever ``timestep``, and predict noise - image instead of the noise.
+    Less the noise both are the negative image that the network sees in pure noise, but for a scale.
+    Raises ValueError for a MODEL that predicts neither.
     """
-    refuse_flow(patcher)
+    refuse_unscored(patcher)
     guider = comfy.samplers.CFGGuider(patcher)
     guider.inner_set_conds({"positive": conditioning})
-    sigma = patcher.get_model_object("model_sampling").sigma(torch.tensor(float(timestep)))
+    sampling = patcher.get_model_object("model_sampling")
+    sigma = sampling.sigma_max if is_flow(patcher) else sampling.sigma(torch.tensor(float(timestep)))
     blank = torch.zeros(rows, *shape)
     sampler = _Work(work)
     guider.sample(blank, blank, sampler, torch.tensor([float(sigma), 0.0]), disable_pbar=True, seed=0)
     return sampler.result
 
 
+def is_flow(patcher) -> bool:
+    """Whether a MODEL is a flow model, such as SD3 and Flux."""
+    return isinstance(patcher.get_model_object("model_sampling"), comfy.model_sampling.CONST)
+
+
 def refuse_flow(patcher) -> None:
-    """Raise ValueError for a MODEL that does not predict noise as SD does (flow models have no such first step)."""
+    """Raise ValueError for a MODEL that does not predict noise as SD does (flow models have no timesteps)."""
+    if is_flow(patcher):
+        raise ValueError(
+            "This needs a model that predicts noise over 1000 timesteps, and this MODEL does not: use SD1.x, SD2.x, "
+            "SDXL or the demo model."
+        )
+    refuse_unscored(patcher)
+
+
+def refuse_unscored(patcher) -> None:
+    """Raise ValueError for a MODEL that predicts neither noise over timesteps nor a flow."""
     sampling = patcher.get_model_object("model_sampling")
-    if not isinstance(sampling, comfy.model_sampling.EPS) or not hasattr(sampling, "num_timesteps"):
+    predicts_noise = isinstance(sampling, comfy.model_sampling.EPS) and hasattr(sampling, "num_timesteps")
+    if not predicts_noise and not is_flow(patcher):
         raise ValueError(
             "Finding NeMo is defined for models that predict noise over 1000 timesteps, and this MODEL does not: "
-            "use SD1.x, SD2.x, SDXL or the demo model."
+            "use SD1.x, SD2.x, SDXL, the demo model, or a flow model such as SD3 or Flux."
         )
 
 
@@ -71,6 +98,7 @@ class FirstStep:
     def __init__(self, model_wrap, sigma: torch.Tensor, like: torch.Tensor, extra_args: dict):
         self._model, self._sigma, self._like, self._extra = model_wrap, sigma, like, extra_args
         self._network = model_wrap.inner_model.diffusion_model
+        self._flow = isinstance(model_wrap.inner_model.model_sampling, comfy.model_sampling.CONST)
 
     def __call__(self, noise: torch.Tensor, factors: Factors | None = None) -> torch.Tensor:
         count, factors = self._rows_at_once(noise.shape), factors or {}
@@ -83,9 +111,21 @@ class FirstStep:
             parts.append(self._predict(noise[rows], of_rows))
         return torch.cat(parts)
 
+    def hidden_units(self, noise: torch.Tensor, widths: dict[str, int], reduce: Callable) -> dict[str, Any]:
+        """``reduce`` of what layers read (rows, tokens, width) by path: the last ``widths`` channels of it, float32."""
+        seen: dict[str, Any] = {}
+
+        def keep(path: str, hidden: torch.Tensor) -> None:
+            seen[path] = reduce(hidden[..., -widths[path] :].float())
+
+        receivers = [(path, functools.partial(keep, path)) for path in widths]
+        with forward_hooks(self._network, ((), receivers)):
+            self._predict(noise, {})
+        return seen
+
     def _predict(self, noise: torch.Tensor, factors: Factors) -> torch.Tensor:
         comfy.model_management.throw_exception_if_processing_interrupted()
-        x = noise.to(self._like) * (1 + self._sigma**2).sqrt()
+        x = noise.to(self._like) * (self._sigma if self._flow else (1 + self._sigma**2).sqrt())
         with scaled(self._network, factors):
             denoised = self._model(x, self._sigma.expand(len(x)), **self._extra)
         return ((x - denoised) / self._sigma).float()
@@ -128,6 +168,18 @@ def value_outputs(patcher, contexts: torch.Tensor, paths: list[str]) -> dict[str
     model = patcher.model
     contexts = contexts.to(patcher.load_device, model.manual_cast_dtype or model.get_dtype())
     return {path: model.diffusion_model.get_submodule(path)(contexts) for path in paths}
+
+
+def hidden_units(
+    patcher, conditioning: list, noise: torch.Tensor, timestep: int, widths: dict[str, int], reduce: Callable
+) -> dict[str, Any]:
+    """``reduce`` of the hidden units of feed-forward layers (rows, tokens, width), by path, at the first step.
+
+    ``noise`` (rows, C, H, W); ``widths``: how many hidden units each layer has. See ``at_first_step``.
+    """
+    work = functools.partial(FirstStep.hidden_units, noise=noise, widths=widths, reduce=reduce)
+    rows, channels, height, width = noise.shape
+    return at_first_step(patcher, conditioning, (channels, height, width), timestep, work, rows)
 
 
 def embedding(conditioning: list) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Layer ablation: which value layers carry a memorized prompt.
+"""Layer ablation: which layers carry a memorized prompt.
 
 Finding NeMo (arXiv 2406.02366), appendix C.8, chose in this way the seven layers that it searches in SD1.4.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from .memorization_score import Predict, PromptScore, noise_difference, pairwise_similarity, similarity
-from .value_layers import BlockPart, ValueLayer
+from .neuron_layers import BlockPart, NeuronLayer
 
 #: Layers count as carrying the prompt from this fraction of the strongest layer's effect on.
 _MIN_EFFECT = 0.25
@@ -24,14 +24,15 @@ class LayerEffect:
     """
 
     name: str
-    layers: tuple[ValueLayer, ...]
+    layers: tuple[NeuronLayer, ...]
     score: float
     same_seed: float
 
 
-def layer_groups(layers: list[ValueLayer]) -> list[tuple[str, list[ValueLayer]]]:
+def layer_groups(layers: list[NeuronLayer]) -> list[tuple[str, list[NeuronLayer]]]:
     """What is silenced in turn: the parts of the U-Net, down with middle as the paper searches them, and each layer."""
-    down, middle, up = ([layer for layer in layers if layer.part == part] for part in BlockPart)
+    by_part = {part: [layer for layer in layers if layer.part == part] for part in BlockPart}
+    down, middle, up = (by_part[part] for part in (BlockPart.DOWN, BlockPart.MIDDLE, BlockPart.UP))
     parts = {"down": down, "middle": middle, "down, middle": [*down, *middle], "up": up, "all": layers}
     return [*((name, part) for name, part in parts.items() if part), *((layer.name, [layer]) for layer in layers)]
 
@@ -39,7 +40,7 @@ def layer_groups(layers: list[ValueLayer]) -> list[tuple[str, list[ValueLayer]]]
 def ablate_layers(
     predict: Predict,
     noise: torch.Tensor,
-    layers: list[ValueLayer],
+    layers: list[NeuronLayer],
     with_progress: Callable[[Iterable], Iterator] = iter,
 ) -> tuple[float, list[LayerEffect]]:
     """The score of the untouched network and the effect of each of ``layer_groups``; one batch each."""
@@ -66,7 +67,7 @@ def average_effects(results: list[tuple[float, list[LayerEffect]]]) -> tuple[flo
     return sum(score for score, _ in results) / count, averaged
 
 
-def suggest_layers(effects: list[LayerEffect]) -> list[ValueLayer]:
+def suggest_layers(effects: list[LayerEffect]) -> list[NeuronLayer]:
     """The layers that change the first step most when silenced alone: those to search with NeMo Localize.
 
     Only layers of the part that has nearly the effect of silencing everything: the paper's (down and middle) if it has,

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from .nemo_search import Neurons, SearchResult
+from .neuron_layers import NeuronLayer
 from .neuron_statistics import Fingerprint
-from .value_layers import ValueLayer
 
 #: Shown in reports and help pages wherever a mask is made or used.
 CAVEATS = (
@@ -109,7 +109,7 @@ def uniform_scales(neurons: Iterable[tuple[str, int]], scale: float = 0.0) -> Sc
     return sort_scales(scales)
 
 
-def channel_factors(mask: NeuronMask, layers: list[ValueLayer], strength: float = 1.0) -> dict[str, torch.Tensor]:
+def channel_factors(mask: NeuronMask, layers: list[NeuronLayer], strength: float = 1.0) -> dict[str, torch.Tensor]:
     """Factor of every channel (C,) by layer path, 1 + strength (scale - 1); unchanged layers are left out.
 
     Raises ValueError for a layer or a neuron that the network does not have.

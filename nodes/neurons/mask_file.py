@@ -11,7 +11,7 @@ from pathlib import Path
 from ..common.atomic_write import atomic_write, read_text
 from .mask import CAVEATS, NeuronMask, SearchRecord, sort_scales, uniform_scales
 from .memorization_score import PAPER_THRESHOLD
-from .value_layers import ValueLayer, searched_by_paper
+from .neuron_layers import NeuronLayer, searched_by_paper
 
 FORMAT, FORMAT_VERSION = "glassbox_neuron_mask", 1
 
@@ -75,7 +75,7 @@ def write(mask: NeuronMask, path: Path) -> None:
         temporary.write_text(to_json(mask), encoding="utf-8")
 
 
-def read(path: Path, layers: list[ValueLayer], threshold: float = PAPER_THRESHOLD) -> NeuronMask:
+def read(path: Path, layers: list[NeuronLayer], threshold: float = PAPER_THRESHOLD) -> NeuronMask:
     """Read a file of ``write``, or the official .csv for a model of these layers; raises ValueError for any other."""
     text = read_text(path)
     if path.suffix.lower() == ".csv":
@@ -84,7 +84,7 @@ def read(path: Path, layers: list[ValueLayer], threshold: float = PAPER_THRESHOL
 
 
 def from_official_table(
-    text: str, layers: list[ValueLayer], name: str, threshold: float = PAPER_THRESHOLD
+    text: str, layers: list[NeuronLayer], name: str, threshold: float = PAPER_THRESHOLD
 ) -> NeuronMask:
     """The refined neurons of every prompt of an official result table (columns separated by ``;``) as one mask.
 

@@ -13,7 +13,7 @@ import torch
 
 from ..common.atomic_write import read_text
 from .memorization_score import OFFICIAL_TIMESTEP, PAPER_THRESHOLD, PAPER_TIMESTEP, seeded_noise
-from .value_layers import PAPER_LAYERS
+from .neuron_layers import PAPER_LAYERS, NeuronType
 
 CATEGORY = "Glassbox/Neurons"
 PAPER = "Finding NeMo (arXiv 2406.02366)"
@@ -22,7 +22,7 @@ SEED_MAX = 0xFFFFFFFFFFFFFFFF
 _COLUMNS = ("caption", "prompt", "text")
 _CSV, _TXT = ".csv", ".txt"
 
-MODEL = {"id": "model", "tooltip": "SD1.x, SD2.x, SDXL or the demo model, with its LoRAs."}
+MODEL = {"id": "model", "tooltip": "SD1.x, SD2.x, SDXL, the demo model, SD3 or Flux, with its LoRAs."}
 CLIP = {"id": "clip", "tooltip": "Text encoder of the model."}
 FILENAME_PREFIX = {
     "id": "filename_prefix",
@@ -39,8 +39,8 @@ PROMPTS_FILE = {
 LAYERS = {
     "id": "layers",
     "default": PAPER_LAYERS,
-    "tooltip": "Value layers: down, middle, up, or names such as input_blocks.1.1, comma-separated. The paper "
-    "searches down and middle of SD1.4; for another model, run Layer Ablation first.",
+    "tooltip": "Layers: down, middle, up, all, or names such as input_blocks.1.1, comma-separated. The paper searches "
+    "down and middle of SD1.4; for another model, run Layer Ablation first.",
 }
 NOISE_SAMPLES = {
     "id": "noise_samples",
@@ -72,6 +72,13 @@ WIDTH = {
     "(see the help page).",
 }
 HEIGHT = {**WIDTH, "id": "height", "tooltip": "Image height in pixels."}
+NEURON_TYPE = {
+    "id": "neuron_type",
+    "options": NeuronType,
+    "optional": True,
+    "tooltip": "value: channels of cross-attention values, the paper's neurons; U-Nets only. feed_forward: hidden "
+    "units of feed-forward layers, also of transformers such as SD3 and Flux.",
+}
 THRESHOLD = {
     "id": "threshold",
     "default": PAPER_THRESHOLD,

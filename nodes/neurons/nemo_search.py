@@ -23,7 +23,7 @@ from .memorization_score import (
     pairwise_similarity,
     similarity,
 )
-from .value_layers import ValueLayer
+from .neuron_layers import NeuronLayer
 
 #: Narrower layers get proportionally fewer neurons from the top-k (the narrowest layer of SD1.x).
 FULL_WIDTH = 320
@@ -46,7 +46,7 @@ class Criterion(enum.StrEnum):
 class Neurons:
     """All neurons of the searched layers side by side, so that a set of them is a boolean vector (total,)."""
 
-    layers: tuple[ValueLayer, ...]
+    layers: tuple[NeuronLayer, ...]
 
     def mask(self, chosen: list[list[int]]) -> torch.Tensor:
         """The boolean vector (total,) of neurons given by layer; one that is listed twice counts once."""

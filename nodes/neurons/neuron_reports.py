@@ -9,9 +9,9 @@ from .layer_ablation import LayerEffect
 from .mask import CAVEATS, NeuronMask
 from .memorization_score import OFFICIAL_SIDE, PromptScore, has_official_score
 from .nemo_search import SearchResult
+from .neuron_layers import BlockPart, NeuronLayer
 from .neuron_statistics import Statistics
 from .score_threshold import Threshold
-from .value_layers import BlockPart, ValueLayer
 
 OTHER_STATISTICS = "The statistics belong to another checkpoint or LoRA: run Neuron Statistics on this MODEL."
 _MAX_CHART = 1000
@@ -98,7 +98,7 @@ def threshold_report(threshold: Threshold, deviations: float, side: int) -> str:
     )
 
 
-def statistics_report(statistics: Statistics, layers: list[ValueLayer]) -> str:
+def statistics_report(statistics: Statistics, layers: list[NeuronLayer]) -> str:
     """One line per layer."""
     known = [layer for layer in layers if layer.path in statistics.layers]
     total = sum(layer.width for layer in known)
@@ -118,7 +118,7 @@ def statistics_report(statistics: Statistics, layers: list[ValueLayer]) -> str:
     return "\n".join(lines)
 
 
-def ablation_report(untouched: float, effects: list[LayerEffect], suggested: list[ValueLayer]) -> str:
+def ablation_report(untouched: float, effects: list[LayerEffect], suggested: list[NeuronLayer]) -> str:
     """The effect of each group of layers, and which layers to search."""
     lines = [f"Untouched: score {untouched:.3f}."]
     lines += [

@@ -2,6 +2,7 @@
 
 Finding NeMo (arXiv 2406.02366), section 3.2: mean and standard deviation, over a set of prompts, of the mean over all
 tokens of ``|to_v(text embedding)|``. Depends on the text alone, not on noise or timestep, so no U-Net pass is needed.
+Of the hidden units of feed-forward layers: the mean over all tokens that the layer sees, at the first step.
 """
 
 from __future__ import annotations
@@ -67,9 +68,14 @@ def mean_activations(values: torch.Tensor) -> torch.Tensor:
     return values.float().abs().mean(dim=0)
 
 
+def moments(values: torch.Tensor) -> LayerStatistics:
+    """Moments of a layer's neurons over a batch of prompts (prompts, tokens, C)."""
+    return LayerStatistics(*kernels.neuron_moments(values).cpu())
+
+
 def layer_moments(values: dict[str, torch.Tensor]) -> dict[str, LayerStatistics]:
     """Moments of a batch of prompts: (prompts, tokens, C) by layer path."""
-    return {path: LayerStatistics(*kernels.neuron_moments(of_layer).cpu()) for path, of_layer in values.items()}
+    return {path: moments(of_layer) for path, of_layer in values.items()}
 
 
 def merge(first: Statistics, second: Statistics) -> Statistics:

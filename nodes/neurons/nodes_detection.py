@@ -11,7 +11,7 @@ from comfy_api.latest import io
 
 from ..common.atomic_write import atomic_write
 from ..host import folders
-from ..host.first_step import at_first_step, latent_shape, probe_outputs, refuse_flow
+from ..host.first_step import at_first_step, is_flow, latent_shape, probe_outputs, refuse_unscored
 from ..host.folders import input_stamp, resolve_optional_file
 from ..host.image_output import new_figure, to_image
 from ..host.progress import Stopped, with_progress
@@ -21,9 +21,9 @@ from . import nemo_inputs
 from .detectors import Detectors, score_with_detectors
 from .memorization_score import PromptScore
 from .nemo_inputs import FirstStepInputs, collect_prompts
+from .neuron_layers import NeuronType, all_layers, neuron_layers
 from .neuron_statistics import fingerprint
 from .scan_file import Pace, ScanFile, score_columns, score_from_row, score_row
-from .value_layers import value_layers
 
 CATEGORY, PAPER = nemo_inputs.CATEGORY, nemo_inputs.PAPER
 _LIST = "list of prompts"
@@ -238,11 +238,11 @@ class LayerAblation(io.ComfyNode):
             node_id="GBX_LayerAblation",
             display_name="Layer Ablation",
             category=CATEGORY,
-            description="Silences each value layer in turn, and the down, middle and up blocks as a whole, to find "
+            description="Silences each layer in turn, and the down, middle and up blocks as a whole, to find "
             f"the layers that carry a memorized prompt: those that NeMo Localize should search. {PAPER}, appendix "
             "C.8.",
             search_aliases=["memorization", "nemo", "layer importance", "block ablation"],
-            inputs=[_MODEL, _CLIP, _PROMPTS, *_FIRST_STEP],
+            inputs=[_MODEL, _CLIP, _PROMPTS, *_FIRST_STEP, io.Combo.Input(**nemo_inputs.NEURON_TYPE)],
             outputs=[
                 io.Image.Output(display_name="figure", tooltip="The remaining score without each layer."),
                 io.String.Output(display_name="layers", tooltip="The layers to search, for NeMo Localize."),
@@ -251,10 +251,21 @@ class LayerAblation(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, model, clip, prompts, noise_samples, seed, timestep, width, height) -> io.NodeOutput:
+    def execute(
+        cls,
+        model,
+        clip,
+        prompts,
+        noise_samples,
+        seed,
+        timestep,
+        width,
+        height,
+        neuron_type=NeuronType.VALUE,
+    ) -> io.NodeOutput:
         from . import layer_ablation, neuron_figures, neuron_reports
 
-        layers = value_layers(model.model.diffusion_model)
+        layers = neuron_layers(model.model.diffusion_model, neuron_type)
         step, results = FirstStepInputs(latent_shape(model, width, height), noise_samples, seed, timestep), []
         for number, text in enumerate(collect_prompts(prompts, least=1)):
             ablate = functools.partial(
@@ -278,12 +289,14 @@ def _score_prompts(
     model, clip, texts: list[str], step: FirstStepInputs, detectors: Detectors, scan_name: str
 ) -> tuple[dict[str, PromptScore], list[str]]:
     """Scores by prompt, and a line for each prompt that failed; resumes a scan."""
-    refuse_flow(model)
+    refuse_unscored(model)
+    if detectors.anisotropy and is_flow(model):
+        raise ValueError("Anisotropy reads a low noise level of models like SD, and this is a flow model: turn it off.")
     noise, texts = step.noise(), list(dict.fromkeys(texts))
     scores: dict[str, PromptScore] = {}
     rows = None
     if scan_name.strip():
-        paths = [layer.path for layer in value_layers(model.model.diffusion_model)]
+        paths = [layer.path for layer in all_layers(model.model.diffusion_model)]
         settings = {**step.settings, **dataclasses.asdict(detectors)}
         settings["fingerprint"] = fingerprint(probe_outputs(model, paths))
         rows = ScanFile(folders.named_file(scan_name, ".csv"), score_columns(step.noise_samples), settings)

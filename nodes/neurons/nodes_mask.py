@@ -8,16 +8,16 @@ from ..host import folders, prompt_alignment
 from ..host.first_step import probe_outputs
 from ..host.folders import input_stamp, resolve_input_file
 from ..host.image_output import new_figure, to_image
-from ..host.patches.value_rows import bake_row_scales
+from ..host.patches.neuron_factors import bake_factors
 from ..host.progress import with_progress
 from ..host.schema import NeuronMask as Socket
 from ..host.schema import schema
 from . import image_similarity, mask_operations, nemo_inputs
 from .mask import CAVEATS, channel_factors, union
 from .mask_operations import MaskOperation
+from .neuron_layers import all_layers
 from .neuron_statistics import fingerprint, same_model
 from .nodes_audit import Similarity, image_embedding
-from .value_layers import value_layers
 
 CATEGORY, PAPER = nemo_inputs.CATEGORY, nemo_inputs.PAPER
 _OTHER_MODEL = "This mask was made with another checkpoint or LoRA: run NeMo Localize on this MODEL.\n"
@@ -91,7 +91,7 @@ class NeuronMaskEdit(io.ComfyNode):
         elif operation == MaskOperation.RANDOM_CONTROL:
             if model is None:
                 raise ValueError("random_control needs the number of neurons: connect the MODEL.")
-            known = value_layers(model.model.diffusion_model)
+            known = all_layers(model.model.diffusion_model)
             result = mask_operations.random_control(mask, {layer.path: layer.width for layer in known}, seed)
         elif operation == MaskOperation.MOST_FREQUENT:
             result = mask_operations.most_frequent(mask, count)
@@ -184,7 +184,7 @@ class LoadNeuronMask(io.ComfyNode):
     def execute(cls, file, model, threshold=nemo_inputs.THRESHOLD["default"]) -> io.NodeOutput:
         from . import mask_file, neuron_reports
 
-        path, known = resolve_input_file(file, "neuron mask"), value_layers(model.model.diffusion_model)
+        path, known = resolve_input_file(file, "neuron mask"), all_layers(model.model.diffusion_model)
         mask = mask_file.read(path, known, threshold)
         channel_factors(mask, known)
         shared = [path for path in mask.fingerprint if path in {layer.path for layer in known}]
@@ -204,7 +204,7 @@ class BakeNeuronMask(io.ComfyNode):
             node_id="GBX_BakeNeuronMask",
             display_name="Bake Neuron Mask",
             category=CATEGORY,
-            description="Scales the weight rows of the masked neurons, so that Save Checkpoint writes a model that "
+            description="Scales the weights of the masked neurons, so that Save Checkpoint writes a model that "
             "needs no mask. Connect LoRAs first; acts on all steps and on both prompts. "
             f"{PAPER}, section 3. {CAVEATS[0]}",
             search_aliases=["memorization", "nemo", "prune neurons", "save masked checkpoint"],
@@ -218,8 +218,8 @@ class BakeNeuronMask(io.ComfyNode):
 
     @classmethod
     def execute(cls, model, mask, strength: float) -> io.NodeOutput:
-        factors = channel_factors(mask, value_layers(model.model.diffusion_model), strength)
-        return io.NodeOutput(bake_row_scales(model, factors) if factors else model)
+        factors = channel_factors(mask, all_layers(model.model.diffusion_model), strength)
+        return io.NodeOutput(bake_factors(model, factors) if factors else model)
 
 
 class NeuronReport(io.ComfyNode):

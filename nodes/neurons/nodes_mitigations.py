@@ -13,7 +13,7 @@ from ..host.text_encoding import chunks, encode
 from ..host.text_encoding import known_words as vocabulary
 from . import nemo_inputs
 from .memorization_score import seeded_noise
-from .value_layers import value_layers
+from .neuron_layers import value_layers
 
 CATEGORY = nemo_inputs.CATEGORY
 

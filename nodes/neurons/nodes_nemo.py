@@ -16,7 +16,7 @@ from ..host import folders
 from ..host.first_step import at_first_step, embedding, latent_shape, probe_outputs, value_outputs
 from ..host.hooks import refuse_compiled
 from ..host.image_output import new_figure, to_image
-from ..host.patches.value_rows import with_scaled, with_scaled_by_prompt
+from ..host.patches.neuron_factors import with_scaled, with_scaled_by_prompt
 from ..host.progress import Progress, Stopped, with_progress
 from ..host.sampling import sigmas_of
 from ..host.schema import NeuronMask as MaskSocket
@@ -28,8 +28,9 @@ from .mask import CAVEATS, NeuronMask, channel_factors, mask_from_search, merge_
 from .memorization_score import score_prompt
 from .nemo_inputs import FirstStepInputs, collect_prompts
 from .nemo_search import Criterion, Evaluator, Neurons, SearchResult, SearchSettings, search
+from .neuron_layers import NeuronType, all_layers, neuron_layers, select_layers
+from .nodes_statistics import hidden_moments
 from .scan_file import ScanFile
-from .value_layers import select_layers, value_layers
 
 CATEGORY, PAPER = nemo_inputs.CATEGORY, nemo_inputs.PAPER
 
@@ -64,7 +65,7 @@ class NemoLocalize(io.ComfyNode):
             ),
             display_name="NeMo Localize",
             category=CATEGORY,
-            description="Finds the few value neurons that make a memorized prompt replicate its training image. "
+            description="Finds the few neurons that make a memorized prompt replicate its training image. "
             f"{PAPER}, sections 3.2 and 3.3. The Stop button keeps the best so far. {CAVEATS[0]} {CAVEATS[1]}",
             search_aliases=["nemo", "memorization neurons", "localize memorization"],
             inputs=[
@@ -111,6 +112,7 @@ class NemoLocalize(io.ComfyNode):
                     "0: no limit.",
                 ),
                 io.String.Input(**nemo_inputs.SCAN_FILE),
+                io.Combo.Input(**nemo_inputs.NEURON_TYPE),
             ],
             outputs=[
                 MaskSocket.Output(display_name="mask", tooltip="For NeMo Neuron Mask and Save Neuron Mask."),
@@ -141,10 +143,12 @@ class NemoLocalize(io.ComfyNode):
         theta_start,
         time_budget,
         scan_file="",
+        neuron_type=NeuronType.VALUE,
     ) -> io.NodeOutput:
         from . import neuron_figures, neuron_reports, neuron_statistics
 
-        neurons = Neurons(tuple(select_layers(value_layers(model.model.diffusion_model), layers)))
+        known = neuron_layers(model.model.diffusion_model, neuron_type)
+        neurons = Neurons(tuple(select_layers(known, layers)))
         statistics.check(neurons.layers)
         texts = collect_prompts(prompts, least=1)
         step = FirstStepInputs(latent_shape(model, width, height), noise_samples, seed, timestep)
@@ -163,8 +167,12 @@ class NemoLocalize(io.ComfyNode):
             work = _PromptSearch(noise, neurons, settings, time_budget, bar, 100 * number)
             try:
                 conditioning = encode(clip, text)[1]
-                outputs = value_outputs(model, embedding(conditioning), paths)
-                work.activations = [neuron_statistics.mean_activations(outputs[path][0]).cpu() for path in paths]
+                if neuron_type == NeuronType.FEED_FORWARD:
+                    measured = hidden_moments(model, conditioning, neurons.layers, step.shape)
+                    work.activations = [measured[path].mean.float() for path in paths]
+                else:
+                    outputs = value_outputs(model, embedding(conditioning), paths)
+                    work.activations = [neuron_statistics.mean_activations(outputs[path][0]).cpu() for path in paths]
                 work.z = [statistics.z(path, values) for path, values in zip(paths, work.activations, strict=True)]
                 at_first_step(model, conditioning, step.shape, step.timestep, work, noise_samples)
             except Stopped:
@@ -281,7 +289,7 @@ class NemoNeuronMask(io.ComfyNode):
             node_id="GBX_NemoNeuronMask",
             display_name="NeMo Neuron Mask",
             category=CATEGORY,
-            description="Silences value neurons while a MODEL samples, so that a memorized prompt generates something "
+            description="Silences neurons while a MODEL samples, so that a memorized prompt generates something "
             f"else. {PAPER}, section 3. Connect LoRAs first; several masks stack; an empty mask changes no bit. "
             f"{CAVEATS[0]} {CAVEATS[1]}",
             search_aliases=["nemo", "deactivate neurons", "memorization mitigation", "unlearn"],
@@ -342,7 +350,7 @@ class NemoNeuronMask(io.ComfyNode):
         refuse_compiled(model)
         if start_percent > end_percent:
             raise ValueError("The mask ends before it starts: set end_percent to start_percent or more.")
-        layers, sigmas = value_layers(model.model.diffusion_model), sigmas_of(model, start_percent, end_percent)
+        layers, sigmas = all_layers(model.model.diffusion_model), sigmas_of(model, start_percent, end_percent)
         factors, positive_only = channel_factors(mask, layers, strength), apply_to == MaskedRows.POSITIVE
         if factors and masked_prompts == MaskedPrompts.OWN:
             if clip is None:

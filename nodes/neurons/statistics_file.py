@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from ..common.atomic_write import atomic_write
+from .neuron_layers import NeuronLayer, searched_by_paper
 from .neuron_statistics import LayerStatistics, Statistics
-from .value_layers import ValueLayer, searched_by_paper
 
 FORMAT, FORMAT_VERSION = "glassbox_neuron_statistics", 1
 _PARTS = ("mean", "squares", "low", "high", "peak")
@@ -31,7 +31,7 @@ def write(statistics: Statistics, path: Path) -> None:
         save_file(tensors, temporary, header)
 
 
-def read(path: Path, layers: list[ValueLayer]) -> Statistics:
+def read(path: Path, layers: list[NeuronLayer]) -> Statistics:
     """Read a file of ``write``, or the official .pt, whose seven layers are matched with the model's by their order.
 
     Raises ValueError for any other file.
@@ -82,7 +82,7 @@ def _is_valid(layer: LayerStatistics) -> bool:
     return len(shapes) == 1 and layer.mean.ndim == 1 and finite and bool((layer.squares >= 0).all())
 
 
-def _official(path: Path, layers: list[ValueLayer]) -> Statistics:
+def _official(path: Path, layers: list[NeuronLayer]) -> Statistics:
     searched = searched_by_paper(layers)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)

@@ -68,7 +68,7 @@ def _found(masks: dict, world: World) -> dict[str, dict]:
 
 def _all(world: World) -> int:
     network = world.model.model.diffusion_model
-    return sum(layer.width for layer in host.pack("nodes.neurons.value_layers").value_layers(network))
+    return sum(layer.width for layer in host.pack("nodes.neurons.neuron_layers").value_layers(network))
 
 
 def _stability(world: World, masks: dict, statistics, count: int) -> dict[str, dict]:

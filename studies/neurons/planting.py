@@ -101,7 +101,7 @@ class Texts:
 
 def neurons(network: torch.nn.Module) -> dict[str, list[tuple[str, int]]]:
     """The neurons of each name: in each layer those that the network listens to most, none taken twice."""
-    layers = {layer.name: layer for layer in host.pack("nodes.neurons.value_layers").value_layers(network)}
+    layers = {layer.name: layer for layer in host.pack("nodes.neurons.neuron_layers").value_layers(network)}
     taken: dict[str, int] = {}
     chosen = {}
     for name, wanted in NEURONS.items():

@@ -50,7 +50,7 @@ def choose(network: torch.nn.Module, seed: int = 3) -> Choice:
     """Planted neurons: in turn those of each layer that the network listens to most. Decoys: drawn for each name from
     the ``POOL`` neurons that it listens to least.
     """
-    paths = [layer.path for layer in host.pack("nodes.neurons.value_layers").value_layers(network)]
+    paths = [layer.path for layer in host.pack("nodes.neurons.neuron_layers").value_layers(network)]
     paths = [path for path in paths if path.startswith(("input_blocks", "middle_block"))]
     heard = {path: network.get_submodule(path.replace("to_v", "to_out.0")).weight.norm(dim=0) for path in paths}
     order = {path: heard[path].argsort(descending=True).tolist() for path in paths}

@@ -13,9 +13,9 @@ from glassbox.nodes.activations import activations_file, steering
 from glassbox.nodes.activations.activations import Activations, Row
 from glassbox.nodes.neurons import mask_file, nemo_inputs, statistics_file
 from glassbox.nodes.neurons.mask import NeuronMask, SearchRecord
+from glassbox.nodes.neurons.neuron_layers import BlockPart, NeuronLayer
 from glassbox.nodes.neurons.neuron_statistics import LayerStatistics, Statistics
 from glassbox.nodes.neurons.scan_file import ScanFile
-from glassbox.nodes.neurons.value_layers import BlockPart, ValueLayer
 from glassbox.nodes.noise.training.training_checkpoint import CheckpointFile
 from glassbox.nodes.noise.training.training_loop import History
 from glassbox.nodes.weights import (
@@ -30,7 +30,7 @@ from glassbox.nodes.weights import (
 from glassbox.nodes.weights.space import Space
 
 _LAYERS = [
-    ValueLayer(f"{block}.{n}.1", part, 3)
+    NeuronLayer(f"{block}.{n}.1", part, 3)
     for block, part in (("input_blocks", BlockPart.DOWN), ("middle_block", BlockPart.MIDDLE))
     for n in (1, 2)
 ]

@@ -6,12 +6,12 @@ import math
 
 import torch
 from glassbox.nodes.neurons.memorization_score import noise_difference, similarity
-from glassbox.nodes.neurons.value_layers import ValueLayer
+from glassbox.nodes.neurons.neuron_layers import NeuronLayer
 
 LAYERS = (
-    ValueLayer("input_blocks.1.1.transformer_blocks.0.attn2.to_v", "down", 24),
-    ValueLayer("input_blocks.2.1.transformer_blocks.0.attn2.to_v", "down", 16),
-    ValueLayer("middle_block.1.transformer_blocks.0.attn2.to_v", "middle", 20),
+    NeuronLayer("input_blocks.1.1.transformer_blocks.0.attn2.to_v", "down", 24),
+    NeuronLayer("input_blocks.2.1.transformer_blocks.0.attn2.to_v", "down", 16),
+    NeuronLayer("middle_block.1.transformer_blocks.0.attn2.to_v", "middle", 20),
 )
 
 

@@ -11,7 +11,7 @@ SEEDS, OUTLIERS, STEPS = 2, 6, 4
 @pytest.mark.parametrize("case", ["converges", "stalls"])
 def test_a_search_on_sd15_is_the_official_procedure(comfy, case):
     model = reduced.checkpoint("sd15")[0]
-    names = ("value_layers", "nemo_search")
+    names = ("neuron_layers", "nemo_search")
     layers_module, nemo_search = (comfy.module(f"nodes.neurons.{name}") for name in names)
     layers = layers_module.select_layers(layers_module.value_layers(model.model.diffusion_model), "down, middle")
     assert len(layers) == 7

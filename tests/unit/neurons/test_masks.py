@@ -9,14 +9,20 @@ import torch
 from glassbox.nodes.common.atomic_write import WriteError
 from glassbox.nodes.neurons import mask_file, mask_operations, neuron_reports
 from glassbox.nodes.neurons.mask import CAVEATS, NeuronMask, SearchRecord, channel_factors, uniform_scales, union
-from glassbox.nodes.neurons.value_layers import ValueLayer, select_layers, value_layers
+from glassbox.nodes.neurons.neuron_layers import (
+    NeuronLayer,
+    all_layers,
+    feed_forward_layers,
+    select_layers,
+    value_layers,
+)
 from torch import nn
 
 A, B = (f"input_blocks.{number}.1.transformer_blocks.0.attn2.to_v" for number in (1, 2))
-LAYERS = [ValueLayer(A, "down", 8), ValueLayer(B, "down", 8)]
-SD1 = [ValueLayer(f"input_blocks.{i}.1.transformer_blocks.0.attn2.to_v", "down", 320) for i in range(6)]
-SD1 += [ValueLayer("middle_block.1.transformer_blocks.0.attn2.to_v", "middle", 1280)]
-SD1 += [ValueLayer("output_blocks.3.1.transformer_blocks.0.attn2.to_v", "up", 1280)]
+LAYERS = [NeuronLayer(A, "down", 8), NeuronLayer(B, "down", 8)]
+SD1 = [NeuronLayer(f"input_blocks.{i}.1.transformer_blocks.0.attn2.to_v", "down", 320) for i in range(6)]
+SD1 += [NeuronLayer("middle_block.1.transformer_blocks.0.attn2.to_v", "middle", 1280)]
+SD1 += [NeuronLayer("output_blocks.3.1.transformer_blocks.0.attn2.to_v", "up", 1280)]
 
 
 def mask(*neurons, scale=0.0, searches=()):
@@ -234,7 +240,7 @@ def test_layers_are_found_and_chosen():
     ]
     assert len(select_layers(layers, "input_blocks.*")) == 2
     for text in ("left", "input_blocks.1"):
-        with pytest.raises(ValueError, match="No value layer matches"):
+        with pytest.raises(ValueError, match="No layer matches"):
             select_layers(layers, text)
     with pytest.raises(ValueError, match="No layer is named"):
         select_layers(layers, " , ")
@@ -257,3 +263,28 @@ def test_scaling_an_output_is_scaling_a_row():
             assert torch.equal(layer(x) * factor, scaled(x))
         else:
             assert torch.allclose(layer(x) * factor, scaled(x), atol=1e-6)
+
+
+def test_layers_of_a_transformer():
+    """All second layers of its blocks' feed-forward layers; those that embed inputs are none."""
+    network = nn.Module()
+    for path in ("double_blocks.0.img_mlp.2", "double_blocks.0.txt_mlp.2", "single_blocks.0.linear2", "time_in.mlp.2"):
+        parent = network
+        for part in path.split(".")[:-1]:
+            if not hasattr(parent, part):
+                parent.add_module(part, nn.Module())
+            parent = getattr(parent, part)
+        parent.add_module(path.rpartition(".")[2], nn.Linear(10, 4))
+    network.single_blocks.get_submodule("0").mlp_hidden_dim = 6
+    layers = feed_forward_layers(network)
+    assert [(layer.name, layer.width) for layer in layers] == [
+        ("double_blocks.0.img_mlp.2", 10),
+        ("double_blocks.0.txt_mlp.2", 10),
+        ("single_blocks.0.linear2", 6),
+    ]
+    assert all_layers(network) == layers == select_layers(layers, "all")
+    assert len(select_layers(layers, "double_blocks.0")) == 2
+    with pytest.raises(ValueError, match="No layer matches 'down': write all, or one of double_blocks"):
+        select_layers(layers, "down, middle")
+    with pytest.raises(ValueError, match="no feed-forward layers"):
+        all_layers(nn.Linear(2, 2))

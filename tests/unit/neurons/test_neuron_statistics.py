@@ -7,14 +7,14 @@ import pytest
 import torch
 from glassbox import kernels
 from glassbox.nodes.neurons import neuron_statistics, statistics_file
+from glassbox.nodes.neurons.neuron_layers import NeuronLayer
 from glassbox.nodes.neurons.neuron_statistics import LayerStatistics, Statistics
-from glassbox.nodes.neurons.value_layers import ValueLayer
 from safetensors.torch import load_file, save_file
 
 PATH = "input_blocks.1.1.transformer_blocks.0.attn2.to_v"
 WIDTHS = [320, 320, 640, 640, 1280, 1280, 1280]
 SD1 = [
-    ValueLayer(f"{block}.transformer_blocks.0.attn2.to_v", "middle" if "middle" in block else "down", width)
+    NeuronLayer(f"{block}.transformer_blocks.0.attn2.to_v", "middle" if "middle" in block else "down", width)
     for block, width in zip(
         [*(f"input_blocks.{number}.1" for number in (1, 2, 4, 5, 7, 8)), "middle_block.1"], WIDTHS, strict=True
     )

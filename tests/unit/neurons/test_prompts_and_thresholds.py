@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from glassbox.nodes.neurons import layer_ablation, nemo_inputs, score_threshold
 from glassbox.nodes.neurons.layer_ablation import LayerEffect
-from glassbox.nodes.neurons.value_layers import ValueLayer
+from glassbox.nodes.neurons.neuron_layers import NeuronLayer
 from sklearn.metrics import roc_auc_score
 from toy_neurons import LAYERS, Toy
 
@@ -83,7 +83,7 @@ def test_ablation_of_the_toy():
 
 def effects(changes, parts):
     """Effects that change the first step by so much each, alone and in their parts."""
-    layers = [ValueLayer(f"{part}{number}", part, 4) for number, part in enumerate(parts)]
+    layers = [NeuronLayer(f"{part}{number}", part, 4) for number, part in enumerate(parts)]
     made = [LayerEffect(layer.name, (layer,), 0.5, 1 - change) for layer, change in zip(layers, changes, strict=True)]
     for name, wanted in (("down, middle", ("down", "middle")), ("up", ("up",)), ("all", ("down", "middle", "up"))):
         chosen = tuple(layer for layer in layers if layer.part in wanted)

@@ -1,4 +1,8 @@
-"""Scale what chosen layers of a network put out, for exactly as long as one call of the network."""
+"""Scale neurons of chosen layers of a network, for exactly as long as one call of the network.
+
+Neurons of a value projection (``to_v``) are the channels that it puts out; those of any other layer are the channels
+that it reads, the last ones where it reads more (as the second linear layer of Flux's single blocks does).
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import torch
+import torch.nn.functional as F
 from comfy.patcher_extension import WrappersMP
 from torch import nn
 
-from ..hooks import POSITIVE, Call, forward_hooks, hook_calls
+from ..hooks import POSITIVE, Call, Receivers, forward_hooks, hook_calls
 
 #: Factor of each channel by dotted path of the layer: (channels,), or (rows, channels) for factors of each row.
 Factors = Mapping[str, torch.Tensor]
@@ -18,12 +23,17 @@ _ROUNDING = 1e-3  # of the largest component; one other word changes an embeddin
 
 
 def scaled(network: nn.Module, factors: Factors) -> AbstractContextManager[None]:
-    """Multiply the outputs (rows, tokens, channels) of layers while the block runs; every hook goes with it.
+    """Multiply the neurons (rows, tokens, channels) of layers while the block runs; every hook goes with it.
 
     Factors of each row are repeated when the network is called with a multiple of those rows. Channels of factor 1
     keep their bits.
     """
-    return forward_hooks(network, ([(path, _scaling(factor)) for path, factor in factors.items()], ()))
+    return forward_hooks(network, _receivers(factors))
+
+
+def neurons_are_outputs(path: str) -> bool:
+    """Whether the neurons of a layer are what it puts out; otherwise they are what it reads."""
+    return path.endswith(".to_v")
 
 
 def with_scaled(patcher, factors: Factors, sigmas: tuple[float, float], conditional_only: bool):
@@ -71,8 +81,8 @@ def _calling(current: Callable[[], tuple[tuple, Factors]], sigmas: tuple[float, 
         key = (name, call.positive if conditional_only else (), call.rows)
         if key not in cache:
             cache.clear()
-            cache[key] = [(path, _scaling(factor)) for path, factor in _of_rows(factors, *key[1:]).items()]
-        return cache[key], ()
+            cache[key] = _receivers(_of_rows(factors, *key[1:]))
+        return cache[key]
 
     return calling
 
@@ -123,9 +133,17 @@ def _of_images(sampled: tuple[frozenset[int], ...], factors: list[Factors]) -> F
     }
 
 
+def _receivers(factors: Factors) -> Receivers:
+    outputs = [(path, _scaling(factor)) for path, factor in factors.items() if neurons_are_outputs(path)]
+    inputs = [(path, _scaling(factor)) for path, factor in factors.items() if not neurons_are_outputs(path)]
+    return outputs, inputs
+
+
 def _scaling(factor: torch.Tensor):
     def receive(output):
         nonlocal factor
+        if factor.shape[-1] < output.shape[-1]:
+            factor = F.pad(factor, (output.shape[-1] - factor.shape[-1], 0), value=1.0)
         if factor.device != output.device or factor.dtype != output.dtype:
             factor = factor.to(output)
         if factor.is_inference() and torch.is_grad_enabled():
@@ -147,16 +165,19 @@ def _of_rows(factors: Factors, parts: tuple[bool, ...], rows: int) -> Factors:
     return {path: torch.where(chosen, factor, 1.0) for path, factor in by_row.items()}
 
 
-def bake_row_scales(patcher, factors: Factors):
-    """A clone of a MODEL in which the weight rows of layers are multiplied by ``factors`` (rows,) by dotted path.
+def bake_factors(patcher, factors: Factors):
+    """A clone of a MODEL in which the weights of neurons are multiplied by ``factors`` (channels,) by dotted path.
 
-    After the LoRAs that the MODEL has by now; LoRAs that are added later are not scaled.
+    Rows of a value projection, columns of a layer that reads the neurons. After the LoRAs that the MODEL has by now;
+    LoRAs that are added later are not scaled.
     """
     clone = patcher.clone()
     for path, factor in factors.items():
-        key = f"diffusion_model.{path}.weight"
-        for row in (factor != 1).nonzero().flatten().tolist():
+        key, dimension, first = f"diffusion_model.{path}.weight", 0, 0
+        if not neurons_are_outputs(path):
+            dimension, first = 1, patcher.model.diffusion_model.get_submodule(path).in_features - len(factor)
+        for neuron in (factor != 1).nonzero().flatten().tolist():
             # ComfyUI multiplies the part of the weight that an offset names by the model's strength.
-            nothing = ("diff", (torch.zeros(1),))
-            clone.add_patches({(key, (0, row, 1)): nothing}, strength_patch=0.0, strength_model=float(factor[row]))
+            nothing, place = ("diff", (torch.zeros(1),)), (dimension, first + neuron, 1)
+            clone.add_patches({(key, place): nothing}, strength_patch=0.0, strength_model=float(factor[neuron]))
     return clone
