@@ -109,10 +109,14 @@ def draw_point(figure, point: Point) -> None:
         axes.set_yticks([])
         axes.tick_params(labelsize=7)
     axes = figure.add_subplot(grid[2, :])
-    cosines = sorted((value for _, value in nearest_members(point, len(space.members))), reverse=True)
-    axes.plot(range(1, len(cosines) + 1), cosines, color="tab:red", marker=".", markersize=3)
-    axes.axhline(0, color="0.6", linewidth=0.8)
-    axes.set(xlabel="members, most similar first", ylabel="cosine")
+    if point.coefficients.any():
+        cosines = sorted((value for _, value in nearest_members(point, len(space.members))), reverse=True)
+        axes.plot(range(1, len(cosines) + 1), cosines, color="tab:red", marker=".", markersize=3)
+        axes.axhline(0, color="0.6", linewidth=0.8)
+        axes.set(xlabel="members, most similar first", ylabel="cosine")
+    else:
+        axes.set_axis_off()
+        axes.text(0.5, 0.5, "The mean of the space lies in no direction: no cosines to its members.", ha="center")
     figure.suptitle(f"{point.name}: coefficients (red) and the members'")
 
 

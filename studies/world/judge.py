@@ -43,9 +43,11 @@ def make(folder: Path, copy: Path | None = None, start: str | None = None) -> to
         )
         logits, located = network.everything((batch + grain).to(device()))
         wanted = labels[picks].long().to(device())
+        # A rare attribute may be visible in no image of the batch.
         read = sum(
-            F.cross_entropy(logits[name].float(), wanted[:, column], ignore_index=-1)
-            for column, name in enumerate(dataset.LABELS)
+            F.cross_entropy(logits[name].float(), column, ignore_index=-1, reduction="sum")
+            / (column >= 0).sum().clamp(min=1)
+            for name, column in zip(dataset.LABELS, wanted.T, strict=True)
         )
         parts, found, counted = (value[ORDINARY:].float() for value in located)
         shown = F.binary_cross_entropy_with_logits(parts, masks[true].to(device()) / 255)

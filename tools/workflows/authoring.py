@@ -78,6 +78,7 @@ class Workflow:
         self.groups: list[str] = []
         self.extra: dict[str, object] = {}  # what the file holds beside its nodes
         self._inner_ids: dict[str, int] = {}  # title of a subgraph -> the id of its first node, of none other's
+        self._shown: dict[str, list] = {}  # title of a subgraph -> what its first node is given
         self._object_info = object_info
 
     def note(self, title: str, *lines: str) -> None:
@@ -117,6 +118,10 @@ class Workflow:
         first_id = self._inner_ids.setdefault(title, self._first_id + _INNER * (1 + len(self._inner_ids)))
         inside = Workflow(f"{self.name}: {title}", self._object_info, first_id)
         made = describe(inside, **dict(zip(given, border.outputs, strict=True)))
+        shown = self._shown.setdefault(title, list(given.values()))
+        for node in inside.nodes:  # A widget inside starts with the value that the first node of its subgraph shows.
+            handed = {name: shown[output.slot] for name, output in node.sources.items() if output.node is border}
+            node.values |= {name: value for name, value in handed.items() if not isinstance(value, Output)}
         outputs = made if isinstance(made, tuple) else (made,)
         specs = [[kind, {}] if kind != ANY else _widget(inside, slot) for slot, kind in enumerate(kinds)]
         info = {

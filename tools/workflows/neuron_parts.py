@@ -86,16 +86,14 @@ def scan_list(world: World, suspects: str) -> None:
     w.batch("GBX_MemorizationScore.prompts", join=("scores",), chunk=16)
 
 
-def share_mask(world: World, budget: float, name: str, most: int = 0) -> None:
-    """Find, save, load, and bake a mask (its ``most`` largest z, where it is large), with a control beside it."""
+def share_mask(world: World, budget: float, name: str) -> None:
+    """Find, save, load, and bake a mask, with a control beside it."""
     w = world.w
     w.group("Find")
     mask, _, table, _ = world.localize(budget, "glassbox/neurons/statistics")
     _, about = w.add("GBX_LoadNeuronStatistics", model=world.model, file=world.saved)
     world.show(about, "The saved statistics")
     w.group("Share")
-    if most:
-        mask, _ = w.add("GBX_NeuronMaskEdit", mask=mask, operation="largest_z", count=most)
     file, _ = w.add("GBX_SaveNeuronMask", mask=mask, filename_prefix=f"glassbox/neurons/{name}")
     loaded, _, report = w.add("GBX_LoadNeuronMask", file=file, model=world.model)
     control, _ = w.add("GBX_NeuronMaskEdit", mask=loaded, operation="random_control", model=world.model, seed=3)

@@ -116,11 +116,11 @@ def demo_neurons_share_mask(w: Workflow) -> None:
         "Share a mask: a file, a control, a baked model",
         "**Save Neuron Mask** writes readable JSON; Load Neuron Mask reads it and checks it against the MODEL "
         f"({_PAPER}). Statistics are files as well.",
-        "**The control** silences as many other neurons in the same layers: if it had the same effect, the found "
-        "neurons would mean nothing. **Baked**, the mask is in the weights; Save Checkpoint would write them.",
+        "**The control** silences as many other neurons in the same layers, and the portrait stays. **Baked**, the "
+        "mask is in the weights, and it dissolves; Save Checkpoint would write them.",
         "**Try** the other operations of Neuron Mask Edit, and a mask file from the input folder.",
     )
-    neuron_parts.share_mask(World(w, DEMO), _DEMO_BUDGET, "zorvex_quill", most=24)
+    neuron_parts.share_mask(World(w, PLANTED), _DEMO_BUDGET, "jorrin_habble")
 
 
 def sd15_neurons_share_mask(w: Workflow) -> None:

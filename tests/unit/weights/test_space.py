@@ -10,6 +10,7 @@ from glassbox.nodes.weights import lora_reader, member_sources, space_builder, s
 from glassbox.nodes.weights.member_store import MemberStore
 from glassbox.nodes.weights.rank_reduction import align_signs, reduce_rank, sign_reference
 from glassbox.nodes.weights.space import Point
+from matplotlib.figure import Figure
 from safetensors.torch import save_file
 
 COUNT = 12
@@ -308,3 +309,11 @@ def test_the_report_follows_from_the_file_alone(folder, tmp_path):
     scores = (wanted - rows.mean(0)) / rows.std(0)
     assert f"length {float(wanted.norm()):.2f}" in report
     assert f"coefficient {float(scores.square().mean().sqrt()):.2f}" in report
+
+
+@pytest.mark.parametrize(("scale", "lines"), [(1.0, 2), (0.0, 0)], ids=["a point", "the mean"])
+def test_the_mean_has_no_cosines_to_the_members(trained, scale, lines):
+    figure = Figure()
+    space_report.draw_point(figure, Point(trained, scale * trained.coefficients[3], "it"))
+    last = figure.axes[-1]
+    assert len(last.lines) == lines and len(last.texts) == (lines == 0)

@@ -99,6 +99,10 @@ def test_a_subgraph_queues_the_nodes_that_it_holds():
     assert prompt["2:101"]["inputs"] == {"text": "a house", "clip": ["1", 1]}
     assert prompt["2:102"]["inputs"] == {"model": ["1", 0], "cond": ["2:101", 0], "seed": 7, "cfg": 8.0}
     assert prompt["3"]["inputs"]["images"] == ["2:102", 0]
+    inside = {node["type"]: node["widgets_values"] for node in saved["definitions"]["subgraphs"][0]["nodes"]}
+    assert inside == {"Text": ["a house"], "Generate": [7, "fixed", 8.0]}, (
+        "widgets inside begin as the first node shows"
+    )
 
 
 def test_every_node_has_an_id_of_its_own_in_subgraphs_too():
