@@ -1,6 +1,7 @@
-"""Detectors of memorization from a few more evaluations of the first step, beside Finding NeMo's score.
+"""Detectors of memorization beside Finding NeMo's score.
 
-All of them read what the text adds to the predicted noise, d(x) = e(x, prompt) - e(x, empty prompt), in pure noise x.
+All of them read what the text adds to the predicted noise, d(x) = e(x, prompt) - e(x, empty prompt): in pure noise x,
+from a few more evaluations of the first step, or for Bright Ending in every step of sampling.
 They have no fixed thresholds: a value says something beside those of ordinary prompts of the same model.
 """
 
@@ -15,6 +16,8 @@ from .memorization_score import PromptScore, noise_difference, pairwise_similari
 
 #: The third from last of 50 DDIM steps of SD, at which the official code of the anisotropy paper compares directions.
 LOW_NOISE_TIMESTEP = 41
+#: Guidance of the images that Bright Ending samples, in its official code.
+BRIGHT_ENDING_CFG = 7.5
 _PROBE = 1.0  # length of the step along d, as in algorithm 2 of the sharpness paper; noise has the length sqrt(C H W)
 
 #: (x (N, C, H, W), timestep) -> predicted noise of the same shape, float32
@@ -28,10 +31,11 @@ class Detectors:
     text_norm: bool = False
     sharpness: bool = False
     anisotropy: bool = False
+    bright_ending_steps: int = 0
 
     def rows(self, seeds: int) -> tuple[int, int]:
         """Rows of the network for each prompt, and those that are evaluated once for all prompts."""
-        by_prompt = 1 + 4 * self.sharpness + self.anisotropy
+        by_prompt = 1 + 4 * self.sharpness + self.anisotropy + 2 * self.bright_ending_steps
         once = (self.text_norm or self.sharpness or self.anisotropy) + self.anisotropy
         return by_prompt * seeds, once * seeds
 
@@ -62,6 +66,16 @@ def alignment(unconditional: torch.Tensor, difference: torch.Tensor) -> torch.Te
     Asthana and Belagiannis (arXiv 2601.20642), both (N, C, H, W) at a low noise level in pure noise.
     """
     return torch.cosine_similarity(unconditional, difference, dim=1).flatten(1).mean(1)
+
+
+def local_norm(differences: torch.Tensor, attention: torch.Tensor) -> torch.Tensor:
+    """Chen et al. (arXiv 2410.21665): |d * m| over the mean of m, mean over the steps, by row: (N,).
+
+    ``differences`` d (steps, N, C, H, W) in every step of sampling; ``attention`` m (N, H, W) to the end token in the
+    last step, large where memorized patches are. With the same attention everywhere it is Wen's text norm.
+    """
+    norms = (differences * attention[:, None]).flatten(2).norm(dim=2)
+    return norms.mean(0) / attention.flatten(1).mean(1)
 
 
 def score_with_detectors(

@@ -37,6 +37,8 @@ class PromptScore:
     norm: float | None = None  # mean norm of the text-conditional noise, arXiv 2407.21720
     sharpness: float | None = None  # arXiv 2412.04140
     alignment: float | None = None  # arXiv 2601.20642
+    bright_ending: float | None = None  # mean attention to the end token in the last step, arXiv 2410.21665
+    local_norm: float | None = None  # mean norm of the text-conditional noise where that attention is, same paper
 
     @property
     def value(self) -> float:

@@ -15,7 +15,7 @@ from .score_threshold import Threshold
 
 OTHER_STATISTICS = "The statistics belong to another checkpoint or LoRA: run Neuron Statistics on this MODEL."
 _MAX_CHART = 1000
-_DETECTORS = ("sharpness", "alignment", "anisotropy")
+_DETECTORS = ("sharpness", "alignment", "anisotropy", "bright_ending", "local_norm")
 
 
 def caveats() -> str:
@@ -67,13 +67,15 @@ def score_report(scores: dict[str, PromptScore], threshold: float, side: int) ->
     for prompt, score in sorted(scores.items(), key=lambda item: -item[1].value):
         verdict = "memorized" if score.value > threshold else "not memorized"
         count = len(score.memorized_seeds(threshold))
-        others = {"text norm": score.norm} | {name: getattr(score, name) for name in _DETECTORS}
-        measured = "".join(f", {name} {value:.2f}" for name, value in others.items() if value is not None)
+        others = {"text_norm": score.norm} | {name: getattr(score, name) for name in _DETECTORS}
+        known = {name.replace("_", " "): value for name, value in others.items() if value is not None}
+        measured = "".join(f", {name} {value:.3g}" for name, value in known.items())
         lines.append(f"{score.value:.3f} {verdict} ({count} of {len(score.pairs)} seeds over{measured}): {prompt}")
     lines.append(score_variant(side))
     lines.append(
-        "Other detectors, text norm (arXiv 2407.21720), sharpness (2412.04140) and anisotropy (2601.20642), have no "
-        "fixed threshold: a value well above ordinary prompts of the same model indicates memorization."
+        "Other detectors, text norm (arXiv 2407.21720), sharpness (2412.04140), anisotropy (2601.20642) and Bright "
+        "Ending (2410.21665), have no fixed threshold: a value well above ordinary prompts of the same model indicates "
+        "memorization."
     )
     return "\n".join(lines)
 

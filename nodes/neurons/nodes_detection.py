@@ -11,17 +11,17 @@ from comfy_api.latest import io
 
 from ..common.atomic_write import atomic_write
 from ..host import folders
-from ..host.first_step import at_first_step, is_flow, latent_shape, probe_outputs, refuse_unscored
+from ..host.first_step import at_first_step, embedding, is_flow, latent_shape, probe_outputs, refuse_unscored
 from ..host.folders import input_stamp, resolve_optional_file
 from ..host.image_output import new_figure, to_image
 from ..host.progress import Stopped, with_progress
 from ..host.schema import schema
-from ..host.text_encoding import encode
+from ..host.text_encoding import chunks, encode
 from . import nemo_inputs
-from .detectors import Detectors, score_with_detectors
+from .detectors import BRIGHT_ENDING_CFG, Detectors, local_norm, score_with_detectors
 from .memorization_score import PromptScore
 from .nemo_inputs import FirstStepInputs, collect_prompts
-from .neuron_layers import NeuronType, all_layers, neuron_layers
+from .neuron_layers import BlockPart, NeuronType, all_layers, neuron_layers, value_layers
 from .neuron_statistics import fingerprint
 from .scan_file import Pace, ScanFile, score_columns, score_from_row, score_row
 
@@ -51,13 +51,15 @@ class MemorizationScore(io.ComfyNode):
                 "text_norm",
                 "sharpness",
                 "anisotropy",
+                "bright_ending_steps",
                 "filename_prefix",
             ),
             display_name="Memorization Score",
             category=CATEGORY,
             description="Detects prompts that replicate a training image: measures how similar the first denoising "
             f"steps from different noise samples are. One prompt or a whole list. {PAPER}, section 3.1; beside it the "
-            "text norm (arXiv 2407.21720), sharpness (2412.04140) and anisotropy (2601.20642).",
+            "text norm (arXiv 2407.21720), sharpness (2412.04140), anisotropy (2601.20642) and Bright Ending "
+            "(2410.21665).",
             search_aliases=["nemo", "memorization detection", "training data", "sharpness", "anisotropy", "hessian"],
             inputs=[
                 _MODEL,
@@ -86,6 +88,15 @@ class MemorizationScore(io.ComfyNode):
                     optional=True,
                     tooltip="Also measure whether what the text adds points along the unconditional prediction at a "
                     "low noise level (Asthana and Belagiannis). Costs one more evaluation of the noise samples.",
+                ),
+                io.Int.Input(
+                    "bright_ending_steps",
+                    default=0,
+                    min=0,
+                    max=1000,
+                    optional=True,
+                    tooltip="Also sample images in that many steps and measure the attention to the end token in the "
+                    "last one (Chen et al., Bright Ending). Costs two evaluations for each step. Paper: 50. 0: none.",
                 ),
             ],
             outputs=[
@@ -125,12 +136,13 @@ class MemorizationScore(io.ComfyNode):
         scan_file="",
         sharpness=False,
         anisotropy=False,
+        bright_ending_steps=0,
     ) -> io.NodeOutput:
         from . import neuron_figures, neuron_reports
 
         texts = collect_prompts(prompts, resolve_optional_file(prompts_file, _LIST), least=1)
         step = FirstStepInputs(latent_shape(model, width, height), noise_samples, seed, timestep)
-        detectors = Detectors(text_norm, sharpness, anisotropy)
+        detectors = Detectors(text_norm, sharpness, anisotropy, bright_ending_steps)
         scores, failures = _score_prompts(model, clip, texts, step, detectors, scan_file)
         figure = new_figure()
         if len(scores) == 1:
@@ -322,7 +334,10 @@ def _score_prompts(
     for text in with_progress(missing):
         try:
             conditional = functools.partial(predict, encode(clip, text)[1])
-            scores[text] = score_with_detectors(conditional, unconditional, noise, step.timestep, detectors)
+            score = score_with_detectors(conditional, unconditional, noise, step.timestep, detectors)
+            if detectors.bright_ending_steps:
+                score = _with_bright_ending(model, clip, text, empty(), noise, score, detectors.bright_ending_steps)
+            scores[text] = score
         except Stopped:
             raise
         except Exception as error:
@@ -337,3 +352,21 @@ def _score_prompts(
     if not scores:
         raise ValueError(f"Every prompt failed. {failures[0]}")
     return {text: scores[text] for text in texts if text in scores}, failures
+
+
+def _with_bright_ending(
+    model, clip, text: str, negative: list, noise: torch.Tensor, score: PromptScore, steps: int
+) -> PromptScore:
+    """The score with Bright Ending: the attention to the end token in the last step, and the norm where it is."""
+    from ..host.end_attention import sample_with_attention
+
+    tokens, positive = encode(clip, text)
+    first = chunks(clip, tokens, tuple(embedding(positive).shape))[0]
+    layers = [layer for layer in value_layers(model.model.diffusion_model) if layer.part == BlockPart.DOWN]
+    paths = [layer.path.removesuffix(".to_v") for layer in layers]
+    end = first.rows.start + first.real - 1
+    differences, attention = sample_with_attention(
+        model, positive, negative, noise, steps, BRIGHT_ENDING_CFG, paths, end
+    )
+    local = float(local_norm(differences, attention).mean())
+    return dataclasses.replace(score, bright_ending=float(attention.mean()), local_norm=local)

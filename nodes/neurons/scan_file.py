@@ -19,7 +19,7 @@ from .neuron_statistics import same_model
 
 FORMAT, FORMAT_VERSION = "glassbox_scan", 1
 _PROMPT, _ERROR = "prompt", "error"
-_DETECTORS = ("text_norm", "sharpness", "alignment")
+_DETECTORS = ("text_norm", "sharpness", "alignment", "bright_ending", "local_norm")
 
 Row = dict[str, str]
 
@@ -122,7 +122,8 @@ def score_row(score: PromptScore) -> Row:
     """A score as a row: its value, the detectors, and the similarity of every pair of seeds."""
     seeds = len(score.pairs)
     values = (score.pairs[first, second] for first, second in itertools.combinations(range(seeds), 2))
-    detectors = ("" if value is None else repr(value) for value in (score.norm, score.sharpness, score.alignment))
+    measured = (score.norm, score.sharpness, score.alignment, score.bright_ending, score.local_norm)
+    detectors = ("" if value is None else repr(value) for value in measured)
     cells = [repr(score.value), *detectors, *(repr(float(value)) for value in values)]
     return dict(zip(score_columns(seeds), cells, strict=True))
 

@@ -8,15 +8,18 @@ from ..common import host, results
 from .world import World
 
 _MEASURED = ("text_norm", "sharpness", "anisotropy")
+_STEPS = 10  # of sampling, for Bright Ending
 #: Rows of the network that a detector needs for a prompt and noise sample.
 _COST = {"score": 1, "text norm": 1, "sharpness": 5, "alignment": 1, "anisotropy": 2}
+_COST |= {"bright ending": 2 * _STEPS, "local norm": 2 * _STEPS}
 
 
 def measure(quick: bool) -> dict[str, dict]:
     """Scores by kind, AUROC and cost of the score and of other detectors, threshold and false positives."""
     world = World(seeds=4 if quick else 10, ordinary=12 if quick else 80)
     kinds = {**world.names, "ordinary": world.ordinary}
-    rows = {kind: world.detected(texts, **dict.fromkeys(_MEASURED, True)) for kind, texts in kinds.items()}
+    detectors = {**dict.fromkeys(_MEASURED, True), "bright_ending_steps": _STEPS}
+    rows = {kind: world.detected(texts, **detectors) for kind, texts in kinds.items()}
     columns = [name.replace(" ", "_") for name in _COST]
     found = {kind: np.array([[float(row[name]) for name in columns] for row in one]) for kind, one in rows.items()}
     numbers = {}

@@ -64,7 +64,7 @@ class World:
         """Score and text norm of each prompt."""
         return [(float(row["score"]), float(row["text_norm"] or 0)) for row in self.detected(texts, text_norm=norm)]
 
-    def detected(self, texts: list[str], **detectors: bool) -> list[dict[str, str]]:
+    def detected(self, texts: list[str], **detectors: int) -> list[dict[str, str]]:
         """The row of Memorization Score's table for each prompt; ``detectors``: which it measures beside the score."""
         table = self.run(
             "MemorizationScore",

@@ -3,7 +3,14 @@
 import pytest
 import torch
 from glassbox.nodes.neurons import detectors, neuron_reports, scan_file
-from glassbox.nodes.neurons.detectors import Detectors, alignment, score_with_detectors, sharpness, text_norm
+from glassbox.nodes.neurons.detectors import (
+    Detectors,
+    alignment,
+    local_norm,
+    score_with_detectors,
+    sharpness,
+    text_norm,
+)
 from glassbox.nodes.neurons.memorization_score import score_prompt, seeded_noise
 
 SHAPE = (3, 7, 7)
@@ -115,3 +122,21 @@ def test_detectors_in_tables_and_scans():
     assert row.split(",")[4] == f"{found.sharpness:.4f}"
     plain = score_with_detectors(network.predict(True), network.predict(False), noise, 961, Detectors())
     assert neuron_reports.score_table({"a": plain}, 0.5).startswith("prompt,score,is_memorized,text_norm,seed_0")
+
+
+def test_the_local_norm_is_the_norm_under_the_attention_over_its_mean():
+    """Written out: sqrt(sum over channels and positions of (d m)^2) / mean m, mean over the steps (2410.21665)."""
+    differences = torch.randn(3, 2, 4, 5, 6, generator=torch.Generator().manual_seed(1))
+    attention = torch.rand(2, 5, 6, generator=torch.Generator().manual_seed(2))
+    for row in range(2):
+        total = 0.0
+        for step in range(3):
+            squares = sum(float(((differences[step, row, c] * attention[row]) ** 2).sum()) for c in range(4))
+            total += squares**0.5 / float(attention[row].mean()) / 3
+        assert float(local_norm(differences, attention)[row]) == pytest.approx(total, rel=1e-5)
+
+
+def test_the_local_norm_with_the_same_attention_everywhere_is_the_text_norm():
+    differences = torch.randn(1, 2, 4, 5, 6, generator=torch.Generator().manual_seed(1))
+    found = local_norm(differences, torch.full((2, 5, 6), 0.125))
+    torch.testing.assert_close(found, text_norm(differences[0]))
