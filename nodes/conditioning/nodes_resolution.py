@@ -8,10 +8,11 @@ from comfy_api.latest import io
 
 from ..host import latent_shapes, sampling
 from ..host.image_output import new_figure, to_image
-from ..host.patches import positions as host_positions
+from ..host.patches import positions
 from ..host.progress import nothing_to_show
 from ..host.schema import schema
 from .position_resample import Alignment, PositionSettings, describe_positions, resample_table
+from .rotary_scaling import RotaryMethod
 
 CATEGORY = "Glassbox/Conditioning"
 PAPER = "On Improved Conditioning Mechanisms and Pre-training Strategies for Diffusion Models (arXiv 2411.03177)"
@@ -148,48 +149,139 @@ class PositionalResample(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return schema(
             node_id="GBX_PositionalResample",
-            display_name="SD3 Position Interpolation",
+            advanced=["alignment", "rotary_method", "rotary_strength", "rotary_exponent", "downscale_end_percent"],
+            display_name="Higher Resolution",
             category=CATEGORY,
             description=(
-                "Larger images with SD3 and SD3.5: interpolates the position table inside the trained range instead "
-                f"of extrapolating past its edge. {PAPER}. Up to the base size the output is identical; the model's "
-                "ControlNets follow."
+                "Fewer repeated parts in images larger than the model was trained at. SD1.5, SDXL and other U-Nets: "
+                "inner features at their trained size while the layout settles (Deep Shrink). Flux, Qwen-Image, "
+                "Z-Image and other models with rotary positions: frequencies scaled by the timestep (DyPE, arXiv "
+                f"2510.20766). SD3: positions interpolated inside the trained range ({PAPER}). Up to the base size the "
+                "output is identical."
             ),
             search_aliases=[
                 "improved conditioning",
                 "position embedding",
-                "SD3 high resolution",
-                "interpolate positions",
+                "SD3 Position Interpolation",
+                "high resolution",
+                "DyPE",
+                "Deep Shrink",
+                "HiDiffusion",
+                "NTK",
+                "RoPE scale",
+                "hires fix",
+                "double heads",
             ],
             inputs=[
-                io.Model.Input("model", tooltip="SD3 or SD3.5. Other families do not need this and are refused."),
+                io.Model.Input(
+                    "model",
+                    tooltip="A U-Net (SD1.5, SD2, SDXL), a model with rotary positions on three axes (Flux, Chroma, "
+                    "Qwen-Image, Lumina 2, Z-Image), SD3 or SD3.5. PixArt, HunyuanDiT and AuraFlow fit their positions "
+                    "to the size by themselves and are refused.",
+                ),
                 io.Int.Input(
                     "base_size",
-                    default=1024,
-                    min=64,
+                    default=0,
+                    min=0,
                     max=_SIDE,
                     step=16,
-                    tooltip="Pixels per side up to which the positions are trained; sides up to it keep the stock "
-                    "positions.",
+                    tooltip="Pixels per side that the model was trained at; images up to it stay as they are. 0: the "
+                    "known size of this model family.",
                 ),
                 io.Combo.Input(
                     "alignment",
                     options=list(Alignment),
-                    tooltip="How the finer grid lies on the trained one. corners: i * base / count, as PixArt. "
+                    tooltip="SD3: how the finer grid lies on the trained one. corners: i * base / count, as PixArt. "
                     "centers: tokens cover the same area. ends: keeps the first and the last position.",
+                ),
+                io.Combo.Input(
+                    "rotary_method",
+                    options=list(RotaryMethod),
+                    tooltip="Rotary positions: ntk lowers slow frequencies and keeps fast ones; by_parts is the ramp "
+                    "of YaRN; interpolation lowers all of them.",
+                ),
+                io.Float.Input(
+                    "rotary_strength",
+                    default=2.0,
+                    min=0.0,
+                    max=8.0,
+                    step=0.1,
+                    tooltip="Rotary positions: how much they are scaled at pure noise, the paper's lambda_s. 0 changes "
+                    "nothing.",
+                ),
+                io.Float.Input(
+                    "rotary_exponent",
+                    default=2.0,
+                    min=0.0,
+                    max=16.0,
+                    step=0.1,
+                    tooltip="Rotary positions: how fast the scaling ends as noise falls, the paper's lambda_t. 0 keeps "
+                    "it for the whole run.",
+                ),
+                io.Float.Input(
+                    "downscale_end_percent",
+                    default=0.5,
+                    min=0.0,
+                    max=1.0,
+                    step=0.01,
+                    tooltip="U-Nets: up to which part of sampling inner features have their trained size. 0 changes "
+                    "nothing; more leaves fewer repeated parts and fewer details.",
+                ),
+                io.Latent.Input(
+                    "latent",
+                    optional=True,
+                    tooltip="With the latent that is sampled, the noise schedule is scaled to its size too, as by "
+                    "Resolution Noise Rescale (sampler_only).",
                 ),
             ],
             outputs=[
-                io.Model.Output(display_name="model", tooltip="The model with its positions interpolated."),
-                io.String.Output(display_name="report", tooltip="Positions trained, and at 1.5 and 2 times the size."),
+                io.Model.Output(display_name="model", tooltip="The model, changed for larger images."),
+                io.String.Output(display_name="report", tooltip="What is changed, at 1.5 and 2 times the size."),
             ],
         )
 
     @classmethod
-    def execute(cls, model, base_size: int, alignment: str) -> io.NodeOutput:
-        settings = PositionSettings(base_size // 16, Alignment(alignment))
-        moved = host_positions.resampled(model, functools.partial(resample_table, settings))
-        return io.NodeOutput(moved, describe_positions(settings, host_positions.stored_table(model)))
+    def execute(
+        cls,
+        model,
+        base_size: int,
+        alignment: str,
+        rotary_method: str,
+        rotary_strength: float,
+        rotary_exponent: float,
+        downscale_end_percent: float,
+        latent=None,
+    ) -> io.NodeOutput:
+        from ..host.patches import feature_downscale
+        from . import noise_rescale, rotary_scaling
+
+        base = base_size or _base(model, 0, 0)[0]
+        match positions.kind_of(model):
+            case positions.Kind.TABLE:
+                table = PositionSettings(base // 16, Alignment(alignment))
+                moved = positions.resampled(model, functools.partial(resample_table, table))
+                report = describe_positions(table, positions.stored_table(model))
+            case positions.Kind.ROTARY:
+                method = RotaryMethod(rotary_method)
+                rotary = rotary_scaling.RotarySettings(method, rotary_strength, rotary_exponent, base)
+                moved = positions.rotated(model, functools.partial(rotary_scaling.rotate, rotary))
+                report = rotary_scaling.describe_rotary(rotary)
+            case _:
+                end = sampling.sigmas_of(model, 0, downscale_end_percent)[1]
+                moved = feature_downscale.with_downscaled_features(model, base, end)
+                report = (
+                    f"Inner features at the size of {base} pixels a side for the first {100 * downscale_end_percent:g} "
+                    f"% of sampling (sigma {end:.4g} and more): divided by 1.5 at {base * 3 // 2} pixels, by 2 at "
+                    f"{base * 2}."
+                )
+        if latent is not None:
+            size = latent_shapes.pixels(latent, model)
+            factor = noise_rescale.sigma_scale(*size, base, base)
+            ends = [sampling.sigma_range(model)]
+            moved = sampling.rescaled(moved, factor, sampling.SAMPLER_ONLY)
+            ends.append(sampling.sigma_range(moved))
+            report += "\n" + noise_rescale.describe_rescale(factor, size, (base, base), sampling.SAMPLER_ONLY, *ends)
+        return io.NodeOutput(moved, report)
 
 
 def _base(model, width: int, height: int) -> tuple[int, int]:

@@ -172,6 +172,7 @@ _TRAINED = {
     "SD15": 512, "SD20": 512, "SDXL": 1024, "SDXLRefiner": 1024, "SSD1B": 1024, "Segmind_Vega": 1024,
     "SD3": 1024, "Flux": 1024, "FluxSchnell": 1024, "AuraFlow": 1024, "PixArtAlpha": 1024, "PixArtSigma": 1024,
     "HunyuanDiT": 1024, "HunyuanDiT1": 1024, "Stable_Cascade_C": 1024, "QwenImage": 1024, "Chroma": 1024,
+    "Lumina2": 1024, "ZImage": 1024,
 }  # fmt: skip
 
 

@@ -34,12 +34,23 @@ _CONFIGS = {
         "n_kv_heads": 2, "multiple_of": 8, "qk_norm": True, "cap_feat_dim": _TEXT, "axes_dims": [8, 8, 8],
         "axes_lens": [64, 64, 64],
     },
+    "ZImage": {
+        "image_model": "lumina2", "in_channels": 16, "dim": 256, "n_layers": 2, "n_refiner_layers": 1, "n_heads": 8,
+        "n_kv_heads": 8, "multiple_of": 8, "qk_norm": True, "cap_feat_dim": _TEXT, "axes_dims": [8, 12, 12],
+        "axes_lens": [64, 64, 64], "rope_theta": 256.0, "z_image_modulation": True, "time_scale": 1000.0,
+        "pad_tokens_multiple": 32, "ffn_dim_multiplier": 8 / 3,
+    },
+    "QwenImage": {
+        "image_model": "qwen_image", "in_channels": 64, "num_layers": 2, "attention_head_dim": 32,
+        "num_attention_heads": 2, "joint_attention_dim": _TEXT, "axes_dims_rope": (8, 12, 12),
+    },
     "WAN21_T2V": {
         "image_model": "wan2.1", "model_type": "t2v", "dim": 96, "ffn_dim": 128, "num_heads": 4, "num_layers": 3,
         "text_dim": _TEXT, "freq_dim": 32, "in_dim": 16, "out_dim": 16, "text_len": 12,
     },
 }  # fmt: skip
-NAMES = tuple(_CONFIGS)
+#: Those whose activations the pack can record.
+NAMES = tuple(name for name in _CONFIGS if name not in ("ZImage", "QwenImage"))
 
 
 def model(name: str, **changes):

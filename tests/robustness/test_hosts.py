@@ -22,7 +22,7 @@ from tools.launcher.comfyui import PACK_NAME
 pytestmark = pytest.mark.slow
 
 _CONTRACT = json.loads((repository.ROOT / "tests" / "node_contract.json").read_text("utf-8"))
-#: PositionalResample: the demo model has no position table; TrainLoraImmiscible: its MODEL is a LoRA's.
+#: PositionalResample: it changes nothing at the demo model's own size; TrainLoraImmiscible: its MODEL is a LoRA's.
 _ELSEWHERE = {"GBX_PositionalResample", "GBX_TrainLoraImmiscible"}
 _NODES = [
     name

@@ -1,40 +1,61 @@
-"""The position table of SD3's transformer, and of the ControlNets that go with it."""
+"""Positions in diffusion transformers and in their ControlNets: SD3's table, and rotary ones."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from enum import Enum, auto
 
 import comfy.ldm.modules.diffusionmodules.mmdit
 import torch
+from comfy.ldm.flux.layers import EmbedND
+from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from comfy.patcher_extension import WrappersMP
+
+from .. import sampling
 
 _TABLE = comfy.ldm.modules.diffusionmodules.mmdit.MMDiT
 _OBJECT = "diffusion_model.cropped_pos_embed"
-_OTHERS = {
-    "PixArtMS": "fits its positions to every size by itself",
-    "HunYuanDiT": "fits its positions to every size by itself",
-    "MMDiT": "fits its positions to every size by itself",  # AuraFlow's, a class of the same name
-    "UNetModel": "has no position table",
-}
+_EMBEDDERS = ("pe_embedder", "rope_embedder")
+_AXES = 3  # frame or index, rows, columns
+
+
+class Kind(Enum):
+    """What is changed for larger images: a table of positions, rotary positions, or the size of inner features."""
+
+    TABLE = auto()
+    ROTARY = auto()
+    FEATURES = auto()
+
 
 #: (table (1, side^2, width), tokens down, tokens across) -> (1, tokens, width), or None to keep stock's.
 Resample = Callable[[torch.Tensor, int, int], torch.Tensor | None]
 
 
-def resampled(patcher, resample: Resample):
-    """A clone of a MODEL (SD3, SD3.5) that takes its positions from ``resample``, and its ControlNets with it.
+#: (positions (B, tokens), channels of the axis, theta, pixels along the axis, noise fraction) -> rotations
+#: (B, tokens, channels / 2, 2, 2), or None to keep stock's.
+Rotate = Callable[[torch.Tensor, int, float, int, float], torch.Tensor | None]
 
-    Raises ValueError for other models, with what they do instead.
-    """
+
+def kind_of(patcher) -> Kind:
+    """How a MODEL can be made to generate larger images; raises ValueError for those that fit by themselves."""
     network = patcher.model.diffusion_model
-    if not isinstance(network, _TABLE):
-        kind = type(network).__name__
-        does = _OTHERS.get(kind, "takes its positions from rotations (RoPE), not from a table")
-        raise ValueError(f"{type(patcher.model).__name__} {does}: this node is for SD3 and SD3.5.")
-    if network.pos_embed is None:
-        raise ValueError("This SD3 model stores no position table and fits its positions by itself: leave it.")
+    if isinstance(network, _TABLE) and network.pos_embed is not None:
+        return Kind.TABLE
+    if isinstance(network, UNetModel):
+        return Kind.FEATURES
+    if _embedder(network) is not None:
+        return Kind.ROTARY
+    raise ValueError(
+        f"{type(patcher.model).__name__} has no positions that this node can scale: connect a U-Net such as SDXL, SD3, "
+        "or a model with rotary positions such as Flux, Qwen-Image or Z-Image."
+    )
+
+
+def resampled(patcher, resample: Resample):
+    """A clone of a MODEL (SD3, SD3.5) that takes its positions from ``resample``, and its ControlNets with it."""
+    network = patcher.model.diffusion_model
     clone, inner = patcher.clone(), patcher.get_model_object(_OBJECT)
     clone.add_object_patch(_OBJECT, _positions(network, inner, resample))
     key = f"glassbox_positions_{uuid.uuid4().hex}"
@@ -64,20 +85,25 @@ def _positions(network, inner: Callable, resample: Resample):
 
 def _with_controlnets(resample: Resample):
     def wrapper(executor, model, conds, x_in, timestep, model_options):
-        with _patched(_controlnets(conds), resample):
+        tables = [
+            network
+            for network in _control_networks(conds)
+            if isinstance(network, _TABLE) and network.pos_embed is not None
+        ]
+        with _patched(tables, resample):
             return executor(model, conds, x_in, timestep, model_options)
 
     return wrapper
 
 
-def _controlnets(conds) -> list:
-    """The networks of all ControlNets of a call that have such a table."""
+def _control_networks(conds) -> list:
+    """The networks of all ControlNets of a call, each once."""
     found = {}
     for entry in (entry for group in conds if group for entry in group):
         control = entry.get("control")
         while control is not None:
             network = getattr(control, "control_model", None)
-            if isinstance(network, _TABLE) and network.pos_embed is not None:
+            if network is not None:
                 found[id(network)] = network
             control = control.previous_controlnet
     return list(found.values())
@@ -96,3 +122,40 @@ def _patched(networks: list, resample: Resample):
             del network.cropped_pos_embed
             if before is not None:
                 network.cropped_pos_embed = before
+
+
+def rotated(patcher, rotate: Rotate):
+    """A clone of a MODEL that takes the rotations of rows and columns from ``rotate``, and its ControlNets with it.
+
+    Where ``rotate`` returns None an axis keeps stock's rotations, bit for bit.
+    """
+    clone, key = patcher.clone(), f"glassbox_rotary_{uuid.uuid4().hex}"
+    pixels = getattr(patcher.get_model_object("latent_format"), "spacial_downscale_ratio", 8)
+
+    def call(executor, model, conds, x_in, timestep, model_options):
+        noise = sampling.noise_fraction(model.model_sampling, float(timestep.max()))
+        sides = [side * pixels for side in x_in.shape[-2:]]
+
+        def replaced(module, args, output):
+            parts = list(output.split([width // 2 for width in module.axes_dim], dim=-3))
+            for axis, side in zip((1, 2), sides, strict=True):
+                turned = rotate(args[0][..., axis], module.axes_dim[axis], float(module.theta), side, noise)
+                if turned is not None:
+                    parts[axis] = turned[:, None].to(output)
+            return torch.cat(parts, dim=-3)
+
+        with ExitStack() as hooks:
+            for network in (model.diffusion_model, *_control_networks(conds)):
+                embedder = _embedder(network)
+                if embedder is not None:
+                    hooks.callback(embedder.register_forward_hook(replaced).remove)
+            return executor(model, conds, x_in, timestep, model_options)
+
+    clone.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, key, call)
+    return clone
+
+
+def _embedder(network) -> EmbedND | None:
+    """What turns positions on three axes into rotations in a network; None for others."""
+    found = (getattr(network, name, None) for name in _EMBEDDERS)
+    return next((one for one in found if isinstance(one, EmbedND) and len(one.axes_dim) == _AXES), None)
