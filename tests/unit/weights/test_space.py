@@ -311,7 +311,7 @@ def test_the_report_follows_from_the_file_alone(folder, tmp_path):
     assert f"coefficient {float(scores.square().mean().sqrt()):.2f}" in report
 
 
-@pytest.mark.parametrize(("scale", "lines"), [(1.0, 2), (0.0, 0)], ids=["a point", "the mean"])
+@pytest.mark.parametrize(("scale", "lines"), [(1.0, 2), (0.0, 0)], ids=["a point", "mean"])
 def test_the_mean_has_no_cosines_to_the_members(trained, scale, lines):
     figure = Figure()
     space_report.draw_point(figure, Point(trained, scale * trained.coefficients[3], "it"))
