@@ -17,7 +17,7 @@ from .training.batch_sampler import LengthUnit
 from .training.training_checkpoint import CheckpointFile
 from .training.training_data import collect_training_data
 from .training.training_loop import OPTIMIZERS, LearningRateSchedule
-from .training.training_loss import LOSSES, Weighting
+from .training.training_loss import LOSSES, NoiseLevels, Weighting
 from .training.training_run import OnStop, TrainingOptions, TrainingRun
 
 _SEED_MAX = 0xFFFFFFFFFFFFFFFF
@@ -48,6 +48,13 @@ _ADVANCED = [
     "sample_cfg",
     "checkpoint_interval",
     "on_stop",
+    "alpha",
+    "layers",
+    "caption_dropout",
+    "noise_levels",
+    "logit_mean",
+    "logit_std",
+    "ema_decay",
 ]
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -113,6 +120,7 @@ def _inputs() -> list[io.Input]:
             tooltip="What ComfyUI's Stop button does while this node trains. keep_lora: ends the training and "
             "continues the workflow with the LoRA as it is. cancel: cancels the workflow.",
         ),
+        *_more_inputs(),
         io.Vae.Input("vae", optional=True, tooltip="For sample images on the way."),
         io.Conditioning.Input(
             "sample_positive",
@@ -120,6 +128,75 @@ def _inputs() -> list[io.Input]:
             tooltip="Prompts of the sample images, one CONDITIONING each; the first caption if absent.",
         ),
         io.Conditioning.Input("sample_negative", optional=True, tooltip="Negative prompt of the sample images."),
+        io.Conditioning.Input(
+            "empty_caption", optional=True, tooltip="For caption_dropout: an encoded empty prompt, as CFG will use it."
+        ),
+        io.Mask.Input(
+            "masks",
+            optional=True,
+            tooltip="Where the loss counts, 0 to 1: one mask for all images, or one for each, in their order. The loss "
+            "of an image is the mean weighted by its mask.",
+        ),
+    ]
+
+
+def _more_inputs() -> list[io.Input]:
+    return [
+        io.Float.Input(
+            "alpha",
+            default=1.0,
+            min=0.01,
+            max=1024.0,
+            step=0.01,
+            tooltip="Alpha of new LoRA layers, which are scaled by alpha / rank. 1 as core; equal to the rank, the "
+            "scale is 1.",
+        ),
+        io.String.Input(
+            "layers",
+            default="",
+            tooltip="Comma-separated words: only layers with one of them in their name are trained, such as attn2, or "
+            "to_q, to_v. Empty trains all, as core. Other layers of an existing LoRA are left out.",
+        ),
+        io.Float.Input(
+            "caption_dropout",
+            default=0.0,
+            min=0.0,
+            max=1.0,
+            step=0.01,
+            tooltip="How often an image is trained with empty_caption instead of its own, for CFG. 0.1 is common; 0 as "
+            "core.",
+        ),
+        io.Combo.Input(
+            "noise_levels",
+            options=list(NoiseLevels),
+            tooltip="How noise levels are drawn. uniform: over the sampling range, as core. logit_normal: mostly in "
+            "the middle, as SD3 (arXiv 2403.03206).",
+        ),
+        io.Float.Input(
+            "logit_mean",
+            default=0.0,
+            min=-5.0,
+            max=5.0,
+            step=0.05,
+            tooltip="For logit_normal: above 0 trains more at high noise, below 0 more at low noise.",
+        ),
+        io.Float.Input(
+            "logit_std",
+            default=1.0,
+            min=0.05,
+            max=5.0,
+            step=0.05,
+            tooltip="For logit_normal: how far the noise levels spread.",
+        ),
+        io.Float.Input(
+            "ema_decay",
+            default=0.0,
+            min=0.0,
+            max=0.99999,
+            step=0.0001,
+            tooltip="Exponential moving average of the LoRA over the steps, which validation, samples and the result "
+            "then use. 0.99 for some hundred steps, 0.999 for thousands; 0 as core.",
+        ),
     ]
 
 
@@ -210,7 +287,12 @@ def _training_inputs() -> list[io.Input]:
             tooltip="Steps over which the learning rate rises at the start.",
         ),
         io.Int.Input("rank", default=8, min=1, max=128, tooltip="The rank of the LoRA layers."),
-        io.Combo.Input("optimizer", options=list(OPTIMIZERS), tooltip="The optimizer, with PyTorch's defaults."),
+        io.Combo.Input(
+            "optimizer",
+            options=list(OPTIMIZERS),
+            tooltip="The optimizer, with its package's defaults. Prodigy (pip install prodigyopt; learning_rate 1) "
+            "and AdamW8bit (pip install bitsandbytes) need their packages and take no checkpoint.",
+        ),
         io.Combo.Input(
             "loss_function",
             options=list(LOSSES),
@@ -284,14 +366,41 @@ class TrainLoraImmiscible(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, model, latents, positive, vae=(None,), sample_positive=(), sample_negative=(), **options):
+    def execute(
+        cls,
+        model,
+        latents,
+        positive,
+        vae=(None,),
+        sample_positive=(),
+        sample_negative=(),
+        empty_caption=(),
+        masks=(),
+        **options,
+    ):
         from .training import training_report
 
         options = TrainingOptions(**{name: value[0] for name, value in options.items()})
-        data = collect_training_data(latents, positive, options.held_out, list(sample_positive), list(sample_negative))
+        data = collect_training_data(
+            latents,
+            positive,
+            options.held_out,
+            list(sample_positive),
+            list(sample_negative),
+            list(empty_caption),
+            list(masks),
+        )
+        options.check(data)
         existing, steps_before = adapters.read_lora(options.existing_lora)
         made = adapters.create(
-            model[0], options.algorithm, options.rank, _DTYPES[options.lora_precision], options.seed, existing
+            model[0],
+            options.algorithm,
+            options.rank,
+            _DTYPES[options.lora_precision],
+            options.seed,
+            existing,
+            options.alpha,
+            options.layers,
         )
         name = options.checkpoint_name.strip()
         checkpoint = (

@@ -71,12 +71,20 @@ def read_lora(name: str) -> tuple[dict[str, torch.Tensor], int]:
 
 
 def create(
-    patcher, algorithm: str, rank: int, dtype: torch.dtype, seed: int, existing: Mapping[str, torch.Tensor]
+    patcher,
+    algorithm: str,
+    rank: int,
+    dtype: torch.dtype,
+    seed: int,
+    existing: Mapping[str, torch.Tensor],
+    alpha: float = 1.0,
+    layers: str = "",
 ) -> Adapters:
-    """Adapters for every weight of a MODEL, new ones drawn from the seed, or taken from an existing LoRA.
+    """Adapters for the weights of a MODEL, new ones drawn from the seed, or taken from an existing LoRA.
 
-    The global generators are left as they are. Raises ValueError for a LoRA that fits nothing of the MODEL,
-    and for a quantized MODEL.
+    ``layers``: comma-separated words; layers with none of them in their name are left alone. Empty takes all. The
+    global generators are left as they are. Raises ValueError for a LoRA that fits nothing of the MODEL, for words that
+    no layer has, and for a quantized MODEL.
     """
     with torch.inference_mode(False), untouched():
         torch.manual_seed(seed)
@@ -84,15 +92,20 @@ def create(
         functions: dict[str, nn.Module] = {}
         parameters: dict[str, nn.Parameter] = {}
         used: set[str] = set()
+        words = [word.strip() for word in layers.split(",") if word.strip()]
         for layer, kind, weight in _weights(patcher):
+            if words and not any(word in layer for word in words):
+                continue
             key = f"{layer}.{kind}"
             refuse_quantized(patcher, [key])
             known = [name for name in (layer, *names.get(key, ())) if any(k.startswith(f"{name}.") for k in existing)]
             make = _matrix if weight.ndim > 1 else _vector
-            function, taken = make(weight, kind, algorithm, rank, existing, known)
+            function, taken = make(weight, kind, algorithm, rank, alpha, existing, known)
             used |= taken
             functions[key] = function.to(dtype)
             parameters |= dict(_named(layer, kind, function))
+    if not functions:
+        raise ValueError(f"No layer of this MODEL has a name with one of {', '.join(words)}: choose other layers.")
     if existing and not used:
         raise ValueError("The existing LoRA was made for another model: none of its layers is in this MODEL.")
     return Adapters(functions, parameters)
@@ -120,17 +133,17 @@ def _lora_names_of(model) -> dict[str, list[str]]:
     return names
 
 
-def _matrix(weight, kind, algorithm, rank, existing, known) -> tuple[nn.Module, set[str]]:
+def _matrix(weight, kind, algorithm, rank, alpha, existing, known) -> tuple[nn.Module, set[str]]:
     for name in known:
         taken: set[str] = set()
         for adapter in adapters:
             found = adapter.load(name, existing, _alpha(existing, name), existing.get(f"{name}.dora_scale"), taken)
             if found is not None:
                 return found.to_train(), taken
-    return adapter_maps[algorithm].create_train(weight, rank=rank, alpha=_ALPHA), set()
+    return adapter_maps[algorithm].create_train(weight, rank=rank, alpha=alpha), set()
 
 
-def _vector(weight, kind, algorithm, rank, existing, known) -> tuple[nn.Module, set[str]]:
+def _vector(weight, kind, algorithm, rank, alpha, existing, known) -> tuple[nn.Module, set[str]]:
     for name in known:
         value = existing.get(f"{name}.{_suffix(kind)}")
         if value is not None and value.shape == weight.shape:

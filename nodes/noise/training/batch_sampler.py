@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+import numpy as np
 import torch
 
 from ..pairing import Pairing
@@ -21,6 +22,7 @@ from .noise_source import TrainingNoise
 from .training_data import Draw, TrainingImages
 
 _STRIDE = 1000
+_DROPOUT = 3  # keeps its draws apart from those of pools and candidates
 _SEEDS = 2**64
 # A pool takes as long to assign as several steps on a fast device; batches made further ahead hide it.
 _AHEAD, _AHEAD_BYTES = 16, 64 * 2**20
@@ -38,11 +40,21 @@ class BatchSampler:
 
     By steps a batch contains different images in a random order that forgets the last batch's, as in core; by epochs
     every image comes once before one comes again. Images of one batch have one size: by steps the first one decides,
-    and the others are the next of its size in the order.
+    and the others are the next of its size in the order. `level` makes the fraction of the sampling range from a
+    uniform draw; `dropout` is the probability that an image's caption is dropped, drawn apart from everything else.
     """
 
-    def __init__(self, images: TrainingImages, batch_size: int, seed: int, unit: str = LengthUnit.STEPS):
+    def __init__(
+        self,
+        images: TrainingImages,
+        batch_size: int,
+        seed: int,
+        unit: str = LengthUnit.STEPS,
+        level: Callable[[float], float] | None = None,
+        dropout: float = 0.0,
+    ):
         self._images, self._size, self._seed, self._unit = images, batch_size, seed, LengthUnit(unit)
+        self._level, self._dropout = level, dropout
         self._bucket_of = {image: bucket for bucket in images.buckets for image in bucket}
         self._generator = torch.Generator()
         self._next = 0
@@ -71,8 +83,11 @@ class BatchSampler:
         like = self._images.latents[images[0]]
         noise = torch.randn(len(images), *like.shape[1:], dtype=like.dtype, generator=generator)
         percents = [torch.rand(1, generator=generator).item() for _ in images]
+        if self._level is not None:
+            percents = [self._level(percent) for percent in percents]
+        dropped = np.random.default_rng([_DROPOUT, self._seed % _SEEDS, number]).random(len(images)) < self._dropout
         self._next += 1
-        return Draw(number, images, noise, percents)
+        return Draw(number, images, noise, percents, dropped.tolist())
 
     def state(self) -> tuple[int, torch.Tensor]:
         """What `restore` needs to continue as if nothing had happened."""

@@ -32,6 +32,8 @@ class CheckpointFile:
             for name, value in state.items():
                 if value is not None:
                     tensors[f"optimizer.{index}.{name}"] = torch.as_tensor(value)
+        if training.average is not None:
+            tensors |= {f"average.{name}": value for name, value in training.average.values.items()}
         history = training.history
         tensors |= {f"sample.{number}": latent for number, (_, latent) in enumerate(history.samples)}
         tensors["losses"] = torch.tensor(history.losses, dtype=torch.float64)
@@ -122,6 +124,8 @@ def _restore_parameters(training, tensors: Mapping[str, torch.Tensor]) -> None:
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     pairs = [(tensors[f"parameter.{name}"], parameter) for name, parameter in training.parameters.items()]
     kept = [(value, trained[index]) for index, state in states.items() for value in state.values()]
+    average = {} if training.average is None else {name: tensors[f"average.{name}"] for name in training.parameters}
+    pairs += [(value, training.parameters[name]) for name, value in average.items()]
     if any(value.shape != parameter.shape for value, parameter in pairs) or any(
         value.shape not in ((), parameter.shape) for value, parameter in kept
     ):
@@ -129,6 +133,8 @@ def _restore_parameters(training, tensors: Mapping[str, torch.Tensor]) -> None:
     if not all(bool(value.isfinite().all()) for value, _ in (*pairs, *kept)):
         raise ValueError("a tensor holds values that are not finite")
     with torch.no_grad():
-        for value, parameter in pairs:
-            parameter.copy_(value)
+        for name, parameter in training.parameters.items():
+            parameter.copy_(tensors[f"parameter.{name}"])
+    if training.average is not None:
+        training.average.values = average
     optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})

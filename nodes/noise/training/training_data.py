@@ -13,13 +13,18 @@ import torch
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Images with a condition each, the last ones held out; conditions for samples follow those of the images."""
+    """Images with a condition each, the last ones held out; conditions for samples follow those of the images.
+
+    `weights`: for each image how much the error at each position counts, (1, 1, ..., H, W); None counts all alike.
+    """
 
     latents: list[torch.Tensor]  # each (1, C, ...), as the VAE gave it
     conditions: list[list]
     held_out: int
     sample_rows: list[int]
     negative_row: int | None
+    empty_row: int | None = None  # the caption of images whose own is dropped
+    weights: list[torch.Tensor] | None = None
 
     @property
     def trained(self) -> int:
@@ -54,16 +59,26 @@ class TrainingImages:
 
 @dataclass(frozen=True)
 class Draw:
-    """One batch: its number, its images, the noise drawn for them, and their fractions of the sampling range."""
+    """One batch: its number, its images, the noise drawn for them, and their fractions of the sampling range.
+
+    `dropped`: for each image whether its caption is dropped.
+    """
 
     number: int
     images: list[int]
     noise: torch.Tensor
     percents: list[float]
+    dropped: list[bool]
 
 
 def collect_training_data(
-    latents: list[dict], positive: list[list], held_out: int, samples: list[list], negative: list[list]
+    latents: list[dict],
+    positive: list[list],
+    held_out: int,
+    samples: list[list],
+    negative: list[list],
+    empty: Sequence[list] = (),
+    masks: Sequence[torch.Tensor] = (),
 ) -> TrainingData:
     """The training data from the node's inputs; raises ValueError for counts that do not fit."""
     if any(getattr(latent["samples"], "is_nested", False) for latent in latents):
@@ -81,7 +96,34 @@ def collect_training_data(
         raise ValueError(f"All {len(images)} images would be held out: leave at least one to train on.")
     prompts = [[entry] for conditioning in samples for entry in conditioning] or captions[:1]
     rows = list(range(len(captions), len(captions) + len(prompts)))
-    return TrainingData(images, captions + prompts + negative[:1], held_out, rows, rows[-1] + 1 if negative else None)
+    others = [*negative[:1], *empty[:1]]
+    return TrainingData(
+        images,
+        captions + prompts + others,
+        held_out,
+        rows,
+        rows[-1] + 1 if negative else None,
+        rows[-1] + len(others) if empty else None,
+        _position_weights(images, masks) if masks else None,
+    )
+
+
+def _position_weights(images: list[torch.Tensor], masks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """MASKs (B, H, W), one for all images or one for each, averaged to the images' latents."""
+    single = [mask for batch in masks for mask in batch.reshape(-1, 1, 1, *batch.shape[-2:])]
+    if len(single) == 1:
+        single = single * len(images)
+    if len(single) != len(images):
+        raise ValueError(
+            f"There are {len(images)} images and {len(single)} masks: connect one mask for all, or one per image."
+        )
+    weights = []
+    for number, (image, mask) in enumerate(zip(images, single, strict=True), 1):
+        weight = torch.nn.functional.interpolate(mask.float(), image.shape[-2:], mode="area").clamp(min=0)
+        if not weight.any():
+            raise ValueError(f"Mask {number} is empty: leave something of every image to train on.")
+        weights.append(weight.reshape(1, *[1] * (image.ndim - 3), *image.shape[-2:]))
+    return weights
 
 
 def fingerprint(values) -> str:

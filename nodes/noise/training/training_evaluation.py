@@ -20,10 +20,11 @@ PERCENTS = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 @dataclass(frozen=True)
 class Validation:
-    """Held-out images of a session, by their rows."""
+    """Held-out images of a session, by their rows; `weights` for each image of the session, or None."""
 
     rows: Sequence[int]
     seed: int
+    weights: Sequence[torch.Tensor] | None = None
 
     @torch.no_grad()
     def loss(self, session, objective: Objective) -> float:
@@ -35,7 +36,8 @@ class Validation:
             noise = torch.randn(latent.shape, generator=generator).to(latent)
             sigmas = torch.tensor([session.sigma(percent) for percent in PERCENTS], device=session.device)
             prediction = session.denoised(session.noised(latent, noise, sigmas), sigmas, [row] * len(PERCENTS))
-            total += float(objective(prediction, session.clean(latent), signal_to_noise(session, sigmas)))
+            weights = None if self.weights is None else self.weights[row]
+            total += float(objective(prediction, session.clean(latent), signal_to_noise(session, sigmas), weights))
         return total / len(self.rows)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -15,7 +17,68 @@ from .training_checkpoint import CheckpointFile
 from .training_evaluation import PreviewSampler, Validation
 from .training_loss import Objective, signal_to_noise
 
-OPTIMIZERS = {name: getattr(torch.optim, name) for name in ("AdamW", "Adam", "SGD", "RMSprop")}
+_TORCH_OPTIMIZERS = ("AdamW", "Adam", "SGD", "RMSprop")
+#: Those of other packages: the module and its class, and what pip calls it.
+_OTHER_OPTIMIZERS = {
+    "Prodigy": ("prodigyopt", "Prodigy", "prodigyopt"),
+    "AdamW8bit": ("bitsandbytes.optim", "AdamW8bit", "bitsandbytes"),
+}
+OPTIMIZERS = (*_TORCH_OPTIMIZERS, *_OTHER_OPTIMIZERS)
+
+
+def make_optimizer(name: str, parameters: list[torch.nn.Parameter], rate: float) -> torch.optim.Optimizer:
+    """An optimizer of `OPTIMIZERS` with its package's defaults; raises ValueError where that is not installed."""
+    if name in _TORCH_OPTIMIZERS:
+        return getattr(torch.optim, name)(parameters, lr=rate)
+    module, kind, package = _OTHER_OPTIMIZERS[name]
+    try:
+        made = getattr(importlib.import_module(module), kind)
+    except ImportError:
+        raise ValueError(
+            f"The optimizer {name} needs a package that is not installed: run pip install {package}, or choose AdamW."
+        ) from None
+    return made(parameters, lr=rate)
+
+
+def keeps_state(name: str) -> bool:
+    """Whether checkpoints hold all that an optimizer remembers; others keep some of it elsewhere or packed."""
+    return name in _TORCH_OPTIMIZERS
+
+
+class WeightAverage:
+    """The exponential moving average of parameters over optimizer steps (EMA), in float32.
+
+    After step n it moves by 1 - min(decay, (1 + n) / (10 + n)) towards them, so that short runs leave the start too.
+    """
+
+    def __init__(self, parameters: Mapping[str, torch.nn.Parameter], decay: float):
+        self._parameters, self._decay = parameters, decay
+        self.values = {name: parameter.detach().float().clone() for name, parameter in parameters.items()}
+
+    @torch.no_grad()
+    def update(self, steps_done: int) -> None:
+        """Take the parameters in after a step."""
+        decay = min(self._decay, (1 + steps_done) / (10 + steps_done))
+        for name, parameter in self._parameters.items():
+            self.values[name] = torch.lerp(parameter.float(), self.values[name].to(parameter.device), decay)
+
+    @torch.no_grad()
+    def install(self) -> None:
+        """Write the average into the parameters."""
+        for name, parameter in self._parameters.items():
+            parameter.copy_(self.values[name])
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """The average in the parameters while the block runs."""
+        own = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
+        self.install()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, parameter in self._parameters.items():
+                    parameter.copy_(own[name])
 
 
 class LearningRateSchedule(StrEnum):
@@ -90,7 +153,9 @@ class DivergedError(ValueError):
 class Training:
     """A run on the trainable `parameters`; `session` evaluates the model (`Session` in host/training/trainer.py).
 
-    `on_step` is called with the optimizer steps done and the latents sampled at this step, if any.
+    `on_step` is called with the optimizer steps done and the latents sampled at this step, if any. `average`: what
+    validation and samples see in place of the parameters. `empty_row`: the session's condition of images whose caption
+    is dropped. `weights`: for each image of the session how much each position counts.
     """
 
     parameters: Mapping[str, torch.nn.Parameter]
@@ -103,6 +168,9 @@ class Training:
     on_step: Callable[[int, torch.Tensor | None], None] = lambda done, latents: None
     history: History = field(default_factory=History)
     steps_done: int = 0
+    average: WeightAverage | None = None
+    empty_row: int | None = None
+    weights: Sequence[torch.Tensor] | None = None
 
     def run(self, session, prefetcher: BatchPrefetcher) -> None:
         """Train to the plan's end from where the run is; whatever interrupts it leaves a checkpoint first."""
@@ -137,8 +205,13 @@ class Training:
         started = time.perf_counter()
         latent, noise = (tensor.to(session.device) for tensor in (batch.latents, batch.noise))
         sigmas = torch.tensor([session.sigma(percent) for percent in batch.draw.percents]).to(session.device)
-        prediction = session.denoised(session.noised(latent, noise, sigmas), sigmas, batch.draw.images)
-        loss = self.objective(prediction, session.clean(latent), signal_to_noise(session, sigmas))
+        rows = [
+            image if self.empty_row is None or not dropped else self.empty_row
+            for image, dropped in zip(batch.draw.images, batch.draw.dropped, strict=True)
+        ]
+        weights = None if self.weights is None else torch.cat([self.weights[image] for image in batch.draw.images])
+        prediction = session.denoised(session.noised(latent, noise, sigmas), sigmas, rows)
+        loss = self.objective(prediction, session.clean(latent), signal_to_noise(session, sigmas), weights)
         (loss / self.plan.accumulation).backward()
         seconds = time.perf_counter() - started + batch.waited / 1000
         value = loss.item()
@@ -157,6 +230,8 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.steps_done += 1
+        if self.average is not None:
+            self.average.update(self.steps_done)
         for loss, batch, seconds in learned:
             history.losses.append(loss)
             history.before += float(batch.pairing.before.sum())
@@ -172,9 +247,10 @@ class Training:
         def is_due(every: int, seen: list[tuple]) -> bool:
             return (done == plan.steps or (every > 0 and done % every == 0)) and not (seen and seen[-1][0] == done)
 
-        if self.validation is not None and is_due(plan.validation_interval, self.history.validation):
-            self.history.validation.append((done, self.validation.loss(session, self.objective)))
-        if self.sampler is not None and is_due(plan.sample_interval, self.history.samples):
-            latents = self.sampler.sample(session)
-            self.history.samples.append((done, latents))
+        with contextlib.nullcontext() if self.average is None else self.average.installed():
+            if self.validation is not None and is_due(plan.validation_interval, self.history.validation):
+                self.history.validation.append((done, self.validation.loss(session, self.objective)))
+            if self.sampler is not None and is_due(plan.sample_interval, self.history.samples):
+                latents = self.sampler.sample(session)
+                self.history.samples.append((done, latents))
         self.on_step(done, latents)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -18,8 +18,8 @@ from .noise_source import TrainingNoise
 from .training_checkpoint import CheckpointFile
 from .training_data import TrainingData, TrainingImages, fingerprint
 from .training_evaluation import PreviewSampler, Validation
-from .training_loop import OPTIMIZERS, LearningRateSchedule, Plan, Training
-from .training_loss import make_objective
+from .training_loop import LearningRateSchedule, Plan, Training, WeightAverage, keeps_state, make_optimizer
+from .training_loss import NoiseLevels, logit_normal_percent, make_objective
 
 
 class OnStop(StrEnum):
@@ -65,6 +65,28 @@ class TrainingOptions:
     checkpoint_name: str
     checkpoint_interval: int
     on_stop: str
+    alpha: float = 1.0
+    layers: str = ""
+    caption_dropout: float = 0.0
+    noise_levels: str = NoiseLevels.UNIFORM
+    logit_mean: float = 0.0
+    logit_std: float = 1.0
+    ema_decay: float = 0.0
+
+    def check(self, data: TrainingData) -> None:
+        """Raises ValueError for options that do not go together."""
+        if self.caption_dropout and data.empty_row is None:
+            raise ValueError("caption_dropout needs empty_caption: connect an encoded empty prompt, or set it to 0.")
+        if self.checkpoint_name.strip() and not keeps_state(self.optimizer):
+            raise ValueError(
+                f"A checkpoint cannot hold the state of {self.optimizer}: leave checkpoint_name empty, or choose AdamW."
+            )
+
+    def level(self) -> Callable[[float], float] | None:
+        """What makes the fraction of the sampling range from a uniform draw; None keeps the draw."""
+        if self.noise_levels == NoiseLevels.UNIFORM:
+            return None
+        return functools.partial(logit_normal_percent, mean=self.logit_mean, std=self.logit_std)
 
     def checkpoint_settings(self, data: TrainingData) -> dict:
         """What a checkpoint must share: the options that change what a run computes, and the images and captions."""
@@ -73,7 +95,12 @@ class TrainingOptions:
         if self.lr_schedule == LearningRateSchedule.CONSTANT:
             free.add("steps")
         kept = {name: value for name, value in dataclasses.asdict(self).items() if name not in free}
-        return {**kept, "images": fingerprint([data.latents, data.conditions[: len(data.latents)]])}
+        seen = [data.latents, data.conditions[: len(data.latents)]]
+        if data.weights is not None:
+            seen.append(data.weights)
+        if self.caption_dropout and data.empty_row is not None:
+            seen.append(data.conditions[data.empty_row])
+        return {**kept, "images": fingerprint(seen)}
 
 
 class Monitor(Protocol):
@@ -109,7 +136,7 @@ class TrainingRun:
         trainable = [parameter for parameter in self.parameters.values() if parameter.requires_grad]
         self.training = Training(
             self.parameters,
-            OPTIMIZERS[options.optimizer](trainable, lr=options.learning_rate),
+            make_optimizer(options.optimizer, trainable, options.learning_rate),
             Plan(
                 self._steps(),
                 accumulation=options.grad_accumulation_steps,
@@ -121,18 +148,23 @@ class TrainingRun:
                 checkpoint_interval=options.checkpoint_interval,
             ),
             make_objective(options.loss_function, options.weighting, options.snr_gamma),
-            Validation(held_out, options.seed) if held_out else None,
+            Validation(held_out, options.seed, data.weights) if held_out else None,
             PreviewSampler(data.sample_rows, data.negative_row, options.sample_cfg, options.sample_steps, options.seed)
             if self.with_samples
             else None,
             self.checkpoint,
+            average=WeightAverage(self.parameters, options.ema_decay) if options.ema_decay else None,
+            empty_row=data.empty_row,
+            weights=data.weights,
         )
 
     def train(self, session) -> None:
         """Train in a session of the model; a stop by the user ends it early where the options keep the LoRA then."""
         options, training = self.options, self.training
         images = TrainingImages(session.latents[: self.data.trained], self.data.labels)
-        sampler = BatchSampler(images, options.batch_size, options.seed, options.unit)
+        sampler = BatchSampler(
+            images, options.batch_size, options.seed, options.unit, options.level(), options.caption_dropout
+        )
         noise = TrainingNoise(self.settings, images, options.seed, session.device)
         training.on_step = functools.partial(self.monitor.show, self, session)
         if self.checkpoint is not None:
@@ -143,6 +175,8 @@ class TrainingRun:
             if options.on_stop == OnStop.CANCEL or training.steps_done == 0:
                 raise
             training.history.stopped = True
+        if training.average is not None:
+            training.average.install()
         for done, latents in training.history.samples:
             self.monitor.decode(session, done, latents)
 

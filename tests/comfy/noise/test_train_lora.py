@@ -88,8 +88,8 @@ def cores_factors(comfy, monkeypatch):
     adapters = comfy.module("nodes.host.training.adapters")
     real = adapters.create
 
-    def create(model, algorithm, rank, dtype, seed, existing):
-        return real(model, algorithm, rank, dtype, 99, existing)
+    def create(model, algorithm, rank, dtype, seed, *others):
+        return real(model, algorithm, rank, dtype, 99, *others)
 
     monkeypatch.setattr(adapters, "create", create)
 
@@ -320,3 +320,83 @@ def test_bad_input_raises_one_sentence(trained, captions, changed, sentence):
         changed = {"positive": captions[:2]}
     with pytest.raises(ValueError, match=sentence):
         trained(**changed)
+
+
+#: Inputs of core's Train LoRA that have another name here.
+_RENAMED = {"training_dtype": "precision", "lora_dtype": "lora_precision"}
+#: Inputs of core's that are not here, and why; all are of ComfyUI after 0.3.75.
+_CORES_OWN = {
+    "bucket_mode": "batches are always of one size here",
+    "bypass_mode": "not here: quantized weights are refused by a sentence",
+    "checkpoint_depth": "not here: gradient_checkpointing keeps the inputs of every block",
+    "offloading": "not here: it needs bypass mode",
+    "quantized_backward": "not here: it needs quantized weights",
+}
+
+
+def test_every_input_of_cores_train_lora_is_here_or_named(comfy):
+    core, ours = (comfy.classes[name].GET_SCHEMA() for name in ("TrainLoraNode", "GBX_TrainLoraImmiscible"))
+    names = {field.id for field in core.inputs}
+    known = {field.id: field for field in ours.inputs}
+    assert {name for name in names if _RENAMED.get(name, name) not in known} <= set(_CORES_OWN)
+    for field in core.inputs:
+        mine = known.get(_RENAMED.get(field.id, field.id))
+        if mine is not None and hasattr(field, "default"):
+            assert mine.default in (field.default, None), field.id  # None: the first of the options
+        if mine is not None and hasattr(field, "options") and field.id not in _RENAMED:
+            assert set(mine.options) >= set(field.options), field.id
+
+
+def test_the_new_options_at_their_defaults_are_the_run_of_before(trained):
+    before = trained()
+    same = trained(
+        alpha=1.0, layers="", caption_dropout=0.0, noise_levels="uniform", logit_mean=2.0, logit_std=3.0, ema_decay=0.0
+    )
+    assert before["loss_map"] == same["loss_map"]
+    assert all(torch.equal(before["lora"][name], same["lora"][name]) for name in before["lora"])
+
+
+def test_chosen_layers_and_alpha(trained):
+    lora = trained(layers="to_q, attn2.to_v", alpha=4.0)["lora"]
+    assert lora and all("to_q" in name or "attn2.to_v" in name for name in lora)
+    assert {float(value) for name, value in lora.items() if name.endswith(".alpha")} == {4.0}
+    with pytest.raises(ValueError, match="No layer of this MODEL has a name with one of nothing"):
+        trained(layers="nothing")
+
+
+def test_dropped_captions_train_on_the_empty_one(comfy, parts, captions, trained):
+    empty = comfy.run("CLIPTextEncode", clip=parts[1], text="")[0]
+    always = trained(caption_dropout=1.0, empty_caption=[empty])["loss_map"]
+    assert always == trained(positive=[empty])["loss_map"] != trained()["loss_map"]
+    with pytest.raises(ValueError, match="caption_dropout needs empty_caption"):
+        trained(caption_dropout=0.1)
+
+
+def test_masked_positions_do_not_count(trained, latents):
+    """With the lower half masked, other content there (same noise) changes the loss through the network alone."""
+    mask = torch.zeros(1, 64, 64)
+    mask[:, :32] = 1
+    plain, ones, masked = trained(), trained(masks=[torch.ones(1, 8, 8)]), trained(masks=[mask])
+    assert plain["loss_map"]["loss"] == pytest.approx(ones["loss_map"]["loss"], rel=1e-5)
+    assert masked["loss_map"]["loss"][0] != pytest.approx(plain["loss_map"]["loss"][0], rel=1e-3)
+
+
+def test_resume_with_the_new_options_is_the_uninterrupted_run(comfy, parts, trained):
+    empty = comfy.run("CLIPTextEncode", clip=parts[1], text="")[0]
+    options = {
+        "caption_dropout": 0.5,
+        "empty_caption": [empty],
+        "noise_levels": "logit_normal",
+        "ema_decay": 0.9,
+        "masks": [torch.rand(4, 8, 8, generator=torch.Generator().manual_seed(0))],
+        "held_out": 1,
+    }
+    whole = trained(**options, checkpoint_name="glassbox/new_whole")
+    trained(**options, checkpoint_name="glassbox/new_parts", steps=2)
+    resumed = trained(**options, checkpoint_name="glassbox/new_parts")
+    assert resumed["loss_map"] == whole["loss_map"]
+    assert all(torch.equal(resumed["lora"][name], whole["lora"][name]) for name in whole["lora"])
+    raw = trained(**options | {"ema_decay": 0.0})
+    assert any(not torch.equal(raw["lora"][name], whole["lora"][name]) for name in whole["lora"])
+    with pytest.raises(ValueError, match="A checkpoint cannot hold the state of Prodigy"):
+        trained(optimizer="Prodigy", checkpoint_name="glassbox/new_none")

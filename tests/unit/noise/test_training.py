@@ -1,6 +1,7 @@
 """The training method on a small network of its own: which noise a step gets, and that threads change nothing."""
 
 import itertools
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -10,10 +11,24 @@ import torch
 from glassbox.nodes.noise.pairing import PairingSettings
 from glassbox.nodes.noise.training.batch_sampler import BatchPrefetcher, BatchSampler, LengthUnit
 from glassbox.nodes.noise.training.noise_source import TrainingNoise
-from glassbox.nodes.noise.training.training_data import TrainingData, TrainingImages, fingerprint
+from glassbox.nodes.noise.training.training_data import (
+    TrainingData,
+    TrainingImages,
+    collect_training_data,
+    fingerprint,
+)
 from glassbox.nodes.noise.training.training_evaluation import Validation
-from glassbox.nodes.noise.training.training_loop import DivergedError, Plan, Training, learning_rate
-from glassbox.nodes.noise.training.training_loss import make_objective, signal_to_noise
+from glassbox.nodes.noise.training.training_loop import (
+    OPTIMIZERS,
+    DivergedError,
+    Plan,
+    Training,
+    WeightAverage,
+    keeps_state,
+    learning_rate,
+    make_optimizer,
+)
+from glassbox.nodes.noise.training.training_loss import logit_normal_percent, make_objective, signal_to_noise
 
 COUNT, SHAPE = 6, (2, 4, 4)
 
@@ -281,3 +296,110 @@ def test_equal_captions_have_equal_labels():
     first, same, other = ([[torch.full((1, 2), value), {"pooled_output": torch.ones(1)}]] for value in (1.0, 1.0, 2.0))
     labels = TrainingData([], [first, same, other], 0, [], None).labels
     assert labels[0] == labels[1] != labels[2]
+
+
+def test_logit_normal_levels_have_their_law():
+    """t = 1 - percent: its logit is normal with the mean and deviation (SD3, section 3.1), by the quantiles of 19."""
+    uniform = [(number + 0.5) / 1999 for number in range(1999)]
+    percents = torch.tensor([logit_normal_percent(value, 0.5, 0.8) for value in uniform], dtype=torch.float64)
+    logits = torch.special.logit(1 - percents)
+    assert float(logits.mean()) == pytest.approx(0.5, abs=1e-9) and float(logits.std()) == pytest.approx(0.8, rel=2e-3)
+    assert (percents.diff() > 0).all()
+    assert logit_normal_percent(0.5, 0.0, 1.0) == 0.5
+    assert (logit_normal_percent(0.0, 0.0, 1.0), logit_normal_percent(1.0, 0.0, 1.0)) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("unit", list(LengthUnit))
+def test_levels_and_dropout_leave_the_other_draws_alone(unit):
+    plain, other = BatchSampler(images(), 2, 9, unit), BatchSampler(images(), 2, 9, unit, lambda u: u / 2, 0.5)
+    draws = [(plain.draw(), other.draw()) for _ in range(200)]
+    for a, b in draws:
+        assert a.images == b.images and torch.equal(a.noise, b.noise)
+        assert [percent / 2 for percent in a.percents] == b.percents
+        assert a.dropped == [False, False]
+    assert 0.42 < sum(sum(b.dropped) for _, b in draws) / 400 < 0.58
+    again = BatchSampler(images(), 2, 9, unit, lambda u: u / 2, 0.5)
+    assert [again.draw().dropped for _ in draws] == [b.dropped for _, b in draws]
+    assert all(all(BatchSampler(images(), 6, seed, unit, None, 1.0).draw().dropped) for seed in range(5))
+
+
+def test_dropped_captions_are_the_empty_one():
+    data = images()
+    session = Linear(data.latents)
+    Training(
+        {"factor": session.factor},
+        torch.optim.SGD([session.factor], lr=1e-4),
+        Plan(4),
+        make_objective("MSE", "plain", 5.0),
+        empty_row=17,
+    ).run(session, BatchPrefetcher(data, BatchSampler(data, 2, 3, dropout=1.0), unpaired(data), ahead=False))
+    assert [rows for _, _, rows in session.seen] == [[17, 17]] * 4
+
+
+def unpaired(data):
+    return TrainingNoise(PairingSettings(pairing="off"), data, 3)
+
+
+@pytest.mark.parametrize("weighting", ["plain", "epsilon", "min_snr"])
+def test_a_mask_makes_the_error_a_weighted_mean(weighting):
+    answer, clean, ratio = gaussian(3, 4, 5, 6), gaussian(3, 4, 5, 6, seed=1), torch.tensor([0.1, 2.0, 30.0])
+    objective, mask = make_objective("Huber", weighting, 5.0), torch.rand(3, 1, 5, 6)
+    errors = torch.nn.functional.huber_loss(answer, clean, reduction="none")
+    own = torch.stack([(errors[i] * mask[i]).sum() / (4 * mask[i].sum()) for i in range(3)])
+    factor = {"plain": torch.ones(3), "epsilon": ratio, "min_snr": ratio.clamp(max=5.0)}[weighting]
+    assert torch.allclose(objective(answer, clean, ratio, mask), (own * factor).mean(), rtol=1e-5)
+    assert torch.allclose(objective(answer, clean, ratio, torch.ones(1, 1, 1, 1)), objective(answer, clean, ratio))
+
+
+def test_masks_come_to_the_size_of_each_latent():
+    latents, captions = [{"samples": torch.zeros(2, 4, 8, 6)}], [[[torch.zeros(1, 2, 3), {}]]]
+    mask = torch.zeros(1, 64, 48)
+    mask[:, :32] = 1
+    data = collect_training_data(latents, captions, 0, [], [], [], [mask])
+    assert [tuple(weights.shape) for weights in data.weights] == [(1, 1, 8, 6)] * 2
+    assert torch.equal(data.weights[1][0, 0, :, 0], torch.tensor([1.0] * 4 + [0.0] * 4))
+    video = collect_training_data([{"samples": torch.zeros(1, 4, 3, 8, 6)}], captions, 0, [], [], [], [mask])
+    assert video.weights[0].shape == (1, 1, 1, 8, 6)
+    with pytest.raises(ValueError, match="There are 2 images and 3 masks"):
+        collect_training_data(latents, captions, 0, [], [], [], [torch.ones(3, 8, 6)])
+    with pytest.raises(ValueError, match="Mask 2 is empty"):
+        collect_training_data(latents, captions, 0, [], [], [], [mask, torch.zeros(1, 8, 6)])
+
+
+def test_rows_of_the_negative_and_the_empty_caption():
+    latents, caption = [{"samples": torch.zeros(2, 4, 8, 8)}], [[torch.zeros(1, 2, 3), {}]]
+    negative, empty = [[torch.ones(1, 2, 3), {}]], [[torch.full((1, 2, 3), 2.0), {}]]
+    for given, rows in (((negative, empty), (3, 4)), ((None, empty), (None, 3)), ((negative, None), (3, None))):
+        data = collect_training_data(latents, [caption], 0, [], *([one] if one else [] for one in given))
+        assert (data.negative_row, data.empty_row) == rows
+        for row, value in zip(rows, (1.0, 2.0), strict=True):
+            assert row is None or float(data.conditions[row][0][0].mean()) == value
+
+
+def test_the_average_is_the_exponential_one():
+    """By hand in float64, with the decay of diffusers' EMAModel: min(decay, (1 + n) / (10 + n))."""
+    parameter = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+    average, expected = WeightAverage({"a": parameter}, 0.9), parameter.detach().double()
+    for step in range(1, 200):
+        with torch.no_grad():
+            parameter += torch.tensor([0.1, 0.2]) * (-1) ** step + 0.01
+        average.update(step)
+        decay = min(0.9, (1 + step) / (10 + step))
+        expected = decay * expected + (1 - decay) * parameter.detach().double()
+    assert torch.allclose(average.values["a"].double(), expected, rtol=1e-5)
+    own = parameter.detach().clone()
+    with average.installed():
+        assert torch.allclose(parameter.double(), expected, rtol=1e-5)
+    assert torch.equal(parameter, own)
+
+
+def test_optimizers_of_other_packages(monkeypatch):
+    parameter, made = torch.nn.Parameter(torch.zeros(2)), []
+    stand_in = SimpleNamespace(Prodigy=lambda parameters, lr: made.append((parameters, lr)))
+    monkeypatch.setitem(sys.modules, "prodigyopt", stand_in)
+    make_optimizer("Prodigy", [parameter], 1.0)
+    assert made == [([parameter], 1.0)]
+    monkeypatch.setitem(sys.modules, "prodigyopt", None)
+    with pytest.raises(ValueError, match=r"run pip install prodigyopt, or choose AdamW\."):
+        make_optimizer("Prodigy", [parameter], 1.0)
+    assert [name for name in OPTIMIZERS if not keeps_state(name)] == ["Prodigy", "AdamW8bit"]
