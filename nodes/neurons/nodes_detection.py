@@ -315,7 +315,9 @@ def _score_prompts(
         done = {text: rows.done(text) for text in texts}
         scores = {text: score_from_row(row, step.noise_samples) for text, row in done.items() if row is not None}
     missing, failures = [text for text in texts if text not in scores], []
-    pace = Pace(len(missing))
+    pace, (by_prompt, once) = Pace(len(missing)), detectors.rows(step.noise_samples)
+    total = len(missing) * by_prompt + once
+    logging.info("%d prompts to score: %d rows of the network, %d for each.", len(missing), total, by_prompt)
 
     def predict(conditioning: list, x: torch.Tensor, timestep: int) -> torch.Tensor:
         return at_first_step(model, conditioning, step.shape, timestep, lambda evaluate: evaluate(x), len(x))
@@ -348,7 +350,7 @@ def _score_prompts(
             continue
         if rows is not None:
             rows.add(text, score_row(scores[text]))
-            logging.info("Scan %s: %s.", scan_name, pace.step())
+        logging.info("Memorization scores: %s.", pace.step())
     if not scores:
         raise ValueError(f"Every prompt failed. {failures[0]}")
     return {text: scores[text] for text in texts if text in scores}, failures

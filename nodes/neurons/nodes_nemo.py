@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import hashlib
+import logging
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +31,7 @@ from .nemo_inputs import FirstStepInputs, collect_prompts
 from .nemo_search import Criterion, Evaluator, Neurons, SearchResult, SearchSettings, search
 from .neuron_layers import NeuronType, all_layers, neuron_layers, select_layers
 from .nodes_statistics import hidden_moments
-from .scan_file import ScanFile
+from .scan_file import Pace, ScanFile
 
 CATEGORY, PAPER = nemo_inputs.CATEGORY, nemo_inputs.PAPER
 
@@ -159,6 +160,7 @@ class NemoLocalize(io.ComfyNode):
         masks, traces, lines = [], {}, [] if same else [neuron_reports.OTHER_STATISTICS]
         saved = {**step.settings, "layers": paths, "width": width, "height": height, **dataclasses.asdict(settings)}
         scan = _MaskScan(scan_file, {**saved, "time_budget": time_budget, "fingerprint": identity})
+        pace = Pace(sum(scan.read(text) is None for text in texts))
         for number, text in enumerate(texts):
             if (before := scan.read(text)) is not None:
                 masks += before
@@ -193,6 +195,7 @@ class NemoLocalize(io.ComfyNode):
                 lines.append(f"Stopped: {number + 1} of {len(texts)} prompt(s) were searched.")
                 break
             scan.write(text, found)
+            logging.info("NeMo Localize: %s.", pace.step())
             bar.show(100 * (number + 1))
         mask, figure = merge_masks(masks), new_figure()
         neuron_figures.plot_search(figure, traces, settings.target_score)

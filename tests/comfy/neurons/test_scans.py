@@ -56,6 +56,17 @@ def test_a_scan_of_scores_skips_failures_and_resumes(comfy, demo, failing):
     assert score(comfy, demo, "glassbox/scan_1")[4] == whole[4] and failing["count"] == 0
 
 
+def test_the_cost_is_logged_before_it_and_the_time_left_during_it(comfy, demo, failing, caplog):
+    """One row for each prompt and noise sample."""
+    caplog.set_level("INFO")
+    score(comfy, demo, "")
+    lines = [record.getMessage() for record in caplog.records]
+    first = lines.index("4 prompts to score: 8 rows of the network, 2 for each.")
+    assert [line.partition(",")[0] for line in lines[first + 1 :] if "Memorization scores" in line] == [
+        f"Memorization scores: {number} of 4 prompts" for number in range(1, 5)
+    ]
+
+
 def test_failures_are_named(comfy, demo, failing):
     failing.update(count=0, errors={1: RuntimeError("out of memory")})
     _, _, _, _, table, report = score(comfy, demo, "glassbox/scan_2")
