@@ -255,7 +255,12 @@ class PositionalResample(io.ComfyNode):
         from ..host.patches import feature_downscale
         from . import noise_rescale, rotary_scaling
 
-        base = base_size or _base(model, 0, 0)[0]
+        base = base_size or sampling.trained_size(model)
+        if base is None:
+            raise ValueError(
+                f"It is not known at what size {type(model.model).__name__} was trained: set base_size to its pixels "
+                "per side."
+            )
         match positions.kind_of(model):
             case positions.Kind.TABLE:
                 table = PositionSettings(base // 16, Alignment(alignment))
