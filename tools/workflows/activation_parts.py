@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from .activations import CAPTION, CUSTOM_IDS, NEGATIVE, PAPER, PHOTO, SD15, SDXL, face, save, tapped_images
+from .activations import CAPTION, CUSTOM_IDS, PAPER, PHOTO, SD15, SDXL, face, save, tapped_images
 from .authoring import Output, Workflow
+from .sampling import encode
 
 _PARTS = ("hair", "skin", "clothing")
 _WORDS = "cross_attention"
@@ -189,8 +190,7 @@ def _words(w: Workflow, model, clip, vae, prompt: str, words: str, side: int, co
         "GBX_ActivationRecorder", model=model, preset=_WORDS, recorded_steps="all", mean_only=True
     )
     w.group("Sampling")
-    positive = w.add("CLIPTextEncode", clip=clip, text=prompt, node_title="Prompt")
-    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=NEGATIVE)
+    positive, negative = encode(w, clip, prompt)
     empty = "EmptySD3LatentImage" if w.name.startswith("flux") else "EmptyLatentImage"
     latent = w.add(empty, width=side, height=side, batch_size=count)
     samples = w.add(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from .activations import CUSTOM_IDS, NEGATIVE, PAPER, PHOTO, SD15, face, save
+from .activations import CUSTOM_IDS, PAPER, PHOTO, SD15, face, save
 from .authoring import Output, Workflow
+from .sampling import encode, generate
 
 #: What the captions of the contrast hold beside the skin.
 _OTHERS = (
@@ -85,8 +86,8 @@ def demo_activations_patching(w: Workflow) -> None:
     w.add("PreviewAny", source=report, node_title="What is patched")
     without = w.add("CLIPTextEncode", clip=clip, text=_WITHOUT, node_title="Prompt without sunglasses")
     for name, one in (("plain", model), ("patched", patched)):
-        samples = _sample(w, one, without, negative, latent, 8, 3.0)
-        save(w, w.add("VAEDecode", samples=samples, vae=vae), f"patching_{name}", f"Second run, {name}")
+        image = generate(w, one, without, negative, latent, vae, seed=0, steps=8, cfg=3.0)
+        save(w, image, f"patching_{name}", f"Second run, {name}")
     w.group("Which activation carries the difference")
     two = w.add("EmptyLatentImage", width=128, height=128, batch_size=2)
     figure, network, table, _, _ = w.add(
@@ -214,8 +215,8 @@ def sd15_activations_patching(w: Workflow) -> None:
     w.add("PreviewAny", source=report, node_title="What is patched")
     other = w.add("CLIPTextEncode", clip=clip, text="a bronze sculpture of a horse in a museum", node_title="Prompt")
     for name, one in (("plain", model), ("patched", patched)):
-        samples = _sample(w, one, other, negative, latent, 20, 7.0)
-        save(w, w.add("VAEDecode", samples=samples, vae=vae), f"sd15_patching_{name}", f"Second run, {name}")
+        image = generate(w, one, other, negative, latent, vae, seed=0, steps=20, cfg=7.0)
+        save(w, image, f"sd15_patching_{name}", f"Second run, {name}")
 
 
 def sd15_activations_compare(w: Workflow) -> None:
@@ -251,26 +252,21 @@ def _side_by_side(
     w: Workflow, models, clip, vae, text: str, name: str, titles: tuple[str, str], side: int = 128, cfg: float = 3.0
 ) -> None:
     w.group("Without and with")
-    positive = w.add("CLIPTextEncode", clip=clip, text=text, node_title="Prompt")
-    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=NEGATIVE)
+    positive, negative = encode(w, clip, text)
     latent = w.add("EmptyLatentImage", width=side, height=side, batch_size=4)
     for model, title in zip(models, titles, strict=True):
-        samples = _sample(w, model, positive, negative, latent, 8 if side == 128 else 20, cfg)
-        save(w, w.add("VAEDecode", samples=samples, vae=vae), f"{name}_{title.lower()}", title)
+        steps = 8 if side == 128 else 20
+        image = generate(w, model, positive, negative, latent, vae, seed=0, steps=steps, cfg=cfg)
+        save(w, image, f"{name}_{title.lower()}", title)
 
 
 def _run(
     w: Workflow, model, clip, text: str, side: int, count: int, steps: int, cfg: float
 ) -> tuple[Output, Output, Output, Output]:
     """Samples, empty latent, negative and positive prompt of a run."""
-    positive = w.add("CLIPTextEncode", clip=clip, text=text, node_title="Prompt")
-    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=NEGATIVE)
+    positive, negative = encode(w, clip, text)
     latent = w.add("EmptyLatentImage", width=side, height=side, batch_size=count)
-    return _sample(w, model, positive, negative, latent, steps, cfg), latent, negative, positive
-
-
-def _sample(w: Workflow, model, positive, negative, latent, steps: int, cfg: float) -> Output:
-    return w.add(
+    samples = w.add(
         "KSampler",
         model=model,
         positive=positive,
@@ -282,3 +278,4 @@ def _sample(w: Workflow, model, positive, negative, latent, steps: int, cfg: flo
         sampler_name="euler",
         scheduler="normal",
     )
+    return samples, latent, negative, positive

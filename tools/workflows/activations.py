@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from .authoring import Output, Workflow
+from .sampling import encode
 
 CAPTION = "portrait, light skin, long red hair, sunglasses, smiling, blue hoodie, striped green background"
-NEGATIVE = "Negative prompt"
 PAPER = "arXiv 2410.03558"
 PHOTO = "a cartoon portrait"
 SD15, SDXL = "v1-5-pruned-emaonly-fp16.safetensors", "sd_xl_base_1.0.safetensors"
@@ -177,13 +177,15 @@ def tapped_images(w: Workflow, count: int, part: str = "face") -> tuple[Output, 
 
 
 def face(w: Workflow, number: int, side: int) -> Output:
-    image, _, _ = w.add("GBX_DemoPicture", image_index=number)
-    return w.add("ImageScale", image=image, upscale_method="bicubic", width=side, height=side, crop="disabled")
+    def inside(w: Workflow, image_index: Output) -> Output:
+        image, _, _ = w.add("GBX_DemoPicture", image_index=image_index)
+        return w.add("ImageScale", image=image, upscale_method="bicubic", width=side, height=side, crop="disabled")
+
+    return w.subgraph("Demo image", inside, image_index=number)
 
 
 def _sample(w: Workflow, model, clip, vae, text: str, side: int, count: int, cfg: float = 3.0) -> tuple[Output, Output]:
-    positive = w.add("CLIPTextEncode", clip=clip, text=text, node_title="Caption")
-    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=NEGATIVE)
+    positive, negative = encode(w, clip, text)
     latent = w.add("EmptyLatentImage", width=side, height=side, batch_size=count)
     samples = w.add(
         "KSampler",

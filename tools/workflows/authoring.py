@@ -107,11 +107,12 @@ class Workflow:
         return self._filled(self._new(type_, self._object_info[type_], node_title, node_size), given)
 
     def subgraph(
-        self, title: str, describe: Callable[..., Output | tuple[Output, ...]], **given: object
+        self, title: str, describe: Callable[..., Output | tuple[Output, ...] | dict[str, Output]], **given: object
     ) -> Output | tuple[Output, ...]:
         """Add a node that holds the nodes that ``describe(inside, **inputs)`` adds, and return its outputs.
 
-        ``given``: its inputs by name; plain values are shown as the widgets inside that they are handed to.
+        ``describe`` returns them, by name or with the names that they have inside. ``given``: its inputs by name; plain
+        values are shown as the widgets inside that they are handed to.
         """
         kinds = [value.type if isinstance(value, Output) else ANY for value in given.values()]
         border = Node(INPUTS, "", {"output": kinds}, 0)
@@ -122,12 +123,16 @@ class Workflow:
         for node in inside.nodes:  # A widget inside starts with the value that the first node of its subgraph shows.
             handed = {name: shown[output.slot] for name, output in node.sources.items() if output.node is border}
             node.values |= {name: value for name, value in handed.items() if not isinstance(value, Output)}
-        outputs = made if isinstance(made, tuple) else (made,)
+        if isinstance(made, Output):
+            made = (made,)
+        outputs = tuple(made.values()) if isinstance(made, dict) else made
         specs = [[kind, {}] if kind != ANY else _widget(inside, slot) for slot, kind in enumerate(kinds)]
         info = {
             "input": {"required": dict(zip(given, specs, strict=True))},
             "output": [output.type for output in outputs],
-            "output_name": [output.node.info["output_name"][output.slot] for output in outputs],
+            "output_name": list(made)
+            if isinstance(made, dict)
+            else [output.node.info["output_name"][output.slot] for output in outputs],
         }
         node = self._new(title, info, title, None)
         node.inside = Subgraph(title, inside, outputs)

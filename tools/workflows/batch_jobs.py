@@ -4,9 +4,9 @@ Other jobs are workflows of their families: scanning a list, localizing, auditin
 """
 
 from .authoring import Output, Workflow
+from .sampling import encode
 
 _CAPTION = "portrait"
-_EMPTY = "Negative prompt (empty)"
 _PAPER = "weights2weights, arXiv 2406.09413"
 _SD15 = "v1-5-pruned-emaonly-fp16.safetensors"
 
@@ -60,8 +60,7 @@ def demo_batch_label_members(w: Workflow) -> None:
     w.group("Model, space and caption")
     model, clip, vae = w.add("GBX_LoadDemoModel")
     space, _ = w.add("GBX_W2WLoadSpace", space_name="avatars-v1-w2w.safetensors")
-    positive = w.add("CLIPTextEncode", clip=clip, text=_CAPTION, node_title="Caption")
-    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_EMPTY)
+    positive, negative = encode(w, clip, _CAPTION)
     w.group("A member")
     point, name, _ = w.add("GBX_W2WSample", space=space, source="member", member_name="person_0013")
     member, _ = w.add("GBX_W2WApply", model=model, point=point)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .authoring import Output, Workflow
-from .sampling import generate
+from .sampling import encode, generate
 
 _PAPER = "arXiv 2411.03177"
 _FACE = "portrait, light skin, long red hair, sunglasses, smiling, blue hoodie, striped green background"
@@ -117,7 +117,7 @@ def demo_conditioning_resolution_rescale(w: Workflow) -> None:
         "**Try** mode retimed, which gives the model a lower timestep than the noise has.",
     )
     model, clip, vae = _demo(w)
-    prompts = _prompts(w, clip, _FACE)
+    prompts = encode(w, clip, _FACE)
     for number, side in ((1.5, 192), (2, 256)):
         _rescaled(w, model, prompts, vae, side, f"{number:g} times", cfg=3.0, steps=20)
 
@@ -144,7 +144,7 @@ def demo_conditioning_higher_resolution(w: Workflow) -> None:
         "**Try** other seeds, and downscale_end_percent 0, which gives the stock image.",
     )
     model, clip, vae = _demo(w)
-    prompts = _prompts(w, clip, _FACE)
+    prompts = encode(w, clip, _FACE)
     for side in (192, 256):
         _higher(w, model, prompts, vae, side, cfg=3.0, steps=20)
 
@@ -166,7 +166,7 @@ def sd3_conditioning_larger_images(w: Workflow) -> None:
         "**Try** each alone, another alignment, or the base size that your SD3.5 was trained at.",
     )
     model, clip, vae = _checkpoint(w, _SD3)
-    prompts = _prompts(w, clip, _PHOTO)
+    prompts = encode(w, clip, _PHOTO)
     w.group("Positions")
     positioned, report = w.add("GBX_PositionalResample", model=model)
     w.add("PreviewAny", source=report, node_title="Positions")
@@ -183,19 +183,14 @@ def _checkpoint(w: Workflow, name: str) -> tuple[Output, ...]:
     return w.add("CheckpointLoaderSimple", ckpt_name=name)
 
 
-def _prompts(w: Workflow, clip: Output, text: str) -> tuple[Output, Output]:
-    positive = w.add("CLIPTextEncode", clip=clip, text=text, node_title="Caption")
-    return positive, w.add("CLIPTextEncode", clip=clip, text="", node_title=_NEGATIVE)
-
-
 def _size_sweep(w: Workflow, model, clip, vae, text: str, side: int, sizes: tuple, cfg: float, steps: int) -> None:
-    prompts = _prompts(w, clip, text)
+    prompts = encode(w, clip, text)
     w.group("Gate")
     sigmas = w.add("BasicScheduler", model=model, scheduler="normal", steps=steps)
     gated, figure, _ = w.add("GBX_MetadataSchedule", model=model, sigmas=sigmas)
     latent = w.add("EmptyLatentImage", width=side, height=side, batch_size=2)
     w.group("Original sizes")
-    sized = [[_sized(w, model, prompt, size) for prompt in prompts] for size in sizes]
+    sized = [_both_sized(w, model, *prompts, size) for size in sizes]
     for patched, name in ((model, "Stock"), (gated, "Gated")):
         w.group(name)
         images = [_sampled(w, patched, *pair, latent, vae, cfg, steps) for pair in sized]
@@ -210,7 +205,7 @@ def _size_sweep(w: Workflow, model, clip, vae, text: str, side: int, sizes: tupl
 
 
 def _size_sheet(w: Workflow, model, clip, vae, text: str, side: int, cfg: float, steps: int) -> None:
-    positive, negative = _prompts(w, clip, text)
+    positive, negative = encode(w, clip, text)
     w.group("Sheet")
     figure, _, report = w.add(
         "GBX_SizeSheet",
@@ -228,7 +223,7 @@ def _size_sheet(w: Workflow, model, clip, vae, text: str, side: int, cfg: float,
 
 
 def _guider_grid(w: Workflow, model, clip, vae, text: str, side: int, size: int, cfg: float, steps: int) -> None:
-    positive, negative = _prompts(w, clip, text)
+    positive, negative = encode(w, clip, text)
     w.group("Original size")
     sized = _sized(w, model, positive, size)
     latent = w.add("EmptyLatentImage", width=side, height=side, batch_size=2)
@@ -279,7 +274,7 @@ def _checkpoint_rescale(w: Workflow, family: str, checkpoint: str, side: int, ti
         "**Try** mode retimed only with a model that was fine-tuned for it.",
     )
     model, clip, vae = _checkpoint(w, checkpoint)
-    prompts = _prompts(w, clip, _PHOTO)
+    prompts = encode(w, clip, _PHOTO)
     _rescaled(w, model, prompts, vae, side, times, cfg, 20)
 
 
@@ -303,7 +298,7 @@ def _checkpoint_higher(w: Workflow, name: str, file: str, side: int, how: str, c
         "**Try** 1536 pixels, or the latent connected to the node, which moves the noise schedule too.",
     )
     model, clip, vae = _checkpoint(w, file)
-    _higher(w, model, _prompts(w, clip, _PHOTO), vae, side, cfg=cfg, steps=25)
+    _higher(w, model, encode(w, clip, _PHOTO), vae, side, cfg=cfg, steps=25)
 
 
 def _higher(w: Workflow, model, prompts, vae, side: int, cfg: float, steps: int) -> None:
@@ -329,9 +324,16 @@ def _sized(w: Workflow, model: Output, prompt: Output, size: int) -> Output:
         conditioning=prompt,
         original_width=size,
         original_height=size,
-        node_title=f"Original size {size}",
     )
     return sized
+
+
+def _both_sized(w: Workflow, model: Output, positive: Output, negative: Output, size: int) -> tuple[Output, Output]:
+    def inside(w: Workflow, model, positive, negative, original_size) -> dict[str, Output]:
+        prompts = {"positive": positive, "negative": negative}
+        return {name: _sized(w, model, prompt, original_size) for name, prompt in prompts.items()}
+
+    return w.subgraph("Original size", inside, model=model, positive=positive, negative=negative, original_size=size)
 
 
 def _sampled(w: Workflow, model, positive, negative, latent, vae, cfg: float, steps: int) -> Output:

@@ -6,36 +6,43 @@ window's proportions: ``arrange`` tries heights and takes the one that opens lar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from tools.launcher.widgets import inputs, widgets
 
 from .authoring import NOTE, Node, Workflow
 
 # All lengths in canvas units. The newer renderer draws nodes taller than the classic one: the gaps allow for both.
-_TITLE, _SLOT, _WIDGET, _TEXT, _FRAME = 30, 20, 32, 100, 16
-_WIDTH, _TEXT_WIDTH, _PANEL_WIDTH, _NOTE_WIDTH, _LETTER = 270, 340, 400, 400, 7.2
-_IMAGE = (230, 270)  # room for the image that an output node shows
-_COLUMN_GAP, _NODE_GAP, _GROUP_GAP, _MARGIN, _HEADING = 50, 48, 36, 24, 44
+_TITLE, _FRAME, _SLOT, _WIDGET = 30, 24, 24, 34  # as Nodes 2.0 draws them, which needs more than the classic renderer
+_WIDTH, _TEXT_WIDTH, _PANEL_WIDTH, _NOTE_WIDTH, _LETTER = 260, 300, 380, 420, 7.2
+_NOTE_LETTER, _NOTE_LINE = 9.4, 22.5
+_IMAGE, _REPORT = (230, 200), (300, 92)  # room for what an output node shows
+_COLUMN_GAP, _NODE_GAP, _GROUP_GAP, _MARGIN, _HEADING = 36, 18, 16, 12, 36
 #: The front end opens a workflow on three quarters of a window of 1600 x 1000.
 WINDOW = (1200, 750)
-_HEIGHTS = range(500, 2600, 50)
-_PARTS = (1.0, 0.75, 0.6, 0.5, 0.4, 0.3)  # of a column's height that a group may take
+_LARGEST = (4000, 2500)  # what opens smaller is not worth trying
+_BACK = 0.2  # what a layout loses whose links all run to the left or straight down
+_GROUP_LETTER = 13
+_ORDERS = 60  # of the groups, at most
 _ENOUGH = 0.8  # text is easy to read: a workflow that opens larger gets no better
 _SHOWS_IMAGE = {"SaveImage", "PreviewImage"}
 _SHOWS_TEXT = "PreviewAny"
-# Heights of the panels that the pack's scripts add to nodes (web/widgets).
+# Heights of the panels that the pack's scripts (web/widgets) and Nodes 2.0 add to nodes.
 _PANELS = {
-    "GBX_ActivationCatalog": 390,
-    "GBX_ActivationCorrespondence": 320,
-    "GBX_ActivationSimilarity": 320,
-    "GBX_LayerActivationTap": 390,
-    "GBX_NemoLocalize": 240,
-    "GBX_NemoNeuronMask": 240,
-    "GBX_NeuronMaskEdit": 240,
-    "GBX_TrainLoraImmiscible": 330,  # its many rows are taller in the newer renderer
-    "GBX_W2WEdit": 270,
-    "GBX_W2WInvert": 240,
+    "LoadImage": 212,
+    "GBX_ActivationCatalog": 388,
+    "GBX_ActivationCorrespondence": 300,
+    "GBX_ActivationSimilarity": 300,
+    "GBX_LayerActivationTap": 388,
+    "GBX_NemoLocalize": 200,
+    "GBX_NemoNeuronMask": 200,
+    "GBX_NeuronMaskEdit": 230,
+    "GBX_TrainLoraImmiscible": 250,
+    "GBX_W2WEdit": 261,
+    "GBX_W2WInvert": 250,
 }
 
 
@@ -69,103 +76,170 @@ def arrange(workflow: Workflow) -> Layout:
     """Place every node and group without overlaps."""
     for node in workflow.nodes:
         width, height = node.size or _size(node)
-        title = node.title or node.info.get("display_name") or node.type
-        node.size = max(width, round(60 + _LETTER * len(title))), height
-    layouts = [
-        _arranged(workflow, height, round(height * part), layered)
-        for layered in (True, False)
-        for height in _HEIGHTS
-        for part in _PARTS
+        node.size = max(width, _title_width(node)), height
+    choices = itertools.product((True, False), repeat=2)
+    layouts = itertools.chain.from_iterable(_layouts(workflow, *choice) for choice in choices)
+    return max(layouts, key=lambda layout: _score(workflow, layout))  # the first of equals
+
+
+def _score(workflow: Workflow, layout: Layout) -> float:
+    """How large a workflow opens, less for links that do not run to the right."""
+    boxes = layout.nodes
+    links = [
+        (boxes[source.node.id], boxes[node.id])
+        for node in workflow.nodes
+        for source in node.sources.values()
+        if source.node.id in boxes
     ]
-    return max(layouts, key=lambda layout: min(layout.zoom, _ENOUGH))  # the first of equals
+    back = sum(target.left < source.left + source.width for source, target in links)
+    return min(layout.zoom, _ENOUGH) * (1 - _BACK * back / max(len(links), 1))
 
 
-def _arranged(workflow: Workflow, height: int, inner: int, layered: bool) -> Layout:
-    """Groups of at most ``inner`` stacked in columns of at most ``height``.
+@dataclass(frozen=True)
+class _Shape:
+    """A rectangle of the node or group of that ``id`` or of none, and what stands in it, from its left top corner."""
 
-    ``layered``: no column holds two levels of links.
+    width: int
+    height: int
+    id: str | int | None = None
+    parts: tuple[tuple[_Shape, int, int], ...] = ()
+
+    def places(self, left: int = 0, top: int = 0) -> Iterator[tuple[str | int, Box]]:
+        """The boxes of all nodes and groups in it."""
+        if self.id is not None:
+            yield self.id, Box(left, top, self.width, self.height)
+        for part, right, below in self.parts:
+            yield from part.places(left + right, top + below)
+
+
+def _layouts(workflow: Workflow, forward_nodes: bool, forward_groups: bool) -> Iterator[Layout]:
+    """Layouts of different proportions and orders of the groups.
+
+    ``forward_nodes``, ``forward_groups``: none stands below what feeds it.
     """
     members = [[node for node in workflow.nodes if node.group == number] for number in range(len(workflow.groups) + 1)]
-    levels = _group_levels(members)
-    placed: dict[int, Box] = {}
-    groups: dict[int, Box] = {}
-    left = top = right = 0
-    level = None
-    for number in sorted((n for n, nodes in enumerate(members) if nodes), key=lambda n: (n > 0, levels[n])):
-        inside = _columns(members[number], inner - _HEADING - _MARGIN if number else height)
-        size = _place(inside, 0, 0, {}, framed=number > 0)
-        begins = layered and level not in (None, levels[number])
-        if placed and (begins or top + size.height > height):
-            left, top = right + _GROUP_GAP, 0
-        box = _place(inside, left, top, placed, framed=number > 0)
-        if number:
-            groups[number], level = box, levels[number]
-        top, right = box.top + box.height + _GROUP_GAP, max(right, left + box.width)
-    return Layout(placed, [groups.get(number, Box(0, 0, 0, 0)) for number in range(1, len(members))])
-
-
-def _group_levels(members: list[list[Node]]) -> list[int]:
-    """How many groups come before each along the links."""
     group_of = {node.id: number for number, nodes in enumerate(members) for node in nodes}
-    levels = [0] * len(members)
-    for number, nodes in enumerate(members):  # a group is described after those that feed it
-        feeding = {group_of.get(source.node.id) for node in nodes for source in node.sources.values()} - {number, None}
-        levels[number] = max((levels[group] + 1 for group in feeding if group < number), default=0)
-    return levels
+    links = {(source.node.id, node.id) for node in workflow.nodes for source in node.sources.values()}
+    shapes = {}
+    for number, nodes in enumerate(members):
+        if not nodes:
+            continue
+        ordered = _by_depth(nodes)
+        inside = _packed(
+            [[_Shape(node.size[0], node.size[1] + _TITLE, node.id)] for node in ordered],
+            {(a, b) for a, one in enumerate(ordered) for b, other in enumerate(ordered) if (one.id, other.id) in links}
+            if forward_nodes
+            else set(),
+            (_COLUMN_GAP, _NODE_GAP),
+        )
+        shapes[number] = [_framed(shape, workflow.groups, number) for shape in inside] if number else inside
+    feeding = {(group_of[a], group_of[b]) for a, b in links if a in group_of} - {(number, number) for number in shapes}
+    for order in itertools.islice(_orders(list(shapes), feeding), _ORDERS):
+        between = {(order.index(a), order.index(b)) for a, b in feeding} if forward_groups else set()
+        for shape in _packed([shapes[number] for number in order], between, (_GROUP_GAP, _GROUP_GAP)):
+            boxes = dict(shape.places())
+            yield Layout(
+                {
+                    node.id: replace(boxes[node.id], top=boxes[node.id].top + _TITLE, height=node.size[1])
+                    for node in workflow.nodes
+                },
+                [boxes.get(f"group {number}", Box(0, 0, 0, 0)) for number in range(1, len(members))],
+            )
 
 
-def _columns(members: list[Node], height: int) -> list[list[Node]]:
-    """The nodes of a group by their distance along the links inside it, in columns of at most ``height``."""
-    inside = {node.id for node in members}
+def _orders(groups: list[int], feeding: set[tuple[int, int]]) -> Iterator[list[int]]:
+    """The orders in which each group comes after those that feed it, and the note first; as described, first of all."""
+    if not groups:
+        yield []
+    for group in groups[:1] if groups[:1] == [0] else groups:
+        if not any((before, group) in feeding for before in groups):
+            for others in _orders([other for other in groups if other != group], feeding):
+                yield [group, *others]
+
+
+def _framed(inside: _Shape, titles: list[str], number: int) -> _Shape:
+    width = max(inside.width + 2 * _MARGIN, round(_GROUP_LETTER * len(titles[number - 1])))
+    return _Shape(width, inside.height + _HEADING + _MARGIN, f"group {number}", ((inside, _MARGIN, _HEADING),))
+
+
+def _packed(blocks: list[list[_Shape]], links: set[tuple[int, int]], gaps: tuple[int, int]) -> list[_Shape]:
+    """Shapes of all blocks in their order, cut again and again into two parts, side by side or one above the other.
+
+    ``links``: pairs of blocks of which the second must not stand below the first; ``gaps``: across and down.
+    """
+    found: dict[tuple[int, int], list[_Shape]] = {}
+    for length, first in itertools.product(range(1, len(blocks) + 1), range(len(blocks))):
+        last = first + length
+        if last > len(blocks):
+            continue
+        shapes = list(blocks[first]) if length == 1 else []
+        for cut in range(first + 1, last):
+            before, after = found[first, cut], found[cut, last]
+            shapes += _beside(before, after, gaps[0])
+            if not any((a, b) in links for a in range(first, cut) for b in range(cut, last)):
+                shapes += _stacked(before, after, gaps[1])
+        found[first, last] = _smallest(shapes)
+    return found[0, len(blocks)]
+
+
+def _beside(before: list[_Shape], after: list[_Shape], gap: int) -> Iterator[_Shape]:
+    for height in {shape.height for shape in (*before, *after)}:
+        pair = [next((shape for shape in shapes if shape.height <= height), None) for shapes in (before, after)]
+        if None not in pair:
+            right = pair[0].width + gap
+            yield _Shape(right + pair[1].width, height, None, ((pair[0], 0, 0), (pair[1], right, 0)))
+
+
+def _stacked(above: list[_Shape], below: list[_Shape], gap: int) -> Iterator[_Shape]:
+    for width in {shape.width for shape in (*above, *below)}:
+        pair = [next((shape for shape in shapes[::-1] if shape.width <= width), None) for shapes in (above, below)]
+        if None not in pair:
+            down = pair[0].height + gap
+            yield _Shape(width, down + pair[1].height, None, ((pair[0], 0, 0), (pair[1], 0, down)))
+
+
+def _smallest(shapes: list[_Shape]) -> list[_Shape]:
+    """From narrow and high to wide and low, without those that a narrower one is not higher than."""
+    kept: list[_Shape] = []
+    for shape in sorted(shapes, key=lambda shape: (shape.width, shape.height)):
+        if not kept or shape.height < kept[-1].height:
+            kept.append(shape)
+    return [shape for shape in kept if shape.width <= _LARGEST[0] and shape.height <= _LARGEST[1]] or kept
+
+
+def _by_depth(members: list[Node]) -> list[Node]:
+    """The nodes of a group by their distance along the links inside it."""
     depth: dict[int, int] = {}
     for node in members:  # a node is described after those that feed it
-        feeding = [depth[source.node.id] for source in node.sources.values() if source.node.id in inside]
-        depth[node.id] = max(feeding, default=-1) + 1
-    columns: list[list[Node]] = []
-    for level in range(max(depth.values()) + 1):
-        column = [node for node in members if depth[node.id] == level]
-        if columns and _stacked([*columns[-1], *column]) <= height:
-            columns[-1] += column  # a level stays together: what is parallel stands in rows
-            continue
-        columns.append([])
-        for node in column:
-            if columns[-1] and _stacked([*columns[-1], node]) > height:
-                columns.append([])
-            columns[-1].append(node)
-    return columns
-
-
-def _stacked(column: list[Node]) -> int:
-    return sum(node.size[1] + _TITLE + _NODE_GAP for node in column) - _NODE_GAP
-
-
-def _place(columns: list[list[Node]], left: int, top: int, placed: dict[int, Box], framed: bool) -> Box:
-    """Put the columns of a group beside each other; returns the group's box."""
-    right, bottom = left + (_MARGIN if framed else 0), top
-    for column in columns:
-        below = top + (_HEADING if framed else 0)
-        for node in column:
-            width, height = node.size
-            placed[node.id] = Box(right, below + _TITLE, width, height)
-            below += _TITLE + height + _NODE_GAP
-        right += max(placed[node.id].width for node in column) + _COLUMN_GAP
-        bottom = max(bottom, below - _NODE_GAP)
-    margin = _MARGIN if framed else 0
-    return Box(left, top, right - _COLUMN_GAP + margin - left, bottom + margin - top)
+        depth[node.id] = max((depth[s.node.id] + 1 for s in node.sources.values() if s.node.id in depth), default=0)
+    return sorted(members, key=lambda node: depth[node.id])
 
 
 def _size(node: Node) -> tuple[int, int]:
-    """Width and height that a node needs for its slots, widgets and texts."""
+    """Width and height that a node needs for its slots, widgets and texts, in the renderer that needs most."""
     if node.type == NOTE:
-        lines = sum(2 + len(line) // 49 for line in str(node.values["text"]).splitlines() if line)
-        return _NOTE_WIDTH, _FRAME + 40 + 20 * lines
-    texts = [input_ for input_ in inputs(node.info) if input_.is_widget and input_.options.get("multiline")]
+        width = max(_NOTE_WIDTH, _title_width(node))
+        lines = [
+            textwrap.wrap(line, int((width - 30) / _NOTE_LETTER)) for line in str(node.values["text"]).splitlines()
+        ]
+        return width, 42 + round(_NOTE_LINE * sum(map(len, lines)))
+    texts = [input_.name for input_ in inputs(node.info) if input_.is_widget and input_.options.get("multiline")]
     sockets = [input_ for input_ in inputs(node.info) if not input_.is_widget]
     # Advanced ones too: front ends up to 1.58 show them in a node that is opened.
-    height = _SLOT * max(len(sockets), len(node.info["output"])) + _WIDGET * len(widgets(node.info))
-    height += _FRAME + _TEXT * len(texts) + _PANELS.get(node.type, 0)
+    rows = [widget for widget in widgets(node.info) if widget.in_prompt and widget.name not in texts]
+    height = _FRAME + _SLOT * max(len(sockets), len(node.info["output"])) + _WIDGET * len(rows)
+    height += sum(_text_height(str(node.values[text])) for text in texts) + _PANELS.get(node.type, 0)
     if node.type in _SHOWS_IMAGE:
-        return _IMAGE[0], height + _IMAGE[1] - _FRAME
+        return _IMAGE[0], height + _IMAGE[1]
     if node.type == _SHOWS_TEXT:
-        return _TEXT_WIDTH, height + _TEXT
+        return _REPORT[0], height + _REPORT[1]
     return (_PANEL_WIDTH if node.type in _PANELS else _TEXT_WIDTH if texts else _WIDTH), height
+
+
+def _text_height(text: str) -> int:
+    lines = sum(1 + len(line) // 43 for line in text.splitlines())
+    return min(max(56, 24 + 16 * lines), 136)
+
+
+def _title_width(node: Node) -> int:
+    return round(60 + _LETTER * len(node.title or node.info.get("display_name") or node.type))

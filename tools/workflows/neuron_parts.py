@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .authoring import Output
+from .authoring import Output, Workflow
 from .neuron_world import World
+from .sampling import sample
 
 _ORDINARY = "portrait, light skin, curly red hair, shaven, smiling, blue hoodie, plain green background"
 
@@ -51,9 +52,25 @@ def _cost(world: World, mask: Output, masked: Output) -> None:
     """An ordinary caption with and without the mask, and its prompt alignment."""
     w = world.w
     w.group("Cost: an ordinary caption")
-    positive = w.add("CLIPTextEncode", clip=world.clip, text=_ORDINARY, node_title="Ordinary caption")
-    negative = w.add("CLIPTextEncode", clip=world.clip, text="", node_title="Empty prompt")
-    before, after = (world.generate(model, positive, negative, 2) for model in (world.model, masked))
+
+    def inside(w: Workflow, model, masked, clip, vae, caption, **numbers) -> dict[str, Output]:
+        positive = w.add("CLIPTextEncode", clip=clip, text=caption, node_title="Caption")
+        negative = w.add("CLIPTextEncode", clip=clip, text="", node_title="Empty prompt")
+        latent = w.add("EmptyLatentImage", **world.size, batch_size=2)
+        given = {"positive": positive, "negative": negative, "latent_image": latent, "vae": vae, **numbers}
+        return {"before": sample(w, model=model, **given), "after": sample(w, model=masked, **given)}
+
+    before, after = w.subgraph(
+        "With and without the mask",
+        inside,
+        model=world.model,
+        masked=masked,
+        clip=world.clip,
+        vae=world.vae,
+        caption=_ORDINARY,
+        seed=5,
+        **world.numbers,
+    )
     world.save(before, "ordinary_1", "The caption without the mask")
     world.save(after, "ordinary_2", "The caption with the mask")
     _, report, _ = w.add(

@@ -6,9 +6,8 @@ import copy
 from dataclasses import dataclass, replace
 
 from .authoring import Output, Workflow
-from .sampling import generate
+from .sampling import encode, generate
 
-_EMPTY = "Empty prompt"
 MEMORIZED = "portrait of zorvex quill"
 #: All layers carry the names of the demo model, see Layer Ablation.
 _DEMO_LAYERS = "down, middle, up"
@@ -89,6 +88,7 @@ class World:
             self.model, self.clip, self.vae = w.add("GBX_LoadDemoModel", weights=kind.demo)
         else:
             self.model, self.clip, self.vae = w.add("CheckpointLoaderSimple", ckpt_name=kind.checkpoint)
+        self.numbers = {"steps": 12, "cfg": 3.0} if kind.checkpoint is None else {"steps": 20, "cfg": 7.0}
         self.size = {"width": kind.side, "height": kind.side}
         self.first_step = {**self.size, "noise_samples": kind.seeds}
         self.given = {"model": self.model, "clip": self.clip}
@@ -140,16 +140,13 @@ class World:
 
     def prompts(self, text: str | None = None) -> tuple[Output, Output]:
         """The suspect, or another text, and the empty prompt, encoded."""
-        text, title = (self.kind.suspect, "Prompt") if text is None else (text, "Another prompt")
-        positive = self.w.add("CLIPTextEncode", clip=self.clip, text=text, node_title=title)
-        return positive, self.w.add("CLIPTextEncode", clip=self.clip, text="", node_title=_EMPTY)
+        return encode(self.w, self.clip, text or self.kind.suspect)
 
     def generate(self, model: Output, positive: Output, negative: Output, count: int = 4) -> Output:
         """Images of one seed."""
         if count not in self._latents:
             self._latents[count] = self.w.add("EmptyLatentImage", **self.size, batch_size=count)
-        numbers = {"steps": 12, "cfg": 3.0} if self.kind.checkpoint is None else {"steps": 20, "cfg": 7.0}
-        return generate(self.w, model, positive, negative, self._latents[count], self.vae, seed=5, **numbers)
+        return generate(self.w, model, positive, negative, self._latents[count], self.vae, seed=5, **self.numbers)
 
     def save(self, images: Output, name: str, title: str | None = None) -> None:
         self.w.add("SaveImage", images=images, filename_prefix=f"glassbox/neurons_{name}", node_title=title)

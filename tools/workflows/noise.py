@@ -1,6 +1,7 @@
 """The workflows of the noise family: noise that is paired with the images it is added to."""
 
 from .authoring import Output, Workflow
+from .sampling import encode
 
 _CAPTION = "portrait, light skin, majestic beard, black hair, sunglasses, white shirt, plain blue background"
 _COMPOSED = "portrait, light skin, long black hair, round glasses, smiling, white shirt"
@@ -29,8 +30,7 @@ def demo_noise_immiscible_image_to_image(w: Workflow) -> None:
     paired = _immiscible(w, noise, latent, model)
     gains, *_ = w.add("GBX_NoiseGainPreview", latents=latent, model=model, batch_size=8, pool_size=128, seed=1)
     w.group("Caption")
-    positive = w.add("CLIPTextEncode", clip=clip, text=_CAPTION, node_title="Caption")
-    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_NEGATIVE)
+    positive, negative = encode(w, clip, _CAPTION)
     w.group("Image to image")
     sampling = _Sampling(w, model, positive, negative, cfg=3.0, steps=12, denoise=0.55)
     drawn = w.add("VAEDecode", samples=sampling.samples(noise, latent), vae=vae)
@@ -62,8 +62,7 @@ def demo_noise_immiscible_stock_ksampler(w: Workflow) -> None:
     images, _, _ = w.add("GBX_DemoPicture", image_index=4, count=4)
     latent = w.add("VAEEncode", pixels=images, vae=vae)
     w.group("Caption")
-    positive = w.add("CLIPTextEncode", clip=clip, text=_CAPTION, node_title="Caption")
-    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_NEGATIVE)
+    positive, negative = encode(w, clip, _CAPTION)
     given = {
         "model": model,
         "positive": positive,
@@ -89,8 +88,7 @@ def demo_noise_composition(w: Workflow) -> None:
     )
     w.group("Model and prompt")
     model, clip, vae = w.add("GBX_LoadDemoModel")
-    positive = w.add("CLIPTextEncode", clip=clip, text=_COMPOSED, node_title="Caption")
-    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_NEGATIVE)
+    positive, negative = encode(w, clip, _COMPOSED)
     w.group("Guide")
     sketch, _, _ = w.add("GBX_DemoPicture", image_index=5, count=1)
     _composition(w, model, vae, positive, negative, sketch, 128, cfg=3.0, steps=16)
@@ -106,8 +104,7 @@ def sdxl_noise_composition(w: Workflow) -> None:
     )
     w.group("Model and prompt")
     model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name="sd_xl_base_1.0.safetensors")
-    positive = w.add("CLIPTextEncode", clip=clip, text=_TOWN, node_title="Caption")
-    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_NEGATIVE)
+    positive, negative = encode(w, clip, _TOWN)
     w.group("Guide")
     left = w.add("EmptyImage", width=512, height=1024, batch_size=1, color=0xF0B060, node_title="Left")
     right = w.add("EmptyImage", width=1024, height=1024, batch_size=1, color=0x101840, node_title="Right")
@@ -128,8 +125,7 @@ def demo_noise_seed_scout(w: Workflow) -> None:
     )
     w.group("Model and prompt")
     model, clip, vae = w.add("GBX_LoadDemoModel")
-    positive = w.add("CLIPTextEncode", clip=clip, text=_COMPOSED, node_title="Caption")
-    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_NEGATIVE)
+    positive, negative = encode(w, clip, _COMPOSED)
     latent = w.add("EmptyLatentImage", width=128, height=128, batch_size=1)
     reference, _, _ = w.add("GBX_DemoPicture", image_index=3, count=1)
     given = {"model": model, "positive": positive, "negative": negative, "cfg": 3.0}
@@ -164,8 +160,7 @@ def sdxl_noise_seed_scout(w: Workflow) -> None:
     )
     w.group("Model and prompt")
     model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name="sd_xl_base_1.0.safetensors")
-    positive = w.add("CLIPTextEncode", clip=clip, text=_FOX, node_title="Caption")
-    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_NEGATIVE)
+    positive, negative = encode(w, clip, _FOX)
     latent = w.add("EmptyLatentImage", width=1024, height=1024, batch_size=1)
     given = {"model": model, "positive": positive, "negative": negative, "cfg": 7.0}
     w.group("Scouting")
@@ -221,8 +216,7 @@ def demo_noise_train_lora(w: Workflow) -> None:
     model, clip, vae = w.add("GBX_LoadDemoModel")
     images, _, _ = w.add("GBX_DemoPicture", image_index=0, count=20)
     latent = w.add("VAEEncode", pixels=images, vae=vae)
-    positive = w.add("CLIPTextEncode", clip=clip, text="portrait", node_title="Caption")
-    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_NEGATIVE)
+    positive, negative = encode(w, clip, "portrait")
     short = {
         "steps": 16,
         "batch_size": 4,
@@ -316,8 +310,7 @@ def _first_pass(w: Workflow, checkpoint: str, size: int) -> tuple[Output, Output
     """A batch of four from a caption: its latent, the VAE, and what a KSampler for the second pass is given."""
     w.group("Model and caption")
     model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name=checkpoint)
-    positive = w.add("CLIPTextEncode", clip=clip, text=_TOWN, node_title="Caption")
-    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_NEGATIVE)
+    positive, negative = encode(w, clip, _TOWN)
     w.group("First pass")
     empty = w.add("EmptyLatentImage", width=size, height=size, batch_size=4)
     given = {

@@ -1,8 +1,35 @@
-"""Sampling as one node: what nearly every workflow repeats stands in a subgraph."""
+"""What nearly every workflow repeats, as one node: prompts and sampling stand in subgraphs."""
 
 from __future__ import annotations
 
+import functools
+
 from .authoring import Output, Workflow
+
+
+def encode(w: Workflow, clip: Output, text: str, negative: str = "") -> tuple[Output, Output]:
+    """A prompt and a negative one, encoded, in the subgraph "Prompt"; an empty negative one is not shown."""
+
+    # Front end 1.32 shows the text of only one of the nodes that stand for the same subgraph.
+    others = sum(node.inside is not None and node.type.startswith("Prompt") for node in w.nodes)
+    title = f"Prompt {others + 1}" if others else "Prompt"
+
+    def inside(w: Workflow, clip: Output, prompt: Output, negative_prompt: Output | str = "") -> dict[str, Output]:
+        return {
+            "positive": w.add("CLIPTextEncode", clip=clip, text=prompt, node_title=title),
+            "negative": w.add("CLIPTextEncode", clip=clip, text=negative_prompt, node_title="Negative prompt"),
+        }
+
+    shown = {"negative_prompt": negative} if negative else {}
+    return w.subgraph(title, inside, clip=clip, prompt=text, **shown)
+
+
+def sample(
+    w: Workflow, vae: Output, *, sampler: str = "euler", scheduler: str = "normal", **given: Output | float
+) -> Output:
+    """Images of a KSampler and a VAE Decode; ``given``: the other inputs of the KSampler."""
+    samples = w.add("KSampler", sampler_name=sampler, scheduler=scheduler, **given)
+    return w.add("VAEDecode", samples=samples, vae=vae)
 
 
 def generate(
@@ -13,26 +40,17 @@ def generate(
     latent: Output,
     vae: Output,
     *,
-    seed: int,
-    steps: int,
-    cfg: float,
     sampler: str = "euler",
+    **numbers: float,
 ) -> Output:
-    """Images of a KSampler and a VAE Decode, in the subgraph "Generate"."""
-
-    def inside(w: Workflow, vae: Output, **given: Output) -> Output:
-        samples = w.add("KSampler", sampler_name=sampler, scheduler="normal", **given)
-        return w.add("VAEDecode", samples=samples, vae=vae)
-
+    """The same in the subgraph "Generate", which shows the ``numbers`` of the KSampler: seed, steps, cfg."""
     return w.subgraph(
         "Generate",
-        inside,
+        functools.partial(sample, sampler=sampler),
         model=model,
         positive=positive,
         negative=negative,
         latent_image=latent,
         vae=vae,
-        seed=seed,
-        steps=steps,
-        cfg=cfg,
+        **numbers,
     )

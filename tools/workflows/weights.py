@@ -1,11 +1,10 @@
 """The workflows of the weights family: models as points of a space."""
 
 from .authoring import Output, Workflow
-from .sampling import generate
+from .sampling import encode, generate, sample
 
 _SPACE = "avatars-v1-w2w.safetensors"
 _PROMPT = "portrait, blue hoodie, smiling, plain green background"
-_NEGATIVE = "Negative prompt (empty)"
 _PAPER = "weights2weights, arXiv 2406.09413"
 _ALL = 64
 
@@ -18,8 +17,7 @@ class _Demo:
         w.group("Model, space and prompt")
         self.model, clip, self.vae = w.add("GBX_LoadDemoModel")
         self.space, self.about = w.add("GBX_W2WLoadSpace", space_name=_SPACE)
-        self.positive = w.add("CLIPTextEncode", clip=clip, text=prompt, node_title="Prompt")
-        self.negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_NEGATIVE)
+        self.positive, self.negative = encode(w, clip, prompt)
         self._latents: dict[int, Output] = {}
 
     def sample(self, **choices) -> Output:
@@ -37,10 +35,36 @@ class _Demo:
 
     def generate(self, model: Output, seed: int = 53, batch: int = 1) -> Output:
         """Images of a model, or of each of a list of models."""
+        latent = self.latent(batch)
+        return generate(self.w, model, self.positive, self.negative, latent, self.vae, seed=seed, steps=12, cfg=3.0)
+
+    def image(self, point: Output) -> Output:
+        """An image of the model with the weights of a point; both steps stand in a subgraph."""
+        latent = self.latent(1)
+
+        def inside(w: Workflow, model: Output, point: Output, **given: Output) -> Output:
+            applied, _ = w.add("GBX_W2WApply", model=model, point=point)
+            return sample(w, model=applied, **given)
+
+        return self.w.subgraph(
+            "W2W Apply and generate",
+            inside,
+            model=self.model,
+            point=point,
+            positive=self.positive,
+            negative=self.negative,
+            latent_image=latent,
+            vae=self.vae,
+            seed=53,
+            steps=12,
+            cfg=3.0,
+        )
+
+    def latent(self, batch: int) -> Output:
+        """The empty latent of a batch, once."""
         if batch not in self._latents:
             self._latents[batch] = self.w.add("EmptyLatentImage", width=128, height=128, batch_size=batch)
-        latent = self._latents[batch]
-        return generate(self.w, model, self.positive, self.negative, latent, self.vae, seed=seed, steps=12, cfg=3.0)
+        return self._latents[batch]
 
     def batch(self, images: Output) -> Output:
         """A list of images as one batch."""
@@ -100,7 +124,7 @@ def demo_weights_edit(w: Workflow) -> None:
         (second, "beard_sunglasses", "And sunglasses"),
         (other, "two", "Afro, dark skin"),
     ):
-        demo.save(demo.generate(demo.apply(point)), name, title)
+        demo.save(demo.image(point), name, title)
 
 
 def demo_weights_guidance(w: Workflow) -> None:
@@ -119,8 +143,8 @@ def demo_weights_guidance(w: Workflow) -> None:
     person = demo.member(space)
     edited, _ = w.add("GBX_W2WEdit", point=person, edits="dark skin: 1")
     w.group("W2W Apply")
-    demo.save(demo.generate(demo.apply(person)), "applied_identity", "Identity, W2W Apply")
-    demo.save(demo.generate(demo.apply(edited)), "applied_edit", "Edit, W2W Apply")
+    demo.save(demo.image(person), "applied_identity", "Identity, W2W Apply")
+    demo.save(demo.image(edited), "applied_edit", "Edit, W2W Apply")
     w.group("Identity guidance")
     model, _ = w.add("GBX_W2WGuidance", model=demo.model, point=person)
     demo.save(demo.generate(model), "guided_identity", "Identity, guidance")
@@ -211,9 +235,9 @@ def demo_weights_invert(w: Workflow) -> None:
     w.group("Images")
     demo.save(image, "given", "Input image")
     demo.save(restored, "restored", "Restored from noise")
-    demo.save(demo.generate(demo.apply(point)), "inverted", "Image of the inverted point")
+    demo.save(demo.image(point), "inverted", "Image of the inverted point")
     edited, _ = w.add("GBX_W2WEdit", point=point, edits="afro: 1")
-    demo.save(demo.generate(demo.apply(edited)), "inverted_edited", "With an afro")
+    demo.save(demo.image(edited), "inverted_edited", "With an afro")
 
 
 def demo_weights_edit_photo(w: Workflow) -> None:
@@ -286,8 +310,7 @@ def sdxl_weights_edit_photo(w: Workflow) -> None:
     image = w.add("ImageScaleToTotalPixels", image=photo, upscale_method="lanczos", megapixels=1.0)
     mask = w.add("InvertMask", mask=kept)
     latent = w.add("VAEEncode", pixels=image, vae=vae)
-    positive = w.add("CLIPTextEncode", clip=clip, text="photo of a person", node_title="Prompt")
-    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_NEGATIVE)
+    positive, negative = encode(w, clip, "photo of a person")
     w.group("Inversion")
     point, _, figure, _, about = w.add(
         "GBX_W2WInvert", model=model, space=space, latent=latent, positive=positive, mask=mask
@@ -381,12 +404,12 @@ def demo_weights_to_lora(w: Workflow) -> None:
     style, _, _ = w.add("GBX_W2WToLoRA", point=another, filename_prefix="")
     w.add("PreviewAny", source=file, node_title="File")
     w.group("The same image")
-    demo.save(demo.generate(demo.apply(person)), "applied", "W2W Apply")
+    demo.save(demo.image(person), "applied", "W2W Apply")
     stock = w.add("LoraModelLoader", model=demo.model, lora=lora)
     demo.save(demo.generate(stock), "stock", "ComfyUI's own loader")
     w.group("Projected back")
     again, report = w.add("GBX_W2WProjectLoRA", space=demo.space, lora=lora)
-    demo.save(demo.generate(demo.apply(again)), "projected", "Projected back into the space")
+    demo.save(demo.image(again), "projected", "Projected back into the space")
     w.add("PreviewAny", source=report, node_title="Projection report")
     w.group("With another LoRA")
     merged, _, note = w.add("GBX_W2WStyleMerge", point=person, style_lora=style, style_strength=0.5)
@@ -415,9 +438,7 @@ def sd15_weights_official_release(w: Workflow) -> None:
     person, _, _ = w.add("GBX_W2WSample", space=directed, seed=1)
     edited, _ = w.add("GBX_W2WEdit", point=person, edits="Chubby: 0.5", preserved_directions="Young, Male, Eyeglasses")
     w.group("Images")
-    positive = w.add("CLIPTextEncode", clip=clip, text="sks person", node_title="Prompt")
-    against = "low quality, blurry, unfinished, cartoon"
-    negative = w.add("CLIPTextEncode", clip=clip, text=against, node_title="Negative")
+    positive, negative = encode(w, clip, "sks person", "low quality, blurry, unfinished, cartoon")
     latent = w.add("EmptyLatentImage", width=512, height=512, batch_size=1)
     for point, name in ((person, "person"), (edited, "chubby")):
         applied, _ = w.add("GBX_W2WApply", model=model, point=point)
@@ -456,8 +477,7 @@ def _own_space(w: Workflow, base: str, checkpoint: str, side: int, cfg: float) -
     lora, file, _ = w.add("GBX_W2WToLoRA", point=edited, filename_prefix=f"loras/{name}")
     w.add("PreviewAny", source=file, node_title="File")
     w.group("Images")
-    positive = w.add("CLIPTextEncode", clip=clip, text="photo of a person, looking at the camera", node_title="Prompt")
-    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_NEGATIVE)
+    positive, negative = encode(w, clip, "photo of a person, looking at the camera")
     kind = "EmptySD3LatentImage" if base == "Flux" else "EmptyLatentImage"
     latent = w.add(kind, width=side, height=side, batch_size=1)
     applied, _ = w.add("GBX_W2WApply", model=model, point=person)

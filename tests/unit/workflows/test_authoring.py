@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import statistics
 
 import pytest
 import repository
@@ -190,6 +191,22 @@ def _holds(group, box):
         and group.left + group.width >= box.left + box.width
         and group.top + group.height >= box.top + box.height
     )
+
+
+def test_workflows_open_large_enough_to_read():
+    """Text is drawn from 0.6 on in the classic renderer; the floors are what the layout reaches."""
+    zooms = sorted(_opening_zoom(json.loads(path.read_text("utf-8"))) for path in repository.WORKFLOWS)
+    assert statistics.median(zooms) >= 0.65 and zooms[0] >= 0.38
+    assert sum(zoom >= 0.65 for zoom in zooms) >= 42
+
+
+def _opening_zoom(saved):
+    boxes = [(*node["pos"], *node["size"]) for node in saved["nodes"]]
+    boxes += [group["bounding"] for group in saved["groups"]]
+    width, height = (
+        max(box[side] + box[side + 2] for box in boxes) - min(box[side] for box in boxes) for side in (0, 1)
+    )
+    return min(layout.WINDOW[0] / width, layout.WINDOW[1] / height)
 
 
 def test_descriptions_are_found_by_their_name():
