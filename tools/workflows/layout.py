@@ -32,7 +32,7 @@ _SHOWS_IMAGE = {"SaveImage", "PreviewImage"}
 _SHOWS_TEXT = "PreviewAny"
 # Heights of the panels that the pack's scripts (web/widgets) and Nodes 2.0 add to nodes.
 _PANELS = {
-    "LoadImage": 212,
+    "LoadImage": 248,
     "GBX_ActivationCatalog": 388,
     "GBX_ActivationCorrespondence": 300,
     "GBX_ActivationSimilarity": 300,
