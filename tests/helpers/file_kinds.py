@@ -17,7 +17,7 @@ from glassbox.nodes.neurons.neuron_layers import BlockPart, NeuronLayer
 from glassbox.nodes.neurons.neuron_statistics import LayerStatistics, Statistics
 from glassbox.nodes.neurons.scan_file import ScanFile
 from glassbox.nodes.noise.training.training_checkpoint import CheckpointFile
-from glassbox.nodes.noise.training.training_loop import History
+from glassbox.nodes.noise.training.training_loop import History, WeightAverage
 from glassbox.nodes.weights import (
     inversion,
     inversion_checkpoint,
@@ -163,9 +163,13 @@ class FileKinds:
 
 def _training():
     """What a checkpoint brings to another state, without a network."""
-    parameter = torch.nn.Parameter(torch.zeros(3))
+    parameters = {"a": torch.nn.Parameter(torch.zeros(3))}
     training = SimpleNamespace(
-        parameters={"a": parameter}, optimizer=torch.optim.Adam([parameter]), history=History(), steps_done=1
+        parameters=parameters,
+        optimizer=torch.optim.Adam(parameters.values()),
+        history=History(),
+        steps_done=1,
+        average=WeightAverage(parameters, 0.9),
     )
     generator = torch.Generator()
     sampler = SimpleNamespace(
