@@ -1,4 +1,5 @@
-// A field of small cells that are switched on and off: by click, shift-click, drag, and with the keys.
+// A field of small cells that are switched on and off: by click, shift-click, with the keys, and by a rectangle that is
+// drawn from one cell on.
 
 /**
  * `container`: the element that holds the cells, which have a data-index. `host` gives `isOn(index)`,
@@ -30,24 +31,43 @@ export class Cells {
     if (event.shiftKey) {
       this.host.switchSome(between(this.anchor, index), true);
     } else {
-      this.switching = !this.host.isOn(index);
-      this.host.switchSome([index], this.switching);
       this.anchor = index;
+      this.drawRectangle(event, index);
     }
-    window.addEventListener("pointerup", () => this.release(), { capture: true, once: true });
+    window.addEventListener("pointerup", () => this.host.switched(), { capture: true, once: true });
     this.focusOn(index);
+  }
+
+  /** Until the hand lets go, switches the cells between where it was pressed and where it is; what it leaves goes back. */
+  drawRectangle({ clientX, clientY }, index) {
+    const before = this.cells.map((_, other) => this.host.isOn(other));
+    const on = !before[index];
+    const held = new AbortController();
+    let within = new Set([index]);
+    this.host.switchSome([index], on);
+    const move = (event) => {
+      const inside = this.touched([clientX, event.clientX], [clientY, event.clientY]);
+      const entered = [...inside].filter((other) => !within.has(other));
+      const left = [...within].filter((other) => !inside.has(other) && before[other] !== on);
+      within = inside;
+      if (entered.length) this.host.switchSome(entered, on);
+      if (left.length) this.host.switchSome(left, !on);
+    };
+    window.addEventListener("pointermove", move, { capture: true, signal: held.signal });
+    window.addEventListener("pointerup", () => held.abort(), { capture: true, once: true });
+  }
+
+  /** The cells that the rectangle between two places on the page touches. */
+  touched(x, y) {
+    const [left, right, top, bottom] = [Math.min(...x), Math.max(...x), Math.min(...y), Math.max(...y)];
+    const seen = this.cells.map((cell) => cell.getBoundingClientRect());
+    const touches = (box) => box.right > left && box.left < right && box.bottom > top && box.top < bottom;
+    return new Set(seen.flatMap((box, index) => (touches(box) ? [index] : [])));
   }
 
   over(event) {
     const index = indexOf(event.target);
-    if (index === null) return;
-    if (this.switching !== undefined && event.buttons & 1) this.host.switchSome([index], this.switching);
-    this.host.pointed(index);
-  }
-
-  release() {
-    this.switching = undefined;
-    this.host.switched();
+    if (index !== null) this.host.pointed(index);
   }
 
   key(event) {
