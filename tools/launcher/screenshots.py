@@ -66,11 +66,10 @@ class CloseUp:
     again: bool = False
 
 
-_DROPPED = {"operation": "drop_named", "neurons": "input_blocks.2.1"}
 CLOSE_UPS = (
     CloseUp("canvas_sliders", "demo_weights_edit", "GBX_W2WEdit", {"edits": "beard: 0.8, long hair: -0.5"}),
     CloseUp("canvas_network_map", "demo_activations_tap_and_pca", "GBX_LayerActivationTap"),
-    CloseUp("canvas_neuron_chart", "demo_neurons_share_mask", "GBX_NeuronMaskEdit", _DROPPED),
+    CloseUp("canvas_neuron_chart", "demo_neurons_find_and_mask", "GBX_NemoNeuronMask"),
     CloseUp("canvas_point_picker", "demo_activations_point_similarity", "GBX_ActivationSimilarity"),
     CloseUp("canvas_live_curve", "demo_weights_invert", "GBX_W2WInvert", {"seed": 2}, again=True),
 )
