@@ -105,8 +105,12 @@ def neuron_layers(network: nn.Module, neuron_type: str) -> list[NeuronLayer]:
 
 def all_layers(network: nn.Module) -> list[NeuronLayer]:
     """The layers of both types of neurons, value layers first. Raises ValueError for a network without any."""
-    has_values = any(_VALUE.fullmatch(path) for path, _ in network.named_modules())
-    return (value_layers(network) if has_values else []) + feed_forward_layers(network)
+    return (value_layers(network) if has_value_layers(network) else []) + feed_forward_layers(network)
+
+
+def has_value_layers(network: nn.Module) -> bool:
+    """Whether a network has cross-attention values, as U-Nets do."""
+    return any(_VALUE.fullmatch(path) for path, _ in network.named_modules())
 
 
 def searched_by_paper(layers: list[NeuronLayer]) -> list[NeuronLayer]:

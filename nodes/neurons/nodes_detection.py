@@ -21,7 +21,7 @@ from . import nemo_inputs
 from .detectors import BRIGHT_ENDING_CFG, Detectors, local_norm, score_with_detectors
 from .memorization_score import PromptScore
 from .nemo_inputs import FirstStepInputs, collect_prompts
-from .neuron_layers import BlockPart, NeuronType, all_layers, neuron_layers, value_layers
+from .neuron_layers import BlockPart, NeuronType, all_layers, has_value_layers, neuron_layers, value_layers
 from .neuron_statistics import fingerprint
 from .scan_file import Pace, ScanFile, score_columns, score_from_row, score_row
 
@@ -304,6 +304,11 @@ def _score_prompts(
     refuse_unscored(model)
     if detectors.anisotropy and is_flow(model):
         raise ValueError("Anisotropy reads a low noise level of models like SD, and this is a flow model: turn it off.")
+    if detectors.bright_ending_steps and not has_value_layers(model.model.diffusion_model):
+        raise ValueError(
+            "Bright Ending reads the cross-attention of U-Nets, which this MODEL does not have: set "
+            "bright_ending_steps to 0."
+        )
     noise, texts = step.noise(), list(dict.fromkeys(texts))
     scores: dict[str, PromptScore] = {}
     rows = None

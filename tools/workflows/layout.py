@@ -1,7 +1,7 @@
 """Where the nodes of a workflow stand: groups along the links, from left to right and from top to bottom.
 
-A workflow opens zoomed out until all of it is in sight. So columns are as tall as brings the canvas closest to a
-window's proportions: ``arrange`` tries heights and takes the one that opens largest.
+A workflow opens zoomed out until all of it is in sight. So ``arrange`` cuts a rectangle again and again into two parts,
+for nodes in a group and for groups, and takes the cuts that open largest with few links that run back.
 """
 
 from __future__ import annotations
