@@ -34,7 +34,7 @@ def with_downscaled_features(patcher, trained: int, end: float):
         factor = math.sqrt(math.prod(options["original_shape"][-2:])) * pixels / trained
         if factor <= 1:
             return features
-        return _resized(features, [round(side / factor) for side in features.shape[-2:]])
+        return _resized(features, [max(round(side / factor), 1) for side in features.shape[-2:]])
 
     def restore(features, skip, _options):
         if features.shape[-2:] != skip.shape[-2:]:
