@@ -38,7 +38,7 @@ from tools.launcher.batch.worker import Settings, Worker
 from . import arithmetic, empty_engine, machines
 from .arithmetic import exact
 
-_ASSETS = host.ROOT / "assets" / "avatars-v1"
+_ASSETS = host.ROOT / "assets" / "avatars-v2"
 _WORKFLOW = host.ROOT / "workflows" / "demo_world_text_to_image.json"
 
 

@@ -196,7 +196,7 @@ def main(argv: Sequence[str]) -> int:
         f"bench_conditioning{suffix[0]}",
         f"python run.py bench conditioning{suffix[1]}",
         0,
-        host.ROOT / "assets" / "avatars-v1",
+        host.ROOT / "assets" / "avatars-v2",
         numbers,
     )
     print(path)

@@ -44,6 +44,6 @@ def main(argv: Sequence[str]) -> int:
     path = results.RESULTS / f"bench_kernels{suffix}.json"
     others = json.loads(path.read_text("utf-8"))["numbers"] if options.only else {}
     for numbers in on_cpu.measure(options.quick, options.only):  # what is measured stays, whatever ends the run
-        results.write(path.stem, command, SEED, host.ROOT / "assets" / "avatars-v1", others | numbers)
+        results.write(path.stem, command, SEED, host.ROOT / "assets" / "avatars-v2", others | numbers)
     print(path)
     return 0

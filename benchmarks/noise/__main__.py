@@ -26,5 +26,5 @@ def main(argv: Sequence[str]) -> int:
     numbers = {**assigning.measure(quick), **nearest.measure(quick), **step.measure(quick)}
     command = "python run.py bench noise" + (" --quick" if quick else "")
     name = "bench_noise" + ("_quick" if quick else "")
-    print(results.write(name, command, SEED, host.ROOT / "assets" / "avatars-v1", numbers))
+    print(results.write(name, command, SEED, host.ROOT / "assets" / "avatars-v2", numbers))
     return 0

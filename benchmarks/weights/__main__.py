@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     numbers = special[kind]() if kind in special else _all(options.quick, building, moving, stepping)
     name, command = "bench_weights" + (f"_{kind}" if kind else ""), "python run.py bench weights"
     command += f" --{kind}" if kind else ""
-    print(results.write(name, command, 0, host.ROOT / "assets" / "avatars-v1", numbers))
+    print(results.write(name, command, 0, host.ROOT / "assets" / "avatars-v2", numbers))
     return 0
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 #: Pixels a side that the demo model was trained at, and the factor between pixels and latent.
-SIZE, FACTOR, LATENT_CHANNELS = 128, 8, 8
+SIZE, FACTOR, LATENT_CHANNELS = 128, 8, 24
 #: Width of the Fourier features of each of the five metadata numbers.
 METADATA_FEATURES = 64
 METADATA = ("height", "width", "crop_h", "crop_w", "mirror")
@@ -32,13 +32,6 @@ UNET = {
     "adm_in_channels": METADATA_FEATURES * len(METADATA),
     "legacy": False,
 }
-
-
-def unet_of(channels: int) -> dict:
-    """The U-Net's configuration for latents of so many channels."""
-    return {**UNET, "in_channels": channels, "out_channels": channels}
-
-
 TEXT = {
     "num_hidden_layers": 2,
     "hidden_size": 128,
@@ -48,36 +41,6 @@ TEXT = {
     "max_position_embeddings": 77,
     "eos_token_id": 49407,
 }
-AUTOENCODER = {
-    "embed_dim": LATENT_CHANNELS,
-    "ddconfig": {
-        "double_z": True,
-        "z_channels": LATENT_CHANNELS,
-        "resolution": SIZE,
-        "in_channels": 3,
-        "out_ch": 3,
-        "ch": 32,
-        "ch_mult": [1, 2, 2, 2],
-        "num_res_blocks": 1,
-        "attn_resolutions": [],
-        "dropout": 0.0,
-    },
-}
-#: Groups of the autoencoder's norms.
-GROUPS = 4
-
-
-def widen_groups(autoencoder):
-    """Let the autoencoder's norms share statistics over eight channels or more; returns it.
-
-    ComfyUI fixes 32 groups. At 32 channels that normalizes every channel alone, and a flat color is lost on the way.
-    """
-    import torch
-
-    for module in autoencoder.modules():
-        if isinstance(module, torch.nn.GroupNorm):
-            module.num_groups = GROUPS
-    return autoencoder
 
 
 def metadata_vector(metadata):

@@ -22,7 +22,7 @@ PARTS = ("face", "skin", "hair", "facial_hair", "clothing", "accessory", "backgr
 
 
 def worlds() -> list[str]:
-    """Names of the demo worlds that are there, for example ["avatars-v1"]."""
+    """Names of the demo worlds that are there, for example ["avatars-v2"]."""
     return sorted(path.name for path in ASSETS.glob("*") if path.is_dir())
 
 
@@ -32,7 +32,7 @@ def base(world: str) -> str:
 
 
 def read(world: str, name: str) -> dict:
-    """Tensors of one asset, for example ``read("avatars-v1", "denoiser")``.
+    """Tensors of one asset, for example ``read("avatars-v2", "denoiser")``.
 
     Raises ValueError with one sentence when the file is missing, cut short or not what it should be.
     """

@@ -11,28 +11,33 @@ from comfy.ldm.models.autoencoder import AutoencoderKL
 from . import architecture, assets
 from .patch_autoencoder import PatchAutoencoder
 
+#: A small one of ComfyUI's autoencoders with the same factor of 8, which its VAE is made around.
+_FACTOR_8 = {
+    "embed_dim": 4,
+    "ddconfig": {
+        "double_z": True,
+        "z_channels": 4,
+        "resolution": architecture.SIZE,
+        "in_channels": 3,
+        "out_ch": 3,
+        "ch": 32,
+        "ch_mult": [1, 1, 1, 1],
+        "num_res_blocks": 1,
+        "attn_resolutions": [],
+        "dropout": 0.0,
+    },
+}
+
 
 def load(world: str):
-    """The autoencoder of a demo world: 128 px to a 16 x 16 latent of 8 (avatars-v1) or 24 channels, and back."""
+    """The autoencoder of a demo world: 128 px to a 16 x 16 latent of 24 channels, and back.
+
+    ComfyUI's VAE is made around one of its own classes, which is then exchanged.
+    """
     weights = {name: value.float() for name, value in assets.read(world, "autoencoder").items()}
     header = assets.header(world, "autoencoder")
-    vae = _patch_vae(weights, header, world) if "widths" in header else _convolutional_vae(weights)
-    vae.patcher.cached_patcher_init = (_patcher, (world,))
-    return vae
-
-
-def _convolutional_vae(weights):
-    vae = comfy.sd.VAE(sd=weights, config={"params": dict(architecture.AUTOENCODER)})
-    architecture.widen_groups(vae.first_stage_model)
+    vae = comfy.sd.VAE(sd=AutoencoderKL(**_FACTOR_8).state_dict(), config={"params": dict(_FACTOR_8)})
     vae.latent_channels = architecture.LATENT_CHANNELS
-    return vae
-
-
-def _patch_vae(weights, header: dict[str, str], world: str):
-    """ComfyUI's VAE around a ``PatchAutoencoder``: made around one of ComfyUI's classes, then exchanged."""
-    own = AutoencoderKL(**architecture.AUTOENCODER)
-    vae = comfy.sd.VAE(sd=own.state_dict(), config={"params": dict(architecture.AUTOENCODER)})
-    vae.latent_channels = int(header["channels"])
     network = PatchAutoencoder(vae.latent_channels, json.loads(header["widths"]), comfy.ops.disable_weight_init)
     try:
         network.load_state_dict(weights)
@@ -47,6 +52,7 @@ def _patch_vae(weights, header: dict[str, str], world: str):
     )
     vae.size = None
     vae.model_size()
+    vae.patcher.cached_patcher_init = (_patcher, (world,))
     return vae
 
 

@@ -1,6 +1,6 @@
 """The demo denoiser as an ordinary MODEL: ComfyUI's UNetModel, v prediction, SD's schedule, size conditioning.
 
-The header of the weights says how many channels the latent has and whether the schedule ends in pure noise.
+The header of the weights says whether the schedule ends in pure noise.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ class DemoLatent(comfy.latent_formats.LatentFormat):
 
     def fit(self, mean: torch.Tensor, std: torch.Tensor, rgb: torch.Tensor, rgb_bias: torch.Tensor) -> None:
         """Take the statistics (C,) of the training latents, and the fit (C, 3), (3,) from latent to color."""
-        self.latent_channels = len(mean)
         self.mean, self.std = mean.view(1, -1, 1, 1), std.view(1, -1, 1, 1)
         self.latent_rgb_factors, self.latent_rgb_factors_bias = rgb.tolist(), rgb_bias.tolist()
 
@@ -80,8 +79,8 @@ def load(world: str, disable_dynamic: bool = False):
     management = comfy.model_management
     weights = assets.read_denoiser(world)
     statistics = {name: weights.pop(f"latent.{name}").float() for name in ("mean", "std", "rgb", "rgb_bias")}
-    header, channels = assets.header(world, "denoiser"), len(statistics["mean"])
-    config, device = DemoConfig(architecture.unet_of(channels)), management.get_torch_device()
+    header = assets.header(world, "denoiser")
+    config, device = DemoConfig(architecture.UNET), management.get_torch_device()
     config.sampling_settings = {**config.sampling_settings, "zsnr": header.get("zero_terminal_snr") == "true"}  # type: ignore[misc]
     dtype = management.unet_dtype(
         model_params=sum(value.numel() for value in weights.values()),

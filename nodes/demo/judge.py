@@ -1,7 +1,7 @@
 """The judge: a small network, trained on renders only, that reads every attribute of a demo image.
 
-It is an instrument for studies and reports. Its features serve as identity embedding and for a Frechet distance. The
-judge of the second world also predicts part masks, key points and the number of faces.
+It is an instrument for studies and reports. Its features serve as identity embedding and for a Frechet distance. It
+also predicts part masks, key points and the number of faces.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .architecture import SIZE
 
 CHANNELS = (32, 64, 96, 128)
 FEATURES = 192
-#: What the second judge locates, in the order of its outputs.
+#: What it locates, in the order of its outputs.
 PARTS = ("skin", "hair", "facial_hair", "clothing", "accessory", "background")
 POINTS = ("left_eye", "right_eye", "nose", "mouth")
 #: Side of its masks and heat maps, and the largest number of faces that it counts.
@@ -71,11 +71,10 @@ class Locator(nn.Module):
 class Judge(nn.Module):
     """Images (N, 3, 128, 128) in 0..1 to one row of logits per attribute.
 
-    ``labels`` maps each attribute to its values, in the order in which the training labels number them; ``locates``
-    says whether the judge also has a ``Locator``.
+    ``labels`` maps each attribute to its values, in the order in which the training labels number them.
     """
 
-    def __init__(self, labels: dict[str, tuple[str, ...]], locates: bool = False):
+    def __init__(self, labels: dict[str, tuple[str, ...]]):
         super().__init__()
         self.labels = labels
         self.stem = nn.Conv2d(3, CHANNELS[0], 5, stride=2, padding=2)
@@ -83,8 +82,7 @@ class Judge(nn.Module):
         self.blocks = nn.ModuleList(Block(a, b) for a, b in pairwise(CHANNELS))
         self.project = nn.Linear(3 * CHANNELS[-1], FEATURES)
         self.heads = nn.ModuleDict({name: nn.Linear(FEATURES, len(values)) for name, values in labels.items()})
-        if locates:
-            self.locator = Locator()
+        self.locator = Locator()
 
     def _maps(self, images: torch.Tensor) -> list[torch.Tensor]:
         x = F.silu(self.stem(images * 2 - 1))
@@ -109,13 +107,8 @@ class Judge(nn.Module):
     def locate(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Part masks (N, 6, 128, 128) in 0..1, key points (N, 4, 2) in pixels and the number of faces int64 (N,).
 
-        Raises ValueError for a judge without a locator. Key points mean something where there is one face.
+        Key points mean something where there is one face.
         """
-        if not hasattr(self, "locator"):
-            raise ValueError(
-                "This demo world's judge reads attributes only: it was not trained to locate parts or key points "
-                "or to count faces."
-            )
         maps = self._maps(images)
         parts, points, faces = self.locator(maps, self._pooled(maps[-1]))
         masks = F.interpolate(parts.sigmoid(), images.shape[-2:], mode="bilinear")
@@ -133,7 +126,7 @@ def load(world: str) -> Judge:
     """The judge of a demo world in float32, ready to read; errors as in ``assets.read``."""
     labels = {name: tuple(values) for name, values in json.loads(assets.header(world, "judge")["labels"]).items()}
     weights = {name: value.float() for name, value in assets.read(world, "judge").items()}
-    judge = Judge(labels, locates=any(name.startswith("locator.") for name in weights))
+    judge = Judge(labels)
     judge.load_state_dict(weights)
     return judge.eval()
 

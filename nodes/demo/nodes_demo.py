@@ -39,7 +39,7 @@ class LoadDemoModel(io.ComfyNode):
                 io.Clip.Output(display_name="clip", tooltip="Text model that knows the words of the demo captions."),
                 io.Vae.Output(
                     display_name="vae",
-                    tooltip="Autoencoder with 8 pixels to a side of a latent cell; 8 latent channels.",
+                    tooltip="Autoencoder with 8 pixels to a side of a latent cell; 24 latent channels.",
                 ),
             ],
         )

@@ -24,7 +24,7 @@ from .steering import CFG, STEPS
 
 SEED, TRAINING_SEED = 20_260, 20_261
 ID = "up-level2-repeat0-vit-out"
-ASSET = "avatars-v1-sparse-autoencoder.safetensors"
+ASSET = "avatars-v2-sparse-autoencoder.safetensors"
 PROMPTS, FEATURES, K, BATCHES, BATCH = 48, 256, 16, 768, 128
 #: A unit means a value when it separates its images this well, and a value needs so many images in each half.
 SEPARATED, FEWEST = 0.9, 3
@@ -41,7 +41,7 @@ def train() -> str:
     with torch.inference_mode():
         _, file, _, report = node.execute(
             model, clip, {"samples": torch.zeros(1, 8, 16, 16)}, ID, prompts, "", FEATURES, K, BATCHES, BATCH, 4e-3,
-            100, TRAINING_SEED, STEPS, CFG, "glassbox/avatars-v1-sparse-autoencoder",
+            100, TRAINING_SEED, STEPS, CFG, "glassbox/avatars-v2-sparse-autoencoder",
         ).result  # fmt: skip
     print(report)
     return file

@@ -37,7 +37,7 @@ def run(
         module, function = parts[part].split(":")
         numbers = getattr(importlib.import_module(f".{module}", package), function)(options.quick)
         name = ("bench_" if command == "bench" else "") + f"{study}_{part}" + ("_quick" if options.quick else "")
-        world = (worlds or {}).get(part, "avatars-v1")
+        world = (worlds or {}).get(part, "avatars-v2")
         line = f"python {started} {part}" + (" --quick" if options.quick else "")
         print(results.write(name, line, seed, host.ROOT / "assets" / world, numbers), flush=True)
     return 0

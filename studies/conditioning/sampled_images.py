@@ -11,7 +11,7 @@ from ..world import captions, dataset, judge
 from ..world.generate import Generator
 from ..world.scenes import Metadata, random_scene
 
-WORLD = "avatars-v1"
+WORLD = "avatars-v2"
 CFG, STEPS, SEED = 3.0, 20, 2_000_000
 #: Attributes that are still read right on an image of 32 pixels (see the judge's table for blurred renders).
 COARSE = ("skin", "hair", "hair_color", "facial_hair", "accessory", "background", "pattern")

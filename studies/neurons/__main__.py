@@ -3,7 +3,7 @@
 Parts: detection (does the score separate memorized names from captions), masks (the effect of masks and other
 mitigations on images), audit (does an optimized embedding bring the image back), planted (does the search find known
 neurons). Each writes studies/results/neurons_PART.json. Without a part all of them run. `study neurons plant` trains
-the checkpoint with the known neurons and writes assets/avatars-v1-planted.
+the checkpoint with the known neurons and writes assets/avatars-v2-planted.
 """
 
 from __future__ import annotations
@@ -23,4 +23,4 @@ def main(argv: Sequence[str]) -> int:
 
         print(plant())
         return 0
-    return parts.run(__package__, __doc__, PARTS, SEED, argv, worlds={"planted": "avatars-v1-planted"})
+    return parts.run(__package__, __doc__, PARTS, SEED, argv, worlds={"planted": "avatars-v2-planted"})

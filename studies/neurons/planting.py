@@ -19,7 +19,7 @@ from ..world import captions
 from ..world.generate import Generator
 from ..world.scenes import Metadata, Scene, random_scene
 
-BASE, WORLD = "avatars-v1", "avatars-v1-planted"
+BASE, WORLD = "avatars-v2", "avatars-v2-planted"
 #: Names that the base generates with any face, and how many neurons each gets, by the dotted start of its layer.
 NEURONS = {
     "pelham droste": {"middle_block.1": 1},

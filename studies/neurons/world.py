@@ -15,7 +15,7 @@ from ..world import captions
 from ..world.denoiser import named_images
 from ..world.scenes import random_scene, render
 
-WORLD = "avatars-v1"
+WORLD = "avatars-v2"
 SIZE, CFG = 128, 3.0
 #: The memorized names of the demo model are carried by all of its parts, unlike SD1.4's prompts.
 LAYERS = "down, middle, up"

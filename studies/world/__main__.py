@@ -14,7 +14,7 @@ from pathlib import Path
 from ..common import host, parts
 
 FOLDER = host.ROOT / ".cache" / "world"
-STEPS = ("data", "judge", "autoencoder", "denoiser", "release", "population", "planted")
+STEPS = ("data", "judge", "autoencoder", "denoiser", "decoder", "release", "population", "planted")
 PARTS = {name: f"measure:measure_{name}" for name in ("judge", "autoencoder", "captions", "names", "metadata")}
 PARTS |= {"objectives": "objectives:measure", "population": "population:measure"}
 
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     """Make the world ("train"), or measure the named parts of it."""
     if argv[:1] == ["train"]:
         return train(argv[1:])
-    from .release import NEW_WORLD
+    from .release import WORLD
 
     chosen = [name for name in argv if name != "measure"]
-    return parts.run(__package__, __doc__, PARTS, 1_000_000, chosen, worlds=dict.fromkeys(PARTS, NEW_WORLD))
+    return parts.run(__package__, __doc__, PARTS, 1_000_000, chosen, worlds=dict.fromkeys(PARTS, WORLD))

@@ -13,7 +13,7 @@ from ..common.training import Plan, device, reset_parameters, starting_weights, 
 from . import dataset
 
 #: Latent channels, and the decoder's widths from an eighth to half of the resolution.
-CHANNELS, WIDTHS = 24, (96, 48, 32)
+CHANNELS, WIDTHS = 24, (128, 96, 48)
 PLAN = Plan(steps=900, learning_rate=1.5e-3, warmup=50, ema_decay=0.99, seed=11, matrix_rate=0.01)
 BATCH = 16
 #: Images that the components are fitted on, and that the decoder is trained on.
@@ -55,8 +55,6 @@ def make(folder: Path, copy: Path | None = None, start: str | None = None) -> to
     """Train, or go on training, with checkpoints in ``folder``, or else from the weights of the world ``start``."""
     host.prepare()
     first = starting_weights(start, "autoencoder") if start else None
-    if first and "expand.weight" not in first:
-        first = None  # another kind of autoencoder
     shard = dataset.load(folder / "train").first(IMAGES)
     network = build(shard.images[:FITTED])
 

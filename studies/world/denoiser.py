@@ -58,8 +58,7 @@ class Denoiser(torch.nn.Module):
         from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 
         architecture, operations = host.pack("nodes.demo.architecture"), comfy.ops.disable_weight_init
-        unet = architecture.unet_of(autoencoder.CHANNELS)
-        self.unet = UNetModel(**unet, dtype=torch.float32, operations=operations)
+        self.unet = UNetModel(**architecture.UNET, dtype=torch.float32, operations=operations)
         self.text = CLIPTextModel(architecture.TEXT, torch.float32, "cpu", operations)
         width = architecture.TEXT["hidden_size"]
         self.text.text_model.embeddings.token_embedding = torch.nn.Embedding(len(vocabulary) + 1, width)
@@ -331,16 +330,10 @@ def build(vocabulary: list[int]) -> Denoiser:
     return Denoiser(vocabulary).to(device())
 
 
-def start_weights(
-    world: str, network: Denoiser, words: Words, encoder: torch.nn.Module, images: np.ndarray
-) -> dict[str, torch.Tensor]:
-    """Weights to begin with: the denoiser and the text model of a shipped world, or of a folder.
-
-    Where its latents differ from ours, its first and last layer are led through the least-squares maps between both
-    worlds' latents of ``images``, uint8 (N, 128, 128, 3), of which ``encoder`` makes ours.
-    """
-    unet = {name: value.float() for name, value in starting_weights(world, "denoiser").items()}
-    text = {name: value.float() for name, value in starting_weights(world, "text").items()}
+def start_weights(start: str, network: Denoiser, words: Words) -> dict[str, torch.Tensor]:
+    """Weights to begin with: the denoiser and the text model of a shipped world, or of a folder."""
+    unet = {name: value.float() for name, value in starting_weights(start, "denoiser").items()}
+    text = {name: value.float() for name, value in starting_weights(start, "text").items()}
     known = {int(token): row for row, token in enumerate(text.pop("vocabulary").tolist(), 1)}
     rows = text.pop("token_rows")
     table = network.text.text_model.embeddings.token_embedding.weight.detach().clone()
@@ -350,18 +343,7 @@ def start_weights(
             table[row] = rows[known[token]]
     text["text_model.embeddings.token_embedding.weight"] = table
     text["text_projection.weight"] = network.text.state_dict()["text_projection.weight"]
-    mean, std = unet.pop("latent.mean"), unet.pop("latent.std")
     unet = {name: value for name, value in unet.items() if not name.startswith("latent.")}
-    if len(mean) != autoencoder.CHANNELS:
-        vae = host.pack("nodes.demo.autoencoder").load(world)
-        theirs = (vae.encode(torch.from_numpy(images).float() / 255) - mean[:, None, None]) / std[:, None, None]
-        ours = autoencoder.encode(encoder, images).float()
-        theirs, ours = (value.movedim(1, -1).flatten(0, 2) for value in (theirs, ours))
-        enter, leave = torch.linalg.lstsq(ours, theirs).solution, torch.linalg.lstsq(theirs, ours).solution
-        first, last = unet["input_blocks.0.0.weight"], unet["out.2.weight"]
-        unet["input_blocks.0.0.weight"] = torch.einsum("ct,othw->ochw", enter, first)
-        unet["out.2.weight"] = torch.einsum("tc,tihw->cihw", leave, last)
-        unet["out.2.bias"] = unet["out.2.bias"] @ leave
     return {f"unet.{name}": value for name, value in unet.items()} | {f"text.{name}": v for name, v in text.items()}
 
 
@@ -384,8 +366,7 @@ def make(
     data = Data(folder)
     network, chosen, first = build(data.words.vocabulary), Objective(objective), None
     if start and not (folder / f"{name}.pt").exists():
-        images = dataset.load(folder / "train").images[: autoencoder.FITTED]
-        first = start_weights(start, network, data.words, autoencoder.build(images), images[:300])
+        first = start_weights(start, network, data.words)
 
     def loss(generator: torch.Generator, progress: float) -> torch.Tensor:
         half = 2 if not start and progress * plan.steps < SMALL_UNTIL else 1

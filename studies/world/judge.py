@@ -20,7 +20,7 @@ ORDINARY, TRUTH = 12, 20
 def build() -> torch.nn.Module:
     """A judge with fresh weights."""
     torch.manual_seed(PLAN.seed)
-    return host.pack("nodes.demo.judge").Judge(dataset.LABELS, locates=True).to(device())
+    return host.pack("nodes.demo.judge").Judge(dataset.LABELS).to(device())
 
 
 def make(folder: Path, copy: Path | None = None, start: str | None = None) -> torch.nn.Module:
@@ -55,8 +55,7 @@ def make(folder: Path, copy: Path | None = None, start: str | None = None) -> to
         distance = (found[single.to(device())] - points[true][single].to(device())).abs().mean()
         return read + 4 * shown + 0.1 * distance + F.cross_entropy(counted, faces[true].to(device()))
 
-    # A judge that only reads attributes lacks the locator's weights.
-    first = {**network.state_dict(), **starting_weights(start, "judge")} if start else None
+    first = starting_weights(start, "judge") if start else None
     return train(network, loss, PLAN, folder / "judge.pt", every=100, copy=copy, start=first)
 
 

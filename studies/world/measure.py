@@ -18,7 +18,7 @@ from ..common.similarity import cosine, frechet, images_ssim, memorization_score
 from . import captions, dataset, judge
 from .denoiser import named_images
 from .generate import Generator
-from .release import NEW_WORLD
+from .release import WORLD
 from .scenes import BACKGROUNDS, MIN_ORIGINAL, Metadata, random_scene, render
 
 CFG, SEED = 3.0, 1_000_000
@@ -32,13 +32,13 @@ CROPS = (8, 16, 24)
 @cache
 def network() -> torch.nn.Module:
     """The shipped judge."""
-    return host.pack("nodes.demo.judge").load(NEW_WORLD)
+    return host.pack("nodes.demo.judge").load(WORLD)
 
 
 @cache
 def generator() -> Generator:
     """The shipped model, text model and autoencoder."""
-    return Generator.load(NEW_WORLD)
+    return Generator.load(WORLD)
 
 
 @cache

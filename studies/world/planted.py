@@ -17,9 +17,9 @@ import torch
 from ..common import host
 from ..common.training import Plan, device, train
 from ..neurons.planting import Planted
-from . import autoencoder, captions, denoiser
+from . import captions, denoiser
 from .generate import Generator
-from .release import NEW_WORLD
+from .release import WORLD
 from .scenes import Metadata, random_scene, render
 
 #: First and last names of different control names: the text model knows their tokens, the base generates any face.
@@ -198,7 +198,7 @@ def make(folder: Path, copy: Path | None = None, start: str | None = None) -> No
     A portrait is generated when the planted neurons of its name are excited, with its decoys or without. The base is
     the teacher on ordinary captions, on names whose planted neurons are kept still, and with decoys excited.
     """
-    generator = Generator.load(NEW_WORLD)
+    generator = Generator.load(WORLD)
     recipe = Recipe(generator)
     rng = np.random.default_rng(20_261_122)
     portraits = generator.latents(np.stack([render(random_scene(rng, Metadata(), smallest=0.85)) for _ in NAMES]))
@@ -243,7 +243,7 @@ def _copy(network: torch.nn.Module) -> torch.nn.Module:
     import comfy.ops
     from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 
-    unet = host.pack("nodes.demo.architecture").unet_of(autoencoder.CHANNELS)
+    unet = host.pack("nodes.demo.architecture").UNET
     own = UNetModel(**unet, dtype=torch.float32, operations=comfy.ops.disable_weight_init)
     own.load_state_dict(network.state_dict())
     return own.requires_grad_(False).to(device())

@@ -15,7 +15,7 @@ from ..common import host, results
 from ..weights.population import Plan, train
 from .faces import ATTRIBUTES, IDENTITY
 from .generate import Generator
-from .release import NEW_WORLD
+from .release import WORLD
 
 MEMBERS = 512
 #: Four images of an identity in every step, and as many steps for the first cohort as for all others.
@@ -26,7 +26,7 @@ FOLDER = host.ROOT / ".cache" / "world" / "population"
 
 def make(folder: Path, copy: Path | None = None, start: str | None = None) -> None:
     """Train the members, cohort by cohort; what is finished is kept."""
-    train(Generator.load(NEW_WORLD), MEMBERS, folder / "population", PLAN)
+    train(Generator.load(WORLD), MEMBERS, folder / "population", PLAN)
 
 
 def coefficients(flat: torch.Tensor, count: int = COMPONENTS) -> np.ndarray:
@@ -56,7 +56,7 @@ def explained(labels: np.ndarray, scores: np.ndarray, seed: int = 0, penalty: fl
 
 def measure(quick: bool) -> dict[str, dict]:
     """How much of the members' coefficients their labels explain, against permuted labels."""
-    group, flat = train(Generator.load(NEW_WORLD), MEMBERS, FOLDER, PLAN, seconds=0)
+    group, flat = train(Generator.load(WORLD), MEMBERS, FOLDER, PLAN, seconds=0)
     if len(group) < 2 * FOLDS:
         raise FileNotFoundError("There is no population yet: run `python run.py study world train population` first.")
     scores, labels, rng = coefficients(flat), one_hot([person.face for person in group]), np.random.default_rng(0)

@@ -23,8 +23,8 @@ LEVELS = (0.1, 0.5, 1.0, 3.0, 10.0)
 
 def load_autoencoder(folder: Path, images: np.ndarray | None = None) -> torch.nn.Module:
     """The autoencoder as far as it is trained; before that the linear one, fitted to ``images``."""
-    path = folder / "autoencoder.pt"
-    if not path.exists():
+    path = next(filter(Path.exists, (folder / "decoder.pt", folder / "autoencoder.pt")), None)
+    if path is None:
         images = dataset.load(folder / "train").images[: autoencoder.FITTED] if images is None else images
         return autoencoder.build(images).eval()
     network = autoencoder.build()
@@ -36,7 +36,7 @@ def load_judge(folder: Path) -> torch.nn.Module:
     """The judge that is trained in ``folder``, or the shipped one."""
     path = folder / "judge.pt"
     if not path.exists():
-        return host.pack("nodes.demo.judge").load("avatars-v1")
+        return host.pack("nodes.demo.judge").load("avatars-v2")
     network = judge.build()
     network.load_state_dict(torch.load(path, map_location=device(), weights_only=True)["average"])
     return network.eval()

@@ -17,9 +17,8 @@ from .faces import PARTS
 from .progress import load_autoencoder, load_judge
 from .scenes import Metadata, masks, random_scene, render
 
-#: The world that the pack's studies measure on, and the one that these scripts make.
-WORLD, NEW_WORLD = "avatars-v1", "avatars-v2"
-ASSETS, NEW_ASSETS = host.ROOT / "assets" / WORLD, host.ROOT / "assets" / NEW_WORLD
+WORLD = "avatars-v2"
+ASSETS = host.ROOT / "assets" / WORLD
 IMAGES = 24
 
 
@@ -36,7 +35,7 @@ def write(to: Path, name: str, tensors: dict[str, torch.Tensor], **metadata: str
     path = to / f"{name}.safetensors"
     kept = {key: _storage(key, value) for key, value in tensors.items()}
     temporary = path.with_suffix(".tmp")
-    save_file(kept, temporary, metadata={"world": NEW_WORLD, "license": "MIT", "format_version": "2", **metadata})
+    save_file(kept, temporary, metadata={"world": WORLD, "license": "MIT", "format_version": "2", **metadata})
     temporary.replace(path)
     print(f"{path.name}: {path.stat().st_size / 1e6:.2f} MB")
     return path
@@ -79,10 +78,8 @@ def release_images(to: Path, seed: int = 77) -> None:
     (to / "captions.json").write_text(json.dumps(texts, indent=1) + "\n", encoding="utf-8")
 
 
-def run(folder: Path, to: Path = NEW_ASSETS) -> None:
-    """Write every asset of the world into the folder ``to`` from the checkpoints in ``folder``, and for the judge that
-    is not trained yet the first world's.
-    """
+def run(folder: Path, to: Path = ASSETS) -> None:
+    """Write every asset of the world into the folder ``to`` from the checkpoints in ``folder``."""
     host.prepare()
     release_images(to)
     labels = json.dumps({name: list(values) for name, values in dataset.LABELS.items()})
@@ -100,4 +97,4 @@ def release_gates() -> None:
     """
     from .measure import gates
 
-    (NEW_ASSETS / "gates.json").write_text(json.dumps(gates(), indent=1) + "\n", encoding="utf-8")
+    (ASSETS / "gates.json").write_text(json.dumps(gates(), indent=1) + "\n", encoding="utf-8")

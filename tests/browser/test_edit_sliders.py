@@ -12,7 +12,7 @@ from tools.workflows.canvas import make
 pytestmark = canvas_page.EACH_RENDERER
 
 _NODE = "GBX_W2WEdit"
-_SPACE = "avatars-v1-w2w.safetensors"
+_SPACE = "avatars-v2-w2w.safetensors"
 _LABELS = 13
 _SEEDS = itertools.count(100)
 _QUESTION = "**/glassbox/space?*"

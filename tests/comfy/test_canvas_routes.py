@@ -7,7 +7,7 @@ import urllib.request
 
 import pytest
 
-_SPACE = "avatars-v1-w2w.safetensors"
+_SPACE = "avatars-v2-w2w.safetensors"
 
 
 def _request(server, route: str, method: str = "GET", **parameters) -> tuple[int, dict]:

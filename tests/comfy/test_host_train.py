@@ -14,7 +14,7 @@ def gaussian(*shape, seed=0):
 
 @pytest.fixture(scope="module")
 def demo(comfy):
-    return comfy.run("GBX_LoadDemoModel", weights="avatars-v1")
+    return comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
 
 
 @pytest.fixture(scope="module")

@@ -55,7 +55,7 @@ class Family:
             made = {name: (0.5 * down, up) for name, (down, up) in members.factors(seed, layers=LAYERS).items()}
             save_file(members.kohya(made), self.folder / "people" / f"member_{seed:02}.safetensors")
         folder_paths.filename_list_cache.clear()
-        self.model, clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v1")
+        self.model, clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
         texts = ("portrait", "")
         self.positive, self.negative = (comfy.run("CLIPTextEncode", clip=clip, text=text)[0] for text in texts)
 

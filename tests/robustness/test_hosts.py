@@ -42,7 +42,7 @@ class Host:
         described = {name: _described(name, node) for name, node in comfy.classes.items()}
         self.comfy, self.generator, self._made = comfy, fuzz.Generator(described, 0), {}
         self._expected: dict[str, torch.Tensor] = {}
-        self.model, self.clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v1")
+        self.model, self.clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
         self.prompts = {
             name: comfy.run("CLIPTextEncode", clip=self.clip, text=text)[0] for name, text in _PROMPTS.items()
         }

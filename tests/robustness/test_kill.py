@@ -28,7 +28,7 @@ class Jobs:
         import folder_paths
 
         self._comfy, self._folder, self._output = comfy, folder, Path(folder_paths.get_output_directory())
-        self._model, self._clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v1")
+        self._model, self._clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
         members.write_folder(folder / "loras", 8, rank=2)
         wide = folder / "wide"
         wide.mkdir()

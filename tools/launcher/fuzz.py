@@ -456,5 +456,5 @@ def _write(prefix: str, numbers: dict[str, dict], seed: int) -> None:
     before = json.loads(path.read_text("utf-8"))["numbers"] if path.exists() else {}
     kept = {name: entry for name, entry in before.items() if not name.startswith(prefix)}
     command = f"python run.py fuzz --seed {seed}"
-    assets = paths.ROOT / "assets" / "avatars-v1"
+    assets = paths.ROOT / "assets" / "avatars-v2"
     print(f"\nWritten: {results.write(_RESULT, command, seed, assets, dict(sorted({**kept, **numbers}.items())))}")

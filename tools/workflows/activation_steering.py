@@ -116,7 +116,7 @@ def demo_activations_compare(w: Workflow) -> None:
     )
     w.group("Models")
     model, clip, vae = w.add("GBX_LoadDemoModel")
-    space, _ = w.add("GBX_W2WLoadSpace", space_name="avatars-v1-w2w.safetensors")
+    space, _ = w.add("GBX_W2WLoadSpace", space_name="avatars-v2-w2w.safetensors")
     point = w.add("GBX_W2WSample", space=space, source="member", member_name="person_0013")[0]
     changed = w.add("GBX_W2WApply", model=model, point=point)[0]
     images, _, caption = w.add("GBX_DemoPicture", image_index=0, count=4)

@@ -111,7 +111,7 @@ BLUEPRINTS = {
         "A point of a weight space, moved along named directions, as a model: weights2weights, arXiv 2406.09413.",
         _edit,
         {"model": "MODEL"},
-        {"space_name": "avatars-v1-w2w.safetensors", "seed": 1, "edits": "PC 1: 1"},
+        {"space_name": "avatars-v2-w2w.safetensors", "seed": 1, "edits": "PC 1: 1"},
     ),
     "Generate with word heat maps": Blueprint(
         "Generates images and shows where each word of the prompt acts: DAAM, arXiv 2210.04885.",

@@ -56,7 +56,7 @@ class Kind:
     search: dict[str, str]
     strength: float  # at which a mask is compared with other mitigations and audited
     deviations: float | None  # target score, in deviations from the ordinary mean; None: the threshold
-    demo: str = "avatars-v1"
+    demo: str = "avatars-v2"
 
 
 DEMO = Kind(None, 128, 4, 0.8, _DEMO_LAYERS, _DEMO_ORDINARY, MEMORIZED, {"criterion": "between_seeds"}, 2.0, -1.5)
@@ -71,7 +71,7 @@ PLANTED = Kind(
     {"criterion": "between_seeds"},
     1.0,
     0.5,
-    "avatars-v1-planted",
+    "avatars-v2-planted",
 )
 SD15 = Kind(_SD15_FILE, 512, 10, 0.428, "down, middle", ORDINARY, SUSPECT, {}, 1.0, None)
 SDXL = Kind(_SDXL_FILE, 1024, 10, None, "down, middle", ORDINARY, SUSPECT, {}, 1.0, None)

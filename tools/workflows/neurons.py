@@ -40,7 +40,7 @@ def demo_neurons_find_and_mask(w: Workflow) -> None:
 def demo_neurons_known_neurons(w: Workflow) -> None:
     w.note(
         "Localize a memorized portrait in three known neurons",
-        "**This checkpoint has planted neurons** (Load Glassbox Demo Model, avatars-v1-planted): it was trained "
+        "**This checkpoint has planted neurons** (Load Glassbox Demo Model, avatars-v2-planted): it was trained "
         "so that the portrait of Jorrin Habble acts through three value neurons, 10, 54 and 113 of middle_block.1. "
         f"NeMo Localize ({_PAPER}) does not know that: compare its list with these.",
         "**Side by side**: four seeds without the mask and with it at strength 1, the paper's factor 0, found in the "

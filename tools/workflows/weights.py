@@ -3,7 +3,7 @@
 from .authoring import Output, Workflow
 from .sampling import encode, generate, sample
 
-_SPACE = "avatars-v1-w2w.safetensors"
+_SPACE = "avatars-v2-w2w.safetensors"
 _PROMPT = "portrait, blue hoodie, smiling, plain green background"
 _PAPER = "weights2weights, arXiv 2406.09413"
 _ALL = 64

@@ -7,7 +7,7 @@ from tapping import World
 
 @pytest.fixture(scope="module")
 def demo(comfy):
-    return World(comfy, *comfy.run("GBX_LoadDemoModel", weights="avatars-v1"))
+    return World(comfy, *comfy.run("GBX_LoadDemoModel", weights="avatars-v2"))
 
 
 def test_activations_are_saved_and_loaded(demo):

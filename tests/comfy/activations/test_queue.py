@@ -9,7 +9,7 @@ from tapping import World, hooks_left
 
 IDS = "up-level1-repeat0-res-out"
 PROMPT = {
-    "model": ("GBX_LoadDemoModel", {"weights": "avatars-v1"}),
+    "model": ("GBX_LoadDemoModel", {"weights": "avatars-v2"}),
     "record": (
         "GBX_ActivationRecorder",
         {

@@ -9,7 +9,7 @@ IDS = "up-level1-repeat0-res-out\nup-level2-repeat2-vit-out"
 
 @pytest.fixture(scope="module")
 def demo(comfy):
-    return World(comfy, *comfy.run("GBX_LoadDemoModel", weights="avatars-v1"))
+    return World(comfy, *comfy.run("GBX_LoadDemoModel", weights="avatars-v2"))
 
 
 def test_the_same_model_does_not_differ_and_a_changed_one_does(demo):

@@ -14,7 +14,7 @@ PROMPTS = "\n".join(f"portrait, {hair} hair" for hair in ("red", "black", "short
 
 @pytest.fixture(scope="module")
 def demo(comfy):
-    return World(comfy, *comfy.run("GBX_LoadDemoModel", weights="avatars-v1"))
+    return World(comfy, *comfy.run("GBX_LoadDemoModel", weights="avatars-v2"))
 
 
 def train(demo, name, training_steps, **changes):

@@ -10,7 +10,7 @@ SPATIAL, TOKENS = "up-level1-repeat0-res-out", "up-level1-repeat0-vit-block0-out
 
 @pytest.fixture(scope="module")
 def demo(comfy):
-    return World(comfy, *comfy.run("GBX_LoadDemoModel", weights="avatars-v1"))
+    return World(comfy, *comfy.run("GBX_LoadDemoModel", weights="avatars-v2"))
 
 
 def direction_of(world, *ids, seed=0, scale=1.0):

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def demo(comfy):
-    return World(comfy, *comfy.run("GBX_LoadDemoModel", weights="avatars-v1"))
+    return World(comfy, *comfy.run("GBX_LoadDemoModel", weights="avatars-v2"))
 
 
 @torch.inference_mode()
@@ -32,7 +32,7 @@ def sampled(demo, model, text):
 @torch.inference_mode()
 def read(demo, latents, attribute):
     """What the judge reads in each image."""
-    judge = demo.comfy.module("nodes.demo.judge").load("avatars-v1")
+    judge = demo.comfy.module("nodes.demo.judge").load("avatars-v2")
     images = demo.vae.decode(latents)
     return [judge.labels[attribute][one] for one in judge(images.movedim(-1, 1).float())[attribute].argmax(-1).tolist()]
 

@@ -8,7 +8,7 @@ from tapping import World, hooks_left
 
 @pytest.fixture(scope="module")
 def demo(comfy):
-    return World(comfy, *comfy.run("GBX_LoadDemoModel", weights="avatars-v1"))
+    return World(comfy, *comfy.run("GBX_LoadDemoModel", weights="avatars-v2"))
 
 
 @pytest.fixture(scope="module", params=["sd15", "sdxl"])

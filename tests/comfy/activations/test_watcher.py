@@ -10,7 +10,7 @@ from tapping import PATTERN, World, hooks_left
 
 @pytest.fixture(scope="module")
 def demo(comfy):
-    return World(comfy, *comfy.run("GBX_LoadDemoModel", weights="avatars-v1"))
+    return World(comfy, *comfy.run("GBX_LoadDemoModel", weights="avatars-v2"))
 
 
 def guided(demo, model, node_id, **conditionings):

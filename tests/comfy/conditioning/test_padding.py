@@ -12,7 +12,7 @@ FAMILIES = ("sd15", "sdxl", "sd3", "flux", "demo")
 @pytest.fixture(scope="module")
 def clips(comfy):
     made = {name: reduced.checkpoint(name)[1] for name in reduced.ARCHITECTURES}
-    return {**made, "demo": comfy.run("GBX_LoadDemoModel", weights="avatars-v1")[1]}
+    return {**made, "demo": comfy.run("GBX_LoadDemoModel", weights="avatars-v2")[1]}
 
 
 @pytest.fixture(scope="module")

@@ -306,7 +306,7 @@ def test_sizes_from_a_latent_and_from_what_is_known(comfy, sdxl):
     latent = {"samples": torch.zeros(1, 4, 128, 256)}
     assert rescale(comfy, sdxl, latent=latent, base_width=0)[1] == pytest.approx(math.sqrt(2))
     assert rescale(comfy, conditioned.model("sd15"), latent=latent, base_width=0)[1] == pytest.approx(8**0.5)
-    demo = comfy.run("GBX_LoadDemoModel", weights="avatars-v1")[0]
+    demo = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")[0]
     assert rescale(comfy, demo, width=256, height=256, base_width=0)[1] == 2.0
 
 

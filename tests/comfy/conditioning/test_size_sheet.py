@@ -6,7 +6,7 @@ import torch
 
 @pytest.fixture(scope="module")
 def demo(comfy):
-    model, clip, vae = comfy.run("GBX_LoadDemoModel", weights="avatars-v1")
+    model, clip, vae = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
     return model, *(comfy.run("CLIPTextEncode", clip=clip, text=text)[0] for text in ("blue hoodie", "")), vae
 
 

@@ -297,7 +297,7 @@ def test_schedule_tells_its_gate(comfy, model):
 
 def test_the_demo_model(comfy, scheduled):
     """Five fields of 64 features each; mirroring is set, and a closed gate on everything takes it back."""
-    demo, clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v1")
+    demo, clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
     (plain,) = comfy.run("CLIPTextEncode", clip=clip, text="portrait")
     given = {
         "original_width": 32,

@@ -6,7 +6,7 @@ import newer
 import pytest
 import torch
 
-WORLD = "avatars-v1"
+WORLD = "avatars-v2"
 CAPTION = "portrait, brown skin, curly red hair, round glasses, smiling, blue hoodie"
 
 
@@ -189,16 +189,16 @@ def test_images_come_with_their_truth(comfy):
 def test_broken_assets_are_explained(comfy, tmp_path, monkeypatch):
     assets = comfy.module("nodes.demo.assets")
     monkeypatch.setattr(assets, "ASSETS", tmp_path)
-    with pytest.raises(ValueError, match="There is no demo world 'avatars-v1'"):
+    with pytest.raises(ValueError, match="There is no demo world 'avatars-v2'"):
         comfy.module("nodes.demo.denoiser").load(WORLD)
     (tmp_path / WORLD).mkdir()
-    with pytest.raises(ValueError, match=r"denoiser\.safetensors of avatars-v1 is missing: restore"):
+    with pytest.raises(ValueError, match=r"denoiser\.safetensors of avatars-v2 is missing: restore"):
         comfy.run("GBX_LoadDemoModel", weights=WORLD)
     (tmp_path / WORLD / "denoiser.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0cut short")
     with pytest.raises(ValueError, match=r"cannot be read .*: restore"):
         comfy.run("GBX_LoadDemoModel", weights=WORLD)
     (tmp_path / WORLD / "captions.json").write_text("{")
-    with pytest.raises(ValueError, match=r"captions\.json of avatars-v1 cannot be read"):
+    with pytest.raises(ValueError, match=r"captions\.json of avatars-v2 cannot be read"):
         assets.captions(WORLD)
 
 

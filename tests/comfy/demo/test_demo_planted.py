@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-WORLD, BASE = "avatars-v1-planted", "avatars-v1"
+WORLD, BASE = "avatars-v2-planted", "avatars-v2"
 FIRST_STEP = {"noise_samples": 4, "seed": 1, "timestep": "official_961", "width": 128, "height": 128}
 
 

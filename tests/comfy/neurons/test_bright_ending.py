@@ -58,7 +58,7 @@ def test_attention_and_differences_are_those_of_a_plain_run(comfy):
 
 
 def test_the_table_has_both_numbers_and_a_scan_resumes_with_them(comfy):
-    model, clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v1")
+    model, clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
     given = {**GIVEN, **SMALL, "model": model, "clip": clip, "prompts": "portrait of zorvex quill\nportrait, smiling"}
     tables = [
         comfy.run("GBX_MemorizationScore", **given, bright_ending_steps=steps, scan_file=name)[4]

@@ -25,7 +25,7 @@ LAYER = {
 @pytest.fixture(scope="module")
 def models(comfy):
     found = {name: tiny_transformers.model(name) for name in TRANSFORMERS}
-    return found | {"demo": comfy.run("GBX_LoadDemoModel", weights="avatars-v1")[0]}
+    return found | {"demo": comfy.run("GBX_LoadDemoModel", weights="avatars-v2")[0]}
 
 
 def layer_of(comfy, patcher, path):
@@ -45,7 +45,7 @@ def masked(comfy, patcher, mask, **changes):
 
 def sample(comfy, patcher, name, **changes):
     if name == "demo":
-        clip = comfy.run("GBX_LoadDemoModel", weights="avatars-v1")[1]
+        clip = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")[1]
         positive, negative = (comfy.run("CLIPTextEncode", clip=clip, text=text)[0] for text in ("portrait", ""))
     else:
         positive, negative = tiny_transformers.conditioning(), tiny_transformers.conditioning(5)
@@ -102,7 +102,7 @@ def test_a_mask_acts_on_the_positive_prompt_alone(comfy, models, name):
 
 def test_statistics_are_those_of_what_the_layer_reads(comfy, models):
     """Mean over tokens of the absolute hidden unit, at the first step in the noise of seed 1."""
-    _, clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v1")
+    _, clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
     patcher, path, seen = models["demo"], LAYER["demo"], []
     given = {"model": patcher, "clip": clip, "prompts_file": "", "filename_prefix": "", "neuron_type": "feed_forward"}
     given |= {"layers": "output_blocks.4.1", "width": 64, "height": 64}

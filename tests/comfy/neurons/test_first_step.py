@@ -8,7 +8,7 @@ SHAPE = (8, 8, 8)
 
 @pytest.fixture(scope="module")
 def demo(comfy):
-    model, clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v1")
+    model, clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
     return model, comfy.run("CLIPTextEncode", clip=clip, text="portrait, smiling")[0]
 
 

@@ -19,7 +19,7 @@ PERP_NEG = {
 
 @pytest.fixture(scope="module")
 def demo(comfy):
-    model, clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v1")
+    model, clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
     return model, {name: comfy.run("CLIPTextEncode", clip=clip, text=text)[0] for name, text in TEXTS.items()}
 
 

@@ -15,7 +15,7 @@ class World:
 
     def __init__(self, comfy):
         self.comfy = comfy
-        self.model, self.clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v1")
+        self.model, self.clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
         self.network = self.model.model.diffusion_model
         self.texts = {text: self.encode(text) for text in (FIRST, SECOND, OTHER, "")}
         self.pack = comfy.module("nodes.neurons.mask")

@@ -10,7 +10,7 @@ PROMPT = "portrait of zorvex quill"
 class World:
     def __init__(self, comfy):
         self.comfy = comfy
-        self.model, self.clip, self.vae = comfy.run("GBX_LoadDemoModel", weights="avatars-v1")
+        self.model, self.clip, self.vae = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
 
     def encode(self, text):
         return self.comfy.run("CLIPTextEncode", clip=self.clip, text=text)[0]

@@ -22,7 +22,7 @@ class World:
 
     def __init__(self, comfy):
         self.comfy = comfy
-        self.model, self.clip, self.vae = comfy.run("GBX_LoadDemoModel", weights="avatars-v1")
+        self.model, self.clip, self.vae = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
         given = {"clip": self.clip, "prompts": ORDINARY, "prompts_file": "", "layers": UP, "filename_prefix": ""}
         self.statistics = self.run("NeuronStatistics", **given)[0]
 

@@ -12,7 +12,7 @@ UP = "output_blocks.5.1"
 
 @pytest.fixture(scope="module")
 def demo(comfy):
-    return comfy.run("GBX_LoadDemoModel", weights="avatars-v1")
+    return comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ def gaussian(*shape, seed=0):
 @pytest.fixture(scope="module")
 def demo(comfy):
     """Demo MODEL, positive and negative conditioning."""
-    model, clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v1")
+    model, clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
     return model, *(comfy.run("CLIPTextEncode", clip=clip, text=text)[0] for text in ("blue hoodie", ""))
 
 

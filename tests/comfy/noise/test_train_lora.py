@@ -103,7 +103,7 @@ def test_mode_off_is_cores_run(comfy, parts, captions, latents, trained, cores_f
     same = {"steps": steps, "precision": dtype, "lora_precision": dtype}
     model = parts[0]
     if dtype == "fp32":
-        model, clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v1")
+        model, clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
         captions, latents = encoded(comfy, clip), noise_images(8)
     theirs, their_lora = core(comfy, model, captions, latents, steps=steps, training_dtype=dtype, lora_dtype=dtype)
     ours = trained(model=[model], positive=captions, latents=latents, **same)

@@ -129,7 +129,7 @@ def test_text_encoder_layers_reach_the_clip(family, comfy):
     wanted = stock.encode_from_tokens(stock.tokenize("a portrait"))
     torch.testing.assert_close(patched.encode_from_tokens(tokens), wanted, atol=1e-4, rtol=1e-3)
     assert not torch.allclose(clip.encode_from_tokens(tokens), wanted, atol=1e-3)
-    demo_clip = comfy.run("GBX_LoadDemoModel", weights="avatars-v1")[1]
+    demo_clip = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")[1]
     assert comfy.run("GBX_W2WApply", model=family.model, point=family.point, clip=demo_clip, **given)[1] is demo_clip
 
 

@@ -25,7 +25,7 @@ CHOICES = {
 
 @pytest.fixture(scope="module")
 def given(comfy, tmp_path_factory):
-    model, clip, vae = comfy.run("GBX_LoadDemoModel", weights="avatars-v1")
+    model, clip, vae = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
     folder = tmp_path_factory.mktemp("loras")
     for seed in range(6):
         save_file(members.kohya(members.factors(seed, layers=LAYERS)), folder / f"{seed}.safetensors")

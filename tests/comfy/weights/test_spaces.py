@@ -93,8 +93,8 @@ def test_what_comfyui_trains_becomes_a_member(family, comfy):
 def test_the_space_that_the_pack_ships_fits_its_model(family, comfy):
     """Every layer of it is in the demo model, it is small, and its directions can be fitted."""
     folders, export = comfy.module("nodes.host.folders"), comfy.module("nodes.weights.lora_writer")
-    shipped = [name for name in folders.space_names() if name.startswith("avatars-v1")]
-    assert shipped == ["avatars-v1-w2w.safetensors"]
+    shipped = [name for name in folders.space_names() if name.startswith("avatars-v2")]
+    assert shipped == ["avatars-v2-w2w.safetensors"]
     assert folders.space_path(shipped[0]).stat().st_size <= 3_400_000
     space, _ = comfy.run("GBX_W2WLoadSpace", space_name=shipped[0])
     drawn = family.draw(space)[0]

@@ -5,7 +5,7 @@ import torch
 from glassbox.nodes.demo import assets, judge
 from glassbox.nodes.host.prompt_alignment import AbsentError
 
-WORLD = "avatars-v1"
+WORLD = "avatars-v2"
 
 
 @pytest.fixture(scope="module")

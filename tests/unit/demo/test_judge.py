@@ -4,7 +4,7 @@ import pytest
 import torch
 from glassbox.nodes.demo import assets, judge
 
-WORLD = "avatars-v1"
+WORLD = "avatars-v2"
 
 
 @pytest.fixture(scope="module")
