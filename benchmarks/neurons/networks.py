@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from studies.common import host
+from studies.world.autoencoder import CHANNELS
 
 from ..weights.network import UNET
 
@@ -111,5 +112,13 @@ def demo(seeds: int, names: int) -> Iterator[Case]:
         activations = [measure(seen[layer.path][0]).cpu() for layer in layers]
         z = [statistics.z(layer.path, values) for layer, values in zip(layers, activations, strict=True)]
         yield Case(
-            "demo model", world.model, conditioning, world.encode(""), layers, (8, 16, 16), z, activations, threshold
+            "demo model",
+            world.model,
+            conditioning,
+            world.encode(""),
+            layers,
+            (CHANNELS, 16, 16),
+            z,
+            activations,
+            threshold,
         )

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from studies.common import host, results
+from studies.world.autoencoder import CHANNELS
 from studies.world.generate import Generator
 from studies.world.release import WORLD
 
@@ -18,7 +19,7 @@ def measure_inversion(steps: int) -> dict[str, dict]:
     train, inversion = host.pack("nodes.host.training.trainer"), host.pack("nodes.weights.inversion")
     nodes, files = host.pack("nodes.weights.nodes_invert"), host.pack("nodes.weights.space_file")
     space = files.read(host.ROOT / "assets" / f"{WORLD}-w2w.safetensors")
-    latent = torch.randn(1, 8, 16, 16, generator=torch.Generator().manual_seed(0))
+    latent = torch.randn(1, CHANNELS, 16, 16, generator=torch.Generator().manual_seed(0))
     condition, seconds = generator.condition(["portrait"]), {"step": [], "floor": []}
     with torch.inference_mode(False):
         made = inversion.TrainablePoint(space, torch.zeros(0), space.components)
@@ -53,7 +54,7 @@ def _floor(generator, names, session, context):
     weights = [network.get_parameter(name.removeprefix("diffusion_model.")) for name in names]
     for weight in weights:
         weight.requires_grad_(True)
-    x, times = torch.randn(1, 8, 16, 16), torch.tensor([500.0])
+    x, times = torch.randn(1, CHANNELS, 16, 16), torch.tensor([500.0])
     vector, context = generator.model.model.encode_adm(), context.clone()
 
     def step() -> None:
@@ -72,7 +73,7 @@ def measure_population(sizes: tuple[int, ...], steps: int) -> dict[str, dict]:
     trainer, numbers = Trainer(Generator.load(WORLD), Plan()), {}
     for size in sizes:
         draws = torch.Generator().manual_seed(size)
-        data = Encoded(*(torch.randn(size, 10, *shape, generator=draws) for shape in ((8, 16, 16), (77, 128))))
+        data = Encoded(*(torch.randn(size, 10, *shape, generator=draws) for shape in ((CHANNELS, 16, 16), (77, 128))))
         population = Population(trainer.layout, size, 0, device())
         optimizer, seconds = torch.optim.AdamW([population.flat], lr=1e-3), []
         with adapted(trainer.network, population):

@@ -16,6 +16,7 @@ import torch
 from torch.nn import functional as F
 
 from ..common import host, results
+from ..world.autoencoder import CHANNELS
 from ..world.captions import caption
 from ..world.faces import ATTRIBUTES
 from ..world.scenes import Metadata, masks, random_scene, render
@@ -40,7 +41,7 @@ def train() -> str:
     node = host.pack("nodes.activations.nodes_train_autoencoder").TrainSparseAutoencoder
     with torch.inference_mode():
         _, file, _, report = node.execute(
-            model, clip, {"samples": torch.zeros(1, 8, 16, 16)}, ID, prompts, "", FEATURES, K, BATCHES, BATCH, 4e-3,
+            model, clip, {"samples": torch.zeros(1, CHANNELS, 16, 16)}, ID, prompts, "", FEATURES, K, BATCHES, BATCH, 4e-3,
             100, TRAINING_SEED, STEPS, CFG, "glassbox/avatars-v2-sparse-autoencoder",
         ).result  # fmt: skip
     print(report)

@@ -8,6 +8,7 @@ import torch
 from ..common import host, results
 from ..common.similarity import cosine
 from ..world import captions, dataset, judge
+from ..world.autoencoder import CHANNELS
 from ..world.generate import Generator
 from ..world.scenes import Metadata, random_scene
 
@@ -54,7 +55,7 @@ def generated(
     images = []
     for start in range(0, len(prompts), batch):
         part = prompts[start : start + batch]
-        zeros = torch.zeros(1, 8, side // 8, side // 8)
+        zeros = torch.zeros(1, CHANNELS, side // 8, side // 8)
         noise = torch.cat([comfy.sample.prepare_noise(zeros, SEED + start + index) for index in range(len(part))])
         conditionings = [[[rows, dict(metadata)]] for rows in (torch.cat(part), nothing.expand(len(part), -1, -1))]
         latent = comfy.sample.sample(

@@ -23,6 +23,7 @@ from ..common import host, results
 from ..common.similarity import frechet
 from ..common.training import Plan, device, reset_parameters, train
 from ..world import dataset, judge
+from ..world.autoencoder import CHANNELS
 from ..world.denoiser import alphas_cumprod, diffused
 from ..world.measure import sharpness
 from ..world.scenes import BACKGROUNDS, MAX_CROP, Metadata, render
@@ -157,7 +158,7 @@ def sampled(
     network: Denoiser, generator, context: torch.Tensor, nothing: torch.Tensor, requested: Metadata
 ) -> np.ndarray:
     """DDIM samples uint8 (N, 128, 128, 3) given one metadata; the same noise for every model and metadata."""
-    noise = torch.randn(len(context), 8, 16, 16, generator=torch.Generator().manual_seed(5))
+    noise = torch.randn(len(context), CHANNELS, 16, 16, generator=torch.Generator().manual_seed(5))
     table, x = alphas_cumprod().float(), noise
     times = torch.linspace(999, 0, STEPS + 1).round().long()
     metadata = torch.tensor([requested.numbers()], dtype=torch.float32).expand(2 * len(x), -1)

@@ -51,7 +51,7 @@ def measure(quick: bool) -> dict[str, dict]:
 
 @torch.inference_mode()
 def _data(generator, side: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Latents (N, 8, side / 8, side / 8) of unit variance and encoded captions (N, 77, 128) of enlarged renders."""
+    """Latents (N, 24, side / 8, side / 8) of unit variance and encoded captions (N, 77, 128) of enlarged renders."""
     rng = np.random.default_rng(31)
     scenes = [random_scene(rng, Metadata()) for _ in range(count)]
     process, latents = generator.model.get_model_object("latent_format").process_in, []

@@ -12,6 +12,7 @@ import torch
 
 from ..common import host
 from ..world import captions
+from ..world.autoencoder import CHANNELS
 from ..world.denoiser import named_images
 from ..world.scenes import random_scene, render
 
@@ -162,6 +163,14 @@ class World:
         """Images uint8 (count, 128, 128, 3) from seeds that no score has seen."""
         evaluate = host.pack("nodes.host.evaluate")
         images = evaluate.sample_images(
-            model, self.vae, positive, self.encode(""), (8, SIZE // 8, SIZE // 8), count, seed, steps=steps, cfg=CFG
+            model,
+            self.vae,
+            positive,
+            self.encode(""),
+            (CHANNELS, SIZE // 8, SIZE // 8),
+            count,
+            seed,
+            steps=steps,
+            cfg=CFG,
         )
         return (images * 255).round().to(torch.uint8).numpy()

@@ -15,6 +15,7 @@ import torch
 from ..common import host, results
 from ..conditioning import sampled_images
 from ..world import captions, dataset, judge
+from ..world.autoencoder import CHANNELS
 from ..world.scenes import Metadata, random_scene, render
 
 CFG, SEED, SIDE, CELLS = 3.0, 4_000_000, 128, 8
@@ -64,7 +65,7 @@ def sample(generator, prompts: list[torch.Tensor], steps: int, transform) -> np.
     """Euler samples uint8 (N, 128, 128, 3); image i from the noise of seed SEED + i, changed by `transform`."""
     import comfy.sample
 
-    zeros = torch.zeros(1, 8, SIDE // 8, SIDE // 8)
+    zeros = torch.zeros(1, CHANNELS, SIDE // 8, SIDE // 8)
     noise = torch.cat([comfy.sample.prepare_noise(zeros, SEED + index) for index in range(len(prompts))])
     negative = sampled_images.encoded(generator, [""])[0].expand(len(prompts), -1, -1)
     conditions = [[[rows, {}]] for rows in (torch.cat(prompts), negative)]

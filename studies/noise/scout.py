@@ -14,6 +14,7 @@ from ..common import host, results
 from ..common.similarity import cosine
 from ..conditioning import sampled_images
 from ..world import captions, judge
+from ..world.autoencoder import CHANNELS
 from ..world.scenes import Metadata, random_scene, render
 from .composition import follow, requested
 
@@ -67,7 +68,7 @@ def images_of(generator, text: str, seed: int, count: int):
     """
     attention, nodes = host.pack("nodes.activations.nodes_seed_scout"), host.pack("nodes.host.evaluate")
     positive, negative = ([[sampled_images.encoded(generator, [part])[0], {}]] for part in (text, ""))
-    latent, every = {"samples": torch.zeros(1, 8, 16, 16)}, list(range(seed, seed + count))
+    latent, every = {"samples": torch.zeros(1, CHANNELS, 16, 16)}, list(range(seed, seed + count))
     found = {}
     for steps in (*SCOUTED, FULL):
         maps = attention.WordMaps(generator.model, generator.clip, text, "")

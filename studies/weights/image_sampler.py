@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ..common.training import device
+from ..world.autoencoder import CHANNELS
 from .grouped import Population, adapted
 from .population import Trainer
 
@@ -91,4 +92,4 @@ class ImageSampler:
 
 
 def _noise(seed: int) -> torch.Tensor:
-    return torch.randn(1, 8, 16, 16, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(1, CHANNELS, 16, 16, generator=torch.Generator().manual_seed(seed))

@@ -76,7 +76,7 @@ def caption(scene: Scene) -> str:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Latents in the model's scale float16 (people, IMAGES, 8, 16, 16), and the text model's (…, 77, 128) of each."""
+    """Latents in the model's scale float16 (people, IMAGES, 24, 16, 16), and the text model's (…, 77, 128) of each."""
 
     latents: torch.Tensor
     contexts: torch.Tensor

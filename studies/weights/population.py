@@ -89,7 +89,7 @@ class Trainer:
         return error.view(count, rows).mean(dim=1).sum()
 
     def noised(self, latents: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
-        """Latents (n, 8, 16, 16) at random timesteps: noised, timesteps (n,), the noise, and alpha (n, 1, 1, 1)."""
+        """Latents (n, 24, 16, 16) at random timesteps: noised, timesteps (n,), the noise, and alpha (n, 1, 1, 1)."""
         low, high = self.plan.earliest, len(self.alphas)
         timesteps = (low + (high - low) * torch.rand(len(latents), generator=generator)).long()
         noise = torch.randn(latents.shape, generator=generator)
