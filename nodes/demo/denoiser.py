@@ -1,6 +1,6 @@
-"""The demo denoiser as an ordinary MODEL: ComfyUI's UNetModel, v prediction, SD's schedule, size conditioning.
+"""The demo denoiser as an ordinary MODEL: ComfyUI's UNetModel with v prediction and size conditioning.
 
-The header of the weights says whether the schedule ends in pure noise.
+The schedule is SD's, rescaled to zero terminal SNR (arXiv 2305.08891).
 """
 
 from __future__ import annotations
@@ -44,7 +44,12 @@ class DemoConfig(comfy.supported_models_base.BASE):
     unet_config = architecture.UNET
     unet_extra_config: ClassVar[dict] = {}
     latent_format = DemoLatent
-    sampling_settings: ClassVar = {"beta_schedule": "linear", "linear_start": 0.00085, "linear_end": 0.012}
+    sampling_settings: ClassVar = {
+        "beta_schedule": "linear",
+        "linear_start": 0.00085,
+        "linear_end": 0.012,
+        "zsnr": True,
+    }
     memory_usage_factor = 0.5
 
 
@@ -79,9 +84,7 @@ def load(world: str, disable_dynamic: bool = False):
     management = comfy.model_management
     weights = assets.read_denoiser(world)
     statistics = {name: weights.pop(f"latent.{name}").float() for name in ("mean", "std", "rgb", "rgb_bias")}
-    header = assets.header(world, "denoiser")
     config, device = DemoConfig(architecture.UNET), management.get_torch_device()
-    config.sampling_settings = {**config.sampling_settings, "zsnr": header.get("zero_terminal_snr") == "true"}  # type: ignore[misc]
     dtype = management.unet_dtype(
         model_params=sum(value.numel() for value in weights.values()),
         supported_dtypes=config.supported_inference_dtypes,

@@ -35,7 +35,10 @@ class LoadDemoModel(io.ComfyNode):
                 ),
             ],
             outputs=[
-                io.Model.Output(display_name="model", tooltip="U-Net with SD's noise schedule and v prediction."),
+                io.Model.Output(
+                    display_name="model",
+                    tooltip="U-Net with v prediction and SD's noise schedule, rescaled to zero terminal SNR.",
+                ),
                 io.Clip.Output(display_name="clip", tooltip="Text model that knows the words of the demo captions."),
                 io.Vae.Output(
                     display_name="vae",

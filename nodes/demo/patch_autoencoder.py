@@ -1,4 +1,4 @@
-"""The autoencoder of the second demo world: principal components of patches, and a small decoder that refines them.
+"""The autoencoder of the demo world: principal components of patches, and a small decoder that refines them.
 
 The encoder is linear: it gives the coefficients of every 8 x 8 RGB patch in an orthonormal basis, each divided by its
 standard deviation over the training images. The decoder multiplies back and adds what a convolutional network predicts

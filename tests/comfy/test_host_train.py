@@ -31,7 +31,7 @@ def train(comfy):
 @pytest.fixture(scope="module")
 def images(comfy):
     with torch.inference_mode():
-        return [gaussian(1, 8, 16, 16, seed=seed) for seed in (1, 2)]
+        return [gaussian(1, 24, 16, 16, seed=seed) for seed in (1, 2)]
 
 
 def loss_of(session, rows=(0, 1)):
@@ -135,7 +135,7 @@ def test_the_model_stays_as_it_was_also_with_a_lora_before_and_after(train, comf
     with_lora = comfy.run("LoraModelLoader", model=demo[0], lora=lora, strength_model=1.0)[0]
 
     def generated(model):
-        latent = {"samples": torch.zeros(1, 8, 16, 16)}
+        latent = {"samples": torch.zeros(1, 24, 16, 16)}
         how = {"seed": 3, "steps": 1, "cfg": 1.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
         positive, negative = captions
         return comfy.run("KSampler", model=model, positive=positive, negative=negative, latent_image=latent, **how)[0][

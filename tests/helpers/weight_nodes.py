@@ -107,6 +107,6 @@ class Family:
             model=model,
             positive=self.positive,
             negative=self.negative,
-            latent_image={"samples": torch.zeros(1, 8, 16, 16)},
+            latent_image={"samples": torch.zeros(1, 24, 16, 16)},
             **given,
         )[0]["samples"]

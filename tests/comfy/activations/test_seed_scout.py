@@ -109,7 +109,7 @@ def test_joint_attention_of_flux_is_covered(comfy):
         ({"words": "hat"}, "'hat' is not in the prompt"),
         ({"ranking": "image_likeness"}, "image_likeness needs reference"),
         ({"ranking": "prompt_alignment", "prompt": ""}, "there is no prompt"),
-        ({"latent": {"samples": torch.zeros(4, 8, 16, 16)}}, "latent holds 4 images"),
+        ({"latent": {"samples": torch.zeros(4, 24, 16, 16)}}, "latent holds 4 images"),
     ],
 )
 def test_bad_input_is_one_sentence(demo, changes, sentence):

@@ -86,7 +86,7 @@ def test_steered_rows_are_the_guiders_own(demo, rows, changed, regional):
         "DualCFGGuider", model=steered, cond1=prompts["positive"], cond2=prompts["middle"],
         negative=prompts["negative"], cfg_conds=3.0, cfg_cond2_negative=2.0, style="regular",
     )  # fmt: skip
-    noise = torch.zeros(2, 8, 16, 16)
+    noise = torch.zeros(2, 24, 16, 16)
     (sampler,) = demo.comfy.run("KSamplerSelect", sampler_name="euler")
     guider.sample(noise, noise, sampler, torch.tensor([5.0, 0.0]), disable_pbar=True)
     assert found == {(name, name in changed) for name in texts}

@@ -19,11 +19,11 @@ def demo(comfy):
 @torch.inference_mode()
 def sampled(demo, model, text):
     """Latents of the seeds 0 to 9."""
-    noise = [torch.randn(1, 8, 16, 16, generator=torch.Generator().manual_seed(seed)) for seed in range(COUNT)]
+    noise = [torch.randn(1, 24, 16, 16, generator=torch.Generator().manual_seed(seed)) for seed in range(COUNT)]
     (positive,) = demo.comfy.run("CLIPTextEncode", clip=demo.clip, text=text)
     import comfy.sample
 
-    blank = torch.zeros(COUNT, 8, 16, 16)
+    blank = torch.zeros(COUNT, 24, 16, 16)
     return comfy.sample.sample(
         model, torch.cat(noise), STEPS, 3.0, "euler", "normal", positive, demo.negative, blank, disable_pbar=True
     )

@@ -19,7 +19,7 @@ def sheet(comfy, demo, **changed):
         positive=positive,
         negative=negative,
         vae=vae,
-        latent={"samples": torch.zeros(1, 8, 16, 16)},
+        latent={"samples": torch.zeros(1, 24, 16, 16)},
         **{**given, **changed},
     )
 
@@ -52,7 +52,7 @@ def test_images_are_those_of_a_stock_ksampler(comfy, demo):
         scheduler="normal",
         positive=sized[0],
         negative=sized[1],
-        latent_image={"samples": torch.zeros(1, 8, 16, 16)},
+        latent_image={"samples": torch.zeros(1, 24, 16, 16)},
         denoise=1.0,
     )[0]
     assert torch.equal(images, comfy.run("VAEDecode", samples=samples, vae=vae)[0])

@@ -16,7 +16,7 @@ def test_a_gated_network_hears_of_the_size_late(study, exponent, heard):
     torch.manual_seed(0)
     network = study[2].Denoiser(exponent).eval()
     generator = torch.Generator().manual_seed(1)
-    noised, context = torch.randn(1, 8, 16, 16, generator=generator), torch.randn(1, 77, 128, generator=generator)
+    noised, context = torch.randn(1, 24, 16, 16, generator=generator), torch.randn(1, 77, 128, generator=generator)
     sizes = [torch.tensor([[side, side, 0.0, 0.0, 0.0]]) for side in (32.0, 128.0)]
     with torch.no_grad():
         for timestep in (0, 500, 999):

@@ -45,7 +45,7 @@ def masked_texts(comfy, model, texts, guider):
     handle = module.register_forward_hook(record, with_kwargs=True)
     try:
         with torch.inference_mode():
-            noise = torch.randn(2, 8, 8, 8, generator=torch.Generator().manual_seed(0))
+            noise = torch.randn(2, 24, 8, 8, generator=torch.Generator().manual_seed(0))
             (sampler,) = comfy.run("KSamplerSelect", sampler_name="euler")
             guider.sample(noise, torch.zeros_like(noise), sampler, torch.tensor([5.0, 0.0]), disable_pbar=True)
     finally:

@@ -37,7 +37,7 @@ class World:
 
     def sample(self, model, text, cfg=3.0):
         given = {"seed": 7, "steps": 2, "cfg": cfg, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
-        latent = {"samples": torch.zeros(2, 8, 8, 8)}
+        latent = {"samples": torch.zeros(2, 24, 8, 8)}
         given |= {"positive": self.texts[text], "negative": self.texts[""], "latent_image": latent}
         return self.comfy.run("KSampler", model=model, **given)[0]["samples"]
 
@@ -61,7 +61,7 @@ class World:
             with torch.inference_mode():
                 given = {"negative": self.texts[""]} | ({"cfg": 3.0} if node == "CFGGuider" else {}) | conditionings
                 guider = self.comfy.run(node, model=model, **given)[0]
-                noise = torch.randn(2, 8, 8, 8, generator=torch.Generator().manual_seed(0))
+                noise = torch.randn(2, 24, 8, 8, generator=torch.Generator().manual_seed(0))
                 (sampler,) = self.comfy.run("KSamplerSelect", sampler_name="euler")
                 guider.sample(noise, torch.zeros_like(noise), sampler, torch.tensor([sigma, 0.0]), disable_pbar=True)
         finally:

@@ -22,7 +22,7 @@ class World:
             model=model or self.model,
             positive=positive or self.encode(PROMPT),
             negative=self.encode(""),
-            latent_image={"samples": torch.zeros(1, 8, 8, 8)},
+            latent_image={"samples": torch.zeros(1, 24, 8, 8)},
             **given,
         )[0]["samples"]
 

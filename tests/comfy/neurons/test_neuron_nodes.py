@@ -47,7 +47,7 @@ class World:
     def sample(self, model, cfg=3.0, steps=2, text=PROMPT):
         positive, negative = (self.comfy.run("CLIPTextEncode", clip=self.clip, text=t)[0] for t in (text, ""))
         given = {"seed": 7, "steps": steps, "cfg": cfg, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
-        latent = {"samples": torch.zeros(1, 8, 8, 8)}
+        latent = {"samples": torch.zeros(1, 24, 8, 8)}
         return self.comfy.run(
             "KSampler", model=model, positive=positive, negative=negative, latent_image=latent, **given
         )[0]["samples"]

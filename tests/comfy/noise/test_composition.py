@@ -20,7 +20,7 @@ def demo(comfy):
 @pytest.fixture(scope="module")
 def composed(comfy, demo):
     def run(latent, **changed):
-        given = {"guide": {"samples": gaussian(1, 8, 16, 16, seed=3)}, "seed": SEED, "strength": 0.8, "cutoff": 2.0}
+        given = {"guide": {"samples": gaussian(1, 24, 16, 16, seed=3)}, "seed": SEED, "strength": 0.8, "cutoff": 2.0}
         return comfy.run(
             "GBX_CompositionNoise", latent=latent, **{**given, "low_cutoff": 0.0, "model": demo[0], **changed}
         )
@@ -29,7 +29,7 @@ def composed(comfy, demo):
 
 
 def empty():
-    return {"samples": torch.zeros(2, 8, 16, 16)}
+    return {"samples": torch.zeros(2, 24, 16, 16)}
 
 
 def ksampler(comfy, demo, latent, seed=SEED):
@@ -102,4 +102,4 @@ def test_flow_models_take_the_noise_alone(comfy, demo, composed):
     flow = comfy.run("ModelSamplingSD3", model=demo[0], shift=3.0)[0]
     noise, for_ksampler, _, report, _ = composed(empty(), model=flow)
     assert isinstance(for_ksampler, ExecutionBlocker) and "SamplerCustomAdvanced" in report
-    assert noise.generate_noise(empty()).shape == (2, 8, 16, 16)
+    assert noise.generate_noise(empty()).shape == (2, 24, 16, 16)

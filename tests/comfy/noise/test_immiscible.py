@@ -235,7 +235,7 @@ def test_any_noise_can_be_wrapped(comfy, immiscible):
 def test_the_model_brings_latents_to_its_scale(comfy, immiscible):
     """Without a model, nearest takes raw latents for stronger than they are to the model."""
     model = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")[0]
-    given = {"samples": 3 * gaussian(4, 8, 16, 16) + 1}
+    given = {"samples": 3 * gaussian(4, 24, 16, 16) + 1}
     seen = []
     real = model.get_model_object("process_latent_in")
     model.add_object_patch("process_latent_in", lambda samples: seen.append(samples) or real(samples))
@@ -248,7 +248,7 @@ def test_the_model_brings_latents_to_its_scale(comfy, immiscible):
 def test_the_demo_model_generates_the_same_with_the_wrapper_and_with_the_batch_index(comfy, immiscible, latent_batch):
     model, clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
     positive, negative = (comfy.run("CLIPTextEncode", clip=clip, text=text)[0] for text in ("blue hoodie", ""))
-    given = {"samples": gaussian(3, 8, 16, 16)}
+    given = {"samples": gaussian(3, 24, 16, 16)}
 
     def advanced(noise):
         guider = comfy.run("CFGGuider", model=model, positive=positive, negative=negative, cfg=3.0)[0]

@@ -169,7 +169,7 @@ def test_a_longer_run_goes_on_after_the_end(trained):
 
 def test_empty_latents_are_given_the_channels_of_the_model(trained):
     """As stock samplers do with Empty Latent Image on a model of other channels; others are refused."""
-    empty = [{"samples": torch.zeros(1, 8, 8, 8)} for _ in range(4)]
+    empty = [{"samples": torch.zeros(1, 24, 8, 8)} for _ in range(4)]
     assert trained(latents=empty, steps=1)["steps"] == 1
     with pytest.raises(ValueError, match="takes 4 channels"):
         trained(latents=noise_images(8), steps=1)

@@ -52,7 +52,7 @@ def test_start_and_end(family, comfy, span):
     patched = family.apply(family.point)
     sigmas = comfy.run("BasicScheduler", model=family.model, scheduler="normal", steps=6, denoise=1.0)[0]
     edge = [float(family.model.get_model_object("model_sampling").percent_to_sigma(p)) if p < 1 else -1.0 for p in span]
-    latent = torch.zeros(1, 8, 16, 16)
+    latent = torch.zeros(1, 24, 16, 16)
     whole = custom(comfy, family, model, sigmas, latent, noise=True)
     for number in range(len(sigmas) - 1):
         active = edge[1] < float(sigmas[number]) <= edge[0]

@@ -26,7 +26,7 @@ def guidance(comfy, family, points, identity=1.0, edit=1.0, model=None, both=Tru
 def denoised(comfy, guider, sigma=2.0):
     """One prediction of a guider at a noise level, from the same noise."""
     found = []
-    noise = torch.randn(1, 8, 16, 16, generator=torch.Generator().manual_seed(3))
+    noise = torch.randn(1, 24, 16, 16, generator=torch.Generator().manual_seed(3))
 
     class Once:
         def sample(self, guide, sigmas, extra, callback, noise, latent, mask, disable):

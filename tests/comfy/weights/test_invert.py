@@ -51,7 +51,7 @@ def sample(comfy, given, model):
         model=model,
         positive=given["positive"],
         negative=given["positive"],
-        latent_image={"samples": torch.zeros(1, 8, 16, 16)},
+        latent_image={"samples": torch.zeros(1, 24, 16, 16)},
         **how,
     )[0]["samples"]
 
@@ -146,9 +146,9 @@ def test_another_base_model_is_refused(comfy, given):
 
 
 def test_latents_of_another_model_are_one_sentence_and_empty_ones_are_repaired(comfy, given):
-    """Four channels into the demo model's eight: an empty latent gets its channels as KSampler gives them."""
-    with pytest.raises(ValueError, match="8 channels"):
+    """Four channels into the demo model's 24: an empty latent gets its channels as KSampler gives them."""
+    with pytest.raises(ValueError, match="24 channels"):
         invert(comfy, given, latent={"samples": torch.randn(1, 4, 16, 16)}, steps=1)
     with pytest.raises(ValueError, match="2 dimensions"):
-        invert(comfy, given, latent={"samples": torch.randn(1, 8, 1, 16, 16)}, steps=1)
+        invert(comfy, given, latent={"samples": torch.randn(1, 24, 1, 16, 16)}, steps=1)
     assert len(invert(comfy, given, latent={"samples": torch.zeros(1, 4, 16, 16)}, steps=1)[3]["loss"]) == 1

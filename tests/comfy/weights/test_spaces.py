@@ -65,7 +65,7 @@ def test_report(family, comfy):
 
 def test_what_comfyui_trains_becomes_a_member(family, comfy):
     """Core's trainer writes biases and norms too: they are dropped and their fraction is reported."""
-    latents = [{"samples": torch.randn(1, 8, 16, 16)} for _ in range(2)]
+    latents = [{"samples": torch.randn(1, 24, 16, 16)} for _ in range(2)]
     given = {
         "batch_size": 1,
         "grad_accumulation_steps": 1,

@@ -49,7 +49,7 @@ def test_an_image_gives_features_and_one_row_of_logits_per_attribute():
 
 def test_locator_returns_masks_key_points_and_a_number_of_faces():
     torch.manual_seed(0)
-    network = judge.Judge({"skin": ("pale", "black")}, locates=True).eval()
+    network = judge.Judge({"skin": ("pale", "black")}).eval()
     images = torch.rand(2, 3, 128, 128)
     with torch.inference_mode():
         masks, points, faces = network.locate(images)
@@ -69,8 +69,3 @@ def test_key_point_is_the_center_of_its_heat():
     maps = [torch.rand(1, channels, 64 // 2**level, 64 // 2**level) for level, channels in enumerate(judge.CHANNELS)]
     _, points, _ = locator(maps, torch.zeros(1, 3 * judge.CHANNELS[-1]))
     assert torch.allclose(points, torch.full_like(points, 64.0), atol=1e-3), "even heat has its center in the middle"
-
-
-def test_judge_of_attributes_only_says_so():
-    with pytest.raises(ValueError, match="reads attributes only"):
-        judge.load(WORLD).locate(torch.rand(1, 3, 128, 128))
