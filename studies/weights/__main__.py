@@ -20,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the named steps."""
     parser = argparse.ArgumentParser(prog="run.py study weights", description=__doc__.splitlines()[0])
     parser.add_argument("steps", nargs="*", metavar="STEP", help=", ".join(NAMES))
-    parser.add_argument("--people", type=int, default=320, help="how many identities to train")
+    parser.add_argument("--people", type=int, default=512, help="how many identities to train")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further cohort after so long")
     parser.add_argument("--quick", action="store_true", help="measure with fewer samples, in under five minutes")
     options = parser.parse_args(argv)

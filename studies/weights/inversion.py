@@ -51,8 +51,8 @@ def measure(study: Study, count: int) -> dict[str, dict]:
 
 
 def held_out(count: int) -> list[Person]:
-    """People who are no members."""
-    return [person(HELD_OUT + number, SEED) for number in range(count)]
+    """People who are no members, in scenes that no member was trained in."""
+    return [person(HELD_OUT + number, SEED, own_scenes=True) for number in range(count)]
 
 
 def find(sampler: ImageSampler, space, data: Encoded, way: str) -> tuple[torch.Tensor, float]:

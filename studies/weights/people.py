@@ -1,7 +1,8 @@
 """The identities of the population: images of each, in which everything varies but who it is.
 
 Identity is skin, hair, its color, facial hair and accessory (`faces.IDENTITY`). Mouth, eyes, clothing, background and
-place vary; captions name what varies and never the identity, so that only the weights can carry it.
+place vary; captions name what varies and never the identity, so that only the weights can carry it. Everybody sits for
+the same ten scenes, so that members differ by who they are and by nothing else.
 """
 
 from __future__ import annotations
@@ -56,15 +57,16 @@ def people(count: int, seed: int = SEED) -> list[Person]:
     return [person(number, seed) for number in range(count)]
 
 
-def person(number: int, seed: int = SEED) -> Person:
-    """One identity, from a generator of its own."""
+def person(number: int, seed: int = SEED, own_scenes: bool = False) -> Person:
+    """One identity and its further scenes, from a generator of its own; the scenes of training are everybody's,
+    unless it has ``own_scenes``.
+    """
     rng = np.random.default_rng([seed, number])
+    common = rng if own_scenes else np.random.default_rng(seed)
     face = random_face(rng)
     kept = {name: getattr(face, name) for name in IDENTITY}
-    scenes = []
-    for _ in range(IMAGES + FURTHER):
-        scene = random_scene(rng, Metadata(), smallest=0.8)
-        scenes.append(replace(scene, face=replace(scene.face, **kept)))
+    scenes = [random_scene(source, Metadata(), smallest=0.8) for source in [common] * IMAGES + [rng] * FURTHER]
+    scenes = [replace(scene, face=replace(scene.face, **kept)) for scene in scenes]
     return Person(f"person_{number:04}", face, scenes[:IMAGES], scenes[IMAGES:])
 
 

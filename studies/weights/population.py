@@ -1,7 +1,8 @@
 """Train the population: LoRAs of many identities of the demo world, a cohort at a time, in one batch.
 
 The settings is the paper's (arXiv 2406.09413, appendix E) brought to a small model: rank 1 on queries and values, one
-start for all, AdamW, the base model's own loss. Steps are few and learning rates high; captions name what varies.
+start for all, the base model's own loss. Steps are few and learning rates high; captions name what varies. What chance
+decides (scenes, noise, noise levels) is the same for all members.
 """
 
 from __future__ import annotations
@@ -19,23 +20,45 @@ from .people import Encoded, cached, people
 
 @dataclass(frozen=True)
 class Plan:
-    """``cohort`` identities in one batch, ``rows`` images of each a step; ``further`` steps but for the first."""
+    """``cohort`` identities in one batch, ``rows`` images of each a step."""
 
     cohort: int = 32
-    rows: int = 1
-    steps: int = 130
-    further: int = 80
+    rows: int = 3
+    steps: int = 90
     rank: int = 1
     alpha: float = 1.0
-    learning_rate: float = 0.015
-    weight_decay: float = 0.01
-    earliest: int = 400  # timesteps below are left out: identity is settled at higher noise
+    learning_rate: float = 0.018
+    earliest: int = 150  # timesteps below are left out: identity is settled at higher noise
     seed: int = 0
 
 
 def rate_factor(step: int, steps: int) -> float:
     """The fraction of the learning rate that a step takes: up over the first ten, then down to a tenth."""
     return min(1.0, (step + 1) / 10) * (1 - 0.9 * step / steps)
+
+
+class CommonAdam(torch.optim.Optimizer):
+    """Adam (arXiv 1412.6980) whose second moment is the mean over the rows of a parameter (n, D).
+
+    So rows take steps in proportion to their gradients: members that differ twice as much are moved twice as far apart.
+    """
+
+    def __init__(self, parameters, lr: float, betas: tuple[float, float] = (0.9, 0.99), eps: float = 1e-8):
+        super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            (first, second), eps = group["betas"], group["eps"]
+            for value in group["params"]:
+                state = self.state[value]
+                if not state:
+                    state |= {"step": 0, "mean": torch.zeros_like(value), "square": torch.zeros_like(value[0])}
+                state["step"] += 1
+                state["mean"].lerp_(value.grad, 1 - first)
+                state["square"].lerp_(value.grad.square().mean(0), 1 - second)
+                scale = (state["square"] / (1 - second ** state["step"])).sqrt() + eps
+                value.addcdiv_(state["mean"], scale, value=-group["lr"] / (1 - first ** state["step"]))
 
 
 def descend(optimizer, loss, step: int, steps: int) -> None:
@@ -63,7 +86,7 @@ class Trainer:
         """Train identities (n) together and return their flat factors float32 (n, D); goes on from its checkpoint."""
         plan = self.plan
         population = Population(self.layout, len(data.latents), plan.seed, device())
-        optimizer = torch.optim.AdamW([population.flat], lr=plan.learning_rate, weight_decay=plan.weight_decay)
+        optimizer = CommonAdam([population.flat], lr=plan.learning_rate)
         first = _resume(population, optimizer, checkpoint)
         with adapted(self.network, population):
             for step in range(first, steps):
@@ -76,23 +99,26 @@ class Trainer:
     def loss(self, population: Population, data: Encoded, generator: torch.Generator) -> torch.Tensor:
         """Squared error of what the network predicts (noise, or v), a mean for each identity, summed over them.
 
-        So each identity's gradient is what it would be alone.
+        So each identity's gradient is what it would be alone. Scenes, timesteps and noise of a step are the same for
+        all identities: what they do to the weights is common to all members, and not taken for identity.
         """
         (count, images), rows = data.latents.shape[:2], self.plan.rows
-        picks = torch.rand(count, images, generator=generator).argsort(dim=1)[:, :rows]
-        people_ = torch.arange(count)[:, None]
-        latents = data.latents[people_, picks].flatten(0, 1).float()
-        contexts = data.contexts[people_, picks].flatten(0, 1).float().to(device())
-        noised, timesteps, noise, alpha = self.noised(latents, generator)
+        picks = torch.randperm(images, generator=generator)[:rows]
+        latents = data.latents[:, picks].flatten(0, 1).float()
+        contexts = data.contexts[:, picks].flatten(0, 1).float().to(device())
+        noised, timesteps, noise, alpha = self.noised(latents, generator, count)
         target = alpha.sqrt() * noise - (1 - alpha).sqrt() * latents.to(device()) if self.predicts_v else noise
         error = (self.predict(noised, timesteps, contexts) - target).square().mean((1, 2, 3))
         return error.view(count, rows).mean(dim=1).sum()
 
-    def noised(self, latents: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
-        """Latents (n, 24, 16, 16) at random timesteps: noised, timesteps (n,), the noise, and alpha (n, 1, 1, 1)."""
-        low, high = self.plan.earliest, len(self.alphas)
-        timesteps = (low + (high - low) * torch.rand(len(latents), generator=generator)).long()
-        noise = torch.randn(latents.shape, generator=generator)
+    def noised(self, latents: torch.Tensor, generator: torch.Generator, groups: int = 1) -> tuple[torch.Tensor, ...]:
+        """Latents (n, 24, 16, 16) at random timesteps: noised, timesteps (n,), the noise, and alpha (n, 1, 1, 1).
+
+        Each of ``groups`` equal parts of the batch gets the same timesteps and the same noise.
+        """
+        low, high, rows = self.plan.earliest, len(self.alphas), len(latents) // groups
+        timesteps = (low + (high - low) * torch.rand(rows, generator=generator)).long().repeat(groups)
+        noise = torch.randn(rows, *latents.shape[1:], generator=generator).repeat(groups, 1, 1, 1)
         alpha = self.alphas[timesteps][:, None, None, None]
         noised = alpha.sqrt() * latents + (1 - alpha).sqrt() * noise
         return tuple(part.to(device()) for part in (noised, timesteps, noise, alpha))
@@ -117,8 +143,7 @@ def train(generator, count: int, folder: Path, plan: Plan, seconds: float = floa
         if not done.exists():
             begun = time.perf_counter()
             data = cached(part, generator, folder / f"cohort_{number:03}.data.pt")
-            steps = plan.further if number else plan.steps
-            flat = trainer.cohort(data, folder / f"cohort_{number:03}.pt", steps)
+            flat = trainer.cohort(data, folder / f"cohort_{number:03}.pt", plan.steps)
             torch.save(flat, done)
             (folder / f"cohort_{number:03}.pt").unlink()
             pace = (time.perf_counter() - begun) / len(part)

@@ -41,8 +41,8 @@ def write(space, plan: Plan, group: list[Person]) -> Path:
         "base": f"Glassbox demo model {WORLD}",
         "prompt": "portrait",
         "licence": "MIT",
-        "training": f"{len(group)} identities, {plan.further} steps of {plan.rows} image(s), {plan.steps} for the "
-        f"first {plan.cohort}, rank {plan.rank}, learning rate {plan.learning_rate}",
+        "training": f"{len(group)} identities, {plan.steps} steps of {plan.rows} image(s), rank {plan.rank}, learning "
+        f"rate {plan.learning_rate}",
         "faces": [_identity(person) for person in group],
     }
     files = host.pack("nodes.weights.space_file")

@@ -74,7 +74,7 @@ def train(sampler) -> torch.Tensor:
     encoded = encode(people(PEOPLE), sampler.generator, pencil_drawing, captions.full_caption)
     data = Encoded(*(part.flatten(0, 1)[None] for part in (encoded.latents, encoded.contexts)))
     population = Population(trainer.layout, 1, plan.seed, device())
-    optimizer = torch.optim.AdamW([population.flat], lr=plan.learning_rate, weight_decay=plan.weight_decay)
+    optimizer = torch.optim.AdamW([population.flat], lr=plan.learning_rate, weight_decay=0.01)
     with adapted(trainer.network, population):
         for step in range(STEPS):
             loss = trainer.loss(population, data, torch.Generator().manual_seed(88_000_000 + step))

@@ -18,15 +18,14 @@ from .generate import Generator
 from .release import WORLD
 
 MEMBERS = 512
-#: Four images of an identity in every step, and as many steps for the first cohort as for all others.
-PLAN = Plan(rows=4, steps=100, further=100, learning_rate=0.008)
+PLAN = Plan()
 COMPONENTS, FOLDS, PERMUTATIONS = 64, 5, 20
-FOLDER = host.ROOT / ".cache" / "world" / "population"
+FOLDER = host.ROOT / ".cache" / "weights"
 
 
 def make(folder: Path, copy: Path | None = None, start: str | None = None) -> None:
     """Train the members, cohort by cohort; what is finished is kept."""
-    train(Generator.load(WORLD), MEMBERS, folder / "population", PLAN)
+    train(Generator.load(WORLD), MEMBERS, FOLDER, PLAN)
 
 
 def coefficients(flat: torch.Tensor, count: int = COMPONENTS) -> np.ndarray:
