@@ -13,7 +13,7 @@ from ..world.autoencoder import CHANNELS
 from .grouped import Population, adapted
 from .population import Trainer
 
-STEPS, CFG = 10, 3.0
+STEPS, CFG = 20, 3.0
 
 
 @dataclass
