@@ -38,8 +38,8 @@ STRENGTH = 0.02
 _FEATURES = 64
 _NETWORK = {
     "image_size": 16,
-    "in_channels": 8,
-    "out_channels": 8,
+    "in_channels": CHANNELS,
+    "out_channels": CHANNELS,
     "model_channels": 32,
     "channel_mult": (1, 2, 2),
     "num_res_blocks": [1, 1, 1],

@@ -80,7 +80,7 @@ def _tuned(generator, data: tuple[torch.Tensor, torch.Tensor], side: int, factor
         network = copy.deepcopy(generator.model.model.diffusion_model).float().to(device())
         network.load_state_dict({name: value.clone() for name, value in network.state_dict().items()}, assign=True)
         network.requires_grad_(True)
-    architecture, table = host.pack("nodes.demo.architecture"), alphas_cumprod().float()
+    architecture, table = host.pack("nodes.demo.architecture"), alphas_cumprod(zero_terminal=True).float()
     vector = architecture.metadata_vector(torch.tensor([Metadata().numbers()]))
 
     def loss(draw: torch.Generator, progress: float) -> torch.Tensor:

@@ -58,7 +58,7 @@ class Jobs:
             "sample_interval": 0,
             "checkpoint_name": f"training/{name}",
         }
-        latents = [{"samples": torch.randn(1, 8, 8, 8, generator=members.generator(seed))} for seed in range(3)]
+        latents = [{"samples": torch.randn(1, 24, 8, 8, generator=members.generator(seed))} for seed in range(3)]
         given = {"model": [self._model], "latents": latents, "positive": self._captions(3)}
         given |= {key: [value] for key, value in choices.items()}
         outputs = self._comfy.run("GBX_TrainLoraImmiscible", **given)
@@ -66,7 +66,7 @@ class Jobs:
 
     def invert(self, name):
         self._comfy.module("nodes.weights.nodes_invert")._CHECKPOINT_INTERVAL = 1
-        latent = {"samples": torch.randn(1, 8, 8, 8, generator=members.generator(0))}
+        latent = {"samples": torch.randn(1, 24, 8, 8, generator=members.generator(0))}
         choices = {
             "steps": 4,
             "learning_rate": 0.1,

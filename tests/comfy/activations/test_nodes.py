@@ -32,7 +32,7 @@ def test_the_catalog_lists_sizes_and_selection(demo):
     assert figure.ndim == 4 and figure.shape[-1] == 3
     lines = table.splitlines()
     assert len(lines) == 1 + 187 and "not in the paper" in lines[0]
-    assert "unet-in  (network)  8x8x16" in lines
+    assert "unet-in  (network)  24x8x16" in lines
     chosen = [line.split("  ")[0] for line in lines if line.endswith("  selected")]
     assert ids.splitlines() == chosen and "up-level2-repeat2-vit-block0-self-k" in chosen
 

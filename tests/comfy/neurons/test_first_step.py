@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-SHAPE = (8, 8, 8)
+SHAPE = (24, 8, 8)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,8 @@ def test_rows_that_do_not_fit_are_evaluated_in_parts(comfy, demo, monkeypatch):
     finally:
         handle.remove()
     assert calls == [2, 2, 2, 1]
-    assert torch.allclose(parts, whole, atol=1e-4)
+    # what the network adds to the noise, which is small beside it
+    assert (parts - whole).abs().max() < 1e-3 * (whole - noise).abs().max()
 
 
 def test_comfyui_makes_room_for_all_rows(comfy, demo, monkeypatch):

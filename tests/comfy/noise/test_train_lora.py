@@ -104,7 +104,7 @@ def test_mode_off_is_cores_run(comfy, parts, captions, latents, trained, cores_f
     model = parts[0]
     if dtype == "fp32":
         model, clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
-        captions, latents = encoded(comfy, clip), noise_images(8)
+        captions, latents = encoded(comfy, clip), noise_images(24)
     theirs, their_lora = core(comfy, model, captions, latents, steps=steps, training_dtype=dtype, lora_dtype=dtype)
     ours = trained(model=[model], positive=captions, latents=latents, **same)
     assert len(theirs) == steps
@@ -172,7 +172,7 @@ def test_empty_latents_are_given_the_channels_of_the_model(trained):
     empty = [{"samples": torch.zeros(1, 24, 8, 8)} for _ in range(4)]
     assert trained(latents=empty, steps=1)["steps"] == 1
     with pytest.raises(ValueError, match="takes 4 channels"):
-        trained(latents=noise_images(8), steps=1)
+        trained(latents=noise_images(24), steps=1)
 
 
 def test_a_full_disk_is_one_sentence_and_keeps_the_checkpoint(comfy, trained, monkeypatch):
