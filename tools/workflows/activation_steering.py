@@ -15,7 +15,7 @@ _OTHERS = (
 )
 _STEERED = f"portrait, {_OTHERS[0]}"
 _EVERY_LEVEL = "*-vit-out"
-_CARRIER = "up-level2-repeat0-vit-out"
+_CARRIER = "up-level2-repeat1-vit-out"
 _WITHOUT = "portrait, light skin, short brown hair, shaven, no glasses, smiling, blue hoodie, plain gray background"
 _WITH = _WITHOUT.replace("no glasses", "sunglasses")
 _POINTS = (
@@ -55,7 +55,7 @@ def demo_activations_steering(w: Workflow) -> None:
     w.add("PreviewAny", source=report, node_title="The direction")
     file = w.add("GBX_SaveSteeringDirection", direction=direction)
     loaded, _ = w.add("GBX_LoadSteeringDirection", file=file)
-    steered = w.add("GBX_ActivationSteering", model=model, direction=loaded, strength=0.4)
+    steered = w.add("GBX_ActivationSteering", model=model, direction=loaded, strength=0.5)
     _side_by_side(w, (model, steered), clip, vae, _STEERED, "steering", ("Plain", "Steered"))
 
 
