@@ -87,9 +87,9 @@ def measure_autoencoder(quick: bool) -> dict[str, dict]:
     shard = sharp_renders().first(200 if quick else 1000)
     images, numbers = torch.from_numpy(shard.images).float() / 255, {}
     vae, parts = generator().vae, range(0, len(shard.images), 50)
-    decoded = torch.cat([vae.decode(vae.encode(images[start : start + 50])) for start in parts]).cpu()
     inner = vae.first_stage_model
     with torch.inference_mode():
+        decoded = torch.cat([vae.decode(vae.encode(images[start : start + 50])) for start in parts]).cpu()
         pixels = images.movedim(-1, 1) * 2 - 1
         linear = torch.cat([inner.expand(inner.encode(pixels[start : start + 50])).cpu() for start in parts])
     linear = (linear.movedim(1, -1).clamp(-1, 1) + 1) / 2
