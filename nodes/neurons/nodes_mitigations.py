@@ -12,7 +12,7 @@ from ..host.schema import schema
 from ..host.text_encoding import chunks, encode
 from ..host.text_encoding import known_words as vocabulary
 from . import nemo_inputs
-from .memorization_score import seeded_noise
+from .memorization_score import OFFICIAL_TIMESTEP, seeded_noise
 from .neuron_layers import value_layers
 
 CATEGORY = nemo_inputs.CATEGORY
@@ -125,17 +125,14 @@ class EmbeddingAdjustment(io.ComfyNode):
 
         refuse_flow(model)
         shape = latent_shape(model, width, height)
-        noise, last = (
-            seeded_noise(shape, noise_samples, seed),
-            model.get_model_object("model_sampling").num_timesteps - 1,
-        )
+        noise = seeded_noise(shape, noise_samples, seed)
         unconditional = at_first_step(
-            model, negative, shape, last, lambda predict: predict(noise), noise_samples
+            model, negative, shape, OFFICIAL_TIMESTEP, lambda predict: predict(noise), noise_samples
         ).clone()
         bar = Progress(steps)
 
         def work(session):
-            timestep = torch.full((noise_samples,), last, device=session.device)
+            timestep = torch.full((noise_samples,), OFFICIAL_TIMESTEP, device=session.device)
             x = session.pure(noise.to(session.device), timestep)
             without_text = unconditional.clone().to(session.device)
 

@@ -10,7 +10,9 @@ import weight_nodes
 _REFUSED = ("scaled fp8", "mixed precision", "custom loader")
 _SENTENCE = "This MODEL is quantized .* load the fp16, bf16 or plain fp8 file"
 _LAYER = "output_blocks.4.1.transformer_blocks.0.attn2"
-_CLOSE = 1e-4  # of the largest value: quantized layers multiply in another order
+#: Of the largest value: quantized layers multiply in another order, and the first step from a sigma of 4,500 rounds
+#: latents of some 10,000, whose last place is 1e-3.
+_CLOSE = 1e-3
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,7 @@ def hooked(comfy, model, node):
     """A MODEL with one of the nodes whose hooks act on the outputs of layers."""
     if node == "GBX_NemoNeuronMask":
         mask = comfy.module("nodes.neurons.mask")
-        rows = ((f"{_LAYER}.to_v", index) for index in range(4))
+        rows = ((f"{_LAYER}.to_v", index) for index in range(64))
         given = {"mask": mask.NeuronMask(mask.uniform_scales(rows)), "strength": 1.0}
         given |= {"start_percent": 0.0, "end_percent": 1.0, "apply_to": "positive"}
     else:

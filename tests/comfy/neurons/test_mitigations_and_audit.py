@@ -1,5 +1,8 @@
 """The mitigation nodes and the audit inside a real ComfyUI."""
 
+import csv
+import io
+
 import pytest
 import torch
 from tapping import hooks_left
@@ -120,6 +123,17 @@ def test_embedding_adjustment_stops_at_its_target(world):
     adjusted, report = world.adjust(target_norm=1000.0)
     assert torch.equal(adjusted[0][0], world.encode(PROMPT)[0][0])
     assert "after 0 step(s)" in report
+
+
+def test_the_norm_to_lower_is_that_of_memorization_score(world):
+    """Also where the schedule ends in pure noise, at which no text changes the noise."""
+    outputs = world.comfy.run(
+        "GBX_MemorizationScore", model=world.model, clip=world.clip, prompts=PROMPT, prompts_file="", threshold=0.0,
+        text_norm=True, filename_prefix="", noise_samples=2, seed=1, timestep="official_961", width=64, height=64,
+    )  # fmt: skip
+    (row,) = csv.DictReader(io.StringIO(next(text for text in outputs if str(text).startswith("prompt,score"))))
+    report = world.adjust(target_norm=1000.0)[1]
+    assert float(report.split()[2]) == pytest.approx(float(row["text_norm"]), rel=0.01) and float(row["text_norm"]) > 0.1
 
 
 def test_random_tokens(world):
