@@ -2,7 +2,7 @@
 
 from .authoring import Workflow
 
-_CAPTION = "portrait, light skin, long red hair, sunglasses, smiling, blue hoodie, striped green background"
+_CAPTION = "portrait, light skin, long red hair, shaven, sunglasses, smiling, blue hoodie, striped green background"
 _OTHER = "portrait, light skin, short black hair, majestic beard, sunglasses, white shirt, plain blue background"
 
 
@@ -27,10 +27,10 @@ def demo_world_text_to_image(w: Workflow) -> None:
         positive=positive,
         negative=negative,
         latent_image=latent,
-        seed=7,
+        seed=0,
         steps=20,
         cfg=3.0,
-        sampler_name="euler",
+        sampler_name="euler_ancestral",
         scheduler="normal",
     )
     image = w.add("VAEDecode", samples=samples, vae=vae)
@@ -40,7 +40,7 @@ def demo_world_text_to_image(w: Workflow) -> None:
 def demo_world_image_to_image(w: Workflow) -> None:
     w.note(
         "From an image to another",
-        "**Two faces** of the demo world are taken, put half into noise, and sampled on with another caption.",
+        "**Two faces** of the demo world are taken, put two thirds into noise, and sampled on with another caption.",
         "**What stays** is what is decided while there is much noise: mostly place and size.",
         "**Try** a denoise of 0.3 (little changes) or 0.8 (only a trace stays), or other images by their number.",
     )
@@ -58,12 +58,12 @@ def demo_world_image_to_image(w: Workflow) -> None:
         positive=positive,
         negative=negative,
         latent_image=latent,
-        seed=7,
+        seed=0,
         steps=20,
         cfg=3.0,
-        sampler_name="euler",
+        sampler_name="euler_ancestral",
         scheduler="normal",
-        denoise=0.55,
+        denoise=0.65,
     )
     after = w.add("VAEDecode", samples=samples, vae=vae)
     w.group("Before and after")
