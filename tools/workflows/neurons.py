@@ -144,7 +144,7 @@ def demo_neurons_baselines(w: Workflow) -> None:
         "**Compare** what remains of the memorized image, and of the prompt. The studies measure both.",
         "**Try** other strengths: scale 1.5, a lower target, one random word or ten.",
     )
-    neuron_parts.baselines(World(w, DEMO), _DEMO_BUDGET, target=1.0, steps=12)
+    neuron_parts.baselines(World(w, DEMO), _DEMO_BUDGET, target=0.5, steps=12)
 
 
 def sd15_neurons_baselines(w: Workflow) -> None:
