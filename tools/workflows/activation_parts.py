@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .activations import CAPTION, CUSTOM_IDS, PAPER, PHOTO, SD15, SDXL, face, save, tapped_images
 from .authoring import Output, Workflow
-from .sampling import encode
+from .sampling import encode, sampler_of
 
 _PARTS = ("hair", "skin", "clothing")
 _WORDS = "cross_attention"
@@ -202,7 +202,7 @@ def _words(w: Workflow, model, clip, vae, prompt: str, words: str, side: int, co
         seed=7,
         steps=20,
         cfg=cfg,
-        sampler_name="euler",
+        sampler_name=sampler_of(w),
         scheduler="normal",
     )
     image = w.add("VAEDecode", samples=samples, vae=vae)

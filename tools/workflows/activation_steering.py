@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from .activations import CUSTOM_IDS, PAPER, PHOTO, SD15, face, save
 from .authoring import Output, Workflow
-from .sampling import encode, generate
+from .sampling import encode, generate, sampler_of
 
 #: What the captions of the contrast hold beside the skin.
 _OTHERS = (
-    "short brown hair, shaven, no glasses, smiling, blue hoodie, plain gray background",
-    "long black hair, light black beard, no glasses, serious, white shirt, striped purple background",
-    "blonde bob, shaven, round glasses, sad, red sweater, plain blue background",
-    "big pink hair, gray moustache, sunglasses, smiling, green overall, dotted yellow background",
+    "short brown hair, shaven, no glasses, blue hoodie, smiling, open eyes, plain gray background",
+    "long black hair, light beard, no glasses, white shirt, serious, open eyes, striped purple background",
+    "blonde bob, shaven, round glasses, red sweater, sad, open eyes, plain blue background",
+    "big pink hair, moustache, sunglasses, green overall, smiling, dotted yellow background",
 )
 _STEERED = f"portrait, {_OTHERS[0]}"
 _EVERY_LEVEL = "*-vit-out"
 _CARRIER = "up-level2-repeat1-vit-out"
-_WITHOUT = "portrait, light skin, short brown hair, shaven, no glasses, smiling, blue hoodie, plain gray background"
-_WITH = _WITHOUT.replace("no glasses", "sunglasses")
+_WITHOUT = f"portrait, light skin, {_OTHERS[0]}"
+_WITH = _WITHOUT.replace("no glasses", "sunglasses").replace("open eyes, ", "")
 _POINTS = (
     "54, 62\n78, 62\n66, 72\n66, 82",
     "48, 57\n72, 57\n60, 66\n60, 77",
@@ -86,7 +86,7 @@ def demo_activations_patching(w: Workflow) -> None:
     w.add("PreviewAny", source=report, node_title="What is patched")
     without = w.add("CLIPTextEncode", clip=clip, text=_WITHOUT, node_title="Prompt without sunglasses")
     for name, one in (("plain", model), ("patched", patched)):
-        image = generate(w, one, without, negative, latent, vae, seed=0, steps=8, cfg=3.0)
+        image = generate(w, one, without, negative, latent, vae, sampler=sampler_of(w), seed=0, steps=8, cfg=3.0)
         save(w, image, f"patching_{name}", f"Second run, {name}")
     w.group("Which activation carries the difference")
     two = w.add("EmptyLatentImage", width=128, height=128, batch_size=2)
@@ -256,7 +256,7 @@ def _side_by_side(
     latent = w.add("EmptyLatentImage", width=side, height=side, batch_size=4)
     for model, title in zip(models, titles, strict=True):
         steps = 8 if side == 128 else 20
-        image = generate(w, model, positive, negative, latent, vae, seed=0, steps=steps, cfg=cfg)
+        image = generate(w, model, positive, negative, latent, vae, sampler=sampler_of(w), seed=0, steps=steps, cfg=cfg)
         save(w, image, f"{name}_{title.lower()}", title)
 
 
@@ -275,7 +275,7 @@ def _run(
         seed=0,
         steps=steps,
         cfg=cfg,
-        sampler_name="euler",
+        sampler_name=sampler_of(w),
         scheduler="normal",
     )
     return samples, latent, negative, positive

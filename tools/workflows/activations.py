@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from .authoring import Output, Workflow
-from .sampling import encode
+from .sampling import encode, sampler_of
 
-CAPTION = "portrait, light skin, long red hair, sunglasses, smiling, blue hoodie, striped green background"
+CAPTION = "portrait, light skin, long red hair, shaven, sunglasses, blue hoodie, smiling, striped green background"
 PAPER = "arXiv 2410.03558"
 PHOTO = "a cartoon portrait"
 SD15, SDXL = "v1-5-pruned-emaonly-fp16.safetensors", "sd_xl_base_1.0.safetensors"
@@ -196,7 +196,7 @@ def _sample(w: Workflow, model, clip, vae, text: str, side: int, count: int, cfg
         seed=7,
         steps=20,
         cfg=cfg,
-        sampler_name="euler",
+        sampler_name=sampler_of(w),
         scheduler="normal",
     )
     return samples, w.add("VAEDecode", samples=samples, vae=vae)

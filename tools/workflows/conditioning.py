@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from .authoring import Output, Workflow
-from .sampling import encode, generate
+from .sampling import encode, generate, sampler_of
 
 _PAPER = "arXiv 2411.03177"
-_FACE = "portrait, light skin, long red hair, sunglasses, smiling, blue hoodie, striped green background"
+_FACE = "portrait, light skin, long red hair, shaven, sunglasses, blue hoodie, smiling, striped green background"
+_OTHER = "portrait, black skin, short black hair, shaven, round glasses, red sweater, serious, plain yellow background"
 _SHORT = "portrait, light skin, black afro, sunglasses"
 _PHOTO = "a photo of a lighthouse on a cliff, evening light"
 _NEGATIVE = "Negative prompt (empty)"
@@ -17,9 +18,10 @@ _SD3, _FLUX = "sd3.5_medium_incl_clips_t5xxlfp8scaled.safetensors", "flux1-dev-f
 def demo_conditioning_size_sweep(w: Workflow) -> None:
     w.note(
         "Another size, the same image",
-        f"**Three original sizes** with the same noise: 32 (blurred), 64, 128 ({_PAPER}).",
-        "**First row: stock.** The size acts at every step. **Second row: gated.** It acts late, when the content is "
-        "settled; the figure shows when.",
+        f"**Three original sizes** with the same noise: 32 (blurred), 64, 128 ({_PAPER}). Only the prompt gets the "
+        "size, so that CFG strengthens it.",
+        "**First row: stock.** The size acts at every step, and changes the face too. **Second row: gated.** It acts "
+        "late, when the content is settled, and blurs less; the figure shows when.",
         "**Try** exponent 8 (later), mode value, or the constant curve, which is the stock row again.",
     )
     model, clip, vae = _demo(w)
@@ -29,7 +31,7 @@ def demo_conditioning_size_sweep(w: Workflow) -> None:
 def sdxl_conditioning_size_sweep(w: Workflow) -> None:
     w.note(
         "SDXL: another size, the same image",
-        f"**Three original sizes** with the same noise: 256, 512, 1024 ({_PAPER}).",
+        f"**Three original sizes** of the prompt with the same noise: 256, 512, 1024 ({_PAPER}).",
         "**First row: stock.** The size acts at every step. **Second row: gated.** It acts late. SDXL was not trained "
         "with the gate.",
         "**Try** exponent 8 (later), mode value, or the constant curve, which is the stock row again.",
@@ -41,12 +43,14 @@ def sdxl_conditioning_size_sweep(w: Workflow) -> None:
 def demo_conditioning_size_sheet(w: Workflow) -> None:
     w.note(
         "One sheet over the original size",
-        f"**Five original sizes** from a quarter to four times the image, with the same noise ({_PAPER}).",
-        "**First row: stock. Second row: gated**, so that the size acts late.",
+        f"**Four original sizes** from a quarter to twice the image, with the same noise ({_PAPER}). The negative "
+        "prompt gets them too, so they act weakly.",
+        "**First row: stock.** Small sizes blur the glasses and the mouth; the demo model has seen no size above its "
+        "own, and twice it changes little. **Second row: gated**, so that the size acts late and hardly at all here.",
         "**Try** field crop_left or crop_top, other values, and your own prompt.",
     )
     model, clip, vae = _demo(w)
-    _size_sheet(w, model, clip, vae, _FACE, 128, cfg=3.0, steps=12)
+    _size_sheet(w, model, clip, vae, _FACE, 128, cfg=3.0, steps=12, values="0.25, 0.5, 1, 2")
 
 
 def sdxl_conditioning_size_sheet(w: Workflow) -> None:
@@ -110,16 +114,22 @@ def flux_conditioning_replicate_padding(w: Workflow) -> None:
 def demo_conditioning_resolution_rescale(w: Workflow) -> None:
     w.note(
         "Larger than trained: more noise",
-        "**The demo model** was trained at 128 pixels. Here it generates 192 and 256, unchanged and with its noise "
-        f"rescaled by 1.5 and 2 ({_PAPER}).",
-        "**What to look for:** coherent heads and backgrounds, against repeated parts. No rescale enlarges the field "
-        "of view that a model was trained with.",
-        "**Try** mode retimed, which gives the model a lower timestep than the noise has.",
+        "**The demo model** was trained at 128 pixels. Two faces of 192 pixels are noised and sampled again with "
+        "another caption at denoise 0.6, on the model's own schedule and with its noise rescaled by 1.5 "
+        f"({_PAPER}). Higher Resolution keeps faces whole in both.",
+        "**A larger image shows through more noise.** With the rescaled noise less of the first face is left, and "
+        "more of the caption appears.",
+        "**From pure noise** (an empty latent at denoise 1) both look alike on this model.",
+        "**Try** other values of denoise, or mode retimed, which gives the model a lower timestep than the noise has.",
     )
     model, clip, vae = _demo(w)
-    prompts = encode(w, clip, _FACE)
-    for number, side in ((1.5, 192), (2, 256)):
-        _rescaled(w, model, prompts, vae, side, f"{number:g} times", cfg=3.0, steps=20)
+    prompts = encode(w, clip, _OTHER)
+    w.group("Images of 192 pixels")
+    faces, _, _ = w.add("GBX_DemoPicture", image_index=0, count=2)
+    larger = w.add("ImageScale", image=faces, upscale_method="bicubic", width=192, height=192, crop="disabled")
+    latent = w.add("VAEEncode", pixels=larger, vae=vae)
+    higher, _ = w.add("GBX_PositionalResample", model=model)
+    _rescaled(w, higher, prompts, vae, 192, "1.5 times", cfg=3.0, steps=20, latent=latent, denoise=0.6)
 
 
 def sd15_conditioning_resolution_rescale(w: Workflow) -> None:
@@ -137,8 +147,7 @@ def flux_conditioning_resolution_rescale(w: Workflow) -> None:
 def demo_conditioning_higher_resolution(w: Workflow) -> None:
     w.note(
         "Larger than trained, one face",
-        "**The demo model** was trained at 128 pixels. At 192 it repeats the face here, at 256 in half of eight "
-        "trials.",
+        "**The demo model** was trained at 128 pixels. At 192 and 256 it repeats the face.",
         "**Higher Resolution** brings its inner features to their trained size for the first half of sampling, while "
         "the layout settles.",
         "**Try** other seeds, and downscale_end_percent 0, which gives the stock image.",
@@ -190,7 +199,7 @@ def _size_sweep(w: Workflow, model, clip, vae, text: str, side: int, sizes: tupl
     gated, figure, _ = w.add("GBX_MetadataSchedule", model=model, sigmas=sigmas)
     latent = w.add("EmptyLatentImage", width=side, height=side, batch_size=2)
     w.group("Original sizes")
-    sized = [_both_sized(w, model, *prompts, size) for size in sizes]
+    sized = [(_sized(w, model, prompts[0], size), prompts[1]) for size in sizes]
     for patched, name in ((model, "Stock"), (gated, "Gated")):
         w.group(name)
         images = [_sampled(w, patched, *pair, latent, vae, cfg, steps) for pair in sized]
@@ -204,7 +213,7 @@ def _size_sweep(w: Workflow, model, clip, vae, text: str, side: int, sizes: tupl
     w.add("PreviewAny", source=report, node_title="Report")
 
 
-def _size_sheet(w: Workflow, model, clip, vae, text: str, side: int, cfg: float, steps: int) -> None:
+def _size_sheet(w: Workflow, model, clip, vae, text: str, side: int, cfg: float, steps: int, **values: str) -> None:
     positive, negative = encode(w, clip, text)
     w.group("Sheet")
     figure, _, report = w.add(
@@ -217,6 +226,7 @@ def _size_sheet(w: Workflow, model, clip, vae, text: str, side: int, cfg: float,
         seed=7,
         steps=steps,
         cfg=cfg,
+        **values,
     )
     _save(w, figure, "size_sheet", "Original sizes, stock and gated")
     w.add("PreviewAny", source=report, node_title="Report")
@@ -228,7 +238,7 @@ def _guider_grid(w: Workflow, model, clip, vae, text: str, side: int, size: int,
     sized = _sized(w, model, positive, size)
     latent = w.add("EmptyLatentImage", width=side, height=side, batch_size=2)
     noise = w.add("RandomNoise", noise_seed=7)
-    sampler = w.add("KSamplerSelect", sampler_name="euler")
+    sampler = w.add("KSamplerSelect", sampler_name=sampler_of(w))
     sigmas = w.add("BasicScheduler", model=model, scheduler="normal", steps=steps)
     for strength in (0.0, 1.0, 2.0):
         w.group(f"Strength {strength:g}")
@@ -278,13 +288,18 @@ def _checkpoint_rescale(w: Workflow, family: str, checkpoint: str, side: int, ti
     _rescaled(w, model, prompts, vae, side, times, cfg, 20)
 
 
-def _rescaled(w: Workflow, model, prompts, vae, side: int, times: str, cfg: float, steps: int, moved=None) -> None:
-    """The same noise with and without rescaling; `moved` is what is rescaled, if not the model itself."""
+def _rescaled(
+    w: Workflow, model, prompts, vae, side: int, times: str, cfg: float, steps: int, moved=None, latent=None, **given
+) -> None:
+    """The same noise with and without rescaling; `moved` is what is rescaled, if not the model itself.
+
+    It begins with `latent`, if not with an empty one; `given` goes to the sampler.
+    """
     w.group(f"At {side}, {times} the trained size")
-    latent = _latent(w, side, 1)
+    latent = latent or _latent(w, side, 1)
     rescaled, _, figure, report, _ = w.add("GBX_ResolutionNoiseRescale", model=moved or model, latent=latent)
     for patched, name in ((model, "stock"), (rescaled, "rescaled")):
-        image = _sampled(w, patched, *prompts, latent, vae, cfg, steps)
+        image = _sampled(w, patched, *prompts, latent, vae, cfg, steps, **given)
         _save(w, image, f"size_{side}_{name.replace(' ', '_')}", f"{side} pixels, {name}")
     _save(w, figure, f"size_{side}_noise", "Noise before and after")
     w.add("PreviewAny", source=report, node_title="Report")
@@ -328,16 +343,9 @@ def _sized(w: Workflow, model: Output, prompt: Output, size: int) -> Output:
     return sized
 
 
-def _both_sized(w: Workflow, model: Output, positive: Output, negative: Output, size: int) -> tuple[Output, Output]:
-    def inside(w: Workflow, model, positive, negative, original_size) -> dict[str, Output]:
-        prompts = {"positive": positive, "negative": negative}
-        return {name: _sized(w, model, prompt, original_size) for name, prompt in prompts.items()}
-
-    return w.subgraph("Original size", inside, model=model, positive=positive, negative=negative, original_size=size)
-
-
-def _sampled(w: Workflow, model, positive, negative, latent, vae, cfg: float, steps: int) -> Output:
-    return generate(w, model, positive, negative, latent, vae, seed=7, steps=steps, cfg=cfg)
+def _sampled(w: Workflow, model, positive, negative, latent, vae, cfg: float, steps: int, **given: float) -> Output:
+    numbers = {"seed": 7, "steps": steps, "cfg": cfg, **given}
+    return generate(w, model, positive, negative, latent, vae, sampler=sampler_of(w), **numbers)
 
 
 def _row(w: Workflow, images: list[Output]) -> Output:

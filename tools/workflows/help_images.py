@@ -58,7 +58,7 @@ IMAGES = {
     "metadata_report": _figure("conditioning_size_sweep", 14),
     "metadata_guider": _generated("conditioning_guider_grid", 1, 3, 5),
     "padding": _generated("conditioning_replicate_padding", 1, 3, 5, 7),
-    "noise_levels": _figure("conditioning_resolution_rescale", 3),
+    "noise_levels": _figure("conditioning_resolution_rescale", 5),
     "neurons_layers": _figure("neurons_which_layers", 1),
     "neurons_scan": _figure("neurons_scan_list", 1),
     "neurons_threshold": _figure("neurons_scan_list", 2),

@@ -3,8 +3,8 @@
 from .authoring import Output, Workflow
 from .sampling import encode
 
-_CAPTION = "portrait, light skin, majestic beard, black hair, sunglasses, white shirt, plain blue background"
-_COMPOSED = "portrait, light skin, long black hair, round glasses, smiling, white shirt"
+_CAPTION = "portrait, light skin, short black hair, majestic beard, sunglasses, white shirt, smiling"
+_COMPOSED = "portrait, light skin, long black hair, shaven, round glasses, white hoodie, smiling, open eyes"
 _TOWN = "a small town by the sea at dusk, watercolor"
 _FOX = "a red fox and a blue owl on a snowy wooden fence, golden hour"
 _NEGATIVE = "Negative prompt (empty)"
@@ -18,7 +18,7 @@ def demo_noise_immiscible_image_to_image(w: Workflow) -> None:
         "noise samples assigned to the nearest faces (Immiscible Diffusion, arXiv 2406.12303).",
         "**The first figure** shows each face's distance from its noise, before and after; **the second** what "
         "larger batches, a pool, or the nearest of four noise samples would gain. The gain is small: distances in "
-        "2,048 dimensions are all similar.",
+        "6,144 dimensions are all similar.",
         "**Try** pairing pool or nearest, k = 64, or pairing off, which gives exactly the images as drawn.",
     )
     w.group("Model and images")
@@ -83,8 +83,8 @@ def demo_noise_composition(w: Workflow) -> None:
         "frequencies of the noise as those of the guide and keeps its numbers (after arXiv 2406.12303).",
         "**First row:** the noise as drawn. **Second row:** the same seeds with composed noise in a stock KSampler at "
         "denoise 1. The prompt names neither the background nor the face of the guide.",
-        "**Try** your own sketch (Load Image), strength 1, cutoff 1 or 4, or the noise output with "
-        "SamplerCustomAdvanced.",
+        "**Try** your own sketch (Load Image), strength 1, cutoff 1 or 4. An ancestral sampler adds noise of its own "
+        "and loses the layout.",
     )
     w.group("Model and prompt")
     model, clip, vae = w.add("GBX_LoadDemoModel")
@@ -127,7 +127,7 @@ def demo_noise_seed_scout(w: Workflow) -> None:
     model, clip, vae = w.add("GBX_LoadDemoModel")
     positive, negative = encode(w, clip, _COMPOSED)
     latent = w.add("EmptyLatentImage", width=128, height=128, batch_size=1)
-    reference, _, _ = w.add("GBX_DemoPicture", image_index=3, count=1)
+    reference, _, _ = w.add("GBX_DemoPicture", image_index=16, count=1)
     given = {"model": model, "positive": positive, "negative": negative, "cfg": 3.0}
     scouting = {"vae": vae, "latent": latent, "clip": clip, "prompt": _COMPOSED, "seed": 21, "keep": 3, "steps": 4}
     w.group("Scouting")

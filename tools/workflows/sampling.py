@@ -24,6 +24,11 @@ def encode(w: Workflow, clip: Output, text: str, negative: str = "") -> tuple[Ou
     return w.subgraph(title, inside, clip=clip, prompt=text, **shown)
 
 
+def sampler_of(w: Workflow) -> str:
+    """euler_ancestral for the demo model, whose early errors it corrects in later steps; euler for checkpoints."""
+    return "euler_ancestral" if w.name.startswith("demo") else "euler"
+
+
 def sample(
     w: Workflow, vae: Output, *, sampler: str = "euler", scheduler: str = "normal", **given: Output | float
 ) -> Output:

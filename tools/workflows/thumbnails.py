@@ -22,7 +22,6 @@ _CHOSEN = {
     "demo_activations_steering": (1, 5, 2, 6),
     "demo_conditioning_guider_grid": (1, 3, 5, 2, 4, 6),
     "demo_conditioning_replicate_padding": (1, 3, 5, 7),
-    "demo_conditioning_resolution_rescale": (1, 2, 4, 5),
     "demo_conditioning_size_sweep": (1, 3, 5, 7, 9, 11),
     "demo_neurons_baselines": (1, 3, 5, 7, 9),
     "demo_neurons_find_and_mask": (1, 2, 3, 5, 6, 7, 9, 10, 11),
