@@ -147,9 +147,10 @@ def flux_conditioning_resolution_rescale(w: Workflow) -> None:
 def demo_conditioning_higher_resolution(w: Workflow) -> None:
     w.note(
         "Larger than trained, one face",
-        "**The demo model** was trained at 128 pixels. At 192 and 256 it repeats the face.",
+        "**The demo model** was trained at 128 pixels. At 192 it puts a small face into the corner here, at 256 it "
+        "repeats the face.",
         "**Higher Resolution** brings its inner features to their trained size for the first half of sampling, while "
-        "the layout settles.",
+        "the layout settles: one face in the middle.",
         "**Try** other seeds, and downscale_end_percent 0, which gives the stock image.",
     )
     model, clip, vae = _demo(w)
