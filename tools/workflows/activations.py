@@ -109,7 +109,7 @@ def demo_activations_record(w: Workflow) -> None:
     w.group("Save and load")
     file = w.add("GBX_SaveActivations", activations=late)
     again, _ = w.add("GBX_LoadActivations", file=file)
-    sheet = w.add("GBX_ActivationPicture", activations=again, mode="contact_sheet", size=384)
+    sheet = w.add("GBX_ActivationPicture", activations=again, mode="contact_sheet", size=1024)
     save(w, sheet, "recorded_sheet", "Loaded from the file")
 
 

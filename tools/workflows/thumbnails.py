@@ -18,8 +18,11 @@ _MOST = 4  # images in one thumbnail, where none are chosen
 _CHOSEN = {
     "demo_activations_compare": (1,),
     "demo_activations_patching": (1, 2, 3, 5, 6, 7, 9, 10, 11),
+    "demo_activations_point_similarity": (9, 10, 11, 13, 14, 15),
+    "demo_activations_record": (1, 5, 9, 2, 6, 10),
     "demo_activations_score": (1, 2),
     "demo_activations_steering": (1, 5, 2, 6),
+    "demo_activations_token_heat_map": (1,),
     "demo_conditioning_guider_grid": (1, 3, 5, 2, 4, 6),
     "demo_conditioning_replicate_padding": (1, 3, 5, 7),
     "demo_conditioning_size_sweep": (1, 3, 5, 7, 9, 11),
