@@ -141,7 +141,8 @@ def demo_neurons_baselines(w: Workflow) -> None:
         f"**The same two seeds** for all: the untouched model, NeMo's mask ({_PAPER}) at strength 2 (at 1 it has no "
         "visible effect in this model), Attention Scaling (arXiv 2403.11052), Embedding Adjustment (arXiv 2407.21720), "
         "and four random words (arXiv 2305.20086).",
-        "**Compare** what remains of the memorized image, and of the prompt. The studies measure both.",
+        "**Compare** what remains of the memorized image, and of the prompt. The studies measure both. Embedding "
+        "Adjustment breaks the image of this model before the portrait is gone.",
         "**Try** other strengths: scale 1.5, a lower target, one random word or ten.",
     )
     neuron_parts.baselines(World(w, DEMO), _DEMO_BUDGET, target=0.5, steps=12)
