@@ -26,8 +26,8 @@ class _Demo:
         return self.w.add("GBX_W2WSample", **given)[0]
 
     def member(self, space: Output) -> Output:
-        """The first member with neither beard nor glasses."""
-        return self.w.add("GBX_W2WSample", space=space, source="member", member_name="person_0001")[0]
+        """The first member with long dark hair and neither beard nor glasses, on whom both can be seen."""
+        return self.w.add("GBX_W2WSample", space=space, source="member", member_name="person_0058")[0]
 
     def apply(self, point: Output, model: Output | None = None, **choices) -> Output:
         """A model with the weights of a point."""
