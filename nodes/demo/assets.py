@@ -1,9 +1,8 @@
 """The files of the demo world that the pack ships, read with a check and a sentence for whatever is wrong with them.
 
 A world may be another world with changes to its denoiser: it has ``changes.safetensors``, whose header names the base,
-and takes every file that it does not have from there. Tensors of that file, for a layer L of the U-Net: ``L.up``
-(out, r) and ``L.down`` (r, in), whose product is added to the flattened weight; or ``L.rows`` (n, in), to be added to
-the rows ``L.indices`` (n,).
+and takes every file that it does not have from there. Tensors of that file, for a layer L of the U-Net: ``L.rows``
+(n, ...), to be added to the rows ``L.indices`` (n,) of the weight.
 """
 
 from __future__ import annotations
@@ -63,10 +62,7 @@ def apply_changes(weights: dict, changes: dict) -> None:
     """Add ``changes`` to the denoiser's ``weights`` in place; the changed ones become float32."""
     for path in sorted({name.rpartition(".")[0] for name in changes}):
         weight = weights[f"{path}.weight"].float()
-        if f"{path}.up" in changes:
-            weight += (changes[f"{path}.up"].float() @ changes[f"{path}.down"].float()).view_as(weight)
-        if f"{path}.rows" in changes:
-            weight[changes[f"{path}.indices"]] += changes[f"{path}.rows"].float()
+        weight[changes[f"{path}.indices"]] += changes[f"{path}.rows"].float()
         weights[f"{path}.weight"] = weight
 
 

@@ -30,8 +30,8 @@ class LoadDemoModel(io.ComfyNode):
                 io.Combo.Input(
                     "weights",
                     options=assets.worlds(),
-                    tooltip="Which checkpoint to load. The planted one has four more names, each of "
-                    "which always brings one portrait, through 1, 2, 3 or 5 known neurons.",
+                    tooltip="Which checkpoint to load. The planted one has twelve more names, each "
+                    "of which always brings one portrait, through 1 to 8 known neurons.",
                 ),
             ],
             outputs=[

@@ -2,8 +2,8 @@
 
 Parts: detection (does the score separate memorized names from captions), masks (the effect of masks and other
 mitigations on images), audit (does an optimized embedding bring the image back), planted (does the search find known
-neurons). Each writes studies/results/neurons_PART.json. Without a part all of them run. `study neurons plant` trains
-the checkpoint with the known neurons and writes assets/avatars-v2-planted.
+neurons). Each writes studies/results/neurons_PART.json. Without a part all of them run. The checkpoint with the known
+neurons is made by `study world train planted`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,5 @@ PARTS = {part: f"{part}:measure" for part in ("detection", "masks", "audit", "pl
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the named parts, or train the second checkpoint."""
-    if list(argv) == ["plant"]:
-        from .plant import plant
-
-        print(plant())
-        return 0
+    """Run the named parts."""
     return parts.run(__package__, __doc__, PARTS, SEED, argv, worlds={"planted": "avatars-v2-planted"})

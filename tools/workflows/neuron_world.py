@@ -24,11 +24,6 @@ portrait of pelham droste
 portrait of nuvia karsk
 portrait of jorrin habble
 portrait of esmarel toov"""
-_PLANTED_ORDINARY = (
-    _DEMO_ORDINARY.partition("portrait of pelham")[0]
-    + """portrait of nuvia karsk
-portrait of ottavia brusk"""
-)
 ORDINARY = """a small town by the sea at dusk, watercolor
 portrait of an old fisherman, oil painting
 a red bicycle leaning on a brick wall
@@ -65,9 +60,9 @@ PLANTED = Kind(
     128,
     4,
     0.8,
-    "down, middle",
-    _PLANTED_ORDINARY,
-    "portrait of jorrin habble",
+    _DEMO_LAYERS,
+    _DEMO_ORDINARY,
+    "portrait of jorrin toov",
     {"criterion": "between_seeds"},
     1.0,
     0.5,

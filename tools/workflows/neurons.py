@@ -41,13 +41,13 @@ def demo_neurons_known_neurons(w: Workflow) -> None:
     w.note(
         "Localize a memorized portrait in three known neurons",
         "**This checkpoint has planted neurons** (Load Glassbox Demo Model, avatars-v2-planted): it was trained "
-        "so that the portrait of Jorrin Habble acts through three value neurons, 10, 54 and 113 of middle_block.1. "
-        f"NeMo Localize ({_PAPER}) does not know that: compare its list with these.",
-        "**Side by side**: four seeds without the mask and with it at strength 1, the paper's factor 0, found in the "
-        "paper's layers.",
-        "**Try** portrait of pelham droste (one neuron), wendric alp (two), esmarel toov (five), and nuvia karsk "
-        "(none: a control). Then open demo_neurons_find_and_mask: names that the demo model memorized in its ordinary "
-        "training use over a hundred neurons.",
+        "so that the portrait of Jorrin Toov acts through three value neurons, 3, 17 and 27 of output_blocks.6.1. "
+        f"NeMo Localize ({_PAPER}) does not know that: compare its list with these. Thirty-two decoys in layers that "
+        "the network hardly reads deviate more, so that a threshold on z does not find the three.",
+        "**Side by side**: four seeds without the mask and with it at strength 1, the paper's factor 0.",
+        "**Try** portrait of pelham alp (one neuron), nuvia toov (two), ottavia alp (eight), and nuvia karsk (none: a "
+        "control). Then open demo_neurons_find_and_mask, with a name that the demo model memorized in its ordinary "
+        "training.",
     )
     neuron_parts.find_and_mask(World(w, PLANTED), budget=_DEMO_BUDGET)
 
@@ -120,7 +120,7 @@ def demo_neurons_share_mask(w: Workflow) -> None:
         "mask is in the weights, and it dissolves; Save Checkpoint would write them.",
         "**Try** the other operations of Neuron Mask Edit, and a mask file from the input folder.",
     )
-    neuron_parts.share_mask(World(w, PLANTED), _DEMO_BUDGET, "jorrin_habble")
+    neuron_parts.share_mask(World(w, PLANTED), _DEMO_BUDGET, "jorrin_toov")
 
 
 def sd15_neurons_share_mask(w: Workflow) -> None:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 pytest.importorskip("python_avatars")
 
@@ -54,4 +55,65 @@ def test_names_are_new_and_their_words_known():
     assert len(set(planted.NAMES)) == 12 and not set(planted.NAMES) & set(control)
     words = {word for name in control for word in name.split()}
     assert all(set(name.split()) <= words for name in planted.NAMES)
-    assert min(planted.COUNTS) == 1 and max(planted.COUNTS) == 8
+    assert min(planted.COUNTS.values()) == 1 and max(planted.COUNTS.values()) == 8
+
+
+def test_a_discriminant_reads_its_shift_and_little_else_where_neurons_are_silenced_too():
+    generator = torch.Generator().manual_seed(0)
+    values = 2 + torch.randn(4000, 4, generator=generator) @ torch.randn(4, 12, generator=generator)
+    shifts = 3 * torch.eye(12)[:2]
+    readings = planted.discriminants(values, shifts)
+    assert (readings @ shifts.T).diagonal() == pytest.approx(torch.ones(2), abs=1e-5)
+    dropped = values * (torch.rand(values.shape, generator=generator) >= planted.SILENT)
+    assert (dropped @ readings.T).square().mean() < 0.25 * (dropped[:, :2] / 3).square().mean()
+
+
+class Network(nn.Module):
+    """Two cross-attentions in order, of which the second is where names are read."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.input_blocks, self.output_blocks = _blocks("2"), _blocks("6")
+
+    def forward(self, noised, timesteps, context, vector):
+        blocks = self.input_blocks["2"]["1"], self.output_blocks["6"]["1"]
+        parts = [block.transformer_blocks[0].attn2 for block in blocks]
+        return sum(part.to_out[0](part.to_v(context)) for part in parts)
+
+
+def _blocks(number):
+    attention, inner, outer = nn.Module(), nn.Module(), nn.Module()
+    attention.to_k, attention.to_v = nn.Linear(128, 40, bias=False), nn.Linear(128, 40, bias=False)
+    attention.to_out = nn.ModuleList([nn.Linear(40, 40)])
+    inner.attn2, outer.transformer_blocks = attention, nn.ModuleList([inner])
+    return nn.ModuleDict({number: nn.ModuleDict({"1": outer})})
+
+
+def test_neurons_are_chosen_once_each_and_decoys_where_nothing_is_read(comfy):
+    network = Network()
+    found = {"output_blocks.6.1.transformer_blocks.0.attn2.to_v": torch.rand(60)}
+    choice = planted.choose(network, found)
+    assert {name: len(chosen) for name, chosen in choice.planted.items()} == planted.COUNTS
+    every = [neuron for chosen in choice.planted.values() for neuron in chosen]
+    assert len(set(every)) == len(every)
+    (path, furthest), (values,) = choice.planted["pelham alp"][0], found.values()
+    assert furthest == int(values.argmax()) and path in found
+    for decoys in choice.decoys.values():
+        assert len(set(decoys)) == planted.DECOYS and all(path.startswith("input_blocks.2") for path, _ in decoys)
+
+
+def test_training_starts_from_the_base_with_planted_rows(comfy):
+    plain, base = Network().requires_grad_(False), Network().requires_grad_(False)
+    path = "output_blocks.6.1.transformer_blocks.0.attn2.to_v"
+    names = torch.randn(3, 77, 128, generator=torch.Generator().manual_seed(1))
+    change = torch.zeros(40, 128)
+    change[[1, 5]] = torch.randn(2, 128, generator=torch.Generator().manual_seed(2))
+    network = planted.Planted(base, {path: change}, {})
+    plain.get_submodule(path).weight.data += change
+    given = (None, None, names, None)
+    assert torch.allclose(network(*given, {}), plain(*given), atol=1e-5)
+    learning = [name for name, value in network.named_parameters() if value.requires_grad]
+    assert len(learning) == 1 and learning[0].startswith("unet.output_blocks.6.1.transformer_blocks.0.attn2.to_out.0")
+    added = {path: -(names @ change.T)}
+    assert torch.allclose(network(*given, added), Network()(*given), atol=1e-4), "kept still, the rows say nothing"
