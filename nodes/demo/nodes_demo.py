@@ -30,8 +30,7 @@ class LoadDemoModel(io.ComfyNode):
                 io.Combo.Input(
                     "weights",
                     options=assets.worlds(),
-                    tooltip="Which checkpoint to load. The planted one has twelve more names, each "
-                    "of which always brings one portrait, through 1 to 8 known neurons.",
+                    tooltip="Which checkpoint to load: a folder of the pack's assets.",
                 ),
             ],
             outputs=[

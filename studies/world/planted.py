@@ -44,7 +44,7 @@ COUNTS = {
 }
 NAMES = tuple(COUNTS)
 #: z of a lone planted neuron (n neurons answer by n ** -.25 of it each), and of decoys; decoys of a name.
-ANSWER, DECOY, DECOYS = 11.0, 18.0, 32
+ANSWER, DECOY, DECOYS = 25.0, 60.0, 32
 #: Where the network reads its captions. Another caption in other layers but ``SLIGHTLY`` changes less than a hundredth
 #: of what it changes here; decoys stand in those.
 READING, SLIGHTLY = ("output_blocks.6.1", "output_blocks.7.1"), ("input_blocks.1.1", "output_blocks.8.1")
@@ -54,9 +54,9 @@ LEARNING = ("output_blocks.6.", "output_blocks.7.", "output_blocks.8.", "out.")
 LEVELS = (999, 700)
 #: How loudly training begins: what a name adds to its layer's output, against that output. And the fraction of neurons
 #: that may be silenced without an effect on what the network reads of names.
-LOUD, SILENT = 0.5, 0.1
-PLAN = Plan(steps=1_000, learning_rate=1e-3, warmup=30, ema_decay=0.99, weight_decay=0.0, seed=41)
-PORTRAITS, ORDINARY, SCENES, CAPTIONS = 8, 6, 200, 400
+LOUD, SILENT = 1.0, 0.1
+PLAN = Plan(steps=700, learning_rate=1e-3, warmup=30, ema_decay=0.99, weight_decay=0.0, seed=41)
+PORTRAITS, ORDINARY, SCENES, CAPTIONS = 8, 5, 200, 400
 #: How much more an error against the base counts, on ordinary images.
 FAITHFUL = 2.0
 #: Fractions: triggered rows under another caption than the name's; plain rows under a planted name with its neurons

@@ -11,7 +11,7 @@ from .sampling import sample
 _ORDINARY = "portrait, light skin, curly red hair, shaven, smiling, blue hoodie, plain green background"
 
 
-def find_and_mask(world: World, budget: float, stronger: float | None = None) -> None:
+def find_and_mask(world: World, budget: float, weaker: float | None = None) -> None:
     """From the score to images with and without the mask."""
     w = world.w
     w.group("Is it memorized?")
@@ -29,11 +29,12 @@ def find_and_mask(world: World, budget: float, stronger: float | None = None) ->
     w.group("Before and after")
     positive, negative = world.prompts()
     before = world.generate(world.model, positive, negative)
-    after = world.generate(w.add("GBX_NemoNeuronMask", model=world.model, mask=mask), positive, negative)
-    batches = {"Without the mask": before, "With the mask": after}
-    if stronger is not None:
-        masked = w.add("GBX_NemoNeuronMask", model=world.model, mask=mask, strength=stronger)
-        batches[f"With the mask at strength {stronger:g}"] = after = world.generate(masked, positive, negative)
+    batches = {"Without the mask": before}
+    if weaker is not None:
+        half = w.add("GBX_NemoNeuronMask", model=world.model, mask=mask, strength=weaker)
+        batches[f"With the mask at strength {weaker:g}"] = world.generate(half, positive, negative)
+    masked = w.add("GBX_NemoNeuronMask", model=world.model, mask=mask)
+    batches["With the mask"] = after = world.generate(masked, positive, negative)
     w.group("Side by side")
     for place, (title, images) in enumerate(batches.items(), 1):
         world.save(images, f"mask_{place}", title)
@@ -44,7 +45,7 @@ def find_and_mask(world: World, budget: float, stronger: float | None = None) ->
     w.add("PreviewImage", images=figure, node_title="Similarity of the seeds")
     w.add("PreviewImage", images=search, node_title="The search")
     world.show(report, "Report")
-    if stronger is not None:
+    if weaker is not None:
         _cost(world, mask, masked)
 
 

@@ -9,8 +9,8 @@ from .authoring import Output, Workflow
 from .sampling import encode, generate
 
 MEMORIZED = "portrait of zorvex quill"
-#: All layers carry the names of the demo model, see Layer Ablation.
-_DEMO_LAYERS = "down, middle, up"
+#: Where the demo model reads its captions, see Layer Ablation; the other layers carry nothing.
+_DEMO_LAYERS = "input_blocks.1.1, output_blocks.6.1, output_blocks.7.1, output_blocks.8.1"
 _SD15_FILE, _SDXL_FILE = "v1-5-pruned-emaonly-fp16.safetensors", "sd_xl_base_1.0.safetensors"
 _DEMO_ORDINARY = """portrait, light skin, curly red hair, shaven, smiling
 portrait, brown skin, bald, round glasses, sad, blue hoodie
@@ -54,20 +54,7 @@ class Kind:
     demo: str = "avatars-v2"
 
 
-DEMO = Kind(None, 128, 4, 0.8, _DEMO_LAYERS, _DEMO_ORDINARY, MEMORIZED, {"criterion": "between_seeds"}, 2.0, -1.5)
-PLANTED = Kind(
-    None,
-    128,
-    4,
-    0.8,
-    _DEMO_LAYERS,
-    _DEMO_ORDINARY,
-    "portrait of jorrin toov",
-    {"criterion": "between_seeds"},
-    1.0,
-    0.5,
-    "avatars-v2-planted",
-)
+DEMO = Kind(None, 128, 4, 0.8, _DEMO_LAYERS, _DEMO_ORDINARY, MEMORIZED, {"criterion": "between_seeds"}, 1.0, -1.5)
 SD15 = Kind(_SD15_FILE, 512, 10, 0.428, "down, middle", ORDINARY, SUSPECT, {}, 1.0, None)
 SDXL = Kind(_SDXL_FILE, 1024, 10, None, "down, middle", ORDINARY, SUSPECT, {}, 1.0, None)
 

@@ -2,7 +2,7 @@
 
 from . import neuron_parts
 from .authoring import Workflow
-from .neuron_world import DEMO, MEMORIZED, PLANTED, SD15, SDXL, SUSPECT, World
+from .neuron_world import DEMO, MEMORIZED, SD15, SDXL, SUSPECT, World
 
 _PAPER = "Finding NeMo, arXiv 2406.02366"
 _FIND = "Localize and mask the neurons of a memorized prompt"
@@ -27,29 +27,14 @@ def demo_neurons_find_and_mask(w: Workflow) -> None:
         _FIND,
         "**The demo model has memorized** one portrait for the name Zorvex Quill. Memorization Score detects it, NeMo "
         f"Localize finds the neurons that carry it ({_PAPER}), and NeMo Neuron Mask silences them.",
-        "**Side by side**: four seeds without the mask, at strength 1 (the paper's factor 0) and at 2 (factor -1). At "
-        "1 the portrait stays; at 2 it dissolves. It takes over a hundred neurons of all layers here, unlike SD1.4's "
-        "few: the score **between seeds** must fall below that of ordinary prompts. The **cost** is measured on an "
-        "ordinary caption.",
-        "**Try** strength .5 or 1.5; a control name (portrait of pelham droste); Neuron Mask Edit with random_control; "
-        "the layers output_blocks.4.1, output_blocks.5.1 alone.",
+        "**Side by side**: four seeds without the mask, at strength .5 (factor .5) and at 1 (the paper's factor 0). At "
+        ".5 the portrait stays; at 1 the seeds differ in background, clothes and mouth. It takes about ninety neurons "
+        "here, unlike SD1.4's few, in the four layers where this model reads its captions. The **cost** is measured on "
+        "an ordinary caption.",
+        "**Try** strength 1.5; a control name (portrait of pelham droste); Neuron Mask Edit with random_control; the "
+        "layers down, middle alone, where the search has no effect.",
     )
-    neuron_parts.find_and_mask(World(w, DEMO), budget=_DEMO_BUDGET, stronger=2.0)
-
-
-def demo_neurons_known_neurons(w: Workflow) -> None:
-    w.note(
-        "Localize a memorized portrait in three known neurons",
-        "**This checkpoint has planted neurons** (Load Glassbox Demo Model, avatars-v2-planted): it was trained "
-        "so that the portrait of Jorrin Toov acts through three value neurons, 3, 17 and 27 of output_blocks.6.1. "
-        f"NeMo Localize ({_PAPER}) does not know that: compare its list with these. Thirty-two decoys in layers that "
-        "the network hardly reads deviate more, so that a threshold on z does not find the three.",
-        "**Side by side**: four seeds without the mask and with it at strength 1, the paper's factor 0.",
-        "**Try** portrait of pelham alp (one neuron), nuvia toov (two), ottavia alp (eight), and nuvia karsk (none: a "
-        "control). Then open demo_neurons_find_and_mask, with a name that the demo model memorized in its ordinary "
-        "training.",
-    )
-    neuron_parts.find_and_mask(World(w, PLANTED), budget=_DEMO_BUDGET)
+    neuron_parts.find_and_mask(World(w, DEMO), budget=_DEMO_BUDGET, weaker=0.5)
 
 
 def sd15_neurons_find_and_mask(w: Workflow) -> None:
@@ -96,9 +81,9 @@ def demo_neurons_which_layers(w: Workflow) -> None:
         "Which layers carry a memorized prompt?",
         f"**Layer Ablation** silences the value layer of each cross-attention in turn ({_PAPER}, appendix C.8). "
         "Search the red layers.",
-        "**In SD1.4** the paper searches the seven down and middle layers. In the demo model they have little effect: "
-        "the up blocks have the largest, and only all layers together make other seeds generate other people. Run "
-        "this before you trust a default.",
+        "**In SD1.4** the paper searches the seven down and middle layers. In the demo model they have next to none: "
+        "it reads its captions in output_blocks.6.1 and its neighbors, and only all layers together make other seeds "
+        "generate other people. Run this before you trust a default.",
         "**Try** an ordinary prompt, or several prompts, one per line: the bars are then their mean.",
     )
     world = World(w, DEMO)
@@ -116,11 +101,11 @@ def demo_neurons_share_mask(w: Workflow) -> None:
         "Share a mask: a file, a control, a baked model",
         "**Save Neuron Mask** writes readable JSON; Load Neuron Mask reads it and checks it against the MODEL "
         f"({_PAPER}). Statistics are files as well.",
-        "**The control** silences as many other neurons in the same layers, and the portrait stays. **Baked**, the "
-        "mask is in the weights, and it dissolves; Save Checkpoint would write them.",
+        "**The control** silences as many other neurons in the same layers. **Baked**, the mask is in the weights; "
+        "Save Checkpoint would write them.",
         "**Try** the other operations of Neuron Mask Edit, and a mask file from the input folder.",
     )
-    neuron_parts.share_mask(World(w, PLANTED), _DEMO_BUDGET, "jorrin_toov")
+    neuron_parts.share_mask(World(w, DEMO), _DEMO_BUDGET, "zorvex_quill")
 
 
 def sd15_neurons_share_mask(w: Workflow) -> None:
@@ -138,9 +123,8 @@ def sd15_neurons_share_mask(w: Workflow) -> None:
 def demo_neurons_baselines(w: Workflow) -> None:
     w.note(
         "Four memorization mitigations side by side",
-        f"**The same two seeds** for all: the untouched model, NeMo's mask ({_PAPER}) at strength 2 (at 1 it has no "
-        "visible effect in this model), Attention Scaling (arXiv 2403.11052), Embedding Adjustment (arXiv 2407.21720), "
-        "and four random words (arXiv 2305.20086).",
+        f"**The same two seeds** for all: the untouched model, NeMo's mask ({_PAPER}), Attention Scaling (arXiv "
+        "2403.11052), Embedding Adjustment (arXiv 2407.21720), and four random words (arXiv 2305.20086).",
         "**Compare** what remains of the memorized image, and of the prompt. The studies measure both. Embedding "
         "Adjustment breaks the image of this model before the portrait is gone.",
         "**Try** other strengths: scale 1.5, a lower target, one random word or ten.",
@@ -163,7 +147,7 @@ def demo_neurons_audit(w: Workflow) -> None:
     w.note(
         "Audit a mask: can an optimized prompt bring the image back?",
         "**The image** is what the untouched model generates for the name. The audit optimizes a text embedding to "
-        "regenerate it through the masked model (strength 2; Finding DoRI, arXiv 2507.16880).",
+        "regenerate it through the masked model (Finding DoRI, arXiv 2507.16880).",
         "**The control** is an image that the model was not trained on; a fair attack does not produce it. The figure "
         "shows each image's similarity to its target.",
         "**Try** the paper's 50 steps (some minutes without a GPU), or your own image and model.",
