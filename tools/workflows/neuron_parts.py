@@ -104,8 +104,8 @@ def scan_list(world: World, suspects: str) -> None:
     w.batch("GBX_MemorizationScore.prompts", join=("scores",), chunk=16)
 
 
-def share_mask(world: World, budget: float, name: str) -> None:
-    """Find, save, load, and bake a mask, with a control beside it."""
+def share_mask(world: World, budget: float, name: str, layer: str = "") -> None:
+    """Find, save, load, and bake a mask; beside it a random control, or the neurons of one ``layer`` alone."""
     w = world.w
     w.group("Find")
     mask, _, table, _ = world.localize(budget, "glassbox/neurons/statistics")
@@ -114,16 +114,18 @@ def share_mask(world: World, budget: float, name: str) -> None:
     w.group("Share")
     file, _ = w.add("GBX_SaveNeuronMask", mask=mask, filename_prefix=f"glassbox/neurons/{name}")
     loaded, _, report = w.add("GBX_LoadNeuronMask", file=file, model=world.model)
-    control, _ = w.add("GBX_NeuronMaskEdit", mask=loaded, operation="random_control", model=world.model, seed=3)
+    edit = {"operation": "keep_named", "neurons": layer} if layer else {"operation": "random_control", "seed": 3}
+    edited, _ = w.add("GBX_NeuronMaskEdit", mask=loaded, model=world.model, **edit)
     world.show(table, "The neurons")
     world.show(report, "The loaded mask")
     w.group("Prompt")
     positive, negative = world.prompts()
-    w.group("Baked, and the control")
+    w.group("Baked, and edited" if layer else "Baked, and the control")
     baked = w.add("GBX_BakeNeuronMask", model=world.model, mask=loaded)
-    other = w.add("GBX_NemoNeuronMask", model=world.model, mask=control)
+    other = w.add("GBX_NemoNeuronMask", model=world.model, mask=edited)
     world.save(world.generate(baked, positive, negative, 2), "baked", "The mask, baked in")
-    world.save(world.generate(other, positive, negative, 2), "control", "Random control")
+    images = world.generate(other, positive, negative, 2)
+    world.save(images, "edited" if layer else "control", f"The neurons of {layer} alone" if layer else "Random control")
     w.batch("GBX_NemoLocalize.prompts", "Prompt.text", join=("masks", "images"))
 
 

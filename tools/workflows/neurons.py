@@ -98,14 +98,14 @@ def demo_neurons_which_layers(w: Workflow) -> None:
 
 def demo_neurons_share_mask(w: Workflow) -> None:
     w.note(
-        "Share a mask: a file, a control, a baked model",
+        "Share a mask: a file, an edit, a baked model",
         "**Save Neuron Mask** writes readable JSON; Load Neuron Mask reads it and checks it against the MODEL "
         f"({_PAPER}). Statistics are files as well.",
-        "**The control** silences as many other neurons in the same layers. **Baked**, the mask is in the weights; "
-        "Save Checkpoint would write them.",
+        "**Edited**, it keeps the neurons of output_blocks.6.1, the layer with the largest effect. **Baked**, the mask is "
+        "in the weights; Save Checkpoint would write them.",
         "**Try** the other operations of Neuron Mask Edit, and a mask file from the input folder.",
     )
-    neuron_parts.share_mask(World(w, DEMO), _DEMO_BUDGET, "zorvex_quill")
+    neuron_parts.share_mask(World(w, DEMO), _DEMO_BUDGET, "zorvex_quill", "output_blocks.6.1")
 
 
 def sd15_neurons_share_mask(w: Workflow) -> None:
