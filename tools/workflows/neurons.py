@@ -101,8 +101,8 @@ def demo_neurons_share_mask(w: Workflow) -> None:
         "Share a mask: a file, an edit, a baked model",
         "**Save Neuron Mask** writes readable JSON; Load Neuron Mask reads it and checks it against the MODEL "
         f"({_PAPER}). Statistics are files as well.",
-        "**Edited**, it keeps the neurons of output_blocks.6.1, the layer with the largest effect. **Baked**, the mask is "
-        "in the weights; Save Checkpoint would write them.",
+        "**Edited**, it keeps the neurons of output_blocks.6.1, the layer with the largest effect. **Baked**, the mask "
+        "is in the weights; Save Checkpoint would write them.",
         "**Try** the other operations of Neuron Mask Edit, and a mask file from the input folder.",
     )
     neuron_parts.share_mask(World(w, DEMO), _DEMO_BUDGET, "zorvex_quill", "output_blocks.6.1")
@@ -150,7 +150,8 @@ def demo_neurons_audit(w: Workflow) -> None:
         "regenerate it through the masked model (Finding DoRI, arXiv 2507.16880).",
         "**The control** is an image that the model was not trained on; a fair attack does not produce it. The figure "
         "shows each image's similarity to its target.",
-        "**Try** the paper's 50 steps (some minutes without a GPU), or your own image and model.",
+        "**Six steps** do not bring the image back here: they leave it broken. **Try** the paper's 50 (some minutes "
+        "without a GPU), or your own image and model.",
     )
     world = World(w, DEMO)
     neuron_parts.audit(world, _DEMO_BUDGET, lambda: w.add("GBX_DemoPicture", image_index=3, count=1)[0], _DEMO_AUDIT)
