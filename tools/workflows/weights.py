@@ -279,7 +279,7 @@ def demo_weights_edit_photo(w: Workflow) -> None:
         cfg=3.0,
         sampler_name="euler",
         scheduler="normal",
-        denoise=0.5,
+        denoise=0.7,
     )
     decoded = w.add("VAEDecode", samples=samples, vae=demo.vae)
     whole = w.add("ImageCompositeMasked", destination=image, source=decoded, x=0, y=0, resize_source=False, mask=mask)
