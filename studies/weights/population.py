@@ -102,14 +102,14 @@ class Trainer:
         So each identity's gradient is what it would be alone. Scenes, timesteps and noise of a step are the same for
         all identities: what they do to the weights is common to all members, and not taken for identity.
         """
-        (count, images), rows = data.latents.shape[:2], self.plan.rows
-        picks = torch.randperm(images, generator=generator)[:rows]
+        count, images = data.latents.shape[:2]
+        picks = torch.randperm(images, generator=generator)[: self.plan.rows]
         latents = data.latents[:, picks].flatten(0, 1).float()
         contexts = data.contexts[:, picks].flatten(0, 1).float().to(device())
         noised, timesteps, noise, alpha = self.noised(latents, generator, count)
         target = alpha.sqrt() * noise - (1 - alpha).sqrt() * latents.to(device()) if self.predicts_v else noise
         error = (self.predict(noised, timesteps, contexts) - target).square().mean((1, 2, 3))
-        return error.view(count, rows).mean(dim=1).sum()
+        return error.view(count, len(picks)).mean(dim=1).sum()
 
     def noised(self, latents: torch.Tensor, generator: torch.Generator, groups: int = 1) -> tuple[torch.Tensor, ...]:
         """Latents (n, 24, 16, 16) at random timesteps: noised, timesteps (n,), the noise, and alpha (n, 1, 1, 1).
