@@ -48,8 +48,8 @@ def write(name: str, images: Path) -> Path:
 
 
 def tile(files: list[Path]) -> Image.Image:
-    """One image that holds the given ones: a single one whole, up to four in two columns, more in three."""
-    columns = 1 if len(files) == 1 else 2 if len(files) <= 4 else 3
+    """One image that holds the given ones: up to three in one row, four in two columns, more in three."""
+    columns = 2 if len(files) == 4 else min(len(files), 3)
     side = _SIDE // columns
     rows = -(-len(files) // columns)
     page = Image.new("RGB", (_SIDE, side * rows), "white")
