@@ -30,6 +30,7 @@ _CHOSEN = {
     "demo_neurons_find_and_mask": (1, 2, 3, 5, 6, 7, 9, 10, 11),
     "demo_noise_composition": (5, 6, 7, 1, 2, 3),
     "demo_noise_seed_scout": (3, 4, 5, 10, 11, 12),
+    "demo_weights_edit": (1, 2),
     "demo_weights_sample": (1, 2, 3, 4, 5, 6),
 }
 
@@ -48,8 +49,8 @@ def write(name: str, images: Path) -> Path:
 
 
 def tile(files: list[Path]) -> Image.Image:
-    """One image that holds the given ones: up to three in one row, four in two columns, more in three."""
-    columns = 2 if len(files) == 4 else min(len(files), 3)
+    """One image that holds the given ones: a single one whole, up to four in two columns, more in three."""
+    columns = 1 if len(files) == 1 else 2 if len(files) <= 4 else 3
     side = _SIDE // columns
     rows = -(-len(files) // columns)
     page = Image.new("RGB", (_SIDE, side * rows), "white")
