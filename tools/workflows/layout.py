@@ -19,6 +19,7 @@ from .authoring import NOTE, Node, Workflow
 _TITLE, _FRAME, _SLOT, _WIDGET = 30, 24, 24, 34  # as Nodes 2.0 draws them, which needs more than the classic renderer
 _WIDTH, _TEXT_WIDTH, _PANEL_WIDTH, _NOTE_WIDTH, _LETTER = 260, 300, 380, 420, 7.2
 _NOTE_LETTER, _NOTE_LINE = 9.4, 22.5
+_FURTHER_TEXT = 40  # what newer front ends give a second text of a subgraph beyond its lines
 _IMAGE, _REPORT = (230, 200), (300, 92)  # room for what an output node shows
 _COLUMN_GAP, _NODE_GAP, _GROUP_GAP, _MARGIN, _HEADING = 36, 18, 16, 12, 36
 #: The front end opens a workflow on three quarters of a window of 1600 x 1000.
@@ -229,6 +230,8 @@ def _size(node: Node) -> tuple[int, int]:
     rows = [widget for widget in widgets(node.info) if widget.in_prompt and widget.name not in texts]
     height = _FRAME + _SLOT * max(len(sockets), len(node.info["output"])) + _WIDGET * len(rows)
     height += sum(_text_height(str(node.values[text])) for text in texts) + _PANELS.get(node.type, 0)
+    if node.inside is not None:
+        height += _FURTHER_TEXT * max(len(texts) - 1, 0)
     if node.type in _SHOWS_IMAGE:
         return _IMAGE[0], height + _IMAGE[1]
     if node.type == _SHOWS_TEXT:
