@@ -2,20 +2,23 @@
 
 Parts: detection (does the score separate memorized names from captions), masks (the effect of masks and other
 mitigations on images), audit (does an optimized embedding bring the image back), planted (does the search find known
-neurons). Each writes studies/results/neurons_PART.json. Without a part all of them run. The checkpoint with the known
-neurons is made by `study world train planted`.
+neurons; only where there is the checkpoint that `study world train planted` makes). Each writes
+studies/results/neurons_PART.json. Without a part all of them run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..common import parts
+from ..common import host, parts
 
 SEED = 1
-PARTS = {part: f"{part}:measure" for part in ("detection", "masks", "audit", "planted")}
+PLANTED = "avatars-v2-planted"
+PARTS = {part: f"{part}:measure" for part in ("detection", "masks", "audit")}
+if (host.ROOT / "assets" / PLANTED).is_dir():
+    PARTS["planted"] = "planted:measure"
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the named parts."""
-    return parts.run(__package__, __doc__, PARTS, SEED, argv, worlds={"planted": "avatars-v2-planted"})
+    return parts.run(__package__, __doc__, PARTS, SEED, argv, worlds={"planted": PLANTED})

@@ -6,7 +6,6 @@ noised and denoised again takes many of them back. The encoder stays as it is, s
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -36,11 +35,7 @@ def denoised(network: denoiser.Denoiser, data: denoiser.Data, picks: torch.Tenso
             level = LEVELS[start // BATCH % len(LEVELS)]
             sigmas = [sigma for sigma in objective.steps(STEPS) if sigma <= level]
             x = (clean + sigmas[0] * torch.randn(clean.shape, generator=generator)).to(device())
-            for sigma, following in pairwise(sigmas):
-                answers = objective.denoised(network, x.repeat(2, 1, 1, 1), sigma, context, numbers)
-                positive, negative = answers.float().chunk(2)
-                clear = negative + CFG * (positive - negative)
-                x = clear + (x - clear) * following / sigma
+            x = denoiser.euler(network, objective, x, sigmas, context, numbers, CFG)
         found.append(x.half().cpu())
     return torch.cat(found)
 

@@ -291,6 +291,27 @@ class Objective:
         return [part / (1 - part) for part in torch.linspace(0.9998, 0, count + 1).tolist()]
 
 
+def euler(
+    network: Denoiser,
+    objective: Objective,
+    x: torch.Tensor,
+    sigmas: list[float],
+    context: torch.Tensor,
+    metadata: torch.Tensor,
+    cfg: float,
+) -> torch.Tensor:
+    """Latents x (N, 24, 16, 16) of noise level ``sigmas[0]``, denoised by Euler steps with classifier-free guidance.
+
+    ``context`` (2 N, 77, 128) and ``metadata`` (2 N, 5): those of the captions, then those of the empty one.
+    """
+    for sigma, lower in pairwise(sigmas):
+        answers = objective.denoised(network, x.repeat(2, 1, 1, 1), sigma, context, metadata)
+        with_text, without = answers.float().chunk(2)
+        clean = without + cfg * (with_text - without)
+        x = clean + (x - clean) * lower / sigma
+    return x
+
+
 @torch.inference_mode()
 def sample(
     network: Denoiser,
@@ -316,11 +337,7 @@ def sample(
             for index in range(len(part))
         ]
         x = torch.stack(noise).to(device()) * levels[0]
-        for sigma, lower in pairwise(levels):
-            with_text, without = objective.denoised(network, x.repeat(2, 1, 1, 1), sigma, context, numbers).chunk(2)
-            clean = without + cfg * (with_text - without)
-            x = clean + (x - clean) * lower / sigma
-        result.append(x.cpu())
+        result.append(euler(network, objective, x, levels, context, numbers, cfg).cpu())
     return torch.cat(result)
 
 

@@ -1,5 +1,7 @@
 """The population's people: who they are is fixed and not in the caption, everything else varies and is."""
 
+from dataclasses import replace
+
 import pytest
 
 from studies.weights import people
@@ -44,3 +46,17 @@ def test_further_scenes_are_of_the_same_person_and_not_trained_on(group):
     for one in group:
         assert len(one.further) == people.FURTHER and not set(one.further) & set(one.scenes)
         assert all(getattr(scene.face, name) == getattr(one.face, name) for scene in one.further for name in IDENTITY)
+
+
+def test_everybody_sits_for_the_same_scenes_unless_they_have_their_own(group):
+    def setting(scene):
+        return replace(scene, face=None), scene.face.clothing, scene.face.mouth, scene.face.eyes
+
+    def settings(one):
+        return [setting(scene) for scene in one.scenes]
+
+    assert all(settings(one) == settings(group[0]) for one in group)
+    assert all(setting(one.further[0]) != setting(group[0].further[0]) for one in group[1:])
+    own = [people.person(number, own_scenes=True) for number in (0, 1)]
+    assert own[0].face == group[0].face and settings(own[0]) != settings(group[0])
+    assert settings(own[0]) != settings(own[1])

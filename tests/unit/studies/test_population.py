@@ -146,3 +146,13 @@ def test_rows_move_in_proportion_to_their_gradients():
     value = nn.Parameter(torch.zeros(2, 40))
     found = _descended(population.CommonAdam([value], lr=RATE), value, gradients)
     assert torch.allclose(found[1], -2 * found[0], atol=1e-6) and found[0].abs().mean() > RATE
+
+
+def test_members_get_the_same_noise_and_noise_levels():
+    trainer = population.Trainer.__new__(population.Trainer)
+    trainer.plan, trainer.alphas = population.Plan(), torch.linspace(1, 0, 1000)
+    latents = torch.zeros(6, 24, 4, 4)
+    noised, timesteps, noise, _ = trainer.noised(latents, torch.Generator().manual_seed(3), groups=3)
+    assert torch.equal(noise[:2], noise[4:]) and torch.equal(timesteps[:2], timesteps[4:])
+    assert torch.equal(noised[:2], noised[2:4]) and not torch.equal(noise[0], noise[1])
+    assert timesteps.min() >= trainer.plan.earliest
