@@ -68,8 +68,9 @@ def flat_weights(coefficients, basis, mean, deviation, basis_scale=None):
     whose coefficient is 0 are not read. weights2weights (arXiv 2406.09413), section 3.1. Raises ValueError when shapes
     do not fit.
     """
-    return _run("flat_weights", coefficients=coefficients, basis=basis, mean=mean, deviation=deviation,
-                basis_scale=basis_scale)  # fmt: skip
+    return _run(
+        "flat_weights", coefficients=coefficients, basis=basis, mean=mean, deviation=deviation, basis_scale=basis_scale
+    )
 
 
 def low_rank_apply(weight, up, down, strength: float):

@@ -24,8 +24,10 @@ def assignment_cost(data, noise) -> None:
 def nearest_drawn(data, seeds, k) -> None:
     """(B, D), int64 (B,), and at least one candidate."""
     if data.ndim != 2 or seeds.shape != data.shape[:1] or seeds.dtype != torch.int64:
-        raise ValueError(f"Nearest noise needs (B, D) and an int64 seed for each row, not {tuple(data.shape)} and "
-                         f"{seeds.dtype} {tuple(seeds.shape)}.")  # fmt: skip
+        raise ValueError(
+            f"Nearest noise needs (B, D) and an int64 seed for each row, not {tuple(data.shape)} and "
+            f"{seeds.dtype} {tuple(seeds.shape)}."
+        )
     if k < 1:
         raise ValueError(f"k is {k}: it counts the noise samples to choose from and is at least 1.")
 
@@ -33,8 +35,10 @@ def nearest_drawn(data, seeds, k) -> None:
 def flat_weights(coefficients, basis, mean, deviation, basis_scale) -> None:
     """(K,), (K, D), (D,), (D,), and scales with int8 alone."""
     if basis.ndim != 2 or coefficients.shape != basis.shape[:1] or mean.shape != basis.shape[1:]:
-        raise ValueError(f"A basis {tuple(basis.shape)} needs a coefficient for each row and a mean as long as a row, "
-                         f"not {tuple(coefficients.shape)} and {tuple(mean.shape)}.")  # fmt: skip
+        raise ValueError(
+            f"A basis {tuple(basis.shape)} needs a coefficient for each row and a mean as long as a row, "
+            f"not {tuple(coefficients.shape)} and {tuple(mean.shape)}."
+        )
     if deviation.shape != mean.shape:
         raise ValueError(f"The deviation {tuple(deviation.shape)} must be as long as the mean {tuple(mean.shape)}.")
     if (basis.dtype == torch.int8) != (basis_scale is not None):

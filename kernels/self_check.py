@@ -73,8 +73,10 @@ def _compare(key, backend, operation, kernel, eager, arguments, device):
     _runs[key] = error is None
     if error:
         name = f"{backend} {operation}"
-        once(f"The {backend} kernel of {operation} is wrong on this GPU and will not run: {error}. Please "
-                      "report it.", logging.WARNING)  # fmt: skip
+        once(
+            f"The {backend} kernel of {operation} is wrong on this GPU and will not run: {error}. Please report it.",
+            logging.WARNING,
+        )
         _wrong[machine_name(device)][name] = error
         _write(machine_name(device), {name: error})
     return wanted
@@ -83,8 +85,10 @@ def _compare(key, backend, operation, kernel, eager, arguments, device):
 def _leave_out(key: tuple, backend: str, operation: str, error: Exception) -> None:
     _runs[key] = False
     first = (str(error).strip().splitlines() or [""])[0][:200]
-    once(f"The {backend} kernel of {operation} is left out until the next start: {type(error).__name__}: "
-                  f"{first}", logging.WARNING)  # fmt: skip
+    once(
+        f"The {backend} kernel of {operation} is left out until the next start: {type(error).__name__}: {first}",
+        logging.WARNING,
+    )
 
 
 def _known_wrong(name: str, device: torch.device) -> bool:
@@ -92,8 +96,11 @@ def _known_wrong(name: str, device: torch.device) -> bool:
     if machine not in _wrong:
         _wrong[machine] = _remembered(_read(), machine)
         for known, error in _wrong[machine].items():
-            once(f"The kernel {known} does not run: it was wrong on this GPU before ({error}). To try it "
-                          f"again, delete {memory_file()}.", logging.WARNING)  # fmt: skip
+            once(
+                f"The kernel {known} does not run: it was wrong on this GPU before ({error}). To try it "
+                f"again, delete {memory_file()}.",
+                logging.WARNING,
+            )
     return name in _wrong[machine]
 
 

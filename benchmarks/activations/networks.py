@@ -13,10 +13,16 @@ NETWORKS = {
     "narrow SDXL": ("SDXL", "sdxl", {"model_channels": 64}, 128),
     "SDXL": ("SDXL", "sdxl", {}, 128),
     "SDXL with 2 of 10 blocks": (
-        "SDXL", "sdxl",
-        {"transformer_depth": [0, 0, 2, 2, 2, 2], "transformer_depth_middle": 2,
-         "transformer_depth_output": [0, 0, 0, 2, 2, 2, 2, 2, 2]}, 128),
-}  # fmt: skip
+        "SDXL",
+        "sdxl",
+        {
+            "transformer_depth": [0, 0, 2, 2, 2, 2],
+            "transformer_depth_middle": 2,
+            "transformer_depth_output": [0, 0, 0, 2, 2, 2, 2, 2, 2],
+        },
+        128,
+    ),
+}
 CPU_SIDE = 16  # 128 pixels: what a tap adds besides copies weighs more than in larger images
 SEED = 0
 

@@ -58,18 +58,22 @@ def overhead(quick: bool) -> dict[str, dict]:
             processor.append(cpu)
     numbers = {
         "one process, added": results.bootstrap(
-            1000 * np.array(job), f"added to the plain loop by keys, results and the bar, {pieces_} empty pieces",
-            "ms", np.median,
+            1000 * np.array(job),
+            f"added to the plain loop by keys, results and the bar, {pieces_} empty pieces",
+            "ms",
+            np.median,
         ),
         "one process, files alone": results.bootstrap(
-            1000 * np.array(files), "a plain loop that makes a folder with one small file and renames it", "ms",
+            1000 * np.array(files),
+            "a plain loop that makes a folder with one small file and renames it",
+            "ms",
             np.median,
         ),
         "start of a worker": exact(_start(), "s", "ComfyUI's imports and nodes in a process of its own"),
         "one process, processor": results.bootstrap(
             1000 * np.array(processor), "processor time of the job per empty piece", "ms", np.median
         ),
-    }  # fmt: skip
+    }
     with machines.cluster(1) as (made, _):
         walls, drivers = zip(*_on_ray(made.address, pieces_, 1, rounds=rounds), strict=True)
     numbers["Ray, one worker"] = results.bootstrap(
@@ -126,8 +130,10 @@ class _Driver:
     def numbers(self, where: str) -> dict[str, dict]:
         first, last = self._marks[0], self._marks[-1]
         growth = (self._found[last] - self._found[first]) / (last - first) * 1e6
-        sizes = {f"{where}, after {mark:,} pieces": exact(self._found[mark], "MB", "resident memory of the driver")
-                 for mark in self._marks}  # fmt: skip
+        sizes = {
+            f"{where}, after {mark:,} pieces": exact(self._found[mark], "MB", "resident memory of the driver")
+            for mark in self._marks
+        }
         return sizes | {f"{where}, growth": exact(growth, "bytes", f"per piece, from {first:,} to {last:,} pieces")}
 
 
@@ -194,9 +200,11 @@ def _start() -> float:
     )
     begun = time.perf_counter()
     subprocess.run(
-        [sys.executable, "-P", "-c", code, str(host.ROOT / "run.py")], check=True, stdout=subprocess.DEVNULL,
+        [sys.executable, "-P", "-c", code, str(host.ROOT / "run.py")],
+        check=True,
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    )
     return time.perf_counter() - begun
 
 

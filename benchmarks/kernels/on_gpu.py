@@ -14,8 +14,26 @@ from studies.common import host, results
 
 from .cases import Case, gpu_cases, moved
 
-FIELDS = ("gpu", "torch", "triton", "bandwidth_gb_s", "matrix_tflop_s", "operation", "where", "dtype", "backend", "ms",
-          "low_ms", "high_ms", "bytes", "operations", "floor_ms", "over_floor", "over_eager", "check")  # fmt: skip
+FIELDS = (
+    "gpu",
+    "torch",
+    "triton",
+    "bandwidth_gb_s",
+    "matrix_tflop_s",
+    "operation",
+    "where",
+    "dtype",
+    "backend",
+    "ms",
+    "low_ms",
+    "high_ms",
+    "bytes",
+    "operations",
+    "floor_ms",
+    "over_floor",
+    "over_eager",
+    "check",
+)
 EAGER, TRITON, CUDA, COMPILED = BACKENDS = ("eager", "triton", "cuda", "torch.compile of eager")
 _COPIED = 2**30  # bytes of the copy that measures the bandwidth
 _SIDE = 8192  # of the matrices that measure the matrix rate
@@ -38,8 +56,14 @@ def measure(quick: bool) -> list[str]:
         for case in gpu_cases(quick):
             torch.cuda.empty_cache()
             try:
-                measured = compared(case, "cuda", dtype, 1e9 * machine["bandwidth_gb_s"],
-                                    1e12 * machine["matrix_tflop_s"], 10 if quick else 50)  # fmt: skip
+                measured = compared(
+                    case,
+                    "cuda",
+                    dtype,
+                    1e9 * machine["bandwidth_gb_s"],
+                    1e12 * machine["matrix_tflop_s"],
+                    10 if quick else 50,
+                )
             except torch.OutOfMemoryError:
                 print(f"{case.operation}, {case.where}, {dtype}: left out, this GPU has too little memory")
                 continue
@@ -64,8 +88,11 @@ def summary(rows: list[dict]) -> list[str]:
     parts = []
     for operation in dict.fromkeys(row["operation"] for row in rows):
         for backend in (TRITON, CUDA):
-            timed = [row for row in rows if (row["operation"], row["backend"]) == (operation, backend)
-                     and "over_floor" in row]  # fmt: skip
+            timed = [
+                row
+                for row in rows
+                if (row["operation"], row["backend"]) == (operation, backend) and "over_floor" in row
+            ]
             if timed:
                 floor, eager = (statistics.median(row[name] for row in timed) for name in ("over_floor", "over_eager"))
                 parts.append(f"{backend} {operation} {floor:.1f} x floor, {1 / eager:.1f} x as fast as eager")
@@ -76,19 +103,26 @@ def numbers(rows: list[dict]) -> dict[str, dict]:
     """What was timed, as result files hold it."""
     return {
         f"{row['operation']}, {row['where']}, {row['dtype']}, {row['backend']}": {
-            "value": row["ms"], "low": row["low_ms"], "high": row["high_ms"], "n": 1, "unit": "ms",
+            "value": row["ms"],
+            "low": row["low_ms"],
+            "high": row["high_ms"],
+            "n": 1,
+            "unit": "ms",
             "what": f"median and 90 % of device-event times; {row['over_floor']:.2f} of the floor; "
-                    f"{row.get('check', 'not checked')}",
+            f"{row.get('check', 'not checked')}",
         }
-        for row in rows if "over_floor" in row
-    }  # fmt: skip
+        for row in rows
+        if "over_floor" in row
+    }
 
 
 def text(measured: list[dict]) -> str:
     """The rows of one case for a person to read."""
     first = measured[0]
-    lines = ["{operation}, {where}, {dtype}: {bytes:,} bytes, {operations:,.0f} operations, "
-             "at least {floor_ms:.4f} ms".format(**first)]  # fmt: skip
+    lines = [
+        "{operation}, {where}, {dtype}: {bytes:,} bytes, {operations:,.0f} operations, "
+        "at least {floor_ms:.4f} ms".format(**first)
+    ]
     for row in measured:
         times = "{ms:.4f} ms, {over_floor:.2f} of the floor, {over_eager:.2f} of eager" if "over_floor" in row else ""
         lines.append(f"  {row['backend']}: " + ", ".join(filter(None, (times.format(**row), row.get("check")))))
@@ -129,8 +163,15 @@ def compared(case: Case, device: str, dtype: torch.dtype, bandwidth: float, rate
     floor = 1000 * max(volume / bandwidth, case.operations / rate if case.matrix else 0.0)
     rows, eager_ms = [], float("nan")
     for name, contender in contenders.items():
-        row = {"operation": case.operation, "where": case.where, "dtype": str(dtype).removeprefix("torch."),
-               "backend": name, "bytes": volume, "operations": case.operations, "floor_ms": floor}  # fmt: skip
+        row = {
+            "operation": case.operation,
+            "where": case.where,
+            "dtype": str(dtype).removeprefix("torch."),
+            "backend": name,
+            "bytes": volume,
+            "operations": case.operations,
+            "floor_ms": floor,
+        }
         try:
             times = milliseconds(lambda run=contender: run(**arguments), turns)
             if name in (TRITON, CUDA):  # after all turns: what programs do to each other need not show in the first
@@ -143,8 +184,16 @@ def compared(case: Case, device: str, dtype: torch.dtype, bandwidth: float, rate
         if name == EAGER:
             eager_ms = middle
         ranked = sorted(times)
-        rows.append(row | {"ms": middle, "low_ms": ranked[len(ranked) // 20], "high_ms": ranked[-1 - len(ranked) // 20],
-                           "over_floor": middle / floor, "over_eager": middle / eager_ms})  # fmt: skip
+        rows.append(
+            row
+            | {
+                "ms": middle,
+                "low_ms": ranked[len(ranked) // 20],
+                "high_ms": ranked[-1 - len(ranked) // 20],
+                "over_floor": middle / floor,
+                "over_eager": middle / eager_ms,
+            }
+        )
     return rows
 
 
@@ -196,8 +245,9 @@ def plot(path: Path, rows: list[dict]) -> Path:
         bars = {(row["operation"], row["where"]): row["over_floor"] for row in shown if row["backend"] == backend}
         places = [place + 0.2 * offset for place, case in enumerate(cases) if case in bars]
         axes.barh(places, [bars[case] for case in cases if case in bars], height=0.19, label=backend)
-    axes.set_yticks([place + 0.3 for place in range(len(cases))], [f"{name}\n{where}" for name, where in cases],
-                    fontsize=7)  # fmt: skip
+    axes.set_yticks(
+        [place + 0.3 for place in range(len(cases))], [f"{name}\n{where}" for name, where in cases], fontsize=7
+    )
     axes.set_xscale("log")
     axes.set_xlabel("time over the floor from bandwidth and matrix rate")
     axes.set_title(rows[0]["gpu"])

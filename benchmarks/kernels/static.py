@@ -78,20 +78,43 @@ def variants() -> Iterator[Variant]:
     )
     group = host.pack("kernels").BASIS_GROUP
     for number in numbers:
-        yield Variant("nearest_drawn", "_distances", number, {"data": NUMBER, "seeds": "*i64", "distances": "*fp32"},
-                      lambda _: {"BLOCK": drawn.BLOCK}, ("size", "data_stride"))  # fmt: skip
-    yield Variant("nearest_drawn", "_draw", "fp32", {"seeds": "*i64", "index": "*i64", "result": "*fp32"},
-                  lambda _: {"BLOCK": drawn.BLOCK}, ("size",), streams=False)  # fmt: skip
+        yield Variant(
+            "nearest_drawn",
+            "_distances",
+            number,
+            {"data": NUMBER, "seeds": "*i64", "distances": "*fp32"},
+            lambda _: {"BLOCK": drawn.BLOCK},
+            ("size", "data_stride"),
+        )
+    yield Variant(
+        "nearest_drawn",
+        "_draw",
+        "fp32",
+        {"seeds": "*i64", "index": "*i64", "result": "*fp32"},
+        lambda _: {"BLOCK": drawn.BLOCK},
+        ("size",),
+        streams=False,
+    )
     sums = dict.fromkeys(("products", "row_sums", "column_sums", "tile_sums"), "*fp32")
     for number in numbers:
         yield Variant(
-            "assignment_cost", "_products", number, {"data": NUMBER, "noise": NUMBER, **sums},
+            "assignment_cost",
+            "_products",
+            number,
+            {"data": NUMBER, "noise": NUMBER, **sums},
             lambda family, n=number: {"HALF": n == "fp16", "INTERPRETED": False, **cost.launch(family, n == "fp32")},
-            ("rows", "columns", "size", "length", "data_stride", "noise_stride"), product=True,
-        )  # fmt: skip
+            ("rows", "columns", "size", "length", "data_stride", "noise_stride"),
+            product=True,
+        )
     tile = {"ROWS": cost.SUM_ROWS, "COLUMNS": cost.SUM_COLUMNS, "SUMS": cost.SUMS}
-    yield Variant("assignment_cost", "_centered", "fp32", {**sums, "cost": "*fp32"},
-                  lambda _, tile=tile: tile, ("rows", "columns"))  # fmt: skip
+    yield Variant(
+        "assignment_cost",
+        "_centered",
+        "fp32",
+        {**sums, "cost": "*fp32"},
+        lambda _, tile=tile: tile,
+        ("rows", "columns"),
+    )
     point = {"coefficients": "*fp32", "basis": NUMBER, "scale": "*fp32", "sums": "*fp32"}
     for number in ("i8", "bf16", "fp16"):
         tile = {"SCALED": number == "i8", "GROUP": group, "ROWS": low_rank.BASIS_ROWS, "BLOCK": low_rank.BLOCK}
@@ -99,20 +122,32 @@ def variants() -> Iterator[Variant]:
     for number, factors in itertools.permutations(numbers, 2):
         types = {"weight": NUMBER, "result": NUMBER, "up": f"*{factors}", "down": f"*{factors}", "strength": "fp32"}
         yield Variant(
-            "low_rank", "_apply", number, types, lambda family, f=factors: low_rank.launch(family, f == "fp32"),
-            ("rows", "columns", "rank"), product=True, note=f"factors {factors}",
-        )  # fmt: skip
+            "low_rank",
+            "_apply",
+            number,
+            types,
+            lambda family, f=factors: low_rank.launch(family, f == "fp32"),
+            ("rows", "columns", "rank"),
+            product=True,
+            note=f"factors {factors}",
+        )
     pointers = {"query": NUMBER, "key": NUMBER, "scale": "fp32", "sums": "*fp32", "result": "*fp32"}
     strides = ("channels", "query_row", "query_stride", "key_row", "key_stride")
     tiles = {"_one_pass": attention.FEW, "_log_sums": attention.COLUMNS, "_means": attention.COLUMNS}
     for kernel, columns in tiles.items():
         for number in numbers:
             yield Variant(
-                "mean_attention", kernel, number, pointers,
+                "mean_attention",
+                kernel,
+                number,
+                pointers,
                 lambda family, n=number, few=kernel == "_one_pass", columns=columns: {
-                    "COLUMNS": columns, **attention.launch(family, n == "fp32", few)},
-                strides, product=True,
-            )  # fmt: skip
+                    "COLUMNS": columns,
+                    **attention.launch(family, n == "fp32", few),
+                },
+                strides,
+                product=True,
+            )
 
 
 def compiled(variant: Variant, target: Target) -> dict:
@@ -249,11 +284,14 @@ def of_source(library: ctypes.CDLL, name: str, constants: Mapping[str, int], tar
         registers, stack, shared, local = map(int, sizes)
         body = code.stdout.partition(f".text.{function}:")[2].partition(".text.")[0]
         found[function] = {
-            "registers": registers, "spilled": stack + local, "shared": shared,
-            "occupancy": _occupancy(target, registers, warps, shared), "matrix": 0,
+            "registers": registers,
+            "spilled": stack + local,
+            "shared": shared,
+            "occupancy": _occupancy(target, registers, warps, shared),
+            "matrix": 0,
             "wide": len(re.findall(r"LDG\S*\.(?:128|64)", body)),
             "doubles": len(re.findall(r"\bD(?:ADD|MUL|FMA|SETP)\b", body)),
-        }  # fmt: skip
+        }
     return found
 
 
@@ -293,15 +331,25 @@ def traffic() -> list[tuple[str, str, float, float]]:
     what = "assignment_cost, B = 256, D = 16,384, float32"
     found = [
         (what, "tiles of 64 x 64, centering of its own", products(64, 64, 8), 2 * data + table),
-        (what, f"tiles of {tile['ROWS']} x {tile['COLUMNS']}, sums on the way",
-         products(tile["ROWS"], tile["COLUMNS"], 1), 2 * data + table),
-    ]  # fmt: skip
+        (
+            what,
+            f"tiles of {tile['ROWS']} x {tile['COLUMNS']}, sums on the way",
+            products(tile["ROWS"], tile["COLUMNS"], 1),
+            2 * data + table,
+        ),
+    ]
     images, positions, keys, channels = 2, 4096, 77, 640
     query, key, maps = 2 * images * positions * channels, 2 * images * keys * channels, 4 * images * positions * keys
     what = "mean_attention, SDXL, 64 x 64 positions, 77 keys, bfloat16"
     for passes, height in ((2, 64), (1, attention.launch("nvidia", wide=False, few=True)["ROWS"])):
-        found.append((what, f"{passes} pass{'es' * (passes > 1)}, tiles of {height} positions",
-                      passes * (query + positions / height * key) + maps, passes * query + key + maps))  # fmt: skip
+        found.append(
+            (
+                what,
+                f"{passes} pass{'es' * (passes > 1)}, tiles of {height} positions",
+                passes * (query + positions / height * key) + maps,
+                passes * query + key + maps,
+            )
+        )
     side, rank = 3072, 16
     weight, factors = 2 * side * side, 8 * side * rank
     tile = low_rank.launch("nvidia", wide=True)
@@ -323,8 +371,10 @@ def traffic() -> list[tuple[str, str, float, float]]:
 
 def traffic_lines() -> list[str]:
     """The table of `traffic` in kernels/README.md."""
-    rows = (f"| {what} | {design} | {cache / 1e6:.0f} MB | {memory / 1e6:.0f} MB |"
-            for what, design, cache, memory in traffic())  # fmt: skip
+    rows = (
+        f"| {what} | {design} | {cache / 1e6:.0f} MB | {memory / 1e6:.0f} MB |"
+        for what, design, cache, memory in traffic()
+    )
     return ["| what | design | through the L2 cache | memory |", "|---|---|---|---|", *rows]
 
 
@@ -342,21 +392,27 @@ def main() -> int:
     table = measure()
     numbers = {
         f"{name}, {target}": {
-            "value": found["registers"], "low": found["registers"], "high": found["registers"], "n": 1,
+            "value": found["registers"],
+            "low": found["registers"],
+            "high": found["registers"],
+            "n": 1,
             "unit": "registers",
             "what": f"{found['spilled']} bytes spilled, {found['shared']} of shared memory, occupancy "
-                    f"{found['occupancy']:.2f}, {found['matrix']} matrix instructions, {found['wide']} loads of 16 "
-                    f"bytes; Triton {triton.__version__}",
+            f"{found['occupancy']:.2f}, {found['matrix']} matrix instructions, {found['wide']} loads of 16 "
+            f"bytes; Triton {triton.__version__}",
         }
-        for name, row in table.items() for target, found in row.items()
-    }  # fmt: skip
+        for name, row in table.items()
+        for target, found in row.items()
+    }
     command = "python run.py bench kernels --static"
     print(results.write("kernels_static", command, 0, host.ROOT / "kernels", numbers))
     names = [TURING.name, *(target.name for target in TARGETS)]
     lines = [f"| kernel | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
     for name, row in table.items():
-        cells = {n: f"{found['registers']} · {found['shared'] / 1024:.0f} · {found['occupancy']:.0%}"
-                 for n, found in row.items()}  # fmt: skip
+        cells = {
+            n: f"{found['registers']} · {found['shared'] / 1024:.0f} · {found['occupancy']:.0%}"
+            for n, found in row.items()
+        }
         lines.append(f"| {name} | {' | '.join(cells.get(n, '') for n in names)} |")
     spilled = sum(found["spilled"] for row in table.values() for found in row.values())
     lines += ["", f"Spilled, all together: {spilled} bytes. Made by `{command}` with Triton {triton.__version__}."]

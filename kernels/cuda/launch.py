@@ -25,8 +25,9 @@ def nearest_drawn(data: torch.Tensor, seeds: torch.Tensor, k: int) -> tuple[torc
     seeds = seeds.contiguous()
     distances = torch.empty(rows, k, pieces, device=data.device)
     kernel = kernels("nearest_drawn", NUMBER=NUMBERS[data.dtype], ROUNDS=ROUNDS)
-    kernel["distances"]((rows * pieces, -(-k // each), 1), (256, 1, 1),
-                        [data, seeds, distances, size, pieces, k, each, data.stride(0)])  # fmt: skip
+    kernel["distances"](
+        (rows * pieces, -(-k // each), 1), (256, 1, 1), [data, seeds, distances, size, pieces, k, each, data.stride(0)]
+    )
     index = distances.sum(dim=2).argmin(dim=1)
     result = torch.empty(rows, size, device=data.device)
     kernel["draw"]((rows * pieces, 1, 1), (256, 1, 1), [seeds, index, result, size, pieces])
@@ -43,11 +44,17 @@ def flat_weights(coefficients, basis, mean, deviation, basis_scale=None) -> torc
     scale = basis_scale.float().contiguous() if basis_scale is not None else coefficients
     sums = torch.empty(pieces, size, device=basis.device)
     aligned = all(value * basis.element_size() % 16 == 0 for value in (size, basis.stride(0)))
-    kernel = kernels("flat_weights", NUMBER=NUMBERS[basis.dtype], GROUP=BASIS_GROUP,
-                     ALIGNED=int(aligned and basis.data_ptr() % 16 == 0))  # fmt: skip
-    kernel["combine"]((blocks, pieces, 1), (128, 1, 1),
-                      [coefficients.float().contiguous(), basis, scale, sums, rows, size, basis.stride(0),
-                       scale.stride(0), length])  # fmt: skip
+    kernel = kernels(
+        "flat_weights",
+        NUMBER=NUMBERS[basis.dtype],
+        GROUP=BASIS_GROUP,
+        ALIGNED=int(aligned and basis.data_ptr() % 16 == 0),
+    )
+    kernel["combine"](
+        (blocks, pieces, 1),
+        (128, 1, 1),
+        [coefficients.float().contiguous(), basis, scale, sums, rows, size, basis.stride(0), scale.stride(0), length],
+    )
     return torch.addcmul(mean.float(), deviation.float(), sums.sum(dim=0))
 
 
@@ -59,8 +66,9 @@ def low_rank_apply(weight, up, down, strength: float) -> torch.Tensor:
     aligned = columns % 4 == 0 and weight.data_ptr() % (4 * weight.element_size()) == 0
     kernel = kernels("low_rank_apply", NUMBER=NUMBERS[weight.dtype], ALIGNED=int(aligned))
     bits = struct.unpack("<i", struct.pack("<f", strength))[0]  # PyTorch passes every float as a double
-    kernel["apply"]((-(-rows // 32) * -(-columns // 128), 1, 1), (256, 1, 1),
-                    [weight, up, down, result, bits, rows, columns, rank])  # fmt: skip
+    kernel["apply"](
+        (-(-rows // 32) * -(-columns // 128), 1, 1), (256, 1, 1), [weight, up, down, result, bits, rows, columns, rank]
+    )
     return result
 
 

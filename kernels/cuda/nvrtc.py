@@ -21,8 +21,10 @@ def compiled(library: ctypes.CDLL, name: str, capability: str, constants: Mappin
     """The cubin of ``<name>.cu`` for a compute capability such as "86"; raises RuntimeError with the compiler's log."""
     options = [f"--gpu-architecture=sm_{capability}", "--std=c++17", *(f"-D{k}={v}" for k, v in constants.items())]
     program = ctypes.c_void_p()
-    _check(library, library.nvrtcCreateProgram(ctypes.byref(program), source(name).encode(), f"{name}.cu".encode(), 0,
-                                               None, None))  # fmt: skip
+    _check(
+        library,
+        library.nvrtcCreateProgram(ctypes.byref(program), source(name).encode(), f"{name}.cu".encode(), 0, None, None),
+    )
     try:
         arguments = (ctypes.c_char_p * len(options))(*map(str.encode, options))
         if library.nvrtcCompileProgram(program, len(options), arguments):

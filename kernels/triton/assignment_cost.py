@@ -35,21 +35,62 @@ def assignment_cost(data: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     tile_sums = torch.empty(count * down * across, device=data.device)
     half = data.dtype == noise.dtype == torch.float16
     _products[(down * across, count)](
-        data, noise, products, row_sums, column_sums, tile_sums, rows, columns, size, data.stride(0), noise.stride(0),
-        length, HALF=half, INTERPRETED=common.INTERPRETED, **tile,
-    )  # fmt: skip
+        data,
+        noise,
+        products,
+        row_sums,
+        column_sums,
+        tile_sums,
+        rows,
+        columns,
+        size,
+        data.stride(0),
+        noise.stride(0),
+        length,
+        HALF=half,
+        INTERPRETED=common.INTERPRETED,
+        **tile,
+    )
     cost = torch.empty(rows, columns, device=data.device)
     _centered[(triton.cdiv(rows, SUM_ROWS), triton.cdiv(columns, SUM_COLUMNS))](
-        products, row_sums, column_sums, tile_sums, cost, rows, columns, count, count * across, count * down,
-        len(tile_sums), SUM_ROWS, SUM_COLUMNS, SUMS,
-    )  # fmt: skip
+        products,
+        row_sums,
+        column_sums,
+        tile_sums,
+        cost,
+        rows,
+        columns,
+        count,
+        count * across,
+        count * down,
+        len(tile_sums),
+        SUM_ROWS,
+        SUM_COLUMNS,
+        SUMS,
+    )
     return cost
 
 
 @triton.jit
-def _products(data, noise, products, row_sums, column_sums, tile_sums, rows, columns, size, data_stride, noise_stride,
-              length, HALF: tl.constexpr, INTERPRETED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-              DEPTH: tl.constexpr):  # fmt: skip
+def _products(
+    data,
+    noise,
+    products,
+    row_sums,
+    column_sums,
+    tile_sums,
+    rows,
+    columns,
+    size,
+    data_stride,
+    noise_stride,
+    length,
+    HALF: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
     across = tl.cdiv(columns, COLUMNS)
     row_tile, column_tile = tl.program_id(0) // across, tl.program_id(0) % across
     row = row_tile * ROWS + tl.arange(0, ROWS)
@@ -80,8 +121,22 @@ def _products(data, noise, products, row_sums, column_sums, tile_sums, rows, col
 
 
 @triton.jit
-def _centered(products, row_sums, column_sums, tile_sums, cost, rows, columns, pieces, row_pieces, column_pieces,
-              tiles, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SUMS: tl.constexpr):  # fmt: skip
+def _centered(
+    products,
+    row_sums,
+    column_sums,
+    tile_sums,
+    cost,
+    rows,
+    columns,
+    pieces,
+    row_pieces,
+    column_pieces,
+    tiles,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SUMS: tl.constexpr,
+):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     there = (row < rows)[:, None] & (column < columns)[None, :]

@@ -15,8 +15,13 @@ BASIS_ROWS, BLOCK = 8, 512  # a block lies within one group of an int8 basis
 def launch(target: str, wide: bool) -> dict:
     """Tile, ranks at a time and precision; ``wide``: whether the factors are multiplied in float32."""
     columns = 64 if target == common.RDNA else 128
-    return {"ROWS": 32, "COLUMNS": columns, "DEPTH": 16 if wide else 32, "PRECISION": common.precision(target),
-            "WIDE": wide}  # fmt: skip
+    return {
+        "ROWS": 32,
+        "COLUMNS": columns,
+        "DEPTH": 16 if wide else 32,
+        "PRECISION": common.precision(target),
+        "WIDE": wide,
+    }
 
 
 def flat_weights(coefficients, basis, mean, deviation, basis_scale=None) -> torch.Tensor:
@@ -28,9 +33,21 @@ def flat_weights(coefficients, basis, mean, deviation, basis_scale=None) -> torc
     scaled = basis_scale is not None
     scale = basis_scale if scaled else coefficients
     _combine[(blocks, count)](
-        coefficients, basis, scale, sums, rows, size, coefficients.stride(0), basis.stride(0),
-        scale.stride(0), length, scaled, BASIS_GROUP, BASIS_ROWS, BLOCK,
-    )  # fmt: skip
+        coefficients,
+        basis,
+        scale,
+        sums,
+        rows,
+        size,
+        coefficients.stride(0),
+        basis.stride(0),
+        scale.stride(0),
+        length,
+        scaled,
+        BASIS_GROUP,
+        BASIS_ROWS,
+        BLOCK,
+    )
     return torch.addcmul(mean.float(), deviation.float(), sums.sum(dim=0))
 
 
@@ -46,8 +63,22 @@ def low_rank_apply(weight, up, down, strength: float) -> torch.Tensor:
 
 
 @triton.jit
-def _combine(coefficients, basis, scale, sums, rows, size, coefficient_stride, basis_stride, scale_stride, length,
-             SCALED: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def _combine(
+    coefficients,
+    basis,
+    scale,
+    sums,
+    rows,
+    size,
+    coefficient_stride,
+    basis_stride,
+    scale_stride,
+    length,
+    SCALED: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """A block of the combination of some rows of the basis."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
@@ -59,15 +90,29 @@ def _combine(coefficients, basis, scale, sums, rows, size, coefficient_stride, b
         if SCALED:
             group = tl.program_id(0) * BLOCK // GROUP
             factor *= tl.load(scale + row * scale_stride + group, mask=used, other=0).to(tl.float32)
-        numbers = tl.load(basis + row[:, None] * basis_stride + place[None, :],
-                          mask=used[:, None] & (place < size)[None, :], other=0)  # fmt: skip
+        numbers = tl.load(
+            basis + row[:, None] * basis_stride + place[None, :], mask=used[:, None] & (place < size)[None, :], other=0
+        )
         total += tl.sum(factor[:, None] * numbers.to(tl.float32), axis=0)
     tl.store(sums + tl.program_id(1).to(tl.int64) * size + place, total, mask=place < size)
 
 
 @triton.jit
-def _apply(weight, up, down, result, strength, rows, columns, rank, WIDE: tl.constexpr, PRECISION: tl.constexpr,
-           ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
+def _apply(
+    weight,
+    up,
+    down,
+    result,
+    strength,
+    rows,
+    columns,
+    rank,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
     across = tl.cdiv(columns, COLUMNS)
     row = (tl.program_id(0) // across * ROWS + tl.arange(0, ROWS))[:, None]
     column = (tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS))[None, :]
@@ -77,10 +122,14 @@ def _apply(weight, up, down, result, strength, rows, columns, rank, WIDE: tl.con
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for first in range(0, rank, DEPTH):
         part = first + tl.arange(0, DEPTH)
-        left = tl.load(up + row.to(tl.int64) * rank + part[None, :], mask=(row < rows) & (part < rank)[None, :],
-                       other=0)  # fmt: skip
-        right = tl.load(down + part[:, None].to(tl.int64) * columns + column,
-                        mask=(part < rank)[:, None] & (column < columns), other=0)  # fmt: skip
+        left = tl.load(
+            up + row.to(tl.int64) * rank + part[None, :], mask=(row < rows) & (part < rank)[None, :], other=0
+        )
+        right = tl.load(
+            down + part[:, None].to(tl.int64) * columns + column,
+            mask=(part < rank)[:, None] & (column < columns),
+            other=0,
+        )
         if WIDE:
             left, right = left.to(tl.float32), right.to(tl.float32)
         total = tl.dot(left, right, total, input_precision=PRECISION)

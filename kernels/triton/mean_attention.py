@@ -18,8 +18,13 @@ _LOG2_E = 1.4426950408889634
 
 def launch(target: str, wide: bool, few: bool) -> dict:
     """Tile, precision and warps; ``wide``: whether products are of float32, ``few``: whether all keys fit one tile."""
-    return {"ROWS": 32 if wide or few else 64, "DEPTH": 32 if wide or target != common.NVIDIA else 64, "WIDE": wide,
-            "PRECISION": common.precision(target), "num_warps": 4 if target == common.CDNA else 8}  # fmt: skip
+    return {
+        "ROWS": 32 if wide or few else 64,
+        "DEPTH": 32 if wide or target != common.NVIDIA else 64,
+        "WIDE": wide,
+        "PRECISION": common.precision(target),
+        "num_warps": 4 if target == common.CDNA else 8,
+    }
 
 
 def mean_attention(query, key, heads: int, first: int | None = None) -> torch.Tensor:
@@ -43,8 +48,23 @@ def mean_attention(query, key, heads: int, first: int | None = None) -> torch.Te
 
 
 @triton.jit
-def _scores(query, key, row, positions, column, keys, channels, scale, query_stride, key_stride, WIDE: tl.constexpr,
-            PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
+def _scores(
+    query,
+    key,
+    row,
+    positions,
+    column,
+    keys,
+    channels,
+    scale,
+    query_stride,
+    key_stride,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
     """Products of rows of one head of the query with columns of the key, times the scale."""
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     query_rows = query + row.to(tl.int64)[:, None] * query_stride
@@ -60,9 +80,26 @@ def _scores(query, key, row, positions, column, keys, channels, scale, query_str
 
 
 @triton.jit
-def _one_pass(query, key, result, heads, positions, keys, channels, scale, wanted, query_row, query_stride, key_row,
-              key_stride, WIDE: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-              DEPTH: tl.constexpr):  # fmt: skip
+def _one_pass(
+    query,
+    key,
+    result,
+    heads,
+    positions,
+    keys,
+    channels,
+    scale,
+    wanted,
+    query_row,
+    query_stride,
+    key_row,
+    key_stride,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
     item = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
@@ -70,8 +107,23 @@ def _one_pass(query, key, result, heads, positions, keys, channels, scale, wante
     key += item * key_row
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for head in range(heads):
-        score = _scores(query + head * channels, key + head * channels, row, positions, column, keys, channels, scale,
-                        query_stride, key_stride, WIDE, PRECISION, ROWS, COLUMNS, DEPTH)  # fmt: skip
+        score = _scores(
+            query + head * channels,
+            key + head * channels,
+            row,
+            positions,
+            column,
+            keys,
+            channels,
+            scale,
+            query_stride,
+            key_stride,
+            WIDE,
+            PRECISION,
+            ROWS,
+            COLUMNS,
+            DEPTH,
+        )
         score = tl.where((column < keys)[None, :], score, -float("inf"))
         power = tl.exp2(score - tl.max(score, axis=1)[:, None])
         total += power / tl.sum(power, axis=1)[:, None]
@@ -80,9 +132,25 @@ def _one_pass(query, key, result, heads, positions, keys, channels, scale, wante
 
 
 @triton.jit
-def _log_sums(query, key, sums, heads, positions, keys, channels, scale, query_row, query_stride, key_row, key_stride,
-              WIDE: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-              DEPTH: tl.constexpr):  # fmt: skip
+def _log_sums(
+    query,
+    key,
+    sums,
+    heads,
+    positions,
+    keys,
+    channels,
+    scale,
+    query_row,
+    query_stride,
+    key_row,
+    key_stride,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
     """The base-2 logarithm of the sum of exponentials over keys, for each position of each head."""
     item, head = (tl.program_id(1) // heads).to(tl.int64), tl.program_id(1) % heads
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -92,8 +160,23 @@ def _log_sums(query, key, sums, heads, positions, keys, channels, scale, query_r
     total = tl.zeros([ROWS], tl.float32)
     for first in range(0, keys, COLUMNS):
         column = first + tl.arange(0, COLUMNS)
-        score = _scores(query, key, row, positions, column, keys, channels, scale, query_stride, key_stride, WIDE,
-                        PRECISION, ROWS, COLUMNS, DEPTH)  # fmt: skip
+        score = _scores(
+            query,
+            key,
+            row,
+            positions,
+            column,
+            keys,
+            channels,
+            scale,
+            query_stride,
+            key_stride,
+            WIDE,
+            PRECISION,
+            ROWS,
+            COLUMNS,
+            DEPTH,
+        )
         score = tl.where((column < keys)[None, :], score, -float("inf"))
         before, largest = largest, tl.maximum(largest, tl.max(score, axis=1))
         total = total * tl.exp2(before - largest) + tl.sum(tl.exp2(score - largest[:, None]), axis=1)
@@ -101,9 +184,27 @@ def _log_sums(query, key, sums, heads, positions, keys, channels, scale, query_r
 
 
 @triton.jit
-def _means(query, key, sums, result, heads, positions, keys, channels, scale, wanted, query_row, query_stride, key_row,
-           key_stride, WIDE: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-           DEPTH: tl.constexpr):  # fmt: skip
+def _means(
+    query,
+    key,
+    sums,
+    result,
+    heads,
+    positions,
+    keys,
+    channels,
+    scale,
+    wanted,
+    query_row,
+    query_stride,
+    key_row,
+    key_stride,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
     item = tl.program_id(2).to(tl.int64)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -111,8 +212,23 @@ def _means(query, key, sums, result, heads, positions, keys, channels, scale, wa
     key += item * key_row
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for head in range(heads):
-        score = _scores(query + head * channels, key + head * channels, row, positions, column, keys, channels, scale,
-                        query_stride, key_stride, WIDE, PRECISION, ROWS, COLUMNS, DEPTH)  # fmt: skip
+        score = _scores(
+            query + head * channels,
+            key + head * channels,
+            row,
+            positions,
+            column,
+            keys,
+            channels,
+            scale,
+            query_stride,
+            key_stride,
+            WIDE,
+            PRECISION,
+            ROWS,
+            COLUMNS,
+            DEPTH,
+        )
         log_sum = tl.load(sums + (item * heads + head) * positions + row, mask=row < positions, other=0)
         total += tl.exp2(score - log_sum[:, None])
     target = result + (item * positions + row.to(tl.int64)[:, None]) * wanted + column[None, :]

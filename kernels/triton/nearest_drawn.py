@@ -22,8 +22,9 @@ def nearest_drawn(data: torch.Tensor, seeds: torch.Tensor, k: int) -> tuple[torc
     count = triton.cdiv(size, BLOCK)
     each, groups = common.pieces(k, 1, rows * count, common.PROGRAMS)
     distances = torch.empty(rows, k, count, device=data.device)
-    _distances[(rows * count, groups)](data, seeds, distances, size, count, k, each, data.stride(0), seeds.stride(0),
-                                       BLOCK)  # fmt: skip
+    _distances[(rows * count, groups)](
+        data, seeds, distances, size, count, k, each, data.stride(0), seeds.stride(0), BLOCK
+    )
     index = distances.sum(dim=2).argmin(dim=1)
     result = torch.empty(rows, size, device=data.device)
     _draw[(rows * count,)](seeds, index, result, size, count, seeds.stride(0), BLOCK)
@@ -81,8 +82,11 @@ def _turn(turns):
     angle = (4.0 * turns - quarters.to(tl.float32)) * 1.5707963267948966
     square = angle * angle
     sine = angle + angle * square * (-1.6666654611e-1 + square * (8.3321608736e-3 - square * 1.9515295891e-4))
-    cosine = 1 - 0.5 * square + square * square * (
-        4.166664568298827e-2 + square * (-1.388731625493765e-3 + square * 2.443315711809948e-5))  # fmt: skip
+    cosine = (
+        1
+        - 0.5 * square
+        + square * square * (4.166664568298827e-2 + square * (-1.388731625493765e-3 + square * 2.443315711809948e-5))
+    )
     odd = (quarters & 1) == 1
     first, second = tl.where(odd, sine, cosine), tl.where(odd, cosine, sine)
     first = tl.where(((quarters + 1) & 2) == 2, -first, first)

@@ -121,8 +121,10 @@ def step(
 
 
 def _copy(members: Ensemble) -> Ensemble:
-    states = ({name: value.detach().clone() for name, value in state.items()}
-              for state in (members.parameters, members.buffers))  # fmt: skip
+    states = (
+        {name: value.detach().clone() for name, value in state.items()}
+        for state in (members.parameters, members.buffers)
+    )
     return Ensemble(members.network, *states)
 
 

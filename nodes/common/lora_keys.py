@@ -39,9 +39,17 @@ _TEXT = re.compile(
 #: How the canonical names of text encoder layers begin: lora_te1_, lora_te2_, ...
 TEXT = "lora_te"
 _PREFIXES = (
-    "lora_unet_", "lora_transformer_", "lycoris_", "lora_prior_unet_", "unet.base_model.model.", "base_model.model.",
-    "unet.", "transformer.", "diffusion_model.", "model.",
-)  # fmt: skip
+    "lora_unet_",
+    "lora_transformer_",
+    "lycoris_",
+    "lora_prior_unet_",
+    "unet.base_model.model.",
+    "base_model.model.",
+    "unet.",
+    "transformer.",
+    "diffusion_model.",
+    "model.",
+)
 # Names of several words, which a file that joins everything by "_" makes ambiguous.
 _WORDS = (
     "down_blocks up_blocks mid_block transformer_blocks single_transformer_blocks proj_in proj_out proj_mlp to_q "

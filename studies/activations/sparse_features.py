@@ -41,9 +41,23 @@ def train() -> str:
     node = host.pack("nodes.activations.nodes_train_autoencoder").TrainSparseAutoencoder
     with torch.inference_mode():
         _, file, _, report = node.execute(
-            model, clip, {"samples": torch.zeros(1, CHANNELS, 16, 16)}, ID, prompts, "", FEATURES, K, BATCHES, BATCH,
-            4e-3, 100, TRAINING_SEED, STEPS, CFG, "glassbox/avatars-v2-sparse-autoencoder",
-        ).result  # fmt: skip
+            model,
+            clip,
+            {"samples": torch.zeros(1, CHANNELS, 16, 16)},
+            ID,
+            prompts,
+            "",
+            FEATURES,
+            K,
+            BATCHES,
+            BATCH,
+            4e-3,
+            100,
+            TRAINING_SEED,
+            STEPS,
+            CFG,
+            "glassbox/avatars-v2-sparse-autoencoder",
+        ).result
     print(report)
     return file
 

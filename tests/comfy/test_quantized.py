@@ -78,9 +78,16 @@ def of_guidance(comfy, family, model):
 
 def of_inversion(comfy, family, model):
     choices = {
-        "steps": 2, "learning_rate": 0.1, "weight_decay": 1e-10, "components": 100, "seed": 4, "precision": "fp32",
-        "gradient_checkpointing": False, "preview_interval": 2, "checkpoint_name": "",
-    }  # fmt: skip
+        "steps": 2,
+        "learning_rate": 0.1,
+        "weight_decay": 1e-10,
+        "components": 100,
+        "seed": 4,
+        "precision": "fp32",
+        "gradient_checkpointing": False,
+        "preview_interval": 2,
+        "checkpoint_name": "",
+    }
     latent = {"samples": torch.randn(1, 24, 8, 8, generator=members.generator(0))}
     given = {"model": model, "space": family.space, "latent": latent, "positive": family.positive}
     return comfy.run("GBX_W2WInvert", **given, **choices)[0].coefficients

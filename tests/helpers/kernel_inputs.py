@@ -5,8 +5,15 @@ from __future__ import annotations
 import torch
 
 #: A size of each operation.
-SIZES = {"nearest_drawn": (3, 9, 2), "assignment_cost": (70, 70, 5), "best_match": (130, 5, 4), "flat_weights": (70, 8),
-         "low_rank_apply": (70, 6, 2), "neuron_moments": (2, 3, 70), "mean_attention": (1, 70, 5, 2, 8)}  # fmt: skip
+SIZES = {
+    "nearest_drawn": (3, 9, 2),
+    "assignment_cost": (70, 70, 5),
+    "best_match": (130, 5, 4),
+    "flat_weights": (70, 8),
+    "low_rank_apply": (70, 6, 2),
+    "neuron_moments": (2, 3, 70),
+    "mean_attention": (1, 70, 5, 2, 8),
+}
 
 
 def of(operation: str, dtype: torch.dtype = torch.float32) -> dict:

@@ -163,22 +163,37 @@ def _numbers(traces: Traces, workflows: int, quick: int, remaining: int) -> dict
         f"resident memory a prompt, prompts {warm[0][0]} to {warm[-1][0]}, in rounds of the {quick} quickest workflows"
     )
     counts = {
-        "prompts": (traces.prompts, "prompts", f"all {workflows} demo workflows at the start, at the end and after a "
-                    f"restart, and the {quick} quickest in rounds, at tiny settings"),
+        "prompts": (
+            traces.prompts,
+            "prompts",
+            f"all {workflows} demo workflows at the start, at the end and after a "
+            f"restart, and the {quick} quickest in rounds, at tiny settings",
+        ),
         "failed": (len(traces.failed), "prompts", "ended in an error"),
-        "compared": (traces.compared, "prompts", "identical prompts at the start, at the end, and after a restart "
-                     "without cache, in the opposite order"),
+        "compared": (
+            traces.compared,
+            "prompts",
+            "identical prompts at the start, at the end, and after a restart without cache, in the opposite order",
+        ),
         "different": (len(traces.different), "prompts", "of these made other pixels or texts"),
         "memory at the end": (round(traces.memory[-1][1]), "MB", "resident memory of the server"),
-        "threads gained": (traces.threads[-1] - traces.threads[len(traces.threads) - len(warm)], "threads",
-                           "from the first compared round to the last"),
-        "file handles gained": (traces.handles[-1] - traces.handles[len(traces.handles) - len(warm)], "handles",
-                                "from the first compared round to the last"),
+        "threads gained": (
+            traces.threads[-1] - traces.threads[len(traces.threads) - len(warm)],
+            "threads",
+            "from the first compared round to the last",
+        ),
+        "file handles gained": (
+            traces.handles[-1] - traces.handles[len(traces.handles) - len(warm)],
+            "handles",
+            "from the first compared round to the last",
+        ),
         "temporary files": (remaining, "files", "left behind"),
-    }  # fmt: skip
+    }
     slope = {"value": line.slope, "low": line.slope - half, "high": line.slope + half, "n": len(warm), "unit": "MB"}
     return {
         "soak: memory slope": {**slope, "what": what},
-        **{f"soak: {name}": {"value": value, "n": traces.prompts, "unit": unit, "what": what}
-           for name, (value, unit, what) in counts.items()},
-    }  # fmt: skip
+        **{
+            f"soak: {name}": {"value": value, "n": traces.prompts, "unit": unit, "what": what}
+            for name, (value, unit, what) in counts.items()
+        },
+    }

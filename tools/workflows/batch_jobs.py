@@ -67,9 +67,17 @@ def demo_batch_label_members(w: Workflow) -> None:
     w.group("Images")
     latent = w.add("EmptyLatentImage", width=128, height=128, batch_size=4)
     samples = w.add(
-        "KSampler", model=member, positive=positive, negative=negative, latent_image=latent, seed=53, steps=12, cfg=3.0,
-        sampler_name="euler", scheduler="normal",
-    )  # fmt: skip
+        "KSampler",
+        model=member,
+        positive=positive,
+        negative=negative,
+        latent_image=latent,
+        seed=53,
+        steps=12,
+        cfg=3.0,
+        sampler_name="euler",
+        scheduler="normal",
+    )
     w.add("SaveImage", images=w.add("VAEDecode", samples=samples, vae=vae), filename_prefix="glassbox/member")
     w.add("PreviewAny", source=name, node_title="Name")
     w.batch("GBX_W2WSample.member_name", join=("images",))
@@ -79,9 +87,17 @@ def _train(w: Workflow, model: Output, latents: Output, positive: Output, steps:
     """A LoRA as the members of a space are: of one rank, trained with noise as drawn."""
     w.group("Train")
     _, lora, _, _, plot, _, report = w.add(
-        "GBX_TrainLoraImmiscible", model=model, latents=latents, positive=positive, pairing="off", seed=1, steps=steps,
-        rank=rank, learning_rate=0.0001, lora_precision="fp32",
-    )  # fmt: skip
+        "GBX_TrainLoraImmiscible",
+        model=model,
+        latents=latents,
+        positive=positive,
+        pairing="off",
+        seed=1,
+        steps=steps,
+        rank=rank,
+        learning_rate=0.0001,
+        lora_precision="fp32",
+    )
     w.group("Result")
     w.add("SaveLoRA", lora=lora, prefix="loras/member")
     w.add("SaveImage", images=plot, filename_prefix="glassbox/member_loss")

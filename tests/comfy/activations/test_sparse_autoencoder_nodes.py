@@ -6,9 +6,17 @@ from tapping import World, hooks_left
 
 ID = "up-level1-repeat0-vit-out"
 TRAINING = {
-    "activation_id": ID, "image_folder": "", "features": 32, "k": 4, "batch_size": 64, "learning_rate": 1e-3,
-    "dead_after": 5, "seed": 3, "steps": 2, "cfg": 3.0,
-}  # fmt: skip
+    "activation_id": ID,
+    "image_folder": "",
+    "features": 32,
+    "k": 4,
+    "batch_size": 64,
+    "learning_rate": 1e-3,
+    "dead_after": 5,
+    "seed": 3,
+    "steps": 2,
+    "cfg": 3.0,
+}
 PROMPTS = "\n".join(f"portrait, {hair} hair" for hair in ("red", "black", "short brown", "big pink"))
 
 

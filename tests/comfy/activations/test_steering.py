@@ -83,9 +83,15 @@ def test_steered_rows_are_the_guiders_own(demo, rows, changed, regional):
 
     steered.set_model_unet_function_wrapper(watch)
     (guider,) = demo.comfy.run(
-        "DualCFGGuider", model=steered, cond1=prompts["positive"], cond2=prompts["middle"],
-        negative=prompts["negative"], cfg_conds=3.0, cfg_cond2_negative=2.0, style="regular",
-    )  # fmt: skip
+        "DualCFGGuider",
+        model=steered,
+        cond1=prompts["positive"],
+        cond2=prompts["middle"],
+        negative=prompts["negative"],
+        cfg_conds=3.0,
+        cfg_cond2_negative=2.0,
+        style="regular",
+    )
     noise = torch.zeros(2, 24, 16, 16)
     (sampler,) = demo.comfy.run("KSamplerSelect", sampler_name="euler")
     guider.sample(noise, noise, sampler, torch.tensor([5.0, 0.0]), disable_pbar=True)
@@ -191,9 +197,14 @@ def test_directions_from_prompts_are_means_over_runs(demo):
     (latent,) = demo.comfy.run("EmptyLatentImage", width=128, height=128, batch_size=2)
     settings = {"preset": "custom_ids", "ids": SPATIAL, "recorded_steps": "all", "seed": 7, "steps": 2, "cfg": 3.0}
     direction, _ = demo.comfy.run(
-        "GBX_PromptSteeringDirection", model=demo.model, clip=demo.clip, latent=latent,
-        toward_prompts="portrait, red hair\n\nportrait, smiling", away_prompts="portrait", **settings,
-    )  # fmt: skip
+        "GBX_PromptSteeringDirection",
+        model=demo.model,
+        clip=demo.clip,
+        latent=latent,
+        toward_prompts="portrait, red hair\n\nportrait, smiling",
+        away_prompts="portrait",
+        **settings,
+    )
 
     def mean(text):
         (positive,) = demo.comfy.run("CLIPTextEncode", clip=demo.clip, text=text)
@@ -205,9 +216,14 @@ def test_directions_from_prompts_are_means_over_runs(demo):
     assert (direction.vectors[SPATIAL] - expected).abs().max() < 1e-4 * expected.abs().max()
     with pytest.raises(ValueError, match="at least one prompt of each kind"):
         demo.comfy.run(
-            "GBX_PromptSteeringDirection", model=demo.model, clip=demo.clip, latent=latent, toward_prompts=" ",
-            away_prompts="portrait", **settings,
-        )  # fmt: skip
+            "GBX_PromptSteeringDirection",
+            model=demo.model,
+            clip=demo.clip,
+            latent=latent,
+            toward_prompts=" ",
+            away_prompts="portrait",
+            **settings,
+        )
 
 
 def test_a_direction_is_saved_and_loaded(demo):

@@ -49,9 +49,19 @@ def test_the_steering_workflow_changes_the_skin(demo):
     strength = node_of("demo_activations_steering", "GBX_ActivationSteering")["widgets_values"][0]
     (latent,) = demo.comfy.run("EmptyLatentImage", width=128, height=128, batch_size=3)
     direction, _ = demo.comfy.run(
-        "GBX_PromptSteeringDirection", model=demo.model, clip=demo.clip, latent=latent, toward_prompts=toward,
-        away_prompts=away, preset=preset, ids=ids, recorded_steps="all", seed=1000, steps=STEPS, cfg=3.0,
-    )  # fmt: skip
+        "GBX_PromptSteeringDirection",
+        model=demo.model,
+        clip=demo.clip,
+        latent=latent,
+        toward_prompts=toward,
+        away_prompts=away,
+        preset=preset,
+        ids=ids,
+        recorded_steps="all",
+        seed=1000,
+        steps=STEPS,
+        cfg=3.0,
+    )
     given = {"start_percent": 0.0, "end_percent": 1.0, "rows": "conditional", "preserve_norm": False}
     (steered,) = demo.comfy.run(
         "GBX_ActivationSteering", model=demo.model, direction=direction, strength=strength, **given
@@ -62,14 +72,21 @@ def test_the_steering_workflow_changes_the_skin(demo):
 
 
 def test_the_patching_workflow_brings_the_sunglasses(demo):
-    texts = [f"portrait, light skin, short brown hair, shaven, {one}, smiling, blue hoodie, plain gray background"
-             for one in ("sunglasses", "no glasses")]  # fmt: skip
+    texts = [
+        f"portrait, light skin, short brown hair, shaven, {one}, smiling, blue hoodie, plain gray background"
+        for one in ("sunglasses", "no glasses")
+    ]
     model, recording = demo.record("all", "both", "*-vit-out")
     source = sampled(demo, model, texts[0])
     ids = node_of("demo_activations_patching", "GBX_ActivationPatching")["widgets_values"][0]
     (patched, _) = demo.comfy.run(
-        "GBX_ActivationPatching", model=demo.model, recording=recording, latent={"samples": source}, ids=ids,
-        patched_steps="all", strength=1.0,
-    )  # fmt: skip
+        "GBX_ActivationPatching",
+        model=demo.model,
+        recording=recording,
+        latent={"samples": source},
+        ids=ids,
+        patched_steps="all",
+        strength=1.0,
+    )
     plain, found = (read(demo, sampled(demo, model, texts[1]), "accessory") for model in (demo.model, patched))
     assert plain.count("sunglasses") <= 1 and found.count("sunglasses") >= 8, (plain, found)

@@ -20,8 +20,20 @@ BLOCK = {
 }
 FLUX = JOINT, ["q", "k", "v", "cross-map", "attn-inner", "ffn-inner", "out"]
 #: The first block of SD3.5 Medium here has a second attention, of the image to itself.
-SECOND = ["q", "k", "v", "cross-map", "self-q", "self-k", "self-v", "self-map", "attn-out", "self-attn-out",
-          "ffn-inner", "out"]  # fmt: skip
+SECOND = [
+    "q",
+    "k",
+    "v",
+    "cross-map",
+    "self-q",
+    "self-k",
+    "self-v",
+    "self-map",
+    "attn-out",
+    "self-attn-out",
+    "ffn-inner",
+    "out",
+]
 
 
 def expected_ids(name):
@@ -133,12 +145,29 @@ def test_a_network_that_masks_its_text(comfy):
     from comfy import ops
     from comfy.ldm.hunyuan_video.model import HunyuanVideo
 
-    settings = newer.network({
-        "image_model": "hunyuan_video", "in_channels": 16, "out_channels": 16, "vec_in_dim": 32, "context_in_dim": 24,
-        "hidden_size": 64, "mlp_ratio": 4.0, "num_heads": 2, "depth": 1, "depth_single_blocks": 1,
-        "axes_dim": [8, 12, 12], "theta": 256, "patch_size": [1, 2, 2], "qkv_bias": True, "guidance_embed": True,
-        "byt5": False, "meanflow": False, "use_cond_type_embedding": False, "vision_in_dim": None,
-    })  # fmt: skip
+    settings = newer.network(
+        {
+            "image_model": "hunyuan_video",
+            "in_channels": 16,
+            "out_channels": 16,
+            "vec_in_dim": 32,
+            "context_in_dim": 24,
+            "hidden_size": 64,
+            "mlp_ratio": 4.0,
+            "num_heads": 2,
+            "depth": 1,
+            "depth_single_blocks": 1,
+            "axes_dim": [8, 12, 12],
+            "theta": 256,
+            "patch_size": [1, 2, 2],
+            "qkv_bias": True,
+            "guidance_embed": True,
+            "byt5": False,
+            "meanflow": False,
+            "use_cond_type_embedding": False,
+            "vision_in_dim": None,
+        }
+    )
     network = HunyuanVideo(**settings, dtype=torch.float32, device="cpu", operations=ops.disable_weight_init)
     reduced.fill(network, torch.Generator().manual_seed(0))
     specs = comfy.module("nodes.activations.catalog_unet").catalog(network)
@@ -287,10 +316,18 @@ def test_quality_of_transformers_and_videos(comfy, models, name, frames):
     """No rule is published for them: the filters keep all, and limits on what was measured still apply."""
     size = {"frames": frames} if frames > 1 else {}
     given = {
-        **PATTERN, "model": models[name], "positive": tiny_transformers.conditioning(), "ids": "*-out",
-        "latent": tiny_transformers.latent(models[name], 2, 8, 12, **size), "seed": 0, "noise_unit": "sigma",
-        "level": 0.5, "noise_samples": 2, "max_noise_fraction": 1.0, "max_locality": 2.0,
-    }  # fmt: skip
+        **PATTERN,
+        "model": models[name],
+        "positive": tiny_transformers.conditioning(),
+        "ids": "*-out",
+        "latent": tiny_transformers.latent(models[name], 2, 8, 12, **size),
+        "seed": 0,
+        "noise_unit": "sigma",
+        "level": 0.5,
+        "noise_samples": 2,
+        "max_noise_fraction": 1.0,
+        "max_locality": 2.0,
+    }
     del given["precision"]
     for id_filter in ("paper_filter", "general_filter", "measured"):
         figure, report, ids = comfy.run("GBX_ActivationQuality", **given, id_filter=id_filter)

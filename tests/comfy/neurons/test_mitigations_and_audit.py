@@ -128,9 +128,20 @@ def test_embedding_adjustment_stops_at_its_target(world):
 def test_the_norm_to_lower_is_that_of_memorization_score(world):
     """Also where the schedule ends in pure noise, at which no text changes the noise."""
     outputs = world.comfy.run(
-        "GBX_MemorizationScore", model=world.model, clip=world.clip, prompts=PROMPT, prompts_file="", threshold=0.0,
-        text_norm=True, filename_prefix="", noise_samples=2, seed=1, timestep="official_961", width=64, height=64,
-    )  # fmt: skip
+        "GBX_MemorizationScore",
+        model=world.model,
+        clip=world.clip,
+        prompts=PROMPT,
+        prompts_file="",
+        threshold=0.0,
+        text_norm=True,
+        filename_prefix="",
+        noise_samples=2,
+        seed=1,
+        timestep="official_961",
+        width=64,
+        height=64,
+    )
     (row,) = csv.DictReader(io.StringIO(next(text for text in outputs if str(text).startswith("prompt,score"))))
     norm, report = float(row["text_norm"]), world.adjust(target_norm=1000.0)[1]
     assert float(report.split()[2]) == pytest.approx(norm, rel=0.01) and norm > 0.1

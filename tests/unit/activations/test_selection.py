@@ -10,10 +10,24 @@ def specs(*ids):
 
 
 DEMO_LIKE = specs(
-    *(f"up-level{level}-repeat{repeat}-{part}" for level in range(3) for repeat in range(3)
-      for part in ("res-increment", "res-out", "vit-block0-self-q", "vit-block0-self-k", "vit-block0-self-v",
-                   "vit-block0-self-map", "vit-block0-cross-q", "vit-block0-ffn-inner", "vit-block0-out", "vit-out"))
-)  # fmt: skip
+    *(
+        f"up-level{level}-repeat{repeat}-{part}"
+        for level in range(3)
+        for repeat in range(3)
+        for part in (
+            "res-increment",
+            "res-out",
+            "vit-block0-self-q",
+            "vit-block0-self-k",
+            "vit-block0-self-v",
+            "vit-block0-self-map",
+            "vit-block0-cross-q",
+            "vit-block0-ffn-inner",
+            "vit-block0-out",
+            "vit-out",
+        )
+    )
+)
 
 
 def ids(found):

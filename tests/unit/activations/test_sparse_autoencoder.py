@@ -21,9 +21,15 @@ def drawn(*shape, seed=0):
 def autoencoder():
     decoder = torch.nn.functional.normalize(drawn(FEATURES, CHANNELS, seed=2), dim=1)
     return sparse_autoencoder.SparseAutoencoder(
-        "mid-vit-out", K, drawn(FEATURES, CHANNELS, seed=1), decoder, drawn(CHANNELS, seed=3), drawn(FEATURES, seed=4),
-        drawn(FEATURES, seed=5).abs(), about={"batches": 3},
-    )  # fmt: skip
+        "mid-vit-out",
+        K,
+        drawn(FEATURES, CHANNELS, seed=1),
+        decoder,
+        drawn(CHANNELS, seed=3),
+        drawn(FEATURES, seed=4),
+        drawn(FEATURES, seed=5).abs(),
+        about={"batches": 3},
+    )
 
 
 def reference_features(x, encoder, pre_bias, latent_bias, k):

@@ -57,8 +57,11 @@ def test_interpolation_is_finer_positions():
 
 @pytest.mark.parametrize("method", list(RotaryMethod))
 def test_nothing_changes_up_to_the_base_at_strength_zero_and_at_clean_data(method):
-    for given, side, noise in ((settings(method), 1024, 1.0), (settings(method, 0.0), 2048, 1.0),
-                               (settings(method), 2048, 0.0)):  # fmt: skip
+    for given, side, noise in (
+        (settings(method), 1024, 1.0),
+        (settings(method, 0.0), 2048, 1.0),
+        (settings(method), 2048, 0.0),
+    ):
         assert rotary_scaling.rotate(given, POSITIONS, WIDTH, THETA, side, noise) is None
     assert torch.equal(rotary_scaling.lower_frequencies(frequencies(), 1.0, settings(method)), frequencies())
 

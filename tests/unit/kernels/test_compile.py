@@ -27,8 +27,14 @@ for variant in chosen:
 def problems(*arguments: str) -> str:
     """What is wrong, a line each; in a process of its own, since the tests' own has the interpreter."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    run = subprocess.run([sys.executable, "-P", "-c", _CODE, *arguments], capture_output=True, text=True,
-                         env=environment, cwd=repository.ROOT, timeout=1800)  # fmt: skip
+    run = subprocess.run(
+        [sys.executable, "-P", "-c", _CODE, *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=repository.ROOT,
+        timeout=1800,
+    )
     assert run.returncode == 0, run.stderr[-3000:]
     return run.stdout
 

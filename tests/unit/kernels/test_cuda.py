@@ -17,11 +17,17 @@ F32, BF16, F16, I8 = torch.float32, torch.bfloat16, torch.float16, torch.int8
 TARGETS = [static.TURING, *(target for target in static.TARGETS if target.family == "nvidia")]
 SOURCES = list(static.sources())
 CASES = [
-    ("nearest_drawn", F32, (2, 1030, 3)), ("nearest_drawn", BF16, (1, 8, 5)), ("nearest_drawn", F16, (3, 7, 1)),
-    ("flat_weights", BF16, (9, 1304)), ("flat_weights", F16, (8, 513)), ("flat_weights", I8, (11, 4096)),
+    ("nearest_drawn", F32, (2, 1030, 3)),
+    ("nearest_drawn", BF16, (1, 8, 5)),
+    ("nearest_drawn", F16, (3, 7, 1)),
+    ("flat_weights", BF16, (9, 1304)),
+    ("flat_weights", F16, (8, 513)),
+    ("flat_weights", I8, (11, 4096)),
     ("flat_weights", I8, (7, 2051)),
-    ("low_rank_apply", F32, (1, 1, 1)), ("low_rank_apply", BF16, (65, 132, 4)), ("low_rank_apply", F16, (33, 63, 40)),
-]  # fmt: skip
+    ("low_rank_apply", F32, (1, 1, 1)),
+    ("low_rank_apply", BF16, (65, 132, 4)),
+    ("low_rank_apply", F16, (33, 63, 40)),
+]
 
 
 @pytest.fixture(scope="module")

@@ -73,7 +73,8 @@ def test_a_wrong_variable_is_logged_once(monkeypatch, caplog):
     monkeypatch.setenv(dispatch.VARIABLE, "fast")
     assert [dispatch.setting(), dispatch.setting()] == ["auto", "auto"]
     assert [record.message for record in caplog.records] == [
-        "GLASSBOX_KERNELS is fast, which is none of auto, eager, triton, cuda: auto it is."]  # fmt: skip
+        "GLASSBOX_KERNELS is fast, which is none of auto, eager, triton, cuda: auto it is."
+    ]
 
 
 @pytest.mark.parametrize(("platform", "package"), [("linux", "triton"), ("win32", "triton-windows")])
@@ -89,8 +90,7 @@ def test_without_triton_the_line_names_the_package(gpu, monkeypatch, caplog, pla
 def test_what_is_forced_and_does_not_fit_is_logged(gpu, caplog):
     kernels.use("triton")
     assert backends(weight=torch.ones(70, 6).double()) == []
-    assert [record.message for record in caplog.records] == [
-        "low_rank_apply runs in eager PyTorch: weight is float64."]  # fmt: skip
+    assert [record.message for record in caplog.records] == ["low_rank_apply runs in eager PyTorch: weight is float64."]
 
 
 def test_a_gpu_that_triton_does_not_support(gpu, monkeypatch):
@@ -120,8 +120,12 @@ def test_every_operation_works_with_triton_hidden():
         "print([name for name in sys.modules if name.startswith('glassbox.kernels.triton')])"
     )
     helpers = str(kernel_inputs.__file__).rsplit("kernel_inputs", 1)[0]
-    run = subprocess.run([sys.executable, "-c", f"import sys; sys.path.insert(0, {helpers!r})\n{code}"],
-                         capture_output=True, text=True, timeout=300)  # fmt: skip
+    run = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {helpers!r})\n{code}"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip() == "[]"
 

@@ -8,8 +8,26 @@ from glassbox.kernels.table import TABLE
 from torch.utils._python_dispatch import TorchDispatchMode
 
 F32, BF16 = torch.float32, torch.bfloat16
-_VIEWS = {"view", "transpose", "permute", "expand", "slice", "select", "t", "unsqueeze", "squeeze", "split", "detach",
-          "as_strided", "_unsafe_view", "alias", "empty", "new_empty", "reshape", "unbind"}  # fmt: skip
+_VIEWS = {
+    "view",
+    "transpose",
+    "permute",
+    "expand",
+    "slice",
+    "select",
+    "t",
+    "unsqueeze",
+    "squeeze",
+    "split",
+    "detach",
+    "as_strided",
+    "_unsafe_view",
+    "alias",
+    "empty",
+    "new_empty",
+    "reshape",
+    "unbind",
+}
 
 
 class Count(TorchDispatchMode):

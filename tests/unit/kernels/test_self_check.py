@@ -104,8 +104,9 @@ def test_wrong_holds_for_one_machine(start, monkeypatch, memory):
 def test_a_failure_lasts_until_the_next_start(start, memory, caplog):
     assert torch.equal(run(broken), eager(**arguments())) and run(broken) is None
     (record,) = caplog.records
-    assert record.message == ("The triton kernel of low_rank_apply is left out until the next start: RuntimeError: "
-                              "Failed to find C compiler")  # fmt: skip
+    assert record.message == (
+        "The triton kernel of low_rank_apply is left out until the next start: RuntimeError: Failed to find C compiler"
+    )
     assert not memory.exists()
     start()
     assert run(right) is not None and torch.equal(run(right), right(**arguments()))

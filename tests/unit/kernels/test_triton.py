@@ -17,15 +17,26 @@ pytestmark = [
 
 F32, BF16, F16, I8 = torch.float32, torch.bfloat16, torch.float16, torch.int8
 CASES = [
-    ("nearest_drawn", F32, (1, 1, 1)), ("nearest_drawn", BF16, (2, 1030, 3)), ("nearest_drawn", F16, (3, 7, 9)),
-    ("assignment_cost", F32, (64, 64, 1)), ("assignment_cost", F32, (65, 140, 70)),
-    ("assignment_cost", BF16, (130, 66, 130)), ("assignment_cost", F16, (64, 64, 64)),
-    ("flat_weights", BF16, (9, 1300)), ("flat_weights", F16, (8, 512)), ("flat_weights", I8, (11, 2100)),
-    ("low_rank_apply", F32, (1, 1, 1)), ("low_rank_apply", BF16, (65, 130, 4)), ("low_rank_apply", F16, (3, 64, 40)),
-    ("mean_attention", F32, (1, 1, 1, 1, 1)), ("mean_attention", F32, (2, 34, 77, 2, 40)),
-    ("mean_attention", F16, (1, 33, 3, 1, 160, 2)), ("mean_attention", BF16, (2, 5, 128, 3, 64, 77)),
-    ("mean_attention", BF16, (1, 5, 130, 3, 64, 76)), ("mean_attention", F32, (2, 66, 200, 1, 72)),
-]  # fmt: skip
+    ("nearest_drawn", F32, (1, 1, 1)),
+    ("nearest_drawn", BF16, (2, 1030, 3)),
+    ("nearest_drawn", F16, (3, 7, 9)),
+    ("assignment_cost", F32, (64, 64, 1)),
+    ("assignment_cost", F32, (65, 140, 70)),
+    ("assignment_cost", BF16, (130, 66, 130)),
+    ("assignment_cost", F16, (64, 64, 64)),
+    ("flat_weights", BF16, (9, 1300)),
+    ("flat_weights", F16, (8, 512)),
+    ("flat_weights", I8, (11, 2100)),
+    ("low_rank_apply", F32, (1, 1, 1)),
+    ("low_rank_apply", BF16, (65, 130, 4)),
+    ("low_rank_apply", F16, (3, 64, 40)),
+    ("mean_attention", F32, (1, 1, 1, 1, 1)),
+    ("mean_attention", F32, (2, 34, 77, 2, 40)),
+    ("mean_attention", F16, (1, 33, 3, 1, 160, 2)),
+    ("mean_attention", BF16, (2, 5, 128, 3, 64, 77)),
+    ("mean_attention", BF16, (1, 5, 130, 3, 64, 76)),
+    ("mean_attention", F32, (2, 66, 200, 1, 72)),
+]
 
 
 def both(operation, arguments):
@@ -96,18 +107,25 @@ def test_strides(operation, sizes):
 
 
 def test_types_that_differ():
-    agree("assignment_cost", {"data": kernel_inputs.gaussian(64, 40, dtype=BF16),
-                              "noise": kernel_inputs.gaussian(65, 40, seed=1)})  # fmt: skip
-    agree("low_rank_apply", kernel_inputs.low_rank_apply(F32, 5, 6, 2)
-          | {"weight": kernel_inputs.gaussian(5, 6, dtype=F16)})  # fmt: skip
+    agree(
+        "assignment_cost",
+        {"data": kernel_inputs.gaussian(64, 40, dtype=BF16), "noise": kernel_inputs.gaussian(65, 40, seed=1)},
+    )
+    agree(
+        "low_rank_apply",
+        kernel_inputs.low_rank_apply(F32, 5, 6, 2) | {"weight": kernel_inputs.gaussian(5, 6, dtype=F16)},
+    )
 
 
 @pytest.mark.parametrize("odd", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize(
     ("operation", "sizes", "name"),
-    [("assignment_cost", (64, 64, 40), "data"), ("low_rank_apply", (5, 6, 2), "up"),
-     ("mean_attention", (1, 5, 6, 2, 8), "query")],
-)  # fmt: skip
+    [
+        ("assignment_cost", (64, 64, 40), "data"),
+        ("low_rank_apply", (5, 6, 2), "up"),
+        ("mean_attention", (1, 5, 6, 2, 8), "query"),
+    ],
+)
 def test_nan_and_infinity(operation, sizes, name, odd):
     """They make the same places of the result not finite as in eager, and leave all others right."""
     arguments = getattr(kernel_inputs, operation)(F32, *sizes)

@@ -27,5 +27,8 @@ def test_too_few_rounds_are_one_sentence():
 def test_steps_sizes_and_batches_become_tiny():
     inputs = {"width": ["INT", {"min": 16}], "steps": ["INT", {"min": 4}], "seed": ["INT", {}], "cfg": ["FLOAT", {}]}
     assert soak.shrink({"width": 512, "steps": 20, "seed": 9, "cfg": 7.5}, {"input": {"required": inputs}}) == {
-        "width": 64, "steps": 4, "seed": 9, "cfg": 7.5
-    }  # fmt: skip
+        "width": 64,
+        "steps": 4,
+        "seed": 9,
+        "cfg": 7.5,
+    }

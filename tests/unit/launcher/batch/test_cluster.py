@@ -33,11 +33,23 @@ class Job:
         (folder / "w.json").write_text(json.dumps(stand_in_engine.PROMPT))
         (folder / "list.txt").write_text("\n".join(lines))
         self._command = [
-            sys.executable, "-P", str(repository.ROOT / "run.py"), "batch", str(folder / "w.json"),
-            "--over", str(folder / "list.txt"), "--map", "1.text", "--out", str(self.out), "--cpu",
-            "--engine", stand_in_engine.__file__, *(["--ray", address, "--cores", "1"] if address else []),
+            sys.executable,
+            "-P",
+            str(repository.ROOT / "run.py"),
+            "batch",
+            str(folder / "w.json"),
+            "--over",
+            str(folder / "list.txt"),
+            "--map",
+            "1.text",
+            "--out",
+            str(self.out),
+            "--cpu",
+            "--engine",
+            stand_in_engine.__file__,
+            *(["--ray", address, "--cores", "1"] if address else []),
             *map(str, arguments),
-        ]  # fmt: skip
+        ]
 
     def start(self, **environment) -> subprocess.Popen:
         from tools.launcher import comfyui
