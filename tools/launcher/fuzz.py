@@ -8,6 +8,7 @@ sentence. Prompt n depends on the seed and on n only, so that `--only n` repeats
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -259,14 +260,28 @@ class State:
     next: int = 0
     counts: Counter = field(default_factory=Counter)
     messages: dict[str, dict] = field(default_factory=dict)  # message without its numbers -> kind, count, first prompt
+    defects: dict[str, list[str]] = field(default_factory=dict)  # number of a prompt -> kind, message without numbers
 
     def note(self, number: int, kind: str, message: str) -> None:
-        """Count one outcome."""
+        """Count one outcome, for a prompt that ended in a defect before in the place of that."""
+        if str(number) in self.defects:
+            old, key = self.defects.pop(str(number))
+            self.counts[old] -= 1
+            self.messages[key]["count"] -= 1
+            if not self.messages[key]["count"]:
+                del self.messages[key]
         self.counts[kind] += 1
+        self.next = max(self.next, number + 1)
         if message:
             plain = re.sub(r"'[^']*'|\"[^\"]*\"|-?\d+(?:[.,]\d+)*(?:e[+-]?\d+)?", "#", message)[:300]
-            entry = self.messages.setdefault(f"{kind}: {plain}", {"kind": kind, "count": 0, "first": number})
-            entry["count"] += 1
+            key = f"{kind}: {plain}"
+            self.messages.setdefault(key, {"kind": kind, "count": 0, "first": number})["count"] += 1
+            if kind in DEFECTS and number >= 0:  # leftovers are of no prompt in particular
+                self.defects[str(number)] = [kind, key]
+
+    def numbers(self) -> Iterator[int]:
+        """What to try next: first the prompts that ended in a defect, which may have been mended."""
+        return itertools.chain(sorted(map(int, self.defects)), itertools.count(self.next))
 
     def save(self) -> None:
         """Write it to the cache."""
@@ -354,7 +369,10 @@ def leftovers(base: Path) -> list[str]:
 
 
 def run(comfyui_folder: Path, arguments: Sequence[str]) -> int:
-    """Try prompts for some minutes, from where the last run ended, and report; returns 1 if there was a defect."""
+    """Try prompts for some minutes, and report; returns 1 if there was a defect.
+
+    A run goes on where the last one ended, after it has tried again what ended in a defect then.
+    """
     parser = argparse.ArgumentParser("run.py fuzz", description="Follow random prompts for every node to their end.")
     parser.add_argument("--minutes", type=float, default=10.0, help="how long (default: 10)")
     parser.add_argument("--seed", type=int, default=1, help="of the prompts (default: 1)")
@@ -387,11 +405,10 @@ def run(comfyui_folder: Path, arguments: Sequence[str]) -> int:
     try:
         for number, kind, message in _tried(comfyui_folder, base, state, options.minutes * 60):
             state.note(number, kind, message)
-            state.next = number + 1
             if state.next % _SAVE_EVERY == 0:
                 state.save()
         for name in leftovers(base):
-            state.note(state.next, "leftover", re.sub(r"\.[0-9a-f]{8}\.", ".#.", name))
+            state.note(-1, "leftover", re.sub(r"\.[0-9a-f]{8}\.", ".#.", name))
     finally:
         state.save()
     _report(state, options.seed)
@@ -402,7 +419,7 @@ def _tried(comfyui_folder: Path, base: Path, state: State, seconds: float) -> It
     """Number, kind and message of one prompt after the other; a server that has died or hangs is replaced."""
     from tqdm import tqdm  # here, because the launcher is imported before its environment exists
 
-    start, number = time.monotonic(), state.next
+    start, numbers = time.monotonic(), state.numbers()
     bar = tqdm(total=seconds, bar_format="  [{bar:24}] {percentage:3.0f}%  {desc}", ascii="-#")
     with bar:
         while time.monotonic() - start < seconds:
@@ -411,11 +428,19 @@ def _tried(comfyui_folder: Path, base: Path, state: State, seconds: float) -> It
                 generator = Generator(client.object_info(), state.seed)
                 kind = "done"
                 while kind not in ("died", "frozen") and time.monotonic() - start < seconds:
+                    number = next(numbers)
                     kind, message = follow(client, generator.make(number))
+                    if kind == "died":
+                        time.sleep(1)  # a server that breaks its connections off needs a moment to end
+                        if server.running():
+                            kind, message = "frozen", f"{message} It had not ended."
+                    if kind in ("died", "frozen"):
+                        shutil.copy(server.log, FOLDER / f"{number}.log")
                     yield number, kind, message
-                    number += 1
                     bar.n = min(time.monotonic() - start, seconds)
-                    bar.set_description_str(f"{number} prompts, {sum(state.counts[kind] for kind in DEFECTS)} defects")
+                    bar.set_description_str(
+                        f"{state.next} prompts, {sum(state.counts[kind] for kind in DEFECTS)} defects"
+                    )
 
 
 def _report(state: State, seed: int) -> None:

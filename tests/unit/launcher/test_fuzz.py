@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -124,3 +125,15 @@ def test_leftovers_are_found(tmp_path):
     for name in ("space.safetensors.0123abcd.part", "space.safetensors", ".space.lock"):
         (tmp_path / "models" / name).touch()
     assert fuzz.leftovers(tmp_path) == ["models/space.safetensors.0123abcd.part"]
+
+
+def test_a_prompt_that_ended_in_a_defect_is_tried_again_and_counted_once():
+    state = fuzz.State(5)
+    for number, (kind, message) in enumerate([("done", ""), ("bare", "GBX_Edit: KeyError: 3"), ("died", "it ended")]):
+        state.note(number, kind, message)
+    assert list(itertools.islice(state.numbers(), 4)) == [1, 2, 3, 4]
+    state.note(1, "done", "")
+    state.note(2, "bare", "GBX_Edit: KeyError: 4")
+    assert {kind: count for kind, count in state.counts.items() if count} == {"done": 2, "bare": 1}
+    assert [entry["count"] for entry in state.messages.values()] == [1]
+    assert list(itertools.islice(state.numbers(), 2)) == [2, 3]
