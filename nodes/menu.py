@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
+from .activations import nodes_catalog
 from .activations.nodes_activations_file import LoadActivations, SaveActivations
-from .activations.nodes_catalog import ActivationCatalog, SelectActivations, network_outline
+from .activations.nodes_catalog import ActivationCatalog, SelectActivations
 from .activations.nodes_patching import ActivationPatching, ActivationPatchingMap
 from .activations.nodes_quality import ActivationQuality
 from .activations.nodes_record import ActivationRecorder, GetRecordedActivations
@@ -28,6 +29,7 @@ from .conditioning.nodes_padding import NoisyReplicatePadding
 from .conditioning.nodes_resolution import PositionalResample, ResolutionNoiseRescale
 from .conditioning.nodes_size_metadata import MetadataConditioning, MetadataGuider, MetadataReport, MetadataSchedule
 from .conditioning.nodes_size_sheet import SizeSheet
+from .demo import architecture
 from .demo.nodes_demo import DemoImage, LoadDemoModel
 from .host import routes
 from .host.schema import with_checked_inputs
@@ -137,6 +139,12 @@ NODES: list[type[io.ComfyNode]] = [
 
 for _node in NODES:
     with_checked_inputs(_node)
+
+
+def network_outline(kind: str, name: str) -> dict:
+    """See `nodes_catalog.network_outline`; it knows the demo model too."""
+    return nodes_catalog.network_outline(kind, name, {"demo": architecture.UNET})
+
 
 #: What the widgets in web/ ask for, by the last part of the address: `/glassbox/space?space_name=...`.
 ROUTES: dict[str, routes.Answer] = {"space": directions_of, "network": network_outline}

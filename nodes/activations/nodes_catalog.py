@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from comfy_api.latest import io
 
-from ..host import meta_networks
 from ..host.schema import Activations as ActivationsSocket
 from ..host.schema import schema
 from . import select_ids, step_ranges
@@ -117,8 +118,12 @@ class SelectActivations(io.ComfyNode):
         return io.NodeOutput(selected, selected.report())
 
 
-def network_outline(kind: str, name: str) -> dict:
-    """For the canvas: the catalog of an architecture or of a file's network, before anything has run."""
+def network_outline(kind: str, name: str, further: Mapping[str, dict]) -> dict:
+    """For the canvas: the catalog of an architecture or of a file's network, before anything has run.
+
+    See `meta_networks.network` for the arguments.
+    """
+    from ..host import meta_networks
     from . import catalog_table
 
-    return catalog_table.outline(catalog(meta_networks.network(kind, name)))
+    return catalog_table.outline(catalog(meta_networks.network(kind, name, further)))

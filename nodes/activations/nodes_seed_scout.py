@@ -21,7 +21,6 @@ from .seed_scout import Ranking, Scores, draw_sheet, layout_likeness, report, wo
 from .select_ids import ATTENTION_MEAN
 from .tap import TapSettings
 from .tap_inputs import SEED_MAX
-from .token_heatmap import heat_map
 
 _COLUMNS, _CELL, _LABELS = 6, 190, 70  # of the sheet: columns, and pixels of an image and of the text above it
 
@@ -174,6 +173,8 @@ class WordMaps:
 
     def read(self, samples: torch.Tensor) -> None:
         """Add the maps of the run that ended with these latents, a mean over its steps."""
+        from .token_heatmap import heat_map
+
         run = self._recorder.run_of(samples)
         if not run.snapshots:
             raise ValueError(f"The attention to the words could not be read. {run.skipped_report()}")

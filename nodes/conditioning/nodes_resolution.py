@@ -8,7 +8,6 @@ from comfy_api.latest import io
 
 from ..host import latent_shapes, sampling
 from ..host.image_output import new_figure, to_image
-from ..host.patches import positions
 from ..host.progress import nothing_to_show
 from ..host.schema import schema
 from .position_resample import Alignment, PositionSettings, describe_positions, resample_table
@@ -252,7 +251,7 @@ class PositionalResample(io.ComfyNode):
         downscale_end_percent: float,
         latent=None,
     ) -> io.NodeOutput:
-        from ..host.patches import feature_downscale
+        from ..host.patches import feature_downscale, positions
         from . import noise_rescale, rotary_scaling
 
         base = base_size or sampling.trained_size(model)

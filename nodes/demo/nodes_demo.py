@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
-from ..host import meta_networks
 from ..host.schema import schema
-from . import architecture, assets
+from . import assets
 
 CATEGORY = "Glassbox/Demo"
 IMAGES = 24
-meta_networks.ARCHITECTURES["demo"] = architecture.UNET
 
 
 class LoadDemoModel(io.ComfyNode):

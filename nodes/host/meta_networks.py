@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import folder_paths
 import torch
@@ -16,7 +17,7 @@ _UNET = {
     "out_channels": 4,
     "model_channels": 320,
 }
-#: Configurations of ComfyUI's UNetModel by name; the demo model adds its own.
+#: Configurations of ComfyUI's UNetModel by name.
 ARCHITECTURES: dict[str, dict] = {
     "sd15": {
         **_UNET, "num_res_blocks": [2, 2, 2, 2], "channel_mult": [1, 2, 4, 4], "transformer_depth": [1] * 6 + [0, 0],
@@ -34,15 +35,16 @@ ARCHITECTURES: dict[str, dict] = {
 FOLDERS = {"checkpoints": "checkpoint", "diffusion_models": "diffusion model"}
 
 
-def network(kind: str, name: str) -> torch.nn.Module:
-    """The denoiser of an architecture ("architecture", a name of ARCHITECTURES) or of a file in one of FOLDERS.
+def network(kind: str, name: str, further: Mapping[str, dict] = MappingProxyType({})) -> torch.nn.Module:
+    """The denoiser of an architecture ("architecture", a name of ARCHITECTURES or ``further``) or of a file in FOLDERS.
 
     Raises ValueError with a sentence when there is none, or when the header does not identify the network.
     """
     if kind == "architecture":
-        if name not in ARCHITECTURES:
-            raise ValueError(f"There is no architecture '{name}': there are {', '.join(ARCHITECTURES)}.")
-        return _unet(name)
+        known = {**ARCHITECTURES, **further}
+        if name not in known:
+            raise ValueError(f"There is no architecture '{name}': there are {', '.join(known)}.")
+        return _unet(known[name])
     if kind not in FOLDERS:
         raise ValueError(f"'{kind}' is no kind of network: take architecture, {', '.join(FOLDERS)}.")
     path = folder_paths.get_full_path(kind, name)
@@ -51,12 +53,11 @@ def network(kind: str, name: str) -> torch.nn.Module:
     return _of_file(path, name)
 
 
-@lru_cache(maxsize=4)
-def _unet(name: str) -> torch.nn.Module:
+def _unet(configuration: dict) -> torch.nn.Module:
     import comfy.ops
     from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 
-    return UNetModel(**ARCHITECTURES[name], device="meta", operations=comfy.ops.disable_weight_init)
+    return UNetModel(**configuration, device="meta", operations=comfy.ops.disable_weight_init)
 
 
 def _of_file(path: str, name: str) -> torch.nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import TYPE_CHECKING
 
 import torch
 from comfy_api.latest import io
@@ -14,9 +15,11 @@ from ..host.image_output import new_figure, to_image
 from ..host.progress import Progress, with_progress
 from ..host.prompt_alignment import EMBEDDERS
 from ..host.schema import schema
-from . import image_similarity, nemo_inputs
-from .image_similarity import ReplicationThreshold, calibrate_replication
+from . import nemo_inputs
 from .mask import CAVEATS
+
+if TYPE_CHECKING:
+    from .image_similarity import Embed, ReplicationThreshold
 
 #: Without calibration: the paper's for SSCD, and for SSIM the similarity that .5 % of new demo renders reach.
 _DEFAULT_THRESHOLDS = {"SSCD": 0.7, "SSIM": 0.73}
@@ -32,7 +35,7 @@ class Similarity(enum.StrEnum):
     SSIM = "ssim"
 
 
-def image_embedding(similarity: str, sscd_file: str, clip_vision, clip) -> tuple[str, image_similarity.Embed | None]:
+def image_embedding(similarity: str, sscd_file: str, clip_vision, clip) -> tuple[str, Embed | None]:
     """The name of a similarity and its embedding, None for SSIM; raises ValueError where what it needs is absent."""
     choice, path = Similarity(similarity), resolve_optional_file(sscd_file, "SSCD file")
     judge = EMBEDDERS.get(type(clip.cond_stage_model)) if clip is not None else None
@@ -178,7 +181,7 @@ class MemorizationAudit(io.ComfyNode):
         clip=None,
     ) -> io.NodeOutput:
         from ..host.training import embedding_session
-        from . import audit, neuron_figures, neuron_reports
+        from . import audit, image_similarity, neuron_figures, neuron_reports
 
         refuse_flow(model)
         name, embed = image_embedding(similarity, sscd_file, clip_vision, clip)
@@ -223,8 +226,10 @@ class MemorizationAudit(io.ComfyNode):
 
 def _threshold(given: float, name: str, embed, image, untouched_images, other_images) -> ReplicationThreshold:
     """The given threshold, else the calibrated one, else the default of the similarity."""
+    from .image_similarity import ReplicationThreshold, calibrate_replication, compare_to_reference
+
     untouched, controls = (
-        [] if images is None else image_similarity.compare_to_reference(images, image, embed, with_progress).tolist()
+        [] if images is None else compare_to_reference(images, image, embed, with_progress).tolist()
         for images in (untouched_images, other_images)
     )
     if given:

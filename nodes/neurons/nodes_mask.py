@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from comfy_api.latest import io
 
 from ..host import folders, prompt_alignment
@@ -12,12 +14,15 @@ from ..host.patches.neuron_factors import bake_factors
 from ..host.progress import with_progress
 from ..host.schema import NeuronMask as Socket
 from ..host.schema import schema
-from . import image_similarity, mask_operations, nemo_inputs
+from . import mask_operations, nemo_inputs
 from .mask import CAVEATS, channel_factors, union
 from .mask_operations import MaskOperation
 from .neuron_layers import all_layers
 from .neuron_statistics import fingerprint, same_model
 from .nodes_audit import Similarity, image_embedding
+
+if TYPE_CHECKING:
+    from .image_similarity import ImageSimilarity
 
 CATEGORY, PAPER = nemo_inputs.CATEGORY, nemo_inputs.PAPER
 _OTHER_MODEL = "This mask was made with another checkpoint or LoRA: run NeMo Localize on this MODEL.\n"
@@ -281,7 +286,7 @@ class NeuronReport(io.ComfyNode):
         similarity=Similarity.AUTO,
         sscd_file="",
     ) -> io.NodeOutput:
-        from . import neuron_figures, neuron_reports
+        from . import image_similarity, neuron_figures, neuron_reports
 
         name_of_similarity, embed = image_embedding(similarity, sscd_file, clip_vision, clip)
         batches = {"before": images_before, "after": images_after}
@@ -312,7 +317,7 @@ class NeuronReport(io.ComfyNode):
         return io.NodeOutput(to_image(figure), "\n".join(lines), neuron_reports.mask_table(mask))
 
 
-def _similarity_line(name: str, found: image_similarity.ImageSimilarity) -> str:
+def _similarity_line(name: str, found: ImageSimilarity) -> str:
     parts = []
     if found.sameness is not None:
         parts.append(f"median similarity between seeds {found.sameness:.3f}")

@@ -9,7 +9,7 @@ from ..host.folders import named_file
 from ..host.image_output import new_figure, to_image
 from ..host.progress import LiveCurve, Progress, Stopped, nothing_to_show
 from ..host.schema import schema
-from ..host.training import adapters, trainer
+from ..host.training import adapters
 from .assignment import Grouping
 from .nearest import NearestForm
 from .pairing import PairingMode
@@ -378,6 +378,7 @@ class TrainLoraImmiscible(io.ComfyNode):
         masks=(),
         **options,
     ):
+        from ..host.training import trainer
         from .training import training_report
 
         options = TrainingOptions(**{name: value[0] for name, value in options.items()})

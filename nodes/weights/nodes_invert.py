@@ -14,10 +14,8 @@ from ..common.lora_keys import TEXT
 from ..common.loss_curve import outline
 from ..host.folders import named_file
 from ..host.image_output import new_figure, to_image
-from ..host.patches.lora_intervals import layer_targets
 from ..host.progress import LiveCurve, Progress, Stopped, nothing_to_show
 from ..host.schema import W2WPoint, W2WSpace, schema
-from ..host.training import trainer
 from .inversion import (
     Inversion,
     InversionSettings,
@@ -154,6 +152,7 @@ class W2WInvert(io.ComfyNode):
         start_point: Point | None = None,
         vae=None,
     ) -> io.NodeOutput:
+        from ..host.training import trainer
         from . import space_report
 
         start = start_point.coefficients if start_point is not None else space.coefficients[0, :0]
@@ -246,6 +245,7 @@ class _Run:
 
 def weight_functions(model, trainable: TrainablePoint) -> dict:
     """A weight function for every weight of the MODEL that the space changes."""
+    from ..host.patches.lora_intervals import layer_targets
     from . import lora_writer
 
     layers = trainable.space.layout.unflatten(torch.zeros(trainable.space.layout.size))

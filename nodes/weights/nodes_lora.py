@@ -7,7 +7,6 @@ from comfy_api.latest import io
 from ..common.lora_keys import FileFormat
 from ..host import folders
 from ..host.folders import next_file, relative
-from ..host.patches.lora_intervals import apply_lora, apply_text_lora
 from ..host.schema import LoraModel, W2WPoint, schema
 from . import lora_reader
 from .lora_reader import NONE
@@ -49,6 +48,7 @@ class W2WApply(io.ComfyNode):
     def execute(
         cls, model, point: Point, strength: float, start_percent: float, end_percent: float, clip=None
     ) -> io.NodeOutput:
+        from ..host.patches.lora_intervals import apply_lora, apply_text_lora
         from . import lora_writer
 
         tensors = lora_writer.to_tensors(point.layers())

@@ -15,7 +15,6 @@ from torch import nn
 
 from ..hooks import refuse_quantized
 from ..noise_objects import untouched
-from .trainer import trainable_layers
 
 ALGORITHMS = list(adapter_maps)
 NO_LORA = "[None]"
@@ -117,6 +116,8 @@ def applied(patcher, lora: dict[str, torch.Tensor]):
 
 
 def _weights(patcher) -> Iterator[tuple[str, str, torch.Tensor]]:
+    from .trainer import trainable_layers
+
     for name, module in trainable_layers(patcher).items():
         for kind in ("weight", "bias"):
             weight = getattr(module, kind, None)
