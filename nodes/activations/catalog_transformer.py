@@ -5,7 +5,8 @@ their projections, before norms and rotary positions, sliced out of fused projec
 attention over text and image have ``q``, ``k``, ``v``; those with separate attentions have ``self-q`` and ``cross-q``.
 Maps of separate attentions exist where no rotary position lies between projection and softmax. In joint attention
 ``cross-map`` is the attention of the image's queries to the text's keys, from a softmax over both, after norms and
-rotary positions, as in the official code. Blocks that refine the image before it meets the text are
+rotary positions, as in the official code. No maps where the network masks its text or hands no rotary matrices out
+(HunyuanVideo, LTXV, HunyuanDiT, HiDream, Lumina, OmniGen2). Blocks that refine the image before it meets the text are
 ``vit-refiner{i}``. Blocks are ``Any``: torch's nn.Module declares none of their attributes.
 """
 
@@ -20,10 +21,22 @@ from torch import nn
 from .activation_spec import ActivationSpec, Attention, JointAttention, Kind, UnsupportedNetworkError
 
 _REFINER, _ROTARY = "noise_refiner", "pe_embedder"
+#: Networks of ComfyUI that make no images, by class name: what they make.
+_OTHER_MEDIA = {
+    "Hunyuan3Dv2": "3D shapes",
+    "HunYuanDiTPlain": "3D shapes",
+    "AudioDiffusionTransformer": "audio",
+    "ACEStepTransformer2DModel": "audio",
+}
 
 
 def transformer_specs(network: nn.Module) -> list[ActivationSpec]:
     """All activations of a transformer in forward order; raises UnsupportedNetworkError for any other network."""
+    if type(network).__name__ in _OTHER_MEDIA:
+        raise UnsupportedNetworkError(
+            f"{type(network).__name__} makes {_OTHER_MEDIA[type(network).__name__]}, and activations are read on the "
+            "positions of an image. Use a model for images or video."
+        )
     scale, specs, number = _patch(network), [], 0
     masked = _masks_text(network)
     for index, block in enumerate(_refiners(network)):
@@ -44,20 +57,20 @@ def transformer_specs(network: nn.Module) -> list[ActivationSpec]:
     if not specs:
         raise UnsupportedNetworkError(
             f"{type(network).__name__} is not supported. Use a model with a U-Net (SD1.5, SD2.1, SDXL, the demo model) "
-            "or a transformer like Flux, SD3, PixArt, Lumina or Wan."
+            "or a transformer like Flux, SD3, Qwen-Image, HunyuanDiT, PixArt, Lumina, HiDream, LTXV or Wan."
         )
     return specs
 
 
 def _block_lists(network: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Lists of supported blocks directly below the network, without the refiners of Lumina."""
+    """Lists of supported blocks directly below the network, without the refiners of Lumina and OmniGen2."""
     for name, child in network.named_children():
         if _supported(child) and "refiner" not in name:
             yield name, child
 
 
 def _refiners(network: nn.Module) -> Any:
-    """Blocks of Lumina that see the image alone; those of the text hold no image tokens."""
+    """Blocks of Lumina and OmniGen2 that see the image alone; those of the text hold no image tokens."""
     blocks = getattr(network, _REFINER, None)
     return blocks if _supported(blocks) else []
 
@@ -164,6 +177,61 @@ def _wan(block: Any) -> Iterator[ActivationSpec]:
     yield _part("out", "", block.ffn[2].out_features)
 
 
+def _qwen(block: Any) -> Iterator[ActivationSpec]:
+    """Qwen-Image: text and image with weights of their own; returns (text, image)."""
+    for letter in "qkv":
+        yield _part(letter, f"attn.to_{letter}", getattr(block.attn, f"to_{letter}").out_features)
+    yield _map(
+        "cross-map",
+        JointAttention("attn.norm_q", "attn.norm_k", block.attn.heads, "attn.norm_added_k", _ROTARY, heads_first=True),
+    )
+    yield _part("attn-out", "attn.to_out.0", block.attn.to_out[0].out_features)
+    yield _part("ffn-inner", "img_mlp.net.2", block.img_mlp.net[2].in_features, from_input=True)
+    yield _part("out", "", block.img_mlp.net[2].out_features, item=1)
+
+
+def _hydit(block: Any) -> Iterator[ActivationSpec]:
+    """HunyuanDiT: self-attention, then cross-attention, both with rotary positions."""
+    width = block.attn1.Wqkv.out_features // 3
+    yield from _fused("self-", "attn1.Wqkv", (width, width, width))
+    yield _part("cross-q", "attn2.q_proj", block.attn2.q_proj.out_features)
+    yield _part("ffn-inner", "mlp.fc2", block.mlp.fc2.in_features, from_input=True)
+    yield _part("out", "", block.mlp.fc2.out_features)
+
+
+def _ltxv(block: Any) -> Iterator[ActivationSpec]:
+    """LTXV: self-attention with rotary positions, then cross-attention to a text whose padding is masked."""
+    for letter in "qkv":
+        yield _part(f"self-{letter}", f"attn1.to_{letter}", getattr(block.attn1, f"to_{letter}").out_features)
+    yield _part("cross-q", "attn2.to_q", block.attn2.to_q.out_features)
+    yield _part("ffn-inner", "ff.net.2", block.ff.net[2].in_features, from_input=True)
+    yield _part("out", "", block.ff.net[2].out_features)
+
+
+def _hidream(block: Any) -> Iterator[ActivationSpec]:
+    """HiDream: double blocks, which return (image, text), and single ones with the image first.
+
+    ``ffn-inner`` is of the expert that all tokens share.
+    """
+    inner = block.block
+    for letter in "qkv":
+        yield _part(letter, f"block.attn1.to_{letter}", getattr(inner.attn1, f"to_{letter}").out_features)
+    yield _part("attn-out", "block.attn1.to_out", inner.attn1.to_out.out_features)
+    last = "ff_i.shared_experts.w2" if _has(inner, "ff_i.shared_experts") else "ff_i.w2"
+    yield _part("ffn-inner", f"block.{last}", inner.get_submodule(last).in_features, from_input=True)
+    yield _part("out", "", inner.attn1.to_out.out_features)
+
+
+def _omnigen(block: Any) -> Iterator[ActivationSpec]:
+    """OmniGen2: one sequence of text, reference images and image; keys and values have fewer heads than queries."""
+    for letter in "qkv":
+        yield _part(letter, f"attn.to_{letter}", getattr(block.attn, f"to_{letter}").out_features)
+    yield _part("attn-out", "attn.to_out.0", block.attn.to_out[0].out_features)
+    last = block.feed_forward.linear_2
+    yield _part("ffn-inner", "feed_forward.linear_2", last.in_features, from_input=True)
+    yield _part("out", "", last.out_features)
+
+
 _BLOCK_READERS = (
     (("img_attn.qkv", "txt_attn.qkv", "img_mlp"), _double),
     (("linear1", "linear2", "hidden_size", "mlp_hidden_dim"), _single),
@@ -171,6 +239,11 @@ _BLOCK_READERS = (
     (("attn.qkv", "cross_attn.q_linear", "cross_attn.kv_linear", "mlp.fc2"), _pixart),
     (("attention.qkv", "attention.n_local_kv_heads", "feed_forward.w2"), _lumina),
     (("self_attn.q", "self_attn.v", "cross_attn.norm_k", "ffn"), _wan),
+    (("attn.to_q", "attn.norm_added_k", "img_mlp.net"), _qwen),
+    (("attn1.Wqkv", "attn2.q_proj", "mlp.fc2"), _hydit),
+    (("attn1.to_q", "attn2.to_q", "attn2.q_norm", "ff.net"), _ltxv),
+    (("block.attn1.to_q", "block.ff_i"), _hidream),
+    (("attn.to_q", "attn.to_out", "feed_forward.linear_2"), _omnigen),
 )
 
 
@@ -210,7 +283,7 @@ def _patch(network: nn.Module) -> int:
 def _image_length_module(network: Any, block: nn.Module) -> str:
     """For blocks with text before the image in one sequence: a module whose output has as many tokens as the image."""
     reader = _block_reader(block)
-    if reader is _lumina:
+    if reader in (_lumina, _omnigen):
         return "noise_refiner.0" if len(getattr(network, "noise_refiner", ())) else "x_embedder"
     doubles = (module for module in network.modules() if hasattr(module, "flipped_img_txt"))
     if reader is not _single or any(module.flipped_img_txt for module in doubles):

@@ -10,7 +10,12 @@ from tools.launcher import comfyui
 
 # Fields of a network's configuration that 0.3.75 does not know, with the value that changes nothing.
 _FIELDS = {"txt_ids_dims": [], "vec_in_dim": None, "meanflow_sum": False}
-_PARAMS = {"flux": "FluxParams", "chroma": "ChromaParams", "hunyuan_video": "HunyuanVideoParams"}
+_PARAMS = {
+    "flux": "flux.model.FluxParams",
+    "flux2": "flux.model.FluxParams",
+    "chroma": "chroma.model.ChromaParams",
+    "hunyuan_video": "hunyuan_video.model.HunyuanVideoParams",
+}
 
 
 def than_tested() -> bool:
@@ -23,7 +28,8 @@ def network(config: dict) -> dict:
     family = config.get("image_model")
     if family not in _PARAMS:
         return config
-    params = getattr(importlib.import_module(f"comfy.ldm.{family}.model"), _PARAMS[family])
+    module, _, name = _PARAMS[family].rpartition(".")
+    params = getattr(importlib.import_module(f"comfy.ldm.{module}"), name)
     fields = {field.name for field in dataclasses.fields(params)}
     return {name: value for name, value in _FIELDS.items() if name in fields} | config
 

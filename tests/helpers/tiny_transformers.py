@@ -44,13 +44,36 @@ _CONFIGS = {
         "image_model": "qwen_image", "in_channels": 64, "num_layers": 2, "attention_head_dim": 32,
         "num_attention_heads": 2, "joint_attention_dim": _TEXT, "axes_dims_rope": (8, 12, 12),
     },
+    "Flux2": {
+        "image_model": "flux2", "in_channels": 128, "out_channels": 128, "patch_size": 1, "vec_in_dim": None,
+        "context_in_dim": _TEXT, "hidden_size": 64, "mlp_ratio": 3.0, "num_heads": 2, "depth": 2,
+        "depth_single_blocks": 2, "axes_dim": [8, 8, 8, 8], "theta": 2000, "qkv_bias": False, "guidance_embed": True,
+        "global_modulation": True, "mlp_silu_act": True, "ops_bias": False,
+    },
+    "HunyuanDiT": {
+        "image_model": "hydit", "depth": 4, "hidden_size": 64, "num_heads": 2, "text_states_dim": _TEXT, "text_len": 7,
+        "text_states_dim_t5": 16, "text_len_t5": 5,
+    },
+    "LTXV": {
+        "image_model": "ltxv", "cross_attention_dim": 96, "attention_head_dim": 24, "num_attention_heads": 4,
+        "caption_channels": _TEXT, "num_layers": 3,
+    },
+    "HiDream": {
+        "image_model": "hidream", "patch_size": 2, "in_channels": 16, "num_layers": 1, "num_single_layers": 2,
+        "attention_head_dim": 32, "num_attention_heads": 2, "caption_channels": [_TEXT, 16], "text_emb_dim": 32,
+        "axes_dims_rope": (8, 12, 12), "llama_layers": [0, 1, 0],
+    },
+    "Omnigen2": {
+        "image_model": "omnigen2", "hidden_size": 96, "num_layers": 3, "num_refiner_layers": 1,
+        "num_attention_heads": 4, "num_kv_heads": 2, "multiple_of": 8, "axes_dim_rope": (8, 8, 8),
+        "text_feat_dim": _TEXT,
+    },
     "WAN21_T2V": {
         "image_model": "wan2.1", "model_type": "t2v", "dim": 96, "ffn_dim": 128, "num_heads": 4, "num_layers": 3,
         "text_dim": _TEXT, "freq_dim": 32, "in_dim": 16, "out_dim": 16, "text_len": 12,
     },
 }  # fmt: skip
-#: Those whose activations the pack can record.
-NAMES = tuple(name for name in _CONFIGS if name not in ("ZImage", "QwenImage"))
+NAMES = tuple(_CONFIGS)
 
 
 def model(name: str, **changes):
@@ -66,11 +89,20 @@ def model(name: str, **changes):
         return patcher
 
 
-def conditioning(tokens: int = 7) -> list:
-    """A CONDITIONING of random tokens; what a model does not know it does not read."""
+def conditioning(tokens: int = 7, patcher=None) -> list:
+    """A CONDITIONING of random tokens; with a MODEL, of the texts of its other text encoders too."""
     generator = torch.Generator().manual_seed(1)
     pooled = torch.randn(1, 32, generator=generator)
-    return [[torch.randn(1, tokens, _TEXT, generator=generator), {"pooled_output": pooled}]]
+    text, others = torch.randn(1, tokens, _TEXT, generator=generator), {"pooled_output": pooled}
+    name = "" if patcher is None else type(patcher.model.model_config).__name__
+    if name in ("HunyuanDiT", "LTXV", "Omnigen2"):
+        others["attention_mask"] = torch.ones(1, tokens, dtype=torch.int64)
+    if name == "HunyuanDiT":
+        others["conditioning_mt5xl"] = torch.randn(1, 5, 16, generator=generator)
+        others["attention_mask_mt5xl"] = torch.ones(1, 5, dtype=torch.int64)
+    if name == "HiDream":
+        others["conditioning_llama3"] = torch.randn(1, 2, tokens, 16, generator=generator)
+    return [[text, others]]
 
 
 def latent(patcher, count: int, height: int, width: int, frames: int = 1) -> dict:
