@@ -44,11 +44,11 @@ from .noise.nodes_immiscible import ImmiscibleLatentBatch, ImmiscibleNoise, Nois
 from .noise.nodes_train_lora import TrainLoraImmiscible
 from .weights.nodes_guidance import W2WGuidance, W2WGuider
 from .weights.nodes_invert import W2WInvert
+from .weights.nodes_labels import W2WFitDirections, W2WLabelMembers
 from .weights.nodes_lora import W2WApply, W2WStyleMerge, W2WToLoRA
 from .weights.nodes_points import W2WEdit, W2WMix, W2WProjectLoRA, W2WSample, W2WSweep
 from .weights.nodes_space import (
     W2WBuildSpace,
-    W2WFitDirections,
     W2WImportRelease,
     W2WLoadSpace,
     W2WSaveSpace,
@@ -73,6 +73,7 @@ NODES: list[type[io.ComfyNode]] = [
     W2WToLoRA,
     W2WStyleMerge,
     W2WReport,
+    W2WLabelMembers,
     W2WFitDirections,
     W2WBuildSpace,
     W2WSaveSpace,

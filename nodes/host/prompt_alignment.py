@@ -6,11 +6,12 @@ embeddings of image and prompt, which Finding NeMo (arXiv 2406.02366, section 4)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+_IMAGES_AT_ONCE = 16
 #: Class of a text model -> (text model, prompt, images) to Alignment.
 SCORERS: dict[type, Callable] = {}
 #: Class of a text model -> (text model, images (B, H, W, 3)) to embeddings (B, D) of what the images show.
@@ -31,16 +32,26 @@ class Alignment:
 
 def measure(prompt: str, images: torch.Tensor, clip=None, clip_vision=None) -> Alignment:
     """Alignment of images (B, H, W, 3) of 0..1 with a prompt; raises AbsentError where nothing can measure it."""
-    if not prompt.strip():
+    return measure_all([prompt], images, clip, clip_vision)[0]
+
+
+def measure_all(prompts: Sequence[str], images: torch.Tensor, clip=None, clip_vision=None) -> list[Alignment]:
+    """``measure`` for each of several prompts: the images are embedded once."""
+    if not all(prompt.strip() for prompt in prompts):
         raise AbsentError("there is no prompt: write the one that the images were generated from")
     if clip is None:
         raise AbsentError("there is no CLIP: connect the one of the model")
     scorer = SCORERS.get(type(clip.cond_stage_model))
     if scorer is not None:
-        return scorer(clip.cond_stage_model, prompt, images)
+        return [scorer(clip.cond_stage_model, prompt, images) for prompt in prompts]
     if clip_vision is None:
         raise AbsentError("there is no CLIP_VISION: connect the one that was trained with this CLIP")
-    text, seen = _of_text(clip, prompt), clip_vision.encode_image(images)["image_embeds"].float().cpu()
+    parts = [clip_vision.encode_image(part)["image_embeds"].float().cpu() for part in images.split(_IMAGES_AT_ONCE)]
+    seen = torch.cat(parts)
+    return [_cosine(_of_text(clip, prompt), seen) for prompt in prompts]
+
+
+def _cosine(text: torch.Tensor, seen: torch.Tensor) -> Alignment:
     if seen.shape[-1] != text.shape[-1]:
         raise AbsentError(
             f"the CLIP_VISION's embeddings have {seen.shape[-1]} channels and the CLIP's {text.shape[-1]}: connect "

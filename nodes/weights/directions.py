@@ -1,7 +1,7 @@
 """Attribute directions of a space: fitting them and steps along them (arXiv 2406.09413, section 3.3 and appendix F).
 
-The paper's fit is least squares of the labels on the first coefficients, without an intercept. The paper's strength is
-the largest projection of a training member onto the unit direction: that is a strength of 1 here.
+The paper's fit is least squares of the labels on the first coefficients, without an intercept. The paper's
+strength is the largest projection of a training member onto the unit direction: that is a strength of 1 here.
 
 A direction repeats when fits to two halves of the members agree: its reliability is the mean cosine over random halves,
 and its floor that of permuted labels, the mean and two standard deviations.
@@ -27,6 +27,8 @@ class FitMethod(StrEnum):
     MEAN_DIFFERENCE = "mean_difference"
     SVM = "svm"
     LOGISTIC_REGRESSION = "logistic_regression"
+    RIDGE = "ridge"
+    MOST_RELIABLE = "most_reliable"
 
 
 class Debiasing(StrEnum):
@@ -39,6 +41,9 @@ class Debiasing(StrEnum):
 _FOLDS = 5
 _HALVINGS, _PERMUTATIONS, _HALVED_MEMBERS = 5, 10, 4000
 _CLASSIFIERS = (FitMethod.SVM, FitMethod.LOGISTIC_REGRESSION)
+_COMPARED = (FitMethod.MEAN_DIFFERENCE, FitMethod.RIDGE, FitMethod.LEAST_SQUARES, FitMethod.SVM)
+_PENALTIES = np.logspace(-3, 2, 11)  # in units of the coefficients' mean squared norm over the members
+_FEWEST_COMPONENTS = 8
 _PC = "PC "
 
 
@@ -62,11 +67,12 @@ def fit(
         if len(np.unique(target)) < 2:
             raise ValueError(f"'{name}' has one value for all members: a direction needs members with and without it.")
         check_stop()
-        vector = torch.from_numpy(_fit_normal(numbers, target, method)).float()
+        chosen = choose_method(numbers, target, check_stop) if method == FitMethod.MOST_RELIABLE else method
+        vector = torch.from_numpy(_fit_normal(numbers, target, chosen)).float()
         vector = torch.nn.functional.pad(vector, (0, space.components - components))
-        accuracy, majority = _cross_validate(numbers, target, method, check_stop)
-        reliability, floor = split_half(numbers, target, method, check_stop)
-        about = f"{method}, {len(target)} members, {components} components; "
+        accuracy, majority = _cross_validate(numbers, target, chosen, check_stop)
+        reliability, floor = split_half(numbers, target, chosen, check_stop)
+        about = f"{chosen}, {len(target)} members, {components} components; "
         if math.isnan(accuracy):
             about += "too few members with and without it for cross-validation"
         else:
@@ -202,17 +208,52 @@ def _fit_normal(numbers: np.ndarray, target: np.ndarray, method: str) -> np.ndar
     if method == FitMethod.MEAN_DIFFERENCE:
         classes = _binarize(target)
         return numbers[classes].mean(axis=0) - numbers[~classes].mean(axis=0)
+    if method == FitMethod.RIDGE:
+        return fit_ridge(numbers, target)
     return _classifier(method).fit(numbers, _binarize(target)).coef_[0]
 
 
+def fit_ridge(numbers: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Ridge regression with an intercept; number of components and penalty of the least leave-one-out error.
+
+    With H = U S^2 (S^2 + penalty)^-1 U' + 1/n of the centered coefficients U S V', the error of a left out member is
+    (y - H y) / (1 - diag H). Components beyond the chosen number are 0.
+    """
+    count, most = numbers.shape
+    powers = [_FEWEST_COMPONENTS * 2**step for step in range(most.bit_length())]
+    y, best = target - target.mean(), (math.inf, np.zeros(most))
+    for kept in [*(power for power in powers if power < most), most]:
+        x = numbers[:, :kept] - numbers[:, :kept].mean(axis=0)
+        squares, vectors = np.linalg.eigh(x.T @ x)
+        turned = x @ vectors
+        projected = turned.T @ y
+        for penalty in _PENALTIES * max(squares.mean(), 1e-300):
+            inverse = 1 / (squares.clip(0) + penalty)
+            leverage = 1 / count + np.square(turned) @ inverse
+            residual = (y - turned @ (inverse * projected)) / (1 - leverage)
+            if (error := float(np.square(residual).mean())) < best[0]:
+                best = error, np.pad(vectors @ (inverse * projected), (0, most - kept))
+    return best[1]
+
+
+def choose_method(numbers: np.ndarray, target: np.ndarray, check_stop: Callable[[], None] = lambda: None) -> FitMethod:
+    """The method of the highest split-half reliability; the mean difference where there are too few members."""
+    found = {method: split_half(numbers, target, method, check_stop, permutations=0)[0] for method in _COMPARED}
+    return max(found, key=lambda method: -1.0 if math.isnan(found[method]) else found[method])
+
+
 def split_half(
-    numbers: np.ndarray, target: np.ndarray, method: str, check_stop: Callable[[], None] = lambda: None
+    numbers: np.ndarray,
+    target: np.ndarray,
+    method: str,
+    check_stop: Callable[[], None] = lambda: None,
+    permutations: int = _PERMUTATIONS,
 ) -> tuple[float, float]:
     """Mean cosine of directions fitted to random halves of the members, and the floor of permuted labels.
 
     Each half has its part of both classes and is centered by itself: the means of two halves are opposite, which would
     count against their agreement. Of more than 4,000 members 4,000 are taken. NaN where a class has fewer than
-    four members.
+    four members; the floor also without permutations.
     """
     generator = np.random.default_rng(0)
     if len(target) > _HALVED_MEMBERS:
@@ -232,7 +273,9 @@ def split_half(
         return float(first @ second / max(np.linalg.norm(first) * np.linalg.norm(second), 1e-300))
 
     found = [cosine(target) for _ in range(_HALVINGS)]
-    chance = [cosine(generator.permutation(target)) for _ in range(_PERMUTATIONS)]
+    if not permutations:
+        return float(np.mean(found)), math.nan
+    chance = [cosine(generator.permutation(target)) for _ in range(permutations)]
     return float(np.mean(found)), float(np.mean(chance) + 2 * np.std(chance, ddof=1))
 
 

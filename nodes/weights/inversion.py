@@ -20,6 +20,7 @@ from .space import Space
 
 _ROWS = 64
 _STRIDE = 1_000_003
+_HELD_OUT, _HELD_OUT_INTERVAL = 8, 25
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class InversionSettings:
     weight_decay: float = 1e-10
     components: int = 10_000
     seed: int = 0
+    early_stop: int = 0  # steps without a lower loss on held-out noise after which training ends; 0: never
 
 
 class TrainablePoint:
@@ -76,11 +78,17 @@ class TrainablePoint:
 
 @dataclass
 class Inversion:
-    """A training run: ``losses`` of the steps done, and the state to resume from."""
+    """A training run: ``losses`` of the steps done, and the state to resume from.
+
+    With early stop, ``held_out`` maps steps to the loss on noise that no step trains on, and ``best`` are the
+    coefficients of the lowest one.
+    """
 
     model: TrainablePoint
     settings: InversionSettings
     losses: list[float] = field(default_factory=list)
+    held_out: dict[int, float] = field(default_factory=dict)
+    best: torch.Tensor | None = None
     stopped: bool = False
 
     def __post_init__(self):
@@ -94,13 +102,25 @@ class Inversion:
         """Number of finished steps."""
         return len(self.losses)
 
+    @property
+    def best_step(self) -> int:
+        """The step of the lowest loss on held-out noise."""
+        return min(self.held_out, key=lambda step: self.held_out[step])
+
+    @property
+    def converged(self) -> bool:
+        """Whether early stop has ended the training."""
+        patience = self.settings.early_stop
+        return bool(patience and self.held_out) and self.done - self.best_step >= patience
+
     def run(self, session, mask: torch.Tensor | None, on_step: Callable[[int], None]) -> None:
-        """Train for the number of steps of the settings.
+        """Train for the number of steps of the settings, or until early stop.
 
         ``session`` evaluates the model (see `Session` of nodes/host/training/trainer.py), ``mask`` as ``latent_mask``
         makes it. Raises ValueError when the loss is not finite.
         """
-        while self.done < self.settings.steps:
+        self._evaluate(session, mask)
+        while self.done < self.settings.steps and not self.converged:
             loss = self.loss(session, mask, self.done)
             self.optimizer.zero_grad()
             loss.backward()
@@ -112,7 +132,33 @@ class Inversion:
                     f"The loss is not finite after {self.done} steps: take a lower learning rate, or fp32."
                 )
             self.losses.append(value)
+            self._evaluate(session, mask)
             on_step(self.done)
+
+    def take_best(self) -> None:
+        """With early stop, the coefficients of the lowest loss on held-out noise; not to be trained further."""
+        if self.best is not None:
+            with torch.no_grad():
+                self.model.coefficients.copy_(self.best)
+            self.model.refresh()
+
+    def held_out_loss(self, session, mask: torch.Tensor | None) -> float:
+        """The mean loss on eight fixed noise samples, at noise levels evenly spread over all timesteps."""
+        generator, total = torch.Generator().manual_seed((self.settings.seed * _STRIDE - 1) % 2**63), 0.0
+        for row in range(_HELD_OUT):
+            number = row % len(session.latents)
+            noise = torch.randn(session.latents[number].shape, generator=generator)
+            with torch.no_grad():
+                total += float(_loss(session, mask, number, (row + 0.5) / _HELD_OUT, noise))
+        return total / _HELD_OUT
+
+    def _evaluate(self, session, mask: torch.Tensor | None) -> None:
+        """Every 25 steps of a run with early stop: the held-out loss, and the coefficients when it is the lowest."""
+        if not self.settings.early_stop or self.done % _HELD_OUT_INTERVAL or self.done in self.held_out:
+            return
+        self.held_out[self.done] = self.held_out_loss(session, mask)
+        if self.best_step == self.done:
+            self.best = self.model.coefficients.detach().clone()
 
     def loss(self, session, mask: torch.Tensor | None, step: int) -> torch.Tensor:
         """mean((m * predicted noise - m * noise)^2) of one image at one noise level, sampled from the seed and step.
@@ -121,16 +167,20 @@ class Inversion:
         """
         generator = torch.Generator().manual_seed((self.settings.seed * _STRIDE + step) % 2**63)
         number = int(torch.randint(len(session.latents), (1,), generator=generator))
-        latent = session.latents[number]
         fraction = float(torch.rand(1, generator=generator))
-        noise = torch.randn(latent.shape, generator=generator, dtype=torch.float32).to(latent.dtype)
-        latent, noise = latent.to(session.device), noise.to(session.device)
-        sigmas = torch.tensor([sigma_at(session, fraction)], device=session.device)
-        answer = session.denoised(session.noised(latent, noise, sigmas), sigmas, [number])
-        error = (session.clean(latent).float() - answer.float()) * prediction_scale(session.sampling, float(sigmas))
-        if mask is not None:
-            error = error * mask[min(number, len(mask) - 1)].to(error)
-        return error.square().mean()
+        noise = torch.randn(session.latents[number].shape, generator=generator, dtype=torch.float32)
+        return _loss(session, mask, number, fraction, noise)
+
+
+def _loss(session, mask: torch.Tensor | None, number: int, fraction: float, noise: torch.Tensor) -> torch.Tensor:
+    latent = session.latents[number]
+    latent, noise = latent.to(session.device), noise.to(latent.dtype).to(session.device)
+    sigmas = torch.tensor([sigma_at(session, fraction)], device=session.device)
+    answer = session.denoised(session.noised(latent, noise, sigmas), sigmas, [number])
+    error = (session.clean(latent).float() - answer.float()) * prediction_scale(session.sampling, float(sigmas))
+    if mask is not None:
+        error = error * mask[min(number, len(mask) - 1)].to(error)
+    return error.square().mean()
 
 
 def draw_losses(figure, run: Inversion) -> None:
@@ -139,6 +189,8 @@ def draw_losses(figure, run: Inversion) -> None:
     steps = range(1, run.done + 1)
     axes.plot(steps, run.losses, color="tab:blue", alpha=0.3, linewidth=1, label="each step")
     axes.plot(steps, running_mean(run.losses), color="tab:blue", label=f"mean of {SMOOTH}")
+    if run.held_out:
+        axes.plot(list(run.held_out), list(run.held_out.values()), "o-", color="tab:orange", label="held-out noise")
     axes.set(xlabel="step", ylabel="loss", title="Inversion")
     axes.grid(alpha=0.3)
     axes.legend()
@@ -147,10 +199,17 @@ def draw_losses(figure, run: Inversion) -> None:
 def describe_inversion(run: Inversion, seconds: float) -> str:
     """Number of coefficients, steps, time per step, and the loss at the start and at the end."""
     first, last = run.losses[:SMOOTH], run.losses[-SMOOTH:]
+    held_out = ""
+    if run.held_out:
+        held_out = (
+            f" On held-out noise {next(iter(run.held_out.values())):.4f} at the start and "
+            f"{run.held_out[run.best_step]:.4f} at step {run.best_step}, whose point is taken."
+        )
+    ended = " (stopped early)" if run.stopped else " (early stop)" if run.converged else ""
     return (
-        f"{len(run.model.coefficients):,} coefficients, {run.done} steps{' (stopped early)' if run.stopped else ''}, "
+        f"{len(run.model.coefficients):,} coefficients, {run.done} steps{ended}, "
         f"{seconds:.2f} s each. Loss {sum(first) / len(first):.4f} in the first {len(first)} steps, "
-        f"{sum(last) / len(last):.4f} in the last: single steps vary with their noise level."
+        f"{sum(last) / len(last):.4f} in the last: single steps vary with their noise level.{held_out}"
     )
 
 

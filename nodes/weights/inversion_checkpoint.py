@@ -22,6 +22,9 @@ def save(run: Inversion, path: Path) -> None:
     tensors = {name: torch.as_tensor(value) for name, value in state.items()}
     tensors["coefficients"] = run.model.coefficients.detach()
     tensors["losses"] = torch.tensor(run.losses, dtype=torch.float64)
+    if run.best is not None:
+        tensors["held_out"] = torch.tensor(list(run.held_out.items()), dtype=torch.float64)
+        tensors["best"] = run.best
     whole = {name: value.cpu().contiguous().clone() for name, value in tensors.items()}
     with atomic_write(path) as temporary:
         save_file(whole, temporary, {"format": _FORMAT, "format_version": _VERSION, "settings": _settings_json(run)})
@@ -52,6 +55,9 @@ def restore(run: Inversion, path: Path) -> None:
     shapes = {"coefficients": coefficients.shape}
     if losses.ndim and len(losses):  # else it was stopped before its first step
         shapes |= {"exp_avg": coefficients.shape, "exp_avg_sq": coefficients.shape, "step": torch.Size()}
+    held_out = tensors.get("held_out", torch.empty(0, 2))
+    if len(held_out):
+        shapes |= {"best": coefficients.shape, "held_out": torch.Size((len(held_out), 2))}
     if losses.ndim != 1 or any(
         name not in tensors or tensors[name].shape != shape or not tensors[name].isfinite().all()
         for name, shape in shapes.items()
@@ -59,10 +65,12 @@ def restore(run: Inversion, path: Path) -> None:
         raise ValueError(f"The checkpoint {path.name} is damaged: delete it, or take another name.")
     with torch.no_grad():
         coefficients.copy_(tensors["coefficients"])
-    state = {name: tensors[name] for name in shapes if name != "coefficients"}
+    state = {name: tensors[name] for name in ("exp_avg", "exp_avg_sq", "step") if name in shapes}
     if state:
         run.optimizer.load_state_dict({**run.optimizer.state_dict(), "state": {0: state}})
     run.losses[:] = losses.tolist()
+    run.held_out = {int(step): value for step, value in held_out.tolist()}
+    run.best = tensors.get("best")
     run.model.refresh()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 import torch
@@ -52,13 +53,15 @@ def read(path: Path, space: Space) -> dict[str, torch.Tensor]:
         raise ValueError(f"{path.name}: {error}") from None
 
 
-def to_csv(space: Space) -> str:
-    """The space's labels as the CSV that ``parse`` reads; empty cells where unknown."""
-    lines = [",".join(["member", *space.labels])]
-    for row, member in enumerate(space.members):
-        values = [float(column[row]) for column in space.labels.values()]
-        lines.append(",".join([member, *("" if value != value else f"{value:g}" for value in values)]))
-    return "\n".join(lines)
+def to_csv(members: Sequence[str], labels: Mapping[str, torch.Tensor]) -> str:
+    """Labels of members as the CSV that ``parse`` reads; empty cells where unknown."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["member", *labels])
+    for row, member in enumerate(members):
+        values = [float(column[row]) for column in labels.values()]
+        table.writerow([member, *("" if value != value else f"{value:g}" for value in values)])
+    return text.getvalue().rstrip("\n")
 
 
 def _csv(text: str) -> dict[str, dict[str, str]]:

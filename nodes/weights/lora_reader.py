@@ -174,6 +174,17 @@ def read_header(path: Path, adapters: AdapterReader | None = None) -> LoraHeader
     return header
 
 
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a .safetensors file; empty for other files, and for those that cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            return file.metadata() or {}
+    except (SafetensorError, OSError):
+        return {}
+
+
 def header_of(lora: Lora) -> LoraHeader:
     """The shapes of all layers of a LoRA."""
     shapes, text = (

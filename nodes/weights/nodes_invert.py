@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,6 +121,16 @@ class W2WInvert(io.ComfyNode):
                 io.Mask.Input("mask", optional=True, tooltip="Area of the person: the loss counts only there."),
                 W2WPoint.Input("start_point", optional=True, tooltip="Initial point; default: the mean."),
                 io.Vae.Input("vae", optional=True, tooltip="Needed for previews and restored images."),
+                io.Int.Input(
+                    "early_stop",
+                    optional=True,
+                    default=0,
+                    min=0,
+                    max=100_000,
+                    step=25,
+                    tooltip="Steps without a lower loss on held-out noise after which training ends; the point of the "
+                    "lowest loss is taken. 0: all steps, as in the paper. Costs about a tenth more time.",
+                ),
             ],
             outputs=[
                 W2WPoint.Output(display_name="point", tooltip="For W2W Edit, W2W Apply, W2W To LoRA."),
@@ -151,6 +162,7 @@ class W2WInvert(io.ComfyNode):
         mask: torch.Tensor | None = None,
         start_point: Point | None = None,
         vae=None,
+        early_stop: int = 0,
     ) -> io.NodeOutput:
         from ..host.training import trainer
         from . import space_report
@@ -160,7 +172,8 @@ class W2WInvert(io.ComfyNode):
         path = named_file(checkpoint_name, ".safetensors") if checkpoint_name.strip() else None
         with torch.inference_mode(False):
             trainable = TrainablePoint(space, start.clone(), components, model.load_device)
-            inversion = Inversion(trainable, InversionSettings(steps, learning_rate, weight_decay, components, seed))
+            settings = InversionSettings(steps, learning_rate, weight_decay, components, seed, early_stop)
+            inversion = Inversion(trainable, settings)
             run = _Run(inversion, vae, mask, path, preview_interval)
             trainer.run(
                 model,
@@ -212,7 +225,6 @@ class _Run:
 
         try:
             inversion.run(session, mask, on_step)
-            self._restore(session)
         except Stopped:
             if inversion.done == first:
                 raise
@@ -221,6 +233,10 @@ class _Run:
             self.seconds = (time.perf_counter() - started) / max(inversion.done - first, 1)
             if self.checkpoint is not None:
                 inversion_checkpoint.save(inversion, self.checkpoint)
+        inversion.take_best()
+        if not inversion.stopped:
+            with contextlib.suppress(Stopped):
+                self._restore(session)
 
     def curve(self) -> dict:
         """The losses as the canvas draws them."""

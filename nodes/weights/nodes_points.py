@@ -23,6 +23,7 @@ class PointSource(StrEnum):
     RANDOM = "random"
     MEAN = "mean"
     MEMBER = "member"
+    MEMBERS = "members"
 
 
 class W2WSample(io.ComfyNode):
@@ -47,7 +48,11 @@ class W2WSample(io.ComfyNode):
                     "official code samples with it.",
                 ),
                 io.Int.Input(
-                    "count", default=1, min=1, max=_COUNT_MAX, tooltip="Number of points, returned as a list."
+                    "count",
+                    default=1,
+                    min=1,
+                    max=_COUNT_MAX,
+                    tooltip="Number of points, returned as a list, for random and members.",
                 ),
                 io.Int.Input(
                     "components",
@@ -67,7 +72,8 @@ class W2WSample(io.ComfyNode):
                 io.Combo.Input(
                     "source",
                     options=list(PointSource),
-                    tooltip="random: sampled points. mean: the mean of the members. member: the member of member_name.",
+                    tooltip="random: sampled points. mean: the mean of the members. member: the member of member_name. "
+                    "members: count members drawn at random, for W2W Label Members.",
                 ),
                 io.String.Input("member_name", default="", tooltip="Name of the member, for the source member."),
             ],
@@ -90,6 +96,8 @@ class W2WSample(io.ComfyNode):
 
         if source == PointSource.MEMBER:
             sampled = [points.member_point(space, member_name.strip())]
+        elif source == PointSource.MEMBERS:
+            sampled = points.random_members(space, seed, count)
         elif source == PointSource.MEAN:
             sampled = [Point(space, space.pad(space.coefficients[0, :0]), "mean")]
         else:

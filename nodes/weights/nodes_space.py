@@ -5,9 +5,9 @@ from __future__ import annotations
 from comfy_api.latest import io
 
 from ..host import folders
-from ..host.progress import check_stop, with_progress
+from ..host.progress import with_progress
 from ..host.schema import LoraModel, W2WSpace, schema
-from . import directions, labels, space_builder, space_file
+from . import directions, space_builder, space_file
 from .point_inputs import CATEGORY, COMPONENTS_MAX, PAPER
 from .quantization import Storage
 from .space import Form, Space
@@ -273,69 +273,6 @@ class W2WImportRelease(io.ComfyNode):
         return io.NodeOutput(space, f"{remarks}\n{space_report.describe_space(space)}")
 
 
-class W2WFitDirections(io.ComfyNode):
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return schema(
-            node_id="GBX_W2WFitDirections",
-            display_name="W2W Fit Directions",
-            category=CATEGORY,
-            description="Fits the direction of each attribute in a space from labels of its members, for W2W Edit. "
-            f"{PAPER}, section 3.3.",
-            search_aliases=["weight space", "weights2weights", "attribute direction", "linear classifier", "slider"],
-            inputs=[
-                W2WSpace.Input("space", tooltip="Space of the labeled members."),
-                io.String.Input(
-                    "labels",
-                    default="",
-                    multiline=True,
-                    tooltip="Empty: the labels stored in the space. Else a table, or the name of a .csv or .json "
-                    f"file in ComfyUI's input folder. Example:\n{labels.EXAMPLE}",
-                ),
-                io.Combo.Input(
-                    "method",
-                    options=list(directions.FitMethod),
-                    tooltip="least_squares as in the paper, mean_difference of the members with and without, or a "
-                    "linear classifier of scikit-learn. All report held-out accuracy and split-half reliability.",
-                ),
-                io.Int.Input(
-                    "components",
-                    default=1000,
-                    min=1,
-                    max=COMPONENTS_MAX,
-                    tooltip="Number of first coefficients to fit on. The paper uses 1,000 with 65,000 members: 100 are "
-                    "coarse, 10,000 entangle. Stay well below the number of members.",
-                ),
-                io.String.Input("attributes", default="", tooltip="Comma-separated attributes. Empty: all."),
-            ],
-            outputs=[
-                _SPACE,
-                io.String.Output(
-                    display_name="report",
-                    tooltip="Largest projection, accuracy and reliability of each direction, those that are noise, and "
-                    "the most similar pairs.",
-                ),
-            ],
-        )
-
-    @classmethod
-    def fingerprint_inputs(cls, labels: str | None, **_) -> str:
-        """Changes with the file of labels."""
-        try:
-            return folders.file_stamp(folders.input_file(labels)) if labels and _is_file(labels) else ""
-        except ValueError:
-            return "absent"
-
-    @classmethod
-    def execute(cls, space: Space, labels: str, method: str, components: int, attributes: str) -> io.NodeOutput:
-        found = _select(_labels(space, labels), attributes)
-        remarks: list[str] = []
-        if not attributes.strip():
-            found, remarks = directions.drop_constant_labels(found)
-        fitted = directions.fit(space, found, components, method, check_stop)
-        return io.NodeOutput(space.with_directions(fitted), "\n".join([directions.describe(fitted), *remarks]))
-
-
 def directions_of(space_name: str) -> dict:
     """For the canvas: the directions of a space's file with the ranges of their sliders."""
     return directions.slider_ranges(space_file.read(folders.space_path(space_name)))
@@ -348,25 +285,3 @@ def _sources(folder: str, loras: list[dict], adapters) -> list[space_builder.Mem
     if not files and not loras:
         raise ValueError(f"There is no LoRA in '{folder}': give a folder inside models/loras, or connect LoRAs.")
     return files + wire_sources(loras, adapters)
-
-
-def _is_file(text: str) -> bool:
-    return "\n" not in text.strip() and text.strip().lower().endswith((".csv", ".json"))
-
-
-def _labels(space: Space, text: str) -> dict:
-    if not text.strip():
-        if not space.labels:
-            raise ValueError(f"The space {space.name} has no labels: give a table.")
-        return space.labels
-    if _is_file(text):
-        return labels.read(folders.input_file(text), space)
-    return labels.parse(text, space)
-
-
-def _select(found: dict, attributes: str) -> dict:
-    names = [name.strip() for name in attributes.split(",") if name.strip()]
-    missing = [name for name in names if name not in found]
-    if missing:
-        raise ValueError(f"There are no labels of '{missing[0]}'. There are labels of {', '.join(found)}.")
-    return {name: found[name] for name in names} if names else found

@@ -58,7 +58,7 @@ class W2WReport(io.ComfyNode):
         images.append(to_image(histograms))
         lines = [space_report.describe_space(space), space_report.describe_members(space)]
         lines += [space_report.describe_point(point)] if point is not None else []
-        return io.NodeOutput(*images, "\n".join(filter(None, lines)), labels.to_csv(space))
+        return io.NodeOutput(*images, "\n".join(filter(None, lines)), labels.to_csv(space.members, space.labels))
 
 
 class W2WSheet(io.ComfyNode):

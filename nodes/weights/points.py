@@ -33,6 +33,12 @@ def member_point(space: Space, name: str) -> Point:
     return Point(space, space.pad(space.coefficients[space.members.index(name)]), name)
 
 
+def random_members(space: Space, seed: int, count: int) -> list[Point]:
+    """``count`` different members drawn at random, or all of them, in their order."""
+    order = torch.randperm(len(space.members), generator=torch.Generator().manual_seed(seed))
+    return [member_point(space, space.members[row]) for row in sorted(order[:count].tolist())]
+
+
 def mix(first: Point, second: Point, start: float, end: float, count: int) -> list[Point]:
     """Points on the line from ``first`` (0) to ``second`` (1), from ``start`` to ``end``, which may lie beyond 0..1."""
     check_same_space(first, second)

@@ -6,6 +6,9 @@ widths and depths are smaller. What such a model generates means nothing: it pro
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import newer
 import torch
 
@@ -15,6 +18,17 @@ _TEXT = {
     "num_attention_heads": 4,
     "num_hidden_layers": 3,
     "projection_dim": 64,
+}
+_VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "hidden_act": "gelu",
+    "image_size": 28,
+    "patch_size": 14,
+    "num_channels": 3,
+    "model_type": "clip_vision_model",
 }
 _T5 = {"d_model": 64, "d_ff": 128, "d_kv": 16, "num_heads": 4, "num_layers": 2}
 _UNET = {
@@ -124,6 +138,17 @@ def _vae(channels: int, generator: torch.Generator):
     vae = comfy.sd.VAE(sd=weights.state_dict(), config={"params": params})
     vae.latent_channels = channels
     return vae
+
+
+def clip_vision(folder: Path, channels: int):
+    """A small CLIP_VISION whose embeddings have ``channels`` channels; ``folder`` takes its configuration."""
+    from comfy.clip_vision import ClipVisionModel
+
+    config = folder / f"{channels}.json"
+    config.write_text(json.dumps({**_VISION, "projection_dim": channels}))
+    model = ClipVisionModel(str(config))
+    fill(model.model, torch.Generator().manual_seed(5))
+    return model
 
 
 def fill(module: torch.nn.Module, generator: torch.Generator) -> None:

@@ -31,6 +31,7 @@ _CHOSEN = {
     "demo_noise_composition": (5, 6, 7, 1, 2, 3),
     "demo_noise_seed_scout": (3, 4, 5, 10, 11, 12),
     "demo_weights_edit": (1, 2),
+    "demo_weights_label_members": (1, 2, 3, 4, 41, 42),
     "demo_weights_sample": (1, 2, 3, 4, 5, 6),
 }
 

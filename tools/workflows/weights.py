@@ -15,9 +15,9 @@ class _Demo:
     def __init__(self, w: Workflow, prompt: str = _PROMPT):
         self.w = w
         w.group("Model, space and prompt")
-        self.model, clip, self.vae = w.add("GBX_LoadDemoModel")
+        self.model, self.clip, self.vae = w.add("GBX_LoadDemoModel")
         self.space, self.about = w.add("GBX_W2WLoadSpace", space_name=_SPACE)
-        self.positive, self.negative = encode(w, clip, prompt)
+        self.positive, self.negative = encode(w, self.clip, prompt)
         self._latents: dict[int, Output] = {}
 
     def sample(self, **choices) -> Output:
@@ -384,6 +384,48 @@ def demo_weights_build_space(w: Workflow) -> None:
     w.add("PreviewImage", images=spectrum)
     w.add("PreviewImage", images=places)
     demo.save(demo.generate(demo.apply(person)), "own_space")
+
+
+def demo_weights_label_members(w: Workflow) -> None:
+    w.note(
+        "Directions without typed labels",
+        "**Forty members** of the space are generated with one prompt and one noise. W2W Label Members compares their "
+        f"images with words, W2W Fit Directions fits directions to these labels ({_PAPER}, section 3.3), and W2W Edit "
+        "moves a person along one.",
+        "**The demo model's CLIP** brings a judge of its own. With other models connect a CLIP with its projection to "
+        "images (Load CLIP) and the CLIP_VISION that was trained with it.",
+        "**Of your own LoRAs** the source file_names or metadata needs no images: words in file names, or the tags "
+        "that kohya's trainer writes.",
+        "**Try** more members: with forty, an edit takes other attributes along. The report says which directions are "
+        "noise.",
+    )
+    demo = _Demo(w, "portrait, plain green background")
+    w.group("Images of members")
+    points, names, _ = w.add("GBX_W2WSample", space=demo.space, source="members", seed=1, count=40)
+    images = generate(
+        w, demo.apply(points), demo.positive, demo.negative, demo.latent(1), demo.vae, seed=53, steps=10, cfg=3.0
+    )
+    w.add("PreviewImage", images=demo.batch(images), node_title="Members")
+    w.group("Labels and directions")
+    table, about = w.add(
+        "GBX_W2WLabelMembers",
+        space=demo.space,
+        words="black skin | brown skin | pale skin\nmajestic beard | shaven",
+        prompt="portrait, {}",
+        images=images,
+        names=names,
+        clip=demo.clip,
+    )
+    w.add("PreviewAny", source=about, node_title="Labels")
+    space, report = w.add(
+        "GBX_W2WFitDirections", space=demo.space, labels=table, method="mean_difference", components=64
+    )
+    w.add("PreviewAny", source=report, node_title="Accuracy and reliability of the directions")
+    w.group("An edit by a fitted direction")
+    person = demo.member(space)
+    edited, _ = w.add("GBX_W2WEdit", point=person, edits="pale skin: -1")
+    demo.save(demo.image(person, guided=True), "labeled_person", "A member")
+    demo.save(demo.image(edited, guided=True), "labeled_edit", "Edited")
 
 
 def demo_weights_to_lora(w: Workflow) -> None:

@@ -1,10 +1,12 @@
 """Points between others, from LoRAs, and out as LoRAs again, inside a real ComfyUI."""
 
+import json
+
 import members
 import pytest
 import torch
 import weight_nodes
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from weight_nodes import LAYERS
 
 
@@ -106,3 +108,69 @@ def test_a_sheet_of_a_sweep_and_of_samples(family, comfy):
     assert comfy.run("GBX_W2WSheet", images=images[:3], labels=sampled[2], columns=[0], title=[""])[0].shape[2] > 600
     with pytest.raises(ValueError, match="different sizes"):
         comfy.run("GBX_W2WSheet", images=[images[0], images[1][:, :8]], labels=["a", "b"], columns=[0], title=[""])
+
+
+def label(comfy, family, **changed):
+    given = {"words": "brown skin | pale skin", "prompt": "portrait, {}", "folder": "", **changed}
+    wires = {name: given.pop(name) for name in ("images", "names") if name in given}
+    single = {name: [value] for name, value in given.items()}
+    return comfy.run("GBX_W2WLabelMembers", space=[family.space], **single, **wires)
+
+
+def test_labels_from_images_of_members(family, comfy, tmp_path):
+    """The table of CLIP's probabilities, by ComfyUI's own CLIP-G of SDXL and a small CLIP_VISION of random weights."""
+    import reduced
+
+    points, names, _ = comfy.run(
+        "GBX_W2WSample",
+        space=family.space,
+        seed=2,
+        count=3,
+        components=100,
+        spread=1.0,
+        source="members",
+        member_name="",
+    )
+    assert len(set(names)) == 3 and set(names) <= set(family.space.members)
+    assert torch.equal(points[1].coefficients, family.space.coefficients[family.space.members.index(names[1])])
+    images = [torch.rand(2, 40, 40, 3, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    seen, clip = reduced.clip_vision(tmp_path, 64), reduced.checkpoint("sdxl")[1]
+    table, report = label(comfy, family, source="images", images=images, names=names, clip=clip, clip_vision=seen)
+    with torch.inference_mode():
+        texts = [
+            clip.encode_from_tokens(clip.tokenize(f"portrait, {word} skin"), return_pooled=True)[1]
+            for word in ("brown", "pale")
+        ]
+        embeds = seen.encode_image(images[1])["image_embeds"]
+        cosines = torch.stack([torch.cosine_similarity(embeds, text).mean() for text in texts])
+    found = comfy.module("nodes.weights.labels").parse(table, family.space)
+    assert list(found) == ["brown skin"] and int(found["brown skin"].isfinite().sum()) == 3
+    value = float(found["brown skin"][family.space.members.index(names[1])])
+    assert value == pytest.approx(float((100 * cosines).softmax(0)[0]), abs=1e-3)
+    assert "CLIP cosine" in report and "5 unknown" in report
+    for broken, why in (
+        ({"names": names[:2]}, "3 images and 2 names"),
+        ({"names": ["stranger", *names[1:]]}, "'stranger' is no member"),
+        ({"prompt": "portrait"}, "no {} that"),
+        ({"clip_vision": None}, "no CLIP_VISION"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            label(
+                comfy,
+                family,
+                **{"source": "images", "images": images, "names": names, "clip": clip, "clip_vision": seen, **broken},
+            )
+
+
+def test_labels_from_names_and_metadata(family, comfy):
+    table, _ = label(comfy, family, source="file_names", words="member 03")
+    assert [line for line in table.splitlines() if line.endswith(",1")] == ["member_03,1"]
+    path = family.folder / "tagged" / "member_04.safetensors"
+    path.parent.mkdir(exist_ok=True)
+    tags = json.dumps({"10_person": {"full beard": 4, "shaven": 1}})
+    save_file(members.kohya(members.factors(4, layers=LAYERS)), path, {"ss_tag_frequency": tags})
+    table, report = label(comfy, family, source="metadata", words="beard | shaven", folder="tagged")
+    assert "member_04,1" in table.splitlines() and "1 members with it, 0 without, 7 unknown" in report
+    for folder, why in (("people", "No file in 'people'"), ("", "There is no folder")):
+        with pytest.raises(ValueError, match=why):
+            label(comfy, family, source="metadata", folder=folder)

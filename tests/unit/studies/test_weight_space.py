@@ -80,3 +80,15 @@ def test_the_benchmark_builds_spaces_of_the_real_layout(comfy):
 
     assert network.sd15_layout().size == 99_648
     assert building.build_with("this pack", 4)["seconds"] > 0
+
+
+def test_curves_are_compared_at_the_rivals_loss():
+    """Reached 0, 0.4, 0.6 where 1, 0.8, 0.5 are kept: 0.2 at 0.9, 0.5 at 0.65, and 0.6 below 0.5."""
+    from studies.weights import matched
+
+    kept, reached = np.array([1.0, 0.8, 0.5]), np.array([0.0, 0.4, 0.6])
+    found = [matched.reached_at(goal, kept, reached) for goal in (1.0, 0.9, 0.65, 0.3)]
+    assert found == pytest.approx([0.0, 0.2, 0.5, 0.6])
+    curve = np.stack([reached, kept], axis=1)[None].repeat(4, axis=0)
+    rival = np.array([[0.0, 0.9], [1.0, 0.9], [0.0, 0.9], [0.0, 0.9]])
+    assert matched.matched_difference(curve, rival) == pytest.approx(0.2 - 0.25)

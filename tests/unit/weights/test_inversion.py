@@ -156,6 +156,39 @@ def test_a_run_resumes_exactly_from_its_checkpoint(space, tmp_path):
         inversion_checkpoint.restore(other, tmp_path / "d.safetensors")
 
 
+def test_early_stop_takes_the_lowest_loss_on_held_out_noise(space, tmp_path):
+    """At a learning rate that overshoots, training ends a patience after its best step, resumed or not."""
+    choices = {"steps": 300, "learning_rate": 2.0, "early_stop": 50}
+    run, session = make(space, **choices)
+    assert torch.equal(run.loss(session, None, 7), make(space)[0].loss(session, None, 7))
+    run.run(session, None, lambda done: None)
+    assert run.converged and run.done == run.best_step + 50 < 300
+    assert min(run.held_out.values()) == run.held_out[run.best_step]
+    run.take_best()
+    assert run.held_out_loss(session, None) == pytest.approx(run.held_out[run.best_step], rel=1e-6)
+    first, session = make(space, **{**choices, "steps": 25})
+    first.run(session, None, lambda done: None)
+    inversion_checkpoint.save(first, tmp_path / "c.safetensors")
+    second, session = make(space, **choices)
+    inversion_checkpoint.restore(second, tmp_path / "c.safetensors")
+    second.run(session, None, lambda done: None)
+    second.take_best()
+    assert second.held_out == run.held_out
+    assert torch.equal(second.model.all_coefficients(), run.model.all_coefficients())
+
+
+def test_held_out_noise_is_of_all_images_and_noise_levels(space):
+    """The mean of the loss over eight draws, computed here one by one."""
+    run, session = make(space)
+    generator, wanted = torch.Generator().manual_seed(5 * 1_000_003 - 1), 0.0
+    for row in range(8):
+        latent, noise = session.latents[row % 2], torch.randn(1, 6, 4, 4, generator=generator)
+        sigma = session.sigma(int((row + 0.5) / 8 * 1000))[None]
+        answer = session.denoised(session.noised(latent, noise, sigma), sigma, [0])
+        wanted += ((latent - answer) / sigma).square().mean().item() / 8
+    assert run.held_out_loss(session, None) == pytest.approx(wanted, rel=1e-5)
+
+
 def test_a_layer_changes_its_part_of_a_fused_weight(space):
     model = TrainablePoint(space, space.coefficients[1], 100)
     name = "mid_block.attn1.to_q"

@@ -1,0 +1,268 @@
+"""Nodes for attributes: labels of a space's members, and the directions fitted to them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import torch
+from comfy_api.latest import io
+
+from ..host import folders
+from ..host.progress import check_stop
+from ..host.schema import W2WSpace, schema
+from . import directions, labels
+from .point_inputs import CATEGORY, COMPONENTS_MAX, PAPER
+from .space import Space
+
+_SPACE = W2WSpace.Output(display_name="space", tooltip="The space with the directions, for W2W Sample and others.")
+
+
+class LabelSource(StrEnum):
+    """What labels of members are read from."""
+
+    IMAGES = "images"
+    FILE_NAMES = "file_names"
+    METADATA = "metadata"
+
+
+class W2WLabelMembers(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_W2WLabelMembers",
+            display_name="W2W Label Members",
+            category=CATEGORY,
+            description="Labels the members of a space without typing: CLIP compares their images with your words, or "
+            f"the words are looked up in their file names or metadata. For W2W Fit Directions. {PAPER}, section 3.3.",
+            search_aliases=["weight space", "weights2weights", "auto label", "zero-shot", "clip", "attributes"],
+            is_input_list=True,
+            inputs=[
+                W2WSpace.Input("space", tooltip="Space of the members."),
+                io.Combo.Input(
+                    "source",
+                    options=list(LabelSource),
+                    tooltip="images: CLIP's zero-shot probability. file_names: the members' names, with their folders. "
+                    "metadata: the tags of training captions that kohya writes into LoRA files, and modelspec's tags.",
+                ),
+                io.String.Input(
+                    "words",
+                    default="beard | shaven",
+                    multiline=True,
+                    tooltip="One attribute per line, its alternatives separated by |. Of two alternatives the first is "
+                    "labeled. A word without an alternative is labeled by CLIP's cosine, or by whether it occurs.",
+                ),
+                io.String.Input(
+                    "prompt",
+                    default="portrait of a person, {}",
+                    tooltip="For images: the text that CLIP compares with them; {} stands for the word.",
+                ),
+                io.String.Input(
+                    "folder",
+                    default="",
+                    tooltip="For metadata: the folder of the members' files, as in W2W Build Space.",
+                ),
+                io.Image.Input(
+                    "images",
+                    optional=True,
+                    tooltip="For images: those of W2W Sample's points with the source members, in order; several of "
+                    "each as a batch.",
+                ),
+                io.String.Input(
+                    "names",
+                    optional=True,
+                    force_input=True,
+                    tooltip="For images: the name output of W2W Sample, one for each image or batch.",
+                ),
+                io.Clip.Input("clip", optional=True, tooltip="For images: a CLIP with its projection to images."),
+                io.ClipVision.Input(
+                    "clip_vision",
+                    optional=True,
+                    tooltip="For images: the CLIP_VISION trained with this CLIP. The demo model's CLIP brings a judge "
+                    "of its own instead.",
+                ),
+            ],
+            outputs=[
+                io.String.Output(display_name="labels", tooltip="The labels as CSV, for W2W Fit Directions."),
+                io.String.Output(
+                    display_name="report", tooltip="How many members have, lack, or do not show each attribute."
+                ),
+            ],
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, source, folder, **_) -> str:
+        """Changes with the files of the folder."""
+        from . import member_sources
+
+        try:
+            files = member_sources.file_sources(folders.lora_folder(folder[0]))
+            return "\n".join(one.stamp for one in files) if source[0] == LabelSource.METADATA else ""
+        except (ValueError, TypeError):
+            return "absent"
+
+    @classmethod
+    def execute(
+        cls,
+        space: list[Space],
+        source: list[str],
+        words: list[str],
+        prompt: list[str],
+        folder: list[str],
+        images: list[torch.Tensor] | None = None,
+        names: list[str] | None = None,
+        clip: list | None = None,
+        clip_vision: list | None = None,
+    ) -> io.NodeOutput:
+        from . import member_labels
+
+        lines, members = member_labels.parse_lines(words[0]), space[0].members
+        if source[0] == LabelSource.IMAGES:
+            given = clip[0] if clip else None, clip_vision[0] if clip_vision else None
+            cosines, what = _agreement(lines, prompt[0], images or [], names or [], members, *given)
+            found = member_labels.from_cosines(lines, cosines)
+        else:
+            found = member_labels.from_counts(lines, _texts(source[0], folder[0], members))
+            what = f"words in {'names' if source[0] == LabelSource.FILE_NAMES else 'tags'} of files"
+        return io.NodeOutput(labels.to_csv(members, found), member_labels.describe(found, what))
+
+
+class W2WFitDirections(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_W2WFitDirections",
+            display_name="W2W Fit Directions",
+            category=CATEGORY,
+            description="Fits the direction of each attribute in a space from labels of its members, for W2W Edit. "
+            f"{PAPER}, section 3.3.",
+            search_aliases=["weight space", "weights2weights", "attribute direction", "linear classifier", "slider"],
+            inputs=[
+                W2WSpace.Input("space", tooltip="Space of the labeled members."),
+                io.String.Input(
+                    "labels",
+                    default="",
+                    multiline=True,
+                    tooltip="Empty: the labels stored in the space. Else a table, or the name of a .csv or .json "
+                    f"file in ComfyUI's input folder. Example:\n{labels.EXAMPLE}",
+                ),
+                io.Combo.Input(
+                    "method",
+                    options=list(directions.FitMethod),
+                    tooltip="least_squares as in the paper, mean_difference of the members with and without, ridge "
+                    "with components and penalty by leave-one-out error, or a linear classifier of scikit-learn. "
+                    "most_reliable: for each direction the one of highest split-half reliability.",
+                ),
+                io.Int.Input(
+                    "components",
+                    default=1000,
+                    min=1,
+                    max=COMPONENTS_MAX,
+                    tooltip="Number of first coefficients to fit on. The paper uses 1,000 with 65,000 members: 100 are "
+                    "coarse, 10,000 entangle. Stay well below the number of members.",
+                ),
+                io.String.Input("attributes", default="", tooltip="Comma-separated attributes. Empty: all."),
+            ],
+            outputs=[
+                _SPACE,
+                io.String.Output(
+                    display_name="report",
+                    tooltip="Largest projection, accuracy and reliability of each direction, those that are noise, and "
+                    "the most similar pairs.",
+                ),
+            ],
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, labels: str | None, **_) -> str:
+        """Changes with the file of labels."""
+        try:
+            return folders.file_stamp(folders.input_file(labels)) if labels and _is_file(labels) else ""
+        except ValueError:
+            return "absent"
+
+    @classmethod
+    def execute(cls, space: Space, labels: str, method: str, components: int, attributes: str) -> io.NodeOutput:
+        found = _select(_labels(space, labels), attributes)
+        remarks: list[str] = []
+        if not attributes.strip():
+            found, remarks = directions.drop_constant_labels(found)
+        fitted = directions.fit(space, found, components, method, check_stop)
+        return io.NodeOutput(space.with_directions(fitted), "\n".join([directions.describe(fitted), *remarks]))
+
+
+def _agreement(
+    lines: list[tuple[str, ...]],
+    prompt: str,
+    images: list[torch.Tensor],
+    names: list[str],
+    members: tuple[str, ...],
+    clip,
+    clip_vision,
+) -> tuple[dict[str, torch.Tensor], str]:
+    """How well the images of each member agree with each word, NaN without images, and what that is."""
+    from ..host import prompt_alignment
+
+    if "{}" not in prompt:
+        raise ValueError("The prompt has no {} that stands for the word: write portrait of a person, {}.")
+    if len(images) == 1 and len(names) > 1:
+        images = list(images[0].split(1))
+    if not images or len(images) != len(names):
+        raise ValueError(
+            f"There are {len(images)} images and {len(names)} names: connect the images of W2W Sample's points with "
+            "the source members, and its names."
+        )
+    if unknown := next((name for name in names if name not in members), None):
+        raise ValueError(f"'{unknown}' is no member of the space: connect W2W Sample with the source members.")
+    if len({batch.shape[1:] for batch in images}) > 1:
+        raise ValueError("The images have different sizes: give images of one size.")
+    words = [word for line in lines for word in line]
+    try:
+        measured = prompt_alignment.measure_all(
+            [prompt.replace("{}", word) for word in words], torch.cat(images), clip, clip_vision
+        )
+    except prompt_alignment.AbsentError as error:
+        raise ValueError(f"The images cannot be compared with words: {error}.") from error
+    sizes = [len(batch) for batch in images]
+    cosines = {word: torch.full((len(members),), float("nan")) for word in words}
+    for word, one in zip(words, measured, strict=True):
+        for name, values in zip(names, one.values.split(sizes), strict=True):
+            cosines[word][members.index(name)] = values.mean()
+    return cosines, measured[0].what
+
+
+def _texts(source: str, folder: str, members: tuple[str, ...]) -> list[dict[str, int]]:
+    """What names each member, by phrase: its file's name, or the tags of its metadata."""
+    if source == LabelSource.FILE_NAMES:
+        return [{name: 1} for name in members]
+    from . import lora_reader, member_labels, member_sources
+
+    if not folder.strip():
+        raise ValueError("There is no folder: name the one of the members' files, as in W2W Build Space.")
+    files = member_sources.file_sources(folders.lora_folder(folder))
+    paths = {one.name: one.path for one in files if one.path is not None}
+    texts = [member_labels.tags_of(lora_reader.read_metadata(paths[name])) if name in paths else {} for name in members]
+    if not any(texts):
+        raise ValueError(f"No file in '{folder}' is a member with tags in its metadata: take images or file_names.")
+    return texts
+
+
+def _is_file(text: str) -> bool:
+    return "\n" not in text.strip() and text.strip().lower().endswith((".csv", ".json"))
+
+
+def _labels(space: Space, text: str) -> dict:
+    if not text.strip():
+        if not space.labels:
+            raise ValueError(f"The space {space.name} has no labels: give a table.")
+        return space.labels
+    if _is_file(text):
+        return labels.read(folders.input_file(text), space)
+    return labels.parse(text, space)
+
+
+def _select(found: dict, attributes: str) -> dict:
+    names = [name.strip() for name in attributes.split(",") if name.strip()]
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise ValueError(f"There are no labels of '{missing[0]}'. There are labels of {', '.join(found)}.")
+    return {name: found[name] for name in names} if names else found

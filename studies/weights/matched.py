@@ -1,0 +1,115 @@
+"""Edits at matched loss: W2W, the prompt and a slider LoRA, where each keeps as much of the other attributes.
+
+`python run.py study weights matched` writes ``studies/results/weights_matched.json``. Random members that lack the
+attribute, with identity guidance in every contender, the same scene, caption and noise for all. W2W and the slider
+(arXiv 2311.12092) have a curve of strengths, the prompt one point; at the prompt's mean kept fraction the curves are
+interpolated, in every bootstrap draw of the members anew. The floor is a random direction of the same length.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..common import host, results
+from ..world.faces import ATTRIBUTES, IDENTITY
+from ..world.generate import Generator
+from ..world.release import ASSETS, WORLD
+from . import lora_sums, sliders, space_size
+from .guidance import COMPONENTS, EDITED, random_members
+from .image_sampler import ImageSampler
+from .population import Plan, Trainer
+from .release import ASSET
+from .setup import EDITS, NOISE, Study, factors, fractions, prompts, truth
+
+STRENGTHS = (0.5, 1.0, 1.5, 2.0)
+SLIDER_STRENGTHS = (0.5, 1.0, 2.0, 3.0)
+
+
+def reached_at(kept_goal: float, kept: np.ndarray, reached: np.ndarray) -> float:
+    """The reached fraction where a curve keeps ``kept_goal``, from means (strengths,) that start at strength 0.
+
+    Linear between the first two neighbors that enclose the goal; at its strongest where it keeps more everywhere.
+    """
+    for number in range(1, len(kept)):
+        if kept[number] <= kept_goal:
+            before, after = kept[number - 1], kept[number]
+            part = 0.0 if before <= kept_goal else (before - kept_goal) / (before - after)
+            return float(reached[number - 1] + part * (reached[number] - reached[number - 1]))
+    return float(reached[-1])
+
+
+def matched_difference(curve: np.ndarray, rival: np.ndarray) -> float:
+    """Reached of a curve less that of a rival at the rival's loss; (n, strengths, 2) and (n, 2): reached, kept."""
+    (reached, kept), (goal_reached, goal_kept) = curve.mean(0).T, rival.mean(0)
+    return reached_at(goal_kept, kept, reached) - float(goal_reached)
+
+
+def measure_edit(study: Study, name: str, slider: torch.Tensor, count: int) -> dict[str, dict]:
+    """Every contender's reached and kept, and the differences at matched loss."""
+    group = random_members(study, count, without=name)
+    points, texts = study.points(group), prompts(group)
+    plain, layout = factors(points), study.space.layout
+    attribute, values, words, _ = EDITS[name]
+    column = IDENTITY.index(attribute)
+    wanted = [ATTRIBUTES[attribute].index(value) for value in values]
+    rest = [number for number in range(len(IDENTITY)) if number != column]
+    before = study.read(plain, texts, one_sided=True)[0]
+    known = np.where(truth(group) < 0, -1, before)
+
+    def judged(flats: torch.Tensor, captions=texts, layout=layout) -> np.ndarray:
+        after = study.read(flats, captions, one_sided=True, layout=layout)[0]
+        return np.stack([np.isin(after[:, column], wanted), fractions(after, known, rest)], axis=1)
+
+    others = ", ".join(other for other in EDITS if other != name)
+    unedited = np.stack([np.isin(before[:, column], wanted), np.ones(len(group))], axis=1)
+    w2w = [judged(study.edited(points, f"{name}: {strength}", others)) for strength in STRENGTHS]
+    learned = []
+    for strength in SLIDER_STRENGTHS:
+        wide, flats = lora_sums.together(layout, plain, slider, strength)
+        learned.append(judged(flats, layout=wide))
+    step = host.pack("nodes.weights.directions").direction_step(study.space, name, others.split(", "), False)
+    generator = torch.Generator().manual_seed(NOISE)
+    floor = []
+    for strength in STRENGTHS:
+        chance = torch.randn(step.shape, generator=generator)
+        chance *= strength * step.norm() / chance.norm()
+        floor.append(judged(torch.stack([study.space.rebuild(point.coefficients + chance) for point in points])))
+    prompt = judged(plain, prompts(group, extra=words))
+    ways = {"W2W": (STRENGTHS, w2w), "slider": (SLIDER_STRENGTHS, learned), "random direction": (STRENGTHS, floor)}
+    numbers = {f"{name}, unedited: reached": results.fraction(unedited[:, 0], f"{name} recognized")}
+    for way, rows in {"prompt": prompt} | {
+        f"{way} {strength}": rows
+        for way, (strengths, found) in ways.items()
+        for strength, rows in zip(strengths, found, strict=True)
+    }.items():
+        numbers[f"{name}, {way}: reached"] = results.fraction(rows[:, 0], f"{name} recognized")
+        numbers[f"{name}, {way}: kept"] = results.bootstrap(
+            rows[:, 1], "other attributes recognized as before", "fraction"
+        )
+    curves = {way: np.stack([unedited, *found], axis=1) for way, (_, found) in ways.items()}
+    for way, curve in curves.items():
+        joined = np.concatenate([curve, prompt[:, None]], axis=1)
+        numbers[f"{name}, {way} less prompt at its loss: reached"] = results.bootstrap(
+            joined,
+            "reached where as much of the other attributes is kept; paired",
+            "fraction",
+            lambda rows: matched_difference(rows[:, :-1], rows[:, -1]),
+        )
+    return numbers
+
+
+def run(quick: bool = False) -> Path:
+    """Measure and write; ``quick`` takes fewer members."""
+    space = space_size.directed(host.pack("nodes.weights.space_file").read(ASSET), COMPONENTS)
+    generator, count = Generator.load(WORLD), 12 if quick else 100
+    sampler = ImageSampler(generator, Trainer(generator, Plan()))
+    study = Study(space, sampler, host.pack("nodes.demo.judge").load(WORLD), count)
+    trained = dict(zip(EDITED, sliders.train(sampler, {name: EDITS[name] for name in EDITED}), strict=True))
+    numbers = {}
+    for name in EDITED[:1] if quick else EDITED:
+        numbers |= measure_edit(study, name, trained[name], count)
+    command = "python run.py study weights matched" + (" --quick" if quick else "")
+    return results.write("weights_matched_quick" if quick else "weights_matched", command, NOISE, ASSETS, numbers)
