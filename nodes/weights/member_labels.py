@@ -1,6 +1,6 @@
 """Labels of a space's members without typing them: from their images by CLIP, or from their files' names and tags.
 
-Every line of the words names alternatives that exclude each other, such as ``beard | shaven``. Of images, a label is
+Every line of the words names alternatives that exclude each other, such as ``beard / shaven``. Of images, a label is
 CLIP's zero-shot probability of the alternative (Radford et al., arXiv 2103.00020, section 3.1): the softmax over the
 line's cosines times 100. Of names and tags it is 1 where the alternative is named, 0 where another one is.
 """
@@ -18,10 +18,10 @@ _SCALE = 100.0  # CLIP's largest logit scale
 
 def parse_lines(text: str) -> list[tuple[str, ...]]:
     """The alternatives of every line; raises ValueError for names that an edit could not hold, or that come twice."""
-    lines = [tuple(part.strip() for part in line.split("|")) for line in text.splitlines() if line.strip()]
+    lines = [tuple(part.strip() for part in line.split("/")) for line in text.splitlines() if line.strip()]
     names = [name for line in lines for name in line]
     if not names:
-        raise ValueError("There are no words: write a line for each attribute, such as beard | shaven.")
+        raise ValueError("There are no words: write a line for each attribute, such as beard / shaven.")
     for name in names:
         if not name or re.search(r"[,;:]", name):
             raise ValueError(f"'{name}' cannot name a direction: write words without commas, colons and semicolons.")

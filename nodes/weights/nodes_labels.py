@@ -46,15 +46,15 @@ class W2WLabelMembers(io.ComfyNode):
                 ),
                 io.String.Input(
                     "words",
-                    default="beard | shaven",
+                    default="beard / shaven",
                     multiline=True,
-                    tooltip="One attribute per line, its alternatives separated by |. Of two alternatives the first is "
+                    tooltip="One attribute per line, its alternatives separated by /. Of two alternatives the first is "
                     "labeled. A word without an alternative is labeled by CLIP's cosine, or by whether it occurs.",
                 ),
                 io.String.Input(
                     "prompt",
-                    default="portrait of a person, {}",
-                    tooltip="For images: the text that CLIP compares with them; {} stands for the word.",
+                    default="portrait of a person, WORD",
+                    tooltip="For images: the text that CLIP compares with them; WORD stands for each word.",
                 ),
                 io.String.Input(
                     "folder",
@@ -202,8 +202,8 @@ def _agreement(
     """How well the images of each member agree with each word, NaN without images, and what that is."""
     from ..host import prompt_alignment
 
-    if "{}" not in prompt:
-        raise ValueError("The prompt has no {} that stands for the word: write portrait of a person, {}.")
+    if "WORD" not in prompt:
+        raise ValueError("The prompt has no WORD that stands for each word: write portrait of a person, WORD.")
     if len(images) == 1 and len(names) > 1:
         images = list(images[0].split(1))
     if not images or len(images) != len(names):
@@ -218,7 +218,7 @@ def _agreement(
     words = [word for line in lines for word in line]
     try:
         measured = prompt_alignment.measure_all(
-            [prompt.replace("{}", word) for word in words], torch.cat(images), clip, clip_vision
+            [prompt.replace("WORD", word) for word in words], torch.cat(images), clip, clip_vision
         )
     except prompt_alignment.AbsentError as error:
         raise ValueError(f"The images cannot be compared with words: {error}.") from error

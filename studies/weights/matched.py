@@ -3,7 +3,7 @@
 `python run.py study weights matched` writes ``studies/results/weights_matched.json``. Random members that lack the
 attribute, with identity guidance in every contender, the same scene, caption and noise for all. W2W and the slider
 (arXiv 2311.12092) have a curve of strengths, the prompt one point; at the prompt's mean kept fraction the curves are
-interpolated, in every bootstrap draw of the members anew. The floor is a random direction of the same length.
+interpolated, again in every bootstrap draw of the members. The floor is a random direction of the same length.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def test_a_sheet_of_a_sweep_and_of_samples(family, comfy):
 
 
 def label(comfy, family, **changed):
-    given = {"words": "brown skin | pale skin", "prompt": "portrait, {}", "folder": "", **changed}
+    given = {"words": "brown skin / pale skin", "prompt": "portrait, WORD", "folder": "", **changed}
     wires = {name: given.pop(name) for name in ("images", "names") if name in given}
     single = {name: [value] for name, value in given.items()}
     return comfy.run("GBX_W2WLabelMembers", space=[family.space], **single, **wires)
@@ -151,7 +151,7 @@ def test_labels_from_images_of_members(family, comfy, tmp_path):
     for broken, why in (
         ({"names": names[:2]}, "3 images and 2 names"),
         ({"names": ["stranger", *names[1:]]}, "'stranger' is no member"),
-        ({"prompt": "portrait"}, "no {} that"),
+        ({"prompt": "portrait"}, "no WORD that"),
         ({"clip_vision": None}, "no CLIP_VISION"),
     ):
         with pytest.raises(ValueError, match=why):
@@ -169,7 +169,7 @@ def test_labels_from_names_and_metadata(family, comfy):
     path.parent.mkdir(exist_ok=True)
     tags = json.dumps({"10_person": {"full beard": 4, "shaven": 1}})
     save_file(members.kohya(members.factors(4, layers=LAYERS)), path, {"ss_tag_frequency": tags})
-    table, report = label(comfy, family, source="metadata", words="beard | shaven", folder="tagged")
+    table, report = label(comfy, family, source="metadata", words="beard / shaven", folder="tagged")
     assert "member_04,1" in table.splitlines() and "1 members with it, 0 without, 7 unknown" in report
     for folder, why in (("people", "No file in 'people'"), ("", "There is no folder")):
         with pytest.raises(ValueError, match=why):
