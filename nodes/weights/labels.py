@@ -13,7 +13,6 @@ import torch
 from ..common.atomic_write import read_text
 from .space import Space
 
-EXAMPLE = "member,beard,glasses\nface_001,1,0\nface_002,0,1"
 _YES, _NO = {"1", "true", "yes", "y"}, {"0", "false", "no", "n"}
 
 

@@ -10,10 +10,11 @@ from comfy_api.latest import io
 from ..host import folders
 from ..host.progress import check_stop
 from ..host.schema import W2WSpace, schema
-from . import directions, labels
+from . import directions
 from .point_inputs import CATEGORY, COMPONENTS_MAX, PAPER
 from .space import Space
 
+_EXAMPLE = "member,beard,glasses\nface_001,1,0\nface_002,0,1"
 _SPACE = W2WSpace.Output(display_name="space", tooltip="The space with the directions, for W2W Sample and others.")
 
 
@@ -113,7 +114,7 @@ class W2WLabelMembers(io.ComfyNode):
         clip: list | None = None,
         clip_vision: list | None = None,
     ) -> io.NodeOutput:
-        from . import member_labels
+        from . import labels, member_labels
 
         lines, members = member_labels.parse_lines(words[0]), space[0].members
         if source[0] == LabelSource.IMAGES:
@@ -143,7 +144,7 @@ class W2WFitDirections(io.ComfyNode):
                     default="",
                     multiline=True,
                     tooltip="Empty: the labels stored in the space. Else a table, or the name of a .csv or .json "
-                    f"file in ComfyUI's input folder. Example:\n{labels.EXAMPLE}",
+                    f"file in ComfyUI's input folder. Example:\n{_EXAMPLE}",
                 ),
                 io.Combo.Input(
                     "method",
@@ -255,9 +256,11 @@ def _labels(space: Space, text: str) -> dict:
         if not space.labels:
             raise ValueError(f"The space {space.name} has no labels: give a table.")
         return space.labels
+    from . import labels as tables
+
     if _is_file(text):
-        return labels.read(folders.input_file(text), space)
-    return labels.parse(text, space)
+        return tables.read(folders.input_file(text), space)
+    return tables.parse(text, space)
 
 
 def _select(found: dict, attributes: str) -> dict:

@@ -8,7 +8,6 @@ from comfy_api.latest import io
 from ..host.image_output import new_figure, to_image
 from ..host.progress import check_stop
 from ..host.schema import W2WPoint, W2WSpace, schema
-from . import labels
 from .point_inputs import CATEGORY, PAPER
 from .points import check_same_space
 from .space import Point, Space
@@ -44,7 +43,7 @@ class W2WReport(io.ComfyNode):
 
     @classmethod
     def execute(cls, space: Space, point: Point | None = None) -> io.NodeOutput:
-        from . import space_report
+        from . import labels, space_report
 
         mean = Point(space, space.pad(space.coefficients[0, :0]), "mean")
         if point is not None:
