@@ -139,6 +139,7 @@ class ResolutionNoiseRescale(io.ComfyNode):
         if shift is not None and shift[0] != shift[1]:
             report.append(noise_rescale.describe_shift(*shift))
         report.append(noise_rescale.describe_schedulers(noise_rescale.law_errors(schedules)))
+        report += noise_rescale.describe_base(round((base[0] * base[1]) ** 0.5), sampling.trained_size(model))
         given = nothing_to_show() if sigmas is None else after
         return io.NodeOutput(moved, factor, to_image(figure), "\n".join(report), given)
 
@@ -285,7 +286,9 @@ class PositionalResample(io.ComfyNode):
             moved = sampling.rescaled(moved, factor, sampling.SAMPLER_ONLY)
             ends.append(sampling.sigma_range(moved))
             report += "\n" + noise_rescale.describe_rescale(factor, size, (base, base), sampling.SAMPLER_ONLY, *ends)
-        return io.NodeOutput(moved, report)
+        return io.NodeOutput(
+            moved, "\n".join([report, *noise_rescale.describe_base(base, sampling.trained_size(model))])
+        )
 
 
 def _base(model, width: int, height: int) -> tuple[int, int]:

@@ -11,6 +11,8 @@ import math
 
 import torch
 
+#: A base size this many times the trained one, or less than its inverse, is said to be unlikely.
+_FAR = 1.75
 #: Above this relative error a scheduler does not follow the law; core's normal scheduler rounds to about 1e-3.
 LAW_TOLERANCE = 0.01
 
@@ -73,6 +75,16 @@ def describe_shift(now: float, trained: float) -> str:
         "ModelSamplingSD3 or ModelSamplingAuraFlow. If that shift was chosen for the image size, the size now counts "
         "twice: remove one of the two nodes."
     )
+
+
+def describe_base(base: int, trained: int | None) -> list[str]:
+    """One sentence about a base size far from the size (pixels a side) that the model was trained at; else nothing."""
+    if trained is None or trained / _FAR <= base <= trained * _FAR:
+        return []
+    return [
+        f"Base size {base} is far from {trained}, the size that this kind of model was trained at: set it to 0 for "
+        f"{trained}, unless your checkpoint was trained at another size."
+    ]
 
 
 def draw_sigmas(figure, before: list[float], after: list[float], factor: float, title: str) -> None:

@@ -152,6 +152,7 @@ def test_with_a_latent_the_noise_follows_the_size(comfy, unet):
     sigmas = [patcher.get_model_object("model_sampling").sigmas for patcher in (moved, unet)]
     assert torch.allclose(sigmas[0], 2 * sigmas[1])
     assert "s = 2.0000, noise stronger (sampler_only)" in report and "by 2 at 128" in report
+    assert "Base size 64 is far from 1024, the size that this kind of model was trained at" in report
 
 
 def test_an_unknown_trained_size_is_one_sentence(higher, comfy):
