@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from . import sampled_images
 
 SMALL, FULL = 32, 128
 EXPONENTS = (0.0, 1.0, 2.0, 4.0, 8.0)
+#: Sizes requested at every step: between the small and the full one, the rivals of the gate; and larger than trained.
+MILDER, LARGER = (48, 64, 80, 96, 112), (192, 256, 512)
 
 
 def scheduled(model, exponent: float, mode: str = "value", fields: str = "original_size"):
@@ -25,27 +28,73 @@ def scheduled(model, exponent: float, mode: str = "value", fields: str = "origin
 
 
 def measure(quick: bool) -> dict[str, dict]:
-    """The paper's figure 2 in numbers, for several exponents, and whether size and mirror are still obeyed."""
+    """The paper's figure 2 in numbers, for several exponents, and whether size and mirror are still obeyed.
+
+    The gate is also a weaker request, so it is compared with milder sizes at every step, at equal blur.
+    """
     generator, network = sampled_images.load()
     requested = sampled_images.scenes(12 if quick else 48)
     prompts = sampled_images.encoded(generator, sampled_images.texts(requested))
     full = sampled_images.generated(generator, prompts, height=FULL, width=FULL)
     numbers = _renders(network, requested)
+    curve, gated = {}, {}
+    for side in (*MILDER[1::2], 256) if quick else (*MILDER, *LARGER):
+        made = sampled_images.generated(generator, prompts, height=side, width=side)
+        curve[side] = _with_blur(network, full, made)
+        numbers |= _numbers_of(f"stock, size {side}", curve[side])
     settings = [(exponent, "value") for exponent in EXPONENTS] + [(2.0, "embedding"), (8.0, "embedding")]
     for exponent, mode in settings[:5:2] if quick else settings:
         model = scheduled(generator.model, exponent, mode)
         blurred = sampled_images.generated(generator, prompts, model, height=SMALL, width=SMALL)
         name = "stock" if exponent == 0 else f"exponent {exponent:g}, {mode}"
-        numbers |= sampled_images.content_change(network, full, blurred, name)
-        numbers[f"{name}: blur"] = results.bootstrap(
-            sharpness(blurred) / sharpness(full), f"sharpness at size {SMALL} over {FULL}", "ratio"
-        )
+        found = _with_blur(network, full, blurred)
+        numbers |= _numbers_of(name, found)
+        if exponent == 0:
+            curve[SMALL] = found
+        else:
+            gated[name] = found
         numbers[f"{name}: captions obeyed"] = results.bootstrap(
             sampled_images.obeyed(network, blurred, requested),
             f"fraction of requested attributes found at size {SMALL}",
             "fraction",
         )
+    milder = [curve[side] for side in sorted(curve) if side < FULL]
+    for name, found in gated.items():
+        numbers |= _at_equal_blur(name, found, milder)
     return numbers | _mirrors(generator, network, 10 if quick else 40)
+
+
+def _with_blur(network, full: np.ndarray, made: np.ndarray) -> dict[str, np.ndarray]:
+    """What `changes` measures for each image, and its sharpness over that of the full size."""
+    return sampled_images.changes(network, full, made) | {"blur": sharpness(made) / sharpness(full)}
+
+
+def _numbers_of(name: str, found: dict[str, np.ndarray]) -> dict[str, dict]:
+    what = sampled_images.CHANGES | {"blur": (f"sharpness over that at size {FULL}", "ratio")}
+    return {f"{name}: {key}": results.bootstrap(values, *what[key]) for key, values in found.items()}
+
+
+def _at_equal_blur(name: str, found: dict[str, np.ndarray], milder: list[dict[str, np.ndarray]]) -> dict[str, dict]:
+    """A gate's changes less those of the milder size at every step that blurs as much, paired by image.
+
+    Between two sizes their changes are interpolated by mean blur. ``milder``: from the smallest size to the largest;
+    a gate that blurs less than the largest or more than the smallest is left out.
+    """
+    blurs = [float(one["blur"].mean()) for one in milder]
+    target = float(found["blur"].mean())
+    place = next((i for i, (a, b) in enumerate(pairwise(blurs)) if min(a, b) <= target <= max(a, b)), None)
+    if place is None:
+        return {}
+    low, high = milder[place : place + 2]
+    weight = (target - blurs[place]) / (blurs[place + 1] - blurs[place])
+    return {
+        f"{name}: {key}, less a milder size": results.bootstrap(
+            found[key] - ((1 - weight) * low[key] + weight * high[key]),
+            f"{what}: gated less the size at every step that blurs as much (interpolated), paired by image",
+            unit,
+        )
+        for key, (what, unit) in sampled_images.CHANGES.items()
+    }
 
 
 def _renders(network, requested: list) -> dict[str, dict]:

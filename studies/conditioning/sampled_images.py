@@ -88,22 +88,26 @@ def small(images: np.ndarray, side: int = 16) -> np.ndarray:
     return images.reshape(count, side, height, side, height, 3).astype(np.float32).mean((2, 4))
 
 
-def content_change(network, first: np.ndarray, second: np.ndarray, name: str) -> dict[str, dict]:
-    """How much differs between images of the same noise and caption, beyond their sharpness."""
+#: What `changes` measures for each pair of images, with its unit.
+CHANGES = {
+    "attributes changed": (f"fraction of {len(COARSE)} coarse attributes that the judge reads differently", "fraction"),
+    "coarse difference": ("mean difference of the two images at 16 x 16, of 255 levels", "levels"),
+    "judge distance": ("1 - cosine of judge features", "distance"),
+}
+
+
+def changes(network, first: np.ndarray, second: np.ndarray) -> dict[str, np.ndarray]:
+    """How much differs between images of the same noise and caption, beyond their sharpness: `CHANGES` for each pair."""
     (a, features), (b, others) = (judge.read(network, images) for images in (first, second))
     flips = (a[:, _COLUMNS] != b[:, _COLUMNS]).mean(1)
     shift = np.abs(small(first) - small(second)).mean((1, 2, 3))
-    return {
-        f"{name}: attributes changed": results.bootstrap(
-            flips, f"fraction of {len(COARSE)} coarse attributes that the judge reads differently", "fraction"
-        ),
-        f"{name}: coarse difference": results.bootstrap(
-            shift, "mean difference of the two images at 16 x 16, of 255 levels", "levels"
-        ),
-        f"{name}: judge distance": results.bootstrap(
-            1 - cosine(features, others), "1 - cosine of judge features", "distance"
-        ),
-    }
+    return dict(zip(CHANGES, (flips, shift, 1 - cosine(features, others)), strict=True))
+
+
+def content_change(network, first: np.ndarray, second: np.ndarray, name: str) -> dict[str, dict]:
+    """The means of `changes` with their intervals."""
+    found = changes(network, first, second)
+    return {f"{name}: {key}": results.bootstrap(values, *CHANGES[key]) for key, values in found.items()}
 
 
 def obeyed(network, images: np.ndarray, requested: list) -> np.ndarray:

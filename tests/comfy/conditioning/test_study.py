@@ -56,3 +56,18 @@ def test_the_place_of_a_person_on_a_plain_ground(study):
     made[0, 60:100, 20:41] = 20
     made[1, 60:100, 70:91] = 250
     assert crop.place(made).tolist() == [30.0, 80.0]
+
+
+def test_the_gate_is_compared_with_the_size_that_blurs_as_much(study):
+    """On a straight line of changes over blur, a gate on the line gains nothing and one below it the distance."""
+    import numpy as np
+    from studies.conditioning import gate
+
+    def found(blur, change):
+        return dict.fromkeys(study[0].CHANGES, np.full(6, change)) | {"blur": np.full(6, blur)}
+
+    milder = [found(0.6, 0.4), found(0.8, 0.2), found(0.9, 0.1)]
+    for change, gain in ((0.3, 0.0), (0.25, -0.05)):
+        numbers = gate._at_equal_blur("gate", found(0.7, change), milder)
+        assert numbers["gate: attributes changed, less a milder size"]["value"] == pytest.approx(gain)
+    assert gate._at_equal_blur("gate", found(0.95, 0.0), milder) == {}
