@@ -55,6 +55,8 @@ _ADVANCED = [
     "logit_mean",
     "logit_std",
     "ema_decay",
+    "checkpoint_depth",
+    "text_encoder_rate",
 ]
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -137,6 +139,18 @@ def _inputs() -> list[io.Input]:
             tooltip="Where the loss counts, 0 to 1: one mask for all images, or one for each, in their order. The loss "
             "of an image is the mean weighted by its mask.",
         ),
+        io.Clip.Input(
+            "clip",
+            optional=True,
+            tooltip="With it the LoRA trains the linear layers of the text encoder too. Needs captions. Only captions "
+            "and empty_caption follow it; sample_positive and sample_negative stay as they were encoded.",
+        ),
+        io.String.Input(
+            "captions",
+            optional=True,
+            force_input=True,
+            tooltip="The captions as text, for clip: one for all images, or one for each, in their order.",
+        ),
     ]
 
 
@@ -196,6 +210,23 @@ def _more_inputs() -> list[io.Input]:
             step=0.0001,
             tooltip="Exponential moving average of the LoRA over the steps, which validation, samples and the result "
             "then use. 0.99 for some hundred steps, 0.999 for thousands; 0 as core.",
+        ),
+        io.Int.Input(
+            "checkpoint_depth",
+            default=1,
+            min=1,
+            max=5,
+            tooltip="For gradient_checkpointing: 1 recomputes whole blocks of the network, more their modules so many "
+            "levels inside: less memory at once, more kept. The result is the same.",
+        ),
+        io.Float.Input(
+            "text_encoder_rate",
+            default=1.0,
+            min=0.0,
+            max=10.0,
+            step=0.05,
+            tooltip="Learning rate of the text encoder as a multiple of learning_rate; takes effect when clip is "
+            "connected. 0.1 to 0.5 is common.",
         ),
     ]
 
@@ -343,7 +374,7 @@ class TrainLoraImmiscible(io.ComfyNode):
         return schema(
             node_id="GBX_TrainLoraImmiscible",
             advanced=_ADVANCED,
-            display_name="Train LoRA (Immiscible)",
+            display_name="Train LoRA (Exact Resume)",
             category="Glassbox/Noise",
             description=(
                 "Trains a LoRA with validation on held-out images, sample images, checkpoints that resume exactly, "
@@ -361,6 +392,7 @@ class TrainLoraImmiscible(io.ComfyNode):
                 io.Image.Output(display_name="figure", tooltip="Training and validation loss."),
                 io.Image.Output(display_name="images", tooltip="Sample images, oldest first; none without a VAE."),
                 io.String.Output(display_name="report", tooltip="Losses, and what pairing gained and cost."),
+                io.Clip.Output(display_name="clip", tooltip="The clip with the LoRA at strength 1; none without one."),
             ],
             is_input_list=True,
         )
@@ -376,10 +408,15 @@ class TrainLoraImmiscible(io.ComfyNode):
         sample_negative=(),
         empty_caption=(),
         masks=(),
+        clip=(None,),
+        captions=(),
         **options,
     ):
         from ..host.training import trainer
         from .training import training_report
+
+        if (clip[0] is None) != (not captions):
+            raise ValueError("clip and captions belong together: connect both to train the text encoder, or neither.")
 
         options = TrainingOptions(**{name: value[0] for name, value in options.items()})
         data = collect_training_data(
@@ -390,25 +427,25 @@ class TrainLoraImmiscible(io.ComfyNode):
             list(sample_negative),
             list(empty_caption),
             list(masks),
+            list(captions),
         )
         options.check(data)
         existing, steps_before = adapters.read_lora(options.existing_lora)
-        made = adapters.create(
-            model[0],
-            options.algorithm,
-            options.rank,
-            _DTYPES[options.lora_precision],
-            options.seed,
-            existing,
-            options.alpha,
-            options.layers,
-        )
+        how = (options.algorithm, options.rank, _DTYPES[options.lora_precision], options.seed, existing, options.alpha)
+        made = adapters.create(model[0], *how, options.layers)
+        text, text_parameters = None, {}
+        if clip[0] is not None:
+            added = adapters.create(clip[0].patcher, *how, of_text=True)
+            text, text_parameters = trainer.TextEncoder(clip[0], added.functions, data.captions), added.parameters
+        made = adapters.Adapters(made.functions, {**made.parameters, **text_parameters})
         name = options.checkpoint_name.strip()
         checkpoint = (
             CheckpointFile(named_file(name, ".safetensors"), options.checkpoint_settings(data)) if name else None
         )
         monitor = _Monitor(vae[0])
-        run = TrainingRun(options, data, made.parameters, monitor, Stopped, vae[0] is not None, checkpoint)
+        run = TrainingRun(
+            options, data, made.parameters, monitor, Stopped, vae[0] is not None, checkpoint, text_parameters.keys()
+        )
         trainer.run(
             model[0],
             made.functions,
@@ -417,6 +454,8 @@ class TrainLoraImmiscible(io.ComfyNode):
             run.train,
             dtype=_DTYPES[options.precision],
             checkpointing=options.gradient_checkpointing,
+            checkpoint_depth=options.checkpoint_depth,
+            text=text,
             seed=options.seed,
         )
         lora, history, figure = made.lora(), run.training.history, new_figure()
@@ -430,6 +469,7 @@ class TrainLoraImmiscible(io.ComfyNode):
             to_image(figure),
             monitor.all_images(),
             training_report.describe_training(run.settings, history, counts, steps),
+            nothing_to_show() if text is None else adapters.applied_to_text(clip[0], lora),
             ui={"glassbox_curve": [run.curve()]},
         )
 

@@ -92,12 +92,42 @@ def test_the_gradient_beside_a_controlnet(train, comfy, demo, images, captions, 
     assert float(factor.grad) != pytest.approx(float(plain.grad), rel=1e-3)  # else it took no part
 
 
-def test_checkpointing_changes_no_gradient(train, demo, images, captions):
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_checkpointing_changes_no_gradient(train, demo, images, captions, depth):
     plain, again = leaf(), leaf()
     first = gradient(train, demo[0], images, captions, plain, scaled(plain))
-    assert gradient(train, demo[0], images, captions, again, scaled(again), checkpointing=True) == first
+    how = {"checkpointing": True, "checkpoint_depth": depth}
+    assert gradient(train, demo[0], images, captions, again, scaled(again), **how) == first
     assert float(again.grad) == pytest.approx(float(plain.grad), rel=1e-4)
     assert not any("forward" in vars(module) for module in demo[0].model.modules())
+
+
+def test_checkpoints_lie_as_deep_as_requested(comfy, demo):
+    """Depth 1 checkpoints residual blocks and transformers, 2 what is in them; no module lies inside another one."""
+    blocks = comfy.module("nodes.host.training.gradients")._blocks
+    kinds = [{type(block).__name__ for block in blocks(demo[0].model.diffusion_model, depth)} for depth in (1, 2)]
+    assert {"ResBlock", "SpatialTransformer"} <= kinds[0]
+    assert "BasicTransformerBlock" in kinds[1] and not {"ResBlock", "SpatialTransformer"} & kinds[1]
+
+
+def test_the_gradient_to_the_text_encoder_is_that_of_finite_differences(train, demo, images, captions):
+    """A factor on one of its weights, to 5 %; the CLIP stays as it was."""
+    key, clip = "clip_l.transformer.text_model.encoder.layers.0.mlp.fc1.weight", demo[1]
+    texts = {0: "portrait, red hair", 1: "portrait, sunglasses, blue hoodie"}
+
+    def text(factor):
+        return train.TextEncoder(clip, {key: lambda weight: weight * factor}, texts)
+
+    def loss(factor):
+        return gradient(train, demo[0], images, captions, factor, {}, text=text(factor))
+
+    factor = leaf()
+    same = loss(factor)
+    unchanged = leaf()
+    assert same == pytest.approx(gradient(train, demo[0], images, captions, unchanged, scaled(unchanged)), rel=1e-6)
+    lower, higher = (loss(leaf(1 + step)) for step in (-0.05, 0.05))
+    assert float(factor.grad) == pytest.approx((higher - lower) / 0.1, rel=0.05)
+    assert torch.equal(clip.encode_from_tokens(clip.tokenize(texts[0])), captions[0][0][0])
 
 
 def test_images_with_captions_of_their_own_share_an_evaluation(train, demo, images, captions):

@@ -1,4 +1,4 @@
-"""Inputs of Train LoRA (Immiscible) for a few steps, as its defaults are where they cost nothing."""
+"""Inputs of Train LoRA (Exact Resume) for a few steps, as its defaults are where they cost nothing."""
 
 DEFAULTS = {
     "pairing": "off",

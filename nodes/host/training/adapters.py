@@ -19,6 +19,8 @@ from ..noise_objects import untouched
 ALGORITHMS = list(adapter_maps)
 NO_LORA = "[None]"
 _ALPHA = 1.0
+#: Goes before the names of a text encoder's layers in a LoRA file, as ComfyUI's loaders know them.
+TEXT_PREFIX = "text_encoders."
 
 
 @dataclass(frozen=True)
@@ -78,34 +80,39 @@ def create(
     existing: Mapping[str, torch.Tensor],
     alpha: float = 1.0,
     layers: str = "",
+    *,
+    of_text: bool = False,
 ) -> Adapters:
     """Adapters for the weights of a MODEL, new ones drawn from the seed, or taken from an existing LoRA.
 
-    ``layers``: comma-separated words; layers with none of them in their name are left alone. Empty takes all. The
-    global generators are left as they are. Raises ValueError for a LoRA that fits nothing of the MODEL, for words that
-    no layer has, and for a quantized MODEL.
+    ``layers``: comma-separated words; layers with none of them in their name are left alone. Empty takes all.
+    ``of_text``: the patcher is that of a CLIP, whose linear layers get adapters without biases. The global generators
+    are left as they are. Raises ValueError for a LoRA that fits nothing of the MODEL, for words that no layer has, and
+    for a quantized MODEL.
     """
+    prefix = TEXT_PREFIX if of_text else ""
     with torch.inference_mode(False), untouched():
         torch.manual_seed(seed)
-        names = _lora_names_of(patcher.model)
+        names = _lora_names_of(patcher.model, of_text)
         functions: dict[str, nn.Module] = {}
         parameters: dict[str, nn.Parameter] = {}
         used: set[str] = set()
         words = [word.strip() for word in layers.split(",") if word.strip()]
-        for layer, kind, weight in _weights(patcher):
+        for layer, kind, weight in _weights(patcher, of_text):
             if words and not any(word in layer for word in words):
                 continue
             key = f"{layer}.{kind}"
             refuse_quantized(patcher, [key])
-            known = [name for name in (layer, *names.get(key, ())) if any(k.startswith(f"{name}.") for k in existing)]
+            called = (prefix + layer, *names.get(key, ()))
+            known = [name for name in called if any(k.startswith(f"{name}.") for k in existing)]
             make = _matrix if weight.ndim > 1 else _vector
             function, taken = make(weight, kind, algorithm, rank, alpha, existing, known)
             used |= taken
             functions[key] = function.to(dtype)
-            parameters |= dict(_named(layer, kind, function))
+            parameters |= dict(_named(prefix + layer, kind, function))
     if not functions:
         raise ValueError(f"No layer of this MODEL has a name with one of {', '.join(words)}: choose other layers.")
-    if existing and not used:
+    if existing and not used and not of_text:
         raise ValueError("The existing LoRA was made for another model: none of its layers is in this MODEL.")
     return Adapters(functions, parameters)
 
@@ -115,20 +122,28 @@ def applied(patcher, lora: dict[str, torch.Tensor]):
     return comfy.sd.load_lora_for_models(patcher, None, lora, 1.0, 0)[0]
 
 
-def _weights(patcher) -> Iterator[tuple[str, str, torch.Tensor]]:
+def applied_to_text(clip, lora: dict[str, torch.Tensor]):
+    """The CLIP with the text encoder's part of a LORA_MODEL at strength 1, as Load LoRA applies it."""
+    return comfy.sd.load_lora_for_models(None, clip, lora, 0, 1.0)[1]
+
+
+def _weights(patcher, of_text: bool) -> Iterator[tuple[str, str, torch.Tensor]]:
     from .trainer import trainable_layers
 
     for name, module in trainable_layers(patcher).items():
-        for kind in ("weight", "bias"):
+        if of_text and not isinstance(module, nn.Linear):
+            continue
+        for kind in ("weight",) if of_text else ("weight", "bias"):
             weight = getattr(module, kind, None)
             if weight is not None:
                 yield name, kind, weight
 
 
-def _lora_names_of(model) -> dict[str, list[str]]:
+def _lora_names_of(model, of_text: bool) -> dict[str, list[str]]:
     """For each weight the names by which LoRA files call it."""
     names: dict[str, list[str]] = {}
-    for name, key in comfy.lora.model_lora_keys_unet(model, {}).items():
+    keys = comfy.lora.model_lora_keys_clip if of_text else comfy.lora.model_lora_keys_unet
+    for name, key in keys(model, {}).items():
         if isinstance(key, str):
             names.setdefault(key, []).append(name)
     return names

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import comfy.model_management
 import torch
@@ -54,8 +54,11 @@ def kernels_with_gradients() -> Iterator[None]:
         management.in_training = before
 
 
-def activations_kept(patcher, dtype: torch.dtype, checkpointing: bool, controlled: bool = False):
+def activations_kept(patcher, dtype: torch.dtype, checkpointing: bool, controlled: bool = False, depth: int = 1):
     """What is kept for the gradient, as a context. ``controlled``: a ControlNet takes part.
+
+    ``depth``: 1 checkpoints the network's blocks, more the modules so many levels inside them: smaller pieces, of
+    which more inputs are kept and less is computed at once.
 
     U-Nets add a ControlNet's outputs in place to what their blocks have kept, and to what checkpoints start from.
     Transformers (Flux) add in place to what their norms have kept. Autocast on a GPU spares them by computing norms in
@@ -65,13 +68,13 @@ def activations_kept(patcher, dtype: torch.dtype, checkpointing: bool, controlle
     spared = patcher.load_device.type == "cuda" and dtype in LOW_PRECISION
     if controlled or (not isinstance(network, UNetModel) and not (spared and checkpointing)):
         return torch.autograd.graph.allow_mutation_on_saved_tensors()
-    return _checkpointed(network) if checkpointing else contextlib.nullcontext()
+    return _checkpointed(network, depth) if checkpointing else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def _checkpointed(network: nn.Module) -> Iterator[None]:
-    """Let the network's outer blocks keep no activations, and compute them again for the gradient."""
-    blocks = list(_blocks(network))
+def _checkpointed(network: nn.Module, depth: int) -> Iterator[None]:
+    """Let the network's blocks keep no activations, and compute them again for the gradient."""
+    blocks = list(_blocks(network, depth))
     forwards = [block.forward for block in blocks]
     try:
         for block, forward in zip(blocks, forwards, strict=True):
@@ -90,13 +93,30 @@ def _again(forward: Callable) -> Callable:
     return lambda *args, **kwargs: checkpoint(on_copies, *args, use_reentrant=False, **kwargs)
 
 
+@contextlib.contextmanager
+def inputs_copied(layers: Iterable[nn.Module]) -> Iterator[None]:
+    """Let layers work on copies: text encoders add in place to what their norms have kept for the gradient."""
+
+    def copied(_layer, args):
+        return tuple(map(_copied, args))
+
+    handles = [layer.register_forward_pre_hook(copied) for layer in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def _copied(value):
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def _blocks(network: nn.Module) -> Iterator[nn.Module]:
+def _blocks(network: nn.Module, depth: int) -> Iterator[nn.Module]:
     for child in network.children():
         if isinstance(child, nn.ModuleList | nn.Sequential | nn.ModuleDict):
-            yield from _blocks(child)
+            yield from _blocks(child, depth)
+        elif depth > 1 and any(True for _ in child.children()):
+            yield from _blocks(child, depth - 1)
         else:
             yield child

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import comfy.model_management
@@ -25,13 +26,32 @@ from torch import nn
 
 from ..hooks import refuse_quantized
 from ..latent_shapes import matching_channels
-from .gradients import LOW_PRECISION, activations_kept, kernels_with_gradients, ordinary_parameters
+from .gradients import LOW_PRECISION, activations_kept, inputs_copied, kernels_with_gradients, ordinary_parameters
 
 Result = TypeVar("Result")
 WeightFunction = Callable[[torch.Tensor], torch.Tensor]
 
 # With one of these a CONDITIONING cannot share an evaluation with others.
 _ALONE = ("area", "mask", "control", "gligen", "hooks")
+
+
+@dataclass(frozen=True)
+class TextEncoder:
+    """A CLIP that encodes with gradients: its own weights changed by ``functions``, as those of `run`.
+
+    ``captions``: row of a condition -> its text. Such a condition is encoded again at every evaluation; what else its
+    CONDITIONING holds, such as size metadata, stays.
+    """
+
+    clip: Any
+    functions: Mapping[str, WeightFunction]
+    captions: Mapping[int, str]
+
+    def encode(self, row: int, entries: list[dict]) -> list[dict]:
+        """The condition of a row with the embedding and pooled output of the weights as they are now."""
+        ((embedding, more),) = self.clip.encode_from_tokens_scheduled(self.clip.tokenize(self.captions[row]))
+        kept = {name: value for name, value in entries[0].items() if name not in ("cross_attn", "model_conds", "uuid")}
+        return comfy.sampler_helpers.convert_cond([[embedding, {**kept, **more}]])
 
 
 class Session:
@@ -42,9 +62,16 @@ class Session:
     """
 
     def __init__(
-        self, guider, latents: list[torch.Tensor], conditions: list[list[dict]], dtype: torch.dtype, seed: int
+        self,
+        guider,
+        latents: list[torch.Tensor],
+        conditions: list[list[dict]],
+        dtype: torch.dtype,
+        seed: int,
+        text: TextEncoder | None = None,
     ):
         model = guider.inner_model
+        self._text = text
         self._guider, self._conditions, self._seed = guider, conditions, seed
         self._options = comfy.model_patcher.create_model_options_clone(guider.model_options)
         self._encoded: dict[tuple, list[dict]] = {}
@@ -106,23 +133,28 @@ class Session:
 
     def _entries(self, rows: Sequence[int], like: torch.Tensor) -> list[list[dict]]:
         """The conditions of a batch as one list of entries where they can be joined, else one list per image."""
-        encoded = [self._encode(row, like) for row in rows]
+        each = {row: self._encode(row, like) for row in dict.fromkeys(rows)}
+        encoded = [each[row] for row in rows]
         joined = encoded[0] if len(set(rows)) == 1 else _joined(encoded)
         return encoded if joined is None else [joined]
 
     def _encode(self, row: int, like: torch.Tensor) -> list[dict]:
         """A condition as the model wants it for an image of that shape."""
+        if self._text is not None and row in self._text.captions:
+            return self._process(row, self._text.encode(row, self._conditions[row]), like)
         key = (row, like.shape[1:])
         if key not in self._encoded:
-            latent = self.latents[row] if row < len(self.latents) else None
-            blank = torch.zeros_like(like[:1])
-            latent = blank if latent is None or latent.shape != blank.shape else latent.to(blank)
-            entries = [entry.copy() for entry in self._conditions[row]]
             with torch.no_grad():
-                self._encoded[key] = comfy.samplers.process_conds(
-                    self._guider.inner_model, blank, {"positive": entries}, self.device, latent, None, self._seed
-                )["positive"]
+                self._encoded[key] = self._process(row, [entry.copy() for entry in self._conditions[row]], like)
         return self._encoded[key]
+
+    def _process(self, row: int, entries: list[dict], like: torch.Tensor) -> list[dict]:
+        latent = self.latents[row] if row < len(self.latents) else None
+        blank = torch.zeros_like(like[:1])
+        latent = blank if latent is None or latent.shape != blank.shape else latent.to(blank)
+        return comfy.samplers.process_conds(
+            self._guider.inner_model, blank, {"positive": entries}, self.device, latent, None, self._seed
+        )["positive"]
 
 
 def trainable_layers(patcher) -> dict[str, nn.Module]:
@@ -139,6 +171,8 @@ def run(
     *,
     dtype: torch.dtype = torch.bfloat16,
     checkpointing: bool = False,
+    checkpoint_depth: int = 1,
+    text: TextEncoder | None = None,
     seed: int = 0,
 ) -> Result:
     """Run ``work`` with gradients on and the weights changed by ``functions``, and return what it returns.
@@ -146,7 +180,9 @@ def run(
     ``functions``: name of a weight or bias ("diffusion_model.out.2.weight") to what makes the changed one from it; a
     ``move_to(device)`` of theirs is called when the model moves. ``latents``: images (1, C, ...) or (C, ...) as the
     VAE encodes them. ``conditions``: one CONDITIONING per image, and further ones where wanted. ``dtype``: in which the
-    model computes. ``checkpointing`` computes activations twice instead of keeping them, where the model allows it.
+    model computes. ``checkpointing`` computes activations twice instead of keeping them, where the model allows it:
+    those of the network's blocks, or with a ``checkpoint_depth`` above 1 of the modules so many levels inside.
+    ``text``: a CLIP whose weights get gradients too.
     The MODEL stays as it was; raises ValueError for a name that is none of its weights, or whose weight is quantized.
     """
     with torch.inference_mode(False), torch.enable_grad():
@@ -156,20 +192,36 @@ def run(
         images = [latent if latent.ndim > 3 else latent[None] for latent in map(_own, latents)]
         images = [matching_channels(latent, patcher).to("cpu", dtype) for latent in images]
         conditions = [comfy.sampler_helpers.convert_cond(_own(condition)) for condition in conditions]
-        guider = _Guider(clone, lambda: work(Session(guider, images, conditions, dtype, seed)), conditions)
+        text, encoders = _trainable_text(text)
+        guider = _Guider(clone, lambda: work(Session(guider, images, conditions, dtype, seed, text)), conditions)
         clone.model.requires_grad_(False)
-        load(clone)
+        load(clone, *encoders)
         controlled = any("control" in entry for entries in conditions for entry in entries)
-        with activations_kept(clone, dtype, checkpointing, controlled):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(activations_kept(clone, dtype, checkpointing, controlled, checkpoint_depth))
+            for encoder in encoders:
+                stack.enter_context(ordinary_parameters(encoder.model))
+                stack.enter_context(inputs_copied(trainable_layers(encoder).values()))
             first = images[0]
             no_steps = torch.tensor([1.0, 0.0])
             guider.sample(torch.zeros_like(first), first, None, no_steps, disable_pbar=True, seed=seed)
         return guider.result
 
 
-def load(patcher) -> None:
-    """Bring the whole of a MODEL to its device, as training needs it."""
-    comfy.model_management.load_models_gpu([patcher], memory_required=1e20, force_full_load=True)
+def load(*patchers) -> None:
+    """Bring the whole of one or more models to their device, as training needs it."""
+    comfy.model_management.load_models_gpu(list(patchers), memory_required=1e20, force_full_load=True)
+
+
+def _trainable_text(text: TextEncoder | None) -> tuple[TextEncoder | None, list]:
+    """A text encoder with its functions on a clone of the CLIP, and the clone's patcher; or nothing."""
+    if text is None:
+        return None, []
+    clip = text.clip.clone()
+    clip.patcher = _plain_clone(clip.patcher)
+    _install(clip.patcher, text.functions)
+    clip.patcher.model.requires_grad_(False)
+    return replace(text, clip=clip), [clip.patcher]
 
 
 class _Guider(comfy.samplers.CFGGuider):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -16,6 +16,7 @@ class TrainingData:
     """Images with a condition each, the last ones held out; conditions for samples follow those of the images.
 
     `weights`: for each image how much the error at each position counts, (1, 1, ..., H, W); None counts all alike.
+    `captions`: the texts of conditions that a text encoder in training encodes again at each step, by row.
     """
 
     latents: list[torch.Tensor]  # each (1, C, ...), as the VAE gave it
@@ -25,6 +26,7 @@ class TrainingData:
     negative_row: int | None
     empty_row: int | None = None  # the caption of images whose own is dropped
     weights: list[torch.Tensor] | None = None
+    captions: dict[int, str] = field(default_factory=dict)
 
     @property
     def trained(self) -> int:
@@ -79,8 +81,12 @@ def collect_training_data(
     negative: list[list],
     empty: Sequence[list] = (),
     masks: Sequence[torch.Tensor] = (),
+    texts: Sequence[str] = (),
 ) -> TrainingData:
-    """The training data from the node's inputs; raises ValueError for counts that do not fit."""
+    """The training data from the node's inputs; raises ValueError for counts that do not fit.
+
+    `texts`: the captions as text, one for all images or one for each, where a text encoder is trained.
+    """
     if any(getattr(latent["samples"], "is_nested", False) for latent in latents):
         raise ValueError("Latents of several parts (video with sound) cannot be trained on: use images or video.")
     images = [image[None] for latent in latents for image in latent["samples"]]
@@ -97,15 +103,28 @@ def collect_training_data(
     prompts = [[entry] for conditioning in samples for entry in conditioning] or captions[:1]
     rows = list(range(len(captions), len(captions) + len(prompts)))
     others = [*negative[:1], *empty[:1]]
+    empty_row = rows[-1] + len(others) if empty else None
     return TrainingData(
         images,
         captions + prompts + others,
         held_out,
         rows,
         rows[-1] + 1 if negative else None,
-        rows[-1] + len(others) if empty else None,
+        empty_row,
         _position_weights(images, masks) if masks else None,
+        _caption_texts(list(texts), len(images), [] if samples else rows[:1], empty_row) if texts else {},
     )
+
+
+def _caption_texts(texts: list[str], images: int, first: list[int], empty: int | None) -> dict[int, str]:
+    """The texts by row: those of the images, that of the first once more for `first`, and none for `empty`."""
+    if len(texts) == 1:
+        texts = texts * images
+    if len(texts) != images:
+        raise ValueError(
+            f"There are {images} images and {len(texts)} captions as text: connect one for all, or one per image."
+        )
+    return dict(enumerate(texts)) | dict.fromkeys(first, texts[0]) | ({} if empty is None else {empty: ""})
 
 
 def _position_weights(images: list[torch.Tensor], masks: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -26,8 +26,11 @@ _OTHER_OPTIMIZERS = {
 OPTIMIZERS = (*_TORCH_OPTIMIZERS, *_OTHER_OPTIMIZERS)
 
 
-def make_optimizer(name: str, parameters: list[torch.nn.Parameter], rate: float) -> torch.optim.Optimizer:
-    """An optimizer of `OPTIMIZERS` with its package's defaults; raises ValueError where that is not installed."""
+def make_optimizer(name: str, parameters: list, rate: float) -> torch.optim.Optimizer:
+    """An optimizer of `OPTIMIZERS` with its package's defaults; raises ValueError where that is not installed.
+
+    `parameters`: tensors, or groups of them as dicts, whose "ratio" is what the learning rate is multiplied by.
+    """
     if name in _TORCH_OPTIMIZERS:
         return getattr(torch.optim, name)(parameters, lr=rate)
     module, kind, package = _OTHER_OPTIMIZERS[name]
@@ -226,7 +229,8 @@ class Training:
         """One step of the optimizer along the accumulated gradients."""
         plan, history = self.plan, self.history
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(plan.learning_rate, plan.schedule, plan.warmup, self.steps_done, plan.steps)
+            rate = learning_rate(plan.learning_rate, plan.schedule, plan.warmup, self.steps_done, plan.steps)
+            group["lr"] = rate * group.get("ratio", 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.steps_done += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -72,11 +72,15 @@ class TrainingOptions:
     logit_mean: float = 0.0
     logit_std: float = 1.0
     ema_decay: float = 0.0
+    checkpoint_depth: int = 1
+    text_encoder_rate: float = 1.0
 
     def check(self, data: TrainingData) -> None:
         """Raises ValueError for options that do not go together."""
         if self.caption_dropout and data.empty_row is None:
             raise ValueError("caption_dropout needs empty_caption: connect an encoded empty prompt, or set it to 0.")
+        if self.optimizer == "Prodigy" and data.captions and self.text_encoder_rate != 1:
+            raise ValueError("Prodigy takes one learning rate: set text_encoder_rate to 1, or choose AdamW.")
         if self.checkpoint_name.strip() and not keeps_state(self.optimizer):
             raise ValueError(
                 f"A checkpoint cannot hold the state of {self.optimizer}: leave checkpoint_name empty, or choose AdamW."
@@ -90,7 +94,7 @@ class TrainingOptions:
 
     def checkpoint_settings(self, data: TrainingData) -> dict:
         """What a checkpoint must share: the options that change what a run computes, and the images and captions."""
-        free = {"gradient_checkpointing", "checkpoint_name", "checkpoint_interval", "on_stop"}
+        free = {"gradient_checkpointing", "checkpoint_depth", "checkpoint_name", "checkpoint_interval", "on_stop"}
         free |= {"validation_interval", "sample_interval", "sample_steps", "sample_cfg"}
         if self.lr_schedule == LearningRateSchedule.CONSTANT:
             free.add("steps")
@@ -98,6 +102,8 @@ class TrainingOptions:
         seen = [data.latents, data.conditions[: len(data.latents)]]
         if data.weights is not None:
             seen.append(data.weights)
+        if data.captions:
+            seen.append(data.captions)
         if self.caption_dropout and data.empty_row is not None:
             seen.append(data.conditions[data.empty_row])
         return {**kept, "images": fingerprint(seen)}
@@ -118,6 +124,7 @@ class TrainingRun:
     """Trains the `parameters` of an adapter in a session of the model; `interrupt` is what a stop by the user raises.
 
     `checkpoint`: where the run is kept; None keeps nothing. `monitor`: samples are drawn when `with_samples` is set.
+    `text`: the names of the parameters that belong to a text encoder, which have a learning rate of their own.
     """
 
     options: TrainingOptions
@@ -127,16 +134,25 @@ class TrainingRun:
     interrupt: type[BaseException]
     with_samples: bool = False
     checkpoint: CheckpointFile | None = None
+    text: Collection[str] = ()
     training: Training = field(init=False)
 
     def __post_init__(self) -> None:
         options, data = self.options, self.data
         self.settings = PairingSettings.of(options)
         held_out = range(data.trained, len(data.latents))
-        trainable = [parameter for parameter in self.parameters.values() if parameter.requires_grad]
+        groups = [
+            {
+                "params": [
+                    p for name, p in self.parameters.items() if p.requires_grad and (name in self.text) is of_text
+                ],
+                "ratio": ratio,
+            }
+            for of_text, ratio in ((False, 1.0), (True, options.text_encoder_rate))
+        ]
         self.training = Training(
             self.parameters,
-            make_optimizer(options.optimizer, trainable, options.learning_rate),
+            make_optimizer(options.optimizer, [group for group in groups if group["params"]], options.learning_rate),
             Plan(
                 self._steps(),
                 accumulation=options.grad_accumulation_steps,
