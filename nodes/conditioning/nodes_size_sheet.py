@@ -41,7 +41,7 @@ class SizeSheet(io.ComfyNode):
             inputs=[
                 io.Model.Input("model", tooltip="A model with size metadata: SDXL, its refiner, the demo model."),
                 io.Conditioning.Input("positive", tooltip="The prompt; each column sets its metadata."),
-                io.Conditioning.Input("negative", tooltip="The negative prompt; it gets the same metadata."),
+                io.Conditioning.Input("negative", tooltip="The negative prompt."),
                 io.Vae.Input("vae", tooltip="Decodes the images."),
                 io.Latent.Input("latent", tooltip="An empty latent: its size is that of the images."),
                 io.Combo.Input(
@@ -64,6 +64,13 @@ class SizeSheet(io.ComfyNode):
                     step=0.5,
                     tooltip="A second row with the cosine gate of Metadata Schedule on the field. 0: no second row.",
                 ),
+                io.Combo.Input(
+                    "apply_to",
+                    options=list(PromptRole),
+                    default=PromptRole.POSITIVE,
+                    tooltip="Which prompt gets the metadata. positive: CFG strengthens what it changes. both: as most "
+                    "workflows set it, with a weaker effect.",
+                ),
                 io.Int.Input(
                     "seed",
                     default=0,
@@ -84,7 +91,7 @@ class SizeSheet(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model, positive, negative, vae, latent, field, values, gate_exponent, seed, steps, cfg
+        cls, model, positive, negative, vae, latent, field, values, gate_exponent, apply_to, seed, steps, cfg
     ) -> io.NodeOutput:
         layout, canvas, multiples = host_metadata.layout_of(model), pixels(latent, model), parse_multiples(values)
         columns = [swept_entries(field, multiple, canvas) for multiple in multiples]
@@ -100,7 +107,10 @@ class SizeSheet(io.ComfyNode):
         shape = latent["samples"].shape[1:]
         images = []
         for name, entries in with_progress([(name, entries) for name in models for entries in columns]):
-            prompts = [host_metadata.write_metadata(prompt, entries) for prompt in (positive, negative)]
+            prompts = [
+                host_metadata.write_metadata(prompt, entries) if apply_to in (role, PromptRole.BOTH) else prompt
+                for prompt, role in ((positive, PromptRole.POSITIVE), (negative, PromptRole.NEGATIVE))
+            ]
             batch = sample_images(models[name], vae, prompts[0], prompts[1], shape, 1, seed, steps=steps, cfg=cfg)
             images.append(batch[0])
         rows = {name: images[index * len(columns) : (index + 1) * len(columns)] for index, name in enumerate(models)}

@@ -86,7 +86,7 @@ def demo_batch_label_members(w: Workflow) -> None:
 def _train(w: Workflow, model: Output, latents: Output, positive: Output, steps: int, rank: int) -> None:
     """A LoRA as the members of a space are: of one rank, trained with noise as drawn."""
     w.group("Train")
-    _, lora, _, _, plot, _, report = w.add(
+    _, lora, _, _, plot, _, report, _ = w.add(
         "GBX_TrainLoraImmiscible",
         model=model,
         latents=latents,

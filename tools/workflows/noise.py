@@ -204,28 +204,29 @@ def sdxl_noise_immiscible_stock_ksampler(w: Workflow) -> None:
 
 def demo_noise_train_lora(w: Workflow) -> None:
     w.note(
-        "A LoRA trained with noise as drawn and with immiscible noise",
-        "**Sixteen faces** and one caption train two small LoRAs that differ only in the noise: as drawn, and from a "
-        "pool over the training set (Immiscible Diffusion, arXiv 2406.12303). Four more faces are held out.",
-        "**The plots** show training and held-out loss, **the images** one seed before, during and after training.",
-        "**Paired noise lowers the training loss by itself**: compare the orange lines and the images. So short a run "
-        "on so few images shows how it works, not which is better; studies/noise measures that.",
-        "**Try** pairing nearest, grouping, more steps, a checkpoint name; press Stop while it trains.",
+        "Two LoRAs trained and compared",
+        "**Sixteen faces in inverted colors** and one caption train two small LoRAs that differ only in the noise: as "
+        "drawn, and from a pool over the training set (Immiscible Diffusion, arXiv 2406.12303). Four more faces are "
+        "held out.",
+        "**The images** show one seed before and after training, **Compare Training Runs** both held-out losses.",
+        "**Paired noise lowers the training loss by itself**, so only held-out losses and images can be compared; "
+        "studies/noise does that over five seeds.",
+        "**Try** clip and captions connected (the text encoder too), a checkpoint name; press Stop while it trains.",
     )
     w.group("Model and images")
     model, clip, vae = w.add("GBX_LoadDemoModel")
-    images, _, _ = w.add("GBX_DemoPicture", image_index=0, count=20)
-    latent = w.add("VAEEncode", pixels=images, vae=vae)
+    faces, _, _ = w.add("GBX_DemoPicture", image_index=0, count=20)
+    latent = w.add("VAEEncode", pixels=w.add("ImageInvert", image=faces), vae=vae)
     positive, negative = encode(w, clip, "portrait")
     short = {
-        "steps": 16,
+        "steps": 48,
         "batch_size": 4,
-        "learning_rate": 0.001,
+        "learning_rate": 0.003,
+        "lr_schedule": "cosine",
         "weighting": "min_snr",
         "held_out": 4,
-        "validation_interval": 4,
-        "sample_interval": 8,
-        "sample_steps": 8,
+        "validation_interval": 12,
+        "sample_steps": 10,
         "precision": "fp32",
         "lora_precision": "fp32",
         "gradient_checkpointing": False,
@@ -395,9 +396,8 @@ def _train_on_folder(w: Workflow, checkpoint: str, size: int) -> None:
     w.group("Model and images")
     model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name=checkpoint)
     images, texts = w.add("LoadImageTextDataSetFromFolder", folder=_FOLDER)
-    resized = w.add("ResizeImagesByShorterEdge", images=images, shorter_edge=size)
-    cropped = w.add("CenterCropImages", images=resized, width=size, height=size)
-    latents, captions = w.add("MakeTrainingDataset", images=cropped, vae=vae, clip=clip, texts=texts)
+    resized, _, _ = w.add("GBX_ResizeToBuckets", images=images, resolution=size)
+    latents, captions = w.add("MakeTrainingDataset", images=resized, vae=vae, clip=clip, texts=texts)
     negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_NEGATIVE)
     given = {
         "steps": 500,
@@ -425,7 +425,7 @@ def _side_by_side(
     for mode, title in (("off", "Noise as drawn"), ("pool", "Immiscible noise")):
         w.group(title)
         kind = w.name.partition("_")[0]
-        _, lora, _, steps, plot, samples, report = w.add(
+        _, lora, losses, steps, _, samples, report, _ = w.add(
             "GBX_TrainLoraImmiscible",
             model=model,
             latents=latents,
@@ -440,9 +440,17 @@ def _side_by_side(
         )
         w.add("SaveLoRA", lora=lora, prefix=f"loras/glassbox_{mode}", steps=steps)
         w.add("PreviewAny", source=report, node_title="Report")
-        shown[mode] = (plot, samples)
+        shown[mode] = (losses, samples)
     w.group("Side by side")
+    figure, report = w.add(
+        "GBX_CompareTrainingRuns",
+        loss_map_a=shown["off"][0],
+        loss_map_b=shown["pool"][0],
+        name_a="noise as drawn",
+        name_b="immiscible noise",
+    )
+    w.add("PreviewAny", source=report, node_title="Comparison")
+    w.add("SaveImage", images=figure, filename_prefix="glassbox/train_losses", node_title="Losses of both")
     for mode, title in (("pool", "Immiscible noise"), ("off", "Noise as drawn")):
-        plot, samples = shown[mode]
+        samples = shown[mode][1]
         w.add("SaveImage", images=samples, filename_prefix=f"glassbox/train_{mode}", node_title=f"Samples: {title}")
-        w.add("SaveImage", images=plot, filename_prefix=f"glassbox/loss_{mode}", node_title=f"Loss: {title}")

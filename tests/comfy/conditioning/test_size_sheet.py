@@ -12,7 +12,8 @@ def demo(comfy):
 
 def sheet(comfy, demo, **changed):
     model, positive, negative, vae = demo
-    given = {"field": "original_size", "values": "0.25, 1", "gate_exponent": 0.0, "seed": 3, "steps": 1, "cfg": 2.0}
+    given = {"field": "original_size", "values": "0.25, 1", "gate_exponent": 0.0, "apply_to": "both"}
+    given |= {"seed": 3, "steps": 1, "cfg": 2.0}
     return comfy.run(
         "GBX_SizeSheet",
         model=model,
@@ -64,6 +65,15 @@ def test_a_gated_row_follows_the_stock_row(comfy, demo):
     assert images.shape == (4, 128, 128, 3)
     assert not torch.equal(images[0], images[2])
     assert torch.equal(images[1], images[3])  # at the size of the image itself the gate moves nothing
+
+
+def test_metadata_on_one_prompt_only(comfy, demo):
+    """At CFG 1 the negative prompt takes no part: positive is as both, negative as neither (the image's own size)."""
+    images = {role: sheet(comfy, demo, apply_to=role, cfg=1.0)[1] for role in ("both", "positive", "negative")}
+    assert torch.equal(images["positive"], images["both"])
+    assert torch.allclose(images["negative"][0], images["negative"][1], atol=1e-5)
+    stronger = sheet(comfy, demo, apply_to="positive")[1]
+    assert not torch.equal(stronger, sheet(comfy, demo)[1])
 
 
 def test_fields_that_the_model_lacks_are_refused(comfy, demo):

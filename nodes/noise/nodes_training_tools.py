@@ -1,0 +1,126 @@
+"""Around a training: images resized into buckets before it, and two runs compared after it."""
+
+from __future__ import annotations
+
+from comfy_api.latest import io
+
+from ..host.image_output import new_figure, to_image
+from ..host.progress import nothing_to_show
+from ..host.schema import schema
+
+_CATEGORY = "Glassbox/Noise"
+
+
+class ResizeToBuckets(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_ResizeToBuckets",
+            display_name="Resize Images Into Buckets",
+            category=_CATEGORY,
+            description=(
+                "Resizes training images to a few sizes of about one area, each to that of the nearest shape, and cuts "
+                "what stands over: aspect-ratio bucketing, for Make Training Dataset and Train LoRA."
+            ),
+            search_aliases=["aspect ratio bucketing", "resolution bucket", "resize dataset", "lora training"],
+            inputs=[
+                io.Image.Input("images", tooltip="The training images, a list or batches of any sizes."),
+                io.Int.Input(
+                    "resolution",
+                    default=1024,
+                    min=64,
+                    max=8192,
+                    step=8,
+                    tooltip="Side of a square with the area of every size: 512 for SD1.5, 1024 for SDXL, SD3 and Flux.",
+                ),
+                io.Int.Input(
+                    "step",
+                    default=64,
+                    min=8,
+                    max=512,
+                    step=8,
+                    tooltip="Sides are multiples of this. Larger gives fewer sizes with more images each.",
+                ),
+                io.Float.Input(
+                    "largest_ratio",
+                    default=2.0,
+                    min=1.0,
+                    max=8.0,
+                    step=0.1,
+                    tooltip="The longest shape: 2 is twice as wide as high. 1 cuts every image to a square.",
+                ),
+                io.Mask.Input(
+                    "masks", optional=True, tooltip="Masks of the images, in their order: resized and cut alike."
+                ),
+            ],
+            outputs=[
+                io.Image.Output(
+                    display_name="images", is_output_list=True, tooltip="The images, one by one, in their order."
+                ),
+                io.Mask.Output(
+                    display_name="masks", is_output_list=True, tooltip="Their masks; none without masks."
+                ),
+                io.String.Output(display_name="report", tooltip="Images of each size, and how much was cut off."),
+            ],
+            is_input_list=True,
+        )
+
+    @classmethod
+    def execute(cls, images, resolution, step, largest_ratio, masks=()) -> io.NodeOutput:
+        from .training import aspect_buckets
+
+        sizes = aspect_buckets.bucket_sizes(resolution[0], step[0], largest_ratio[0])
+        single = [image for batch in images for image in batch]
+        before = [(image.shape[1], image.shape[0]) for image in single]
+        after = [aspect_buckets.nearest_bucket(*size, sizes) for size in before]
+        shapes = [mask for batch in masks for mask in batch]
+        if masks and [(mask.shape[1], mask.shape[0]) for mask in shapes] != before:
+            raise ValueError(
+                f"{len(shapes)} masks do not fit {len(single)} images: connect one mask of the same size per image."
+            )
+        pairs = list(zip(single, after, strict=True))
+        cut = [
+            aspect_buckets.resize_and_crop(mask[..., None], size)[None, ..., 0]
+            for mask, (_, size) in zip(shapes, pairs, strict=bool(masks))
+        ]
+        return io.NodeOutput(
+            [aspect_buckets.resize_and_crop(image, size)[None] for image, size in pairs],
+            cut if masks else [nothing_to_show()],
+            aspect_buckets.describe_buckets(before, after),
+        )
+
+
+class CompareTrainingRuns(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        loss_map = io.Custom("LOSS_MAP")
+        return schema(
+            node_id="GBX_CompareTrainingRuns",
+            display_name="Compare Training Runs",
+            category=_CATEGORY,
+            description=(
+                "Shows two trainings in one figure: their held-out losses, which can be compared when both hold out "
+                "the same images with the same seed, and their training losses."
+            ),
+            search_aliases=["loss graph", "validation loss", "compare loras", "lora training"],
+            inputs=[
+                loss_map.Input("loss_map_a", tooltip="The loss_map of a training."),
+                loss_map.Input("loss_map_b", tooltip="The loss_map of the other."),
+                io.String.Input("name_a", default="A", tooltip="What the first run is called in the figure."),
+                io.String.Input("name_b", default="B", tooltip="What the other run is called in the figure."),
+            ],
+            outputs=[
+                io.Image.Output(display_name="figure", tooltip="Held-out and training losses of both."),
+                io.String.Output(display_name="report", tooltip="Which run is lower, at which steps and by how much."),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, loss_map_a, loss_map_b, name_a, name_b) -> io.NodeOutput:
+        from .training import run_comparison
+
+        runs = {name_a: loss_map_a, name_b: loss_map_b}
+        run_comparison.check_loss_maps(runs)
+        figure = new_figure(1000, 420)
+        run_comparison.draw_comparison(figure, runs)
+        return io.NodeOutput(to_image(figure), run_comparison.describe_comparison(runs))

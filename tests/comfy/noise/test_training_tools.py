@@ -1,0 +1,35 @@
+"""Buckets and the comparison of runs through the nodes, as Make Training Dataset and Train LoRA use them."""
+
+import pytest
+import torch
+
+
+def buckets(comfy, **given):
+    values = {"resolution": [64], "step": [16], "largest_ratio": [2.0]}
+    return comfy.run("GBX_ResizeToBuckets", **{**values, **given})
+
+
+def test_each_image_goes_to_its_own_shape_with_its_mask(comfy):
+    wide, square = torch.rand(1, 50, 100, 3), torch.rand(2, 70, 70, 3)
+    masks = [torch.ones(1, 50, 100), torch.zeros(2, 70, 70)]
+    images, cut, report = buckets(comfy, images=[wide, square], masks=masks)
+    assert [tuple(image.shape) for image in images] == [(1, 48, 80, 3), (1, 64, 64, 3), (1, 64, 64, 3)]
+    assert [tuple(mask.shape) for mask in cut] == [(1, 48, 80), (1, 64, 64), (1, 64, 64)]
+    assert cut[0].min() == 1 and cut[1].max() == 0 and "64 x 64: 2 images" in report
+    with pytest.raises(ValueError, match="1 masks do not fit 3 images"):
+        buckets(comfy, images=[wide, square], masks=masks[:1])
+
+
+def test_without_masks_their_output_rests(comfy):
+    from comfy_execution.graph import ExecutionBlocker
+
+    assert isinstance(buckets(comfy, images=[torch.rand(1, 64, 64, 3)])[1][0], ExecutionBlocker)
+
+
+def test_two_runs_in_one_figure(comfy):
+    runs = [{"loss": [1.0, 0.5], "validation": [[0, 1.0], [2, last]]} for last in (0.5, 0.4)]
+    how = {"loss_map_a": runs[0], "loss_map_b": runs[1], "name_b": "B"}
+    figure, report = comfy.run("GBX_CompareTrainingRuns", name_a="A", **how)
+    assert figure.shape == (1, 420, 1000, 3) and "At step 2 B is 20.00 % below A" in report
+    with pytest.raises(ValueError, match="same name"):
+        comfy.run("GBX_CompareTrainingRuns", name_a="B", **how)
