@@ -57,9 +57,7 @@ class ResizeToBuckets(io.ComfyNode):
                 io.Image.Output(
                     display_name="images", is_output_list=True, tooltip="The images, one by one, in their order."
                 ),
-                io.Mask.Output(
-                    display_name="masks", is_output_list=True, tooltip="Their masks; none without masks."
-                ),
+                io.Mask.Output(display_name="masks", is_output_list=True, tooltip="Their masks; none without masks."),
                 io.String.Output(display_name="report", tooltip="Images of each size, and how much was cut off."),
             ],
             is_input_list=True,

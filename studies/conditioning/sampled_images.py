@@ -97,7 +97,7 @@ CHANGES = {
 
 
 def changes(network, first: np.ndarray, second: np.ndarray) -> dict[str, np.ndarray]:
-    """How much differs between images of the same noise and caption, beyond their sharpness: `CHANGES` for each pair."""
+    """How much differs between images of one noise and caption, beyond their sharpness: `CHANGES` for each pair."""
     (a, features), (b, others) = (judge.read(network, images) for images in (first, second))
     flips = (a[:, _COLUMNS] != b[:, _COLUMNS]).mean(1)
     shift = np.abs(small(first) - small(second)).mean((1, 2, 3))

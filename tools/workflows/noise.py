@@ -11,40 +11,33 @@ _NEGATIVE = "Negative prompt (empty)"
 _FOLDER = "my_images"  # of the user's own, in ComfyUI's input folder
 
 
-def demo_noise_immiscible_image_to_image(w: Workflow) -> None:
+def demo_noise_immiscible_gain(w: Workflow) -> None:
     w.note(
-        "Image to image with assigned noise",
-        "**Eight faces** are noised halfway and sampled again: once with the noise as drawn, once with the same eight "
-        "noise samples assigned to the nearest faces (Immiscible Diffusion, arXiv 2406.12303).",
-        "**The first figure** shows each face's distance from its noise, before and after; **the second** what "
-        "larger batches, a pool, or the nearest of four noise samples would gain. The gain is small: distances in "
-        "6,144 dimensions are all similar.",
-        "**Try** pairing pool or nearest, k = 64, or pairing off, which gives exactly the images as drawn.",
+        "What would assigned noise gain with these images?",
+        "**The first figure**: over the number of images, how much nearer their noise comes by assignment in a batch, "
+        "from a pool, and by the nearest of four (Immiscible Diffusion, arXiv 2406.12303).",
+        "**The second figure**: eight faces, each with its distance from its noise, as drawn and assigned.",
+        "**The gain is small**: distances in 6,144 dimensions are all similar. Images sampled from assigned noise look "
+        "like those from the noise as drawn, so none are shown here; the gain is in training.",
+        "**Try** your own images (Load Image), pairing pool or nearest, and k = 64.",
     )
     w.group("Model and images")
-    model, clip, vae = w.add("GBX_LoadDemoModel")
+    model, _, vae = w.add("GBX_LoadDemoModel")
     images, _, _ = w.add("GBX_DemoPicture", image_index=0, count=8)
     latent = w.add("VAEEncode", pixels=images, vae=vae)
-    w.group("Noise")
-    noise = w.add("RandomNoise", noise_seed=11)
-    paired = _immiscible(w, noise, latent, model)
+    w.group("Gain")
     gains, *_ = w.add("GBX_NoiseGainPreview", latents=latent, model=model, batch_size=8, pool_size=128, seed=1)
-    w.group("Caption")
-    positive, negative = encode(w, clip, _CAPTION)
-    w.group("Image to image")
-    sampling = _Sampling(w, model, positive, negative, cfg=3.0, steps=12, denoise=0.55)
-    drawn = w.add("VAEDecode", samples=sampling.samples(noise, latent), vae=vae)
-    nearer = w.add("VAEDecode", samples=sampling.samples(paired.noise, latent), vae=vae)
-    w.group("Side by side")
-    w.add("SaveImage", images=nearer, filename_prefix="glassbox/noise_paired", node_title="Noise paired")
-    w.add("SaveImage", images=drawn, filename_prefix="glassbox/noise_drawn", node_title="Noise as drawn")
+    w.group("Noise of eight images")
+    noise = w.add("RandomNoise", noise_seed=0)
+    paired = _immiscible(w, noise, latent, model)
+    w.group("Figures")
+    w.add("SaveImage", images=gains, filename_prefix="glassbox/noise_gains", node_title="Estimated gain")
     w.add(
         "SaveImage",
         images=paired.figure,
         filename_prefix="glassbox/noise_distances",
         node_title="Distances before and after",
     )
-    w.add("SaveImage", images=gains, filename_prefix="glassbox/noise_gains", node_title="Estimated gain")
     w.add("PreviewAny", source=paired.report, node_title="Report")
 
 
@@ -219,14 +212,14 @@ def demo_noise_train_lora(w: Workflow) -> None:
     latent = w.add("VAEEncode", pixels=w.add("ImageInvert", image=faces), vae=vae)
     positive, negative = encode(w, clip, "portrait")
     short = {
-        "steps": 48,
+        "steps": 32,
         "batch_size": 4,
         "learning_rate": 0.003,
         "lr_schedule": "cosine",
         "weighting": "min_snr",
         "held_out": 4,
-        "validation_interval": 12,
-        "sample_steps": 10,
+        "validation_interval": 8,
+        "sample_steps": 8,
         "precision": "fp32",
         "lora_precision": "fp32",
         "gradient_checkpointing": False,

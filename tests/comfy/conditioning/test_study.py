@@ -61,6 +61,7 @@ def test_the_place_of_a_person_on_a_plain_ground(study):
 def test_the_gate_is_compared_with_the_size_that_blurs_as_much(study):
     """On a straight line of changes over blur, a gate on the line gains nothing and one below it the distance."""
     import numpy as np
+
     from studies.conditioning import gate
 
     def found(blur, change):

@@ -15,7 +15,7 @@ def test_each_image_goes_to_its_own_shape_with_its_mask(comfy):
     images, cut, report = buckets(comfy, images=[wide, square], masks=masks)
     assert [tuple(image.shape) for image in images] == [(1, 48, 80, 3), (1, 64, 64, 3), (1, 64, 64, 3)]
     assert [tuple(mask.shape) for mask in cut] == [(1, 48, 80), (1, 64, 64), (1, 64, 64)]
-    assert cut[0].min() == 1 and cut[1].max() == 0 and "64 x 64: 2 images" in report
+    assert cut[0].min() > 0.999 and cut[1].max() == 0 and "64 x 64: 2 images" in report
     with pytest.raises(ValueError, match="1 masks do not fit 3 images"):
         buckets(comfy, images=[wide, square], masks=masks[:1])
 
