@@ -11,7 +11,7 @@ import math
 
 import torch
 
-#: A base size this many times the trained one, or less than its inverse, is said to be unlikely.
+#: A base size this many times the trained one, or less than its inverse, is reported as unlikely.
 _FAR = 1.75
 #: Above this relative error a scheduler does not follow the law; core's normal scheduler rounds to about 1e-3.
 LAW_TOLERANCE = 0.01

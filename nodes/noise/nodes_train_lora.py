@@ -423,11 +423,7 @@ class TrainLoraImmiscible(io.ComfyNode):
             latents,
             positive,
             options.held_out,
-            list(sample_positive),
-            list(sample_negative),
-            list(empty_caption),
-            list(masks),
-            list(captions),
+            *map(list, (sample_positive, sample_negative, empty_caption, masks, captions)),
         )
         options.check(data)
         existing, steps_before = adapters.read_lora(options.existing_lora)

@@ -37,10 +37,10 @@ def test_rescale_report():
     assert "s = 2.0000, noise stronger" in text and "-1.386" in text and "+0.6931" in text
 
 
-@pytest.mark.parametrize(("base", "trained", "said"), [(16, 128, True), (1024, 512, True), (1440, 1024, False)])
-def test_a_base_size_far_from_the_trained_one_is_said(base, trained, said):
+@pytest.mark.parametrize(("base", "trained", "far"), [(16, 128, True), (1024, 512, True), (1440, 1024, False)])
+def test_a_base_size_far_from_the_trained_one_is_reported(base, trained, far):
     (sentence,) = noise_rescale.describe_base(base, trained) or [""]
-    assert (f"Base size {base} is far from {trained}" in sentence) is said
+    assert (f"Base size {base} is far from {trained}" in sentence) is far
     assert noise_rescale.describe_base(base, None) == noise_rescale.describe_base(trained, trained) == []
 
 

@@ -10,7 +10,7 @@ RUNS = {
 }
 
 
-def test_common_steps_and_the_difference_are_said():
+def test_common_steps_and_the_difference_are_reported():
     assert run_comparison.shared_steps(RUNS) == [(0, [0.9, 0.9]), (2, [0.6, 0.48])]
     text = run_comparison.describe_comparison(RUNS)
     assert "At step 2 paired is 20.00 % below plain; so it is at 1 of 2 steps." in text
