@@ -22,7 +22,13 @@ class ResizeToBuckets(io.ComfyNode):
                 "Resizes training images to a few sizes of about one area, each to that of the nearest shape, and cuts "
                 "what stands over: aspect-ratio bucketing, for Make Training Dataset and Train LoRA."
             ),
-            search_aliases=["aspect ratio bucketing", "resolution bucket", "resize dataset", "lora training"],
+            search_aliases=[
+                "immiscible diffusion",
+                "aspect ratio bucketing",
+                "resolution bucket",
+                "resize dataset",
+                "lora training",
+            ],
             inputs=[
                 io.Image.Input("images", tooltip="The training images, a list or batches of any sizes."),
                 io.Int.Input(
@@ -100,7 +106,7 @@ class CompareTrainingRuns(io.ComfyNode):
                 "Shows two trainings in one figure: their held-out losses, which can be compared when both hold out "
                 "the same images with the same seed, and their training losses."
             ),
-            search_aliases=["loss graph", "validation loss", "compare loras", "lora training"],
+            search_aliases=["immiscible diffusion", "loss graph", "validation loss", "compare loras", "lora training"],
             inputs=[
                 loss_map.Input("loss_map_a", tooltip="The loss_map of a training."),
                 loss_map.Input("loss_map_b", tooltip="The loss_map of the other."),

@@ -43,7 +43,7 @@ def sdxl_conditioning_size_sweep(w: Workflow) -> None:
 def demo_conditioning_size_sheet(w: Workflow) -> None:
     w.note(
         "One sheet over the original size",
-        f"**Four original sizes** from an eighth of the image to its own, with the same noise ({_PAPER}). Only the "
+        f"**Four original sizes** from a quarter of the image to its own, with the same noise ({_PAPER}). Only the "
         "prompt gets them, so that CFG strengthens them.",
         "**First row: stock.** Small sizes blur the image and change the face. **Second row: gated**, so that the size "
         "acts late: the same face at every size, with less blur.",
@@ -51,7 +51,7 @@ def demo_conditioning_size_sheet(w: Workflow) -> None:
         "apply_to both, as most workflows set it.",
     )
     model, clip, vae = _demo(w)
-    _size_sheet(w, model, clip, vae, _FACE, 128, cfg=3.0, steps=12, values="0.125, 0.25, 0.5, 1")
+    _size_sheet(w, model, clip, vae, _FACE, 128, cfg=3.0, steps=12, values="0.25, 0.375, 0.5, 1")
 
 
 def sdxl_conditioning_size_sheet(w: Workflow) -> None:

@@ -219,6 +219,7 @@ def demo_noise_train_lora(w: Workflow) -> None:
         "weighting": "min_snr",
         "held_out": 4,
         "validation_interval": 8,
+        "sample_interval": 32,
         "sample_steps": 8,
         "precision": "fp32",
         "lora_precision": "fp32",
