@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import torch
 from comfy_api.latest import io
@@ -10,7 +13,7 @@ from comfy_api.latest import io
 from ..host import folders
 from ..host.first_step import embedding, hidden_units, latent_shape, probe_outputs, value_outputs
 from ..host.folders import input_stamp, resolve_input_file, resolve_optional_file
-from ..host.progress import with_progress
+from ..host.progress import Stopped, with_progress
 from ..host.schema import NeuronStatistics as Socket
 from ..host.schema import schema
 from ..host.text_encoding import encode
@@ -18,7 +21,8 @@ from . import nemo_inputs, neuron_statistics
 from .memorization_score import OFFICIAL_TIMESTEP, seeded_noise
 from .nemo_inputs import collect_prompts
 from .neuron_layers import NeuronLayer, NeuronType, all_layers, neuron_layers, select_layers
-from .neuron_statistics import LayerStatistics
+from .neuron_statistics import LayerStatistics, Statistics
+from .scan_file import Pace, ScanFile
 
 CATEGORY, PAPER = nemo_inputs.CATEGORY, nemo_inputs.PAPER
 _BATCH = 32
@@ -53,6 +57,7 @@ class NeuronStatistics(io.ComfyNode):
                 io.Combo.Input(**nemo_inputs.NEURON_TYPE),
                 io.Int.Input(**{**nemo_inputs.WIDTH, "tooltip": _SIZE.format("width")}, optional=True),
                 io.Int.Input(**{**nemo_inputs.HEIGHT, "tooltip": _SIZE.format("height")}, optional=True),
+                io.String.Input(**nemo_inputs.SCAN_FILE),
             ],
             outputs=[
                 Socket.Output(display_name="statistics", tooltip="For NeMo Localize."),
@@ -82,23 +87,37 @@ class NeuronStatistics(io.ComfyNode):
         neuron_type=NeuronType.VALUE,
         width=512,
         height=512,
+        scan_file="",
     ) -> io.NodeOutput:
         from . import neuron_reports, statistics_file
 
-        texts, result = collect_prompts(prompts, resolve_optional_file(prompts_file, _LIST)), previous_statistics
-        if len(texts) + (result.count if result else 0) < 2:
+        texts = collect_prompts(prompts, resolve_optional_file(prompts_file, _LIST))
+        if len(texts) + (previous_statistics.count if previous_statistics else 0) < 2:
             raise ValueError("Statistics need two prompts or more: write one per line, or name a file.")
         known = neuron_layers(model.model.diffusion_model, neuron_type)
         chosen = select_layers(known, layers)
         identity = neuron_statistics.fingerprint(probe_outputs(model, [layer.path for layer in chosen]))
+        settings: dict = {"neuron_type": str(neuron_type), "layers": [layer.path for layer in chosen]}
         if neuron_type == NeuronType.FEED_FORWARD:
-            batches = _hidden_moments(model, clip, texts, chosen, latent_shape(model, width, height))
+            shape, size = latent_shape(model, width, height), 1
+            settings["latent"] = list(shape)
+            measure = functools.partial(_hidden_moments, model, clip, chosen, shape)
         else:
-            batches = _value_moments(model, clip, texts, chosen)
-        for count, moments in batches:
-            part = neuron_statistics.Statistics(count, moments, identity, "Neuron Statistics")
-            result = part if result is None else neuron_statistics.merge(result, part)
-        report, file = neuron_reports.statistics_report(result, known), ""
+            measure, size = functools.partial(_value_moments, model, clip, chosen), _BATCH
+        scan = _StatisticsScan(scan_file, {**settings, "fingerprint": identity})
+        missing = scan.missing(texts)
+        pace = Pace(len(missing))
+        rows = len(missing) if neuron_type == NeuronType.FEED_FORWARD else 0
+        logging.info("%d prompts to measure: %d rows of the network.", len(missing), rows)
+        for first in with_progress(range(0, len(missing), size)):
+            batch = missing[first : first + size]
+            scan.measure(batch, measure)
+            logging.info("Neuron statistics: %s.", pace.step(len(batch)))
+        measured = [part for part in (previous_statistics, scan.statistics) if part is not None]
+        if not measured:
+            raise ValueError(f"Every prompt failed. {scan.failures[0]}")
+        result = functools.reduce(neuron_statistics.merge, measured)
+        report, file = "\n".join([neuron_reports.statistics_report(result, known), *scan.failures]), ""
         if filename_prefix.strip():
             path = folders.next_file(filename_prefix.strip(), ".safetensors")
             statistics_file.write(result, path)
@@ -107,22 +126,72 @@ class NeuronStatistics(io.ComfyNode):
         return io.NodeOutput(result, report, file)
 
 
-def _value_moments(model, clip, texts: list[str], layers: list[NeuronLayer]) -> Iterator[tuple[int, dict]]:
+def _value_moments(model, clip, layers: list[NeuronLayer], texts: list[str]) -> Iterator[tuple[int, dict]]:
     """Numbers of prompts and the moments of their value neurons, in batches of one length."""
     paths = [layer.path for layer in layers]
-    for first in with_progress(range(0, len(texts), _BATCH)):
-        by_length: dict[int, list] = {}  # long prompts have more tokens
-        for text in texts[first : first + _BATCH]:
-            encoded = embedding(encode(clip, text)[1])
-            by_length.setdefault(encoded.shape[1], []).append(encoded)
-        for batch in by_length.values():
-            yield len(batch), neuron_statistics.layer_moments(value_outputs(model, torch.cat(batch), paths))
+    by_length: dict[int, list] = {}  # long prompts have more tokens
+    for text in texts:
+        encoded = embedding(encode(clip, text)[1])
+        by_length.setdefault(encoded.shape[1], []).append(encoded)
+    for batch in by_length.values():
+        yield len(batch), neuron_statistics.layer_moments(value_outputs(model, torch.cat(batch), paths))
 
 
-def _hidden_moments(model, clip, texts: list[str], layers: list[NeuronLayer], shape) -> Iterator[tuple[int, dict]]:
+def _hidden_moments(model, clip, layers: list[NeuronLayer], shape, texts: list[str]) -> Iterator[tuple[int, dict]]:
     """One, and the moments of the hidden units on a prompt, for each prompt."""
-    for text in with_progress(texts):
+    for text in texts:
         yield 1, hidden_moments(model, encode(clip, text)[1], layers, shape)
+
+
+class _StatisticsScan:
+    """A scan of statistics: a row per prompt in NAME.csv, their moments in NAME.safetensors; no files without a name.
+
+    The rows of a batch are written before its moments; rows that the moments do not hold are measured again.
+    """
+
+    def __init__(self, name: str, settings: dict):
+        from . import statistics_file
+
+        self._rows: ScanFile | None = None
+        self._file, self._identity = Path(), settings["fingerprint"]
+        self.statistics: Statistics | None = None
+        self.failures: list[str] = []
+        if name.strip():
+            path = folders.named_file(name, ".csv")
+            self._file, self._rows = path.with_suffix(".safetensors"), ScanFile(path, [], settings)
+            if self._file.is_file():
+                self.statistics = statistics_file.read(self._file, [])
+            self._rows.keep(self.statistics.count if self.statistics else 0)
+
+    def missing(self, prompts: list[str]) -> list[str]:
+        """The prompts that are not measured yet."""
+        rows = self._rows
+        return prompts if rows is None else [text for text in dict.fromkeys(prompts) if rows.done(text) is None]
+
+    def measure(self, prompts: list[str], measure: Callable[[list[str]], Iterator[tuple[int, dict]]]) -> None:
+        """Add the moments of prompts; where that fails in a scan, of each alone, and name those that fail."""
+        from . import statistics_file
+
+        try:
+            parts = [Statistics(*part, self._identity, "Neuron Statistics") for part in measure(prompts)]
+        except Stopped:
+            raise
+        except Exception as error:
+            if self._rows is None:
+                raise
+            if len(prompts) == 1:
+                self._rows.add(prompts[0], None, error)
+                self.failures.append(f"Failed and skipped: {prompts[0]} ({type(error).__name__}: {error})")
+            else:
+                for prompt in prompts:
+                    self.measure([prompt], measure)
+            return
+        whole = parts if self.statistics is None else [self.statistics, *parts]
+        self.statistics = functools.reduce(neuron_statistics.merge, whole)
+        if self._rows is not None:
+            for prompt in prompts:
+                self._rows.add(prompt, {})
+            statistics_file.write(self.statistics, self._file)
 
 
 def hidden_moments(

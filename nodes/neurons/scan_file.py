@@ -47,6 +47,7 @@ class ScanFile:
     def add(self, prompt: str, row: Row | None, error: Exception | None = None) -> None:
         """Append the row of a prompt, or the error that it failed with, and flush it to the disk."""
         message = "" if error is None else f"{type(error).__name__}: {error}"
+        self.rows.pop(prompt, None)  # a prompt that is tried again goes to the end, as in the file
         self.rows[prompt] = {**dict.fromkeys(self._columns, ""), **(row or {}), _PROMPT: prompt, _ERROR: message}
         with named_write_errors(self._path), self._path.open("a", encoding="utf-8", newline="") as file:
             file.write(self._line(self.rows[prompt]))
@@ -57,6 +58,18 @@ class ScanFile:
         """The row of a prompt that was scanned without an error."""
         row = self.rows.get(prompt)
         return row if row is not None and not row[_ERROR] else None
+
+    def keep(self, count: int) -> None:
+        """Drop the rows after the first ``count`` prompts that were scanned without an error.
+
+        Raises ValueError where there are fewer.
+        """
+        done = [prompt for prompt in self.rows if self.done(prompt) is not None]
+        if len(done) < count:
+            raise ValueError(f"{self._path.name} has lost rows of its scan: choose another name.")
+        if len(done) > count:
+            self.rows = {prompt: row for prompt, row in self.rows.items() if prompt not in done[count:]}
+            self._write_all()
 
     def _check(self, beside: Path, settings: dict) -> None:
         try:
@@ -84,6 +97,7 @@ class ScanFile:
             raise ValueError(f"{self._path.name} has other columns, {', '.join(rows[0])[:100]!r}: choose another name.")
         for row in rows[1:]:
             if len(row) == len(self._columns):
+                self.rows.pop(row[0], None)
                 self.rows[row[0]] = dict(zip(self._columns, row, strict=True))
 
     def _write_all(self) -> None:
@@ -104,9 +118,9 @@ class Pace:
     def __init__(self, total: int, clock: Callable[[], float] = time.monotonic):
         self._total, self._clock, self._begun, self._done = total, clock, clock(), 0
 
-    def step(self) -> str:
-        """Count a prompt and say how far the scan is."""
-        self._done += 1
+    def step(self, prompts: int = 1) -> str:
+        """Count prompts and say how far the scan is."""
+        self._done += prompts
         rate = self._done / max(self._clock() - self._begun, 1e-9)
         left = (self._total - self._done) / rate
         return f"{self._done} of {self._total} prompts, {rate:.2f} per second, {left:.0f} s left"

@@ -4,6 +4,7 @@ import csv
 import io
 
 import pytest
+import torch
 
 SMALL = {"noise_samples": 2, "seed": 1, "timestep": "official_961", "width": 64, "height": 64}
 PROMPTS = [f"portrait of {name}" for name in ("mirella thrum", "bandor pyke", "zorvex quill", "sybil orcrane")]
@@ -96,3 +97,58 @@ def test_a_scan_of_searches_resumes_with_the_masks(comfy, demo, failing):
     assert (mask.scales, table) == (whole[0].scales, whole[2])
     failing.update(count=0)
     assert localize("glassbox/scan_3")[0].scales == mask.scales and failing["count"] == 0
+
+
+def test_a_scan_of_statistics_resumes_to_the_same_moments(comfy, demo, monkeypatch):
+    nodes = comfy.module("nodes.neurons.nodes_statistics")
+    monkeypatch.setattr(nodes, "_BATCH", 2)
+    given = {"model": demo[0], "clip": demo[1], "layers": UP, "prompts_file": "", "filename_prefix": ""}
+    texts, encode, errors, encoded = [*PROMPTS, "portrait"], nodes.encode, {}, []
+
+    def failing_encode(clip, text):
+        encoded.append(text)
+        if text in errors:
+            raise errors[text]
+        return encode(clip, text)
+
+    monkeypatch.setattr(nodes, "encode", failing_encode)
+
+    def statistics(name, prompts=texts):
+        encoded.clear()
+        return comfy.run("GBX_NeuronStatistics", prompts="\n".join(prompts), scan_file=name, **given)
+
+    whole, _, _ = statistics("", [texts[index] for index in (0, 2, 3, 4, 1)])
+    errors.update({texts[1]: RuntimeError("out of memory"), texts[4]: KeyboardInterrupt()})
+    with pytest.raises(KeyboardInterrupt):
+        statistics("glassbox/scan_4")
+    del errors[texts[4]]
+    part, report, _ = statistics("glassbox/scan_4")
+    assert part.count == 4 and f"Failed and skipped: {texts[1]} (RuntimeError: out of memory)" in report
+    errors.clear()
+    found, report, _ = statistics("glassbox/scan_4")
+    assert encoded == [texts[1]] and "Failed" not in report
+    assert statistics("glassbox/scan_4")[0].count == found.count == 5 and not encoded
+    for path, moments in whole.layers.items():
+        torch.testing.assert_close(found.layers[path].mean, moments.mean, rtol=1e-12, atol=0)
+        torch.testing.assert_close(found.deviation(path), whole.deviation(path), rtol=1e-9, atol=0)
+
+
+def test_rows_without_their_moments_are_measured_again(comfy, demo, monkeypatch):
+    """As after a crash between the two files."""
+    nodes, statistics_file = (comfy.module(f"nodes.neurons.{name}") for name in ("nodes_statistics", "statistics_file"))
+    given = {"model": demo[0], "clip": demo[1], "layers": UP, "prompts_file": "", "filename_prefix": ""}
+    given |= {"prompts": "\n".join(PROMPTS), "scan_file": "glassbox/scan_5"}
+    write = statistics_file.write
+    monkeypatch.setattr(nodes, "_BATCH", 2)
+    monkeypatch.setattr(
+        statistics_file,
+        "write",
+        lambda found, path: write(found, path) if found.count == 2 else (_ for _ in ()).throw(KeyboardInterrupt),
+    )
+    with pytest.raises(KeyboardInterrupt):
+        comfy.run("GBX_NeuronStatistics", **given)
+    monkeypatch.setattr(statistics_file, "write", write)
+    resumed = comfy.run("GBX_NeuronStatistics", **given)[0]
+    whole = comfy.run("GBX_NeuronStatistics", **{**given, "scan_file": ""})[0]
+    assert resumed.count == 4
+    assert all(torch.equal(resumed.layers[path].squares, of.squares) for path, of in whole.layers.items())
