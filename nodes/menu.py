@@ -38,6 +38,7 @@ from .neurons.nodes_detection import CalibrateThreshold, LayerAblation, Memoriza
 from .neurons.nodes_mask import BakeNeuronMask, LoadNeuronMask, NeuronMaskEdit, NeuronReport, SaveNeuronMask
 from .neurons.nodes_mitigations import AttentionScaling, EmbeddingAdjustment, RandomTokens
 from .neurons.nodes_nemo import NemoLocalize, NemoNeuronMask
+from .neurons.nodes_scan_report import ScanReport
 from .neurons.nodes_statistics import LoadNeuronStatistics, NeuronStatistics
 from .noise.nodes_composition import CompositionNoise
 from .noise.nodes_immiscible import ImmiscibleLatentBatch, ImmiscibleNoise, NoiseGainPreview
@@ -134,6 +135,7 @@ NODES: list[type[io.ComfyNode]] = [
     SaveNeuronMask,
     LoadNeuronMask,
     NeuronReport,
+    ScanReport,
     BakeNeuronMask,
     AttentionScaling,
     EmbeddingAdjustment,

@@ -17,6 +17,7 @@ PARTS = {
     "narrow": "searching:narrow",
     "demo": "searching:demo",
     "width": "searching:full_width",
+    "toys": "toys:toys",
     "mask": "sampling:mask",
     "statistics": "sampling:statistics",
 }

@@ -47,6 +47,11 @@ class SearchRecord:
     converged: bool
     details: dict = field(default_factory=dict)
 
+    @property
+    def count(self) -> int:
+        """How many neurons were found."""
+        return sum(map(len, self.neurons.values()))
+
 
 @dataclass(frozen=True)
 class NeuronMask:

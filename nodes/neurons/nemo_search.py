@@ -15,19 +15,16 @@ from dataclasses import dataclass, field
 
 import torch
 
-from .memorization_score import (
-    PAPER_THRESHOLD,
-    Predict,
-    PromptScore,
-    noise_difference,
-    pairwise_similarity,
-    similarity,
-)
+from .memorization_score import PAPER_THRESHOLD, Predict, noise_difference, pairwise_similarity, similarity
 from .neuron_layers import NeuronLayer
 
 #: Narrower layers get proportionally fewer neurons from the top-k (the narrowest layer of SD1.x).
 FULL_WIDTH = 320
 _MAX_K = 1280
+#: Similarity that rounding may change when other rows stand beside a row (half precision: up to about .001).
+_MARGIN = 1e-3
+#: Weight of the newest set in the running fraction of sets that a single seed rejects.
+_RATE = 0.1
 
 #: The chosen neurons of each layer, in the order in which the refinement visits them; one may be listed twice.
 Chosen = list[list[int]]
@@ -84,23 +81,59 @@ class Evaluator:
         self._predict, self._noise, self.neurons, self._criterion = predict, noise, neurons, criterion
         self.calls = self.rows = 0
         self._known: dict[bytes, float] = {}
-        self._untouched = self._differences(None)
+        self._at_least: dict[bytes, float] = {}  # lower bounds of what was rejected early
+        self._witness: tuple[int, ...] = ()  # the seed, or pair of seeds, with the last evaluation's largest similarity
+        self._rejecting = 0.5  # running fraction of the sets that the witness alone rejects
+        self._untouched = self._differences(noise, None)
 
     def score(self, mask: torch.Tensor) -> float:
         """mem(S), all rows in one comparison as in the official code; kept, so that a repeated set costs nothing."""
         key = mask.numpy().tobytes()
         if key not in self._known:
-            masked = self._differences(self.neurons.factors(mask.expand(len(self._noise), -1)))
-            if self._criterion == Criterion.BETWEEN_SEEDS:
-                self._known[key] = PromptScore(pairwise_similarity(masked)).value
-            else:
-                self._known[key] = float(similarity(masked, self._untouched).max())
+            self._known[key] = float(self._evaluate(mask).max())
         return self._known[key]
 
-    def _differences(self, factors: dict[str, torch.Tensor] | None) -> torch.Tensor:
+    def score_below(self, mask: torch.Tensor, threshold: float) -> float | None:
+        """mem(S) where it is below the threshold, else None: the decision that ``score`` gives, often with fewer rows.
+
+        mem(S) is the largest of many similarities, so a single one over the threshold rejects S. The seed (or pair)
+        that had the largest one last is tried alone where that saves rows; what it does not reject is evaluated with
+        all rows. The dynamic range of a few rows is at most that of all, and similarity grows with it, so that theirs
+        is a lower bound; _MARGIN is left for rounding, which differs with the number of rows.
+        """
+        key, witness = mask.numpy().tobytes(), self._witness
+        if self._at_least.get(key, 0.0) >= threshold:
+            return None
+        if key not in self._known and witness:
+            if self._rejecting * len(self._noise) > len(witness):
+                bound = float(self._similarities(mask, list(witness)).max()) - _MARGIN
+                if bound >= threshold:
+                    self._at_least[key] = bound
+                    self._rejecting += _RATE * (1 - self._rejecting)
+                    return None
+            values = self._evaluate(mask)
+            self._known[key] = float(values.max())
+            self._rejecting += _RATE * (float(values[witness] - _MARGIN >= threshold) - self._rejecting)
+        score = self.score(mask)
+        return score if score < threshold else None
+
+    def _evaluate(self, mask: torch.Tensor) -> torch.Tensor:
+        """The similarities of all rows; the largest one is the next witness."""
+        values = self._similarities(mask, list(range(len(self._noise))))
+        self._witness = tuple(int(index) for index in torch.unravel_index(values.argmax(), values.shape))
+        return values
+
+    def _similarities(self, mask: torch.Tensor, rows: list[int]) -> torch.Tensor:
+        """Of each masked row to the untouched one, (rows,), or of all pairs, (rows, rows) with -1 on the diagonal."""
+        masked = self._differences(self._noise[rows], self.neurons.factors(mask.expand(len(rows), -1)))
+        if self._criterion == Criterion.BETWEEN_SEEDS:
+            return pairwise_similarity(masked).fill_diagonal_(-1.0)
+        return similarity(masked, self._untouched[rows])
+
+    def _differences(self, noise: torch.Tensor, factors: dict[str, torch.Tensor] | None) -> torch.Tensor:
         self.calls += 1
-        self.rows += len(self._noise)
-        return noise_difference(self._predict(self._noise, factors).cpu(), self._noise)
+        self.rows += len(noise)
+        return noise_difference(self._predict(noise, factors).cpu(), noise)
 
 
 @dataclass(frozen=True)
@@ -225,8 +258,8 @@ def _refine(
         for index in indices:
             kept.remove(index)  # the first listing
         without = [*result.refined[:at], kept, *result.refined[at + 1 :]]
-        score = evaluator.score(evaluator.neurons.mask(without))
-        if score < threshold:
+        score = evaluator.score_below(evaluator.neurons.mask(without), threshold)
+        if score is not None:
             result.refined, result.score = without, score
         result.progress = _SELECTION + (1 - _SELECTION) * (first + (last - first) * number / len(units))
         yield result

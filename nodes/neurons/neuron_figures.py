@@ -12,6 +12,8 @@ from .score_threshold import Threshold
 
 _OVER, _UNDER = "tab:red", "tab:blue"
 _MAX_BARS = 40
+#: Prompts side by side on the sheet of a scan.
+SHEET_COLUMNS = 2
 
 
 def plot_score(figure, prompt: str, score: PromptScore, threshold: float) -> None:
@@ -56,6 +58,35 @@ def plot_calibration(figure, found: Threshold) -> None:
     axes.axvline(found.value, color="black", linestyle=":", label=f"threshold {found.value:.3f}")
     axes.set(xlabel="memorization score", ylabel="prompts", title="Scores and threshold")
     axes.legend()
+
+
+def plot_histogram(figure, scores: list[float], threshold: float) -> None:
+    """Histogram of the scores of a scan, those over the threshold in red."""
+    axes = figure.add_subplot()
+    bins = np.linspace(min(*scores, threshold) - 0.01, max(*scores, threshold) + 0.01, 41)
+    over = [score > threshold for score in scores]
+    for color, name, chosen in ((_UNDER, "not memorized", False), (_OVER, "memorized", True)):
+        values = [score for score, is_over in zip(scores, over, strict=True) if is_over is chosen]
+        axes.hist(values, bins, color=color, alpha=0.8, label=f"{name} ({len(values)})")
+    axes.axvline(threshold, color="black", linestyle=":", label=f"threshold {threshold:.3f}")
+    axes.set(xlabel="memorization score", ylabel="prompts", title=f"Scores of {len(scores)} prompts")
+    axes.legend()
+
+
+def plot_sheet(figure, images: list[list], titles: list[str]) -> None:
+    """A grid of prompts, each with its images (H, W, 3) side by side: without the mask, and with it where there is one.
+
+    ``images`` may be fewer than ``titles``.
+    """
+    cells = figure.subplots(max(1, -(-len(images) // SHEET_COLUMNS)), SHEET_COLUMNS, squeeze=False).flatten()
+    for axes in cells:
+        axes.set_axis_off()
+    for axes, one, title in zip(cells, images, titles, strict=False):
+        axes.imshow(np.concatenate([np.asarray(image.clamp(0, 1).cpu()) for image in one], axis=1))
+        axes.set_title(
+            _shorten(title.partition("\n")[0], 60) + "\n" + _shorten(title.partition("\n")[2], 60), fontsize=9
+        )
+    figure.suptitle("Left: without the mask; right: with it" if images and len(images[0]) > 1 else "Without a mask")
 
 
 def plot_ablation(figure, untouched: float, effects: list[LayerEffect], suggested: set[str]) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+import math
+from statistics import median
 
 from .layer_ablation import LayerEffect
-from .mask import CAVEATS, NeuronMask
+from .mask import CAVEATS, NeuronMask, SearchRecord
 from .memorization_score import OFFICIAL_SIDE, PromptScore, has_official_score
 from .nemo_search import SearchResult
 from .neuron_layers import BlockPart, NeuronLayer
@@ -151,6 +153,55 @@ def search_report(prompt: str, result: SearchResult, target_score: float, cost: 
         f"  theta {step.theta:g}, k {step.k}: {step.neurons} neurons, score {step.score:.3f}" for step in result.trace
     ]
     return "\n".join(lines)
+
+
+def read_scores(text: str) -> dict[str, float]:
+    """Scores by prompt from the table of Memorization Score, the highest first; raises ValueError for other text."""
+    try:
+        scores = {row["prompt"]: float(row["score"]) for row in csv.DictReader(io.StringIO(text))}
+    except (KeyError, ValueError, TypeError, csv.Error):
+        scores = {}
+    if not scores or not all(map(math.isfinite, scores.values())):
+        raise ValueError("table holds no scores: connect the table of Memorization Score.")
+    return dict(sorted(scores.items(), key=lambda item: -item[1]))
+
+
+def _verdict(score: float, threshold: float) -> str:
+    return "memorized" if score > threshold else "not memorized"
+
+
+def sheet_titles(scores: dict[str, float], threshold: float, searches: dict[str, SearchRecord]) -> list[str]:
+    """Rank, score, verdict and number of found neurons of each prompt, and the prompt in a second line."""
+    titles = []
+    for rank, (prompt, score) in enumerate(scores.items(), 1):
+        found = f", {searches[prompt].count} neurons" if prompt in searches else ""
+        titles.append(f"{rank}. {score:.3f} {_verdict(score, threshold)}{found}\n{prompt}")
+    return titles
+
+
+def scan_table(scores: dict[str, float], threshold: float, searches: dict[str, SearchRecord]) -> str:
+    """CSV, one line per prompt: prompt, score, is_memorized, neurons, converged; the last two only where searched."""
+    rows = []
+    for prompt, score in scores.items():
+        search = searches.get(prompt)
+        found = ["", ""] if search is None else [search.count, search.converged]
+        rows.append([prompt, f"{score:.6f}", score > threshold, *found])
+    return table(rows, ["prompt", "score", "is_memorized", "neurons", "converged"])
+
+
+def scan_report(scores: dict[str, float], threshold: float, searches: dict[str, SearchRecord]) -> str:
+    """How many prompts of a scan are memorized and searched, and what was found for each of them."""
+    over = {prompt: score for prompt, score in scores.items() if score > threshold}
+    lines = [f"{len(over)} of {len(scores)} prompt(s) score over {threshold:.3f} and count as memorized."]
+    found = [searches[prompt] for prompt in over if prompt in searches]
+    if found:
+        converged, typical = sum(search.converged for search in found), median(search.count for search in found)
+        lines.append(f"{len(found)} of them have a mask; {converged} searches converged; median {typical:g} neurons.")
+    for prompt, score in over.items():
+        search = searches.get(prompt)
+        end = "" if search is None else f", {search.count} neurons, {'converged' if search.converged else 'stalled'}"
+        lines.append(f"{score:.3f}{end}: {prompt}")
+    return "\n".join([*lines, caveats()])
 
 
 _DETAILS = ("z", "activation", "selected_by")

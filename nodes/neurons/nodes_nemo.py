@@ -28,7 +28,7 @@ from . import nemo_inputs
 from .mask import CAVEATS, NeuronMask, channel_factors, mask_from_search, merge_masks
 from .memorization_score import score_prompt
 from .nemo_inputs import FirstStepInputs, collect_prompts
-from .nemo_search import Criterion, Evaluator, Neurons, SearchResult, SearchSettings, search
+from .nemo_search import Criterion, Evaluator, Neurons, SearchResult, SearchSettings, search, selection_schedule
 from .neuron_layers import NeuronType, all_layers, neuron_layers, select_layers
 from .nodes_statistics import hidden_moments
 from .scan_file import Pace, ScanFile
@@ -151,7 +151,7 @@ class NemoLocalize(io.ComfyNode):
         known = neuron_layers(model.model.diffusion_model, neuron_type)
         neurons = Neurons(tuple(select_layers(known, layers)))
         statistics.check(neurons.layers)
-        texts = collect_prompts(prompts, least=1)
+        texts = collect_prompts(prompts)
         step = FirstStepInputs(latent_shape(model, width, height), noise_samples, seed, timestep)
         settings = SearchSettings(threshold, target_score or threshold, Criterion(criterion), theta_start)
         paths, noise, bar = [layer.path for layer in neurons.layers], step.noise(), Progress(100 * len(texts))
@@ -161,6 +161,17 @@ class NemoLocalize(io.ComfyNode):
         saved = {**step.settings, "layers": paths, "width": width, "height": height, **dataclasses.asdict(settings)}
         scan = _MaskScan(scan_file, {**saved, "time_budget": time_budget, "fingerprint": identity})
         pace = Pace(sum(scan.read(text) is None for text in texts))
+        if not texts:
+            lines.append("No prompt to search: the mask is empty and changes nothing.")
+        bound = len(list(selection_schedule(settings))) + 2 + len(paths)
+        logging.info(
+            "NeMo Localize: %d prompts to search, each %d rows of the network where it is not memorized, else up to %d "
+            "and %d for each selected neuron.",
+            pace.total,
+            noise_samples,
+            noise_samples * bound,
+            noise_samples,
+        )
         for number, text in enumerate(texts):
             if (before := scan.read(text)) is not None:
                 masks += before

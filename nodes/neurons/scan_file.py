@@ -116,14 +116,14 @@ class Pace:
     """The rate of a scan: prompts per second and the seconds left, from the prompts done in this run."""
 
     def __init__(self, total: int, clock: Callable[[], float] = time.monotonic):
-        self._total, self._clock, self._begun, self._done = total, clock, clock(), 0
+        self.total, self._clock, self._begun, self._done = total, clock, clock(), 0
 
     def step(self, prompts: int = 1) -> str:
         """Count prompts and say how far the scan is."""
         self._done += prompts
         rate = self._done / max(self._clock() - self._begun, 1e-9)
-        left = (self._total - self._done) / rate
-        return f"{self._done} of {self._total} prompts, {rate:.2f} per second, {left:.0f} s left"
+        left = (self.total - self._done) / rate
+        return f"{self._done} of {self.total} prompts, {rate:.2f} per second, {left:.0f} s left"
 
 
 def score_columns(seeds: int) -> list[str]:

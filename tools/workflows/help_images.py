@@ -61,6 +61,7 @@ IMAGES = {
     "noise_levels": _figure("conditioning_resolution_rescale", 5),
     "neurons_layers": _figure("neurons_which_layers", 1),
     "neurons_scan": _figure("neurons_scan_list", 1),
+    "neurons_scan_report": _figure("neurons_scan_and_mask", 2),
     "neurons_threshold": _figure("neurons_scan_list", 2),
     "neurons_search": _figure("neurons_find_and_mask", 15),
     "neurons_report": _figure("neurons_find_and_mask", 13),

@@ -104,6 +104,71 @@ def scan_list(world: World, suspects: str) -> None:
     w.batch("GBX_MemorizationScore.prompts", join=("scores",), chunk=16)
 
 
+def scan_and_mask(world: World, suspects: str, folder: str = "", images: int = 16) -> None:
+    """From a list of prompts to a mask for each of the memorized ones, and a report; scans in ``folder`` resume."""
+    w, kind = world.w, world.kind
+    scans = {name: f"{folder}/{name}" if folder else "" for name in ("threshold", "scores", "statistics", "masks")}
+    calibrated = {"prompts": kind.ordinary, **world.first_step, **world.given}
+    w.group("Threshold and statistics of ordinary prompts")
+    threshold, _, calibration = w.add(
+        "GBX_CalibrateThreshold", **calibrated, deviations=1.0, scan_file=scans["threshold"]
+    )
+    search = dict(kind.search)
+    if kind.deviations is not None:
+        search["target_score"] = w.add("GBX_CalibrateThreshold", **calibrated, deviations=kind.deviations)[0]
+    statistics, *_ = w.add(
+        "GBX_NeuronStatistics",
+        **world.given,
+        prompts=kind.ordinary,
+        layers=kind.layers,
+        filename_prefix="",
+        scan_file=scans["statistics"],
+    )
+    w.group("Scan")
+    _, _, _, memorized, table, _ = w.add(
+        "GBX_MemorizationScore",
+        **world.given,
+        prompts=suspects,
+        threshold=threshold,
+        scan_file=scans["scores"],
+        **world.first_step,
+    )
+    w.group("Neurons of all that are memorized")
+    mask, _, _, searched = w.add(
+        "GBX_NemoLocalize",
+        **world.given,
+        statistics=statistics,
+        prompts=memorized,
+        layers=kind.layers,
+        threshold=threshold,
+        scan_file=scans["masks"],
+        **world.first_step,
+        **search,
+    )
+    masked = w.add("GBX_NemoNeuronMask", model=world.model, mask=mask, masked_prompts="own", clip=world.clip)
+    w.group("Report")
+    figure, sheet, found, report = w.add(
+        "GBX_ScanReport",
+        **world.given,
+        vae=world.vae,
+        table=table,
+        threshold=threshold,
+        image_count=images,
+        **world.numbers,
+        **world.size,
+        mask=mask,
+        masked_model=masked,
+        filename_prefix=f"{folder}/report" if folder else "",
+    )
+    world.save(figure, "scan_and_mask_1", "Histogram of the scores")
+    world.save(sheet, "scan_and_mask_2", "Ranked sheet")
+    world.show(report, "Report")
+    world.show(found, "Table")
+    world.show(calibration, "Threshold report")
+    world.show(searched, "Search report")
+    w.add("GBX_SaveNeuronMask", mask=mask, filename_prefix="glassbox/neurons/scan_and_mask")
+
+
 def share_mask(world: World, budget: float, name: str, layer: str = "") -> None:
     """Find, save, load, and bake a mask; beside it a random control, or the neurons of one ``layer`` alone."""
     w = world.w

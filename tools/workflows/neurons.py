@@ -76,6 +76,38 @@ def sd15_neurons_scan_list(w: Workflow) -> None:
     neuron_parts.scan_list(World(w, SD15), f"{SUSPECT}\na bowl of ramen on a dark table")
 
 
+def demo_neurons_scan_and_mask(w: Workflow) -> None:
+    w.note(
+        "From a list of prompts to one mask per prompt",
+        f"**Nothing is copied by hand**: Calibrate Threshold, Memorization Score, NeMo Localize ({_PAPER}) and NeMo "
+        "Neuron Mask hand their results on, and Memorization Scan Report shows the scores as a histogram and the first "
+        "image of each prompt, the highest score first, without and with the mask.",
+        "**One mask per prompt**: masked_prompts is own, so that each prompt meets its own neurons only and all other "
+        "prompts sample untouched: the two images of a prompt that is not memorized are equal.",
+        "**Try** your own list: a .txt in ComfyUI's input folder, named in prompts_file; masked_prompts all, to see "
+        "what the union of all masks does to other prompts.",
+    )
+    suspects = "portrait of mirella thrum\nportrait of pelham droste\nportrait, brown skin, round glasses, blue hoodie"
+    neuron_parts.scan_and_mask(World(w, DEMO), f"{MEMORIZED}\n{suspects}")
+
+
+def sd15_neurons_scan_and_mask(w: Workflow) -> None:
+    w.note(
+        "From a list of prompts to one mask per prompt",
+        f"**Nothing is copied by hand**: Calibrate Threshold, Memorization Score, NeMo Localize ({_PAPER}) and NeMo "
+        "Neuron Mask hand their results on, and Memorization Scan Report shows the scores as a histogram and the first "
+        "image of each prompt, the highest score first, without and with the mask.",
+        "**Lists**: name files in ComfyUI's input folder in prompts_file, hundreds of ordinary prompts and the list to "
+        "scan, such as the official memorized_laion_prompts.csv (SD1.4). The log gives the cost before each scan and "
+        "the time left after each prompt.",
+        "**It resumes**: every row is written to output/glassbox/neurons/audit as it is done. After a crash, queue "
+        "again; with other settings, change the names in scan_file. Prompts that fail are skipped and named.",
+        "**One mask per prompt**: masked_prompts is own, so that each prompt meets its own neurons only and all other "
+        "prompts sample untouched.",
+    )
+    neuron_parts.scan_and_mask(World(w, SD15), f"{SUSPECT}\na bowl of ramen on a dark table", "glassbox/neurons/audit")
+
+
 def demo_neurons_which_layers(w: Workflow) -> None:
     w.note(
         "Which layers carry a memorized prompt?",

@@ -291,6 +291,12 @@ def test_a_prompt_that_is_not_memorized_gives_an_empty_mask(world):
     assert torch.equal(world.sample(world.masked(mask)), world.sample(world.model))
 
 
+def test_no_prompt_gives_an_empty_mask(world):
+    """As after a scan that has found nothing."""
+    mask, _, _, report = world.localize(prompts=" ")
+    assert mask.count == 0 and report.startswith("No prompt to search")
+
+
 def test_no_hook_is_left_when_the_user_stops(world, comfy, monkeypatch):
     import comfy.model_management as management
 
@@ -457,7 +463,6 @@ def test_the_baked_model_goes_through_cores_saver_and_loader(world, monkeypatch,
         ),
         ("NemoLocalize", {"layers": "middle"}, "do not cover"),
         ("NemoLocalize", {"clip": "sd15"}, "connect the CLIP that belongs"),
-        ("NemoLocalize", {"prompts": " "}, "1 or more prompts are needed"),
         ("NemoLocalize", {"width": 32, "height": 32}, "width is 32: it must be from 56"),
     ],
 )

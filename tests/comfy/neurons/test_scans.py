@@ -152,3 +152,35 @@ def test_rows_without_their_moments_are_measured_again(comfy, demo, monkeypatch)
     whole = comfy.run("GBX_NeuronStatistics", **{**given, "scan_file": ""})[0]
     assert resumed.count == 4
     assert all(torch.equal(resumed.layers[path].squares, of.squares) for path, of in whole.layers.items())
+
+
+def test_the_report_ranks_prompts_and_shows_both_models(comfy, demo, monkeypatch):
+    nodes, sampled = comfy.module("nodes.neurons.nodes_scan_report"), []
+
+    def sample(model, vae, positive, negative, shape, count, seed, **how):
+        sampled.append((model, shape, count, seed, how))
+        return torch.zeros(1, 64, 64, 3)
+
+    monkeypatch.setattr(nodes, "sample_images", sample)
+    table, masked = 'prompt,score,is_memorized\na,0.5,False\n"b, c",0.9,True\nd,0.7,True\n', object()
+    mask_module = comfy.module("nodes.neurons.mask")
+    record = mask_module.SearchRecord("b, c", {f"{UP}.transformer_blocks.0.attn2.to_v": (1, 5)}, True)
+    mask = mask_module.NeuronMask({}, (record,))
+    given = {"model": demo[0], "clip": demo[1], "vae": demo[2], "table": table, "threshold": 0.6, "seed": 3}
+    given |= {"steps": 2, "cfg": 3.0, "width": 64, "height": 64, "filename_prefix": "glassbox/report"}
+    figure, sheet, found, report = nodes.ScanReport.execute(image_count=2, mask=mask, masked_model=masked, **given).args
+    assert [model is masked for model, *_ in sampled] == [False, True, False, True]
+    assert {(count, seed) for _, _, count, seed, _ in sampled} == {(1, 3)}
+    assert found.splitlines() == [
+        "prompt,score,is_memorized,neurons,converged",
+        '"b, c",0.900000,True,2,True',
+        "d,0.700000,True,,",
+        "a,0.500000,False,,",
+    ]
+    assert report.startswith("2 of 3 prompt(s) score over 0.600 and count as memorized.\n1 of them have a mask; 1 ")
+    assert "Saved as glassbox/report_00001_.csv" in report
+    assert figure.shape[0] == 1 and sheet.shape[2] > sheet.shape[1]
+    comfy.run("GBX_ScanReport", image_count=0, **given)
+    assert len(sampled) == 4
+    with pytest.raises(ValueError, match="holds no scores"):
+        comfy.run("GBX_ScanReport", image_count=0, **(given | {"table": "not a table"}))

@@ -44,6 +44,34 @@ def test_a_repeated_set_is_not_evaluated_again():
     assert (evaluator.calls, evaluator.rows) == (2, 10)
 
 
+@pytest.mark.parametrize("criterion", Criterion)
+@pytest.mark.parametrize("side", [16, 44], ids=["small score", "official score"])
+def test_early_rejection_takes_the_decisions_of_all_seeds_with_fewer_rows(criterion, side):
+    """Random sets against a threshold among their scores."""
+    toy, generator = Toy(side, seed=1), torch.Generator().manual_seed(0)
+    noise = toy.noise(6)
+    complete, early = (evaluator_of(toy, noise, criterion) for _ in range(2))
+    masks = torch.rand(40, 60, generator=generator) < torch.rand(40, 1, generator=generator) * 0.3
+    scores = [complete.score(mask) for mask in masks]
+    early.score(masks[0])
+    threshold = sorted(scores)[8]
+    found = [early.score_below(mask, threshold) for mask in masks]
+    assert found == [score if score < threshold else None for score in scores]
+    assert sum(value is not None for value in found) == 8
+    assert early.rows < 0.9 * complete.rows
+    rows = early.rows
+    assert [early.score_below(mask, threshold) for mask in masks] == found and early.rows == rows
+
+
+def test_without_rejections_no_row_is_added():
+    """A witness is not tried where it has never rejected."""
+    toy, generator = Toy(16), torch.Generator().manual_seed(0)
+    evaluator = evaluator_of(toy, toy.noise(10))
+    for mask in torch.rand(60, 60, generator=generator) < 0.5:
+        evaluator.score_below(mask, 2.0)
+    assert evaluator.rows <= 10 * 61 + 20
+
+
 def test_selection_is_two_sided_and_lists_twice():
     z = [torch.tensor([6.0, -7.0, 0.0, 1.0])]
     assert select(z, [torch.tensor([9.0, 1.0, 8.0, 0.0])], 5.0, 0) == [[0, 1]]

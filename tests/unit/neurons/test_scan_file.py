@@ -44,6 +44,18 @@ def test_a_row_that_a_crash_cut_off_is_dropped(tmp_path, cut):
     assert list(opened(tmp_path).rows) == ["a", "c"]
 
 
+def test_rows_after_the_kept_ones_are_dropped_in_the_order_they_were_done(tmp_path):
+    scan = opened(tmp_path)
+    scan.add("a", None, MemoryError("full"))
+    for prompt in "bcad":
+        scan.add(prompt, {"score": "0.5"})
+    again = opened(tmp_path)
+    again.keep(3)
+    assert list(again.rows) == list(opened(tmp_path).rows) == ["b", "c", "a"]
+    with pytest.raises(ValueError, match="has lost rows"):
+        again.keep(4)
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [({"seed": 2}, "seed"), ({"latent": [4, 9, 8]}, "latent"), ({"fingerprint": {"layer": (9.0, 2.0)}}, "model")],
