@@ -30,7 +30,7 @@ class ScanReport(io.ComfyNode):
             description="Reports a scan of many prompts: a histogram of their scores, the searches of those over the "
             "threshold, and a ranked sheet with the first image of each prompt, without and with the mask. "
             f"{nemo_inputs.PAPER}.",
-            search_aliases=["memorization", "nemo", "scan report", "contact sheet"],
+            search_aliases=["memorization", "nemo", "scan report", "image sheet"],
             inputs=[
                 io.Model.Input("model", tooltip="The model that was scanned."),
                 io.Clip.Input(**nemo_inputs.CLIP),

@@ -162,13 +162,14 @@ def test_the_report_ranks_prompts_and_shows_both_models(comfy, demo, monkeypatch
         return torch.zeros(1, 64, 64, 3)
 
     monkeypatch.setattr(nodes, "sample_images", sample)
-    table, masked = 'prompt,score,is_memorized\na,0.5,False\n"b, c",0.9,True\nd,0.7,True\n', object()
+    table, masked = 'prompt,score,is_memorized\na,0.5,False\n"b, c",0.9,True\nd,0.7,True\n', demo[0].clone()
     mask_module = comfy.module("nodes.neurons.mask")
     record = mask_module.SearchRecord("b, c", {f"{UP}.transformer_blocks.0.attn2.to_v": (1, 5)}, True)
     mask = mask_module.NeuronMask({}, (record,))
     given = {"model": demo[0], "clip": demo[1], "vae": demo[2], "table": table, "threshold": 0.6, "seed": 3}
     given |= {"steps": 2, "cfg": 3.0, "width": 64, "height": 64, "filename_prefix": "glassbox/report"}
-    figure, sheet, found, report = nodes.ScanReport.execute(image_count=2, mask=mask, masked_model=masked, **given).args
+    given |= {"image_count": 2, "mask": mask, "masked_model": masked}
+    figure, sheet, found, report = comfy.run("GBX_ScanReport", **given)
     assert [model is masked for model, *_ in sampled] == [False, True, False, True]
     assert {(count, seed) for _, _, count, seed, _ in sampled} == {(1, 3)}
     assert found.splitlines() == [
@@ -180,7 +181,7 @@ def test_the_report_ranks_prompts_and_shows_both_models(comfy, demo, monkeypatch
     assert report.startswith("2 of 3 prompt(s) score over 0.600 and count as memorized.\n1 of them have a mask; 1 ")
     assert "Saved as glassbox/report_00001_.csv" in report
     assert figure.shape[0] == 1 and sheet.shape[2] > sheet.shape[1]
-    comfy.run("GBX_ScanReport", image_count=0, **given)
+    comfy.run("GBX_ScanReport", **(given | {"image_count": 0}))
     assert len(sampled) == 4
     with pytest.raises(ValueError, match="holds no scores"):
-        comfy.run("GBX_ScanReport", image_count=0, **(given | {"table": "not a table"}))
+        comfy.run("GBX_ScanReport", **(given | {"table": "not a table"}))
