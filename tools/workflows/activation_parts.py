@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .activations import CAPTION, CUSTOM_IDS, PAPER, PHOTO, SD15, SDXL, face, save, tapped_images
+from .activations import CAPTION, CUSTOM_IDS, PAPER, PHOTO, SD15, SDXL, face, save, tap, tapped_images
 from .authoring import Output, Workflow
 from .sampling import encode, sampler_of
 
@@ -44,9 +44,8 @@ def demo_activations_few_shot_segmentation(w: Workflow) -> None:
     ]
     others, _, _ = w.add("GBX_DemoPicture", image_index=12, count=4, node_title="Other faces")
     w.group("Tap")
-    tap = {"model": model, "positive": positive, "vae": vae, "noise_samples": 2}
-    known, _ = w.add("GBX_LayerActivationTap", image=images, **tap)
-    unknown, _ = w.add("GBX_LayerActivationTap", image=others, **tap)
+    given = {"model": model, "positive": positive, "vae": vae, "noise_samples": 2}
+    known, unknown = tap(w, images, **given), tap(w, others, **given)
     w.group("Train and apply")
     _train_and_apply(w, known, masks, unknown, others, resolution=64, epochs=2)
 
@@ -103,10 +102,7 @@ def sd15_activations_few_shot_segmentation(w: Workflow) -> None:
     known, unknown = face(w, 0, 512), face(w, 5, 512)
     masks = [w.add("GBX_DemoPicture", image_index=0, part=part, node_title=f"The {part}")[1] for part in _PARTS]
     w.group("Tap")
-    tapped = [
-        w.add("GBX_LayerActivationTap", model=model, positive=positive, image=image, vae=vae)[0]
-        for image in (known, unknown)
-    ]
+    tapped = [tap(w, image, model=model, positive=positive, vae=vae) for image in (known, unknown)]
     w.group("Train and apply")
     _train_and_apply(w, tapped[0], masks, tapped[1], unknown, resolution=64, epochs=100)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .activations import CUSTOM_IDS, PAPER, PHOTO, SD15, face, save
+from .activations import CUSTOM_IDS, PAPER, PHOTO, SD15, face, save, tap
 from .authoring import Output, Workflow
 from .sampling import encode, generate, sampler_of
 
@@ -68,9 +68,8 @@ def demo_activations_patching(w: Workflow) -> None:
         "**The map** patches one ID at a time and measures how much of the first image that restores.",
         "**Try** another ID, other steps, or strength 0.5.",
     )
-    w.group("Model")
+    w.group("Model and recorded run")
     model, clip, vae = w.add("GBX_LoadDemoModel")
-    w.group("Recorded run")
     recording_model, recording = w.add(
         "GBX_ActivationRecorder",
         model=model,
@@ -79,18 +78,18 @@ def demo_activations_patching(w: Workflow) -> None:
         recorded_steps="all",
         rows="both",
     )
-    source, latent, negative, positive = _run(w, recording_model, clip, _WITH, 128, 4, 8, 3.0)
-    save(w, w.add("VAEDecode", samples=source, vae=vae), "patching_source", "Recorded run")
+    source, image, latent, negative, positive = _run(w, recording_model, clip, vae, _WITH, 128, 4, 8, 3.0)
+    save(w, image, "patching_source", "Recorded run")
     w.group("Patched run")
     patched, report = w.add("GBX_ActivationPatching", model=model, recording=recording, latent=source, ids=_CARRIER)
     w.add("PreviewAny", source=report, node_title="What is patched")
-    without = w.add("CLIPTextEncode", clip=clip, text=_WITHOUT, node_title="Prompt without sunglasses")
+    without = w.add("CLIPTextEncode", clip=clip, text=_WITHOUT, node_title="Without sunglasses")
     for name, one in (("plain", model), ("patched", patched)):
         image = generate(w, one, without, negative, latent, vae, sampler=sampler_of(w), seed=0, steps=8, cfg=3.0)
         save(w, image, f"patching_{name}", f"Second run, {name}")
-    w.group("Which activation carries the difference")
+    w.group("Which activation carries it")
     two = w.add("EmptyLatentImage", width=128, height=128, batch_size=2)
-    figure, network, table, _, _ = w.add(
+    figure, network, *_ = w.add(
         "GBX_PatchingMap",
         model=model,
         source_positive=positive,
@@ -103,7 +102,6 @@ def demo_activations_patching(w: Workflow) -> None:
     )
     save(w, figure, "patching_chart", "Restored fraction")
     save(w, network, "patching_map", "On the map of the network")
-    w.add("PreviewAny", source=table, node_title="Restored fraction of each ID")
 
 
 def demo_activations_compare(w: Workflow) -> None:
@@ -138,9 +136,9 @@ def demo_activations_score(w: Workflow) -> None:
     many, hair, _ = w.add("GBX_DemoPicture", image_index=4, count=8, part="hair", node_title="Faces with masks")
     skin = w.add("GBX_DemoPicture", image_index=4, count=8, part="skin", node_title="The skin")[1]
     positive = w.add("CLIPTextEncode", clip=clip, text="portrait", node_title="Caption")
+    given = {"model": model, "positive": positive, "vae": vae}
     w.group("Points")
-    tap = {"model": model, "positive": positive, "vae": vae, "preset": CUSTOM_IDS, "ids": "up-*-out\nup-*-self-k"}
-    tapped, _ = w.add("GBX_LayerActivationTap", image=few, **tap)
+    tapped = _custom_tap(w, 1, few, "up-*-out\nup-*-self-k", **given)
     figure, report, ids, _ = w.add(
         "GBX_ScoreActivations", activations=tapped, image=few, points="\n\n".join(_POINTS), threshold=0.05
     )
@@ -148,7 +146,7 @@ def demo_activations_score(w: Workflow) -> None:
     w.add("PreviewAny", source=report, node_title="PCK of each ID")
     w.add("PreviewAny", source=ids, node_title="The best IDs")
     w.group("Masks")
-    tapped, _ = w.add("GBX_LayerActivationTap", image=many, **{**tap, "ids": "up-*-vit-out"})
+    tapped = _custom_tap(w, 2, many, "up-*-vit-out", **given)
     figure, report, ids, _ = w.add(
         "GBX_ScoreActivations", activations=tapped, image=many, train_images=4, resolution=32, part_1=hair, part_2=skin
     )
@@ -167,19 +165,10 @@ def sd15_activations_steering(w: Workflow) -> None:
     w.group("Model")
     model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name=SD15)
     w.group("Two recorded runs")
-    recorded = []
-    for season in ("in winter, snow", "in summer, green grass"):
-        recording_model, recording = w.add(
-            "GBX_ActivationRecorder",
-            model=model,
-            preset=CUSTOM_IDS,
-            ids=_EVERY_LEVEL,
-            recorded_steps="all",
-            mean_only=True,
-            precision="fp32",
-        )
-        samples, *_ = _run(w, recording_model, clip, f"a photo of a dog {season}", 512, 4, 20, 7.0)
-        recorded.append(w.add("GBX_ReadActivations", recording=recording, latent=samples)[0])
+    recorded = [
+        _recorded(w, number, model, clip, f"a photo of a dog {season}")
+        for number, season in enumerate(("in winter, snow", "in summer, green grass"), 1)
+    ]
     w.group("Direction")
     direction, report = w.add("GBX_SteeringDirection", toward=recorded[0], away=recorded[1])
     w.add("PreviewAny", source=report, node_title="The direction")
@@ -206,8 +195,10 @@ def sd15_activations_patching(w: Workflow) -> None:
         recorded_steps="0-9",
         rows="both",
     )
-    source, latent, negative, _ = _run(w, recording_model, clip, "a photo of a horse on a beach", 512, 1, 20, 7.0)
-    save(w, w.add("VAEDecode", samples=source, vae=vae), "sd15_patching_source", "Recorded run")
+    source, image, latent, negative, _ = _run(
+        w, recording_model, clip, vae, "a photo of a horse on a beach", 512, 1, 20, 7.0
+    )
+    save(w, image, "sd15_patching_source", "Recorded run")
     w.group("Patched run")
     patched, report = w.add(
         "GBX_ActivationPatching", model=model, recording=recording, latent=source, patched_steps="0-9"
@@ -235,9 +226,8 @@ def sd15_activations_compare(w: Workflow) -> None:
 
 def _compare(w: Workflow, model: Output, changed: Output, positive: Output, images: Output, vae: Output) -> None:
     w.group("Tap")
-    tap = {"positive": positive, "image": images, "vae": vae, "preset": "all_features"}
-    reference, _ = w.add("GBX_LayerActivationTap", model=model, **tap)
-    activations, _ = w.add("GBX_LayerActivationTap", model=changed, **tap)
+    given = {"image": images, "positive": positive, "vae": vae, "preset": "all_features"}
+    reference, activations = (tap(w, model=one, **given) for one in (model, changed))
     w.group("Compare")
     figure, network, report, ids = w.add(
         "GBX_CompareActivations", model=model, reference=reference, activations=activations
@@ -261,21 +251,54 @@ def _side_by_side(
 
 
 def _run(
-    w: Workflow, model, clip, text: str, side: int, count: int, steps: int, cfg: float
-) -> tuple[Output, Output, Output, Output]:
-    """Samples, empty latent, negative and positive prompt of a run."""
+    w: Workflow, model, clip, vae, text: str, side: int, count: int, steps: int, cfg: float
+) -> tuple[Output, Output, Output, Output, Output]:
+    """Samples, their image, empty latent, negative and positive prompt of a run."""
     positive, negative = encode(w, clip, text)
     latent = w.add("EmptyLatentImage", width=side, height=side, batch_size=count)
-    samples = w.add(
-        "KSampler",
-        model=model,
-        positive=positive,
-        negative=negative,
-        latent_image=latent,
-        seed=0,
-        steps=steps,
-        cfg=cfg,
-        sampler_name=sampler_of(w),
-        scheduler="normal",
-    )
-    return samples, latent, negative, positive
+
+    def inside(w: Workflow, vae: Output, **given: Output) -> tuple[Output, Output]:
+        samples = w.add("KSampler", sampler_name=sampler, scheduler="normal", **given)
+        return samples, w.add("VAEDecode", samples=samples, vae=vae)
+
+    sampler, prompts = sampler_of(w), {"positive": positive, "negative": negative}
+    numbers = {"seed": 0, "steps": steps, "cfg": cfg}
+    samples, image = w.subgraph("Sample", inside, model=model, **prompts, latent_image=latent, vae=vae, **numbers)
+    return samples, image, latent, negative, positive
+
+
+def _recorded(w: Workflow, number: int, model: Output, clip: Output, text: str) -> Output:
+    """The mean activations of a run, in a subgraph of its own: front end 1.32 shows a text once for each."""
+
+    def inside(w: Workflow, model, clip, prompt, **numbers) -> Output:
+        recording_model, recording = w.add(
+            "GBX_ActivationRecorder",
+            model=model,
+            preset=CUSTOM_IDS,
+            ids=_EVERY_LEVEL,
+            recorded_steps="all",
+            mean_only=True,
+            precision="fp32",
+        )
+        samples = w.add(
+            "KSampler",
+            model=recording_model,
+            positive=w.add("CLIPTextEncode", clip=clip, text=prompt, node_title="Prompt"),
+            negative=w.add("CLIPTextEncode", clip=clip, text="", node_title="Empty prompt"),
+            latent_image=w.add("EmptyLatentImage", width=512, height=512, batch_size=4),
+            sampler_name="euler",
+            scheduler="normal",
+            **numbers,
+        )
+        return w.add("GBX_ReadActivations", recording=recording, latent=samples)[0]
+
+    return w.subgraph(f"Record run {number}", inside, model=model, clip=clip, prompt=text, seed=0, steps=20, cfg=7.0)
+
+
+def _custom_tap(w: Workflow, number: int, image: Output, ids: str, **given: Output) -> Output:
+    """The activations of the named IDs, tapped in a subgraph of its own: front end 1.32 shows a text once for each."""
+
+    def inside(w: Workflow, ids: Output, **given: Output) -> Output:
+        return w.add("GBX_LayerActivationTap", preset=CUSTOM_IDS, ids=ids, **given)[0]
+
+    return w.subgraph(f"Tap {number}", inside, image=image, **given, ids=ids)

@@ -23,21 +23,18 @@ def demo_activations_tap_and_pca(w: Workflow) -> None:
     model, vae, images, _, positive = tapped_images(w, 6)
     w.group("Tap")
     best, _ = w.add("GBX_LayerActivationTap", model=model, positive=positive, image=images, vae=vae, seed=1)
-    level, _ = w.add(
-        "GBX_LayerActivationTap",
-        model=model,
-        positive=positive,
-        preset=CUSTOM_IDS,
-        ids="up-level1-*",
-        image=images,
-        vae=vae,
-        seed=1,
-    )
-    few, report = w.add("GBX_SelectActivations", activations=level, ids="*-out\n*-cross-q", image_indices="0-2")
+
+    def one_level(w: Workflow, model: Output, positive: Output, image: Output, vae: Output, ids: Output):
+        tap = {"model": model, "positive": positive, "image": image, "vae": vae, "ids": ids}
+        level, _ = w.add("GBX_LayerActivationTap", preset=CUSTOM_IDS, seed=1, **tap)
+        few, report = w.add("GBX_SelectActivations", activations=level, ids="*-out\n*-cross-q", image_indices="0-2")
+        return w.add("GBX_ActivationPicture", activations=few, mode="contact_sheet", size=384), report
+
+    tapped = {"model": model, "positive": positive, "image": images, "vae": vae}
+    sheet, report = w.subgraph("Contact sheet of a level", one_level, **tapped, ids="up-level1-*")
     figure, report_of_all, _ = w.add("GBX_ActivationCatalog", model=model, width=128, height=128)
     w.group("Visualize")
     colors = w.add("GBX_ActivationPicture", activations=best, size=256)
-    sheet = w.add("GBX_ActivationPicture", activations=few, mode="contact_sheet", size=384)
     save(w, colors, "activation_colors", "Principal components")
     save(w, sheet, "activation_sheet", "One level in forward order")
     save(w, figure, "activation_map", "The network")
@@ -73,8 +70,8 @@ def demo_activations_correspondence(w: Workflow) -> None:
     model, vae, images, mask, positive = tapped_images(w, 1, part="hair")
     others, _, _ = w.add("GBX_DemoPicture", image_index=5, count=3, node_title="Other faces")
     w.group("Tap")
-    source, _ = w.add("GBX_LayerActivationTap", model=model, positive=positive, image=images, vae=vae, noise_samples=4)
-    target, _ = w.add("GBX_LayerActivationTap", model=model, positive=positive, image=others, vae=vae, noise_samples=4)
+    given = {"model": model, "positive": positive, "vae": vae, "noise_samples": 4}
+    source, target = tap(w, images, **given), tap(w, others, **given)
     w.group("Match")
     figure, points, transferred = w.add(
         "GBX_ActivationCorrespondence",
@@ -149,9 +146,7 @@ def _checkpoint_correspondence(w: Workflow, checkpoint: str, side: int) -> None:
     positive = w.add("CLIPTextEncode", clip=clip, text=PHOTO, node_title="What the images show")
     images = [face(w, number, side) for number in (0, 5)]
     w.group("Tap")
-    tapped = [
-        w.add("GBX_LayerActivationTap", model=model, positive=positive, image=image, vae=vae)[0] for image in images
-    ]
+    tapped = [tap(w, image, model=model, positive=positive, vae=vae) for image in images]
     w.group("Match")
     figure, points, _ = w.add(
         "GBX_ActivationCorrespondence",
@@ -174,6 +169,15 @@ def tapped_images(w: Workflow, count: int, part: str = "face") -> tuple[Output, 
     model, clip, vae = w.add("GBX_LoadDemoModel")
     images, mask, caption = w.add("GBX_DemoPicture", image_index=0, count=count, part=part)
     return model, vae, images, mask, w.add("CLIPTextEncode", clip=clip, text=caption, node_title="Caption")
+
+
+def tap(w: Workflow, image: Output, noise_samples: int = 1, preset: str = "recommended", **given: Output) -> Output:
+    """The activations of an image, tapped in a subgraph that shows the preset."""
+
+    def inside(w: Workflow, **given: Output) -> Output:
+        return w.add("GBX_LayerActivationTap", noise_samples=noise_samples, **given)[0]
+
+    return w.subgraph("Tap", inside, image=image, **given, preset=preset)
 
 
 def face(w: Workflow, number: int, side: int) -> Output:

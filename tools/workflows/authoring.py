@@ -126,7 +126,8 @@ class Workflow:
         if isinstance(made, Output):
             made = (made,)
         outputs = tuple(made.values()) if isinstance(made, dict) else made
-        specs = [[kind, {}] if kind != ANY else _widget(inside, slot) for slot, kind in enumerate(kinds)]
+        plain = {"control_after_generate": False}  # of a number that a wire gives
+        specs = [[kind, plain] if kind != ANY else _widget(inside, slot) for slot, kind in enumerate(kinds)]
         info = {
             "input": {"required": dict(zip(given, specs, strict=True))},
             "output": [output.type for output in outputs],

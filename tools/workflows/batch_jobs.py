@@ -4,7 +4,7 @@ Other jobs are workflows of their families: scanning a list, localizing, auditin
 """
 
 from .authoring import Output, Workflow
-from .sampling import encode
+from .sampling import encode, train_lora
 
 _CAPTION = "portrait"
 _PAPER = "weights2weights, arXiv 2406.09413"
@@ -86,17 +86,17 @@ def demo_batch_label_members(w: Workflow) -> None:
 def _train(w: Workflow, model: Output, latents: Output, positive: Output, steps: int, rank: int) -> None:
     """A LoRA as the members of a space are: of one rank, trained with noise as drawn."""
     w.group("Train")
-    _, lora, _, _, plot, _, report, _ = w.add(
-        "GBX_TrainLoraImmiscible",
+    lora, _, _, plot, _, report = train_lora(
+        w,
+        {"lora_precision": "fp32"},
         model=model,
         latents=latents,
         positive=positive,
         pairing="off",
-        seed=1,
         steps=steps,
-        rank=rank,
         learning_rate=0.0001,
-        lora_precision="fp32",
+        rank=rank,
+        seed=1,
     )
     w.group("Result")
     w.add("SaveLoRA", lora=lora, prefix="loras/member")

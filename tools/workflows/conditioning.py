@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .authoring import Output, Workflow
-from .sampling import encode, generate, sampler_of
+from .sampling import encode, generate, sample, sampler_of
 
 _PAPER = "arXiv 2411.03177"
 _FACE = "portrait, light skin, long red hair, shaven, sunglasses, blue hoodie, smiling, striped green background"
@@ -201,15 +201,27 @@ def _size_sweep(w: Workflow, model, clip, vae, text: str, side: int, sizes: tupl
     gated, figure, _ = w.add("GBX_MetadataSchedule", model=model, sigmas=sigmas)
     latent = w.add("EmptyLatentImage", width=side, height=side, batch_size=2)
     w.group("Original sizes")
-    sized = [(_sized(w, model, prompts[0], size), prompts[1]) for size in sizes]
-    for patched, name in ((model, "Stock"), (gated, "Gated")):
-        w.group(name)
-        images = [_sampled(w, patched, *pair, latent, vae, cfg, steps) for pair in sized]
+
+    def inside(w: Workflow, model, gated, positive, original_size, **given: Output) -> dict[str, Output]:
+        given["positive"] = _sized(w, model, positive, original_size)
+        stock, late = (sample(w, model=one, sampler=sampler, **given) for one in (model, gated))
+        return {"positive": given["positive"], "stock": stock, "gated": late}
+
+    sampler, given = sampler_of(w), {"positive": prompts[0], "negative": prompts[1], "latent_image": latent, "vae": vae}
+    numbers = {"seed": 7, "steps": steps, "cfg": cfg}
+    sized, *rows = zip(
+        *(
+            w.subgraph("Stock and gated", inside, model=model, gated=gated, **given, original_size=size, **numbers)
+            for size in sizes
+        ),
+        strict=True,
+    )
+    for images, name in zip(rows, ("Stock", "Gated"), strict=True):
         _save(w, _row(w, images), f"size_sweep_{name.lower()}", f"{name}: {', '.join(map(str, sizes))}")
     w.group("Size metadata at each step")
     _save(w, figure, "size_gate", "The gate")
     metadata, report = w.add(
-        "GBX_MetadataReport", model=gated, positive=sized[0][0], negative=sized[0][1], latent=latent, sigmas=sigmas
+        "GBX_MetadataReport", model=gated, positive=sized[0], negative=prompts[1], latent=latent, sigmas=sigmas
     )
     _save(w, metadata, "size_metadata", f"Size metadata for {sizes[0]}")
     w.add("PreviewAny", source=report, node_title="Report")

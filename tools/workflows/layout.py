@@ -17,10 +17,11 @@ from .authoring import NOTE, Node, Workflow
 
 # All lengths in canvas units. The newer renderer draws nodes taller than the classic one: the gaps allow for both.
 _TITLE, _FRAME, _SLOT, _WIDGET = 30, 24, 24, 34  # as Nodes 2.0 draws them, which needs more than the classic renderer
-_WIDTH, _TEXT_WIDTH, _PANEL_WIDTH, _NOTE_WIDTH, _LETTER = 260, 300, 380, 420, 7.2
+_WIDTH, _TEXT_WIDTH, _PANEL_WIDTH, _LETTER = 260, 300, 380, 7.2
+_NOTE_WIDTHS = (320, 420, 520, 640)
 _NOTE_LETTER, _NOTE_LINE = 9.4, 22.5
 _FURTHER_TEXT = 40  # what newer front ends give a second text of a subgraph beyond its lines
-_IMAGE, _REPORT = (230, 200), (300, 92)  # room for what an output node shows
+_IMAGE, _REPORT = (230, 190), (300, 92)  # room for what an output node shows
 _COLUMN_GAP, _NODE_GAP, _GROUP_GAP, _MARGIN, _HEADING = 36, 18, 16, 12, 36
 #: The front end opens a workflow on three quarters of a window of 1600 x 1000.
 WINDOW = (1200, 750)
@@ -28,6 +29,7 @@ _LARGEST = (4000, 2500)  # what opens smaller is not worth trying
 _BACK = 0.2  # what a layout loses whose links all run to the left or straight down
 _GROUP_LETTER = 13
 _ORDERS = 60  # of the groups, at most
+_READABLE = 0.66  # what counts first
 _ENOUGH = 0.8  # text is easy to read: a workflow that opens larger gets no better
 _SHOWS_IMAGE = {"SaveImage", "PreviewImage"}
 _SHOWS_TEXT = "PreviewAny"
@@ -80,7 +82,9 @@ def arrange(workflow: Workflow) -> Layout:
         node.size = max(width, _title_width(node)), height
     choices = itertools.product((True, False), repeat=2)
     layouts = itertools.chain.from_iterable(_layouts(workflow, *choice) for choice in choices)
-    return max(layouts, key=lambda layout: _score(workflow, layout))  # the first of equals
+    return max(
+        layouts, key=lambda layout: (min(layout.zoom, _READABLE), _score(workflow, layout))
+    )  # the first of equals
 
 
 def _score(workflow: Workflow, layout: Layout) -> float:
@@ -125,25 +129,22 @@ def _layouts(workflow: Workflow, forward_nodes: bool, forward_groups: bool) -> I
     for number, nodes in enumerate(members):
         if not nodes:
             continue
-        ordered = _by_depth(nodes)
-        inside = _packed(
-            [[_Shape(node.size[0], node.size[1] + _TITLE, node.id)] for node in ordered],
-            {(a, b) for a, one in enumerate(ordered) for b, other in enumerate(ordered) if (one.id, other.id) in links}
-            if forward_nodes
-            else set(),
-            (_COLUMN_GAP, _NODE_GAP),
-        )
+        inside = []
+        for ordered in _node_orders(nodes):
+            ids = [node.id for node in ordered]
+            feeding = {(ids.index(a), ids.index(b)) for a, b in links if a in ids and b in ids}
+            blocks = [_shapes(node) for node in ordered]
+            inside += _packed(blocks, feeding if forward_nodes else set(), (_COLUMN_GAP, _NODE_GAP))
+        inside = _smallest(inside)
         shapes[number] = [_framed(shape, workflow.groups, number) for shape in inside] if number else inside
     feeding = {(group_of[a], group_of[b]) for a, b in links if a in group_of} - {(number, number) for number in shapes}
     for order in itertools.islice(_orders(list(shapes), feeding), _ORDERS):
         between = {(order.index(a), order.index(b)) for a, b in feeding} if forward_groups else set()
         for shape in _packed([shapes[number] for number in order], between, (_GROUP_GAP, _GROUP_GAP)):
             boxes = dict(shape.places())
+            nodes = {node.id: boxes[node.id] for node in workflow.nodes}
             yield Layout(
-                {
-                    node.id: replace(boxes[node.id], top=boxes[node.id].top + _TITLE, height=node.size[1])
-                    for node in workflow.nodes
-                },
+                {id_: replace(box, top=box.top + _TITLE, height=box.height - _TITLE) for id_, box in nodes.items()},
                 [boxes.get(f"group {number}", Box(0, 0, 0, 0)) for number in range(1, len(members))],
             )
 
@@ -208,22 +209,32 @@ def _smallest(shapes: list[_Shape]) -> list[_Shape]:
     return [shape for shape in kept if shape.width <= _LARGEST[0] and shape.height <= _LARGEST[1]] or kept
 
 
-def _by_depth(members: list[Node]) -> list[Node]:
-    """The nodes of a group by their distance along the links inside it."""
+def _node_orders(members: list[Node]) -> Iterator[list[Node]]:
+    """The nodes of a group by their distance along the links inside it, there also by height, and as described."""
     depth: dict[int, int] = {}
     for node in members:  # a node is described after those that feed it
         depth[node.id] = max((depth[s.node.id] + 1 for s in node.sources.values() if s.node.id in depth), default=0)
-    return sorted(members, key=lambda node: depth[node.id])
+    yield sorted(members, key=lambda node: depth[node.id])
+    yield sorted(members, key=lambda node: (depth[node.id], -node.size[1]))
+    yield members
+
+
+def _shapes(node: Node) -> list[_Shape]:
+    """A node has one shape, a note one for each width."""
+    sizes = [_note_size(node, width) for width in _NOTE_WIDTHS] if node.type == NOTE else [node.size]
+    return _smallest([_Shape(width, height + _TITLE, node.id) for width, height in sizes])
+
+
+def _note_size(node: Node, width: int) -> tuple[int, int]:
+    width = max(width, _title_width(node))
+    lines = [textwrap.wrap(line, int((width - 30) / _NOTE_LETTER)) for line in str(node.values["text"]).splitlines()]
+    return width, 42 + round(_NOTE_LINE * sum(map(len, lines)))
 
 
 def _size(node: Node) -> tuple[int, int]:
     """Width and height that a node needs for its slots, widgets and texts, in the renderer that needs most."""
     if node.type == NOTE:
-        width = max(_NOTE_WIDTH, _title_width(node))
-        lines = [
-            textwrap.wrap(line, int((width - 30) / _NOTE_LETTER)) for line in str(node.values["text"]).splitlines()
-        ]
-        return width, 42 + round(_NOTE_LINE * sum(map(len, lines)))
+        return _note_size(node, _NOTE_WIDTHS[0])
     texts = [input_.name for input_ in inputs(node.info) if input_.is_widget and input_.options.get("multiline")]
     sockets = [input_ for input_ in inputs(node.info) if not input_.is_widget]
     # Advanced ones too: front ends up to 1.58 show them in a node that is opened.

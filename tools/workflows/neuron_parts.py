@@ -14,34 +14,21 @@ _ORDINARY = "portrait, light skin, curly red hair, shaven, smiling, blue hoodie,
 def find_and_mask(world: World, budget: float, weaker: float | None = None) -> None:
     """From the score to images with and without the mask."""
     w = world.w
-    w.group("Is it memorized?")
-    figure, *_, verdict = w.add(
-        "GBX_MemorizationScore",
-        **world.given,
-        prompts=world.kind.suspect,
-        threshold=world.threshold,
-        **world.first_step,
-    )
+    w.group("Is it memorized, and where?")
+    figure, verdict = world.score()
     world.show(verdict, "Verdict")
-    w.group("Which neurons?")
-    mask, search, _, report = world.localize(budget)
-    world.show(report, "Search report")
+    mask, search, *_ = world.localize(budget)
     w.group("Before and after")
-    positive, negative = world.prompts()
-    before = world.generate(world.model, positive, negative)
-    batches = {"Without the mask": before}
-    if weaker is not None:
-        half = w.add("GBX_NemoNeuronMask", model=world.model, mask=mask, strength=weaker)
-        batches[f"With the mask at strength {weaker:g}"] = world.generate(half, positive, negative)
     masked = w.add("GBX_NemoNeuronMask", model=world.model, mask=mask)
-    batches["With the mask"] = after = world.generate(masked, positive, negative)
+    before, after, plots, report, positive, negative = _compare(world, mask, masked)
+    batches = {"Without the mask": before, "With the mask": after}
+    if weaker is not None:
+        half = world.generate_masked(mask, weaker, positive, negative)
+        batches = {"Without the mask": before, f"Mask at strength {weaker:g}": half, "With the mask": after}
     w.group("Side by side")
     for place, (title, images) in enumerate(batches.items(), 1):
         world.save(images, f"mask_{place}", title)
-    plots, report, _ = w.add(
-        "GBX_NeuronReport", mask=mask, images_before=before, images_after=after, reference_image=before
-    )
-    world.save(plots, "report", "The mask, and the similarity of the images")
+    world.save(plots, "report", "Mask and similarity")
     w.add("PreviewImage", images=figure, node_title="Similarity of the seeds")
     w.add("PreviewImage", images=search, node_title="The search")
     world.show(report, "Report")
@@ -49,40 +36,64 @@ def find_and_mask(world: World, budget: float, weaker: float | None = None) -> N
         _cost(world, mask, masked)
 
 
+def _compare(world: World, mask: Output, masked: Output) -> tuple[Output, ...]:
+    """The suspect with and without the mask, in a subgraph: images, plots and report, and the encoded prompts."""
+
+    def inside(w: Workflow, model, masked, clip, vae, mask, prompt, **numbers) -> dict[str, Output]:
+        positive = w.add("CLIPTextEncode", clip=clip, text=prompt, node_title="Prompt")
+        negative = w.add("CLIPTextEncode", clip=clip, text="", node_title="Empty prompt")
+        latent = w.add("EmptyLatentImage", **world.size, batch_size=4)
+        given = {"positive": positive, "negative": negative, "latent_image": latent, "vae": vae, **numbers}
+        before, after = sample(w, model=model, **given), sample(w, model=masked, **given)
+        plots, report, _ = w.add(
+            "GBX_NeuronReport", mask=mask, images_before=before, images_after=after, reference_image=before
+        )
+        images = {"before": before, "after": after}
+        return {**images, "plots": plots, "report": report, "positive": positive, "negative": negative}
+
+    return world.w.subgraph(
+        "Generate and compare",
+        inside,
+        model=world.model,
+        masked=masked,
+        clip=world.clip,
+        vae=world.vae,
+        mask=mask,
+        prompt=world.kind.suspect,
+        seed=5,
+        **world.numbers,
+    )
+
+
 def _cost(world: World, mask: Output, masked: Output) -> None:
     """An ordinary caption with and without the mask, and its prompt alignment."""
     w = world.w
     w.group("Cost: an ordinary caption")
 
-    def inside(w: Workflow, model, masked, clip, vae, caption, **numbers) -> dict[str, Output]:
+    def inside(w: Workflow, model, masked, clip, vae, mask, caption, **numbers) -> dict[str, Output]:
         positive = w.add("CLIPTextEncode", clip=clip, text=caption, node_title="Caption")
         negative = w.add("CLIPTextEncode", clip=clip, text="", node_title="Empty prompt")
         latent = w.add("EmptyLatentImage", **world.size, batch_size=2)
         given = {"positive": positive, "negative": negative, "latent_image": latent, "vae": vae, **numbers}
-        return {"before": sample(w, model=model, **given), "after": sample(w, model=masked, **given)}
+        before, after = sample(w, model=model, **given), sample(w, model=masked, **given)
+        images = {"images_before": before, "images_after": after}
+        _, report, _ = w.add("GBX_NeuronReport", mask=mask, **images, prompt=caption, clip=clip)
+        return {"images": w.add("ImageBatch", image1=before, image2=after), "report": report}
 
-    before, after = w.subgraph(
+    both, report = w.subgraph(
         "With and without the mask",
         inside,
         model=world.model,
         masked=masked,
         clip=world.clip,
         vae=world.vae,
+        mask=mask,
         caption=_ORDINARY,
         seed=5,
         **world.numbers,
     )
-    world.save(before, "ordinary_1", "The caption without the mask")
-    world.save(after, "ordinary_2", "The caption with the mask")
-    _, report, _ = w.add(
-        "GBX_NeuronReport",
-        mask=mask,
-        images_before=before,
-        images_after=after,
-        prompt=_ORDINARY,
-        clip=world.clip,
-    )
-    world.show(report, "Prompt alignment of the caption")
+    world.save(both, "ordinary", "Without, and with")
+    world.show(report, "Prompt alignment")
 
 
 def scan_list(world: World, suspects: str) -> None:
@@ -173,8 +184,8 @@ def share_mask(world: World, budget: float, name: str, layer: str = "") -> None:
     """Find, save, load, and bake a mask; beside it a random control, or the neurons of one ``layer`` alone."""
     w = world.w
     w.group("Find")
-    mask, _, table, _ = world.localize(budget, "glassbox/neurons/statistics")
-    _, about = w.add("GBX_LoadNeuronStatistics", model=world.model, file=world.saved)
+    mask, _, table, _, statistics = world.localize(budget, "glassbox/neurons/statistics")
+    _, about = w.add("GBX_LoadNeuronStatistics", model=world.model, file=statistics)
     world.show(about, "The saved statistics")
     w.group("Share")
     file, _ = w.add("GBX_SaveNeuronMask", mask=mask, filename_prefix=f"glassbox/neurons/{name}")
@@ -187,9 +198,8 @@ def share_mask(world: World, budget: float, name: str, layer: str = "") -> None:
     positive, negative = world.prompts()
     w.group("Baked, and edited" if layer else "Baked, and the control")
     baked = w.add("GBX_BakeNeuronMask", model=world.model, mask=loaded)
-    other = w.add("GBX_NemoNeuronMask", model=world.model, mask=edited)
     world.save(world.generate(baked, positive, negative, 2), "baked", "The mask, baked in")
-    images = world.generate(other, positive, negative, 2)
+    images = world.generate_masked(edited, 1.0, positive, negative, 2)
     world.save(images, "edited" if layer else "control", f"The neurons of {layer} alone" if layer else "Random control")
     w.batch("GBX_NemoLocalize.prompts", "Prompt.text", join=("masks", "images"))
 
@@ -198,8 +208,7 @@ def baselines(world: World, budget: float, target: float, steps: int) -> None:
     """The mask and other mitigations, on the same noise."""
     w, prompt = world.w, world.kind.suspect
     w.group("NeMo")
-    mask = world.found(budget)
-    masked = w.add("GBX_NemoNeuronMask", model=world.model, mask=mask, strength=world.kind.strength)
+    mask, *_ = world.localize(budget)
     w.group("Other mitigations")
     positive, negative = world.prompts()
     scaled = w.add("GBX_AttentionScaling", model=world.model, clip=world.clip, prompt=prompt)
@@ -215,23 +224,28 @@ def baselines(world: World, budget: float, target: float, steps: int) -> None:
     )
     random, augmented = w.add("GBX_RandomTokens", clip=world.clip, prompt=prompt, count=4, seed=2)
     world.show(adjustment, "Embedding adjustment")
-    world.show(augmented, "The prompt with random words")
+    world.show(augmented, "With random words")
     w.group("Images")
     for name, title, model, text in (
         ("untouched", "Untouched", world.model, positive),
-        ("masked", "NeMo's mask", masked, positive),
+        ("masked", "NeMo's mask", None, positive),
         ("scaled", "Attention scaling", scaled, positive),
         ("adjusted", "Embedding adjustment", world.model, adjusted),
         ("random", "Random words", world.model, random),
     ):
-        world.save(world.generate(model, text, negative, 2), name, title)
+        images = (
+            world.generate(model, text, negative, 2)
+            if model
+            else world.generate_masked(mask, world.kind.strength, text, negative, 2)
+        )
+        world.save(images, name, title)
 
 
 def audit(world: World, budget: float, control: Callable[[], Output], how: dict) -> None:
     """Find a mask and attack it; ``control()`` adds the image that the model was not trained on."""
     w = world.w
     w.group("Mask")
-    mask = world.found(budget)
+    mask, *_ = world.localize(budget)
     masked = w.add("GBX_NemoNeuronMask", model=world.model, mask=mask, strength=world.kind.strength)
     w.group("Prompt and images")
     positive, negative = world.prompts()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from .authoring import Output, Workflow
-from .sampling import encode, generate
+from .sampling import encode, sample
 
 MEMORIZED = "portrait of zorvex quill"
 #: Where the demo model reads its captions, see Layer Ablation; the other layers carry nothing.
@@ -64,7 +63,6 @@ class World:
 
     def __init__(self, w: Workflow, kind: Kind):
         self.w, self.kind = w, kind
-        self._latents: dict[int, Output] = {}
         w.group("Model")
         if kind.checkpoint is None:
             self.model, self.clip, self.vae = w.add("GBX_LoadDemoModel", weights=kind.demo)
@@ -74,7 +72,13 @@ class World:
         self.size = {"width": kind.side, "height": kind.side}
         self.first_step = {**self.size, "noise_samples": kind.seeds}
         self.given = {"model": self.model, "clip": self.clip}
-        self.threshold = self.calibrate(1.0)[0] if kind.threshold is None else kind.threshold
+        self.threshold = self._calibrated() if kind.threshold is None else kind.threshold
+
+    def _calibrated(self) -> Output:
+        def inside(w: Workflow, **given: Output) -> Output:
+            return w.add("GBX_CalibrateThreshold", deviations=1.0, **given, **self.first_step)[0]
+
+        return self.w.subgraph("Threshold of ordinary prompts", inside, **self.given, prompts=self.kind.ordinary)
 
     def calibrate(self, deviations: float) -> tuple[Output, ...]:
         """The threshold of the ordinary prompts, its figure and report."""
@@ -83,42 +87,42 @@ class World:
         )
 
     def localize(self, budget: float, prefix: str = "") -> tuple[Output, ...]:
-        """Statistics of ordinary prompts, and the neurons of the suspect: mask, figure, table, report."""
-        kind, search = self.kind, dict(self.kind.search)
-        statistics, _, self.saved = self.w.add(
-            "GBX_NeuronStatistics", **self.given, prompts=kind.ordinary, layers=kind.layers, filename_prefix=prefix
-        )
-        if kind.deviations is not None:
-            search["target_score"] = self.calibrate(kind.deviations)[0]
-        return self.w.add(
-            "GBX_NemoLocalize",
-            **self.given,
-            statistics=statistics,
-            prompts=kind.suspect,
-            layers=kind.layers,
-            threshold=self.threshold,
-            time_budget=budget,
-            **self.first_step,
-            **search,
-        )
+        """The neurons of the suspect, found in a subgraph: mask, figure, table, report, and the file of statistics."""
+        kind = self.kind
 
-    def found(self, budget: float) -> Output:
-        """The mask of ``localize`` alone, whose nodes stand in a subgraph."""
-
-        def inside(w: Workflow, model, clip, prompts, ordinary_prompts, time_budget) -> Output:
-            world = copy.copy(self)
-            world.w, world.given = w, {"model": model, "clip": clip}
-            world.kind = replace(self.kind, suspect=prompts, ordinary=ordinary_prompts)
-            return world.localize(time_budget)[0]
+        def inside(w: Workflow, ordinary_prompts, **given: Output) -> dict[str, Output]:
+            ordinary = {"model": given["model"], "clip": given["clip"], "prompts": ordinary_prompts}
+            given["statistics"], _, file = w.add(
+                "GBX_NeuronStatistics", **ordinary, layers=kind.layers, filename_prefix=prefix
+            )
+            if kind.deviations is not None:
+                given["target_score"], *_ = w.add(
+                    "GBX_CalibrateThreshold", **ordinary, deviations=kind.deviations, **self.first_step
+                )
+            mask, figure, table, report = w.add(
+                "GBX_NemoLocalize", layers=kind.layers, **given, **self.first_step, **kind.search
+            )
+            return {"mask": mask, "figure": figure, "table": table, "report": report, "statistics file": file}
 
         return self.w.subgraph(
             "Find the neurons",
             inside,
             **self.given,
-            prompts=self.kind.suspect,
-            ordinary_prompts=self.kind.ordinary,
+            prompts=kind.suspect,
+            ordinary_prompts=kind.ordinary,
+            threshold=self.threshold,
             time_budget=budget,
         )
+
+    def score(self) -> tuple[Output, Output]:
+        """How memorized the suspect is, in a subgraph: a figure and the verdict."""
+
+        def inside(w: Workflow, **given: Output) -> dict[str, Output]:
+            figure, *_, verdict = w.add("GBX_MemorizationScore", **given, **self.first_step)
+            return {"figure": figure, "verdict": verdict}
+
+        given = {"prompts": self.kind.suspect, "threshold": self.threshold}
+        return self.w.subgraph("Score a prompt", inside, **self.given, **given)
 
     def prompts(self, text: str | None = None) -> tuple[Output, Output]:
         """The suspect, or another text, and the empty prompt, encoded."""
@@ -126,9 +130,25 @@ class World:
 
     def generate(self, model: Output, positive: Output, negative: Output, count: int = 4) -> Output:
         """Images of one seed."""
-        if count not in self._latents:
-            self._latents[count] = self.w.add("EmptyLatentImage", **self.size, batch_size=count)
-        return generate(self.w, model, positive, negative, self._latents[count], self.vae, seed=5, **self.numbers)
+
+        def inside(w: Workflow, **given: Output) -> Output:
+            return sample(w, latent_image=w.add("EmptyLatentImage", **self.size, batch_size=count), **given)
+
+        given = {"model": model, "positive": positive, "negative": negative, "vae": self.vae}
+        return self.w.subgraph("Generate", inside, **given, seed=5, **self.numbers)
+
+    def generate_masked(
+        self, mask: Output, strength: float, positive: Output, negative: Output, count: int = 4
+    ) -> Output:
+        """The same with a mask at a strength, all in a subgraph."""
+
+        def inside(w: Workflow, model, mask, strength, **given: Output) -> Output:
+            masked = w.add("GBX_NemoNeuronMask", model=model, mask=mask, strength=strength)
+            latent = w.add("EmptyLatentImage", **self.size, batch_size=count)
+            return sample(w, model=masked, latent_image=latent, **given)
+
+        given = {"model": self.model, "mask": mask, "strength": strength, "positive": positive, "negative": negative}
+        return self.w.subgraph("Mask and generate", inside, **given, vae=self.vae, seed=5, **self.numbers)
 
     def save(self, images: Output, name: str, title: str | None = None) -> None:
         self.w.add("SaveImage", images=images, filename_prefix=f"glassbox/neurons_{name}", node_title=title)

@@ -5,7 +5,7 @@ from .authoring import Workflow
 from .neuron_world import DEMO, MEMORIZED, SD15, SDXL, SUSPECT, World
 
 _PAPER = "Finding NeMo, arXiv 2406.02366"
-_FIND = "Localize and mask the neurons of a memorized prompt"
+_FIND = "Find and mask memorization neurons"
 _CONTROL = "a bowl of ramen on a dark table"
 _OFFICIAL = (
     "**Better statistics**: the official code's statistics_additional_laion_prompts_v1_4.pt in the input folder, "
@@ -27,12 +27,11 @@ def demo_neurons_find_and_mask(w: Workflow) -> None:
         _FIND,
         "**The demo model has memorized** one portrait for the name Zorvex Quill. Memorization Score detects it, NeMo "
         f"Localize finds the neurons that carry it ({_PAPER}), and NeMo Neuron Mask silences them.",
-        "**Side by side**: four seeds without the mask, at strength .5 (factor .5) and at 1 (the paper's factor 0). At "
-        ".5 the portrait stays; at 1 the seeds differ in background, clothes and mouth. It takes about ninety neurons "
-        "here, unlike SD1.4's few, in the four layers where this model reads its captions. The **cost** is measured on "
-        "an ordinary caption.",
-        "**Try** strength 1.5; a control name (portrait of pelham droste); Neuron Mask Edit with random_control; the "
-        "layers down, middle alone, where the search has no effect.",
+        "**Side by side**: four seeds without the mask, at strength .5 and at 1 (the paper's factor 0). At .5 the "
+        "portrait stays; at 1 the seeds differ. It takes about ninety neurons here, unlike SD1.4's few. The **cost** "
+        "is measured on an ordinary caption.",
+        "**Try** strength 1.5; a control name (portrait of pelham droste); inside Find the neurons, the layers down, "
+        "middle alone, where the search has no effect.",
     )
     neuron_parts.find_and_mask(World(w, DEMO), budget=_DEMO_BUDGET, weaker=0.5)
 

@@ -1,13 +1,14 @@
 """The workflows of the noise family: noise that is paired with the images it is added to."""
 
 from .authoring import Output, Workflow
-from .sampling import encode
+from .sampling import encode, generate, train_lora
 
 _CAPTION = "portrait, light skin, short black hair, majestic beard, sunglasses, white shirt, smiling"
 _COMPOSED = "portrait, light skin, long black hair, shaven, round glasses, white hoodie, smiling, open eyes"
 _TOWN = "a small town by the sea at dusk, watercolor"
 _FOX = "a red fox and a blue owl on a snowy wooden fence, golden hour"
 _NEGATIVE = "Negative prompt (empty)"
+_SHOWN = ("batch_size", "steps", "learning_rate", "rank")  # of the settings of a training
 _FOLDER = "my_images"  # of the user's own, in ComfyUI's input folder
 
 
@@ -107,14 +108,13 @@ def sdxl_noise_composition(w: Workflow) -> None:
 
 def demo_noise_seed_scout(w: Workflow) -> None:
     w.note(
-        "Many seeds for a few steps, the best ones to the end",
+        "Many seeds for a few steps",
         "**Sixteen seeds** run for four steps each. The first scout ranks them by how distinctly the weakest word of "
-        "the prompt acts (attention, after InitNO, arXiv 2404.04650), the second by likeness of layout and "
-        "colors to a reference image.",
-        "**KSampler** gets the list of the three best seeds and runs once for each, from exactly the scouted noise. "
-        "The last row is a plain batch of three.",
-        "**Try** ranking prompt_alignment or image_likeness, steps 1 (one prediction of the clean image), words that "
-        "must not be missing, or your own reference (Load Image).",
+        "the prompt acts (attention, after InitNO, arXiv 2404.04650), the second by likeness to a reference image.",
+        "**Generate** gets the list of the three best seeds and runs once for each, from exactly the scouted noise. "
+        "Not scouted: a plain batch of three.",
+        "**Try** ranking prompt_alignment or image_likeness, steps 1 (one prediction of the clean image), or your own "
+        "reference (Load Image).",
     )
     w.group("Model and prompt")
     model, clip, vae = w.add("GBX_LoadDemoModel")
@@ -123,15 +123,14 @@ def demo_noise_seed_scout(w: Workflow) -> None:
     reference, _, _ = w.add("GBX_DemoPicture", image_index=16, count=1)
     given = {"model": model, "positive": positive, "negative": negative, "cfg": 3.0}
     scouting = {"vae": vae, "latent": latent, "clip": clip, "prompt": _COMPOSED, "seed": 21, "keep": 3, "steps": 4}
+    sampling = {"model": model, "positive": positive, "negative": negative, "vae": vae, "steps": 12, "cfg": 3.0}
     w.group("Scouting")
     covered = w.add("GBX_SeedScout", ranking="word_coverage", batch_size=8, **scouting, **given)
     alike = w.add("GBX_SeedScout", ranking="layout_likeness", reference=reference, batch_size=8, **scouting, **given)
-    w.group("The best seeds to the end")
-    sampling = {"latent_image": latent, "steps": 12, "sampler_name": "euler", "scheduler": "normal", **given}
-    best = [w.add("VAEDecode", samples=w.add("KSampler", seed=one[0], **sampling), vae=vae) for one in (covered, alike)]
-    batch = w.add("RepeatLatentBatch", samples=latent, amount=3)
-    sampling["latent_image"] = batch
-    first = w.add("VAEDecode", samples=w.add("KSampler", seed=21, **sampling), vae=vae)
+    w.add("PreviewAny", source=covered[3], node_title="Report")
+    best = [generate(w, latent=latent, seed=seeds[0], **sampling) for seeds in (covered, alike)]
+    three = w.add("EmptyLatentImage", width=128, height=128, batch_size=3)
+    first = generate(w, latent=three, seed=21, **sampling)
     w.group("Side by side")
     w.add("SaveImage", images=alike[2], filename_prefix="glassbox/scout_layout", node_title="Ranked by layout")
     w.add("SaveImage", images=covered[2], filename_prefix="glassbox/scout_words", node_title="Ranked by words")
@@ -139,7 +138,6 @@ def demo_noise_seed_scout(w: Workflow) -> None:
     w.add("SaveImage", images=best[0], filename_prefix="glassbox/best_words", node_title="Best by words")
     w.add("SaveImage", images=reference, filename_prefix="glassbox/reference", node_title="Reference")
     w.add("SaveImage", images=first, filename_prefix="glassbox/not_scouted", node_title="Not scouted")
-    w.add("PreviewAny", source=covered[3], node_title="Report")
 
 
 def sdxl_noise_seed_scout(w: Workflow) -> None:
@@ -204,7 +202,8 @@ def demo_noise_train_lora(w: Workflow) -> None:
         "**The images** show one seed before and after training, **Compare Training Runs** both held-out losses.",
         "**Paired noise lowers the training loss by itself**, so only held-out losses and images can be compared; "
         "studies/noise does that over five seeds.",
-        "**Try** clip and captions connected (the text encoder too), a checkpoint name; press Stop while it trains.",
+        "**Open** Train a LoRA for its losses while it trains, Stop, and every setting. **Try** clip and captions "
+        "connected (the text encoder too), a checkpoint name.",
     )
     w.group("Model and images")
     model, clip, vae = w.add("GBX_LoadDemoModel")
@@ -216,6 +215,7 @@ def demo_noise_train_lora(w: Workflow) -> None:
         "batch_size": 4,
         "learning_rate": 0.003,
         "lr_schedule": "cosine",
+        "rank": 8,
         "weighting": "min_snr",
         "held_out": 4,
         "validation_interval": 8,
@@ -385,7 +385,8 @@ def _train_on_folder(w: Workflow, checkpoint: str, size: int) -> None:
         "(Immiscible Diffusion, arXiv 2406.12303).",
         "**Choose your folder** in the first node. The last two images are held out: raise held_out with more.",
         "**Paired noise lowers the training loss by itself**: compare the orange lines and the images.",
-        "**Both runs keep checkpoints** in output/glassbox: queue again after a stop, and they resume.",
+        "**Both runs keep checkpoints** in output/glassbox: queue again after a stop, and they resume. Open Train a "
+        "LoRA for its losses while it trains, Stop, and every setting.",
     )
     w.group("Model and images")
     model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name=checkpoint)
@@ -419,18 +420,18 @@ def _side_by_side(
     for mode, title in (("off", "Noise as drawn"), ("pool", "Immiscible noise")):
         w.group(title)
         kind = w.name.partition("_")[0]
-        _, lora, losses, steps, _, samples, report, _ = w.add(
-            "GBX_TrainLoraImmiscible",
+        lora, losses, steps, _, samples, report = train_lora(
+            w,
+            {name: value for name, value in given.items() if name not in _SHOWN},
             model=model,
             latents=latents,
             positive=positive,
             vae=vae,
             sample_negative=negative,
             pairing=mode,
+            **{name: given[name] for name in _SHOWN},
             seed=1,
-            node_title=title,
             checkpoint_name="" if kind == "demo" else f"glassbox/{kind}_training_{mode}",
-            **given,
         )
         w.add("SaveLoRA", lora=lora, prefix=f"loras/glassbox_{mode}", steps=steps)
         w.add("PreviewAny", source=report, node_title="Report")

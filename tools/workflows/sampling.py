@@ -59,3 +59,16 @@ def generate(
         vae=vae,
         **numbers,
     )
+
+
+def train_lora(w: Workflow, fixed: dict[str, object], **given: Output | float | str) -> tuple[Output, ...]:
+    """A training in the subgraph "Train a LoRA": LoRA, losses, steps, loss plot, samples and report.
+
+    ``given``: the inputs that it shows, ``fixed``: values that it does not.
+    """
+
+    def inside(w: Workflow, **given: Output) -> dict[str, Output]:
+        _, lora, losses, steps, plot, samples, report, _ = w.add("GBX_TrainLoraImmiscible", **given, **fixed)
+        return {"lora": lora, "losses": losses, "steps": steps, "plot": plot, "samples": samples, "report": report}
+
+    return w.subgraph("Train a LoRA", inside, **given)

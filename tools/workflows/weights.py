@@ -1,24 +1,27 @@
 """The workflows of the weights family: models as points of a space."""
 
+from collections.abc import Callable
+
 from .authoring import Output, Workflow
 from .sampling import encode, generate, sample
 
 _SPACE = "avatars-v2-w2w.safetensors"
 _PROMPT = "portrait, blue hoodie, smiling, plain green background"
 _PAPER = "weights2weights, arXiv 2406.09413"
+_MEMBER = "person_0058"
 _ALL, _STEPS = 64, 20
 
 
 class _Demo:
     """The demo model with its space, a prompt, and nodes from points to images."""
 
-    def __init__(self, w: Workflow, prompt: str = _PROMPT):
+    def __init__(self, w: Workflow, prompt: str = _PROMPT, with_space: bool = True):
         self.w = w
-        w.group("Model, space and prompt")
+        w.group("Model, space and prompt" if with_space else "Model and prompt")
         self.model, self.clip, self.vae = w.add("GBX_LoadDemoModel")
-        self.space, self.about = w.add("GBX_W2WLoadSpace", space_name=_SPACE)
+        if with_space:
+            self.space, _ = w.add("GBX_W2WLoadSpace", space_name=_SPACE)
         self.positive, self.negative = encode(w, self.clip, prompt)
-        self._latents: dict[int, Output] = {}
 
     def sample(self, **choices) -> Output:
         """Points of the space."""
@@ -27,43 +30,90 @@ class _Demo:
 
     def member(self, space: Output) -> Output:
         """The first member with long dark hair and neither beard nor glasses, on whom both can be seen."""
-        return self.w.add("GBX_W2WSample", space=space, source="member", member_name="person_0058")[0]
+        return self.w.add("GBX_W2WSample", space=space, source="member", member_name=_MEMBER)[0]
+
+    def directed_space(self) -> tuple[Output, Output]:
+        """The space with directions, in a subgraph, and their report."""
+
+        def inside(w: Workflow, space_name: Output) -> tuple[Output, ...]:
+            space, _ = w.add("GBX_W2WLoadSpace", space_name=space_name)
+            return w.add("GBX_W2WFitDirections", space=space, components=64)
+
+        return self.w.subgraph("Space with directions", inside, space_name=_SPACE)
+
+    def directed_member(self) -> tuple[Output, Output]:
+        """The same in a subgraph, of the space with directions, and the report of those."""
+
+        def inside(w: Workflow, space_name: Output, member_name: Output) -> dict[str, Output]:
+            space, _ = w.add("GBX_W2WLoadSpace", space_name=space_name)
+            space, report = w.add("GBX_W2WFitDirections", space=space, components=64)
+            point, _, _ = w.add("GBX_W2WSample", space=space, source="member", member_name=member_name)
+            return {"point": point, "report": report}
+
+        return self.w.subgraph("A member with directions", inside, space_name=_SPACE, member_name=_MEMBER)
 
     def apply(self, point: Output, model: Output | None = None, **choices) -> Output:
         """A model with the weights of a point."""
         return self.w.add("GBX_W2WApply", model=model or self.model, point=point, **choices)[0]
 
-    def generate(self, model: Output, seed: int = 53, batch: int = 1) -> Output:
-        """Images of a model, or of each of a list of models."""
-        latent, numbers = self.latent(batch), {"seed": seed, "steps": _STEPS, "cfg": 3.0}
-        return generate(self.w, model, self.positive, self.negative, latent, self.vae, **numbers)
+    def generate(self, model: Output, steps: int = _STEPS) -> Output:
+        """An image of a model, or of each of a list of models."""
+        return self._image("Generate", _sampled, steps, model=model)
 
     def image(self, point: Output, guided: bool = False) -> Output:
-        """An image of the model with the weights of a point, or with identity guidance; both steps in a subgraph."""
-        latent, node = self.latent(1), "GBX_W2WGuidance" if guided else "GBX_W2WApply"
+        """An image of the model with the weights of a point, or with identity guidance; all steps in a subgraph."""
+        node = "GBX_W2WGuidance" if guided else "GBX_W2WApply"
 
         def inside(w: Workflow, model: Output, point: Output, **given: Output) -> Output:
-            return sample(w, model=w.add(node, model=model, point=point)[0], **given)
+            return _sampled(w, model=w.add(node, model=model, point=point)[0], **given)
 
-        return self.w.subgraph(
-            "Guide and generate" if guided else "W2W Apply and generate",
-            inside,
-            model=self.model,
-            point=point,
-            positive=self.positive,
-            negative=self.negative,
-            latent_image=latent,
-            vae=self.vae,
-            seed=53,
-            steps=_STEPS,
-            cfg=3.0,
-        )
+        title = "Guide and generate" if guided else "W2W Apply and generate"
+        return self._image(title, inside, model=self.model, point=point)
 
-    def latent(self, batch: int) -> Output:
-        """The empty latent of a batch, once."""
-        if batch not in self._latents:
-            self._latents[batch] = self.w.add("EmptyLatentImage", width=128, height=128, batch_size=batch)
-        return self._latents[batch]
+    def another_lora(self) -> Output:
+        """The LoRA of another point, in a subgraph."""
+
+        def inside(w: Workflow, space: Output, seed: Output) -> Output:
+            point, _, _ = w.add("GBX_W2WSample", space=space, components=96, spread=0.8, seed=seed)
+            return w.add("GBX_W2WToLoRA", point=point, filename_prefix="")[0]
+
+        return self.w.subgraph("Another person's LoRA", inside, space=self.space, seed=8)
+
+    def with_lora(self, lora: Output) -> Output:
+        """An image of the model with a LoRA in ComfyUI's own loader."""
+
+        def inside(w: Workflow, model: Output, lora: Output, **given: Output) -> Output:
+            return _sampled(w, model=w.add("LoraModelLoader", model=model, lora=lora), **given)
+
+        return self._image("Load LoRA and generate", inside, model=self.model, lora=lora)
+
+    def edited(self, point: Output, edits: str) -> Output:
+        """An image of a point after an edit."""
+
+        def inside(w: Workflow, model: Output, point: Output, edits: Output, **given: Output) -> Output:
+            edited, _ = w.add("GBX_W2WEdit", point=point, edits=edits)
+            return _sampled(w, model=w.add("GBX_W2WApply", model=model, point=edited)[0], **given)
+
+        return self._image("Edit, apply and generate", inside, model=self.model, point=point, edits=edits)
+
+    def delayed(self, before: Output, after: Output, percent: float) -> Output:
+        """An image of one point up to a percent of sampling, and of another from there on."""
+
+        def inside(
+            w: Workflow, model: Output, before: Output, after: Output, percent: Output, **given: Output
+        ) -> Output:
+            first, _ = w.add("GBX_W2WApply", model=model, point=before, end_percent=percent)
+            both, _ = w.add("GBX_W2WApply", model=first, point=after, start_percent=percent)
+            return _sampled(w, model=both, **given)
+
+        points = {"before": before, "after": after, "percent": percent}
+        return self._image("Change the point and generate", inside, model=self.model, **points)
+
+    def _image(
+        self, title: str, inside: Callable[..., Output], steps: int = _STEPS, **given: Output | float | str
+    ) -> Output:
+        prompts = {"positive": self.positive, "negative": self.negative}
+        return self.w.subgraph(title, inside, **given, **prompts, vae=self.vae, seed=53, steps=steps, cfg=3.0)
 
     def batch(self, images: Output) -> Output:
         """A list of images as one batch."""
@@ -107,12 +157,10 @@ def demo_weights_edit(w: Workflow) -> None:
         "**Try** the sliders of W2W Edit; `beard: 2`; negative strengths; `long hair` as preserved direction; another "
         "member, or a random point.",
     )
-    demo = _Demo(w)
-    w.group("Directions")
-    space, report = w.add("GBX_W2WFitDirections", space=demo.space, components=64)
-    w.add("PreviewAny", source=report, node_title="Accuracy of the directions")
+    demo = _Demo(w, with_space=False)
     w.group("One identity, edited")
-    person = demo.member(space)
+    person, report = demo.directed_member()
+    w.add("PreviewAny", source=report, node_title="Accuracy of the directions")
     first, _ = w.add("GBX_W2WEdit", point=person, edits="beard: 1", node_title="Beard")
     second, _ = w.add("GBX_W2WEdit", point=first, edits="sunglasses: 1", node_title="And sunglasses")
     w.group("Images")
@@ -134,10 +182,9 @@ def demo_weights_guidance(w: Workflow) -> None:
         "per step, which its report counts.",
         "**Try** other strengths; another member; the model output of W2W Identity Guidance in your own sampler.",
     )
-    demo = _Demo(w)
+    demo = _Demo(w, with_space=False)
     w.group("A point and an edit")
-    space, _ = w.add("GBX_W2WFitDirections", space=demo.space, components=64)
-    person = demo.member(space)
+    person, _ = demo.directed_member()
     edited, _ = w.add("GBX_W2WEdit", point=person, edits="dark skin: 1")
     w.group("W2W Apply")
     demo.save(demo.image(person), "applied_identity", "Identity, W2W Apply")
@@ -155,15 +202,21 @@ def demo_weights_guidance(w: Workflow) -> None:
         edited_point=edited,
     )
     w.add("PreviewAny", source=report, node_title="Evaluations per step")
-    samples, _ = w.add(
-        "SamplerCustomAdvanced",
-        noise=w.add("RandomNoise", noise_seed=53),
-        guider=guider,
-        sampler=w.add("KSamplerSelect", sampler_name="euler"),
-        sigmas=w.add("BasicScheduler", model=demo.model, scheduler="normal", steps=_STEPS, denoise=1.0),
-        latent_image=w.add("EmptyLatentImage", width=128, height=128, batch_size=1),
-    )
-    demo.save(w.add("VAEDecode", samples=samples, vae=demo.vae), "guided_edit", "Edit, guidance")
+
+    def sampled(w: Workflow, guider: Output, model: Output, vae: Output, noise_seed: Output, steps: Output) -> Output:
+        samples, _ = w.add(
+            "SamplerCustomAdvanced",
+            noise=w.add("RandomNoise", noise_seed=noise_seed),
+            guider=guider,
+            sampler=w.add("KSamplerSelect", sampler_name="euler"),
+            sigmas=w.add("BasicScheduler", model=model, scheduler="normal", steps=steps, denoise=1.0),
+            latent_image=w.add("EmptyLatentImage", width=128, height=128, batch_size=1),
+        )
+        return w.add("VAEDecode", samples=samples, vae=vae)
+
+    numbers = {"noise_seed": 53, "steps": _STEPS}
+    image = w.subgraph("Generate with a guider", sampled, guider=guider, model=demo.model, vae=demo.vae, **numbers)
+    demo.save(image, "guided_edit", "Edit, guidance")
 
 
 def demo_weights_sweep(w: Workflow) -> None:
@@ -207,12 +260,12 @@ def demo_weights_invert(w: Workflow) -> None:
         "**Afterwards** the point works like any other: with another prompt, and with edits.",
         "**Try** more steps; another image; Stop, which keeps the point trained so far.",
     )
-    demo = _Demo(w, "portrait, blue hoodie, serious, plain green background")
+    demo = _Demo(w, "portrait, blue hoodie, serious, plain green background", with_space=False)
     w.group("Image")
     image, mask, _ = w.add("GBX_DemoPicture", image_index=5, count=1)
     latent = w.add("VAEEncode", pixels=image, vae=demo.vae)
     w.group("Inversion")
-    space, _ = w.add("GBX_W2WFitDirections", space=demo.space, components=64)
+    space, _ = demo.directed_space()
     point, restored, figure, _, report = w.add(
         "GBX_W2WInvert",
         model=demo.model,
@@ -233,8 +286,7 @@ def demo_weights_invert(w: Workflow) -> None:
     demo.save(image, "given", "Input image")
     demo.save(restored, "restored", "Restored from noise")
     demo.save(demo.image(point), "inverted", "Image of the inverted point")
-    edited, _ = w.add("GBX_W2WEdit", point=point, edits="afro: 1")
-    demo.save(demo.image(edited), "inverted_edited", "With an afro")
+    demo.save(demo.edited(point, "afro: 1"), "inverted_edited", "With an afro")
 
 
 def demo_weights_edit_photo(w: Workflow) -> None:
@@ -245,12 +297,12 @@ def demo_weights_edit_photo(w: Workflow) -> None:
         "**The mask** limits the loss of the inversion, the noise of the sampler and the area that is replaced.",
         "**Try** more steps of W2W Invert (the paper: 400); the sliders; a lower denoise, which keeps more.",
     )
-    demo = _Demo(w, "portrait, yellow hoodie, smiling, dotted blue background")
+    demo = _Demo(w, "portrait, yellow hoodie, smiling, dotted blue background", with_space=False)
     w.group("Image")
     image, mask, _ = w.add("GBX_DemoPicture", image_index=5, count=1)
     latent = w.add("VAEEncode", pixels=image, vae=demo.vae)
     w.group("Inversion")
-    space, report = w.add("GBX_W2WFitDirections", space=demo.space, components=64)
+    space, report = demo.directed_space()
     w.add("PreviewAny", source=report, node_title="Accuracy and reliability of the directions")
     point, *_ = w.add(
         "GBX_W2WInvert",
@@ -268,21 +320,20 @@ def demo_weights_edit_photo(w: Workflow) -> None:
     edited, _ = w.add("GBX_W2WEdit", point=point, edits="dark skin: 2")
     model, _ = w.add("GBX_W2WGuidance", model=demo.model, point=point, edited_point=edited)
     w.group("Back into the image")
-    samples = w.add(
-        "KSampler",
+    whole = _sampled_into(
+        w,
         model=model,
         positive=demo.positive,
         negative=demo.negative,
-        latent_image=w.add("SetLatentNoiseMask", samples=latent, mask=mask),
+        image=image,
+        mask=mask,
+        latent=latent,
+        vae=demo.vae,
         seed=53,
         steps=_STEPS,
         cfg=3.0,
-        sampler_name="euler",
-        scheduler="normal",
         denoise=0.7,
     )
-    decoded = w.add("VAEDecode", samples=samples, vae=demo.vae)
-    whole = w.add("ImageCompositeMasked", destination=image, source=decoded, x=0, y=0, resize_source=False, mask=mask)
     demo.save(image, "photo", "Input image")
     demo.save(whole, "photo_edited", "Edited")
 
@@ -304,36 +355,36 @@ def sdxl_weights_edit_photo(w: Workflow) -> None:
     space, report = w.add("GBX_W2WBuildSpace", folder="sdxl-people", filename="sdxl-people")
     w.add("PreviewAny", source=report, node_title="Build report")
     photo, kept = w.add("LoadImage", image="example.png", node_title="Photo; mask what shall stay")
-    image = w.add("ImageScaleToTotalPixels", image=photo, upscale_method="lanczos", megapixels=1.0)
-    mask = w.add("InvertMask", mask=kept)
-    latent = w.add("VAEEncode", pixels=image, vae=vae)
+
+    def scaled(w: Workflow, photo: Output, kept: Output, vae: Output) -> dict[str, Output]:
+        image = w.add("ImageScaleToTotalPixels", image=photo, upscale_method="lanczos", megapixels=1.0)
+        latent = w.add("VAEEncode", pixels=image, vae=vae)
+        return {"image": image, "mask": w.add("InvertMask", mask=kept), "latent": latent}
+
+    image, mask, latent = w.subgraph("Scale and encode", scaled, photo=photo, kept=kept, vae=vae)
     positive, negative = encode(w, clip, "photo of a person")
     w.group("Inversion")
-    point, _, figure, _, about = w.add(
-        "GBX_W2WInvert", model=model, space=space, latent=latent, positive=positive, mask=mask
-    )
-    w.add("PreviewImage", images=figure)
+    point, *_, about = w.add("GBX_W2WInvert", model=model, space=space, latent=latent, positive=positive, mask=mask)
     w.add("PreviewAny", source=about, node_title="Report")
-    w.group("Edit")
+    w.group("Edit, and back into the photo")
     edited, _ = w.add("GBX_W2WEdit", point=point, edits="PC 1: 1")
     patched, _ = w.add("GBX_W2WGuidance", model=model, point=point, edited_point=edited)
-    w.group("Back into the photo")
-    noised = w.add("SetLatentNoiseMask", samples=latent, mask=mask)
-    samples = w.add(
-        "KSampler",
+    whole = _sampled_into(
+        w,
+        sampler="dpmpp_2m",
+        scheduler="karras",
         model=patched,
         positive=positive,
         negative=negative,
-        latent_image=noised,
+        image=image,
+        mask=mask,
+        latent=latent,
+        vae=vae,
         seed=5,
         steps=30,
         cfg=6.0,
-        sampler_name="dpmpp_2m",
-        scheduler="karras",
         denoise=0.6,
     )
-    decoded = w.add("VAEDecode", samples=samples, vae=vae)
-    whole = w.add("ImageCompositeMasked", destination=image, source=decoded, x=0, y=0, resize_source=True, mask=mask)
     w.add("SaveImage", images=whole, filename_prefix="glassbox/edited_photo")
 
 
@@ -345,18 +396,16 @@ def demo_weights_delayed_injection(w: Workflow) -> None:
         "**How:** one W2W Apply with the unedited point ends where another with the edited point starts.",
         "**Try** other percents. The paper's T is 1 - T / 999 here: T 800 is 0.199.",
     )
-    demo = _Demo(w)
+    demo = _Demo(w, with_space=False)
     w.group("A point and an edit")
-    space, _ = w.add("GBX_W2WFitDirections", space=demo.space, components=64)
-    person = demo.member(space)
+    person, _ = demo.directed_member()
     edited, _ = w.add("GBX_W2WEdit", point=person, edits="beard: 1")
     w.group("Images")
-    demo.save(demo.generate(demo.apply(person)), "unedited", "A member")
-    demo.save(demo.generate(demo.apply(edited)), "from_start", "Edited from the start")
+    demo.save(demo.image(person), "unedited", "A member")
+    demo.save(demo.image(edited), "from_start", "Edited from the start")
     for percent in (0.2, 0.5):
-        before = demo.apply(person, end_percent=percent)
-        after = demo.apply(edited, before, start_percent=percent)
-        demo.save(demo.generate(after), f"from_{percent:.0%}".replace("%", ""), f"Edited from {percent:.0%}")
+        image = demo.delayed(person, edited, percent)
+        demo.save(image, f"from_{percent:.0%}".replace("%", ""), f"Edited from {percent:.0%}")
 
 
 def demo_weights_build_space(w: Workflow) -> None:
@@ -402,9 +451,7 @@ def demo_weights_label_members(w: Workflow) -> None:
     demo = _Demo(w, "portrait, plain green background")
     w.group("Images of members")
     points, names, _ = w.add("GBX_W2WSample", space=demo.space, source="members", seed=1, count=40)
-    images = generate(
-        w, demo.apply(points), demo.positive, demo.negative, demo.latent(1), demo.vae, seed=53, steps=10, cfg=3.0
-    )
+    images = demo.generate(demo.apply(points), steps=10)
     w.add("PreviewImage", images=demo.batch(images), node_title="Members")
     w.group("Labels and directions")
     table, about = w.add(
@@ -438,19 +485,33 @@ def demo_weights_to_lora(w: Workflow) -> None:
     )
     demo = _Demo(w)
     w.group("A point and its LoRA")
-    person, another = demo.sample(seed=3), demo.sample(seed=8)
+    person = demo.sample(seed=3)
     lora, file, _ = w.add("GBX_W2WToLoRA", point=person, filename_prefix="loras/glassbox_person")
-    style, _, _ = w.add("GBX_W2WToLoRA", point=another, filename_prefix="")
     w.add("PreviewAny", source=file, node_title="File")
     w.group("The same image")
     demo.save(demo.image(person), "applied", "W2W Apply")
-    stock = w.add("LoraModelLoader", model=demo.model, lora=lora)
-    demo.save(demo.generate(stock), "stock", "ComfyUI's own loader")
+    demo.save(demo.with_lora(lora), "stock", "ComfyUI's own loader")
     w.group("Projected back")
     again, report = w.add("GBX_W2WProjectLoRA", space=demo.space, lora=lora)
     demo.save(demo.image(again), "projected", "Projected back into the space")
     w.add("PreviewAny", source=report, node_title="Projection report")
     w.group("With another LoRA")
+    style = demo.another_lora()
     merged, _, note = w.add("GBX_W2WStyleMerge", point=person, style_lora=style, style_strength=0.5)
-    demo.save(demo.generate(w.add("LoraModelLoader", model=demo.model, lora=merged)), "merged")
+    demo.save(demo.with_lora(merged), "merged")
     w.add("PreviewAny", source=note, node_title="Merge report")
+
+
+def _sampled(w: Workflow, **given: Output) -> Output:
+    return sample(w, latent_image=w.add("EmptyLatentImage", width=128, height=128, batch_size=1), **given)
+
+
+def _sampled_into(w: Workflow, sampler: str = "euler", scheduler: str = "normal", **given: Output | float) -> Output:
+    """The masked part of an image sampled again, in a subgraph."""
+
+    def inside(w: Workflow, image: Output, mask: Output, latent: Output, vae: Output, **given: Output) -> Output:
+        noised = w.add("SetLatentNoiseMask", samples=latent, mask=mask)
+        decoded = sample(w, vae, sampler=sampler, scheduler=scheduler, latent_image=noised, **given)
+        return w.add("ImageCompositeMasked", destination=image, source=decoded, x=0, y=0, resize_source=True, mask=mask)
+
+    return w.subgraph("Sample into the image", inside, **given)

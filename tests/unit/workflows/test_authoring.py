@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import statistics
 
 import pytest
 import repository
@@ -28,6 +27,9 @@ INFO = {
 }
 for _name, _info in INFO.items():
     _info |= {"output_name": list(_info["output"]), "display_name": _name}
+
+
+_ZOOMS = {"demo_neurons_find_and_mask": 0.6, "sdxl_weights_edit_photo": 0.63}
 
 
 def example(w):
@@ -193,11 +195,10 @@ def _holds(group, box):
     )
 
 
-def test_workflows_open_large_enough_to_read():
-    """Text is drawn from 0.6 on in the classic renderer; the floors are what the layout reaches."""
-    zooms = sorted(_opening_zoom(json.loads(path.read_text("utf-8"))) for path in repository.WORKFLOWS)
-    assert statistics.median(zooms) >= 0.65 and zooms[0] >= 0.38
-    assert sum(zoom >= 0.65 for zoom in zooms) >= 42
+@pytest.mark.parametrize("path", repository.WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_opens_large_enough_to_read(path):
+    """Text is drawn from 0.6 on in the classic renderer; the exceptions hold what shows best in one workflow."""
+    assert _opening_zoom(json.loads(path.read_text("utf-8"))) >= _ZOOMS.get(path.stem, 0.645)
 
 
 def _opening_zoom(saved):
