@@ -29,7 +29,7 @@ _LARGEST = (4000, 2500)  # what opens smaller is not worth trying
 _BACK = 0.2  # what a layout loses whose links all run to the left or straight down
 _GROUP_LETTER = 13
 _ORDERS = 60  # of the groups, at most
-_READABLE = 0.66  # what counts first
+_READABLE, _MOST_BACK = 0.65, 0.4  # what counts first
 _ENOUGH = 0.8  # text is easy to read: a workflow that opens larger gets no better
 _SHOWS_IMAGE = {"SaveImage", "PreviewImage"}
 _SHOWS_TEXT = "PreviewAny"
@@ -82,13 +82,11 @@ def arrange(workflow: Workflow) -> Layout:
         node.size = max(width, _title_width(node)), height
     choices = itertools.product((True, False), repeat=2)
     layouts = itertools.chain.from_iterable(_layouts(workflow, *choice) for choice in choices)
-    return max(
-        layouts, key=lambda layout: (min(layout.zoom, _READABLE), _score(workflow, layout))
-    )  # the first of equals
+    return max(layouts, key=lambda layout: _score(workflow, layout))  # the first of equals
 
 
-def _score(workflow: Workflow, layout: Layout) -> float:
-    """How large a workflow opens, less for links that do not run to the right."""
+def _score(workflow: Workflow, layout: Layout) -> tuple[bool, float, float]:
+    """Whether most links run to the right, how large a workflow opens up to readable, and both."""
     boxes = layout.nodes
     links = [
         (boxes[source.node.id], boxes[node.id])
@@ -96,8 +94,8 @@ def _score(workflow: Workflow, layout: Layout) -> float:
         for source in node.sources.values()
         if source.node.id in boxes
     ]
-    back = sum(target.left < source.left + source.width for source, target in links)
-    return min(layout.zoom, _ENOUGH) * (1 - _BACK * back / max(len(links), 1))
+    back = sum(target.left < source.left + source.width for source, target in links) / max(len(links), 1)
+    return back <= _MOST_BACK, min(layout.zoom, _READABLE), min(layout.zoom, _ENOUGH) * (1 - _BACK * back)
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 from .authoring import Output, Workflow
-from .sampling import encode, generate, sample
+from .sampling import encode, sample
 
 _SPACE = "avatars-v2-w2w.safetensors"
 _PROMPT = "portrait, blue hoodie, smiling, plain green background"
-_PAPER = "weights2weights, arXiv 2406.09413"
+PAPER = "weights2weights, arXiv 2406.09413"
 _MEMBER = "person_0058"
 _ALL, _STEPS = 64, 20
 
@@ -126,7 +126,7 @@ class _Demo:
 def demo_weights_sample(w: Workflow) -> None:
     w.note(
         "Sampled identities",
-        f"**Six points** are sampled from a space of LoRAs ({_PAPER}): each is a small LoRA made of a few random "
+        f"**Six points** are sampled from a space of LoRAs ({PAPER}): each is a small LoRA made of a few random "
         "numbers. Prompt and noise are the same for all six, so only the identity differs.",
         "**The space** was built from LoRAs of drawn people, ten images each. The figures show the variance that "
         "its axes explain, and the mean among its members. The sheet names the members nearest to each point.",
@@ -149,7 +149,7 @@ def demo_weights_sample(w: Workflow) -> None:
 def demo_weights_edit(w: Workflow) -> None:
     w.note(
         "Edits that add up",
-        f"**One identity** is moved along directions of the space ({_PAPER}, section 3.3): a beard, then sunglasses. "
+        f"**One identity** is moved along directions of the space ({PAPER}, section 3.3): a beard, then sunglasses. "
         "A strength of 1 is the largest projection of a member.",
         "**W2W Fit Directions** fits the directions to labels of the members and reports the accuracy of each on "
         "held-out members. `preserved_directions` keeps other attributes. Edits do not succeed with every identity: "
@@ -175,7 +175,7 @@ def demo_weights_edit(w: Workflow) -> None:
 def demo_weights_guidance(w: Workflow) -> None:
     w.note(
         "Identity guidance",
-        f"**One identity and one edit** with W2W Apply and with identity guidance ({_PAPER}). W2W Apply acts on both "
+        f"**One identity and one edit** with W2W Apply and with identity guidance ({PAPER}). W2W Apply acts on both "
         "sides of CFG: the prompt is amplified, the identity is not. Guidance keeps the base model on the negative "
         "side, at the same number of evaluations.",
         "**The guider** sets cfg, identity and edit strength in one node; other strengths than 1 cost more evaluations "
@@ -223,7 +223,7 @@ def demo_weights_sweep(w: Workflow) -> None:
     w.note(
         "A grid of strengths",
         "**Along two directions** one person changes step by step: along a row the beard, down a column sunglasses "
-        f"({_PAPER}). W2W Sheet puts the values on the axes.",
+        f"({PAPER}). W2W Sheet puts the values on the axes.",
         "**Between two people** of the space a straight line leads from one to the other: a strip and an animation.",
         "**Try** `PC 1`, `PC 2` and so on instead of names: the axes of largest variance; or a count of 5.",
     )
@@ -256,7 +256,7 @@ def demo_weights_invert(w: Workflow) -> None:
     w.note(
         "Inversion: an image as a point",
         "**One image** of a person who is not a member: W2W Invert trains the coefficients of a point until its "
-        f"model restores the image from noise ({_PAPER}, section 3.4). The paper uses 400 steps; here 60.",
+        f"model restores the image from noise ({PAPER}, section 3.4). The paper uses 400 steps; here 60.",
         "**Afterwards** the point works like any other: with another prompt, and with edits.",
         "**Try** more steps; another image; Stop, which keeps the point trained so far.",
     )
@@ -293,7 +293,7 @@ def demo_weights_edit_photo(w: Workflow) -> None:
     w.note(
         "Edit the person in an image",
         "**From an image and back:** W2W Invert finds the point of the person, W2W Edit moves it, and image to image "
-        f"with a mask puts the edited person back ({_PAPER}, sections 3.3 and 3.4). The background stays as it is.",
+        f"with a mask puts the edited person back ({PAPER}, sections 3.3 and 3.4). The background stays as it is.",
         "**The mask** limits the loss of the inversion, the noise of the sampler and the area that is replaced.",
         "**Try** more steps of W2W Invert (the paper: 400); the sliders; a lower denoise, which keeps more.",
     )
@@ -320,7 +320,7 @@ def demo_weights_edit_photo(w: Workflow) -> None:
     edited, _ = w.add("GBX_W2WEdit", point=point, edits="dark skin: 2")
     model, _ = w.add("GBX_W2WGuidance", model=demo.model, point=point, edited_point=edited)
     w.group("Back into the image")
-    whole = _sampled_into(
+    whole = sampled_into(
         w,
         model=model,
         positive=demo.positive,
@@ -338,60 +338,10 @@ def demo_weights_edit_photo(w: Workflow) -> None:
     demo.save(whole, "photo_edited", "Edited")
 
 
-def sdxl_weights_edit_photo(w: Workflow) -> None:
-    w.note(
-        "Edit the person in a photo with SDXL",
-        "**Put LoRAs** of people for SDXL into models/loras/sdxl-people: they become a space. W2W Invert finds the "
-        f"point of the person of the photo, W2W Edit moves it ({_PAPER}, sections 3.3 and 3.4), and image to image "
-        "puts the edited person back.",
-        "**Keep the background:** open the photo in the mask editor and cover what shall stay; otherwise all of it "
-        "changes.",
-        "**Edits:** `PC 1` needs no labels; W2W Fit Directions with a table of labels gives named ones. A space of "
-        "few LoRAs holds few people: read in the report how far the point lies from the members.",
-        "Tested with random weights of this architecture, not with real LoRAs.",
-    )
-    w.group("Model, space and photo")
-    model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name="sd_xl_base_1.0.safetensors")
-    space, report = w.add("GBX_W2WBuildSpace", folder="sdxl-people", filename="sdxl-people")
-    w.add("PreviewAny", source=report, node_title="Build report")
-    photo, kept = w.add("LoadImage", image="example.png", node_title="Photo; mask what shall stay")
-
-    def scaled(w: Workflow, photo: Output, kept: Output, vae: Output) -> dict[str, Output]:
-        image = w.add("ImageScaleToTotalPixels", image=photo, upscale_method="lanczos", megapixels=1.0)
-        latent = w.add("VAEEncode", pixels=image, vae=vae)
-        return {"image": image, "mask": w.add("InvertMask", mask=kept), "latent": latent}
-
-    image, mask, latent = w.subgraph("Scale and encode", scaled, photo=photo, kept=kept, vae=vae)
-    positive, negative = encode(w, clip, "photo of a person")
-    w.group("Inversion")
-    point, *_, about = w.add("GBX_W2WInvert", model=model, space=space, latent=latent, positive=positive, mask=mask)
-    w.add("PreviewAny", source=about, node_title="Report")
-    w.group("Edit, and back into the photo")
-    edited, _ = w.add("GBX_W2WEdit", point=point, edits="PC 1: 1")
-    patched, _ = w.add("GBX_W2WGuidance", model=model, point=point, edited_point=edited)
-    whole = _sampled_into(
-        w,
-        sampler="dpmpp_2m",
-        scheduler="karras",
-        model=patched,
-        positive=positive,
-        negative=negative,
-        image=image,
-        mask=mask,
-        latent=latent,
-        vae=vae,
-        seed=5,
-        steps=30,
-        cfg=6.0,
-        denoise=0.6,
-    )
-    w.add("SaveImage", images=whole, filename_prefix="glassbox/edited_photo")
-
-
 def demo_weights_delayed_injection(w: Workflow) -> None:
     w.note(
         "An edit that starts late",
-        f"**The same edit** from the start, from 20 % and from 50 % of sampling ({_PAPER}, appendix I): a later start "
+        f"**The same edit** from the start, from 20 % and from 50 % of sampling ({PAPER}, appendix I): a later start "
         "keeps more of the image and weakens the edit.",
         "**How:** one W2W Apply with the unedited point ends where another with the edited point starts.",
         "**Try** other percents. The paper's T is 1 - T / 999 here: T 800 is 0.199.",
@@ -411,7 +361,7 @@ def demo_weights_delayed_injection(w: Workflow) -> None:
 def demo_weights_build_space(w: Workflow) -> None:
     w.note(
         "A space of your own LoRAs",
-        f"**Eight LoRAs** become a space ({_PAPER}, section 3.1). Here they are sampled from another space so that the "
+        f"**Eight LoRAs** become a space ({PAPER}, section 3.1). Here they are sampled from another space so that the "
         "workflow runs without files; set `folder` to a folder inside models/loras to use your own.",
         "**Any trainer, rank and kind** (LoRA, LoHa, LoKr, DoRA, OFT) of one base model: points are sums of the "
         "members' weight updates in one common basis per layer. The report names files that do not fit, files that are "
@@ -481,7 +431,7 @@ def demo_weights_to_lora(w: Workflow) -> None:
         "**One model** three ways: by W2W Apply, as a LoRA in ComfyUI's own loader, and as that LoRA projected back "
         "into the space. The first two images are bit-identical, the third nearly.",
         "**The file** lies in output/loras: Load LoRA lists it after a refresh; Forge and diffusers read it too.",
-        f"**W2W Style Merge** adds a style LoRA ({_PAPER}, appendix H). Here it is a second person: two people mix.",
+        f"**W2W Style Merge** adds a style LoRA ({PAPER}, appendix H). Here it is a second person: two people mix.",
     )
     demo = _Demo(w)
     w.group("A point and its LoRA")
@@ -506,7 +456,7 @@ def _sampled(w: Workflow, **given: Output) -> Output:
     return sample(w, latent_image=w.add("EmptyLatentImage", width=128, height=128, batch_size=1), **given)
 
 
-def _sampled_into(w: Workflow, sampler: str = "euler", scheduler: str = "normal", **given: Output | float) -> Output:
+def sampled_into(w: Workflow, sampler: str = "euler", scheduler: str = "normal", **given: Output | float) -> Output:
     """The masked part of an image sampled again, in a subgraph."""
 
     def inside(w: Workflow, image: Output, mask: Output, latent: Output, vae: Output, **given: Output) -> Output:
