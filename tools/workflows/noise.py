@@ -129,7 +129,7 @@ def demo_noise_seed_scout(w: Workflow) -> None:
     alike = w.add("GBX_SeedScout", ranking="layout_likeness", reference=reference, batch_size=8, **scouting, **given)
     w.add("PreviewAny", source=covered[3], node_title="Report")
     best = [generate(w, latent=latent, seed=seeds[0], **sampling) for seeds in (covered, alike)]
-    three = w.add("EmptyLatentImage", width=128, height=128, batch_size=3)
+    three = w.add("RepeatLatentBatch", samples=latent, amount=3)
     first = generate(w, latent=three, seed=21, **sampling)
     w.group("Side by side")
     w.add("SaveImage", images=alike[2], filename_prefix="glassbox/scout_layout", node_title="Ranked by layout")

@@ -322,6 +322,7 @@ def demo_weights_edit_photo(w: Workflow) -> None:
     w.group("Back into the image")
     whole = sampled_into(
         w,
+        False,
         model=model,
         positive=demo.positive,
         negative=demo.negative,
@@ -456,12 +457,16 @@ def _sampled(w: Workflow, **given: Output) -> Output:
     return sample(w, latent_image=w.add("EmptyLatentImage", width=128, height=128, batch_size=1), **given)
 
 
-def sampled_into(w: Workflow, sampler: str = "euler", scheduler: str = "normal", **given: Output | float) -> Output:
+def sampled_into(
+    w: Workflow, resized: bool, sampler: str = "euler", scheduler: str = "normal", **given: Output | float
+) -> Output:
     """The masked part of an image sampled again, in a subgraph."""
 
     def inside(w: Workflow, image: Output, mask: Output, latent: Output, vae: Output, **given: Output) -> Output:
         noised = w.add("SetLatentNoiseMask", samples=latent, mask=mask)
         decoded = sample(w, vae, sampler=sampler, scheduler=scheduler, latent_image=noised, **given)
-        return w.add("ImageCompositeMasked", destination=image, source=decoded, x=0, y=0, resize_source=True, mask=mask)
+        return w.add(
+            "ImageCompositeMasked", destination=image, source=decoded, x=0, y=0, resize_source=resized, mask=mask
+        )
 
     return w.subgraph("Sample into the image", inside, **given)

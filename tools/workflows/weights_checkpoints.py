@@ -38,6 +38,7 @@ def sdxl_weights_edit_photo(w: Workflow) -> None:
     patched, _ = w.add("GBX_W2WGuidance", model=model, point=point, edited_point=edited)
     whole = sampled_into(
         w,
+        True,
         sampler="dpmpp_2m",
         scheduler="karras",
         model=patched,
