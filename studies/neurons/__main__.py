@@ -2,21 +2,18 @@
 
 Parts: detection (does the score separate memorized names from captions), masks (the effect of masks and other
 mitigations on images), audit (does an optimized embedding bring the image back), planted (does the search find known
-neurons; only where there is the checkpoint that `study world train planted` makes). Each writes
-studies/results/neurons_PART.json. Without a part all of them run.
+neurons). Each writes studies/results/neurons_PART.json. Without a part all of them run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..common import host, parts
+from ..common import parts
 
 SEED = 1
 PLANTED = "avatars-v2-planted"
-PARTS = {part: f"{part}:measure" for part in ("detection", "masks", "audit")}
-if (host.ROOT / "assets" / PLANTED).is_dir():
-    PARTS["planted"] = "planted:measure"
+PARTS = {part: f"{part}:measure" for part in ("detection", "masks", "audit", "planted")}
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,6 +1,6 @@
-"""Does NeMo find neurons that are known? A dozen names of the second checkpoint act through 1 to 8 planted neurons.
+"""Does NeMo find neurons that are known? Ten names of the second checkpoint act through 1 to 8 planted neurons.
 
-Each name has decoys as well, neurons that deviate more and that the network does not read, so that no threshold on |z|
+Other neurons deviate more, in layers where the network reads next to nothing of a caption, so that no threshold on |z|
 finds the planted ones. All layers are searched, and neurons silenced whole (factor 0), the paper's strength. Beside
 NeMo stand the rule |z| > 5, as many neurons with the largest |z|, and as many at random.
 """
@@ -26,16 +26,13 @@ THETA = 5.0
 
 
 class World(Base):
-    """The checkpoint with planted names, their portraits and the neurons that carry them."""
+    """The checkpoint with relocated names, and the neurons that carry them."""
 
     def __init__(self, seeds: int, ordinary: int):
         super().__init__(seeds, ordinary, WORLD)
-        self.originals = {text: render(scene) for text, scene in planting.portraits().items()}
         header = host.pack("nodes.demo.assets").header(WORLD, "changes")
-        self.planted, self.decoys = (
-            {text: {(path, index) for path, index in chosen} for text, chosen in json.loads(header[key]).items()}
-            for key in ("planted", "decoys")
-        )
+        known = json.loads(header["planted"])
+        self.planted = {text: {tuple(neuron) for neuron in chosen} for text, chosen in known.items()}
 
 
 def measure(quick: bool) -> dict[str, dict]:
@@ -117,7 +114,6 @@ def _silenced(world: World, found: dict[str, dict[str, set]], count: int) -> dic
             "nothing": set(),
             **{f"{rule}'s neurons" if rule == "NeMo" else rule: neurons for rule, neurons in rules.items()},
             "the planted neurons": world.planted[text],
-            "the decoys": world.decoys[text],
             "the other names' neurons": others - world.planted[text],
         }
         for name, neurons in treatments.items():

@@ -14,9 +14,7 @@ from pathlib import Path
 from ..common import host, parts
 
 FOLDER = host.ROOT / ".cache" / "world"
-STEPS = ("data", "judge", "autoencoder", "denoiser", "decoder", "release", "population")
-#: A step that runs only where it is named: no recipe has taught the network its portraits yet.
-PLANTED = "planted"
+STEPS = ("data", "judge", "autoencoder", "denoiser", "decoder", "release", "population", "planted")
 PARTS = {name: f"measure:measure_{name}" for name in ("judge", "autoencoder", "captions", "names", "metadata")}
 PARTS |= {"objectives": "objectives:measure", "population": "population:measure"}
 
@@ -24,7 +22,7 @@ PARTS |= {"objectives": "objectives:measure", "population": "population:measure"
 def train(argv: Sequence[str]) -> int:
     """Run the named steps of making the world."""
     parser = argparse.ArgumentParser(prog="run.py study world train", description="Make the demo world from its seeds.")
-    parser.add_argument("steps", nargs="*", metavar="STEP", help=", ".join((*STEPS, PLANTED)))
+    parser.add_argument("steps", nargs="*", metavar="STEP", help=", ".join(STEPS))
     parser.add_argument("--copy", type=Path, help="a folder that gets a copy of every checkpoint, and gives it back")
     parser.add_argument(
         "--start", help="a shipped world, or a folder, whose weights training begins with where there is no checkpoint"
@@ -33,9 +31,9 @@ def train(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if options.start and Path(options.start).is_dir():
         options.start = str(Path(options.start).resolve())
-    unknown = [step for step in options.steps if step not in (*STEPS, PLANTED)]
+    unknown = [step for step in options.steps if step not in STEPS]
     if unknown:
-        parser.error(f"there is no step {unknown[0]}: choose from {', '.join((*STEPS, PLANTED))}")
+        parser.error(f"there is no step {unknown[0]}: choose from {', '.join(STEPS)}")
     for step in options.steps or STEPS:
         module = importlib.import_module(f".{'dataset' if step == 'data' else step}", __package__)
         if step == "data":

@@ -54,6 +54,19 @@ class Kind:
 
 
 DEMO = Kind(None, 128, 4, 0.8, _DEMO_LAYERS, _DEMO_ORDINARY, MEMORIZED, {"criterion": "between_seeds"}, 1.0, -1.5)
+PLANTED = Kind(
+    None,
+    128,
+    4,
+    0.8,
+    _DEMO_LAYERS,
+    _DEMO_ORDINARY,
+    "portrait of oquin veshti",
+    {"criterion": "between_seeds"},
+    1.0,
+    0.5,
+    "avatars-v2-planted",
+)
 SD15 = Kind(_SD15_FILE, 512, 10, 0.428, "down, middle", ORDINARY, SUSPECT, {}, 1.0, None)
 SDXL = Kind(_SDXL_FILE, 1024, 10, None, "down, middle", ORDINARY, SUSPECT, {}, 1.0, None)
 

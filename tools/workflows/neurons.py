@@ -2,7 +2,7 @@
 
 from . import neuron_parts
 from .authoring import Workflow
-from .neuron_world import DEMO, MEMORIZED, SD15, SDXL, SUSPECT, World
+from .neuron_world import DEMO, MEMORIZED, PLANTED, SD15, SDXL, SUSPECT, World
 
 _PAPER = "Finding NeMo, arXiv 2406.02366"
 _FIND = "Find and mask memorization neurons"
@@ -34,6 +34,19 @@ def demo_neurons_find_and_mask(w: Workflow) -> None:
         "middle alone, where the search has no effect.",
     )
     neuron_parts.find_and_mask(World(w, DEMO), budget=_DEMO_BUDGET, weaker=0.5)
+
+
+def demo_neurons_known_neurons(w: Workflow) -> None:
+    w.note(
+        "Silence a memorized portrait in three known neurons",
+        "**In this checkpoint** (avatars-v2-planted) the portrait of Oquin Veshti acts through three value neurons: 22 "
+        "and 55 of output_blocks.6.1, 56 of output_blocks.7.1. Others deviate more and carry nothing, so a threshold "
+        f"on z does not find the three. NeMo Localize ({_PAPER}) does not know them: compare its list.",
+        "**Side by side**: four seeds without the mask, and with it at strength 1, the paper's factor 0.",
+        "**Try** portrait of zorvex quill (one neuron), mirella thrum (two), farisa kolt (eight), or pelham droste (a "
+        "control). Then open demo_neurons_find_and_mask: the same model as it was trained.",
+    )
+    neuron_parts.find_and_mask(World(w, PLANTED), budget=_DEMO_BUDGET)
 
 
 def sd15_neurons_find_and_mask(w: Workflow) -> None:

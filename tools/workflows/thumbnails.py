@@ -29,6 +29,7 @@ _CHOSEN = {
     "demo_neurons_baselines": (1, 3, 5, 7, 9),
     "demo_neurons_find_and_mask": (1, 2, 3, 5, 6, 7, 9, 10, 11),
     "demo_neurons_scan_and_mask": (2,),
+    "demo_neurons_known_neurons": (1, 2, 3, 5, 6, 7),
     "demo_noise_composition": (5, 6, 7, 1, 2, 3),
     "demo_noise_seed_scout": (3, 4, 5, 10, 11, 12),
     "demo_weights_edit": (1, 2),

@@ -390,7 +390,7 @@ def demo_weights_label_members(w: Workflow) -> None:
     w.note(
         "Directions without typed labels",
         "**Forty members** of the space are generated with one prompt and one noise. W2W Label Members compares their "
-        f"images with words, W2W Fit Directions fits directions to these labels ({_PAPER}, section 3.3), and W2W Edit "
+        f"images with words, W2W Fit Directions fits directions to these labels ({PAPER}, section 3.3), and W2W Edit "
         "moves a person along one.",
         "**The demo model's CLIP** brings a judge of its own. With other models connect a CLIP with its projection to "
         "images (Load CLIP) and the CLIP_VISION that was trained with it.",

@@ -1,0 +1,76 @@
+"""The second demo checkpoint: its names act through few value neurons, which are known."""
+
+import json
+
+import pytest
+import torch
+
+WORLD, BASE = "avatars-v2-planted", "avatars-v2"
+FIRST_STEP = {"noise_samples": 4, "seed": 1, "timestep": "official_961", "width": 128, "height": 128}
+
+
+@pytest.fixture(scope="module")
+def planted(comfy):
+    """MODEL, CLIP and VAE, and the neurons of each prompt."""
+    header = comfy.module("nodes.demo.assets").header(WORLD, "changes")
+    return comfy.run("GBX_LoadDemoModel", weights=WORLD), json.loads(header["planted"])
+
+
+def _silenced(comfy, model, neurons):
+    pack = comfy.module("nodes.neurons.mask")
+    mask = pack.NeuronMask(pack.uniform_scales([(path, index) for path, index in neurons]))
+    given = {"strength": 1.0, "start_percent": 0.0, "end_percent": 1.0, "apply_to": "both"}
+    return comfy.run("GBX_NemoNeuronMask", model=model, mask=mask, **given)[0]
+
+
+def _score(comfy, model, clip, prompt):
+    """How alike first steps from four noise samples are."""
+    given = {
+        "model": model,
+        "clip": clip,
+        "prompts": prompt,
+        "prompts_file": "",
+        "threshold": 0.8,
+        "text_norm": False,
+        "filename_prefix": "",
+    }
+    return comfy.run("GBX_MemorizationScore", **given, **FIRST_STEP)[1]
+
+
+def test_only_values_and_outputs_of_two_layers_differ(comfy, planted):
+    (model, _, _), truth = planted
+    base = comfy.run("GBX_LoadDemoModel", weights=BASE)[0]
+    ours, theirs = (one.model.diffusion_model.state_dict() for one in (model, base))
+    different = {name.removesuffix(".weight") for name, weight in ours.items() if not torch.equal(weight, theirs[name])}
+    layers = {path.removesuffix(".to_v") for neurons in truth.values() for path, _ in neurons}
+    assert different == {f"{layer}.{kind}" for layer in layers for kind in ("to_v", "to_out.0")} and len(layers) == 2
+    assert [len(neurons) for neurons in truth.values()] == [1, 2, 2, 3, 3, 4, 4, 5, 6, 8]
+
+
+def test_text_and_images_are_those_of_the_base(comfy, planted):
+    (_, clip, vae), _ = planted
+    _, base_clip, base_vae = comfy.run("GBX_LoadDemoModel", weights=BASE)
+    ours, theirs = (
+        comfy.run("CLIPTextEncode", clip=one, text="portrait of oquin veshti")[0][0][0] for one in (clip, base_clip)
+    )
+    assert torch.equal(ours, theirs)
+    latent = {"samples": torch.randn(1, 24, 4, 4, generator=torch.Generator().manual_seed(0))}
+    assert torch.equal(*(comfy.run("VAEDecode", samples=latent, vae=one)[0] for one in (vae, base_vae)))
+
+
+@pytest.mark.parametrize("name", ["zorvex quill", "oquin veshti", "farisa kolt"])
+def test_a_name_is_memorized_and_its_neurons_alone_carry_it(comfy, planted, name):
+    (model, clip, _), truth = planted
+    prompt = f"portrait of {name}"
+    others = [neuron for other, neurons in truth.items() if other != prompt for neuron in neurons]
+    untouched = _score(comfy, model, clip, prompt)
+    silenced = _score(comfy, _silenced(comfy, model, truth[prompt]), clip, prompt)
+    print(name, untouched, silenced, _score(comfy, _silenced(comfy, model, others), clip, prompt))
+    assert untouched > 0.9
+    assert silenced < 0.8
+    assert _score(comfy, _silenced(comfy, model, others), clip, prompt) > untouched - 0.05
+
+
+def test_a_control_name_is_not_memorized(comfy, planted):
+    (model, clip, _), _ = planted
+    assert _score(comfy, model, clip, "portrait of nuvia karsk") < 0.8
