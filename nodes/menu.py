@@ -34,11 +34,10 @@ from .demo.nodes_demo import DemoImage, LoadDemoModel
 from .host import routes
 from .host.schema import with_checked_inputs
 from .neurons.nodes_audit import MemorizationAudit
-from .neurons.nodes_detection import CalibrateThreshold, LayerAblation, MemorizationScore
+from .neurons.nodes_detection import CalibrateThreshold, LayerAblation, MemorizationScore, ScanReport
 from .neurons.nodes_mask import BakeNeuronMask, LoadNeuronMask, NeuronMaskEdit, NeuronReport, SaveNeuronMask
 from .neurons.nodes_mitigations import AttentionScaling, EmbeddingAdjustment, RandomTokens
 from .neurons.nodes_nemo import NemoLocalize, NemoNeuronMask
-from .neurons.nodes_scan_report import ScanReport
 from .neurons.nodes_statistics import LoadNeuronStatistics, NeuronStatistics
 from .noise.nodes_composition import CompositionNoise
 from .noise.nodes_immiscible import ImmiscibleLatentBatch, ImmiscibleNoise, NoiseGainPreview

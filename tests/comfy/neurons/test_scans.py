@@ -155,7 +155,7 @@ def test_rows_without_their_moments_are_measured_again(comfy, demo, monkeypatch)
 
 
 def test_the_report_ranks_prompts_and_shows_both_models(comfy, demo, monkeypatch):
-    nodes, sampled = comfy.module("nodes.neurons.nodes_scan_report"), []
+    nodes, sampled = comfy.module("nodes.neurons.nodes_detection"), []
 
     def sample(model, vae, positive, negative, shape, count, seed, **how):
         sampled.append((model, shape, count, seed, how))
