@@ -213,12 +213,16 @@ def _properties(node: Node) -> dict:
 
 
 def _sockets(node: Node, links: _Links) -> list[dict]:
-    """A node's sockets in the canvas' order: plain ones, then those of widgets, which are saved only when linked."""
+    """A node's sockets in the canvas' order: plain ones, then those of widgets, which are saved only when linked.
+
+    Of a node whose widgets its subgraph shows, all are saved: front end 1.32 takes their places for those of all.
+    """
     described = list(inputs(node.info))
     plain = [input_ for input_ in described if not input_.is_widget]
-    linked = [input_ for input_ in described if input_.is_widget and input_.name in node.sources]
+    shown = any(source.type == ANY for source in node.sources.values())
+    fed = [input_ for input_ in described if input_.is_widget and (shown or input_.name in node.sources)]
     sockets = []
-    for slot, input_ in enumerate(plain + linked):
+    for slot, input_ in enumerate(plain + fed):
         socket = {
             "name": input_.name,
             "type": input_.kind,

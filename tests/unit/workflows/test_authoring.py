@@ -115,6 +115,14 @@ def test_a_subgraph_queues_the_nodes_that_it_holds():
     )
 
 
+def test_nodes_whose_widgets_a_subgraph_shows_save_all_their_sockets():
+    """Else front end 1.32 shows another widget in the place of each."""
+    saved = canvas.make("folded", lambda w: folded(w, 7), INFO)
+    inside = {node["type"]: node["inputs"] for node in saved["definitions"]["subgraphs"][0]["nodes"]}
+    assert [socket["name"] for socket in inside["Generate"]] == ["model", "cond", "seed", "cfg"]
+    assert [socket["link"] is None for socket in inside["Generate"]] == [False, False, False, True]
+
+
 def test_every_node_has_an_id_of_its_own_in_subgraphs_too():
     saved = canvas.make("folded", lambda w: folded(w, 7, 8), INFO)
     graphs = [saved, *saved["definitions"]["subgraphs"]]
