@@ -56,7 +56,7 @@ def _rules(world: World, text: str, mask, statistics) -> dict[str, set]:
     tokens, z = world.encode(text)[0][0][0], {}
     mean_activations = host.pack("nodes.neurons.neuron_statistics").mean_activations
     for path in statistics.layers:
-        weight = world.model.model.diffusion_model.get_submodule(path).weight
+        weight = world.model.model.diffusion_model.get_submodule(path).weight.detach()
         values = statistics.z(path, mean_activations(tokens @ weight.T)).abs().tolist()
         z |= {(path, index): value for index, value in enumerate(values)}
     ranked, count = sorted(z, key=z.get, reverse=True), mask.count
