@@ -119,22 +119,23 @@ def scan_and_mask(world: World, suspects: str, folder: str = "", images: int = 1
     """From a list of prompts to a mask for each of the memorized ones, and a report; scans in ``folder`` resume."""
     w, kind = world.w, world.kind
     scans = {name: f"{folder}/{name}" if folder else "" for name in ("threshold", "scores", "statistics", "masks")}
-    calibrated = {"prompts": kind.ordinary, **world.first_step, **world.given}
-    w.group("Threshold and statistics of ordinary prompts")
-    threshold, _, calibration = w.add(
-        "GBX_CalibrateThreshold", **calibrated, deviations=1.0, scan_file=scans["threshold"]
+
+    def ordinary(w: Workflow, prompts: Output, **given: Output) -> dict[str, Output]:
+        calibrated = {**given, "prompts": prompts, **world.first_step}
+        found = {
+            "threshold": w.add("GBX_CalibrateThreshold", **calibrated, deviations=1.0, scan_file=scans["threshold"])[0]
+        }
+        if kind.deviations is not None:
+            found["target_score"] = w.add("GBX_CalibrateThreshold", **calibrated, deviations=kind.deviations)[0]
+        files = {"filename_prefix": "", "scan_file": scans["statistics"]}
+        found["statistics"] = w.add("GBX_NeuronStatistics", **given, prompts=prompts, layers=kind.layers, **files)[0]
+        return found
+
+    w.group("Ordinary prompts")
+    threshold, *target, statistics = w.subgraph(
+        "Threshold and statistics", ordinary, prompts=kind.ordinary, **world.given
     )
-    search = dict(kind.search)
-    if kind.deviations is not None:
-        search["target_score"] = w.add("GBX_CalibrateThreshold", **calibrated, deviations=kind.deviations)[0]
-    statistics, *_ = w.add(
-        "GBX_NeuronStatistics",
-        **world.given,
-        prompts=kind.ordinary,
-        layers=kind.layers,
-        filename_prefix="",
-        scan_file=scans["statistics"],
-    )
+    search = kind.search | ({"target_score": target[0]} if target else {})
     w.group("Scan")
     _, _, _, memorized, table, _ = w.add(
         "GBX_MemorizationScore",
@@ -175,7 +176,6 @@ def scan_and_mask(world: World, suspects: str, folder: str = "", images: int = 1
     world.save(sheet, "scan_and_mask_2", "Ranked sheet")
     world.show(report, "Report")
     world.show(found, "Table")
-    world.show(calibration, "Threshold report")
     world.show(searched, "Search report")
     w.add("GBX_SaveNeuronMask", mask=mask, filename_prefix="glassbox/neurons/scan_and_mask")
 

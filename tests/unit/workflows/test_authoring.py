@@ -33,7 +33,10 @@ for _name, _info in INFO.items():
 _ZOOMS = {
     "demo_activations_score": 0.64,
     "demo_neurons_find_and_mask": 0.6,
+    "demo_neurons_scan_and_mask": 0.59,
     "demo_noise_seed_scout": 0.61,
+    "sd15_neurons_scan_and_mask": 0.56,
+    "demo_weights_label_members": 0.61,
     "sd15_weights_official_release": 0.64,
     "sdxl_weights_edit_photo": 0.63,
 }
