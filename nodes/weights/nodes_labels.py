@@ -95,10 +95,11 @@ class W2WLabelMembers(io.ComfyNode):
         """Changes with the files of the folder."""
         from . import member_sources
 
+        if source[0] != LabelSource.METADATA:
+            return ""
         try:
-            files = member_sources.file_sources(folders.lora_folder(folder[0]))
-            return "\n".join(one.stamp for one in files) if source[0] == LabelSource.METADATA else ""
-        except (ValueError, TypeError):
+            return "\n".join(one.stamp for one in member_sources.file_sources(folders.lora_folder(folder[0] or "")))
+        except ValueError:
             return "absent"
 
     @classmethod

@@ -113,7 +113,7 @@ def test_mask_start_and_checkpoint(comfy, given):
     start = point_class(given["space"], given["space"].coefficients[3])
     found = invert(comfy, given, steps=1, learning_rate=1e-3, start_point=start)[0]
     torch.testing.assert_close(found.coefficients, start.coefficients, atol=2e-3, rtol=0)
-    early = invert(comfy, given, steps=4, learning_rate=1e-9, early_stop=1)
+    early = invert(comfy, given, steps=4, learning_rate=1e-6, early_stop=1)
     assert len(early[3]["loss"]) == 1 and not early[0].coefficients.any() and "(early stop)" in early[4]
     once = invert(comfy, given, steps=4)[0]
     invert(comfy, given, steps=2, checkpoint_name="glassbox/inversion")
