@@ -12,6 +12,13 @@ from tools.workflows.canvas import make
 pytestmark = canvas_page.EACH_RENDERER
 
 _NODE = "GBX_W2WEdit"
+# Where the middle of each thumb is at zero, in pixels of the page; a thumb is 12 wide at a zoom of 1.
+_ZEROS = """sliders => sliders.map(slider => {
+    const { left, width } = slider.getBoundingClientRect()
+    const { scale } = app.canvas.ds
+    const part = -slider.min / (slider.max - slider.min)
+    return left + 6 * scale + (width - 12 * scale) * part
+})"""
 _SPACE = "avatars-v2-w2w.safetensors"
 _LABELS = 13
 _SEEDS = itertools.count(100)
@@ -111,6 +118,18 @@ def test_mouse_and_keyboard_change_the_text(canvas, sliders):
     assert _queued(canvas) == canvas.value(_NODE, "edits") == f"bald: 0.125, {lowest}"
     assert len(canvas.saved()["nodes"]) == 6, "a key pressed in the panel has reached the canvas"
     assert canvas.errors == []
+
+
+def test_a_drag_can_be_undone_at_once(canvas, sliders):
+    box = _row(sliders, "moustache").locator("input[type=range]").bounding_box()
+    canvas.pause()
+    canvas.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    canvas.page.mouse.down()
+    canvas.page.mouse.move(box["x"] + box["width"] * 0.75, box["y"] + box["height"] / 2, steps=4)
+    canvas.page.mouse.up()
+    assert "moustache" in _queued(canvas)
+    canvas.page.keyboard.press("Control+z")
+    expect(_number(sliders, "moustache")).to_have_value("0")
 
 
 def test_saved_loaded_copied_undone(canvas, sliders, object_info):
@@ -261,6 +280,8 @@ def test_ranges_are_the_members_after_a_run(canvas, sliders):
     slider = _row(sliders, "beard").locator("input[type=range]")
     expect(slider).not_to_have_attribute("min", "-1")
     assert float(slider.get_attribute("min")) <= 0 and float(slider.get_attribute("max")) == pytest.approx(1)
+    zeros = sliders.locator(".glassbox-slider").evaluate_all(_ZEROS)
+    assert len(zeros) == _LABELS and max(zeros) - min(zeros) < 1, "zero is not at the same place on every slider"
     canvas.set(_NODE, "units", "raw")
     expect(slider).not_to_have_attribute("max", "1")
     assert canvas.errors == []

@@ -155,6 +155,7 @@ class Row {
     const label = say("Strength of {0}", name);
     this.panel = panel;
     this.slider = this.listening(make("input", "glassbox-slider", { type: "range", "aria-label": label }));
+    this.slider.addEventListener("pointerup", () => this.slider.blur()); // so that the canvas takes Ctrl+Z
     this.number = this.field();
     this.reset = button("×", say("Reset {0}", name), () => panel.set(name, 0, true));
     this.reset.setAttribute("aria-label", say("Reset {0}", name));
@@ -193,7 +194,8 @@ class Row {
     Object.assign(this.number, { step, disabled: !usable });
     if (document.activeElement !== this.slider || Number(this.slider.value) !== strength) this.slider.value = strength;
     if (document.activeElement !== this.number || Number(this.number.value) !== strength) this.number.value = formatted(strength);
-    this.slider.style.setProperty("--zero", `${((0 - low) / (high - low)) * 100}%`);
+    this.slider.style.setProperty("--part", -low / (high - low));
+    this.slider.style.setProperty("--reach", (high - low) / (2 * Math.max(-low, high)));
     this.slider.style.setProperty("--value", `${((Math.min(Math.max(strength, low), high) - low) / (high - low)) * 100}%`);
     this.reset.disabled = !usable || !strength;
   }
