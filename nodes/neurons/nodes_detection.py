@@ -316,7 +316,7 @@ class ScanReport(io.ComfyNode):
                 io.Clip.Input(**nemo_inputs.CLIP),
                 io.Vae.Input("vae", tooltip="VAE of the model."),
                 io.String.Input("table", force_input=True, tooltip="The table of Memorization Score."),
-                io.Float.Input(**nemo_inputs.THRESHOLD),
+                io.Float.Input(**nemo_inputs.THRESHOLD, force_input=True),
                 io.Int.Input(
                     "image_count",
                     default=16,

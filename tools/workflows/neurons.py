@@ -142,14 +142,14 @@ def demo_neurons_which_layers(w: Workflow) -> None:
 
 def demo_neurons_share_mask(w: Workflow) -> None:
     w.note(
-        "Share a mask: a file, an edit, a baked model",
+        "Share a mask: a file, a control, a baked model",
         "**Save Neuron Mask** writes readable JSON; Load Neuron Mask reads it and checks it against the MODEL "
         f"({_PAPER}). Statistics are files as well.",
-        "**Edited**, it keeps the neurons of output_blocks.6.1, the layer with the largest effect. **Baked**, the mask "
-        "is in the weights; Save Checkpoint would write them.",
+        "**Baked**, the mask is in the weights, and the portrait dissolves; Save Checkpoint would write them. **The "
+        "control** silences as many other neurons in the same layers, and the portrait stays.",
         "**Try** the other operations of Neuron Mask Edit, and a mask file from the input folder.",
     )
-    neuron_parts.share_mask(World(w, DEMO), _DEMO_BUDGET, "zorvex_quill", "output_blocks.6.1")
+    neuron_parts.share_mask(World(w, PLANTED), _DEMO_BUDGET, "oquin_veshti")
 
 
 def sd15_neurons_share_mask(w: Workflow) -> None:
@@ -169,11 +169,11 @@ def demo_neurons_baselines(w: Workflow) -> None:
         "Four memorization mitigations side by side",
         f"**The same two seeds** for all: the untouched model, NeMo's mask ({_PAPER}), Attention Scaling (arXiv "
         "2403.11052), Embedding Adjustment (arXiv 2407.21720), and four random words (arXiv 2305.20086).",
-        "**Compare** what remains of the memorized image, and of the prompt. The studies measure both. Embedding "
-        "Adjustment breaks the image of this model before the portrait is gone.",
+        "**Compare** what remains of the memorized image, and of the prompt. In this checkpoint three known neurons "
+        "carry the portrait, so NeMo has it easy; the studies measure all four on the model as it was trained, too.",
         "**Try** other strengths: scale 1.5, a lower target, one random word or ten.",
     )
-    neuron_parts.baselines(World(w, DEMO), _DEMO_BUDGET, target=0.5, steps=12)
+    neuron_parts.baselines(World(w, PLANTED), _DEMO_BUDGET, target=0.5, steps=12)
 
 
 def sd15_neurons_baselines(w: Workflow) -> None:
@@ -190,14 +190,14 @@ def sd15_neurons_baselines(w: Workflow) -> None:
 def demo_neurons_audit(w: Workflow) -> None:
     w.note(
         "Audit a mask: can an optimized prompt bring the image back?",
-        "**The image** is what the untouched model generates for the name. The audit optimizes a text embedding to "
-        "regenerate it through the masked model (Finding DoRI, arXiv 2507.16880).",
+        "**The image** is what the untouched model generates for the name; the mask dissolves it. The audit optimizes "
+        "a text embedding to regenerate it through the masked model (Finding DoRI, arXiv 2507.16880).",
         "**The control** is an image that the model was not trained on; a fair attack does not produce it. The figure "
         "shows each image's similarity to its target.",
-        "**Six steps** do not bring the image back here: they leave it broken. **Try** the paper's 50 (some minutes "
+        "**Six steps** are few: the study's fifty brought three of three portraits back. **Try** 50 (some minutes "
         "without a GPU), or your own image and model.",
     )
-    world = World(w, DEMO)
+    world = World(w, PLANTED)
     neuron_parts.audit(world, _DEMO_BUDGET, lambda: w.add("GBX_DemoPicture", image_index=3, count=1)[0], _DEMO_AUDIT)
 
 
