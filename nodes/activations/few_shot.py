@@ -18,8 +18,6 @@ from . import pixel_classifier
 from .activations import Activations
 
 IGNORED = 255
-#: Pixels per side in the paper.
-SIDE = 256
 #: A part with fewer pixels than this in an image is ignored there in training.
 _MIN_PIXELS = 20
 _UNCERTAIN_FRACTION = 0.1

@@ -9,9 +9,8 @@ from torch.nn import functional as F
 from ..host.progress import with_progress
 from ..host.schema import Activations as ActivationsSocket
 from ..host.schema import FewShotSegmenter, schema
-from . import few_shot
 from .activations import Activations, Weighting
-from .pixel_classifier import EPOCHS, MEMBERS
+from .pixel_classifier import EPOCHS, MEMBERS, SIDE
 from .tap_inputs import CATEGORY, PAPER, SEED, WEIGHTING, images_of
 
 _OPACITY = io.Float.Input("opacity", default=0.6, min=0.0, max=1.0, step=0.05, tooltip="Opacity of the colors.")
@@ -92,7 +91,7 @@ class TrainFewShotSegmenter(io.ComfyNode):
                 ),
                 io.Int.Input(
                     "resolution",
-                    default=few_shot.SIDE,
+                    default=SIDE,
                     min=16,
                     max=1024,
                     step=8,
@@ -122,6 +121,8 @@ class TrainFewShotSegmenter(io.ComfyNode):
     def execute(
         cls, activations: Activations, part_names: str, resolution: int, epochs: int, seed: int, **parts: torch.Tensor
     ) -> io.NodeOutput:
+        from . import few_shot
+
         masks = [parts[f"part_{number}"] for number in range(1, _PARTS + 1) if parts.get(f"part_{number}") is not None]
         labels, names = part_labels(masks, activations), _names(part_names, len(masks))
         segmenter = few_shot.train(activations, labels, names, resolution, seed, epochs, with_progress)
@@ -169,10 +170,10 @@ class ApplyFewShotSegmenter(io.ComfyNode):
 
     @classmethod
     def execute(cls, segmenter, activations: Activations, image: torch.Tensor, opacity: float) -> io.NodeOutput:
-        from . import kmeans, overlays
+        from . import few_shot, kmeans, overlays
 
         images, count = images_of(image, activations), len(segmenter.names) + 1
-        side = max(segmenter.side, min(max(images.shape[1:3]), few_shot.SIDE))
+        side = max(segmenter.side, min(max(images.shape[1:3]), SIDE))
         found = few_shot.segment(segmenter, activations, with_progress, side)
         labels = kmeans.resize_labels(found.labels, count, images.shape[1:3])
         masks = F.one_hot(labels, count)[..., 1:].movedim(-1, 1).flatten(0, 1).float()
@@ -203,6 +204,8 @@ def part_labels(masks: list[torch.Tensor], activations: Activations) -> torch.Te
             f"The activations belong to at least {max(images) + 1} images, and each part has {len(masks[0])} masks. "
             "Connect one per image, in the same order."
         )
+    from . import few_shot
+
     return few_shot.labels_from_masks(sized)[images]
 
 

@@ -17,6 +17,8 @@ from torch.nn import functional as F
 
 MEMBERS = 10
 EPOCHS = 100
+#: Pixels per side in the paper.
+SIDE = 256
 _BATCH, _RATE, _STD = 64, 1e-3, 0.02
 #: From the fourth epoch on a member stops after so many batches without a new lowest loss.
 _MIN_EPOCHS, _PATIENCE = 3, 50
