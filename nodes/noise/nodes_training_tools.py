@@ -20,7 +20,7 @@ class ResizeToBuckets(io.ComfyNode):
             category=_CATEGORY,
             description=(
                 "Resizes training images to a few sizes of about one area, each to that of the nearest shape, and cuts "
-                "what stands over: aspect-ratio bucketing, for Make Training Dataset and Train LoRA."
+                "what stands over, for Make Training Dataset. No paper: NovelAI's aspect-ratio bucketing."
             ),
             search_aliases=[
                 "immiscible diffusion",
@@ -104,7 +104,7 @@ class CompareTrainingRuns(io.ComfyNode):
             category=_CATEGORY,
             description=(
                 "Shows two trainings in one figure: their held-out losses, which can be compared when both hold out "
-                "the same images with the same seed, and their training losses."
+                "the same images with the same seed, and their training losses. No paper: curves of Train LoRA."
             ),
             search_aliases=["immiscible diffusion", "loss graph", "validation loss", "compare loras", "lora training"],
             inputs=[
