@@ -79,7 +79,7 @@ def test_the_gradient_is_that_of_finite_differences(train, demo, images, caption
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_gradient_beside_a_controlnet(train, comfy, demo, images, captions, checkpointing):
-    """U-Nets add its outputs in place; the gradient is that of finite differences, to 15 % (2.6 and 8.5 % were seen)."""
+    """U-Nets add its outputs in place; the gradient is that of finite differences, to 15 % (2.6 to 8.5 % seen)."""
     factor, losses = leaf(), []
     with_control = [tapping.controlled(comfy, demo[0], caption, 5e-3) for caption in captions]
     gradient(train, demo[0], images, with_control, factor, scaled(factor), checkpointing=checkpointing)
