@@ -216,24 +216,16 @@ def _fit_normal(numbers: np.ndarray, target: np.ndarray, method: str) -> np.ndar
 def fit_ridge(numbers: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Ridge regression with an intercept; number of components and penalty of the least leave-one-out error.
 
-    With H = U S^2 (S^2 + penalty)^-1 U' + 1/n of the centered coefficients U S V', the error of a left out member is
-    (y - H y) / (1 - diag H). Components beyond the chosen number are 0.
+    Components beyond the chosen number are 0.
     """
-    count, most = numbers.shape
+    linear_model, most, fits = _scikit_learn(FitMethod.RIDGE).linear_model, numbers.shape[1], []
     powers = [_FEWEST_COMPONENTS * 2**step for step in range(most.bit_length())]
-    y, best = target - target.mean(), (math.inf, np.zeros(most))
     for kept in [*(power for power in powers if power < most), most]:
-        x = numbers[:, :kept] - numbers[:, :kept].mean(axis=0)
-        squares, vectors = np.linalg.eigh(x.T @ x)
-        turned = x @ vectors
-        projected = turned.T @ y
-        for penalty in _PENALTIES * max(squares.mean(), 1e-300):
-            inverse = 1 / (squares.clip(0) + penalty)
-            leverage = 1 / count + np.square(turned) @ inverse
-            residual = (y - turned @ (inverse * projected)) / (1 - leverage)
-            if (error := float(np.square(residual).mean())) < best[0]:
-                best = error, np.pad(vectors @ (inverse * projected), (0, most - kept))
-    return best[1]
+        x = numbers[:, :kept]
+        unit = max(x.var(axis=0).sum() * len(x) / kept, 1e-300)
+        fits.append(linear_model.RidgeCV(_PENALTIES * unit).fit(x, target))
+    coefficients = max(fits, key=lambda one: one.best_score_).coef_
+    return np.pad(coefficients, (0, most - len(coefficients)))
 
 
 def choose_method(numbers: np.ndarray, target: np.ndarray, check_stop: Callable[[], None] = lambda: None) -> FitMethod:
@@ -324,14 +316,19 @@ def _binarize(target: np.ndarray) -> np.ndarray:
     return target > (target.min() + target.max()) / 2
 
 
-def _classifier(method: str):
+def _scikit_learn(method: str):
     try:
-        from sklearn.linear_model import LogisticRegression
-        from sklearn.svm import LinearSVC
+        import sklearn.linear_model
+        import sklearn.svm
     except ImportError as error:
         raise RuntimeError(
             f"The method {method} needs scikit-learn: pip install scikit-learn, or take the method least_squares."
         ) from error
+    return sklearn
+
+
+def _classifier(method: str):
+    sklearn = _scikit_learn(method)
     if method == FitMethod.SVM:
-        return LinearSVC(C=0.01, max_iter=20_000, random_state=0)
-    return LogisticRegression(C=0.01, max_iter=2_000)
+        return sklearn.svm.LinearSVC(C=0.01, max_iter=20_000, random_state=0)
+    return sklearn.linear_model.LogisticRegression(C=0.01, max_iter=2_000)

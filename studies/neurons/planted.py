@@ -42,7 +42,8 @@ def measure(quick: bool) -> dict[str, dict]:
     statistics = world.statistics(LAYERS)
     masks = {text: world.localize(text, statistics, LAYERS) for text in names}
     found = {text: _rules(world, text, mask, statistics) for text, mask in masks.items()}
-    numbers = _detected(world) | _found(world, masks, found) | _silenced(world, found, 2 if quick else 4)
+    numbers = _detected(world) | _found(world, masks, found) | _separable(world, names, statistics)
+    numbers |= _silenced(world, found, 2 if quick else 4)
     numbers |= _attacked(world, {text: masks[text] for text in names[::4]}, quick)
     for name, model in {"base": Base(seeds=2, ordinary=2).model, "planted": world.model}.items():
         numbers[f"prompt alignment, {name}"] = results.bootstrap(
@@ -51,14 +52,38 @@ def measure(quick: bool) -> dict[str, dict]:
     return numbers
 
 
-def _rules(world: World, text: str, mask, statistics) -> dict[str, set]:
-    """The neurons that each rule finds for a prompt, NeMo's first."""
+def _sizes(world: World, text: str, statistics) -> dict[tuple[str, int], float]:
+    """|z| of every neuron for a prompt."""
     tokens, z = world.encode(text)[0][0][0], {}
     mean_activations = host.pack("nodes.neurons.neuron_statistics").mean_activations
     for path in statistics.layers:
         weight = world.model.model.diffusion_model.get_submodule(path).weight.detach()
         values = statistics.z(path, mean_activations(tokens @ weight.T)).abs().tolist()
         z |= {(path, index): value for index, value in enumerate(values)}
+    return z
+
+
+def _separable(world: World, names: list[str], statistics) -> dict[str, dict]:
+    """How far |z| alone separates planted neurons from all others."""
+    f1, outside = [], []
+    for text in names:
+        z = _sizes(world, text, statistics)
+        marked, values = np.array([neuron in world.planted[text] for neuron in z]), np.array([*z.values()])
+        f1.append(planting.best_threshold_f1(values, marked))
+        outside.append(planting.outside_top(values, marked))
+    return {
+        "F1, best threshold on |z|": results.bootstrap(
+            np.array(f1), "of the best of all thresholds, chosen for each name by its known neurons", "fraction"
+        ),
+        "outside the top 20 by |z|": results.bootstrap(
+            np.array(outside), "planted neurons that are not among the 20 with the largest |z|", "fraction"
+        ),
+    }
+
+
+def _rules(world: World, text: str, mask, statistics) -> dict[str, set]:
+    """The neurons that each rule finds for a prompt, NeMo's first."""
+    z = _sizes(world, text, statistics)
     ranked, count = sorted(z, key=z.get, reverse=True), mask.count
     drawn = np.random.default_rng(3).permutation(len(ranked))[:count]
     return {

@@ -180,8 +180,8 @@ def scan_and_mask(world: World, suspects: str, folder: str = "", images: int = 1
     w.add("GBX_SaveNeuronMask", mask=mask, filename_prefix="glassbox/neurons/scan_and_mask")
 
 
-def share_mask(world: World, budget: float, name: str, layer: str = "") -> None:
-    """Find, save, load, and bake a mask; beside it a random control, or the neurons of one ``layer`` alone."""
+def share_mask(world: World, budget: float, name: str) -> None:
+    """Find, save, load, and bake a mask; beside it a random control."""
     w = world.w
     w.group("Find")
     mask, _, table, _, statistics = world.localize(budget, "glassbox/neurons/statistics")
@@ -190,17 +190,15 @@ def share_mask(world: World, budget: float, name: str, layer: str = "") -> None:
     w.group("Share")
     file, _ = w.add("GBX_SaveNeuronMask", mask=mask, filename_prefix=f"glassbox/neurons/{name}")
     loaded, _, report = w.add("GBX_LoadNeuronMask", file=file, model=world.model)
-    edit = {"operation": "keep_named", "neurons": layer} if layer else {"operation": "random_control", "seed": 3}
-    edited, _ = w.add("GBX_NeuronMaskEdit", mask=loaded, model=world.model, **edit)
+    control, _ = w.add("GBX_NeuronMaskEdit", mask=loaded, model=world.model, operation="random_control", seed=3)
     world.show(table, "The neurons")
     world.show(report, "The loaded mask")
     w.group("Prompt")
     positive, negative = world.prompts()
-    w.group("Baked, and edited" if layer else "Baked, and the control")
+    w.group("Baked, and the control")
     baked = w.add("GBX_BakeNeuronMask", model=world.model, mask=loaded)
     world.save(world.generate(baked, positive, negative, 2), "baked", "The mask, baked in")
-    images = world.generate_masked(edited, 1.0, positive, negative, 2)
-    world.save(images, "edited" if layer else "control", f"The neurons of {layer} alone" if layer else "Random control")
+    world.save(world.generate_masked(control, 1.0, positive, negative, 2), "control", "Random control")
     w.batch("GBX_NemoLocalize.prompts", "Prompt.text", join=("masks", "images"))
 
 
