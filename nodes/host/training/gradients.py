@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import comfy.model_management
 import torch
@@ -67,8 +68,32 @@ def activations_kept(patcher, dtype: torch.dtype, checkpointing: bool, controlle
     network = patcher.model.diffusion_model
     spared = patcher.load_device.type == "cuda" and dtype in LOW_PRECISION
     if controlled or (not isinstance(network, UNetModel) and not (spared and checkpointing)):
-        return torch.autograd.graph.allow_mutation_on_saved_tensors()
+        return changes_allowed()
     return _checkpointed(network, depth) if checkpointing else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def changes_allowed() -> Iterator[None]:
+    """PyTorch's context in which tensors that are kept for the gradient may be changed in place: it copies them first.
+
+    Its own takes a new tensor for one that it has copied where both had the same id, address and version, which happens
+    as soon as memory is used again, and the gradient is then that of the old numbers.
+    """
+    with torch.autograd.graph.allow_mutation_on_saved_tensors() as kept:
+        kept.tid_to_weakhandle = _Unchanged(kept.cloned)
+        yield
+
+
+class _Unchanged(weakref.WeakValueDictionary):
+    """The handles of kept tensors by what PyTorch tells them by; without those that have been copied."""
+
+    def __init__(self, copied: Mapping):
+        super().__init__()
+        self._copied = copied
+
+    def __contains__(self, key) -> bool:
+        handle = self.get(key)
+        return handle is not None and handle not in self._copied
 
 
 @contextlib.contextmanager
