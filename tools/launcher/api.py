@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from .errors import LaunchError
 
-_TIMEOUT = 60.0  # seconds for one HTTP answer
 _POLL = 5.0  # seconds of silence on the WebSocket after which the history is requested
 
 
@@ -46,10 +45,10 @@ class ConnectionLostError(LaunchError):
 
 
 class Client:
-    """Talks to the ComfyUI server at `url` (such as http://127.0.0.1:8188)."""
+    """Talks to the ComfyUI server at `url` (such as http://127.0.0.1:8188); `timeout`: seconds for one answer."""
 
-    def __init__(self, url: str):
-        self.url = url.rstrip("/")
+    def __init__(self, url: str, timeout: float = 60.0):
+        self.url, self._timeout = url.rstrip("/"), timeout
         self._listeners: dict[str, str] = {}
 
     def object_info(self) -> dict:
@@ -122,7 +121,7 @@ class Client:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
+            with urllib.request.urlopen(request, timeout=self._timeout) as answer:
                 return answer.read()
         except urllib.error.HTTPError:
             raise

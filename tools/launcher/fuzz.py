@@ -30,7 +30,7 @@ from .widgets import Input, default_value, inputs
 
 FOLDER = paths.CACHE / "fuzz"
 _STATE, _RESULT = "state.json", "robustness"
-_LIMIT_SECONDS, _STOP_SECONDS = 60.0, 60.0  # for a prompt, and for its end after an interrupt; for a busy machine
+_LIMIT_SECONDS, _STOP_SECONDS = 60.0, 60.0  # for a prompt, and for its end after an interrupt
 _SAVE_EVERY = 10
 
 #: What became of a prompt. The last four are defects.
@@ -299,7 +299,7 @@ def load_state(seed: int) -> State:
     return State(seed)
 
 
-def follow(client: Client, prompt: dict, limit: float = _LIMIT_SECONDS) -> tuple[str, str]:
+def follow(client: Client, prompt: dict, limit: float = _LIMIT_SECONDS, stop: float = _STOP_SECONDS) -> tuple[str, str]:
     """Queue a prompt and wait for its end; returns its kind (of KINDS) and the message that it ended with."""
     try:
         prompt_id = client.queue(prompt)
@@ -313,9 +313,9 @@ def follow(client: Client, prompt: dict, limit: float = _LIMIT_SECONDS) -> tuple
         while (entry := client.history(prompt_id)) is None:
             if time.monotonic() > deadline:
                 if interrupted:
-                    return "frozen", f"{_names(prompt)} did not stop within {_STOP_SECONDS:.0f} s"
+                    return "frozen", f"{_names(prompt)} did not stop within {stop:.0f} s"
                 client.interrupt()
-                interrupted, deadline = True, time.monotonic() + _STOP_SECONDS
+                interrupted, deadline = True, time.monotonic() + stop
             time.sleep(0.02)
     except ConnectionLostError:
         return "died", f"{_names(prompt)} ended the server"

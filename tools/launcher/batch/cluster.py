@@ -33,6 +33,7 @@ _GROUP = 0.5  # seconds that a group should take, where a piece takes less
 _LARGEST = 100  # pieces in a group
 _LOOK = 5.0  # seconds between two looks for nodes that have come or gone
 _BOOTS = 3  # so often in a row an actor may die while it starts
+_STARTS = 3  # of Ray on this machine: its parts wait 15 s for each other, which is short on a busy one
 _BOOT, _TAKE, _RUN = "boot", "take", "run"
 
 
@@ -128,15 +129,20 @@ def start(address: str, runtime_env: dict | None) -> str | None:
     }
     if address == LOCAL:
         given |= {"num_cpus": os.cpu_count(), "dashboard_host": "127.0.0.1"}
-    try:
-        context = ray.init(**given)
-    except Exception as error:  # Ray raises this class itself where a process of its own does not start
-        hint = (
-            "start it with `ray start`"
-            if address != LOCAL
-            else "see the logs of its last session in Ray's temporary folder"
-        )
-        raise LaunchError(f"Ray at {address} does not start or answer ({_line(error)}): {hint}.") from error
+    for left in reversed(range(_STARTS if address == LOCAL else 1)):
+        try:
+            context = ray.init(**given)
+            break
+        except Exception as error:  # Ray raises this class itself where a process of its own does not start
+            ray.shutdown()
+            if left:
+                continue
+            hint = (
+                "start it with `ray start`"
+                if address != LOCAL
+                else "see the logs of its last session in Ray's temporary folder"
+            )
+            raise LaunchError(f"Ray at {address} does not start or answer ({_line(error)}): {hint}.") from error
     ray._private.worker._worker_logs_enabled = False  # else a node that dies prints the last twenty lines of its log
     return getattr(context, "dashboard_url", None)
 

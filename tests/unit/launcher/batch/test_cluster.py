@@ -17,7 +17,8 @@ import stand_in_engine
 from stand_in_engine import results
 
 from benchmarks.batch import machines
-from tools.launcher.batch.cluster import BatchWorker
+from tools.launcher.batch.cluster import BatchWorker, start
+from tools.launcher.errors import LaunchError
 
 pytest.importorskip("ray", reason="long jobs on several machines need Ray")
 
@@ -77,10 +78,11 @@ class Job:
         """The texts of all results."""
         return {content.decode() for name, content in results(self.out).items() if name.endswith("text.txt")}
 
-    def wait_for(self, count: int) -> None:
-        """Until so many results are there."""
+    def wait_for(self, count: int, process: subprocess.Popen) -> None:
+        """Until so many results are there; a job that has ended with fewer shows why."""
         until = time.monotonic() + _SECONDS
         while len(self.texts()) < count:
+            assert process.poll() is None or len(self.texts()) >= count, process.stdout.read()
             assert time.monotonic() < until, "no results come"
             time.sleep(0.05)
 
@@ -165,6 +167,22 @@ def test_a_piece_whose_machine_dies_three_times_is_run_on_the_next(tmp_path, hea
     assert process.returncode == 0 and "1 pieces run" in output and "0 failed" in output, output
 
 
+@pytest.mark.parametrize(("address", "starts"), [("local", 3), ("127.0.0.1:1", 1)])
+def test_ray_that_does_not_start_on_this_machine_is_started_again(monkeypatch, address, starts):
+    import ray
+
+    tried = []
+
+    def init(**given):
+        tried.append(given["address"])
+        raise RuntimeError("timed out\nmore")
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(LaunchError, match=r"does not start or answer \(timed out\)"):
+        start(address, None)
+    assert tried == [address] * starts
+
+
 def test_without_ray_a_piece_that_ends_the_process_ends_the_command_and_what_was_done_is_kept(tmp_path):
     lines = ["a", "b", "die", "c"]
     job = Job(tmp_path, None, lines)
@@ -191,9 +209,9 @@ def test_machines_that_die_in_the_middle(tmp_path, head, add_machine):
     first, second, _ = add_machine(1), add_machine(1), add_machine(1)
     job = Job(tmp_path, head.address, lines)
     process = job.start()
-    job.wait_for(10)
+    job.wait_for(10, process)
     head.remove_node(first, allow_graceful=False)
-    job.wait_for(25)
+    job.wait_for(25, process)
     head.remove_node(second, allow_graceful=False)
     add_machine(1)  # and another comes
     output, _ = process.communicate(timeout=_SECONDS)
@@ -208,7 +226,7 @@ def test_workers_that_are_killed_again_and_again(tmp_path, head, add_machine):
     job = Job(tmp_path, head.address, lines)
     process = job.start()
     for count in (5, 12, 20):
-        job.wait_for(count)
+        job.wait_for(count, process)
         _workers(machine)[0].kill()
     output, _ = process.communicate(timeout=_SECONDS)
     assert process.returncode == 0, output
@@ -221,7 +239,7 @@ def test_a_driver_that_is_killed_goes_on_when_it_is_started_again(tmp_path, head
     add_machine(2)
     job = Job(tmp_path, head.address, lines)
     process = job.start()
-    job.wait_for(15)
+    job.wait_for(15, process)
     process.kill()
     process.communicate()
     before = {path: path.stat().st_mtime_ns for path in job.out.rglob("text.txt")}
@@ -239,7 +257,7 @@ def test_an_interrupted_job_goes_on_and_its_results_are_those_of_one_run(tmp_pat
     lines = [*map(str, range(8)), *(f"until {flag} {number}" for number in range(32))]
     job = Job(tmp_path, address, lines)
     process = job.start()
-    job.wait_for(5)
+    job.wait_for(5, process)
     family = psutil.Process(process.pid).children(recursive=True)
     if address:
         hosts = [at.laddr.ip for one in family for at in one.net_connections("tcp") if at.status == psutil.CONN_LISTEN]
@@ -282,11 +300,11 @@ def test_workers_with_different_checkpoints_end_the_job(tmp_path, head, add_mach
     """The stand-in reads its checkpoint's digest from a file, which changes after the first worker has read it."""
     base = tmp_path / "base"
     base.mkdir()
-    lines = [f"sleep 0.3{number:03}" for number in range(60)]
+    lines = ["a", "b", "c", f"until {tmp_path / 'never'}"]
     add_machine(1)
     job = Job(tmp_path, head.address, lines, "--base-directory", str(base))
     process = job.start()
-    job.wait_for(3)
+    job.wait_for(3, process)
     (base / "digest.txt").write_text("1")
     add_machine(1)
     output, _ = process.communicate(timeout=_SECONDS)

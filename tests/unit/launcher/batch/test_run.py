@@ -42,7 +42,8 @@ def test_a_second_run_finds_the_results_and_runs_what_is_new(run, tmp_path, caps
     run(["a", "b"])
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "pieces").rglob("text.txt")}
     assert run(["a", "b", "c"]) == 0
-    assert "1 pieces run in 0 s, 2 found, 0 failed" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "1 pieces run in " in shown and ", 2 found, 0 failed." in shown
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
