@@ -137,6 +137,45 @@ def cpu_copy(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor.detach().to("cpu", dtype, copy=True)
 
 
+class CpuCopies:
+    """The copies to the CPU that one call of a network makes: into pinned memory and asynchronous where it is on CUDA.
+
+    ``wait`` before the first is read. It waits for the device once, and not at all when the copies are done.
+    """
+
+    def __init__(self):
+        self._event: torch.cuda.Event | None = None
+
+    def copy(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """``cpu_copy``, on its way."""
+        if not tensor.is_cuda:
+            return cpu_copy(tensor, dtype)
+        if dtype == torch.float16 and tensor.dtype != torch.float16:
+            tensor = tensor.clamp(-_FP16_MAX, _FP16_MAX)
+        target = self.empty(tensor, tensor.shape, dtype)
+        self.write(target, tensor)
+        return target
+
+    def empty(self, source: torch.Tensor, shape: Iterable[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor on the CPU for what is computed where ``source`` is."""
+        return torch.empty(tuple(shape), dtype=dtype, pin_memory=source.is_cuda)
+
+    def write(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy into ``empty``'s tensor, or a contiguous part of it. The type is converted on the device."""
+        if not source.is_cuda:
+            target.copy_(source)
+            return
+        target.copy_(source.detach().to(target.dtype).contiguous(), non_blocking=True)
+        self._event = self._event or torch.cuda.Event()
+        self._event.record(torch.cuda.current_stream(source.device))
+
+    def wait(self) -> None:
+        """Until all copies are there."""
+        if self._event is not None and not self._event.query():
+            self._event.synchronize()
+        self._event = None
+
+
 def mean(batches: Iterable[Activations]) -> Activations:
     """The mean of activations of the same rows, summed in float32, in their own type; settings are the last's."""
     sums: dict[str, torch.Tensor] = {}

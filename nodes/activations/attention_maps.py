@@ -9,22 +9,28 @@ import torch
 from torch.nn import functional as F
 
 from ...kernels import mean_attention
+from .activations import CpuCopies
 
 
 def attention_map(
-    query: torch.Tensor, key: torch.Tensor, heads: int, dtype: torch.dtype, first: int | None = None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    heads: int,
+    dtype: torch.dtype,
+    copies: CpuCopies,
+    first: int | None = None,
 ) -> torch.Tensor:
     """softmax(q k^T / sqrt(d)), (rows, heads, positions, keys), of (rows, positions or keys, heads * d).
 
     On the CPU in ``dtype``, computed and copied one row and head at a time, so that the device holds one such slice.
-    Of the keys only the ``first`` are kept, if that is set; the softmax is over all.
+    Of the keys only the ``first`` are kept, if that is set; the softmax is over all. Complete after ``copies.wait()``.
     """
     query, key = (tensor.unflatten(2, (heads, -1)).transpose(1, 2) for tensor in (query, key))
-    result = torch.empty(*query.shape[:3], key.shape[2] if first is None else first, dtype=dtype)
+    result = copies.empty(query, (*query.shape[:3], key.shape[2] if first is None else first), dtype)
     for row in range(query.shape[0]):
         for head in range(heads):
             logits = query[row, head].float() @ key[row, head].float().T * query.shape[-1] ** -0.5
-            result[row, head] = logits.softmax(-1)[:, :first]
+            copies.write(result[row, head], logits.softmax(-1)[:, :first])
     return result
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -79,6 +80,7 @@ class Recorder:
         self._sum: Activations | None = None
         self._skipped: dict[int, str] = {}
         self._calls: list[CallTap] | None = None
+        self._pending: list[CallTap] | None = None
         self._evaluation: Any = None
         self._problem: str | None = None
         self._steps = 0
@@ -90,6 +92,8 @@ class Recorder:
         self._reset()
 
     def finished(self, latent: torch.Tensor) -> None:
+        latent = latent.detach().to("cpu", torch.float32, copy=True)
+        self._keep_pending()
         recorded = tuple(sorted({*self._recorded, *self._snapshots}))
         for step in range(self._steps):
             if self._selects(step, self._steps) and step not in recorded:
@@ -102,13 +106,18 @@ class Recorder:
                 id_: cpu_copy(value / len(recorded), self._settings.dtype) for id_, value in self._sum.tensors.items()
             }
             self._snapshots = {step: Snapshot(step, replace(self._sum, tensors=tensors))}
-        snapshots = tuple(self._snapshots[step] for step in sorted(self._snapshots))
+        snapshots = tuple(self._timed(self._snapshots[step]) for step in sorted(self._snapshots))
         skipped = {step: reason for step, reason in self._skipped.items() if step not in recorded}
-        latent = latent.detach().to("cpu", torch.float32, copy=True)
         self._runs.append(Run(latent, self._steps, recorded, snapshots, skipped))
         self._reset()
 
+    def _timed(self, snapshot: Snapshot) -> Snapshot:
+        """With the timestep, which is computed on the device: not before the run is over, to wait for it only then."""
+        timestep = self._timestep_of(snapshot.activations.sigma)
+        return replace(snapshot, activations=replace(snapshot.activations, timestep=timestep))
+
     def evaluating(self, evaluation) -> None:
+        self._keep_pending()
         self._steps, self._evaluation, self._problem = evaluation.steps, evaluation, None
         selected = evaluation.main and self._selects(evaluation.step, evaluation.steps)
         better = evaluation.on_schedule or evaluation.step not in self._snapshots
@@ -143,7 +152,11 @@ class Recorder:
         return guarded
 
     def evaluated(self) -> None:
-        calls, self._calls = self._calls, None
+        self._pending, self._calls = self._calls, None
+
+    def _keep_pending(self) -> None:
+        """Keep the evaluation before. By now the device was waited for anyway, so its copies are there."""
+        calls, self._pending = self._pending, None
         if calls is None:
             return
         step, sigma = self._evaluation.step, self._evaluation.sigma
@@ -158,7 +171,7 @@ class Recorder:
             self._skipped.setdefault(step, self._problem)
             return
         settings = {"step": step, "steps": self._steps, **call_settings(calls, self._specs)}
-        activations = Activations(tensors, rows, sigma, self._timestep_of(sigma), settings)
+        activations = Activations(tensors, rows, sigma, math.nan, settings)  # finished() knows the timestep
         if self._mean_only and step not in self._snapshots:
             if self._snapshots and next(iter(self._snapshots.values())).activations.rows != rows:
                 self._skipped.setdefault(step, "It has other rows than the step before.")

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from .activation_spec import ActivationSpec, Kind
-from .activations import FRAMES, MAP_SIZES, Row, cpu_copy
+from .activations import FRAMES, MAP_SIZES, CpuCopies, Row
 from .attention_capture import Receivers, attention_receivers, slice_channels
 from .attention_maps import AttentionFeature, LayerMean, attention_map, head_mean_map
 
@@ -91,7 +91,8 @@ class CallTap:
 
     ``parts``: for each equal part of the call's rows whether its conditioning is the positive one, None for neither.
     ``tensors``: activations by ID, for each part that ``settings`` keeps; ``text_tokens``: the text's tokens of its
-    attention maps. Raises SeveralConditioningsError when two parts are of the same conditioning.
+    attention maps. ``copies``: of the tensors; ``merge`` waits for them. Raises SeveralConditioningsError when two
+    parts are of the same conditioning.
     """
 
     def __init__(self, specs: list[ActivationSpec], settings: TapSettings, parts: tuple[bool | None, ...]):
@@ -103,6 +104,7 @@ class CallTap:
             raise SeveralConditioningsError
         self.tensors: dict[bool, dict[str, torch.Tensor]] = {part: {} for part in kept}
         self.text_tokens: dict[bool, int] = {}
+        self.copies = CpuCopies()
         self.layout = CallLayout(specs)
 
     def receivers(self) -> tuple[Receivers, Receivers]:
@@ -128,7 +130,7 @@ class CallTap:
             self._keep(part, spec, rows)
 
     def _keep(self, part: bool, spec: ActivationSpec, feature: torch.Tensor) -> None:
-        self.tensors[part][spec.id] = cpu_copy(pool(feature, self._settings.pool_size), self._settings.dtype)
+        self.tensors[part][spec.id] = self.copies.copy(pool(feature, self._settings.pool_size), self._settings.dtype)
 
     def _split(self, tensor: torch.Tensor) -> list[tuple[bool, torch.Tensor]]:
         """The rows of each part that is kept."""
@@ -136,7 +138,7 @@ class CallTap:
         return [(part, rows) for part, rows in pairs if part in self.tensors]
 
     def _keep_map(self, spec: ActivationSpec, part: bool, query: torch.Tensor, key: torch.Tensor, text: int | None):
-        maps = attention_map(query, key, spec.queries_and_keys.heads, self._settings.dtype, text)
+        maps = attention_map(query, key, spec.queries_and_keys.heads, self._settings.dtype, self.copies, text)
         self.tensors[part][spec.id] = maps
 
     def _average_receivers(self, spec: ActivationSpec) -> Receivers:
@@ -189,6 +191,8 @@ def merge(calls: list[CallTap], specs: list[ActivationSpec]) -> tuple[dict[str, 
     """
     parts: dict[bool, dict[str, torch.Tensor]] = {}
     tokens: dict[bool, int] = {}
+    for call in reversed(calls):  # the last call's copies are done last, so at most one wait takes time
+        call.copies.wait()
     for call in calls:
         if parts.keys() & call.tensors.keys():
             raise SeveralConditioningsError
@@ -209,8 +213,8 @@ def merge(calls: list[CallTap], specs: list[ActivationSpec]) -> tuple[dict[str, 
 
 
 def _cat(rows: list[torch.Tensor], dim: int) -> torch.Tensor:
-    """Tensors of rows one after the other; shorter ones are filled up with zeros along a dimension."""
-    if len(rows) == 1:
+    """Tensors of rows one after the other, not pinned; shorter ones are filled up with zeros along a dimension."""
+    if len(rows) == 1 and not rows[0].is_pinned():
         return rows[0]
     length = max(part.shape[dim] for part in rows)
     after = [0, 0] * (rows[0].ndim - dim - 1)

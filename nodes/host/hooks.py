@@ -31,14 +31,14 @@ class Call:
     """One call of a network at a noise level.
 
     ``roles``: for each equal part of its rows the name of its conditioning in the guider, see ``RowRoles``.
-    ``schedule``: the noise levels of the sampling run, if it is one.
+    ``schedule``: the noise levels of the sampling run, empty outside of one.
     """
 
     network: nn.Module
     roles: tuple[str | None, ...]
     rows: int
     sigma: float
-    schedule: torch.Tensor | None
+    schedule: tuple[float, ...]
 
     @property
     def step(self) -> tuple[int, int]:
@@ -112,6 +112,7 @@ def observe(patcher, observer: Observer):
         return latent
 
     evaluations = None  # in the prediction that is under way; None outside of one
+    sigma, schedule = None, _Schedule()  # sigma: of the evaluation that is under way; None outside of one
 
     def predict(executor, *args, **kwargs):
         nonlocal evaluations
@@ -122,17 +123,22 @@ def observe(patcher, observer: Observer):
             evaluations = None
 
     def evaluate(executor, model, conds, x, timestep, model_options):
-        nonlocal evaluations
-        observer.evaluating(_evaluation(timestep, model_options, main=not evaluations))
+        nonlocal evaluations, sigma
+        before, sigma = sigma, float(timestep.flatten()[0])  # waits for the device: once per evaluation
+        levels = schedule.levels(model_options.get("transformer_options", {}))
+        observer.evaluating(_evaluation(sigma, levels, main=not evaluations))
         evaluations = None if evaluations is None else evaluations + 1
-        result = executor(model, conds, x, timestep, model_options)
+        try:
+            result = executor(model, conds, x, timestep, model_options)
+        finally:
+            sigma = before
         observer.evaluated()
         return result
 
     clone.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, key, run)
     clone.add_wrapper_with_key(WrappersMP.PREDICT_NOISE, key, predict)
     clone.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, key, evaluate)
-    _hook_calls(clone, key, observer.calling, needs_positive=False)
+    _hook_calls(clone, key, observer.calling, False, lambda: sigma)
     return clone
 
 
@@ -142,7 +148,7 @@ def hook_calls(patcher, calling: Callable[[Call], Receivers | None], needs_posit
     What a receiver of an output returns, unless it is None, replaces the output. ``needs_positive``: see ``RowRoles``.
     """
     clone = patcher.clone()
-    _hook_calls(clone, f"glassbox_calls_{uuid.uuid4().hex}", calling, needs_positive)
+    _hook_calls(clone, f"glassbox_calls_{uuid.uuid4().hex}", calling, needs_positive, lambda: None)
     return clone
 
 
@@ -192,14 +198,37 @@ class RowRoles:
         return tuple(self._roles[index] for index in transformer_options.get("cond_or_uncond", ()))
 
 
-def _hook_calls(patcher, key: str, calling: Callable[[Call], Receivers | None], needs_positive: bool) -> None:
-    roles = RowRoles(patcher, key, needs_positive)
+class _Schedule:
+    """The noise levels of a run's steps as numbers, fetched from the device once per run."""
+
+    def __init__(self):
+        self._tensor: torch.Tensor | None = None
+        self._levels: tuple[float, ...] = ()
+
+    def levels(self, transformer_options: dict) -> tuple[float, ...]:
+        """The levels; empty outside of a run."""
+        tensor = transformer_options.get("sample_sigmas")
+        if tensor is not self._tensor:
+            self._tensor, self._levels = tensor, () if tensor is None else tuple(tensor.tolist())
+        return self._levels
+
+
+def _hook_calls(
+    patcher,
+    key: str,
+    calling: Callable[[Call], Receivers | None],
+    needs_positive: bool,
+    known_sigma: Callable[[], float | None],
+) -> None:
+    """``known_sigma`` returns the noise level of a call, or None where it is to be fetched from the device."""
+    roles, schedule = RowRoles(patcher, key, needs_positive), _Schedule()
 
     def call(executor, *args, **kwargs):
         options = kwargs.get("transformer_options") or (args[5] if len(args) > 5 else {})
-        network, sigma = executor.class_obj.diffusion_model, kwargs["t"] if "t" in kwargs else args[1]
-        level, schedule = float(sigma.flatten()[0]), options.get("sample_sigmas")
-        receivers = calling(Call(network, roles.of_parts(options), len(args[0]), level, schedule))
+        network, level = executor.class_obj.diffusion_model, known_sigma()
+        if level is None:
+            level = float((kwargs["t"] if "t" in kwargs else args[1]).flatten()[0])
+        receivers = calling(Call(network, roles.of_parts(options), len(args[0]), level, schedule.levels(options)))
         if receivers is None:
             return executor(*args, **kwargs)
         with forward_hooks(network, receivers):
@@ -257,19 +286,15 @@ def forward_hooks(network: nn.Module, receivers: Receivers) -> Iterator[None]:
             handle.remove()
 
 
-def _evaluation(timestep: torch.Tensor, model_options: dict, main: bool) -> Evaluation:
-    sigma = float(timestep.flatten()[0])
-    schedule = model_options.get("transformer_options", {}).get("sample_sigmas")
-    step, steps = _step_of(sigma, schedule)
-    if schedule is None or len(schedule) < 2:
-        return Evaluation(sigma, step, steps, True, main)
-    on_schedule = abs(float(schedule[step]) - sigma) <= _SAME * sigma
+def _evaluation(sigma: float, levels: tuple[float, ...], main: bool) -> Evaluation:
+    step, steps = _step_of(sigma, levels)
+    on_schedule = len(levels) < 2 or abs(levels[step] - sigma) <= _SAME * sigma
     return Evaluation(sigma, step, steps, on_schedule, main)
 
 
-def _step_of(sigma: float, schedule: torch.Tensor | None) -> tuple[int, int]:
+def _step_of(sigma: float, levels: tuple[float, ...]) -> tuple[int, int]:
     """The step that a noise level is in, from 0, and how many steps the schedule has; (0, 1) without one."""
-    if schedule is None or len(schedule) < 2:
+    if len(levels) < 2:
         return 0, 1
-    begun = int((schedule[:-1] >= sigma * (1 - _SAME)).sum())  # between two steps' noise levels is in the earlier step
-    return max(begun - 1, 0), len(schedule) - 1
+    begun = sum(level >= sigma * (1 - _SAME) for level in levels[:-1])  # between two steps is in the earlier one
+    return max(begun - 1, 0), len(levels) - 1

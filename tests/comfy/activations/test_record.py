@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tapping import World, hooks_left
+from torch.overrides import TorchFunctionMode
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,37 @@ def test_conditional_rows_of_a_recording_are_those_of_a_tap(demo):
     first, _, _ = demo.read(recording, demo.sample(recording_model, empty, scheduler="simple", denoise=0.5, steps=4))
     tapped = demo.tap(ids, latent=empty, noise_unit="sigma", level=first.sigma, seed=7)
     assert (tapped.tensors[ids] - first.tensors[ids]).abs().max() < 1e-4 * first.tensors[ids].abs().max()
+
+
+class Reads(TorchFunctionMode):
+    """Counts how often a number is fetched from a tensor, for which a GPU has to be waited for."""
+
+    FETCHES = (
+        torch.Tensor.item,
+        torch.Tensor.tolist,
+        torch.Tensor.__float__,
+        torch.Tensor.__int__,
+        torch.Tensor.__bool__,
+    )
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.count += func in self.FETCHES
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_recorder_fetches_one_number_per_evaluation(demo):
+    """The noise level; besides, the schedule twice per run, and the timesteps of the recorded steps after it."""
+    recording_model, _ = demo.record(ids="*-res-out")
+    counts = []
+    for model in (demo.model, demo.model, recording_model):  # the first one loads the model
+        with Reads() as reads:
+            demo.sample(model, steps=4)
+        counts.append(reads.count)
+    assert counts[2] - counts[1] <= 4 + 2 + 4
 
 
 @pytest.mark.parametrize("sampler", ["euler", "heun", "dpm_2", "dpmpp_2s_ancestral"])

@@ -150,7 +150,7 @@ def test_pooling():
 def test_an_attention_map_is_the_softmax():
     generator = torch.Generator().manual_seed(1)
     query, key = torch.randn(2, 6, 8, generator=generator), torch.randn(2, 5, 8, generator=generator)
-    found = attention_maps.attention_map(query, key, 2, torch.float32)
+    found = attention_maps.attention_map(query, key, 2, torch.float32, features.CpuCopies())
     for row in range(2):
         for head in range(2):
             q, k = query[row, :, head * 4 : head * 4 + 4].double(), key[row, :, head * 4 : head * 4 + 4].double()
