@@ -41,6 +41,18 @@ def head_mean_map(
     return mean_attention(query, key, heads, first).transpose(1, 2).unflatten(2, size)
 
 
+def attention_from(attention: torch.Tensor, size: tuple[int, int], points: torch.Tensor) -> torch.Tensor:
+    """Where the positions under points attend: float32 (heads, H, W), the mean over points.
+
+    ``attention``: a self-attention map (heads, H * W, H * W) with positions of ``size`` (H, W); ``points`` (P, 2): x
+    and y as fractions of width and height.
+    """
+    height, width = size
+    columns = (points[:, 0] * width).long().clamp(0, width - 1)
+    rows = (points[:, 1] * height).long().clamp(0, height - 1)
+    return attention[:, rows * width + columns].float().mean(1).unflatten(1, size)
+
+
 class AttentionFeature:
     """The paper's "attn" feature (arXiv 2410.03558, official code): a mean over layers for each map size.
 

@@ -28,7 +28,7 @@ class ActivationCatalog(io.ComfyNode):
                 io.Model.Input(
                     "model",
                     tooltip="Model with a U-Net (SD1.5, SD2.1, SDXL, Playground v2, the demo model), or a transformer "
-                    "like SD3, Flux, PixArt, Lumina or Wan.",
+                    "like Flux, SD3, Qwen-Image, HunyuanDiT, PixArt, Lumina, HiDream, LTXV or Wan.",
                 ),
                 io.Combo.Input(**PRESET),
                 io.String.Input(**IDS),

@@ -12,7 +12,7 @@ from ..host.image_output import save_preview_images
 from ..host.progress import with_progress
 from ..host.schema import Activations as ActivationsSocket
 from ..host.schema import schema
-from .activations import Activations, Weighting, values_at
+from .activations import MAP_SIZES, Activations, Weighting, resize, values_at
 from .tap_inputs import CATEGORY, PAPER, WEIGHTING, image_of, images_of
 
 
@@ -113,11 +113,14 @@ class ActivationSimilarity(io.ComfyNode):
             display_name="Activation Similarity",
             category=CATEGORY,
             description="Compares every position of every image with selected points, or with a masked part, of one "
-            f"image: cosine similarity of activations as a heat map. {PAPER}.",
-            search_aliases=["diffusion features", "heat map", "cosine similarity", "click a point"],
+            "image: cosine similarity of activations as a heat map. With self-attention maps: where the points attend. "
+            f"{PAPER}.",
+            search_aliases=["diffusion features", "heat map", "cosine similarity", "click a point", "self-attention"],
             inputs=[
                 ActivationsSocket.Input(
-                    "activations", tooltip="Tapped activations of the images, one row per image. Several are joined."
+                    "activations",
+                    tooltip="Tapped activations of the images, one row per image. Several are joined. IDs that end in "
+                    "self-map alone: the attention of the image of image_index.",
                 ),
                 io.Image.Input("image", tooltip="The images that were tapped, to draw on."),
                 _IMAGE_INDEX,
@@ -127,15 +130,22 @@ class ActivationSimilarity(io.ComfyNode):
                 ),
                 io.Combo.Input(**WEIGHTING),
                 io.Mask.Input("mask", optional=True, tooltip="Part to compare with, instead of points."),
+                io.Boolean.Input(
+                    "per_head",
+                    default=False,
+                    optional=True,
+                    tooltip="With self-attention maps: one image per head, instead of their mean.",
+                ),
             ],
             outputs=[
                 io.Image.Output(
                     display_name="figure",
-                    tooltip="The images under their heat maps. The range is that of the whole batch.",
+                    tooltip="The images under their heat maps. The range is that of the whole batch. Of attention: "
+                    "each map up to its own maximum.",
                 ),
                 io.Mask.Output(
                     display_name="similarity",
-                    tooltip="Cosine similarity at the size of the images. Negative values are 0.",
+                    tooltip="Cosine similarity at the size of the images. Negative values are 0. Or the attention.",
                 ),
             ],
         )
@@ -150,11 +160,22 @@ class ActivationSimilarity(io.ComfyNode):
         opacity: float,
         weighting: str = Weighting.EQUAL,
         mask: torch.Tensor | None = None,
+        per_head: bool = False,
     ) -> io.NodeOutput:
         from . import correspondence, overlays, point_list
 
-        feature, size = activations.joined(weighting), (image.shape[1], image.shape[2])
-        row = _first_row(activations, image_index, image)
+        size, row = (image.shape[1], image.shape[2]), _first_row(activations, image_index, image)
+        if all(id_.endswith("self-map") for id_ in activations.tensors):
+            marks = point_list.parse(points, size)
+            maps = _self_attention(activations, row, (marks + 0.5) / torch.tensor([size[1], size[0]]))
+            maps = maps if per_head else maps.mean(0, keepdim=True)
+            maps = maps / maps.amax((1, 2), keepdim=True).clamp_min(1e-12)
+            shown, factor = overlays.magnify(image_of(image, activations, row)[None])
+            figure = overlays.overlay(shown.expand(len(maps), -1, -1, -1), maps, opacity)
+            figure = torch.stack([overlays.draw_points(one, (marks + 0.5) * factor) for one in figure])
+            attended = F.interpolate(maps[:, None], size=size, mode="bilinear")[:, 0]
+            return io.NodeOutput(figure, attended, ui={"glassbox_images": save_preview_images(image, image_index)})
+        feature = activations.joined(weighting)
         if mask is None:
             marks = point_list.parse(points, size)
             columns, rows = marks.round().long().unbind(1)
@@ -170,6 +191,16 @@ class ActivationSimilarity(io.ComfyNode):
             figure[row] = overlays.draw_points(figure[row], (marks + 0.5) * factor)
         similar = F.interpolate(values[:, None].clamp(0, 1), size=size, mode="bilinear")[:, 0]
         return io.NodeOutput(figure, similar, ui={"glassbox_images": save_preview_images(image, image_index)})
+
+
+def _self_attention(activations: Activations, row: int, points: torch.Tensor) -> torch.Tensor:
+    """Where one row's points (P, 2), as fractions, attend: (heads of all IDs, H, W) at the largest map's size."""
+    from . import attention_maps
+
+    sizes = activations.settings[MAP_SIZES]
+    size = max((tuple(sizes[id_]) for id_ in activations.tensors), key=lambda size: size[0] * size[1])
+    maps = [attention_maps.attention_from(one[row], sizes[id_], points) for id_, one in activations.tensors.items()]
+    return torch.cat([resize(one[None], size)[0] for one in maps])
 
 
 class ActivationCorrespondence(io.ComfyNode):

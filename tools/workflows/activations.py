@@ -47,6 +47,7 @@ def demo_activations_point_similarity(w: Workflow) -> None:
         "Similarity to a point or a part",
         f"**A point** on the hair of the first face is compared with every position of all faces ({PAPER}).",
         "**A mask** does the same for a part: here the true mask of the skin.",
+        "**Self-attention** shows where the point looks, one image per attention head.",
         "**Try** points on an eye, the background or the clothes, one per line.",
     )
     model, vae, images, mask, positive = tapped_images(w, 4, part="skin")
@@ -57,6 +58,18 @@ def demo_activations_point_similarity(w: Workflow) -> None:
     by_mask, _ = w.add("GBX_ActivationSimilarity", activations=tapped, image=images, mask=mask)
     save(w, by_point, "similar_to_a_point", "Similar to the point")
     save(w, by_mask, "similar_to_a_part", "Similar to the masked part")
+    w.group("Self-attention of the point")
+    maps, _ = w.add(
+        "GBX_LayerActivationTap",
+        model=model,
+        positive=positive,
+        preset=CUSTOM_IDS,
+        ids="up-level2-repeat0-vit-block0-self-map",
+        image=images,
+        vae=vae,
+    )
+    by_head, _ = w.add("GBX_ActivationSimilarity", activations=maps, image=images, points="64, 24", per_head=True)
+    save(w, by_head, "attention_of_a_point", "Each head's attention")
 
 
 def demo_activations_correspondence(w: Workflow) -> None:

@@ -18,7 +18,7 @@ _MOST = 4  # images in one thumbnail, where none are chosen
 _CHOSEN = {
     "demo_activations_compare": (1,),
     "demo_activations_patching": (1, 2, 3, 5, 6, 7, 9, 10, 11),
-    "demo_activations_point_similarity": (9, 10, 11, 13, 14, 15),
+    "demo_activations_point_similarity": (9, 10, 13, 14, 21, 22),
     "demo_activations_record": (1, 5, 9, 2, 6, 10),
     "demo_activations_score": (1, 2),
     "demo_activations_steering": (1, 5, 2, 6),

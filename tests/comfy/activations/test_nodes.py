@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tapping import World
+from torch.nn import functional as F
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +60,21 @@ def test_modes_of_the_visualizer(demo, mode, joint_fit):
     assert shown.shape[-1] == 3 and shown.amin() >= 0 and shown.amax() <= 1
     if mode != "contact_sheet":
         assert shown.shape == (2, 32, 64, 3)
+
+
+def test_self_attention_of_a_point(demo):
+    id_, image = "up-level2-repeat0-vit-block0-self-map", torch.rand(2, 128, 128, 3)
+    maps = demo.tap(id_, latent=demo.latent(2))
+    given = {"activations": maps, "image": image, "image_index": 1, "opacity": 0.5, "points": "68, 36"}
+    attention = maps.tensors[id_][1][:, 4 * 16 + 8].float().unflatten(1, (16, 16))  # positions of 8 pixels a side
+    figure, heads = demo.comfy.run("GBX_ActivationSimilarity", **given, per_head=True)
+    assert len(figure) == len(heads) == len(attention) > 1
+    for shown, values in (
+        (heads, attention),
+        (demo.comfy.run("GBX_ActivationSimilarity", **given)[1], attention.mean(0)[None]),
+    ):
+        scaled = values / values.amax((1, 2), keepdim=True)
+        assert torch.allclose(shown, F.interpolate(scaled[:, None], size=(128, 128), mode="bilinear")[:, 0], atol=1e-5)
 
 
 def test_similarity_and_correspondence_find_the_point_itself(demo):

@@ -147,6 +147,13 @@ def test_pooling():
     assert tap.pool(torch.ones(1, 1, 5, 7), 2).shape == (1, 1, 2, 3)
 
 
+def test_attention_from_points_is_the_mean_of_their_rows():
+    attention = torch.rand(2, 6, 6, generator=torch.Generator().manual_seed(0)).softmax(-1)  # 2 rows of 3 positions
+    points = torch.tensor([[0.5, 0.9], [0.99, 0.1], [1.0, 1.0]])  # positions 4, 2 and 5
+    found = attention_maps.attention_from(attention, (2, 3), points)
+    assert torch.allclose(found.flatten(1), (attention[:, 4] + attention[:, 2] + attention[:, 5]) / 3, atol=1e-7)
+
+
 def test_an_attention_map_is_the_softmax():
     generator = torch.Generator().manual_seed(1)
     query, key = torch.randn(2, 6, 8, generator=generator), torch.randn(2, 5, 8, generator=generator)
