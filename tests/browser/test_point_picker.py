@@ -92,7 +92,7 @@ def test_saved_loaded_copied_undone(canvas, picker, at):
     canvas.page.mouse.click(*at(30, 30))
     saved = canvas.saved()
     values = next(node["widgets_values"] for node in saved["nodes"] if node["type"] == _NODE)
-    assert values[:2] == [0, _queued(canvas)] and len(values) == 4
+    assert values[:2] == [0, _queued(canvas)] and len(values) == 5
     assert canvas.copied(_NODE) == values
     canvas.load(saved)
     canvas.look_at(_NODE)
