@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import itertools
 import json
@@ -64,7 +63,7 @@ class Job:
 
     def filled(self, values: dict[str, str]) -> dict:
         """The prompt with a piece's values in it."""
-        prompt = copy.deepcopy(self.prompt)
+        prompt = {id_: {**node, "inputs": dict(node["inputs"])} for id_, node in self.prompt.items()}
         for column, targets in self.targets.items():
             for target in targets:
                 prompt[target.node]["inputs"][target.input] = _converted(values[column], target)
