@@ -63,7 +63,7 @@ def offer_files(prompt: dict, models: Path, architecture: str = "sd15") -> None:
         if entry["class_type"] == "LoadImage":
             photo = Path(folder_paths.get_input_directory()) / entry["inputs"]["image"]
             Image.effect_noise((160, 140), 40).convert("RGB").save(photo)
-        if entry["class_type"] == "LoadImageTextDataSetFromFolder":
+        if entry["class_type"] in ("LoadImageDataSetFromFolder", "LoadImageTextDataSetFromFolder"):
             _offer_images(Path(folder_paths.get_input_directory()) / entry["inputs"]["folder"])
     folder_paths.filename_list_cache.clear()
 

@@ -1,6 +1,7 @@
-"""Workflows that are made for `run.py batch`: a population of LoRAs, and images of its members to label.
+"""Workflows that are made for `run.py batch`: a population of LoRAs, images of its members to label, and the quality of
+activations over a folder of images.
 
-Other jobs are workflows of their families: scanning a list, localizing, auditing and measuring activations.
+Other jobs are workflows of their families: scanning a list, localizing and auditing.
 """
 
 from .authoring import Output, Workflow
@@ -81,6 +82,38 @@ def demo_batch_label_members(w: Workflow) -> None:
     w.add("SaveImage", images=w.add("VAEDecode", samples=samples, vae=vae), filename_prefix="glassbox/member")
     w.add("PreviewAny", source=name, node_title="Name")
     w.batch("GBX_W2WSample.member_name", join=("images",))
+
+
+def sd15_batch_activations_quality(w: Workflow) -> None:
+    w.note(
+        "Quality of all activations over a folder of images",
+        "**Noise, granularity and locality** of every activation, measured on all images of a folder (arXiv "
+        "2410.03558).",
+        "`python run.py batch workflows/sd15_batch_activations_quality.json --over ids.txt`, with an ID or a pattern "
+        "such as up-level1-* on each line: the table of all lies in .cache/batch.",
+        "**The images** are those of a folder in the input folder. Activation Catalog lists the IDs of a model.",
+    )
+    w.group("Model and images")
+    model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name=_SD15)
+    images = w.add("LoadImageDataSetFromFolder", folder="my_images")
+    images = w.add("ResizeImagesByShorterEdge", images=images, shorter_edge=512)
+    images = w.add("CenterCropImages", images=images, width=512, height=512)
+    images = w.add("RebatchImages", images=images, batch_size=4096, node_title="All images at once")
+    positive = w.add("CLIPTextEncode", clip=clip, text="", node_title="Caption")
+    w.group("Measure")
+    figure, report, kept = w.add(
+        "GBX_ActivationQuality",
+        model=model,
+        positive=positive,
+        preset="custom_ids",
+        ids="up-*-out\nup-*-q\nup-*-k\nup-*-v",
+        image=images,
+        vae=vae,
+    )
+    w.add("SaveImage", images=figure, filename_prefix="glassbox/activation_quality")
+    w.add("PreviewAny", source=report, node_title="Report")
+    w.add("PreviewAny", source=kept, node_title="Kept")
+    w.batch("GBX_ActivationQuality.ids", join=("quality",), chunk=8)
 
 
 def _train(w: Workflow, model: Output, latents: Output, positive: Output, steps: int, rank: int) -> None:
