@@ -78,17 +78,26 @@ class Steered:
     @torch.inference_mode()
     def read(self, text: str, count: int, direction=None, strength: float = 0.0) -> dict[str, np.ndarray]:
         """What the judge reads in samples of the seeds 0, 1, ..., as indices of values by attribute."""
-        import comfy.sample
-
         model = self.model
         if direction is not None:
             node = self._nodes.ActivationSteering
             model = node.execute(model, direction, strength, 0.0, 1.0, "conditional", False).result[0]
+        return self.read_latents(self.sample(model, text, range(count)))
+
+    @torch.inference_mode()
+    def sample(self, model, text: str, seeds: Sequence[int]) -> torch.Tensor:
+        """Latents of a MODEL from a text, one per seed."""
+        import comfy.sample
+
         positive, negative = (self.clip.encode_from_tokens_scheduled(self.clip.tokenize(one)) for one in (text, ""))
-        noise = torch.cat([self._evaluate.noise_for(self.blank, seed) for seed in range(count)])
-        samples = comfy.sample.sample(
+        noise = torch.cat([self._evaluate.noise_for(self.blank, seed) for seed in seeds])
+        return comfy.sample.sample(
             model, noise, STEPS, CFG, "euler", "normal", positive, negative, torch.zeros_like(noise), disable_pbar=True
         )
+
+    @torch.inference_mode()
+    def read_latents(self, samples: torch.Tensor) -> dict[str, np.ndarray]:
+        """What the judge reads in latents, as indices of values by attribute."""
         images = self._vae.decode(samples)
         logits = self.judge(images.movedim(-1, 1).float())
         return {name: value.argmax(-1).numpy() for name, value in logits.items()}
