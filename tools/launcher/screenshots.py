@@ -21,7 +21,6 @@ _SETTINGS = {
     "Comfy.Graph.CanvasMenu": False,
     "Comfy.Graph.CanvasInfo": False,
     "Comfy.NodeBadge.NodeSourceBadgeMode": "None",
-    "LiteGraph.Canvas.MinFontSizeForLOD": 0,  # else small text becomes bars
 }
 _BARE = """() => {
     localStorage.setItem("vueNodesBannerDismissed", "true")

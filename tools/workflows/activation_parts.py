@@ -59,6 +59,7 @@ def demo_activations_token_heat_map(w: Workflow) -> None:
     w.group("Model")
     model, clip, vae = w.add("GBX_LoadDemoModel")
     _words(w, model, clip, vae, CAPTION, "red hair, sunglasses, smiling, hoodie, green background", 128, 2, 3.0)
+    w.app("Caption.value", "GBX_TokenHeatMap.words", "KSampler.seed", results=("Where each word acts",))
 
 
 def demo_activations_quality(w: Workflow) -> None:
@@ -185,7 +186,8 @@ def _words(w: Workflow, model, clip, vae, prompt: str, words: str, side: int, co
         "GBX_ActivationRecorder", model=model, preset=_WORDS, recorded_steps="all", mean_only=True
     )
     w.group("Sampling")
-    positive, negative = encode(w, clip, prompt)
+    caption = w.add("PrimitiveStringMultiline", value=prompt, node_title="Caption")
+    positive, negative = encode(w, clip, caption)
     empty = "EmptySD3LatentImage" if w.name.startswith("flux") else "EmptyLatentImage"
     latent = w.add(empty, width=side, height=side, batch_size=count)
     samples = w.add(
@@ -204,7 +206,7 @@ def _words(w: Workflow, model, clip, vae, prompt: str, words: str, side: int, co
     w.group("Words")
     activations, _, _ = w.add("GBX_ReadActivations", recording=recording, latent=samples)
     figure, _, _ = w.add(
-        "GBX_TokenHeatMap", activations=activations, image=image, clip=clip, prompt=prompt, words=words
+        "GBX_TokenHeatMap", activations=activations, image=image, clip=clip, prompt=caption, words=words
     )
     save(w, figure, "token_heat_map", "Where each word acts")
     save(w, image, "token_heat_map_image", "Generated image")

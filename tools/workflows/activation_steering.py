@@ -133,8 +133,13 @@ def demo_activations_score(w: Workflow) -> None:
     w.group("Model and images")
     model, clip, vae = w.add("GBX_LoadDemoModel")
     few, _, _ = w.add("GBX_DemoPicture", image_index=0, count=4, node_title="Faces with points")
-    many, hair, _ = w.add("GBX_DemoPicture", image_index=4, count=8, part="hair", node_title="Faces with masks")
-    skin = w.add("GBX_DemoPicture", image_index=4, count=8, part="skin", node_title="The skin")[1]
+
+    def masked(w: Workflow, image_index: Output, count: Output) -> dict[str, Output]:
+        given = {"image_index": image_index, "count": count}
+        images, hair, _ = w.add("GBX_DemoPicture", **given, part="hair")
+        return {"images": images, "hair": hair, "skin": w.add("GBX_DemoPicture", **given, part="skin")[1]}
+
+    many, hair, skin = w.subgraph("Faces with masks", masked, image_index=4, count=8)
     positive = w.add("CLIPTextEncode", clip=clip, text="portrait", node_title="Caption")
     given = {"model": model, "positive": positive, "vae": vae}
     w.group("Points")

@@ -92,6 +92,25 @@ class Workflow:
         """How `run.py batch` runs this workflow over a list: inputs that a column fills, and how results are joined."""
         self.extra["glassbox_batch"] = {"map": list(maps), "join": list(join), "chunk": chunk}
 
+    def app(self, *shown: str, results: tuple[str, ...]) -> None:
+        """What the front end's app mode shows: inputs as "NODE.WIDGET", and output nodes; a node by its title or type.
+
+        Call it last.
+        """
+        inputs = [input_.rpartition(".")[::2] for input_ in shown]
+        self.extra["linearData"] = {
+            "inputs": [[self._named(name, ends=False).id, widget] for name, widget in inputs],
+            "outputs": [self._named(name, ends=True).id for name in results],
+        }
+
+    def _named(self, name: str, ends: bool) -> Node:
+        """The node of that title or type that hands something on, or that hands on nothing."""
+        nodes = [node for node in self.nodes if node.type != NOTE and ends != bool(node.outputs)]
+        found = [node for node in nodes if name in (node.title, node.type)]
+        if len(found) != 1:
+            raise AuthoringError(f"{self.name}: {len(found)} nodes are named {name}; an app needs one.")
+        return found[0]
+
     def group(self, title: str) -> None:
         """Begin the next group; the nodes added from here on stand in it."""
         self.groups.append(title)

@@ -43,9 +43,11 @@ _PANELS = {
     "GBX_NemoLocalize": 200,
     "GBX_NemoNeuronMask": 200,
     "GBX_NeuronMaskEdit": 230,
+    "GBX_NeuronReport": 260,
     "GBX_TrainLoraImmiscible": 250,
     "GBX_W2WEdit": 261,
     "GBX_W2WInvert": 250,
+    "GBX_W2WSheet": 260,
 }
 
 

@@ -19,47 +19,49 @@ def find_and_mask(world: World, budget: float, weaker: float | None = None) -> N
     world.show(verdict, "Verdict")
     mask, search, *_ = world.localize(budget)
     w.group("Before and after")
-    masked = w.add("GBX_NemoNeuronMask", model=world.model, mask=mask)
-    before, after, plots, report, positive, negative = _compare(world, mask, masked)
+    masked = w.add("GBX_NemoNeuronMask", model=world.model, mask=mask, node_size=(320, 466))
+    before, *half, after = _compare(world, mask, masked, weaker)
     batches = {"Without the mask": before, "With the mask": after}
     if weaker is not None:
-        half = world.generate_masked(mask, weaker, positive, negative)
-        batches = {"Without the mask": before, f"Mask at strength {weaker:g}": half, "With the mask": after}
+        batches = {"Without the mask": before, f"Mask at strength {weaker:g}": half[0], "With the mask": after}
     w.group("Side by side")
     for place, (title, images) in enumerate(batches.items(), 1):
         world.save(images, f"mask_{place}", title)
-    world.save(plots, "report", "Mask and similarity")
-    w.add("PreviewImage", images=figure, node_title="Similarity of the seeds")
-    w.add("PreviewImage", images=search, node_title="The search")
-    world.show(report, "Report")
-    if weaker is not None:
+    if weaker is None:
+        plots, report, _ = w.add(
+            "GBX_NeuronReport", mask=mask, images_before=before, images_after=after, reference_image=before
+        )
+        world.save(plots, "report", "Mask and similarity")
+        w.add("PreviewImage", images=search, node_title="The search")
+        w.add("PreviewImage", images=figure, node_title="Similarity of the seeds")
+        world.show(report, "Report")
+    else:
         _cost(world, mask, masked)
 
 
-def _compare(world: World, mask: Output, masked: Output) -> tuple[Output, ...]:
-    """The suspect with and without the mask, in a subgraph: images, plots and report, and the encoded prompts."""
+def _compare(world: World, mask: Output, masked: Output, weaker: float | None) -> tuple[Output, ...]:
+    """The suspect without the mask, with a weaker one if given, and with it, in a subgraph."""
 
-    def inside(w: Workflow, model, masked, clip, vae, mask, prompt, **numbers) -> dict[str, Output]:
+    def inside(w: Workflow, model, masked, clip, vae, prompt, mask=None, strength=None, **numbers) -> dict[str, Output]:
         positive = w.add("CLIPTextEncode", clip=clip, text=prompt, node_title="Prompt")
         negative = w.add("CLIPTextEncode", clip=clip, text="", node_title="Empty prompt")
         latent = w.add("EmptyLatentImage", **world.size, batch_size=4)
         given = {"positive": positive, "negative": negative, "latent_image": latent, "vae": vae, **numbers}
-        before, after = sample(w, model=model, **given), sample(w, model=masked, **given)
-        plots, report, _ = w.add(
-            "GBX_NeuronReport", mask=mask, images_before=before, images_after=after, reference_image=before
-        )
-        images = {"before": before, "after": after}
-        return {**images, "plots": plots, "report": report, "positive": positive, "negative": negative}
+        models = {"before": model, "after": masked}
+        if strength is not None:
+            weak = w.add("GBX_NemoNeuronMask", model=model, mask=mask, strength=strength)
+            models = {"before": model, "weaker": weak, "after": masked}
+        return {name: sample(w, model=one, **given) for name, one in models.items()}
 
     return world.w.subgraph(
-        "Generate and compare",
+        "Generate without and with it",
         inside,
         model=world.model,
         masked=masked,
         clip=world.clip,
         vae=world.vae,
-        mask=mask,
         prompt=world.kind.suspect,
+        **({} if weaker is None else {"mask": mask, "strength": weaker}),
         seed=5,
         **world.numbers,
     )
@@ -135,27 +137,29 @@ def scan_and_mask(world: World, suspects: str, folder: str = "", images: int = 1
     threshold, *target, statistics = w.subgraph(
         "Threshold and statistics", ordinary, prompts=kind.ordinary, **world.given
     )
-    search = kind.search | ({"target_score": target[0]} if target else {})
+
+    def score(w: Workflow, **given: Output) -> dict[str, Output]:
+        scored = w.add("GBX_MemorizationScore", **given, scan_file=scans["scores"], **world.first_step)
+        return {"memorized_prompts": scored[3], "table": scored[4]}
+
+    def find(w: Workflow, **given: Output) -> dict[str, Output]:
+        searching = {"layers": kind.layers, "scan_file": scans["masks"], **world.first_step, **kind.search}
+        mask, _, _, report = w.add("GBX_NemoLocalize", **given, **searching)
+        return {"mask": mask, "report": report}
+
     w.group("Scan")
-    _, _, _, memorized, table, _ = w.add(
-        "GBX_MemorizationScore",
-        **world.given,
-        prompts=suspects,
-        threshold=threshold,
-        scan_file=scans["scores"],
-        **world.first_step,
+    memorized, table = w.subgraph(
+        "Score a list", score, **world.given, prompts=suspects, prompts_file="", threshold=threshold
     )
     w.group("Neurons of all that are memorized")
-    mask, _, _, searched = w.add(
-        "GBX_NemoLocalize",
+    mask, searched = w.subgraph(
+        "Find the neurons of each",
+        find,
         **world.given,
         statistics=statistics,
         prompts=memorized,
-        layers=kind.layers,
         threshold=threshold,
-        scan_file=scans["masks"],
-        **world.first_step,
-        **search,
+        **({"target_score": target[0]} if target else {}),
     )
     masked = w.add("GBX_NemoNeuronMask", model=world.model, mask=mask, masked_prompts="own", clip=world.clip)
     w.group("Report")

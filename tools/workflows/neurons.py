@@ -34,6 +34,12 @@ def demo_neurons_find_and_mask(w: Workflow) -> None:
         "middle alone, where the search has no effect.",
     )
     neuron_parts.find_and_mask(World(w, DEMO), budget=_DEMO_BUDGET, weaker=0.5)
+    w.app(
+        "Find the neurons.prompts",
+        "Generate without and with it.prompt",
+        "GBX_NemoNeuronMask.strength",
+        results=("Without the mask", "With the mask"),
+    )
 
 
 def demo_neurons_known_neurons(w: Workflow) -> None:

@@ -1,7 +1,7 @@
 """The workflows of the noise family: noise that is paired with the images it is added to."""
 
 from .authoring import Output, Workflow
-from .sampling import encode, generate, train_lora
+from .sampling import encode, generate, sample, train_lora
 
 _CAPTION = "portrait, light skin, short black hair, majestic beard, sunglasses, white shirt, smiling"
 _COMPOSED = "portrait, light skin, long black hair, shaven, round glasses, white hoodie, smiling, open eyes"
@@ -121,19 +121,28 @@ def demo_noise_seed_scout(w: Workflow) -> None:
     positive, negative = encode(w, clip, _COMPOSED)
     latent = w.add("EmptyLatentImage", width=128, height=128, batch_size=1)
     reference, _, _ = w.add("GBX_DemoPicture", image_index=16, count=1)
-    given = {"model": model, "positive": positive, "negative": negative, "cfg": 3.0}
+    given = {"model": model, "positive": positive, "negative": negative}
     scouting = {"vae": vae, "latent": latent, "clip": clip, "prompt": _COMPOSED, "seed": 21, "keep": 3, "steps": 4}
     sampling = {"model": model, "positive": positive, "negative": negative, "vae": vae, "steps": 12, "cfg": 3.0}
     w.group("Scouting")
-    covered = w.add("GBX_SeedScout", ranking="word_coverage", batch_size=8, **scouting, **given)
-    alike = w.add("GBX_SeedScout", ranking="layout_likeness", reference=reference, batch_size=8, **scouting, **given)
-    w.add("PreviewAny", source=covered[3], node_title="Report")
+
+    def scouted(w: Workflow, **given: Output) -> dict[str, Output]:
+        seeds, _, figure, report = w.add("GBX_SeedScout", batch_size=8, cfg=3.0, **given)
+        return {"seeds": seeds, "figure": figure, "report": report}
+
+    covered = w.subgraph("Scout by words", scouted, ranking="word_coverage", **scouting, **given)
+    alike = w.subgraph("Scout by layout", scouted, ranking="layout_likeness", reference=reference, **scouting, **given)
+    w.add("PreviewAny", source=covered[2], node_title="Report")
     best = [generate(w, latent=latent, seed=seeds[0], **sampling) for seeds in (covered, alike)]
-    three = w.add("RepeatLatentBatch", samples=latent, amount=3)
-    first = generate(w, latent=three, seed=21, **sampling)
+
+    def batch(w: Workflow, latent: Output, amount: Output, **given: Output) -> Output:
+        latents = w.add("RepeatLatentBatch", samples=latent, amount=amount)
+        return sample(w, latent_image=latents, **given)
+
+    first = w.subgraph("Generate a batch", batch, latent=latent, amount=3, seed=21, **sampling)
     w.group("Side by side")
-    w.add("SaveImage", images=alike[2], filename_prefix="glassbox/scout_layout", node_title="Ranked by layout")
-    w.add("SaveImage", images=covered[2], filename_prefix="glassbox/scout_words", node_title="Ranked by words")
+    w.add("SaveImage", images=alike[1], filename_prefix="glassbox/scout_layout", node_title="Ranked by layout")
+    w.add("SaveImage", images=covered[1], filename_prefix="glassbox/scout_words", node_title="Ranked by words")
     w.add("SaveImage", images=best[1], filename_prefix="glassbox/best_layout", node_title="Best by layout")
     w.add("SaveImage", images=best[0], filename_prefix="glassbox/best_words", node_title="Best by words")
     w.add("SaveImage", images=reference, filename_prefix="glassbox/reference", node_title="Reference")

@@ -7,7 +7,7 @@ import functools
 from .authoring import Output, Workflow
 
 
-def encode(w: Workflow, clip: Output, text: str, negative: str = "") -> tuple[Output, Output]:
+def encode(w: Workflow, clip: Output, text: Output | str, negative: str = "") -> tuple[Output, Output]:
     """A prompt and a negative one, encoded, in the subgraph "Prompt"; an empty negative one is not shown."""
 
     # Front end 1.32 shows the text of only one of the nodes that stand for the same subgraph.

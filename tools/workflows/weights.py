@@ -28,9 +28,16 @@ class _Demo:
         given = {"space": self.space, "components": 96, "spread": 0.8, **choices}
         return self.w.add("GBX_W2WSample", **given)[0]
 
-    def member(self, space: Output) -> Output:
-        """The first member with long dark hair and neither beard nor glasses, on whom both can be seen."""
-        return self.w.add("GBX_W2WSample", space=space, source="member", member_name=_MEMBER)[0]
+    def members(self, count: int) -> tuple[Output, Output]:
+        """An image of each of some members, and their names, in a subgraph."""
+
+        def inside(w: Workflow, model, space, count, sample_seed, **given: Output) -> dict[str, Output]:
+            points, names, _ = w.add("GBX_W2WSample", space=space, source="members", seed=sample_seed, count=count)
+            images = _sampled(w, model=w.add("GBX_W2WApply", model=model, point=points)[0], **given)
+            return {"images": images, "names": names}
+
+        shown = {"space": self.space, "count": count, "sample_seed": 1}
+        return self._image("Generate members", inside, steps=10, model=self.model, **shown)
 
     def directed_space(self) -> tuple[Output, Output]:
         """The space with directions, in a subgraph, and their report."""
@@ -111,7 +118,7 @@ class _Demo:
 
     def _image(
         self, title: str, inside: Callable[..., Output], steps: int = _STEPS, **given: Output | float | str
-    ) -> Output:
+    ) -> Output | tuple[Output, ...]:
         prompts = {"positive": self.positive, "negative": self.negative}
         return self.w.subgraph(title, inside, **given, **prompts, vae=self.vae, seed=53, steps=steps, cfg=3.0)
 
@@ -170,6 +177,12 @@ def demo_weights_edit(w: Workflow) -> None:
         (second, "beard_sunglasses", "And sunglasses"),
     ):
         demo.save(demo.image(point, guided=True), name, title)
+    w.app(
+        "A member with directions.member_name",
+        "Beard.sliders",
+        "Prompt.prompt",
+        results=("A member", "Beard"),
+    )
 
 
 def demo_weights_guidance(w: Workflow) -> None:
@@ -227,10 +240,17 @@ def demo_weights_sweep(w: Workflow) -> None:
         "**Between two people** of the space a straight line leads from one to the other: a strip and an animation.",
         "**Try** `PC 1`, `PC 2` and so on instead of names: the axes of largest variance; or a count of 5.",
     )
-    demo = _Demo(w)
+    demo = _Demo(w, with_space=False)
     w.group("A grid")
-    space, _ = w.add("GBX_W2WFitDirections", space=demo.space, components=64)
-    person, another = demo.member(space), demo.sample(space=space, seed=8)
+
+    def people(w: Workflow, space_name: Output, member_name: Output, seed: Output) -> dict[str, Output]:
+        space, _ = w.add("GBX_W2WLoadSpace", space_name=space_name)
+        space, _ = w.add("GBX_W2WFitDirections", space=space, components=64)
+        person, _, _ = w.add("GBX_W2WSample", space=space, source="member", member_name=member_name)
+        another, _, _ = w.add("GBX_W2WSample", space=space, components=96, spread=0.8, seed=seed)
+        return {"member": person, "random person": another}
+
+    person, another = w.subgraph("Two people", people, space_name=_SPACE, member_name=_MEMBER, seed=8)
     grid, labels = w.add(
         "GBX_W2WSweep",
         point=person,
@@ -241,13 +261,13 @@ def demo_weights_sweep(w: Workflow) -> None:
         count=3,
     )
     w.group("Images of the grid")
-    sheet, _ = w.add("GBX_W2WSheet", images=demo.generate(demo.apply(grid)), labels=labels)
+    sheet, _ = w.add("GBX_W2WSheet", images=demo.image(grid), labels=labels)
     demo.save(sheet, "grid")
     w.group("Interpolation")
     line, names = w.add(
         "GBX_W2WMix", first_point=person, second_point=another, start_fraction=0.0, end_fraction=1.0, count=5
     )
-    _, frames = w.add("GBX_W2WSheet", images=demo.generate(demo.apply(line)), labels=names)
+    _, frames = w.add("GBX_W2WSheet", images=demo.image(line), labels=names)
     demo.save(frames, "line")
     w.add("SaveAnimatedWEBP", images=frames, filename_prefix="glassbox/weights_animation", fps=4.0, method="default")
 
@@ -401,8 +421,7 @@ def demo_weights_label_members(w: Workflow) -> None:
     )
     demo = _Demo(w, "portrait, plain green background")
     w.group("Images of members")
-    points, names, _ = w.add("GBX_W2WSample", space=demo.space, source="members", seed=1, count=40)
-    images = demo.generate(demo.apply(points), steps=10)
+    images, names = demo.members(40)
     w.add("PreviewImage", images=demo.batch(images), node_title="Members")
     w.group("Labels and directions")
     table, about = w.add(
@@ -420,7 +439,11 @@ def demo_weights_label_members(w: Workflow) -> None:
     )
     w.add("PreviewAny", source=report, node_title="Accuracy and reliability of the directions")
     w.group("An edit by a fitted direction")
-    person = demo.member(space)
+
+    def member(w: Workflow, space: Output, member_name: Output) -> Output:
+        return w.add("GBX_W2WSample", space=space, source="member", member_name=member_name)[0]
+
+    person = w.subgraph("A member", member, space=space, member_name=_MEMBER)
     edited, _ = w.add("GBX_W2WEdit", point=person, edits="pale skin: -1")
     demo.save(demo.image(person, guided=True), "labeled_person", "A member")
     demo.save(demo.image(edited, guided=True), "labeled_edit", "Edited")

@@ -1,7 +1,7 @@
 """The workflows of the weights family for checkpoints: spaces of one's own LoRAs and the official one."""
 
 from .authoring import Output, Workflow
-from .sampling import encode, generate
+from .sampling import encode, generate, sample
 from .weights import PAPER, sampled_into
 
 
@@ -19,7 +19,11 @@ def sdxl_weights_edit_photo(w: Workflow) -> None:
     )
     w.group("Model, space and photo")
     model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name="sd_xl_base_1.0.safetensors")
-    space, report = w.add("GBX_W2WBuildSpace", folder="sdxl-people", filename="sdxl-people")
+
+    def built(w: Workflow, folder: Output, filename: Output) -> tuple[Output, ...]:
+        return w.add("GBX_W2WBuildSpace", folder=folder, filename=filename)
+
+    space, report = w.subgraph("Space of a folder of LoRAs", built, folder="sdxl-people", filename="sdxl-people")
     w.add("PreviewAny", source=report, node_title="Build report")
     photo, kept = w.add("LoadImage", image="example.png", node_title="Photo; mask what shall stay")
 
@@ -78,10 +82,15 @@ def sd15_weights_official_release(w: Workflow) -> None:
     edited, _ = w.add("GBX_W2WEdit", point=person, edits="Chubby: 0.5", preserved_directions="Young, Male, Eyeglasses")
     w.group("Images")
     positive, negative = encode(w, clip, "sks person", "low quality, blurry, unfinished, cartoon")
-    latent = w.add("EmptyLatentImage", width=512, height=512, batch_size=1)
+
+    def applied(w: Workflow, model: Output, point: Output, **given: Output) -> Output:
+        latent = w.add("EmptyLatentImage", width=512, height=512, batch_size=1)
+        given["model"], _ = w.add("GBX_W2WApply", model=model, point=point)
+        return sample(w, latent_image=latent, sampler="ipndm", **given)
+
+    given = {"positive": positive, "negative": negative, "vae": vae, "seed": 5, "steps": 30, "cfg": 3.0}
     for point, name in ((person, "person"), (edited, "chubby")):
-        applied, _ = w.add("GBX_W2WApply", model=model, point=point)
-        image = generate(w, applied, positive, negative, latent, vae, seed=5, steps=30, cfg=3.0, sampler="ipndm")
+        image = w.subgraph("W2W Apply and generate", applied, model=model, point=point, **given)
         w.add("SaveImage", images=image, filename_prefix=f"glassbox/w2w_{name}")
 
 
