@@ -3,7 +3,8 @@
 import { app } from "../../scripts/app.js";
 import { refreshAll, watchCanvas } from "./canvas/panel.js";
 import { forget } from "./canvas/server.js";
-import { speak } from "./text/words.js";
+import { sayOption, speak } from "./text/words.js";
+import { addCompare } from "./widgets/compare.js";
 import { addEditSliders } from "./widgets/edit_sliders.js";
 import { addLiveCurve } from "./widgets/live_curve.js";
 import { addNetworkMap } from "./widgets/network_map.js";
@@ -18,9 +19,11 @@ const PANELS = {
   GBX_NemoLocalize: addNeuronChart(false),
   GBX_NemoNeuronMask: addNeuronChart(false),
   GBX_NeuronMaskEdit: addNeuronChart(true),
+  GBX_NeuronReport: addCompare,
   GBX_TrainLoraImmiscible: addLiveCurve,
   GBX_W2WEdit: addEditSliders,
   GBX_W2WInvert: addLiveCurve,
+  GBX_W2WSheet: addCompare,
 };
 
 app.registerExtension({
@@ -33,6 +36,9 @@ app.registerExtension({
   },
   nodeCreated(node) {
     PANELS[node.comfyClass]?.(node);
+    if (!node.comfyClass?.startsWith("GBX_")) return;
+    // The front end translates names of inputs, but no options: its files of texts have no place for them.
+    for (const widget of node.widgets ?? []) if (widget.type === "combo") widget.options.getOptionLabel ??= sayOption;
   },
   /** R on the canvas: the front end looks for new files. */
   refreshComboInNodes() {

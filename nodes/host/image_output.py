@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 import folder_paths
@@ -40,6 +41,12 @@ def save_preview_images(images: torch.Tensor, number: int) -> list[dict]:
     """
     numbers = range(len(images)) if len(images) <= _MOST else [number]
     return [_save(images[one], one) for one in numbers]
+
+
+def to_compare(images: Sequence[torch.Tensor], labels: Sequence[str], shown: tuple[int, int]) -> dict:
+    """What a node hands to its compare panel: up to 16 images (H, W, C), two of which show first."""
+    saved = [{**_save(image, number), "label": labels[number]} for number, image in enumerate(images[:_MOST])]
+    return {"glassbox_compare": [{"images": saved, "shown": [range(len(saved))[number] for number in shown]}]}
 
 
 def _save(image: torch.Tensor, number: int) -> dict:

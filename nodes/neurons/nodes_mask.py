@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from comfy_api.latest import io
@@ -9,7 +10,7 @@ from comfy_api.latest import io
 from ..host import folders, prompt_alignment
 from ..host.first_step import probe_outputs
 from ..host.folders import input_stamp, resolve_input_file
-from ..host.image_output import new_figure, to_image
+from ..host.image_output import new_figure, to_compare, to_image
 from ..host.patches.neuron_factors import bake_factors
 from ..host.progress import with_progress
 from ..host.schema import NeuronMask as Socket
@@ -314,7 +315,12 @@ class NeuronReport(io.ComfyNode):
             title = f"{name}, median {found.sameness:.2f}"
             neuron_figures.plot_similarity(axes, figure, found.between.numpy(), title)
         lines.append(neuron_reports.caveats())
-        return io.NodeOutput(to_image(figure), "\n".join(lines), neuron_reports.mask_table(mask))
+        compared = None
+        if len(batches) == 2:
+            pairs = list(itertools.chain(*zip(images_before, images_after, strict=True)))
+            labels = [f"{name} {number + 1}" for number in range(len(images_before)) for name in batches]
+            compared = to_compare(pairs, labels, shown=(0, 1))
+        return io.NodeOutput(to_image(figure), "\n".join(lines), neuron_reports.mask_table(mask), ui=compared)
 
 
 def _similarity_line(name: str, found: ImageSimilarity) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from comfy_api.latest import io
 
-from ..host.image_output import new_figure, to_image
+from ..host.image_output import new_figure, to_compare, to_image
 from ..host.progress import check_stop
 from ..host.schema import W2WPoint, W2WSpace, schema
 from .point_inputs import CATEGORY, PAPER
@@ -105,4 +105,4 @@ class W2WSheet(io.ComfyNode):
         height = _PANEL * frames.shape[1] // frames.shape[2] + text
         figure = new_figure(_PANEL * count + 60, height * -(-len(labels) // count) + 60)
         contact_sheet.draw_sheet(figure, list(frames), labels, count, title[0].strip())
-        return io.NodeOutput(to_image(figure), frames)
+        return io.NodeOutput(to_image(figure), frames, ui=to_compare(frames, labels, shown=(0, -1)))

@@ -101,6 +101,14 @@ def test_panels_say_the_same_in_chinese():
     assert all(sorted(values.findall(one)) == sorted(values.findall(other)) for one, other in chinese.items())
 
 
+def test_translated_options_are_options_of_the_nodes():
+    table = (repository.ROOT / "web" / "text" / "chinese_options.js").read_text("utf-8")
+    contract = json.loads((repository.ROOT / "tests" / "node_contract.json").read_text("utf-8"))
+    kinds = [kind for node in contract.values() for kind in node["inputs"].values()]
+    translated = set(re.findall(r'^  (\w+): "', table, re.MULTILINE))
+    assert translated and translated <= {option for kind in kinds if isinstance(kind, list) for option in kind}
+
+
 def test_comfyui_hands_them_out(server):
     with urllib.request.urlopen(f"{server.url}/i18n", timeout=30) as answer:
         translations = json.load(answer)

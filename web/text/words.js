@@ -1,13 +1,22 @@
 // What the panels say, in the language of the canvas. Where it has no words of ours they say it in English.
 
 import { CHINESE } from "./chinese.js";
+import { CHINESE_OPTIONS } from "./chinese_options.js";
 
 const LANGUAGES = { zh: CHINESE };
+const OPTIONS = { zh: CHINESE_OPTIONS };
 let words = {};
+let options = {};
 
 /** Takes the language of the front end's setting Comfy.Locale for all texts from here on. */
 export function speak(locale) {
   words = LANGUAGES[locale] ?? {};
+  options = OPTIONS[locale] ?? {};
+}
+
+/** What a combo shows for one of its values; the value stays readable, since messages and help pages name it. */
+export function sayOption(value) {
+  return options[value] ? `${options[value]} (${value})` : (value ?? "");
 }
 
 /** An English sentence in the language of the canvas, with values in the places of {0}, {1} and so on. */
