@@ -166,13 +166,13 @@ class ActivationSimilarity(io.ComfyNode):
 
         size, row = (image.shape[1], image.shape[2]), _first_row(activations, image_index, image)
         if all(id_.endswith("self-map") for id_ in activations.tensors):
-            marks = point_list.parse(points, size)
-            maps = _self_attention(activations, row, (marks + 0.5) / torch.tensor([size[1], size[0]]))
+            spots = point_list.parse(points, size)
+            maps = _self_attention(activations, row, (spots + 0.5) / torch.tensor([size[1], size[0]]))
             maps = maps if per_head else maps.mean(0, keepdim=True)
             maps = maps / maps.amax((1, 2), keepdim=True).clamp_min(1e-12)
             shown, factor = overlays.magnify(image_of(image, activations, row)[None])
             figure = overlays.overlay(shown.expand(len(maps), -1, -1, -1), maps, opacity)
-            figure = torch.stack([overlays.draw_points(one, (marks + 0.5) * factor) for one in figure])
+            figure = torch.stack([overlays.draw_points(one, (spots + 0.5) * factor) for one in figure])
             attended = F.interpolate(maps[:, None], size=size, mode="bilinear")[:, 0]
             return io.NodeOutput(figure, attended, ui={"glassbox_images": save_preview_images(image, image_index)})
         feature = activations.joined(weighting)

@@ -105,4 +105,4 @@ class W2WSheet(io.ComfyNode):
         height = _PANEL * frames.shape[1] // frames.shape[2] + text
         figure = new_figure(_PANEL * count + 60, height * -(-len(labels) // count) + 60)
         contact_sheet.draw_sheet(figure, list(frames), labels, count, title[0].strip())
-        return io.NodeOutput(to_image(figure), frames, ui=to_compare(frames, labels, shown=(0, -1)))
+        return io.NodeOutput(to_image(figure), frames, ui=to_compare(list(frames), labels, shown=(0, -1)))

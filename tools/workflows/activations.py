@@ -55,20 +55,18 @@ def demo_activations_point_similarity(w: Workflow) -> None:
     tapped, _ = w.add("GBX_LayerActivationTap", model=model, positive=positive, image=images, vae=vae, noise_samples=4)
     w.group("Compare")
     by_point, _ = w.add("GBX_ActivationSimilarity", activations=tapped, image=images, points="64, 24")
-    by_mask, _ = w.add("GBX_ActivationSimilarity", activations=tapped, image=images, mask=mask)
+    by_mask, _ = w.add("GBX_ActivationSimilarity", activations=tapped, image=images, mask=mask, node_size=(340, 588))
     save(w, by_point, "similar_to_a_point", "Similar to the point")
     save(w, by_mask, "similar_to_a_part", "Similar to the masked part")
     w.group("Self-attention of the point")
-    maps, _ = w.add(
-        "GBX_LayerActivationTap",
-        model=model,
-        positive=positive,
-        preset=CUSTOM_IDS,
-        ids="up-level2-repeat0-vit-block0-self-map",
-        image=images,
-        vae=vae,
-    )
-    by_head, _ = w.add("GBX_ActivationSimilarity", activations=maps, image=images, points="64, 24", per_head=True)
+
+    def attention(w: Workflow, image: Output, points: Output, **given: Output) -> Output:
+        maps, _ = w.add("GBX_LayerActivationTap", preset=CUSTOM_IDS, image=image, **given)
+        return w.add("GBX_ActivationSimilarity", activations=maps, image=image, points=points, per_head=True)[0]
+
+    ids = "up-level2-repeat0-vit-block0-self-map"
+    given = {"model": model, "positive": positive, "image": images, "vae": vae}
+    by_head = w.subgraph("Attention of a point", attention, **given, ids=ids, points="64, 24")
     save(w, by_head, "attention_of_a_point", "Each head's attention")
 
 
