@@ -146,7 +146,9 @@ class Workflow:
             made = (made,)
         outputs = tuple(made.values()) if isinstance(made, dict) else made
         plain = {"control_after_generate": False}  # of a number that a wire gives
-        specs = [[kind, plain] if kind != ANY else _widget(inside, slot) for slot, kind in enumerate(kinds)]
+        # Front ends show the text of a widget inside even where a wire gives it.
+        shows = [kind in (ANY, "STRING") for kind in kinds]
+        specs = [_widget(inside, slot) if shows[slot] else [kind, plain] for slot, kind in enumerate(kinds)]
         info = {
             "input": {"required": dict(zip(given, specs, strict=True))},
             "output": [output.type for output in outputs],
