@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,8 +190,12 @@ class W2WInvert(io.ComfyNode):
         figure = new_figure()
         draw_losses(figure, inversion)
         restored = run.restored if run.restored is not None else nothing_to_show()
-        report = "\n".join([describe_inversion(inversion, run.seconds), space_report.describe_point(point)])
+        lines = [describe_inversion(inversion, run.seconds), space_report.describe_point(point)]
+        if outside := space_report.warn_outside(point):
+            logging.warning("W2W Invert: %s", outside)
+            lines.append(outside)
         losses = {"loss": list(inversion.losses)}
+        report = "\n".join(lines)
         return io.NodeOutput(point, restored, to_image(figure), losses, report, ui={"glassbox_curve": [run.curve()]})
 
 

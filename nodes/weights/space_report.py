@@ -10,6 +10,7 @@ from .space import Form, Point, Space
 _ENOUGH = 0.95
 _MORE = " Part of some members is missing: set a larger rank, or 0."
 _HISTOGRAMS = 12  # components whose coefficients are plotted
+_OUTSIDE, _COMPARED = 2.0, 256  # times the members' spacing; members that it is measured on
 
 
 def describe_space(space: Space) -> str:
@@ -79,6 +80,26 @@ def describe_point(point: Point) -> str:
             "Nearest members:",
             *near,
         ]
+    )
+
+
+def warn_outside(point: Point) -> str:
+    """A sentence where an inverted point is more than twice as far from every member as members from one another.
+
+    Distances are those of known coefficients; the members' spacing is the median, over up to 256 of them, of the
+    distance to the nearest other one. Empty for points inside.
+    """
+    members, known = point.space.coefficients, point.coefficients[None, : point.space.known]
+    if len(members) < 2:
+        return ""
+    rows = torch.linspace(0, len(members) - 1, min(len(members), _COMPARED)).long()
+    spacing = float(torch.cdist(members[rows], members).topk(2, largest=False).values[:, 1].median())
+    distance = float(torch.cdist(known, members).min())
+    if distance <= _OUTSIDE * spacing:
+        return ""
+    return (
+        f"{distance:.1f} from the nearest member, where members are {spacing:.1f} from one another: the image may show "
+        "what the space does not hold, such as another style or no single face. Expect weak edits."
     )
 
 

@@ -311,6 +311,22 @@ def test_the_report_follows_from_the_file_alone(folder, tmp_path):
     assert f"coefficient {float(scores.square().mean().sqrt()):.2f}" in report
 
 
+@pytest.mark.parametrize("times", [1.99, 2.01])
+def test_a_point_far_from_all_members_is_outside(trained, times):
+    """More than twice the median distance of a member to its nearest neighbor, found pair by pair."""
+    rows = trained.coefficients
+    gaps = sorted(
+        min(float((a - b).norm()) for other, b in enumerate(rows) if other != row) for row, a in enumerate(rows)
+    )
+    spacing = gaps[(len(gaps) - 1) // 2]
+    first = rows[0]
+    away = first / first.norm()
+    while min(float((first - row).norm()) for row in rows) < times * spacing:
+        first = first + 1e-3 * spacing * away
+    warning = space_report.warn_outside(Point(trained, first, "it"))
+    assert bool(warning) == (times > 2)
+
+
 @pytest.mark.parametrize(("scale", "lines"), [(1.0, 2), (0.0, 0)], ids=["a point", "mean"])
 def test_the_mean_has_no_cosines_to_the_members(trained, scale, lines):
     figure = Figure()
