@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
+import socket
 import time
 from collections.abc import Iterator
 from unittest import mock
-
-from tools.launcher.server import free_port
 
 _PATIENCE = 600.0  # seconds for a node to start; Ray's own are 30
 _ENVIRONMENT = {
@@ -19,10 +20,22 @@ _ENVIRONMENT = {
 _START_RAYLET_NODE, _START_RAYLET_SESSION = 2, 11  # places of two arguments of Ray's start_raylet
 
 
+#: Below the ports that systems give to outgoing connections, one of which may be taken before an agent listens there.
+_ports = itertools.cycle(range(20_000 + os.getpid() % 100 * 100, 30_000))
+
+
+def _free_port() -> int:
+    """A port that nothing listens at; another one with each call."""
+    for port in _ports:
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("", port))
+            return port
+
+
 def node(cores: int) -> dict:
     """The arguments of ``add_node``: cores, and ports of the node's own, so that it need not wait for its agents."""
     names = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
-    return {"num_cpus": cores, **{name: free_port() for name in names}}
+    return {"num_cpus": cores, **{name: _free_port() for name in names}}
 
 
 @contextlib.contextmanager
@@ -39,7 +52,7 @@ def cluster(head: int, *nodes: int) -> Iterator[tuple]:
     start_raylet, get_node = services.start_raylet, services.get_node
 
     def start(*given, **named):
-        port = named["dashboard_agent_listen_port"] or free_port()
+        port = named["dashboard_agent_listen_port"] or _free_port()
         persist_port(given[_START_RAYLET_SESSION], given[_START_RAYLET_NODE], DASHBOARD_AGENT_LISTEN_PORT_NAME, port)
         return start_raylet(*given, **{**named, "dashboard_agent_listen_port": port})
 

@@ -223,8 +223,11 @@ class Cluster:
         return next(member for member in self._members if member.name)
 
     def _room(self) -> int:
-        """How many actors the nodes that are alive have room for."""
-        alive = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        """How many actors the nodes that are alive have room for; without this machine's node none would ever start."""
+        nodes, here = self._ray.nodes(), self._ray.get_runtime_context().get_node_id()
+        if any(node["NodeID"] == here and not node["Alive"] for node in nodes):
+            raise LaunchError("Ray has ended on this machine: see its last session's logs in its temporary folder.")
+        alive = [node["Resources"] for node in nodes if node["Alive"]]
         names = {"num_cpus": "CPU", "num_gpus": "GPU"}
         return sum(min(int(node.get(names[kind], 0) // count) for kind, count in self._need.items()) for node in alive)
 
@@ -233,7 +236,8 @@ class Cluster:
         if self._members and time.monotonic() - self._looked < _LOOK:
             return
         self._looked = time.monotonic()
-        for _ in range((self._wanted or self._room()) - len(self._members)):
+        room = self._room()
+        for _ in range((self._wanted or room) - len(self._members)):
             member = _Member(self._actor.remote(str(paths.ROOT), __package__, self._package))
             self._members.append(member)
             self._call(_BOOT, member, member.actor.boot.remote())

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -17,7 +18,8 @@ import stand_in_engine
 from stand_in_engine import results
 
 from benchmarks.batch import machines
-from tools.launcher.batch.cluster import BatchWorker, start
+from tools.launcher.batch.cluster import BatchWorker, Cluster, start
+from tools.launcher.batch.worker import Settings
 from tools.launcher.errors import LaunchError
 
 pytest.importorskip("ray", reason="long jobs on several machines need Ray")
@@ -181,6 +183,18 @@ def test_ray_that_does_not_start_on_this_machine_is_started_again(monkeypatch, a
     with pytest.raises(LaunchError, match=r"does not start or answer \(timed out\)"):
         start(address, None)
     assert tried == [address] * starts
+
+
+def test_a_job_whose_own_node_has_died_ends(monkeypatch):
+    import ray
+
+    nodes = [{"NodeID": "here", "Alive": True, "Resources": {"CPU": 1}}]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here"))
+    cluster = Cluster(Settings(Path()))
+    nodes[0]["Alive"] = False
+    with pytest.raises(LaunchError, match="Ray has ended on this machine"):
+        cluster.read({})
 
 
 def test_without_ray_a_piece_that_ends_the_process_ends_the_command_and_what_was_done_is_kept(tmp_path):
