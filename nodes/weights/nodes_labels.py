@@ -150,9 +150,10 @@ class W2WFitDirections(io.ComfyNode):
                 io.Combo.Input(
                     "method",
                     options=list(directions.FitMethod),
-                    tooltip="least_squares as in the paper, mean_difference of the members with and without, ridge "
-                    "with components and penalty by leave-one-out error, or a linear classifier of scikit-learn. "
-                    "most_reliable: for each direction the one of highest split-half reliability.",
+                    default=directions.FitMethod.MOST_RELIABLE,
+                    tooltip="most_reliable: for each direction that of the first three with the highest split-half "
+                    "reliability. least_squares as in the paper, mean_difference of the members with and without, "
+                    "ridge with components and penalty by leave-one-out error, or a linear classifier of scikit-learn.",
                 ),
                 io.Int.Input(
                     "components",

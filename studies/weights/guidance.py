@@ -17,7 +17,6 @@ from ..world.generate import Generator
 from ..world.release import ASSETS, WORLD
 from . import space_size
 from .image_sampler import ImageSampler
-from .people import SEED, person
 from .population import Plan, Trainer
 from .release import ASSET
 from .setup import EDITS, NOISE, Study, factors, fractions, prompts, truth
@@ -27,18 +26,9 @@ EDITED = ("dark skin", "red hair")
 COMPONENTS = 64
 
 
-def random_members(study: Study, count: int, without: str = "") -> list:
-    """Members in random order, or those of them that an edit of EDITS would change."""
-    attribute, values, *_ = EDITS[without] if without else ("skin", ())
-    order = np.random.default_rng(20261122).permutation(len(study.space.members))
-    members = (person(int(number), SEED) for number in order)
-    lacking = (one for one in members if getattr(one.face, attribute) not in values)
-    return [one for one, _ in zip(lacking, range(count), strict=False)]
-
-
 def measure_identity(study: Study, count: int) -> dict[str, dict]:
     """The fraction of each member's attributes recognized in two images, and the paired difference of both ways."""
-    group, numbers, found = random_members(study, count), {}, {}
+    group, numbers, found = study.members(count=count), {}, {}
     flats, known = factors(study.points(group)), truth(group)
     ways = {**{f"member, {way}": (flats, one_sided) for way, one_sided in WAYS.items()}}
     ways["base model"] = (study.base(len(group)), False)
@@ -57,7 +47,7 @@ def measure_identity(study: Study, count: int) -> dict[str, dict]:
 
 def measure_edit(study: Study, name: str, count: int) -> dict[str, dict]:
     """The attribute reached and the other attributes kept, at strength 1, for both ways and for the prompt."""
-    group, numbers, reached, kept = random_members(study, count, without=name), {}, {}, {}
+    group, numbers, reached, kept = study.members(without=name, count=count), {}, {}, {}
     points, texts, known = study.points(group), prompts(group), truth(group)
     attribute, values, words, _ = EDITS[name]
     column = list(IDENTITY).index(attribute)

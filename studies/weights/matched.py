@@ -18,7 +18,7 @@ from ..world.faces import ATTRIBUTES, IDENTITY
 from ..world.generate import Generator
 from ..world.release import ASSETS, WORLD
 from . import lora_sums, sliders, space_size
-from .guidance import COMPONENTS, EDITED, random_members
+from .guidance import COMPONENTS, EDITED
 from .image_sampler import ImageSampler
 from .population import Plan, Trainer
 from .release import ASSET
@@ -49,7 +49,7 @@ def matched_difference(curve: np.ndarray, rival: np.ndarray) -> float:
 
 def measure_edit(study: Study, name: str, slider: torch.Tensor, count: int) -> dict[str, dict]:
     """Every contender's reached and kept, and the differences at matched loss."""
-    group = random_members(study, count, without=name)
+    group = study.members(without=name, count=count)
     points, texts = study.points(group), prompts(group)
     plain, layout = factors(points), study.space.layout
     attribute, values, words, _ = EDITS[name]

@@ -42,12 +42,13 @@ class Study:
     def judged(self, images: np.ndarray) -> np.ndarray:
         return judge.read(self.network, images)[0][:, _COLUMNS]
 
-    def members(self, without: str = "") -> list[Person]:
-        """The first ``count`` members, or the first of them that an edit of EDITS would change."""
+    def members(self, without: str = "", count: int | None = None) -> list[Person]:
+        """So many members at random, or of those that an edit of EDITS would change."""
         attribute, values, *_ = EDITS[without] if without else ("skin", ())
-        chosen = (person(number, SEED) for number in range(len(self.space.members)))
+        order = np.random.default_rng(20261122).permutation(len(self.space.members))
+        chosen = (person(int(number), SEED) for number in order)
         lacking = (one for one in chosen if getattr(one.face, attribute) not in values)
-        return [one for one, _ in zip(lacking, range(self.count), strict=False)]
+        return [one for one, _ in zip(lacking, range(count or self.count), strict=False)]
 
     def points(self, group: list[Person]) -> list:
         """The points of members."""

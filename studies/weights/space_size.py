@@ -84,10 +84,10 @@ def subset(space, size: int, draw: int):
 
 
 def directed(space, components: int):
-    """The space with the directions of the study's edits, by the paper's least squares."""
+    """The space with the directions of the study's edits, as W2W Fit Directions fits them by default."""
     fit = host.pack("nodes.weights.directions")
     labels = fit.drop_constant_labels({name: space.labels[name] for name in EDITS})[0]
-    return space.with_directions(fit.fit(space, labels, components, fit.FitMethod.LEAST_SQUARES))
+    return space.with_directions(fit.fit(space, labels, components, fit.FitMethod.MOST_RELIABLE))
 
 
 def entanglement(space, components: int) -> np.ndarray:

@@ -75,7 +75,12 @@ def sd15_weights_official_release(w: Workflow) -> None:
     model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name="realisticVisionV51_v51VAE.safetensors")
     space, note = w.add("GBX_W2WImportRelease", folder="weights2weights/files", filename="w2w-people-sd15")
     w.add("PreviewAny", source=note, node_title="Import report")
-    directed, report = w.add("GBX_W2WFitDirections", space=space, attributes="Chubby, Young, Eyeglasses, Male")
+    directed, report = w.add(
+        "GBX_W2WFitDirections",
+        space=space,
+        method="least_squares",  # as its authors fit them
+        attributes="Chubby, Young, Eyeglasses, Male",
+    )
     w.add("PreviewAny", source=report, node_title="Accuracy of the directions")
     w.group("A point, edited")
     person, _, _ = w.add("GBX_W2WSample", space=directed, seed=1)
