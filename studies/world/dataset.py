@@ -72,6 +72,15 @@ def make_shard(seed: int, count: int, sharp: bool) -> Shard:
     )
 
 
+def scenes(count: int, seed: int) -> list[Scene]:
+    """What the first ``count`` images of the ordinary shards that ``build`` makes from ``seed`` show."""
+    result: list[Scene] = []
+    for index in range(-(-count // SHARD)):
+        rng = np.random.default_rng(seed * 1_000_003 + index)
+        result += [random_scene(rng) for _ in range(SHARD)]
+    return result[:count]
+
+
 #: Side of the part masks that the judge learns.
 MASK_SIDE = 64
 #: How many of the judge's truth scenes have no face, one face, two and three.
