@@ -1,9 +1,10 @@
 // What the pack adds to the canvas: a panel on the nodes that are better looked at, clicked and dragged than typed.
 
 import { app } from "../../scripts/app.js";
+import { addLiveSwitch } from "./canvas/live_queue.js";
 import { refreshAll, watchCanvas } from "./canvas/panel.js";
 import { forget } from "./canvas/server.js";
-import { sayOption, speak } from "./text/words.js";
+import { sayOption, sayTitle, speak } from "./text/words.js";
 import { addCompare } from "./widgets/compare.js";
 import { addEditSliders } from "./widgets/edit_sliders.js";
 import { addLiveCurve } from "./widgets/live_curve.js";
@@ -15,11 +16,13 @@ const PANELS = {
   GBX_ActivationCatalog: addNetworkMap,
   GBX_ActivationCorrespondence: addPointPicker("source_image"),
   GBX_ActivationSimilarity: addPointPicker("image", "mask"),
+  GBX_ActivationSteering: addLiveSwitch,
   GBX_LayerActivationTap: addNetworkMap,
   GBX_NemoLocalize: addNeuronChart(false),
   GBX_NemoNeuronMask: addNeuronChart(false),
   GBX_NeuronMaskEdit: addNeuronChart(true),
   GBX_NeuronReport: addCompare,
+  GBX_SparseFeatureSteering: addLiveSwitch,
   GBX_TrainLoraImmiscible: addLiveCurve,
   GBX_W2WEdit: addEditSliders,
   GBX_W2WInvert: addLiveCurve,
@@ -28,11 +31,14 @@ const PANELS = {
 
 app.registerExtension({
   name: "glassbox.panels",
-  setup() {
+  async setup() {
     const href = new URL("./glassbox.css", import.meta.url).href;
-    speak(app.extensionManager?.setting.get("Comfy.Locale"));
-    watchCanvas();
     document.head.append(Object.assign(document.createElement("link"), { rel: "stylesheet", href }));
+    watchCanvas();
+    await speak(app.extensionManager?.setting.get("Comfy.Locale"));
+  },
+  afterConfigureGraph() {
+    translate(app.graph);
   },
   nodeCreated(node) {
     PANELS[node.comfyClass]?.(node);
@@ -46,3 +52,12 @@ app.registerExtension({
     refreshAll();
   },
 });
+
+/** Shows titles and notes of the pack's workflows in the language of the canvas. */
+function translate(graph) {
+  for (const titled of [...graph.groups, ...graph.nodes]) titled.title = sayTitle(titled.title);
+  for (const node of graph.nodes) {
+    if (node.type === "MarkdownNote") node.widgets[0].value = sayTitle(node.widgets[0].value);
+    if (node.subgraph) translate(node.subgraph);
+  }
+}

@@ -108,7 +108,12 @@ class NeuronMaskEdit(io.ComfyNode):
         lines = [f"{mask.count} neurons before, {result.count} after.", *result.history]
         if operation in _WITH_OTHER and not same_model(mask.fingerprint, other_mask.fingerprint):
             lines.append(_TWO_MODELS)
-        return io.NodeOutput(result, "\n".join(lines), ui={"glassbox_neurons": [neuron_reports.mask_chart(mask)]})
+        chart = neuron_reports.mask_chart(mask)
+        kept = [
+            place for place, (path, index, *_) in enumerate(chart["neurons"]) if index in result.scales.get(path, ())
+        ]
+        chart |= {"operation": operation, "largest": count, "kept": kept}
+        return io.NodeOutput(result, "\n".join(lines), ui={"glassbox_neurons": [chart]})
 
 
 class SaveNeuronMask(io.ComfyNode):

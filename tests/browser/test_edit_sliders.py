@@ -46,6 +46,9 @@ _TOUCHED = """type => {
     return [alone, there]
 }"""
 
+# What Preview as Text shows.
+_SHOWN = """() => JSON.stringify(Object.values(app.nodeOutputs ?? {}).map((output) => output.text ?? ""))"""
+
 _WITHOUT_POINT = """type => {
   const node = app.graph.nodes.find((node) => node.type === type);
   node.disconnectInput(node.findInputSlot("point"));
@@ -299,3 +302,11 @@ def test_in_a_subgraph_they_write_what_its_node_holds(canvas, sliders):
     canvas.run()
     expect(_row(sliders, "beard").locator("input[type=range]")).not_to_have_attribute("min", "-1")
     assert place in canvas.prompt()
+
+
+def test_live_runs_what_has_changed(canvas, sliders):
+    """At the end, since the panel knows the ranges of a space that has run."""
+    sliders.get_by_label("Live").check()
+    _row(sliders, "moustache").locator("input[type=range]").press("End")
+    canvas.page.wait_for_function(f"() => ({_SHOWN})().includes('moustache +')")
+    assert canvas.errors == []

@@ -65,6 +65,18 @@ def test_chart_shows_the_mask(canvas, chart):
     assert sorted(range(5), key=lambda place: heights[place]) == [1, 3, 2, 4, 0]
 
 
+def test_after_a_run_it_shows_which_neurons_stay(canvas, chart):
+    canvas.page.mouse.move(0, 0)
+    canvas.set(_NODE, "count", 2)
+    expect(chart.get_by_role("status")).to_have_text("5 neurons come in; click one to leave it out.")
+    canvas.run()
+    expect(chart.get_by_role("status")).to_have_text("2 of 5 stay in the mask.")
+    on = [number for number in (3, 5, 20, 1, 7) if _bar(chart, number).get_attribute("aria-selected") == "true"]
+    assert on == [3, 7]
+    _bar(chart, 20).click()
+    assert _queued(canvas) == ("keep_named", "input_blocks.1.1 3, 20\nmiddle_block.1 7")
+
+
 def test_mouse_and_keyboard_select_neurons(canvas, chart):
     _bar(chart, 5).click()
     assert _queued(canvas) == ("drop_named", "input_blocks.1.1 5")

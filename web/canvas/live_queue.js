@@ -3,13 +3,23 @@
 import { app } from "../../../scripts/app.js";
 import { api } from "../../../scripts/api.js";
 import { say } from "../text/words.js";
-import { make, remember } from "./panel.js";
+import { addPanel, make, remember } from "./panel.js";
+import { Value } from "./value.js";
 
 const LIVE = "glassbox_live";
 const WAIT = 300; // milliseconds without a change before the workflow is queued
 
 let timer = null;
 let queued = null; // the last prompt that was queued here
+
+/** Adds the switch to a node without a panel: it follows all of its widgets. */
+export function addLiveSwitch(node) {
+  const names = node.widgets.map((widget) => widget.name);
+  const live = new LiveSwitch(node);
+  for (const name of names) new Value(node, name, () => live.changed());
+  const element = make("div", "", {}, [make("div", "glassbox-head", {}, [live.element])]);
+  addPanel(node, "live", element, { height: 26, update: () => live.draw() });
+}
 
 /** The switch of one node, and what its panel calls after every change. */
 export class LiveSwitch {

@@ -4,8 +4,7 @@ import { hostsOf } from "./places.js";
 
 /** The node at the other end of an input's wire, or null. */
 export function sourceOf(node, name) {
-  const input = node.inputs?.find((input) => input.name === name);
-  return input?.link == null ? null : originOf(node.graph, input.link);
+  return originOf(node.graph, linkTo(node, node.inputs?.findIndex((input) => input.name === name)));
 }
 
 /** The nodes before an input, nearest first, as long as each is fed by an input of these types. */
@@ -13,8 +12,8 @@ export function chain(node, name, types) {
   const found = [];
   for (let at = sourceOf(node, name); at && !found.includes(at); ) {
     found.push(at);
-    const next = at.inputs?.find((input) => input.link != null && (types.includes(input.type) || input.type === "*"));
-    at = next ? sourceOf(at, next.name) : null;
+    const next = at.inputs?.findIndex(({ type }, slot) => (types.includes(type) || type === "*") && linkTo(at, slot));
+    at = originOf(at.graph, linkTo(at, next));
   }
   return found;
 }
@@ -26,7 +25,7 @@ export function widgetOf(node, name) {
 
 /** Whether a wire gives an input's value, so that no widget does. */
 export function isWired(node, name) {
-  return inputOf(node, name)?.link != null && !promoted(node, name);
+  return linkTo(node, slotOf(node, name)) !== null && !promoted(node, name);
 }
 
 /** The value of a widget of a node, or undefined. */
@@ -35,32 +34,33 @@ export function valueOf(node, name) {
 }
 
 function promoted(node, name) {
-  const link = linkOf(node.graph, inputOf(node, name)?.link);
-  if (!link || link.origin_id !== node.graph.inputNode?.id) return null;
+  const link = linkTo(node, slotOf(node, name));
+  if (link === null || link.origin_id !== node.graph.inputNode?.id) return null;
   const hosts = hostsOf(node.graph);
   const input = hosts[0]?.inputs[link.origin_slot];
   if (hosts.length !== 1 || !input) return null;
   const own = input.widget?.name ?? input.name;
-  return promoted(hosts[0], own) ?? (input.link == null ? hosts[0].widgets?.find((widget) => widget.name === own) : null);
+  if (linkTo(hosts[0], link.origin_slot)) return promoted(hosts[0], own);
+  return hosts[0].widgets?.find((widget) => widget.name === own);
 }
 
-function inputOf(node, name) {
-  return node.inputs?.find((input) => (input.widget?.name ?? input.name) === name);
+function slotOf(node, name) {
+  return node.inputs?.findIndex((input) => (input.widget?.name ?? input.name) === name);
 }
 
-function originOf(graph, id) {
-  const link = linkOf(graph, id);
+/** The node that a link comes from, also through a subgraph's border; null for none. */
+function originOf(graph, link) {
   if (!link) return null;
   if (link.origin_id === graph.inputNode?.id) {
     const [host] = hostsOf(graph);
-    const outside = host?.inputs[link.origin_slot]?.link;
-    return outside == null ? null : originOf(host.graph, outside);
+    return host ? originOf(host.graph, linkTo(host, link.origin_slot)) : null;
   }
   const node = graph.getNodeById(link.origin_id);
-  const inside = node?.subgraph?.outputs[link.origin_slot]?.linkIds?.[0];
-  return node?.subgraph ? originOf(node.subgraph, inside) : node;
+  if (!node?.subgraph) return node;
+  return originOf(node.subgraph, node.subgraph.links.get(node.subgraph.outputs[link.origin_slot]?.linkIds[0]));
 }
 
-function linkOf(graph, id) {
-  return id == null ? null : (graph?.links?.get?.(id) ?? graph?.links?.[id] ?? null);
+/** The link to an input, or null. What a subgraph's node has of that name is about its outputs. */
+function linkTo(node, slot) {
+  return node.graph && slot >= 0 ? LiteGraph.LGraphNode.prototype.getInputLink.call(node, slot) : null;
 }

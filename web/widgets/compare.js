@@ -21,8 +21,8 @@ class Compare {
     this.divider.addEventListener("input", () => this.divide());
     this.divider.addEventListener("pointerup", () => this.divider.blur()); // so that the canvas takes Ctrl+Z
     const images = this.sides.map(({ image }) => image);
-    this.stage = make("div", "glassbox-stage", {}, [...images, make("div", "glassbox-line"), this.divider]);
-    this.around = make("div", "glassbox-around", {}, [this.stage]);
+    this.pair = make("div", "glassbox-pair", {}, [...images, make("div", "glassbox-line"), this.divider]);
+    this.around = make("div", "glassbox-around", {}, [this.pair]);
     this.head = make("div", "glassbox-head", {}, this.sides.map(({ select }) => select));
     this.empty = make("div", "glassbox-empty", { textContent: say("The images show after a run.") });
     addPanel(node, "compare", make("div", "glassbox-compare", {}, [this.head, this.around, this.empty]), {
@@ -48,7 +48,7 @@ class Compare {
 
   show() {
     const { width, height } = this.found.images[0];
-    this.stage.style.setProperty("--ratio", width / height);
+    this.pair.style.setProperty("--ratio", width / height);
     for (const { select, image } of this.sides) {
       const { filename, subfolder, type, label } = this.found.images[select.value];
       image.src = api.apiURL(`/view?${new URLSearchParams({ filename, subfolder, type })}`);
@@ -57,7 +57,7 @@ class Compare {
   }
 
   divide() {
-    this.stage.style.setProperty("--at", `${this.divider.value}%`);
+    this.pair.style.setProperty("--at", `${this.divider.value}%`);
   }
 }
 

@@ -23,6 +23,7 @@ class NeuronChart {
   constructor(node, changeable) {
     Object.assign(this, { node, neurons: [], summary: "", problem: null, at: null });
     this.operation = changeable ? new Value(node, "operation", () => this.draw()) : null;
+    this.largest = changeable ? new Value(node, "count", () => this.draw()) : null;
     this.names = changeable ? new Value(node, "neurons", () => this.draw()) : null;
     this.rows = make("div", "glassbox-rows glassbox-scroll glassbox-neurons", {
       role: "listbox",
@@ -63,11 +64,11 @@ class NeuronChart {
   }
 
   draw() {
-    const { off, problem } = this.masked();
-    for (const [place, cell] of this.cells.cells.entries()) cell.setAttribute("aria-selected", off.has(place));
+    const { on, problem } = this.masked();
+    for (const [place, cell] of this.cells.cells.entries()) cell.setAttribute("aria-selected", on.has(place));
     this.rows.setAttribute("aria-disabled", !this.changeable);
     this.live.draw();
-    Object.assign(this, { problem, summary: this.counted(off.size) });
+    Object.assign(this, { problem, summary: this.counted(on.size) });
     this.say();
   }
 
@@ -82,13 +83,19 @@ class NeuronChart {
     const [whole, shown] = [this.mask.count, this.neurons.length];
     const more = whole > shown ? say(", of which the {0} largest are shown", shown) : "";
     if (!this.names) return say("{0} neurons in the mask{1}.", whole, more);
-    if (!this.following) return say("{0} neurons come in{1}; click one to leave it out.", whole, more);
+    if (!this.following && !this.hasRun) return say("{0} neurons come in{1}; click one to leave it out.", whole, more);
     return say(more ? "{0} of the {1} largest stay in the mask." : "{0} of {1} stay in the mask.", count, shown);
   }
 
   /** Whether the inputs name neurons; the other operations do not. */
   get following() {
     return this.operation?.current === DROP || this.operation?.current === KEEP;
+  }
+
+  /** Whether the last run was made with these inputs, so that it says which neurons stay. */
+  get hasRun() {
+    const { kept, operation, largest } = this.mask ?? {};
+    return kept && operation === this.operation?.current && largest === this.largest?.current;
   }
 
   get changeable() {
@@ -98,11 +105,12 @@ class NeuronChart {
   /** The places of the neurons that stay in the mask. */
   masked() {
     const all = new Set(this.neurons.keys());
-    if (!this.following || !this.mask) return { off: all, problem: null };
+    if (!this.mask) return { on: all, problem: null };
+    if (!this.following) return { on: this.hasRun ? new Set(this.mask.kept) : all, problem: null };
     const { named, unknown } = read(this.names.current, this.neurons);
     const problem = unknown.length ? say("'{0}' names no neuron of this mask.", unknown[0]) : null;
     const kept = this.operation.current === KEEP;
-    return { off: new Set([...all].filter((place) => named.has(place) === kept)), problem };
+    return { on: new Set([...all].filter((place) => named.has(place) === kept)), problem };
   }
 
   isOn(place) {
@@ -111,13 +119,22 @@ class NeuronChart {
 
   switchSome(places, on) {
     if (!this.changeable) return;
+    if (!this.following) this.takeOver();
     const naming = (this.operation.current === KEEP) === on;
-    let text = this.following ? this.names.current : "";
+    let text = this.names.current;
     for (const place of places) text = write(text, this.neurons, place, naming);
     this.names.current = text;
-    if (!this.following) this.operation.current = DROP;
     this.draw();
     this.live.changed();
+  }
+
+  /** From another operation on, names stand for what it keeps or for the others, whichever are fewer. */
+  takeOver() {
+    const { on } = this.masked();
+    const keep = 2 * on.size < this.neurons.length;
+    const named = [...this.neurons.keys()].filter((place) => on.has(place) === keep);
+    this.names.current = named.reduce((text, place) => write(text, this.neurons, place, true), "");
+    this.operation.current = keep ? KEEP : DROP;
   }
 
   switched() {
