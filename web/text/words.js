@@ -7,11 +7,18 @@ const LANGUAGES = { zh: CHINESE };
 const OPTIONS = { zh: CHINESE_OPTIONS };
 let words = {};
 let options = {};
+let workflows = {};
 
 /** Takes the language of the front end's setting Comfy.Locale for all texts from here on. */
-export function speak(locale) {
+export async function speak(locale) {
   words = LANGUAGES[locale] ?? {};
   options = OPTIONS[locale] ?? {};
+  workflows = locale === "zh" ? (await import("./chinese_workflows.js")).CHINESE_WORKFLOWS : {};
+}
+
+/** A title or a note of the pack's workflows, line by line; what others have written stays as it is. */
+export function sayTitle(text) {
+  return String(text).split("\n").map((line) => workflows[line] ?? line).join("\n");
 }
 
 /** What a combo shows for one of its values; the value stays readable, since messages and help pages name it. */

@@ -1,0 +1,42 @@
+"""Options of combos, titles and notes in Chinese, which the front end does not translate."""
+
+import canvas_page
+import repository
+
+from tools.launcher import workflow
+
+pytestmark = canvas_page.EACH_RENDERER
+
+_SHOWN = "app.graph.nodes.find(node => node.type === 'GBX_SeedScout').widgets.find(one => one.name === 'ranking')"
+
+
+def test_a_combo_shows_the_chinese_option_and_its_value(canvas):
+    path = next(path for path in repository.WORKFLOWS if path.stem == "sdxl_noise_seed_scout")
+    try:
+        canvas.open({"Comfy.Locale": "zh"})
+        canvas.load(workflow.load(path))
+        canvas.look_at("GBX_SeedScout")
+        shown = "词语覆盖 (word_coverage)"
+        if canvas.vue:
+            canvas.page.get_by_text(shown).first.wait_for()
+        else:
+            assert canvas.page.evaluate(f"{_SHOWN}._displayValue") == shown
+        assert canvas.value("GBX_SeedScout", "ranking") == "word_coverage"
+    finally:
+        canvas.open({})
+
+
+def test_titles_and_notes_of_a_workflow_are_chinese(canvas):
+    saved = workflow.load(next(path for path in repository.WORKFLOWS if path.stem == "demo_weights_edit"))
+    try:
+        canvas.open({"Comfy.Locale": "zh"})
+        canvas.load(saved)
+        shown = canvas.saved()
+        assert [group["title"] for group in shown["groups"]] == ["模型和提示词", "编辑一个身份", "图像"]
+        note = next(node for node in shown["nodes"] if node["type"] == "MarkdownNote")
+        assert note["title"] == "可叠加的编辑" and note["widgets_values"][0].startswith("**一个身份**")
+        assert "再加太阳镜" in {node.get("title") for node in shown["nodes"]}
+        canvas.page.get_by_text("沿空间的方向移动").first.wait_for()
+        assert canvas.errors == []
+    finally:
+        canvas.open({})
