@@ -161,4 +161,5 @@ class Glassbox(ComfyExtension):
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         routes.serve(ROUTES)
         routes.serve(ORDERS, post=True)
+        routes.accept_old_names()
         return NODES

@@ -1,9 +1,13 @@
-"""Routes under /glassbox: data for the pack's widgets before anything has run, and settings of the server."""
+"""Routes under /glassbox: data for the pack's widgets before anything has run, and settings of the server.
+
+And prompts of earlier releases, whose inputs had other names.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import sys
 from collections.abc import Callable
 
@@ -59,3 +63,24 @@ def choose(backend: str) -> dict[str, str]:
     """Force "eager" or "triton", or "auto", in this process, or ENVIRONMENT; raises ValueError for another name."""
     kernels.use(None if backend == ENVIRONMENT else backend)
     return {"backend": backend}
+
+
+#: Inputs that got another name after a release, by node id: new names by old ones. No entry is ever taken out.
+RENAMED: dict[str, dict[str, str]] = {}
+
+
+def accept_old_names() -> None:
+    """Have ComfyUI's server pass every prompt through ``rename_inputs`` before it checks it."""
+    server = running_server()
+    if server is not None and rename_inputs not in server.on_prompt_handlers:
+        server.add_on_prompt_handler(rename_inputs)
+
+
+def rename_inputs(request: dict) -> dict:
+    """The body of a request for a prompt, with today's names of inputs: links and values go on under them."""
+    for node_id, names in RENAMED.items():
+        for node in request["prompt"].values():
+            for old in names.keys() & node["inputs"] if node["class_type"] == node_id else ():
+                node["inputs"][names[old]] = node["inputs"].pop(old)
+                logging.warning("%s: the input %s is now named %s; save the workflow again.", node_id, old, names[old])
+    return request

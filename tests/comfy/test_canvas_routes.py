@@ -4,8 +4,10 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
+import repository
 
 _SPACE = "avatars-v2-w2w.safetensors"
 
@@ -71,3 +73,28 @@ def test_the_setting_forces_a_backend(comfy):
     finally:
         setting.choose("environment")
     assert dispatch._chosen is None
+
+
+def test_a_prompt_with_old_names_of_inputs_runs_with_the_new_ones(comfy, monkeypatch):
+    module = comfy.module("nodes.host.routes")
+    handlers = []
+    server = SimpleNamespace(on_prompt_handlers=handlers, add_on_prompt_handler=handlers.append)
+    monkeypatch.setattr(module, "running_server", lambda: server)
+    monkeypatch.setattr(module, "RENAMED", {"GBX_W2WEdit": {"changes": "edits", "position": "point"}})
+    for _ in range(2):
+        module.accept_old_names()
+    (handler,) = handlers
+    old = {"class_type": "GBX_W2WEdit", "inputs": {"changes": "beard: 1", "position": ["2", 0], "units": "raw"}}
+    other = {"class_type": "GBX_W2WMix", "inputs": {"position": 1}}
+    renamed = handler({"prompt": {"1": old, "2": other}, "client_id": "x"})
+    assert renamed["prompt"]["1"]["inputs"] == {"edits": "beard: 1", "point": ["2", 0], "units": "raw"}
+    assert renamed["prompt"]["2"]["inputs"] == {"position": 1} and renamed["client_id"] == "x"
+
+
+def test_renamed_inputs_have_todays_names(comfy):
+    renamed = comfy.module("nodes.host.routes").RENAMED
+    contract = json.loads((repository.ROOT / "tests" / "node_contract.json").read_text("utf-8"))
+    for node_id, names in renamed.items():
+        assert (
+            set(names.values()) <= set(contract[node_id]["inputs"]) and not names.keys() & contract[node_id]["inputs"]
+        )
