@@ -21,6 +21,7 @@ _SECTIONS = [
     "Limits and common mistakes",
 ]
 _MOST_HELP_BYTES = 3_000_000
+_MOST_WORDS, _MOST_WORDS_PER_INPUT = 500, 18
 # What somebody who has read a family's paper types into the search.
 _SEARCHED = {
     "activations": ("diffusion features",),
@@ -102,11 +103,14 @@ def test_the_program_runs_as_it_stands(server, object_info, tmp_path, monkeypatc
     assert edits == {"sunglasses: 1.5, dark skin: 0.8"}
 
 
-def test_help_pages_have_paper_formula_inputs_image_and_mistakes(pack_info):
+def test_help_pages_are_short_and_have_paper_formula_inputs_image_and_mistakes(pack_info):
     problems = {}
     for node_id, info in pack_info.items():
         inputs = [name for name, _ in pack_rules.input_options(info)]
         problems[node_id] = documents.help_problems(_HELP / f"{node_id}.md", inputs)
+        words = len((_HELP / f"{node_id}.md").read_text("utf-8").split())
+        if words > max(_MOST_WORDS, _MOST_WORDS_PER_INPUT * len(inputs)):
+            problems[node_id].append(f"it has {words} words: move what is nowhere else to docs/")
     assert {node_id: found for node_id, found in problems.items() if found} == {}
 
 
