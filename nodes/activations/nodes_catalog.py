@@ -11,7 +11,7 @@ from ..host.schema import schema
 from . import select_ids, step_ranges
 from .activations import Activations
 from .catalog_unet import catalog
-from .tap_inputs import CATEGORY, IDS, PAPER, PRESET
+from .tap_inputs import CATEGORY, IDS, PAPER, PRESET, Rows
 
 
 class ActivationCatalog(io.ComfyNode):
@@ -91,7 +91,7 @@ class SelectActivations(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "rows",
-                    options=["both", "conditional", "unconditional"],
+                    options=[Rows.BOTH.value, Rows.CONDITIONAL.value, Rows.UNCONDITIONAL.value],
                     tooltip="Which rows of a recording to keep. A tap has conditional rows only.",
                 ),
             ],
@@ -107,7 +107,8 @@ class SelectActivations(io.ComfyNode):
         kept = [
             index
             for index, row in enumerate(activations.rows)
-            if selects(row.image, count) and rows in ("both", "conditional" if row.conditional else "unconditional")
+            if selects(row.image, count)
+            and rows in (Rows.BOTH, Rows.CONDITIONAL if row.conditional else Rows.UNCONDITIONAL)
         ]
         if not kept:
             raise ValueError(

@@ -12,7 +12,7 @@ from . import select_ids, step_ranges
 from .catalog_unet import catalog
 from .recorder import Recorder
 from .tap import TapSettings
-from .tap_inputs import CATEGORY, IDS, PAPER, POOL_SIZE, PRECISION, PRECISIONS, PRESET
+from .tap_inputs import CATEGORY, IDS, PAPER, POOL_SIZE, PRECISION, PRECISIONS, PRESET, Rows
 
 
 class ActivationRecorder(io.ComfyNode):
@@ -36,7 +36,7 @@ class ActivationRecorder(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "rows",
-                    options=["conditional", "unconditional", "both"],
+                    options=[rows.value for rows in Rows],
                     tooltip="Rows of the positive conditioning, of the negative one (absent at CFG 1), or both.",
                 ),
                 io.Int.Input(**POOL_SIZE),
@@ -68,7 +68,7 @@ class ActivationRecorder(io.ComfyNode):
     ) -> io.NodeOutput:
         refuse_compiled(model)
         selected = select_ids.select(catalog(model.model.diffusion_model), preset, ids)
-        settings = TapSettings(rows != "unconditional", rows != "conditional", pool_size, PRECISIONS[precision])
+        settings = TapSettings(rows != Rows.UNCONDITIONAL, rows != Rows.CONDITIONAL, pool_size, PRECISIONS[precision])
         selects = step_ranges.parse_steps(recorded_steps)
         recorder = Recorder(selected, settings, selects, lambda sigma: timestep_of(model, sigma), mean_only)
         return io.NodeOutput(observe(model, recorder), recorder)

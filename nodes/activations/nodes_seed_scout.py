@@ -200,12 +200,12 @@ def _image_scorer(
     first = reference[:1]
     if ranking == Ranking.LAYOUT_LIKENESS:
         return lambda images: layout_likeness(images, first)
-    own = None if clip is None else prompt_alignment.EMBEDDERS.get(type(clip.cond_stage_model))
+    own = prompt_alignment.own_embedder(clip)
     if clip_vision is not None:
         return lambda images: _likeness(lambda part: clip_vision.encode_image(part)["image_embeds"], images, first)
     if own is None:
         raise ValueError("image_likeness needs clip_vision: connect one from Load CLIP Vision.")
-    return lambda images: _likeness(lambda part: own(clip.cond_stage_model, part), images, first)
+    return lambda images: _likeness(own, images, first)
 
 
 def _likeness(embed: Callable, images: torch.Tensor, reference: torch.Tensor) -> Scores:

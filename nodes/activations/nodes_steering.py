@@ -22,7 +22,7 @@ from .activations import Activations
 from .catalog_unet import catalog
 from .recorder import Recorder
 from .tap import TapSettings
-from .tap_inputs import CATEGORY, IDS, PRESET, SEED
+from .tap_inputs import CATEGORY, IDS, PRESET, SEED, Rows
 
 if TYPE_CHECKING:
     from .steering import SteeringDirection
@@ -51,7 +51,7 @@ RANGE_AND_ROWS = (
     ),
     io.Combo.Input(
         "rows",
-        options=["conditional", "unconditional", "both"],
+        options=[rows.value for rows in Rows],
         tooltip="Rows of the positive conditioning (CFG amplifies it), of the negative one, or both.",
     ),
 )
@@ -132,7 +132,7 @@ def steered_model(
     model, specs: list[ActivationSpec], edit: activation_edit.Edit, start_percent: float, end_percent: float, rows: str
 ):
     """A clone of a MODEL with an edit of its activations in a part of the run; ``rows`` as in the node."""
-    kinds = {"conditional": {True}, "unconditional": {False}, "both": {True, False}}[rows]
+    kinds = {Rows.CONDITIONAL: {True}, Rows.UNCONDITIONAL: {False}, Rows.BOTH: {True, False}}[Rows(rows)]
     first = float("inf") if start_percent <= 0 else sigma_at(model, start_percent, PERCENT)
     last = 0.0 if end_percent >= 1 else sigma_at(model, end_percent, PERCENT)
 

@@ -23,6 +23,14 @@ class NoiseUnit(StrEnum):
     SIGMA = "sigma"
 
 
+class Rows(StrEnum):
+    """Values of the ``rows`` inputs: rows of the positive conditioning, of the negative one, or of both."""
+
+    CONDITIONAL = "conditional"
+    UNCONDITIONAL = "unconditional"
+    BOTH = "both"
+
+
 PRESET = {
     "id": "preset",
     "options": [preset.value for preset in Preset],

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import comfy.sd
 import comfy.sd1_clip
+import torch
 
-from ..host.prompt_alignment import EMBEDDERS, SCORERS
+from ..host.prompt_alignment import Alignment
 from . import architecture, assets, judge
 
 CLIP_NAME = "l"
@@ -54,14 +55,22 @@ class DemoTextModel(comfy.sd1_clip.SDClipModel):
 
 
 class DemoClip(comfy.sd1_clip.SD1ClipModel):
+    """The text model with the judge of its world, which says what images show."""
+
+    world: str
+
     def __init__(self, device="cpu", dtype=None, model_options=None):
         super().__init__(
             device=device, dtype=dtype, model_options=model_options or {}, clip_name=CLIP_NAME, clip_model=DemoTextModel
         )
 
+    def embed_images(self, images: torch.Tensor) -> torch.Tensor:
+        """See `judge.embed`."""
+        return judge.embed(self.world, images)
 
-EMBEDDERS[DemoClip] = lambda model, images: judge.embed(model.world, images)
-SCORERS[DemoClip] = lambda model, prompt, images: judge.measure_agreement(model.world, prompt, images)
+    def measure_alignment(self, prompt: str, images: torch.Tensor) -> Alignment:
+        """See `judge.measure_agreement`."""
+        return judge.measure_agreement(self.world, prompt, images)
 
 
 def load(world: str, **options):

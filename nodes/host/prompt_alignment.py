@@ -1,7 +1,8 @@
 """How well images match their prompt, measured by a judge or by CLIP.
 
-A text model that comes with a scorer of its own registers it in ``SCORERS``; else it is CLIP's: the cosine of the
-embeddings of image and prompt, which Finding NeMo (arXiv 2406.02366, section 4) calls alignment.
+A text model may bring a judge: ``measure_alignment(prompt, images)`` and ``embed_images(images)``, as the demo model's
+does. Else it is CLIP's: the cosine of the embeddings of image and prompt, which Finding NeMo (arXiv 2406.02366, section
+4) calls alignment.
 """
 
 from __future__ import annotations
@@ -12,10 +13,6 @@ from dataclasses import dataclass
 import torch
 
 _IMAGES_AT_ONCE = 16
-#: Class of a text model -> (text model, prompt, images) to Alignment.
-SCORERS: dict[type, Callable] = {}
-#: Class of a text model -> (text model, images (B, H, W, 3)) to embeddings (B, D) of what the images show.
-EMBEDDERS: dict[type, Callable] = {}
 
 
 class AbsentError(ValueError):
@@ -30,6 +27,11 @@ class Alignment:
     what: str
 
 
+def own_embedder(clip) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """Images (B, H, W, 3) to embeddings (B, D) of what they show, by the judge of a CLIP; None without one."""
+    return None if clip is None else getattr(clip.cond_stage_model, "embed_images", None)
+
+
 def measure(prompt: str, images: torch.Tensor, clip=None, clip_vision=None) -> Alignment:
     """Alignment of images (B, H, W, 3) of 0..1 with a prompt; raises AbsentError where nothing can measure it."""
     return measure_all([prompt], images, clip, clip_vision)[0]
@@ -41,9 +43,9 @@ def measure_all(prompts: Sequence[str], images: torch.Tensor, clip=None, clip_vi
         raise AbsentError("there is no prompt: write the one that the images were generated from")
     if clip is None:
         raise AbsentError("there is no CLIP: connect the one of the model")
-    scorer = SCORERS.get(type(clip.cond_stage_model))
-    if scorer is not None:
-        return [scorer(clip.cond_stage_model, prompt, images) for prompt in prompts]
+    judge = getattr(clip.cond_stage_model, "measure_alignment", None)
+    if judge is not None:
+        return [judge(prompt, images) for prompt in prompts]
     if clip_vision is None:
         raise AbsentError("there is no CLIP_VISION: connect the one that was trained with this CLIP")
     parts = [clip_vision.encode_image(part)["image_embeds"].float().cpu() for part in images.split(_IMAGES_AT_ONCE)]

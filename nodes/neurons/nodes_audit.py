@@ -13,7 +13,7 @@ from ..host.first_step import embedding, latent_shape, refuse_flow
 from ..host.folders import resolve_optional_file
 from ..host.image_output import new_figure, to_image
 from ..host.progress import Progress, with_progress
-from ..host.prompt_alignment import EMBEDDERS
+from ..host.prompt_alignment import own_embedder
 from ..host.schema import schema
 from . import nemo_inputs
 from .mask import CAVEATS
@@ -38,7 +38,7 @@ class Similarity(enum.StrEnum):
 def image_embedding(similarity: str, sscd_file: str, clip_vision, clip) -> tuple[str, Embed | None]:
     """The name of a similarity and its embedding, None for SSIM; raises ValueError where what it needs is absent."""
     choice, path = Similarity(similarity), resolve_optional_file(sscd_file, "SSCD file")
-    judge = EMBEDDERS.get(type(clip.cond_stage_model)) if clip is not None else None
+    judge = own_embedder(clip)
     if path is not None and choice in (Similarity.AUTO, Similarity.SSCD):
         from . import sscd
 
@@ -46,7 +46,7 @@ def image_embedding(similarity: str, sscd_file: str, clip_vision, clip) -> tuple
     if clip_vision is not None and choice in (Similarity.AUTO, Similarity.CLIP_VISION):
         return "CLIP vision", lambda images: clip_vision.encode_image(images)["image_embeds"]
     if judge is not None and choice in (Similarity.AUTO, Similarity.DEMO_JUDGE):
-        return "the demo world's judge", lambda images: judge(clip.cond_stage_model, images)
+        return "the demo world's judge", judge
     if choice in (Similarity.AUTO, Similarity.SSIM):
         return "SSIM", None
     needs = {
