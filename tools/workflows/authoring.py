@@ -73,7 +73,7 @@ class Workflow:
     """Collects the nodes and groups of one workflow."""
 
     def __init__(self, name: str, object_info: dict, first_id: int = 1):
-        self.name, self._first_id = name, first_id
+        self.name, self.first_id = name, first_id
         self.nodes: list[Node] = []
         self.groups: list[str] = []
         self.extra: dict[str, object] = {}  # what the file holds beside its nodes
@@ -121,7 +121,7 @@ class Workflow:
         """Add a node and return its outputs: the one, or a tuple; `given` are its inputs, outputs or plain values."""
         if type_ not in self._object_info:
             raise AuthoringError(f"{self.name}: ComfyUI does not know the node {type_}.")
-        if not self.groups and self._first_id == 1:
+        if not self.groups and self.first_id == 1:
             raise AuthoringError(f"{self.name}: begin a group before the node {type_}.")
         return self._filled(self._new(type_, self._object_info[type_], node_title, node_size), given)
 
@@ -135,7 +135,7 @@ class Workflow:
         """
         kinds = [value.type if isinstance(value, Output) else ANY for value in given.values()]
         border = Node(INPUTS, "", {"output": kinds}, 0)
-        first_id = self._inner_ids.setdefault(title, self._first_id + _INNER * (1 + len(self._inner_ids)))
+        first_id = self._inner_ids.setdefault(title, self.first_id + _INNER * (1 + len(self._inner_ids)))
         inside = Workflow(f"{self.name}: {title}", self._object_info, first_id)
         made = describe(inside, **dict(zip(given, border.outputs, strict=True)))
         shown = self._shown.setdefault(title, list(given.values()))
@@ -166,7 +166,7 @@ class Workflow:
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def _new(self, type_: str, info: dict, title: str | None, size: tuple[int, int] | None) -> Node:
-        node = Node(self._first_id + len(self.nodes), type_, info, len(self.groups), title, size)
+        node = Node(self.first_id + len(self.nodes), type_, info, len(self.groups), title, size)
         self.nodes.append(node)
         return node
 

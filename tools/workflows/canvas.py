@@ -68,7 +68,7 @@ def make(name: str, describe: Callable[[Workflow], None], object_info: dict) -> 
     """The saved canvas of the workflow that the function describes."""
     workflow = Workflow(name, object_info)
     describe(workflow)
-    layout, links, definitions = arrange(workflow), _Links(), {}
+    layout, links, definitions = arrange(workflow), _Links(1), {}
     nodes = _nodes(workflow, layout, links, definitions)
     return {
         "id": _uuid(name),
@@ -76,7 +76,9 @@ def make(name: str, describe: Callable[[Workflow], None], object_info: dict) -> 
         "last_node_id": max(
             node["id"] for graph in (nodes, *(one["nodes"] for one in definitions.values())) for node in graph
         ),
-        "last_link_id": len(links.saved),
+        "last_link_id": max(
+            (link["id"] for one in definitions.values() for link in one["links"]), default=len(links.saved)
+        ),
         "nodes": nodes,
         "links": links.saved,
         "groups": [
@@ -96,15 +98,16 @@ def to_text(saved: dict) -> str:
 
 
 class _Links:
-    """The links of a workflow, numbered as they are made."""
+    """The links of a workflow or subgraph, numbered as they are made, from ``first`` on: none twice in a file."""
 
-    def __init__(self):
+    def __init__(self, first: int):
+        self.first = first
         self.saved: list[list] = []
 
     def make(self, source: Output | None, target: int, slot: int, kind: str) -> int | None:
         if source is None:
             return None
-        link = len(self.saved) + 1
+        link = self.first + len(self.saved)
         kind = kind if source.type == ANY else source.type
         self.saved.append([link, source.node.id, source.slot, target, slot, kind])
         return link
@@ -134,7 +137,8 @@ def _nodes(
 
 def _definition(node: Node, definitions: dict[str, dict]) -> str:
     """Add what a subgraph node holds to the definitions, once for all that hold the same; returns its id."""
-    inside, links = node.inside, _Links()
+    inside = node.inside
+    links = _Links(inside.workflow.first_id)
     layout = arrange(inside.workflow)
     nodes = _nodes(inside.workflow, layout, links, definitions, inside.outputs)
     right = max(box.left + box.width for box in layout.nodes.values())
@@ -152,7 +156,12 @@ def _definition(node: Node, definitions: dict[str, dict]) -> str:
     ]
     content = {
         "version": 1,
-        "state": {"lastGroupId": 0, "lastNodeId": nodes[-1]["id"], "lastLinkId": len(links.saved), "lastRerouteId": 0},
+        "state": {
+            "lastGroupId": 0,
+            "lastNodeId": nodes[-1]["id"],
+            "lastLinkId": links.saved[-1][0],
+            "lastRerouteId": 0,
+        },
         "revision": 0,
         "config": {},
         "name": inside.title,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from tools.launcher.widgets import inputs, widgets
@@ -26,7 +26,7 @@ _COLUMN_GAP, _NODE_GAP, _GROUP_GAP, _MARGIN, _HEADING = 36, 18, 16, 12, 36
 #: The front end opens a workflow on three quarters of a window of 1600 x 1000.
 WINDOW = (1200, 750)
 _LARGEST = (4000, 2500)  # what opens smaller is not worth trying
-_BACK = 0.2  # what a layout loses whose links all run to the left or straight down
+_BACK, _BEHIND = 0.2, 0.6  # what a layout loses whose links all run to the left or straight down, or behind nodes
 _GROUP_LETTER = 13
 _ORDERS = 60  # of the groups, at most
 _READABLE, _MOST_BACK = 0.65, 0.4  # what counts first
@@ -49,6 +49,7 @@ _PANELS = {
     "GBX_W2WInvert": 250,
     "GBX_W2WSheet": 260,
 }
+_SWITCHED = {"GBX_ActivationSteering", "GBX_SparseFeatureSteering"}  # with the switch "Live" alone, as high as a widget
 
 
 @dataclass(frozen=True)
@@ -88,16 +89,39 @@ def arrange(workflow: Workflow) -> Layout:
 
 
 def _score(workflow: Workflow, layout: Layout) -> tuple[bool, float, float]:
-    """Whether most links run to the right, how large a workflow opens up to readable, and both."""
+    """Whether most links run to the right, how large a workflow opens up to readable, and all that counts."""
     boxes = layout.nodes
     links = [
-        (boxes[source.node.id], boxes[node.id])
+        (boxes[source.node.id], boxes[node.id], source.slot)
         for node in workflow.nodes
         for source in node.sources.values()
         if source.node.id in boxes
     ]
-    back = sum(target.left < source.left + source.width for source, target in links) / max(len(links), 1)
-    return back <= _MOST_BACK, min(layout.zoom, _READABLE), min(layout.zoom, _ENOUGH) * (1 - _BACK * back)
+    count = max(len(links), 1)
+    back = sum(target.left < source.left + source.width for source, target, _ in links) / count
+    readable = min(layout.zoom, _READABLE)
+    if back > _MOST_BACK or readable < _READABLE:
+        return back <= _MOST_BACK, readable, min(layout.zoom, _ENOUGH) * (1 - _BACK * back)
+    behind = sum(_runs_behind(*link, boxes.values()) for link in links) / count
+    return True, readable, min(layout.zoom, _ENOUGH) * (1 - _BACK * back - _BEHIND * behind)
+
+
+def _runs_behind(source: Box, target: Box, slot: int, boxes: Iterable[Box]) -> bool:
+    """Whether the straight line of a link runs behind another node."""
+    x, y = source.left + source.width, source.top + _SLOT * (slot + 0.5)
+    across, down = target.left - x, target.top + _SLOT - y
+
+    def covers(box: Box) -> bool:
+        first, last = 0.0, 1.0
+        for start, length, low, high in (
+            (x, across, box.left, box.left + box.width),
+            (y, down, box.top - _TITLE, box.top + box.height),
+        ):
+            ends = sorted(((low - start) / (length or 1e-9), (high - start) / (length or 1e-9)))
+            first, last = max(first, ends[0]), min(last, ends[1])
+        return first < last
+
+    return any(covers(box) for box in boxes if box not in (source, target))
 
 
 @dataclass(frozen=True)
@@ -239,7 +263,8 @@ def _size(node: Node) -> tuple[int, int]:
     sockets = [input_ for input_ in inputs(node.info) if not input_.is_widget]
     # Advanced ones too: front ends up to 1.58 show them in a node that is opened.
     rows = [widget for widget in widgets(node.info) if widget.in_prompt and widget.name not in texts]
-    height = _FRAME + _SLOT * max(len(sockets), len(node.info["output"])) + _WIDGET * len(rows)
+    height = _FRAME + _SLOT * max(len(sockets), len(node.info["output"]))
+    height += _WIDGET * (len(rows) + (node.type in _SWITCHED))
     height += sum(_text_height(str(node.values[text])) for text in texts) + _PANELS.get(node.type, 0)
     if node.inside is not None:
         height += _FURTHER_TEXT * max(len(texts) - 1, 0)
