@@ -16,7 +16,8 @@ RENDERERS = {"classic": False, "nodes2": True}
 _LARGEST = (2600, 1500)  # pixels of an image
 _SCALE, _MARGIN = 0.7, 40
 _VIEWPORT = {"width": 1600, "height": 1000}
-_SETTINGS = {
+#: Settings of the front end for a canvas without what lies over it.
+SETTINGS = {
     "Comfy.Minimap.Visible": False,
     "Comfy.Graph.CanvasMenu": False,
     "Comfy.Graph.CanvasInfo": False,
@@ -124,7 +125,7 @@ class Camera:
             context = self._browser.new_context(viewport=_VIEWPORT)
             context.add_init_script(f"({_BARE})()")
             opened = self._canvases[url, renderer] = canvas.Canvas(context.new_page(), RENDERERS[renderer], url)
-            opened.open(_SETTINGS)
+            opened.open(SETTINGS)
             opened.page.evaluate(_FOCUS)
         return self._canvases[url, renderer]
 
@@ -145,14 +146,19 @@ def _take_close_up(opened: canvas.Canvas, close_up: CloseUp, target: Path) -> No
         opened.set(close_up.node, name, value)
     if close_up.again:
         opened.run()
-    left, top, width, height = opened.page.evaluate(_ALONE, close_up.node)
-    opened.page.set_viewport_size({"width": round(width) + 40, "height": round(height) + 40})
-    _show(opened, left - 20, top - 20, 1.0)
+    look_at_alone(opened, close_up.node)
     with Image.open(io.BytesIO(opened.page.screenshot())) as opened_image:
         content = io.BytesIO()
         opened_image.convert("RGB").quantize(200, Image.Quantize.MEDIANCUT).save(content, "PNG", optimize=True)
     paths.write_atomically(target, content.getvalue())
     opened.page.evaluate(_TOGETHER)
+
+
+def look_at_alone(opened: canvas.Canvas, node_type: str) -> None:
+    """Make the page as large as the first node of a type, and show nothing else."""
+    left, top, width, height = opened.page.evaluate(_ALONE, node_type)
+    opened.page.set_viewport_size({"width": round(width) + 40, "height": round(height) + 40})
+    _show(opened, left - 20, top - 20, 1.0)
 
 
 def _show(opened: canvas.Canvas, left: float, top: float, scale: float) -> None:

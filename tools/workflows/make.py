@@ -7,12 +7,21 @@ python -P tools/workflows/make.py --thumbnails DIR   write the .jpg beside each 
                                                DIR (`python run.py demo --out DIR`), or its graph
 python -P tools/workflows/make.py --help-images DIR
                                                write the images of the help pages from the same
+python -P tools/workflows/make.py --animation        write docs/images/sliders.webp of the README (needs Chromium)
 """
 
+from __future__ import annotations
+
 import argparse
+import contextlib
 import runpy
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tools.launcher.api import Client
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,11 +34,15 @@ def main(argv: list[str]) -> int:
 
     options = _options(argv)
     try:
+        if options.animation:
+            return _animation(options.url)
         if options.thumbnails:
             return _thumbnails(options.thumbnails)
         if options.help_images:
             return _help_images(options.help_images)
-        return _workflows(_object_info(options.url), options.check)
+        with _running(options.url) as running:
+            object_info = running.object_info()
+        return _workflows(object_info, options.check)
     except LaunchError as error:
         print(error, file=sys.stderr)
         return 1
@@ -41,17 +54,21 @@ def _options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--check", action="store_true", help="write nothing, fail when a file differs")
     parser.add_argument("--thumbnails", type=Path, metavar="DIR", help="make the thumbnails from the images in DIR")
     parser.add_argument("--help-images", type=Path, metavar="DIR", help="make the help pages' images from DIR")
+    parser.add_argument("--animation", action="store_true", help="make the README's animation")
     return parser.parse_args(argv)
 
 
-def _object_info(url: str | None) -> dict:
+@contextlib.contextmanager
+def _running(url: str | None) -> Iterator[Client]:
+    """The API of the ComfyUI at ``url``, or of one that is started."""
     from tools.launcher import comfyui, server
     from tools.launcher.api import Client
 
     if url:
-        return Client(url).object_info()
-    with server.Server(comfyui.locate(), comfyui.prepare_base()) as running:
-        return Client(running.url).object_info()
+        yield Client(url)
+        return
+    with server.Server(comfyui.locate(), comfyui.prepare_base()) as started:
+        yield Client(started.url)
 
 
 def _workflows(object_info: dict, check: bool) -> int:
@@ -81,6 +98,14 @@ def _thumbnails(images: Path) -> int:
         print(f"{target.name} written")
     for path in sorted(set((ROOT / "workflows").glob("*.json")) - set((ROOT / "workflows").glob("demo_*"))):
         print(f"{thumbnails.write_graph(path).name} written")
+    return 0
+
+
+def _animation(url: str | None) -> int:
+    from tools.workflows import animation
+
+    with _running(url) as running:
+        print(f"{animation.write(running.url, running.object_info()).name} written")
     return 0
 
 
