@@ -308,5 +308,5 @@ def test_live_runs_what_has_changed(canvas, sliders):
     """At the end, since the panel knows the ranges of a space that has run."""
     sliders.get_by_label("Live").check()
     _row(sliders, "moustache").locator("input[type=range]").press("End")
-    canvas.page.wait_for_function(f"() => ({_SHOWN})().includes('moustache +')")
+    canvas.page.wait_for_function(f"() => ({_SHOWN})().includes('moustache +')", timeout=120_000)
     assert canvas.errors == []

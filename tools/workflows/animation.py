@@ -18,7 +18,7 @@ from .sampling import encode
 FILE = ROOT / "docs" / "images" / "sliders.webp"
 _EDIT, _SHOWN = "GBX_W2WEdit", "PreviewImage"
 _TURNS = ("beard", "sunglasses", "afro")  # one after the other to a strength of 1, and all back together
-_FRAMES, _MILLISECONDS, _REST = 5, 160, 900  # of each turn; of a frame, and of the last of a turn
+_FRAMES, _MILLISECONDS, _REST = 4, 180, 900  # of each turn; of a frame, and of the last of a turn
 _GAP = 16
 _IMAGE = """type => {
     const node = app.graph.nodes.find(node => node.type === type)
