@@ -16,8 +16,7 @@ RENDERERS = {"classic": False, "nodes2": True}
 _LARGEST = (2600, 1500)  # pixels of an image
 _SCALE, _MARGIN = 0.7, 40
 _VIEWPORT = {"width": 1600, "height": 1000}
-#: Settings of the front end for a canvas without what lies over it.
-SETTINGS = {
+_SETTINGS = {
     "Comfy.Minimap.Visible": False,
     "Comfy.Graph.CanvasMenu": False,
     "Comfy.Graph.CanvasInfo": False,
@@ -122,11 +121,7 @@ class Camera:
     def _canvas(self, url: str, renderer: str) -> canvas.Canvas:
         """The renderer's page, opened once for all workflows."""
         if (url, renderer) not in self._canvases:
-            context = self._browser.new_context(viewport=_VIEWPORT)
-            context.add_init_script(f"({_BARE})()")
-            opened = self._canvases[url, renderer] = canvas.Canvas(context.new_page(), RENDERERS[renderer], url)
-            opened.open(SETTINGS)
-            opened.page.evaluate(_FOCUS)
+            self._canvases[url, renderer] = open_bare(self._browser, url, RENDERERS[renderer])
         return self._canvases[url, renderer]
 
 
@@ -152,6 +147,16 @@ def _take_close_up(opened: canvas.Canvas, close_up: CloseUp, target: Path) -> No
         opened_image.convert("RGB").quantize(200, Image.Quantize.MEDIANCUT).save(content, "PNG", optimize=True)
     paths.write_atomically(target, content.getvalue())
     opened.page.evaluate(_TOGETHER)
+
+
+def open_bare(browser, url: str, vue: bool) -> canvas.Canvas:
+    """Open the canvas of a server without what lies over it."""
+    context = browser.new_context(viewport=_VIEWPORT)
+    context.add_init_script(f"({_BARE})()")
+    opened = canvas.Canvas(context.new_page(), vue, url)
+    opened.open(_SETTINGS)
+    opened.page.evaluate(_FOCUS)
+    return opened
 
 
 def look_at_alone(opened: canvas.Canvas, node_type: str) -> None:

@@ -17,7 +17,7 @@ from .sampling import encode
 
 FILE = ROOT / "docs" / "images" / "sliders.webp"
 _EDIT, _SHOWN = "GBX_W2WEdit", "PreviewImage"
-_TURNS = ("beard", "sunglasses", "afro")  # one after the other to a strength of 1, and all back together
+_TURNS = ("beard", "sunglasses", "dark skin")  # one after the other to a strength of 1, and all back together
 _FRAMES, _MILLISECONDS, _REST = 4, 180, 900  # of each turn; of a frame, and of the last of a turn
 _GAP = 16
 _IMAGE = """type => {
@@ -30,8 +30,7 @@ def write(url: str, object_info: dict) -> Path:
     """Write the animation from the canvas of the server at ``url``; returns the file written."""
     texts = list(_texts())
     with canvas.chromium() as browser:
-        opened = canvas.Canvas(browser.new_page(viewport={"width": 1600, "height": 1000}), False, url)
-        opened.open(screenshots.SETTINGS)
+        opened = screenshots.open_bare(browser, url, vue=False)
         opened.load(make("sliders", _describe, object_info))
         opened.run()  # the ranges of the sliders show after a run
         screenshots.look_at_alone(opened, _EDIT)
