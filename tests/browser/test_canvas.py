@@ -37,6 +37,14 @@ def test_a_workflow_opens_and_comes_back_unchanged(canvas, two, request, object_
     assert _queued(workflow.to_prompt(saved, object_info), object_info) == _queued(canvas.prompt(), object_info)
 
 
+def test_after_a_run_no_node_is_covered(canvas):
+    """Nodes that show images and texts have room for them."""
+    canvas.load(workflow.load(next(path for path in repository.DEMOS if path.stem == "demo_world_text_to_image")))
+    canvas.run()
+    canvas.pause()
+    assert canvas.overlaps() == []
+
+
 def test_prompt_of_a_tricky_canvas_is_the_front_ends(canvas, object_info):
     saved = tricky_canvas.make(object_info)
     canvas.load(saved)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 from PIL import Image
@@ -17,7 +17,7 @@ from .sampling import encode
 
 FILE = ROOT / "docs" / "images" / "sliders.webp"
 _EDIT, _SHOWN = "GBX_W2WEdit", "PreviewImage"
-_TURNS = ("beard", "sunglasses", "dark skin")  # one after the other to a strength of 1, and all back together
+_TURNS = ("beard", "sunglasses")  # one after the other to a strength of 1, and the same way back
 _FRAMES, _MILLISECONDS, _REST = 4, 180, 900  # of each turn; of a frame, and of the last of a turn
 _GAP = 16
 _IMAGE = """type => {
@@ -35,11 +35,17 @@ def write(url: str, object_info: dict) -> Path:
         opened.run()  # the ranges of the sliders show after a run
         screenshots.look_at_alone(opened, _EDIT)
         frames = [_frame(opened, text) for text in texts]
-    rests = {index * _FRAMES for index in range(1, len(_TURNS) + 1)} | {len(texts) - 1}
-    durations = [_REST if index in rests else _MILLISECONDS for index in range(len(texts))]
+    durations = [_MILLISECONDS if number % _FRAMES else _REST for number in range(len(texts))]
     content = io.BytesIO()
     frames[0].save(
-        content, "WEBP", save_all=True, append_images=frames[1:], duration=durations, loop=0, quality=80, method=6
+        content,
+        "WEBP",
+        save_all=True,
+        append_images=[*frames[1:], *frames[-2:0:-1]],
+        duration=[*durations, *durations[-2:0:-1]],
+        loop=0,
+        quality=80,
+        method=6,
     )
     write_atomically(FILE, content.getvalue())
     return FILE
@@ -61,18 +67,13 @@ def _describe(w: Workflow) -> None:
     w.add(_SHOWN, images=w.add("VAEDecode", samples=samples, vae=vae))
 
 
-def _texts() -> itertools.chain[str]:
+def _texts() -> Iterator[str]:
     """What W2W Edit gets in each frame."""
-
-    def written(strengths: dict[str, float]) -> str:
-        return ", ".join(f"{name}: {strength:g}" for name, strength in strengths.items() if strength)
-
-    steps = [round(number / _FRAMES, 2) for number in range(1, _FRAMES + 1)]
-    forth = [
-        written({**dict.fromkeys(_TURNS[:turn], 1.0), name: step}) for turn, name in enumerate(_TURNS) for step in steps
-    ]
-    back = [written(dict.fromkeys(_TURNS, 1 - step)) for step in steps]
-    return itertools.chain([""], forth, back)
+    yield ""
+    for turn, name in enumerate(_TURNS):
+        before = [f"{other}: 1" for other in _TURNS[:turn]]
+        for step in range(1, _FRAMES + 1):
+            yield ", ".join([*before, f"{name}: {step / _FRAMES:g}"])
 
 
 def _frame(opened: canvas.Canvas, text: str) -> Image.Image:
