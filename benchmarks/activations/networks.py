@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import torch
 
 from studies.common import host
@@ -10,6 +12,8 @@ from studies.common import host
 NETWORKS = {
     "SD1.5": ("SD15", "sd15", {}, 64),
     "narrow SD1.5": ("SD15", "sd15", {"model_channels": 64}, 64),
+    "narrowest SD1.5": ("SD15", "sd15", {"model_channels": 32}, 64),
+    "narrowest SDXL": ("SDXL", "sdxl", {"model_channels": 32}, 128),
     "narrow SDXL": ("SDXL", "sdxl", {"model_channels": 64}, 128),
     "SDXL": ("SDXL", "sdxl", {}, 128),
     "SDXL with 2 of 10 blocks": (
@@ -30,17 +34,23 @@ SEED = 0
 class Bench:
     """A network behind ComfyUI's sampling path, and what is evaluated."""
 
-    def __init__(self, name: str):
-        kind, blueprint, changes, side = NETWORKS[name]
+    def __init__(self, name: str, side: int | None = None):
+        kind, blueprint, changes, full = NETWORKS[name]
         self.config = config = {**host.pack("nodes.host.meta_networks").ARCHITECTURES[blueprint], **changes}
         self.model = _model(kind, config)
-        self.side = side if torch.cuda.is_available() else CPU_SIDE
+        self.side = side or (full if torch.cuda.is_available() else CPU_SIDE)
         generator = torch.Generator().manual_seed(SEED)
         self.latent = {"samples": torch.randn(1, 4, self.side, self.side, generator=generator)}
         words = torch.randn(1, 77, config["context_dim"], generator=generator)
         self.positive = [[words, {"pooled_output": torch.randn(1, 1280, generator=generator)}]]
         self.network = self.model.model.diffusion_model
         self.entries = host.pack("nodes.activations.catalog_unet").catalog(self.network)
+
+    def with_model(self, model) -> Bench:
+        """The same with another MODEL."""
+        other = copy(self)
+        other.model = model
+        return other
 
     def chosen(self, preset: str) -> list:
         """The entries of a preset."""

@@ -94,6 +94,48 @@ def test_added_time_is_measured_in_alternation(tiny, monkeypatch):
     assert numbers["tap: added"]["value"] == pytest.approx(3) and 0.02 < numbers["tap: fraction added"]["value"] < 0.03
 
 
+def test_latents_are_measured_against_themselves(tiny, monkeypatch):
+    from benchmarks.activations import latents
+
+    monkeypatch.setattr(latents, "CASES", (("tiny", 8, 2),))
+    numbers = latents.measure(False)
+    contenders = {name.split(", ")[2].partition(" (")[0].partition(":")[0] for name in numbers}
+    taps = {"tap of recommended", "tap of all_features"}
+    assert contenders == {"the evaluation against itself", *taps, "7 transformers steered"}
+    assert len(numbers) == 2 * len(contenders)
+
+
+def test_live_bytes_are_counted():
+    """Storages that operations made, once each, as long as they live; not what was there before, nor views."""
+    from benchmarks.activations import memory
+
+    before = torch.ones(1000)
+    with memory.LiveBytes() as counted:
+        first = before + 1
+        views = first.view(10, 100), before.t()
+        first.mul_(2)
+        second = first.half()
+        assert (counted.live, counted.peak) == (6000, 6000)
+        del first, views
+        assert (counted.live, counted.peak) == (2000, 6000)
+        del second
+    assert (counted.live, counted.peak) == (0, 6000)
+
+
+def test_a_tap_adds_at_most_what_it_keeps(tiny, monkeypatch):
+    networks, tapping = tiny
+    from benchmarks.activations import memory
+
+    monkeypatch.setattr(memory, "_NETWORK", "tiny")
+    monkeypatch.setattr(memory, "_PRESET", "all_features")
+    monkeypatch.setattr(memory, "_SIDE", 16)
+    numbers = {name.rpartition(": ")[2]: number["value"] * 1e6 for name, number in memory.measure(True).items()}
+    bench = networks.Bench("tiny", 16)
+    features = tapping.tap(bench, bench.chosen("all_features")).tensors.values()
+    assert numbers["kept"] == pytest.approx(sum(feature.nbytes for feature in features), rel=1e-3)
+    assert 0 < numbers["added to the peak"] <= numbers["kept"] < numbers["peak of memory"]
+
+
 def test_without_diffusers_one_sentence(tiny, monkeypatch):
     from benchmarks.activations import by_diffusers
 
