@@ -76,13 +76,13 @@ def _borders(labels: torch.Tensor) -> torch.Tensor:
 
 def _with_legend(image: torch.Tensor, names: tuple[str, ...]) -> torch.Tensor:
     canvas, draw = _canvas(image)
-    font = ImageFont.load_default(_TEXT)
+    scale = _mark_scale(image)
+    text, gap, font = _TEXT * scale, _GAP * scale, ImageFont.load_default(_TEXT * scale)
     for number, name in enumerate(names):
-        top = _GAP + number * (_TEXT + _GAP)
-        draw.rectangle([_GAP, top, _GAP + _TEXT, top + _TEXT], fill=_color(number, len(names)), outline=_INK)
-        draw.text(
-            (2 * _GAP + _TEXT, top - 1), name, fill=(255, 255, 255), font=font, stroke_width=2, stroke_fill=(0, 0, 0)
-        )
+        top = gap + number * (text + gap)
+        draw.rectangle([gap, top, gap + text, top + text], fill=_color(number, len(names)), outline=_INK, width=scale)
+        place, edge = (2 * gap + text, top - scale), 2 * scale
+        draw.text(place, name, fill=(255, 255, 255), font=font, stroke_width=edge, stroke_fill=(0, 0, 0))
     return _to_tensor(canvas)
 
 

@@ -177,6 +177,9 @@ def test_marks_scale_with_the_image():
         marked = overlays.draw_points(torch.zeros(side, side, 3), torch.tensor([[side / 2, side / 2]]))
         column = marked[:, side // 2].sum(-1) > 0
         assert column.sum().item() == pytest.approx(2 * radius + 1, abs=1)
+        labels, scale = torch.full((1, side, side), -1), side // 512
+        named = overlays.draw_labels(torch.zeros(1, side, side, 3), labels, 0.5, ("hair",))[0]
+        assert (named[:, 12 * scale].sum(-1) > 0).sum().item() == pytest.approx(13 * scale, abs=2 * scale)
 
 
 def test_rotary_matrices_turn_pairs_of_channels():
