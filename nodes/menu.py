@@ -17,6 +17,7 @@ from .activations.nodes_sparse_autoencoder import LoadSparseAutoencoder, SparseF
 from .activations.nodes_steering import (
     ActivationSteering,
     LoadSteeringDirection,
+    MixSteeringDirections,
     SaveSteeringDirection,
     SteeringDirectionFromActivations,
     SteeringDirectionFromPrompts,
@@ -105,6 +106,7 @@ NODES: list[type[io.ComfyNode]] = [
     ActivationSteering,
     SteeringDirectionFromPrompts,
     SteeringDirectionFromActivations,
+    MixSteeringDirections,
     SaveSteeringDirection,
     LoadSteeringDirection,
     TrainSparseAutoencoder,

@@ -6,7 +6,7 @@ import { refreshAll, watchCanvas } from "./canvas/panel.js";
 import { forget } from "./canvas/server.js";
 import { sayOption, sayTitle, speak } from "./text/words.js";
 import { addCompare } from "./widgets/compare.js";
-import { addEditSliders } from "./widgets/edit_sliders.js";
+import { addDirectionSliders, addEditSliders } from "./widgets/edit_sliders.js";
 import { addLiveCurve } from "./widgets/live_curve.js";
 import { addNetworkMap } from "./widgets/network_map.js";
 import { addNeuronChart } from "./widgets/neuron_chart.js";
@@ -18,6 +18,7 @@ const PANELS = {
   GBX_ActivationSimilarity: addPointPicker("image", "mask"),
   GBX_ActivationSteering: addLiveSwitch,
   GBX_LayerActivationTap: addNetworkMap,
+  GBX_MixSteeringDirections: addDirectionSliders,
   GBX_NemoLocalize: addNeuronChart(false),
   GBX_NemoNeuronMask: addNeuronChart(false),
   GBX_NeuronMaskEdit: addNeuronChart(true),

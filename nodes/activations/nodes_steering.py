@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import torch
 from comfy_api.latest import io
 
+from ..common import named_strengths
 from ..host.evaluate import PERCENT, sample_latents, sigma_at, timestep_of
 from ..host.folders import existing_file, next_file, output_stamp, relative
 from ..host.hooks import hook_calls, observe, refuse_compiled
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 _PAPER = "Activation addition (arXiv 2308.10248), at the IDs of arXiv 2410.03558"
 _PROMPTS_MAX = 256
+_DIRECTIONS_MAX = 8
+_NAME = {"id": "name", "default": "", "optional": True, "tooltip": "Name of the direction for Mix Steering Directions."}
 
 
 #: When and on which rows a node steers.
@@ -71,8 +75,8 @@ class ActivationSteering(io.ComfyNode):
             node_id="GBX_ActivationSteering",
             display_name="Activation Steering",
             category=CATEGORY,
-            description="Returns a MODEL that adds a direction to its activations while any sampler runs. Connect "
-            f"several in a row for several directions. Strength 0 is identical to the input model. {_PAPER}.",
+            description="Returns a MODEL that adds a direction to its activations while any sampler runs. Mix "
+            f"Steering Directions joins several. Strength 0 is identical to the input model. {_PAPER}.",
             search_aliases=[
                 "diffusion features",
                 "activation addition",
@@ -122,7 +126,8 @@ class ActivationSteering(io.ComfyNode):
         refuse_compiled(model)
         channels = {id_: len(vector) for id_, vector in direction.vectors.items()}
         specs = activation_edit.editable_specs(channels, catalog(model.model.diffusion_model), "direction")
-        if strength == 0 or (mask is not None and not mask.any()):
+        specs = [spec for spec in specs if direction.vectors[spec.id].any()]
+        if strength == 0 or not specs or (mask is not None and not mask.any()):
             return io.NodeOutput(model)
         edit = steering.steer(direction, steering.SteeringSettings(strength, preserve_norm, mask))
         return io.NodeOutput(steered_model(model, specs, edit, start_percent, end_percent, rows))
@@ -178,6 +183,7 @@ class SteeringDirectionFromActivations(io.ComfyNode):
                 ActivationsSocket.Input(
                     "away", optional=True, tooltip="The same activations of what to steer away from."
                 ),
+                io.String.Input(**_NAME),
             ],
             outputs=[
                 DirectionSocket.Output(display_name="direction", tooltip="For Activation Steering."),
@@ -187,7 +193,7 @@ class SteeringDirectionFromActivations(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, toward: Activations, method: str, component: int, away: Activations | None = None
+        cls, toward: Activations, method: str, component: int, away: Activations | None = None, name: str = ""
     ) -> io.NodeOutput:
         from . import steering
 
@@ -197,6 +203,7 @@ class SteeringDirectionFromActivations(io.ComfyNode):
             raise ValueError("mean_difference needs away: connect the activations of what to steer away from.")
         else:
             direction = steering.mean_difference(toward, away)
+        direction = replace(direction, name=name.strip())
         return io.NodeOutput(direction, direction.report())
 
 
@@ -239,6 +246,7 @@ class SteeringDirectionFromPrompts(io.ComfyNode):
                 io.Int.Input(**SEED, tooltip="Seed of the noise, the same for all prompts."),
                 io.Int.Input("steps", default=10, min=1, max=1000, tooltip="Sampling steps per prompt (euler)."),
                 io.Float.Input("cfg", default=3.0, min=1.0, max=100.0, step=0.1, tooltip="CFG scale."),
+                io.String.Input(**_NAME),
             ],
             outputs=[
                 DirectionSocket.Output(display_name="direction", tooltip="For Activation Steering."),
@@ -260,6 +268,7 @@ class SteeringDirectionFromPrompts(io.ComfyNode):
         seed: int,
         steps: int,
         cfg: float,
+        name: str = "",
     ) -> io.NodeOutput:
         from . import steering
 
@@ -287,8 +296,51 @@ class SteeringDirectionFromPrompts(io.ComfyNode):
                 sums[kind][id_] = sums[kind].get(id_, 0) + value.mean((0, 2, 3))
         vectors = {id_: sums[0][id_] / len(prompts[0]) - sums[1][id_] / len(prompts[1]) for id_ in sums[0]}
         about = f"Difference of means of {len(prompts[0])} and {len(prompts[1])} prompts"
-        direction = steering.SteeringDirection(vectors, about)
+        direction = steering.SteeringDirection(vectors, about, name.strip())
         return io.NodeOutput(direction, direction.report())
+
+
+class MixSteeringDirections(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_MixSteeringDirections",
+            display_name="Mix Steering Directions",
+            category=CATEGORY,
+            description="Adds up several directions, each times its strength, for one Activation Steering. The "
+            f"strengths are sliders. {_PAPER}.",
+            search_aliases=["diffusion features", "concept sliders", "several directions", "add steering vectors"],
+            inputs=[
+                DirectionSocket.Input("direction_1", tooltip="Steering direction of the model."),
+                io.String.Input(
+                    "edits",
+                    default="",
+                    multiline=True,
+                    tooltip=f"Names and strengths: {named_strengths.EXAMPLE}. Negative strengths reverse a direction. "
+                    "One without a name has the name of its input.",
+                ),
+                *(
+                    DirectionSocket.Input(f"direction_{number}", optional=True, tooltip="Another direction.")
+                    for number in range(2, _DIRECTIONS_MAX + 1)
+                ),
+            ],
+            outputs=[
+                DirectionSocket.Output(display_name="direction", tooltip="For Activation Steering."),
+                io.String.Output(display_name="report", tooltip="Channels and length at each ID."),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, edits: str, **given: SteeringDirection | None) -> io.NodeOutput:
+        from . import steering
+
+        sockets = {id_: direction for id_, direction in given.items() if direction is not None}
+        names = {id_: direction.name or id_ for id_, direction in sockets.items()}
+        directions = {names[id_]: direction for id_, direction in sockets.items()}
+        if len(directions) < len(names):
+            raise ValueError("Two directions have the same name: enter another name in the node that computes one.")
+        mixed = steering.mix(directions, edits)
+        return io.NodeOutput(mixed, mixed.report(), ui={"glassbox_directions": [names]})
 
 
 class SaveSteeringDirection(io.ComfyNode):

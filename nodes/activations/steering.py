@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from ..common import named_strengths
 from ..common.atomic_write import atomic_write
 from .activation_edit import Edit, mask_at
 from .activation_spec import ActivationSpec
@@ -25,10 +27,11 @@ _FORMAT = "glassbox steering direction"
 
 @dataclass(frozen=True)
 class SteeringDirection:
-    """A vector (C,) in float32 for each of one or several IDs, and how it was computed, in words."""
+    """A vector (C,) in float32 for each of one or several IDs, how it was computed, in words, and its name or ""."""
 
     vectors: dict[str, torch.Tensor]
     source: str
+    name: str = ""
 
     def report(self) -> str:
         """One line per ID: channels and length."""
@@ -68,6 +71,28 @@ def principal_direction(activations: Activations, component: int) -> SteeringDir
     return SteeringDirection(vectors, f"Principal component {component}")
 
 
+def mix(directions: Mapping[str, SteeringDirection], text: str) -> SteeringDirection:
+    """The sum of strength times direction over directions by name, at every ID that one of them has.
+
+    ``text`` holds names and strengths, ``beard: 0.8, glasses: -0.5``; those of one name add up, and a direction that it
+    does not name has strength 0. ValueError for another name, or other channels at one ID.
+    """
+    strengths = dict.fromkeys(directions, 0.0)
+    for name, strength in named_strengths.parse(text):
+        if name not in strengths:
+            raise ValueError(f"No direction is named '{name}'. The connected ones are {', '.join(directions)}.")
+        strengths[name] += strength
+    vectors: dict[str, torch.Tensor] = {}
+    for name, direction in directions.items():
+        for id_, vector in direction.vectors.items():
+            total = vectors.get(id_, torch.zeros_like(vector))
+            if total.shape != vector.shape:
+                raise ValueError(f"The directions have different channels at {id_}. Connect directions of one model.")
+            vectors[id_] = total + strengths[name] * vector
+    used = ", ".join(f"{name} {strength:+g}" for name, strength in strengths.items() if strength)
+    return SteeringDirection(vectors, f"Sum of {used or 'no direction'}")
+
+
 def steer(direction: SteeringDirection, settings: SteeringSettings) -> Edit:
     """The edit that adds a direction: ``h + strength * mask * d``, scaled to the length of ``h`` on demand."""
 
@@ -87,7 +112,7 @@ def write(direction: SteeringDirection, path: Path) -> None:
     """Write a direction as .safetensors: one vector per ID, whole or not at all."""
     from safetensors.torch import save_file
 
-    header = {"ids": list(direction.vectors), "source": direction.source}
+    header = {"ids": list(direction.vectors), "source": direction.source, "name": direction.name}
     metadata = {"format": _FORMAT, "format_version": str(FORMAT_VERSION), "direction": json.dumps(header)}
     with atomic_write(path) as temporary:
         save_file({id_: vector.contiguous() for id_, vector in direction.vectors.items()}, temporary, metadata)
@@ -103,7 +128,7 @@ def read(path: Path) -> SteeringDirection:
             known = metadata.get("format") == _FORMAT and metadata.get("format_version") == str(FORMAT_VERSION)
             header = json.loads(metadata["direction"]) if known else {}
             vectors = {id_: file.get_tensor(id_) for id_ in header["ids"]} if known else {}
-            source = str(header.get("source", ""))
+            source, name = (str(header.get(key, "")) for key in ("source", "name"))
     except (SafetensorError, OSError, KeyError, TypeError, AttributeError, RecursionError, ValueError) as error:
         raise ValueError(f"{path.name} cannot be read ({str(error)[:200]}).") from None
     if not known:
@@ -116,4 +141,4 @@ def read(path: Path) -> SteeringDirection:
         for vector in vectors.values()
     ):
         raise ValueError(f"{path.name} is damaged: its vectors are not one-dimensional, float32 and finite.")
-    return SteeringDirection(vectors, source)
+    return SteeringDirection(vectors, source, name)

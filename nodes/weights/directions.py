@@ -31,6 +31,13 @@ class FitMethod(StrEnum):
     MOST_RELIABLE = "most_reliable"
 
 
+class Units(StrEnum):
+    """What a strength of 1 is: the largest projection of a member, or the vector as fitted (official notebooks)."""
+
+    MAX_PROJECTION = "max_projection"
+    RAW = "raw"
+
+
 class Debiasing(StrEnum):
     """How a direction is made orthogonal to others: to all of them, or to one after another as in the official code."""
 

@@ -6,9 +6,10 @@ from enum import StrEnum
 
 from comfy_api.latest import io
 
+from ..common import named_strengths
 from ..host import folders
 from ..host.schema import LoraModel, W2WPoint, W2WSpace, schema
-from . import directions, edit_text, lora_reader, points
+from . import directions, lora_reader, points
 from .lora_reader import NONE
 from .point_inputs import CATEGORY, COMPONENTS_MAX, PAPER, POINT_TOOLTIP, PRESERVED, SEED_MAX
 from .space import Point, Space
@@ -122,13 +123,13 @@ class W2WEdit(io.ComfyNode):
                     "edits",
                     default="",
                     multiline=True,
-                    tooltip=f"Names and strengths: {edit_text.EXAMPLE}. Negative strengths reverse the direction; 1 "
-                    "is the largest projection of a member. PC 1 is the first principal component.",
+                    tooltip=f"Names and strengths: {named_strengths.EXAMPLE}. Negative strengths reverse the "
+                    "direction; 1 is the largest projection of a member. PC 1 is the first principal component.",
                 ),
                 io.String.Input(**PRESERVED),
                 io.Combo.Input(
                     "units",
-                    options=list(edit_text.Units),
+                    options=list(directions.Units),
                     tooltip="max_projection: a strength of 1 is the largest projection of a member onto the "
                     "direction, as in the paper. raw: the vector as fitted; the official notebooks use 500000 and "
                     "more.",
@@ -148,6 +149,8 @@ class W2WEdit(io.ComfyNode):
 
     @classmethod
     def execute(cls, point: Point, edits: str, preserved_directions: str, units: str, debiasing: str) -> io.NodeOutput:
+        from . import edit_text
+
         edited = edit_text.edit(point, edits, preserved_directions, units, debiasing)
         return io.NodeOutput(edited, edited.name, ui={"glassbox_space": [directions.slider_ranges(point.space)]})
 
@@ -247,7 +250,7 @@ class W2WSweep(io.ComfyNode):
     ) -> io.NodeOutput:
         width = (max_strength - min_strength) / max(count - 1, 1)
         values = [min_strength + number * width for number in range(count)]
-        preserved = edit_text.parse_names(preserved_directions)
+        preserved = named_strengths.parse_names(preserved_directions)
         return io.NodeOutput(*points.sweep(point, direction.strip(), second_direction.strip(), values, preserved))
 
 

@@ -5,9 +5,9 @@ import random
 
 import pytest
 from glassbox.nodes.activations import point_list, select_ids
+from glassbox.nodes.common import named_strengths
 from glassbox.nodes.neurons import mask_operations as neuron_edits
 from glassbox.nodes.neurons.mask import NeuronMask, uniform_scales
-from glassbox.nodes.weights import edit_text
 
 from tools.launcher.comfyui import PACK_NAME
 
@@ -58,7 +58,7 @@ def test_edits_parse_as_in_python(call, text):
     found = call("edits.js", "const {strengths, unread} = text.read(given[0]); return [[...strengths], unread]", [text])
     try:
         expected = {}
-        for name, strength in edit_text.parse(text):
+        for name, strength in named_strengths.parse(text):
             expected[name] = expected.get(name, 0) + strength
     except ValueError as error:
         assert found[1] and f"'{found[1][0]}'" in str(error)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import members
 import newer
+import published_autoencoder
 import reduced
 import release
 from PIL import Image
@@ -27,6 +28,7 @@ _PARTS = {
     "DualCLIPLoader": ("load_clip", slice(1, 2)),
     "VAELoader": ("load_vae", slice(2, 3)),
 }
+_UP_LEVEL0 = 128  # channels of up-level0 in the reduced SDXL
 # What a run of random weights is cut down to.
 _SMALL = {
     "steps": 2,
@@ -60,6 +62,9 @@ def offer_files(prompt: dict, models: Path, architecture: str = "sd15") -> None:
             _offer_release(models / "w2w", entry["inputs"]["folder"])
         if entry["class_type"] == "GBX_W2WBuildSpace":
             _offer_loras(models, entry["inputs"]["folder"], architecture)
+        if entry["class_type"] == "GBX_LoadSparseAutoencoder":
+            folder = Path(folder_paths.get_input_directory()) / entry["inputs"]["file"]
+            published_autoencoder.write_random(folder, 64, _UP_LEVEL0, 4)
         if entry["class_type"] == "LoadImage":
             photo = Path(folder_paths.get_input_directory()) / entry["inputs"]["image"]
             Image.effect_noise((160, 140), 40).convert("RGB").save(photo)

@@ -14,6 +14,13 @@ _OTHERS = (
     "big pink hair, moustache, sunglasses, green overall, smiling, dotted yellow background",
 )
 _STEERED = f"portrait, {_OTHERS[0]}"
+#: The captions of the sliders' contrasts beside skin and hair.
+_CLOTHED = (
+    "shaven, no glasses, blue hoodie, smiling, open eyes, plain gray background",
+    "light beard, no glasses, white shirt, serious, open eyes, striped purple background",
+    "shaven, round glasses, red sweater, sad, open eyes, plain blue background",
+    "moustache, sunglasses, green overall, smiling, dotted yellow background",
+)
 _EVERY_LEVEL = "*-vit-out"
 _CARRIER = "up-level2-repeat1-vit-out"
 _WITHOUT = f"portrait, light skin, {_OTHERS[0]}"
@@ -24,6 +31,12 @@ _POINTS = (
     "53, 68\n72, 68\n62, 75\n62, 84",
     "48, 64\n71, 64\n59, 72\n59, 83",
 )
+
+_IN_PERCENT = "\n\n".join(
+    "\n".join(", ".join(f"{float(one) / 1.28:.0f}%" for one in line.split(",")) for line in block.splitlines())
+    for block in _POINTS
+)
+_PHOTOGRAPHED = ("a dog", "a house", "a street", "a mountain")
 
 
 def demo_activations_steering(w: Workflow) -> None:
@@ -56,7 +69,43 @@ def demo_activations_steering(w: Workflow) -> None:
     file = w.add("GBX_SaveSteeringDirection", direction=direction)
     loaded, _ = w.add("GBX_LoadSteeringDirection", file=file)
     steered = w.add("GBX_ActivationSteering", model=model, direction=loaded, strength=0.5)
-    _side_by_side(w, (model, steered), clip, vae, _STEERED, "steering", ("Plain", "Steered"))
+    side_by_side(w, (model, steered), clip, vae, _STEERED, "steering", ("Plain", "Steered"))
+
+
+def demo_activations_steering_sliders(w: Workflow) -> None:
+    w.note(
+        "Sliders for directions",
+        "**Two directions**: black skin minus pale skin, and big pink hair minus short black hair, each a mean "
+        "difference at the output of every transformer (arXiv 2308.10248, 2312.06681).",
+        "**Mix Steering Directions** adds them up. Drag its sliders, or write the text.",
+        "**Without and with steering**: same noise, same caption, which names neither skin nor hair. With all sliders "
+        "at 0 the model is the plain one.",
+        "**Try** negative strengths, *Live*, or a third direction.",
+    )
+    w.group("Model")
+    model, clip, vae = w.add("GBX_LoadDemoModel")
+    w.group("Directions")
+    skins, hairs = (
+        ("light", "tanned", "brown", "pale"),
+        ("short brown hair", "long black hair", "blonde bob", "gray bun"),
+    )
+    contrasts = (
+        ("black skin", [(f"{one} skin, {hair}" for hair in hairs) for one in ("black", "pale")]),
+        ("big pink hair", [(f"{skin} skin, {one}" for skin in skins) for one in ("big pink hair", "short black hair")]),
+    )
+    directions = {}
+    for number, (name, phrases) in enumerate(contrasts, 1):
+        toward, away = (
+            "\n".join(f"portrait, {phrase}, {rest}" for phrase, rest in zip(one, _CLOTHED, strict=True))
+            for one in phrases
+        )
+        texts = {"name": name, "toward_prompts": toward, "away_prompts": away}
+        directions[f"direction_{number}"] = _direction(w, number, model, clip, texts, 128, steps=8, seed=1000)
+    w.group("Sliders")
+    direction, report = w.add("GBX_MixSteeringDirections", edits="black skin: 0.5, big pink hair: 0.5", **directions)
+    w.add("PreviewAny", source=report, node_title="The sum")
+    steered = w.add("GBX_ActivationSteering", model=model, direction=direction)
+    side_by_side(w, (model, steered), clip, vae, f"portrait, {_CLOTHED[0]}", "sliders", ("Plain", "Steered"))
 
 
 def demo_activations_patching(w: Workflow) -> None:
@@ -177,8 +226,85 @@ def sd15_activations_steering(w: Workflow) -> None:
     w.group("Direction")
     direction, report = w.add("GBX_SteeringDirection", toward=recorded[0], away=recorded[1])
     w.add("PreviewAny", source=report, node_title="The direction")
-    steered = w.add("GBX_ActivationSteering", model=model, direction=direction, strength=0.3)
-    _side_by_side(w, (model, steered), clip, vae, "a photo of a dog", "sd15_steering", ("Plain", "Steered"), 512, 7.0)
+    file = w.add("GBX_SaveSteeringDirection", direction=direction)
+    loaded, _ = w.add("GBX_LoadSteeringDirection", file=file)
+    steered = w.add("GBX_ActivationSteering", model=model, direction=loaded, strength=0.3)
+    side_by_side(w, (model, steered), clip, vae, "a photo of a dog", "sd15_steering", ("Plain", "Steered"), 512, 7.0)
+
+
+def sd15_activations_steering_sliders(w: Workflow) -> None:
+    w.note(
+        "Sliders for SD1.5",
+        "**Two directions**, winter minus summer and night minus day: each the mean difference of activations between "
+        "prompts that are sampled (arXiv 2308.10248, 2312.06681).",
+        "**Mix Steering Directions** adds them up. Drag its sliders, or write the text.",
+        "**Try** other phrases and strengths: 0.3 is a guess from the demo model.",
+    )
+    w.group("Model")
+    model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name=SD15)
+    w.group("Directions")
+    contrasts = (("winter", "in winter, snow", "in summer, green grass"), ("night", "at night", "in bright daylight"))
+    directions = {}
+    for number, (name, *phrases) in enumerate(contrasts, 1):
+        toward, away = ("\n".join(f"a photo of {what} {one}" for what in _PHOTOGRAPHED) for one in phrases)
+        texts = {"name": name, "toward_prompts": toward, "away_prompts": away}
+        directions[f"direction_{number}"] = _direction(w, number, model, clip, texts, 512, steps=20, cfg=7.0)
+    w.group("Sliders")
+    direction, report = w.add("GBX_MixSteeringDirections", edits="winter: 0.3, night: 0.3", **directions)
+    w.add("PreviewAny", source=report, node_title="The sum")
+    steered = w.add("GBX_ActivationSteering", model=model, direction=direction)
+    side_by_side(w, (model, steered), clip, vae, "a photo of a dog", "sd15_sliders", ("Plain", "Steered"), 512, 7.0)
+
+
+def sd15_activations_patching_map(w: Workflow) -> None:
+    w.note(
+        "Which activation of SD1.5 carries a word",
+        "**Two prompts** differ in one word. The map patches one transformer at a time from the run of the first into "
+        "that of the second, and measures how much of the first image that restores (arXiv 2202.05262).",
+        "**It samples once for each ID**, so begin with few steps.",
+        "**Try** other words, or the IDs of one level, such as up-level1-*-out.",
+    )
+    w.group("Model and prompts")
+    model, clip, _ = w.add("CheckpointLoaderSimple", ckpt_name=SD15)
+    first, negative = encode(w, clip, "a photo of a dog on a beach")
+    second = w.add("CLIPTextEncode", clip=clip, text="a photo of a cat on a beach", node_title="Second prompt")
+    latent = w.add("EmptyLatentImage", width=512, height=512, batch_size=2)
+    w.group("Map")
+    figure, network, *_ = w.add(
+        "GBX_PatchingMap",
+        model=model,
+        source_positive=first,
+        positive=second,
+        negative=negative,
+        latent=latent,
+        preset=CUSTOM_IDS,
+        ids=_EVERY_LEVEL,
+        steps=10,
+    )
+    save(w, figure, "sd15_patching_chart", "Restored fraction")
+    save(w, network, "sd15_patching_map", "On the map of the network")
+
+
+def sd15_activations_score(w: Workflow) -> None:
+    w.note(
+        "Which activation of SD1.5 is best for your labels",
+        f"**Points** of four images are searched in the others with every activation ({PAPER}).",
+        "**Replace** the demo faces by a batch of your images, one block of points for each image in percent, and name "
+        "what they show in the text. For parts, connect masks instead of points.",
+        "**The best IDs** go into a tap with preset custom_ids. The dashed line is a guess without a model.",
+    )
+    w.group("Model and images")
+    model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name=SD15)
+    positive = w.add("CLIPTextEncode", clip=clip, text=PHOTO, node_title="What the images show")
+    images, _, _ = w.add("GBX_DemoPicture", image_index=0, count=4)
+    images = w.add("ImageScale", image=images, upscale_method="bicubic", width=512, height=512, crop="disabled")
+    w.group("Score")
+    given = {"model": model, "positive": positive, "vae": vae}
+    tapped = tap(w, images, preset="all_features", **given)
+    figure, report, ids, _ = w.add("GBX_ScoreActivations", activations=tapped, image=images, points=_IN_PERCENT)
+    save(w, figure, "sd15_score_points", "PCK of each ID")
+    w.add("PreviewAny", source=report, node_title="PCK of each ID")
+    w.add("PreviewAny", source=ids, node_title="The best IDs")
 
 
 def sd15_activations_patching(w: Workflow) -> None:
@@ -243,7 +369,7 @@ def _compare(w: Workflow, model: Output, changed: Output, positive: Output, imag
     w.add("PreviewAny", source=ids, node_title="Where they differ most")
 
 
-def _side_by_side(
+def side_by_side(
     w: Workflow, models, clip, vae, text: str, name: str, titles: tuple[str, str], side: int = 128, cfg: float = 3.0
 ) -> None:
     w.group("Without and with")
@@ -253,6 +379,19 @@ def _side_by_side(
         steps = 8 if side == 128 else 20
         image = generate(w, model, positive, negative, latent, vae, sampler=sampler_of(w), seed=0, steps=steps, cfg=cfg)
         save(w, image, f"{name}_{title.lower()}", title)
+
+
+def _direction(
+    w: Workflow, number: int, model: Output, clip: Output, texts: dict[str, str], side: int, **numbers: float
+) -> Output:
+    """A direction between prompts, in a subgraph of its own: front end 1.32 shows a text once for each."""
+
+    def inside(w: Workflow, **given: Output) -> Output:
+        latent = w.add("EmptyLatentImage", width=side, height=side, batch_size=2)
+        ids = {"preset": CUSTOM_IDS, "ids": _EVERY_LEVEL}
+        return w.add("GBX_PromptSteeringDirection", latent=latent, **ids, **numbers, **given)[0]
+
+    return w.subgraph(f"Direction {number}", inside, model=model, clip=clip, **texts)
 
 
 def _run(

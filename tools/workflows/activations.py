@@ -59,14 +59,7 @@ def demo_activations_point_similarity(w: Workflow) -> None:
     save(w, by_point, "similar_to_a_point", "Similar to the point")
     save(w, by_mask, "similar_to_a_part", "Similar to the masked part")
     w.group("Self-attention of the point")
-
-    def attention(w: Workflow, image: Output, points: Output, **given: Output) -> Output:
-        maps, _ = w.add("GBX_LayerActivationTap", preset=CUSTOM_IDS, image=image, **given)
-        return w.add("GBX_ActivationSimilarity", activations=maps, image=image, points=points, per_head=True)[0]
-
-    ids = "up-level2-repeat0-vit-block0-self-map"
-    given = {"model": model, "positive": positive, "image": images, "vae": vae}
-    by_head = w.subgraph("Attention of a point", attention, **given, ids=ids, points="64, 24")
+    by_head = _attention(w, model, positive, images, vae, "64, 24")
     save(w, by_head, "attention_of_a_point", "Each head's attention")
 
 
@@ -125,6 +118,25 @@ def sd15_activations_correspondence(w: Workflow) -> None:
     _checkpoint_correspondence(w, SD15, 512)
 
 
+def sd15_activations_point_similarity(w: Workflow) -> None:
+    w.note(
+        "Where a point of an image attends in SD1.5",
+        f"**A point** is compared with every position of the image, by the paper's set ({PAPER}).",
+        "**Self-attention** shows where the point looks, one image per attention head.",
+        "**Replace** the demo face by Load Image, and name what it shows in the text. Click another point.",
+    )
+    w.group("Model and image")
+    model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name=SD15)
+    positive = w.add("CLIPTextEncode", clip=clip, text=PHOTO, node_title="What the image shows")
+    image = face(w, 0, 512)
+    w.group("Similarity")
+    tapped, _ = w.add("GBX_LayerActivationTap", model=model, positive=positive, image=image, vae=vae)
+    similar, _ = w.add("GBX_ActivationSimilarity", activations=tapped, image=image, points="50%, 20%")
+    save(w, similar, "sd15_similar_to_a_point", "Similar to the point")
+    w.group("Self-attention of the point")
+    save(w, _attention(w, model, positive, image, vae, "50%, 20%"), "sd15_attention", "Each head's attention")
+
+
 def sdxl_activations_correspondence(w: Workflow) -> None:
     _checkpoint_correspondence(w, SDXL, 1024)
 
@@ -143,6 +155,18 @@ def sd15_activations_record(w: Workflow) -> None:
     samples, image = _sample(w, recording_model, clip, vae, "a photo of a horse on a beach", 512, count=1, cfg=7.0)
     _read_two(w, recording, samples)
     save(w, image, "recorded_sd15", "Generated image")
+
+
+def _attention(w: Workflow, model: Output, positive: Output, image: Output, vae: Output, points: str) -> Output:
+    """The self-attention of points, one image per head."""
+
+    def inside(w: Workflow, image: Output, points: Output, **given: Output) -> Output:
+        maps, _ = w.add("GBX_LayerActivationTap", preset=CUSTOM_IDS, image=image, **given)
+        return w.add("GBX_ActivationSimilarity", activations=maps, image=image, points=points, per_head=True)[0]
+
+    ids = "up-level2-repeat0-vit-block0-self-map"
+    given = {"model": model, "positive": positive, "image": image, "vae": vae}
+    return w.subgraph("Attention of a point", inside, **given, ids=ids, points=points)
 
 
 def _checkpoint_correspondence(w: Workflow, checkpoint: str, side: int) -> None:

@@ -40,6 +40,7 @@ _PANELS = {
     "GBX_ActivationCorrespondence": 300,
     "GBX_ActivationSimilarity": 300,
     "GBX_LayerActivationTap": 388,
+    "GBX_MixSteeringDirections": 261,
     "GBX_NemoLocalize": 200,
     "GBX_NemoNeuronMask": 200,
     "GBX_NeuronMaskEdit": 230,

@@ -1,10 +1,10 @@
-// W2W Edit: a slider for each direction of the space. The node's text `edits` is all that they read and write.
+// W2W Edit, Mix Steering Directions: a slider for each direction. The node's text `edits` is all that they read and write.
 
 import { lastOutput } from "../canvas/outputs.js";
 import { LiveSwitch } from "../canvas/live_queue.js";
 import { addPanel, make, remember } from "../canvas/panel.js";
 import { ask } from "../canvas/server.js";
-import { chain, valueOf } from "../canvas/upstream.js";
+import { chain, isWired, sourceOf, valueOf, widgetOf } from "../canvas/upstream.js";
 import { Value } from "../canvas/value.js";
 import { read, formatted, writable, write } from "../text/edits.js";
 import { randomStrengths, range } from "../text/ranges.js";
@@ -12,15 +12,19 @@ import { say } from "../text/words.js";
 
 const HIDE = "glassbox_hide_zero";
 const HEIGHT = 250;
+const DIRECTION = "STEERING_DIRECTION";
 const UNFITTED = { low: -1, high: 1, raw: 1 };
-const UNKNOWN = "The directions show when the space is known: connect a loader, or run once.";
-const UNDIRECTED = "The space has no directions: put W2W Fit Directions before, or write PC 1: 1 for an axis.";
 const COMPONENT = { low: -3, high: 3, raw: 1 }; // in standard deviations of the members, whatever the units
 
 export function addEditSliders(node) {
-  new EditSliders(node);
+  new SpaceSliders(node);
 }
 
+export function addDirectionSliders(node) {
+  new DirectionSliders(node);
+}
+
+/** What both have. `directions` have names and ranges; `space` is null until all of them are known. */
 class EditSliders {
   constructor(node) {
     this.node = node;
@@ -42,22 +46,10 @@ class EditSliders {
     ]);
     const element = make("div", "glassbox-sliders", {}, [head, this.list, this.status]);
     this.edits = new Value(node, "edits", () => this.draw());
-    this.units = new Value(node, "units", () => this.draw());
     addPanel(node, "sliders", element, {
       height: HEIGHT,
       update: (output) => this.update(output),
     });
-  }
-
-  /** Finds out which directions there are: from the node's last run, else from the file of the loader before it. */
-  async update(output) {
-    const ran = (output?.glassbox_space ?? (await lastOutput(this.node, "glassbox_space")))?.at(-1);
-    const before = chain(this.node, "point", ["W2W_POINT", "W2W_SPACE"]);
-    const name = before.map((node) => valueOf(node, "space_name")).find((value) => value);
-    const fitted = before.some((node) => node.comfyClass === "GBX_W2WFitDirections");
-    if (ran && (!name || sameFile(ran.name, name))) this.space = ran;
-    else this.space = name ? promised(await ask("space", { space_name: name }), fitted) : null;
-    this.draw();
   }
 
   draw() {
@@ -82,39 +74,23 @@ class EditSliders {
     this.status.title = this.status.textContent; // a sentence of the server may be longer than two lines
   }
 
-  /** What has a range, by name: the directions of the space, and the components that the text names, such as "PC 1". */
-  known(strengths) {
-    const known = new Map((this.space?.directions ?? []).map((direction) => [direction.name, direction]));
-    for (const name of strengths.keys()) {
-      const number = componentOf(name);
-      const beyond = number > this.space?.components; // false as long as the space is not known
-      if (!known.has(name) && number >= 1 && !beyond) known.set(name, COMPONENT);
-    }
-    return known;
+  /** What has a range, by name. `strengths` holds what the text names. */
+  known() {
+    return new Map(this.directions.map((direction) => [direction.name, direction]));
   }
 
   statusText(known, strengths, unread, locked, hidden) {
     if (locked) return say("The edits come from the wire.");
     if (unread.length) return say("'{0}' is no edit: write a name, a colon and a strength.", unread[0]);
     if (this.space?.error) return this.space.error;
-    if (!this.space) return say(UNKNOWN);
+    if (!this.space) return say(this.words.unknown);
     const strange = [...strengths.keys()].find((name) => !known.has(name));
-    if (strange) return say("The space has no direction '{0}'.", strange);
-    if (!known.size) return say(UNDIRECTED);
+    if (strange) return say(this.words.strange, strange);
+    if (!known.size) return say(this.words.none);
     const used = [...strengths.values()].filter(Boolean).length;
     const what = this.space.promised ? "ranges show after a run" : this.unit;
     const more = say(hidden && !used ? "all are hidden at zero" : what);
     return say("{0}: {1} of {2} in use; {3}", this.space.name, used, known.size, more);
-  }
-
-  /** What a strength of 1 is. */
-  get unit() {
-    if (!this.space.directions.length) return "1 is a standard deviation";
-    return this.raw ? "1 is the vector as it was fitted" : "1 is the member furthest out";
-  }
-
-  get raw() {
-    return this.units.current === "raw";
   }
 
   makeRows(names) {
@@ -145,6 +121,78 @@ class EditSliders {
   setHidden(hidden) {
     this.node.properties[HIDE] = hidden;
     remember();
+    this.draw();
+  }
+}
+
+/** W2W Edit: the directions are those of the space on the wire. */
+class SpaceSliders extends EditSliders {
+  words = {
+    unknown: "The directions show when the space is known: connect a loader, or run once.",
+    none: "The space has no directions: put W2W Fit Directions before, or write PC 1: 1 for an axis.",
+    strange: "The space has no direction '{0}'.",
+  };
+
+  constructor(node) {
+    super(node);
+    this.units = new Value(node, "units", () => this.draw());
+  }
+
+  /** Finds out which directions there are: from the node's last run, else from the file of the loader before it. */
+  async update(output) {
+    const ran = (output?.glassbox_space ?? (await lastOutput(this.node, "glassbox_space")))?.at(-1);
+    const before = chain(this.node, "point", ["W2W_POINT", "W2W_SPACE"]);
+    const name = before.map((node) => valueOf(node, "space_name")).find((value) => value);
+    const fitted = before.some((node) => node.comfyClass === "GBX_W2WFitDirections");
+    if (ran && (!name || sameFile(ran.name, name))) this.space = ran;
+    else this.space = name ? promised(await ask("space", { space_name: name }), fitted) : null;
+    this.draw();
+  }
+
+  get directions() {
+    return this.space?.directions ?? [];
+  }
+
+  /** Also the components that the text names, such as "PC 1". */
+  known(strengths) {
+    const known = super.known();
+    for (const name of strengths.keys()) {
+      const number = componentOf(name);
+      const beyond = number > this.space?.components; // false as long as the space is not known
+      if (!known.has(name) && number >= 1 && !beyond) known.set(name, COMPONENT);
+    }
+    return known;
+  }
+
+  /** What a strength of 1 is. */
+  get unit() {
+    if (!this.space.directions.length) return "1 is a standard deviation";
+    return this.raw ? "1 is the vector as it was fitted" : "1 is the member furthest out";
+  }
+
+  get raw() {
+    return this.units.current === "raw";
+  }
+}
+
+/** Mix Steering Directions: the directions are those on its wires, by the names in the nodes that compute them. */
+class DirectionSliders extends EditSliders {
+  directions = [];
+  raw = false;
+  unit = "1 is the direction as it was computed";
+  words = {
+    unknown: "The names of the directions show after a run.",
+    none: "Connect a direction.",
+    strange: "No direction is named '{0}'.",
+  };
+
+  /** Names that no node before shows, such as those of files, come from the last run. */
+  async update(output) {
+    const ran = (output?.glassbox_directions ?? (await lastOutput(this.node, "glassbox_directions")))?.at(-1) ?? {};
+    const wired = this.node.inputs.filter((input) => input.type === DIRECTION && input.link != null);
+    const names = wired.map(({ name }) => nameOf(sourceOf(this.node, name), name) ?? ran[name]);
+    this.directions = names.filter(Boolean).map((name) => ({ name, ...UNFITTED }));
+    this.space = names.includes(undefined) ? null : { name: say("Directions"), directions: this.directions };
     this.draw();
   }
 }
@@ -220,6 +268,12 @@ function promised(outline, fitted) {
   const coming = fitted ? outline.labels.filter((name) => !there.has(name)) : [];
   const directions = [...outline.directions, ...coming.map((name) => ({ name, ...UNFITTED }))];
   return { ...outline, directions, promised: coming.length > 0 };
+}
+
+/** The name in the node that computes a direction, or else that of the input; undefined when the node shows none. */
+function nameOf(source, input) {
+  if (!source || !widgetOf(source, "name") || isWired(source, "name")) return undefined;
+  return valueOf(source, "name").trim() || input;
 }
 
 /** The number of the component that a name such as "PC 1" means, as the node reads it; NaN for other names. */

@@ -1,5 +1,7 @@
 """Activation Steering: bit-equal at strength 0, the right rows, places and steps, and directions from every source."""
 
+from dataclasses import replace
+
 import pytest
 import tiny_transformers
 import torch
@@ -27,6 +29,11 @@ def steer(world, direction, model=None, **changes):
     return world.comfy.run(
         "GBX_ActivationSteering", model=model or world.model, direction=direction, **{**given, **changes}
     )[0]
+
+
+def mix(world, edits, *directions):
+    given = {f"direction_{number}": direction for number, direction in enumerate(directions, 1)}
+    return world.comfy.run("GBX_MixSteeringDirections", edits=edits, **given)
 
 
 def recorded(world, steered, ids, steps="all", **changes):
@@ -142,6 +149,37 @@ def test_two_steering_nodes_add_up_in_either_order(demo):
         assert (found - plain[:1] - delta[:, None, None]).abs().max() < 1e-4
 
 
+def test_mixed_directions_add_up_as_nodes_in_a_row_do(demo):
+    """The sum of strength times direction, one of them at another ID as well; the third is not named, so it is 0."""
+    one = replace(direction_of(demo, SPATIAL), name="red hair")
+    two, three = direction_of(demo, SPATIAL, TOKENS, seed=1), direction_of(demo, SPATIAL, seed=2)
+    mixed, report = mix(demo, "red hair: 2, direction_2: -0.5, red hair: 1", one, two, three)
+    assert torch.allclose(mixed.vectors[SPATIAL], 3 * one.vectors[SPATIAL] - 0.5 * two.vectors[SPATIAL])
+    assert torch.equal(mixed.vectors[TOKENS], -0.5 * two.vectors[TOKENS])
+    assert report.startswith("Sum of red hair +3, direction_2 -0.5\n")
+    row = steer(demo, two, model=steer(demo, one, strength=3.0), strength=-0.5)
+    found, expected = (recorded(demo, one, SPATIAL, "0")[1] for one in (steer(demo, mixed, strength=1.0), row))
+    assert (found.tensors[SPATIAL] - expected.tensors[SPATIAL]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("edits", ["", "red hair: 0", "red hair: 0.5, red hair: -0.5"])
+def test_a_mix_of_strength_0_is_bit_equal(demo, edits):
+    (mixed, _) = mix(demo, edits, replace(direction_of(demo, SPATIAL, TOKENS), name="red hair"))
+    assert torch.equal(demo.sample(steer(demo, mixed))["samples"], demo.sample(demo.model)["samples"])
+
+
+def test_a_mix_refuses_what_it_cannot_add(demo):
+    one, other = (replace(direction_of(demo, SPATIAL), name="red hair") for _ in range(2))
+    with pytest.raises(ValueError, match=r"No direction is named 'hair'\. The connected ones are red hair, dir"):
+        mix(demo, "hair: 1", one, direction_of(demo, TOKENS))
+    with pytest.raises(ValueError, match="'hair' is not an edit"):
+        mix(demo, "hair", one)
+    with pytest.raises(ValueError, match="Two directions have the same name"):
+        mix(demo, "", one, other)
+    with pytest.raises(ValueError, match=f"different channels at {SPATIAL}"):
+        mix(demo, "", one, replace(one, vectors={SPATIAL: torch.zeros(3)}, name=""))
+
+
 def test_a_failed_run_leaves_no_hook(demo, monkeypatch):
     monkeypatch.setattr(demo.model.model.diffusion_model.output_blocks[5][0], "forward", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -179,6 +217,7 @@ def test_directions_from_activations(demo):
     difference, report = demo.comfy.run("GBX_SteeringDirection", **given, away=away, method="mean_difference")
     expected = toward.tensors[SPATIAL].mean((0, 2, 3)) - away.tensors[SPATIAL].mean((0, 2, 3))
     assert torch.allclose(difference.vectors[SPATIAL], expected, atol=1e-6)
+    assert difference.name == ""
     assert [line.split()[0] for line in report.splitlines()[1:]] == [SPATIAL, TOKENS]
     principal = demo.comfy.run("GBX_SteeringDirection", **given, method="principal_component")[0].vectors[SPATIAL]
     points = toward.tensors[SPATIAL].movedim(1, -1).flatten(0, -2)
@@ -203,8 +242,10 @@ def test_directions_from_prompts_are_means_over_runs(demo):
         latent=latent,
         toward_prompts="portrait, red hair\n\nportrait, smiling",
         away_prompts="portrait",
+        name=" red hair ",
         **settings,
     )
+    assert direction.name == "red hair"
 
     def mean(text):
         (positive,) = demo.comfy.run("CLIPTextEncode", clip=demo.clip, text=text)
@@ -227,10 +268,10 @@ def test_directions_from_prompts_are_means_over_runs(demo):
 
 
 def test_a_direction_is_saved_and_loaded(demo):
-    direction = direction_of(demo, SPATIAL, TOKENS)
+    direction = replace(direction_of(demo, SPATIAL, TOKENS), name="red hair")
     (file,) = demo.comfy.run("GBX_SaveSteeringDirection", direction=direction, filename_prefix="glassbox/direction")
     loaded, report = demo.comfy.run("GBX_LoadSteeringDirection", file=file)
-    assert report == direction.report()
+    assert report == direction.report() and loaded.name == "red hair"
     assert all(torch.equal(loaded.vectors[id_], vector) for id_, vector in direction.vectors.items())
 
 

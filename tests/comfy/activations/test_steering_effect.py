@@ -8,6 +8,7 @@ import torch
 from tapping import World
 
 COUNT, STEPS = 10, 8
+WHOLE = {"start_percent": 0.0, "end_percent": 1.0, "rows": "conditional", "preserve_norm": False}
 pytestmark = pytest.mark.slow
 
 
@@ -37,38 +38,73 @@ def read(demo, latents, attribute):
     return [judge.labels[attribute][one] for one in judge(images.movedim(-1, 1).float())[attribute].argmax(-1).tolist()]
 
 
-def node_of(workflow, type_):
+def nodes_of(workflow, type_):
+    """The nodes of a type, also those inside subgraphs."""
     saved = json.loads((repository.ROOT / "workflows" / f"{workflow}.json").read_text("utf-8"))
-    return next(node for node in saved["nodes"] if node["type"] == type_)
+    inside = [node for one in saved["definitions"]["subgraphs"] for node in one["nodes"]]
+    return [node for node in (*saved["nodes"], *inside) if node["type"] == type_]
+
+
+def direction_of(demo, node, count):
+    """What a node computes, from ``count`` images per prompt."""
+    toward, away, preset, ids, *_ = node["widgets_values"]
+    (latent,) = demo.comfy.run("EmptyLatentImage", width=128, height=128, batch_size=count)
+    given = {"toward_prompts": toward, "away_prompts": away, "preset": preset, "ids": ids, "recorded_steps": "all"}
+    given |= {"seed": 1000, "steps": STEPS, "cfg": 3.0, "name": node["widgets_values"][-1]}
+    return demo.comfy.run("GBX_PromptSteeringDirection", model=demo.model, clip=demo.clip, latent=latent, **given)[0]
 
 
 def test_the_steering_workflow_changes_the_skin(demo):
-    toward, away, preset, ids, *_ = node_of("demo_activations_steering", "GBX_PromptSteeringDirection")[
-        "widgets_values"
-    ]
-    strength = node_of("demo_activations_steering", "GBX_ActivationSteering")["widgets_values"][0]
-    (latent,) = demo.comfy.run("EmptyLatentImage", width=128, height=128, batch_size=3)
-    direction, _ = demo.comfy.run(
-        "GBX_PromptSteeringDirection",
-        model=demo.model,
-        clip=demo.clip,
-        latent=latent,
-        toward_prompts=toward,
-        away_prompts=away,
-        preset=preset,
-        ids=ids,
-        recorded_steps="all",
-        seed=1000,
-        steps=STEPS,
-        cfg=3.0,
-    )
-    given = {"start_percent": 0.0, "end_percent": 1.0, "rows": "conditional", "preserve_norm": False}
+    (node,) = nodes_of("demo_activations_steering", "GBX_PromptSteeringDirection")
+    direction = direction_of(demo, node, 3)
+    strength = nodes_of("demo_activations_steering", "GBX_ActivationSteering")[0]["widgets_values"][0]
     (steered,) = demo.comfy.run(
-        "GBX_ActivationSteering", model=demo.model, direction=direction, strength=strength, **given
+        "GBX_ActivationSteering", model=demo.model, direction=direction, strength=strength, **WHOLE
     )
-    text = toward.splitlines()[0].replace("black skin, ", "")
+    text = node["widgets_values"][0].splitlines()[0].replace("black skin, ", "")
     plain, found = (read(demo, sampled(demo, model, text), "skin") for model in (demo.model, steered))
     assert "black" not in plain and found.count("black") >= 8, (plain, found)
+
+
+def test_the_sliders_workflow_changes_skin_and_hair(demo):
+    name = "demo_activations_steering_sliders"
+    skin, hair = (direction_of(demo, node, 2) for node in nodes_of(name, "GBX_PromptSteeringDirection"))
+    assert (skin.name, hair.name) == ("black skin", "big pink hair")
+    edits, *_ = nodes_of(name, "GBX_MixSteeringDirections")[0]["widgets_values"]
+    mixed, _ = demo.comfy.run("GBX_MixSteeringDirections", direction_1=skin, direction_2=hair, edits=edits)
+    (steered,) = demo.comfy.run("GBX_ActivationSteering", model=demo.model, direction=mixed, strength=1.0, **WHOLE)
+    text = "portrait, shaven, no glasses, blue hoodie, smiling, open eyes, plain gray background"
+    runs = [sampled(demo, model, text) for model in (demo.model, steered)]
+    for attribute, value in (("skin", "black"), ("hair_color", "pink")):
+        plain, found = (read(demo, latents, attribute).count(value) for latents in runs)
+        assert plain <= 1 and found >= 8, (attribute, plain, found)
+
+
+def test_the_workflow_of_sparse_features_brings_the_background(demo):
+    (images, face, _) = demo.comfy.run("GBX_DemoPicture", image_index=4, count=20, part="face")
+    autoencoder, ids, _ = demo.comfy.run("GBX_LoadSparseAutoencoder", file="avatars-v2-sparse-autoencoder.safetensors")
+    (positive,) = demo.comfy.run("CLIPTextEncode", clip=demo.clip, text="portrait")
+    tap = {"preset": "custom_ids", "ids": ids, "noise_unit": "paper_t", "level": 50.0, "seed": 0, "noise_samples": 4}
+    tap |= {"model": demo.model, "positive": positive, "image": images, "vae": demo.vae}
+    activations, _ = demo.comfy.run("GBX_LayerActivationTap", pool_size=1, precision="fp16", **tap)
+    shown = {"image": images, "mask": 1 - face, "image_index": 0, "count": 3, "top_images": 4, "opacity": 0.65}
+    strengths = demo.comfy.run("GBX_SparseFeatures", autoencoder=autoencoder, activations=activations, **shown)[1]
+    (steered,) = demo.comfy.run(
+        "GBX_SparseFeatureSteering",
+        model=demo.model,
+        autoencoder=autoencoder,
+        strengths=strengths,
+        mode="add",
+        start_percent=0.0,
+        end_percent=1.0,
+        rows="conditional",
+    )
+    texts = [node["widgets_values"][0] for node in nodes_of("demo_activations_sparse_features", "CLIPTextEncode")]
+    (text,) = (one for one in texts if "hoodie" in one)
+    plain, found = (
+        read(demo, sampled(demo, model, text), "background").count("green") for model in (demo.model, steered)
+    )
+    assert plain <= 1 and found >= 8, (plain, found)
 
 
 def test_the_patching_workflow_brings_the_sunglasses(demo):
@@ -78,7 +114,7 @@ def test_the_patching_workflow_brings_the_sunglasses(demo):
     ]
     model, recording = demo.record("all", "both", "*-vit-out")
     source = sampled(demo, model, texts[0])
-    ids = node_of("demo_activations_patching", "GBX_ActivationPatching")["widgets_values"][0]
+    ids = nodes_of("demo_activations_patching", "GBX_ActivationPatching")[0]["widgets_values"][0]
     (patched, _) = demo.comfy.run(
         "GBX_ActivationPatching",
         model=demo.model,

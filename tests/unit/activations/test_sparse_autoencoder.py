@@ -2,6 +2,7 @@
 
 import json
 
+import published_autoencoder
 import pytest
 import torch
 from glassbox.nodes.activations import autoencoder_file, autoencoder_training, sparse_autoencoder
@@ -209,15 +210,7 @@ def tensors_of(autoencoder):
 
 
 def publish(folder, autoencoder):
-    """Write an autoencoder in the layout of SDXL Unbox's releases."""
-    folder.mkdir(parents=True)
-    config = {"n_dirs_local": FEATURES, "d_model": CHANNELS, "k": K, "auxk": 4, "dead_steps_threshold": 2441}
-    (folder / "config.json").write_text(json.dumps(config))
-    weights = {"pre_bias": autoencoder.pre_bias, "latent_bias": autoencoder.latent_bias}
-    weights |= {"stats_last_nonzero": torch.zeros(FEATURES, dtype=torch.long)}
-    weights |= {"encoder.weight": autoencoder.encoder, "decoder.weight": autoencoder.decoder.T}
-    torch.save({"state_dict": weights}, folder / "state_dict.pth")
-    torch.save(autoencoder.usual, folder / "mean.pt")
+    published_autoencoder.write(folder, K, **tensors_of(autoencoder))
 
 
 def test_a_published_folder_is_read(autoencoder, tmp_path):

@@ -7,6 +7,7 @@ import members
 import numpy as np
 import pytest
 import torch
+from glassbox.nodes.common import named_strengths
 from glassbox.nodes.weights import directions, edit_text, labels, member_sources, points, space_builder
 from glassbox.nodes.weights import space as space_module
 from glassbox.nodes.weights.space import Direction, Point
@@ -236,11 +237,11 @@ def test_members_are_points(space):
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda s: edit_text.parse("beard"), "'beard' is not an edit"),
-        (lambda s: edit_text.parse("beard: much"), "'beard: much' is not an edit"),
-        (lambda s: edit_text.parse("beard: nan"), "is not an edit"),
-        (lambda s: edit_text.parse("beard: inf"), "is not an edit"),
-        (lambda s: edit_text.parse("beard: 1e999"), "is not an edit"),
+        (lambda s: named_strengths.parse("beard"), "'beard' is not an edit"),
+        (lambda s: named_strengths.parse("beard: much"), "'beard: much' is not an edit"),
+        (lambda s: named_strengths.parse("beard: nan"), "is not an edit"),
+        (lambda s: named_strengths.parse("beard: inf"), "is not an edit"),
+        (lambda s: named_strengths.parse("beard: 1e999"), "is not an edit"),
         (lambda s: edit_text.edit(Point(s, s.coefficients[0]), "bread: 1"), "no direction 'bread'"),
         (lambda s: directions.direction_step(s, "beard", ["nose"], False), "no direction 'nose'"),
         (lambda s: points.sweep(Point(s, s.coefficients[0]), "PC 99", "", [1.0], []), "no component 'PC 99'"),
