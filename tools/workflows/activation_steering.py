@@ -90,8 +90,8 @@ def demo_activations_steering_sliders(w: Workflow) -> None:
         ("short brown hair", "long black hair", "blonde bob", "gray bun"),
     )
     contrasts = (
-        ("black skin", [(f"{one} skin, {hair}" for hair in hairs) for one in ("black", "pale")]),
-        ("big pink hair", [(f"{skin} skin, {one}" for skin in skins) for one in ("big pink hair", "short black hair")]),
+        ("black skin", [[f"{one} skin, {hair}" for hair in hairs] for one in ("black", "pale")]),
+        ("big pink hair", [[f"{skin} skin, {one}" for skin in skins] for one in ("big pink hair", "short black hair")]),
     )
     directions = {}
     for number, (name, phrases) in enumerate(contrasts, 1):
