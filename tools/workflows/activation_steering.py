@@ -14,12 +14,12 @@ _OTHERS = (
     "big pink hair, moustache, sunglasses, green overall, smiling, dotted yellow background",
 )
 _STEERED = f"portrait, {_OTHERS[0]}"
-#: The captions of the sliders' contrasts beside skin and hair.
-_CLOTHED = (
-    "shaven, no glasses, blue hoodie, smiling, open eyes, plain gray background",
-    "light beard, no glasses, white shirt, serious, open eyes, striped purple background",
-    "shaven, round glasses, red sweater, sad, open eyes, plain blue background",
-    "moustache, sunglasses, green overall, smiling, dotted yellow background",
+#: What the captions of the second slider's contrast hold beside the background.
+_FACES = (
+    "light skin, short brown hair, shaven, no glasses, blue hoodie, smiling, open eyes",
+    "tanned skin, long black hair, light beard, no glasses, white shirt, serious, open eyes",
+    "brown skin, blonde bob, shaven, round glasses, red sweater, sad, open eyes",
+    "pale skin, gray bun, moustache, sunglasses, green overall, smiling",
 )
 _EVERY_LEVEL = "*-vit-out"
 _CARRIER = "up-level2-repeat1-vit-out"
@@ -75,37 +75,36 @@ def demo_activations_steering(w: Workflow) -> None:
 def demo_activations_steering_sliders(w: Workflow) -> None:
     w.note(
         "Sliders for directions",
-        "**Two directions**: black skin minus pale skin, and big pink hair minus short black hair, each a mean "
-        "difference at the output of every transformer (arXiv 2308.10248, 2312.06681).",
+        "**Two directions**, mean differences between captions (arXiv 2308.10248, 2312.06681): black skin minus pale "
+        "skin at the output of every transformer, and a green background minus a gray one at that of the first.",
         "**Mix Steering Directions** adds them up. Drag its sliders, or write the text.",
-        "**Without and with steering**: same noise, same caption, which names neither skin nor hair. With all sliders "
-        "at 0 the model is the plain one.",
+        "**Without and with steering**: same noise, same caption, which names neither skin nor background. With all "
+        "sliders at 0 the model is the plain one.",
         "**Try** negative strengths, *Live*, or a third direction.",
     )
     w.group("Model")
     model, clip, vae = w.add("GBX_LoadDemoModel")
     w.group("Directions")
-    skins, hairs = (
-        ("light", "tanned", "brown", "pale"),
-        ("short brown hair", "long black hair", "blonde bob", "gray bun"),
-    )
     contrasts = (
-        ("black skin", [[f"{one} skin, {hair}" for hair in hairs] for one in ("black", "pale")]),
-        ("big pink hair", [[f"{skin} skin, {one}" for skin in skins] for one in ("big pink hair", "short black hair")]),
+        ("black skin", _EVERY_LEVEL, [[f"{one} skin, {rest}" for rest in _OTHERS] for one in ("black", "pale")]),
+        (
+            "green background",
+            "down-level0-repeat0-vit-out",
+            [[f"{rest}, plain {one} background" for rest in _FACES] for one in ("green", "gray")],
+        ),
     )
     directions = {}
-    for number, (name, phrases) in enumerate(contrasts, 1):
-        toward, away = (
-            "\n".join(f"portrait, {phrase}, {rest}" for phrase, rest in zip(one, _CLOTHED, strict=True))
-            for one in phrases
-        )
+    for number, (name, ids, phrases) in enumerate(contrasts, 1):
+        toward, away = ("\n".join(f"portrait, {one}" for one in some) for some in phrases)
         texts = {"name": name, "toward_prompts": toward, "away_prompts": away}
-        directions[f"direction_{number}"] = _direction(w, number, model, clip, texts, 128, steps=8, seed=1000)
+        directions[f"direction_{number}"] = _direction(w, number, model, clip, texts, 128, ids, steps=8, seed=1000)
     w.group("Sliders")
-    direction, report = w.add("GBX_MixSteeringDirections", edits="black skin: 0.5, big pink hair: 0.5", **directions)
+    direction, report = w.add("GBX_MixSteeringDirections", edits="black skin: 0.5, green background: 0.4", **directions)
     w.add("PreviewAny", source=report, node_title="The sum")
     steered = w.add("GBX_ActivationSteering", model=model, direction=direction)
-    side_by_side(w, (model, steered), clip, vae, f"portrait, {_CLOTHED[0]}", "sliders", ("Plain", "Steered"))
+    side_by_side(
+        w, (model, steered), clip, vae, _FACES[0].replace("light skin", "portrait"), "sliders", ("Plain", "Steered")
+    )
 
 
 def demo_activations_patching(w: Workflow) -> None:
@@ -248,7 +247,8 @@ def sd15_activations_steering_sliders(w: Workflow) -> None:
     for number, (name, *phrases) in enumerate(contrasts, 1):
         toward, away = ("\n".join(f"a photo of {what} {one}" for what in _PHOTOGRAPHED) for one in phrases)
         texts = {"name": name, "toward_prompts": toward, "away_prompts": away}
-        directions[f"direction_{number}"] = _direction(w, number, model, clip, texts, 512, steps=20, cfg=7.0)
+        numbers = {"steps": 20, "cfg": 7.0}
+        directions[f"direction_{number}"] = _direction(w, number, model, clip, texts, 512, _EVERY_LEVEL, **numbers)
     w.group("Sliders")
     direction, report = w.add("GBX_MixSteeringDirections", edits="winter: 0.3, night: 0.3", **directions)
     w.add("PreviewAny", source=report, node_title="The sum")
@@ -382,14 +382,14 @@ def side_by_side(
 
 
 def _direction(
-    w: Workflow, number: int, model: Output, clip: Output, texts: dict[str, str], side: int, **numbers: float
+    w: Workflow, number: int, model: Output, clip: Output, texts: dict[str, str], side: int, ids: str, **numbers: float
 ) -> Output:
     """A direction between prompts, in a subgraph of its own: front end 1.32 shows a text once for each."""
 
     def inside(w: Workflow, **given: Output) -> Output:
         latent = w.add("EmptyLatentImage", width=side, height=side, batch_size=2)
-        ids = {"preset": CUSTOM_IDS, "ids": _EVERY_LEVEL}
-        return w.add("GBX_PromptSteeringDirection", latent=latent, **ids, **numbers, **given)[0]
+        chosen = {"preset": CUSTOM_IDS, "ids": ids}
+        return w.add("GBX_PromptSteeringDirection", latent=latent, **chosen, **numbers, **given)[0]
 
     return w.subgraph(f"Direction {number}", inside, model=model, clip=clip, **texts)
 
