@@ -21,7 +21,7 @@ _CHOSEN = {
     "demo_activations_point_similarity": (9, 10, 13, 14, 21, 22),
     "demo_activations_record": (1, 5, 9, 2, 6, 10),
     "demo_activations_score": (1, 2),
-    "demo_activations_sparse_features": (1,),
+    "demo_activations_sparse_features": (2, 6, 3, 7),
     "demo_activations_steering": (1, 5, 2, 6),
     "demo_activations_steering_sliders": (1, 5, 2, 6),
     "demo_activations_token_heat_map": (1,),
