@@ -189,7 +189,7 @@ class DirectionSliders extends EditSliders {
   /** Names that no node before shows, such as those of files, come from the last run. */
   async update(output) {
     const ran = (output?.glassbox_directions ?? (await lastOutput(this.node, "glassbox_directions")))?.at(-1) ?? {};
-    const wired = this.node.inputs.filter((input) => input.type === DIRECTION && input.link != null);
+    const wired = this.node.inputs.filter(({ name, type }) => type === DIRECTION && sourceOf(this.node, name));
     const names = wired.map(({ name }) => nameOf(sourceOf(this.node, name), name) ?? ran[name]);
     this.directions = names.filter(Boolean).map((name) => ({ name, ...UNFITTED }));
     this.space = names.includes(undefined) ? null : { name: say("Directions"), directions: this.directions };
@@ -272,7 +272,7 @@ function promised(outline, fitted) {
 
 /** The name in the node that computes a direction, or else that of the input; undefined when the node shows none. */
 function nameOf(source, input) {
-  if (!source || !widgetOf(source, "name") || isWired(source, "name")) return undefined;
+  if (!widgetOf(source, "name") || isWired(source, "name")) return undefined;
   return valueOf(source, "name").trim() || input;
 }
 
