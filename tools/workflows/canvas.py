@@ -46,6 +46,10 @@ MODELS = {
         "checkpoints",
         f"{_HUB}/Comfy-Org/stable-diffusion-3.5-fp8/resolve/main/sd3.5_medium_incl_clips_t5xxlfp8scaled.safetensors",
     ),
+    "sd_xl_turbo_1.0_fp16.safetensors": (
+        "checkpoints",
+        f"{_HUB}/stabilityai/sdxl-turbo/resolve/main/sd_xl_turbo_1.0_fp16.safetensors",
+    ),
     "sd_xl_base_1.0.safetensors": (
         "checkpoints",
         f"{_HUB}/stabilityai/stable-diffusion-xl-base-1.0/resolve/main/sd_xl_base_1.0.safetensors",
