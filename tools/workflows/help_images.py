@@ -79,7 +79,7 @@ IMAGES = {
     "space_people": _generated("weights_sample", 1, 2, 3, 4, 5, 6, columns=6),
     "space_report": _figure("weights_sample", 7),
     "space_built": _figure("weights_build_space", 1),
-    "space_edits": _generated("weights_edit", 1, 2, 3, 4),
+    "space_edits": _generated("weights_edit", 1, 2, 3),
     "space_sweep": _figure("weights_sweep", 1),
     "space_mix": _generated("weights_sweep", 2, 3, 4, 5, 6),
     "space_delayed": _generated("weights_delayed_injection", 1, 2, 3, 4),
@@ -112,10 +112,10 @@ def write(name: str, generated: Path) -> Path:
 def write_front(generated: Path) -> Path:
     """Write docs/images/front.png, the README's first image: panels on the canvas beside what they change."""
     images = ROOT / "docs" / "images"
-    edits = [Image.open(generated / f"demo_weights_edit_{number}.png").convert("RGB") for number in range(1, 5)]
+    edits = [Image.open(generated / f"demo_weights_edit_{number}.png").convert("RGB") for number in (1, 2, 3)]
     parts = [
         Image.open(images / "canvas_sliders.png").convert("RGB"),
-        _tiled(edits, 2).resize((4 * _TILE, 4 * _TILE), Image.Resampling.NEAREST),
+        _tiled(edits, 1).resize((2 * _TILE, 6 * _TILE), Image.Resampling.NEAREST),
         Image.open(images / "canvas_network_map.png").convert("RGB"),
         Image.open(generated / "demo_activations_token_heat_map_1.png").convert("RGB"),
     ]

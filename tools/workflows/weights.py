@@ -337,7 +337,7 @@ def demo_weights_edit_photo(w: Workflow) -> None:
         gradient_checkpointing=False,
     )
     w.group("Edit")
-    edited, _ = w.add("GBX_W2WEdit", point=point, edits="dark skin: 2")
+    edited, _ = w.add("GBX_W2WEdit", point=point, edits="dark skin: 1")
     model, _ = w.add("GBX_W2WGuidance", model=demo.model, point=point, edited_point=edited)
     w.group("Back into the image")
     whole = sampled_into(
