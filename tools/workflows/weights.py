@@ -158,16 +158,15 @@ def demo_weights_edit(w: Workflow) -> None:
         "Edits that add up",
         f"**One identity** is moved along directions of the space ({PAPER}, section 3.3): a beard, then sunglasses. "
         "A strength of 1 is the largest projection of a member.",
-        "**W2W Fit Directions** fits the directions to labels of the members and reports the accuracy of each on "
-        "held-out members. `preserved_directions` keeps other attributes. Edits do not succeed with every identity: "
-        "see the success rates in studies/weights.",
+        "**W2W Fit Directions**, in the subgraph, fits the directions to labels of the members; its report has the "
+        "accuracy of each on held-out members. `preserved_directions` keeps other attributes. Edits do not succeed "
+        "with every identity: see the success rates in studies/weights.",
         "**Try** the sliders of W2W Edit; `beard: 2`; negative strengths; `long hair` as preserved direction; another "
         "member, or a random point.",
     )
     demo = _Demo(w, with_space=False)
     w.group("One identity, edited")
-    person, report = demo.directed_member()
-    w.add("PreviewAny", source=report, node_title="Accuracy of the directions")
+    person, _ = demo.directed_member()
     first, _ = w.add("GBX_W2WEdit", point=person, edits="beard: 1", node_title="Beard")
     second, _ = w.add("GBX_W2WEdit", point=first, edits="sunglasses: 1", node_title="And sunglasses")
     w.group("Images")

@@ -252,7 +252,7 @@ export const CHINESE_WORKFLOWS = {
   "**Two runs are recorded**, a dog in winter and one in summer. The mean difference of their activations at the output of every transformer is the direction (arXiv 2308.10248, 2312.06681).": "**录制两次运行**，冬天的狗和夏天的狗。每个 transformer 输出处激活的均值差就是方向（arXiv 2308.10248、2312.06681）。",
   "**Two steps**: an early one and the last one, as colors.": "**两步**：较早的一步和最后一步，以颜色显示。",
   "**Two steps**: an early one, mostly noise, and the last one, when the face is there.": "**两步**：较早的一步几乎全是噪声，最后一步已经有了人脸。",
-  "**W2W Fit Directions** fits the directions to labels of the members and reports the accuracy of each on held-out members. `preserved_directions` keeps other attributes. Edits do not succeed with every identity: see the success rates in studies/weights.": "**W2W Fit Directions** 由成员的标注拟合方向，并报告每个方向在留出成员上的准确率。`preserved_directions` 保持其他属性。编辑并非对每个身份都成功：成功率见 studies/weights。",
+  "**W2W Fit Directions**, in the subgraph, fits the directions to labels of the members; its report has the accuracy of each on held-out members. `preserved_directions` keeps other attributes. Edits do not succeed with every identity: see the success rates in studies/weights.": "子图中的 **W2W Fit Directions** 由成员的标注拟合方向，其报告给出每个方向在留出成员上的准确率。`preserved_directions` 保持其他属性。编辑并非对每个身份都成功：成功率见 studies/weights。",
   "**W2W Style Merge** adds a style LoRA (weights2weights, arXiv 2406.09413, appendix H). Here it is a second person: two people mix.": "**W2W Style Merge** 加入一个风格 LoRA（weights2weights，arXiv 2406.09413，附录 H）。这里是第二个人：两个人混合。",
   "**What stays** is what is decided while there is much noise: mostly place and size.": "**保留下来的**是噪声很多时就已确定的：主要是位置和大小。",
   "**What to look for:** one subject and one horizon, against repeated parts.": "**要看什么**：一个主体和一条地平线，而不是重复的部分。",
