@@ -128,7 +128,7 @@ def write_front(generated: Path) -> Path:
         page.paste(part, (left, 0))
         left += part.width + _GAP
     content = io.BytesIO()
-    page.quantize(256, Image.Quantize.MEDIANCUT).save(content, "PNG", optimize=True)
+    page.save(content, "PNG", optimize=True)
     write_atomically(images / "front.png", content.getvalue())
     return images / "front.png"
 
