@@ -307,6 +307,6 @@ def test_in_a_subgraph_they_write_what_its_node_holds(canvas, sliders):
 def test_live_runs_what_has_changed(canvas, sliders):
     """At the end, since the panel knows the ranges of a space that has run."""
     sliders.get_by_label("Live").check()
-    _row(sliders, "moustache").locator("input[type=range]").press("End")
-    canvas.page.wait_for_function(f"() => ({_SHOWN})().includes('moustache +')", timeout=120_000)
+    _row(sliders, "beard").locator("input[type=range]").press("End")
+    canvas.page.wait_for_function(f"() => ({_SHOWN})().includes('beard +1')", timeout=120_000)
     assert canvas.errors == []
