@@ -12,8 +12,17 @@ from studies.common import host
 NETWORKS = {
     "SD1.5": ("SD15", "sd15", {}, 64),
     "narrow SD1.5": ("SD15", "sd15", {"model_channels": 64}, 64),
-    "narrowest SD1.5": ("SD15", "sd15", {"model_channels": 32}, 64),
-    "narrowest SDXL": ("SDXL", "sdxl", {"model_channels": 32}, 128),
+    "narrowest SDXL with 1 of 10 blocks": (
+        "SDXL",
+        "sdxl",
+        {
+            "model_channels": 32,
+            "transformer_depth": [0, 0, 1, 1, 1, 1],
+            "transformer_depth_middle": 1,
+            "transformer_depth_output": [0, 0, 0, 1, 1, 1, 1, 1, 1],
+        },
+        128,
+    ),
     "narrow SDXL": ("SDXL", "sdxl", {"model_channels": 64}, 128),
     "SDXL": ("SDXL", "sdxl", {}, 128),
     "SDXL with 2 of 10 blocks": (
