@@ -82,16 +82,21 @@ def measure_judge(quick: bool) -> dict[str, dict]:
     return numbers
 
 
+def reconstructed(images: torch.Tensor) -> torch.Tensor:
+    """Images (N, 128, 128, 3) of 0 to 1 after a pass through the VAE."""
+    vae = generator().vae
+    with torch.inference_mode():
+        return torch.cat([vae.decode(vae.encode(part)) for part in images.split(50)]).cpu()
+
+
 def measure_autoencoder(quick: bool) -> dict[str, dict]:
     """What a pass through the VAE costs: signal, and what the judge reads; the linear decoder alone as the rival."""
     shard = sharp_renders().first(200 if quick else 1000)
     images, numbers = torch.from_numpy(shard.images).float() / 255, {}
-    vae, parts = generator().vae, range(0, len(shard.images), 50)
-    inner = vae.first_stage_model
+    decoded, inner = reconstructed(images), generator().vae.first_stage_model
     with torch.inference_mode():
-        decoded = torch.cat([vae.decode(vae.encode(images[start : start + 50])) for start in parts]).cpu()
-        pixels = images.movedim(-1, 1) * 2 - 1
-        linear = torch.cat([inner.expand(inner.encode(pixels[start : start + 50])).cpu() for start in parts])
+        pixels = (images.movedim(-1, 1) * 2 - 1).split(50)
+        linear = torch.cat([inner.expand(inner.encode(part)).cpu() for part in pixels])
     linear = (linear.movedim(1, -1).clamp(-1, 1) + 1) / 2
     before, _ = judge.read(network(), shard.images)
     for name, output in (("VAE", decoded), ("linear decoder", linear)):
@@ -249,6 +254,10 @@ def measure_metadata(quick: bool, cfg: float = CFG) -> dict[str, dict]:
         "generated": generator().sample(texts, SEED + 20_000, cfg, height=small, width=small),
         "renders": rendered(original=small),
     }
+    # What of the difference is the autoencoder's: reconstructions never saw the denoiser.
+    for images in (plain, blurred):
+        decoded = reconstructed(torch.from_numpy(images["renders"]).float() / 255)
+        images["reconstructions"] = (decoded * 255).round().to(torch.uint8).numpy()
     numbers = {
         f"blur, {kind}": results.bootstrap(
             sharpness(blurred[kind]) / sharpness(plain[kind]),
@@ -257,7 +266,7 @@ def measure_metadata(quick: bool, cfg: float = CFG) -> dict[str, dict]:
         )
         for kind in plain
     }
-    before = {kind: judge.locate(network(), images)[1].mean(1) for kind, images in plain.items()}
+    before = {kind: judge.locate(network(), plain[kind])[1].mean(1) for kind in ("generated", "renders")}
     for crop in CROPS:
         moved = {
             "generated": generator().sample(texts, SEED + 20_000, cfg, crop_w=crop),

@@ -1,4 +1,5 @@
-// The text of W2W Edit and Mix Steering Directions, such as "beard: 0.8, glasses: -0.5": read as the node reads it, and changed in place.
+// The text of W2W Edit and Mix Steering Directions, such as "beard: 0.8, glasses: -0.5": read as the nodes read it, and
+// changed in place.
 
 const SEPARATORS = /([,\n;])/;
 const NUMBER = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
