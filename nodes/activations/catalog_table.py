@@ -72,9 +72,11 @@ def network_map(specs: list[ActivationSpec], chosen: set[str]) -> torch.Tensor:
     return _draw_network(specs, fills, [(color, _LABELS[mark]) for mark, color in _COLORS.items()])
 
 
-def value_map(specs: list[ActivationSpec], values: dict[str, float]) -> torch.Tensor:
-    """The same with one color per activation, from the smallest to the largest of ``values`` (viridis)."""
-    low, high = min(values.values()), max(values.values())
+def value_map(
+    specs: list[ActivationSpec], values: dict[str, float], bounds: tuple[float, float] | None = None
+) -> torch.Tensor:
+    """The same with one color per activation (viridis), over ``bounds`` or from the smallest to the largest value."""
+    low, high = bounds or (min(values.values()), max(values.values()))
     scaled = torch.tensor([(value - low) / ((high - low) or 1.0) for value in (*values.values(), low, high)])
     colors = [tuple(color) for color in (viridis(scaled) * 255).round().int().tolist()]
     fills = dict.fromkeys((spec.id for spec in specs), _COLORS["other"]) | dict(zip(values, colors, strict=False))

@@ -42,6 +42,22 @@ def draw_bars(figure, charts: dict[str, dict[str, float]], highlighted: Iterable
     name_axis(axes[-1], list(values))
 
 
+def draw_lines(figure, charts: dict[str, dict[str, dict[str, float]]]) -> None:
+    """One chart per title as ``draw_bars``, each with a named line for several models, first dark, last light."""
+    from matplotlib import colormaps
+
+    axes = figure.subplots(len(charts), 1, sharex=True, squeeze=False)[:, 0]
+    for axis, (title, models) in zip(axes, charts.items(), strict=True):
+        for number, (name, values) in enumerate(models.items()):
+            color = colormaps["viridis"](0.9 * number / max(len(models) - 1, 1))
+            axis.plot(list(values.values()), color=color, linewidth=1.5, label=name)
+        axis.set_title(title, loc="left", fontsize=10)
+        axis.grid(axis="y", alpha=0.3)
+        axis.margins(x=0.005)
+    axes[0].legend(fontsize=8)
+    name_axis(axes[-1], list(values))
+
+
 def table(columns: dict[str, dict[str, float]]) -> str:
     """One line per activation in forward order, one column per name, each number with three decimals."""
     ids = list(next(iter(columns.values())))

@@ -16,7 +16,7 @@ from .catalog_unet import catalog
 from .nodes_segment import part_labels
 from .tap_inputs import CATEGORY, PAPER, SEED
 
-_HEIGHT, _PARTS = 500, 4
+_HEIGHT, _PARTS, _MODELS = 500, 4, 4
 _KEEP = io.Int.Input("keep", default=5, min=1, max=200, tooltip="How many IDs the output ids lists, best first.")
 
 
@@ -27,9 +27,9 @@ class CompareActivations(io.ComfyNode):
             node_id="GBX_CompareActivations",
             display_name="Compare Activations",
             category=CATEGORY,
-            description="Measures where two models differ inside, such as a checkpoint with and without a LoRA: "
-            "relative difference and linear CKA (arXiv 1905.00414) of each activation on the same images, as bars and "
-            f"on the map of the network. IDs are those of {PAPER}.",
+            description="Measures where models differ inside from a first one, such as a checkpoint with a LoRA at one "
+            "or several strengths: relative difference and linear CKA (arXiv 1905.00414) of each activation on the same "
+            f"images, as a chart and on the map of the network. IDs are those of {PAPER}.",
             search_aliases=[
                 "diffusion features",
                 "compare models",
@@ -46,11 +46,23 @@ class CompareActivations(io.ComfyNode):
                     tooltip="The same activations of the second model: same images, preset, level and seed.",
                 ),
                 _KEEP,
+                *(
+                    ActivationsSocket.Input(
+                        f"activations_{number}",
+                        optional=True,
+                        tooltip="Those of another model, such as the LoRA at another strength.",
+                    )
+                    for number in range(2, _MODELS + 1)
+                ),
             ],
             outputs=[
-                io.Image.Output(display_name="figure", tooltip="Relative difference and CKA in forward order."),
                 io.Image.Output(
-                    display_name="network_map", tooltip="The relative difference as colors on the map of the network."
+                    display_name="figure",
+                    tooltip="Relative difference and CKA in forward order: bars, or a line for each of several models.",
+                ),
+                io.Image.Output(
+                    display_name="network_map",
+                    tooltip="The relative difference as colors on the map of the network, one image per model.",
                 ),
                 io.String.Output(display_name="report", tooltip="One line per activation."),
                 io.String.Output(
@@ -60,25 +72,35 @@ class CompareActivations(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, model, reference: Activations, activations: Activations, keep: int) -> io.NodeOutput:
+    def execute(
+        cls, model, reference: Activations, activations: Activations, keep: int, **others: Activations | None
+    ) -> io.NodeOutput:
         from . import catalog_table, comparison, id_chart
 
-        comparison.check_same(reference, activations)
-        difference, cka = {}, {}
+        models = {"activations": activations} | {name: other for name, other in others.items() if other is not None}
+        for other in models.values():
+            comparison.check_same(reference, other)
+        difference, cka = ({name: {} for name in models} for _ in range(2))
         for id_, first in with_progress(reference.features.items()):
-            second = activations.features[id_]
-            difference[id_] = comparison.relative_difference(first, second)
-            cka[id_] = comparison.linear_cka(first, second)
-        best = id_chart.best(difference, keep)
-        figure = new_figure(id_chart.chart_width(len(difference)), 2 * _HEIGHT)
-        charts = {"Relative difference": difference, "Linear CKA": cka}
-        id_chart.draw_bars(figure, charts, best, None)
-        return io.NodeOutput(
-            to_image(figure),
-            catalog_table.value_map(catalog(model.model.diffusion_model), difference),
-            id_chart.table({"difference": difference, "CKA": cka}),
-            "\n".join(best),
-        )
+            for name, other in models.items():
+                difference[name][id_] = comparison.relative_difference(first, other.features[id_])
+                cka[name][id_] = comparison.linear_cka(first, other.features[id_])
+        largest = {id_: max(values[id_] for values in difference.values()) for id_ in reference.features}
+        best = id_chart.best(largest, keep)
+        figure = new_figure(id_chart.chart_width(len(largest)), 2 * _HEIGHT)
+        if len(models) == 1:
+            charts = {"Relative difference": difference["activations"], "Linear CKA": cka["activations"]}
+            id_chart.draw_bars(figure, charts, best, None)
+        else:
+            id_chart.draw_lines(figure, {"Relative difference": difference, "Linear CKA": cka})
+        every = [value for values in difference.values() for value in values.values()]
+        specs, bounds = catalog(model.model.diffusion_model), (min(every), max(every))
+        maps = [catalog_table.value_map(specs, values, bounds) for values in difference.values()]
+        columns = {}
+        for name in models:
+            suffix = name.removeprefix("activations")
+            columns |= {f"difference{suffix}": difference[name], f"CKA{suffix}": cka[name]}
+        return io.NodeOutput(to_image(figure), torch.cat(maps), id_chart.table(columns), "\n".join(best))
 
 
 class ScoreActivations(io.ComfyNode):

@@ -155,19 +155,20 @@ def demo_activations_patching(w: Workflow) -> None:
 def demo_activations_compare(w: Workflow) -> None:
     w.note(
         "Where does a LoRA act",
-        "**Two models** are tapped on the same faces: the demo model, and the same with the LoRA of one person.",
-        f"**The bars** show how much each activation differs, and how alike the two are otherwise (linear CKA, arXiv "
-        f"1905.00414; IDs of {PAPER}).",
-        "**Try** a LoRA strength of 0.5, or another person.",
+        "**Four models** are tapped on the same faces: the demo model, and the same with the LoRA of one person at "
+        "strengths 0.5, 1 and 1.5.",
+        f"**The lines** show how much each activation differs, and how alike it is otherwise (linear CKA, arXiv "
+        f"1905.00414; IDs of {PAPER}). The maps share one scale.",
+        "**Try** another person, or other strengths.",
     )
     w.group("Models")
     model, clip, vae = w.add("GBX_LoadDemoModel")
     space, _ = w.add("GBX_W2WLoadSpace", space_name="avatars-v2-w2w.safetensors")
     point = w.add("GBX_W2WSample", space=space, source="member", member_name="person_0013")[0]
-    changed = w.add("GBX_W2WApply", model=model, point=point)[0]
+    changed = [w.add("GBX_W2WApply", model=model, point=point, strength=strength)[0] for strength in (0.5, 1.0, 1.5)]
     images, _, caption = w.add("GBX_DemoPicture", image_index=0, count=4)
     positive = w.add("CLIPTextEncode", clip=clip, text=caption, node_title="Caption")
-    _compare(w, model, changed, positive, images, vae)
+    _compare(w, [model, *changed], positive, images, vae)
 
 
 def demo_activations_score(w: Workflow) -> None:
@@ -352,16 +353,17 @@ def sd15_activations_compare(w: Workflow) -> None:
     model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name=SD15)
     changed, _, _ = w.add("CheckpointLoaderSimple", ckpt_name="realisticVisionV51_v51VAE.safetensors")
     positive = w.add("CLIPTextEncode", clip=clip, text=PHOTO, node_title="What the image shows")
-    _compare(w, model, changed, positive, face(w, 0, 512), vae)
+    _compare(w, [model, changed], positive, face(w, 0, 512), vae)
 
 
-def _compare(w: Workflow, model: Output, changed: Output, positive: Output, images: Output, vae: Output) -> None:
+def _compare(w: Workflow, models: list[Output], positive: Output, images: Output, vae: Output) -> None:
     w.group("Tap")
     given = {"image": images, "positive": positive, "vae": vae, "preset": "all_features"}
-    reference, activations = (tap(w, model=one, **given) for one in (model, changed))
+    reference, activations, *others = (tap(w, model=one, **given) for one in models)
     w.group("Compare")
+    others = {f"activations_{number}": one for number, one in enumerate(others, 2)}
     figure, network, report, ids = w.add(
-        "GBX_CompareActivations", model=model, reference=reference, activations=activations
+        "GBX_CompareActivations", model=models[0], reference=reference, activations=activations, **others
     )
     save(w, figure, "compare_chart", "Difference and CKA")
     save(w, network, "compare_map", "Difference on the map of the network")
