@@ -27,8 +27,8 @@ class CompareActivations(io.ComfyNode):
             node_id="GBX_CompareActivations",
             display_name="Compare Activations",
             category=CATEGORY,
-            description="Measures where models differ inside from a first one, such as a checkpoint with a LoRA at one "
-            "or several strengths: relative difference and linear CKA (arXiv 1905.00414) of each activation on the same "
+            description="Measures where models differ inside from a first one, such as a checkpoint with a LoRA at "
+            "several strengths: relative difference and linear CKA (arXiv 1905.00414) of each activation on the same "
             f"images, as a chart and on the map of the network. IDs are those of {PAPER}.",
             search_aliases=[
                 "diffusion features",
