@@ -42,7 +42,7 @@ def _measure(steered: Steered, attribute: str, value: str, captions: list[str], 
     clip, label = steered.clip, f"{attribute} {value}"
     source, target, negative = (clip.encode_from_tokens_scheduled(clip.tokenize(one)) for one in (*captions, ""))
     latent = {"samples": steered.blank.expand(count, -1, -1, -1)}
-    given = {"preset": "custom_ids", "ids": IDS, "patched_steps": "all", "precision": "float32"}
+    given = {"preset": "custom_ids", "ids": IDS, "patched_steps": "all", "precision": "fp32"}
     node = host.pack("nodes.activations.nodes_patching").ActivationPatchingMap
     _, _, report, _, sampled = node.execute(
         steered.model, source, target, negative, latent, seed=SEED, steps=STEPS, cfg=CFG, **given

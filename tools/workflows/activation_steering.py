@@ -193,19 +193,17 @@ def demo_activations_score(w: Workflow) -> None:
     given = {"model": model, "positive": positive, "vae": vae}
     w.group("Points")
     tapped = _custom_tap(w, 1, few, "up-*-out\nup-*-self-k", **given)
-    figure, report, ids, _ = w.add(
+    figure, _, ids, _ = w.add(
         "GBX_ScoreActivations", activations=tapped, image=few, points="\n\n".join(_POINTS), threshold=0.05
     )
     save(w, figure, "score_points", "PCK of each ID")
-    w.add("PreviewAny", source=report, node_title="PCK of each ID")
     w.add("PreviewAny", source=ids, node_title="The best IDs")
     w.group("Masks")
     tapped = _custom_tap(w, 2, many, "up-*-vit-out", **given)
-    figure, report, ids, _ = w.add(
+    figure, *_ = w.add(
         "GBX_ScoreActivations", activations=tapped, image=many, train_images=4, resolution=32, part_1=hair, part_2=skin
     )
     save(w, figure, "score_masks", "Mean IoU of each ID")
-    w.add("PreviewAny", source=report, node_title="Mean IoU of each ID")
 
 
 def sd15_activations_steering(w: Workflow) -> None:
@@ -302,9 +300,8 @@ def sd15_activations_score(w: Workflow) -> None:
     w.group("Score")
     given = {"model": model, "positive": positive, "vae": vae}
     tapped = tap(w, images, preset="all_features", **given)
-    figure, report, ids, _ = w.add("GBX_ScoreActivations", activations=tapped, image=images, points=_IN_PERCENT)
+    figure, _, ids, _ = w.add("GBX_ScoreActivations", activations=tapped, image=images, points=_IN_PERCENT)
     save(w, figure, "sd15_score_points", "PCK of each ID")
-    w.add("PreviewAny", source=report, node_title="PCK of each ID")
     w.add("PreviewAny", source=ids, node_title="The best IDs")
 
 
@@ -362,12 +359,11 @@ def _compare(w: Workflow, models: list[Output], positive: Output, images: Output
     reference, activations, *others = (tap(w, model=one, **given) for one in models)
     w.group("Compare")
     others = {f"activations_{number}": one for number, one in enumerate(others, 2)}
-    figure, network, report, ids = w.add(
+    figure, network, _, ids = w.add(
         "GBX_CompareActivations", model=models[0], reference=reference, activations=activations, **others
     )
     save(w, figure, "compare_chart", "Difference and CKA")
     save(w, network, "compare_map", "Difference on the map of the network")
-    w.add("PreviewAny", source=report, node_title="Difference and CKA of each ID")
     w.add("PreviewAny", source=ids, node_title="Where they differ most")
 
 

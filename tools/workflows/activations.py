@@ -32,13 +32,12 @@ def demo_activations_tap_and_pca(w: Workflow) -> None:
 
     tapped = {"model": model, "positive": positive, "image": images, "vae": vae}
     sheet, report = w.subgraph("Contact sheet of a level", one_level, **tapped, ids="up-level1-*")
-    figure, report_of_all, _ = w.add("GBX_ActivationCatalog", model=model, width=128, height=128)
+    figure = w.add("GBX_ActivationCatalog", model=model, width=128, height=128)[0]
     w.group("Visualize")
     colors = w.add("GBX_ActivationPicture", activations=best, size=256)
     save(w, colors, "activation_colors", "Principal components")
     save(w, sheet, "activation_sheet", "One level in forward order")
     save(w, figure, "activation_map", "The network")
-    w.add("PreviewAny", source=report_of_all, node_title="Every activation")
     w.add("PreviewAny", source=report, node_title="Selected")
 
 

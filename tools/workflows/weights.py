@@ -321,8 +321,7 @@ def demo_weights_edit_photo(w: Workflow) -> None:
     image, mask, _ = w.add("GBX_DemoPicture", image_index=5, count=1)
     latent = w.add("VAEEncode", pixels=image, vae=demo.vae)
     w.group("Inversion")
-    space, report = demo.directed_space()
-    w.add("PreviewAny", source=report, node_title="Accuracy and reliability of the directions")
+    space, _ = demo.directed_space()
     point, *_ = w.add(
         "GBX_W2WInvert",
         model=demo.model,
