@@ -25,9 +25,7 @@ def test_the_same_model_does_not_differ_and_a_changed_one_does(demo):
     lines = dict(line.split()[:2] for line in report.splitlines()[1:])
     before, after = IDS.splitlines()
     assert lines[before] == "0.000" and float(lines[after]) > 0 and ids == after
-    _, maps, joined, ids = demo.comfy.run(
-        "GBX_CompareActivations", activations=taps[1], activations_2=taps[2], **given
-    )
+    _, maps, joined, ids = demo.comfy.run("GBX_CompareActivations", activations=taps[1], activations_2=taps[2], **given)
     rows = [line.split() for line in joined.splitlines()]
     assert rows[0] == ["ID", "difference", "CKA", "difference_2", "CKA_2"] and ids == after
     assert {row[0]: row[3] for row in rows[1:]} == lines and {row[1] for row in rows[1:]} == {"0.000"}
