@@ -16,9 +16,10 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from . import docs_plots, locales, node_contract
+from . import docs_plots, node_contract
 
 ROOT = Path(__file__).resolve().parent.parent
+_ENGLISH = ROOT / "locales" / "en" / "nodeDefs.json"
 DOCUMENTS = (
     ROOT / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
@@ -81,12 +82,34 @@ def nodes(listed: Iterable) -> list[tuple[str, str, str]]:
     ]
 
 
+def english(schemas: Iterable) -> str:
+    """JSON of every node's display name, description, inputs by id and outputs by place, sorted by node id."""
+    found = {schema.node_id: _texts_of(schema) for schema in sorted(schemas, key=lambda schema: schema.node_id)}
+    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+
+
+def _texts_of(schema) -> dict:
+    return {
+        "display_name": schema.display_name,
+        "description": schema.description,
+        "inputs": {slot.id: _texts(slot.display_name or slot.id, slot.tooltip) for slot in schema.inputs},
+        "outputs": {
+            str(place): _texts(slot.display_name or slot.io_type, slot.tooltip)
+            for place, slot in enumerate(schema.outputs)
+        },
+    }
+
+
+def _texts(name: str, tooltip: str) -> dict:
+    return {"name": name, "tooltip": tooltip}
+
+
 def main(argv: Sequence[str]) -> int:
     """Rewrite the documents, or check them."""
     parser = argparse.ArgumentParser(prog="run.py study report", description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true")
     options, stale, listed = parser.parse_args(argv), [], schemas()
-    current = {locales.PATH: locales.english(listed), node_contract.PATH: node_contract.table(listed)}
+    current = {_ENGLISH: english(listed), node_contract.PATH: node_contract.table(listed)}
     plots = {}
     for document in DOCUMENTS:
         text = document.read_text("utf-8")

@@ -29,7 +29,7 @@ import psutil
 
 from studies.common import host, results
 from tools.launcher import comfyui
-from tools.launcher.batch import cluster, lists, local
+from tools.launcher.batch import cluster, lists
 from tools.launcher.batch.job import Job, pieces, resolved
 from tools.launcher.batch.ledger import Ledger
 from tools.launcher.batch.store import Store
@@ -52,7 +52,7 @@ def overhead(quick: bool) -> dict[str, dict]:
             plain.append(_seconds(lambda: _plain(worker._engine, made, entries), pieces_)[0])
             files.append(_seconds(lambda: _only_files(out, pieces_), pieces_)[0])
             wall, cpu = _seconds(
-                lambda: local.run(worker, pieces(made, entries, 1), Store(out), _ledger(pieces_, out)), pieces_
+                lambda: worker.run_all(pieces(made, entries, 1), Store(out), _ledger(pieces_, out)), pieces_
             )
             job.append(wall - plain[-1])
             processor.append(cpu)
@@ -93,7 +93,7 @@ def driver(quick: bool) -> dict[str, dict]:
         worker.take(job)
         found = _Driver(total)
         wall, cpu = _seconds(
-            lambda: local.run(worker, pieces(job, entries, 1), Store(out), _ledger(total, out, found.ledger)), total
+            lambda: worker.run_all(pieces(job, entries, 1), Store(out), _ledger(total, out, found.ledger)), total
         )
         numbers |= found.numbers("one process")
         numbers["one process, rate"] = exact(1 / wall, "1/s", "empty pieces run and written")

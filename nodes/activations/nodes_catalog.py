@@ -8,7 +8,7 @@ from comfy_api.latest import io
 
 from ..host.schema import Activations as ActivationsSocket
 from ..host.schema import schema
-from . import select_ids, step_ranges
+from . import select_ids
 from .activations import Activations
 from .catalog_unet import catalog
 from .tap_inputs import CATEGORY, IDS, PAPER, PRESET, Rows
@@ -103,7 +103,7 @@ class SelectActivations(io.ComfyNode):
 
     @classmethod
     def execute(cls, activations: Activations, ids: str, image_indices: str, rows: str) -> io.NodeOutput:
-        selects, count = step_ranges.parse_steps(image_indices), max(row.image for row in activations.rows) + 1
+        selects, count = select_ids.parse_steps(image_indices), max(row.image for row in activations.rows) + 1
         kept = [
             index
             for index, row in enumerate(activations.rows)

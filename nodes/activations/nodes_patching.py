@@ -10,12 +10,12 @@ from ..host.hooks import hook_calls, observe, refuse_compiled
 from ..host.image_output import new_figure, to_image
 from ..host.progress import with_progress
 from ..host.schema import ActivationRecording, schema
-from . import activation_edit, select_ids, step_ranges
+from . import activation_edit, select_ids
 from .activation_spec import ActivationSpec
 from .catalog_unet import catalog
 from .patching import PatchingSettings, kinds_of, patch, restored_fraction
 from .recorder import Recorder, Run
-from .step_ranges import StepPredicate
+from .select_ids import StepPredicate
 from .tap import TapSettings
 from .tap_inputs import CATEGORY, IDS, PRECISION, PRECISIONS, PRESET, SEED
 
@@ -23,7 +23,7 @@ _PAPER = "Activation patching (causal tracing, arXiv 2202.05262), at the IDs of 
 _STEPS = {
     "id": "patched_steps",
     "default": "all",
-    "tooltip": f"Steps to patch: {step_ranges.EXAMPLE}. Steps count from 0.",
+    "tooltip": f"Steps to patch: {select_ids.STEPS_EXAMPLE}. Steps count from 0.",
 }
 _BEST, _HEIGHT = 5, 500
 
@@ -98,7 +98,7 @@ class ActivationPatching(io.ComfyNode):
                 "The recording holds no single steps. Turn off mean_only in Activation Recorder, and record the steps "
                 f"to patch. {run.skipped_report()}".strip()
             )
-        selects = step_ranges.parse_steps(patched_steps)
+        selects = select_ids.parse_steps(patched_steps)
         steps = [step for step in run.recorded if selects(step, run.steps)]
         if not steps:
             raise ValueError(
@@ -185,7 +185,7 @@ class ActivationPatchingMap(io.ComfyNode):
         every = catalog(model.model.diffusion_model)
         specs = select_ids.select(every, preset, ids)
         activation_edit.editable_specs({spec.id: spec.channels for spec in specs}, every, "selection")
-        selects = step_ranges.parse_steps(patched_steps)
+        selects = select_ids.parse_steps(patched_steps)
 
         def sample(patched, prompt: list) -> torch.Tensor:
             return sample_latents(patched, prompt, negative, latent["samples"], steps, cfg, seed)

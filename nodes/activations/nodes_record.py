@@ -8,7 +8,7 @@ from ..host.evaluate import timestep_of
 from ..host.hooks import observe, refuse_compiled
 from ..host.schema import ActivationRecording, schema
 from ..host.schema import Activations as ActivationsSocket
-from . import select_ids, step_ranges
+from . import select_ids
 from .catalog_unet import catalog
 from .recorder import Recorder
 from .tap import TapSettings
@@ -32,7 +32,7 @@ class ActivationRecorder(io.ComfyNode):
                 io.String.Input(
                     "recorded_steps",
                     default="last",
-                    tooltip=f"Steps to record: {step_ranges.EXAMPLE}. Steps count from 0.",
+                    tooltip=f"Steps to record: {select_ids.STEPS_EXAMPLE}. Steps count from 0.",
                 ),
                 io.Combo.Input(
                     "rows",
@@ -69,7 +69,7 @@ class ActivationRecorder(io.ComfyNode):
         refuse_compiled(model)
         selected = select_ids.select(catalog(model.model.diffusion_model), preset, ids)
         settings = TapSettings(rows != Rows.UNCONDITIONAL, rows != Rows.CONDITIONAL, pool_size, PRECISIONS[precision])
-        selects = step_ranges.parse_steps(recorded_steps)
+        selects = select_ids.parse_steps(recorded_steps)
         recorder = Recorder(selected, settings, selects, lambda sigma: timestep_of(model, sigma), mean_only)
         return io.NodeOutput(observe(model, recorder), recorder)
 

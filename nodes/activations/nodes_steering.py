@@ -18,7 +18,7 @@ from ..host.schema import Activations as ActivationsSocket
 from ..host.schema import SteeringDirection as DirectionSocket
 from ..host.schema import schema
 from ..host.text_encoding import encode
-from . import activation_edit, select_ids, step_ranges
+from . import activation_edit, select_ids
 from .activation_spec import ActivationSpec
 from .activations import Activations
 from .catalog_unet import catalog
@@ -241,7 +241,7 @@ class SteeringDirectionFromPrompts(io.ComfyNode):
                 io.String.Input(
                     "recorded_steps",
                     default="all",
-                    tooltip=f"Steps to record: {step_ranges.EXAMPLE}. Steps count from 0.",
+                    tooltip=f"Steps to record: {select_ids.STEPS_EXAMPLE}. Steps count from 0.",
                 ),
                 io.Int.Input(**SEED, tooltip="Seed of the noise, the same for all prompts."),
                 io.Int.Input("steps", default=10, min=1, max=1000, tooltip="Sampling steps per prompt (euler)."),
@@ -281,7 +281,7 @@ class SteeringDirectionFromPrompts(io.ComfyNode):
             raise ValueError(
                 f"Enter at least one prompt of each kind, one per line, and at most {_PROMPTS_MAX} in all."
             )
-        selects, negative = step_ranges.parse_steps(recorded_steps), encode(clip, "")[1]
+        selects, negative = select_ids.parse_steps(recorded_steps), encode(clip, "")[1]
         sums: list[dict[str, torch.Tensor]] = [{}, {}]
         for kind, prompt in with_progress([(number, prompt) for number in (0, 1) for prompt in prompts[number]]):
             recorder = Recorder(
@@ -317,7 +317,7 @@ class MixSteeringDirections(io.ComfyNode):
                     default="",
                     multiline=True,
                     tooltip=f"Names and strengths: {named_strengths.EXAMPLE}. Negative strengths reverse a direction. "
-                    "One without a name has the name of its input.",
+                    "A direction without a name has that of its input.",
                 ),
                 *(
                     DirectionSocket.Input(f"direction_{number}", optional=True, tooltip="Another direction.")

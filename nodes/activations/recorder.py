@@ -12,7 +12,7 @@ import torch
 
 from .activation_spec import ActivationSpec
 from .activations import Activations, cpu_copy, mean
-from .step_ranges import StepPredicate
+from .select_ids import StepPredicate
 from .tap import CallTap, TapSettings, call_settings, merge
 
 #: Runs that a recorder keeps: two samplers in a row and the queue before.

@@ -11,8 +11,6 @@ import torch
 
 from .latent_shapes import LatentView, extended, join, split, view
 
-pass
-
 # (the LATENT, the parts of its noise, numbers of noise samples -> their parts, seed) -> object with noise and moved
 Pair = Callable[[LatentView, list[torch.Tensor], Callable, int], object]
 

@@ -1,4 +1,13 @@
-"""Identity guidance: a point and an edit on the positive side of CFG, as a MODEL and as a GUIDER."""
+"""Identity guidance: a point and an edit on the positive side of CFG only, as a MODEL and as a GUIDER.
+
+With a LoRA on both sides, CFG amplifies the prompt by its scale w and the identity by 1. Here the negative side keeps
+the base model, and the positive side is
+
+    e_base + s_identity (e_point - e_base) + s_edit (e_edited - e_point),
+
+so that CFG amplifies the identity by w s_identity and the edit by w s_edit. Both strengths at 0 are the base model's
+CFG; both at 1 evaluate the edited point against the base model, at the cost of plain CFG.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +30,8 @@ _INPUTS = (
     io.Float.Input(
         "edit_strength",
         **_STRENGTH,
-        tooltip="Strength of the edit from point to edited_point. Equal strengths cost as much as plain CFG. Without "
-        "edited_point it has no effect.",
+        tooltip="Strength of the edit from point to edited_point. With both strengths at 1 a step costs as much as "
+        "plain CFG. Without edited_point it has no effect.",
     ),
 )
 _EDITED = W2WPoint.Input("edited_point", optional=True, tooltip="The same point after W2W Edit.")
@@ -65,7 +74,7 @@ class W2WGuider(io.ComfyNode):
             search_aliases=["weight space", "weights2weights", "guider", "identity strength", "edit guidance"],
             inputs=[
                 io.Model.Input("model", tooltip="The base model of the space."),
-                io.Conditioning.Input("positive", tooltip="The prompt. Let it leave out the identity."),
+                io.Conditioning.Input("positive", tooltip="The prompt, without a description of the identity."),
                 io.Conditioning.Input("negative", tooltip="The negative prompt."),
                 io.Float.Input(
                     "cfg",
@@ -102,10 +111,33 @@ class W2WGuider(io.ComfyNode):
 def guided(model, point: Point, edited_point: Point | None, identity_strength: float, edit_strength: float):
     """The MODEL with identity guidance, and a report."""
     from ..host.patches import weight_guidance
-    from . import identity_guidance, lora_writer
+    from . import lora_writer
 
     if edited_point is not None:
         check_same_space(point, edited_point)
-    base, terms = identity_guidance.guidance_terms(point, edited_point, identity_strength, edit_strength)
+    base, terms = guidance_terms(point, edited_point, identity_strength, edit_strength)
     variants = [(weight, lora_writer.to_tensors(one.layers())) for weight, one in terms]
-    return weight_guidance.guide(model, base, variants), identity_guidance.describe(base, terms)
+    return weight_guidance.guide(model, base, variants), describe(base, terms)
+
+
+def guidance_terms(
+    point: Point, edited: Point | None, identity: float, edit: float
+) -> tuple[float, list[tuple[float, Point]]]:
+    """Weights of the predictions that the positive side adds up: of the base model, and of each point.
+
+    They add up to 1; without an edited point only the identity strength counts. Points of weight 0 are left out.
+    """
+    terms = [(identity, point)] if edited is None else [(identity - edit, point), (edit, edited)]
+    return 1.0 - identity, [(weight, one) for weight, one in terms if weight]
+
+
+def describe(base: float, terms: list[tuple[float, Point]]) -> str:
+    """The predictions of the positive side with their weights, and the model evaluations of a step."""
+    parts = [("base model", base)] if base or not terms else []
+    parts += [(point.name, weight) for weight, point in terms]
+    count = len(parts) + 1
+    return (
+        f"Positive side: {', '.join(f'{weight:+g} x {name}' for name, weight in parts)}. Negative side: base model. "
+        f"{count} model evaluations per step and image (plain CFG: 2); one fewer at cfg 1, where the negative side is "
+        "skipped."
+    )

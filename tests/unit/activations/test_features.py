@@ -3,7 +3,7 @@
 import pytest
 import torch
 from glassbox.nodes.activations import activations as features
-from glassbox.nodes.activations import attention_maps, point_list, step_ranges, tap
+from glassbox.nodes.activations import attention_maps, point_list, select_ids, tap
 from glassbox.nodes.activations.activations import Activations, Row
 
 
@@ -75,14 +75,14 @@ def test_values_at_is_interpolation_then_indexing(size):
     ],
 )
 def test_step_ranges(text, chosen):
-    choose = step_ranges.parse_steps(text)
+    choose = select_ids.parse_steps(text)
     assert [step for step in range(10) if choose(step, 10)] == chosen
 
 
 @pytest.mark.parametrize("text", ["", "first", "-1", "1..3", "101%", "3 4"])
 def test_steps_that_cannot_be_read(text):
     with pytest.raises(ValueError, match="all, steps such as"):
-        step_ranges.parse_steps(text)
+        select_ids.parse_steps(text)
 
 
 @pytest.mark.parametrize(

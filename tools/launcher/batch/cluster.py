@@ -23,9 +23,8 @@ from .. import paths
 from ..errors import LaunchError
 from .job import Job, Piece
 from .ledger import Ledger
-from .local import TRIES
 from .store import Store
-from .worker import Settings, other_files
+from .worker import TRIES, Settings, other_files
 
 LOCAL = "local"
 _UNDER_WAY = 2  # groups of pieces handed to an actor: the one that it runs, and the next

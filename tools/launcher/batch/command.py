@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .. import environment, paths
 from ..errors import LaunchError
-from . import cluster, joining, lists, local
+from . import cluster, joining, lists
 from .job import Job, count, pieces, placed, resolved
 from .ledger import Ledger
 from .store import Store
@@ -45,11 +45,11 @@ def run(argv: Sequence[str]) -> int:
         try:
             if isinstance(workers, Worker):
                 workers.take(job)
-                local.run(workers, pieces(job, entries, chunk), store, ledger)
+                workers.run_all(pieces(job, entries, chunk), store, ledger)
             else:
                 workers.run(job, pieces(job, entries, chunk), store, ledger)
         except KeyboardInterrupt:
-            ledger.show(f"{ledger.done + ledger.found} of {ledger.total} pieces are done: the same command goes on.")
+            ledger.show(f"{ledger.done + ledger.found} of {ledger.total} pieces are done: the same command continues.")
             raise
         ledger.close()
         store.sweep()

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import runpy
 import socket
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from .. import comfyui
 from ..errors import LaunchError
-from .job import Job
+from .job import Job, Piece
+from .ledger import Ledger
 from .store import Store
+
+TRIES = 3
 
 
 class PieceError(Exception):
@@ -87,6 +91,22 @@ class Worker:
         except ValueError as error:
             raise PieceError(str(error)) from error
         self._store.finish(key, {"values": values, "texts": texts})
+
+    def run_all(self, todo: Iterable[Piece], store: Store, ledger: Ledger) -> None:
+        """Run every piece that the store lacks; one that fails three times is named and left out."""
+        for piece in todo:
+            if store.read(piece.key) is not None:
+                ledger.reused()
+                continue
+            for attempt in range(1, TRIES + 1):
+                try:
+                    self.run(piece.key, piece.values)
+                except PieceError as error:
+                    if attempt == TRIES:
+                        ledger.skipped(piece, str(error))
+                else:
+                    ledger.finished()
+                    break
 
     def close(self) -> None:
         """Remove what is left of a piece that was not finished."""

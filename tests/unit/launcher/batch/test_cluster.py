@@ -278,7 +278,7 @@ def test_an_interrupted_job_goes_on_and_its_results_are_those_of_one_run(tmp_pat
         assert len(hosts) >= 3 and {host.removeprefix("::ffff:") for host in hosts} == {"127.0.0.1"}
     os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=_SECONDS)
-    assert process.returncode == 130 and "the same command goes on" in output and "Traceback" not in output, output
+    assert process.returncode == 130 and "the same command continues" in output and "Traceback" not in output, output
     assert psutil.wait_procs(family, timeout=60)[1] == []
     before = {path: path.stat().st_mtime_ns for path in job.out.rglob("text.txt")}
     assert 5 <= len(before) <= 8
