@@ -21,15 +21,32 @@ from studies.common import host, results
 
 _WIDTH = 2816
 _SDXL = {
-    "image_size": 32, "use_checkpoint": False, "legacy": False, "use_spatial_transformer": True, "in_channels": 4,
-    "out_channels": 4, "model_channels": 320, "use_temporal_attention": False, "use_temporal_resblock": False,
-    "num_res_blocks": [2, 2, 2], "channel_mult": [1, 2, 4], "transformer_depth": [0, 0, 2, 2, 10, 10],
-    "transformer_depth_middle": 10, "transformer_depth_output": [0, 0, 0, 2, 2, 2, 10, 10, 10], "context_dim": 2048,
-    "adm_in_channels": _WIDTH, "num_classes": "sequential", "use_linear_in_transformer": True, "num_heads": -1,
+    "image_size": 32,
+    "use_checkpoint": False,
+    "legacy": False,
+    "use_spatial_transformer": True,
+    "in_channels": 4,
+    "out_channels": 4,
+    "model_channels": 320,
+    "use_temporal_attention": False,
+    "use_temporal_resblock": False,
+    "num_res_blocks": [2, 2, 2],
+    "channel_mult": [1, 2, 4],
+    "transformer_depth": [0, 0, 2, 2, 10, 10],
+    "transformer_depth_middle": 10,
+    "transformer_depth_output": [0, 0, 0, 2, 2, 2, 10, 10, 10],
+    "context_dim": 2048,
+    "adm_in_channels": _WIDTH,
+    "num_classes": "sequential",
+    "use_linear_in_transformer": True,
+    "num_heads": -1,
     "num_head_channels": 64,
-}  # fmt: skip
-_SHALLOW = {"transformer_depth": [0, 0, 1, 1, 1, 1], "transformer_depth_middle": 1,
-            "transformer_depth_output": [0, 0, 0, 1, 1, 1, 1, 1, 1]}  # fmt: skip
+}
+_SHALLOW = {
+    "transformer_depth": [0, 0, 1, 1, 1, 1],
+    "transformer_depth_middle": 1,
+    "transformer_depth_output": [0, 0, 0, 1, 1, 1, 1, 1, 1],
+}
 _NARROW = {"model_channels": 64, "num_head_channels": 32}  # for --quick
 _LEVEL = 1.6156  # a sigma at which the gate is half open
 

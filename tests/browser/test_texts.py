@@ -17,12 +17,47 @@ _IDS = [
     for repeat in range(2)
     for part in ("res-out", "vit-block0-self-q", "vit-block0-cross-q", "vit-out")
 ]
-_EDITS = ["", "beard: 0.8, glasses: -0.5", "a:1\nb: 2;c : +3e-1", "x: .5, x: 1.", "with: colon: 2", " , ;\n", "beard",
-          "beard:", ": 1", "beard: one", "a: 1, b", "a: 1 2", "a: inf", "a: 1e999"]  # fmt: skip
-_LISTS = ["up-level1-*", "*-out", "up-level?-repeat0-res-out, up-level2-*", "*[!t]", "up-level[01]-*-self-q",
-          "up-level0-repeat0-res-out # a note\n\n*-cross-q", "[", "up-level0[-]*", "*-vit-block0-[cs]*-q"]  # fmt: skip
-_POINTS = ["64, 48", "50%, 30%\n(10 20)", "1,2;3 , 4;\n\n5.5 6", "[[1, 2], [3.5, 4]]", '[{"x": 1, "y": 2}]', "1",
-           "1, 2 x", "1, 500", "-1, 0", "[[1]]", "[{", "1e1, 2"]  # fmt: skip
+_EDITS = [
+    "",
+    "beard: 0.8, glasses: -0.5",
+    "a:1\nb: 2;c : +3e-1",
+    "x: .5, x: 1.",
+    "with: colon: 2",
+    " , ;\n",
+    "beard",
+    "beard:",
+    ": 1",
+    "beard: one",
+    "a: 1, b",
+    "a: 1 2",
+    "a: inf",
+    "a: 1e999",
+]
+_LISTS = [
+    "up-level1-*",
+    "*-out",
+    "up-level?-repeat0-res-out, up-level2-*",
+    "*[!t]",
+    "up-level[01]-*-self-q",
+    "up-level0-repeat0-res-out # a note\n\n*-cross-q",
+    "[",
+    "up-level0[-]*",
+    "*-vit-block0-[cs]*-q",
+]
+_POINTS = [
+    "64, 48",
+    "50%, 30%\n(10 20)",
+    "1,2;3 , 4;\n\n5.5 6",
+    "[[1, 2], [3.5, 4]]",
+    '[{"x": 1, "y": 2}]',
+    "1",
+    "1, 2 x",
+    "1, 500",
+    "-1, 0",
+    "[[1]]",
+    "[{",
+    "1e1, 2",
+]
 _SIZE = (96, 128)
 _BLOCKS = ("input_blocks.1.1", "input_blocks.11.1", "middle_block.1")
 _LAYERS = [*(f"{block}.transformer_blocks.0" for block in _BLOCKS), "middle_block.1.transformer_blocks.1"]

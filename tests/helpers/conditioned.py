@@ -7,19 +7,51 @@ from contextlib import contextmanager
 import reduced
 import torch
 
-_PIXART = {"image_model": "pixart_alpha", "hidden_size": 144, "depth": 2, "num_heads": 4, "caption_channels": 32,
-           "model_max_length": 120, "in_channels": 4, "micro_condition": True, "pe_interpolation": 2}  # fmt: skip
-_HYDIT = {"image_model": "hydit1", "hidden_size": 128, "depth": 2, "num_heads": 4, "text_states_dim": 32,
-          "text_states_dim_t5": 64, "size_cond": True, "use_style_cond": True, "text_len": 77,
-          "text_len_t5": 16}  # fmt: skip
+_PIXART = {
+    "image_model": "pixart_alpha",
+    "hidden_size": 144,
+    "depth": 2,
+    "num_heads": 4,
+    "caption_channels": 32,
+    "model_max_length": 120,
+    "in_channels": 4,
+    "micro_condition": True,
+    "pe_interpolation": 2,
+}
+_HYDIT = {
+    "image_model": "hydit1",
+    "hidden_size": 128,
+    "depth": 2,
+    "num_heads": 4,
+    "text_states_dim": 32,
+    "text_states_dim_t5": 64,
+    "size_cond": True,
+    "use_style_cond": True,
+    "text_len": 77,
+    "text_len_t5": 16,
+}
 _REFINER = {
-    "image_size": 32, "use_checkpoint": False, "legacy": False, "use_spatial_transformer": True, "in_channels": 4,
-    "out_channels": 4, "model_channels": 32, "use_temporal_attention": False, "use_temporal_resblock": False,
-    "num_res_blocks": [2, 2, 2, 2], "channel_mult": [1, 2, 4, 4], "transformer_depth": [0, 0, 1, 1, 1, 1, 0, 0],
-    "transformer_depth_middle": 1, "transformer_depth_output": [0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0],
-    "context_dim": 64, "adm_in_channels": 64 + 5 * 256, "num_classes": "sequential",
-    "use_linear_in_transformer": True, "num_heads": -1, "num_head_channels": 16,
-}  # fmt: skip
+    "image_size": 32,
+    "use_checkpoint": False,
+    "legacy": False,
+    "use_spatial_transformer": True,
+    "in_channels": 4,
+    "out_channels": 4,
+    "model_channels": 32,
+    "use_temporal_attention": False,
+    "use_temporal_resblock": False,
+    "num_res_blocks": [2, 2, 2, 2],
+    "channel_mult": [1, 2, 4, 4],
+    "transformer_depth": [0, 0, 1, 1, 1, 1, 0, 0],
+    "transformer_depth_middle": 1,
+    "transformer_depth_output": [0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0],
+    "context_dim": 64,
+    "adm_in_channels": 64 + 5 * 256,
+    "num_classes": "sequential",
+    "use_linear_in_transformer": True,
+    "num_heads": -1,
+    "num_head_channels": 16,
+}
 _OTHERS = {"pixart": ("PixArtAlpha", _PIXART), "hydit": ("HunyuanDiT1", _HYDIT), "refiner": ("SDXLRefiner", _REFINER)}
 SEED = 5
 

@@ -11,10 +11,25 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 _INTERNALS = {
-    "alembic_db", "api_server", "app", "comfy", "comfy_api", "comfy_api_nodes", "comfy_config", "comfy_execution",
-    "comfy_extras", "cuda_malloc", "execution", "folder_paths", "latent_preview", "node_helpers", "nodes", "protocol",
-    "server", "utils",
-}  # fmt: skip
+    "alembic_db",
+    "api_server",
+    "app",
+    "comfy",
+    "comfy_api",
+    "comfy_api_nodes",
+    "comfy_config",
+    "comfy_execution",
+    "comfy_extras",
+    "cuda_malloc",
+    "execution",
+    "folder_paths",
+    "latent_preview",
+    "node_helpers",
+    "nodes",
+    "protocol",
+    "server",
+    "utils",
+}
 _SHARED = ("common", "host")
 _INSIDERS = ("demo", "host")  # may import ComfyUI's internals
 

@@ -32,9 +32,16 @@ _VISION = {
 }
 _T5 = {"d_model": 64, "d_ff": 128, "d_kv": 16, "num_heads": 4, "num_layers": 2}
 _UNET = {
-    "image_size": 32, "use_checkpoint": False, "legacy": False, "use_spatial_transformer": True, "in_channels": 4,
-    "out_channels": 4, "model_channels": 32, "use_temporal_attention": False, "use_temporal_resblock": False,
-}  # fmt: skip
+    "image_size": 32,
+    "use_checkpoint": False,
+    "legacy": False,
+    "use_spatial_transformer": True,
+    "in_channels": 4,
+    "out_channels": 4,
+    "model_channels": 32,
+    "use_temporal_attention": False,
+    "use_temporal_resblock": False,
+}
 _CONFIGS = {
     "sd15": {
         **_UNET, "num_res_blocks": [2, 2, 2, 2], "channel_mult": [1, 2, 4, 4], "transformer_depth": [1] * 6 + [0, 0],
