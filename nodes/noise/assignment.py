@@ -73,11 +73,6 @@ class Assignment:
     permutation: torch.Tensor
     milliseconds: float = 0.0
 
-    @property
-    def is_identity(self) -> bool:
-        """Whether every row keeps its own noise."""
-        return bool((self.permutation == torch.arange(len(self.permutation))).all())
-
 
 def assign(
     data: torch.Tensor,

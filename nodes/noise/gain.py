@@ -149,13 +149,6 @@ def predict_assignment(bucket: Bucket, batch: float) -> float:
     return 100 * spread * selected / (math.sqrt(data.shape[1]) * (1 + power))
 
 
-def predict_nearest(bucket: Bucket, k: float) -> float:
-    """The gain of the nearest of k, in percent: m_k sqrt(2 + 4 s^2) / (2 sqrt(D) (1 + s^2))."""
-    power = float(bucket.data.square().mean())
-    largest = nearest.largest_of_normals(k)
-    return 50 * largest * math.sqrt(2 + 4 * power) / (math.sqrt(bucket.data.shape[1]) * (1 + power))
-
-
 def gain_curve(buckets: list[Bucket], estimate: GainEstimate) -> list[tuple[int, float, float]]:
     """(images assigned at once, measured gain, predicted gain) of each size that was measured."""
     return [
