@@ -44,7 +44,7 @@ def setting() -> str:
         return _chosen
     named = os.environ.get(VARIABLE, "").strip().lower() or AUTO
     if named not in SETTINGS:
-        once(f"{VARIABLE} is {named}, which is none of {', '.join(SETTINGS)}: {AUTO} it is.", logging.WARNING)
+        once(f"{VARIABLE} is {named}, which is none of {', '.join(SETTINGS)}: {AUTO} is used.", logging.WARNING)
         return AUTO
     return named
 

@@ -76,7 +76,7 @@ class SeedScout(io.ComfyNode):
                     tooltip="The first seed; the others are seed + 1, seed + 2, ...",
                 ),
                 io.Int.Input("count", default=16, min=2, max=256, tooltip="How many seeds to scout."),
-                io.Int.Input("keep", default=4, min=1, max=256, tooltip="How many of the best go on."),
+                io.Int.Input("keep", default=4, min=1, max=256, tooltip="How many of the best seeds to output."),
                 io.Int.Input(
                     "steps",
                     default=4,

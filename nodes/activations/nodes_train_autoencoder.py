@@ -49,7 +49,7 @@ class TrainSparseAutoencoder(io.ComfyNode):
             category=CATEGORY,
             is_experimental=True,
             description="Trains a TopK sparse autoencoder on an activation while prompts are sampled, or on a folder "
-            "of images: each position becomes a sum of a few features, many of which mean one thing. A tenth is held "
+            "of images: each position becomes a sum of a few out of many features. A tenth is held "
             f"out for validation. Run again with the same settings to resume. {_PAPER}.",
             search_aliases=["diffusion features", "SAE", "dictionary learning", "interpretability", "monosemantic"],
             is_output_node=True,

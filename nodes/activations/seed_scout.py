@@ -64,7 +64,7 @@ def layout_likeness(images: torch.Tensor, reference: torch.Tensor) -> Scores:
 
 def report(seeds: list[int], scores: Scores, keep: int) -> str:
     """One line per seed, best first: rank, seed, score, note, and which go on."""
-    lines = [f"Ranked by {scores.what}; the first {keep} go on."]
+    lines = [f"Ranked by {scores.what}; the first {keep} are selected."]
     for rank, index in enumerate(scores.order()):
         note = f"  {scores.notes[index]}" if scores.notes else ""
         lines.append(f"{rank + 1}. seed {seeds[index]}  {float(scores.values[index]):.4f}{note}")

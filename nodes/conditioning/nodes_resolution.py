@@ -275,9 +275,9 @@ class PositionalResample(io.ComfyNode):
                 end = sampling.sigmas_of(model, 0, downscale_end_percent)[1]
                 moved = feature_downscale.with_downscaled_features(model, base, end)
                 report = (
-                    f"Inner features at the size of {base} pixels a side for the first {100 * downscale_end_percent:g} "
-                    f"% of sampling (sigma {end:.4g} and more): divided by 1.5 at {base * 3 // 2} pixels, by 2 at "
-                    f"{base * 2}."
+                    f"Inner features at the size of {base} pixels per side for the first "
+                    f"{100 * downscale_end_percent:g} % of sampling (sigma {end:.4g} and more): divided by 1.5 at "
+                    f"{base * 3 // 2} pixels, by 2 at {base * 2}."
                 )
         if latent is not None:
             size = latent_shapes.pixels(latent, model)

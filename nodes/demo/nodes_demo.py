@@ -78,7 +78,7 @@ class DemoImage(io.ComfyNode):
                     default=1,
                     min=1,
                     max=IMAGES,
-                    tooltip="How many images to load as one batch; counting goes round after the last.",
+                    tooltip="How many images to load as one batch; after the last image comes the first.",
                 ),
                 io.Combo.Input(
                     "part",

@@ -66,7 +66,7 @@ class ComfyAdapters:
         arguments = (_NAME, 1.0, 1.0, None, lambda change: change)
         changed = adapter.calculate_weight(weight.clone(), *arguments, original_weight=weight)
         if torch.equal(changed, weight):  # ComfyUI logs what fails, and gives the weight back
-            raise ValueError(f"changes nothing in {layer}, or does not fit it: take it out.")
+            raise ValueError(f"changes nothing in {layer}, or does not fit it: remove it.")
         return changed - weight
 
 

@@ -69,7 +69,7 @@ WIDTH = {
     "max": 4096,
     "step": 8,
     "tooltip": "Image width in pixels: the size that the model was trained at. Below 352 the score has one scale only "
-    "(see the help page).",
+    "(docs/neurons.md).",
 }
 HEIGHT = {**WIDTH, "id": "height", "tooltip": "Image height in pixels."}
 NEURON_TYPE = {
@@ -105,7 +105,7 @@ TARGET_SCORE = {
     "max": 1.0,
     "step": 0.001,
     "tooltip": "The search stops loosening when the criterion falls to this. 0: the threshold, as in the paper. With "
-    "same_seed a small model needs more, see the help page.",
+    "same_seed a small model needs a larger value.",
 }
 SCAN_FILE = {
     "id": "scan_file",
@@ -119,7 +119,7 @@ SIMILARITY = {
     "id": "similarity",
     "optional": True,
     "tooltip": "How images are compared. auto: sscd if sscd_file is set, else clip_vision if connected, else the demo "
-    "world's judge (with the demo model's clip), else ssim. ssim compares pixels and takes flat images for similar.",
+    "world's judge (with the demo model's clip), else ssim. ssim compares pixels and rates flat images as similar.",
 }
 SSCD_FILE = {
     "id": "sscd_file",

@@ -72,7 +72,7 @@ class NemoLocalize(io.ComfyNode):
             inputs=[
                 io.Model.Input(**nemo_inputs.MODEL),
                 io.Clip.Input(**nemo_inputs.CLIP),
-                StatisticsSocket.Input("statistics", tooltip="Of the same model and the same layers."),
+                StatisticsSocket.Input("statistics", tooltip="From Neuron Statistics, of the same model and layers."),
                 io.String.Input(
                     "prompts",
                     default="",

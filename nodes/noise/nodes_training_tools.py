@@ -19,8 +19,8 @@ class ResizeToBuckets(io.ComfyNode):
             display_name="Resize Images Into Buckets",
             category=_CATEGORY,
             description=(
-                "Resizes training images to a few sizes of about one area, each to that of the nearest shape, and cuts "
-                "what stands over, for Make Training Dataset. No paper: NovelAI's aspect-ratio bucketing."
+                "Resizes training images to a few sizes of about one area, each to that of the nearest shape, and "
+                "crops the rest, for Make Training Dataset. No paper: NovelAI's aspect-ratio bucketing."
             ),
             search_aliases=[
                 "immiscible diffusion",
@@ -56,7 +56,7 @@ class ResizeToBuckets(io.ComfyNode):
                     tooltip="The longest shape: 2 is twice as wide as high. 1 cuts every image to a square.",
                 ),
                 io.Mask.Input(
-                    "masks", optional=True, tooltip="Masks of the images, in their order: resized and cut alike."
+                    "masks", optional=True, tooltip="Masks of the images, in their order: resized and cropped alike."
                 ),
             ],
             outputs=[
@@ -64,7 +64,7 @@ class ResizeToBuckets(io.ComfyNode):
                     display_name="images", is_output_list=True, tooltip="The images, one by one, in their order."
                 ),
                 io.Mask.Output(display_name="masks", is_output_list=True, tooltip="Their masks; none without masks."),
-                io.String.Output(display_name="report", tooltip="Images of each size, and how much was cut off."),
+                io.String.Output(display_name="report", tooltip="Images of each size, and how much was cropped."),
             ],
             is_input_list=True,
         )
@@ -110,8 +110,8 @@ class CompareTrainingRuns(io.ComfyNode):
             inputs=[
                 loss_map.Input("loss_map_a", tooltip="The loss_map of a training."),
                 loss_map.Input("loss_map_b", tooltip="The loss_map of the other."),
-                io.String.Input("name_a", default="A", tooltip="What the first run is called in the figure."),
-                io.String.Input("name_b", default="B", tooltip="What the other run is called in the figure."),
+                io.String.Input("name_a", default="A", tooltip="Name of the first run in the figure."),
+                io.String.Input("name_b", default="B", tooltip="Name of the other run in the figure."),
             ],
             outputs=[
                 io.Image.Output(display_name="figure", tooltip="Held-out and training losses of both."),

@@ -330,7 +330,7 @@ def _scikit_learn(method: str):
         import sklearn.svm
     except ImportError as error:
         raise RuntimeError(
-            f"The method {method} needs scikit-learn: pip install scikit-learn, or take the method least_squares."
+            f"The method {method} needs scikit-learn: pip install scikit-learn, or use the method least_squares."
         ) from error
     return sklearn
 

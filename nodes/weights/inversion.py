@@ -128,9 +128,7 @@ class Inversion:
             self.model.refresh()
             value = loss.item()
             if not math.isfinite(value):
-                raise ValueError(
-                    f"The loss is not finite after {self.done} steps: take a lower learning rate, or fp32."
-                )
+                raise ValueError(f"The loss is not finite after {self.done} steps: use a lower learning rate, or fp32.")
             self.losses.append(value)
             self._evaluate(session, mask)
             on_step(self.done)

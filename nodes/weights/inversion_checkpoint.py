@@ -49,7 +49,7 @@ def restore(run: Inversion, path: Path) -> None:
         "settings"
     ) != _settings_json(run):
         raise ValueError(
-            f"The checkpoint {path.name} belongs to another run: restore its settings, or take another name."
+            f"The checkpoint {path.name} belongs to another run: restore its settings, or choose another name."
         )
     coefficients, losses = run.model.coefficients, tensors.get("losses", torch.zeros(()))
     shapes = {"coefficients": coefficients.shape}
@@ -62,7 +62,7 @@ def restore(run: Inversion, path: Path) -> None:
         name not in tensors or tensors[name].shape != shape or not tensors[name].isfinite().all()
         for name, shape in shapes.items()
     ):
-        raise ValueError(f"The checkpoint {path.name} is damaged: delete it, or take another name.")
+        raise ValueError(f"The checkpoint {path.name} is damaged: delete it, or choose another name.")
     with torch.no_grad():
         coefficients.copy_(tensors["coefficients"])
     state = {name: tensors[name] for name in ("exp_avg", "exp_avg_sq", "step") if name in shapes}

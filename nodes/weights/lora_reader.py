@@ -116,7 +116,7 @@ def read(path: Path, adapters: AdapterReader | None = None, wanted: Callable[[st
         raise
     except Exception as error:  # whatever a damaged file makes its parser raise
         reason = (str(error).splitlines() or [""])[0][:200] or type(error).__name__
-        raise ValueError(f"{name} cannot be read ({reason}): take it out or download it again.") from None
+        raise ValueError(f"{name} cannot be read ({reason}): remove it or download it again.") from None
     try:
         return _parse(tensors, config, adapters) if wanted else parse_tensors(tensors, config, adapters)
     except ValueError as error:
@@ -166,7 +166,7 @@ def read_header(path: Path, adapters: AdapterReader | None = None) -> LoraHeader
         parts, text, _ = _sort(shapes, {}, adapters)
         header = LoraHeader(_shapes(parts, adapters), _shapes(text, adapters), metadata)
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path.name} cannot be read ({error}): take it out or download it again.") from None
+        raise ValueError(f"{path.name} cannot be read ({error}): remove it or download it again.") from None
     except ValueError as error:
         raise ValueError(f"{path.name} {error}") from None
     if not header.shapes:
@@ -262,7 +262,7 @@ def _sort(tensors: Mapping, config: Mapping, adapters: AdapterReader | None) -> 
         part = _part(found, key)
         if (found.layer, part) in style:
             other = style[found.layer, part]
-            raise ValueError(f"has two keys for one layer, {other} and {key}: take one of the two out.")
+            raise ValueError(f"has two keys for one layer, {other} and {key}: remove one of the two.")
         style[found.layer, part] = key
         (text if found.text else parts).setdefault(found.layer, {})[part] = value
     if config.get("use_dora") and adapters is None:
@@ -289,7 +289,7 @@ def _makers(parts: dict[str, dict], config: Mapping, adapters) -> dict[str, Call
 def _checked(layer: str, found: dict[str, torch.Tensor]) -> set[str]:
     """The parts of a layer; raises ValueError when they are not finite or do not fit."""
     if not all(bool(torch.isfinite(value.float()).all()) for value in found.values()):
-        raise ValueError(f"holds NaN or infinity in {layer}: take it out or train it again.")
+        raise ValueError(f"holds NaN or infinity in {layer}: remove it or train it again.")
     if (DOWN in found) != (UP in found):
         raise ValueError(f"has only one factor of {layer}: the file is cut short, download it again.")
     if DOWN in found and "lora_mid.weight" not in found:

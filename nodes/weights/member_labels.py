@@ -26,7 +26,7 @@ def parse_lines(text: str) -> list[tuple[str, ...]]:
         if not name or re.search(r"[,;:]", name):
             raise ValueError(f"'{name}' cannot name a direction: write words without commas, colons and semicolons.")
         if names.count(name) > 1:
-            raise ValueError(f"'{name}' stands there twice: name each alternative once.")
+            raise ValueError(f"'{name}' appears twice: name each alternative once.")
     return lines
 
 

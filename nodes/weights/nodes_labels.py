@@ -245,7 +245,7 @@ def _texts(source: str, folder: str, members: tuple[str, ...]) -> list[dict[str,
     paths = {one.name: one.path for one in files if one.path is not None}
     texts = [member_labels.tags_of(lora_reader.read_metadata(paths[name])) if name in paths else {} for name in members]
     if not any(texts):
-        raise ValueError(f"No file in '{folder}' is a member with tags in its metadata: take images or file_names.")
+        raise ValueError(f"No file in '{folder}' is a member with tags in its metadata: use images or file_names.")
     return texts
 
 

@@ -177,7 +177,7 @@ def _load(path: Path):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError:
         raise ValueError(
-            f"{path.name} holds more than tensors and is not read, because reading it could run code: take the file "
+            f"{path.name} holds more than tensors and is not read, because reading it could run code: use the file "
             "of the official release."
         ) from None
     except Exception as error:  # whatever a damaged file makes the unpickler raise

@@ -73,7 +73,7 @@ class SkippedMembers:
     def add(self, name: str, reason: str, settings: BuildSettings) -> None:
         """Note a source that does not fit; raises ValueError where the settings make that an error."""
         if settings.on_mismatch == OnMismatch.ERROR:
-            raise ValueError(f"{name}: {reason} Take it out, or set on_mismatch to {OnMismatch.SKIP}.")
+            raise ValueError(f"{name}: {reason} Remove it, or set on_mismatch to {OnMismatch.SKIP}.")
         self.reasons[name] = reason
 
 
@@ -215,7 +215,7 @@ def _check_bases(bases: dict[str, list[str]], settings: BuildSettings) -> dict:
     parts = [f"{base} ({len(names)}, such as {names[0]})" for base, names in bases.items()]
     message = f"The files declare several base models: {', '.join(parts)}."
     if settings.on_mismatch == OnMismatch.ERROR:
-        raise ValueError(f"{message} Take those of one, or set on_mismatch to {OnMismatch.SKIP}.")
+        raise ValueError(f"{message} Keep those of one, or set on_mismatch to {OnMismatch.SKIP}.")
     logging.warning(message)
     return {"bases": message}
 

@@ -32,5 +32,5 @@ def stay_open(server: Server) -> None:
     print(f"The canvas is open at {server.url} - press Ctrl-C to stop it.", flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         server.wait()
-        raise LaunchError(f"ComfyUI ended of itself: see {server.log}.")
+        raise LaunchError(f"ComfyUI ended by itself: see {server.log}.")
     print("\nStopping ComfyUI ...", flush=True)

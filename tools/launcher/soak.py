@@ -160,7 +160,7 @@ def _numbers(traces: Traces, workflows: int, quick: int, remaining: int) -> dict
     line = stats.linregress(*zip(*warm, strict=True))
     half = stats.t.ppf(0.975, len(warm) - 2) * line.stderr
     what = (
-        f"resident memory a prompt, prompts {warm[0][0]} to {warm[-1][0]}, in rounds of the {quick} quickest workflows"
+        f"resident memory per prompt, prompts {warm[0][0]} to {warm[-1][0]}, rounds of the {quick} quickest workflows"
     )
     counts = {
         "prompts": (

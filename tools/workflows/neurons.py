@@ -200,8 +200,8 @@ def demo_neurons_audit(w: Workflow) -> None:
         "a text embedding to regenerate it through the masked model (Finding DoRI, arXiv 2507.16880).",
         "**The control** is an image that the model was not trained on; a fair attack does not produce it. The figure "
         "shows each image's similarity to its target.",
-        "**Six steps** are few: the study's fifty brought three of three portraits back. **Try** 50 (some minutes "
-        "without a GPU), or your own image and model.",
+        "**Six steps** are few: the paper uses 50. **Try** 50 (some minutes without a GPU), "
+        "or your own image and model.",
     )
     world = World(w, PLANTED)
     neuron_parts.audit(world, _DEMO_BUDGET, lambda: w.add("GBX_DemoPicture", image_index=3, count=1)[0], _DEMO_AUDIT)

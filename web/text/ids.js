@@ -1,15 +1,15 @@
-// A list of activations as text: IDs and wildcards apart by commas, spaces or lines, # for comments; read as the nodes
+// A list of activations as text: IDs and wildcards separated by commas, spaces or lines, # for comments; read as the nodes
 // read it, and changed in place.
 
 const BETWEEN = /([,\s]+)/;
 
-/** Which of the IDs the text names, and its wishes that none fulfils. */
+/** Which of the IDs the text names, and its entries that match none. */
 export function read(text, ids) {
   const chosen = new Set();
   const unknown = [];
-  for (const wish of text.split("\n").flatMap((line) => wishes(code(line)))) {
-    const found = matching(wish, ids);
-    if (!found.length) unknown.push(wish);
+  for (const entry of text.split("\n").flatMap((line) => entries(code(line)))) {
+    const found = matching(entry, ids);
+    if (!found.length) unknown.push(entry);
     for (const id of found) chosen.add(id);
   }
   return { chosen, unknown };
@@ -28,9 +28,9 @@ export function write(text, ids, id, on) {
 }
 
 /** The IDs that a pattern of Python's fnmatch names. */
-export function matching(wish, ids) {
-  if (!/[*?[]/.test(wish)) return ids.includes(wish) ? [wish] : [];
-  const pattern = regular(wish);
+export function matching(entry, ids) {
+  if (!/[*?[]/.test(entry)) return ids.includes(entry) ? [entry] : [];
+  const pattern = regular(entry);
   return ids.filter((id) => pattern.test(id));
 }
 
@@ -50,22 +50,22 @@ function without(line, ids, id) {
   return text;
 }
 
-function regular(wish) {
+function regular(entry) {
   let source = "";
-  for (let at = 0; at < wish.length; at++) {
-    const close = wish[at] === "[" ? wish.indexOf("]", wish[at + 1] === "!" ? at + 3 : at + 2) : -1;
-    if (wish[at] === "*") source += ".*";
-    else if (wish[at] === "?") source += ".";
+  for (let at = 0; at < entry.length; at++) {
+    const close = entry[at] === "[" ? entry.indexOf("]", entry[at + 1] === "!" ? at + 3 : at + 2) : -1;
+    if (entry[at] === "*") source += ".*";
+    else if (entry[at] === "?") source += ".";
     else if (close > 0) {
-      const inside = wish.slice(at + 1, close).replace(/[\\\]^]/g, "\\$&");
+      const inside = entry.slice(at + 1, close).replace(/[\\\]^]/g, "\\$&");
       source += `[${inside.replace(/^!/, "^")}]`;
       at = close;
-    } else source += wish[at].replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
+    } else source += entry[at].replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
   }
   return new RegExp(`^${source}$`, "s");
 }
 
-function wishes(line) {
+function entries(line) {
   return line.split(/[,\s]+/).filter(Boolean);
 }
 

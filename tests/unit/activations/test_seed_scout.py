@@ -46,7 +46,7 @@ def test_seeds_are_ranked_best_first_and_ties_keep_their_order():
     scores = Scores(torch.tensor([0.2, 0.9, 0.2, 0.5]), "test", ("a", "b", "c", "d"))
     assert scores.order() == [1, 3, 0, 2]
     assert report([7, 8, 9, 10], scores, 2).splitlines() == [
-        "Ranked by test; the first 2 go on.",
+        "Ranked by test; the first 2 are selected.",
         "1. seed 8  0.9000  b",
         "2. seed 10  0.5000  d",
         "3. seed 7  0.2000  a",

@@ -73,7 +73,7 @@ def test_a_wrong_variable_is_logged_once(monkeypatch, caplog):
     monkeypatch.setenv(dispatch.VARIABLE, "fast")
     assert [dispatch.setting(), dispatch.setting()] == ["auto", "auto"]
     assert [record.message for record in caplog.records] == [
-        "GLASSBOX_KERNELS is fast, which is none of auto, eager, triton, cuda: auto it is."
+        "GLASSBOX_KERNELS is fast, which is none of auto, eager, triton, cuda: auto is used."
     ]
 
 
