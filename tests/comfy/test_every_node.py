@@ -27,7 +27,7 @@ def test_ids_are_the_committed_ones(pack_info):
     assert pack_rules.id_problems(set(pack_info), repository.listed_ids()) == []
 
 
-def test_help_pages(pack_info):
+def test_help_pages_name_inputs_and_outputs(pack_info):
     problems = {}
     for node_id, info in pack_info.items():
         path = _PAGES / f"{node_id}.md"

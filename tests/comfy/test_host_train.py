@@ -228,7 +228,7 @@ def test_a_weight_that_is_not_there(train, demo, images, captions):
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("architecture", reduced.ARCHITECTURES)
-def test_other_architectures(train, comfy, architecture, checkpointing):
+def test_a_step_on_each_architecture(train, comfy, architecture, checkpointing):
     """Also where norms keep parameters that no weight function reaches (Flux)."""
     model, clip, _ = reduced.checkpoint(architecture)
     with torch.inference_mode():

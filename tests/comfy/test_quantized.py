@@ -50,7 +50,7 @@ def hooked(comfy, model, node):
 
 
 @pytest.mark.parametrize("node", ["GBX_NemoNeuronMask", "GBX_ActivationRecorder"])
-def test_what_hooks_the_outputs_of_layers_works(comfy, family, models, node):
+def test_hooks_on_outputs_work_on_quantized_layers(comfy, family, models, node):
     _, small, exact = models
     found, expected = (family.sample(hooked(comfy, model, node), steps=2) for model in (small, exact))
     assert close(found, expected)
@@ -94,9 +94,7 @@ def of_inversion(comfy, family, model):
 
 
 @pytest.mark.parametrize("make", [of_an_interval, of_guidance, of_inversion])
-def test_what_changes_weights_as_they_are_used_works_on_plain_fp8_and_is_refused_on_others(
-    comfy, family, models, make, monkeypatch
-):
+def test_weight_functions_work_on_plain_fp8_and_are_refused_on_others(comfy, family, models, make, monkeypatch):
     from comfy.model_base import BaseModel
 
     kind, small, exact = models

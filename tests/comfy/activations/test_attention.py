@@ -196,7 +196,7 @@ def test_tokens_of_clip_and_t5_follow_each_other(comfy):
         ("portrait, " * 60, "portrait", {}, "The prompt has 154 tokens and the attention 77"),
     ],
 )
-def test_what_a_heat_map_cannot_show(demo, prompt, words, changes, reason):
+def test_words_and_prompts_that_do_not_fit_are_refused(demo, prompt, words, changes, reason):
     with pytest.raises(ValueError, match=reason):
         heat(demo, demo.tap("attn-mean", latent=demo.latent(1)), torch.zeros(1, 128, 128, 3), prompt, words, **changes)
 

@@ -106,7 +106,7 @@ def test_one_recorded_image_patches_all(demo, other_prompt):
     assert torch.equal(tensor[0], tensor[2])
 
 
-def test_what_does_not_fit_is_one_sentence(demo, other_prompt):
+def test_recordings_that_do_not_fit_are_refused(demo, other_prompt):
     recording, samples = source_run(demo, other_prompt, SPATIAL, steps="0")
     with pytest.raises(ValueError, match="No selected step was recorded: steps 0 of 3"):
         patched(demo, recording, samples, patched_steps="last")

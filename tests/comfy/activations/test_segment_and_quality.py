@@ -63,7 +63,7 @@ def test_a_segmenter_is_trained_and_applied(demo, faces):
         ({"part_1": torch.zeros(4, 128, 128)}, "only one label"),
     ],
 )
-def test_what_a_segmenter_cannot_learn(demo, faces, changes, reason):
+def test_masks_that_do_not_fit_are_refused(demo, faces, changes, reason):
     _, hair, _, tapped = faces
     with pytest.raises(ValueError, match=reason):
         train(demo, tapped, **{"part_1": hair, **changes})
@@ -114,7 +114,7 @@ def test_more_noise_is_measured_where_there_is_more(demo):
         ({"count": 1}, "At least two images"),
     ],
 )
-def test_what_quality_cannot_measure(demo, changes, reason):
+def test_quality_refuses_maps_and_single_images(demo, changes, reason):
     given = {"latent": demo.latent(changes["count"])} if "count" in changes else {}
     with pytest.raises(ValueError, match=reason):
         quality(demo, changes.get("ids", "unet-in"), **given)

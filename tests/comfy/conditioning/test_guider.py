@@ -162,7 +162,7 @@ def test_it_takes_part_in_post_cfg_functions(model, made):
     ("changes", "sentence"),
     [({"model": "sd15"}, "takes no size metadata"), ({"reference_width": 5}, "set both sides")],
 )
-def test_bad_input(made, changes, sentence):
+def test_inputs_that_do_not_fit_are_refused(made, changes, sentence):
     if "model" in changes:
         changes = {"model": conditioned.model(changes["model"])}
     with pytest.raises(ValueError, match=sentence):

@@ -105,7 +105,7 @@ def test_conditioning_reaches_transformers(comfy, models, family, key, numbers):
         ("sdxl", {"original_width": 5}, "original size is 5 x 0: set both sides"),
     ],
 )
-def test_conditioning_refuses(comfy, models, family, choice, sentence):
+def test_fields_without_an_input_are_refused(comfy, models, family, choice, sentence):
     with pytest.raises(ValueError, match=sentence):
         with_metadata(comfy, models[family], prompt("sd15"), **choice)
 

@@ -143,6 +143,6 @@ def test_pixart_already_stays_inside(comfy, monkeypatch, side, last):
     assert torch.allclose(table[0, 0, 0], torch.zeros((), dtype=torch.float64))
 
 
-def test_report(comfy, model):
+def test_the_report_lists_positions(comfy, model):
     text = comfy.run("GBX_PositionalResample", model=model, base_size=0, alignment="corners", **_OTHERS)[1]
     assert "Table of 192 positions per side" in text and "1536 px: 96 positions from 0 to 15.8333" in text

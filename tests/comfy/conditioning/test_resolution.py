@@ -117,7 +117,7 @@ def test_sampler_only_gives_the_true_timestep(plain, moved):
     assert new.timestep(new.sigma_min[None]).item() == 3
 
 
-def test_percents(plain, moved):
+def test_percents_give_scaled_sigmas(plain, moved):
     """percent_to_sigma of SDXL, and twice it."""
     base, new = plain(), moved(plain())
     assert [base.percent_to_sigma(p) for p in (0.25, 0.5, 0.75)] == pytest.approx([4.0861, 1.6156, 0.6951], abs=1e-4)
@@ -151,7 +151,7 @@ def test_factor_one_is_stock(plain, host):
 
 
 @pytest.mark.parametrize("kind", ["EPS", "V_PREDICTION", "EDM", "FLOW", "FLUX"])
-def test_what_the_class_does_besides_stays(plain, moved, kind):
+def test_predictions_are_those_of_the_base_class(plain, moved, kind):
     base, new = plain(kind), moved(plain(kind))
     assert isinstance(new, type(base).__mro__[1]) and isinstance(new, type(base).__mro__[2])
     generator = torch.Generator().manual_seed(0)
@@ -200,7 +200,7 @@ def test_flux_mu_rises_by_the_logarithm(plain, moved):
 # EDM, Cascade, zero terminal SNR
 
 
-def test_edm(plain, moved):
+def test_edm_sigmas_are_scaled(plain, moved):
     base = plain("EDM", sigma_max=80.0, sigma_min=0.002)
     new, retimed = moved(base), moved(base, mode="retimed")
     assert (float(new.sigma_min), float(new.sigma_max)) == pytest.approx((0.004, 160.0), rel=1e-4)

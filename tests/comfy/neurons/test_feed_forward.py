@@ -81,7 +81,7 @@ def test_a_mask_is_the_second_layer_without_those_columns(comfy, models, name):
 
 
 @pytest.mark.parametrize("name", ["Flux", "SD3", "demo"])
-def test_what_changes_nothing_is_bit_equal(comfy, models, name):
+def test_empty_mask_and_strength_0_are_bit_equal(comfy, models, name):
     patcher, plain = models[name], sample(comfy, models[name], name)
     for mask, strength in ((mask_of(comfy, LAYER[name], []), 1.0), (mask_of(comfy, LAYER[name], [1, 2]), 0.0)):
         assert torch.equal(sample(comfy, masked(comfy, patcher, mask, strength=strength), name), plain)

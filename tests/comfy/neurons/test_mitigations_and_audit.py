@@ -147,7 +147,7 @@ def test_the_norm_to_lower_is_that_of_memorization_score(world):
     assert float(report.split()[2]) == pytest.approx(norm, rel=0.01) and norm > 0.1
 
 
-def test_random_tokens(world):
+def test_random_tokens_are_inserted_by_seed(world):
     def run(**changes):
         given = {"clip": world.clip, "prompt": PROMPT, "count": 4, "seed": 3, "words": ""} | changes
         return world.comfy.run("GBX_RandomTokens", **given)
@@ -160,7 +160,7 @@ def test_random_tokens(world):
     assert torch.equal(conditioning[0][0], world.encode(text)[0][0])
 
 
-def test_audit(world):
+def test_the_audit_runs_through_a_mask(world):
     """On a masked model, through whose mask the gradient must run."""
     pack = world.comfy.module("nodes.neurons.mask")
     mask = pack.NeuronMask({"output_blocks.5.1.transformer_blocks.0.attn2.to_v": {1: 0.0}})

@@ -85,7 +85,7 @@ def test_the_figure_shows_the_target_score(world, monkeypatch, target_score, dra
     assert (line.get_ydata()[0], line.get_label()) == (drawn, f"target score {drawn:.3f}")
 
 
-def test_statistics(world):
+def test_statistics_are_saved_and_loaded(world):
     found, report, file = world.run(
         "NeuronStatistics",
         clip=world.clip,
@@ -201,7 +201,7 @@ def test_score_of_a_list(world):
     assert f"{alone[1]:.6f}" in table
 
 
-def test_calibration(world):
+def test_calibration_gives_threshold_and_report(world):
     threshold, figure, report = world.run(
         "CalibrateThreshold",
         clip=world.clip,
@@ -215,7 +215,7 @@ def test_calibration(world):
     assert "Expected false positives" in report and "AUROC" in report
 
 
-def test_ablation(world):
+def test_ablation_silences_each_layer(world):
     _, layers, report = world.run("LayerAblation", clip=world.clip, prompts=PROMPT, **SMALL)
     assert all(path.endswith("attn2.to_v") for path in layers.split(", "))
     assert report.count("without") == 5 + 16
@@ -354,7 +354,7 @@ def test_save_and_load_a_mask(world):
     assert torch.equal(world.sample(world.masked(again)), world.sample(world.masked(mask)))
 
 
-def test_edit(world, comfy):
+def test_mask_operations(world, comfy):
     first, second = world.mask(count=4), world.mask(count=6)
 
     def edit(operation, mask=first, **given):
@@ -381,7 +381,7 @@ def test_masks_of_two_models_are_reported(world, comfy):
         assert ("do not belong together" in report) == different
 
 
-def test_report(world, comfy):
+def test_the_report_compares_images(world, comfy):
     images = torch.rand(3, 64, 64, 3, generator=torch.Generator().manual_seed(0))
     figure, report, table = comfy.run(
         "GBX_NeuronReport",

@@ -276,7 +276,7 @@ def preview(comfy, latents, **changed):
     return comfy.run("GBX_NoiseGainPreview", latents=latents, **{name: [value] for name, value in given.items()})
 
 
-def test_the_preview(comfy):
+def test_the_gain_estimate_of_two_sizes(comfy):
     figure, report, batch, pool, nearest = preview(comfy, [latent(8, 4, 8, 8), latent(2, 4, 8, 12)])
     assert figure.shape[0] == 1 and figure.shape[-1] == 3
     assert "10 images of 2 size(s)" in report

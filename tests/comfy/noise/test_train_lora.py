@@ -304,7 +304,7 @@ def test_buckets_of_sizes(trained, captions, mode):
 
 
 @pytest.mark.parametrize("algorithm", ["LoHa", "LoKr", "OFT"])
-def test_other_adapters(trained, algorithm):
+def test_adapters_other_than_lora_train(trained, algorithm):
     outputs = trained(algorithm=algorithm, steps=1, gradient_checkpointing=True)
     assert any("hada" in name or "lokr" in name or "oft" in name for name in outputs["lora"])
 

@@ -54,7 +54,7 @@ def test_members_from_wires_and_folders_that_lead_out(family):
         family.build(folder="")
 
 
-def test_report(family, comfy):
+def test_the_report_of_a_space_and_a_point(family, comfy):
     spectrum, coefficients, words, table = comfy.run("GBX_W2WReport", space=family.directed[0], point=family.point)
     for figure in (spectrum, coefficients):
         assert figure.shape[0] == 1 and figure.shape[-1] == 3 and figure.min() >= 0 and figure.max() <= 1
@@ -63,7 +63,7 @@ def test_report(family, comfy):
     assert len(comfy.run("GBX_W2WReport", space=family.directed[0])) == 4
 
 
-def test_what_comfyui_trains_becomes_a_member(family, comfy):
+def test_a_lora_of_the_core_trainer_becomes_a_member(family, comfy):
     """Core's trainer writes biases and norms too: they are dropped and their fraction is reported."""
     latents = [{"samples": torch.randn(1, 24, 16, 16)} for _ in range(2)]
     given = {

@@ -96,7 +96,7 @@ def test_steps_that_cannot_be_read(text):
         "10%, 40%; 30.5%, 80%",
     ],
 )
-def test_points(text):
+def test_points_in_every_notation(text):
     assert point_list.parse(text, (50, 100)).tolist() == pytest.approx(torch.tensor([[10, 20], [30.5, 40]]).numpy())
 
 
@@ -140,7 +140,7 @@ def test_hostile_points_are_refused_at_once(text):
     assert all(length <= 80 for length in calls)
 
 
-def test_pooling():
+def test_pooling_averages_squares():
     feature = torch.arange(16.0).view(1, 1, 4, 4)
     assert tap.pool(feature, 2).flatten().tolist() == [2.5, 4.5, 10.5, 12.5]
     assert tap.pool(feature, 64).item() == 7.5

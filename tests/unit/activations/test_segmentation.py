@@ -172,7 +172,7 @@ def test_a_part_of_a_few_pixels_is_not_learned():
     assert 2 not in flat and (flat == few_shot.IGNORED).sum() == 2 * (6 + 24 * 24)
 
 
-def test_what_cannot_be_learned_or_used():
+def test_one_label_and_other_activations_are_refused():
     activations, labels = halves()
     with pytest.raises(ValueError, match="only one label"):
         few_shot.train(activations, labels * 0, ("right",), 16, seed=0, epochs=4)

@@ -47,7 +47,7 @@ def test_features_with_fewer_than_three_directions(shape):
     assert colors.shape == (1, *shape[2:], 3) and colors.isfinite().all()
 
 
-def test_one_channel():
+def test_a_channel_is_stretched_over_the_batch():
     feature = torch.tensor([[[[0.0, 2.0]]], [[[4.0, 1.0]]]])
     assert pca.channel_image(feature, 0).flatten().tolist() == [0, 0.5, 1, 0.25]
     with pytest.raises(ValueError, match="There is no channel 1: these activations have 1"):

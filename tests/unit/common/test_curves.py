@@ -40,7 +40,7 @@ def test_points_stay_where_they_are_while_a_run_goes_on():
     assert after[: len(before)] == before
 
 
-def test_what_is_no_number_is_left_out():
+def test_losses_that_are_not_finite_are_left_out():
     drawn = loss_curve.outline([1.0], 5, validation=[(0, math.inf), (1, math.nan), (2, 0.5)])
     assert drawn["validation"] == [[2, 0.5]]
     assert loss_curve.outline([], 5) == {"steps": 5, "smooth": 25, "each": [], "mean": [], "validation": []}

@@ -41,7 +41,7 @@ def test_without_noise_a_slot_is_its_token(settings):
         assert torch.equal(result[:, slot], given[:, slot % 7])
 
 
-def test_zeros():
+def test_zeros_fill_the_padding():
     result = replace_padding(gaussian(1, SLOTS, CHANNELS), [chunk(7)], PaddingSettings("zeros", 1.0, True), 3)
     assert not result[:, 7:].any()
 

@@ -66,5 +66,5 @@ def test_nothing_changes_up_to_the_base_at_strength_zero_and_at_clean_data(metho
     assert torch.equal(rotary_scaling.lower_frequencies(frequencies(), 1.0, settings(method)), frequencies())
 
 
-def test_report():
+def test_the_report_gives_factors_by_noise_level():
     assert "2048 px: by 4 at 1, 2.18 at 0.75, 1.41 at 0.5" in rotary_scaling.describe_rotary(settings())

@@ -20,7 +20,7 @@ def copy(tmp_path, monkeypatch):
     return tmp_path / "copy"
 
 
-def test_what_a_copy_does_not_have_comes_from_its_base(copy):
+def test_missing_files_of_a_copy_come_from_its_base(copy):
     assert (assets.base("copy"), assets.base("first")) == ("first", "")
     assert torch.equal(assets.read("copy", "text")["a"], torch.ones(2))
     assert assets.captions("copy") == ["portrait"]
@@ -28,7 +28,7 @@ def test_what_a_copy_does_not_have_comes_from_its_base(copy):
     assert torch.equal(assets.read("copy", "text")["a"], torch.zeros(2)), "its own file goes first"
 
 
-def test_what_neither_has_is_named_where_it_belongs(copy):
+def test_a_file_that_is_missing_in_both_is_named(copy):
     with pytest.raises(ValueError, match=r"judge\.safetensors of first is missing: restore assets/first"):
         assets.read("copy", "judge")
 

@@ -27,7 +27,7 @@ def test_strided_rows():
     torch.testing.assert_close(assignment_cost(data, noise), assignment_cost(data.contiguous(), noise.contiguous()))
 
 
-def test_nan_spreads():
+def test_nan_reaches_the_cost():
     data = gaussian(3, 8)
     data[1, 2] = float("nan")
     assert assignment_cost(data, gaussian(3, 8)).isnan().any()

@@ -26,7 +26,7 @@ def test_against_the_whole_matrix(monkeypatch, n, m, c, slice_):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_other_types(dtype):
+def test_half_precision_gives_float32_similarity(dtype):
     queries = torch.eye(4, dtype=dtype)
     similarity, index = kernels.best_match(queries, queries.flip(0))
     assert index.tolist() == [3, 2, 1, 0] and similarity.dtype == torch.float32
@@ -47,7 +47,7 @@ def test_zero_vectors_and_no_queries():
     assert [len(x) for x in kernels.best_match(torch.zeros(0, 3), torch.ones(2, 3))] == [0, 0]
 
 
-def test_what_does_not_fit():
+def test_wrong_shapes_are_refused():
     with pytest.raises(ValueError, match="at least one target"):
         kernels.best_match(torch.ones(2, 3), torch.ones(0, 3))
     with pytest.raises(ValueError, match="needs \\(N, C\\) and \\(M, C\\)"):

@@ -57,7 +57,7 @@ def test_every_source_compiles(library, target):
     check(library, SOURCES, target)
 
 
-def test_what_does_not_compile_says_why(library):
+def test_a_compile_error_names_file_and_line(library):
     with pytest.raises(RuntimeError, match=r"nearest_drawn\.cu\(\d+\): error: .*ROUNDS"):
         nvrtc.compiled(library, "nearest_drawn", "89", {"NUMBER": 0})
 

@@ -87,7 +87,7 @@ def test_without_triton_the_line_names_the_package(gpu, monkeypatch, caplog, pla
     assert record.message.endswith(f"low_rank_apply is left out: Triton is not installed (pip install {package}).")
 
 
-def test_what_is_forced_and_does_not_fit_is_logged(gpu, caplog):
+def test_a_forced_backend_that_does_not_fit_is_logged(gpu, caplog):
     kernels.use("triton")
     assert backends(weight=torch.ones(70, 6).double()) == []
     assert [record.message for record in caplog.records] == ["low_rank_apply runs in eager PyTorch: weight is float64."]
@@ -140,7 +140,7 @@ def test_every_operation_works_with_triton_hidden():
         (lambda t: t.as_subclass(type("Quantized", (torch.Tensor,), {})), "weight is a Quantized and not a plain"),
     ],
 )
-def test_what_a_kernel_does_not_take(change, reason):
+def test_constraints_name_what_does_not_fit(change, reason):
     given = arguments()
     for kernel in table.TABLE["low_rank_apply"].kernels.values():
         assert table.unfit(kernel, given | {"weight": change(given["weight"])}).startswith(reason)

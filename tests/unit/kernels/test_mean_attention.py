@@ -50,6 +50,6 @@ def test_nothing_to_do():
         ({"first": 6}, "5 keys: keep from 1 to all of them, not 6"),
     ],
 )
-def test_what_does_not_fit(change, message):
+def test_wrong_shapes_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         mean_attention(**kernel_inputs.mean_attention(torch.float32, 1, 9, 5, 3, 8) | change)

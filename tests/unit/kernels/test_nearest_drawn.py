@@ -23,7 +23,7 @@ ONES = 0xFFFFFFFF
         ),
     ],
 )
-def test_philox(rounds, counter, key, words):
+def test_philox_gives_the_published_words(rounds, counter, key, words):
     found = philox(tuple(map(torch.tensor, counter)), tuple(map(torch.tensor, key)), rounds)
     assert tuple(int(word) & ONES for word in found) == words
 
@@ -54,7 +54,7 @@ def test_a_row_depends_on_its_seed_alone():
     assert torch.equal(nearest_drawn(data[1:2], torch.tensor([8]), 5)[0], whole[1:2])
 
 
-def test_what_does_not_fit():
+def test_wrong_seeds_and_k_are_refused():
     with pytest.raises(ValueError, match="an int64 seed for each row"):
         nearest_drawn(torch.ones(2, 3), torch.ones(2), 2)
     with pytest.raises(ValueError, match="k is 0"):

@@ -217,7 +217,7 @@ def test_every_kernel_passes(operation, caplog):
         ([1.0], [1.0, 2.0], False),
     ],
 )
-def test_disagreement(found, wanted, agree):
+def test_results_beyond_the_tolerance_disagree(found, wanted, agree):
     error = self_check.disagreement("flat_weights", torch.tensor(found), torch.tensor(wanted), {})
     assert (error is None) == agree
 

@@ -95,7 +95,7 @@ def test_any_number_of_pieces(monkeypatch, programs, operation, sizes):
     ("operation", "sizes"),
     [("assignment_cost", (64, 64, 9)), ("nearest_drawn", (4, 9, 3)), ("mean_attention", (2, 4, 5, 2, 8))],
 )
-def test_strides(operation, sizes):
+def test_strided_inputs_give_the_same(operation, sizes):
     """Rows that are far apart, every second one, and one row that stands for all."""
     arguments = getattr(kernel_inputs, operation)(F32, *sizes)
     first = next(iter(arguments))

@@ -39,7 +39,7 @@ def test_failing_workflow_is_reported_and_the_others_run(workflows, stand_in, tm
     assert re.search(r"^demo_b +\d+\.\d +FAILED: Fail \(node 1\): The file is corrupt", printed, re.MULTILINE)
 
 
-def test_only_one(workflows, stand_in, tmp_path):
+def test_only_runs_one_workflow_and_removes_old_images(workflows, stand_in, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     (out / "demo_c_2.png").write_text("of an earlier run")

@@ -9,7 +9,7 @@ from sklearn.metrics import roc_auc_score
 from toy_neurons import LAYERS, Toy
 
 
-def test_lines():
+def test_empty_lines_are_no_prompts():
     assert nemo_inputs.parse_prompts(" a cat \n\n a dog") == ["a cat", "a dog"]
 
 
@@ -22,12 +22,12 @@ def test_lines():
         ("a.csv", '\ufeffcaption\none\n"two, three"\n'),
     ],
 )
-def test_files(tmp_path, name, text):
+def test_prompts_are_read_from_files(tmp_path, name, text):
     (tmp_path / name).write_text(text, encoding="utf-8")
     assert nemo_inputs.read_prompts(tmp_path / name) == ["one", "two, three"]
 
 
-def test_a_folder(tmp_path):
+def test_prompts_are_read_from_a_folder(tmp_path):
     for name, text in (("b.txt", "two,\nthree"), ("a.txt", "one"), ("c.png", "x")):
         (tmp_path / name).write_text(text)
     assert nemo_inputs.read_prompts(tmp_path) == ["one", "two, three"]
@@ -42,7 +42,7 @@ def test_a_folder(tmp_path):
         ("a.txt", b"\xff\xfe\x00", "UTF-8"),
     ],
 )
-def test_other_files(tmp_path, name, content, sentence):
+def test_files_without_prompts_are_refused(tmp_path, name, content, sentence):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=sentence):
         nemo_inputs.read_prompts(tmp_path / name)
@@ -96,6 +96,6 @@ def effects(changes, parts):
     ("changes", "expected"),
     [((0.3, 0.05, 0.2, 0.01), ["down0", "middle2"]), ((0.01, 0.0, 0.01, 0.3), ["up3"]), ((0.2, 0.0, 0.0, 0.3), None)],
 )
-def test_the_suggestion(changes, expected):
+def test_layers_to_search_are_suggested(changes, expected):
     found = layer_ablation.suggest_layers(effects(changes, ("down", "down", "middle", "up")))
     assert [layer.path for layer in found] == (expected or ["down0", "up3"])

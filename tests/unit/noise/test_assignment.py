@@ -189,7 +189,7 @@ def test_no_random_number_is_drawn():
         (torch.full((3, 8), float("nan")), torch.randn(3, 8), "NaN"),
     ],
 )
-def test_bad_input(data, noise, sentence):
+def test_wrong_shapes_and_nan_are_refused(data, noise, sentence):
     with pytest.raises(ValueError, match=sentence):
         assign(data, noise)
 

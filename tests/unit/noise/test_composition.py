@@ -103,7 +103,7 @@ def test_each_image_depends_on_itself_alone():
     torch.testing.assert_close(compose_noise(FULL, noise, halves())[1:2], compose_noise(FULL, noise[1:2], halves()))
 
 
-def test_report():
+def test_the_report_names_the_band():
     noise = gaussian(*SHAPE)
     text = describe_composition(FULL, noise, compose_noise(FULL, noise, halves()), halves())
     assert "Band of 0 to 3 cycles per side" in text and "before" in text
@@ -118,7 +118,7 @@ def test_report():
         (gaussian(1, 4, 8, 8), torch.full((1, 4, 8, 8), float("nan")), "NaN"),
     ],
 )
-def test_bad_input(noise, guide, sentence):
+def test_guides_that_do_not_fit_are_refused(noise, guide, sentence):
     with pytest.raises(ValueError, match=sentence):
         compose_noise(FULL, noise, guide)
 

@@ -27,7 +27,7 @@ def seen(part: torch.Tensor, weights=None) -> object:
 @pytest.mark.parametrize(
     ("batch", "trials", "tolerance"), [(2, 400, 0.13), (4, 200, 0.12), (16, 40, 0.12), (64, 8, 0.1), (128, 3, 0.09)]
 )
-def test_m_b(batch, trials, tolerance):
+def test_assignment_gains_what_m_b_predicts(batch, trials, tolerance):
     """Squared L2 shrinks by 2 s m_B / (sqrt(D) (1 + s^2)) for white images, on average over draws."""
     size = 1024
     total = 0.0

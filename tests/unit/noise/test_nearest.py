@@ -211,6 +211,6 @@ def test_closed_form_of_a_single_number_is_the_nearest_of_k(sign):
         (2.5, NearestForm.OFFICIAL, "integer k"),
     ],
 )
-def test_bad_k(k, form, sentence):
+def test_a_k_that_does_not_fit_is_refused(k, form, sentence):
     with pytest.raises(ValueError, match=sentence):
         nearest.check_k(k, form)

@@ -37,6 +37,6 @@ def test_training_losses_lie_at_optimizer_steps():
     ("runs", "sentence"),
     [({"a": RUNS["plain"]}, "Both runs have the same name"), ({"a": {"loss": []}, "b": {}}, "a holds no losses")],
 )
-def test_what_cannot_be_compared_is_one_sentence(runs, sentence):
+def test_loss_maps_that_cannot_be_compared_are_refused(runs, sentence):
     with pytest.raises(ValueError, match=sentence):
         run_comparison.check_loss_maps(runs)

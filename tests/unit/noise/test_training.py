@@ -253,7 +253,7 @@ def test_min_snr_is_the_papers_for_epsilon_prediction():
     assert float(ours) == pytest.approx(float(theirs), rel=1e-4)
 
 
-def test_schedules():
+def test_learning_rate_schedules():
     rates = {
         kind: [learning_rate(1.0, kind, 2, step, 6) for step in range(6)] for kind in ("constant", "linear", "cosine")
     }

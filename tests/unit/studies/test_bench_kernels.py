@@ -30,7 +30,7 @@ OTHERWISE = {"nearest_drawn", "assignment_cost", "neuron_moments", "best_match"}
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", TINY, ids=lambda case: f"{case.operation} {case.where}")
-def test_what_people_write_gives_the_same(case, dtype):
+def test_rivals_give_the_same_numbers(case, dtype):
     arguments = case.arguments("cpu", dtype)
     ours = getattr(kernels, case.operation)(**arguments)
     assert cases.moved(arguments, ours) > 0 and case.operations > 0

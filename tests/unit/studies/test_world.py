@@ -70,7 +70,7 @@ def test_captions_say_what_is_there():
         assert len(" ".join(words).replace(",", "").split()) <= 26
 
 
-def test_what_cannot_be_seen_has_no_label():
+def test_hidden_attributes_have_no_label():
     scene = some_scene()
     hidden = replace(
         scene, pattern="plain", face=replace(scene.face, accessory="sunglasses", hair="bald", facial_hair="none")

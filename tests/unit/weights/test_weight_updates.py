@@ -105,7 +105,7 @@ def test_the_mean_is_the_mean_of_the_updates(library):
 
 
 @pytest.mark.parametrize(("energy", "limit"), [(0.9, 0), (0.99, 0), (1.0, 4), (0.99, 2)])
-def test_what_a_basis_leaves_out_is_reported(tmp_path, energy, limit):
+def test_the_fraction_a_basis_keeps_is_reported(tmp_path, energy, limit):
     """kept is |core|^2 / |dW|^2 of the full updates; without a limit at least ``energy`` on average."""
     wanted = write_mixed(tmp_path / "loras")
     space = build(tmp_path / "loras", tmp_path / "s.safetensors", energy=energy, rank=limit)

@@ -63,7 +63,7 @@ def test_the_same_description_makes_the_same_text():
     assert json.loads(first)["id"] != canvas.make("other", example, INFO)["id"]
 
 
-def test_seeds_stay():
+def test_seeds_are_fixed():
     saved = canvas.make("example", example, INFO)
     assert next(node for node in saved["nodes"] if node["type"] == "Generate")["widgets_values"] == [7, "fixed", 8.0]
 

@@ -55,7 +55,7 @@ def test_nodes_are_named_by_id_title_or_class():
         (["3.seed"], 2, "need a text input"),
     ],
 )
-def test_what_does_not_fit_is_refused(mapping, chunk, sentence):
+def test_mappings_that_do_not_fit_are_refused(mapping, chunk, sentence):
     with pytest.raises(LaunchError, match=sentence):
         _job(mapping, _list("a"), chunk)
 

@@ -47,7 +47,7 @@ def test_a_folder_of_files_and_a_folder_of_folders(tmp_path):
         ("a.txt", None, "no list"),
     ],
 )
-def test_what_is_no_list_is_refused(tmp_path, name, text, sentence):
+def test_files_that_are_not_lists_are_refused(tmp_path, name, text, sentence):
     if text is not None:
         (tmp_path / name).write_text(text)
     with pytest.raises(LaunchError, match=sentence):

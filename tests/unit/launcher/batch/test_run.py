@@ -85,7 +85,7 @@ def test_a_workflow_brings_its_own_map(run, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["{", "[]", None])
-def test_what_is_no_workflow_is_refused(run, tmp_path, text):
+def test_files_that_are_not_workflows_are_refused(run, tmp_path, text):
     (tmp_path / "w.json").unlink()
     if text is not None:
         (tmp_path / "w.json").write_text(text)

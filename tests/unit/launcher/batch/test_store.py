@@ -29,7 +29,7 @@ def test_a_result_is_found_by_its_key(tmp_path):
     assert (store.folder(KEY) / "sub" / "a.txt").read_text() == "one"
 
 
-def test_of_two_results_of_one_key_the_first_counts(tmp_path):
+def test_the_first_of_two_results_of_a_key_is_kept(tmp_path):
     first, second = Store(tmp_path), Store(tmp_path)
     _write(first, "one")
     _write(second, "another")
@@ -78,7 +78,7 @@ def test_a_damaged_result_counts_as_absent_and_can_be_made_again(tmp_path, damag
     assert store.read(KEY)["values"] == {"prompt": "two"}
 
 
-def test_what_a_killed_worker_left_is_no_result(tmp_path):
+def test_an_unfinished_piece_is_not_a_result(tmp_path):
     store = Store(tmp_path)
     store.begin()
     (store.work / "a.txt").write_text("half")
