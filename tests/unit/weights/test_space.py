@@ -188,7 +188,7 @@ def test_members_that_do_not_fit_are_skipped_by_name_or_an_error(tmp_path):
     trained = build(folder, tmp_path / "u.safetensors", form="as_trained")
     assert trained.members == space.members and set(trained.about["skipped"]) == set(skipped)
     assert "(64,)" in skipped["another_base"] and "NaN" in skipped["a_nan"] and "shares no layer" in skipped["flux"]
-    with pytest.raises(ValueError, match=r"loha: .*Take it out"):
+    with pytest.raises(ValueError, match=r"loha: .*Remove it"):
         build(folder, tmp_path / "t.safetensors", on_mismatch=space_builder.OnMismatch.ERROR)
 
 
