@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
+from ..common.pil_images import from_pil
 from . import paper_tables, select_ids
 from .activation_spec import ActivationSpec, Kind
 from .overlays import viridis
@@ -108,7 +108,7 @@ def _draw_network(
             top = _draw_line(draw, left, top, place, members, fills)
         left += width[stage] + _MARGIN
     _draw_legend(draw, legend)
-    return torch.from_numpy(np.asarray(canvas, dtype=np.float32) / 255)[None]
+    return from_pil(canvas)[None]
 
 
 def place_of(spec: ActivationSpec) -> str | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from comfy_api.latest import io
 
+from ..common.pil_images import from_pil
 from ..host.evaluate import PERCENT, sample_latents, sigma_at, timestep_of
 from ..host.folders import input_stamp, named_file, relative, resolve_input_file
 from ..host.hooks import observe, refuse_compiled
@@ -252,13 +253,12 @@ class _Source:
 
     def _tapped(self, path: Path, seed: int) -> torch.Tensor:
         """Of one image at a random noise level: (1, C, H, W)."""
-        import numpy as np
         from PIL import Image, ImageOps
 
         size = (self.latent.shape[-1] * _PIXELS, self.latent.shape[-2] * _PIXELS)
         with Image.open(path) as opened:
             image = ImageOps.fit(ImageOps.exif_transpose(opened).convert("RGB"), size, Image.Resampling.LANCZOS)
-        pixels = torch.from_numpy(np.asarray(image, dtype=np.float32) / 255)[None]
+        pixels = from_pil(image)[None]
         fraction = float(torch.rand((), generator=torch.Generator().manual_seed(seed)))
         sigma, latent = sigma_at(self.model, fraction, PERCENT), {"samples": self.vae.encode(pixels)}
         settings, positive = TapSettings(dtype=torch.float32), encode(self.clip, self.caption)[1]

@@ -10,6 +10,8 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch.nn import functional as F
 
+from ..common.pil_images import from_pil, to_pil
+
 _TEXT, _GAP = 13, 6
 _ROWS = 256  # of an enlarged image at a time
 _READABLE = 512  # pixels of the longer side
@@ -83,7 +85,7 @@ def _with_legend(image: torch.Tensor, names: tuple[str, ...]) -> torch.Tensor:
         draw.rectangle([gap, top, gap + text, top + text], fill=_color(number, len(names)), outline=_INK, width=scale)
         place, edge = (2 * gap + text, top - scale), 2 * scale
         draw.text(place, name, fill=(255, 255, 255), font=font, stroke_width=edge, stroke_fill=(0, 0, 0))
-    return _to_tensor(canvas)
+    return from_pil(canvas)
 
 
 def magnify(image: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -97,7 +99,7 @@ def draw_points(image: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
     canvas, draw = _canvas(image)
     for number, point in enumerate(points.tolist()):
         _draw_point(draw, point, number, len(points), _mark_scale(image), hollow=False)
-    return _to_tensor(canvas)
+    return from_pil(canvas)
 
 
 def draw_matches(
@@ -106,8 +108,8 @@ def draw_matches(
     """Two images (H, W, 3) side by side, lines between their points (P, 2), and hollow ends where not ``mutual``."""
     height = max(source.shape[0], target.shape[0])
     canvas = Image.new("RGB", (source.shape[1] + _GAP + target.shape[1], height), _PAPER)
-    canvas.paste(_to_pil(source), (0, 0))
-    canvas.paste(_to_pil(target), (source.shape[1] + _GAP, 0))
+    canvas.paste(to_pil(source), (0, 0))
+    canvas.paste(to_pil(target), (source.shape[1] + _GAP, 0))
     draw = ImageDraw.Draw(canvas)
     moved = to + torch.tensor([source.shape[1] + _GAP, 0])
     scale = max(_mark_scale(source), _mark_scale(target))
@@ -115,7 +117,7 @@ def draw_matches(
         draw.line([*a, *b], fill=_color(number, len(from_)), width=2 * scale)
         _draw_point(draw, a, number, len(from_), scale, hollow=False)
         _draw_point(draw, b, number, len(from_), scale, hollow=not good)
-    return _to_tensor(canvas)
+    return from_pil(canvas)
 
 
 def contact_sheet(lines: list[tuple[str, torch.Tensor]], side: int, columns: int = 1) -> torch.Tensor:
@@ -136,8 +138,8 @@ def contact_sheet(lines: list[tuple[str, torch.Tensor]], side: int, columns: int
         left, top = _GAP + number % columns * (width + _GAP), _GAP + number // columns * height
         draw.text((left, top), name, fill=_INK, font=font)
         for index, image in enumerate(images):
-            canvas.paste(_to_pil(image), (left + index * (image.shape[1] + _GAP), top + _TEXT + _GAP))
-    return _to_tensor(canvas)[None]
+            canvas.paste(to_pil(image), (left + index * (image.shape[1] + _GAP), top + _TEXT + _GAP))
+    return from_pil(canvas)[None]
 
 
 def _mark_scale(image: torch.Tensor) -> int:
@@ -167,13 +169,5 @@ def _color(number: int, count: int) -> tuple[int, ...]:
 
 
 def _canvas(image: torch.Tensor) -> tuple[Image.Image, ImageDraw.ImageDraw]:
-    canvas = _to_pil(image)
+    canvas = to_pil(image)
     return canvas, ImageDraw.Draw(canvas)
-
-
-def _to_pil(image: torch.Tensor) -> Image.Image:
-    return Image.fromarray((image[..., :3].clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy())
-
-
-def _to_tensor(canvas: Image.Image) -> torch.Tensor:
-    return torch.from_numpy(np.asarray(canvas, dtype=np.float32) / 255)

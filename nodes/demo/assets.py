@@ -68,12 +68,12 @@ def apply_changes(weights: dict, changes: dict) -> None:
 
 def read_image(world: str, name: str):
     """A PNG of the world as float32 (height, width) or (height, width, 3) in 0..1; errors as in ``read``."""
-    import numpy as np
-    import torch
     from PIL import Image
 
+    from ..common.pil_images import from_pil
+
     with _explained(world, f"{name}.png", SyntaxError) as path, Image.open(path) as image:
-        return torch.from_numpy(np.asarray(image, dtype=np.float32) / 255)
+        return from_pil(image)
 
 
 def captions(world: str) -> list[str]:

@@ -9,7 +9,6 @@ from pathlib import Path
 import folder_paths
 import numpy as np
 import torch
-from PIL import Image
 
 
 def new_figure(width: int = 800, height: int = 500):
@@ -25,10 +24,11 @@ def to_image(figure) -> torch.Tensor:
     """A figure as an IMAGE: (1, height, width, 3), values 0 to 1."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+    from ..common.pil_images import from_pil
+
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
-    pixels = np.asarray(canvas.buffer_rgba())[..., :3]
-    return torch.from_numpy(pixels.astype(np.float32) / 255).unsqueeze(0)
+    return from_pil(np.asarray(canvas.buffer_rgba())[..., :3]).unsqueeze(0)
 
 
 _MOST = 16
@@ -50,10 +50,12 @@ def to_compare(images: Sequence[torch.Tensor], labels: Sequence[str], shown: tup
 
 
 def _save(image: torch.Tensor, number: int) -> dict:
+    from ..common.pil_images import to_pil
+
     folder = Path(folder_paths.get_temp_directory())
     folder.mkdir(parents=True, exist_ok=True)
-    pixels = (image[..., :3].clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy()
     name = f"glassbox_{uuid.uuid4().hex}.png"
-    Image.fromarray(pixels).save(folder / name, compress_level=1)
-    height, width = pixels.shape[:2]
+    saved = to_pil(image)
+    saved.save(folder / name, compress_level=1)
+    width, height = saved.size
     return {"number": number, "width": width, "height": height, "filename": name, "subfolder": "", "type": "temp"}

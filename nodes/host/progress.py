@@ -12,7 +12,6 @@ import comfy.utils
 import torch
 from comfy_execution.progress import get_progress_state
 from comfy_execution.utils import get_executing_context
-from PIL import Image
 
 from .routes import running_server
 
@@ -30,7 +29,9 @@ class Progress:
 
     def show(self, done: int, images: torch.Tensor | None = None) -> None:
         """Move the bar, and show an IMAGE (B, H, W, 3) under the node, its images side by side."""
-        preview = None if images is None else ("JPEG", _strip(images), _PREVIEW_SIDE)
+        from ..common.pil_images import to_pil
+
+        preview = None if images is None else ("JPEG", to_pil(torch.cat(list(images), dim=1)), _PREVIEW_SIDE)
         self._bar.update_absolute(done, self._total, preview)
 
 
@@ -39,11 +40,6 @@ def nothing_to_show():
     from comfy_execution.graph import ExecutionBlocker
 
     return ExecutionBlocker(None)
-
-
-def _strip(images: torch.Tensor) -> Image.Image:
-    row = torch.cat(list(images), dim=1)
-    return Image.fromarray((row.clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy())
 
 
 Item = TypeVar("Item")

@@ -1,0 +1,17 @@
+"""ComfyUI's images, floats from 0 to 1, as PIL's and back: the one place that rounds."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from PIL import Image
+
+
+def to_pil(image: torch.Tensor) -> Image.Image:
+    """An image (H, W, C) of at least three channels, of which the first three count; values are clamped to 0..1."""
+    return Image.fromarray((image[..., :3].clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy())
+
+
+def from_pil(image: Image.Image | np.ndarray) -> torch.Tensor:
+    """float32 (H, W) or (H, W, C) in 0..1 on the CPU, of an image or of pixels of 8 bits."""
+    return torch.from_numpy(np.asarray(image, dtype=np.float32) / 255)
