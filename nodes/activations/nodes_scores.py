@@ -80,7 +80,8 @@ class CompareActivations(io.ComfyNode):
         models = {"activations": activations} | {name: other for name, other in others.items() if other is not None}
         for other in models.values():
             comparison.check_same(reference, other)
-        difference, cka = ({name: {} for name in models} for _ in range(2))
+        difference: dict[str, dict[str, float]] = {name: {} for name in models}
+        cka: dict[str, dict[str, float]] = {name: {} for name in models}
         for id_, first in with_progress(reference.features.items()):
             for name, other in models.items():
                 difference[name][id_] = comparison.relative_difference(first, other.features[id_])
@@ -96,7 +97,7 @@ class CompareActivations(io.ComfyNode):
         every = [value for values in difference.values() for value in values.values()]
         specs, bounds = catalog(model.model.diffusion_model), (min(every), max(every))
         maps = [catalog_table.value_map(specs, values, bounds) for values in difference.values()]
-        columns = {}
+        columns: dict[str, dict[str, float]] = {}
         for name in models:
             suffix = name.removeprefix("activations")
             columns |= {f"difference{suffix}": difference[name], f"CKA{suffix}": cka[name]}
