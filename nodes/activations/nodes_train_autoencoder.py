@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from comfy_api.latest import io
 
-from ..common.pil_images import from_pil
 from ..host.evaluate import PERCENT, sample_latents, sigma_at, timestep_of
 from ..host.folders import input_stamp, named_file, relative, resolve_input_file
 from ..host.hooks import observe, refuse_compiled
@@ -254,6 +253,8 @@ class _Source:
     def _tapped(self, path: Path, seed: int) -> torch.Tensor:
         """Of one image at a random noise level: (1, C, H, W)."""
         from PIL import Image, ImageOps
+
+        from ..common.pil_images import from_pil
 
         size = (self.latent.shape[-1] * _PIXELS, self.latent.shape[-2] * _PIXELS)
         with Image.open(path) as opened:
