@@ -16,7 +16,7 @@ from ..common import host, parts
 FOLDER = host.ROOT / ".cache" / "world"
 STEPS = ("data", "judge", "autoencoder", "denoiser", "decoder", "release", "population", "planted")
 PARTS = {name: f"measure:measure_{name}" for name in ("judge", "autoencoder", "captions", "names", "metadata")}
-PARTS |= {"objectives": "objectives:measure", "population": "population:measure"}
+PARTS |= {"objectives": "objectives:measure", "population": "population:measure", "gates": "measure:measure_gates"}
 
 
 def train(argv: Sequence[str]) -> int:

@@ -88,13 +88,3 @@ def run(folder: Path, to: Path = ASSETS) -> None:
     header = {"channels": str(autoencoder.CHANNELS), "widths": json.dumps(autoencoder.WIDTHS)}
     write(to, "autoencoder", network.state_dict(), **header)
     release_denoiser(folder, network, to)
-
-
-def release_gates() -> None:
-    """Write which gates the committed measurements pass into ``gates.json``.
-
-    It lies beside the weights, so that the hash of the weights, which results name, stays as it was.
-    """
-    from .measure import gates
-
-    (ASSETS / "gates.json").write_text(json.dumps(gates(), indent=1) + "\n", encoding="utf-8")

@@ -1,5 +1,6 @@
 """The demo world: what is drawn is what the caption says, and truth follows the image."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -152,3 +153,24 @@ def test_zero_terminal_schedule_is_that_of_comfyui():
     assert np.allclose(ours[:-1], theirs[:-1], rtol=2e-4) and float(theirs[-1]) == pytest.approx(
         float(ours[-1]), rel=1e-3
     )
+
+
+def test_a_goal_is_judged_by_the_attribute_that_is_furthest_off(tmp_path, monkeypatch):
+    from studies.world import measure
+
+    values = {"followed eyes": 0.86, "followed skin": 0.99, "blur, generated": 0.43, "blur, renders": 0.17}
+    numbers = {name: {"value": value, "n": 20, "unit": "fraction"} for name, value in values.items()}
+    (tmp_path / "world_made.json").write_text(json.dumps({"numbers": numbers}), "utf-8")
+    monkeypatch.setattr(measure.results, "RESULTS", tmp_path)
+    goals = (("world_made", "followed *", 0.88, None), ("world_made", "blur, generated over renders", 0.5, 2.0))
+    monkeypatch.setattr(measure, "GATES", goals)
+    found = measure.measure_gates(False)
+    assert {name: row["what"] for name, row in found.items()} == {
+        "followed eyes": "wanted: at least 0.88; missed",
+        "blur, generated over renders": "wanted: at least 0.5 and at most 2; missed",
+    }
+    monkeypatch.setattr(
+        measure, "GATES", (("world_made", "followed *", None, 0.99), ("world_made", "followed *", 0.8, None))
+    )
+    found = measure.measure_gates(False)
+    assert found["followed skin"]["what"].endswith("reached") and found["followed eyes"]["what"].endswith("reached")
