@@ -67,7 +67,13 @@ class LoadActivations(io.ComfyNode):
             display_name="Load Activations",
             category=CATEGORY,
             description=f"Loads a file of Save Activations. {PAPER}.",
-            search_aliases=["diffusion features", "import features", "read safetensors"],
+            search_aliases=[
+                "diffusion features",
+                "import features",
+                "read safetensors",
+                "open features",
+                "activations file",
+            ],
             inputs=[
                 io.String.Input(
                     "file",

@@ -77,7 +77,13 @@ class SelectActivations(io.ComfyNode):
             display_name="Select Activations",
             category=CATEGORY,
             description=f"Selects activations by ID or wildcard, and images and rows by number. {PAPER}.",
-            search_aliases=["diffusion features", "filter features"],
+            search_aliases=[
+                "diffusion features",
+                "filter features",
+                "pick layers",
+                "subset of activations",
+                "choose IDs",
+            ],
             inputs=[
                 ActivationsSocket.Input("activations", tooltip="Tapped, recorded or loaded activations."),
                 io.String.Input(

@@ -24,7 +24,13 @@ class ActivationRecorder(io.ComfyNode):
             category=CATEGORY,
             description="Returns a MODEL that records activations while any sampler runs on it. The image stays "
             f"bit-identical. Get Recorded Activations returns them afterwards. {PAPER}.",
-            search_aliases=["diffusion features", "hook", "record features", "capture during sampling"],
+            search_aliases=[
+                "diffusion features",
+                "hook",
+                "record features",
+                "capture during sampling",
+                "activations of every step",
+            ],
             inputs=[
                 io.Model.Input("model", tooltip="Model with a U-Net or a supported transformer."),
                 io.Combo.Input(**PRESET),
@@ -83,7 +89,13 @@ class GetRecordedActivations(io.ComfyNode):
             category=CATEGORY,
             description="Returns the activations that Activation Recorder recorded in the sampling run of a latent. "
             f"{PAPER}.",
-            search_aliases=["diffusion features", "recorded features", "read activations"],
+            search_aliases=[
+                "diffusion features",
+                "recorded features",
+                "read activations",
+                "activations of a step",
+                "recording",
+            ],
             inputs=[
                 ActivationRecording.Input("recording", tooltip="Recording of Activation Recorder."),
                 io.Latent.Input(

@@ -142,7 +142,13 @@ class ApplyFewShotSegmenter(io.ComfyNode):
             category=CATEGORY,
             description="Finds the learned parts in other images by majority vote of the trained networks, and shows "
             f"where they disagree. {PAPER}.",
-            search_aliases=["diffusion features", "apply segmenter", "part segmentation", "uncertainty"],
+            search_aliases=[
+                "diffusion features",
+                "apply segmenter",
+                "part segmentation",
+                "uncertainty",
+                "predict masks",
+            ],
             inputs=[
                 FewShotSegmenter.Input("segmenter", tooltip="Segmenter of Train Few-Shot Segmenter."),
                 ActivationsSocket.Input(

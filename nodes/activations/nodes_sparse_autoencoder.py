@@ -34,7 +34,7 @@ class LoadSparseAutoencoder(io.ComfyNode):
             is_experimental=True,
             description="Loads a file of Train Sparse Autoencoder, or a published folder of SDXL Unbox with "
             f"config.json, state_dict.pth and mean.pt. {_PAPER}.",
-            search_aliases=["diffusion features", "SAE", "SDXL Unbox", "dictionary learning"],
+            search_aliases=["diffusion features", "SAE", "SDXL Unbox", "dictionary learning", "monosemantic"],
             inputs=[
                 io.String.Input(
                     "file",

@@ -309,7 +309,13 @@ class MixSteeringDirections(io.ComfyNode):
             category=CATEGORY,
             description="Adds up several directions, each times its strength, for one Activation Steering. The "
             f"strengths are sliders. {_PAPER}.",
-            search_aliases=["diffusion features", "concept sliders", "several directions", "add steering vectors"],
+            search_aliases=[
+                "diffusion features",
+                "concept sliders",
+                "several directions",
+                "add steering vectors",
+                "combine directions",
+            ],
             inputs=[
                 DirectionSocket.Input("direction_1", tooltip="Steering direction of the model."),
                 io.String.Input(
@@ -351,7 +357,13 @@ class SaveSteeringDirection(io.ComfyNode):
             display_name="Save Steering Direction",
             category=CATEGORY,
             description=f"Saves a steering direction as a .safetensors file. {_PAPER}.",
-            search_aliases=["diffusion features", "export steering vector", "save control vector"],
+            search_aliases=[
+                "diffusion features",
+                "export steering vector",
+                "save control vector",
+                "write direction file",
+                "keep direction",
+            ],
             is_output_node=True,
             inputs=[
                 DirectionSocket.Input("direction", tooltip="Steering direction."),
@@ -381,7 +393,13 @@ class LoadSteeringDirection(io.ComfyNode):
             display_name="Load Steering Direction",
             category=CATEGORY,
             description=f"Loads a file of Save Steering Direction. {_PAPER}.",
-            search_aliases=["diffusion features", "import steering vector", "load control vector"],
+            search_aliases=[
+                "diffusion features",
+                "import steering vector",
+                "load control vector",
+                "open direction file",
+                "saved direction",
+            ],
             inputs=[
                 io.String.Input(
                     "file",

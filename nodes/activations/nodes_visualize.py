@@ -44,7 +44,13 @@ class ActivationVisualizer(io.ComfyNode):
             category=CATEGORY,
             description="Shows activations as images: their three principal components as red, green and blue, one "
             f"channel, or a contact sheet of all by ID. {PAPER}.",
-            search_aliases=["diffusion features", "PCA", "feature visualization", "show activations"],
+            search_aliases=[
+                "diffusion features",
+                "PCA",
+                "feature visualization",
+                "show activations",
+                "see what a layer sees",
+            ],
             inputs=[
                 ActivationsSocket.Input(
                     "activations", tooltip="Tapped activations. Several are joined, except on a contact sheet."

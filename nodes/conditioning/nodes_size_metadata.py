@@ -189,6 +189,7 @@ class MetadataReport(io.ComfyNode):
                 "size conditioning",
                 "inspect conditioning",
                 "show size metadata",
+                "width height crop",
             ],
             inputs=[
                 io.Model.Input("model", tooltip="The MODEL as it goes into the sampler."),

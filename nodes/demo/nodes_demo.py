@@ -23,7 +23,7 @@ class LoadDemoModel(io.ComfyNode):
                 "pixels, CFG about 3), so that every node can be tried within a minute and without a GPU. Stock nodes "
                 "use it like SD1.5. No paper: trained by the pack's own studies/world."
             ),
-            search_aliases=["demo checkpoint", "avatars", "tiny model", "test model"],
+            search_aliases=["demo checkpoint", "avatars", "tiny model", "test model", "example checkpoint"],
             inputs=[
                 io.Combo.Input(
                     "weights",
@@ -64,7 +64,7 @@ class DemoImage(io.ComfyNode):
                 "part: input for image to image, correspondence, segmentation and inversion. No paper: drawn by "
                 "python-avatars (MIT)."
             ),
-            search_aliases=["avatars", "test image", "ground truth mask"],
+            search_aliases=["avatars", "test image", "ground truth mask", "example image", "sample face"],
             inputs=[
                 io.Int.Input(
                     "image_index",

@@ -71,7 +71,7 @@ class MemorizationAudit(io.ComfyNode):
             category=nemo_inputs.CATEGORY,
             description="Adversarial check of a mask: optimizes a text embedding to regenerate a given image through "
             f"the masked model. After Finding DoRI (arXiv 2507.16880). {' '.join(CAVEATS)}",
-            search_aliases=["nemo", "dori", "adversarial embedding", "memorization attack"],
+            search_aliases=["nemo", "dori", "adversarial embedding", "memorization attack", "does the image come back"],
             inputs=[
                 io.Model.Input("model", tooltip="The model under test, with its mask."),
                 io.Vae.Input("vae", tooltip="VAE of the model."),

@@ -178,7 +178,7 @@ class CalibrateThreshold(io.ComfyNode):
             description="Calibrates the detection threshold on ordinary prompts: mean of their memorization scores "
             f"plus one standard deviation, with the expected false positives. {PAPER}, section 3.1. The paper's .428 "
             "is valid for SD1.4 only.",
-            search_aliases=["nemo", "memorization threshold", "calibration"],
+            search_aliases=["nemo", "memorization threshold", "calibration", "false positive rate", "cut-off score"],
             inputs=[
                 _MODEL,
                 _CLIP,
@@ -255,7 +255,7 @@ class LayerAblation(io.ComfyNode):
             description="Silences each layer in turn, and the down, middle and up blocks as a whole, to find "
             f"the layers that carry a memorized prompt: those that NeMo Localize should search. {PAPER}, appendix "
             "C.8.",
-            search_aliases=["memorization", "nemo", "layer importance", "block ablation"],
+            search_aliases=["memorization", "nemo", "layer importance", "block ablation", "which layer matters"],
             inputs=[_MODEL, _CLIP, _PROMPTS, *_FIRST_STEP, io.Combo.Input(**nemo_inputs.NEURON_TYPE)],
             outputs=[
                 io.Image.Output(display_name="figure", tooltip="The remaining score without each layer."),
@@ -310,7 +310,7 @@ class ScanReport(io.ComfyNode):
             description="Reports a scan of many prompts: a histogram of their scores, the searches of those over the "
             "threshold, and a ranked sheet with the first image of each prompt, without and with the mask. "
             f"{PAPER}.",
-            search_aliases=["memorization", "nemo", "scan report", "image sheet"],
+            search_aliases=["memorization", "nemo", "scan report", "image sheet", "ranked prompts"],
             inputs=[
                 io.Model.Input("model", tooltip="The model that was scanned."),
                 io.Clip.Input(**nemo_inputs.CLIP),

@@ -44,7 +44,7 @@ class NeuronMaskEdit(io.ComfyNode):
             category=CATEGORY,
             description="Combines two neuron masks, keeps the neurons found for most prompts or of the largest "
             f"absolute z, drops or keeps named ones, or makes a random control of equal size. {PAPER}, section 4.",
-            search_aliases=["memorization", "nemo", "merge neuron masks", "random neurons"],
+            search_aliases=["memorization", "nemo", "merge neuron masks", "random neurons", "scale neurons"],
             inputs=[
                 Socket.Input(**nemo_inputs.MASK),
                 io.Combo.Input(
@@ -125,7 +125,7 @@ class SaveNeuronMask(io.ComfyNode):
             category=CATEGORY,
             description="Writes a neuron mask as readable JSON: layers, neurons, factors, prompts, scores, settings "
             f"and caveats. {PAPER}. {CAVEATS[2]}",
-            search_aliases=["memorization", "nemo", "export neuron mask"],
+            search_aliases=["memorization", "nemo", "export neuron mask", "write mask file", "keep neurons"],
             inputs=[
                 Socket.Input(**nemo_inputs.MASK),
                 io.String.Input(
@@ -159,7 +159,7 @@ class LoadNeuronMask(io.ComfyNode):
             category=CATEGORY,
             description="Reads a mask from Save Neuron Mask, or the official code's result table (.csv) for SD1.x. "
             f"{PAPER}. {CAVEATS[2]}",
-            search_aliases=["memorization", "nemo", "import neuron mask"],
+            search_aliases=["memorization", "nemo", "import neuron mask", "open mask file", "saved neurons"],
             inputs=[
                 io.String.Input(
                     "file", default="", tooltip="Path in ComfyUI's input or output folder: .json, or the official .csv."
@@ -218,7 +218,7 @@ class BakeNeuronMask(io.ComfyNode):
             description="Scales the weights of the masked neurons, so that Save Checkpoint writes a model that "
             "needs no mask. Connect LoRAs first; acts on all steps and on both prompts. "
             f"{PAPER}, section 3. {CAVEATS[0]}",
-            search_aliases=["memorization", "nemo", "prune neurons", "save masked checkpoint"],
+            search_aliases=["memorization", "nemo", "prune neurons", "save masked checkpoint", "permanent mask"],
             inputs=[
                 io.Model.Input("model", tooltip="The model that the mask was made for, with its LoRAs."),
                 Socket.Input(**nemo_inputs.MASK),

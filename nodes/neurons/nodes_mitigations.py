@@ -28,7 +28,13 @@ class AttentionScaling(io.ComfyNode):
             description="Mitigates memorization: raises the attention to the first token and masks the padding after "
             "the prompt, for the positive prompt. Ren et al., Unveiling and Mitigating Memorization (arXiv "
             "2403.11052); a baseline of Finding NeMo (arXiv 2406.02366).",
-            search_aliases=["nemo", "memorization mitigation", "attention entropy"],
+            search_aliases=[
+                "nemo",
+                "memorization mitigation",
+                "attention entropy",
+                "first token attention",
+                "less memorization",
+            ],
             inputs=[
                 io.Model.Input("model", tooltip="SD1.x, SD2.x, SDXL or the demo model."),
                 io.Clip.Input("clip", tooltip="Finds where the padding after the prompt begins."),
@@ -76,7 +82,13 @@ class EmbeddingAdjustment(io.ComfyNode):
             description="Mitigates memorization: optimizes the prompt's embedding until the text changes the first "
             "step less. Wen et al., Detecting, Explaining, and Mitigating Memorization (arXiv 2407.21720); a baseline "
             "of Finding NeMo (arXiv 2406.02366).",
-            search_aliases=["nemo", "memorization mitigation", "prompt embedding adjustment"],
+            search_aliases=[
+                "nemo",
+                "memorization mitigation",
+                "prompt embedding adjustment",
+                "rewrite prompt",
+                "less memorization",
+            ],
             inputs=[
                 io.Model.Input("model", tooltip="SD1.x, SD2.x, SDXL or the demo model."),
                 io.Conditioning.Input("positive", tooltip="The memorized prompt."),
@@ -160,7 +172,7 @@ class RandomTokens(io.ComfyNode):
             description="Mitigates memorization: inserts random words into the prompt, at the cost of prompt "
             "alignment. Somepalli et al., Understanding and Mitigating Copying (arXiv 2305.20086); a baseline of "
             "Finding NeMo (arXiv 2406.02366).",
-            search_aliases=["nemo", "memorization mitigation", "random tokens", "random words"],
+            search_aliases=["nemo", "memorization mitigation", "random tokens", "random words", "less memorization"],
             inputs=[
                 io.Clip.Input("clip", tooltip="Text encoder; the words come from its vocabulary."),
                 io.String.Input("prompt", default="", multiline=True, tooltip="The memorized prompt."),

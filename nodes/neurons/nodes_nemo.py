@@ -68,7 +68,13 @@ class NemoLocalize(io.ComfyNode):
             category=CATEGORY,
             description="Finds the few neurons that make a memorized prompt replicate its training image. "
             f"{PAPER}, sections 3.2 and 3.3. The Stop button keeps the best so far. {CAVEATS[0]} {CAVEATS[1]}",
-            search_aliases=["nemo", "memorization neurons", "localize memorization"],
+            search_aliases=[
+                "nemo",
+                "memorization neurons",
+                "localize memorization",
+                "find neurons",
+                "which neurons memorize",
+            ],
             inputs=[
                 io.Model.Input(**nemo_inputs.MODEL),
                 io.Clip.Input(**nemo_inputs.CLIP),
@@ -306,7 +312,7 @@ class NemoNeuronMask(io.ComfyNode):
             description="Silences neurons while a MODEL samples, so that a memorized prompt generates something "
             f"else. {PAPER}, section 3. Connect LoRAs first; several masks stack; an empty mask changes no bit. "
             f"{CAVEATS[0]} {CAVEATS[1]}",
-            search_aliases=["nemo", "deactivate neurons", "memorization mitigation", "unlearn"],
+            search_aliases=["nemo", "deactivate neurons", "memorization mitigation", "unlearn", "switch off neurons"],
             inputs=[
                 io.Model.Input("model", tooltip="The model that the mask was made for."),
                 MaskSocket.Input(**nemo_inputs.MASK),

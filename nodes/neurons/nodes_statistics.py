@@ -41,7 +41,13 @@ class NeuronStatistics(io.ComfyNode):
             description="Measures mean and standard deviation of each neuron's activation over ordinary prompts, the "
             "reference of NeMo Localize. Value neurons need the text embedding alone, so thousands of prompts take "
             f"minutes. {PAPER}, section 3.2.",
-            search_aliases=["memorization", "nemo", "reference statistics", "activation statistics"],
+            search_aliases=[
+                "memorization",
+                "nemo",
+                "reference statistics",
+                "activation statistics",
+                "mean and deviation of neurons",
+            ],
             inputs=[
                 io.Model.Input(**nemo_inputs.MODEL),
                 io.Clip.Input(**nemo_inputs.CLIP),
@@ -216,7 +222,13 @@ class LoadNeuronStatistics(io.ComfyNode):
             description="Reads a file from Neuron Statistics, or the official code's file for SD1.4 "
             "(statistics_additional_laion_prompts_v1_4.pt; no pickle is executed). "
             f"{PAPER}, section 3.2.",
-            search_aliases=["memorization", "nemo", "reference statistics"],
+            search_aliases=[
+                "memorization",
+                "nemo",
+                "reference statistics",
+                "open statistics file",
+                "mean and deviation of neurons",
+            ],
             inputs=[
                 io.Model.Input("model", tooltip="The model that was measured; the statistics are checked against it."),
                 io.String.Input(

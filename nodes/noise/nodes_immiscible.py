@@ -90,7 +90,13 @@ class ImmiscibleNoise(io.ComfyNode):
                 "it keeps a little more of each image. Nothing changes at batch 1 (except with nearest) or from empty "
                 "latents."
             ),
-            search_aliases=["immiscible diffusion", "optimal transport noise", "noise assignment", "knn noise"],
+            search_aliases=[
+                "immiscible diffusion",
+                "optimal transport noise",
+                "noise assignment",
+                "knn noise",
+                "noise for a batch",
+            ],
             inputs=[
                 io.Noise.Input("noise", tooltip="Any NOISE, such as Random Noise; this node pairs what it draws."),
                 io.Latent.Input(
@@ -162,7 +168,13 @@ class ImmiscibleLatentBatch(io.ComfyNode):
                 f"same seed, the noise nearest to each image. {_PAPERS}. Latent From Batch then repeats a single image "
                 "from its seed."
             ),
-            search_aliases=["immiscible diffusion", "batch_index", "optimal transport noise", "noise assignment"],
+            search_aliases=[
+                "immiscible diffusion",
+                "batch_index",
+                "optimal transport noise",
+                "noise assignment",
+                "noise for a batch",
+            ],
             inputs=[
                 io.Latent.Input(
                     "latent",
@@ -229,7 +241,13 @@ class NoiseGainPreview(io.ComfyNode):
                 f"images: by assignment in a batch, in a pool, and by the nearest of k. {_PAPERS}. A shorter distance "
                 "alone does not make a better model; see the help page."
             ),
-            search_aliases=["immiscible diffusion", "noise statistics", "assignment gain"],
+            search_aliases=[
+                "immiscible diffusion",
+                "noise statistics",
+                "assignment gain",
+                "is pairing worth it",
+                "batch size",
+            ],
             inputs=[
                 io.Latent.Input(
                     "latents",

@@ -25,7 +25,7 @@ class W2WApply(io.ComfyNode):
             category=CATEGORY,
             description=f"Applies the weights of a point to a model. {PAPER}. Over the whole run the result equals "
             "Load LoRA with the saved point; between two percents it is the delayed injection of appendix I.",
-            search_aliases=["weight space", "weights2weights", "delayed injection", "lora start end"],
+            search_aliases=["weight space", "weights2weights", "delayed injection", "lora start end", "apply identity"],
             inputs=[
                 io.Model.Input("model", tooltip="The base model of the space."),
                 W2WPoint.Input("point", tooltip=POINT_TOOLTIP),
@@ -65,7 +65,7 @@ class W2WToLoRA(io.ComfyNode):
             category=CATEGORY,
             description="Exports a point as an ordinary LoRA with alpha, as an output and as a file that Load LoRA, "
             f"Forge and diffusers read. {PAPER}.",
-            search_aliases=["weight space", "weights2weights", "export lora", "save lora"],
+            search_aliases=["weight space", "weights2weights", "export lora", "save lora", "lora file"],
             is_output_node=True,
             inputs=[
                 W2WPoint.Input("point", tooltip=POINT_TOOLTIP),
@@ -120,7 +120,7 @@ class W2WStyleMerge(io.ComfyNode):
             category=CATEGORY,
             description=f"Merges a point and a style LoRA into one LoRA: the sum of both changes. {PAPER}, appendix H. "
             "Exact for any ranks and layers.",
-            search_aliases=["weight space", "weights2weights", "merge loras", "style"],
+            search_aliases=["weight space", "weights2weights", "merge loras", "style", "person in a style"],
             inputs=[
                 W2WPoint.Input("point", tooltip=POINT_TOOLTIP),
                 io.Combo.Input(

@@ -36,7 +36,7 @@ class W2WSample(io.ComfyNode):
             category=CATEGORY,
             description="Samples new points of a space: each coefficient from a normal distribution with the members' "
             f"mean and deviation. {PAPER}, section 3.2.",
-            search_aliases=["weight space", "weights2weights", "random identity", "sample a lora"],
+            search_aliases=["weight space", "weights2weights", "random identity", "sample a lora", "new person"],
             inputs=[
                 W2WSpace.Input("space", tooltip="Space to sample from."),
                 io.Int.Input(
@@ -116,7 +116,7 @@ class W2WEdit(io.ComfyNode):
             category=CATEGORY,
             description=f"Moves a point along attribute directions of its space, any number at once. {PAPER}, section "
             "3.3. Edits add up before the weights are rebuilt, so two nodes give the same as one.",
-            search_aliases=["weight space", "weights2weights", "slider", "attribute edit"],
+            search_aliases=["weight space", "weights2weights", "slider", "attribute edit", "age beard glasses"],
             inputs=[
                 W2WPoint.Input("point", tooltip=POINT_TOOLTIP),
                 io.String.Input(
@@ -164,7 +164,7 @@ class W2WMix(io.ComfyNode):
             category=CATEGORY,
             description=f"Interpolates between two points of a space: a straight line of coefficients. {PAPER}: two "
             "identities of one space do not merge, they interpolate (appendix H).",
-            search_aliases=["weight space", "weights2weights", "interpolate", "morph"],
+            search_aliases=["weight space", "weights2weights", "interpolate", "morph", "blend two people"],
             inputs=[
                 W2WPoint.Input("first_point", tooltip="First endpoint (fraction 0)."),
                 W2WPoint.Input("second_point", tooltip="Second endpoint (fraction 1), of the same space."),
@@ -263,7 +263,7 @@ class W2WProjectLoRA(io.ComfyNode):
             category=CATEGORY,
             description="Projects a LoRA into a space: the nearest point, and how much of the LoRA is lost. "
             f"{PAPER}; other ranks and trainers by singular values as in ImageGem (arXiv 2510.18433).",
-            search_aliases=["weight space", "weights2weights", "lora to point", "encode lora"],
+            search_aliases=["weight space", "weights2weights", "lora to point", "encode lora", "lora coefficients"],
             inputs=[
                 W2WSpace.Input("space", tooltip="Space to project into."),
                 io.Combo.Input(

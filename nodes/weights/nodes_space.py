@@ -165,7 +165,7 @@ class W2WLoadSpace(io.ComfyNode):
             category=CATEGORY,
             description="Loads a weight space from models/w2w, or the demo model's space that ships with the pack. "
             f"{PAPER}. The basis stays on disk until it is used.",
-            search_aliases=["weight space", "weights2weights", "open space"],
+            search_aliases=["weight space", "weights2weights", "open space", "identity space", "saved space"],
             inputs=[
                 io.Combo.Input(
                     "space_name",
@@ -202,7 +202,7 @@ class W2WSaveSpace(io.ComfyNode):
             display_name="W2W Save Space",
             category=CATEGORY,
             description=f"Saves a weight space with its labels and directions to one file in models/w2w. {PAPER}.",
-            search_aliases=["weight space", "weights2weights", "export space", "quantize basis"],
+            search_aliases=["weight space", "weights2weights", "export space", "quantize basis", "keep space"],
             is_output_node=True,
             inputs=[
                 W2WSpace.Input("space", tooltip="Space to save, for example with new directions."),
@@ -232,7 +232,7 @@ class W2WImportRelease(io.ComfyNode):
             category=CATEGORY,
             description="Converts the official release of weights2weights for SD1.5 (V.pt, mean.pt, std.pt, "
             f"weight_dimensions.pt, proj_1000pc.pt) to one file in models/w2w. {PAPER}. No pickled code is executed.",
-            search_aliases=["weight space", "weights2weights", "snap-research", "V.pt"],
+            search_aliases=["weight space", "weights2weights", "snap-research", "V.pt", "official weights"],
             inputs=[
                 io.String.Input(
                     "folder",

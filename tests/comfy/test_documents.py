@@ -141,6 +141,7 @@ def test_a_node_is_found_by_the_words_of_its_paper(family, words, pack_info):
     assert lost == {}
 
 
-def test_every_node_has_words_to_search_for(pack_info):
+def test_every_node_is_found_by_its_name_and_five_other_phrases(pack_info):
     found = documents.searched(repository.ROOT / "nodes")
     assert set(found) == set(pack_info)
+    assert {node_id: text for node_id, text in found.items() if len(set(text.lower().split(", "))) < 6} == {}
