@@ -129,8 +129,7 @@ def demo_activations_patching(w: Workflow) -> None:
     source, image, latent, negative, positive = _run(w, recording_model, clip, vae, _WITH, 128, 4, 8, 3.0)
     save(w, image, "patching_source", "Recorded run")
     w.group("Patched run")
-    patched, report = w.add("GBX_ActivationPatching", model=model, recording=recording, latent=source, ids=_CARRIER)
-    w.add("PreviewAny", source=report, node_title="What is patched")
+    patched, _ = w.add("GBX_ActivationPatching", model=model, recording=recording, latent=source, ids=_CARRIER)
     without = w.add("CLIPTextEncode", clip=clip, text=_WITHOUT, node_title="Without sunglasses")
     for name, one in (("plain", model), ("patched", patched)):
         image = generate(w, one, without, negative, latent, vae, sampler=sampler_of(w), seed=0, steps=8, cfg=3.0)

@@ -243,11 +243,14 @@ def _sample(w: Workflow, model, clip, vae, text: str, side: int, count: int, cfg
 def _read_two(w: Workflow, recording: Output, samples: Output) -> Output:
     """Show the first and the last recorded step; returns the last."""
     w.group("Recorded activations")
+
+    def read(w: Workflow, **given: Output) -> tuple[Output, Output]:
+        activations, _, _ = w.add("GBX_ReadActivations", **given)
+        return activations, w.add("GBX_ActivationPicture", activations=activations, size=256)
+
     for index, name in ((0, "early"), (-1, "late")):
-        activations, _, report = w.add("GBX_ReadActivations", recording=recording, latent=samples, step_index=index)
-        image = w.add("GBX_ActivationPicture", activations=activations, size=256)
+        activations, image = w.subgraph("Read a step", read, recording=recording, latent=samples, step_index=index)
         save(w, image, f"recorded_{name}", f"Activations, {name}")
-        w.add("PreviewAny", source=report, node_title=f"Report, {name}")
     return activations
 
 

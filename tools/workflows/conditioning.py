@@ -220,11 +220,10 @@ def _size_sweep(w: Workflow, model, clip, vae, text: str, side: int, sizes: tupl
         _save(w, _row(w, images), f"size_sweep_{name.lower()}", f"{name}: {', '.join(map(str, sizes))}")
     w.group("Size metadata at each step")
     _save(w, figure, "size_gate", "The gate")
-    metadata, report = w.add(
+    metadata, _ = w.add(
         "GBX_MetadataReport", model=gated, positive=sized[0], negative=prompts[1], latent=latent, sigmas=sigmas
     )
     _save(w, metadata, "size_metadata", f"Size metadata for {sizes[0]}")
-    w.add("PreviewAny", source=report, node_title="Report")
 
 
 def _size_sheet(w: Workflow, model, clip, vae, text: str, side: int, cfg: float, steps: int, **values: str) -> None:
@@ -254,15 +253,19 @@ def _guider_grid(w: Workflow, model, clip, vae, text: str, side: int, size: int,
     noise = w.add("RandomNoise", noise_seed=7)
     sampler = w.add("KSamplerSelect", sampler_name=sampler_of(w))
     sigmas = w.add("BasicScheduler", model=model, scheduler="normal", steps=steps)
-    for strength in (0.0, 1.0, 2.0):
-        w.group(f"Strength {strength:g}")
-        guider = w.add(
-            "GBX_MetadataGuider", model=model, positive=sized, negative=negative, cfg=cfg, metadata_strength=strength
-        )
+    w.group("Strengths of the metadata")
+
+    def guided(w: Workflow, noise, sampler, sigmas, latent, vae, **given: Output) -> Output:
+        guider = w.add("GBX_MetadataGuider", **given)
         samples, _ = w.add(
             "SamplerCustomAdvanced", noise=noise, guider=guider, sampler=sampler, sigmas=sigmas, latent_image=latent
         )
-        image = w.add("VAEDecode", samples=samples, vae=vae)
+        return w.add("VAEDecode", samples=samples, vae=vae)
+
+    given = {"noise": noise, "sampler": sampler, "sigmas": sigmas, "latent": latent, "vae": vae}
+    given |= {"model": model, "positive": sized, "negative": negative, "cfg": cfg}
+    for strength in (0.0, 1.0, 2.0):
+        image = w.subgraph("Guide and generate", guided, **given, metadata_strength=strength)
         _save(w, image, f"metadata_strength_{strength:g}", f"Metadata at strength {strength:g}")
 
 
@@ -363,10 +366,13 @@ def _sampled(w: Workflow, model, positive, negative, latent, vae, cfg: float, st
 
 
 def _row(w: Workflow, images: list[Output]) -> Output:
-    first, *others = images
-    for image in others:
-        first = w.add("ImageBatch", image1=first, image2=image)
-    return first
+    def joined(w: Workflow, **images: Output) -> Output:
+        first, *others = images.values()
+        for image in others:
+            first = w.add("ImageBatch", image1=first, image2=image)
+        return first
+
+    return w.subgraph("Images in a row", joined, **{f"image_{number}": one for number, one in enumerate(images, 1)})
 
 
 def _save(w: Workflow, image: Output, name: str, title: str) -> None:

@@ -214,7 +214,7 @@ def baselines(world: World, budget: float, target: float, steps: int) -> None:
     w.group("Other mitigations")
     positive, negative = world.prompts()
     scaled = w.add("GBX_AttentionScaling", model=world.model, clip=world.clip, prompt=prompt)
-    adjusted, adjustment = w.add(
+    adjusted, _ = w.add(
         "GBX_EmbeddingAdjustment",
         model=world.model,
         positive=positive,
@@ -225,7 +225,6 @@ def baselines(world: World, budget: float, target: float, steps: int) -> None:
         **world.size,
     )
     random, augmented = w.add("GBX_RandomTokens", clip=world.clip, prompt=prompt, count=4, seed=2)
-    world.show(adjustment, "Embedding adjustment")
     world.show(augmented, "With random words")
     w.group("Images")
     for name, title, model, text in (

@@ -100,9 +100,13 @@ def sdxl_noise_composition(w: Workflow) -> None:
     model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name="sd_xl_base_1.0.safetensors")
     positive, negative = encode(w, clip, _TOWN)
     w.group("Guide")
-    left = w.add("EmptyImage", width=512, height=1024, batch_size=1, color=0xF0B060, node_title="Left")
-    right = w.add("EmptyImage", width=1024, height=1024, batch_size=1, color=0x101840, node_title="Right")
-    sketch = w.add("ImageCompositeMasked", destination=right, source=left, x=0, y=0, resize_source=False)
+
+    def blocks(w: Workflow) -> Output:
+        left = w.add("EmptyImage", width=512, height=1024, batch_size=1, color=0xF0B060, node_title="Left")
+        right = w.add("EmptyImage", width=1024, height=1024, batch_size=1, color=0x101840, node_title="Right")
+        return w.add("ImageCompositeMasked", destination=right, source=left, x=0, y=0, resize_source=False)
+
+    sketch = w.subgraph("Two blocks of color", blocks)
     _composition(w, model, vae, positive, negative, sketch, 1024, cfg=7.0, steps=25)
 
 
