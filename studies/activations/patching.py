@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     host.prepare()
     assets = host.pack("nodes.demo.assets")
-    world, count = assets.worlds()[0], 10 if options.quick else 50
+    world, count = assets.worlds()[0], 10 if options.quick else 24
     steered, numbers = Steered(world), {}
     for attribute, value, part, toward, away in TARGETS[: 2 if options.quick else None]:
         numbers |= _measure(steered, attribute, value, [caption(0, part, phrase) for phrase in (toward, away)], count)
