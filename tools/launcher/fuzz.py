@@ -307,7 +307,7 @@ def follow(client: Client, prompt: dict, limit: float = _LIMIT_SECONDS, stop: fl
         return "refused", str(error)
     except ConnectionLostError as error:
         return "died", str(error)
-    interrupted = False
+    interrupted, pause = False, 0.02
     deadline = time.monotonic() + limit
     try:
         while (entry := client.history(prompt_id)) is None:
@@ -316,7 +316,8 @@ def follow(client: Client, prompt: dict, limit: float = _LIMIT_SECONDS, stop: fl
                     return "frozen", f"{_names(prompt)} did not stop within {stop:.0f} s"
                 client.interrupt()
                 interrupted, deadline = True, time.monotonic() + stop
-            time.sleep(0.02)
+            time.sleep(pause)
+            pause = min(1.2 * pause, 1.0)  # each request costs the server about as much as a small node
     except ConnectionLostError:
         return "died", f"{_names(prompt)} ended the server"
     return ("stopped", "") if interrupted else outcome(entry, prompt)
