@@ -20,12 +20,24 @@ def new_figure(width: int = 800, height: int = 500):
     return Figure(figsize=(width / 100, height / 100), dpi=100, layout="constrained")
 
 
+_LONGEST_TEXT = 300  # characters in a figure: of a few 10,000 matplotlib draws for minutes, and cannot be stopped
+
+
 def to_image(figure) -> torch.Tensor:
-    """A figure as an IMAGE: (1, height, width, 3), values 0 to 1."""
+    """A figure as an IMAGE: (1, height, width, 3), values 0 to 1. Dollar signs in its texts are just that."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.text import Text
 
     from ..common.pil_images import from_pil
 
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.get_ticklabels(which="both")  # makes them
+    for text in figure.findobj(Text):
+        content = text.get_text()
+        if content and "\\mathdefault" not in content:  # matplotlib's own powers of 10
+            text.set_parse_math(False)
+            text.set_text(content if len(content) <= _LONGEST_TEXT else f"{content[: _LONGEST_TEXT - 3]}...")
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     return from_pil(np.asarray(canvas.buffer_rgba())[..., :3]).unsqueeze(0)

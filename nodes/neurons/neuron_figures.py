@@ -152,5 +152,4 @@ def plot_attack(figure, losses: dict[str, list[float]], similarities: dict[str, 
 
 
 def _shorten(text: str, length: int) -> str:
-    text = text.replace("$", r"\$")
     return text if len(text) <= length else f"{text[: length - 1]}…"

@@ -33,3 +33,14 @@ def test_two_runs_in_one_figure(comfy):
     assert figure.shape == (1, 420, 1000, 3) and "At step 2 B is 20.00 % below A" in report
     with pytest.raises(ValueError, match="same name"):
         comfy.run("GBX_CompareTrainingRuns", name_a="B", **how)
+
+
+def test_long_name_is_cut_in_the_figure_and_formulas_stay_text(comfy):
+    run = {"loss": [1.0, 0.5], "validation": [[0, 1.0], [2, 0.5]]}
+
+    def named(name):
+        return comfy.run("GBX_CompareTrainingRuns", loss_map_a=run, loss_map_b=run, name_a=name, name_b="B")
+
+    figures = [named("x" * length)[0] for length in (298, 301, 200_000)]
+    assert torch.equal(figures[1], figures[2]) and not torch.equal(figures[0], figures[1])
+    assert named("$\\frac{1")[0].shape == (1, 420, 1000, 3)  # no formula, and no error
