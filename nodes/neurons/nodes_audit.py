@@ -184,6 +184,7 @@ class MemorizationAudit(io.ComfyNode):
         from . import audit, image_similarity, neuron_figures, neuron_reports
 
         refuse_flow(model)
+        embedding_session.refuse_ranges(positive)
         name, embed = image_embedding(similarity, sscd_file, clip_vision, clip)
         threshold = _threshold(replication_threshold, name, embed, image, untouched_images, other_images)
         settings = audit.AttackSettings(steps, learning_rate, noise_samples, seed)

@@ -136,6 +136,7 @@ class EmbeddingAdjustment(io.ComfyNode):
         from .mitigations import adjust_embedding
 
         refuse_flow(model)
+        embedding_session.refuse_ranges(positive)
         shape = latent_shape(model, width, height)
         noise = seeded_noise(shape, noise_samples, seed)
         unconditional = at_first_step(

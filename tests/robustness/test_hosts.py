@@ -6,6 +6,7 @@ with the threshold 0. What a node makes must then be what it makes without.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from functools import partial
@@ -31,7 +32,15 @@ _NODES = [
     and {"model: MODEL", "guider: GUIDER"} & set(entry["outputs"])
     and name not in _ELSEWHERE
 ]
+#: Nodes that evaluate the MODEL themselves.
+_EVALUATING = (
+    *("GBX_LayerActivationTap", "GBX_ActivationQuality", "GBX_PatchingMap", "GBX_PromptSteeringDirection"),
+    *("GBX_SeedScout", "GBX_TrainSparseAutoencoder", "GBX_SizeSheet", "GBX_MemorizationScore", "GBX_LayerAblation"),
+    *("GBX_CalibrateThreshold", "GBX_NeuronStatistics", "GBX_NemoLocalize", "GBX_EmbeddingAdjustment"),
+    *("GBX_MemorizationAudit", "GBX_W2WInvert", "GBX_TrainLoraImmiscible"),
+)
 _TOLERANCE = 1e-3  # of the largest value: other orders of the same sums, over two steps
+_LEVEL = 1 / 255 + 1e-6  # outputs may be images of 8 bits, or have gone through training in bf16
 _PROMPTS = {"positive": "portrait, red hair", "conditioning": "portrait, red hair", "negative": "", "other": "beard"}
 
 
@@ -50,11 +59,22 @@ class Host:
         watched, recording = tapping.World(comfy, self.model, self.clip, None).record()
         latent = {"samples": self._sampled(self._guider("CFGGuider", watched, self.prompts), watched)}
         self._given = {"point": family.point, "space": family.space, "recording": recording, "latent": latent}
+        one = {"latent": {"samples": latent["samples"][:1]}, "clip": self.clip, "prompt": "portrait, red hair"}
+        self._of_node = {"GBX_SeedScout": one | {"words": "hair"}}
 
     def run(
         self, node: str, model=None, prompts: Mapping | None = None, after=None, guider: str = "CFGGuider"
     ) -> torch.Tensor:
         """The latent of a sampler with the MODEL or GUIDER of a node."""
+        model, prompts = model or self.model, prompts or self.prompts
+        outputs = dict(zip(self.generator.describe(node)["output"], self.outputs(node, model, prompts), strict=False))
+        if "GUIDER" in outputs:
+            return self._sampled(outputs["GUIDER"], model)
+        made = after(outputs["MODEL"]) if after else outputs["MODEL"]
+        return self._sampled(self._guider(guider, made, prompts), made)
+
+    def outputs(self, node: str, model=None, prompts: Mapping | None = None) -> list:
+        """What a node makes of plain inputs."""
         model, prompts = model or self.model, prompts or self.prompts
         prompt, number = self.generator.plain(node)
         given = self._given | prompts | {"model": model, "source_positive": prompts["other"]}
@@ -62,11 +82,7 @@ class Host:
             name: given[name] if name in given else self._value(prompt, value)
             for name, value in prompt[number]["inputs"].items()
         }
-        outputs = dict(zip(self.generator.describe(node)["output"], self._execute(node, inputs), strict=False))
-        if "GUIDER" in outputs:
-            return self._sampled(outputs["GUIDER"], model)
-        made = after(outputs["MODEL"]) if after else outputs["MODEL"]
-        return self._sampled(self._guider(guider, made, prompts), made)
+        return self._execute(node, inputs | self._of_node.get(node, {}))
 
     def expected(self, node: str) -> torch.Tensor:
         """What a node makes with nothing else there."""
@@ -169,6 +185,7 @@ _FEATURES = {
     "DualCFGGuider": lambda host: {"guider": "DualCFGGuider"},
     "PerpNegGuider": lambda host: {"guider": "PerpNegGuider"},
 }
+_OF_EVALUATIONS = ("EasyCache before", "LazyCache before", "area", "regions", "timestep ranges", "ControlNet")
 _OF_MODELS = ("EasyCache after", "LazyCache after", "DualCFGGuider", "PerpNegGuider")
 
 #: Guides DualCFGGuider's second prompt too, by its design: see tests/comfy/weights/test_guidance.py.
@@ -186,6 +203,38 @@ def _applies(feature: str, node: str) -> bool:
 def test_a_feature_that_changes_nothing_changes_nothing(host, feature, node):
     found, expected = host.run(node, **_FEATURES[feature](host)), host.expected(node)
     assert float((found - expected).abs().max()) <= _TOLERANCE * float(expected.abs().max())
+
+
+def numbers(outputs) -> list[torch.Tensor]:
+    """Every number of a node's outputs, those inside of its own types too."""
+    if isinstance(outputs, torch.Tensor | bool | int | float):
+        return [torch.as_tensor(outputs, dtype=torch.float32)]
+    if dataclasses.is_dataclass(outputs):
+        outputs = [getattr(outputs, field.name) for field in dataclasses.fields(outputs)]
+    if isinstance(outputs, Mapping):
+        outputs = list(outputs.values())
+    return [number for one in outputs for number in numbers(one)] if isinstance(outputs, list | tuple) else []
+
+
+#: Adam's first step is the sign of the gradient, which rounding decides where it is next to nothing.
+_BY_ROUNDING = {("GBX_W2WInvert", "regions")}
+
+
+@pytest.mark.parametrize(
+    ("node", "feature"),
+    [(node, feature) for node in _EVALUATING for feature in _OF_EVALUATIONS if (node, feature) not in _BY_ROUNDING],
+)
+def test_an_evaluation_beside_a_feature_is_that_without_or_refused(host, node, feature):
+    expected = numbers(host.outputs(node))
+    assert expected
+    try:
+        found = numbers(host.outputs(node, **_FEATURES[feature](host)))
+    except ValueError as error:
+        assert fuzz.is_readable("ValueError", str(error))
+        return
+    assert len(found) >= len(expected)  # a conditioning also carries the feature, behind its own numbers
+    for one, other in zip(found, expected, strict=False):
+        assert float((one - other).abs().max()) <= _LEVEL * max(1.0, float(other.abs().max()))
 
 
 @pytest.fixture

@@ -24,6 +24,16 @@ def with_embedding(patcher, current: Callable[[], torch.Tensor]):
     return clone
 
 
+def refuse_ranges(conditioning: list) -> None:
+    """Raise ValueError when a conditioning acts in a part of the sampling run only: elsewhere it has no gradient."""
+    for _, options in conditioning:
+        if options.get("start_percent", 0.0) > 0 or options.get("end_percent", 1.0) < 1:
+            raise ValueError(
+                "positive acts in a part of the sampling run, and its embedding is optimized for all of it: connect "
+                "the prompt from before Conditioning Set Timestep Range."
+            )
+
+
 Result = TypeVar("Result")
 
 
