@@ -75,7 +75,7 @@ _PLAIN = 0.8
 ARGUMENTS = (*serve.CANVAS_ARGUMENTS, "--cache-lru", "200")
 _SENTENCE = re.compile(r"^(?!\[Errno)(?!.*weights_only)\S+( +\S+){3,}$")
 # Makers that need a file of the user's or a sampler before them: of a type the last choice.
-_LAST_CHOICE = re.compile(r"GBX_((?!LoadDemo|W2WLoad)\w*(Load|Import|Build)|ReadActivations)")
+_LAST_CHOICE = re.compile(r"GBX_((?!LoadDemo|W2WLoad)\w*(Load|Import|Build|ProjectLoRA)|ReadActivations)")
 _PROMPTS = "portrait, bald\nportrait, red hair\nportrait, sunglasses"  # where a node takes a list
 _HOSTILE = "hostile_"
 LEFTOVERS = ("*.part", "*.partial", "*.building", "*.tmp")
