@@ -41,23 +41,25 @@ def measure(quick: bool) -> dict[str, dict]:
     requested = sampled_images.scenes(16 if quick else 64)
     rng = np.random.default_rng(7)
     real = np.stack([render(random_scene(rng, Metadata())) for _ in range(200 if quick else 600)])
-    features, numbers = judge.read(network, real)[1], {}
+    features, numbers, stock = judge.read(network, real)[1], {}, None
     for padding, strength in SETTINGS[::3] if quick else SETTINGS:
         made = sampled_images.generated(
             generator, repadded(generator, sampled_images.texts(requested), padding, strength)
         )
         name = padding + (f" {strength:g}" if strength else "")
-        numbers[f"{name}: captions obeyed"] = results.bootstrap(
-            sampled_images.obeyed(network, made, requested),
-            "fraction of requested attributes that the judge finds",
-            "fraction",
-        )
-        numbers[f"{name}: Frechet distance"] = results.bootstrap(
-            judge.read(network, made)[1],
-            f"{len(requested)} images against {len(real)} renders in judge features; a resampled set repeats members, "
-            "so the interval lies above the value",
-            "distance",
-            lambda rows: frechet(rows, features),
-            draws=40,
-        )
+        found = sampled_images.obeyed(network, made, requested)
+        what = "fraction of requested attributes that the judge finds"
+        numbers[f"{name}: captions obeyed"] = results.bootstrap(found, what, "fraction")
+        if stock is None:
+            stock = found
+        else:
+            numbers[f"{name} less stock: captions obeyed"] = results.bootstrap(
+                found - stock, f"{what}, paired", "fraction"
+            )
+        numbers[f"{name}: Frechet distance"] = {
+            "value": frechet(judge.read(network, made)[1], features),
+            "n": len(made),
+            "unit": "distance",
+            "what": f"{len(made)} images against {len(real)} renders in judge features",
+        }
     return numbers

@@ -248,12 +248,10 @@ def _scores(name: str, network, real: np.ndarray, full: np.ndarray, blurred: np.
         "fraction of requested attributes found at size 128",
         "fraction",
     )
-    numbers[f"{name}: Frechet distance"] = results.bootstrap(
-        judge.read(network, full)[1],
-        f"{len(full)} images against {len(real)} renders in judge features; a resampled set repeats members, so "
-        "the interval lies above the value",
-        "distance",
-        lambda rows: frechet(rows, real),
-        draws=40,
-    )
+    numbers[f"{name}: Frechet distance"] = {
+        "value": frechet(judge.read(network, full)[1], real),
+        "n": len(full),
+        "unit": "distance",
+        "what": f"{len(full)} images against {len(real)} renders in judge features",
+    }
     return numbers
