@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .activation_steering import side_by_side
-from .activations import CUSTOM_IDS, save
+from .activations import CUSTOM_IDS, SD15, save
 from .authoring import Output, Workflow
 from .sampling import generate
 
@@ -100,4 +100,66 @@ def sdxl_activations_sparse_features(w: Workflow) -> None:
     save(w, image, "sdxl_sparse_steered", "Steered")
 
 
+def sd15_activations_train_sparse_autoencoder(w: Workflow) -> None:
+    w.note(
+        "Train a sparse autoencoder on SD1.5",
+        "**Every prompt** is sampled, and each position of the middle block becomes a sum of 16 of 5120 features "
+        "(arXiv 2406.04093, 2410.22366).",
+        "**The curve** shows how much of held-out positions is explained. A stopped run goes on where it was.",
+        "**The features** are the strongest of a new image, and where they act in it.",
+        "**Try** hundreds of prompts of your own, or image_folder with vae. Good features take hours on a GPU.",
+    )
+    w.group("Model and training")
+    model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name=SD15)
+    latent = w.add("EmptyLatentImage", width=512, height=512, batch_size=1)
+    autoencoder, _, figure, report = w.add(
+        "GBX_TrainSparseAutoencoder",
+        model=model,
+        clip=clip,
+        latent=latent,
+        prompts="\n".join(f"a photo of {one}" for one in _SUBJECTS),
+        features=5120,
+        steps=20,
+        cfg=7.0,
+        name="glassbox/sd15_autoencoder",
+    )
+    save(w, figure, "sd15_sparse_training", "Explained variance")
+    w.add("PreviewAny", source=report, node_title="The autoencoder")
+    w.group("Features of an image")
+    recording_model, recording = w.add(
+        "GBX_ActivationRecorder",
+        model=model,
+        preset=CUSTOM_IDS,
+        ids="mid-vit-out",
+        recorded_steps="last",
+        rows="conditional",
+    )
+    text = {name: w.add("CLIPTextEncode", clip=clip, text=one, node_title=title) for name, one, title in _PROMPTS}
+    samples = w.add(
+        "KSampler",
+        model=recording_model,
+        latent_image=latent,
+        sampler_name="euler",
+        scheduler="normal",
+        seed=0,
+        steps=20,
+        cfg=7.0,
+        **text,
+    )
+    image = w.add("VAEDecode", samples=samples, vae=vae)
+    activations, _, _ = w.add("GBX_ReadActivations", recording=recording, latent=samples)
+    figure, *_ = w.add("GBX_SparseFeatures", autoencoder=autoencoder, activations=activations, image=image)
+    save(w, figure, "sd15_sparse_features", "Where they act, and the strongest images")
+
+
+_SUBJECTS = (
+    "a dog on a beach",
+    "a city street at night",
+    "a bowl of fruit",
+    "a mountain lake",
+    "a red car",
+    "an old woman",
+    "a wooden chair",
+    "a train station",
+)
 _PROMPTS = (("positive", "a photo of a dog on a beach", "Prompt"), ("negative", "", "Empty prompt"))
