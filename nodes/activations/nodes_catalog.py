@@ -118,7 +118,7 @@ class SelectActivations(io.ComfyNode):
         ]
         if not kept:
             raise ValueError(
-                f"No row is left: there are images 0 to {count - 1}, and '{image_indices}' with rows '{rows}' selects "
+                f"No row is left: there are images 0 to {count - 1}, and {image_indices!r} with rows '{rows}' selects "
                 "none."
             )
         selected = activations.select(select_ids.match_ids(list(activations.tensors), ids)).select_rows(kept)

@@ -134,7 +134,7 @@ def word_positions(clip, prompt: str, words: str) -> tuple[dict[str, list[int]],
         positions[word] = token_heatmap.token_positions(tokens, tokens_of(clip, word))
         if not positions[word]:
             raise ValueError(
-                f"'{word}' is not in the prompt '{prompt.strip()}'. Enter words as they are written there."
+                f"{word!r} is not in the prompt {prompt.strip()!r}. Enter words as they are written there."
             )
     if not positions:
         raise ValueError("The prompt has no words. Enter the text that was encoded.")

@@ -229,4 +229,4 @@ def _parse_step(part: str, text: str) -> StepPredicate:
     if (match := _PERCENT.fullmatch(part)) and float(match[1]) <= 100:
         fraction = float(match[1]) / 100
         return lambda step, steps: step == min(int(fraction * steps), steps - 1)
-    raise ValueError(f"'{part}' in '{text.strip()}' is not a step. Enter {STEPS_EXAMPLE}.")
+    raise ValueError(f"{part!r} in {text.strip()!r} is not a step. Enter {STEPS_EXAMPLE}.")

@@ -80,7 +80,7 @@ def mix(directions: Mapping[str, SteeringDirection], text: str) -> SteeringDirec
     strengths = dict.fromkeys(directions, 0.0)
     for name, strength in named_strengths.parse(text):
         if name not in strengths:
-            raise ValueError(f"No direction is named '{name}'. The connected ones are {', '.join(directions)}.")
+            raise ValueError(f"No direction is named {name!r}. The connected ones are {', '.join(directions)}.")
         strengths[name] += strength
     vectors: dict[str, torch.Tensor] = {}
     for name, direction in directions.items():

@@ -18,7 +18,7 @@ def parse(text: str) -> list[tuple[str, float]]:
         except ValueError:
             strength = math.nan
         if not colon or not name.strip() or not math.isfinite(strength):
-            raise ValueError(f"'{part}' is not an edit: write a name, a colon and a strength, such as {EXAMPLE}.")
+            raise ValueError(f"{part!r} is not an edit: write a name, a colon and a strength, such as {EXAMPLE}.")
         edits.append((name.strip(), strength))
     return edits
 

@@ -26,7 +26,7 @@ def parse_multiples(text: str) -> list[float]:
         values = []
     if not 1 <= len(values) <= _MOST or not all(0 <= value <= 16 for value in values):
         raise ValueError(
-            f"values is '{text}': write 1 to {_MOST} numbers from 0 to 16, comma-separated: 0.25, 0.5, 1, 2."
+            f"values is {text!r}: write 1 to {_MOST} numbers from 0 to 16, comma-separated: 0.25, 0.5, 1, 2."
         )
     return values
 

@@ -97,7 +97,7 @@ def select_named(mask: NeuronMask, text: str, keep: bool) -> NeuronMask:
         if numbers.strip():
             parts = numbers.replace(",", " ").split()
             if not all(part.isdigit() for part in parts):
-                raise ValueError(f"'{line}' is not a layer and numbers: write for example input_blocks.1.1 25, 221.")
+                raise ValueError(f"{line!r} is not a layer and numbers: write for example input_blocks.1.1 25, 221.")
             indices = {int(part) for part in parts}
             found = [neuron for neuron in found if neuron[1] in indices]
         if not found:

@@ -136,7 +136,7 @@ def select_layers(layers: list[NeuronLayer], text: str) -> list[NeuronLayer]:
         if not matching:
             known = ", ".join(dict.fromkeys(layer.path.partition(".transformer_blocks.")[0] for layer in layers))
             parts = ", ".join(dict.fromkeys(layer.part for layer in layers if layer.part != BlockPart.BLOCKS))
-            raise ValueError(f"No layer matches '{name}': write {parts + ', ' if parts else ''}all, or one of {known}.")
+            raise ValueError(f"No layer matches {name!r}: write {parts + ', ' if parts else ''}all, or one of {known}.")
         selected.update(matching)
     if not selected:
         raise ValueError("No layer is named: write down, middle, up, all, or names such as input_blocks.1.1.")

@@ -73,7 +73,7 @@ def fit(
         numbers = space.coefficients[known, :components].double().numpy()
         target = values[known].double().numpy()
         if len(np.unique(target)) < 2:
-            raise ValueError(f"'{name}' has one value for all members: a direction needs members with and without it.")
+            raise ValueError(f"{name!r} has one value for all members: a direction needs members with and without it.")
         check_stop()
         chosen = choose_method(numbers, target, check_stop) if method == FitMethod.MOST_RELIABLE else method
         vector = torch.from_numpy(_fit_normal(numbers, target, chosen)).float()
@@ -145,7 +145,7 @@ def direction_step(
         return vector
     norm = vector.norm()
     if norm < 1e-6 * fitted.norm():
-        raise ValueError(f"Nothing is left of '{name}' without {', '.join(preserved)}: preserve fewer attributes.")
+        raise ValueError(f"Nothing is left of {name!r} without {', '.join(preserved)}: preserve fewer attributes.")
     return vector / norm * max_projection(space, vector)
 
 
@@ -155,7 +155,7 @@ def _component(space: Space, name: str) -> torch.Tensor | None:
         return None
     number = name[len(_PC) :].strip()
     if not number.isdigit() or not 1 <= int(number) <= space.known:
-        raise ValueError(f"There is no component '{name}': write PC 1 to PC {space.known}.")
+        raise ValueError(f"There is no component {name!r}: write PC 1 to PC {space.known}.")
     step = torch.zeros(space.components)
     step[int(number) - 1] = space.spread[1][int(number) - 1]
     return step
@@ -188,7 +188,7 @@ def get_direction(space: Space, name: str) -> Direction:
             "component, such as PC 1."
         )
     near = difflib.get_close_matches(name, space.directions, n=5, cutoff=0.0)
-    raise ValueError(f"The space {space.name} has no direction '{name}'; the nearest names are {', '.join(near)}.")
+    raise ValueError(f"The space {space.name} has no direction {name!r}; the nearest names are {', '.join(near)}.")
 
 
 def describe(directions: dict[str, Direction]) -> str:

@@ -99,7 +99,7 @@ def _number(value, member: str, name: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"'{value}' of {member} is not a value of '{name}': write a number, yes or no.") from None
+        raise ValueError(f"{value!r} of {member} is not a value of {name!r}: write a number, yes or no.") from None
 
 
 def _stem(name: str) -> str:

@@ -24,9 +24,9 @@ def parse_lines(text: str) -> list[tuple[str, ...]]:
         raise ValueError("There are no words: write a line for each attribute, such as beard / shaven.")
     for name in names:
         if not name or re.search(r"[,;:]", name):
-            raise ValueError(f"'{name}' cannot name a direction: write words without commas, colons and semicolons.")
+            raise ValueError(f"{name!r} cannot name a direction: write words without commas, colons and semicolons.")
         if names.count(name) > 1:
-            raise ValueError(f"'{name}' appears twice: name each alternative once.")
+            raise ValueError(f"{name!r} appears twice: name each alternative once.")
     return lines
 
 

@@ -215,7 +215,7 @@ def _agreement(
             "the source members, and its names."
         )
     if unknown := next((name for name in names if name not in members), None):
-        raise ValueError(f"'{unknown}' is no member of the space: connect W2W Sample with the source members.")
+        raise ValueError(f"{unknown!r} is no member of the space: connect W2W Sample with the source members.")
     if len({batch.shape[1:] for batch in images}) > 1:
         raise ValueError("The images have different sizes: give images of one size.")
     words = [word for line in lines for word in line]
@@ -245,7 +245,7 @@ def _texts(source: str, folder: str, members: tuple[str, ...]) -> list[dict[str,
     paths = {one.name: one.path for one in files if one.path is not None}
     texts = [member_labels.tags_of(lora_reader.read_metadata(paths[name])) if name in paths else {} for name in members]
     if not any(texts):
-        raise ValueError(f"No file in '{folder}' is a member with tags in its metadata: use images or file_names.")
+        raise ValueError(f"No file in {folder!r} is a member with tags in its metadata: use images or file_names.")
     return texts
 
 

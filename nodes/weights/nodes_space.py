@@ -283,5 +283,5 @@ def _sources(folder: str, loras: list[dict], adapters) -> list[space_builder.Mem
 
     files = file_sources(folders.lora_folder(folder), adapters) if folder.strip() else []
     if not files and not loras:
-        raise ValueError(f"There is no LoRA in '{folder}': give a folder inside models/loras, or connect LoRAs.")
+        raise ValueError(f"There is no LoRA in {folder!r}: give a folder inside models/loras, or connect LoRAs.")
     return files + wire_sources(loras, adapters)

@@ -29,7 +29,7 @@ def member_point(space: Space, name: str) -> Point:
     """A training member as a point; raises ValueError with example names when there is none."""
     if name not in space.members:
         near = ", ".join(space.members[:5])
-        raise ValueError(f"The space {space.name} has no member '{name}'. Its members are {near}, ...")
+        raise ValueError(f"The space {space.name} has no member {name!r}. Its members are {near}, ...")
     return Point(space, space.pad(space.coefficients[space.members.index(name)]), name)
 
 

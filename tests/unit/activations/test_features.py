@@ -85,6 +85,12 @@ def test_steps_that_cannot_be_read(text):
         select_ids.parse_steps(text)
 
 
+def test_refused_steps_of_two_lines_are_quoted_in_one():
+    with pytest.raises(ValueError, match="is not a step") as caught:
+        select_ids.parse_steps("a woman\nan old man")
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -428,3 +428,9 @@ def test_too_few_members_are_noise(space):
     labels = {"rare": torch.tensor([1.0] + [0.0] * (COUNT - 1))}
     fitted = directions.fit(space, labels, 4, directions.FitMethod.LEAST_SQUARES)["rare"]
     assert fitted.noise and "too few members" in fitted.about
+
+
+def test_refused_name_of_two_lines_is_quoted_in_one(space):
+    with pytest.raises(ValueError, match="has no member") as caught:
+        points.member_point(space, "a woman\nan old man")
+    assert "\n" not in str(caught.value)
