@@ -51,25 +51,25 @@ def run(comfyui_folder: Path, prompts: int, minutes: float) -> dict[str, dict]:
     traces, deadline = Traces(), time.monotonic() + 60 * minutes
     with Server(comfyui_folder, base) as server, tqdm(total=prompts, unit="prompt") as bar:
         client = Client(server.url)
-        workflows = _tiny_workflows(client.object_info())
-        _round(client, workflows, 0, traces, bar)
+        workflows = tiny_workflows(client.object_info())
+        run_round(client, workflows, 0, traces, bar)
         quick = sorted(workflows, key=traces.seconds.__getitem__)[: round(_QUICK * len(workflows))]
         number = 0
         while traces.prompts + len(quick) + len(workflows) <= prompts and time.monotonic() < deadline:
             number += 1
-            _round(client, {name: workflows[name] for name in quick}, number, traces, bar)
+            run_round(client, {name: workflows[name] for name in quick}, number, traces, bar)
             _measure(server.process_id, traces)
-        _round(client, workflows, 0, traces, bar)
+        run_round(client, workflows, 0, traces, bar)
         remaining = list(_temporary(base))
     with Server(comfyui_folder, base, ("--cache-none",)) as server, tqdm(total=len(workflows), unit="prompt") as bar:
         # After a restart, in the opposite order, and without any cache between nodes.
-        _round(Client(server.url), dict(reversed(workflows.items())), 0, traces, bar)
+        run_round(Client(server.url), dict(reversed(workflows.items())), 0, traces, bar)
     for line in (*traces.failed, *traces.different):
         print(line)
     return _numbers(traces, len(workflows), len(quick), len(remaining))
 
 
-def _tiny_workflows(object_info: dict) -> dict[str, dict]:
+def tiny_workflows(object_info: dict) -> dict[str, dict]:
     """The prompts of the demo workflows by name, as small as their inputs allow."""
     found = {}
     for path in sorted(paths.WORKFLOWS.glob("demo_*.json")):
@@ -92,7 +92,7 @@ def shrink(values: dict, info: dict) -> dict:
     return small
 
 
-def _round(client: Client, workflows: dict[str, dict], number: int, traces: Traces, bar) -> None:
+def run_round(client: Client, workflows: dict[str, dict], number: int, traces: Traces, bar) -> None:
     """Each workflow once, with seeds of the round; those of round 0 are compared with their first results."""
     for name, prompt in workflows.items():
         seeded = json.loads(json.dumps(prompt))
