@@ -57,6 +57,16 @@ def gradient(train, model, images, captions, factor, functions, **choices):
     return train.run(model, functions, images, captions, work, **{"dtype": torch.float32, **choices})
 
 
+def test_nothing_of_a_training_stays_on_the_layers(train, demo, images, captions):
+    gradient(train, demo[0], images, captions, None, scaled(2.0 * leaf()))
+    layers = train.trainable_layers(demo[0])
+    assert KEY.removesuffix(".weight") in layers
+    left = [
+        name for name, layer in layers.items() if layer.weight_function or hasattr(layer, "prev_comfy_cast_weights")
+    ]
+    assert left == []
+
+
 def leaf(value=1.0):
     with torch.inference_mode(False):
         return torch.tensor(value, requires_grad=True)

@@ -7,6 +7,7 @@ with the threshold 0. What a node makes must then be what it makes without.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Mapping
 from functools import partial
@@ -50,6 +51,7 @@ class Host:
     def __init__(self, comfy, root):
         described = {name: _described(name, node) for name, node in comfy.classes.items()}
         self.comfy, self.generator, self._made = comfy, fuzz.Generator(described, 0), {}
+        self._names = (f"glassbox/trained_{number}" for number in itertools.count())  # a training resumes by its name
         self._expected: dict[str, torch.Tensor] = {}
         self.model, self.clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
         self.prompts = {
@@ -82,6 +84,8 @@ class Host:
             name: given[name] if name in given else self._value(prompt, value)
             for name, value in prompt[number]["inputs"].items()
         }
+        if node == "GBX_TrainSparseAutoencoder":
+            inputs["name"] = next(self._names)
         return self._execute(node, inputs | self._of_node.get(node, {}))
 
     def expected(self, node: str) -> torch.Tensor:

@@ -202,6 +202,7 @@ def run(
             for encoder in encoders:
                 stack.enter_context(ordinary_parameters(encoder.model))
                 stack.enter_context(inputs_copied(trainable_layers(encoder).values()))
+            stack.callback(_remove, clone, *encoders)
             first = images[0]
             no_steps = torch.tensor([1.0, 0.0])
             guider.sample(torch.zeros_like(first), first, None, no_steps, disable_pbar=True, seed=seed)
@@ -255,6 +256,13 @@ def _install(patcher, functions: Mapping[str, WeightFunction]) -> None:
     if left:
         raise ValueError(f"This MODEL has no weight {next(iter(left))}: it is of another architecture.")
     refuse_quantized(patcher, functions)
+
+
+def _remove(*patchers) -> None:
+    """Take the functions off the layers: ComfyUI leaves them, and the next partial load of the model would use them."""
+    for patcher in patchers:
+        for module in trainable_layers(patcher).values():
+            comfy.model_patcher.wipe_lowvram_weight(module)
 
 
 def _unchanged(weight: torch.Tensor) -> torch.Tensor:
