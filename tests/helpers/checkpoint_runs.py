@@ -39,6 +39,8 @@ _SMALL = {
     "resolution": 64,
     "time_budget": 2.0,
     "seeds": 2,
+    "training_steps": 2,
+    "features": 64,
     "megapixels": 0.02,
 }
 
