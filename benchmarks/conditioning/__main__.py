@@ -20,28 +20,6 @@ import torch
 from studies.common import host, results
 
 _WIDTH = 2816
-_SDXL = {
-    "image_size": 32,
-    "use_checkpoint": False,
-    "legacy": False,
-    "use_spatial_transformer": True,
-    "in_channels": 4,
-    "out_channels": 4,
-    "model_channels": 320,
-    "use_temporal_attention": False,
-    "use_temporal_resblock": False,
-    "num_res_blocks": [2, 2, 2],
-    "channel_mult": [1, 2, 4],
-    "transformer_depth": [0, 0, 2, 2, 10, 10],
-    "transformer_depth_middle": 10,
-    "transformer_depth_output": [0, 0, 0, 2, 2, 2, 10, 10, 10],
-    "context_dim": 2048,
-    "adm_in_channels": _WIDTH,
-    "num_classes": "sequential",
-    "use_linear_in_transformer": True,
-    "num_heads": -1,
-    "num_head_channels": 64,
-}
 _SHALLOW = {
     "transformer_depth": [0, 0, 1, 1, 1, 1],
     "transformer_depth_middle": 1,
@@ -49,6 +27,10 @@ _SHALLOW = {
 }
 _NARROW = {"model_channels": 64, "num_head_channels": 32}  # for --quick
 _LEVEL = 1.6156  # a sigma at which the gate is half open
+
+
+def _sdxl() -> dict:
+    return host.pack("nodes.host.meta_networks").ARCHITECTURES["sdxl"]
 
 
 def exact(value: float, unit: str, what: str) -> dict:
@@ -62,7 +44,7 @@ def count_operations() -> dict[str, dict]:
     from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
     from torch.utils.flop_counter import FlopCounterMode
 
-    network = UNetModel(**_SDXL, dtype=torch.bfloat16, device="meta", operations=comfy.ops.disable_weight_init)
+    network = UNetModel(**_sdxl(), dtype=torch.bfloat16, device="meta", operations=comfy.ops.disable_weight_init)
     given = {"dtype": torch.bfloat16, "device": "meta"}
     with FlopCounterMode(display=False) as counter, _plain_attention():
         network(
@@ -107,7 +89,7 @@ def build(quick: bool):
 
     with torch.inference_mode(False), torch.no_grad():
         narrow = {**_NARROW, "adm_in_channels": _WIDTH} if quick else {}
-        config = comfy.supported_models.SDXL({**_SDXL, **_SHALLOW, **narrow})
+        config = comfy.supported_models.SDXL({**_sdxl(), **_SHALLOW, **narrow})
         config.set_inference_dtype(torch.float32, None)
         model = config.get_model({}, device="cpu")
         generator = torch.Generator().manual_seed(0)

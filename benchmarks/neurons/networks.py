@@ -10,7 +10,7 @@ import torch
 from studies.common import host
 from studies.world.autoencoder import CHANNELS
 
-from ..weights.network import UNET
+from ..weights.network import sd15_unet
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def _filled(channels: int, generator: torch.Generator):
     import comfy.model_patcher
     import comfy.supported_models
 
-    config = comfy.supported_models.SD15({**UNET, "model_channels": channels})
+    config = comfy.supported_models.SD15({**sd15_unet(), "model_channels": channels})
     with torch.inference_mode(False), torch.no_grad():
         config.set_inference_dtype(torch.float32, None)
         model = config.get_model({}, device="cpu")

@@ -25,27 +25,9 @@ def sd15_layout():
     return host.pack("nodes.weights.flat_layout").Layout.of(shapes, 1, 27.0)
 
 
-#: SD1.5's U-Net as ComfyUI describes it.
-UNET = {
-    "image_size": 32,
-    "use_checkpoint": False,
-    "legacy": False,
-    "use_spatial_transformer": True,
-    "in_channels": 4,
-    "out_channels": 4,
-    "model_channels": 320,
-    "use_temporal_attention": False,
-    "use_temporal_resblock": False,
-    "num_res_blocks": [2, 2, 2, 2],
-    "channel_mult": [1, 2, 4, 4],
-    "transformer_depth": [1] * 6 + [0, 0],
-    "transformer_depth_middle": 1,
-    "transformer_depth_output": [1] * 9 + [0] * 3,
-    "context_dim": 768,
-    "adm_in_channels": None,
-    "use_linear_in_transformer": False,
-    "num_heads": 8,
-}
+def sd15_unet() -> dict:
+    """SD1.5's U-Net as ComfyUI describes it."""
+    return dict(host.pack("nodes.host.meta_networks").ARCHITECTURES["sd15"])
 
 
 def sd15_model(dtype: torch.dtype = torch.float16, filled: bool = False):
@@ -54,7 +36,7 @@ def sd15_model(dtype: torch.dtype = torch.float16, filled: bool = False):
     import comfy.model_patcher
     import comfy.supported_models
 
-    config = comfy.supported_models.SD15(UNET)
+    config = comfy.supported_models.SD15(sd15_unet())
     config.set_inference_dtype(dtype, None)
     with torch.inference_mode(False), torch.no_grad():
         model = config.get_model({}, device="cpu")

@@ -195,14 +195,14 @@ def run(
         text, encoders = _trainable_text(text)
         guider = _Guider(clone, lambda: work(Session(guider, images, conditions, dtype, seed, text)), conditions)
         clone.model.requires_grad_(False)
-        load(clone, *encoders)
         controlled = any("control" in entry for entries in conditions for entry in entries)
         with contextlib.ExitStack() as stack:
+            stack.callback(_remove, clone, *encoders)
+            load(clone, *encoders)
             stack.enter_context(activations_kept(clone, dtype, checkpointing, controlled, checkpoint_depth))
             for encoder in encoders:
                 stack.enter_context(ordinary_parameters(encoder.model))
                 stack.enter_context(inputs_copied(trainable_layers(encoder).values()))
-            stack.callback(_remove, clone, *encoders)
             first = images[0]
             no_steps = torch.tensor([1.0, 0.0])
             guider.sample(torch.zeros_like(first), first, None, no_steps, disable_pbar=True, seed=seed)

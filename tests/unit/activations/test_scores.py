@@ -118,3 +118,18 @@ def test_the_best_ids_come_first():
         ["b", "0.900"],
         ["c", "0.500"],
     ]
+
+
+def test_lines_show_every_model_over_the_ids_in_order():
+    from matplotlib.figure import Figure
+
+    models = {"base": {"a": 1.0, "b": 2.0}, "LoRA": {"a": 0.5, "b": 0.25}}
+    figure = Figure()
+    id_chart.draw_lines(figure, {"quality": models, "cost": models})
+    for axis, title in zip(figure.axes, ("quality", "cost"), strict=True):
+        assert axis.get_title(loc="left") == title
+        assert {line.get_label(): list(line.get_ydata()) for line in axis.lines} == {
+            name: list(values.values()) for name, values in models.items()
+        }
+    assert [label.get_text() for label in figure.axes[-1].get_xticklabels()] == ["a", "b"]
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == list(models)
