@@ -12,6 +12,7 @@ from tools.launcher.widgets import inputs, widgets
 
 from .authoring import ANY, INPUTS, NOTE, OUTPUTS, AuthoringError, Node, Output, Workflow
 from .layout import Box, Layout, arrange
+from .wires import bends
 
 _VERSION = 0.4
 _OPTIONAL_SHAPE = 7  # how LiteGraph draws the socket of an optional input
@@ -91,9 +92,27 @@ def make(name: str, describe: Callable[[Workflow], None], object_info: dict) -> 
         ],
         **({"definitions": {"subgraphs": list(definitions.values())}} if definitions else {}),
         "config": {},
-        "extra": workflow.extra,
+        "extra": workflow.extra | reroutes(links.saved, layout.nodes, layout.titles(workflow.groups)),
         "version": _VERSION,
     }
+
+
+def reroutes(links: list[list], boxes: dict[int, Box], titles: list[Box]) -> dict[str, list[dict]]:
+    """What version 0.4 keeps of bends: each once for all links of an output, and the last one of each link."""
+    ways = bends(boxes, [tuple(link[1:5]) for link in links], titles)
+    ids: dict[tuple, int] = {}
+    made: dict[int, dict] = {}
+    last = []
+    for link in links:
+        parent = None
+        for point in ways[tuple(link[1:5])]:
+            id_ = ids.setdefault((*link[1:3], point), len(ids) + 1)
+            before = {} if parent is None else {"parentId": parent}
+            made.setdefault(id_, {"id": id_, **before, "pos": list(point), "linkIds": []})["linkIds"].append(link[0])
+            parent = id_
+        if parent is not None:
+            last.append({"id": link[0], "parentId": parent})
+    return {"reroutes": list(made.values()), "linkExtensions": last} if last else {}
 
 
 def to_text(saved: dict) -> str:

@@ -16,7 +16,7 @@ from tools.launcher.widgets import inputs, widgets
 from .authoring import NOTE, Node, Workflow
 
 # All lengths in canvas units. The newer renderer draws nodes taller than the classic one: the gaps allow for both.
-_TITLE, _FRAME, _SLOT, _WIDGET = 30, 24, 24, 34  # as Nodes 2.0 draws them, which needs more than the classic renderer
+TITLE, _FRAME, _SLOT, _WIDGET = 30, 24, 24, 34  # as Nodes 2.0 draws them, which needs more than the classic renderer
 _WIDTH, _TEXT_WIDTH, _PANEL_WIDTH, _LETTER = 260, 300, 380, 7.2
 _NOTE_WIDTHS = (320, 420, 520, 640)
 _NOTE_LETTER, _NOTE_LINE = 9.4, 22.5
@@ -70,6 +70,11 @@ class Layout:
     nodes: dict[int, Box]
     groups: list[Box]
 
+    def titles(self, groups: list[str]) -> list[Box]:
+        """Where the titles of the groups are written."""
+        sizes = [(round(_GROUP_LETTER * len(title)), _HEADING - 10) for title in groups]
+        return [Box(box.left, box.top, *size) for box, size in zip(self.groups, sizes, strict=True) if box.width]
+
     @property
     def zoom(self) -> float:
         """How large the workflow opens in a window of 1600 x 1000."""
@@ -116,7 +121,7 @@ def _runs_behind(source: Box, target: Box, slot: int, boxes: Iterable[Box]) -> b
         first, last = 0.0, 1.0
         for start, length, low, high in (
             (x, across, box.left, box.left + box.width),
-            (y, down, box.top - _TITLE, box.top + box.height),
+            (y, down, box.top - TITLE, box.top + box.height),
         ):
             ends = sorted(((low - start) / (length or 1e-9), (high - start) / (length or 1e-9)))
             first, last = max(first, ends[0]), min(last, ends[1])
@@ -169,7 +174,7 @@ def _layouts(workflow: Workflow, forward_nodes: bool, forward_groups: bool) -> I
             boxes = dict(shape.places())
             nodes = {node.id: boxes[node.id] for node in workflow.nodes}
             yield Layout(
-                {id_: replace(box, top=box.top + _TITLE, height=box.height - _TITLE) for id_, box in nodes.items()},
+                {id_: replace(box, top=box.top + TITLE, height=box.height - TITLE) for id_, box in nodes.items()},
                 [boxes.get(f"group {number}", Box(0, 0, 0, 0)) for number in range(1, len(members))],
             )
 
@@ -247,7 +252,7 @@ def _node_orders(members: list[Node]) -> Iterator[list[Node]]:
 def _shapes(node: Node) -> list[_Shape]:
     """A node has one shape, a note one for each width."""
     sizes = [_note_size(node, width) for width in _NOTE_WIDTHS] if node.type == NOTE else [node.size]
-    return _smallest([_Shape(width, height + _TITLE, node.id) for width, height in sizes])
+    return _smallest([_Shape(width, height + TITLE, node.id) for width, height in sizes])
 
 
 def _note_size(node: Node, width: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tools.launcher.workflow import to_prompt
-from tools.workflows import canvas, described, layout
+from tools.workflows import canvas, described, layout, wires
 from tools.workflows.authoring import AuthoringError, Workflow
 
 INFO = {
@@ -209,9 +209,50 @@ def test_a_workflow_opens_large_enough_to_read(path):
 @pytest.mark.parametrize("path", repository.WORKFLOWS, ids=lambda path: path.stem)
 def test_wires_run_to_the_right_and_cross_few(path):
     """At most 40 % of the wires run back or straight down, with five crossings for each at most."""
-    wires = list(_wires(json.loads(path.read_text("utf-8"))))
-    assert sum(end[0] < start[0] for start, end in wires) <= 0.4 * len(wires)
-    assert sum(_cross(*one, *other) for one, other in itertools.combinations(wires, 2)) <= 5 * len(wires)
+    ways = _wires(json.loads(path.read_text("utf-8")))
+    assert sum(way[-1][0] < way[0][0] for way in ways.values()) <= 0.4 * len(ways)
+    lines = {(link[1:3], line) for link, way in ways.items() for line in itertools.pairwise(way)}
+    crossings = [one != other and _cross(*a, *b) for (one, a), (other, b) in itertools.combinations(lines, 2)]
+    assert sum(crossings) <= 5 * len(ways)
+
+
+@pytest.mark.parametrize("path", repository.WORKFLOWS, ids=lambda path: path.stem)
+def test_no_wire_runs_behind_a_node(path):
+    """Other than those that it connects."""
+    saved = json.loads(path.read_text("utf-8"))
+    behind = [
+        (link[0], node["id"])
+        for link, way in _wires(saved).items()
+        for node in saved["nodes"]
+        if node["id"] not in (link[1], link[3]) and any(_covers(node, *line) for line in itertools.pairwise(way))
+    ]
+    assert not behind
+
+
+def _covers(node, start, end):
+    """Whether a line runs through a node or its title: then it crosses a diagonal."""
+    (left, top), (width, height) = node["pos"], node["size"]
+    right, top, bottom = left + width, top - 30, top + height
+    diagonals = ((left, top), (right, bottom)), ((left, bottom), (right, top))
+    return any(_cross(start, end, *diagonal) for diagonal in diagonals)
+
+
+def test_a_wire_bends_around_a_node_in_its_way():
+    boxes = {1: layout.Box(0, 0, 100, 60), 2: layout.Box(200, 0, 100, 60), 3: layout.Box(400, 0, 100, 60)}
+    beside, past, back = (1, 0, 2, 0), (1, 0, 3, 0), (3, 0, 1, 0)
+    ways = wires.bends(boxes, [beside, past, back])
+    assert ways[beside] == []
+    assert [y < -30 or y > 60 for _, y in ways[past]] == [True, True]
+    assert not set(ways[past]) & set(ways[back]) and ways[back]
+
+
+def test_wires_of_one_output_share_their_bends():
+    boxes = {1: layout.Box(0, 0, 100, 60), 2: layout.Box(200, 0, 100, 60)}
+    boxes |= {3: layout.Box(400, 0, 100, 60), 4: layout.Box(600, 0, 100, 60)}
+    saved = canvas.reroutes([[7, 1, 0, 3, 0, "MODEL"], [8, 1, 0, 4, 0, "MODEL"]], boxes, [])
+    shared, *_, last = saved["reroutes"]
+    assert shared["linkIds"] == [7, 8] and last["linkIds"] == [8]
+    assert [one["id"] for one in saved["linkExtensions"]] == [7, 8]
 
 
 @pytest.mark.parametrize(
@@ -228,11 +269,22 @@ def test_crossings_are_counted(ends, crossing):
 
 
 def _wires(saved):
-    """The straight lines between the sockets of a canvas."""
+    """The links of a canvas, each with its ends and bends."""
     nodes = {node["id"]: node for node in saved["nodes"]}
-    for _, origin, output, target, slot, _ in saved["links"]:
+    bends = {bend["id"]: bend for bend in saved["extra"].get("reroutes", [])}
+    last = {one["id"]: one["parentId"] for one in saved["extra"].get("linkExtensions", [])}
+    ways = {}
+    for link in saved["links"]:
+        id_, origin, output, target, slot, _ = link
         (left, top), (width, _) = nodes[origin]["pos"], nodes[origin]["size"]
-        yield (left + width, top + 20 * output), (nodes[target]["pos"][0], nodes[target]["pos"][1] + 20 * slot)
+        way = [(nodes[target]["pos"][0], nodes[target]["pos"][1] + 14 + 20 * slot)]
+        bend = last.get(id_)
+        while bend is not None:
+            assert id_ in bends[bend]["linkIds"]
+            way.append(tuple(bends[bend]["pos"]))
+            bend = bends[bend].get("parentId")
+        ways[tuple(link)] = [(left + width, top + 14 + 20 * output), *way[::-1]]
+    return ways
 
 
 def _cross(start, end, other_start, other_end):
