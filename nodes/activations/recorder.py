@@ -18,6 +18,7 @@ from .tap import CallTap, TapSettings, call_settings, merge
 #: Runs that a recorder keeps: two samplers in a row and the queue before.
 RUNS = 4
 _TOLERANCE = 1e-2
+_COMPILED = "The MODEL ran through torch.compile, which cannot be hooked: leave the compiling node out."
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,9 @@ class Recorder:
 
     def calling(self, call):
         if self._calls is None or self._problem is not None:
+            return None
+        if call.compiled:
+            self._problem = _COMPILED
             return None
         try:
             tap = CallTap(self._specs, self._settings, call.parts)

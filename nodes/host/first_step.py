@@ -15,7 +15,7 @@ import comfy.model_sampling
 import comfy.samplers
 import torch
 
-from .hooks import forward_hooks
+from .hooks import forward_hooks, refuse_compiled
 from .patches.neuron_factors import Factors, scaled
 
 Result = TypeVar("Result")
@@ -50,9 +50,10 @@ def at_first_step(
 
     Flow models (SD3, Flux) begin at sigma 1, whatever ``timestep``, and predict noise - image instead of the noise.
     Less the noise both are the negative image that the network sees in pure noise, but for a scale.
-    Raises ValueError for a MODEL that predicts neither.
+    Raises ValueError for a MODEL that predicts neither, or that runs through torch.compile.
     """
     refuse_unscored(patcher)
+    refuse_compiled(patcher)
     guider = comfy.samplers.CFGGuider(patcher)
     guider.inner_set_conds({"positive": conditioning})
     sampling = patcher.get_model_object("model_sampling")

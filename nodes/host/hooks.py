@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -21,6 +21,13 @@ _SAME = 1e-5  # relative difference of noise levels that are the same but for ro
 POSITIVE = ("positive", "reference")
 _ROLE = "glassbox_role"  # in an entry of a conditioning: its name in the guider
 
+#: Why a MODEL that runs through torch.compile is refused.
+COMPILED = "This MODEL runs through torch.compile, which cannot be hooked: connect the model from before that node."
+_COMPILED_LATER = (
+    "This MODEL runs through torch.compile behind a node that hooks the network, which would be ignored without a "
+    "word: leave the compiling node out."
+)
+
 Receiver = Callable[[torch.Tensor], None]
 #: Who gets the outputs, and who the first inputs, of submodules by their dotted path; "" is the network itself.
 Receivers = tuple[Iterable[tuple[str, Receiver]], Iterable[tuple[str, Receiver]]]
@@ -31,7 +38,8 @@ class Call:
     """One call of a network at a noise level.
 
     ``roles``: for each equal part of its rows the name of its conditioning in the guider, see ``RowRoles``.
-    ``schedule``: the noise levels of the sampling run, empty outside of one.
+    ``schedule``: the noise levels of the sampling run, empty outside of one. ``compiled``: whether the network runs
+    through torch.compile, where hooks are ignored or not as its graphs were made before.
     """
 
     network: nn.Module
@@ -39,6 +47,7 @@ class Call:
     rows: int
     sigma: float
     schedule: tuple[float, ...]
+    compiled: bool = False
 
     @property
     def step(self) -> tuple[int, int]:
@@ -102,6 +111,8 @@ def observe(patcher, observer: Observer):
     clone, key = patcher.clone(), f"glassbox_observer_{uuid.uuid4().hex}"
 
     def run(executor, *args, **kwargs):
+        nonlocal compiled
+        compiled = is_compiled(executor.class_obj.model_patcher)
         observer.started()
         try:
             latent = executor(*args, **kwargs)
@@ -111,6 +122,7 @@ def observe(patcher, observer: Observer):
         observer.finished(latent)
         return latent
 
+    compiled = False  # by a node behind this one
     evaluations = None  # in the prediction that is under way; None outside of one
     sigma, schedule = None, _Schedule()  # sigma: of the evaluation that is under way; None outside of one
 
@@ -138,7 +150,7 @@ def observe(patcher, observer: Observer):
     clone.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, key, run)
     clone.add_wrapper_with_key(WrappersMP.PREDICT_NOISE, key, predict)
     clone.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, key, evaluate)
-    _hook_calls(clone, key, observer.calling, False, lambda: sigma)
+    _hook_calls(clone, key, lambda call: observer.calling(replace(call, compiled=compiled)), False, lambda: sigma)
     return clone
 
 
@@ -146,9 +158,11 @@ def hook_calls(patcher, calling: Callable[[Call], Receivers | None], needs_posit
     """A clone of a MODEL that asks before each call of its network which modules' outputs go to whom.
 
     What a receiver of an output returns, unless it is None, replaces the output. ``needs_positive``: see ``RowRoles``.
+    A run raises ValueError before it begins when a node behind this one compiles the MODEL.
     """
-    clone = patcher.clone()
-    _hook_calls(clone, f"glassbox_calls_{uuid.uuid4().hex}", calling, needs_positive, lambda: None)
+    clone, key = patcher.clone(), f"glassbox_calls_{uuid.uuid4().hex}"
+    refuse_compiled_runs(clone, key)
+    _hook_calls(clone, key, calling, needs_positive, lambda: None)
     return clone
 
 
@@ -237,17 +251,33 @@ def _hook_calls(
     patcher.add_wrapper_with_key(WrappersMP.APPLY_MODEL, key, call)
 
 
-def refuse_compiled(patcher) -> None:
-    """Raise ValueError when the MODEL runs through torch.compile, whose graphs hold no hooks."""
-    names = (
-        "torch_compile_kwargs" in patcher.model_options,
-        "torch.compile" in patcher.wrappers.get(WrappersMP.APPLY_MODEL, {}),
-        any("_orig_mod" in name for name, _ in patcher.model.diffusion_model.named_modules()),
-    )
-    if any(names):
-        raise ValueError(
-            "This MODEL runs through torch.compile, which cannot be hooked: connect the model from before that node."
+def is_compiled(patcher) -> bool:
+    """Whether a MODEL, or a part of it, runs through torch.compile: graphs made before hold no hooks of today."""
+    return any(
+        (
+            "torch_compile_kwargs" in patcher.model_options,
+            "torch.compile" in patcher.wrappers.get(WrappersMP.APPLY_MODEL, {}),
+            any(hasattr(patched, "_orig_mod") for patched in patcher.object_patches.values()),
+            any("_orig_mod" in name for name, _ in patcher.model.diffusion_model.named_modules()),
         )
+    )
+
+
+def refuse_compiled(patcher) -> None:
+    """Raise ValueError when the MODEL runs through torch.compile, see ``is_compiled``."""
+    if is_compiled(patcher):
+        raise ValueError(COMPILED)
+
+
+def refuse_compiled_runs(patcher, key: str) -> None:
+    """Let the runs of a clone of a MODEL raise ValueError before they begin when a later node has compiled it."""
+
+    def run(executor, *args, **kwargs):
+        if is_compiled(executor.class_obj.model_patcher):
+            raise ValueError(_COMPILED_LATER)
+        return executor(*args, **kwargs)
+
+    patcher.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, f"{key}_compiled", run)
 
 
 def refuse_quantized(patcher, names: Iterable[str]) -> None:

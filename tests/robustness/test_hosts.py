@@ -59,10 +59,11 @@ class Host:
         }
         family = weight_nodes.family(comfy, root)
         watched, recording = tapping.World(comfy, self.model, self.clip, None).record()
-        latent = {"samples": self._sampled(self._guider("CFGGuider", watched, self.prompts), watched)}
-        self._given = {"point": family.point, "space": family.space, "recording": recording, "latent": latent}
+        latent = {"samples": self.sample(watched)}
+        self.given = {"point": family.point, "space": family.space, "recording": recording, "latent": latent}
         one = {"latent": {"samples": latent["samples"][:1]}, "clip": self.clip, "prompt": "portrait, red hair"}
-        self._of_node = {"GBX_SeedScout": one | {"words": "hair"}}
+        # In a part of the run W2W Apply changes weights as they are used, else it is an ordinary LoRA.
+        self._of_node = {"GBX_SeedScout": one | {"words": "hair"}, "GBX_W2WApply": {"end_percent": 0.6}}
 
     def run(
         self, node: str, model=None, prompts: Mapping | None = None, after=None, guider: str = "CFGGuider"
@@ -72,14 +73,17 @@ class Host:
         outputs = dict(zip(self.generator.describe(node)["output"], self.outputs(node, model, prompts), strict=False))
         if "GUIDER" in outputs:
             return self._sampled(outputs["GUIDER"], model)
-        made = after(outputs["MODEL"]) if after else outputs["MODEL"]
-        return self._sampled(self._guider(guider, made, prompts), made)
+        return self.sample(after(outputs["MODEL"]) if after else outputs["MODEL"], prompts, guider)
+
+    def sample(self, model, prompts: Mapping | None = None, guider: str = "CFGGuider") -> torch.Tensor:
+        """The latent of a sampler with a MODEL."""
+        return self._sampled(self._guider(guider, model, prompts or self.prompts), model)
 
     def outputs(self, node: str, model=None, prompts: Mapping | None = None) -> list:
         """What a node makes of plain inputs."""
         model, prompts = model or self.model, prompts or self.prompts
         prompt, number = self.generator.plain(node)
-        given = self._given | prompts | {"model": model, "source_positive": prompts["other"]}
+        given = self.given | prompts | {"model": model, "source_positive": prompts["other"]}
         inputs = {
             name: given[name] if name in given else self._value(prompt, value)
             for name, value in prompt[number]["inputs"].items()
@@ -272,4 +276,90 @@ def test_a_partial_load_changes_nothing(host, node, request):
         assert host.model.model.model_lowvram
     finally:
         model_management.unload_all_models()
+    assert float((found - expected).abs().max()) <= _TOLERANCE * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("node", ["GBX_W2WGuidance", "GBX_W2WApply"])
+def test_a_lora_behind_weights_that_change_survives_a_partial_load(host, node, request):
+    """Both change the same layers: one as the weight is used, the other as ComfyUI patches or casts it."""
+    from comfy import model_management
+
+    of_node = {
+        "GBX_W2WGuidance": {"identity_strength": 1.3, "edit_strength": 1.0},
+        "GBX_W2WApply": {"strength": 1.0, "start_percent": 0.0, "end_percent": 0.6},
+    }
+    changed = host.comfy.run(node, model=host.model, point=host.given["point"], **of_node[node])[0]
+    lora = {"lora_name": "people/member_02.safetensors", "strength_model": 1.0}
+    both = host.comfy.run("LoraLoaderModelOnly", model=changed, **lora)[0]
+    expected, without = host.sample(both), host.sample(changed)
+    model_management.unload_all_models()
+    request.getfixturevalue("partially_loaded")
+    try:
+        found = [host.sample(both)]
+        assert host.model.model.model_lowvram
+        host.sample(changed)  # takes the layers over, and gives them back
+        found.append(host.sample(both))
+        model_management.load_models_gpu([both], force_full_load=True)
+        assert both.partially_unload(both.offload_device, both.model_size() // 2)
+        found.append(host.sample(both))
+    finally:
+        model_management.unload_all_models()
+    size = float(expected.abs().max())
+    assert float((without - expected).abs().max()) > 10 * _TOLERANCE * size
+    for one in found:
+        assert float((one - expected).abs().max()) <= _TOLERANCE * size
+
+
+_HOOKING = ("GBX_ActivationPatching", "GBX_ActivationSteering", "GBX_AttentionScaling", "GBX_NemoNeuronMask")
+_HOOKING += ("GBX_SparseFeatureSteering",)
+#: These sample, or read weights alone.
+_COMPILED_TOO = {"GBX_SizeSheet", "GBX_NeuronStatistics"}
+#: On plain inputs these change nothing, and hook nothing.
+_NEUTRAL = {"GBX_ActivationSteering", "GBX_NemoNeuronMask"}
+_BLOCK = "diffusion_model.middle_block.1.transformer_blocks.0"
+_COMPILED = [node for node in _NODES if node not in (*_HOOKING, "GBX_ActivationRecorder")]
+
+
+def compiled(model):
+    """A MODEL behind torch.compile as TorchCompileModel puts it there; of one block, which takes seconds to trace."""
+    from comfy_api.torch_helpers import set_torch_compile_wrapper
+
+    clone = model.clone()
+    set_torch_compile_wrapper(model=clone, backend="eager", keys=[_BLOCK])
+    return clone
+
+
+@pytest.mark.parametrize("node", [*_HOOKING, "GBX_ActivationRecorder", *sorted({*_EVALUATING} - _COMPILED_TOO)])
+def test_what_hooks_the_network_refuses_a_compiled_model(host, node):
+    """Graphs that torch has compiled before ignore hooks without a word."""
+    with pytest.raises(ValueError, match=r"runs through torch\.compile, which cannot be hooked"):
+        host.outputs(node, model=compiled(host.model))
+
+
+@pytest.mark.parametrize("node", [node for node in _HOOKING if node not in _NEUTRAL])
+def test_what_hooks_the_network_refuses_to_be_compiled_later(host, node, monkeypatch):
+    from comfy.model_base import BaseModel
+
+    (made,) = (one for one in host.outputs(node) if hasattr(one, "model_options"))
+    monkeypatch.setattr(BaseModel, "apply_model", lambda *_, **__: pytest.fail("the run has begun"))
+    with pytest.raises(ValueError, match=r"through torch\.compile behind a node that hooks"):
+        host.sample(compiled(made))
+
+
+def test_a_recorder_that_is_compiled_later_says_so_and_the_run_goes_on(host, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda model, **_: model)
+    made, recording = host.outputs("GBX_ActivationRecorder")[:2]
+    latent = {"samples": host.sample(compiled(made))}
+    with pytest.raises(ValueError, match=r"ran through torch\.compile"):
+        host.comfy.run("GBX_ReadActivations", recording=recording, latent=latent, step_index=0)
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+@pytest.mark.parametrize("node", _COMPILED)
+def test_what_changes_weights_or_prompts_works_compiled(host, node, place):
+    if place == "after" and "model: MODEL" not in _CONTRACT[node]["outputs"]:
+        pytest.skip("it makes a GUIDER")
+    host.sample(compiled(host.model))  # graphs without the node, which must not be taken for those with it
+    given = {"after": compiled} if place == "after" else {"model": compiled(host.model)}
+    found, expected = host.run(node, **given), host.expected(node)
     assert float((found - expected).abs().max()) <= _TOLERANCE * float(expected.abs().max())

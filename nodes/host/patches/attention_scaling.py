@@ -10,7 +10,7 @@ import torch
 from comfy.patcher_extension import WrappersMP
 from torch import nn
 
-from ..hooks import POSITIVE, RowRoles
+from ..hooks import POSITIVE, RowRoles, refuse_compiled_runs
 
 
 def with_attention(patcher, paths: list[str], first_scale: float, hidden: torch.Tensor):
@@ -21,6 +21,7 @@ def with_attention(patcher, paths: list[str], first_scale: float, hidden: torch.
     ``hidden``. Rows whose number of tokens is no multiple keep all of theirs.
     """
     clone, key = patcher.clone(), f"glassbox_attention_{uuid.uuid4().hex}"
+    refuse_compiled_runs(clone, key)
     roles = RowRoles(clone, key)
 
     def call(executor, *args, **kwargs):

@@ -13,7 +13,7 @@ from comfy.ldm.flux.layers import EmbedND
 from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from comfy.patcher_extension import WrappersMP
 
-from .. import sampling
+from .. import hooks, sampling
 
 _TABLE = comfy.ldm.modules.diffusionmodules.mmdit.MMDiT
 _OBJECT = "diffusion_model.cropped_pos_embed"
@@ -54,13 +54,23 @@ def kind_of(patcher) -> Kind:
 
 
 def resampled(patcher, resample: Resample):
-    """A clone of a MODEL (SD3, SD3.5) that takes its positions from ``resample``, and its ControlNets with it."""
+    """A clone of a MODEL (SD3, SD3.5) that takes its positions from ``resample``, and its ControlNets with it.
+
+    Raises ValueError for a compiled MODEL.
+    """
     network = patcher.model.diffusion_model
     clone, inner = patcher.clone(), patcher.get_model_object(_OBJECT)
     clone.add_object_patch(_OBJECT, _positions(network, inner, resample))
     key = f"glassbox_positions_{uuid.uuid4().hex}"
+    _refuse_compiled(patcher, clone, key)
     clone.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, key, _with_controlnets(resample))
     return clone
+
+
+def _refuse_compiled(patcher, clone, key: str) -> None:
+    """Positions that a graph was compiled with stay in it."""
+    hooks.refuse_compiled(patcher)
+    hooks.refuse_compiled_runs(clone, key)
 
 
 def stored_table(patcher) -> torch.Tensor:
@@ -127,9 +137,10 @@ def _patched(networks: list, resample: Resample):
 def rotated(patcher, rotate: Rotate):
     """A clone of a MODEL that takes the rotations of rows and columns from ``rotate``, and its ControlNets with it.
 
-    Where ``rotate`` returns None an axis keeps stock's rotations, bit for bit.
+    Where ``rotate`` returns None an axis keeps stock's rotations, bit for bit. Raises ValueError for a compiled MODEL.
     """
     clone, key = patcher.clone(), f"glassbox_rotary_{uuid.uuid4().hex}"
+    _refuse_compiled(patcher, clone, key)
     pixels = getattr(patcher.get_model_object("latent_format"), "spacial_downscale_ratio", 8)
 
     def call(executor, model, conds, x_in, timestep, model_options):
@@ -144,11 +155,11 @@ def rotated(patcher, rotate: Rotate):
                     parts[axis] = turned[:, None].to(output)
             return torch.cat(parts, dim=-3)
 
-        with ExitStack() as hooks:
+        with ExitStack() as stack:
             for network in (model.diffusion_model, *_control_networks(conds)):
                 embedder = _embedder(network)
                 if embedder is not None:
-                    hooks.callback(embedder.register_forward_hook(replaced).remove)
+                    stack.callback(embedder.register_forward_hook(replaced).remove)
             return executor(model, conds, x_in, timestep, model_options)
 
     clone.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, key, call)

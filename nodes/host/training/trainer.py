@@ -24,7 +24,7 @@ import comfy.samplers
 import torch
 from torch import nn
 
-from ..hooks import refuse_quantized
+from ..hooks import refuse_compiled, refuse_quantized
 from ..latent_shapes import matching_channels
 from .gradients import LOW_PRECISION, activations_kept, inputs_copied, kernels_with_gradients, ordinary_parameters
 
@@ -183,8 +183,10 @@ def run(
     model computes. ``checkpointing`` computes activations twice instead of keeping them, where the model allows it:
     those of the network's blocks, or with a ``checkpoint_depth`` above 1 of the modules so many levels inside.
     ``text``: a CLIP whose weights get gradients too.
-    The MODEL stays as it was; raises ValueError for a name that is none of its weights, or whose weight is quantized.
+    The MODEL stays as it was; raises ValueError for a name that is none of its weights, or whose weight is quantized,
+    and for a MODEL that runs through torch.compile.
     """
+    refuse_compiled(patcher)
     with torch.inference_mode(False), torch.enable_grad():
         clone = _plain_clone(patcher)
         clone.set_model_compute_dtype(dtype)

@@ -100,7 +100,7 @@ def test_a_recorder_waits_for_no_copy_when_the_next_step_has_begun(device):
         for step, given in enumerate(steps):
             device.finish()
             recorder.evaluating(SimpleNamespace(sigma=3.0 - step, step=step, steps=3, on_schedule=True, main=True))
-            feed(recorder.calling(SimpleNamespace(network=network, parts=(True,))), given)
+            feed(recorder.calling(SimpleNamespace(network=network, parts=(True,), compiled=False)), given)
             recorder.evaluated()
         device.finish()
     latent = torch.zeros(1, 4, 2, 3)
