@@ -9,6 +9,7 @@ from comfy_api.latest import io
 
 from ..host.folders import autoencoder_path, input_stamp
 from ..host.hooks import refuse_compiled
+from ..host.progress import with_progress
 from ..host.schema import Activations as ActivationsSocket
 from ..host.schema import SparseAutoencoder as AutoencoderSocket
 from ..host.schema import schema
@@ -128,7 +129,7 @@ class SparseFeatures(io.ComfyNode):
         chosen = score.argsort(descending=True, stable=True)[:count].tolist()
         strongest = maps.amax((2, 3))  # (rows, F)
         tiles, lines = [], []
-        for number in chosen:
+        for number in with_progress(chosen):
             first = strongest[:, number].argsort(descending=True, stable=True)[:top_images].tolist()
             rows, peak = [row, *first], strongest[:, number].max().clamp_min(1e-12)
             images = torch.stack([image_of(image, activations, one) for one in rows])

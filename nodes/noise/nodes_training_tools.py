@@ -5,7 +5,7 @@ from __future__ import annotations
 from comfy_api.latest import io
 
 from ..host.image_output import new_figure, to_image
-from ..host.progress import nothing_to_show
+from ..host.progress import check_stop, nothing_to_show, with_progress
 from ..host.schema import schema
 
 _CATEGORY = "Glassbox/Noise"
@@ -83,12 +83,13 @@ class ResizeToBuckets(io.ComfyNode):
                 f"{len(shapes)} masks do not fit {len(single)} images: connect one mask of the same size per image."
             )
         pairs = list(zip(single, after, strict=True))
-        cut = [
-            aspect_buckets.resize_and_crop(mask[..., None], size)[None, ..., 0]
-            for mask, (_, size) in zip(shapes, pairs, strict=bool(masks))
-        ]
+        resized = [aspect_buckets.resize_and_crop(image, size)[None] for image, size in with_progress(pairs)]
+        cut = []
+        for mask, size in zip(shapes, after, strict=bool(masks)):
+            check_stop()
+            cut.append(aspect_buckets.resize_and_crop(mask[..., None], size)[None, ..., 0])
         return io.NodeOutput(
-            [aspect_buckets.resize_and_crop(image, size)[None] for image, size in pairs],
+            resized,
             cut if masks else [nothing_to_show()],
             aspect_buckets.describe_buckets(before, after),
         )

@@ -6,7 +6,7 @@ import torch
 from comfy_api.latest import io
 
 from ..host.image_output import new_figure, to_compare, to_image
-from ..host.progress import check_stop
+from ..host.progress import check_stop, interruptible
 from ..host.schema import W2WPoint, W2WSpace, schema
 from .point_inputs import CATEGORY, PAPER
 from .points import check_same_space
@@ -104,5 +104,9 @@ class W2WSheet(io.ComfyNode):
         text = 10 if contact_sheet.grid_labels(labels, count) else 50
         height = _PANEL * frames.shape[1] // frames.shape[2] + text
         figure = new_figure(_PANEL * count + 60, height * -(-len(labels) // count) + 60)
-        contact_sheet.draw_sheet(figure, list(frames), labels, count, title[0].strip())
-        return io.NodeOutput(to_image(figure), frames, ui=to_compare(list(frames), labels, shown=(0, -1)))
+
+        def drawn() -> torch.Tensor:
+            contact_sheet.draw_sheet(figure, list(frames), labels, count, title[0].strip())
+            return to_image(figure)
+
+        return io.NodeOutput(interruptible(drawn), frames, ui=to_compare(list(frames), labels, shown=(0, -1)))

@@ -26,6 +26,22 @@ def test_without_masks_their_output_rests(comfy):
     assert isinstance(buckets(comfy, images=[torch.rand(1, 64, 64, 3)])[1][0], ExecutionBlocker)
 
 
+def test_resizing_stops_before_the_next_image(comfy, monkeypatch):
+    from comfy import model_management
+
+    resized, training = [], comfy.module("nodes.noise.training.aspect_buckets")
+
+    def resize(image, size):
+        resized.append(image)
+        model_management.interrupt_current_processing()
+        return image
+
+    monkeypatch.setattr(training, "resize_and_crop", resize)
+    with pytest.raises(model_management.InterruptProcessingException):
+        buckets(comfy, images=[torch.rand(3, 64, 64, 3)])
+    assert len(resized) == 1
+
+
 def test_two_runs_in_one_figure(comfy):
     runs = [{"loss": [1.0, 0.5], "validation": [[0, 1.0], [2, last]]} for last in (0.5, 0.4)]
     how = {"loss_map_a": runs[0], "loss_map_b": runs[1], "name_b": "B"}

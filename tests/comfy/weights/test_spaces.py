@@ -1,5 +1,7 @@
 """Spaces inside a real ComfyUI: built, saved, loaded, reported, and the one that the pack ships."""
 
+import threading
+
 import members
 import newer
 import pytest
@@ -117,3 +119,21 @@ def test_a_report_stops_between_its_figures(family, comfy, monkeypatch):
     with pytest.raises(model_management.InterruptProcessingException):
         comfy.run("GBX_W2WReport", space=family.space)
     assert not drawn
+
+
+def test_a_sheet_stops_while_it_is_drawn(comfy, monkeypatch):
+    """256 panels take matplotlib many seconds."""
+    from comfy import model_management
+
+    sheet, stopped = comfy.module("nodes.weights.contact_sheet"), threading.Event()
+
+    def draw(*_):
+        model_management.interrupt_current_processing()
+        assert stopped.wait(60)
+
+    monkeypatch.setattr(sheet, "draw_sheet", draw)
+    try:
+        with pytest.raises(model_management.InterruptProcessingException):
+            comfy.run("GBX_W2WSheet", images=[torch.zeros(1, 8, 8, 3)], labels=["a"], columns=[0], title=[""])
+    finally:
+        stopped.set()
