@@ -75,6 +75,13 @@ def test_mouse_adds_and_moves_points(canvas, picker, at):
     assert canvas.errors == []
 
 
+def test_the_hint_fits_the_node(picker):
+    status = picker.locator(".glassbox-status")
+    expect(status).to_contain_text("double-click to remove.")
+    fits = "element => element.scrollHeight <= element.clientHeight && element.scrollWidth <= element.clientWidth"
+    assert status.evaluate(fits)
+
+
 def test_keyboard_moves_points(canvas, picker):
     picker.locator(".glassbox-dot").nth(1).focus()
     for key in ("ArrowRight", "Shift+ArrowDown"):

@@ -29,7 +29,7 @@ class PointPicker {
     this.svg.append(this.image);
     this.svg.addEventListener("pointerdown", (event) => this.press(event));
     this.empty = make("div", "glassbox-empty");
-    this.status = make("div", "glassbox-status", { role: "status" });
+    this.status = make("div", "glassbox-status glassbox-two-lines", { role: "status" });
     const clear = make("button", "glassbox-button", {
       type: "button",
       textContent: say("Clear"),
