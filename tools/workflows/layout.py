@@ -22,6 +22,7 @@ _NOTE_WIDTHS = (320, 420, 520, 640)
 _NOTE_LETTER, _NOTE_LINE = 9.4, 22.5
 _FURTHER_TEXT = 40  # what newer front ends give a second text of a subgraph beyond its lines
 _IMAGE, _REPORT = (230, 190), (300, 92)  # room for what an output node shows
+_CAPTION = 16  # Nodes 2.0 draws an image nearly as wide as its node, with its size below
 _COLUMN_GAP, _NODE_GAP, _GROUP_GAP, _MARGIN, _HEADING = 36, 18, 16, 12, 36
 #: The front end opens a workflow on three quarters of a window of 1600 x 1000.
 WINDOW = (1200, 750)
@@ -85,13 +86,21 @@ class Layout:
 
 
 def arrange(workflow: Workflow) -> Layout:
-    """Place every node and group without overlaps."""
-    for node in workflow.nodes:
-        width, height = node.size or _size(node)
-        node.size = max(width, _title_width(node)), height
-    choices = itertools.product((True, False), repeat=2)
-    layouts = itertools.chain.from_iterable(_layouts(workflow, *choice) for choice in choices)
-    return max(layouts, key=lambda layout: _score(workflow, layout))  # the first of equals
+    """Place every node and group without overlaps, with room for images as Nodes 2.0 draws them where there is any."""
+    given = [node.size for node in workflow.nodes]
+    for roomy in (True, False):
+        for node, size in zip(workflow.nodes, given, strict=True):
+            width, height = size or _size(node)
+            width = max(width, _title_width(node))
+            if roomy and node.type in _SHOWS_IMAGE:
+                height += max(width + _CAPTION - _IMAGE[1], 0)
+            node.size = width, height
+        choices = itertools.product((True, False), repeat=2)
+        layouts = itertools.chain.from_iterable(_layouts(workflow, *choice) for choice in choices)
+        best = max(layouts, key=lambda layout: _score(workflow, layout))  # the first of equals
+        if _score(workflow, best)[:2] == (True, _READABLE):
+            break
+    return best
 
 
 def _score(workflow: Workflow, layout: Layout) -> tuple[bool, float, float]:
