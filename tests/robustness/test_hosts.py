@@ -62,8 +62,7 @@ class Host:
         latent = {"samples": self.sample(watched)}
         self.given = {"point": family.point, "space": family.space, "recording": recording, "latent": latent}
         one = {"latent": {"samples": latent["samples"][:1]}, "clip": self.clip, "prompt": "portrait, red hair"}
-        # In a part of the run W2W Apply changes weights as they are used, else it is an ordinary LoRA.
-        self._of_node = {"GBX_SeedScout": one | {"words": "hair"}, "GBX_W2WApply": {"end_percent": 0.6}}
+        self._of_node = {"GBX_SeedScout": one | {"words": "hair"}}
 
     def run(
         self, node: str, model=None, prompts: Mapping | None = None, after=None, guider: str = "CFGGuider"
@@ -279,16 +278,12 @@ def test_a_partial_load_changes_nothing(host, node, request):
     assert float((found - expected).abs().max()) <= _TOLERANCE * float(expected.abs().max())
 
 
-@pytest.mark.parametrize("node", ["GBX_W2WGuidance", "GBX_W2WApply"])
-def test_a_lora_behind_weights_that_change_survives_a_partial_load(host, node, request):
+def test_a_lora_behind_guidance_survives_a_partial_load(host, request):
     """Both change the same layers: one as the weight is used, the other as ComfyUI patches or casts it."""
     from comfy import model_management
 
-    of_node = {
-        "GBX_W2WGuidance": {"identity_strength": 1.3, "edit_strength": 1.0},
-        "GBX_W2WApply": {"strength": 1.0, "start_percent": 0.0, "end_percent": 0.6},
-    }
-    changed = host.comfy.run(node, model=host.model, point=host.given["point"], **of_node[node])[0]
+    strengths = {"identity_strength": 1.3, "edit_strength": 1.0}
+    changed = host.comfy.run("GBX_W2WGuidance", model=host.model, point=host.given["point"], **strengths)[0]
     lora = {"lora_name": "people/member_02.safetensors", "strength_model": 1.0}
     both = host.comfy.run("LoraLoaderModelOnly", model=changed, **lora)[0]
     expected, without = host.sample(both), host.sample(changed)
@@ -316,16 +311,14 @@ _HOOKING += ("GBX_SparseFeatureSteering",)
 _COMPILED_TOO = {"GBX_SizeSheet", "GBX_NeuronStatistics"}
 #: On plain inputs these change nothing, and hook nothing.
 _NEUTRAL = {"GBX_ActivationSteering", "GBX_NemoNeuronMask"}
-_BLOCK = "diffusion_model.middle_block.1.transformer_blocks.0"
-_COMPILED = [node for node in _NODES if node not in (*_HOOKING, "GBX_ActivationRecorder")]
 
 
 def compiled(model):
-    """A MODEL behind torch.compile as TorchCompileModel puts it there; of one block, which takes seconds to trace."""
+    """A MODEL behind torch.compile, as TorchCompileModel puts it there; traced when its network is called first."""
     from comfy_api.torch_helpers import set_torch_compile_wrapper
 
     clone = model.clone()
-    set_torch_compile_wrapper(model=clone, backend="eager", keys=[_BLOCK])
+    set_torch_compile_wrapper(model=clone, backend="eager")
     return clone
 
 
@@ -352,14 +345,3 @@ def test_a_recorder_that_is_compiled_later_says_so_and_the_run_goes_on(host, mon
     latent = {"samples": host.sample(compiled(made))}
     with pytest.raises(ValueError, match=r"ran through torch\.compile"):
         host.comfy.run("GBX_ReadActivations", recording=recording, latent=latent, step_index=0)
-
-
-@pytest.mark.parametrize("place", ["before", "after"])
-@pytest.mark.parametrize("node", _COMPILED)
-def test_what_changes_weights_or_prompts_works_compiled(host, node, place):
-    if place == "after" and "model: MODEL" not in _CONTRACT[node]["outputs"]:
-        pytest.skip("it makes a GUIDER")
-    host.sample(compiled(host.model))  # graphs without the node, which must not be taken for those with it
-    given = {"after": compiled} if place == "after" else {"model": compiled(host.model)}
-    found, expected = host.run(node, **given), host.expected(node)
-    assert float((found - expected).abs().max()) <= _TOLERANCE * float(expected.abs().max())
