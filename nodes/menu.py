@@ -43,7 +43,7 @@ from .neurons.nodes_statistics import LoadNeuronStatistics, NeuronStatistics
 from .noise.nodes_composition import CompositionNoise
 from .noise.nodes_immiscible import ImmiscibleLatentBatch, ImmiscibleNoise, NoiseGainPreview
 from .noise.nodes_train_lora import TrainLoraImmiscible
-from .noise.nodes_training_tools import CompareTrainingRuns, ResizeToBuckets
+from .noise.nodes_training_tools import CompareTrainingRuns, ResizeToBuckets, TrainingFromScratch
 from .weights.nodes_guidance import W2WGuidance, W2WGuider
 from .weights.nodes_invert import W2WInvert
 from .weights.nodes_labels import W2WFitDirections, W2WLabelMembers
@@ -88,6 +88,7 @@ NODES: list[type[io.ComfyNode]] = [
     TrainLoraImmiscible,
     ResizeToBuckets,
     CompareTrainingRuns,
+    TrainingFromScratch,
     LayerActivationTap,
     ActivationCatalog,
     SelectActivations,

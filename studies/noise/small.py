@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ..common import results
+from ..common import host, results
 from ..common.similarity import frechet
-from .flow import Perceptron, sample, train
 from .pairing import ASSIGN, VANILLA, WITHIN, Batches, Mode, nearest, pool
 
+METHOD = host.pack("nodes.noise.scratch_training")
 EULER = (2, 4, 20)
 SAMPLES = 2000
 
@@ -38,18 +38,11 @@ def ring_run(mode: Mode, seed: int, looks: Sequence[int], euler: int = 4) -> tup
     noise, truth = torch.randn(1024, 2, generator=torch.Generator().manual_seed(seed)), ring(1024, seed + 50_000)
 
     def look(network) -> float:
-        return wasserstein(sample(network, noise, euler), truth)
+        return wasserstein(METHOD.sample(network, noise, euler), truth)
 
-    seen, loss = train(Perceptron(2, 128), Batches(ring(20_000, seed), 256, mode, seed), looks, look, seed)
+    batches = Batches(ring(20_000, seed), 256, mode, seed)
+    seen, loss = METHOD.train(METHOD.Perceptron(2, 128), batches, looks, look, seed)
     return [one.score for one in seen], loss
-
-
-def digits() -> tuple[torch.Tensor, torch.Tensor]:
-    """scikit-learn's digits: (1797, 64) from -1 to 1, and their classes."""
-    from sklearn.datasets import load_digits
-
-    found = load_digits()
-    return torch.tensor(found.data, dtype=torch.float32) / 8 - 1, torch.tensor(found.target)
 
 
 def digits_run(
@@ -57,23 +50,24 @@ def digits_run(
 ) -> tuple[list[dict[int, float]], list[float], float]:
     """At each look the Frechet distance by Euler steps, in pixels; the seconds of training; the loss of the end."""
     torch.manual_seed(seed)
-    data, target = digits()
+    data, target = METHOD.digits()
     generator = torch.Generator().manual_seed(seed + 7)
     noise = torch.randn(SAMPLES, 64, generator=generator)
     requested = target[torch.randint(len(target), (SAMPLES,), generator=generator)] if classes else None
 
     def look(network) -> dict[int, float]:
-        return {steps: frechet(sample(network, noise, steps, requested).numpy(), data.numpy()) for steps in EULER}
+        samples = {steps: METHOD.sample(network, noise, steps, requested) for steps in EULER}
+        return {steps: frechet(found.numpy(), data.numpy()) for steps, found in samples.items()}
 
-    network = Perceptron(64, 256, 10 if classes else 0)
+    network = METHOD.Perceptron(64, 256, 10 if classes else 0)
     labels = target if classes or mode.within else None
-    seen, loss = train(network, Batches(data, batch, mode, seed, labels), looks, look, seed)
+    seen, loss = METHOD.train(network, Batches(data, batch, mode, seed, labels), looks, look, seed)
     return [one.score for one in seen], [one.seconds for one in seen], loss
 
 
 def measure_ring(quick: bool = False) -> dict[str, dict]:
     """Points in the plane, by assigned and by unpaired noise."""
-    numbers, seeds = {}, range(3)
+    numbers, seeds = {}, range(5)
     looks = (200,) if quick else (200, 1000)
     for mode in (VANILLA, ASSIGN):
         runs = [ring_run(mode, seed, looks) for seed in seeds]

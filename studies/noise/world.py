@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..common import results
+from ..common import host, results
 from ..common.similarity import frechet
-from .flow import sample, train
 from .pairing import ASSIGN, VANILLA, WITHIN, Batches, Mode, nearest, pool
 
+METHOD = host.pack("nodes.noise.scratch_training")
 REQUESTED = ("skin", "hair_color", "accessory", "background")
 CHANNELS, SIDE, PATCH = 8, 16, 4
 COMPONENTS, SAMPLES = 48, 500
@@ -89,7 +89,6 @@ class World:
 
     def obeyed(self, latents: torch.Tensor, requested: torch.Tensor) -> np.ndarray:
         """For each image the fraction of its requested attributes that the judge finds."""
-        from ..common import host
         from ..world import judge, release
         from ..world.generate import Generator
 
@@ -112,11 +111,12 @@ def run(world: World, mode: Mode, seed: int, size: Size) -> tuple[list[dict[int,
     network = Patches(world.kinds)
 
     def look(network) -> dict[int, float]:
-        return {steps: world.distance(sample(network, noise, steps, requested)) for steps in EULER}
+        return {steps: world.distance(METHOD.sample(network, noise, steps, requested)) for steps in EULER}
 
-    seen, _ = train(network, Batches(world.data, size.batch, mode, seed, world.labels), size.looks, look, seed, RATE)
+    batches = Batches(world.data, size.batch, mode, seed, world.labels)
+    seen, _ = METHOD.train(network, batches, size.looks, look, seed, RATE)
     few = slice(0, size.judged)
-    hits = world.obeyed(sample(network, noise[few], EULER[-1], requested[few]), requested[few])
+    hits = world.obeyed(METHOD.sample(network, noise[few], EULER[-1], requested[few]), requested[few])
     print(f"{mode.name}, seed {seed}: {seen[-1].score}, obeyed {hits.mean():.3f}, {seen[-1].seconds:.0f} s", flush=True)
     return [one.score for one in seen], [one.seconds for one in seen], hits
 

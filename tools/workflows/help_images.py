@@ -70,6 +70,7 @@ IMAGES = {
     "neurons_baselines": _generated("neurons_baselines", 1, 3, 5, 7, 9),
     "neurons_audit": _figure("neurons_audit", 4),
     "noise_distances": _figure("noise_immiscible_gain", 2),
+    "noise_from_scratch": _figure("noise_from_scratch", 3),
     "noise_gain": _figure("noise_immiscible_gain", 1),
     "noise_ksampler": _generated("noise_immiscible_stock_ksampler", 1, 2, 3, 4, 5),
     "noise_training": _figure("noise_train_lora", 1),

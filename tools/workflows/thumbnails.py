@@ -33,6 +33,7 @@ _CHOSEN = {
     "demo_neurons_scan_and_mask": (2,),
     "demo_neurons_known_neurons": (1, 2, 3, 5, 6, 7),
     "demo_noise_composition": (5, 6, 7, 1, 2, 3),
+    "demo_noise_from_scratch": (1, 2),
     "demo_noise_seed_scout": (3, 4, 5, 10, 11, 12),
     "demo_weights_edit": (1, 2),
     "demo_weights_label_members": (1, 2, 3, 4, 41, 42),

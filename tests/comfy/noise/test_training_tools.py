@@ -60,3 +60,15 @@ def test_long_name_is_cut_in_the_figure_and_formulas_stay_text(comfy):
     figures = [named("x" * length)[0] for length in (298, 301, 200_000)]
     assert torch.equal(figures[1], figures[2]) and not torch.equal(figures[0], figures[1])
     assert named("$\\frac{1")[0].shape == (1, 420, 1000, 3)  # no formula, and no error
+
+
+def test_training_from_scratch_shows_both_networks_and_leaves_the_global_generator(comfy):
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    how = {"batch_size": 32, "sample_steps": 1, "seed": 0}
+    drawn, assigned, figure, report = comfy.run("GBX_TrainingFromScratch", steps=30, **how)
+    assert torch.equal(before, torch.get_rng_state())
+    assert drawn.shape == assigned.shape == (1, 288, 576, 3) and figure.shape == (1, 420, 1000, 3)
+    assert not torch.equal(drawn, assigned) and "after 30 training steps" in report
+    again = comfy.run("GBX_TrainingFromScratch", steps=30, **how)
+    assert torch.equal(drawn, again[0]) and report == again[3]
