@@ -10,7 +10,7 @@ from .sampling import generate
 _TURBO = "sd_xl_turbo_1.0_fp16.safetensors"
 #: A folder of SDXL Unbox, as published.
 _PUBLISHED = "unet.up_blocks.0.attentions.1_k10_hidden5120_auxk256_bs4096_lr0.0001/final"
-_TEXT = "portrait, light skin, short brown hair, shaven, no glasses, smiling, blue hoodie"
+_TEXT = "portrait, light skin, short brown hair, shaven, no glasses, smiling, open eyes, blue hoodie"
 
 
 def demo_activations_sparse_features(w: Workflow) -> None:

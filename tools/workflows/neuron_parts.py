@@ -8,7 +8,7 @@ from .authoring import Output, Workflow
 from .neuron_world import World
 from .sampling import sample
 
-_ORDINARY = "portrait, light skin, curly red hair, shaven, smiling, blue hoodie, plain green background"
+_ORDINARY = "portrait, light skin, curly red hair, shaven, smiling, open eyes, blue hoodie, plain green background"
 
 
 def find_and_mask(world: World, budget: float, weaker: float | None = None) -> None:

@@ -6,7 +6,7 @@ from .authoring import Output, Workflow
 from .sampling import encode, sample
 
 _SPACE = "avatars-v2-w2w.safetensors"
-_PROMPT = "portrait, blue hoodie, smiling, plain green background"
+_PROMPT = "portrait, blue hoodie, smiling, open eyes, plain green background"
 PAPER = "weights2weights, arXiv 2406.09413"
 _MEMBER = "person_0058"
 _ALL, _STEPS = 64, 20
@@ -275,7 +275,8 @@ def demo_weights_invert(w: Workflow) -> None:
     w.note(
         "Inversion: an image as a point",
         "**One image** of a person who is not a member: W2W Invert trains the coefficients of a point until its "
-        f"model restores the image from noise ({PAPER}, section 3.4). The paper uses 400 steps; here 60.",
+        f"model restores the image from noise ({PAPER}, section 3.4). The paper uses 400 steps; here 60. The caption says "
+        "what is not the person.",
         "**Afterwards** the point works like any other: with another prompt, and with edits.",
         "**Try** more steps; another image; Stop, which keeps the point trained so far.",
     )
@@ -283,6 +284,12 @@ def demo_weights_invert(w: Workflow) -> None:
     w.group("Image")
     image, mask, _ = w.add("GBX_DemoPicture", image_index=5, count=1)
     latent = w.add("VAEEncode", pixels=image, vae=demo.vae)
+    caption = w.add(
+        "CLIPTextEncode",
+        clip=demo.clip,
+        text="portrait, yellow hoodie, smiling, dotted blue background",
+        node_title="Caption of the image",
+    )
     w.group("Inversion")
     space, _ = demo.directed_space()
     point, restored, figure, _, report = w.add(
@@ -290,7 +297,7 @@ def demo_weights_invert(w: Workflow) -> None:
         model=demo.model,
         space=space,
         latent=latent,
-        positive=demo.positive,
+        positive=caption,
         mask=mask,
         vae=demo.vae,
         steps=60,
@@ -305,7 +312,7 @@ def demo_weights_invert(w: Workflow) -> None:
     demo.save(image, "given", "Input image")
     demo.save(restored, "restored", "Restored from noise")
     demo.save(demo.image(point), "inverted", "Image of the inverted point")
-    demo.save(demo.edited(point, "afro: 1"), "inverted_edited", "With an afro")
+    demo.save(demo.edited(point, "dark skin: 1"), "inverted_edited", "With darker skin")
 
 
 def demo_weights_edit_photo(w: Workflow) -> None:
@@ -417,7 +424,7 @@ def demo_weights_label_members(w: Workflow) -> None:
         "**Try** more members: with forty, an edit takes other attributes along. The report says which directions are "
         "noise.",
     )
-    demo = _Demo(w, "portrait, plain green background")
+    demo = _Demo(w)
     w.group("Images of members")
     images, names = demo.members(40)
     w.add("PreviewImage", images=demo.batch(images), node_title="Members")
