@@ -6,6 +6,8 @@ tensor the values behind it, so that they can be encoded again at every step.
 
 from __future__ import annotations
 
+import inspect
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -76,7 +78,7 @@ def layout_of(patcher) -> Layout:
 
 def annotate(patcher) -> None:
     """Let the model of this (cloned) MODEL keep the size metadata of each of its conditionings."""
-    inner, layout = patcher.get_model_object("extra_conds"), layout_of(patcher)
+    inner, layout = _extra_conds(patcher), layout_of(patcher)
     if getattr(inner, "remembers_metadata", False):
         return
 
@@ -89,6 +91,25 @@ def annotate(patcher) -> None:
 
     extra_conds.remembers_metadata = True  # type: ignore[attr-defined]
     patcher.add_object_patch("extra_conds", extra_conds)
+
+
+def _extra_conds(patcher) -> Callable[..., dict]:
+    """The method of a MODEL's network, without a reference to the network.
+
+    ComfyUI puts what an object patch has replaced back on the network. The bound method there would be a circle, in
+    which the network outlives its MODELs, and ComfyUI warns of a leak.
+    """
+    found = patcher.get_model_object("extra_conds")
+    if not inspect.ismethod(found):
+        return found
+    bound = weakref.WeakMethod(found)
+
+    def extra_conds(**kwargs):
+        return bound()(**kwargs)
+
+    if "extra_conds" not in vars(patcher.model):
+        patcher.model.extra_conds = extra_conds
+    return extra_conds
 
 
 def read_metadata(layout: Layout, conditioning: Mapping, shape: torch.Size) -> SizeMetadata:

@@ -1,6 +1,8 @@
 """Metadata Schedule together with what else is on the canvas, and the report of the conditioning."""
 
 import functools
+import gc
+import weakref
 
 import conditioned
 import pytest
@@ -325,3 +327,27 @@ def test_the_demo_model(comfy, scheduled):
         vectors["size"][4], vectors["requested"][4]
     )
     assert not torch.equal(vectors["requested"][0], vectors["plain"][0])
+
+
+@pytest.mark.parametrize("mode", ["value", "embedding"])
+@pytest.mark.parametrize("after", ["it", "another run"])
+def test_a_scheduled_model_that_nobody_holds_is_gone(comfy, mode, after):
+    """ComfyUI warns of a leak, and searches for circles, when a network outlives its MODELs."""
+    schedule = {"curve": "cosine", "exponent": 1.0, "fields": "all", "reference_width": 512, "reference_height": 512}
+
+    def used() -> weakref.ref:
+        model, clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
+        (prompt,) = comfy.run("CLIPTextEncode", clip=clip, text="portrait")
+        given = {"positive": prompt, "negative": prompt, "latent_image": {"samples": torch.zeros(1, 24, 8, 8)}}
+        given |= {"seed": 3, "steps": 1, "cfg": 2.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
+        gated = comfy.run("GBX_MetadataSchedule", model=model, mode=mode, apply_to="both", **schedule)[0]
+        for one in (gated, model) if after == "another run" else (gated,):  # which takes the patches off again
+            comfy.run("KSampler", model=one, **given)
+        return weakref.ref(model.model)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert used()() is None
+    finally:
+        gc.enable()
