@@ -186,7 +186,7 @@ class TrainingFromScratch(io.ComfyNode):
     def execute(cls, batch_size, steps, sample_steps, seed) -> io.NodeOutput:
         from . import scratch_training as method
 
-        progress, runs = Progress(2 * steps), []
+        progress, runs = Progress(2 * steps), list[method.DigitsRun]()
         with torch.inference_mode(False), torch.enable_grad(), untouched():
             for assigned in (False, True):
 
