@@ -275,8 +275,8 @@ def demo_weights_invert(w: Workflow) -> None:
     w.note(
         "Inversion: an image as a point",
         "**One image** of a person who is not a member: W2W Invert trains the coefficients of a point until its "
-        f"model restores the image from noise ({PAPER}, section 3.4). The paper uses 400 steps; here 60. The caption says "
-        "what is not the person.",
+        f"model restores the image from noise ({PAPER}, section 3.4). The paper uses 400 steps; here 60. The "
+        "caption says what is not the person.",
         "**Afterwards** the point works like any other: with another prompt, and with edits.",
         "**Try** more steps; another image; Stop, which keeps the point trained so far.",
     )
