@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +32,7 @@ class Perceptron(nn.Module):
 
     def forward(self, x: torch.Tensor, t: torch.Tensor, label: torch.Tensor | None) -> torch.Tensor:
         parts = [x, t[:, None]]
-        if self.classes:
+        if self.classes and label is not None:
             parts.append(nn.functional.one_hot(label, self.classes).float())
         return self.layers(torch.cat(parts, dim=1))
 
@@ -41,7 +42,7 @@ class Seen:
     """What a run looked like after so many steps: its score there, and the CPU seconds that training took."""
 
     step: int
-    score: object
+    score: Any
     seconds: float
 
 
