@@ -1,4 +1,4 @@
-"""What Activation Steering adds to an evaluation: operations and bytes, counted at full size.
+"""What Activation Steering and Sparse Feature Steering add to an evaluation: operations and bytes, at full size.
 
 The network runs on PyTorch's meta device, which knows shapes and no values, so the counts are exact and need neither
 memory nor a quiet machine. Two rows in half precision, positive and negative prompt, of which the positive is steered.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from fnmatch import fnmatch
+from functools import partial
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,6 +20,8 @@ from studies.common import host
 #: Name, blueprint of the network, and the side of its latent.
 NETWORKS = (("SD1.5, 512 pixels", "sd15", 64), ("SDXL, 1,024 pixels", "sdxl", 128))
 STEERED = ("up-level1-repeat0-vit-out", "*-vit-out")
+#: A published size of autoencoders for SDXL (arXiv 2410.22366).
+FEATURES, ACTIVE = 5120, 10
 
 
 class Traffic(TorchDispatchMode):
@@ -46,26 +49,46 @@ def measure(quick: bool) -> dict[str, dict]:
     for name, blueprint, side in NETWORKS[: 1 if quick else None]:
         meta = host.pack("nodes.host.meta_networks")
         network, config = meta.network("architecture", blueprint).half(), meta.ARCHITECTURES[blueprint]
-        operations, plain = count(network, config, side, [])
-        for pattern in STEERED:
-            specs = [
-                one for one in host.pack("nodes.activations.catalog_unet").catalog(network) if fnmatch(one.id, pattern)
-            ]
-            _, steered = count(network, config, side, specs)
-            label = f"{name}, {len(specs)} steered"
+        operations, plain = count(network, config, side, [], None)
+        catalog = host.pack("nodes.activations.catalog_unet").catalog(network)
+        for label, pattern, edit_of in edits():
+            specs = [one for one in catalog if fnmatch(one.id, pattern)]
+            multiplied, steered = count(network, config, side, specs, edit_of(specs))
+            label = f"{name}, {len(specs)} {label}"
             about = f"goal: below .01; {pattern}, of one evaluation of two rows in half precision"
             numbers[f"{label}: operations added"] = _exact(
-                (steered.elements - plain.elements) / operations,
+                (multiplied - operations + steered.elements - plain.elements) / operations,
                 f"{about}; each element that is written counts as one, against those of products and convolutions",
             )
             numbers[f"{label}: bytes added"] = _exact((steered.bytes - plain.bytes) / plain.bytes, about)
     return numbers
 
 
-def count(network: torch.nn.Module, config: dict, side: int, specs: list) -> tuple[int, Traffic]:
-    """Operations of products and convolutions of one evaluation, and all its traffic, with these IDs steered."""
-    steering, hooks = (host.pack(f"nodes.{name}") for name in ("activations.steering", "host.hooks"))
-    edit = host.pack("nodes.activations.activation_edit").CallEdit
+def edits():
+    """Of every kind of steering: its name, the pattern of its IDs, and the edit of their specs."""
+    steering, sparse = (host.pack(f"nodes.activations.{name}") for name in ("steering", "sparse_autoencoder"))
+
+    def along(specs: list):
+        direction = steering.SteeringDirection({one.id: torch.ones(one.channels, device="meta") for one in specs}, "")
+        return steering.steer(direction, steering.SteeringSettings(1.0))
+
+    def by_feature(specs: list, mode: str):
+        (spec,) = specs
+        sizes = {"encoder": (FEATURES, spec.channels), "decoder": (FEATURES, spec.channels)}
+        sizes |= {"pre_bias": (spec.channels,), "latent_bias": (FEATURES,), "usual": (FEATURES,)}
+        given = {name: torch.zeros(size) for name, size in sizes.items()}
+        return sparse.steer_features(sparse.SparseAutoencoder(spec.id, ACTIVE, **given), {0: 1.0}, mode, None)
+
+    for pattern in STEERED:
+        yield "steered", pattern, along
+    for mode in ("add", "scale"):
+        yield f"steered by a sparse feature, {mode}", STEERED[0], partial(by_feature, mode=mode)
+
+
+def count(network: torch.nn.Module, config: dict, side: int, specs: list, edit) -> tuple[int, Traffic]:
+    """Operations of products and convolutions of one evaluation, and all its traffic, with an edit of these IDs."""
+    hooks = host.pack("nodes.host.hooks")
+    call_edit = host.pack("nodes.activations.activation_edit").CallEdit
     from comfy.ldm.modules.attention import attention_pytorch
 
     half = {"dtype": torch.float16, "device": "meta"}
@@ -77,9 +100,9 @@ def count(network: torch.nn.Module, config: dict, side: int, specs: list) -> tup
         # ComfyUI's own choice of attention reads how much memory is free, of which the meta device has none.
         "transformer_options": {"optimized_attention_override": lambda _, *q, **kw: attention_pytorch(*q, **kw)},
     }
-    direction = steering.SteeringDirection({one.id: torch.ones(one.channels, device="meta") for one in specs}, "")
-    changed = edit(specs, steering.steer(direction, steering.SteeringSettings(1.0)), {True}, (True, False)).receivers()
-    steered = hooks.forward_hooks(network, changed) if specs else nullcontext()
+    steered = nullcontext()
+    if specs:
+        steered = hooks.forward_hooks(network, call_edit(specs, edit, {True}, (True, False)).receivers())
     flops, traffic = FlopCounterMode(display=False), Traffic()
     with steered, flops, traffic, torch.no_grad():
         network(latent, **given)

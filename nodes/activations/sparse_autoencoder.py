@@ -8,8 +8,9 @@ transformer adds to its input.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cache
 
 import torch
 
@@ -53,6 +54,11 @@ class SparseAutoencoder:
     def ids(self) -> list[str]:
         """The IDs to tap or record for it."""
         return [self.id, self.input_id] if self.input_id else [self.id]
+
+    def to(self, device: torch.device) -> SparseAutoencoder:
+        """The same with its tensors on a device."""
+        tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+        return replace(self, **tensors)
 
     def report(self) -> str:
         """What it is, one fact per line."""
@@ -128,13 +134,14 @@ def steer_features(
     """
     numbers = torch.tensor(list(strengths))
     factors, rows = torch.tensor(list(strengths.values())), autoencoder.decoder[numbers]
+    placed = cache(autoencoder.to)  # moved once, not at every evaluation
 
     def edit(_spec: ActivationSpec, _part: bool, feature: torch.Tensor, frames: int) -> torch.Tensor:
         on = feature.device
         if mode == SteeringMode.ADD:
             delta = ((factors * autoencoder.usual[numbers]) @ rows).to(on).view(1, -1, 1, 1)
         else:
-            values = autoencoder.encode(feature.movedim(1, -1).flatten(0, -2))[:, numbers.to(on)]
+            values = placed(on).encode(feature.movedim(1, -1).flatten(0, -2))[:, numbers.to(on)]
             delta = (values * factors.to(on)) @ rows.to(on)
             delta = delta.view(len(feature), *feature.shape[2:], -1).movedim(-1, 1)
         if mask is not None:

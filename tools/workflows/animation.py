@@ -17,7 +17,7 @@ from .sampling import encode
 
 FILE = ROOT / "docs" / "images" / "sliders.webp"
 _EDIT, _SHOWN = "GBX_W2WEdit", "PreviewImage"
-_TURNS = ("beard", "sunglasses")  # one after the other to a strength of 1, and the same way back
+_TURNS = ("beard", "dark skin")  # one after the other to a strength of 1, and the same way back
 _FRAMES, _MILLISECONDS, _REST = 4, 180, 900  # of each turn; of a frame, and of the last of a turn
 _GAP = 16
 _IMAGE = """type => {

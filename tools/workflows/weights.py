@@ -156,7 +156,7 @@ def demo_weights_sample(w: Workflow) -> None:
 def demo_weights_edit(w: Workflow) -> None:
     w.note(
         "Edits that add up",
-        f"**One identity** is moved along directions of the space ({PAPER}, section 3.3): a beard, then sunglasses. "
+        f"**One identity** is moved along directions of the space ({PAPER}, section 3.3): a beard, then dark skin. "
         "A strength of 1 is the largest projection of a member.",
         "**W2W Fit Directions**, in the subgraph, fits the directions to labels of the members; its report has the "
         "accuracy of each on held-out members. `preserved_directions` keeps other attributes. Edits do not succeed "
@@ -168,12 +168,12 @@ def demo_weights_edit(w: Workflow) -> None:
     w.group("One identity, edited")
     person, _ = demo.directed_member()
     first, _ = w.add("GBX_W2WEdit", point=person, edits="beard: 1", node_title="Beard")
-    second, _ = w.add("GBX_W2WEdit", point=first, edits="sunglasses: 1", node_title="And sunglasses")
+    second, _ = w.add("GBX_W2WEdit", point=first, edits="dark skin: 1", node_title="And dark skin")
     w.group("Images")
     for point, name, title in (
         (person, "person", "A member"),
         (first, "beard", "Beard"),
-        (second, "beard_sunglasses", "And sunglasses"),
+        (second, "beard_dark_skin", "And dark skin"),
     ):
         demo.save(demo.image(point, guided=True), name, title)
     w.app(
@@ -234,7 +234,7 @@ def demo_weights_guidance(w: Workflow) -> None:
 def demo_weights_sweep(w: Workflow) -> None:
     w.note(
         "A grid of strengths",
-        "**Along two directions** one person changes step by step: along a row the beard, down a column sunglasses "
+        "**Along two directions** one person changes step by step: along a row the beard, down a column dark skin "
         f"({PAPER}). W2W Sheet puts the values on the axes.",
         "**Between two people** of the space a straight line leads from one to the other: a strip and an animation.",
         "**Try** `PC 1`, `PC 2` and so on instead of names: the axes of largest variance; or a count of 5.",
@@ -254,7 +254,7 @@ def demo_weights_sweep(w: Workflow) -> None:
         "GBX_W2WSweep",
         point=person,
         direction="beard",
-        second_direction="sunglasses",
+        second_direction="dark skin",
         min_strength=-1.0,
         max_strength=1.0,
         count=3,
