@@ -145,7 +145,13 @@ class TrainingFromScratch(io.ComfyNode):
                 "and shows samples of both: where Immiscible Diffusion (arXiv 2406.12303, NeurIPS 2024) helps, which "
                 "is with few sampling steps. On the CPU, half a minute."
             ),
-            search_aliases=["immiscible diffusion", "rectified flow", "few-step sampling", "noise assignment"],
+            search_aliases=[
+                "immiscible diffusion",
+                "rectified flow",
+                "few-step sampling",
+                "noise assignment",
+                "optimal transport",
+            ],
             inputs=[
                 io.Int.Input(
                     "batch_size",

@@ -84,7 +84,7 @@ IMAGES = {
     "space_sweep": _figure("weights_sweep", 1),
     "space_mix": _generated("weights_sweep", 2, 3, 4, 5, 6),
     "space_delayed": _generated("weights_delayed_injection", 1, 2, 3, 4),
-    "space_inverted": _generated("weights_invert", 2, 3, 4, 5),
+    "space_inverted": _generated("weights_invert", 1, 2, 3, 4),
     "space_lora": _generated("weights_to_lora", 1, 2, 3, 4),
     "demo_generated": _generated("world_text_to_image", 1, 2, 3, 4),
     "demo_drawn": _generated("activations_point_similarity", 1, 2, 3, 4),

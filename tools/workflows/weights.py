@@ -281,18 +281,18 @@ def demo_weights_invert(w: Workflow) -> None:
         "**Try** more steps; another image; Stop, which keeps the point trained so far.",
     )
     demo = _Demo(w, "portrait, blue hoodie, serious, plain green background", with_space=False)
-    w.group("Image")
-    image, mask, _ = w.add("GBX_DemoPicture", image_index=5, count=1)
-    latent = w.add("VAEEncode", pixels=image, vae=demo.vae)
     caption = w.add(
         "CLIPTextEncode",
         clip=demo.clip,
         text="portrait, yellow hoodie, smiling, dotted blue background",
         node_title="Caption of the image",
     )
-    w.group("Inversion")
+    w.group("Image and space")
+    image, mask, _ = w.add("GBX_DemoPicture", image_index=5, count=1)
+    latent = w.add("VAEEncode", pixels=image, vae=demo.vae)
     space, _ = demo.directed_space()
-    point, restored, figure, _, report = w.add(
+    w.group("Inversion")
+    point, restored, _, _, report = w.add(
         "GBX_W2WInvert",
         model=demo.model,
         space=space,
@@ -306,7 +306,6 @@ def demo_weights_invert(w: Workflow) -> None:
         gradient_checkpointing=False,
         preview_interval=15,
     )
-    w.add("PreviewImage", images=figure)
     w.add("PreviewAny", source=report, node_title="Report")
     w.group("Images")
     demo.save(image, "given", "Input image")

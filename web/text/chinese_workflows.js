@@ -415,6 +415,7 @@ export const CHINESE_WORKFLOWS = {
   "Identity guidance": "身份引导",
   "Identity, W2W Apply": "身份，W2W Apply",
   "Identity, guidance": "身份，引导",
+  "Image and space": "图像与空间",
   "Image": "图像",
   "Image of the inverted point": "反演点的图像",
   "Images": "图像",
