@@ -151,7 +151,7 @@ def measure_batches(quick: bool = False) -> dict[str, dict]:
 
 
 def _seeds(quick: bool) -> range:
-    return range(2 if quick else 3)
+    return range(2 if quick else 5)
 
 
 def _tell(numbers: dict, name: str, looks: Sequence[int], runs: list, how: str) -> None:

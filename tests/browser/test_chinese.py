@@ -35,7 +35,7 @@ def test_titles_and_notes_of_a_workflow_are_chinese(canvas):
         assert [group["title"] for group in shown["groups"]] == ["模型和提示词", "编辑一个身份", "图像"]
         note = next(node for node in shown["nodes"] if node["type"] == "MarkdownNote")
         assert note["title"] == "可叠加的编辑" and note["widgets_values"][0].startswith("**一个身份**")
-        assert "再加太阳镜" in {node.get("title") for node in shown["nodes"]}
+        assert "再加深肤色" in {node.get("title") for node in shown["nodes"]}
         canvas.page.get_by_text("沿空间的方向移动").first.wait_for()
         assert canvas.errors == []
     finally:

@@ -170,5 +170,7 @@ def test_steering_adds_less_than_a_percent(comfy):
     from benchmarks.activations import steering
 
     numbers = {name: number["value"] for name, number in steering.measure(True).items()}
-    assert {name.partition(": ")[2] for name in numbers} == {"operations added", "bytes added"} and len(numbers) == 4
+    kinds = {"1 steered", "16 steered", *(f"1 steered by a sparse feature, {mode}" for mode in ("add", "scale"))}
+    labels, counted = zip(*(name.removeprefix("SD1.5, 512 pixels, ").split(": ") for name in numbers), strict=True)
+    assert set(labels) == kinds and set(counted) == {"operations added", "bytes added"} and len(numbers) == 8
     assert all(0 < value < (0.02 if "16 steered: bytes" in name else 0.01) for name, value in numbers.items()), numbers
