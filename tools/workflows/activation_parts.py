@@ -158,14 +158,11 @@ def _train_and_apply(
         epochs=epochs,
         **parts,
     )
-    figure, _, uncertainty, fractions = w.add(
-        "GBX_FewShotSegmenter", segmenter=segmenter, activations=unknown, image=images
-    )
+    figure, _, uncertainty, _ = w.add("GBX_FewShotSegmenter", segmenter=segmenter, activations=unknown, image=images)
     w.group("Parts")
     save(w, figure, "few_shot_parts", "Predicted parts")
     save(w, w.add("MaskToImage", mask=uncertainty), "few_shot_uncertainty", "Uncertainty")
     w.add("PreviewAny", source=report, node_title="IoU on the training images")
-    w.add("PreviewAny", source=fractions, node_title="Fractions in the other faces")
 
 
 def _checkpoint_words(w: Workflow, checkpoint: str, side: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .activation_steering import side_by_side
 from .activations import CUSTOM_IDS, SD15, save
 from .authoring import Output, Workflow
-from .sampling import generate
+from .sampling import encode, generate, generate_latents
 
 _TURBO = "sd_xl_turbo_1.0_fp16.safetensors"
 #: A folder of SDXL Unbox, as published.
@@ -71,19 +71,10 @@ def sdxl_activations_sparse_features(w: Workflow) -> None:
     recording_model, recording = w.add(
         "GBX_ActivationRecorder", model=model, preset=CUSTOM_IDS, ids=ids, recorded_steps="last", rows="conditional"
     )
-    text = {name: w.add("CLIPTextEncode", clip=clip, text=one, node_title=title) for name, one, title in _PROMPTS}
+    text = encode(w, clip, _PROMPT)
     latent = w.add("EmptyLatentImage", width=512, height=512, batch_size=4)
     numbers = {"seed": 0, "steps": 1, "cfg": 1.0}
-    samples = w.add(
-        "KSampler",
-        model=recording_model,
-        latent_image=latent,
-        sampler_name="euler_ancestral",
-        scheduler="normal",
-        **text,
-        **numbers,
-    )
-    image = w.add("VAEDecode", samples=samples, vae=vae)
+    samples, image = generate_latents(w, recording_model, *text, latent, vae, sampler="euler_ancestral", **numbers)
     activations, _, _ = w.add("GBX_ReadActivations", recording=recording, latent=samples)
     save(w, image, "sdxl_sparse_plain", "Plain")
     w.group("Features")
@@ -96,7 +87,7 @@ def sdxl_activations_sparse_features(w: Workflow) -> None:
     steered = w.add(
         "GBX_SparseFeatureSteering", model=model, autoencoder=autoencoder, strengths=strongest, mode="scale"
     )
-    image = generate(w, steered, *text.values(), latent, vae, sampler="euler_ancestral", **numbers)
+    image = generate(w, steered, *text, latent, vae, sampler="euler_ancestral", **numbers)
     save(w, image, "sdxl_sparse_steered", "Steered")
 
 
@@ -134,19 +125,8 @@ def sd15_activations_train_sparse_autoencoder(w: Workflow) -> None:
         recorded_steps="last",
         rows="conditional",
     )
-    text = {name: w.add("CLIPTextEncode", clip=clip, text=one, node_title=title) for name, one, title in _PROMPTS}
-    samples = w.add(
-        "KSampler",
-        model=recording_model,
-        latent_image=latent,
-        sampler_name="euler",
-        scheduler="normal",
-        seed=0,
-        steps=20,
-        cfg=7.0,
-        **text,
-    )
-    image = w.add("VAEDecode", samples=samples, vae=vae)
+    text = encode(w, clip, _PROMPT)
+    samples, image = generate_latents(w, recording_model, *text, latent, vae, seed=0, steps=20, cfg=7.0)
     activations, _, _ = w.add("GBX_ReadActivations", recording=recording, latent=samples)
     figure, *_ = w.add("GBX_SparseFeatures", autoencoder=autoencoder, activations=activations, image=image)
     save(w, figure, "sd15_sparse_features", "Where they act, and the strongest images")
@@ -162,4 +142,4 @@ _SUBJECTS = (
     "a wooden chair",
     "a train station",
 )
-_PROMPTS = (("positive", "a photo of a dog on a beach", "Prompt"), ("negative", "", "Empty prompt"))
+_PROMPT = "a photo of a dog on a beach"

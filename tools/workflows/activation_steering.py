@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .activations import CUSTOM_IDS, PAPER, PHOTO, SD15, face, save, tap
 from .authoring import Output, Workflow
-from .sampling import encode, generate, sampler_of
+from .sampling import encode, generate, generate_latents, sample, sampler_of
 
 #: What the captions of the contrast hold beside the skin.
 _OTHERS = (
@@ -131,8 +131,15 @@ def demo_activations_patching(w: Workflow) -> None:
     w.group("Patched run")
     patched, _ = w.add("GBX_ActivationPatching", model=model, recording=recording, latent=source, ids=_CARRIER)
     without = w.add("CLIPTextEncode", clip=clip, text=_WITHOUT, node_title="Without sunglasses")
-    for name, one in (("plain", model), ("patched", patched)):
-        image = generate(w, one, without, negative, latent, vae, sampler=sampler_of(w), seed=0, steps=8, cfg=3.0)
+    sampler = sampler_of(w)
+
+    def both(w: Workflow, plain: Output, patched: Output, **given: Output) -> dict[str, Output]:
+        models = {"plain": plain, "patched": patched}
+        return {name: sample(w, model=one, sampler=sampler, **given) for name, one in models.items()}
+
+    given = {"positive": without, "negative": negative, "latent_image": latent, "vae": vae}
+    images = w.subgraph("Generate both", both, plain=model, patched=patched, **given, seed=0, steps=8, cfg=3.0)
+    for name, image in zip(("plain", "patched"), images, strict=True):
         save(w, image, f"patching_{name}", f"Second run, {name}")
     w.group("Which activation carries it")
     two = w.add("EmptyLatentImage", width=128, height=128, batch_size=2)
@@ -164,7 +171,13 @@ def demo_activations_compare(w: Workflow) -> None:
     model, clip, vae = w.add("GBX_LoadDemoModel")
     space, _ = w.add("GBX_W2WLoadSpace", space_name="avatars-v2-w2w.safetensors")
     point = w.add("GBX_W2WSample", space=space, source="member", member_name="person_0013")[0]
-    changed = [w.add("GBX_W2WApply", model=model, point=point, strength=strength)[0] for strength in (0.5, 1.0, 1.5)]
+
+    def applied(w: Workflow, model: Output, point: Output, **strengths: Output) -> dict[str, Output]:
+        given = {"model": model, "point": point}
+        return {name: w.add("GBX_W2WApply", strength=one, **given)[0] for name, one in strengths.items()}
+
+    strengths = {"strength_1": 0.5, "strength_2": 1.0, "strength_3": 1.5}
+    changed = w.subgraph("W2W Apply at three strengths", applied, model=model, point=point, **strengths)
     images, _, caption = w.add("GBX_DemoPicture", image_index=0, count=4)
     positive = w.add("CLIPTextEncode", clip=clip, text=caption, node_title="Caption")
     _compare(w, [model, *changed], positive, images, vae)
@@ -397,14 +410,8 @@ def _run(
     """Samples, their image, empty latent, negative and positive prompt of a run."""
     positive, negative = encode(w, clip, text)
     latent = w.add("EmptyLatentImage", width=side, height=side, batch_size=count)
-
-    def inside(w: Workflow, vae: Output, **given: Output) -> tuple[Output, Output]:
-        samples = w.add("KSampler", sampler_name=sampler, scheduler="normal", **given)
-        return samples, w.add("VAEDecode", samples=samples, vae=vae)
-
-    sampler, prompts = sampler_of(w), {"positive": positive, "negative": negative}
     numbers = {"seed": 0, "steps": steps, "cfg": cfg}
-    samples, image = w.subgraph("Sample", inside, model=model, **prompts, latent_image=latent, vae=vae, **numbers)
+    samples, image = generate_latents(w, model, positive, negative, latent, vae, sampler=sampler_of(w), **numbers)
     return samples, image, latent, negative, positive
 
 

@@ -119,7 +119,7 @@ def sd15_batch_activations_quality(w: Workflow) -> None:
 def _train(w: Workflow, model: Output, latents: Output, positive: Output, steps: int, rank: int) -> None:
     """A LoRA as the members of a space are: of one rank, trained with noise as drawn."""
     w.group("Train")
-    lora, _, _, plot, _, report = train_lora(
+    _, plot, _, report = train_lora(
         w,
         {"lora_precision": "fp32"},
         model=model,
@@ -130,8 +130,8 @@ def _train(w: Workflow, model: Output, latents: Output, positive: Output, steps:
         learning_rate=0.0001,
         rank=rank,
         seed=1,
+        prefix="loras/member",
     )
     w.group("Result")
-    w.add("SaveLoRA", lora=lora, prefix="loras/member")
     w.add("SaveImage", images=plot, filename_prefix="glassbox/member_loss")
     w.add("PreviewAny", source=report, node_title="Report")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .authoring import Output, Workflow
-from .sampling import encode, generate, sample, sampler_of
+from .sampling import empty_latent, encode, generate, generate_each, sample, sampler_of
 
 _PAPER = "arXiv 2411.03177"
 _FACE = "portrait, light skin, long red hair, shaven, sunglasses, blue hoodie, smiling, striped green background"
@@ -157,7 +157,8 @@ def demo_conditioning_higher_resolution(w: Workflow) -> None:
     model, clip, vae = _demo(w)
     prompts = encode(w, clip, _FACE)
     for side in (192, 256):
-        _higher(w, model, prompts, vae, side, cfg=3.0, steps=20)
+        report = _higher(w, model, prompts, vae, side, cfg=3.0, steps=20)
+    w.add("PreviewAny", source=report, node_title="Report")
 
 
 def sdxl_conditioning_higher_resolution(w: Workflow) -> None:
@@ -235,7 +236,7 @@ def _size_sheet(w: Workflow, model, clip, vae, text: str, side: int, cfg: float,
         positive=positive,
         negative=negative,
         vae=vae,
-        latent=_latent(w, side, 1),
+        latent=empty_latent(w, side, 1),
         seed=0,
         steps=steps,
         cfg=cfg,
@@ -283,13 +284,16 @@ def _checkpoint_paddings(w: Workflow, family: str, checkpoint: str, side: int, c
 
 def _paddings(w: Workflow, model, clip, vae, text: str, side: int, cfg: float, steps: int) -> None:
     negative = w.add("CLIPTextEncode", clip=clip, text="", node_title=_NEGATIVE)
-    latent = _latent(w, side, 2)
-    for padding in ("stock", "zeros", "copies", "noisy_copies"):
-        w.group(padding.replace("_", " ").capitalize())
-        positive, report = w.add("GBX_NoisyReplicatePadding", clip=clip, text=text, padding=padding, strength=0.1)
-        image = _sampled(w, model, positive, negative, latent, vae, cfg, steps)
+    given, paddings = {"clip": clip, "text": text, "strength": 0.1}, ("stock", "zeros", "copies", "noisy_copies")
+    w.group("Paddings")
+    padded = [w.add("GBX_NoisyReplicatePadding", padding=padding, **given) for padding in paddings]
+    w.add("PreviewAny", source=padded[-1][1], node_title="Report")
+    positives = {padding: positive for padding, (positive, _) in zip(paddings, padded, strict=True)}
+    fixed = {"model": model, "negative": negative, "vae": vae}
+    images = generate_each(w, positives, side, 2, **fixed, seed=7, steps=steps, cfg=cfg)
+    w.group("Images")
+    for padding, image in zip(paddings, images, strict=True):
         _save(w, image, f"padding_{padding}", f"Padding: {padding}")
-    w.add("PreviewAny", source=report, node_title="Report")
 
 
 def _checkpoint_rescale(w: Workflow, family: str, checkpoint: str, side: int, times: str, cfg: float) -> None:
@@ -313,7 +317,7 @@ def _rescaled(
     It begins with `latent`, if not with an empty one; `given` goes to the sampler.
     """
     w.group(f"At {side}, {times} the trained size")
-    latent = latent or _latent(w, side, 1)
+    latent = latent or empty_latent(w, side, 1)
     rescaled, _, figure, report, _ = w.add("GBX_ResolutionNoiseRescale", model=moved or model, latent=latent)
     for patched, name in ((model, "stock"), (rescaled, "rescaled")):
         image = _sampled(w, patched, *prompts, latent, vae, cfg, steps, **given)
@@ -330,23 +334,19 @@ def _checkpoint_higher(w: Workflow, name: str, file: str, side: int, how: str, c
         "**Try** 1536 pixels, or the latent connected to the node, which moves the noise schedule too.",
     )
     model, clip, vae = _checkpoint(w, file)
-    _higher(w, model, encode(w, clip, _PHOTO), vae, side, cfg=cfg, steps=25)
+    report = _higher(w, model, encode(w, clip, _PHOTO), vae, side, cfg=cfg, steps=25)
+    w.add("PreviewAny", source=report, node_title="Report")
 
 
-def _higher(w: Workflow, model, prompts, vae, side: int, cfg: float, steps: int) -> None:
-    """The same noise with the stock model and through Higher Resolution."""
+def _higher(w: Workflow, model, prompts, vae, side: int, cfg: float, steps: int) -> Output:
+    """The same noise with the stock model and through Higher Resolution; returns the report."""
     w.group(f"At {side} pixels")
-    latent = _latent(w, side, 1)
+    latent = empty_latent(w, side, 1)
     higher, report = w.add("GBX_PositionalResample", model=model)
     for patched, name in ((model, "stock"), (higher, "higher_resolution")):
         image = _sampled(w, patched, *prompts, latent, vae, cfg, steps)
         _save(w, image, f"higher_{side}_{name}", f"{side} pixels, {name.replace('_', ' ')}")
-    w.add("PreviewAny", source=report, node_title="Report")
-
-
-def _latent(w: Workflow, side: int, count: int) -> Output:
-    kind = "EmptySD3LatentImage" if w.name.startswith(("flux", "sd3")) else "EmptyLatentImage"
-    return w.add(kind, width=side, height=side, batch_size=count)
+    return report
 
 
 def _sized(w: Workflow, model: Output, prompt: Output, size: int) -> Output:

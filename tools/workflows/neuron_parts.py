@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from .authoring import Output, Workflow
 from .neuron_world import World
-from .sampling import sample
+from .sampling import generate_each, sample
 
 _ORDINARY = "portrait, light skin, curly red hair, shaven, smiling, open eyes, blue hoodie, plain green background"
 
@@ -224,21 +224,19 @@ def baselines(world: World, budget: float, target: float, steps: int) -> None:
         noise_samples=2,
         **world.size,
     )
-    random, augmented = w.add("GBX_RandomTokens", clip=world.clip, prompt=prompt, count=4, seed=2)
-    world.show(augmented, "With random words")
+    random, _ = w.add("GBX_RandomTokens", clip=world.clip, prompt=prompt, count=4, seed=2)
     w.group("Images")
-    for name, title, model, text in (
-        ("untouched", "Untouched", world.model, positive),
-        ("masked", "NeMo's mask", None, positive),
-        ("scaled", "Attention scaling", scaled, positive),
-        ("adjusted", "Embedding adjustment", world.model, adjusted),
-        ("random", "Random words", world.model, random),
+    given = {"model": world.model, "negative": negative, "vae": world.vae, "seed": 5, **world.numbers}
+    texts = {"untouched": positive, "adjusted": adjusted, "random": random}
+    untouched, changed, longer = generate_each(w, texts, world.kind.side, 2, **given)
+    masked = world.generate_masked(mask, world.kind.strength, positive, negative, 2)
+    for name, title, images in (
+        ("untouched", "Untouched", untouched),
+        ("masked", "NeMo's mask", masked),
+        ("scaled", "Attention scaling", world.generate(scaled, positive, negative, 2)),
+        ("adjusted", "Embedding adjustment", changed),
+        ("random", "Random words", longer),
     ):
-        images = (
-            world.generate(model, text, negative, 2)
-            if model
-            else world.generate_masked(mask, world.kind.strength, text, negative, 2)
-        )
         world.save(images, name, title)
 
 

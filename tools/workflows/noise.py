@@ -7,7 +7,7 @@ _CAPTION = "portrait, light skin, short black hair, majestic beard, sunglasses, 
 _COMPOSED = "portrait, light skin, long black hair, shaven, round glasses, white hoodie, smiling, open eyes"
 _TOWN = "a small town by the sea at dusk, watercolor"
 _FOX = "a red fox and a blue owl on a snowy wooden fence, golden hour"
-_NEGATIVE = "Negative prompt (empty)"
+_NEGATIVE, _DISTANCES = "Negative prompt (empty)", "Distances before and after"
 _SHOWN = ("batch_size", "steps", "learning_rate", "rank")  # of the settings of a training
 _FOLDER = "my_images"  # of the user's own, in ComfyUI's input folder
 
@@ -30,16 +30,11 @@ def demo_noise_immiscible_gain(w: Workflow) -> None:
     gains, *_ = w.add("GBX_NoiseGainPreview", latents=latent, model=model, batch_size=8, pool_size=128, seed=1)
     w.group("Noise of eight images")
     noise = w.add("RandomNoise", noise_seed=0)
-    paired = _immiscible(w, noise, latent, model)
+    _, figure, report = _immiscible(w, noise, latent, model)
     w.group("Figures")
     w.add("SaveImage", images=gains, filename_prefix="glassbox/noise_gains", node_title="Estimated gain")
-    w.add(
-        "SaveImage",
-        images=paired.figure,
-        filename_prefix="glassbox/noise_distances",
-        node_title="Distances before and after",
-    )
-    w.add("PreviewAny", source=paired.report, node_title="Report")
+    w.add("SaveImage", images=figure, filename_prefix="glassbox/noise_distances", node_title=_DISTANCES)
+    w.add("PreviewAny", source=report, node_title="Report")
 
 
 def demo_noise_immiscible_stock_ksampler(w: Workflow) -> None:
@@ -150,12 +145,11 @@ def demo_noise_seed_scout(w: Workflow) -> None:
     w.group("Scouting")
 
     def scouted(w: Workflow, **given: Output) -> dict[str, Output]:
-        seeds, _, figure, report = w.add("GBX_SeedScout", batch_size=8, cfg=3.0, **given)
-        return {"seeds": seeds, "figure": figure, "report": report}
+        seeds, _, figure, _ = w.add("GBX_SeedScout", batch_size=8, cfg=3.0, **given)
+        return {"seeds": seeds, "figure": figure}
 
     covered = w.subgraph("Scout by words", scouted, ranking="word_coverage", **scouting, **given)
     alike = w.subgraph("Scout by layout", scouted, ranking="layout_likeness", reference=reference, **scouting, **given)
-    w.add("PreviewAny", source=covered[2], node_title="Report")
     best = [generate(w, latent=latent, seed=seeds[0], **sampling) for seeds in (covered, alike)]
 
     def batch(w: Workflow, latent: Output, amount: Output, **given: Output) -> Output:
@@ -298,39 +292,24 @@ def _composition(w: Workflow, model, vae, positive, negative, sketch, side: int,
     w.add("PreviewAny", source=report, node_title="Report")
 
 
-class _Immiscible:
-    """The outputs of Immiscible Noise that a workflow shows."""
-
-    def __init__(self, outputs: tuple[Output, ...]):
-        self.noise, _, self.report, self.figure = outputs
-
-
-class _Sampling:
-    """SamplerCustomAdvanced with everything but its noise and latent."""
-
-    def __init__(self, w: Workflow, model: Output, positive: Output, negative: Output, **how):
-        self._w = w
-        self._guider = w.add("CFGGuider", model=model, positive=positive, negative=negative, cfg=how["cfg"])
-        self._sampler = w.add("KSamplerSelect", sampler_name="euler")
-        self._sigmas = w.add(
-            "BasicScheduler", model=model, scheduler="normal", steps=how["steps"], denoise=how["denoise"]
-        )
-
-    def samples(self, noise: Output, latent: Output) -> Output:
-        """The sampled latents."""
-        samples, _ = self._w.add(
-            "SamplerCustomAdvanced",
-            noise=noise,
-            guider=self._guider,
-            sampler=self._sampler,
-            sigmas=self._sigmas,
-            latent_image=latent,
-        )
-        return samples
+def _immiscible(w: Workflow, noise: Output, latent: Output, model: Output) -> tuple[Output, Output, Output]:
+    """The noise of Immiscible Noise, its figure and report."""
+    paired, _, report, figure = w.add("GBX_ImmiscibleNoise", noise=noise, latent=latent, model=model)
+    return paired, figure, report
 
 
-def _immiscible(w: Workflow, noise: Output, latent: Output, model: Output) -> _Immiscible:
-    return _Immiscible(w.add("GBX_ImmiscibleNoise", noise=noise, latent=latent, model=model))
+def _with_noise(w: Workflow, model: Output, positive: Output, negative: Output, vae: Output, **given: Output) -> Output:
+    """Images of SamplerCustomAdvanced."""
+    guider = w.add("CFGGuider", model=model, positive=positive, negative=negative, cfg=given.pop("cfg"))
+    schedule = {name: given.pop(name) for name in ("steps", "denoise")}
+    samples, _ = w.add(
+        "SamplerCustomAdvanced",
+        guider=guider,
+        sampler=w.add("KSamplerSelect", sampler_name="euler"),
+        sigmas=w.add("BasicScheduler", model=model, scheduler="normal", **schedule),
+        **given,
+    )
+    return w.add("VAEDecode", samples=samples, vae=vae)
 
 
 def _first_pass(w: Workflow, checkpoint: str, size: int) -> tuple[Output, Output, dict]:
@@ -366,16 +345,18 @@ def _second_pass(w: Workflow, checkpoint: str, size: int) -> None:
     model = given["model"]
     w.group("Noise")
     noise = w.add("RandomNoise", noise_seed=11)
-    paired = _immiscible(w, noise, latent, model)
+    paired, figure, report = _immiscible(w, noise, latent, model)
     gains, *_ = w.add("GBX_NoiseGainPreview", latents=latent, model=model, batch_size=4, pool_size=64, seed=1)
     w.group("Second pass")
-    sampling = _Sampling(w, model, given["positive"], given["negative"], cfg=7.0, steps=20, denoise=0.55)
-    image = w.add("VAEDecode", samples=sampling.samples(paired.noise, latent), vae=vae)
+    fixed = {name: given[name] for name in ("model", "positive", "negative")}
+    numbers = {name: given[name] for name in ("steps", "cfg", "denoise")}
+    latents = {"noise": paired, "latent_image": latent, "vae": vae}
+    image = w.subgraph("Sample with this noise", _with_noise, **fixed, **latents, **numbers)
     w.group("Images and figures")
     w.add("SaveImage", images=image, filename_prefix="glassbox/noise_paired")
-    w.add("PreviewImage", images=paired.figure, node_title="Distances before and after")
+    w.add("PreviewImage", images=figure, node_title=_DISTANCES)
     w.add("PreviewImage", images=gains, node_title="Estimated gain")
-    w.add("PreviewAny", source=paired.report, node_title="Report")
+    w.add("PreviewAny", source=report, node_title="Report")
 
 
 def _second_ksampler(w: Workflow, checkpoint: str, size: int) -> None:
@@ -452,7 +433,7 @@ def _side_by_side(
     for mode, title in (("off", "Noise as drawn"), ("pool", "Immiscible noise")):
         w.group(title)
         kind = w.name.partition("_")[0]
-        lora, losses, steps, _, samples, report = train_lora(
+        losses, _, samples, report = train_lora(
             w,
             {name: value for name, value in given.items() if name not in _SHOWN},
             model=model,
@@ -464,8 +445,8 @@ def _side_by_side(
             **{name: given[name] for name in _SHOWN},
             seed=1,
             checkpoint_name="" if kind == "demo" else f"glassbox/{kind}_training_{mode}",
+            prefix=f"loras/glassbox_{mode}",
         )
-        w.add("SaveLoRA", lora=lora, prefix=f"loras/glassbox_{mode}", steps=steps)
         w.add("PreviewAny", source=report, node_title="Report")
         shown[mode] = (losses, samples)
     w.group("Side by side")

@@ -24,6 +24,12 @@ def encode(w: Workflow, clip: Output, text: Output | str, negative: str = "") ->
     return w.subgraph(title, inside, clip=clip, prompt=text, **shown)
 
 
+def empty_latent(w: Workflow, side: int, count: int) -> Output:
+    """An empty latent of what the workflow's model generates."""
+    kind = "EmptySD3LatentImage" if w.name.startswith(("flux", "sd3")) else "EmptyLatentImage"
+    return w.add(kind, width=side, height=side, batch_size=count)
+
+
 def sampler_of(w: Workflow) -> str:
     """euler_ancestral for the demo model, whose early errors it corrects in later steps; euler for checkpoints."""
     return "euler_ancestral" if w.name.startswith("demo") else "euler"
@@ -61,14 +67,53 @@ def generate(
     )
 
 
-def train_lora(w: Workflow, fixed: dict[str, object], **given: Output | float | str) -> tuple[Output, ...]:
-    """A training in the subgraph "Train a LoRA": LoRA, losses, steps, loss plot, samples and report.
+def generate_each(
+    w: Workflow, positives: dict[str, Output], side: int, count: int, **given: Output | float
+) -> tuple[Output, ...]:
+    """Images of each prompt on the same noise, in a subgraph."""
+    sampler = sampler_of(w)
 
-    ``given``: the inputs that it shows, ``fixed``: values that it does not.
+    def inside(w: Workflow, vae: Output, **given: Output) -> dict[str, Output]:
+        prompts = {name: given.pop(name) for name in positives}
+        latent = empty_latent(w, side, count)
+        return {
+            name: sample(w, vae, sampler=sampler, positive=one, latent_image=latent, **given)
+            for name, one in prompts.items()
+        }
+
+    return w.subgraph("Generate with each", inside, **positives, **given)
+
+
+def generate_latents(
+    w: Workflow,
+    model: Output,
+    positive: Output,
+    negative: Output,
+    latent: Output,
+    vae: Output,
+    *,
+    sampler: str = "euler",
+    **numbers: float,
+) -> tuple[Output, Output]:
+    """The same in the subgraph "Sample": the latents, and their images."""
+
+    def inside(w: Workflow, vae: Output, **given: Output) -> tuple[Output, Output]:
+        samples = w.add("KSampler", sampler_name=sampler, scheduler="normal", **given)
+        return samples, w.add("VAEDecode", samples=samples, vae=vae)
+
+    prompts = {"positive": positive, "negative": negative}
+    return w.subgraph("Sample", inside, model=model, **prompts, latent_image=latent, vae=vae, **numbers)
+
+
+def train_lora(w: Workflow, fixed: dict[str, object], **given: Output | float | str) -> tuple[Output, ...]:
+    """A training in the subgraph "Train a LoRA", which saves the LoRA: losses, loss plot, samples and report.
+
+    ``given``: the inputs that it shows, ``prefix`` of the file among them; ``fixed``: values that it does not.
     """
 
-    def inside(w: Workflow, **given: Output) -> dict[str, Output]:
+    def inside(w: Workflow, prefix: Output, **given: Output) -> dict[str, Output]:
         _, lora, losses, steps, plot, samples, report, _ = w.add("GBX_TrainLoraImmiscible", **given, **fixed)
-        return {"lora": lora, "losses": losses, "steps": steps, "plot": plot, "samples": samples, "report": report}
+        w.add("SaveLoRA", lora=lora, prefix=prefix, steps=steps)
+        return {"losses": losses, "plot": plot, "samples": samples, "report": report}
 
     return w.subgraph("Train a LoRA", inside, **given)

@@ -9,7 +9,7 @@ _SPACE = "avatars-v2-w2w.safetensors"
 _PROMPT = "portrait, blue hoodie, smiling, open eyes, plain green background"
 PAPER = "weights2weights, arXiv 2406.09413"
 _MEMBER = "person_0058"
-_ALL, _STEPS = 64, 20
+_STEPS = 20
 
 
 class _Demo:
@@ -67,6 +67,15 @@ class _Demo:
         """An image of a model, or of each of a list of models."""
         return self._image("Generate", _sampled, steps, model=model)
 
+    def images(self, **points: Output) -> tuple[Output, ...]:
+        """An image of the model with the weights of each point, in a subgraph."""
+
+        def inside(w: Workflow, model: Output, **given: Output) -> dict[str, Output]:
+            models = {name: w.add("GBX_W2WApply", model=model, point=given.pop(name))[0] for name in points}
+            return {name: _sampled(w, model=one, **given) for name, one in models.items()}
+
+        return self._image("W2W Apply and generate", inside, model=self.model, **points)
+
     def image(self, point: Output, guided: bool = False) -> Output:
         """An image of the model with the weights of a point, or with identity guidance; all steps in a subgraph."""
         node = "GBX_W2WGuidance" if guided else "GBX_W2WApply"
@@ -86,13 +95,14 @@ class _Demo:
 
         return self.w.subgraph("Another person's LoRA", inside, space=self.space, seed=8)
 
-    def with_lora(self, lora: Output) -> Output:
-        """An image of the model with a LoRA in ComfyUI's own loader."""
+    def with_loras(self, **loras: Output) -> tuple[Output, ...]:
+        """An image of the model with each LoRA in ComfyUI's own loader, in a subgraph."""
 
-        def inside(w: Workflow, model: Output, lora: Output, **given: Output) -> Output:
-            return _sampled(w, model=w.add("LoraModelLoader", model=model, lora=lora), **given)
+        def inside(w: Workflow, model: Output, **given: Output) -> dict[str, Output]:
+            models = {name: w.add("LoraModelLoader", model=model, lora=given.pop(name)) for name in loras}
+            return {name: _sampled(w, model=one, **given) for name, one in models.items()}
 
-        return self._image("Load LoRA and generate", inside, model=self.model, lora=lora)
+        return self._image("Load LoRA and generate", inside, model=self.model, **loras)
 
     def edited(self, point: Output, edits: str) -> Output:
         """An image of a point after an edit."""
@@ -121,10 +131,6 @@ class _Demo:
     ) -> Output | tuple[Output, ...]:
         prompts = {"positive": self.positive, "negative": self.negative}
         return self.w.subgraph(title, inside, **given, **prompts, vae=self.vae, seed=53, steps=steps, cfg=3.0)
-
-    def batch(self, images: Output) -> Output:
-        """A list of images as one batch."""
-        return self.w.add("RebatchImages", images=images, batch_size=_ALL)
 
     def save(self, images: Output, name: str, title: str | None = None) -> None:
         self.w.add("SaveImage", images=images, filename_prefix=f"glassbox/weights_{name}", node_title=title)
@@ -407,7 +413,7 @@ def demo_weights_build_space(w: Workflow) -> None:
     spectrum, places, _, _ = w.add("GBX_W2WReport", space=saved, point=person)
     w.add("PreviewImage", images=spectrum)
     w.add("PreviewImage", images=places)
-    demo.save(demo.generate(demo.apply(person)), "own_space")
+    demo.save(demo.image(person), "own_space")
 
 
 def demo_weights_label_members(w: Workflow) -> None:
@@ -426,7 +432,7 @@ def demo_weights_label_members(w: Workflow) -> None:
     demo = _Demo(w)
     w.group("Images of members")
     images, names = demo.members(40)
-    w.add("PreviewImage", images=demo.batch(images), node_title="Members")
+    w.add("PreviewImage", images=images, node_title="Members")
     w.group("Labels and directions")
     table, about = w.add(
         "GBX_W2WLabelMembers",
@@ -464,20 +470,19 @@ def demo_weights_to_lora(w: Workflow) -> None:
     demo = _Demo(w)
     w.group("A point and its LoRA")
     person = demo.sample(seed=3)
-    lora, file, _ = w.add("GBX_W2WToLoRA", point=person, filename_prefix="loras/glassbox_person")
-    w.add("PreviewAny", source=file, node_title="File")
-    w.group("The same image")
-    demo.save(demo.image(person), "applied", "W2W Apply")
-    demo.save(demo.with_lora(lora), "stock", "ComfyUI's own loader")
+    lora, _, _ = w.add("GBX_W2WToLoRA", point=person, filename_prefix="loras/glassbox_person")
     w.group("Projected back")
     again, report = w.add("GBX_W2WProjectLoRA", space=demo.space, lora=lora)
-    demo.save(demo.image(again), "projected", "Projected back into the space")
     w.add("PreviewAny", source=report, node_title="Projection report")
     w.group("With another LoRA")
-    style = demo.another_lora()
-    merged, _, note = w.add("GBX_W2WStyleMerge", point=person, style_lora=style, style_strength=0.5)
-    demo.save(demo.with_lora(merged), "merged")
-    w.add("PreviewAny", source=note, node_title="Merge report")
+    merged, _, _ = w.add("GBX_W2WStyleMerge", point=person, style_lora=demo.another_lora(), style_strength=0.5)
+    w.group("Images")
+    applied, projected = demo.images(applied=person, projected=again)
+    stock, mixed = demo.with_loras(stock=lora, merged=merged)
+    demo.save(applied, "applied", "W2W Apply")
+    demo.save(stock, "stock", "ComfyUI's own loader")
+    demo.save(projected, "projected", "Projected back into the space")
+    demo.save(mixed, "merged", "With another person")
 
 
 def _sampled(w: Workflow, **given: Output) -> Output:
