@@ -8,7 +8,7 @@ import torch
 from comfy import weight_adapter
 
 from ..common.lora_keys import ALPHA, canonical
-from .hooks import refuse_quantized
+from .quantized import refuse_packed
 
 _NAME = "layer"
 
@@ -16,7 +16,7 @@ _NAME = "layer"
 class ComfyAdapters:
     """Reads adapters of a base MODEL's layers; without one those alone whose update does not depend on the weight.
 
-    Raises ValueError for a quantized MODEL.
+    Raises ValueError for a MODEL that a custom loader has quantized.
     """
 
     def __init__(self, model=None):
@@ -24,17 +24,18 @@ class ComfyAdapters:
         if model is None:
             return
         # The patcher's: in the network a loaded LoRA may lie on top of the base model's own weights.
-        for name, ((weight, _), *_) in model.get_key_patches("diffusion_model.").items():
+        for name, ((weight, in_true_numbers), *_) in model.get_key_patches("diffusion_model.").items():
             if name.endswith(".weight") and weight.ndim >= 2:
-                refuse_quantized(model, [name])
-                self._weights[canonical(name.removesuffix(".weight"))] = weight
+                refuse_packed(name, weight)
+                self._weights[canonical(name.removesuffix(".weight"))] = weight, in_true_numbers
 
     def shape(self, layer: str, tensors: Mapping[str, tuple[int, ...]]):
         """Inputs (in, ...) and outputs (out,) of a layer, from the shapes of its tensors; None where they do not say.
 
         Those of LoHa and LoKr say it for linear layers and for kernels with a Tucker core.
         """
-        if (weight := self._weights.get(layer)) is not None:
+        if layer in self._weights:
+            weight, _ = self._weights[layer]
             return tuple(weight.shape[1:]), (weight.shape[0],)
         if {"dora_scale", "oft_blocks", "rescale", "a1.weight"} & set(tensors):
             return None
@@ -51,8 +52,11 @@ class ComfyAdapters:
         shape = self.shape(layer, {part: tuple(value.shape) for part, value in tensors.items()})
         if shape is None:
             raise ValueError(f"needs the base model for {layer}: connect model.")
-        weight = self._weights.get(layer)
-        weight = torch.zeros(shape[1][0], *shape[0]) if weight is None else weight.detach().cpu().float()
+        if layer in self._weights:
+            stored, in_true_numbers = self._weights[layer]
+            weight = in_true_numbers(stored.detach()).cpu().float()
+        else:
+            weight = torch.zeros(shape[1][0], *shape[0])
         named = {f"{_NAME}.{part}": value for part, value in tensors.items() if part != ALPHA}
         alpha = float(tensors[ALPHA]) if ALPHA in tensors else None
         scale = tensors.get("dora_scale")

@@ -280,24 +280,6 @@ def refuse_compiled_runs(patcher, key: str) -> None:
     patcher.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, f"{key}_compiled", run)
 
 
-def refuse_quantized(patcher, names: Iterable[str]) -> None:
-    """Raise ValueError when one of these weights ("diffusion_model.out.2.weight") is stored in a quantized form.
-
-    What changes a weight as it is used would be wrong there without a word: the layers of scaled fp8 multiply its
-    result by their scale, GGUF's do not call it, and nvfp4 packs two numbers into one.
-    """
-    for name in names:
-        path, _, kind = name.rpartition(".")
-        layer = patcher.model.get_submodule(path)
-        weight = getattr(layer, kind)
-        plain = type(weight) in (torch.Tensor, nn.Parameter) and weight.is_floating_point()
-        if not plain or getattr(layer, "scale_weight", None) is not None:
-            raise ValueError(
-                f"This MODEL is quantized ({name}), and its weights cannot be changed while they are used: load the "
-                "fp16, bf16 or plain fp8 file of the model."
-            )
-
-
 @contextmanager
 def forward_hooks(network: nn.Module, receivers: Receivers) -> Iterator[None]:
     """Hand tensors to the receivers while the block runs; they must copy what they keep: networks reuse tensors."""

@@ -7,7 +7,7 @@ import quantized
 import torch
 import weight_nodes
 
-_REFUSED = ("scaled fp8", "mixed precision", "custom loader")
+_REFUSED = "custom loader"
 _SENTENCE = "This MODEL is quantized .* load the fp16, bf16 or plain fp8 file"
 _LAYER = "output_blocks.4.1.transformer_blocks.0.attn2"
 #: Of the largest value: quantized layers multiply in another order, and the first step from a sigma of 4,500 rounds
@@ -94,11 +94,11 @@ def of_inversion(comfy, family, model):
 
 
 @pytest.mark.parametrize("make", [of_an_interval, of_guidance, of_inversion])
-def test_weight_functions_work_on_plain_fp8_and_are_refused_on_others(comfy, family, models, make, monkeypatch):
+def test_weight_functions_get_the_true_numbers_or_are_refused(comfy, family, models, make, monkeypatch):
     from comfy.model_base import BaseModel
 
     kind, small, exact = models
-    if kind not in _REFUSED:
+    if kind != _REFUSED:
         assert close(make(comfy, family, small), make(comfy, family, exact))
         return
     monkeypatch.setattr(BaseModel, "_apply_model", None)  # nothing may be evaluated
@@ -106,12 +106,69 @@ def test_weight_functions_work_on_plain_fp8_and_are_refused_on_others(comfy, fam
         make(comfy, family, small)
 
 
-def test_training_and_adapters_that_need_the_base_weights_are_refused(comfy, models):
-    kind, small, _ = models
-    if kind not in _REFUSED:
+def trained(comfy, family, model, algorithm):
+    """The parameters of adapters after three steps."""
+    adapters, trainer = (comfy.module(f"nodes.host.training.{name}") for name in ("adapters", "trainer"))
+    made = adapters.create(model, algorithm, 2, torch.float32, 1, {}, layers="attn2, input_blocks.1")
+    latent = torch.randn(1, 24, 8, 8, generator=members.generator(0))
+    optimizer = torch.optim.SGD(made.parameters.values(), 0.1)
+
+    def work(session):
+        for step in range(3):
+            noise, sigmas = torch.randn(1, 24, 8, 8, generator=members.generator(step)), torch.tensor([1.0])
+            noised = session.noised(session.latents[0], noise, sigmas)
+            (session.denoised(noised, sigmas, [0]) - session.latents[0]).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    trainer.run(model, made.functions, [latent], [family.positive], work, dtype=torch.float32)
+    return torch.cat([value.flatten() for value in made.lora().values()])
+
+
+@pytest.mark.parametrize("algorithm", ["LoRA", "OFT"])
+def test_adapters_are_trained_on_the_true_numbers_or_refused(comfy, family, models, algorithm):
+    kind, small, exact = models
+    if kind == _REFUSED:
+        with pytest.raises(ValueError, match=_SENTENCE):
+            trained(comfy, family, small, algorithm)
         return
-    adapters, updates = comfy.module("nodes.host.training.adapters"), comfy.module("nodes.host.adapter_updates")
+    expected = trained(comfy, family, exact, algorithm)
+    adapters = comfy.module("nodes.host.training.adapters")
+    start = adapters.create(exact, algorithm, 2, torch.float32, 1, {}, layers="attn2, input_blocks.1").lora()
+    moved = (expected - torch.cat([value.flatten() for value in start.values()])).abs().max()
+    assert (trained(comfy, family, small, algorithm) - expected).abs().max() < 0.01 * moved
+
+
+def test_adapters_of_files_read_the_true_numbers_or_are_refused(comfy, models):
+    """DoRA's update depends on the base weight."""
+    kind, small, exact = models
+    updates = comfy.module("nodes.host.adapter_updates")
+    if kind == _REFUSED:
+        with pytest.raises(ValueError, match=_SENTENCE):
+            updates.ComfyAdapters(small)
+        return
+    readers = [updates.ComfyAdapters(model) for model in (small, exact)]
+    layer = next(name for name in readers[0]._weights if name.endswith("attn2_to_v") or "attn2.to_v" in name)
+    inputs, outputs = readers[0].shape(layer, {})
+    generator = members.generator(3)
+    tensors = {
+        "lora_down.weight": torch.randn(2, *inputs, generator=generator),
+        "lora_up.weight": torch.randn(*outputs, 2, generator=generator),
+        "dora_scale": torch.rand(*outputs, generator=generator),
+    }
+    found, expected = (reader.update(layer, tensors) for reader in readers)
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_layers_that_multiply_fp8_by_fp8_are_refused(comfy, family, monkeypatch):
+    """As scaled fp8 files of older hosts do on newer GPUs."""
+    from comfy import model_management
+
+    small, _ = quantized.pair(family.model, "scaled fp8")
+    for layer in small.model.modules():
+        if hasattr(layer, "scale_input"):
+            layer.scale_input = torch.nn.Parameter(torch.ones(()), requires_grad=False)
+    assert of_an_interval(comfy, family, small) is not None
+    monkeypatch.setattr(model_management, "supports_fp8_compute", lambda device: True)
     with pytest.raises(ValueError, match=_SENTENCE):
-        adapters.create(small, "LoRA", 2, torch.float32, 1, {})
-    with pytest.raises(ValueError, match=_SENTENCE):
-        updates.ComfyAdapters(small)
+        of_an_interval(comfy, family, small)

@@ -11,7 +11,7 @@ import torch
 from comfy.patcher_extension import WrappersMP
 
 from ....kernels import low_rank_apply
-from ..hooks import refuse_quantized
+from ..quantized import as_used
 
 
 @dataclass
@@ -52,7 +52,7 @@ def apply_lora(patcher, tensors: dict[str, torch.Tensor], strength: float, start
 
     In force in the whole run it is what Load LoRA makes of the file. Else each layer's weight gets the change as it is
     used, at the noise levels of the interval alone. Raises ValueError when no key is of this model, and for an interval
-    on a quantized MODEL.
+    on a MODEL that a custom loader has quantized.
     """
     if strength == 0:
         return patcher
@@ -64,8 +64,7 @@ def apply_lora(patcher, tensors: dict[str, torch.Tensor], strength: float, start
     clone, key = patcher.clone(), f"glassbox_interval_{uuid.uuid4().hex}"
     for target, adapter in named_adapters(patcher, tensors).items():
         name, part = (target, None) if isinstance(target, str) else (target[0], target[1])
-        refuse_quantized(patcher, [name])
-        clone.add_weight_wrapper(name, Change(span, adapter.weights, strength, part))
+        clone.add_weight_wrapper(name, as_used(patcher, name, Change(span, adapter.weights, strength, part)))
 
     def call(executor, x, t, *args, **kwargs):
         before, span.now = span.now, float(t.flatten()[0])

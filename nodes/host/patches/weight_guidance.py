@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from comfy.patcher_extension import WrappersMP
 
-from ..hooks import RowRoles, refuse_quantized
+from ..hooks import RowRoles
+from ..quantized import as_used
 from .lora_intervals import Change, named_adapters
 
 
@@ -30,7 +31,8 @@ def guide(patcher, base: float, variants: Sequence[tuple[float, dict[str, torch.
     weights add up to 1; what has the weight 0 is not evaluated, and where only ``base`` is left the MODEL itself is
     returned. ``variants``: (weight, LoRA tensors by the keys of a LoRA file). Positive is every conditioning of the
     guider whose name holds no "negative": areas, timestep ranges, ControlNets and guiders with three conditionings
-    work as without this. Raises ValueError when no key is of this model, and for a quantized MODEL.
+    work as without this. Raises ValueError when no key is of this model, and for a MODEL that a custom loader has
+    quantized.
     """
     variants = [(weight, tensors) for weight, tensors in variants if weight]
     if not variants:
@@ -41,8 +43,7 @@ def guide(patcher, base: float, variants: Sequence[tuple[float, dict[str, torch.
         gates.append(gate)
         for target, adapter in named_adapters(patcher, tensors).items():
             name, part = (target, None) if isinstance(target, str) else (target[0], target[1])
-            refuse_quantized(patcher, [name])
-            clone.add_weight_wrapper(name, Change(gate, adapter.weights, 1.0, part))
+            clone.add_weight_wrapper(name, as_used(patcher, name, Change(gate, adapter.weights, 1.0, part)))
     roles = RowRoles(clone, key, needs_positive=False)
 
     def renamed(entries: list[dict], variant: int) -> list[dict]:

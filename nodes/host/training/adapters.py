@@ -13,7 +13,6 @@ import torch
 from comfy.weight_adapter import adapter_maps, adapters
 from torch import nn
 
-from ..hooks import refuse_quantized
 from ..noise_objects import untouched
 
 ALGORITHMS = list(adapter_maps)
@@ -87,8 +86,7 @@ def create(
 
     ``layers``: comma-separated words; layers with none of them in their name are left alone. Empty takes all.
     ``of_text``: the patcher is that of a CLIP, whose linear layers get adapters without biases. The global generators
-    are left as they are. Raises ValueError for a LoRA that fits nothing of the MODEL, for words that no layer has, and
-    for a quantized MODEL.
+    are left as they are. Raises ValueError for a LoRA that fits nothing of the MODEL, and for words that no layer has.
     """
     prefix = TEXT_PREFIX if of_text else ""
     with torch.inference_mode(False), untouched():
@@ -102,7 +100,6 @@ def create(
             if words and not any(word in layer for word in words):
                 continue
             key = f"{layer}.{kind}"
-            refuse_quantized(patcher, [key])
             called = (prefix + layer, *names.get(key, ()))
             known = [name for name in called if any(k.startswith(f"{name}.") for k in existing)]
             make = _matrix if weight.ndim > 1 else _vector

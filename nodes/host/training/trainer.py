@@ -24,12 +24,12 @@ import comfy.samplers
 import torch
 from torch import nn
 
-from ..hooks import refuse_compiled, refuse_quantized
+from ..hooks import refuse_compiled
 from ..latent_shapes import matching_channels
+from ..quantized import WeightFunction, as_used
 from .gradients import LOW_PRECISION, activations_kept, inputs_copied, kernels_with_gradients, ordinary_parameters
 
 Result = TypeVar("Result")
-WeightFunction = Callable[[torch.Tensor], torch.Tensor]
 
 # With one of these a CONDITIONING cannot share an evaluation with others.
 _ALONE = ("area", "mask", "control", "gligen", "hooks")
@@ -183,8 +183,8 @@ def run(
     model computes. ``checkpointing`` computes activations twice instead of keeping them, where the model allows it:
     those of the network's blocks, or with a ``checkpoint_depth`` above 1 of the modules so many levels inside.
     ``text``: a CLIP whose weights get gradients too.
-    The MODEL stays as it was; raises ValueError for a name that is none of its weights, or whose weight is quantized,
-    and for a MODEL that runs through torch.compile.
+    The MODEL stays as it was; raises ValueError for a name that is none of its weights, or whose weight a
+    custom loader has quantized, and for a MODEL that runs through torch.compile.
     """
     refuse_compiled(patcher)
     with torch.inference_mode(False), torch.enable_grad():
@@ -254,10 +254,10 @@ def _install(patcher, functions: Mapping[str, WeightFunction]) -> None:
     for name, module in trainable_layers(patcher).items():
         for kind in ("weight", "bias"):
             if getattr(module, kind, None) is not None:
-                patcher.add_weight_wrapper(f"{name}.{kind}", left.pop(f"{name}.{kind}", _unchanged))
+                key = f"{name}.{kind}"
+                patcher.add_weight_wrapper(key, as_used(patcher, key, left.pop(key, _unchanged)))
     if left:
         raise ValueError(f"This MODEL has no weight {next(iter(left))}: it is of another architecture.")
-    refuse_quantized(patcher, functions)
 
 
 def _remove(*patchers) -> None:

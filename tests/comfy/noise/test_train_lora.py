@@ -328,9 +328,9 @@ _RENAMED = {"training_dtype": "precision", "lora_dtype": "lora_precision"}
 #: Inputs of core's that are not here, and why; all are of ComfyUI after 0.3.75.
 _CORES_OWN = {
     "bucket_mode": "batches are always of one size here",
-    "bypass_mode": "not here: quantized weights are refused by a sentence",
-    "offloading": "not here: it needs bypass mode",
-    "quantized_backward": "not here: it needs quantized weights",
+    "bypass_mode": "not needed: quantized weights are trained on as they are",
+    "offloading": "not here: the whole model is loaded",
+    "quantized_backward": "not here: gradients go through the true numbers",
 }
 
 
