@@ -1,6 +1,6 @@
 """Small denoisers of the demo world's latents, trained from scratch with paired and unpaired noise.
 
-A transformer of under a million parameters learns rectified flow on latents (8 x 16 x 16) of 12,000 renders,
+A transformer of under a million parameters learns rectified flow on latents (24 x 16 x 16) of 12,000 renders,
 given skin, hair color, accessory and ground. It is scored over its steps by the Frechet distance of latents in their 48
 leading principal components, and at the end by the judge, who reads the requested attributes from decoded images.
 """
@@ -15,11 +15,12 @@ from torch import nn
 
 from ..common import host, results
 from ..common.similarity import frechet
+from ..world.autoencoder import CHANNELS
 from .pairing import ASSIGN, VANILLA, WITHIN, Batches, Mode, nearest, pool
 
 METHOD = host.pack("nodes.noise.scratch_training")
 REQUESTED = ("skin", "hair_color", "accessory", "background")
-CHANNELS, SIDE, PATCH = 8, 16, 4
+SIDE, PATCH = 16, 4
 COMPONENTS, SAMPLES = 48, 500
 EULER = (2, 4, 16)
 RATE = 1e-3
@@ -84,7 +85,7 @@ class World:
         self.truth = (self.data @ self.axes).numpy()
 
     def distance(self, latents: torch.Tensor) -> float:
-        """Frechet distance of latents (N, 2048) from the world's in the leading components."""
+        """Frechet distance of latents (N, 6144) from the world's in the leading components."""
         return frechet((latents @ self.axes).numpy(), self.truth)
 
     def obeyed(self, latents: torch.Tensor, requested: torch.Tensor) -> np.ndarray:

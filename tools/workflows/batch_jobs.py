@@ -61,7 +61,7 @@ def demo_batch_label_members(w: Workflow) -> None:
     w.group("Model, space and caption")
     model, clip, vae = w.add("GBX_LoadDemoModel")
     space, _ = w.add("GBX_W2WLoadSpace", space_name="avatars-v2-w2w.safetensors")
-    positive, negative = encode(w, clip, _CAPTION)
+    positive, negative = encode(w, clip, "portrait, smiling, open eyes")
     w.group("A member")
     point, name, _ = w.add("GBX_W2WSample", space=space, source="member", member_name="person_0013")
     member, _ = w.add("GBX_W2WApply", model=model, point=point)

@@ -104,7 +104,7 @@ def scan_list(world: World, suspects: str) -> None:
     w.group("Threshold")
     threshold, histogram, calibration = world.calibrate(1.0)
     w.group("Scan")
-    bars, _, _, memorized, table, report = w.add(
+    bars, _, _, memorized, _, report = w.add(
         "GBX_MemorizationScore", **world.given, prompts=suspects, threshold=threshold, **world.first_step
     )
     w.group("Result")
@@ -113,7 +113,6 @@ def scan_list(world: World, suspects: str) -> None:
     world.show(memorized, "Over the threshold")
     world.show(report, "Report")
     world.show(calibration, "Threshold report")
-    world.show(table, "Table")
     w.batch("GBX_MemorizationScore.prompts", join=("scores",), chunk=16)
 
 
@@ -163,7 +162,7 @@ def scan_and_mask(world: World, suspects: str, folder: str = "", images: int = 1
     )
     masked = w.add("GBX_NemoNeuronMask", model=world.model, mask=mask, masked_prompts="own", clip=world.clip)
     w.group("Report")
-    figure, sheet, found, report = w.add(
+    figure, sheet, _, report = w.add(
         "GBX_ScanReport",
         **world.given,
         vae=world.vae,
@@ -179,7 +178,6 @@ def scan_and_mask(world: World, suspects: str, folder: str = "", images: int = 1
     world.save(figure, "scan_and_mask_1", "Histogram of the scores")
     world.save(sheet, "scan_and_mask_2", "Ranked sheet")
     world.show(report, "Report")
-    world.show(found, "Table")
     world.show(searched, "Search report")
     w.add("GBX_SaveNeuronMask", mask=mask, filename_prefix="glassbox/neurons/scan_and_mask")
 
@@ -188,14 +186,13 @@ def share_mask(world: World, budget: float, name: str) -> None:
     """Find, save, load, and bake a mask; beside it a random control."""
     w = world.w
     w.group("Find")
-    mask, _, table, _, statistics = world.localize(budget, "glassbox/neurons/statistics")
+    mask, _, _, _, statistics = world.localize(budget, "glassbox/neurons/statistics")
     _, about = w.add("GBX_LoadNeuronStatistics", model=world.model, file=statistics)
     world.show(about, "The saved statistics")
     w.group("Share")
     file, _ = w.add("GBX_SaveNeuronMask", mask=mask, filename_prefix=f"glassbox/neurons/{name}")
     loaded, _, report = w.add("GBX_LoadNeuronMask", file=file, model=world.model)
     control, _ = w.add("GBX_NeuronMaskEdit", mask=loaded, model=world.model, operation="random_control", seed=3)
-    world.show(table, "The neurons")
     world.show(report, "The loaded mask")
     w.group("Prompt")
     positive, negative = world.prompts()

@@ -59,22 +59,13 @@ class _Demo:
 
         return self.w.subgraph("A member with directions", inside, space_name=_SPACE, member_name=_MEMBER)
 
-    def apply(self, point: Output, model: Output | None = None, **choices) -> Output:
-        """A model with the weights of a point."""
-        return self.w.add("GBX_W2WApply", model=model or self.model, point=point, **choices)[0]
-
     def generate(self, model: Output, steps: int = _STEPS) -> Output:
         """An image of a model, or of each of a list of models."""
         return self._image("Generate", _sampled, steps, model=model)
 
     def images(self, **points: Output) -> tuple[Output, ...]:
         """An image of the model with the weights of each point, in a subgraph."""
-
-        def inside(w: Workflow, model: Output, **given: Output) -> dict[str, Output]:
-            models = {name: w.add("GBX_W2WApply", model=model, point=given.pop(name))[0] for name in points}
-            return {name: _sampled(w, model=one, **given) for name, one in models.items()}
-
-        return self._image("W2W Apply and generate", inside, model=self.model, **points)
+        return self._each("W2W Apply and generate", "GBX_W2WApply", "point", points)
 
     def image(self, point: Output, guided: bool = False) -> Output:
         """An image of the model with the weights of a point, or with identity guidance; all steps in a subgraph."""
@@ -97,12 +88,15 @@ class _Demo:
 
     def with_loras(self, **loras: Output) -> tuple[Output, ...]:
         """An image of the model with each LoRA in ComfyUI's own loader, in a subgraph."""
+        return self._each("Load LoRA and generate", "LoraModelLoader", "lora", loras)
 
-        def inside(w: Workflow, model: Output, **given: Output) -> dict[str, Output]:
-            models = {name: w.add("LoraModelLoader", model=model, lora=given.pop(name)) for name in loras}
-            return {name: _sampled(w, model=one, **given) for name, one in models.items()}
+    def _each(self, title: str, node: str, takes: str, given: dict[str, Output]) -> tuple[Output, ...]:
+        def inside(w: Workflow, model: Output, **inputs: Output) -> dict[str, Output]:
+            made = {name: w.add(node, **{"model": model, takes: inputs.pop(name)}) for name in given}
+            models = {name: one if isinstance(one, Output) else one[0] for name, one in made.items()}
+            return {name: _sampled(w, model=one, **inputs) for name, one in models.items()}
 
-        return self._image("Load LoRA and generate", inside, model=self.model, **loras)
+        return self._image(title, inside, model=self.model, **given)
 
     def edited(self, point: Output, edits: str) -> Output:
         """An image of a point after an edit."""
@@ -149,7 +143,8 @@ def demo_weights_sample(w: Workflow) -> None:
     w.group("Six points")
     points, _, labels = w.add("GBX_W2WSample", space=demo.space, components=96, spread=0.8, seed=3, count=6)
     w.group("Images")
-    sheet, images = w.add("GBX_W2WSheet", images=demo.generate(demo.apply(points)), labels=labels, columns=3)
+    applied, _ = w.add("GBX_W2WApply", model=demo.model, point=points)
+    sheet, images = w.add("GBX_W2WSheet", images=demo.generate(applied), labels=labels, columns=3)
     demo.save(images, "sample")
     w.add("PreviewImage", images=sheet, node_title="With their nearest members")
     w.group("The space")

@@ -116,6 +116,19 @@ def test_a_mask_limits_the_area(demo, id_):
     assert (found[:1, :, :half] - plain[:1, :, :half]).abs().min(1).values.max() > 0
 
 
+def test_a_words_heat_map_is_a_mask(demo):
+    """A token is steered where it acts: the direction is added by the map of its word."""
+    given = {"activations": demo.tap("attn-mean"), "image": torch.zeros(2, 128, 128, 3), "clip": demo.clip}
+    options = {"prompt_role": "positive", "normalize_per_word": True, "opacity": 0.6}
+    mask = demo.comfy.run("GBX_TokenHeatMap", prompt="portrait, red hair", words="hair", **given, **options)[1][:1]
+    plain = recorded(demo, demo.model, SPATIAL, "0")[1].tensors[SPATIAL][0]
+    direction = direction_of(demo, SPATIAL)
+    found = recorded(demo, steer(demo, direction, mask=mask), SPATIAL, "0")[1].tensors[SPATIAL][0]
+    here = torch.nn.functional.interpolate(mask[None], plain.shape[1:], mode="area")[0]
+    assert mask.min() < 0.1 < 0.9 < mask.max()
+    assert torch.allclose(found - plain, 2.0 * direction.vectors[SPATIAL][:, None, None] * here, atol=1e-2)
+
+
 def test_preserve_norm_keeps_the_length_of_each_position(demo):
     direction = direction_of(demo, SPATIAL, scale=20.0)
     plain = recorded(demo, demo.model, SPATIAL, "0")[1].tensors[SPATIAL][0]
