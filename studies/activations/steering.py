@@ -4,6 +4,9 @@ For each attribute value a direction is computed from four captions with it and 
 The same noise is then sampled with and without the direction, from a caption that does not name the attribute, and the
 demo world's judge reads both. Beside it: the same strength along a random direction of the same length (the floor), and
 the prompt itself (what a user would do instead).
+
+``--w2w``: the rival in the weights, W2W Edit at its strength 1, on the mean of the shipped space, which is also what
+its images are compared with.
 """
 
 from __future__ import annotations
@@ -45,6 +48,9 @@ CAPTIONS = (
 IDS = "*-vit-out"
 STEPS, CFG, SEED = 8, 3.0, 1000
 STRENGTHS = (0.3, 0.4, 0.5)
+SPACE = "avatars-v2-w2w.safetensors"
+#: W2W's names of the targets, and further values that its direction asks for.
+EDITS = {"skin": ("dark skin", ("brown",)), "facial_hair": ("beard", ("light beard",)), "hair_color": ("red hair", ())}
 
 
 def caption(number: int, part: str, phrase: str) -> str:
@@ -102,6 +108,12 @@ class Steered:
         logits = self.judge(images.movedim(-1, 1).float())
         return {name: value.argmax(-1).numpy() for name, value in logits.items()}
 
+    @torch.inference_mode()
+    def read_point(self, text: str, count: int, point) -> dict[str, np.ndarray]:
+        """The same of a point of the weights space."""
+        model = host.pack("nodes.weights.nodes_lora").W2WApply.execute(self.model, point, 1.0, 0.0, 1.0).result[0]
+        return self.read_latents(self.sample(model, text, range(count)))
+
     def random_direction(self, like):
         """Random vectors with the lengths of another direction."""
         generator = torch.Generator().manual_seed(0)
@@ -114,36 +126,73 @@ def main(argv: Sequence[str]) -> int:
     """Measure, write, and print where."""
     parser = argparse.ArgumentParser(prog="run.py study activations steering", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="the seeds 0 to 9 and two targets")
+    parser.add_argument("--w2w", action="store_true", help="W2W Edit instead")
     options = parser.parse_args(argv)
     host.prepare()
     assets = host.pack("nodes.demo.assets")
     world, count = assets.worlds()[0], 10 if options.quick else 50
     steered, numbers = Steered(world), {}
-    for attribute, value, part, toward, away in TARGETS[: 2 if options.quick else None]:
-        wanted, label = steered.judge.labels[attribute].index(value), f"{attribute} {value}"
+    targets = TARGETS[: 2 if options.quick else None]
+    (by_weights if options.w2w else by_activations)(steered, targets, count, numbers)
+    name, command = "activations_steering", "python run.py study activations steering"
+    if options.w2w:
+        name, command = f"{name}_w2w", f"{command} --w2w"
+    if options.quick:
+        name, command = f"{name}_quick", f"{command} --quick"
+    print(results.write(name, command, SEED, assets.ASSETS / world, numbers))
+    return 0
+
+
+def by_activations(steered: Steered, targets: Sequence[tuple[str, ...]], count: int, numbers: dict) -> None:
+    """Steering at several strengths, along a random direction, and the prompt."""
+    for attribute, value, part, toward, away in targets:
+        label, wanted = f"{attribute} {value}", (value,)
         text, direction = caption(0, part, ""), steered.direction(part, toward, away)
         plain = steered.read(text, count)
         contenders = {f"strength {strength:g}": (text, direction, strength) for strength in STRENGTHS}
         contenders["a random direction"] = (text, steered.random_direction(direction), STRENGTHS[-1])
         contenders["the prompt"] = (caption(0, part, toward), None, 0.0)
-        numbers[f"{label}: plain"] = results.fraction(
-            plain[attribute] == wanted, f"seeds in which the judge reads {label}"
-        )
+        reached(steered, attribute, wanted, f"{label}: plain", plain, numbers)
         for name, (text, along, strength) in contenders.items():
             found = steered.read(text, count, along, strength)
-            others = np.mean([found[other] != plain[other] for other in plain if other != attribute], 0)
-            numbers[f"{label}: {name}"] = results.fraction(
-                found[attribute] == wanted, f"seeds in which the judge reads {label}"
-            )
-            numbers[f"{label}: {name}, reading changed"] = results.fraction(
-                found[attribute] != plain[attribute], f"seeds in which the judge reads another {attribute} than without"
-            )
-            numbers[f"{label}: {name}, other attributes changed"] = results.bootstrap(
-                others, "fraction of the other attributes that the judge reads differently, over seeds", "fraction"
-            )
-            print(f"{label}: {name}: {np.mean(found[attribute] == wanted):.2f}, others {others.mean():.2f}", flush=True)
-    name, command = "activations_steering", "python run.py study activations steering"
-    if options.quick:
-        name, command = f"{name}_quick", f"{command} --quick"
-    print(results.write(name, command, SEED, assets.ASSETS / world, numbers))
-    return 0
+            changed(steered, attribute, wanted, f"{label}: {name}", found, plain, numbers)
+
+
+def by_weights(steered: Steered, targets: Sequence[tuple[str, ...]], count: int, numbers: dict) -> None:
+    """W2W Edit on the mean of the shipped space, with directions as W2W Fit Directions fits them."""
+    fit, edit = host.pack("nodes.weights.directions"), host.pack("nodes.weights.edit_text").edit
+    space = host.pack("nodes.weights.space_file").read(host.pack("nodes.demo.assets").ASSETS / SPACE)
+    labels = fit.drop_constant_labels({name: space.labels[name] for name, _ in EDITS.values()})[0]
+    space = space.with_directions(fit.fit(space, labels, 64, fit.FitMethod.MOST_RELIABLE))
+    mean = host.pack("nodes.weights.space").Point(space, torch.zeros_like(space.coefficients[0]), "mean")
+    for attribute, value, part, *_ in targets:
+        if attribute not in EDITS:
+            continue
+        name, further = EDITS[attribute]
+        label, wanted, text = f"{attribute} {value}", (value, *further), caption(0, part, "")
+        plain = steered.read_point(text, count, mean)
+        reached(steered, attribute, wanted, f"{label}: the space's mean", plain, numbers)
+        found = steered.read_point(text, count, edit(mean, f"{name}: 1", ""))
+        changed(steered, attribute, wanted, f"{label}: W2W Edit, {name} 1", found, plain, numbers)
+
+
+def reached(steered: Steered, attribute: str, wanted: Sequence[str], name: str, found: dict, numbers: dict) -> None:
+    """How often the judge reads one of the wanted values."""
+    values = [steered.judge.labels[attribute].index(value) for value in wanted]
+    what = f"seeds in which the judge reads {attribute} {' or '.join(wanted)}"
+    numbers[name] = results.fraction(np.isin(found[attribute], values), what)
+
+
+def changed(
+    steered: Steered, attribute: str, wanted: Sequence[str], name: str, found: dict, plain: dict, numbers: dict
+) -> None:
+    """How often it is reached, how often the reading changes, and how many other attributes change with it."""
+    others = np.mean([found[other] != plain[other] for other in plain if other != attribute], 0)
+    reached(steered, attribute, wanted, name, found, numbers)
+    numbers[f"{name}, reading changed"] = results.fraction(
+        found[attribute] != plain[attribute], f"seeds in which the judge reads another {attribute} than without"
+    )
+    numbers[f"{name}, other attributes changed"] = results.bootstrap(
+        others, "fraction of the other attributes that the judge reads differently, over seeds", "fraction"
+    )
+    print(f"{name}: {numbers[name]['value']:.2f}, others {others.mean():.2f}", flush=True)
