@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -57,7 +58,9 @@ class SparseAutoencoder:
 
     def to(self, device: torch.device) -> SparseAutoencoder:
         """The same with its tensors on a device."""
-        tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+        tensors: dict[str, Any] = {
+            name: value.to(device) for name, value in vars(self).items() if isinstance(value, torch.Tensor)
+        }
         return replace(self, **tensors)
 
     def report(self) -> str:
