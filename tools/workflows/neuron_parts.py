@@ -104,7 +104,7 @@ def scan_list(world: World, suspects: str) -> None:
     w.group("Threshold")
     threshold, histogram, calibration = world.calibrate(1.0)
     w.group("Scan")
-    bars, _, _, memorized, _, report = w.add(
+    bars, _, _, memorized, table, report = w.add(
         "GBX_MemorizationScore", **world.given, prompts=suspects, threshold=threshold, **world.first_step
     )
     w.group("Result")
@@ -113,6 +113,7 @@ def scan_list(world: World, suspects: str) -> None:
     world.show(memorized, "Over the threshold")
     world.show(report, "Report")
     world.show(calibration, "Threshold report")
+    world.show(table, "Table")  # jobs of batch read the scores there
     w.batch("GBX_MemorizationScore.prompts", join=("scores",), chunk=16)
 
 

@@ -607,6 +607,7 @@ export const CHINESE_WORKFLOWS = {
   "Stock: 256, 512, 1024": "原样：256、512、1024",
   "Stock: 32, 64, 128": "原样：32、64、128",
   "Strengths of the metadata": "元数据的强度",
+  "Table": "表格",
   "Tap": "读取激活",
   "Tap 1": "读取 1",
   "Tap 2": "读取 2",
