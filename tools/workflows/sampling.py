@@ -84,25 +84,15 @@ def generate_each(
     return w.subgraph("Generate with each", inside, **positives, **given)
 
 
-def generate_latents(
-    w: Workflow,
-    model: Output,
-    positive: Output,
-    negative: Output,
-    latent: Output,
-    vae: Output,
-    *,
-    sampler: str = "euler",
-    **numbers: float,
-) -> tuple[Output, Output]:
-    """The same in the subgraph "Sample": the latents, and their images."""
+def generate_latents(w: Workflow, *wires: Output, sampler: str = "euler", **numbers: float) -> tuple[Output, Output]:
+    """The latents and their images, in the subgraph "Sample"; given what `generate` is."""
 
     def inside(w: Workflow, vae: Output, **given: Output) -> tuple[Output, Output]:
         samples = w.add("KSampler", sampler_name=sampler, scheduler="normal", **given)
         return samples, w.add("VAEDecode", samples=samples, vae=vae)
 
-    prompts = {"positive": positive, "negative": negative}
-    return w.subgraph("Sample", inside, model=model, **prompts, latent_image=latent, vae=vae, **numbers)
+    names = ("model", "positive", "negative", "latent_image", "vae")
+    return w.subgraph("Sample", inside, **dict(zip(names, wires, strict=True)), **numbers)
 
 
 def train_lora(w: Workflow, fixed: dict[str, object], **given: Output | float | str) -> tuple[Output, ...]:
