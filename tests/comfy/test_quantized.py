@@ -106,6 +106,30 @@ def test_weight_functions_get_the_true_numbers_or_are_refused(comfy, family, mod
         make(comfy, family, small)
 
 
+def adjusted(comfy, family, model):
+    """The embedding after two steps of Embedding Adjustment, which trains through the quantized layers."""
+    size = {"width": 64, "height": 64, "noise_samples": 2, "seed": 3}
+    how = {"target_norm": 0.0, "steps": 2, "learning_rate": 0.05, **size}
+    with torch.inference_mode():  # as ComfyUI runs nodes: outside of it torch cannot move quantized tensors
+        found = comfy.run(
+            "GBX_EmbeddingAdjustment", model=model, positive=family.positive, negative=family.negative, **how
+        )
+    return found[0][0][0]
+
+
+def test_embedding_adjustment_gives_the_same_embedding_or_is_refused(comfy, family, models):
+    kind, small, exact = models
+    if kind == _REFUSED:
+        with pytest.raises(ValueError, match=_SENTENCE):
+            adjusted(comfy, family, small)
+        return
+    expected, start = adjusted(comfy, family, exact), family.positive[0][0]
+    family.sample(family.apply(family.point, small), steps=1)  # leaves its weights loaded, which must be moved away
+    moved = (expected - start).abs().max()
+    assert moved > 0
+    assert (adjusted(comfy, family, small) - expected).abs().max() < 0.05 * moved
+
+
 def trained(comfy, family, model, algorithm):
     """The parameters of adapters after three steps."""
     adapters, trainer = (comfy.module(f"nodes.host.training.{name}") for name in ("adapters", "trainer"))

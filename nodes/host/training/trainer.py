@@ -213,7 +213,8 @@ def run(
 
 def load(*patchers) -> None:
     """Bring the whole of one or more models to their device, as training needs it."""
-    comfy.model_management.load_models_gpu(list(patchers), memory_required=1e20, force_full_load=True)
+    with torch.inference_mode():  # as loaders run: outside of it PyTorch cannot move ComfyUI's quantized tensors
+        comfy.model_management.load_models_gpu(list(patchers), memory_required=1e20, force_full_load=True)
 
 
 def _trainable_text(text: TextEncoder | None) -> tuple[TextEncoder | None, list]:
