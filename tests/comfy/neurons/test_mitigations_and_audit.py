@@ -67,7 +67,9 @@ def test_attention_scaling_hides_the_padding_and_scales_the_first_logit(world):
     """By the definition: softmax over words and end alone, with the first logit times the scale."""
     path = "output_blocks.4.1.transformer_blocks.0.attn2"
     module = world.model.model.diffusion_model.get_submodule(path)
-    context, x = torch.randn(1, 77, 128), torch.randn(1, 16, module.to_q.in_features)
+    generator = torch.Generator().manual_seed(0)
+    context = torch.randn(1, 77, 128, generator=generator)
+    x = torch.randn(1, 16, module.to_q.in_features, generator=generator)
     real = next(i for i, (t, _) in enumerate(world.clip.tokenize(PROMPT)["l"][0]) if t == 49407) + 1
     pack = world.comfy.module("nodes.host.patches.attention_scaling")
     hidden = torch.arange(77) >= real
@@ -80,7 +82,7 @@ def test_attention_scaling_hides_the_padding_and_scales_the_first_logit(world):
         logits[..., 0] *= 1.25
         weights = logits[..., :real].softmax(-1)
         expected = module.to_out((weights @ v[..., :real, :]).transpose(1, 2).flatten(2))
-    assert torch.allclose(found, expected, atol=1e-5)
+    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()  # another order of float32 sums
     assert hooks_left(world.model) == 0
 
 
