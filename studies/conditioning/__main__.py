@@ -1,8 +1,9 @@
 """What metadata, padding and size do to images: `python run.py study conditioning [PART ...] [--quick]`.
 
-Parts: gate (Metadata Schedule on the shipped model), crop, trained (small models trained with the gate and without,
-and with replicated padding), padding, resolution, higher (Higher Resolution at larger sizes), tuned (after fine-tuning
-at larger sizes). Each writes studies/results/conditioning_PART.json. Without a part all of them run.
+Parts: gate (Metadata Schedule on the shipped model), sizes (original sizes above the trained one), crop, trained (small
+models trained with the gate and without, and with replicated padding), padding, resolution, higher (Higher Resolution
+at larger sizes), tuned (after fine-tuning at larger sizes). Each writes studies/results/conditioning_PART.json. Without
+a part all of them run.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from collections.abc import Sequence
 from ..common import parts
 
 SEED = 0
-PARTS = {part: f"{part}:measure" for part in ("gate", "crop", "trained", "padding", "resolution", "higher", "tuned")}
+PARTS = {
+    part: f"{part}:measure" for part in ("gate", "sizes", "crop", "trained", "padding", "resolution", "higher", "tuned")
+}
 
 
 def main(argv: Sequence[str]) -> int:
