@@ -43,15 +43,15 @@ def sdxl_conditioning_size_sweep(w: Workflow) -> None:
 def demo_conditioning_size_sheet(w: Workflow) -> None:
     w.note(
         "One sheet over the original size",
-        f"**Four original sizes** from a quarter of the image to its own, with the same noise ({_PAPER}). Only the "
+        f"**Four original sizes** from a quarter of the image to twice it, with the same noise ({_PAPER}). Only the "
         "prompt gets them, so that CFG strengthens them.",
         "**First row: stock.** Small sizes blur the image and change the face. **Second row: gated**, so that the size "
         "acts late: the same face at every size, with less blur.",
-        "**Try** values above 1, which the demo model has never seen and which change little, field crop_top, and "
-        "apply_to both, as most workflows set it.",
+        "**Twice the image** changes nothing here: the demo model takes larger sizes as its own. **Try** field "
+        "crop_top, and apply_to both, as most workflows set it.",
     )
     model, clip, vae = _demo(w)
-    _size_sheet(w, model, clip, vae, _FACE, 128, cfg=3.0, steps=12, values="0.25, 0.375, 0.5, 1")
+    _size_sheet(w, model, clip, vae, _FACE, 128, cfg=3.0, steps=12, values="0.25, 0.5, 1, 2")
 
 
 def sdxl_conditioning_size_sheet(w: Workflow) -> None:
