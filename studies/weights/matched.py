@@ -80,11 +80,12 @@ def measure_edit(study: Study, name: str, slider: torch.Tensor, count: int) -> d
     prompt = judged(plain, prompts(group, extra=words))
     ways = {"W2W": (STRENGTHS, w2w), "slider": (SLIDER_STRENGTHS, learned), "random direction": (STRENGTHS, floor)}
     numbers = {f"{name}, unedited: reached": results.fraction(unedited[:, 0], f"{name} recognized")}
-    for way, rows in {"prompt": prompt} | {
+    listed = {"prompt": prompt} | {
         f"{way} {strength}": rows
         for way, (strengths, found) in ways.items()
         for strength, rows in zip(strengths, found, strict=True)
-    }.items():
+    }
+    for way, rows in listed.items():
         numbers[f"{name}, {way}: reached"] = results.fraction(rows[:, 0], f"{name} recognized")
         numbers[f"{name}, {way}: kept"] = results.bootstrap(
             rows[:, 1], "other attributes recognized as before", "fraction"
