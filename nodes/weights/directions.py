@@ -76,7 +76,7 @@ def fit(
             raise ValueError(f"{name!r} has one value for all members: a direction needs members with and without it.")
         check_stop()
         chosen = choose_method(numbers, target, check_stop) if method == FitMethod.MOST_RELIABLE else method
-        vector = torch.from_numpy(_fit_normal(numbers, target, chosen)).float()
+        vector = torch.from_numpy(fit_normal(numbers, target, chosen)).float()
         vector = torch.nn.functional.pad(vector, (0, space.components - components))
         accuracy, majority = _cross_validate(numbers, target, chosen, check_stop)
         reliability, floor = split_half(numbers, target, chosen, check_stop)
@@ -210,7 +210,8 @@ def describe(directions: dict[str, Direction]) -> str:
     return "\n".join([*lines, *(["Most similar:", *similar] if similar else [])])
 
 
-def _fit_normal(numbers: np.ndarray, target: np.ndarray, method: str) -> np.ndarray:
+def fit_normal(numbers: np.ndarray, target: np.ndarray, method: str) -> np.ndarray:
+    """The vector (k,) that a method fits to labels (n,) of members' coefficients (n, k), of any length."""
     if method == FitMethod.LEAST_SQUARES:
         return np.linalg.lstsq(numbers, target, rcond=None)[0]
     if method == FitMethod.MEAN_DIFFERENCE:
@@ -267,7 +268,7 @@ def split_half(
         check_stop()
         half = _folds(_binarize(labels), 2, generator) == 0
         first, second = (
-            _fit_normal(numbers[rows] - numbers[rows].mean(axis=0), labels[rows] - labels[rows].mean(), method)
+            fit_normal(numbers[rows] - numbers[rows].mean(axis=0), labels[rows] - labels[rows].mean(), method)
             for rows in (half, ~half)
         )
         return float(first @ second / max(np.linalg.norm(first) * np.linalg.norm(second), 1e-300))
@@ -311,7 +312,7 @@ def _predict(numbers: np.ndarray, target: np.ndarray, new: np.ndarray, method: s
     """Classes of new members. What has no threshold of its own gets the best one on the fitted members."""
     if method in _CLASSIFIERS:
         return _classifier(method).fit(numbers, _binarize(target)).predict(new)
-    normal = _fit_normal(numbers, target, method)
+    normal = fit_normal(numbers, target, method)
     fitted, classes = numbers @ normal, _binarize(target)
     order = np.sort(fitted)
     cuts = np.concatenate([[-np.inf], (order[1:] + order[:-1]) / 2, [np.inf]])
