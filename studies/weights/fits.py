@@ -35,7 +35,7 @@ def run(quick: bool = False) -> Path:
             for method, values in zip(found, scores.T, strict=True):
                 found[method].append(values.mean())
         for method, values in found.items():
-            what = f"held-out members with the label against those without; {len(_draws(quick))} draws; interval over labels"
+            what = f"held-out members with the label and without; {len(_draws(quick))} draws; interval over labels"
             numbers[f"{size} members, {method}: AUROC"] = results.bootstrap(np.array(values), what, "AUROC")
         first = np.array(found[directions.FitMethod.LEAST_SQUARES])
         for method in methods[1:]:
