@@ -1,8 +1,9 @@
-"""Benchmarks of the weight space: `python run.py bench weights [--quick | --large | --many | --updates]`.
+"""Benchmarks of the weight space: `python run.py bench weights [--quick | --KIND]`.
 
 Building spaces, moving a slider, a step of an inversion against the bare network, and what an identity costs in a
 population that is trained at once. `--large` is an inversion on SD1.5 in its real size instead: minutes a step.
-`--many` is a space of 5,000 members instead, built by this pack alone, `--updates` one on weight updates of SDXL LoRAs.
+`--many` is a space of 5,000 members instead, built by this pack alone, `--updates` one on weight updates of SDXL LoRAs,
+`--guidance` a sampling step with identity guidance.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import json
 from collections.abc import Sequence
 
 from studies.common import host, results
+from studies.common.turns import threads
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the benchmarks, or one contender."""
-    from . import building, large, moving, stepping, updates
+    from . import building, guiding, large, moving, stepping, updates
 
     parser = argparse.ArgumentParser(prog="run.py bench weights", description=__doc__.splitlines()[0])
     kinds = parser.add_mutually_exclusive_group()
@@ -24,14 +26,15 @@ def main(argv: Sequence[str]) -> int:
     kinds.add_argument("--large", action="store_true", help="an inversion on SD1.5 in its real size, and nothing else")
     kinds.add_argument("--many", action="store_true", help="a space of 5,000 members, and nothing else")
     kinds.add_argument("--updates", action="store_true", help="a space on weight updates, and nothing else")
+    kinds.add_argument("--guidance", action="store_true", help="identity guidance against plain CFG, and nothing else")
     parser.add_argument("--one", nargs=2, metavar=("CONTENDER", "N"), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.one:
         print(json.dumps(building.build_with(options.one[0], int(options.one[1]))))
         return 0
-    kind = next((name for name in ("quick", "large", "many", "updates") if getattr(options, name)), "")
+    kind = next((name for name in ("quick", "large", "many", "updates", "guidance") if getattr(options, name)), "")
     special = {"large": lambda: large.measure(3, 1000), "many": lambda: building.measure_many(5000)}
-    special["updates"] = updates.measure
+    special |= {"updates": updates.measure, "guidance": guiding.measure}
     numbers = special[kind]() if kind in special else _all(options.quick, building, moving, stepping)
     name, command = "bench_weights" + (f"_{kind}" if kind else ""), "python run.py bench weights"
     command += f" --{kind}" if kind else ""
@@ -40,7 +43,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _all(quick: bool, building, moving, stepping) -> dict[str, dict]:
-    numbers = building.measure({100: 3} if quick else {100: 5, 1000: 2})
+    numbers = building.measure({100: 3} if quick else {100: 5, 1000: 3})
     numbers |= moving.measure(100, 300 if quick else 1000)
-    numbers |= stepping.measure_inversion(8 if quick else 24)
-    return numbers | stepping.measure_population((1, 4) if quick else (1, 4, 12, 32), 3 if quick else 6)
+    with threads(1):
+        numbers |= stepping.measure_inversion(8 if quick else 24)
+        return numbers | stepping.measure_population((1, 4) if quick else (1, 4, 12, 32), 3 if quick else 6)

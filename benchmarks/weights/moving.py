@@ -6,13 +6,14 @@ How ComfyUI then adds the patches to the weights is the same for this pack and t
 from __future__ import annotations
 
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from studies.common import host, results
+from studies.common.turns import times
 
 from .network import sd15_layout, sd15_model
 
@@ -22,18 +23,18 @@ OURS, STOCK, OFFICIAL = "this pack", "stock LoRA load", "official rebuild"
 def measure(moves: int, components: int) -> dict[str, dict]:
     """Moves in a row along one direction, each contender at each in alternation."""
     ways = _contenders(components)
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for move in range(-2, moves):
-        for name, way in ways.items():
-            started = time.perf_counter()
-            way(move / moves)
-            if move >= 0:
-                seconds[name].append(time.perf_counter() - started)
-    what, numbers = f"one move, {components} components, SD1.5 layout", {}
-    for name, values in seconds.items():
-        numbers[f"slider, {name}"] = results.bootstrap(1000 * np.array(values), what, "ms", np.median)
+    position: dict[str, int] = dict.fromkeys(ways, 0)
+
+    def moved(name: str) -> None:
+        position[name] += 1
+        ways[name](position[name] / moves)
+
+    taken = times({name: partial(moved, name) for name in ways}, moves, alone=True)
+    what, numbers = f"one move, {components} components, SD1.5 layout, processor time of one thread", {}
+    for name, values in taken.items():
+        numbers[f"slider, {name}"] = results.bootstrap(values, what, "ms", np.median)
     for name in (STOCK, OFFICIAL):
-        ratio = np.array(seconds[OURS]) / np.array(seconds[name])
+        ratio = taken[OURS] / taken[name]
         numbers[f"slider, {OURS} over {name}"] = results.bootstrap(ratio, "paired", "ratio", np.median)
     return numbers
 

@@ -1,4 +1,7 @@
-"""Steps of training on the demo model: an inversion against its floor, and an identity's fraction of a population."""
+"""Steps of training on the demo model: an inversion against its floor, and an identity's fraction of a population.
+
+Processor time, so run it on one thread: what else the machine does then hardly counts.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,10 @@ def measure_inversion(steps: int) -> dict[str, dict]:
             for turn in range(-2, steps):
                 for name, way in (("step", lambda: run.run(session, None, lambda done: None)), ("floor", floor)):
                     run.losses.clear()
-                    started = time.perf_counter()
+                    started = time.process_time()
                     way()
                     if turn >= 0:
-                        seconds[name].append(time.perf_counter() - started)
+                        seconds[name].append(time.process_time() - started)
 
         functions = nodes.weight_functions(generator.model, made)
         train.run(generator.model, functions, [latent], [condition], work, dtype=torch.float32)
@@ -78,10 +81,10 @@ def measure_population(sizes: tuple[int, ...], steps: int) -> dict[str, dict]:
         optimizer, seconds = torch.optim.AdamW([population.flat], lr=1e-3), []
         with adapted(trainer.network, population):
             for step in range(-2, steps):
-                started = time.perf_counter()
+                started = time.process_time()
                 descend(optimizer, trainer.loss(population, data, draws), max(step, 0), steps)
                 if step >= 0:
-                    seconds.append(time.perf_counter() - started)
+                    seconds.append(time.process_time() - started)
         what = "a training step in one batch, one image per identity, bfloat16"
         each = 1000 * np.array(seconds) / size
         numbers[f"population of {size}, ms per identity"] = results.bootstrap(each, what, "ms", np.median)

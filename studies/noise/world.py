@@ -31,14 +31,17 @@ class Size:
     """How much is trained and read."""
 
     seeds: int
+    images: int
     looks: tuple[int, ...]
     batch: int
     judged: int
     modes: tuple[Mode, ...]
 
 
-FULL = Size(2, (100, 200, 400), 64, 96, (VANILLA, ASSIGN, WITHIN, pool(512), nearest(2), nearest(4), nearest(8)))
-QUICK = Size(1, (50, 100), 64, 32, (VANILLA, ASSIGN, nearest(4)))
+FULL = Size(
+    5, 12_000, (100, 200, 400), 64, 96, (VANILLA, ASSIGN, WITHIN, pool(512), nearest(2), nearest(4), nearest(8))
+)
+QUICK = Size(1, 1_000, (50, 100), 64, 32, (VANILLA, ASSIGN, nearest(4)))
 
 
 class Patches(nn.Module):
@@ -69,16 +72,18 @@ class Patches(nn.Module):
 class World:
     """Latents, labels, principal components, and the judge with the autoencoder."""
 
-    def __init__(self):
-        from ..world import dataset
+    def __init__(self, count: int):
+        from ..world import dataset, release
         from ..world.__main__ import FOLDER
-        from ..world.denoiser import IMAGES
+        from ..world.generate import Generator
 
-        latents = torch.load(FOLDER / "latents.pt", weights_only=True)["fresh"]
-        self.data = latents.float().flatten(1)
-        labels = dataset.load(FOLDER / "train").first(IMAGES).labels
+        dataset.build(FOLDER / "train", count, seed=1)
+        shard = dataset.load(FOLDER / "train", count)
+        self.generator = Generator.load(release.WORLD)
+        self.judge = host.pack("nodes.demo.judge").load(release.WORLD)
+        self.data = self.generator.latents(shard.images).float().flatten(1)
         self.columns = [list(dataset.LABELS).index(name) for name in REQUESTED]
-        self.labels = torch.from_numpy(labels[:, self.columns]).long()
+        self.labels = torch.from_numpy(shard.labels[:, self.columns]).long()
         self.kinds = [len(dataset.LABELS[name]) for name in REQUESTED]
         centered = self.data - self.data.mean(0)
         self.axes = torch.linalg.eigh(centered.T @ centered)[1][:, -COMPONENTS:]
@@ -90,15 +95,12 @@ class World:
 
     def obeyed(self, latents: torch.Tensor, requested: torch.Tensor) -> np.ndarray:
         """For each image the fraction of its requested attributes that the judge finds."""
-        from ..world import judge, release
-        from ..world.generate import Generator
+        from ..world import judge
 
-        generator = Generator.load(release.WORLD)
-        network = host.pack("nodes.demo.judge").load(release.WORLD)
         shaped = latents.reshape(-1, CHANNELS, SIDE, SIDE)
         with torch.inference_mode():
-            images = generator.vae.decode(generator.model.model.process_latent_out(shaped))
-        found, _ = judge.read(network, (images * 255).round().to(torch.uint8).numpy())
+            images = self.generator.vae.decode(self.generator.model.model.process_latent_out(shaped))
+        found, _ = judge.read(self.judge, (images * 255).round().to(torch.uint8).numpy())
         hits = torch.from_numpy(found[:, self.columns]) == requested
         return np.array([float(row[seen].float().mean()) for row, seen in zip(hits, requested >= 0, strict=True)])
 
@@ -124,7 +126,8 @@ def run(world: World, mode: Mode, seed: int, size: Size) -> tuple[list[dict[int,
 
 def measure(quick: bool = False) -> dict[str, dict]:
     """Every number of the small denoisers."""
-    size, world = QUICK if quick else FULL, World()
+    size = QUICK if quick else FULL
+    world = World(size.images)
     numbers: dict[str, dict] = {}
     plain = None
     for mode in size.modes:

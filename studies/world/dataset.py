@@ -154,15 +154,15 @@ def build(folder: Path, count: int, seed: int, kind: str = "ordinary", workers: 
     print()
 
 
-def load(folder: Path) -> Shard:
-    """All shards of a folder, in order."""
-    parts = _shards(folder)
+def load(folder: Path, count: int | None = None) -> Shard:
+    """The first ``count`` images of a folder, in order; absent: all."""
+    parts = _shards(folder)[: None if count is None else -(-count // SHARD)]
     return Shard(
         np.concatenate([part["images"] for part in parts]),
         [text for part in parts for text in json.loads(str(part["captions"]))],
         np.concatenate([part["metadata"] for part in parts]),
         np.concatenate([part["labels"] for part in parts]),
-    )
+    ).first(count)
 
 
 def _shards(folder: Path) -> list:
