@@ -35,6 +35,7 @@ from .demo.nodes_demo import DemoImage, LoadDemoModel
 from .host import routes
 from .host.schema import with_checked_inputs
 from .neurons.nodes_audit import MemorizationAudit
+from .neurons.nodes_concept import ConceptNeurons
 from .neurons.nodes_detection import CalibrateThreshold, LayerAblation, MemorizationScore, ScanReport
 from .neurons.nodes_mask import BakeNeuronMask, LoadNeuronMask, NeuronMaskEdit, NeuronReport, SaveNeuronMask
 from .neurons.nodes_mitigations import AttentionScaling, EmbeddingAdjustment, RandomTokens
@@ -132,6 +133,7 @@ NODES: list[type[io.ComfyNode]] = [
     LoadNeuronStatistics,
     LayerAblation,
     NemoLocalize,
+    ConceptNeurons,
     NemoNeuronMask,
     NeuronMaskEdit,
     SaveNeuronMask,

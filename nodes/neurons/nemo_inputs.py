@@ -88,15 +88,15 @@ THRESHOLD = {
     "tooltip": "Score above which a prompt counts as memorized. Paper: .428 for SD1.4 at 512 x 512; use Calibrate "
     "Threshold for anything else.",
 }
-MASK = {"id": "mask", "tooltip": "From NeMo Localize, Neuron Mask Edit or Load Neuron Mask."}
+MASK = {"id": "mask", "tooltip": "From NeMo Localize, Concept Neurons, Neuron Mask Edit or Load Neuron Mask."}
 STRENGTH = {
     "id": "strength",
     "default": 1.0,
-    "min": 0.0,
-    "max": 2.0,
+    "min": -4.0,
+    "max": 4.0,
     "step": 0.05,
-    "tooltip": "Scales a neuron's output by 1 - strength: 1 silences it, 0 changes nothing. Paper: .25 has almost no "
-    "effect, .5 a partial one, .75 and more nearly the full one.",
+    "tooltip": "Scales a neuron's output by 1 - strength: 1 silences it, 0 changes nothing, 2 negates and -1 doubles "
+    "it. Paper: .25 has almost no effect, .5 a partial one, .75 and more nearly the full one.",
 }
 TARGET_SCORE = {
     "id": "target_score",

@@ -7,6 +7,7 @@ import io
 import math
 from statistics import median
 
+from .concept_neurons import LEAST_PAIRS, LEVEL, Contrast
 from .layer_ablation import LayerEffect
 from .mask import CAVEATS, NeuronMask, SearchRecord
 from .memorization_score import OFFICIAL_SIDE, PromptScore, has_official_score
@@ -17,6 +18,7 @@ from .score_threshold import Threshold
 
 OTHER_STATISTICS = "The statistics belong to another checkpoint or LoRA: run Neuron Statistics on this MODEL."
 _MAX_CHART = 1000
+_MAX_NAMED = 20
 _DETECTORS = ("sharpness", "alignment", "anisotropy", "bright_ending", "local_norm")
 
 
@@ -132,6 +134,23 @@ def ablation_report(untouched: float, effects: list[LayerEffect], suggested: lis
     lines.append(f"Search these layers: {', '.join(layer.name for layer in suggested)}.")
     if all(layer.part == BlockPart.UP for layer in suggested):
         lines.append("They are in the up blocks, which the paper's default (down, middle) does not search.")
+    return "\n".join(lines)
+
+
+def concept_report(name: str, found: Contrast, chosen: list[int], pairs: int, layers: list[NeuronLayer]) -> str:
+    """How many neurons are beyond chance, and the effect and p of those that were chosen, the first ones."""
+    names = [f"{layer.name} {index}" for layer in layers for index in range(layer.width)]
+    lines = [
+        f"{name}: {len(chosen)} of {len(names)} neurons in {len(layers)} layers chosen; "
+        f"{int(found.beyond_chance.sum())} are beyond chance.",
+        f"Chance: absolute effects up to {found.threshold:.3f} (level {LEVEL:g} over all neurons, {found.flips} sign "
+        f"flips of {pairs} pairs of prompts).",
+    ]
+    if pairs < LEAST_PAIRS:
+        lines.append(f"{pairs} pairs cannot show more than chance: write {LEAST_PAIRS} or more.")
+    lines += [f"  {names[n]}: effect {found.effect[n]:+.2f}, p {found.p[n]:.4f}" for n in chosen[:_MAX_NAMED]]
+    if len(chosen) > _MAX_NAMED:
+        lines.append(f"  and {len(chosen) - _MAX_NAMED} more.")
     return "\n".join(lines)
 
 

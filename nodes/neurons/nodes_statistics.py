@@ -201,14 +201,14 @@ class _StatisticsScan:
 
 
 def hidden_moments(
-    model, conditioning: list, layers: Sequence[NeuronLayer], shape: tuple[int, int, int]
+    model, conditioning: list, layers: Sequence[NeuronLayer], shape: tuple[int, int, int], seed: int = _NOISE_SEED
 ) -> dict[str, LayerStatistics]:
     """Moments of the hidden units of feed-forward layers on one prompt, by path: at the first step.
 
-    In one noise sample, always the same, so that like those of value neurons they depend on the text alone.
+    In one noise sample, by default always the same, so that like those of value neurons they depend on the text alone.
     """
     widths = {layer.path: layer.width for layer in layers}
-    noise = seeded_noise(shape, 1, _NOISE_SEED)
+    noise = seeded_noise(shape, 1, seed)
     return hidden_units(model, conditioning, noise, OFFICIAL_TIMESTEP, widths, neuron_statistics.moments)
 
 

@@ -264,3 +264,48 @@ def audit(world: World, budget: float, control: Callable[[], Output], how: dict)
     world.save(figure, "audit_figure", "Was it replicated?")
     world.show(report, "Verdict")
     w.batch("GBX_NemoLocalize.prompts", "Prompt.text", join=("images",))
+
+
+def concept(world: World, present: str, absent: str, name: str, caption: str) -> None:
+    """Find the neurons of a concept, and images of a caption with it: untouched, switched off, negated, and a control.
+
+    ``present`` and ``absent``: prompts with the concept and without it, line by line.
+    """
+    w = world.w
+    w.group("Find the concept's neurons")
+    lists = {"prompts_with": present, "prompts_without": absent, "concept": name}
+    mask, report = w.add("GBX_ConceptNeurons", **world.given, **lists, **world.size)
+    world.show(report, "Report")
+    w.group("The slider")
+    slider = w.add("GBX_NemoNeuronMask", model=world.model, mask=mask, strength=2.0)
+
+    def inside(w: Workflow, model, slider, mask, clip, vae, prompt, **numbers) -> dict[str, Output]:
+        control, _ = w.add("GBX_NeuronMaskEdit", mask=mask, model=model, operation="random_control", seed=3)
+        models = {
+            "untouched": model,
+            "off": w.add("GBX_NemoNeuronMask", model=model, mask=mask, strength=1.0),
+            "slider": slider,
+            "control": w.add("GBX_NemoNeuronMask", model=model, mask=control, strength=2.0),
+        }
+        positive = w.add("CLIPTextEncode", clip=clip, text=prompt, node_title="Prompt")
+        negative = w.add("CLIPTextEncode", clip=clip, text="", node_title="Empty prompt")
+        latent = w.add("EmptyLatentImage", **world.size, batch_size=4)
+        given = {"positive": positive, "negative": negative, "latent_image": latent, "vae": vae, **numbers}
+        return {title: sample(w, model=one, **given) for title, one in models.items()}
+
+    images = w.subgraph(
+        "Generate without and with it",
+        inside,
+        model=world.model,
+        slider=slider,
+        mask=mask,
+        clip=world.clip,
+        vae=world.vae,
+        prompt=caption,
+        seed=5,
+        **world.numbers,
+    )
+    w.group("Images")
+    titles = ("Untouched", "Strength 1: off", "The slider at 2: negated", "Random neurons, negated")
+    for place, (title, one) in enumerate(zip(titles, images, strict=True), 1):
+        world.save(one, f"concept_{place}", title)

@@ -16,6 +16,37 @@ _OFFICIAL = (
 _DEMO_BUDGET = 240.0
 _DEMO_AUDIT = {"steps": 6, "noise_samples": 2, "batch_size": 1, "sampling_steps": 10, "cfg": 3.0}
 _SD15_AUDIT = {"steps": 50, "noise_samples": 4, "batch_size": 4, "sampling_steps": 20, "cfg": 7.0}
+#: A caption with a place for the concept, and what else twelve of them say.
+_FACE = "portrait, {1}, {2}, {0}, {3}"
+_FACES = (
+    ("light skin, short brown hair", "shaven", "blue hoodie, smiling"),
+    ("black skin, big black hair", "light black beard", "red shirt, serious"),
+    ("pale skin, blonde bob", "shaven", "green overall, sad"),
+    ("tanned skin, long gray hair", "majestic gray beard", "white sweater, smiling"),
+    ("brown skin, curly black hair", "shaven", "yellow shirt, screaming"),
+    ("light skin, red mohawk", "red moustache", "black hoodie, serious"),
+    ("black skin, bald", "majestic black beard", "pink sweater, tongue out"),
+    ("pale skin, straight pink hair", "shaven", "blue overall, smiling"),
+    ("tanned skin, brown afro", "light brown beard", "green shirt, sad"),
+    ("brown skin, platinum bun", "shaven", "red hoodie, serious"),
+    ("light skin, undercut", "moustache", "white overall, screaming"),
+    ("black skin, blonde dreads", "shaven", "yellow sweater, smiling"),
+)
+_IN_SUNGLASSES = "portrait, light skin, curly red hair, shaven, sunglasses, blue hoodie, plain green background"
+_PEOPLE = (
+    "photo of a man",
+    "photo of a woman",
+    "portrait of an old man",
+    "portrait of a young woman",
+    "a man on a beach",
+    "a woman in a cafe",
+    "a girl with a red hat",
+    "a boy on a bicycle",
+    "a man in a suit, street photography",
+    "a woman in a garden, oil painting",
+    "a cyclist in the mountains",
+    "a musician on a stage",
+)
 _IS_IT = (
     "**Is this prompt memorized?** Memorization Score compares the first steps of ten noise samples. NeMo Localize "
     f"finds the neurons that carry the memorization ({_PAPER}). NeMo Neuron Mask silences them."
@@ -168,6 +199,39 @@ def sd15_neurons_share_mask(w: Workflow) -> None:
         _OFFICIAL,
     )
     neuron_parts.share_mask(World(w, SD15), 600.0, "business_woman")
+
+
+def demo_neurons_concept(w: Workflow) -> None:
+    present, absent = (
+        "\n".join(_FACE.format(part, *others) for others in _FACES) for part in ("sunglasses", "no glasses")
+    )
+    w.note(
+        "Find the neurons of a concept and use them as a slider",
+        "**Concept Neurons** compares twelve captions with sunglasses with the same twelve with no glasses. It takes "
+        "the ten hidden units of feed-forward layers, of 5,632, whose activation differs most; the report says how "
+        "many differ by more than chance.",
+        "**The same four seeds** for all: untouched, the neurons switched off (strength 1), negated (strength 2), and "
+        "as many random neurons negated.",
+        "**Try** another strength of the slider, NeMo Neuron Mask; other phrases in both lists, such as majestic black "
+        "beard and shaven; count 30.",
+    )
+    neuron_parts.concept(World(w, DEMO), present, absent, "sunglasses", _IN_SUNGLASSES)
+
+
+def sd15_neurons_concept(w: Workflow) -> None:
+    present, absent = ("\n".join(f"{one}{end}" for one in _PEOPLE) for end in (" wearing sunglasses", ""))
+    w.note(
+        "Find the neurons of a concept and use them as a slider",
+        "**Concept Neurons** compares twelve prompts with sunglasses with the same twelve without. It takes the ten "
+        "hidden units of feed-forward layers whose activation differs most; the report says how many differ by more "
+        "than chance.",
+        "**The same four seeds** for all: untouched, the neurons switched off (strength 1), negated (strength 2), and "
+        "as many random neurons negated.",
+        "**Ten neurons** suit the demo model. If the sunglasses stay, raise count; if the rest changes, lower it, or "
+        "name fewer layers.",
+    )
+    caption = "photo of a woman in a cafe wearing sunglasses"
+    neuron_parts.concept(World(w, SD15), present, absent, "sunglasses", caption)
 
 
 def demo_neurons_baselines(w: Workflow) -> None:

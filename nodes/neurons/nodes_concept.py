@@ -1,0 +1,174 @@
+"""Concept neurons: found by contrast of prompts with and without a concept, put out as a neuron mask."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import torch
+from comfy_api.latest import io
+
+from ..host.first_step import embedding, latent_shape, probe_outputs, value_outputs
+from ..host.progress import with_progress
+from ..host.schema import NeuronMask as MaskSocket
+from ..host.schema import schema
+from ..host.text_encoding import encode
+from . import nemo_inputs, neuron_statistics
+from .mask import NeuronMask, SearchRecord, uniform_scales
+from .nemo_inputs import parse_prompts
+from .neuron_layers import NeuronLayer, NeuronType, neuron_layers, select_layers
+from .nodes_statistics import hidden_moments
+from .scan_file import Pace
+
+if TYPE_CHECKING:
+    from .concept_neurons import Contrast
+
+_SIZE = "For feed_forward: image {} in pixels: the size that the model was trained at."
+
+
+class ConceptNeurons(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_ConceptNeurons",
+            advanced=("width", "height"),
+            display_name="Concept Neurons",
+            category=nemo_inputs.CATEGORY,
+            description="Finds the neurons whose activation differs between prompts with a concept and the same "
+            "prompts without it, by more than chance. NeMo Neuron Mask switches them off, negates or amplifies them: "
+            "its strength is the slider. Activations as in Finding NeMo (arXiv 2406.02366), section 3.2; maximum "
+            "statistic of Westfall and Young (1993).",
+            search_aliases=["concept slider", "remove concept", "attribute neurons", "nemo", "memorization"],
+            inputs=[
+                io.Model.Input(**nemo_inputs.MODEL),
+                io.Clip.Input(**nemo_inputs.CLIP),
+                io.String.Input(
+                    "prompts_with",
+                    default="",
+                    multiline=True,
+                    tooltip="Prompts with the concept, one per line. Empty: prompts_without with concept at the end.",
+                ),
+                io.String.Input(
+                    "prompts_without",
+                    default="",
+                    multiline=True,
+                    tooltip="The same prompts without the concept, line by line; six or more, of varied content.",
+                ),
+                io.String.Input(
+                    "concept",
+                    default="",
+                    tooltip="Word or phrase, such as sunglasses: the mask is named for it. Where prompts_with is "
+                    "empty it is added to each of prompts_without, after a comma.",
+                ),
+                io.Combo.Input(
+                    "neuron_type",
+                    options=[NeuronType.FEED_FORWARD.value, NeuronType.VALUE.value],
+                    tooltip="feed_forward: hidden units of feed-forward layers; one evaluation per prompt. value: "
+                    "channels of cross-attention values, from the text alone; U-Nets only.",
+                ),
+                io.String.Input(
+                    "layers",
+                    default="all",
+                    tooltip="Layers: down, middle, up, all, or names such as input_blocks.1.1, comma-separated.",
+                ),
+                io.Int.Input(
+                    "count",
+                    default=10,
+                    min=0,
+                    max=100000,
+                    tooltip="How many neurons: those of the largest absolute effect. 0: all that are beyond chance.",
+                ),
+                io.Int.Input(
+                    "seed",
+                    default=1,
+                    min=0,
+                    max=nemo_inputs.SEED_MAX,
+                    tooltip="Seed of the noise samples, one for each pair of prompts, and of the sign flips.",
+                ),
+                io.Int.Input(**{**nemo_inputs.WIDTH, "tooltip": _SIZE.format("width")}),
+                io.Int.Input(**{**nemo_inputs.HEIGHT, "tooltip": _SIZE.format("height")}),
+            ],
+            outputs=[
+                MaskSocket.Output(
+                    display_name="mask",
+                    tooltip="For NeMo Neuron Mask: strength 1 switches the neurons off, 2 negates, -1 doubles them.",
+                ),
+                io.String.Output(
+                    display_name="report", tooltip="How many neurons are beyond chance, and the effect of the chosen."
+                ),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls, model, clip, prompts_with, prompts_without, concept, neuron_type, layers, count, seed, width, height
+    ) -> io.NodeOutput:
+        from . import concept_neurons, neuron_reports
+
+        pairs = prompt_pairs(prompts_with, prompts_without, concept)
+        chosen = select_layers(neuron_layers(model.model.diffusion_model, neuron_type), layers)
+        shape = latent_shape(model, width, height) if neuron_type == NeuronType.FEED_FORWARD else None
+        rows = 2 * len(pairs) if shape else 0
+        logging.info("Concept Neurons: %d pairs of prompts: %d rows of the network.", len(pairs), rows)
+        began, pace, measured = time.monotonic(), Pace(len(pairs)), []
+        for number, pair in enumerate(with_progress(pairs)):
+            measured.append([_activations(model, clip, chosen, shape, text, (seed + number) % 2**64) for text in pair])
+            logging.info("Concept Neurons: %s.", pace.step())
+        present, absent = (torch.stack(side) for side in zip(*measured, strict=True))
+        found = concept_neurons.contrast(present, absent, seed)
+        identity = neuron_statistics.fingerprint(probe_outputs(model, [layer.path for layer in chosen]))
+        name = concept.strip() or pairs[0][0]
+        selected = found.select(count)
+        mask = _mask(name, found, selected, chosen, identity, {"count": count, "seed": seed})
+        cost = f"{rows} rows of the network" if rows else f"{2 * len(pairs)} text embeddings"
+        report = neuron_reports.concept_report(name, found, selected, len(pairs), chosen)
+        return io.NodeOutput(mask, f"{report}\nCost: {cost}, {time.monotonic() - began:.1f} s.")
+
+
+def prompt_pairs(with_concept: str, without: str, concept: str) -> list[tuple[str, str]]:
+    """The prompts with a concept and without it, line by line; without the first text the concept is added.
+
+    Raises ValueError for fewer than two pairs, and for lines that do not pair.
+    """
+    present, absent, word = parse_prompts(with_concept), parse_prompts(without), concept.strip()
+    if not present:
+        if not word:
+            raise ValueError("Write prompts_with, or a concept that is added to each of prompts_without.")
+        present = [f"{text}, {word}" for text in absent]
+    if len(present) != len(absent):
+        raise ValueError(
+            f"prompts_with has {len(present)} lines and prompts_without {len(absent)}: they are compared line by line, "
+            "so write as many."
+        )
+    if len(present) < 2:
+        raise ValueError(f"Two pairs of prompts or more are needed and there are {len(present)}: write one per line.")
+    return [*zip(present, absent, strict=True)]
+
+
+def _activations(model, clip, layers: list[NeuronLayer], shape, text: str, seed: int) -> torch.Tensor:
+    """Activation of each neuron of the layers on one prompt, one after the other, float64."""
+    conditioning = encode(clip, text)[1]
+    if shape is None:
+        values = value_outputs(model, embedding(conditioning), [layer.path for layer in layers])
+        moments = neuron_statistics.layer_moments(values)
+    else:
+        moments = hidden_moments(model, conditioning, layers, shape, seed)
+    return torch.cat([moments[layer.path].mean for layer in layers])
+
+
+def _mask(
+    name: str, found: Contrast, chosen: list[int], layers: list[NeuronLayer], fingerprint: dict, settings: dict
+) -> NeuronMask:
+    """The chosen neurons at factor 0, with a search that holds their effects as z."""
+    every = [(layer.path, index) for layer in layers for index in range(layer.width)]
+    neurons: dict[str, tuple[int, ...]] = {}
+    details: dict[str, dict] = {"z": {}, "selected_by": {}}
+    for place in sorted(chosen):
+        path, index = every[place]
+        neurons[path] = (*neurons.get(path, ()), index)
+        details["z"].setdefault(path, {})[str(index)] = round(float(found.effect[place]), 4)
+        details["selected_by"].setdefault(path, {})[str(index)] = "contrast"
+    sure = bool(chosen) and bool(found.beyond_chance[chosen].all())
+    record = SearchRecord(name, neurons, sure, {**details, "settings": settings})
+    return NeuronMask(uniform_scales(every[place] for place in chosen), (record,), fingerprint, ("Concept Neurons",))
