@@ -44,13 +44,13 @@ class ConceptNeurons(io.ComfyNode):
                 io.Model.Input(**nemo_inputs.MODEL),
                 io.Clip.Input(**nemo_inputs.CLIP),
                 io.String.Input(
-                    "prompts_with",
+                    "concept_prompts",
                     default="",
                     multiline=True,
-                    tooltip="Prompts with the concept, one per line. Empty: prompts_without with concept at the end.",
+                    tooltip="Prompts with the concept, one per line. Empty: neutral_prompts with concept at the end.",
                 ),
                 io.String.Input(
-                    "prompts_without",
+                    "neutral_prompts",
                     default="",
                     multiline=True,
                     tooltip="The same prompts without the concept, line by line; six or more, of varied content.",
@@ -58,8 +58,8 @@ class ConceptNeurons(io.ComfyNode):
                 io.String.Input(
                     "concept",
                     default="",
-                    tooltip="Word or phrase, such as sunglasses: the mask is named for it. Where prompts_with is "
-                    "empty it is added to each of prompts_without, after a comma.",
+                    tooltip="Word or phrase, such as sunglasses: the mask is named for it. Where concept_prompts is "
+                    "empty it is added to each of neutral_prompts, after a comma.",
                 ),
                 io.Combo.Input(
                     "neuron_type",
@@ -102,11 +102,11 @@ class ConceptNeurons(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model, clip, prompts_with, prompts_without, concept, neuron_type, layers, count, seed, width, height
+        cls, model, clip, concept_prompts, neutral_prompts, concept, neuron_type, layers, count, seed, width, height
     ) -> io.NodeOutput:
         from . import concept_neurons, neuron_reports
 
-        pairs = prompt_pairs(prompts_with, prompts_without, concept)
+        pairs = prompt_pairs(concept_prompts, neutral_prompts, concept)
         chosen = select_layers(neuron_layers(model.model.diffusion_model, neuron_type), layers)
         shape = latent_shape(model, width, height) if neuron_type == NeuronType.FEED_FORWARD else None
         rows = 2 * len(pairs) if shape else 0
@@ -134,12 +134,12 @@ def prompt_pairs(with_concept: str, without: str, concept: str) -> list[tuple[st
     present, absent, word = parse_prompts(with_concept), parse_prompts(without), concept.strip()
     if not present:
         if not word:
-            raise ValueError("Write prompts_with, or a concept that is added to each of prompts_without.")
+            raise ValueError("Write concept_prompts, or a concept that is added to each of neutral_prompts.")
         present = [f"{text}, {word}" for text in absent]
     if len(present) != len(absent):
         raise ValueError(
-            f"prompts_with has {len(present)} lines and prompts_without {len(absent)}: they are compared line by line, "
-            "so write as many."
+            f"concept_prompts has {len(present)} lines and neutral_prompts {len(absent)}: they are compared line by "
+            "line, so write as many."
         )
     if len(present) < 2:
         raise ValueError(f"Two pairs of prompts or more are needed and there are {len(present)}: write one per line.")

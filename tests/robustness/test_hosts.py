@@ -38,7 +38,7 @@ _EVALUATING = (
     *("GBX_LayerActivationTap", "GBX_ActivationQuality", "GBX_PatchingMap", "GBX_PromptSteeringDirection"),
     *("GBX_SeedScout", "GBX_TrainSparseAutoencoder", "GBX_SizeSheet", "GBX_MemorizationScore", "GBX_LayerAblation"),
     *("GBX_CalibrateThreshold", "GBX_NeuronStatistics", "GBX_NemoLocalize", "GBX_EmbeddingAdjustment"),
-    *("GBX_MemorizationAudit", "GBX_W2WInvert", "GBX_TrainLoraImmiscible"),
+    *("GBX_ConceptNeurons", "GBX_MemorizationAudit", "GBX_W2WInvert", "GBX_TrainLoraImmiscible"),
 )
 _TOLERANCE = 1e-3  # of the largest value: other orders of the same sums, over two steps
 _LEVEL = 1 / 255 + 1e-6  # outputs may be images of 8 bits, or have gone through training in bf16

@@ -273,7 +273,7 @@ def concept(world: World, present: str, absent: str, name: str, caption: str) ->
     """
     w = world.w
     w.group("Find the concept's neurons")
-    lists = {"prompts_with": present, "prompts_without": absent, "concept": name}
+    lists = {"concept_prompts": present, "neutral_prompts": absent, "concept": name}
     mask, report = w.add("GBX_ConceptNeurons", **world.given, **lists, **world.size)
     world.show(report, "Report")
     w.group("The slider")

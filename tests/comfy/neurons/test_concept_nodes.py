@@ -11,7 +11,7 @@ HIDDEN = "output_blocks.5.1.transformer_blocks.0.ff.net.2"
 PLANTED = [4, 9, 40]
 FACES = ("smiling", "serious, red shirt", "sad, curly black hair", "pale skin", "brown bob, hoodie", "tongue out")
 WITHOUT = "\n".join(f"portrait, {face}" for face in FACES)
-SMALL = {"prompts_with": "", "concept": "sunglasses", "count": 0, "seed": 3, "width": 64, "height": 64}
+SMALL = {"concept_prompts": "", "concept": "sunglasses", "count": 0, "seed": 3, "width": 64, "height": 64}
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def demo(comfy):
 
 
 def find(comfy, model, clip, **changes):
-    given = {"prompts_without": WITHOUT, "neuron_type": "value", "layers": "output_blocks.5.1", **SMALL}
+    given = {"neutral_prompts": WITHOUT, "neuron_type": "value", "layers": "output_blocks.5.1", **SMALL}
     return comfy.run("GBX_ConceptNeurons", model=model, clip=clip, **(given | changes))
 
 
@@ -65,7 +65,7 @@ def test_planted_neurons_are_found_and_swapped_prompts_find_none(comfy, demo):
     absent = WITHOUT.splitlines()
     for number in range(0, 6, 2):
         present[number], absent[number] = absent[number], present[number]
-    lists = {"prompts_with": "\n".join(present), "prompts_without": "\n".join(absent)}
+    lists = {"concept_prompts": "\n".join(present), "neutral_prompts": "\n".join(absent)}
     empty, report = find(comfy, model, clip, **lists)
     assert empty.count == 0 and not empty.searches[0].converged and "0 are beyond chance" in report
     three, _ = find(comfy, model, clip, **lists, count=3)
@@ -139,9 +139,9 @@ def test_masks_are_saved_and_edited_like_others(comfy, demo):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"concept": ""}, "prompts_with, or a concept"),
-        ({"prompts_with": "a\nb"}, "2 lines and prompts_without 6"),
-        ({"prompts_without": "portrait"}, "there are 1"),
+        ({"concept": ""}, "concept_prompts, or a concept"),
+        ({"concept_prompts": "a\nb"}, "2 lines and neutral_prompts 6"),
+        ({"neutral_prompts": "portrait"}, "there are 1"),
         ({"layers": "nowhere"}, "No layer matches"),
     ],
 )
@@ -151,5 +151,5 @@ def test_inputs_that_cannot_be_compared_are_refused(comfy, demo, changes, messag
 
 
 def test_few_pairs_are_named_in_the_report(comfy, demo):
-    _, report = find(comfy, *demo, prompts_without="portrait, smiling\nportrait, sad", count=2)
+    _, report = find(comfy, *demo, neutral_prompts="portrait, smiling\nportrait, sad", count=2)
     assert "2 pairs cannot show more than chance: write 6 or more." in report
