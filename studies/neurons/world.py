@@ -23,6 +23,7 @@ LAYERS = "down, middle, up"
 _NODES = {
     "NemoLocalize": "nodes_nemo",
     "NemoNeuronMask": "nodes_nemo",
+    "ConceptNeurons": "nodes_concept",
     "NeuronStatistics": "nodes_statistics",
     "MemorizationScore": "nodes_detection",
     "LayerAblation": "nodes_detection",
