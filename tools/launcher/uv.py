@@ -34,6 +34,8 @@ def install(*arguments: str) -> None:
     """Run `uv pip install` in the environment; raises LaunchError with the reason and the log's path if it fails."""
     # Like pip: the best version of all indexes.
     settings = {"UV_INDEX_STRATEGY": "unsafe-best-match", "UV_NO_PROGRESS": "1", **pip_configuration(), **os.environ}
+    if "--require-hashes" in arguments:  # pinned already, and uv refuses constraints that carry no hash beside it
+        settings.pop("UV_CONSTRAINT", None)
     _run("uv", ("pip", "install", "--python", str(paths.venv_python()), *arguments), settings)
 
 

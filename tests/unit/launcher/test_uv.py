@@ -39,21 +39,37 @@ def test_pips_configuration_is_passed_on(environment, monkeypatch):
     }
 
 
-def test_variables_of_uv_win_over_pips(environment, monkeypatch):
-    (environment / "pip.conf").write_text("[global]\ntimeout = 20\nfind-links = /wheels\n")
-    monkeypatch.setenv("UV_HTTP_TIMEOUT", "7")
-    started = []
+@pytest.fixture
+def started(monkeypatch):
+    """Command and variables of each installation, none of which runs; pip's configuration is read as ever."""
+    calls = []
 
     def run(command, **options):
-        started.append((command, options.get("env")))
-        return real(command, **options) if "config" in command else subprocess.CompletedProcess(command, 0)
+        if "config" in command:
+            return real(command, **options)
+        calls.append((command, options.get("env")))
+        return subprocess.CompletedProcess(command, 0)
 
     real = subprocess.run
     monkeypatch.setattr(subprocess, "run", run)
+    return calls
+
+
+def test_variables_of_uv_win_over_pips(environment, monkeypatch, started):
+    (environment / "pip.conf").write_text("[global]\ntimeout = 20\nfind-links = /wheels\n")
+    monkeypatch.setenv("UV_HTTP_TIMEOUT", "7")
     uv.install("--requirements", "list.txt")
     command, variables = started[-1]
     assert command[2:6] == ["-m", "uv", "pip", "install"] and command[-2:] == ["--requirements", "list.txt"]
     assert (variables["UV_HTTP_TIMEOUT"], variables["UV_FIND_LINKS"]) == ("7", "/wheels")
+
+
+def test_constraints_are_left_out_where_everything_is_pinned_by_hash(environment, started):
+    (environment / "pip.conf").write_text("[global]\nconstraint = limits.txt\n")
+    uv.install("--requirements", "list.txt")
+    uv.install("--no-deps", "--require-hashes", "--requirements", "pinned.txt")
+    constrained, pinned = (variables for _, variables in started)
+    assert constrained["UV_CONSTRAINT"] == "limits.txt" and "UV_CONSTRAINT" not in pinned
 
 
 def test_failure_is_one_sentence_with_the_log(environment, monkeypatch):
