@@ -1,6 +1,8 @@
 """The door through which training goes: gradients through a MODEL that was loaded under inference mode."""
 
+import gc
 import random
+import weakref
 
 import pytest
 import reduced
@@ -229,6 +231,27 @@ def test_comfyui_knows_of_the_gradients(train, demo, images, captions, monkeypat
     with pytest.raises(RuntimeError, match="no"):
         train.run(demo[0], {}, images, captions, fails)
     assert management.in_training is False
+
+
+def test_clones_of_a_training_are_gone_after_it(train, comfy, demo, images, captions, monkeypatch):
+    """ComfyUI finds the MODEL behind a clone that goes, but not where clones go together, in a circle."""
+    clones, clone = [], train.comfy.model_patcher.ModelPatcher.clone
+
+    def recorded(self, *args, **more):
+        made = clone(self, *args, **more)
+        clones.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr(train.comfy.model_patcher.ModelPatcher, "clone", recorded)
+    session_of = comfy.module("nodes.host.training.embedding_session")
+    gc.collect()
+    gc.disable()
+    try:
+        session_of.run(demo[0], images[0], captions[0], lambda session: session.steps)
+        train.load(demo[0])  # it lets go of what was loaded last
+        assert len(clones) > 1 and [one() for one in clones] == [None] * len(clones)
+    finally:
+        gc.enable()
 
 
 def test_a_weight_that_is_not_there(train, demo, images, captions):

@@ -195,7 +195,7 @@ def run(
         images = [matching_channels(latent, patcher).to("cpu", dtype) for latent in images]
         conditions = [comfy.sampler_helpers.convert_cond(_own(condition)) for condition in conditions]
         text, encoders = _trainable_text(text)
-        guider = _Guider(clone, lambda: work(Session(guider, images, conditions, dtype, seed, text)), conditions)
+        guider = _Guider(clone, lambda it: work(Session(it, images, conditions, dtype, seed, text)), conditions)
         clone.model.requires_grad_(False)
         controlled = any("control" in entry for entries in conditions for entry in entries)
         with contextlib.ExitStack() as stack:
@@ -229,9 +229,13 @@ def _trainable_text(text: TextEncoder | None) -> tuple[TextEncoder | None, list]
 
 
 class _Guider(comfy.samplers.CFGGuider):
-    """A guider that does the work with gradients where others sample."""
+    """A guider that does ``work(guider)`` with gradients where others sample.
 
-    def __init__(self, patcher, work: Callable[[], object], conditions: list[list[dict]]):
+    ``work`` must not hold the guider: in such a circle the clone and the clones that it comes from would go at once, and
+    ComfyUI, which then does not find the MODEL behind them, searches for circles before every later load.
+    """
+
+    def __init__(self, patcher, work: Callable[[_Guider], object], conditions: list[list[dict]]):
         super().__init__(patcher)
         self.work = work
         self.result: Any = None
@@ -239,7 +243,7 @@ class _Guider(comfy.samplers.CFGGuider):
 
     def inner_sample(self, noise, latent_image, *rest, **more):
         with ordinary_parameters(self.inner_model), kernels_with_gradients():
-            self.result = self.work()
+            self.result = self.work(self)
         return latent_image
 
 
