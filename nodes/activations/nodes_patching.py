@@ -194,8 +194,7 @@ class ActivationPatchingMap(io.ComfyNode):
         recorder = Recorder(specs, settings, selects, lambda sigma: timestep_of(model, sigma))
         source, target = sample(observe(model, recorder), source_positive), sample(model, positive)
         run = recorder.run_of(source)
-        if not run.snapshots:
-            raise ValueError(f"Nothing was recorded in {run.steps} steps. {run.skipped_report()}".strip())
+        run.require_recorded("Select other steps.")
         latents, restored = [source, target], {}
         for spec in with_progress(specs):
             latents.append(sample(_patched(model, run, [spec], selects, PatchingSettings()), positive))

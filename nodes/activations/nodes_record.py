@@ -130,11 +130,7 @@ class GetRecordedActivations(io.ComfyNode):
     def execute(cls, recording: Recorder, latent: dict, step_index: int, average: bool = False) -> io.NodeOutput:
         run = recording.run_of(latent["samples"])
         count = len(run.snapshots)
-        if not count:
-            raise ValueError(
-                f"Nothing was recorded in this run of {run.steps} steps (0 to {run.steps - 1}). Select other steps in "
-                f"Activation Recorder, or conditional rows if CFG is 1. {run.skipped_report()}".strip()
-            )
+        run.require_recorded("Select other steps in Activation Recorder, or conditional rows if CFG is 1.")
         if not average and not -count <= step_index < count:
             raise ValueError(
                 f"There is no recorded step {step_index}: the run has {count}. Use 0 to {count - 1}, or -1 for the "

@@ -290,8 +290,7 @@ class SteeringDirectionFromPrompts(io.ComfyNode):
             positive = encode(clip, prompt)[1]
             samples = sample_latents(observe(model, recorder), positive, negative, latent["samples"], steps, cfg, seed)
             run = recorder.run_of(samples)
-            if not run.snapshots:
-                raise ValueError(f"Nothing was recorded. {run.skipped_report()}")
+            run.require_recorded("Select other steps in recorded_steps.")
             for id_, value in run.average().features.items():
                 sums[kind][id_] = sums[kind].get(id_, 0) + value.mean((0, 2, 3))
         vectors = {id_: sums[0][id_] / len(prompts[0]) - sums[1][id_] / len(prompts[1]) for id_ in sums[0]}

@@ -246,8 +246,7 @@ class _Source:
         positive, negative = encode(self.clip, prompt)[1], encode(self.clip, "")[1]
         model = observe(self.model, recorder)
         run = recorder.run_of(sample_latents(model, positive, negative, self.latent, self.steps, self.cfg, seed))
-        if not run.snapshots:
-            raise ValueError(f"Nothing was recorded. {run.skipped_report()}")
+        run.require_recorded("Use other steps, or other activations.")
         return torch.cat([snapshot.activations.tensors[self.spec.id] for snapshot in run.snapshots])
 
     def _tapped(self, path: Path, seed: int) -> torch.Tensor:

@@ -46,6 +46,14 @@ class Run:
         """The mean over the recorded steps; noise level and settings are those of the last."""
         return mean(snapshot.activations for snapshot in self.snapshots)
 
+    def require_recorded(self, remedy: str) -> None:
+        """Raise ValueError with ``remedy``, a sentence, if no step was recorded."""
+        if not self.snapshots:
+            raise ValueError(
+                f"Nothing was recorded in this run of {self.steps} steps (0 to {self.steps - 1}). {remedy} "
+                f"{self.skipped_report()}".strip()
+            )
+
     def skipped_report(self) -> str:
         """One line per reason: the steps that were selected but not recorded."""
         reasons: dict[str, list[int]] = {}

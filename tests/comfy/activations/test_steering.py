@@ -268,16 +268,12 @@ def test_directions_from_prompts_are_means_over_runs(demo):
 
     expected = (mean("portrait, red hair") + mean("portrait, smiling")) / 2 - mean("portrait")
     assert (direction.vectors[SPATIAL] - expected).abs().max() < 1e-4 * expected.abs().max()
+    given = {"model": demo.model, "clip": demo.clip, "latent": latent, "away_prompts": "portrait", **settings}
     with pytest.raises(ValueError, match="at least one prompt of each kind"):
-        demo.comfy.run(
-            "GBX_PromptSteeringDirection",
-            model=demo.model,
-            clip=demo.clip,
-            latent=latent,
-            toward_prompts=" ",
-            away_prompts="portrait",
-            **settings,
-        )
+        demo.comfy.run("GBX_PromptSteeringDirection", **given, toward_prompts=" ")
+    given["recorded_steps"] = "9"
+    with pytest.raises(ValueError, match=r"in this run of 2 steps \(0 to 1\)\. Select other steps in recorded_steps\."):
+        demo.comfy.run("GBX_PromptSteeringDirection", **given, toward_prompts="portrait, smiling")
 
 
 def test_a_direction_is_saved_and_loaded(demo):
