@@ -1,9 +1,9 @@
-"""Cost of searches, masks and statistics: `python run.py bench neurons [narrow|demo|width|mask|statistics] [--quick]`.
+"""Cost of searches, masks and statistics: `python run.py bench neurons [PART ...] [--quick]`.
 
 Contenders for a search: the official code's schedule of calls (two predictions per evaluation, one pass per selection
 step) and NeMo Localize (exact), in one process, both in full. SD1.5's architecture has random weights, narrow with
 several prompts, and in its full width with one. Latents are small, so that a search ends within minutes on a CPU;
-ratios are what carries over.
+ratios are what carries over. Parts toys and latent64 compare early rejection with evaluating every set with all seeds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ PARTS = {
     "narrow": "searching:narrow",
     "demo": "searching:demo",
     "width": "searching:full_width",
-    "toys": "toys:toys",
+    "toys": "early_rejection:toys",
+    "latent64": "early_rejection:latent64",
     "mask": "sampling:mask",
     "statistics": "sampling:statistics",
 }

@@ -28,10 +28,10 @@ class Case:
     threshold: float | None = None
 
 
-def random_sd15(channels: int, side: int, outliers: int, prompts: int = 1) -> list[Case]:
+def random_sd15(channels: int, side: int, outliers: int, prompts: int = 1, heads: int = 8) -> list[Case]:
     """SD1.5 as ComfyUI builds it, ``channels`` wide (320 in SD1.5), with random texts, each with so many outliers."""
     generator = torch.Generator().manual_seed(0)
-    model = _filled(channels, generator)
+    model = _filled(channels, heads, generator)
     pack = host.pack("nodes.neurons.neuron_layers")
     layers = pack.select_layers(pack.value_layers(model.model.diffusion_model), "down, middle")
     empty, cases = _text(generator), []
@@ -43,11 +43,12 @@ def random_sd15(channels: int, side: int, outliers: int, prompts: int = 1) -> li
     return cases
 
 
-def _filled(channels: int, generator: torch.Generator):
+def _filled(channels: int, heads: int, generator: torch.Generator):
     import comfy.model_patcher
     import comfy.supported_models
 
     config = comfy.supported_models.SD15({**sd15_unet(), "model_channels": channels})
+    config.unet_config["num_heads"] = heads
     with torch.inference_mode(False), torch.no_grad():
         config.set_inference_dtype(torch.float32, None)
         model = config.get_model({}, device="cpu")
