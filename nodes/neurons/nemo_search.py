@@ -83,7 +83,7 @@ class Evaluator:
         self._known: dict[bytes, float] = {}
         self._at_least: dict[bytes, float] = {}  # lower bounds of what was rejected early
         self._witness: tuple[int, ...] = ()  # the seed, or pair of seeds, with the last evaluation's largest similarity
-        self._rejecting = 0.5  # running fraction of the sets that the witness alone rejects
+        self._rejecting = 0.25  # running fraction of the sets that the witness alone rejects; few seeds wait for more
         self._untouched = self._differences(noise, None)
 
     def score(self, mask: torch.Tensor) -> float:
