@@ -49,15 +49,16 @@ def test_a_repeated_set_is_not_evaluated_again():
 def test_early_rejection_takes_the_decisions_of_all_seeds_with_fewer_rows(criterion, side):
     """Random sets against a threshold among their scores."""
     toy, generator = Toy(side, seed=1), torch.Generator().manual_seed(0)
-    noise = toy.noise(6)
+    noise = toy.noise(10)
     complete, early = (evaluator_of(toy, noise, criterion) for _ in range(2))
     masks = torch.rand(40, 60, generator=generator) < torch.rand(40, 1, generator=generator) * 0.3
     scores = [complete.score(mask) for mask in masks]
     early.score(masks[0])
-    threshold = sorted(scores)[8]
+    distinct = sorted({round(score, 4) for score in scores})  # sets that differ in dead neurons score alike
+    threshold = sum(distinct[5:7]) / 2
     found = [early.score_below(mask, threshold) for mask in masks]
     assert found == [score if score < threshold else None for score in scores]
-    assert sum(value is not None for value in found) == 8
+    assert 0 < sum(value is not None for value in found) < 20
     assert early.rows < 0.9 * complete.rows
     rows = early.rows
     assert [early.score_below(mask, threshold) for mask in masks] == found and early.rows == rows
