@@ -72,7 +72,8 @@ def write(path: Path, rows: dict[str, dict]) -> None:
     axes = figure.add_subplot(xlabel=numbers[0]["unit"])
     places = range(len(names))
     for place, number in zip(places, numbers, strict=True):
-        axes.plot([number["low"], number["high"]], [place, place], color="tab:blue", linewidth=2, alpha=0.5)
+        if "low" in number:
+            axes.plot([number["low"], number["high"]], [place, place], color="tab:blue", linewidth=2, alpha=0.5)
         axes.plot(number["value"], place, "o", color="tab:blue")
     axes.set_yticks(places, names)
     axes.invert_yaxis()

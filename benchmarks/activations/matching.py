@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from studies.common import host
+from studies.common import host, results
 from studies.common.turns import times, timing_numbers
 
 WIDTH = 320  # channels, as SD1.5's finest activations have
@@ -32,12 +32,7 @@ def measure(quick: bool) -> dict[str, dict]:
         numbers |= timing_numbers(where, times(contenders, 3, alone=True), "kernel", what)
         whole, sliced = 4 * side**4, 4 * min(eager.BLOCK // 4, side**4)
         for name, value in (("whole matrix", whole), ("kernel", sliced)):
-            numbers[f"{where}, {name}: similarities at once"] = {
-                "value": value / 2**20,
-                "low": value / 2**20,
-                "high": value / 2**20,
-                "n": 1,
-                "unit": "MiB",
-                "what": "counted, float32",
-            }
+            numbers[f"{where}, {name}: similarities at once"] = results.number(
+                value / 2**20, 1, "MiB", "counted, float32"
+            )
     return numbers

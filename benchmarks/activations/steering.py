@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from studies.common import host
+from studies.common import host, results
 
 #: Name, blueprint of the network, and the side of its latent.
 NETWORKS = (("SD1.5, 512 pixels", "sd15", 64), ("SDXL, 1,024 pixels", "sdxl", 128))
@@ -56,11 +56,15 @@ def measure(quick: bool) -> dict[str, dict]:
             multiplied, steered = count(network, config, side, specs, edit_of(specs))
             label = f"{name}, {len(specs)} {label}"
             about = f"goal: below .01; {pattern}, of one evaluation of two rows in half precision"
-            numbers[f"{label}: operations added"] = _exact(
+            numbers[f"{label}: operations added"] = results.number(
                 (multiplied - operations + steered.elements - plain.elements) / operations,
+                1,
+                "fraction",
                 f"{about}; each element that is written counts as one, against those of products and convolutions",
             )
-            numbers[f"{label}: bytes added"] = _exact((steered.bytes - plain.bytes) / plain.bytes, about)
+            numbers[f"{label}: bytes added"] = results.number(
+                (steered.bytes - plain.bytes) / plain.bytes, 1, "fraction", about
+            )
     return numbers
 
 
@@ -107,7 +111,3 @@ def count(network: torch.nn.Module, config: dict, side: int, specs: list, edit) 
     with steered, flops, traffic, torch.no_grad():
         network(latent, **given)
     return flops.get_total_flops(), traffic
-
-
-def _exact(value: float, what: str) -> dict:
-    return {"value": value, "low": value, "high": value, "n": 1, "unit": "fraction", "what": what}

@@ -107,14 +107,9 @@ def _bytes(name: str, kept: dict[str, dict[str, torch.Tensor]]) -> dict[str, dic
     numbers = {}
     for label, tensors in kept.items():
         size = sum(tensor.nbytes for tensor in tensors.values()) / 2**20
-        numbers[f"{name}, {label}: kept"] = {
-            "value": size,
-            "low": size,
-            "high": size,
-            "n": 1,
-            "unit": "MiB",
-            "what": "counted: float16 on the CPU; hooks that copy keep float32",
-        }
+        numbers[f"{name}, {label}: kept"] = results.number(
+            size, 1, "MiB", "counted: float16 on the CPU; hooks that copy keep float32"
+        )
     return numbers
 
 

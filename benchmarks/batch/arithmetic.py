@@ -21,7 +21,7 @@ _NUMBERS = 99_648  # of one LoRA of the paper
 
 def exact(value: float, unit: str, what: str) -> dict:
     """A number without an interval."""
-    return {"value": value, "n": 1, "unit": unit, "what": what}
+    return results.number(value, 1, unit, what)
 
 
 def numbers() -> dict[str, dict]:

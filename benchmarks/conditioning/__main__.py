@@ -33,11 +33,6 @@ def _sdxl() -> dict:
     return host.pack("nodes.host.meta_networks").ARCHITECTURES["sdxl"]
 
 
-def exact(value: float, unit: str, what: str) -> dict:
-    """A number that is counted, not measured."""
-    return {"value": value, "low": value, "high": value, "n": 1, "unit": unit, "what": what}
-
-
 def count_operations() -> dict[str, dict]:
     """Operations and bytes that mode "embedding" adds to a step of SDXL; mode "value" adds none inside the network."""
     import comfy.ops
@@ -59,11 +54,17 @@ def count_operations() -> dict[str, dict]:
     added = 2 * counter.get_total_flops()
     weights = 2 * 2 * sum(value.numel() for value in network.label_emb.parameters())
     return {
-        "SDXL step, operations": exact(step / 1e12, "TFLOP", "one step at 1024 x 1024 with CFG"),
-        "embedding, operations": exact(added / 1e6, "MFLOP", "the metadata layers twice more, for two rows"),
-        "embedding, fraction of operations": exact(100 * added / step, "%", "of a step of SDXL at 1024 x 1024"),
-        "embedding, bytes": exact(weights / 1e6, "MB", "weights of the metadata layers read twice more, bfloat16"),
-        "value, operations": exact(0.0, "MFLOP", "added inside the network"),
+        "SDXL step, operations": results.number(step / 1e12, 1, "TFLOP", "one step at 1024 x 1024 with CFG"),
+        "embedding, operations": results.number(
+            added / 1e6, 1, "MFLOP", "the metadata layers twice more, for two rows"
+        ),
+        "embedding, fraction of operations": results.number(
+            100 * added / step, 1, "%", "of a step of SDXL at 1024 x 1024"
+        ),
+        "embedding, bytes": results.number(
+            weights / 1e6, 1, "MB", "weights of the metadata layers read twice more, bfloat16"
+        ),
+        "value, operations": results.number(0.0, 1, "MFLOP", "added inside the network"),
     }
 
 

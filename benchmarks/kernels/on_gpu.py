@@ -102,15 +102,13 @@ def summary(rows: list[dict]) -> list[str]:
 def numbers(rows: list[dict]) -> dict[str, dict]:
     """What was timed, as result files hold it."""
     return {
-        f"{row['operation']}, {row['where']}, {row['dtype']}, {row['backend']}": {
-            "value": row["ms"],
-            "low": row["low_ms"],
-            "high": row["high_ms"],
-            "n": 1,
-            "unit": "ms",
-            "what": f"median and 90 % of device-event times; {row['over_floor']:.2f} of the floor; "
-            f"{row.get('check', 'not checked')}",
-        }
+        f"{row['operation']}, {row['where']}, {row['dtype']}, {row['backend']}": results.number(
+            row["ms"],
+            1,
+            "ms",
+            f"median of device-event times, 90 % of them {row['low_ms']:.4f} to {row['high_ms']:.4f}; "
+            f"{row['over_floor']:.2f} of the floor; {row.get('check', 'not checked')}",
+        )
         for row in rows
         if "over_floor" in row
     }

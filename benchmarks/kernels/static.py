@@ -391,16 +391,14 @@ def main() -> int:
 
     table = measure()
     numbers = {
-        f"{name}, {target}": {
-            "value": found["registers"],
-            "low": found["registers"],
-            "high": found["registers"],
-            "n": 1,
-            "unit": "registers",
-            "what": f"{found['spilled']} bytes spilled, {found['shared']} of shared memory, occupancy "
+        f"{name}, {target}": results.number(
+            found["registers"],
+            1,
+            "registers",
+            f"{found['spilled']} bytes spilled, {found['shared']} of shared memory, occupancy "
             f"{found['occupancy']:.2f}, {found['matrix']} matrix instructions, {found['wide']} loads of 16 "
             f"bytes; Triton {triton.__version__}",
-        }
+        )
         for name, row in table.items()
         for target, found in row.items()
     }

@@ -71,13 +71,15 @@ def _operations(case: networks.Case, masked) -> dict[str, dict]:
     multiplied = calls * sum(77 * layer.width for layer in case.layers)
     added = (counts[1] - counts[0]) / _STEPS / len(case.layers)
     return {
-        "mask: added operations": _one(
-            added, "operations", "PyTorch operations per masked layer and call of the network"
+        "mask: added operations": results.number(
+            added, 1, "operations", "PyTorch operations per masked layer and call of the network"
         ),
-        "mask: added fraction of operations": _one(
-            100 * (counts[1] / counts[0] - 1), "%", f"of {counts[0]} operations"
+        "mask: added fraction of operations": results.number(
+            100 * (counts[1] / counts[0] - 1), 1, "%", f"of {counts[0]} operations"
         ),
-        "mask: added multiplications": _one(200 * multiplied / counter.get_total_flops(), "%", "of the network's own"),
+        "mask: added multiplications": results.number(
+            200 * multiplied / counter.get_total_flops(), 1, "%", "of the network's own"
+        ),
     }
 
 
@@ -124,14 +126,10 @@ def statistics(quick: bool) -> dict[str, dict]:
     )
     seconds = time.process_time() - begun
     return {
-        "statistics: seconds": _one(
-            seconds, "CPU s", f"Neuron Statistics of {found.count} captions, demo model, all layers"
+        "statistics: seconds": results.number(
+            seconds, 1, "CPU s", f"Neuron Statistics of {found.count} captions, demo model, all layers"
         ),
-        "statistics: prompts per second": _one(
-            found.count / seconds, "prompts/s", "of that run, its text encoder included"
+        "statistics: prompts per second": results.number(
+            found.count / seconds, 1, "prompts/s", "of that run, its text encoder included"
         ),
     }
-
-
-def _one(value: float, unit: str, what: str) -> dict:
-    return {"value": float(value), "low": float(value), "high": float(value), "n": 1, "unit": unit, "what": what}

@@ -111,15 +111,14 @@ def measure_many(count: int) -> dict[str, dict]:
     official = 4 * (2 * count * size + count * count)
     what = f"building from {count} members of 99,648 numbers"
 
-    def one(value: float, unit: str, about: str) -> dict:
-        return {"value": value, "low": value, "high": value, "n": 1, "unit": unit, "what": about}
-
     return {
-        f"{count} members, seconds, {CONTENDERS[0]}": one(found["seconds"], "CPU s", what),
-        f"{count} members, bytes, {CONTENDERS[0]}": one(1e-6 * found["bytes"], "MB", f"{what}: peak"),
-        f"{count} members, bytes, {CONTENDERS[1]}": one(1e-6 * official, "MB", "counted, at least; not run"),
-        f"{count} members, bytes, {CONTENDERS[1]} over ours": one(
-            official / found["bytes"], "ratio", "at least, counted over measured"
+        f"{count} members, seconds, {CONTENDERS[0]}": results.number(found["seconds"], 1, "CPU s", what),
+        f"{count} members, bytes, {CONTENDERS[0]}": results.number(1e-6 * found["bytes"], 1, "MB", f"{what}: peak"),
+        f"{count} members, bytes, {CONTENDERS[1]}": results.number(
+            1e-6 * official, 1, "MB", "counted, at least; not run"
+        ),
+        f"{count} members, bytes, {CONTENDERS[1]} over ours": results.number(
+            official / found["bytes"], 1, "ratio", "at least, counted over measured"
         ),
     }
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from studies.common import host
+from studies.common import host, results
 
 MEMBERS, RANK, LIMIT = 50, 32, 128
 _WIDTH, _CONTEXT = 1280, 2048
@@ -53,7 +53,7 @@ def measure() -> dict[str, dict]:
     numbers: dict[str, dict] = {}
 
     def note(name: str, value: float, unit: str, what: str) -> None:
-        numbers[name] = {"value": value, "low": value, "high": value, "n": 1, "unit": unit, "what": what}
+        numbers[name] = results.number(value, 1, unit, what)
         print(name, value, unit, flush=True)
 
     with tempfile.TemporaryDirectory() as place:

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from ..common.results import bootstrap
+from ..common.results import bootstrap, number
 from .measure import RECIPE, Found
 
 _PLACE = re.compile(r"(down|mid|up)(?:-level(\d+))?(?:-repeat(\d+))?-(.+)")
@@ -43,11 +43,11 @@ def _scores(found: Found) -> dict[str, dict]:
         ),
     }
     values = np.array(list(found.miou.values()))
-    result["mIoU of the best activation"] = _plain(
+    result["mIoU of the best activation"] = number(
         found.miou[best_cut],
-        f"{best_cut}, few-shot mIoU over background and five parts, one training",
-        "fraction",
         len(values),
+        "fraction",
+        f"{best_cut}, few-shot mIoU over background and five parts, one training",
     )
     both = np.array([[pck[id_], found.miou[id_]] for id_ in found.ids])
     result["agreement of the two scores"] = bootstrap(
@@ -62,8 +62,8 @@ def _filters(found: Found) -> dict[str, dict]:
     for name, kept in found.filters.items():
         kept = [id_ for id_ in found.ids if id_ in kept]
         fraction = len(kept) / len(found.ids)
-        result[f"{name}: pool kept"] = _plain(
-            fraction, f"{len(kept)} of {len(found.ids)} activations", "fraction", len(found.ids)
+        result[f"{name}: pool kept"] = number(
+            fraction, len(found.ids), "fraction", f"{len(kept)} of {len(found.ids)} activations"
         )
         for score, values in (("PCK", _pck(found)), ("mIoU", found.miou)):
             top = sorted(values, key=values.get, reverse=True)[:_TOP]
@@ -234,18 +234,5 @@ def _difference(first: list[float], second: list[float], what: str, unit: str, d
         np.subtract(*(group[rng.integers(len(group), size=len(group))].mean() for group in groups))
         for _ in range(draws)
     ]
-    low, high = np.percentile(spread, [2.5, 97.5])
-    value = groups[0].mean() - groups[1].mean()
-    return {
-        "value": float(value),
-        "low": float(low),
-        "high": float(high),
-        "n": len(first) + len(second),
-        "unit": unit,
-        "what": what,
-    }
-
-
-def _plain(value: float, what: str, unit: str, count: int) -> dict:
-    """A number that is what it is: a count, or one measurement."""
-    return {"value": value, "low": value, "high": value, "n": count, "unit": unit, "what": what}
+    value = float(groups[0].mean() - groups[1].mean())
+    return number(value, len(first) + len(second), unit, what, np.percentile(spread, [2.5, 97.5]))

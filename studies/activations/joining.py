@@ -62,14 +62,9 @@ def main(argv: Sequence[str]) -> int:
             what = f"{len(list(ids))} activations joined {weighting}, {_PCK}"
             numbers[f"{name}, {weighting}"] = results.bootstrap(hits, what, "fraction")
     worst = min(single[id_] for id_ in sets["recommended"])
-    numbers["recommended: worst single activation minus the same place, selection images"] = {
-        "value": worst - guess,
-        "low": worst - guess,
-        "high": worst - guess,
-        "n": count,
-        "unit": "fraction",
-        "what": "must be above 0 for a recommended activation",
-    }
+    numbers["recommended: worst single activation minus the same place, selection images"] = results.number(
+        worst - guess, count, "fraction", "must be above 0 for a recommended activation"
+    )
     for name, number in numbers.items():
         print(f"{name}: {number['value']:.3f}", flush=True)
     name, command = "activations_joining", "python run.py study activations joining"

@@ -189,7 +189,9 @@ def read_faces(world: str, count: int, autoencoder, numbers: dict) -> None:
     points = feature.movedim(1, -1).flatten(0, -2)
     training = host.pack("nodes.activations.autoencoder_training")
     explained = training.explained_variance(autoencoder, points)
-    numbers["explained variance of rendered faces"] = _plain(explained, count, "fraction", "at t = 50, other images")
+    numbers["explained variance of rendered faces"] = results.number(
+        explained, count, "fraction", "at t = 50, other images"
+    )
     shuffled = np.random.default_rng(SEED).permutation(count)
     what = (
         f"attribute values whose best unit of {count // 2} images has AUROC {SEPARATED} on {count - count // 2} others"
@@ -243,7 +245,3 @@ def mean_features(steered: Steered, autoencoder, text: str) -> torch.Tensor:
     model, recorder = node.execute(*given).result
     run = recorder.run_of(steered.sample(model, text, _CHOOSING))
     return torch.stack([autoencoder.maps(snapshot.activations).mean((0, 2, 3)) for snapshot in run.snapshots]).mean(0)
-
-
-def _plain(value: float, count: int, unit: str, what: str) -> dict:
-    return {"value": value, "low": value, "high": value, "n": count, "unit": unit, "what": what}

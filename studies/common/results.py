@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,15 @@ import numpy as np
 from . import host
 
 RESULTS = host.ROOT / "studies" / "results"
+FEWEST = 5  # independent units that an interval is given for
+
+
+def number(value: float, n: int, unit: str, what: str, interval: Sequence[float] = ()) -> dict:
+    """An entry of a result file; ``interval`` (low, high) is left out below five units, and where it has no width."""
+    found = {"value": value if isinstance(value, int) else float(value)}
+    if len(interval) and n >= FEWEST and interval[0] < interval[1]:
+        found |= {"low": float(interval[0]), "high": float(interval[1])}
+    return found | {"n": n, "unit": unit, "what": what}
 
 
 def fraction(hits: np.ndarray, what: str) -> dict:
@@ -21,22 +31,14 @@ def fraction(hits: np.ndarray, what: str) -> dict:
     middle = (value + z * z / (2 * count)) / (1 + z * z / count)
     half = z * math.sqrt(value * (1 - value) / count + z * z / (4 * count * count)) / (1 + z * z / count)
     low, high = max(middle - half, 0.0), min(middle + half, 1.0)  # rounding leaves -1e-18 where no one succeeded
-    return {"value": value, "low": low, "high": high, "n": count, "unit": "fraction", "what": what}
+    return number(value, count, "fraction", what, (low, high))
 
 
 def bootstrap(values: np.ndarray, what: str, unit: str, statistic=np.mean, draws: int = 2000, seed: int = 0) -> dict:
     """A statistic of the rows of ``values`` with its 95 % bootstrap interval."""
     rng, values = np.random.default_rng(seed), np.asarray(values)
     spread = [statistic(values[rng.integers(len(values), size=len(values))]) for _ in range(draws)]
-    low, high = np.percentile(spread, [2.5, 97.5])
-    return {
-        "value": float(statistic(values)),
-        "low": float(low),
-        "high": float(high),
-        "n": len(values),
-        "unit": unit,
-        "what": what,
-    }
+    return number(float(statistic(values)), len(values), unit, what, np.percentile(spread, [2.5, 97.5]))
 
 
 def assets_hash(folder: Path) -> str:

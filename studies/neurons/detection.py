@@ -24,14 +24,12 @@ def measure(quick: bool) -> dict[str, dict]:
     found = {kind: np.array([[float(row[name]) for name in columns] for row in one]) for kind, one in rows.items()}
     numbers = {}
     for column, (what, by_seed) in enumerate(_COST.items()):
-        numbers[f"cost of the {what}"] = {
-            "value": by_seed,
-            "low": by_seed,
-            "high": by_seed,
-            "n": 1,
-            "unit": "rows",
-            "what": "rows of the network for a prompt and noise sample, those of the empty prompt in noise left out",
-        }
+        numbers[f"cost of the {what}"] = results.number(
+            by_seed,
+            1,
+            "rows",
+            "rows of the network for a prompt and noise sample, those of the empty prompt in noise left out",
+        )
         for kind, values in found.items():
             numbers[f"{what}, {kind}"] = results.bootstrap(values[:, column], f"mean {what} of {kind} prompts", what)
         for kind, against in (("verbatim", "ordinary"), ("verbatim", "control"), ("template", "ordinary")):
@@ -46,14 +44,8 @@ def measure(quick: bool) -> dict[str, dict]:
         "SSIM",
         lambda rows: float(rows.mean() + rows.std(ddof=1)),
     )
-    numbers["false positives"] = {
-        "value": fraction,
-        "low": low,
-        "high": high,
-        "n": len(normal),
-        "unit": "fraction",
-        "what": "ordinary captions over the others' threshold (paper: 11.6 %)",
-    }
+    what = "ordinary captions over the others' threshold (paper: 11.6 %)"
+    numbers["false positives"] = results.number(fraction, len(normal), "fraction", what, (low, high))
     for kind in ("verbatim", "template", "control"):
         numbers[f"found, {kind}"] = results.fraction(
             found[kind][:, 0] > threshold.value, f"{kind} names over the threshold"

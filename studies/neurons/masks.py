@@ -36,14 +36,7 @@ def measure(quick: bool) -> dict[str, dict]:
     masks = {text: world.localize(text, statistics) for text in names}
     numbers = {}
     for name, value in zip(("detection threshold", "target score"), world.thresholds, strict=True):
-        numbers[name] = {
-            "value": value,
-            "low": value,
-            "high": value,
-            "n": len(world.ordinary),
-            "unit": "SSIM",
-            "what": "score between 4 seeds",
-        }
+        numbers[name] = results.number(value, len(world.ordinary), "SSIM", "score between 4 seeds")
     numbers |= _found(masks, world)
     numbers |= _stability(world, masks, statistics, 1 if quick else REPEATED)
     numbers |= _treatments(world, masks, 2 if quick else 4, quick)

@@ -136,4 +136,4 @@ def _paired(differences: np.ndarray, what: str, unit: str) -> dict:
 
     mean, count = float(differences.mean()), len(differences)
     half = float(stats.t.ppf(0.975, count - 1) * differences.std(ddof=1) / count**0.5)
-    return {"value": mean, "low": mean - half, "high": mean + half, "n": count, "unit": unit, "what": what}
+    return results.number(mean, count, unit, what, (mean - half, mean + half))

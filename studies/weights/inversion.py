@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
 import torch
 
 from ..common import results
@@ -35,8 +34,8 @@ def measure(study: Study, count: int) -> dict[str, dict]:
         trained = study.space.components if way == ONE else study.space.layout.size
         seen, _ = study.read(flats, texts)
         numbers[f"inversion, {way}: identity"] = identity(seen, known, f"; {trained} numbers trained")
-        each = np.full(len(group), seconds / len(group))
-        numbers[f"inversion, {way}: seconds"] = results.bootstrap(each, "per identity, all in one batch", "s")
+        what = f"per identity, {len(group)} in one batch"
+        numbers[f"inversion, {way}: seconds"] = results.number(seconds / len(group), 1, "s", what)
     numbers["inversion, base model: identity"] = identity(study.read(study.base(count), texts)[0], known)
     strange = encode(group, study.sampler.generator, styles.pencil_drawing)
     flats, _ = find(study.sampler, study.space, strange, ONE)

@@ -63,6 +63,30 @@ def test_fraction_has_wilsons_interval():
     assert (number["low"], number["high"]) == (pytest.approx(0.4902, abs=1e-3), pytest.approx(0.9433, abs=1e-3))
 
 
+@pytest.mark.parametrize(
+    ("hits", "given"),
+    [([True, False, True, True], False), ([True, False, True, True, False], True), ([True] * 5, True)],
+)
+def test_an_interval_needs_five_units(hits, given):
+    number = results.fraction(np.array(hits), "hits")
+    assert ("low" in number, "high" in number) == (given, given) and number["n"] == len(hits)
+
+
+def test_equal_rows_and_single_numbers_have_no_interval():
+    assert "low" not in results.bootstrap(np.ones(24), "equal", "x")
+    assert results.number(3, 1, "pieces", "counted") == {"value": 3, "n": 1, "unit": "pieces", "what": "counted"}
+
+
+@pytest.mark.parametrize("path", sorted(results.RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_a_committed_interval_is_one(path):
+    """Over at least five units, with some width, around its value."""
+    for name, number in json.loads(path.read_text("utf-8"))["numbers"].items():
+        assert ("low" in number) == ("high" in number), name
+        if "low" in number:
+            assert number["n"] >= results.FEWEST and number["low"] < number["high"], name
+            assert number["low"] - 1e-9 <= number["value"] <= number["high"] + 1e-9, name
+
+
 def test_a_result_names_its_asset(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "RESULTS", tmp_path / "results")
     assets = tmp_path / "some-world"

@@ -6,7 +6,7 @@ import pytest
 
 from tools import docs_numbers
 
-NUMBER = {"value": 0.5, "low": 0.25, "high": 0.75, "n": 4, "unit": "fraction", "what": "half"}
+NUMBER = {"value": 0.5, "low": 0.25, "high": 0.75, "n": 8, "unit": "fraction", "what": "half"}
 TEXT = "before\n<!-- numbers x: ^a -->\nold\n<!-- end -->\nafter\n"
 
 
@@ -20,7 +20,7 @@ def results(tmp_path):
 def test_a_table_is_made_again(results):
     text = docs_numbers.filled(TEXT, results)
     assert (
-        "| a one | 0.500 fraction | 0.250 to 0.750 | 4 | half |" in text and "old" not in text and "b two" not in text
+        "| a one | 0.500 fraction | 0.250 to 0.750 | 8 | half |" in text and "old" not in text and "b two" not in text
     )
     assert "Made by `python run.py study x`." in text and text.endswith("<!-- end -->\nafter\n")
     assert docs_numbers.filled(text, results) == text

@@ -45,6 +45,12 @@ def test_a_plot_is_stale_until_it_is_drawn_and_when_a_number_changes(document):
     assert docs_plots.stale({}) == [image], "an image that no document shows"
 
 
+def test_a_number_without_an_interval_is_a_point(document):
+    image = docs_plots.FOLDER / "made_new.png"
+    docs_plots.write(image, {"few": {"value": 0.2, "n": 3, "unit": "fraction", "what": "something"}})
+    assert image.is_file()
+
+
 @pytest.mark.parametrize("pattern", ["nothing", "."])
 def test_a_plot_needs_numbers_of_one_unit(document, pattern):
     with pytest.raises(ValueError, match="one unit"):
