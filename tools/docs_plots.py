@@ -2,7 +2,8 @@
 
 A line `<!-- plot NAME RESULT: PATTERN -->` in a document is followed by the image docs/images/plots/NAME.png, up to the
 line `<!-- end -->`. It shows the numbers of studies/results/RESULT.json whose names match PATTERN; they must share a
-unit.
+unit. `<!-- plot NAME RESULT: PATTERN; COST; EFFECT -->` sets one against the other: a point for every name that PATTERN
+matches whole, between the numbers of that name with COST and with EFFECT behind it.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ def filled(text: str, document: Path) -> str:
             for path in (FOLDER / f"{block['name']}.png", _source(block))
         )
         command = json.loads(_source(block).read_text("utf-8"))["command"]
-        caption = f"*Lines are 95 % intervals. [Numbers]({source}) by `{command}`.*"
-        return f"{block[1]}![{', '.join(_rows(block))}]({image})\n\n{caption}\n"
+        rows = _rows(block)
+        given = any("low" in number.get("effect", number) for number in rows.values())
+        lines = "Lines are 95 % intervals" if given else "No intervals: fewer than five independent units"
+        return f"{block[1]}![{', '.join(rows)}]({image})\n\n*{lines}. [Numbers]({source}) by `{command}`.*\n"
 
     return _BLOCK.sub(replace, text)
 
@@ -48,6 +51,14 @@ def _source(block: re.Match) -> Path:
 
 def _rows(block: re.Match) -> dict[str, dict]:
     numbers = json.loads(_source(block).read_text("utf-8"))["numbers"]
+    pattern, *axes = block["pattern"].split("; ")
+    if axes:
+        cost, effect = (re.sub(r"^\W*", "", axis) for axis in axes)
+        names = [name.removesuffix(axes[0]) for name in numbers if name.endswith(axes[0])]
+        found = {name: [numbers[name + axis] for axis in axes] for name in names if re.fullmatch(pattern, name)}
+        if not found:
+            raise ValueError(f"The plot {block['name']} needs one unit an axis, and has no point.")
+        return {name: {"cost": both[0], "effect": both[1], "axes": [cost, effect]} for name, both in found.items()}
     rows = {name: number for name, number in numbers.items() if re.search(block["pattern"], name)}
     if len({number["unit"] for number in rows.values()}) != 1:
         raise ValueError(f"The plot {block['name']} needs numbers of one unit, and has {len(rows)}.")
@@ -68,6 +79,9 @@ def write(path: Path, rows: dict[str, dict]) -> None:
     from matplotlib.figure import Figure
 
     names, numbers = list(rows), list(rows.values())
+    if "effect" in numbers[0]:
+        _save(_against(rows), path, rows)
+        return
     figure = Figure(figsize=(7.2, 0.8 + 0.3 * len(names)), layout="constrained")
     axes = figure.add_subplot(xlabel=numbers[0]["unit"])
     places = range(len(names))
@@ -78,6 +92,38 @@ def write(path: Path, rows: dict[str, dict]) -> None:
     axes.set_yticks(places, names)
     axes.invert_yaxis()
     axes.grid(axis="x", alpha=0.3)
+    _save(figure, path, rows)
+
+
+def _against(rows: dict[str, dict]):
+    """Effect over cost; names that differ in a last number alone are one line with its numbers at the points."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    cost, effect = next(iter(rows.values()))["axes"]
+    axes = figure.add_subplot(xlabel=cost, ylabel=effect or "reached")
+    lines: dict[str, list[tuple[str, dict]]] = {}
+    for name, both in rows.items():
+        strength = re.search(r" (-?[\d.]+)$", name)
+        lines.setdefault(name[: strength.start()] if strength else name, []).append(
+            (strength[1] if strength else "", both)
+        )
+    for number, (name, points) in enumerate(lines.items()):
+        color = f"C{number % 10}"
+        x, y = ([both[axis]["value"] for _, both in points] for axis in ("cost", "effect"))
+        axes.plot(x, y, "o-" if len(points) > 1 else "D", color=color, label=name, alpha=0.8)
+        for (strength, both), *place in zip(points, x, y, strict=True):
+            for axis, draw in (("cost", axes.hlines), ("effect", axes.vlines)):
+                if "low" in both[axis]:
+                    other = place[axis == "cost"]
+                    draw(other, both[axis]["low"], both[axis]["high"], color=color, alpha=0.35)
+            axes.annotate(strength, place, textcoords="offset points", xytext=(4, 3), fontsize=7, color=color)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def _save(figure, path: Path, rows: dict[str, dict]) -> None:
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=110, metadata={_KEY: _hash(rows)})
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -208,7 +208,13 @@ def measure(quick: bool) -> dict[str, dict]:
         measured("constant" if exponent == 0 else f"cosine {exponent:g}", data, exponent, context)
     rows = torch.cat(padding.repadded(generator, texts, "noisy_copies", STRENGTH))
     measured("constant, padded with noisy copies", data.repadded(generator), 0.0, rows)
-    return numbers
+    trainings = 1 if quick else len(SEEDS)  # the independent units; images of one network are not
+    return {
+        name: results.number(
+            one["value"], trainings, one["unit"], f"{one['what']}; n counts trainings, {one['n']} images"
+        )
+        for name, one in numbers.items()
+    }
 
 
 class Probes:

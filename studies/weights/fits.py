@@ -1,7 +1,8 @@
 """Which way of fitting a direction finds the attribute in members that it has not seen, and repeats.
 
 `python run.py study weights fits` writes ``studies/results/weights_fits.json``. Every label of the shipped space with
-twenty members or more on either side; members are drawn at random, the rest are held out. Intervals are over labels.
+twenty members or more on either side; members are drawn at random, the rest are held out. Labels of one attribute are
+averaged, and intervals are over the five attributes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,14 @@ from .guidance import COMPONENTS
 from .release import ASSET
 
 SEED, DRAWS, SIZES, FEWEST = 20261124, 10, (64, 256), 20
+#: The attribute that each label is of.
+ATTRIBUTE = (
+    dict.fromkeys(("dark skin", "pale skin"), "skin")
+    | dict.fromkeys(("beard", "moustache"), "facial_hair")
+    | dict.fromkeys(("round glasses", "sunglasses"), "accessory")
+    | dict.fromkeys(("bald", "long hair", "afro"), "hair")
+    | dict.fromkeys(("dark hair", "bright hair", "red hair", "pink hair"), "hair_color")
+)
 
 
 def run(quick: bool = False) -> Path:
@@ -35,22 +44,35 @@ def run(quick: bool = False) -> Path:
             for method, values in zip(found, scores.T, strict=True):
                 found[method].append(values.mean())
         for method, values in found.items():
-            what = f"held-out members with the label and without; {len(_draws(quick))} draws; interval over labels"
-            numbers[f"{size} members, {method}: AUROC"] = results.bootstrap(np.array(values), what, "AUROC")
+            what = f"held-out members with the label and without; {len(_draws(quick))} draws; interval over attributes"
+            numbers[f"{size} members, {method}: AUROC"] = results.bootstrap(
+                _by_attribute(labels, values), what, "AUROC"
+            )
         first = np.array(found[directions.FitMethod.LEAST_SQUARES])
         for method in methods[1:]:
             numbers[f"{size} members, {method} less least_squares: AUROC"] = results.bootstrap(
-                np.array(found[method]) - first, "paired by label", "AUROC"
+                _by_attribute(labels, np.array(found[method]) - first), "paired by label", "AUROC"
             )
     for method in methods:
         cosines = [
             directions.split_half(rows, held.astype(float), method, permutations=0)[0] for held in labels.values()
         ]
         numbers[f"{method}: split-half reliability"] = results.bootstrap(
-            np.array(cosines), "cosine of directions of two halves of all members; interval over labels", "cosine"
+            _by_attribute(labels, cosines),
+            "cosine of directions of two halves of all members; interval over attributes",
+            "cosine",
         )
     command = "python run.py study weights fits" + (" --quick" if quick else "")
     return results.write("weights_fits_quick" if quick else "weights_fits", command, SEED, ASSETS, numbers)
+
+
+def _by_attribute(labels, values) -> np.ndarray:
+    """The mean over the labels of each attribute."""
+    attributes = [ATTRIBUTE[name] for name in labels]
+    groups = {
+        one: [value for other, value in zip(attributes, values, strict=True) if other == one] for one in attributes
+    }
+    return np.array([np.mean(group) for group in groups.values()])
 
 
 def _draws(quick: bool) -> range:

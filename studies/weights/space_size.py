@@ -15,6 +15,7 @@ from .people import encode
 from .setup import EDITS, Study, factors, identity, prompts, truth
 
 DRAWS = 8
+FIXED = 32  # components that directions of spaces of every size are fitted on
 
 
 def measure(study: Study, count: int) -> dict[str, dict]:
@@ -28,9 +29,10 @@ def _members(study: Study, count: int) -> dict[str, dict]:
     data, known, texts = encode(group, study.sampler.generator), truth(group), prompts(group)
     for size in dict.fromkeys(max(12, whole // part) for part in (8, 4, 2, 1)):
         spaces = [subset(study.space, size, draw) for draw in range(DRAWS if size < whole else 1)]
-        angles = np.mean([entanglement(space, size // 2) for space in spaces], axis=0)
-        what = "absolute cosine of two fitted directions, mean over subsets; interval over pairs"
-        numbers[f"{size} members: entanglement"] = results.bootstrap(angles, what, "cosine")
+        for label, made in (("", spaces), (", permuted labels", [permuted(space) for space in spaces])):
+            angle = float(np.mean([entanglement(space, FIXED) for space in made]))
+            what = f"absolute cosine of two of four directions fitted on {FIXED} components, mean over subsets"
+            numbers[f"{size} members{label}: entanglement"] = results.number(angle, len(EDITS), "cosine", what)
         if size in (max(12, whole // 8), whole):
             flats, _ = find(study.sampler, spaces[0], data, ONE)
             numbers[f"{size} members: inverted identity"] = identity(study.read(flats, texts)[0], known)
@@ -49,8 +51,10 @@ def _components(study: Study) -> dict[str, dict]:
         flats = torch.stack([space.rebuild(row) for row in cut])
         seen, _ = study.read(flats, texts)
         numbers[f"{count} components: member identity"] = identity(seen, known)
-        what = "absolute cosine of two fitted directions; interval over pairs"
-        numbers[f"{count} components: entanglement"] = results.bootstrap(entanglement(space, count), what, "cosine")
+        what = "absolute cosine of two of four fitted directions; of two random vectors .8 over the root of components"
+        numbers[f"{count} components: entanglement"] = results.number(
+            float(entanglement(space, count).mean()), len(EDITS), "cosine", what
+        )
         if count in (16, space.components):
             fitted = replace(study, space=directed(space, count))
             keep = ", ".join(name for name in EDITS if name != "beard")
@@ -81,6 +85,12 @@ def subset(space, size: int, draw: int):
         directions={},
         about={**space.about, "total_squares": None},
     )
+
+
+def permuted(space):
+    """The space with the labels of its members given to others: what directions of no meaning look like."""
+    order = torch.from_numpy(np.random.default_rng(11).permutation(len(space.members)))
+    return replace(space, labels={name: column[order] for name, column in space.labels.items()})
 
 
 def directed(space, components: int):

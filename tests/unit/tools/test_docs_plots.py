@@ -45,7 +45,32 @@ def test_a_plot_is_stale_until_it_is_drawn_and_when_a_number_changes(document):
     assert docs_plots.stale({}) == [image], "an image that no document shows"
 
 
+def test_effect_is_set_against_cost(document):
+    path, _ = document
+    numbers = {
+        f"{name}: {axis}": {"value": value, "unit": "fraction", **_NUMBER}
+        for name, values in {"way 1.0": (0.9, 0.3), "way 2.0": (0.5, 0.8), "rival": (0.7, 0.6)}.items()
+        for axis, value in zip(("kept", "reached"), values, strict=True)
+    }
+    made = {"command": "python run.py study made", "numbers": numbers | {"floor: reached": {"value": 0.1}}}
+    (docs_plots.ROOT / "studies" / "results" / "made.json").write_text(json.dumps(made))
+    text = "<!-- plot made_both made: way .*|rival; : kept; : reached -->\n<!-- end -->\n"
+    plots = docs_plots.requested(text)
+    assert list(plots["made_both"]) == ["way 1.0", "way 2.0", "rival"]
+    assert plots["made_both"]["rival"]["axes"] == ["kept", "reached"]
+    assert "Lines are 95 % intervals" in docs_plots.filled(text, path)
+    image = docs_plots.FOLDER / "made_both.png"
+    docs_plots.write(image, plots["made_both"])
+    assert docs_plots.stale(plots) == []
+    with pytest.raises(ValueError, match="no point"):
+        docs_plots.requested(text.replace("way .*|rival", "nothing"))
+
+
 def test_a_number_without_an_interval_is_a_point(document):
+    path, text = document
+    made = docs_plots.ROOT / "studies" / "results" / "made.json"
+    made.write_text(made.read_text().replace('"low"', '"least"'))
+    assert "*No intervals: fewer than five independent units." in docs_plots.filled(text, path)
     image = docs_plots.FOLDER / "made_new.png"
     docs_plots.write(image, {"few": {"value": 0.2, "n": 3, "unit": "fraction", "what": "something"}})
     assert image.is_file()
