@@ -1,8 +1,13 @@
 """Identity guidance inside a real ComfyUI: its formula, its neutral strengths, and stock conditioning and guiders."""
 
+import functools
+
 import pytest
+import reduced
+import tapping
 import torch
 import weight_nodes
+from safetensors.torch import save_file
 
 
 @pytest.fixture(scope="module")
@@ -23,10 +28,10 @@ def guidance(comfy, family, points, identity=1.0, edit=1.0, model=None, both=Tru
     return comfy.run("GBX_W2WGuidance", model=model or family.model, point=points[0], **given)
 
 
-def denoised(comfy, guider, sigma=2.0):
+def denoised(comfy, guider, sigma=2.0, channels=24):
     """One prediction of a guider at a noise level, from the same noise."""
     found = []
-    noise = torch.randn(1, 24, 16, 16, generator=torch.Generator().manual_seed(3))
+    noise = torch.randn(1, channels, 16, 16, generator=torch.Generator().manual_seed(3))
 
     class Once:
         def sample(self, guide, sigmas, extra, callback, noise, latent, mask, disable):
@@ -116,6 +121,61 @@ def test_areas_and_timestep_ranges_keep_their_meaning(comfy, family, points, reg
         torch.testing.assert_close(found, wanted, atol=1e-4 * float(wanted.abs().max()), rtol=0)
 
 
+def test_a_controlnet_acts_in_every_evaluation(comfy, family, points):
+    """One whose outputs are not zero: as without guidance, with other weights."""
+    control = functools.partial(tapping.controlled, comfy, family.model, value=0.02)
+    both, negative = control(family.positive), control(family.negative)
+    model, patched = guidance(comfy, family, points)[0], family.apply(points[1])
+    positive = denoised(comfy, cfg_guider(comfy, family, patched, 1.0, positive=both))
+    against = denoised(comfy, cfg_guider(comfy, family, family.model, 1.0, positive=negative))
+    found = denoised(comfy, cfg_guider(comfy, family, model, 3.0, positive=both, negative=negative))
+    wanted = against + 3.0 * (positive - against)
+    torch.testing.assert_close(found, wanted, atol=1e-4 * float(wanted.abs().max()), rtol=0)
+    assert not torch.allclose(found, denoised(comfy, cfg_guider(comfy, family, model, 3.0)), atol=1e-3)
+
+
+@pytest.mark.parametrize(("architecture", "cfg", "strength"), [("sdxl", 3.0, 1.0), ("flux", 1.0, 1.6)])
+def test_sdxl_and_flux(comfy, tmp_path, architecture, cfg, strength):
+    """Flux at cfg 1 has no negative side: a strength above 1 extrapolates from the base model."""
+    model, clip, _ = reduced.checkpoint(architecture)
+    space = _own_space(comfy, model, tmp_path)
+    drawn = {"seed": 0, "count": 1, "components": 9, "spread": 1.0, "source": "random", "member_name": ""}
+    (point,) = comfy.run("GBX_W2WSample", space=space, **drawn)[0]
+    applied = comfy.run("GBX_W2WApply", model=model, point=point, strength=1.0, start_percent=0.0, end_percent=1.0)[0]
+    guided = comfy.run("GBX_W2WGuidance", model=model, point=point, identity_strength=strength, edit_strength=1.0)[0]
+    positive, negative = (comfy.run("CLIPTextEncode", clip=clip, text=text)[0] for text in ("a face", "blurred"))
+
+    def sample(patched, scale: float, texts=(positive, negative)) -> torch.Tensor:
+        guider = comfy.run("CFGGuider", model=patched, positive=texts[0], negative=texts[1], cfg=scale)[0]
+        return denoised(comfy, guider, 0.7, model.model.latent_format.latent_channels)
+
+    base, other = sample(model, 1.0), sample(applied, 1.0)
+    side = base + strength * (other - base)
+    against = sample(model, 1.0, (negative, negative))
+    wanted = against + cfg * (side - against)
+    torch.testing.assert_close(sample(guided, cfg), wanted, atol=1e-4 * float(wanted.abs().max()), rtol=0)
+    assert float((other - base).abs().max()) > 1e-3
+
+
+def _own_space(comfy, model, folder):
+    """The space of four LoRAs of random numbers on two of a MODEL's layers."""
+    keys = comfy.module("nodes.common.lora_keys")
+    weights = {name: value for name, value in model.model.state_dict().items() if value.ndim == 2}
+    chosen = [name for name in weights if name.endswith(("attn1.to_q.weight", "img_attn.qkv.weight"))][:2]
+    (folder / "loras").mkdir()
+    for seed in range(4):
+        generator, tensors = torch.Generator().manual_seed(seed), {}
+        for name in chosen:
+            down, up, alpha = keys.keys(keys.canonical(name.removesuffix(".weight")))
+            rows, columns = weights[name].shape
+            tensors |= {down: torch.randn(2, columns, generator=generator), alpha: torch.tensor(2.0)}
+            tensors[up] = 0.05 * torch.randn(rows, 2, generator=generator)
+        save_file(tensors, folder / "loras" / f"{seed}.safetensors")
+    building, sources = comfy.module("nodes.weights.space_builder"), comfy.module("nodes.weights.member_sources")
+    settings = building.BuildSettings(form="weight_updates")
+    return building.build(sources.file_sources(folder / "loras"), settings, folder / "space.safetensors")
+
+
 def test_a_guider_with_three_conditionings_keeps_its_negative_side(comfy, family, points):
     """DualCFGGuider evaluates its negative first: positive is what the guider calls so, not the first."""
     model, patched = guidance(comfy, family, points)[0], family.apply(points[1])
@@ -157,7 +217,5 @@ def test_guidance_stacks_on_an_applied_point(comfy, family, points):
 
 
 def test_a_model_of_another_architecture_is_refused(comfy, family, points):
-    import reduced
-
     with pytest.raises(ValueError, match="made for another base model"):
         guidance(comfy, family, points, model=reduced.checkpoint("flux")[0])
