@@ -92,3 +92,25 @@ def test_curves_are_compared_at_the_rivals_loss():
     curve = np.stack([reached, kept], axis=1)[None].repeat(4, axis=0)
     rival = np.array([[0.0, 0.9], [1.0, 0.9], [0.0, 0.9], [0.0, 0.9]])
     assert matched.matched_difference(curve, rival) == pytest.approx(0.2 - 0.25)
+
+
+def test_labels_are_averaged_by_attribute(comfy):
+    from studies.weights import fits, people
+
+    assert set(fits.ATTRIBUTE) == set(people.LABELS)
+    found = fits._by_attribute(["beard", "bald", "moustache"], np.array([0.2, 0.5, 0.4]))
+    assert found == pytest.approx([0.3, 0.5])
+
+
+def test_the_node_is_measured_as_it_runs(comfy):
+    from studies.common import host
+    from studies.weights import node_inversion
+    from studies.weights.release import ASSET
+    from studies.world.generate import Generator
+    from studies.world.release import WORLD
+    from studies.world.scenes import render
+
+    space = host.pack("nodes.weights.space_file").read(ASSET)
+    scene = node_inversion.held_out(1)[0].scenes[0]
+    point, report = node_inversion.invert(Generator.load(WORLD), space, render(scene), "portrait", 2, 0.1)
+    assert point.coefficients.abs().max() > 0.05 and "2 steps" in report
