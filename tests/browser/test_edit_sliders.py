@@ -235,6 +235,37 @@ def test_missing_file_is_searched_for_again(canvas, object_info):
     expect(panel.locator(".glassbox-row")).to_have_count(_LABELS)
 
 
+def test_a_direction_that_is_noise_is_off_until_a_number_is_typed(canvas, object_info):
+    def answer(route):
+        found = route.fetch().json()
+        about = "accuracy 0.51 (majority 0.52), reliability 0.03"
+        found["directions"] = [
+            {"name": name, "low": -1.0, "high": 1.0, "raw": 1.0, "noise": name == "afro", "about": about}
+            for name in ("afro", "moustache")
+        ]
+        route.fulfill(json=found)
+
+    canvas.page.route(_QUESTION, answer)
+    try:
+        canvas.load(make("edits", _describe, object_info))
+        canvas.page.locator("body").press("r")  # earlier answers are forgotten
+        canvas.look_at(_NODE)
+        panel = canvas.page.locator(".glassbox-sliders")
+        noise, good = (_row(panel, name).locator("input[type=range]") for name in ("afro", "moustache"))
+        expect(noise).to_be_disabled()
+        expect(good).to_be_enabled()
+        expect(panel.get_by_text("afro (noise)")).to_have_attribute("title", re.compile("reliability 0.03"))
+        panel.get_by_role("button", name="Randomize").click()
+        assert "afro" not in canvas.value(_NODE, "edits") and "moustache" in canvas.value(_NODE, "edits")
+        _number(panel, "afro").fill("0.4")
+        _number(panel, "afro").press("Enter")
+        expect(noise).to_be_enabled()
+        assert "afro: 0.4" in _queued(canvas)
+    finally:
+        canvas.page.unroute(_QUESTION)
+        canvas.page.locator("body").press("r")
+
+
 def test_a_node_in_no_graph_is_left_alone(canvas, sliders):
     """The front end makes such a node for each copy and never reports its removal."""
     assert canvas.page.evaluate(_TOUCHED, _NODE) == [False, True]
