@@ -231,8 +231,8 @@ def _trainable_text(text: TextEncoder | None) -> tuple[TextEncoder | None, list]
 class _Guider(comfy.samplers.CFGGuider):
     """A guider that does ``work(guider)`` with gradients where others sample.
 
-    ``work`` must not hold the guider: in such a circle the clone and the clones that it comes from would go at once, and
-    ComfyUI, which then does not find the MODEL behind them, searches for circles before every later load.
+    ``work`` must not hold the guider: in such a circle the clone and the clones that it comes from would go at once,
+    and ComfyUI, which then does not find the MODEL behind them, searches for circles before every later load.
     """
 
     def __init__(self, patcher, work: Callable[[_Guider], object], conditions: list[list[dict]]):
