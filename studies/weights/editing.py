@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..common import results
@@ -15,10 +17,10 @@ PAIR = ("beard", "round glasses")
 TIMESTEPS = (900, 800, 600, 400)
 
 
-def measure(study: Study) -> dict[str, dict]:
+def measure(study: Study, names: Sequence[str] = tuple(EDITS)) -> dict[str, dict]:
     """For each edit, on members that lack it: the texts attribute reached, and the others kept."""
-    numbers, trained = {}, sliders.train(study.sampler, EDITS)
-    for name, slider in zip(EDITS, trained, strict=True):
+    numbers, trained = {}, sliders.train(study.sampler, {name: EDITS[name] for name in names})
+    for name, slider in zip(names, trained, strict=True):
         group = study.members(without=name)
         points, texts = study.points(group), prompts(group)
         plain = factors(points)

@@ -22,7 +22,7 @@ from . import editing, inversion, space_size, styles
 from .image_sampler import ImageSampler
 from .population import Plan, Trainer
 from .release import ASSET
-from .setup import NOISE, Study, factors, fractions, identity, prompts, truth
+from .setup import EDITS, NOISE, Study, factors, fractions, identity, prompts, truth
 
 COMPONENTS = 64  # of which directions are fitted
 
@@ -82,14 +82,14 @@ def run(quick: bool = False) -> Path:
     generator = Generator.load(WORLD)
     sampler = ImageSampler(generator, Trainer(generator, Plan()))
     study = Study(space, sampler, host.pack("nodes.demo.judge").load(WORLD), 10 if quick else 24)
-    count, numbers = 4 if quick else 10, {}
+    count, numbers = 5 if quick else 10, {}
     parts = {
         "judge": lambda: measure_judge(study),
         "members": lambda: measure_members(study),
         "sampling": lambda: measure_sampling(study),
-        "edits": lambda: editing.measure(study),
+        "edits": lambda: editing.measure(study, list(EDITS)[: 1 if quick else None]),
         "inversion": lambda: inversion.measure(study, count),
-        "sizes": lambda: space_size.measure(study, count),
+        "sizes": lambda: space_size.measure(study, count, 2 if quick else space_size.DRAWS),
         "styles": lambda: styles.measure(study),
     }
     for name, part in parts.items():

@@ -18,17 +18,17 @@ DRAWS = 8
 FIXED = 32  # components that directions of spaces of every size are fitted on
 
 
-def measure(study: Study, count: int) -> dict[str, dict]:
+def measure(study: Study, count: int, draws: int = DRAWS) -> dict[str, dict]:
     """Entanglement and inversion against members; identity, entanglement and edits against components."""
-    return _members(study, count) | _components(study)
+    return _members(study, count, draws) | _components(study)
 
 
-def _members(study: Study, count: int) -> dict[str, dict]:
+def _members(study: Study, count: int, draws: int) -> dict[str, dict]:
     whole, numbers = len(study.space.members), {}
     group = held_out(count)
     data, known, texts = encode(group, study.sampler.generator), truth(group), prompts(group)
     for size in dict.fromkeys(max(12, whole // part) for part in (8, 4, 2, 1)):
-        spaces = [subset(study.space, size, draw) for draw in range(DRAWS if size < whole else 1)]
+        spaces = [subset(study.space, size, draw) for draw in range(draws if size < whole else 1)]
         for label, made in (("", spaces), (", permuted labels", [permuted(space) for space in spaces])):
             angle = float(np.mean([entanglement(space, FIXED) for space in made]))
             what = f"absolute cosine of two of four directions fitted on {FIXED} components, mean over subsets"
