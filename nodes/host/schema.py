@@ -59,7 +59,10 @@ def with_checked_inputs(node: type[io.ComfyNode]) -> type[io.ComfyNode]:
 
     @functools.wraps(execute)
     def checked(cls, *args, **inputs):
-        check_inputs(node.define_schema(), {**dict(zip(parameters, args, strict=False)), **inputs})
+        schema = node.define_schema()
+        check_inputs(schema, {**dict(zip(parameters, args, strict=False)), **inputs})
+        if schema.is_input_list:  # an optional socket that is given null counts as one without a wire
+            inputs = {name: values for name, values in inputs.items() if any(value is not None for value in values)}
         return execute(cls, *args, **inputs)
 
     node.execute = classmethod(checked)

@@ -20,10 +20,11 @@ def test_each_image_goes_to_its_own_shape_with_its_mask(comfy):
         buckets(comfy, images=[wide, square], masks=masks[:1])
 
 
-def test_without_masks_their_output_rests(comfy):
+@pytest.mark.parametrize("masks", [{}, {"masks": [None]}], ids=["no wire", "null through the API"])
+def test_without_masks_their_output_rests(comfy, masks):
     from comfy_execution.graph import ExecutionBlocker
 
-    assert isinstance(buckets(comfy, images=[torch.rand(1, 64, 64, 3)])[1][0], ExecutionBlocker)
+    assert isinstance(buckets(comfy, images=[torch.rand(1, 64, 64, 3)], **masks)[1][0], ExecutionBlocker)
 
 
 def test_resizing_stops_before_the_next_image(comfy, monkeypatch):
