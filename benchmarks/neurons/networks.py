@@ -109,7 +109,7 @@ def demo(seeds: int, names: int) -> Iterator[Case]:
         layers = pack.select_layers(pack.value_layers(world.model.model.diffusion_model), chosen)
         statistics, conditioning = world.statistics(chosen), world.encode(text)
         with torch.inference_mode():
-            seen = values.answers(world.model, values.embedding(conditioning), [layer.path for layer in layers])
+            seen = values.value_outputs(world.model, values.embedding(conditioning), [layer.path for layer in layers])
         activations = [measure(seen[layer.path][0]).cpu() for layer in layers]
         z = [statistics.z(layer.path, values) for layer, values in zip(layers, activations, strict=True)]
         yield Case(
