@@ -32,6 +32,11 @@ class Schedule:
             self._scored[key] = float(self._method.similarity(self._differences(mask), self._untouched).max())
         return self._scored[key]
 
+    def score_below(self, mask: torch.Tensor, threshold: float) -> float | None:
+        """mem(S) where it is below the threshold, else None."""
+        score = self.score(mask)
+        return score if score < threshold else None
+
     def read_activations(self) -> None:
         """The extra pass of every step of the selection."""
         self._predict(self._noise[:1])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from glassbox.nodes.neurons import nemo_search
+from glassbox.nodes.neurons import memorization_score, nemo_search
 from glassbox.nodes.neurons.memorization_score import score_prompt
 from glassbox.nodes.neurons.nemo_search import Criterion, Evaluator, Neurons, SearchSettings, search, select
 from toy_neurons import LAYERS, Toy, transcription
@@ -27,6 +27,17 @@ def test_a_search_is_the_official_procedure(case, side, seed):
     assert result.converged == (case == "converges") and result.finished
     if case == "stalls":
         assert (len(trace), trace[-1][:2]) == (16, (1.25, 15))
+
+
+def test_the_benchmarks_official_schedule_finds_the_same_neurons_with_over_twice_the_rows():
+    from benchmarks.neurons import official
+
+    toy, target = Toy(), THRESHOLDS["converges"]
+    evaluator = evaluator_of(toy, toy.noise())
+    *_, ours = search(toy.z, toy.activations, evaluator, SearchSettings(target_score=target))
+    schedule = official.Schedule(toy, toy.noise(), [0, 1, 2, 3], Neurons(LAYERS), memorization_score)
+    assert official.search(toy.z, toy.activations, schedule, nemo_search, target) == ours.refined
+    assert schedule.rows > 2 * evaluator.rows
 
 
 def test_between_seeds_is_the_score_of_the_masked_network():
