@@ -6,7 +6,9 @@ put on as the network is called and taken off as it returns, whether it succeeds
 
 from __future__ import annotations
 
+import inspect
 import uuid
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -249,6 +251,25 @@ def _hook_calls(
             return executor(*args, **kwargs)
 
     patcher.add_wrapper_with_key(WrappersMP.APPLY_MODEL, key, call)
+
+
+def method_of(patcher, path: str) -> Callable:
+    """A method of a MODEL's network by its dotted name, for an object patch, without a reference to the network.
+
+    ComfyUI puts what an object patch has replaced back on the network. The bound method there would be a circle, in
+    which the network outlives its MODELs, and ComfyUI warns of a leak.
+    """
+    found = patcher.get_model_object(path)
+    if not inspect.ismethod(found):
+        return found
+    bound, name = weakref.WeakMethod(found), path.rpartition(".")[2]
+
+    def method(*args, **kwargs):
+        return bound()(*args, **kwargs)
+
+    if name not in vars(found.__self__):
+        setattr(found.__self__, name, method)
+    return method
 
 
 def is_compiled(patcher) -> bool:

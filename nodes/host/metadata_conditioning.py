@@ -6,8 +6,6 @@ tensor the values behind it, so that they can be encoded again at every step.
 
 from __future__ import annotations
 
-import inspect
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -15,6 +13,8 @@ import comfy.conds
 import comfy.model_base
 import node_helpers
 import torch
+
+from . import hooks
 
 _PIXELS = 8  # per latent cell, for the size that ComfyUI passes when a conditioning sets none
 _SIZE, _CROP, _TARGET = ("height", "width"), ("crop_h", "crop_w"), ("target_height", "target_width")
@@ -78,7 +78,7 @@ def layout_of(patcher) -> Layout:
 
 def annotate(patcher) -> None:
     """Let the model of this (cloned) MODEL keep the size metadata of each of its conditionings."""
-    inner, layout = _extra_conds(patcher), layout_of(patcher)
+    inner, layout = hooks.method_of(patcher, "extra_conds"), layout_of(patcher)
     if getattr(inner, "remembers_metadata", False):
         return
 
@@ -91,25 +91,6 @@ def annotate(patcher) -> None:
 
     extra_conds.remembers_metadata = True  # type: ignore[attr-defined]
     patcher.add_object_patch("extra_conds", extra_conds)
-
-
-def _extra_conds(patcher) -> Callable[..., dict]:
-    """The method of a MODEL's network, without a reference to the network.
-
-    ComfyUI puts what an object patch has replaced back on the network. The bound method there would be a circle, in
-    which the network outlives its MODELs, and ComfyUI warns of a leak.
-    """
-    found = patcher.get_model_object("extra_conds")
-    if not inspect.ismethod(found):
-        return found
-    bound = weakref.WeakMethod(found)
-
-    def extra_conds(**kwargs):
-        return bound()(**kwargs)
-
-    if "extra_conds" not in vars(patcher.model):
-        patcher.model.extra_conds = extra_conds
-    return extra_conds
 
 
 def read_metadata(layout: Layout, conditioning: Mapping, shape: torch.Size) -> SizeMetadata:

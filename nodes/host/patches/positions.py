@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from enum import Enum, auto
@@ -59,7 +60,7 @@ def resampled(patcher, resample: Resample):
     Raises ValueError for a compiled MODEL.
     """
     network = patcher.model.diffusion_model
-    clone, inner = patcher.clone(), patcher.get_model_object(_OBJECT)
+    clone, inner = patcher.clone(), hooks.method_of(patcher, _OBJECT)
     clone.add_object_patch(_OBJECT, _positions(network, inner, resample))
     key = f"glassbox_positions_{uuid.uuid4().hex}"
     _refuse_compiled(patcher, clone, key)
@@ -80,10 +81,12 @@ def stored_table(patcher) -> torch.Tensor:
 
 
 def _positions(network, inner: Callable, resample: Resample):
+    held = weakref.ref(network)  # what is made stands on the network: no circle, in which it would outlive its MODELs
     last = (None, None)  # the size of the last call and its embedding: all steps of a run have one size
 
     def cropped_pos_embed(hw, device=None):
         nonlocal last
+        network = held()
         patch, table = network.x_embedder.patch_size[0], network.pos_embed
         key = (*hw, table.device, table.dtype)
         if last[0] != key:

@@ -1,5 +1,8 @@
 """Higher Resolution on SD3's own transformer."""
 
+import gc
+import weakref
+
 import conditioned
 import pytest
 import sd3
@@ -146,3 +149,22 @@ def test_pixart_already_stays_inside(comfy, monkeypatch, side, last):
 def test_the_report_lists_positions(comfy, model):
     text = comfy.run("GBX_PositionalResample", model=model, base_size=0, alignment="corners", **_OTHERS)[1]
     assert "Table of 192 positions per side" in text and "1536 px: 96 positions from 0 to 15.8333" in text
+
+
+@pytest.mark.parametrize("after", ["it", "another run"])
+def test_a_resampled_model_that_nobody_holds_is_gone(resampled, after):
+    """ComfyUI warns of a leak, and searches for circles, when a network outlives its MODELs."""
+
+    def used() -> weakref.ref:
+        model = sd3.model()
+        moved = resampled(128, of=resampled(128, "centers", of=model))
+        for one in (moved, model) if after == "another run" else (moved,):  # which takes the patches off again
+            run(one, side=24)
+        return weakref.ref(model.model.diffusion_model)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert used()() is None
+    finally:
+        gc.enable()
