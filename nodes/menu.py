@@ -147,8 +147,14 @@ NODES: list[type[io.ComfyNode]] = [
     MemorizationAudit,
 ]
 
+#: These take a model to read it, to patch it, or to split a prompt.
+_EVALUATE_NONE = {
+    *(ActivationCatalog, CompareActivations, TokenHeatMap, CompositionNoise, ImmiscibleNoise, ImmiscibleLatentBatch),
+    *(NoiseGainPreview, NeuronMaskEdit, BakeNeuronMask, W2WBuildSpace, ResolutionNoiseRescale),
+}
+
 for _node in NODES:
-    with_checked_inputs(_node)
+    with_checked_inputs(_node, evaluates=_node not in _EVALUATE_NONE)
 
 
 def network_outline(kind: str, name: str) -> dict:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch.nn import functional as F
 
 _STARTS, _ITERATIONS = 4, 50
 Watch = Callable[[Iterable[int]], Iterator[int]]
+Call = Callable[[Callable], Any]
 
 
-def cluster(feature: torch.Tensor, count: int, seed: int, watch: Watch = iter) -> torch.Tensor:
+def cluster(
+    feature: torch.Tensor, count: int, seed: int, watch: Watch = iter, call: Call = lambda work: work()
+) -> torch.Tensor:
     """The cluster of every position, int64 (rows, H, W) in 0..count-1, of a feature (rows, C, H, W).
 
     scikit-learn's k-means (k-means++ starts, the best of four) on activations scaled to unit length, so that distance
-    is cosine distance. Sorted as ``sort_by_size`` does. ``watch`` wraps the range of starts and may stop by raising.
-    Raises ValueError when there are fewer positions than clusters, RuntimeError without scikit-learn.
+    is cosine distance. Sorted as ``sort_by_size`` does. ``watch`` wraps the range of starts, and ``call`` makes each
+    long call; both may stop by raising. Raises ValueError when there are fewer positions than clusters, RuntimeError
+    without scikit-learn.
     """
     points = F.normalize(feature.float(), dim=1).movedim(1, -1).flatten(0, -2)
     if len(points) < count:
@@ -25,12 +31,12 @@ def cluster(feature: torch.Tensor, count: int, seed: int, watch: Watch = iter) -
         from sklearn.cluster import KMeans
     except ImportError as error:
         raise RuntimeError("Activation Clusters needs scikit-learn: pip install scikit-learn") from error
-    distinct = len(points.unique(dim=0))  # KMeans warns about clusters that can only stay empty
+    distinct = len(call(partial(points.unique, dim=0)))  # KMeans warns about clusters that can only stay empty
     runs = []
     for start in watch(range(_STARTS)):
         random_state = (seed * _STARTS + start) % (1 << 32)
         model = KMeans(min(count, distinct), n_init=1, max_iter=_ITERATIONS, random_state=random_state)
-        runs.append(model.fit(points.numpy()))
+        runs.append(call(partial(model.fit, points.numpy())))
     labels = torch.from_numpy(min(runs, key=lambda run: run.inertia_).labels_).long()
     return sort_by_size(labels.view(feature.shape[0], *feature.shape[2:]), count)
 

@@ -6,7 +6,7 @@ import torch
 from comfy_api.latest import io
 from torch.nn import functional as F
 
-from ..host.progress import with_progress
+from ..host.progress import interruptible, with_progress
 from ..host.schema import Activations as ActivationsSocket
 from ..host.schema import FewShotSegmenter, schema
 from .activations import Activations, Weighting
@@ -59,7 +59,7 @@ class ActivationClusters(io.ComfyNode):
         from . import kmeans, overlays
 
         images = images_of(image, activations)
-        labels = kmeans.cluster(activations.joined(weighting), clusters, seed, with_progress)
+        labels = kmeans.cluster(activations.joined(weighting), clusters, seed, with_progress, interruptible)
         labels = kmeans.sort_by_size(kmeans.resize_labels(labels, clusters, images.shape[1:3]), clusters)
         masks = F.one_hot(labels, clusters).movedim(-1, 1).flatten(0, 1).float()
         return io.NodeOutput(overlays.draw_labels(images, labels, opacity), masks)

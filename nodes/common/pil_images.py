@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+_ROWS = 512
+
 
 def to_pil(image: torch.Tensor) -> Image.Image:
     """An image (H, W, C) of at least three channels, of which the first three count; values are clamped to 0..1."""
@@ -14,4 +16,8 @@ def to_pil(image: torch.Tensor) -> Image.Image:
 
 def from_pil(image: Image.Image | np.ndarray) -> torch.Tensor:
     """float32 (H, W) or (H, W, C) in 0..1 on the CPU, of an image or of pixels of 8 bits."""
-    return torch.from_numpy(np.asarray(image, dtype=np.float32) / 255)
+    pixels = np.asarray(image)
+    result = torch.empty(pixels.shape)
+    for first in range(0, len(pixels), _ROWS):  # each of a large sheet takes less than a moment
+        result[first : first + _ROWS] = torch.from_numpy(pixels[first : first + _ROWS].astype(np.float32) / 255)
+    return result

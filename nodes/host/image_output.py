@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import folder_paths
 import numpy as np
 import torch
+
+from .progress import check_stop
 
 
 def new_figure(width: int = 800, height: int = 500):
@@ -39,8 +41,23 @@ def to_image(figure) -> torch.Tensor:
             text.set_parse_math(False)
             text.set_text(content if len(content) <= _LONGEST_TEXT else f"{content[: _LONGEST_TEXT - 3]}...")
     canvas = FigureCanvasAgg(figure)
+    renderer = canvas.get_renderer()  # which the canvas then draws with
+    for name in _DRAWN:
+        setattr(renderer, name, _stoppable(getattr(renderer, name)))
     canvas.draw()
     return from_pil(np.asarray(canvas.buffer_rgba())[..., :3]).unsqueeze(0)
+
+
+#: What matplotlib calls for each thing that it measures or draws.
+_DRAWN = ("draw_path", "draw_markers", "draw_image", "draw_text", "get_text_width_height_descent")
+
+
+def _stoppable(draw: Callable) -> Callable:
+    def drawn(*args, **kwargs):
+        check_stop()
+        return draw(*args, **kwargs)
+
+    return drawn
 
 
 _MOST = 16

@@ -70,13 +70,6 @@ def pixels(latent: dict, model) -> tuple[int, int]:
     return part.shape[-1] * factor, part.shape[-2] * factor
 
 
-def pick(samples, rows: list[int] | torch.Tensor):
-    """The given rows of the batch, in that order, of plain or nested samples."""
-    if getattr(samples, "is_nested", False):
-        return comfy.nested_tensor.NestedTensor([part[rows] for part in samples.unbind()])
-    return samples[rows]
-
-
 def join(parts: list[torch.Tensor], like):
     """Parts as samples again, nested when `like` is."""
     return comfy.nested_tensor.NestedTensor(parts) if getattr(like, "is_nested", False) else parts[0]
@@ -84,10 +77,12 @@ def join(parts: list[torch.Tensor], like):
 
 def extended(latent: dict, numbers: list[int]) -> dict:
     """A LATENT with one image for each noise number: the batch repeated, for drawing as many noise samples."""
-    samples = latent["samples"]
-    count = len(split(samples)[0])
-    rows = [index % count for index in range(len(numbers))]
-    return {"samples": pick(samples, rows), "batch_index": list(numbers)}
+    parts, total = split(latent["samples"]), len(numbers)
+    count, repeated = len(parts[0]), [part.new_empty(total, *part.shape[1:]) for part in parts]
+    for part, whole in zip(parts, repeated, strict=True):
+        for first in range(0, total, count):  # a pool of thousands is some gigabytes
+            whole[first : first + count] = part[: total - first]
+    return {"samples": join(repeated, like=latent["samples"]), "batch_index": list(numbers)}
 
 
 def _scaled(parts: list[torch.Tensor], model) -> list[torch.Tensor]:

@@ -10,6 +10,7 @@ import comfy.sample
 import torch
 
 from .latent_shapes import LatentView, extended, join, split, view
+from .progress import stoppable
 
 # (the LATENT, the parts of its noise, numbers of noise samples -> their parts, seed) -> object with noise and moved
 Pair = Callable[[LatentView, list[torch.Tensor], Callable, int], object]
@@ -47,7 +48,8 @@ class TransformedNoise:
         """The changed noise for a LATENT of one part; raises ValueError for several."""
         if getattr(latent["samples"], "is_nested", False):
             raise ValueError("Latents of several parts (video with sound) are not supported: use images or video.")
-        return self._transform(self.drawn(latent))
+        with stoppable():
+            return self._transform(self.drawn(latent))
 
     def look(self, latent: dict) -> tuple[torch.Tensor, torch.Tensor]:
         """The noise as drawn and as changed, without a trace in the global generators."""
@@ -94,7 +96,9 @@ class PairedNoise:
             return self._paired(latent, self.inner.generate_noise(latent))
 
     def _paired(self, latent: dict, drawn):
-        return self.pair(view(latent, self.model), split(drawn), lambda numbers: self._draw(latent, numbers), self.seed)
+        with stoppable():
+            batch = view(latent, self.model)
+            return self.pair(batch, split(drawn), lambda numbers: self._draw(latent, numbers), self.seed)
 
     def _draw(self, latent: dict, numbers: list[int]) -> list[torch.Tensor]:
         with untouched():

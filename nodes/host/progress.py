@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import comfy.utils
 import torch
 from comfy_execution.progress import get_progress_state
 from comfy_execution.utils import get_executing_context
+from torch.overrides import TorchFunctionMode
 
 from .routes import running_server
 
@@ -59,6 +61,20 @@ def with_progress(items: Iterable[Item]) -> Iterator[Item]:
 def check_stop() -> None:
     """Raise ComfyUI's interrupt when the user has pressed Stop."""
     comfy.model_management.throw_exception_if_processing_interrupted()
+    abandoned = getattr(_thread, "abandoned", None)
+    if abandoned is not None and abandoned.is_set():
+        raise Stopped
+
+
+class stoppable(TorchFunctionMode):  # noqa: N801, used as a function
+    """In a ``with`` block of this ComfyUI's interrupt is raised before the next operation of PyTorch after Stop."""
+
+    def __torch_function__(self, operation, types, args=(), kwargs=None):
+        check_stop()
+        return operation(*args, **(kwargs or {}))
+
+
+_thread = threading.local()  # of a thread of ``interruptible``, abandoned: nobody waits for it any more
 
 
 def interruptible(work: Callable[[], Item]) -> Item:
@@ -66,8 +82,15 @@ def interruptible(work: Callable[[], Item]) -> Item:
 
     For long calls that release the GIL and cannot be divided; what is left of them is thrown away.
     """
+    abandoned, inference = threading.Event(), torch.is_inference_mode_enabled()
+
+    def begin() -> Item:
+        _thread.abandoned = abandoned
+        with torch.inference_mode(inference), stoppable():
+            return work()
+
     thread = ThreadPoolExecutor(1, "glassbox-interruptible")
-    future = thread.submit(work)
+    future = thread.submit(begin)
     try:
         while True:
             try:
@@ -75,6 +98,7 @@ def interruptible(work: Callable[[], Item]) -> Item:
             except TimeoutError:
                 comfy.model_management.throw_exception_if_processing_interrupted()
     finally:
+        abandoned.set()
         thread.shutdown(wait=False, cancel_futures=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -11,6 +12,8 @@ from collections.abc import Collection
 
 import torch
 from comfy_api.latest import io
+
+from . import progress
 
 _KNOWN = {field.name for field in dataclasses.fields(io.Schema)}
 _LONGEST_TEXT = 1_000_000  # characters
@@ -25,6 +28,8 @@ _PARTS = {
     "SAMPLER": "sample",
     "CLIP_VISION": "encode_image",
 }
+#: What a node may evaluate. Between evaluations Stop is looked at, and a look at every operation would slow them down.
+_EVALUATED = {"MODEL", "CLIP", "VAE", "CLIP_VISION"}
 _TYPES = {"CONDITIONING": list, "SIGMAS": torch.Tensor, "LORA_MODEL": dict, "LOSS_MAP": dict}
 
 
@@ -48,9 +53,10 @@ def _as_advanced(field: io.Input) -> io.Input:
     return marked
 
 
-def with_checked_inputs(node: type[io.ComfyNode]) -> type[io.ComfyNode]:
+def with_checked_inputs(node: type[io.ComfyNode], evaluates: bool = True) -> type[io.ComfyNode]:
     """The node class, whose ``execute`` now raises InputError for inputs outside of its schema.
 
+    A node that has no model of any kind, or evaluates none, can also be stopped between any two operations of PyTorch.
     ComfyUI checks ranges of typed-in numbers alone: values that come by wire, options of combos (0.3.75), NaN, and
     literals in typed sockets reach a node unchecked.
     """
@@ -63,7 +69,9 @@ def with_checked_inputs(node: type[io.ComfyNode]) -> type[io.ComfyNode]:
         check_inputs(schema, {**dict(zip(parameters, args, strict=False)), **inputs})
         if schema.is_input_list:  # an optional socket that is given null counts as one without a wire
             inputs = {name: values for name, values in inputs.items() if any(value is not None for value in values)}
-        return execute(cls, *args, **inputs)
+        models = any(field.get_io_type() in _EVALUATED for field in schema.inputs)
+        with contextlib.nullcontext() if models and evaluates else progress.stoppable():
+            return execute(cls, *args, **inputs)
 
     node.execute = classmethod(checked)
     return node

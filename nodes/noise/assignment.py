@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +22,8 @@ from .batch_matrix import check_finite, collapse_weights, first_equal_rows
 
 # Gains below this fraction of the largest possible one are rounding: the batch is constant, and nothing moves.
 _ROUNDING = 1e-5
+
+Call = Callable[[Callable], Any]
 
 
 class Cost(StrEnum):
@@ -81,13 +85,14 @@ def assign(
     cost: str = Cost.DOT_PRODUCT,
     weights: torch.Tensor | None = None,
     groups: Groups | None = None,
+    call: Call = lambda work: work(),
 ) -> Assignment:
     """Optimal assignment of `noise` (P, D) to `data` (N, D), each of whose rows takes P / N noise samples.
 
     Row r * N + i of the result is the noise sample of image i in turn r; for P = N that is a plain permutation.
     `weights` (N, D), 0 to 1, weigh coordinates. The matrix product runs on the device of `data`. No random number is
-    drawn. Equal images keep their own noise samples where they can and take the others in order. Raises ValueError for
-    sizes that do not fit and for values that are not finite.
+    drawn. Equal images keep their own noise samples where they can and take the others in order. `call` makes each long
+    call and may stop by raising. Raises ValueError for sizes that do not fit and for values that are not finite.
     """
     count, total = len(data), len(noise)
     if count == 0 or total % count or data.shape[1:] != noise.shape[1:]:
@@ -98,7 +103,7 @@ def assign(
         return Assignment(torch.arange(total))
     started = time.perf_counter()
     weights = collapse_weights(weights)
-    table, rounding = _cost_table(Cost(cost), data, noise, weights)
+    table, rounding = call(partial(_cost_table, Cost(cost), data, noise, weights))
     copies = total // count
     if copies > 1:
         table = np.tile(table, (copies, 1))
@@ -110,7 +115,7 @@ def assign(
     try:
         for block in groups.blocks():
             part = table if len(block) == total else table[np.ix_(block, block)]
-            columns[block] = np.asarray(block)[_solve(part, some_equal)]
+            columns[block] = np.asarray(block)[call(partial(_solve, part, some_equal))]
     except ValueError:  # SciPy's: NaN and infinity spread from one number to a row or column of costs
         check_finite(data, noise)
         raise

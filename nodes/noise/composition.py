@@ -16,6 +16,8 @@ import torch
 
 from .batch_matrix import check_finite
 
+_IMAGES = 8  # at a time, so that no single operation takes long
+
 
 @dataclass(frozen=True)
 class CompositionSettings:
@@ -51,7 +53,10 @@ def compose_noise(settings: CompositionSettings, noise: torch.Tensor, guide: tor
     rows, columns, chosen = _band(settings, noise.shape[-2:], guide.shape[-2:])
     moved = torch.zeros(*noise.shape[:-2], len(rows), len(columns), dtype=torch.float64)
     moved[..., chosen] = _unflatten(after - before, noise)
-    return (noise.double() + (rows.T @ moved @ columns).to(noise.device)).to(noise.dtype)
+    parts = zip(noise.split(_IMAGES), moved.split(_IMAGES), strict=True)
+    return torch.cat(
+        [(one.double() + (rows.T @ change @ columns).to(one.device)).to(one.dtype) for one, change in parts]
+    )
 
 
 def band_coordinates(settings: CompositionSettings, latent: torch.Tensor, other_size=None) -> torch.Tensor:
@@ -60,7 +65,7 @@ def band_coordinates(settings: CompositionSettings, latent: torch.Tensor, other_
     `other_size`: height and width of another latent; only frequencies that both have are returned.
     """
     rows, columns, chosen = _band(settings, latent.shape[-2:], other_size or latent.shape[-2:])
-    coordinates = (rows @ latent.double().cpu() @ columns.T)[..., chosen]
+    coordinates = torch.cat([(rows @ part.double().cpu() @ columns.T)[..., chosen] for part in latent.split(_IMAGES)])
     return coordinates.movedim(1, -2).reshape(-1, latent.shape[1], coordinates.shape[-1])
 
 
@@ -74,9 +79,11 @@ def reorder(noise: torch.Tensor, guide: torch.Tensor, strength: float) -> torch.
     power = guide.square().mean(dim=1, keepdim=True).sqrt()
     if not bool((power > 0).all()):
         raise ValueError("The guide is empty in this band: use an image with a layout, or raise the cutoff.")
-    order = (strength * guide / power + (1 - strength + 1e-9) * noise).argsort(dim=1)
     result = torch.empty_like(noise)
-    result.scatter_(1, order, noise.sort(dim=1).values)
+    for first in range(0, len(noise), _IMAGES):
+        part = slice(first, first + _IMAGES)
+        order = (strength * guide[part] / power[part] + (1 - strength + 1e-9) * noise[part]).argsort(dim=1)
+        result[part].scatter_(1, order, noise[part].sort(dim=1).values)
     return result.reshape(shape)
 
 

@@ -318,7 +318,7 @@ def _paired(noise, settings: PairingSettings, model) -> PairedNoise:
     """NOISE whose samples are paired with each LATENT that it is drawn for."""
 
     def pair_latent(batch, drawn, draw, seed: int) -> Pairing:
-        return pair(settings, batch, drawn, DrawnNoise(batch.numbers, draw), seed)
+        return pair(settings, batch, drawn, DrawnNoise(batch.numbers, draw), seed, call=interruptible)
 
     return PairedNoise(noise, pair_latent, model)
 

@@ -7,7 +7,7 @@ from comfy_api.latest import io
 
 from ..host.folders import named_file
 from ..host.image_output import new_figure, to_image
-from ..host.progress import LiveCurve, Progress, Stopped, nothing_to_show
+from ..host.progress import LiveCurve, Progress, Stopped, interruptible, nothing_to_show
 from ..host.schema import schema
 from ..host.training import adapters
 from .assignment import Grouping
@@ -440,7 +440,15 @@ class TrainLoraImmiscible(io.ComfyNode):
         )
         monitor = _Monitor(vae[0])
         run = TrainingRun(
-            options, data, made.parameters, monitor, Stopped, vae[0] is not None, checkpoint, text_parameters.keys()
+            options,
+            data,
+            made.parameters,
+            monitor,
+            Stopped,
+            interruptible,
+            vae[0] is not None,
+            checkpoint,
+            text_parameters.keys(),
         )
         trainer.run(
             model[0],

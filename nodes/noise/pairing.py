@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from . import nearest
-from .assignment import Cost, Grouping, Groups, Pool, assign, pool_turns
+from .assignment import Call, Cost, Grouping, Groups, Pool, assign, pool_turns
 from .batch_matrix import check_finite, flatten_batch, row_distances, unflatten_batch
 from .nearest import NearestForm, check_k
 
@@ -117,13 +117,15 @@ def pair(
     source: Any,
     seed: int,
     labels: Sequence[str] | None = None,
+    call: Call = lambda work: work(),
 ) -> Pairing:
     """Pair the noise `drawn` for a batch with its images.
 
     `source`, a `NoiseSource`, has more noise of the same stream; None where the pairing needs no more.
 
     `seed` begins the private stream of the closed form and the dot-product form of nearest; nothing else is random.
-    `labels` group the images, in place of the lines of `settings.labels`. Raises ValueError for NaN, for labels that do
+    `labels` group the images, in place of the lines of `settings.labels`. `call` makes the assignment, one long call,
+    and may stop by raising. Raises ValueError for NaN, for labels that do
     not fit, and for noise that the law of nearest does not hold for.
     """
     started = time.perf_counter()
@@ -142,7 +144,7 @@ def pair(
             chosen = Selection(_moved_by_law(settings, batch, drawn, (data, noise, weights), seed), batch.numbers)
     else:
         groups = settings.groups(labels or _parse_labels(settings, len(data)))
-        options: dict[str, Any] = {"cost": settings.cost, "groups": groups, "weights": weights}
+        options: dict[str, Any] = {"cost": settings.cost, "groups": groups, "weights": weights, "call": call}
         if settings.pairing == PairingMode.POOL:
             chosen = source.from_pool(settings, data, **options)
         else:

@@ -171,13 +171,16 @@ def bake_factors(patcher, factors: Factors):
     Rows of a value projection, columns of a layer that reads the neurons. After the LoRAs that the MODEL has by now;
     LoRAs that are added later are not scaled.
     """
-    clone = patcher.clone()
+    clone, nothing = patcher.clone(), ("diff", (torch.zeros(1),))
+    patches: dict[float, dict] = {}  # those of one factor together: each call lists every weight of the model
     for path, factor in factors.items():
         key, dimension, first = f"diffusion_model.{path}.weight", 0, 0
         if not neurons_are_outputs(path):
             dimension, first = 1, patcher.model.diffusion_model.get_submodule(path).in_features - len(factor)
         for neuron in (factor != 1).nonzero().flatten().tolist():
-            # ComfyUI multiplies the part of the weight that an offset names by the model's strength.
-            nothing, place = ("diff", (torch.zeros(1),)), (dimension, first + neuron, 1)
-            clone.add_patches({(key, place): nothing}, strength_patch=0.0, strength_model=float(factor[neuron]))
+            place = dimension, first + neuron, 1
+            patches.setdefault(float(factor[neuron]), {})[key, place] = nothing
+    for value, places in patches.items():
+        # ComfyUI multiplies the part of the weight that an offset names by the model's strength.
+        clone.add_patches(places, strength_patch=0.0, strength_model=value)
     return clone

@@ -10,13 +10,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
 import torch
 
+from ..assignment import Call
 from ..pairing import Pairing
 from .noise_source import TrainingNoise
 from .training_data import Draw, TrainingImages
@@ -26,6 +27,7 @@ _DROPOUT = 3  # keeps its draws apart from those of pools and candidates
 _SEEDS = 2**64
 # A pool takes as long to assign as several steps on a fast device; batches made further ahead hide it.
 _AHEAD, _AHEAD_BYTES = 16, 64 * 2**20
+_PATIENCE = 0.5  # seconds that a batch in the making is waited for at the end
 
 
 class LengthUnit(StrEnum):
@@ -127,11 +129,19 @@ class TrainingBatch:
 class BatchPrefetcher:
     """Makes batches while the model works on those before: drawing, pairing and stacking run in a thread.
 
-    With `ahead` False each batch is made when it is needed; the batches are the same.
+    With `ahead` False each batch is made when it is needed; the batches are the same. `call` waits for a batch, which a
+    large pool takes seconds to make, and may stop by raising.
     """
 
-    def __init__(self, images: TrainingImages, sampler: BatchSampler, noise: TrainingNoise, ahead: bool = True):
-        self._images, self._sampler, self._noise, self._ahead = images, sampler, noise, ahead
+    def __init__(
+        self,
+        images: TrainingImages,
+        sampler: BatchSampler,
+        noise: TrainingNoise,
+        ahead: bool = True,
+        call: Call = lambda work: work(),
+    ):
+        self._images, self._sampler, self._noise, self._ahead, self._call = images, sampler, noise, ahead, call
 
     def batches(self, count: int) -> Iterator[TrainingBatch]:
         """The next `count` batches; the first is begun at once, while the caller is busy with something else."""
@@ -143,7 +153,11 @@ class BatchPrefetcher:
         try:
             for _ in range(count):
                 started = time.perf_counter()
-                batch = coming.popleft().result() if thread else self._make()
+                if not thread:
+                    batch = self._make()
+                else:
+                    batch = coming[0].result() if coming[0].done() else self._call(coming[0].result)
+                    coming.popleft()
                 waited = 1000 * (time.perf_counter() - started)
                 room = max(1, min(_AHEAD, _AHEAD_BYTES // max(1, batch.latents.nbytes + batch.noise.nbytes)))
                 while thread and begun < count and len(coming) < room:
@@ -152,7 +166,8 @@ class BatchPrefetcher:
                 yield replace(batch, waited=waited)
         finally:
             if thread:
-                thread.shutdown(cancel_futures=True)
+                thread.shutdown(wait=False, cancel_futures=True)
+                wait([future for future in coming if not future.cancelled()], _PATIENCE)
 
     @torch.no_grad()
     def _make(self) -> TrainingBatch:

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from ...common.loss_curve import outline
+from ..assignment import Call
 from ..pairing import PairingSettings
 from .batch_sampler import BatchPrefetcher, BatchSampler, LengthUnit
 from .noise_source import TrainingNoise
@@ -122,6 +123,7 @@ class Monitor(Protocol):
 @dataclass
 class TrainingRun:
     """Trains the `parameters` of an adapter in a session of the model; `interrupt` is what a stop by the user raises.
+    `call` waits for a batch, and may stop by raising that.
 
     `checkpoint`: where the run is kept; None keeps nothing. `monitor`: samples are drawn when `with_samples` is set.
     `text`: the names of the parameters that belong to a text encoder, which have a learning rate of their own.
@@ -132,6 +134,7 @@ class TrainingRun:
     parameters: Mapping[str, torch.nn.Parameter]
     monitor: Monitor
     interrupt: type[BaseException]
+    call: Call = lambda work: work()
     with_samples: bool = False
     checkpoint: CheckpointFile | None = None
     text: Collection[str] = ()
@@ -186,7 +189,7 @@ class TrainingRun:
         if self.checkpoint is not None:
             self.checkpoint.restore(training, noise, sampler)
         try:
-            training.run(session, BatchPrefetcher(images, sampler, noise))
+            training.run(session, BatchPrefetcher(images, sampler, noise, call=self.call))
         except self.interrupt:
             if options.on_stop == OnStop.CANCEL or training.steps_done == 0:
                 raise

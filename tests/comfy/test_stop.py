@@ -1,0 +1,159 @@
+"""ComfyUI's Stop: where the pack looks at it, and that a node ends there. How long it waits: `run.py fuzz --stop`."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+
+@pytest.fixture
+def management(comfy):
+    from comfy import model_management
+
+    yield model_management
+    model_management.interrupt_current_processing(False)
+
+
+@pytest.fixture
+def progress(comfy):
+    return comfy.module("nodes.host.progress")
+
+
+def test_stop_comes_before_the_next_operation(management, progress):
+    done = []
+    with pytest.raises(management.InterruptProcessingException), progress.stoppable():
+        done.append(torch.zeros(2) + 1)
+        management.interrupt_current_processing()
+        done.append(torch.zeros(2))
+    assert len(done) == 1
+    assert torch.equal(torch.ones(2).add(1), torch.full((2,), 2.0))  # nothing is left behind
+
+
+def test_a_node_without_a_model_is_stopped_between_two_operations(comfy, management, monkeypatch):
+    pca = comfy.module("nodes.activations.pca")
+    module = comfy.module("nodes.activations.activations")
+    activations = module.Activations({"a": torch.rand(1, 4, 8, 8)}, (module.Row(0),), 1.0, 1.0)
+    ended, colors = [], pca.pca_colors
+
+    def interrupted(*args):
+        management.interrupt_current_processing()
+        result = colors(*args)
+        ended.append(result)
+        return result
+
+    monkeypatch.setattr(pca, "pca_colors", interrupted)
+    how = {"mode": "pca_rgb", "joint_fit": True, "channel": 0, "size": 16}
+    with pytest.raises(management.InterruptProcessingException):
+        comfy.run("GBX_ActivationPicture", activations=activations, **how)
+    assert not ended
+
+
+def test_a_node_that_evaluates_is_not_looked_at_between_operations(comfy, management, progress, monkeypatch):
+    """A look at each operation would slow evaluations down: Stop is looked at between them."""
+    model, clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
+    (positive,) = comfy.run("CLIPTextEncode", clip=clip, text="portrait")
+    monkeypatch.setattr(progress.stoppable, "__torch_function__", lambda *_, **__: pytest.fail("an operation"))
+    given = {"noise_unit": "paper_t", "level": 50.0, "noise_samples": 1, "pool_size": 1, "precision": "fp32"}
+    latent = {"samples": torch.zeros(1, 24, 8, 8)}
+    comfy.run(
+        "GBX_LayerActivationTap",
+        model=model,
+        positive=positive,
+        latent=latent,
+        preset="custom_ids",
+        ids="unet-out",
+        seed=0,
+        **given,
+    )
+
+
+def test_what_a_stopped_thread_has_left_ends_at_its_next_operation(management, progress):
+    begun, go_on, ended, passed = threading.Event(), threading.Event(), threading.Event(), []
+
+    def work():
+        try:
+            begun.set()
+            assert go_on.wait(60)
+            passed.append(torch.zeros(1))
+        finally:
+            ended.set()
+
+    stopper = threading.Thread(target=lambda: begun.wait(60) and management.interrupt_current_processing())
+    stopper.start()
+    with pytest.raises(management.InterruptProcessingException):
+        progress.interruptible(work)
+    stopper.join()
+    go_on.set()
+    assert ended.wait(60) and not passed
+    assert not management.processing_interrupted()
+
+
+def test_work_in_a_thread_is_in_the_mode_of_its_caller(progress):
+    for mode in (True, False):
+        with torch.inference_mode(mode):
+            assert progress.interruptible(torch.is_inference_mode_enabled) is mode
+    with pytest.raises(ZeroDivisionError):
+        progress.interruptible(lambda: 1 / 0)
+
+
+def test_a_figure_stops_while_it_is_drawn(comfy, management):
+    output = comfy.module("nodes.host.image_output")
+    figure, drawn = output.new_figure(200, 100), []
+    axes = figure.subplots()
+    lines = [axes.plot([0, 1], [0, number])[0] for number in range(20)]
+
+    def interrupted(renderer, line=lines[3]):
+        drawn.append(line)
+        management.interrupt_current_processing()
+
+    lines[3].draw = interrupted
+    for line in lines[5:]:
+        line.draw = lambda renderer: drawn.append(renderer)
+    with pytest.raises(management.InterruptProcessingException):
+        output.to_image(figure)
+    assert drawn == [lines[3]]
+
+
+def test_clusters_stop_while_they_are_fitted(comfy, management, monkeypatch):
+    import sklearn.cluster
+
+    stopped = threading.Event()
+
+    def fit(self, points):
+        management.interrupt_current_processing()
+        assert stopped.wait(60)
+        raise AssertionError
+
+    monkeypatch.setattr(sklearn.cluster.KMeans, "fit", fit)
+    module = comfy.module("nodes.activations.activations")
+    activations = module.Activations({"a": torch.rand(1, 4, 8, 8)}, (module.Row(0),), 1.0, 1.0)
+    how = {"clusters": 3, "seed": 0, "opacity": 0.5, "image": torch.rand(1, 8, 8, 3)}
+    try:
+        with pytest.raises(management.InterruptProcessingException):
+            comfy.run("GBX_ActivationClusters", activations=activations, **how)
+    finally:
+        stopped.set()
+
+
+@pytest.mark.parametrize("pairing", ["assign", "pool"])
+def test_noise_stops_while_it_is_assigned(comfy, management, monkeypatch, pairing):
+    """A pool of thousands takes one call of seconds, also when a sampler draws the noise."""
+    assignment, stopped = comfy.module("nodes.noise.assignment"), threading.Event()
+    (drawn,) = comfy.run("RandomNoise", noise_seed=1)
+    latent = {"samples": torch.randn(4, 4, 8, 8)}
+    how = {"cost": "dot_product", "pool_index": 0, "k": 4.0, "nearest_form": "closed_form", "grouping": "ignore"}
+    how |= {"labels": "", "penalty": 1.0, "pool_size": 8}
+    noise = comfy.run("GBX_ImmiscibleNoise", noise=drawn, latent=latent, pairing=pairing, **how)[0]
+
+    def solve(cost, some_equal):
+        management.interrupt_current_processing()
+        assert stopped.wait(60)
+        return np.arange(len(cost))
+
+    monkeypatch.setattr(assignment, "_solve", solve)
+    try:
+        with pytest.raises(management.InterruptProcessingException):
+            noise.generate_noise(latent)
+    finally:
+        stopped.set()
