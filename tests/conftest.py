@@ -35,7 +35,7 @@ def comfyui() -> Path:
 @pytest.fixture(scope="session")
 def comfy(comfyui, tmp_path_factory):
     """ComfyUI in this process on the CPU, with the pack loaded as ComfyUI loads it; see `in_process.Comfy`."""
-    import in_process
+    from tools.launcher import in_process
 
     return in_process.start(comfyui, tmp_path_factory.mktemp("comfy"))
 

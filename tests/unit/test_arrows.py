@@ -122,7 +122,7 @@ def _weights_read(source: str) -> list[int]:
 
 
 def test_weights_are_read_through_the_patcher():
-    """Of a model loaded in part, or while it is used (dynamic VRAM), a module's own weight may lack patches or be empty.
+    """Of a model loaded in part, or as it is used (dynamic VRAM), a module's own weight may lack patches or be empty.
 
     The demo model makes its own weights, before ComfyUI has them.
     """

@@ -135,6 +135,18 @@ class Generator:
         return found
 
 
+def describe(name: str, node) -> dict:
+    """What the generator reads of a node class in this process, as in ComfyUI's /object_info."""
+    if hasattr(node, "GET_NODE_INFO_V1"):
+        info = node.GET_NODE_INFO_V1()
+    else:
+        outputs = node.RETURN_TYPES
+        info = {"input": node.INPUT_TYPES(), "output": outputs}
+        info["output_is_list"] = getattr(node, "OUTPUT_IS_LIST", [False] * len(outputs))
+    plain = json.loads(json.dumps(info, default=str))  # as the server sends it
+    return plain | {"python_module": f"custom_nodes.{comfyui.PACK_NAME}" if name.startswith("GBX_") else "nodes"}
+
+
 class _Lowest(random.Random):
     """Draws 0 each time, with which everything in a prompt is plain."""
 
@@ -379,6 +391,9 @@ def run(comfyui_folder: Path, arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the prompts (default: 1)")
     parser.add_argument("--restart", action="store_true", help="forget what earlier runs have tried")
     parser.add_argument("--soak", type=int, metavar="PROMPTS", help="instead, run the demo workflows this many times")
+    parser.add_argument(
+        "--stop", nargs="*", metavar="NODE", help="instead, measure how long Stop waits in every node, or in these"
+    )
     parser.add_argument("--only", type=int, metavar="NUMBER", help="print one prompt, run it and print its end")
     options = parser.parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # at the smallest sizes more threads only wait for each other
@@ -402,6 +417,13 @@ def run(comfyui_folder: Path, arguments: Sequence[str]) -> int:
         _write("soak: ", numbers, options.seed)
         bad = ("failed", "different", "temporary files")
         return int(any(numbers[f"soak: {name}"]["value"] for name in bad))
+    if options.stop is not None:
+        from . import stops
+
+        numbers = stops.run(comfyui_folder, options.stop)
+        if not options.stop:
+            _write("stop", numbers, options.seed)
+        return int(numbers["stop: over a second"]["value"] > 0)
     state = load_state(options.seed)
     try:
         for number, kind, message in _tried(comfyui_folder, base, state, options.minutes * 60):

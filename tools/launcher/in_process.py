@@ -1,4 +1,4 @@
-"""ComfyUI inside the test's own process, on the CPU, with the pack loaded by ComfyUI's own loader."""
+"""ComfyUI inside of this process, on the CPU, with the pack loaded by ComfyUI's own loader."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib
 from pathlib import Path
 from types import ModuleType
 
-import repository
+from . import boot, paths
 
 
 class Comfy:
@@ -34,8 +34,6 @@ class Comfy:
 
 def start(comfyui: Path, base: Path) -> Comfy:
     """Prepare ComfyUI from its folder with `base` for its files, and load the pack. Once in a process."""
-    from tools.launcher import boot
-
     boot.prepare(comfyui, cpu=True)
     import folder_paths
 
@@ -43,9 +41,9 @@ def start(comfyui: Path, base: Path) -> Comfy:
 
     _own_folders(folder_paths, base)
     asyncio.run(nodes.init_extra_nodes(init_custom_nodes=False, init_api_nodes=False))
-    if not asyncio.run(nodes.load_custom_node(str(repository.ROOT), module_parent="custom_nodes")):
+    if not asyncio.run(nodes.load_custom_node(str(paths.ROOT), module_parent="custom_nodes")):
         raise RuntimeError("ComfyUI could not load the pack: see its output above.")
-    return Comfy(nodes, str(repository.ROOT).replace(".", "_x_"))
+    return Comfy(nodes, str(paths.ROOT).replace(".", "_x_"))
 
 
 def _own_folders(folder_paths: ModuleType, base: Path) -> None:
