@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -66,12 +67,24 @@ def check_stop() -> None:
         raise Stopped
 
 
+#: Operations that take seconds on large matrices, and from how many numbers on.
+_LONG = {"linalg_eigh", "linalg_svd", "linalg_qr", "svd", "sort", "argsort", "unique", "matmul", "einsum", "cdist"}
+_MANY = 1 << 20
+
+
 class stoppable(TorchFunctionMode):  # noqa: N801, used as a function
-    """In a ``with`` block of this ComfyUI's interrupt is raised before the next operation of PyTorch after Stop."""
+    """In a ``with`` block of this ComfyUI's interrupt is raised before the next operation of PyTorch after Stop.
+
+    Operations that can take seconds by themselves run in a thread meanwhile; what is left of them is thrown away.
+    """
 
     def __torch_function__(self, operation, types, args=(), kwargs=None):
         check_stop()
-        return operation(*args, **(kwargs or {}))
+        work = functools.partial(operation, *args, **(kwargs or {}))
+        many = getattr(operation, "__name__", "") in _LONG and any(
+            isinstance(value, torch.Tensor) and value.numel() > _MANY for value in args
+        )
+        return _waited(work) if many else work()
 
 
 _thread = threading.local()  # of a thread of ``interruptible``, abandoned: nobody waits for it any more
@@ -82,11 +95,21 @@ def interruptible(work: Callable[[], Item]) -> Item:
 
     For long calls that release the GIL and cannot be divided; what is left of them is thrown away.
     """
-    abandoned, inference = threading.Event(), torch.is_inference_mode_enabled()
+
+    def stopping() -> Item:
+        with stoppable():
+            return work()
+
+    return _waited(stopping)
+
+
+def _waited(work: Callable[[], Item]) -> Item:
+    """What ``work`` returns in a thread, with the gradients of this one."""
+    abandoned, inference, gradients = threading.Event(), torch.is_inference_mode_enabled(), torch.is_grad_enabled()
 
     def begin() -> Item:
         _thread.abandoned = abandoned
-        with torch.inference_mode(inference), stoppable():
+        with torch.inference_mode(inference), torch.set_grad_enabled(gradients):
             return work()
 
     thread = ThreadPoolExecutor(1, "glassbox-interruptible")
@@ -96,7 +119,7 @@ def interruptible(work: Callable[[], Item]) -> Item:
             try:
                 return future.result(timeout=_POLL)
             except TimeoutError:
-                comfy.model_management.throw_exception_if_processing_interrupted()
+                check_stop()
     finally:
         abandoned.set()
         thread.shutdown(wait=False, cancel_futures=True)

@@ -30,6 +30,22 @@ def test_stop_comes_before_the_next_operation(management, progress):
     assert torch.equal(torch.ones(2).add(1), torch.full((2,), 2.0))  # nothing is left behind
 
 
+def test_stop_comes_while_a_long_operation_runs(management, progress, monkeypatch):
+    """The eigenvectors of a large matrix are one call of seconds."""
+    stopped, matrix = threading.Event(), torch.eye(8)
+
+    def linalg_eigh(given):
+        management.interrupt_current_processing()
+        assert stopped.wait(60)
+
+    monkeypatch.setattr(progress, "_MANY", 8)
+    with progress.stoppable():
+        assert torch.equal(torch.linalg.eigh(matrix)[0], torch.ones(8))
+        with pytest.raises(management.InterruptProcessingException):
+            torch.overrides.handle_torch_function(linalg_eigh, (matrix,), matrix)
+    stopped.set()
+
+
 def test_a_node_without_a_model_is_stopped_between_two_operations(comfy, management, monkeypatch):
     pca = comfy.module("nodes.activations.pca")
     module = comfy.module("nodes.activations.activations")

@@ -7,8 +7,11 @@ with the threshold 0. What a node makes must then be what it makes without.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 import json
+import shutil
+import weakref
 from collections.abc import Mapping
 from functools import partial
 
@@ -19,7 +22,6 @@ import torch
 import weight_nodes
 
 from tools.launcher import fuzz
-from tools.launcher.comfyui import PACK_NAME
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +51,7 @@ class Host:
     """Runs nodes in this process on plain inputs, with something else on the MODEL or the prompts."""
 
     def __init__(self, comfy, root):
-        described = {name: _described(name, node) for name, node in comfy.classes.items()}
+        described = {name: fuzz.describe(name, node) for name, node in comfy.classes.items()}
         self.comfy, self.generator, self._made = comfy, fuzz.Generator(described, 0), {}
         self._names = (f"glassbox/trained_{number}" for number in itertools.count())  # a training resumes by its name
         self._expected: dict[str, torch.Tensor] = {}
@@ -65,11 +67,12 @@ class Host:
         self._of_node = {"GBX_SeedScout": one | {"words": "hair"}}
 
     def run(
-        self, node: str, model=None, prompts: Mapping | None = None, after=None, guider: str = "CFGGuider"
+        self, node: str, model=None, prompts: Mapping | None = None, after=None, guider: str = "CFGGuider", **given
     ) -> torch.Tensor:
-        """The latent of a sampler with the MODEL or GUIDER of a node."""
+        """The latent of a sampler with the MODEL or GUIDER of a node; ``after`` changes its MODEL."""
         model, prompts = model or self.model, prompts or self.prompts
-        outputs = dict(zip(self.generator.describe(node)["output"], self.outputs(node, model, prompts), strict=False))
+        made = self.outputs(node, model, prompts, **given)
+        outputs = dict(zip(self.generator.describe(node)["output"], made, strict=False))
         if "GUIDER" in outputs:
             return self._sampled(outputs["GUIDER"], model)
         return self.sample(after(outputs["MODEL"]) if after else outputs["MODEL"], prompts, guider)
@@ -78,8 +81,8 @@ class Host:
         """The latent of a sampler with a MODEL."""
         return self._sampled(self._guider(guider, model, prompts or self.prompts), model)
 
-    def outputs(self, node: str, model=None, prompts: Mapping | None = None) -> list:
-        """What a node makes of plain inputs."""
+    def outputs(self, node: str, model=None, prompts: Mapping | None = None, **more) -> list:
+        """What a node makes of plain inputs, and of ``more``."""
         model, prompts = model or self.model, prompts or self.prompts
         prompt, number = self.generator.plain(node)
         given = self.given | prompts | {"model": model, "source_positive": prompts["other"]}
@@ -89,7 +92,7 @@ class Host:
         }
         if node == "GBX_TrainSparseAutoencoder":
             inputs["name"] = next(self._names)
-        return self._execute(node, inputs | self._of_node.get(node, {}))
+        return self._execute(node, inputs | self._of_node.get(node, {}) | more)
 
     def expected(self, node: str) -> torch.Tensor:
         """What a node makes with nothing else there."""
@@ -138,18 +141,6 @@ class Host:
     def each(self, change) -> dict:
         """The prompts, each changed."""
         return {name: change(prompt) for name, prompt in self.prompts.items()}
-
-
-def _described(name: str, node) -> dict:
-    """What the generator reads of a node in ComfyUI's /object_info."""
-    if hasattr(node, "GET_NODE_INFO_V1"):
-        info = node.GET_NODE_INFO_V1()
-    else:
-        outputs = node.RETURN_TYPES
-        info = {"input": node.INPUT_TYPES(), "output": outputs}
-        info["output_is_list"] = getattr(node, "OUTPUT_IS_LIST", [False] * len(outputs))
-    plain = json.loads(json.dumps(info, default=str))  # as the server sends it
-    return plain | {"python_module": f"custom_nodes.{PACK_NAME}" if name.startswith("GBX_") else "nodes"}
 
 
 @pytest.fixture(scope="module")
@@ -244,6 +235,31 @@ def test_an_evaluation_beside_a_feature_is_that_without_or_refused(host, node, f
         assert float((one - other).abs().max()) <= _LEVEL * max(1.0, float(other.abs().max()))
 
 
+_WITH_MODEL = sorted(name for name, entry in _CONTRACT.items() if "MODEL" in entry["inputs"].values())
+
+
+@pytest.mark.parametrize("node", _WITH_MODEL)
+def test_a_model_that_nobody_holds_is_gone(host, node):
+    """A network that outlives its MODELs is what ComfyUI calls a dead model, and searches for circles."""
+
+    def used() -> tuple[weakref.ref, weakref.ref]:
+        model, _, _ = host.comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
+        for value in host.outputs(node, model=model):
+            if hasattr(value, "model_options") and not hasattr(value, "inner_set_conds"):
+                host.sample(value)
+            elif hasattr(value, "inner_set_conds"):
+                host._sampled(value, model)
+        host.sample(model)  # takes the patches off again
+        return weakref.ref(model.model), weakref.ref(model.model.diffusion_model)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert [held() for held in used()] == [None, None]
+    finally:
+        gc.enable()
+
+
 @pytest.fixture
 def partially_loaded(monkeypatch):
     """ComfyUI has memory for 30 % of each model, unless all of it is requested, as for training."""
@@ -313,13 +329,72 @@ _COMPILED_TOO = {"GBX_SizeSheet", "GBX_NeuronStatistics"}
 _NEUTRAL = {"GBX_ActivationSteering", "GBX_NemoNeuronMask"}
 
 
-def compiled(model):
+def compiled(model, backend="eager"):
     """A MODEL behind torch.compile, as TorchCompileModel puts it there; traced when its network is called first."""
     from comfy_api.torch_helpers import set_torch_compile_wrapper
 
     clone = model.clone()
-    set_torch_compile_wrapper(model=clone, backend="eager")
+    set_torch_compile_wrapper(model=clone, backend=backend)
     return clone
+
+
+#: What changes a run without a hook, each with inputs that change it.
+_WITHOUT_HOOKS = {
+    "GBX_W2WApply": {"strength": 3.0},
+    "GBX_W2WApply of a part": {"strength": 3.0, "start_percent": 0.0, "end_percent": 0.5},
+    "GBX_W2WGuidance": {"identity_strength": 3.0},
+    "GBX_W2WGuider": {"identity_strength": 3.0},
+    "GBX_MetadataSchedule of values": {"mode": "value", "apply_to": "positive", "reference_width": 512},
+    "GBX_MetadataSchedule of embeddings": {"mode": "embedding", "apply_to": "positive", "reference_width": 512},
+    "GBX_MetadataGuider": {"metadata_strength": 4.0, "reference_width": 512},
+    "GBX_ResolutionNoiseRescale": {"mode": "retimed", "width": 256, "height": 256, "base_width": 64, "base_height": 64},
+    "GBX_BakeNeuronMask": {"strength": -1.0},
+}
+_GRAPHS: list[int] = []  # calls of a compiled graph
+
+
+def traced(graph, _):
+    """A backend of torch.compile that runs the graphs as they are, and notes their calls."""
+
+    def run(*args):
+        _GRAPHS.append(len(args))
+        return graph(*args)
+
+    return run
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+@pytest.mark.parametrize("case", _WITHOUT_HOOKS)
+def test_what_hooks_nothing_does_the_same_to_a_compiled_model(host, case, place):
+    """All of it is in what ComfyUI gives the network, or in its weights; graphs take both anew each time."""
+    if place == "after" and "model: MODEL" not in _CONTRACT[case.split()[0]]["outputs"]:
+        pytest.skip("it makes no MODEL")
+    _GRAPHS.clear()
+    _compare_compiled(host, case, place, traced)
+    assert _GRAPHS
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+@pytest.mark.parametrize("case", ["GBX_W2WApply of a part", "GBX_MetadataSchedule of values"])
+def test_what_hooks_nothing_does_the_same_behind_inductor(host, case):
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    _compare_compiled(host, case, "after", "inductor")
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+def _compare_compiled(host, case: str, place: str, backend) -> None:
+    node, given = case.split()[0], _WITHOUT_HOOKS[case]
+    plain, expected = host.sample(host.model), host.run(node, **given)
+    size = float(plain.abs().max())
+    changed = float((expected - plain).abs().max())
+    assert changed > 10 * _TOLERANCE * size
+    if place == "before":
+        found = host.run(node, model=compiled(host.model, backend), **given)
+    else:
+        found = host.run(node, after=partial(compiled, backend=backend), **given)
+    other = float((found - expected).abs().max())
+    assert other <= _TOLERANCE * size
 
 
 @pytest.mark.parametrize("node", [*_HOOKING, "GBX_ActivationRecorder", *sorted({*_EVALUATING} - _COMPILED_TOO)])

@@ -327,9 +327,11 @@ class Inputs:
                 return {"file": self._comfy.run("GBX_SaveActivations", activations=activations, **how)[-1]}
             case "LoadNeuronMask":
                 mask = self._large("NEURON_MASK")
-                return {"file": self._comfy.run("GBX_SaveNeuronMask", mask=mask, filename_prefix="stop/m")[-1]}
+                return {"file": self._comfy.run("GBX_SaveNeuronMask", mask=mask, filename_prefix="stop/m")[0]}
             case "TrainLoraImmiscible":
                 return {"latents": self._small()}
+            case "ActivationQuality" | "LayerActivationTap":
+                return {"latent": {"samples": self._draw(2, 24, 16, 16)}}
             case "W2WInvert" | "PatchingMap" | "PromptSteeringDirection" | "SeedScout" | "SizeSheet":
                 return {"latent": self._small()}
             case "TrainSparseAutoencoder":
