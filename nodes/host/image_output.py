@@ -10,7 +10,7 @@ import folder_paths
 import numpy as np
 import torch
 
-from .progress import check_stop
+from .progress import check_stop, interruptible
 
 
 def new_figure(width: int = 800, height: int = 500):
@@ -44,7 +44,8 @@ def to_image(figure) -> torch.Tensor:
     renderer = canvas.get_renderer()  # which the canvas then draws with
     for name in _DRAWN:
         setattr(renderer, name, _stoppable(getattr(renderer, name)))
-    canvas.draw()
+    # In a thread also because matplotlib keeps the exceptions of parsing powers of 10, and these keep all their callers.
+    interruptible(canvas.draw)
     return from_pil(np.asarray(canvas.buffer_rgba())[..., :3]).unsqueeze(0)
 
 

@@ -69,6 +69,7 @@ def check_stop() -> None:
 
 #: Operations that take seconds on large matrices, and from how many numbers on.
 _LONG = {"linalg_eigh", "linalg_svd", "linalg_qr", "svd", "sort", "argsort", "unique", "matmul", "einsum", "cdist"}
+_LONG |= {"interpolate"}
 _MANY = 1 << 20
 
 

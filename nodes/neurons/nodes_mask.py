@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from comfy_api.latest import io
 
+from ..common.atomic_write import atomic_write
 from ..host import folders, prompt_alignment
 from ..host.first_step import probe_outputs
 from ..host.folders import input_stamp, resolve_input_file
 from ..host.image_output import new_figure, to_compare, to_image
 from ..host.patches.neuron_factors import bake_factors
-from ..host.progress import with_progress
+from ..host.progress import interruptible, with_progress
 from ..host.schema import NeuronMask as Socket
 from ..host.schema import schema
 from . import mask_operations, nemo_inputs
@@ -145,9 +146,11 @@ class SaveNeuronMask(io.ComfyNode):
     def execute(cls, mask, filename_prefix: str) -> io.NodeOutput:
         from . import mask_file
 
+        text = interruptible(lambda: mask_file.to_json(mask))  # megabytes for many searches
         path = folders.next_file(filename_prefix, ".json")
-        mask_file.write(mask, path)
-        return io.NodeOutput(folders.relative(path), mask_file.to_json(mask))
+        with atomic_write(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+        return io.NodeOutput(folders.relative(path), text)
 
 
 class LoadNeuronMask(io.ComfyNode):
@@ -196,7 +199,7 @@ class LoadNeuronMask(io.ComfyNode):
         from . import mask_file, neuron_reports
 
         path, known = resolve_input_file(file, "neuron mask"), all_layers(model.model.diffusion_model)
-        mask = mask_file.read(path, known, threshold)
+        mask = interruptible(lambda: mask_file.read(path, known, threshold))
         channel_factors(mask, known)
         shared = [path for path in mask.fingerprint if path in {layer.path for layer in known}]
         warning = "" if same_model(mask.fingerprint, fingerprint(probe_outputs(model, shared))) else _OTHER_MODEL
@@ -205,7 +208,8 @@ class LoadNeuronMask(io.ComfyNode):
             f"{warning}{mask.count} neurons in {len(mask.scales)} layers, from {len(mask.searches)} prompts ({stalled} "
             f"searches stalled).\n{neuron_reports.caveats()}"
         )
-        return io.NodeOutput(mask, neuron_reports.mask_table(mask), report)
+        table = interruptible(lambda: neuron_reports.mask_table(mask))  # a line for each neuron of each prompt
+        return io.NodeOutput(mask, table, report)
 
 
 class BakeNeuronMask(io.ComfyNode):
@@ -325,7 +329,8 @@ class NeuronReport(io.ComfyNode):
             pairs = list(itertools.chain(*zip(images_before, images_after, strict=True)))
             labels = [f"{name} {number + 1}" for number in range(len(images_before)) for name in batches]
             compared = to_compare(pairs, labels, shown=(0, 1))
-        return io.NodeOutput(to_image(figure), "\n".join(lines), neuron_reports.mask_table(mask), ui=compared)
+        table = interruptible(lambda: neuron_reports.mask_table(mask))
+        return io.NodeOutput(to_image(figure), "\n".join(lines), table, ui=compared)
 
 
 def _similarity_line(name: str, found: ImageSimilarity) -> str:

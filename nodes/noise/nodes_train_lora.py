@@ -439,17 +439,8 @@ class TrainLoraImmiscible(io.ComfyNode):
             CheckpointFile(named_file(name, ".safetensors"), options.checkpoint_settings(data)) if name else None
         )
         monitor = _Monitor(vae[0])
-        run = TrainingRun(
-            options,
-            data,
-            made.parameters,
-            monitor,
-            Stopped,
-            interruptible,
-            vae[0] is not None,
-            checkpoint,
-            text_parameters.keys(),
-        )
+        shown, names = vae[0] is not None, text_parameters.keys()
+        run = TrainingRun(options, data, made.parameters, monitor, Stopped, interruptible, shown, checkpoint, names)
         trainer.run(
             model[0],
             made.functions,

@@ -21,7 +21,7 @@ import tapping
 import torch
 import weight_nodes
 
-from tools.launcher import fuzz
+from tools.launcher import fuzz, in_process
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +51,7 @@ class Host:
     """Runs nodes in this process on plain inputs, with something else on the MODEL or the prompts."""
 
     def __init__(self, comfy, root):
-        described = {name: fuzz.describe(name, node) for name, node in comfy.classes.items()}
+        described = {name: in_process.describe(name, node) for name, node in comfy.classes.items()}
         self.comfy, self.generator, self._made = comfy, fuzz.Generator(described, 0), {}
         self._names = (f"glassbox/trained_{number}" for number in itertools.count())  # a training resumes by its name
         self._expected: dict[str, torch.Tensor] = {}
@@ -235,10 +235,11 @@ def test_an_evaluation_beside_a_feature_is_that_without_or_refused(host, node, f
         assert float((one - other).abs().max()) <= _LEVEL * max(1.0, float(other.abs().max()))
 
 
-_WITH_MODEL = sorted(name for name, entry in _CONTRACT.items() if "MODEL" in entry["inputs"].values())
+#: These draw, pair or report with a MODEL, and evaluate none.
+_READING = ("GBX_CompareActivations", "GBX_MetadataReport", "GBX_ImmiscibleNoise", "GBX_NoiseGainPreview")
 
 
-@pytest.mark.parametrize("node", _WITH_MODEL)
+@pytest.mark.parametrize("node", sorted({*_NODES, *_EVALUATING, *_READING}))
 def test_a_model_that_nobody_holds_is_gone(host, node):
     """A network that outlives its MODELs is what ComfyUI calls a dead model, and searches for circles."""
 
@@ -366,7 +367,7 @@ def traced(graph, _):
 @pytest.mark.parametrize("place", ["before", "after"])
 @pytest.mark.parametrize("case", _WITHOUT_HOOKS)
 def test_what_hooks_nothing_does_the_same_to_a_compiled_model(host, case, place):
-    """All of it is in what ComfyUI gives the network, or in its weights; graphs take both anew each time."""
+    """All of it is in what ComfyUI gives the network, or in its weights; graphs read both at each call."""
     if place == "after" and "model: MODEL" not in _CONTRACT[case.split()[0]]["outputs"]:
         pytest.skip("it makes no MODEL")
     _GRAPHS.clear()

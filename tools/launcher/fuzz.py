@@ -135,18 +135,6 @@ class Generator:
         return found
 
 
-def describe(name: str, node) -> dict:
-    """What the generator reads of a node class in this process, as in ComfyUI's /object_info."""
-    if hasattr(node, "GET_NODE_INFO_V1"):
-        info = node.GET_NODE_INFO_V1()
-    else:
-        outputs = node.RETURN_TYPES
-        info = {"input": node.INPUT_TYPES(), "output": outputs}
-        info["output_is_list"] = getattr(node, "OUTPUT_IS_LIST", [False] * len(outputs))
-    plain = json.loads(json.dumps(info, default=str))  # as the server sends it
-    return plain | {"python_module": f"custom_nodes.{comfyui.PACK_NAME}" if name.startswith("GBX_") else "nodes"}
-
-
 class _Lowest(random.Random):
     """Draws 0 each time, with which everything in a prompt is plain."""
 
@@ -420,10 +408,7 @@ def run(comfyui_folder: Path, arguments: Sequence[str]) -> int:
     if options.stop is not None:
         from . import stops
 
-        numbers = stops.run(comfyui_folder, options.stop)
-        if not options.stop:
-            _write("stop", numbers, options.seed)
-        return int(numbers["stop: over a second"]["value"] > 0)
+        return stops.run(comfyui_folder, options.stop)
     state = load_state(options.seed)
     try:
         for number, kind, message in _tried(comfyui_folder, base, state, options.minutes * 60):
@@ -505,4 +490,5 @@ def _write(prefix: str, numbers: dict[str, dict], seed: int) -> None:
     kept = {name: entry for name, entry in before.items() if not name.startswith(prefix)}
     command = f"python run.py fuzz --seed {seed}"
     assets = paths.ROOT / "assets" / "avatars-v2"
+
     print(f"\nWritten: {results.write(_RESULT, command, seed, assets, dict(sorted({**kept, **numbers}.items())))}")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 from pathlib import Path
 from types import ModuleType
 
 from . import boot, paths
+from .comfyui import PACK_NAME
 
 
 class Comfy:
@@ -30,6 +32,18 @@ class Comfy:
             if hasattr(node, "GET_SCHEMA"):
                 return tuple(node.EXECUTE_NORMALIZED(**inputs).args)
             return tuple(getattr(node(), node.FUNCTION)(**inputs))
+
+
+def describe(name: str, node) -> dict:
+    """What the fuzzer's generator reads of a node class, as in ComfyUI's /object_info."""
+    if hasattr(node, "GET_NODE_INFO_V1"):
+        info = node.GET_NODE_INFO_V1()
+    else:
+        outputs = node.RETURN_TYPES
+        info = {"input": node.INPUT_TYPES(), "output": outputs}
+        info["output_is_list"] = getattr(node, "OUTPUT_IS_LIST", [False] * len(outputs))
+    plain = json.loads(json.dumps(info, default=str))  # as the server sends it
+    return plain | {"python_module": f"custom_nodes.{PACK_NAME}" if name.startswith("GBX_") else "nodes"}
 
 
 def start(comfyui: Path, base: Path) -> Comfy:

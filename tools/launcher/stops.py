@@ -9,6 +9,7 @@ programs on the machine do not count.
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import sys
 import tempfile
@@ -20,11 +21,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import fuzz, paths
-from .in_process import Comfy, start
+from . import fuzz, paths, studies
+from .in_process import Comfy, describe, start
 from .widgets import Input, inputs
 
-_LIMIT = 4.0  # seconds until a node is stopped
+_RESULT, _OF = "stop", "stop of "  # the result file, and how the name of a node's number begins
+_LIMIT = 3.0  # seconds until a node is stopped
 _LOOK, _LONG = 0.05, 0.3  # seconds between two looks at where a node is, and after which the place is noted
 _IMAGES, _SIDE, _MEMBERS = 2, 1024, 600
 _LATENT = (64, 24, 64, 64)
@@ -33,8 +35,8 @@ _CHANNELS = ((320, 64), (640, 32), (1280, 16))  # channels and side of the activ
 _LARGEST = {
     r"^(resolution|size|clusters|columns|epochs|keep|pool_size|features|training_steps)$": 10**9,
     r"^(count|candidates|components|top_images|steps|sample_steps|sampling_steps)$": 10**9,
-    r"^(width|height)$": 512,
-    r"^noise_samples$": 64,
+    r"^(width|height)$": 128,
+    r"^noise_samples$": 8,
 }
 #: Imported before, since that is no work of a node.
 _IMPORTED = ("matplotlib.backends.backend_agg", "matplotlib.figure", "scipy.optimize", "sklearn.cluster", "sklearn.svm")
@@ -158,7 +160,7 @@ class Inputs:
 
     def __init__(self, comfy: Comfy, base: Path):
         self._comfy, self._base, self._made = comfy, base, {}
-        self.generator = fuzz.Generator({name: fuzz.describe(name, node) for name, node in comfy.classes.items()}, 0)
+        self.generator = fuzz.Generator({name: describe(name, node) for name, node in comfy.classes.items()}, 0)
         self._model, self._clip, self._vae = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
 
     def of(self, node: str) -> dict:
@@ -172,7 +174,7 @@ class Inputs:
             elif one.required:
                 large = self._large(one.kind)
                 given[one.name] = self._plain(prompt, value) if large is None else large
-        given |= self._more(node.removeprefix("GBX_"))
+        given |= self._more(node)
         if getattr(self._comfy.classes[node], "INPUT_IS_LIST", False):
             return {name: value if isinstance(value, list) else [value] for name, value in given.items()}
         return given
@@ -283,58 +285,60 @@ class Inputs:
         """What single nodes are given instead, since it is more, or since the rest needs it."""
         images, activations = self._large("IMAGE"), self._large("ACTIVATIONS")
         match node:
-            case "ActivationCorrespondence":
+            case "GBX_ActivationCorrespondence":
                 return {"mutual": True}
-            case "ActivationPicture":
+            case "GBX_ActivationPicture":
                 return {"mode": "contact_sheet"}
-            case "ScoreActivations":
+            case "GBX_ScoreActivations":
                 return {"points": "", "part_1": self._large("MASK")}
-            case "CompareActivations":
+            case "GBX_CompareActivations":
                 return {"activations_2": activations, "activations_3": activations}
-            case "TokenHeatMap":
+            case "GBX_TokenHeatMap":
                 prompt = "portrait, red hair, beard, glasses, hat, smiling"
                 return {"activations": self._maps(prompt), "prompt": prompt, "words": ""}
-            case "ImmiscibleLatentBatch":
+            case "GBX_ImmiscibleLatentBatch":
                 return {"pairing": "pool"}
-            case "ImmiscibleNoise":
+            case "GBX_ImmiscibleNoise":
                 return {"pairing": "nearest", "nearest_form": "official", "k": 16.0}
-            case "NoiseGainPreview":
+            case "GBX_NoiseGainPreview":
                 return {"batch_size": 4096, "k": 256.0}
-            case "ResizeToBuckets":
+            case "GBX_ResizeToBuckets":
                 return {"images": [images] * 2}
-            case "W2WSheet":
+            case "GBX_W2WSheet":
                 return {"images": [images[:1, ::4, ::4]] * 256, "labels": [f"a, {one}" for one in range(256)]}
-            case "W2WLabelMembers":
+            case "GBX_W2WLabelMembers":
                 return {"source": "file_names", "words": "\n".join(f"word {number}" for number in range(1000))}
-            case "W2WFitDirections":
+            case "GBX_W2WFitDirections":
                 return {"method": "svm"}
-            case "W2WBuildSpace":
+            case "GBX_W2WBuildSpace":
                 return {"folder": self._loras(), "filename": "built", "rank": 64}
-            case "W2WSaveSpace":
+            case "GBX_W2WSaveSpace":
                 return {"filename": "saved"}
-            case "SteeringDirection":
+            case "GBX_SteeringDirection":
                 return {"method": "principal_component"}
-            case "NeuronReport":
+            case "GBX_NeuronReport":
                 many = images[:1, ::2, ::2].expand(16, -1, -1, -1)
                 return {"images_before": many, "images_after": many, "reference_image": many[:1], "similarity": "ssim"}
-            case "NeuronMaskEdit":
+            case "GBX_NeuronMaskEdit":
                 return {"other_mask": self._large("NEURON_MASK")}
-            case "ScanReport":
+            case "GBX_ScanReport":
                 lines = "\n".join(f"prompt {number},0.{number % 90 + 10},memorized" for number in range(10_000))
                 return {"table": f"prompt,score,verdict\n{lines}", "image_count": 0}
-            case "LoadActivations":
+            case "GBX_LoadActivations":
                 how = {"filename_prefix": "stop/a", "format": "safetensors"}
                 return {"file": self._comfy.run("GBX_SaveActivations", activations=activations, **how)[-1]}
-            case "LoadNeuronMask":
+            case "GBX_LoadNeuronMask":
                 mask = self._large("NEURON_MASK")
                 return {"file": self._comfy.run("GBX_SaveNeuronMask", mask=mask, filename_prefix="stop/m")[0]}
-            case "TrainLoraImmiscible":
+            case "GBX_TrainLoraImmiscible":
                 return {"latents": self._small()}
-            case "ActivationQuality" | "LayerActivationTap":
+            case "GBX_ActivationQuality" | "GBX_LayerActivationTap":
                 return {"latent": {"samples": self._draw(2, 24, 16, 16)}}
-            case "W2WInvert" | "PatchingMap" | "PromptSteeringDirection" | "SeedScout" | "SizeSheet":
+            case (
+                "GBX_W2WInvert" | "GBX_PatchingMap" | "GBX_PromptSteeringDirection" | "GBX_SeedScout" | "GBX_SizeSheet"
+            ):
                 return {"latent": self._small()}
-            case "TrainSparseAutoencoder":
+            case "GBX_TrainSparseAutoencoder":
                 return {"latent": self._small(), "steps": 2, "prompts": "portrait\nbeard"}
         return {}
 
@@ -369,13 +373,16 @@ def _largest(one: Input, plain: object) -> object:
     return plain
 
 
-def run(comfyui_folder: Path, only: Sequence[str] = ()) -> dict[str, dict]:
-    """Run every node, or those named, and print the longest wait of each; the numbers for the result file."""
+def run(comfyui_folder: Path, only: Sequence[str]) -> int:
+    """Run every node, or those named again, and write the numbers after each; returns 1 where Stop waits a second."""
+    results = studies.load_module("common.results", "studies")
+    earlier = json.loads((results.RESULTS / f"{_RESULT}.json").read_text("utf-8"))["numbers"] if only else {}
+    found = {name.removeprefix(_OF): one["value"] for name, one in earlier.items() if name.startswith(_OF)}
     for module in _IMPORTED:
         importlib.import_module(module)
     with tempfile.TemporaryDirectory() as folder:
         trial = Trial(comfy := start(comfyui_folder, Path(folder)))
-        large, found = Inputs(comfy, Path(folder)), {}
+        large = Inputs(comfy, Path(folder))
         for node in only or large.generator.nodes:
             try:
                 given = large.of(node)
@@ -386,7 +393,9 @@ def run(comfyui_folder: Path, only: Sequence[str] = ()) -> dict[str, dict]:
             print(f"{node}: {longest:.2f} s {where} ({how[:160]})", flush=True)
             if how in ("done", "stopped"):
                 found[node] = longest
-    return _numbers(found)
+                assets = paths.ROOT / "assets" / "avatars-v2"
+                results.write(_RESULT, "python run.py fuzz --stop", 0, assets, _numbers(found))
+    return int(max(found.values()) > 1)
 
 
 def _numbers(found: dict[str, float]) -> dict[str, dict]:
@@ -398,7 +407,7 @@ def _numbers(found: dict[str, float]) -> dict[str, dict]:
         "stop: over a second": (len(slow), "nodes", ", ".join(slow) or "none"),
         "stop: longest": (round(found[worst], 2), "s", f"{what}: {worst}"),
     }
-    numbers |= {f"stop of {node}": (round(seconds, 2), "s", what) for node, seconds in found.items()}
+    numbers |= {f"{_OF}{node}": (round(seconds, 2), "s", what) for node, seconds in found.items()}
     return {
         name: {"value": value, "n": len(found), "unit": unit, "what": what}
         for name, (value, unit, what) in numbers.items()

@@ -326,6 +326,9 @@ def test_stop_keeps_the_best_so_far(world, comfy, monkeypatch):
             raise management.InterruptProcessingException
 
     monkeypatch.setattr(management, "throw_exception_if_processing_interrupted", stop)
+    drawing = comfy.module("nodes.host.image_output")  # comes after the search
+    monkeypatch.setattr(drawing, "check_stop", lambda: None)
+    monkeypatch.setattr(drawing, "interruptible", lambda work: work())
     whole = world.localize()[0]
     calls = {"made": 0, "last": calls["made"] - 3}
     best, _, _, report = world.localize(prompts=f"{PROMPT}\nportrait of mirella thrum")
