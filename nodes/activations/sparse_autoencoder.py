@@ -19,7 +19,7 @@ from .activation_edit import Edit, mask_at
 from .activation_spec import ActivationSpec
 from .activations import Activations
 
-_ROWS = 8192  # positions that are encoded at a time
+_NUMBERS = 1 << 25  # features of all positions that are encoded at a time
 #: The largest number of a feature in a list of strengths, and the longest such list.
 _STRENGTHS_MAX = 256
 
@@ -78,7 +78,7 @@ class SparseAutoencoder:
     def encode(self, points: torch.Tensor) -> torch.Tensor:
         """Features (N, F) of positions (N, C), in float32 on their device: at most ``k`` of a row are not 0."""
         encoder, bias, center = (value.to(points.device) for value in (self.encoder, self.latent_bias, self.pre_bias))
-        parts = points.float().split(_ROWS)
+        parts = points.float().split(max(_NUMBERS // len(encoder), 1))
         return torch.cat([top_k(torch.addmm(bias, part - center, encoder.T), self.k) for part in parts])
 
     def decode(self, features: torch.Tensor) -> torch.Tensor:

@@ -16,10 +16,16 @@ from .progress import check_stop, interruptible
 def new_figure(width: int = 800, height: int = 500):
     """An empty matplotlib figure of that many pixels; it belongs to no window and to no global list of figures."""
     try:
-        from matplotlib.figure import Figure
+        figure = interruptible(_import_figure)
     except ImportError as error:
         raise RuntimeError("Drawing figures needs matplotlib: pip install matplotlib") from error
-    return Figure(figsize=(width / 100, height / 100), dpi=100, layout="constrained")
+    return figure(figsize=(width / 100, height / 100), dpi=100, layout="constrained")
+
+
+def _import_figure() -> type:
+    from matplotlib.figure import Figure
+
+    return Figure
 
 
 _LONGEST_TEXT = 300  # characters in a figure: of a few 10,000 matplotlib draws for minutes, and cannot be stopped
@@ -44,7 +50,7 @@ def to_image(figure) -> torch.Tensor:
     renderer = canvas.get_renderer()  # which the canvas then draws with
     for name in _DRAWN:
         setattr(renderer, name, _stoppable(getattr(renderer, name)))
-    # In a thread also because matplotlib keeps the exceptions of parsing powers of 10, and these keep all their callers.
+    # In a thread also because matplotlib leaves circles of exceptions behind when it parses, which keep all callers.
     interruptible(canvas.draw)
     return from_pil(np.asarray(canvas.buffer_rgba())[..., :3]).unsqueeze(0)
 

@@ -174,10 +174,11 @@ class Inputs:
             elif one.required:
                 large = self._large(one.kind)
                 given[one.name] = self._plain(prompt, value) if large is None else large
-        given |= self._more(node)
+        more = self._more(node)
         if getattr(self._comfy.classes[node], "INPUT_IS_LIST", False):
-            return {name: value if isinstance(value, list) else [value] for name, value in given.items()}
-        return given
+            more = {name: value if isinstance(value, list) else [value] for name, value in more.items()}
+            return {name: [value] for name, value in given.items()} | more
+        return given | more
 
     def _plain(self, prompt: dict, value):
         """A value of a prompt; a link gives what its node makes."""
@@ -290,7 +291,7 @@ class Inputs:
             case "GBX_ActivationPicture":
                 return {"mode": "contact_sheet"}
             case "GBX_ScoreActivations":
-                return {"points": "", "part_1": self._large("MASK")}
+                return {"points": "", "part_1": self._large("MASK"), "train_images": 1}
             case "GBX_CompareActivations":
                 return {"activations_2": activations, "activations_3": activations}
             case "GBX_TokenHeatMap":
@@ -330,13 +331,15 @@ class Inputs:
             case "GBX_LoadNeuronMask":
                 mask = self._large("NEURON_MASK")
                 return {"file": self._comfy.run("GBX_SaveNeuronMask", mask=mask, filename_prefix="stop/m")[0]}
+            case "GBX_PromptSteeringDirection":
+                return {"latent": self._small(), "toward_prompts": "portrait, beard", "away_prompts": "portrait, bald"}
+            case "GBX_SeedScout":
+                return {"latent": self._small(), "clip": self._clip, "prompt": "portrait, beard", "words": "beard"}
             case "GBX_TrainLoraImmiscible":
                 return {"latents": self._small()}
             case "GBX_ActivationQuality" | "GBX_LayerActivationTap":
                 return {"latent": {"samples": self._draw(2, 24, 16, 16)}}
-            case (
-                "GBX_W2WInvert" | "GBX_PatchingMap" | "GBX_PromptSteeringDirection" | "GBX_SeedScout" | "GBX_SizeSheet"
-            ):
+            case "GBX_W2WInvert" | "GBX_PatchingMap" | "GBX_SizeSheet":
                 return {"latent": self._small()}
             case "GBX_TrainSparseAutoencoder":
                 return {"latent": self._small(), "steps": 2, "prompts": "portrait\nbeard"}

@@ -194,6 +194,8 @@ class TrainingRun:
             if options.on_stop == OnStop.CANCEL or training.steps_done == 0:
                 raise
             training.history.stopped = True
+        finally:
+            training.on_step = lambda done, latents: None  # else a circle, which holds the session and its model
         if training.average is not None:
             training.average.install()
         for done, latents in training.history.samples:
