@@ -8,7 +8,7 @@ import torch
 from comfy_api.latest import io
 
 from ..host import folders
-from ..host.progress import check_stop
+from ..host.progress import check_stop, interruptible
 from ..host.schema import W2WSpace, schema
 from . import directions
 from .point_inputs import CATEGORY, COMPONENTS_MAX, PAPER
@@ -123,7 +123,8 @@ class W2WLabelMembers(io.ComfyNode):
             cosines, what = _agreement(lines, prompt[0], images or [], names or [], members, *given)
             found = member_labels.from_cosines(lines, cosines)
         else:
-            found = member_labels.from_counts(lines, _texts(source[0], folder[0], members))
+            texts = _texts(source[0], folder[0], members)
+            found = interruptible(lambda: member_labels.from_counts(lines, texts))  # every word in every name
             what = f"words in {'names' if source[0] == LabelSource.FILE_NAMES else 'tags'} of files"
         return io.NodeOutput(labels.to_csv(members, found), member_labels.describe(found, what))
 

@@ -282,6 +282,10 @@ class Inputs:
     def _small(self):
         return {"samples": self._draw(1, 24, 8, 8)}
 
+    def _demo_point(self):
+        space = self._comfy.run("GBX_W2WLoadSpace", space_name="avatars-v2-w2w.safetensors")[0]
+        return self._comfy.module("nodes.weights.space").Point(space, space.coefficients[0], "demo")
+
     def _more(self, node: str) -> dict:
         """What single nodes are given instead, since it is more, or since the rest needs it."""
         images, activations = self._large("IMAGE"), self._large("ACTIVATIONS")
@@ -307,6 +311,10 @@ class Inputs:
                 return {"images": [images] * 2}
             case "GBX_W2WSheet":
                 return {"images": [images[:1, ::4, ::4]] * 256, "labels": [f"a, {one}" for one in range(256)]}
+            case "GBX_W2WApply" | "GBX_W2WGuidance" | "GBX_W2WGuider":
+                return {"point": self._demo_point()}
+            case "GBX_W2WInvert":
+                return {"latent": self._small(), "space": self._demo_point().space}
             case "GBX_W2WLabelMembers":
                 return {"source": "file_names", "words": "\n".join(f"word {number}" for number in range(1000))}
             case "GBX_W2WFitDirections":
@@ -339,7 +347,7 @@ class Inputs:
                 return {"latents": self._small()}
             case "GBX_ActivationQuality" | "GBX_LayerActivationTap":
                 return {"latent": {"samples": self._draw(2, 24, 16, 16)}}
-            case "GBX_W2WInvert" | "GBX_PatchingMap" | "GBX_SizeSheet":
+            case "GBX_PatchingMap" | "GBX_SizeSheet":
                 return {"latent": self._small()}
             case "GBX_TrainSparseAutoencoder":
                 return {"latent": self._small(), "steps": 2, "prompts": "portrait\nbeard"}
