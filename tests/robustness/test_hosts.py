@@ -348,7 +348,7 @@ _WITHOUT_HOOKS = {
     "GBX_MetadataSchedule of values": {"mode": "value", "apply_to": "positive", "reference_width": 512},
     "GBX_MetadataSchedule of embeddings": {"mode": "embedding", "apply_to": "positive", "reference_width": 512},
     "GBX_MetadataGuider": {"metadata_strength": 4.0, "reference_width": 512},
-    "GBX_ResolutionNoiseRescale": {"mode": "retimed", "width": 256, "height": 256, "base_width": 64, "base_height": 64},
+    "GBX_ResolutionNoiseRescale": {"mode": "retimed", "width": 256, "height": 256, "base_width": 64, "latent": None},
     "GBX_BakeNeuronMask": {"strength": -1.0},
 }
 _GRAPHS: list[int] = []  # calls of a compiled graph
