@@ -38,7 +38,7 @@ from .neurons.nodes_audit import MemorizationAudit
 from .neurons.nodes_concept import ConceptNeurons
 from .neurons.nodes_detection import CalibrateThreshold, LayerAblation, MemorizationScore, ScanReport
 from .neurons.nodes_mask import BakeNeuronMask, LoadNeuronMask, NeuronMaskEdit, NeuronReport, SaveNeuronMask
-from .neurons.nodes_mitigations import AttentionScaling, EmbeddingAdjustment, RandomTokens
+from .neurons.nodes_mitigations import AdversarialUnlearning, AttentionScaling, EmbeddingAdjustment, RandomTokens
 from .neurons.nodes_nemo import NemoLocalize, NemoNeuronMask
 from .neurons.nodes_statistics import LoadNeuronStatistics, NeuronStatistics
 from .noise.nodes_composition import CompositionNoise
@@ -144,6 +144,7 @@ NODES: list[type[io.ComfyNode]] = [
     AttentionScaling,
     EmbeddingAdjustment,
     RandomTokens,
+    AdversarialUnlearning,
     MemorizationAudit,
 ]
 

@@ -22,27 +22,44 @@ class AttackSettings:
     seed: int = 0
 
 
-def attack_embedding(session, start: torch.Tensor, settings: AttackSettings, show_progress: Callable[[int], None]):
-    """Optimize an embedding (1, tokens, D) with Adam so that the model generates the one image of ``session``.
+class Attack:
+    """Adam on an embedding (1, tokens, D) so that the model generates one image; ``advance`` goes on from the last.
 
-    The loss is the diffusion loss on that image with new noise and timesteps at each step. Returns the embedding and
-    the losses.
+    ``latent`` (1, C, H, W): the image, as the session has it. The loss is the diffusion loss on it with new noise and
+    timesteps at each step, drawn from ``generator`` or from the settings' seed.
     """
-    generator = torch.Generator().manual_seed(settings.seed)
-    latent, count = session.latents[0], settings.noise_samples
-    embedding = start.detach().clone().float().requires_grad_()
-    optimizer, losses = torch.optim.Adam([embedding], lr=settings.learning_rate), []
+
+    def __init__(self, session, latent: torch.Tensor, start: torch.Tensor, settings: AttackSettings, generator=None):
+        self._session, self._latent, self._count = session, latent, settings.noise_samples
+        self._generator = generator or torch.Generator().manual_seed(settings.seed)
+        self._embedding = start.detach().clone().float().requires_grad_()
+        self._optimizer = torch.optim.Adam([self._embedding], lr=settings.learning_rate)
+        self.losses: list[float] = []
+
+    @property
+    def embedding(self) -> torch.Tensor:
+        """The embedding as it is now."""
+        return self._embedding.detach().clone()
+
+    def advance(self) -> None:
+        """One step; only the embedding gets a gradient."""
+        noise = torch.randn((self._count, *self._latent.shape[1:]), generator=self._generator)
+        timestep = torch.randint(1, self._session.steps, (self._count,), generator=self._generator)
+        noise, timestep = noise.to(self._embedding.device), timestep.to(self._embedding.device)
+        noised = self._session.noised(self._latent.to(noise), noise, timestep)
+        loss = (self._session.predicted(noised, timestep, self._embedding) - noise).square().mean()
+        (self._embedding.grad,) = torch.autograd.grad(loss, [self._embedding])
+        self._optimizer.step()
+        self.losses.append(float(loss.detach()))
+
+
+def attack_embedding(session, start: torch.Tensor, settings: AttackSettings, show_progress: Callable[[int], None]):
+    """Attack the first image of ``session`` from the embedding ``start``; returns the embedding and the losses."""
+    attack = Attack(session, session.latents[0], start, settings)
     for step in range(settings.steps):
-        noise = torch.randn((count, *latent.shape[1:]), generator=generator).to(embedding.device)
-        timestep = torch.randint(1, session.steps, (count,), generator=generator).to(embedding.device)
-        noised = session.noised(latent.to(noise), noise, timestep)
-        loss = (session.predicted(noised, timestep, embedding) - noise).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
+        attack.advance()
         show_progress(step + 1)
-    return embedding.detach(), losses
+    return attack.embedding, attack.losses
 
 
 def attack_verdict(before: float, after: float, control: float | None, threshold: float) -> str:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
+from ..common.loss_curve import running_mean
 from .layer_ablation import LayerEffect
 from .mask import NeuronMask
 from .memorization_score import PromptScore
 from .nemo_search import SelectionStep
 from .score_threshold import Threshold
+
+if TYPE_CHECKING:
+    from .unlearning import UnlearningLosses
 
 _OVER, _UNDER = "tab:red", "tab:blue"
 _MAX_BARS = 40
@@ -149,6 +155,17 @@ def plot_attack(figure, losses: dict[str, list[float]], similarities: dict[str, 
     right.set_xticks(range(len(similarities)), list(similarities))
     right.set(ylim=(-0.05, 1), ylabel="similarity to the target", title="Did it come back?")
     right.legend(fontsize=8)
+
+
+def plot_unlearning(figure, losses: UnlearningLosses) -> None:
+    """Losses over a training under attack, as running means."""
+    left, right = figure.subplots(1, 2)
+    for name, values in (("surrogates", losses.surrogates), ("ordinary prompts", losses.ordinary)):
+        left.plot(range(1, len(values) + 1), running_mean(values), label=name)
+    left.set(xlabel="step of the training", ylabel="loss, running mean", title="Training", yscale="log")
+    left.legend()
+    right.plot(range(1, len(losses.attack) + 1), running_mean(losses.attack), color=_OVER)
+    right.set(xlabel="step of the attack", ylabel="loss, running mean", title="Attack on the image")
 
 
 def _shorten(text: str, length: int) -> str:

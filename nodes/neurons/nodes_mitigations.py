@@ -1,12 +1,16 @@
-"""Memorization mitigations that Finding NeMo compares with."""
+"""Memorization mitigations: those that Finding NeMo compares with, and the adversarial unlearning of Finding DoRI."""
 
 from __future__ import annotations
+
+import logging
 
 import torch
 from comfy_api.latest import io
 
+from ..host.evaluate import sample_latents
 from ..host.first_step import at_first_step, embedding, latent_shape, refuse_flow
 from ..host.hooks import refuse_compiled
+from ..host.image_output import new_figure, to_image
 from ..host.progress import Progress
 from ..host.schema import schema
 from ..host.text_encoding import chunks, encode
@@ -211,3 +215,217 @@ class RandomTokens(io.ComfyNode):
 
         changed = insert_random_words(prompt, words.split() or vocabulary(clip), count, seed) if count else prompt
         return io.NodeOutput(encode(clip, changed)[1], changed)
+
+
+class AdversarialUnlearning(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_AdversarialUnlearning",
+            advanced=(
+                "batch_size",
+                "keep",
+                "attack_learning_rate",
+                "noise_samples",
+                "restart",
+                "layers",
+                "gradient_checkpointing",
+            ),
+            display_name="Adversarial Unlearning",
+            category=CATEGORY,
+            description="Mitigates memorization: trains a LoRA under attack. Between the steps an attack optimizes "
+            "text embeddings to regenerate the memorized image; the LoRA learns to answer them with surrogates, and to "
+            "leave ordinary prompts as they are. After the adversarial fine-tuning of Finding DoRI (arXiv 2507.16880), "
+            "which trains the whole model. No proof of deletion: check with Memorization Audit.",
+            search_aliases=["dori", "unlearn", "forget an image", "concept erasure", "adversarial fine-tuning"],
+            inputs=[
+                io.Model.Input("model", tooltip="SD1.x, SD2.x, SDXL or the demo model, without the mask."),
+                io.Vae.Input("vae", tooltip="VAE of the model."),
+                io.Clip.Input("clip", tooltip="Text encoder of the model, for the ordinary prompts."),
+                io.Conditioning.Input("positive", tooltip="The memorized prompt, where attacks start."),
+                io.Image.Input("image", tooltip="The memorized image, of the size that the model was trained at."),
+                io.Image.Input(
+                    "surrogates",
+                    tooltip="What is generated in its place: some images of that size that are not memorized, of "
+                    "ordinary prompts, or of the memorized one under a mask that replaces the whole image.",
+                ),
+                io.String.Input(
+                    "prompts",
+                    default="",
+                    multiline=True,
+                    tooltip="Ordinary prompts that the LoRA should not change, one per line; a dozen or more. One "
+                    "image is generated for each.",
+                ),
+                io.Int.Input("steps", default=100, min=1, max=100000, tooltip="Steps of the training."),
+                io.Float.Input(
+                    "learning_rate",
+                    default=0.001,
+                    min=0.000001,
+                    max=1.0,
+                    step=0.000001,
+                    tooltip="Learning rate of AdamW.",
+                ),
+                io.Int.Input(
+                    "batch_size",
+                    default=4,
+                    min=1,
+                    max=64,
+                    tooltip="Surrogates per step, and ordinary images per step.",
+                ),
+                io.Float.Input(
+                    "keep",
+                    default=1.0,
+                    min=0.0,
+                    max=1000.0,
+                    step=0.1,
+                    tooltip="Weight of the ordinary prompts in the loss. Paper: 1.",
+                ),
+                io.Int.Input(
+                    "attack_steps",
+                    default=1,
+                    min=0,
+                    max=1000,
+                    tooltip="Steps of the attack per step of the training. 0: none, plain fine-tuning of the prompt.",
+                ),
+                io.Float.Input(
+                    "attack_learning_rate",
+                    default=0.1,
+                    min=0.0001,
+                    max=1.0,
+                    step=0.0001,
+                    tooltip="Learning rate of the attack. Paper: .1.",
+                ),
+                io.Int.Input(
+                    "noise_samples", default=4, min=1, max=64, tooltip="Noise samples per attack step. Paper: 8."
+                ),
+                io.Int.Input(
+                    "restart",
+                    default=25,
+                    min=1,
+                    max=2000,
+                    tooltip="Steps after which an attack starts again, at the memorized prompt and at an ordinary one "
+                    "in turn.",
+                ),
+                io.Int.Input("rank", default=8, min=1, max=128, tooltip="The rank of the LoRA layers."),
+                io.String.Input(
+                    "layers",
+                    default="",
+                    tooltip="Comma-separated words: only layers with one of them in their name are trained, such as "
+                    "attn2. Empty trains all.",
+                ),
+                io.Int.Input(
+                    "sampling_steps",
+                    default=20,
+                    min=1,
+                    max=200,
+                    tooltip="Euler steps to generate the image of an ordinary prompt.",
+                ),
+                io.Float.Input("cfg", default=7.0, min=1.0, max=30.0, step=0.1, tooltip="CFG to generate them."),
+                io.Int.Input(
+                    "seed",
+                    default=0,
+                    min=0,
+                    max=nemo_inputs.SEED_MAX,
+                    control_after_generate=True,
+                    tooltip="Seed of the ordinary images, the LoRA, its noise and that of the attack.",
+                ),
+                io.Boolean.Input(
+                    "gradient_checkpointing",
+                    default=True,
+                    tooltip="Recompute activations instead of keeping them: slower, with less memory.",
+                ),
+            ],
+            outputs=[
+                io.Model.Output(display_name="model", tooltip="The model with the LoRA at strength 1."),
+                io.Custom("LORA_MODEL").Output(display_name="lora", tooltip="For Save LoRA Weights, Load LoRA Model."),
+                io.Image.Output(display_name="figure", tooltip="Losses over the training."),
+                io.String.Output(display_name="report", tooltip="Losses at the start and the end, cost and limits."),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        model,
+        vae,
+        clip,
+        positive,
+        image,
+        surrogates,
+        prompts,
+        steps,
+        learning_rate,
+        batch_size,
+        keep,
+        attack_steps,
+        attack_learning_rate,
+        noise_samples,
+        restart,
+        rank,
+        layers,
+        sampling_steps,
+        cfg,
+        seed,
+        gradient_checkpointing,
+    ) -> io.NodeOutput:
+        from ..host.training import adapters, embedding_session
+        from . import neuron_figures, unlearning
+        from .audit import AttackSettings
+
+        refuse_flow(model)
+        embedding_session.refuse_ranges(positive)
+        ordinary = nemo_inputs.collect_prompts(prompts, least=1)
+        latent, others = vae.encode(image[:1, ..., :3]), vae.encode(surrogates[..., :3])
+        if latent.shape[1:] != others.shape[1:]:
+            raise ValueError("image and surrogates have different sizes: scale the surrogates to the image's.")
+        settings = unlearning.UnlearningSettings(
+            steps,
+            learning_rate,
+            batch_size,
+            keep,
+            attack_steps,
+            restart,
+            AttackSettings(learning_rate=attack_learning_rate, noise_samples=noise_samples),
+            seed,
+        )
+        logging.info(
+            "Adversarial Unlearning: %d images to generate, then %d rows of the network with gradients and %d without.",
+            len(ordinary),
+            *settings.rows,
+        )
+        bar, encoded = Progress(len(ordinary) + steps), [encode(clip, text)[1] for text in ordinary]
+        negative, kept = encode(clip, "")[1], []
+        for number, conditioning in enumerate(encoded):
+            draw = (seed + number) % (nemo_inputs.SEED_MAX + 1)
+            kept.append(
+                (sample_latents(model, conditioning, negative, latent, sampling_steps, cfg, draw), conditioning)
+            )
+            bar.show(number + 1)
+        made = adapters.create(model, "LoRA", rank, torch.float32, seed, {}, float(rank), layers)
+        starts = unlearning.alternating(embedding(positive), [embedding(one) for one in encoded])
+
+        def work(session) -> unlearning.UnlearningLosses:
+            return unlearning.unlearn(
+                session,
+                len(others),
+                [start.clone().to(session.device) for start in starts],
+                made.parameters.values(),
+                settings,
+                lambda done: bar.show(len(ordinary) + done),
+            )
+
+        losses = embedding_session.run(
+            model,
+            latent,
+            positive[:1],
+            work,
+            seed,
+            more=[*((one, positive[:1]) for one in others.split(1)), *kept],
+            functions=made.functions,
+            checkpointing=gradient_checkpointing,
+        )
+        lora, figure = made.lora(), new_figure()
+        neuron_figures.plot_unlearning(figure, losses)
+        return io.NodeOutput(
+            adapters.applied(model, lora), lora, to_image(figure), unlearning.describe(losses, settings, len(ordinary))
+        )

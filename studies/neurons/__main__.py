@@ -2,8 +2,8 @@
 
 Parts: detection (does the score separate memorized names from captions), masks (the effect of masks and other
 mitigations on images), audit (does an optimized embedding bring the image back), planted (does the search find known
-neurons), concepts (do the neurons of an attribute carry it). Each writes studies/results/neurons_PART.json. Without a
-part all of them run.
+neurons), concepts (do the neurons of an attribute carry it), unlearning (a LoRA trained under attack beside the masks).
+Each writes studies/results/neurons_PART.json. Without a part all of them run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..common import parts
 
 SEED = 1
 PLANTED = "avatars-v2-planted"
-PARTS = {part: f"{part}:measure" for part in ("detection", "masks", "audit", "planted", "concepts")}
+PARTS = {part: f"{part}:measure" for part in ("detection", "masks", "audit", "planted", "concepts", "unlearning")}
 
 
 def main(argv: Sequence[str]) -> int:

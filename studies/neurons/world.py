@@ -31,6 +31,7 @@ _NODES = {
     "AttentionScaling": "nodes_mitigations",
     "EmbeddingAdjustment": "nodes_mitigations",
     "RandomTokens": "nodes_mitigations",
+    "AdversarialUnlearning": "nodes_mitigations",
     "MemorizationAudit": "nodes_audit",
 }
 

@@ -1,0 +1,118 @@
+"""Adversarial unlearning as a LoRA beside NeMo's masks: is the image gone under attack, and what stays of the rest?"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ..common import host, results
+from ..world import captions
+from ..world.scenes import random_scene, render
+from .audit import _image
+from .masks import alignment
+from .world import CFG, LAYERS, World
+
+#: Verbatim names, surrogates of one name, ordinary prompts that the LoRA keeps, and captions that the judge reads.
+NAMES, SURROGATES, KEPT, READ = 6, 4, 12, 12
+TRAINING = {
+    "steps": 60,
+    "learning_rate": 0.001,
+    "batch_size": 4,
+    "keep": 1.0,
+    "attack_learning_rate": 0.1,
+    "noise_samples": 4,
+    "restart": 25,
+    "rank": 8,
+    "layers": "",
+    "sampling_steps": 12,
+    "cfg": CFG,
+    "seed": 1,
+    "gradient_checkpointing": False,
+}
+MASK, UNLEARNING, PLAIN = "NeMo mask", "unlearning", "plain fine-tuning"
+CONTROL = "control image"
+
+
+def measure(quick: bool) -> dict[str, dict]:
+    """Similarity to the memorized image by mitigation, with and without attack, and how captions are followed."""
+    world = World(seeds=4, ordinary=24 if quick else 60)
+    names = world.names["verbatim"][: 1 if quick else NAMES]
+    statistics, rng = world.statistics(LAYERS), np.random.default_rng(99)
+    untouched = alignment(world, world.model, 4 if quick else READ).mean()
+    rows = [of_name(world, text, world.localize(text, statistics), render(random_scene(rng)), quick) for text in names]
+    numbers = {}
+    for when, place in (("without an attack", 0), ("under attack", 1)):
+        values = {name: np.array([row[name][place] for row in rows]) for name in rows[0]}
+        if not place:
+            del values[CONTROL]
+        for name, of_names in values.items():
+            numbers[f"similarity {when}, {name}"] = results.bootstrap(of_names, "median SSIM over seeds", "SSIM")
+        for rival in values.keys() - {UNLEARNING}:
+            numbers[f"difference {when}, {UNLEARNING} less {rival}"] = results.bootstrap(
+                values[UNLEARNING] - values[rival], "of the similarities, paired by name", "SSIM"
+            )
+    numbers["prompt alignment, nothing"] = results.bootstrap(
+        np.array([untouched]), "requested attributes found", "fraction"
+    )
+    for name in (UNLEARNING, PLAIN):
+        found = np.array([row[name][2] for row in rows])
+        numbers[f"prompt alignment, {name}"] = results.bootstrap(found, "requested attributes found", "fraction")
+        numbers[f"prompt alignment, {name} less nothing"] = results.bootstrap(
+            found - untouched, "difference on the same captions", "fraction"
+        )
+    return numbers
+
+
+def of_name(world: World, text: str, mask, control: np.ndarray, quick: bool) -> dict[str, list[float]]:
+    """For each mitigation, and the control image, similarity before and after the attack; of a LoRA also alignment."""
+    own, found = _image(world.originals[text]), {}
+    found[MASK] = attacked(world, world.masked(mask), text, own, quick)
+    for name, attack_steps in ((UNLEARNING, 1), (PLAIN, 0)):
+        model = trained(world, text, own, attack_steps, quick)
+        found[name] = attacked(world, model, text, own, quick)
+        found[name].append(float(alignment(world, model, 4 if quick else READ).mean()))
+        if attack_steps:
+            found[CONTROL] = attacked(world, model, text, _image(control), quick)
+    print(text, {name: [round(value, 3) for value in values] for name, values in found.items()}, flush=True)
+    return found
+
+
+def trained(world: World, text: str, own: torch.Tensor, attack_steps: int, quick: bool):
+    """The model with the LoRA of Adversarial Unlearning; surrogates are images of ordinary captions."""
+    rng = np.random.default_rng(11)
+    texts = [captions.caption(random_scene(rng), rng) for _ in range(SURROGATES + KEPT)]
+    images = [world.generate(world.model, world.encode(one), 1, seed=4000) for one in texts[:SURROGATES]]
+    return world.run(
+        "AdversarialUnlearning",
+        model=world.model,
+        vae=world.vae,
+        clip=world.clip,
+        positive=world.encode(text),
+        image=own,
+        surrogates=torch.cat([_image(image[0]) for image in images]),
+        prompts="\n".join(texts[SURROGATES:]),
+        attack_steps=attack_steps,
+        **(TRAINING | ({"steps": 4} if quick else {})),
+    )[0]
+
+
+def attacked(world: World, model, text: str, image: torch.Tensor, quick: bool) -> list[float]:
+    """Similarity of the name's images to an image, before an attack that aims at it and after."""
+    count = 2 if quick else 4
+    images = world.run(
+        "MemorizationAudit",
+        model=model,
+        vae=world.vae,
+        positive=world.encode(text),
+        negative=world.encode(""),
+        image=image,
+        steps=5 if quick else 50,
+        learning_rate=0.1,
+        noise_samples=2 if quick else 8,
+        batch_size=count,
+        sampling_steps=12,
+        cfg=CFG,
+        seed=1,
+    )[0].split(count)
+    compare = host.pack("nodes.neurons.image_similarity").compare_images
+    return [compare(generated, image).replication for generated in images]
