@@ -266,6 +266,32 @@ def audit(world: World, budget: float, control: Callable[[], Output], how: dict)
     w.batch("GBX_NemoLocalize.prompts", "Prompt.text", join=("images",))
 
 
+def unlearning(world: World, caption: str, training: dict, how: dict) -> None:
+    """Train a LoRA under attack with images of an ordinary caption as surrogates, and audit it; ``how``: the audit."""
+    w = world.w
+    w.group("Memorized image and surrogates")
+    positive, negative = world.prompts()
+    ordinary, _ = world.prompts(caption)
+    before = world.generate(world.model, positive, negative)
+    surrogates = world.generate(world.model, ordinary, negative)
+    w.group("Train under attack")
+    given = {"clip": world.clip, "positive": positive, "image": before, "surrogates": surrogates}
+    model, _, figure, report = w.add(
+        "GBX_AdversarialUnlearning", model=world.model, vae=world.vae, **given, prompts=world.kind.ordinary, **training
+    )
+    w.group("Audit")
+    after = {"positive": positive, "negative": negative, "image": before}
+    attacked, *_, verdict = w.add("GBX_MemorizationAudit", model=model, vae=world.vae, **after, seed=1, **how)
+    w.group("Result")
+    world.save(before, "unlearning_before", "Untouched")
+    world.save(attacked, "unlearning_after", "With the LoRA, then under attack")
+    world.save(world.generate(model, ordinary, negative), "unlearning_ordinary", "An ordinary prompt with the LoRA")
+    world.save(surrogates, "unlearning_untouched", "The same prompt untouched")
+    world.save(figure, "unlearning_figure", "Losses")
+    world.show(report, "Report")
+    world.show(verdict, "Verdict")
+
+
 def concept(world: World, present: str, absent: str, name: str, caption: str) -> None:
     """Find the neurons of a concept, and images of a caption with it: untouched, switched off, negated, and a control.
 

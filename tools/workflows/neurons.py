@@ -32,6 +32,9 @@ _FACES = (
     ("light skin, undercut", "moustache", "white overall, screaming"),
     ("black skin, blonde dreads", "shaven", "yellow sweater, smiling"),
 )
+_DEMO_UNLEARNING = {"steps": 40, "sampling_steps": 12, "cfg": 3.0, "gradient_checkpointing": False}
+_SD15_UNLEARNING = {"steps": 300, "learning_rate": 0.0005, "batch_size": 2}
+_PLAIN_FACE = "portrait, light skin, curly red hair, shaven, smiling, blue hoodie, plain green background"
 _IN_SUNGLASSES = "portrait, light skin, curly red hair, shaven, sunglasses, blue hoodie, plain green background"
 _PEOPLE = (
     "photo of a man",
@@ -199,6 +202,32 @@ def sd15_neurons_share_mask(w: Workflow) -> None:
         _OFFICIAL,
     )
     neuron_parts.share_mask(World(w, SD15), 600.0, "business_woman")
+
+
+def demo_neurons_unlearning(w: Workflow) -> None:
+    w.note(
+        "Unlearn a memorized image with a LoRA",
+        "**Adversarial Unlearning** trains a LoRA while an attack searches text embeddings that bring the memorized "
+        "image back (Finding DoRI, arXiv 2507.16880). The LoRA answers them with the surrogates, images of an ordinary "
+        "prompt, and leaves the ordinary prompts as they are.",
+        "**Memorization Audit** then attacks the result. Ten steps are few: the paper uses 50.",
+        "**Try** attack_steps 0: plain fine-tuning, which blocks the prompt and leaves more for the attack. Keep the "
+        "LoRA with Save LoRA Weights.",
+    )
+    neuron_parts.unlearning(World(w, DEMO), _PLAIN_FACE, _DEMO_UNLEARNING, {**_DEMO_AUDIT, "steps": 10})
+
+
+def sd15_neurons_unlearning(w: Workflow) -> None:
+    w.note(
+        "Unlearn a memorized image with a LoRA",
+        "**Adversarial Unlearning** trains a LoRA while an attack searches text embeddings that bring the memorized "
+        "image back (Finding DoRI, arXiv 2507.16880). The LoRA answers them with the surrogates, images of an ordinary "
+        "prompt, and leaves the ordinary prompts as they are.",
+        "**The image** is what the untouched model generates; the training image itself is better: use Load Image.",
+        "**Not measured on SD1.5**: the settings are those of the demo model with more steps. Read the audit, and "
+        "raise steps if the image comes back. Keep the LoRA with Save LoRA Weights.",
+    )
+    neuron_parts.unlearning(World(w, SD15), _CONTROL, _SD15_UNLEARNING, _SD15_AUDIT)
 
 
 def demo_neurons_concept(w: Workflow) -> None:
