@@ -56,13 +56,15 @@ def learned(**changes):
     session, seen = Table(), []
     how = {"steps": 200, "learning_rate": 0.1, "attack_steps": 2, "restart": 40} | changes
     settings = unlearning.UnlearningSettings(**how)
-    losses = unlearning.unlearn(session, 1, [session.at(0), torch.zeros(1, 1, 3)], [session.table], settings, seen.append)
+    starts = [session.at(0), torch.zeros(1, 1, 3)]
+    losses = unlearning.unlearn(session, 1, starts, [session.table], settings, seen.append)
     return session, losses, seen
 
 
 def returned(session):
     """The image that an attack makes the model generate, from an embedding that takes all images alike."""
-    embedding, _ = audit.attack_embedding(session, torch.zeros(1, 1, 3), audit.AttackSettings(steps=200), lambda _: None)
+    settings = audit.AttackSettings(steps=200)
+    embedding, _ = audit.attack_embedding(session, torch.zeros(1, 1, 3), settings, lambda _: None)
     return float(session.image(embedding).detach())
 
 
