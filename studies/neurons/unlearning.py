@@ -12,13 +12,14 @@ from .audit import _image
 from .masks import alignment
 from .world import CFG, LAYERS, World
 
-#: Verbatim names, surrogates of one name, ordinary prompts that the LoRA keeps, and captions that the judge reads.
-NAMES, SURROGATES, KEPT, READ = 6, 4, 12, 12
+#: Verbatim names after the first, on which the settings were chosen; surrogates of one name, ordinary prompts that the
+#: LoRA keeps, and captions that the judge reads.
+NAMES, SURROGATES, KEPT, READ = 6, 4, 12, 10
 TRAINING = {
     "steps": 60,
     "learning_rate": 0.001,
     "batch_size": 4,
-    "keep": 1.0,
+    "keep": 4.0,
     "attack_learning_rate": 0.1,
     "noise_samples": 4,
     "restart": 25,
@@ -36,15 +37,15 @@ CONTROL = "control image"
 def measure(quick: bool) -> dict[str, dict]:
     """Similarity to the memorized image by mitigation, with and without attack, and how captions are followed."""
     world = World(seeds=4, ordinary=24 if quick else 60)
-    names = world.names["verbatim"][: 1 if quick else NAMES]
+    names = world.names["verbatim"][1 : 2 if quick else 1 + NAMES]
     statistics, rng = world.statistics(LAYERS), np.random.default_rng(99)
     untouched = alignment(world, world.model, 4 if quick else READ).mean()
-    rows = [of_name(world, text, world.localize(text, statistics), render(random_scene(rng)), quick) for text in names]
+    rows = [of_name(world, text, statistics, render(random_scene(rng)), quick) for text in names]
     numbers = {}
     for when, place in (("without an attack", 0), ("under attack", 1)):
-        values = {name: np.array([row[name][place] for row in rows]) for name in rows[0]}
-        if not place:
-            del values[CONTROL]
+        values = {name: np.array([row[name][place] for row in rows]) for name in (MASK, UNLEARNING, PLAIN)}
+        if place:
+            values[CONTROL] = np.array([row[CONTROL][0] for row in rows])
         for name, of_names in values.items():
             numbers[f"similarity {when}, {name}"] = results.bootstrap(of_names, "median SSIM over seeds", "SSIM")
         for rival in (name for name in values if name != UNLEARNING):
@@ -63,16 +64,17 @@ def measure(quick: bool) -> dict[str, dict]:
     return numbers
 
 
-def of_name(world: World, text: str, mask, control: np.ndarray, quick: bool) -> dict[str, list[float]]:
-    """For each mitigation, and the control image, similarity before and after the attack; of a LoRA also alignment."""
+def of_name(world: World, text: str, statistics, control: np.ndarray, quick: bool) -> dict[str, list[float]]:
+    """For each mitigation, similarity before and after the attack, and of a LoRA alignment; for the control after."""
     own, found = _image(world.originals[text]), {}
-    found[MASK] = attacked(world, world.masked(mask), text, own, quick)
+    found[MASK] = attacked(world, world.masked(world.localize(text, statistics)), text, quick, own)
     for name, attack_steps in ((UNLEARNING, 1), (PLAIN, 0)):
         model = trained(world, text, own, attack_steps, quick)
-        found[name] = attacked(world, model, text, own, quick)
-        found[name].append(float(alignment(world, model, 4 if quick else READ).mean()))
+        other = _image(control) if attack_steps else None
+        before, after, *of_control = attacked(world, model, text, quick, own, other)
+        found[name] = [before, after, float(alignment(world, model, 4 if quick else READ).mean())]
         if attack_steps:
-            found[CONTROL] = attacked(world, model, text, _image(control), quick)
+            found[CONTROL] = of_control
     print(text, {name: [round(value, 3) for value in values] for name, values in found.items()}, flush=True)
     return found
 
@@ -96,8 +98,8 @@ def trained(world: World, text: str, own: torch.Tensor, attack_steps: int, quick
     )[0]
 
 
-def attacked(world: World, model, text: str, image: torch.Tensor, quick: bool) -> list[float]:
-    """Similarity of the name's images to an image, before an attack that aims at it and after."""
+def attacked(world: World, model, text: str, quick: bool, own: torch.Tensor, control=None) -> list[float]:
+    """Similarity of the name's images to its own before and after the attack, and to a control image after another."""
     count = 2 if quick else 4
     images = world.run(
         "MemorizationAudit",
@@ -105,7 +107,8 @@ def attacked(world: World, model, text: str, image: torch.Tensor, quick: bool) -
         vae=world.vae,
         positive=world.encode(text),
         negative=world.encode(""),
-        image=image,
+        image=own,
+        control_image=control,
         steps=5 if quick else 50,
         learning_rate=0.1,
         noise_samples=2 if quick else 8,
@@ -115,4 +118,5 @@ def attacked(world: World, model, text: str, image: torch.Tensor, quick: bool) -
         seed=1,
     )[0].split(count)
     compare = host.pack("nodes.neurons.image_similarity").compare_images
-    return [compare(generated, image).replication for generated in images]
+    targets = (own, own, control)[: len(images)]
+    return [compare(generated, target).replication for generated, target in zip(images, targets, strict=True)]

@@ -15,7 +15,7 @@ ROWS = {
 @pytest.fixture
 def numbers(monkeypatch):
     class World:
-        model, names = "untouched", {"verbatim": ["a", "b"]}
+        model, names = "untouched", {"verbatim": ["piloted", "a", "b"]}
 
         def __init__(self, seeds, ordinary):
             pass
@@ -23,10 +23,7 @@ def numbers(monkeypatch):
         def statistics(self, layers):
             return None
 
-        def localize(self, text, statistics):
-            return text
-
-    rows = {name: {**row, "control image": [0.3, 0.45]} for name, row in ROWS.items()}
+    rows = {name: {**row, "control image": [0.45]} for name, row in ROWS.items()}
     monkeypatch.setattr(unlearning, "World", World)
     monkeypatch.setattr(unlearning, "alignment", lambda world, model, count: np.array([0.9, 1.0]))
     monkeypatch.setattr(unlearning, "of_name", lambda world, text, *_: rows[text])
