@@ -274,7 +274,7 @@ class AdversarialUnlearning(io.ComfyNode):
                 ),
                 io.Float.Input(
                     "keep",
-                    default=1.0,
+                    default=4.0,
                     min=0.0,
                     max=1000.0,
                     step=0.1,

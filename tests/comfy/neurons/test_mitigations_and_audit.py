@@ -196,3 +196,95 @@ def test_the_audit_runs_through_a_mask(world):
     assert -1 <= before <= 1 and -1 <= after <= 1
     assert "control: median similarity" in report and "does not remove" in report
     assert hooks_left(world.model) == 0
+
+
+def unlearned(world, **changes):
+    """The outputs of a very short training at a quarter of the model's size."""
+    pictures = world.comfy.run("GBX_DemoPicture", image_index=0, count=3, part="face")[0][:, ::2, ::2]
+    given = {
+        "model": world.model,
+        "vae": world.vae,
+        "clip": world.clip,
+        "positive": world.encode(PROMPT),
+        "image": pictures[:1],
+        "surrogates": pictures[1:],
+        "prompts": "portrait, bald\nportrait, brown bob",
+        "steps": 3,
+        "learning_rate": 0.01,
+        "batch_size": 1,
+        "keep": 1.0,
+        "attack_steps": 1,
+        "attack_learning_rate": 0.1,
+        "noise_samples": 1,
+        "restart": 2,
+        "rank": 2,
+        "layers": "attn2",
+        "sampling_steps": 1,
+        "cfg": 3.0,
+        "seed": 1,
+        "gradient_checkpointing": False,
+    }
+    return world.comfy.run("GBX_AdversarialUnlearning", **(given | changes))
+
+
+def test_unlearning_gives_a_lora_and_leaves_the_model(world):
+    plain = world.sample()
+    model, lora, figure, report = unlearned(world)
+    assert lora and all("attn2" in name for name in lora)
+    assert not torch.equal(world.sample(model), plain) and torch.equal(world.sample(), plain)
+    assert hooks_left(world.model) == 0 and figure.shape[0] == 1
+    assert "9 rows of the network with gradients, 3 without" in report and "Memorization Audit" in report
+    loaded = {strength: world.comfy.run("LoraModelLoader", model=world.model, lora=lora, strength_model=strength)[0]
+              for strength in (0.0, 1.0)}  # fmt: skip
+    assert torch.equal(world.sample(loaded[0.0]), plain)
+    assert torch.equal(world.sample(loaded[1.0]), world.sample(model))
+
+
+def test_unlearning_is_repeated_by_its_seed_and_by_checkpointing(world):
+    first, again, other = (unlearned(world, seed=seed)[1] for seed in (1, 1, 2))
+    again_computed = unlearned(world, gradient_checkpointing=True)[1]
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert all(torch.allclose(first[name], again_computed[name], atol=1e-5) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+def test_the_ordinary_target_is_the_model_without_the_lora(world):
+    """In the first step the LoRA is nothing yet, so ordinary prompts differ by nothing; later they do."""
+    session = world.comfy.module("nodes.host.training.embedding_session")
+    seen = []
+
+    def work(s):
+        noise = torch.ones(1, 24, 8, 8)
+        timestep = torch.tensor([500])
+        x = s.noised(s.latents[1], noise, timestep)
+        with s.untouched():
+            seen.append(s.predicted(x, timestep, rows=[1]))
+        seen.append(s.predicted(x, timestep, rows=[1]))
+        assert s.weight(timestep).shape == (1, 1, 1, 1) and float(s.weight(timestep)) > 1  # the demo model predicts v
+
+    latent = torch.zeros(1, 24, 8, 8)
+    name = "diffusion_model.out.2.weight"
+    for change in (lambda weight: weight, lambda weight: 1.5 * weight):
+        session.run(
+            world.model,
+            latent,
+            world.encode(PROMPT),
+            work,
+            more=[(latent, world.encode("portrait, bald"))],
+            functions={name: change},
+        )
+    untouched, same, again, changed = (one.detach() for one in seen)
+    assert torch.equal(untouched, same) and torch.equal(untouched, again) and not torch.equal(untouched, changed)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"prompts": " \n"}, "1 or more prompts are needed"),
+        ({"surrogates": torch.zeros(1, 128, 128, 3)}, "different sizes: scale the surrogates"),
+        ({"layers": "attn9"}, "No layer of this MODEL has a name with one of attn9"),
+    ],
+)
+def test_unlearning_says_what_is_missing(world, change, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        unlearned(world, **change)
