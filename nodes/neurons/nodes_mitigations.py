@@ -373,6 +373,7 @@ class AdversarialUnlearning(io.ComfyNode):
         from .audit import AttackSettings
 
         refuse_flow(model)
+        refuse_compiled(model)
         embedding_session.refuse_ranges(positive)
         ordinary = nemo_inputs.collect_prompts(prompts, least=1)
         latent, others = vae.encode(image[:1, ..., :3]), vae.encode(surrogates[..., :3])
