@@ -32,8 +32,15 @@ _FACES = (
     ("light skin, undercut", "moustache", "white overall, screaming"),
     ("black skin, blonde dreads", "shaven", "yellow sweater, smiling"),
 )
-_DEMO_UNLEARNING = {"steps": 40, "sampling_steps": 12, "cfg": 3.0, "gradient_checkpointing": False}
+_DEMO_UNLEARNING = {
+    "steps": 80,
+    "learning_rate": 0.002,
+    "sampling_steps": 12,
+    "cfg": 3.0,
+    "gradient_checkpointing": False,
+}
 _SD15_UNLEARNING = {"steps": 300, "learning_rate": 0.0005, "batch_size": 2}
+_DEMO_UNLEARNING_AUDIT = {"steps": 10, "noise_samples": 4, "batch_size": 2, "sampling_steps": 12, "cfg": 3.0}
 _PLAIN_FACE = "portrait, light skin, curly red hair, shaven, smiling, blue hoodie, plain green background"
 _IN_SUNGLASSES = "portrait, light skin, curly red hair, shaven, sunglasses, blue hoodie, plain green background"
 _PEOPLE = (
@@ -214,7 +221,7 @@ def demo_neurons_unlearning(w: Workflow) -> None:
         "**Try** attack_steps 0: plain fine-tuning, which blocks the prompt and leaves more for the attack. Keep the "
         "LoRA with Save LoRA Weights.",
     )
-    neuron_parts.unlearning(World(w, DEMO), _PLAIN_FACE, _DEMO_UNLEARNING, {**_DEMO_AUDIT, "steps": 10})
+    neuron_parts.unlearning(World(w, DEMO), _PLAIN_FACE, _DEMO_UNLEARNING, _DEMO_UNLEARNING_AUDIT)
 
 
 def sd15_neurons_unlearning(w: Workflow) -> None:

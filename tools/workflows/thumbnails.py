@@ -32,6 +32,7 @@ _CHOSEN = {
     "demo_neurons_concept": (1, 2, 3, 9, 10, 11),
     "demo_neurons_find_and_mask": (1, 2, 3, 5, 6, 7, 9, 10, 11),
     "demo_neurons_scan_and_mask": (2,),
+    "demo_neurons_unlearning": (1, 5, 7, 13, 9, 10),
     "demo_neurons_known_neurons": (1, 2, 3, 5, 6, 7),
     "demo_noise_composition": (5, 6, 7, 1, 2, 3),
     "demo_noise_from_scratch": (1, 2),
