@@ -200,14 +200,14 @@ def test_the_audit_runs_through_a_mask(world):
 
 def unlearned(world, **changes):
     """The outputs of a very short training at a quarter of the model's size."""
-    pictures = world.comfy.run("GBX_DemoPicture", image_index=0, count=3, part="face")[0][:, ::2, ::2]
+    faces = world.comfy.run("GBX_DemoPicture", image_index=0, count=3, part="face")[0][:, ::2, ::2]
     given = {
         "model": world.model,
         "vae": world.vae,
         "clip": world.clip,
         "positive": world.encode(PROMPT),
-        "image": pictures[:1],
-        "surrogates": pictures[1:],
+        "image": faces[:1],
+        "surrogates": faces[1:],
         "prompts": "portrait, bald\nportrait, brown bob",
         "steps": 3,
         "learning_rate": 0.01,
