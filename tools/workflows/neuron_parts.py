@@ -277,17 +277,27 @@ def unlearning(world: World, caption: str, training: dict, how: dict) -> None:
     w.group("Train under attack")
     given = {"clip": world.clip, "positive": positive, "image": before, "surrogates": surrogates}
     model, _, figure, report = w.add(
-        "GBX_AdversarialUnlearning", model=world.model, vae=world.vae, **given, prompts=world.kind.ordinary, **training
+        "GBX_AdversarialUnlearning",
+        model=world.model,
+        vae=world.vae,
+        **given,
+        prompts=world.kind.ordinary,
+        **training,
+        node_size=(300, 740),
     )
     w.group("Audit")
     after = {"positive": positive, "negative": negative, "image": before}
     attacked, *_, verdict = w.add("GBX_MemorizationAudit", model=model, vae=world.vae, **after, seed=1, **how)
     w.group("Result")
-    world.save(before, "unlearning_before", "Untouched")
-    world.save(attacked, "unlearning_after", "With the LoRA, then under attack")
-    world.save(world.generate(model, ordinary, negative), "unlearning_ordinary", "An ordinary prompt with the LoRA")
-    world.save(surrogates, "unlearning_untouched", "The same prompt untouched")
-    world.save(figure, "unlearning_figure", "Losses")
+    shown = {
+        "before": ("Untouched", before),
+        "after": ("LoRA, then attacked", attacked),
+        "ordinary": ("Ordinary, with the LoRA", world.generate(model, ordinary, negative)),
+        "untouched": ("Ordinary, untouched", surrogates),
+        "figure": ("Losses", figure),
+    }
+    for name, (title, images) in shown.items():
+        world.save(images, f"unlearning_{name}", title, (240, 240))
     world.show(report, "Report")
     world.show(verdict, "Verdict")
 

@@ -163,8 +163,11 @@ class World:
         given = {"model": self.model, "mask": mask, "strength": strength, "positive": positive, "negative": negative}
         return self.w.subgraph("Mask and generate", inside, **given, vae=self.vae, seed=5, **self.numbers)
 
-    def save(self, images: Output, name: str, title: str | None = None) -> None:
-        self.w.add("SaveImage", images=images, filename_prefix=f"glassbox/neurons_{name}", node_title=title)
+    def save(
+        self, images: Output, name: str, title: str | None = None, node_size: tuple[int, int] | None = None
+    ) -> None:
+        prefix = f"glassbox/neurons_{name}"
+        self.w.add("SaveImage", images=images, filename_prefix=prefix, node_title=title, node_size=node_size)
 
     def show(self, text: Output, title: str) -> None:
         self.w.add("PreviewAny", source=text, node_title=title)
