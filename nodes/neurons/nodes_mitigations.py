@@ -237,7 +237,14 @@ class AdversarialUnlearning(io.ComfyNode):
             "text embeddings to regenerate the memorized image; the LoRA learns to answer them with surrogates, and to "
             "leave ordinary prompts as they are. After the adversarial fine-tuning of Finding DoRI (arXiv 2507.16880), "
             "which trains the whole model. No proof of deletion: check with Memorization Audit.",
-            search_aliases=["dori", "unlearn", "forget an image", "concept erasure", "adversarial fine-tuning"],
+            search_aliases=[
+                "memorization mitigation",
+                "dori",
+                "unlearn",
+                "forget an image",
+                "concept erasure",
+                "adversarial fine-tuning",
+            ],
             inputs=[
                 io.Model.Input("model", tooltip="SD1.x, SD2.x, SDXL or the demo model, without the mask."),
                 io.Vae.Input("vae", tooltip="VAE of the model."),
@@ -274,11 +281,11 @@ class AdversarialUnlearning(io.ComfyNode):
                 ),
                 io.Float.Input(
                     "keep",
-                    default=4.0,
+                    default=1.0,
                     min=0.0,
                     max=1000.0,
                     step=0.1,
-                    tooltip="Weight of the ordinary prompts in the loss. Paper: 1.",
+                    tooltip="Weight of the ordinary prompts in the loss. Paper: 1; more keeps them better and the image too.",
                 ),
                 io.Int.Input(
                     "attack_steps",

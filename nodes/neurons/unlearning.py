@@ -26,7 +26,7 @@ class UnlearningSettings:
     steps: int = 100
     learning_rate: float = 0.001
     batch_size: int = 4
-    keep: float = 4.0
+    keep: float = 1.0
     attack_steps: int = 1
     restart: int = 25
     attack: AttackSettings = field(default_factory=lambda: AttackSettings(noise_samples=4))
