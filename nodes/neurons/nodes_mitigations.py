@@ -285,7 +285,7 @@ class AdversarialUnlearning(io.ComfyNode):
                     min=0.0,
                     max=1000.0,
                     step=0.1,
-                    tooltip="Weight of the ordinary prompts in the loss. Paper: 1; more keeps them better and the image too.",
+                    tooltip="Weight of the ordinary prompts in the loss. Paper: 1; more keeps them, and the image too.",
                 ),
                 io.Int.Input(
                     "attack_steps",

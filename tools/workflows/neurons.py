@@ -34,6 +34,7 @@ _FACES = (
 )
 _DEMO_UNLEARNING = {
     "steps": 80,
+    "keep": 4.0,
     "learning_rate": 0.002,
     "sampling_steps": 12,
     "cfg": 3.0,
