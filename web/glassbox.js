@@ -3,6 +3,7 @@
 import { app } from "../../scripts/app.js";
 import { addLiveSwitch } from "./canvas/live_queue.js";
 import { refreshAll, watchCanvas } from "./canvas/panel.js";
+import { keepRoom } from "./canvas/room.js";
 import { forget } from "./canvas/server.js";
 import { sayOption, sayTitle, speak } from "./text/words.js";
 import { addCompare } from "./widgets/compare.js";
@@ -40,6 +41,7 @@ app.registerExtension({
   },
   afterConfigureGraph() {
     translate(app.graph);
+    keepRoom();
   },
   nodeCreated(node) {
     PANELS[node.comfyClass]?.(node);

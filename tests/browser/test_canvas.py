@@ -25,7 +25,10 @@ _SCRIPTED = {"LoadImageOutput", "WebcamCapture", "RecordAudio", "Load3D", "Load3
 
 @pytest.mark.parametrize("two", _TWO)
 def test_a_workflow_opens_and_comes_back_unchanged(canvas, two, request, object_info):
-    """Nothing is missing or covered, saving writes the same values, and Run queues the converter's prompt."""
+    """Nothing is missing or covered, saving writes the same values, and Run queues the converter's prompt.
+
+    Nor is anything covered by the texts and previews of a run.
+    """
     saved = workflow.load(two[request.node.callspec.params["canvas"] in _OPEN_THE_SECOND])
     canvas.load(saved)
     assert canvas.missing() == []
@@ -35,6 +38,8 @@ def test_a_workflow_opens_and_comes_back_unchanged(canvas, two, request, object_
     assert _values(again) == _values(saved)
     assert _links(again) == _links(saved)
     assert _queued(workflow.to_prompt(saved, object_info), object_info) == _queued(canvas.prompt(), object_info)
+    canvas.show_results()
+    assert canvas.overlaps() == []
 
 
 def test_after_a_run_no_node_is_covered(canvas):

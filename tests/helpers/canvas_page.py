@@ -8,6 +8,7 @@ import pytest
 import repository
 
 from tools.launcher import canvas
+from tools.workflows import layout
 
 #: Every front end with each of its renderers: the fixture of the server, and whether Nodes 2.0 draws.
 KINDS = {
@@ -35,6 +36,24 @@ _VUE_BOXES = """() => [...document.querySelectorAll('[data-node-id]')].map(eleme
     const box = element.getBoundingClientRect()
     return [Number(element.dataset.nodeId), box.x, box.y, box.width, box.height]
 })"""
+# What a run shows, all at once: a long text in each Preview Any, and a preview in each node that samples.
+_SHOW_RESULTS = """async samplers => {
+    const { api } = await import("/scripts/api.js")
+    const square = Object.assign(document.createElement("canvas"), { width: 512, height: 512 })
+    const blob = await new Promise(done => square.toBlob(done))
+    const text = Array(40).fill("a line of a report that is longer than its node").join("\\n")
+    const samples = node => samplers.includes(node.type) || node.subgraph?.nodes.some(samples)
+    for (const node of app.graph.nodes) {
+        const [id, promptId] = [String(node.id), "run"]
+        const places = { nodeId: id, displayNodeId: id, parentNodeId: id, realNodeId: id, jobId: promptId, promptId }
+        if (samples(node)) api.dispatchCustomEvent("b_preview_with_metadata", { blob, ...places })
+        if (node.type === "PreviewAny") {
+            const detail = { node: id, display_node: id, output: { text: [text] }, prompt_id: promptId }
+            api.dispatchCustomEvent("executed", detail)
+        }
+    }
+    app.canvas.setDirty(true, true)
+}"""
 _FRESH_WIDGETS = """types => types.map(type => (LiteGraph.createNode(type).widgets ?? [])
     .filter(widget => widget.serialize !== false)
     .map(widget => [widget.name, widget.options?.serialize !== false]))"""
@@ -114,6 +133,14 @@ class Canvas(canvas.Canvas):
         """Pairs of nodes that cover each other as drawn, by id."""
         boxes = self.page.evaluate(_VUE_BOXES if self.vue else _CLASSIC_BOXES)
         return [(a[0], b[0]) for index, a in enumerate(boxes) for b in boxes[index + 1 :] if _overlap(a[1:], b[1:])]
+
+    def show_results(self) -> None:
+        """Show long texts and previews as a run does, without the run."""
+        self.page.evaluate(_SHOW_RESULTS, sorted(layout.PREVIEWS))
+        for _ in range(2):  # an image that has loaded is drawn by the canvas, which then makes room for it
+            self.pause()
+            self.page.evaluate("() => app.canvas.setDirty(true, true)")
+        self.settle()
 
     def drawn(self) -> int:
         """How many nodes stand on the page as elements: all of them in Nodes 2.0, none in the classic renderer."""

@@ -125,6 +125,7 @@ def demo_activations_patching(w: Workflow) -> None:
         ids=_EVERY_LEVEL,
         recorded_steps="all",
         rows="both",
+        node_size=(290, 332),
     )
     source, image, latent, negative, positive = _run(w, recording_model, clip, vae, _WITH, 128, 4, 8, 3.0)
     save(w, image, "patching_source", "Recorded run")
@@ -155,7 +156,7 @@ def demo_activations_patching(w: Workflow) -> None:
         steps=8,
     )
     save(w, figure, "patching_chart", "Restored fraction")
-    save(w, network, "patching_map", "On the map of the network")
+    save(w, network, "patching_map", "On the network's map")
 
 
 def demo_activations_compare(w: Workflow) -> None:
@@ -293,7 +294,7 @@ def sd15_activations_patching_map(w: Workflow) -> None:
         steps=10,
     )
     save(w, figure, "sd15_patching_chart", "Restored fraction")
-    save(w, network, "sd15_patching_map", "On the map of the network")
+    save(w, network, "sd15_patching_map", "On the network's map")
 
 
 def sd15_activations_score(w: Workflow) -> None:

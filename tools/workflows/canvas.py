@@ -11,13 +11,14 @@ from tools.launcher.paths import ROOT
 from tools.launcher.widgets import inputs, widgets
 
 from .authoring import ANY, INPUTS, NOTE, OUTPUTS, AuthoringError, Node, Output, Workflow
-from .layout import Box, Layout, arrange
+from .layout import PREVIEW, Box, Layout, arrange
 from .wires import bends
 
 _VERSION = 0.4
 _OPTIONAL_SHAPE = 7  # how LiteGraph draws the socket of an optional input
 _GROUP_COLOR, _NOTE_COLOR, _NOTE_BACKGROUND = "#3f789e", "#432", "#653"
 _BORDER, _FROM_BORDER = (120, 20), 60  # size of an end of a subgraph with a row per slot, its distance from the nodes
+_ROOM = "glassbox_preview"  # tells web/canvas/room.js how high previews are in this workflow
 _OWN = "-1"  # how a subgraph node names an input of its own among the widgets that it shows
 _HUB = "https://huggingface.co"
 #: Folder below models/ and address of every file that a workflow names and the pack does not bring: ComfyUI offers to
@@ -74,6 +75,7 @@ def make(name: str, describe: Callable[[Workflow], None], object_info: dict) -> 
     workflow = Workflow(name, object_info)
     describe(workflow)
     layout, links, definitions = arrange(workflow), _Links(1), {}
+    extra = {_ROOM: PREVIEW} | workflow.extra
     nodes = _nodes(workflow, layout, links, definitions)
     return {
         "id": _uuid(name),
@@ -92,7 +94,7 @@ def make(name: str, describe: Callable[[Workflow], None], object_info: dict) -> 
         ],
         **({"definitions": {"subgraphs": list(definitions.values())}} if definitions else {}),
         "config": {},
-        "extra": workflow.extra | reroutes(links.saved, layout.nodes, layout.titles(workflow.groups)),
+        "extra": extra | reroutes(links.saved, layout.nodes, layout.titles(workflow.groups)),
         "version": _VERSION,
     }
 

@@ -34,6 +34,10 @@ _READABLE, _MOST_BACK = 0.65, 0.4  # what counts first
 _ENOUGH = 0.8  # text is easy to read: a workflow that opens larger gets no better
 _SHOWS_IMAGE = {"SaveImage", "PreviewImage"}
 _SHOWS_TEXT = "PreviewAny"
+#: What shows previews while it runs, besides nodes that hold one of these.
+PREVIEWS = {"KSampler", "KSamplerAdvanced", "SamplerCustom", "SamplerCustomAdvanced"}
+PREVIEWS |= {"GBX_SeedScout", "GBX_TrainLoraImmiscible", "GBX_W2WInvert"}
+PREVIEW = 84  # their height, to which web/canvas/room.js holds them
 # Heights of the panels that the pack's scripts (web/widgets) and Nodes 2.0 add to nodes.
 _PANELS = {
     "LoadImage": 248,
@@ -283,11 +287,17 @@ def _size(node: Node) -> tuple[int, int]:
     height += sum(_text_height(str(node.values[text])) for text in texts) + _PANELS.get(node.type, 0)
     if node.inside is not None:
         height += _FURTHER_TEXT * max(len(texts) - 1, 0)
+    if _previews(node):
+        height += PREVIEW
     if node.type in _SHOWS_IMAGE:
         return _IMAGE[0], height + _IMAGE[1]
     if node.type == _SHOWS_TEXT:
         return _REPORT[0], height + _REPORT[1]
     return (_PANEL_WIDTH if node.type in _PANELS else _TEXT_WIDTH if texts else _WIDTH), height
+
+
+def _previews(node: Node) -> bool:
+    return node.type in PREVIEWS or (node.inside is not None and any(map(_previews, node.inside.workflow.nodes)))
 
 
 def _text_height(text: str) -> int:

@@ -1,7 +1,7 @@
 """The workflows of the noise family: noise that is paired with the images it is added to."""
 
 from .authoring import Output, Workflow
-from .sampling import encode, generate, sample, train_lora
+from .sampling import encode, sample, train_lora
 
 _CAPTION = "portrait, light skin, short black hair, majestic beard, sunglasses, white shirt, smiling"
 _COMPOSED = "portrait, light skin, long black hair, shaven, round glasses, white hoodie, smiling, open eyes"
@@ -127,12 +127,12 @@ def sdxl_noise_composition(w: Workflow) -> None:
 def demo_noise_seed_scout(w: Workflow) -> None:
     w.note(
         "Many seeds for a few steps",
-        "**Sixteen seeds** run for four steps each. The first scout ranks them by how distinctly the weakest word of "
-        "the prompt acts (attention, after InitNO, arXiv 2404.04650), the second by likeness to a reference image.",
-        "**Generate** gets the list of the three best seeds and runs once for each, from exactly the scouted noise. "
-        "Not scouted: a plain batch of three.",
+        "**Sixteen seeds** run for four steps each. One scout ranks them by how distinctly the weakest word of the "
+        "prompt acts (after InitNO, arXiv 2404.04650), the other by likeness to a reference.",
+        "**Generate the best** runs once for each of the three best seeds, from exactly the scouted noise. Not "
+        "scouted: a plain batch of three.",
         "**Try** ranking prompt_alignment or image_likeness, steps 1 (one prediction of the clean image), or your own "
-        "reference (Load Image).",
+        "reference.",
     )
     w.group("Model and prompt")
     model, clip, vae = w.add("GBX_LoadDemoModel")
@@ -140,17 +140,22 @@ def demo_noise_seed_scout(w: Workflow) -> None:
     latent = w.add("EmptyLatentImage", width=128, height=128, batch_size=1)
     reference, _, _ = w.add("GBX_DemoPicture", image_index=16, count=1)
     given = {"model": model, "positive": positive, "negative": negative}
-    scouting = {"vae": vae, "latent": latent, "clip": clip, "prompt": _COMPOSED, "seed": 21, "keep": 3, "steps": 4}
+    scouting = {"vae": vae, "latent": latent, "clip": clip, "prompt": _COMPOSED, "seed": 21, "steps": 4}
     sampling = {"model": model, "positive": positive, "negative": negative, "vae": vae, "steps": 12, "cfg": 3.0}
     w.group("Scouting")
 
     def scouted(w: Workflow, **given: Output) -> dict[str, Output]:
-        seeds, _, figure, _ = w.add("GBX_SeedScout", batch_size=8, cfg=3.0, **given)
+        seeds, _, figure, _ = w.add("GBX_SeedScout", batch_size=8, keep=3, cfg=3.0, **given)
         return {"seeds": seeds, "figure": figure}
 
     covered = w.subgraph("Scout by words", scouted, ranking="word_coverage", **scouting, **given)
     alike = w.subgraph("Scout by layout", scouted, ranking="layout_likeness", reference=reference, **scouting, **given)
-    best = [generate(w, latent=latent, seed=seeds[0], **sampling) for seeds in (covered, alike)]
+
+    def chosen(w: Workflow, words: Output, layout: Output, **given: Output) -> dict[str, Output]:
+        return {name: sample(w, seed=seeds, **given) for name, seeds in {"words": words, "layout": layout}.items()}
+
+    seeds = {"words": covered[0], "layout": alike[0]}
+    best = w.subgraph("Generate the best", chosen, latent_image=latent, **seeds, **sampling)
 
     def batch(w: Workflow, latent: Output, amount: Output, **given: Output) -> Output:
         latents = w.add("RepeatLatentBatch", samples=latent, amount=amount)
