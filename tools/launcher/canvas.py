@@ -32,7 +32,7 @@ _SETTINGS = {
     "Comfy.VueNodes.AutoScaleLayout": False,
     "Comfy.Locale": "en",
 }
-_OPEN_SECONDS, _RUN_SECONDS = 120, 600
+_OPEN_SECONDS, _RUN_SECONDS, _TOLD_SECONDS = 120, 600, 20
 
 _READY = """() => window.app?.extensionManager && window.app.graph && window.LiteGraph
     && Object.keys(window.LiteGraph.registered_node_types).length > 100"""
@@ -44,7 +44,14 @@ _SET = """([type, name, value]) => {
     widget.value = value
     widget.callback?.(value, app.canvas, node)
 }"""
-_QUEUE = "async () => { await app.queuePrompt(0) }"
+_QUEUE = """async () => {
+    const { api } = await import("/scripts/api.js")
+    window.toldOfTheEnd = false
+    for (const end of ["execution_success", "execution_error", "execution_interrupted"])
+        api.addEventListener(end, () => { window.toldOfTheEnd = true }, { once: true })
+    await app.queuePrompt(0)
+}"""
+_TOLD = "() => window.toldOfTheEnd"
 _IDLE = """async () => {
     const queue = await (await fetch("/queue")).json()
     return queue.queue_running.length + queue.queue_pending.length === 0
@@ -108,7 +115,16 @@ class Canvas:
             if time.monotonic() > deadline:
                 raise LaunchError(f"A workflow on the canvas has not ended within {_RUN_SECONDS} s.")
             self.page.wait_for_timeout(100)
+        # The server is done before the page has heard of all results. Of a workflow that it refuses it hears nothing.
+        with contextlib.suppress(_timeout()):
+            self.page.wait_for_function(_TOLD, timeout=_TOLD_SECONDS * 1000)
         self.settle()
+
+
+def _timeout() -> type[Exception]:
+    from playwright.sync_api import TimeoutError
+
+    return TimeoutError
 
 
 def _store(url: str, settings: dict) -> None:

@@ -66,7 +66,14 @@ def _command(arguments: argparse.Namespace, comfyui: Path) -> int:
             from . import demo
 
             return demo.run(
-                comfyui, arguments.only, arguments.out, arguments.port, arguments.keep_open, arguments.screenshots
+                comfyui,
+                arguments.only,
+                arguments.out,
+                arguments.port,
+                arguments.keep_open,
+                arguments.screenshots,
+                arguments.newest_front_end,
+                {"Comfy.ColorPalette": arguments.theme, "Comfy.Locale": arguments.locale},
             )
         case "serve":
             from . import serve
@@ -107,6 +114,11 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     )
     demo.add_argument(
         "--screenshots", action="store_true", help="also save a screenshot of every workflow on the canvas"
+    )
+    demo.add_argument("--theme", choices=("dark", "light"), default="dark", help="of the screenshots (default: dark)")
+    demo.add_argument("--locale", choices=("en", "zh"), default="en", help="of the screenshots (default: en)")
+    demo.add_argument(
+        "--newest-front-end", action="store_true", help="use the newest front end that is tested, not ComfyUI's own"
     )
     demo.add_argument("--keep-open", action="store_true", help="keep the canvas open afterwards")
     serve = commands.add_parser("serve", help="open the canvas with the pack in a browser")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from . import paths, screenshots, serve, sheet, workflow
 from .api import Client, ConnectionLostError, Progress, output_files
+from .comfyui import newest_front_end
 from .console import ProgressLine, table
 from .errors import LaunchError
 from .server import Server
@@ -38,20 +39,30 @@ class Result:
 
 
 def run(
-    comfyui: Path, only: str | None, out: Path, port: int | None, keep_open: bool, with_screenshots: bool = False
+    comfyui: Path,
+    only: str | None,
+    out: Path,
+    port: int | None,
+    keep_open: bool,
+    with_screenshots: bool = False,
+    newest: bool = False,
+    canvas: dict | None = None,
 ) -> int:
     """Run the demo workflows, save what they make in `out`, and return 1 if one of them failed.
 
-    `with_screenshots` also saves a screenshot of every workflow, or of the chosen one.
+    `with_screenshots` also saves a screenshot of every workflow, or of the chosen one, on a canvas with some settings;
+    `newest`: of the newest front end that is tested.
     """
     chosen = choose(only, paths.WORKFLOWS)
     out.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        camera = stack.enter_context(screenshots.Camera(out / _SCREENSHOTS)) if with_screenshots else None
+        camera = stack.enter_context(screenshots.Camera(out / _SCREENSHOTS, canvas)) if with_screenshots else None
         print("Starting ComfyUI (about 20 s) ...", flush=True)
         arguments = serve.CANVAS_ARGUMENTS
         if camera:  # whose settings of the front end are not the user's
             arguments += ("--user-directory", stack.enter_context(tempfile.TemporaryDirectory()))
+        if newest:
+            arguments += ("--front-end-root", str(newest_front_end()))
         server = stack.enter_context(Server(comfyui, paths.HOST, arguments, port))
         client = Client(server.url)
         object_info = client.object_info()

@@ -50,8 +50,13 @@ _SHOW = """([left, top, scale]) => {
     app.canvas.setDirty(true, true)
 }"""
 
-_IMAGES_LOADED = """() => [...document.images, ...app.graph.nodes.flatMap(node => node.imgs ?? [])]
-    .every(image => image.complete)"""
+# The classic renderer fetches the images of a run when it draws their nodes, which do not have them before.
+_IMAGES_LOADED = """() => {
+    const shown = app.graph.nodes.filter(node => app.nodeOutputs[node.id]?.images?.length && !LiteGraph.vueNodesMode)
+    app.canvas.setDirty(true, true)
+    return shown.every(node => node.imgs?.length || node.animatedImages)
+        && [...document.images, ...app.graph.nodes.flatMap(node => node.imgs ?? [])].every(image => image.complete)
+}"""
 
 
 @dataclass(frozen=True)
@@ -77,11 +82,11 @@ CLOSE_UPS = (
 class Camera:
     """Saves screenshots in a folder, from a thread of its own: Playwright must stay in the thread that started it.
 
-    ``taken``: the names of workflows, each with its images.
+    ``settings``: of the front end. ``taken``: the names of workflows, each with its images.
     """
 
-    def __init__(self, out: Path):
-        self.out, self.taken = out, []
+    def __init__(self, out: Path, settings: dict | None = None):
+        self.out, self.settings, self.taken = out, settings, []
         self._stack, self._thread = ExitStack(), ThreadPoolExecutor(1)
         self._browser, self._canvases = None, {}
 
@@ -109,10 +114,9 @@ class Camera:
         opened = self._canvas(url, renderer)
         opened.page.set_viewport_size(_VIEWPORT)
         opened.load(workflow.load(path))
-        bounds = opened.page.evaluate(_BOUNDS)  # Nodes 2.0 of front end 1.32 stretches a node to all of a long text
         if run:
             opened.run()
-        target = _whole(opened, bounds, self.out / f"{path.stem}_{renderer}.jpg")
+        target = whole(opened, self.out / f"{path.stem}_{renderer}.jpg")
         for close_up in CLOSE_UPS:
             if run and not opened.vue and close_up.workflow == path.stem:
                 _take_close_up(opened, close_up, self.out / f"{close_up.name}.png")
@@ -121,12 +125,13 @@ class Camera:
     def _canvas(self, url: str, renderer: str) -> canvas.Canvas:
         """The renderer's page, opened once for all workflows."""
         if (url, renderer) not in self._canvases:
-            self._canvases[url, renderer] = open_bare(self._browser, url, RENDERERS[renderer])
+            self._canvases[url, renderer] = open_bare(self._browser, url, RENDERERS[renderer], self.settings)
         return self._canvases[url, renderer]
 
 
-def _whole(opened: canvas.Canvas, bounds: list[float], target: Path) -> Path:
-    left, top, width, height = bounds
+def whole(opened: canvas.Canvas, target: Path) -> Path:
+    """Save all of the workflow as an image."""
+    left, top, width, height = opened.page.evaluate(_BOUNDS)
     scale = min(_SCALE, (_LARGEST[0] - 2 * _MARGIN) / width, (_LARGEST[1] - 2 * _MARGIN) / height)
     size = {"width": round(width * scale) + 2 * _MARGIN, "height": round(height * scale) + 2 * _MARGIN}
     opened.page.set_viewport_size(size)
@@ -149,12 +154,12 @@ def _take_close_up(opened: canvas.Canvas, close_up: CloseUp, target: Path) -> No
     opened.page.evaluate(_TOGETHER)
 
 
-def open_bare(browser, url: str, vue: bool) -> canvas.Canvas:
-    """Open the canvas of a server without what lies over it."""
+def open_bare(browser, url: str, vue: bool, settings: dict | None = None) -> canvas.Canvas:
+    """Open the canvas of a server without what lies over it; ``settings``: further ones of the front end."""
     context = browser.new_context(viewport=_VIEWPORT)
     context.add_init_script(f"({_BARE})()")
     opened = canvas.Canvas(context.new_page(), vue, url)
-    opened.open(_SETTINGS)
+    opened.open(_SETTINGS | (settings or {}))
     opened.page.evaluate(_FOCUS)
     return opened
 

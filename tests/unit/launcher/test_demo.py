@@ -52,7 +52,8 @@ def test_only_runs_one_workflow_and_removes_old_images(workflows, stand_in, tmp_
 class _Camera:
     """Records what it should take, instead of taking it."""
 
-    def __init__(self, out):
+    def __init__(self, out, settings=None):
+        self.settings = settings
         self.out, self.taken, self.taken_with = out, [], []
 
     def take(self, url, path, run):
@@ -67,9 +68,29 @@ def test_screenshots_are_taken_of_every_workflow(workflows, stand_in, tmp_path, 
         (None, [("demo_a", True), ("demo_b", False), ("demo_c", True), ("sd15_x", False)]),
     ):
         camera = _Camera(out / "screenshots")
-        monkeypatch.setattr(demo.screenshots, "Camera", lambda folder, camera=camera: contextlib.nullcontext(camera))
+        monkeypatch.setattr(demo.screenshots, "Camera", lambda *_, camera=camera: contextlib.nullcontext(camera))
         assert demo.run(stand_in, only, out, None, keep_open=False, with_screenshots=True) == (only is None)
         assert camera.taken_with == taken_with and (out / "screenshots.png").exists()
+
+
+def test_screenshots_are_of_the_chosen_front_end_theme_and_language(workflows, stand_in, tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "newest_front_end", lambda: tmp_path / "front end")
+    cameras, started = [], []
+
+    def taking(*given):
+        cameras.append(_Camera(*given))
+        return contextlib.nullcontext(cameras[-1])
+
+    def start(comfyui, base, arguments, port):
+        started.append(arguments)
+        return Server(comfyui, base, arguments, port)
+
+    monkeypatch.setattr(demo.screenshots, "Camera", taking)
+    monkeypatch.setattr(demo, "Server", start)
+    settings, out = {"Comfy.Locale": "zh"}, tmp_path / "out"
+    assert demo.run(stand_in, "c", out, None, keep_open=False, with_screenshots=True, newest=True, canvas=settings) == 0
+    assert cameras[0].settings == settings
+    assert started[0][-2:] == ("--front-end-root", str(tmp_path / "front end"))
 
 
 def test_kept_open_the_canvas_stays_until_ctrl_c(workflows, stand_in, tmp_path, monkeypatch, capsys):
