@@ -9,6 +9,7 @@ import repository
 import tricky_canvas
 
 from tools.launcher import widgets, workflow
+from tools.workflows import layout, wires
 
 # Of two workflows a canvas opens one: each workflow is opened once in each front end, and once in each renderer.
 _TWO = [
@@ -40,6 +41,30 @@ def test_a_workflow_opens_and_comes_back_unchanged(canvas, two, request, object_
     assert _queued(workflow.to_prompt(saved, object_info), object_info) == _queued(canvas.prompt(), object_info)
     canvas.show_results()
     assert canvas.overlaps() == []
+
+
+@pytest.mark.parametrize(
+    "canvas", [canvas_page.KINDS["pinned-classic"], canvas_page.KINDS["newest-classic"]], indirect=True, scope="module"
+)
+def test_wires_are_drawn_as_the_layout_expects(canvas):
+    """So that it knows where a curve would swing behind a node."""
+    saved = workflow.load(next(path for path in repository.WORKFLOWS if path.stem == "sdxl_noise_composition"))
+    canvas.load(saved)
+    boxes = {node["id"]: layout.Box(*node["pos"], *node["size"]) for node in saved["nodes"]}
+    places = {bend["id"]: (tuple(bend["pos"]), bend.get("parentId")) for bend in saved["extra"]["reroutes"]}
+    last = {one["id"]: one["parentId"] for one in saved["extra"]["linkExtensions"]}
+    ways, drawn = {}, {}
+    for link in saved["links"]:
+        way, bend = [], last.get(link[0])
+        while bend is not None:
+            way.insert(0, bend)
+            bend = places[bend][1]
+        wire = tuple(link[1:5])
+        ways[wire] = [places[bend][0] for bend in way]
+        drawn[wire] = [*(("reroute", bend) for bend in way), ("link", link[0])]
+    expected = [(*drawn[wire][number], curve.tolist()) for wire, number, curve, _ in wires.curves(boxes, ways)]
+    assert len(expected) > 40
+    assert canvas.off_the_wires(expected) == []
 
 
 def test_after_a_run_no_node_is_covered(canvas):

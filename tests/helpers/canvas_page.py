@@ -57,6 +57,15 @@ _SHOW_RESULTS = """async samplers => {
 _FRESH_WIDGETS = """types => types.map(type => (LiteGraph.createNode(type).widgets ?? [])
     .filter(widget => widget.serialize !== false)
     .map(widget => [widget.name, widget.options?.serialize !== false]))"""
+# Of the paths of links and of bends that the canvas has drawn: those that some points are not upon.
+_OFF_THE_WIRES = """expected => {
+    const context = document.createElement("canvas").getContext("2d")
+    Object.assign(context, { lineWidth: 8, lineCap: "round" })
+    return expected.filter(([kind, id, points]) => {
+        const drawn = kind === "link" ? app.graph.links.get(id) : app.graph.reroutes.get(id)
+        return !points.every(([x, y]) => context.isPointInStroke(drawn.path, x, y))
+    }).map(([kind, id]) => `${kind} ${id}`)
+}"""
 _LOOK_AT = """type => {
     const node = app.graph.nodes.find(node => node.type === type)
     const { ds } = app.canvas
@@ -141,6 +150,10 @@ class Canvas(canvas.Canvas):
             self.pause()
             self.page.evaluate("() => app.canvas.setDirty(true, true)")
         self.settle()
+
+    def off_the_wires(self, expected: list[tuple[str, int, list]]) -> list[str]:
+        """Which of the pieces of wires, each "link" or "reroute", its id, and points, are drawn elsewhere."""
+        return self.page.evaluate(_OFF_THE_WIRES, expected)
 
     def drawn(self) -> int:
         """How many nodes stand on the page as elements: all of them in Nodes 2.0, none in the classic renderer."""

@@ -252,18 +252,18 @@ def _guider_grid(w: Workflow, model, clip, vae, text: str, side: int, size: int,
     sized = _sized(w, model, positive, size)
     latent = w.add("EmptyLatentImage", width=side, height=side, batch_size=2)
     noise = w.add("RandomNoise", noise_seed=7)
-    sampler = w.add("KSamplerSelect", sampler_name=sampler_of(w))
     sigmas = w.add("BasicScheduler", model=model, scheduler="normal", steps=steps)
     w.group("Strengths of the metadata")
 
-    def guided(w: Workflow, noise, sampler, sigmas, latent, vae, **given: Output) -> Output:
+    def guided(w: Workflow, noise, sigmas, latent, vae, **given: Output) -> Output:
+        sampler = w.add("KSamplerSelect", sampler_name=sampler_of(w))
         guider = w.add("GBX_MetadataGuider", **given)
         samples, _ = w.add(
             "SamplerCustomAdvanced", noise=noise, guider=guider, sampler=sampler, sigmas=sigmas, latent_image=latent
         )
         return w.add("VAEDecode", samples=samples, vae=vae)
 
-    given = {"noise": noise, "sampler": sampler, "sigmas": sigmas, "latent": latent, "vae": vae}
+    given = {"noise": noise, "sigmas": sigmas, "latent": latent, "vae": vae}
     given |= {"model": model, "positive": sized, "negative": negative, "cfg": cfg}
     for strength in (0.0, 1.0, 2.0):
         image = w.subgraph("Guide and generate", guided, **given, metadata_strength=strength)

@@ -1,12 +1,15 @@
 """Ways of wires around nodes: a wire whose straight line runs behind a node bends at points between the nodes.
 
 A way is a shortest path through points beside the corners of nodes. Wires of one output share their way; those of
-different outputs share no point.
+different outputs share no point. The canvas draws a wire as a curve, which swings out where a long piece of it bends:
+where it would swing behind a node, further points hold it to its way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,8 +23,13 @@ Wire = tuple[int, int, int, int]  # the node it comes from, that one's output, t
 _CLEAR = 4  # canvas units between a wire and a node
 _BESIDE = (8, 5), (18, 9), (28, 13)  # from a corner of a node to the points beside it, across and down
 _SLOT, _FIRST = 20, 14  # from a socket to the next, and to the first, as the classic renderer draws them
+_OUTPUT, _INPUT = 9, 10  # how far sockets lie within a node
 _END = 6  # from a socket to where a wire may bend
 _APART = 10  # between the bends of wires of two outputs
+_SWING, _LARGEST_SWING = 0.25, 20.0  # how far a curve is pulled at its ends, of its length and at a bend at most
+_BEHIND = 4  # canvas units behind a node from which on a curve counts as running there
+_HELD = 30, 42, 54, 18, 70, 90  # from an end of a piece to a point that may hold it
+_PASSES = 8  # how often all pieces are looked at
 _BEND, _SHARED, _COVERED = 60.0, 0.3, 400.0  # what a bend costs, a way that another wire has, and one upon another's
 
 
@@ -83,7 +91,104 @@ def bends(boxes: dict[int, Box], wires: list[Wire], others: Iterable[Box] = ()) 
                 if last is not None:
                     upon[output] = upon.get(output, False) | _upon(points, last, point)
         found[wire] = [(int(points[point][0]), int(points[point][1])) for point in way]
+    for _ in range(_PASSES):
+        if not _hold(boxes, found):
+            break
     return found
+
+
+def curves(boxes: dict[int, Box], ways: dict[Wire, list[Point]]) -> Iterator[tuple[Wire, int, np.ndarray, list[float]]]:
+    """Each piece of each wire as the canvas draws it: the wire, its number, points [n, 2], and its swing at both ends.
+
+    A curve leaves an output to the right and comes to an input from the left. At a bend its direction is the mean of
+    those of the pieces before and behind.
+    """
+    sockets = {wire: _sockets(boxes, wire) for wire in ways}
+    lines = {wire: [sockets[wire][0], *way, sockets[wire][1]] for wire, way in ways.items()}
+    turns: dict[tuple, tuple[float, list[float]]] = {}  # of a bend: the direction to it, and of each wire behind it
+    for wire, line in lines.items():
+        for before, at, after in zip(line, line[1:], line[2:], strict=False):
+            turns.setdefault((*wire[:2], at), (_direction(before, at), []))[1].append(_direction(at, after))
+    for wire, line in lines.items():
+        for number, (start, end) in enumerate(itertools.pairwise(line)):
+            length, along = math.dist(start, end), _direction(start, end)
+            pulls = []
+            for at, last in ((start, number == 0), (end, number == len(line) - 2)):
+                angle = 0.0 if last else _tangent(*turns[*wire[:2], at])
+                pulls.append((length * _SWING if last else min(length * _SWING, _LARGEST_SWING), angle))
+            (pull, angle), (other_pull, other_angle) = pulls
+            controls = (
+                start,
+                (start[0] + pull * math.cos(angle), start[1] + pull * math.sin(angle)),
+                (end[0] - other_pull * math.cos(other_angle), end[1] - other_pull * math.sin(other_angle)),
+                end,
+            )
+            part = np.linspace(0, 1, max(9, int(length / 8)))[:, None]
+            weights = (1 - part) ** 3, 3 * (1 - part) ** 2 * part, 3 * (1 - part) * part**2, part**3
+            swings = [abs(pull * math.sin(angle - along)) for pull, angle in pulls]
+            yield wire, number, sum(w * np.array(c) for w, c in zip(weights, controls, strict=True)), swings
+
+
+def is_behind(box: Box, curve: np.ndarray) -> bool:
+    """Whether a curve runs behind a node or its title."""
+    low = np.array((box.left, box.top - TITLE)) + _BEHIND
+    high = np.array((box.left + box.width, box.top + box.height)) - _BEHIND
+    return bool(((curve > low) & (curve < high)).all(1).any())
+
+
+def _hold(boxes: dict[int, Box], ways: dict[Wire, list[Point]]) -> bool:
+    """Add a point to each piece that runs behind a node, near the end at which it swings most; whether there were any.
+
+    All wires of an output that have the piece get the point.
+    """
+    added: dict[tuple, Point] = {}
+    bends = {(*wire[:2], point) for wire, way in ways.items() for point in way}
+    for wire, number, curve, swings in curves(boxes, ways):
+        others = [box for id_, box in boxes.items() if id_ not in (wire[0], wire[2])]
+        if not any(is_behind(box, curve) for box in others):
+            continue
+        first, last = _ends(boxes, wire)
+        start, end = np.array([first, *ways[wire], last])[number : number + 2]
+        length = math.dist(start, end)
+        near = _HELD if swings[0] >= swings[1] else [length - held for held in _HELD]
+        for along in (*near, *(length - along for along in near)):
+            point = tuple(round(float(value)) for value in start + (end - start) * (along / length))
+            apart = all(math.dist(point, bend) >= _APART for *output, bend in bends if tuple(output) != wire[:2])
+            if apart and 2 * min(_HELD) <= length and 0 < along < length:
+                added[_piece(wire, ways[wire], number)] = point
+                bends.add((*wire[:2], point))
+                break
+    for wire, way in ways.items():
+        pieces = [_piece(wire, way, number) for number in range(len(way) + 1)]
+        ways[wire] = [
+            point
+            for piece, bend in itertools.zip_longest(pieces, way)
+            for point in (added.get(piece), bend)
+            if point is not None
+        ]
+    return bool(added)
+
+
+def _piece(wire: Wire, way: list[Point], number: int) -> tuple:
+    """What is the same for all wires of an output that share a piece: its ends, or the wire where it is the last."""
+    line = [None, *way]
+    return (*wire[:2], line[number], line[number + 1] if number < len(way) else wire)
+
+
+def _sockets(boxes: dict[int, Box], wire: Wire) -> tuple[Point, Point]:
+    source, target = boxes[wire[0]], boxes[wire[2]]
+    start = source.left + source.width - _OUTPUT, source.top + _FIRST + _SLOT * wire[1]
+    return start, (target.left + _INPUT, target.top + _FIRST + _SLOT * wire[3])
+
+
+def _direction(start: Point, end: Point) -> float:
+    return math.atan2(end[1] - start[1], end[0] - start[0])
+
+
+def _tangent(before: float, behind: list[float]) -> float:
+    """The direction of a curve at a bend, as the front end computes it."""
+    half = (before - sum(behind) / len(behind)) / 2
+    return before - half - (math.pi if abs(half) > math.pi / 2 else 0)
 
 
 def _ends(boxes: dict[int, Box], wire: Wire) -> tuple[np.ndarray, np.ndarray]:

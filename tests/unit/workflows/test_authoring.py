@@ -230,6 +230,42 @@ def test_no_wire_runs_behind_a_node(path):
     assert not behind
 
 
+@pytest.mark.parametrize("path", repository.WORKFLOWS, ids=lambda path: path.stem)
+def test_no_curve_of_a_wire_runs_behind_a_node(path):
+    """As the canvas draws wires, but for what a node's edge hides."""
+    saved = json.loads(path.read_text("utf-8"))
+    boxes = {node["id"]: layout.Box(*node["pos"], *node["size"]) for node in saved["nodes"]}
+    ways = {link[1:5]: way[1:-1] for link, way in _wires(saved).items()}
+    inside = {id_: _smaller(box, _EDGE) for id_, box in boxes.items()}
+    behind = {
+        (wire, id_)
+        for wire, _, curve, _ in wires.curves(boxes, ways)
+        for id_, box in inside.items()
+        if id_ not in (wire[0], wire[2]) and wires.is_behind(box, curve)
+    }
+    assert not behind
+
+
+_EDGE = 5  # canvas units, beside those of wires.is_behind
+
+
+def _smaller(box, edge):
+    return layout.Box(box.left + edge, box.top + edge, box.width - 2 * edge, box.height - 2 * edge)
+
+
+def test_a_wire_that_would_swing_behind_a_node_is_held():
+    boxes = {1: layout.Box(0, 600, 100, 60), 2: layout.Box(136, 60, 100, 600), 3: layout.Box(300, 60, 100, 60)}
+    wire = (1, 0, 3, 0)
+    ways = wires.bends(boxes, [wire])
+    loose = {wire: [way for way in ways[wire] if way[1] < 60 or way[0] > 236]}
+    assert len(loose[wire]) < len(ways[wire])
+    swung, held = (
+        any(wires.is_behind(boxes[2], curve) for _, _, curve, _ in wires.curves(boxes, given))
+        for given in (loose, ways)
+    )
+    assert swung and not held
+
+
 def _covers(node, start, end):
     """Whether a line runs through a node or its title: then it crosses a diagonal."""
     (left, top), (width, height) = node["pos"], node["size"]
