@@ -68,6 +68,16 @@ def test_a_number_is_written_to_the_text(canvas, sliders):
     assert canvas.value(_NODE, "edits") == ""
 
 
+def test_live_queues_a_moved_slider(canvas, sliders):
+    with canvas.queued(_NODE, "edits") as queued:
+        with canvas.page.expect_response(canvas_page.PROMPT):
+            sliders.get_by_label("Live").check()
+        with canvas.page.expect_response(canvas_page.PROMPT):
+            _number(sliders, "black skin").fill("0.25")
+            _number(sliders, "black skin").press("Tab")
+    assert queued == ["black skin: 0.5", "black skin: 0.25"]
+
+
 def test_the_name_of_a_file_shows_after_a_run(canvas, sliders):
     canvas.run()
     expect(_number(sliders, "smile")).to_be_enabled()

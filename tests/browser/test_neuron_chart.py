@@ -119,3 +119,13 @@ def test_saved_loaded_copied_undone_and_run(canvas, chart, object_info):
     canvas.run()
     expect(chart.get_by_role("status")).to_have_text("5 of 5 stay in the mask.")
     assert canvas.errors == []
+
+
+def test_live_queues_a_switched_neuron(canvas, chart):
+    with canvas.queued(_NODE, "neurons") as queued:
+        with canvas.page.expect_response(canvas_page.PROMPT):
+            chart.get_by_label("Live").check()
+        with canvas.page.expect_response(canvas_page.PROMPT):
+            _bar(chart, 5).click()
+    assert queued == ["", "input_blocks.1.1 5"]
+    assert canvas.errors == []

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -23,6 +26,8 @@ EACH_RENDERER = pytest.mark.parametrize(
     "canvas", [KINDS[name] for name in _PAIRS], ids=_PAIRS, indirect=True, scope="module"
 )
 
+#: The address to which the page queues.
+PROMPT = re.compile("/prompt$")
 _MISSING = """() => app.graph.nodes
     .filter(node => !(node.type in LiteGraph.registered_node_types))
     .map(node => node.type)"""
@@ -142,6 +147,25 @@ class Canvas(canvas.Canvas):
         """Pairs of nodes that cover each other as drawn, by id."""
         boxes = self.page.evaluate(_VUE_BOXES if self.vue else _CLASSIC_BOXES)
         return [(a[0], b[0]) for index, a in enumerate(boxes) for b in boxes[index + 1 :] if _overlap(a[1:], b[1:])]
+
+    @contextlib.contextmanager
+    def queued(self, node_type: str, widget: str) -> Iterator[list]:
+        """What the nodes of a type are given by the prompts that the page queues, none of which runs."""
+        values = []
+
+        def answer(route):
+            if route.request.method != "POST":
+                route.continue_()
+                return
+            entries = route.request.post_data_json["prompt"].values()
+            values.append(next(entry["inputs"][widget] for entry in entries if entry["class_type"] == node_type))
+            route.fulfill(json={"prompt_id": f"held back {len(values)}", "number": 0, "node_errors": {}})
+
+        self.page.route(PROMPT, answer)
+        try:
+            yield values
+        finally:
+            self.page.unroute(PROMPT)
 
     def show_results(self) -> None:
         """Show long texts and previews as a run does, without the run."""
