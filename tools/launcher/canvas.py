@@ -32,7 +32,7 @@ _SETTINGS = {
     "Comfy.VueNodes.AutoScaleLayout": False,
     "Comfy.Locale": "en",
 }
-_OPEN_SECONDS, _RUN_SECONDS, _TOLD_SECONDS = 120, 600, 20
+_OPEN_SECONDS, _RUN_SECONDS, _HEARD_SECONDS = 120, 600, 20
 
 _READY = """() => window.app?.extensionManager && window.app.graph && window.LiteGraph
     && Object.keys(window.LiteGraph.registered_node_types).length > 100"""
@@ -46,12 +46,12 @@ _SET = """([type, name, value]) => {
 }"""
 _QUEUE = """async () => {
     const { api } = await import("/scripts/api.js")
-    window.toldOfTheEnd = false
+    window.heardTheEnd = false
     for (const end of ["execution_success", "execution_error", "execution_interrupted"])
-        api.addEventListener(end, () => { window.toldOfTheEnd = true }, { once: true })
+        api.addEventListener(end, () => { window.heardTheEnd = true }, { once: true })
     await app.queuePrompt(0)
 }"""
-_TOLD = "() => window.toldOfTheEnd"
+_HEARD = "() => window.heardTheEnd"
 _IDLE = """async () => {
     const queue = await (await fetch("/queue")).json()
     return queue.queue_running.length + queue.queue_pending.length === 0
@@ -117,7 +117,7 @@ class Canvas:
             self.page.wait_for_timeout(100)
         # The server is done before the page has heard of all results. Of a workflow that it refuses it hears nothing.
         with contextlib.suppress(_timeout()):
-            self.page.wait_for_function(_TOLD, timeout=_TOLD_SECONDS * 1000)
+            self.page.wait_for_function(_HEARD, timeout=_HEARD_SECONDS * 1000)
         self.settle()
 
 
