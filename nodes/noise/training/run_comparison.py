@@ -13,7 +13,7 @@ def check_loss_maps(runs: Mapping[str, Mapping]) -> None:
         raise ValueError("Both runs have the same name: give each a name of its own.")
     for name, run in runs.items():
         if not run.get("loss"):
-            raise ValueError(f"{name} holds no losses: connect the loss_map of a training.")
+            raise ValueError(f"{name[:60]!r} holds no losses: connect the loss_map of a training.")
 
 
 def shared_steps(runs: Mapping[str, Mapping]) -> list[tuple[int, list[float]]]:

@@ -35,7 +35,10 @@ def test_training_losses_lie_at_optimizer_steps():
 
 @pytest.mark.parametrize(
     ("runs", "sentence"),
-    [({"a": RUNS["plain"]}, "Both runs have the same name"), ({"a": {"loss": []}, "b": {}}, "a holds no losses")],
+    [
+        ({"a": RUNS["plain"]}, "Both runs have the same name"),
+        ({"a\nb": {"loss": []}, "c": {}}, r"^'a\\nb' holds no losses"),
+    ],
 )
 def test_loss_maps_that_cannot_be_compared_are_refused(runs, sentence):
     with pytest.raises(ValueError, match=sentence):
