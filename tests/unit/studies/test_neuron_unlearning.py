@@ -39,7 +39,7 @@ def test_similarities_are_averaged_over_names(numbers):
 
 def test_differences_are_paired_by_name(numbers):
     found = numbers["difference under attack, unlearning less NeMo mask"]
-    assert (found["value"], found["low"], found["high"]) == pytest.approx((-0.3, -0.3, -0.3))
+    assert found["value"] == pytest.approx(-0.3)
     found = numbers["difference under attack, unlearning less plain fine-tuning"]
     assert (found["value"], found["low"], found["high"], found["n"]) == pytest.approx((-0.25, -0.3, -0.2, 2))
 
