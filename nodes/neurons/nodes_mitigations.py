@@ -239,6 +239,7 @@ class AdversarialUnlearning(io.ComfyNode):
             "which trains the whole model. No proof of deletion: check with Memorization Audit.",
             search_aliases=[
                 "memorization mitigation",
+                "nemo",
                 "dori",
                 "unlearn",
                 "forget an image",

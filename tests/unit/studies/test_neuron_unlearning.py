@@ -41,7 +41,7 @@ def test_differences_are_paired_by_name(numbers):
     found = numbers["difference under attack, unlearning less NeMo mask"]
     assert found["value"] == pytest.approx(-0.3)
     found = numbers["difference under attack, unlearning less plain fine-tuning"]
-    assert (found["value"], found["low"], found["high"], found["n"]) == pytest.approx((-0.25, -0.3, -0.2, 2))
+    assert (found["value"], found["n"]) == pytest.approx((-0.25, 2))
 
 
 def test_alignment_is_compared_on_the_same_captions(numbers):
