@@ -276,14 +276,14 @@ def unlearning(world: World, caption: str, training: dict, how: dict) -> None:
     surrogates = world.generate(world.model, ordinary, negative)
     w.group("Train under attack")
     given = {"clip": world.clip, "positive": positive, "image": before, "surrogates": surrogates}
-    model, _, figure, report = w.add(
+    model, _, figure, _ = w.add(
         "GBX_AdversarialUnlearning",
         model=world.model,
         vae=world.vae,
         **given,
         prompts=world.kind.ordinary,
         **training,
-        node_size=(300, 740),
+        node_size=(280, 740),
     )
     w.group("Audit")
     after = {"positive": positive, "negative": negative, "image": before}
@@ -297,8 +297,7 @@ def unlearning(world: World, caption: str, training: dict, how: dict) -> None:
         "figure": ("Losses", figure),
     }
     for name, (title, images) in shown.items():
-        world.save(images, f"unlearning_{name}", title, (240, 240))
-    world.show(report, "Report")
+        world.save(images, f"unlearning_{name}", title, (230, 226))
     world.show(verdict, "Verdict")
 
 
