@@ -21,9 +21,11 @@ _FOLDER = paths.CACHE / "soak"
 # Inputs that decide how long a run takes, and the most that a tiny run takes of them.
 _TINY = {
     r"^(width|height|resolution|tile)$": 64,
-    r"steps$|^batch_size$|_seeds$|^candidates$|^rounds$|^draws$|^batches$|^count$": 2,
+    r"steps$|_seeds$|^candidates$|^rounds$|^draws$|^batches$": 2,
+    r"^batch_size$|^count$": 8,  # some are held out or trained on, and some must be left
 }
 _SEED = re.compile(r"^(noise_)?seed$")
+_DURATION = re.compile(r"\d+(\.\d+)? m?s\b")  # in a report, no two of which take the same time
 _QUICK = 0.6  # of the workflows run in every round; all of them in the first and the last
 _WARM_UP = 100  # prompts before memory is compared
 
@@ -48,6 +50,7 @@ def run(comfyui_folder: Path, prompts: int, minutes: float) -> dict[str, dict]:
     from tqdm import tqdm  # here, because the launcher is imported before its environment exists
 
     base = comfyui.prepare_base(_FOLDER)
+    _remove_made(base)
     traces, deadline = Traces(), time.monotonic() + 60 * minutes
     with Server(comfyui_folder, base) as server, tqdm(total=prompts, unit="prompt") as bar:
         client = Client(server.url)
@@ -59,10 +62,12 @@ def run(comfyui_folder: Path, prompts: int, minutes: float) -> dict[str, dict]:
             number += 1
             run_round(client, {name: workflows[name] for name in quick}, number, traces, bar)
             _measure(server.process_id, traces)
+        _remove_made(base)
         run_round(client, workflows, 0, traces, bar)
         remaining = list(_temporary(base))
     with Server(comfyui_folder, base, ("--cache-none",)) as server, tqdm(total=len(workflows), unit="prompt") as bar:
         # After a restart, in the opposite order, and without any cache between nodes.
+        _remove_made(base)
         run_round(Client(server.url), dict(reversed(workflows.items())), 0, traces, bar)
     for line in (*traces.failed, *traces.different):
         print(line)
@@ -122,16 +127,18 @@ def run_round(client: Client, workflows: dict[str, dict], number: int, traces: T
 
 def _digest(client: Client, entry: dict) -> str:
     """A hash of the pixels and texts that a prompt has made."""
-    from PIL import Image
+    from PIL import Image, ImageSequence
 
     digest = hashlib.sha256()
     for file in output_files(entry):
         content = client.download(file)
-        if file.filename.endswith(".png"):  # its metadata differ with what ComfyUI ran before
-            content = Image.open(io.BytesIO(content)).tobytes()
-        digest.update(content)
+        if file.filename.endswith((".png", ".webp")):  # their metadata differ with what ComfyUI ran before
+            for frame in ImageSequence.Iterator(Image.open(io.BytesIO(content))):
+                digest.update(frame.tobytes())
+        else:
+            digest.update(content)
     for _, outputs in sorted(entry["outputs"].items()):
-        digest.update(json.dumps(outputs.get("text")).encode())
+        digest.update(_DURATION.sub("", json.dumps(outputs.get("text"))).encode())
     return digest.hexdigest()
 
 
@@ -142,6 +149,14 @@ def _measure(process_id: int, traces: Traces) -> None:
     traces.memory.append((traces.prompts, process.memory_info().rss / 2**20))
     traces.threads.append(process.num_threads())
     traces.handles.append(process.num_fds() if hasattr(process, "num_fds") else process.num_handles())
+
+
+def _remove_made(base: Path) -> None:
+    """Delete the files that workflows have written: a space or a training would go on from its own."""
+    for folder in ("models", "output"):
+        for path in (base / folder).rglob("*"):
+            if path.is_file() and not path.is_symlink():
+                path.unlink()
 
 
 def _temporary(base: Path) -> Iterator[Path]:

@@ -1,6 +1,10 @@
 """What the soak makes of its measurements."""
 
+import io
+from types import SimpleNamespace
+
 import pytest
+from PIL import Image, PngImagePlugin
 
 from tools.launcher import soak
 from tools.launcher.errors import LaunchError
@@ -32,3 +36,27 @@ def test_steps_sizes_and_batches_become_tiny():
         "seed": 9,
         "cfg": 7.5,
     }
+
+
+def _made(report, color=(9, 8, 7), note=""):
+    content, about = io.BytesIO(), PngImagePlugin.PngInfo()
+    about.add_text("prompt", note)
+    Image.new("RGB", (4, 4), color).save(content, "png", pnginfo=about)
+    client = SimpleNamespace(download=lambda file: content.getvalue())
+    image = {"filename": "x.png", "subfolder": "", "type": "output"}
+    return soak._digest(client, {"outputs": {"3": {"images": [image], "text": [report]}}})
+
+
+def test_results_are_compared_by_pixels_and_texts_without_durations():
+    made = _made("2 steps, 0.21 s each, 3.6 ms in all.")
+    assert made == _made("2 steps, 0.13 s each, 12 ms in all.", note="another")
+    assert made != _made("3 steps, 0.21 s each, 3.6 ms in all.")
+    assert made != _made("2 steps, 0.21 s each, 3.6 ms in all.", color=(9, 8, 6))
+
+
+def test_what_workflows_have_written_is_removed(tmp_path):
+    for name in ("models/w2w/space.safetensors", "output/a/b.png", "input/kept.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    soak._remove_made(tmp_path)
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["kept.png"]
