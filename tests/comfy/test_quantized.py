@@ -10,9 +10,9 @@ import weight_nodes
 _REFUSED = "custom loader"
 _SENTENCE = "This MODEL is quantized .* load the fp16, bf16 or plain fp8 file"
 _LAYER = "output_blocks.4.1.transformer_blocks.0.attn2"
-#: Of the largest value: quantized layers multiply in another order, and the first step from a sigma of 4,500 rounds
-#: latents of some 10,000, whose last place is 1e-3.
-_CLOSE = 1e-3
+#: Of the norm, since single values differ with the processor: quantized layers multiply in another order, and the first
+#: step from a sigma of 4,500 rounds latents of some 10,000, whose last place is 1e-3.
+_CLOSE = 5e-4
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def models(family, request):
 
 
 def close(found, expected):
-    return (found - expected).abs().max() <= _CLOSE * expected.abs().max()
+    return (found - expected).norm() <= _CLOSE * expected.norm()
 
 
 def test_the_form_itself(family, models):
@@ -125,9 +125,10 @@ def test_embedding_adjustment_gives_the_same_embedding_or_is_refused(comfy, fami
         return
     expected, start = adjusted(comfy, family, exact), family.positive[0][0]
     family.sample(family.apply(family.point, small), steps=1)  # leaves its weights loaded, which must be moved away
-    moved = (expected - start).abs().max()
+    moved = (expected - start).norm()
     assert moved > 0
-    assert (adjusted(comfy, family, small) - expected).abs().max() < 0.05 * moved
+    # AdamW makes whole steps of gradients near 0, whose sign is that of rounding: few values, but large differences.
+    assert (adjusted(comfy, family, small) - expected).norm() < 0.02 * moved
 
 
 def trained(comfy, family, model, algorithm):
