@@ -21,12 +21,12 @@ def measure(quick: bool) -> dict[str, dict]:
     generator, network = sampled_images.load()
     sampling = host.pack("nodes.host.sampling")
     downscaled = host.pack("nodes.host.patches.feature_downscale").with_downscaled_features
-    requested = sampled_images.scenes(8 if quick else 32)
+    requested = sampled_images.scenes(5 if quick else 32)
     skins = [scene.face.skin for scene in requested]
     prompts = sampled_images.encoded(generator, sampled_images.texts(requested))
     higher = downscaled(generator.model, resolution.TRAINED, sampling.sigmas_of(generator.model, 0, _END_PERCENT)[1])
     numbers = _control(requested)
-    for side, name in ((192, "1.5 times"), (256, "2 times")):
+    for side, name in ((192, "1.5 times"), (256, "2 times"))[: 1 if quick else None]:
         models = {
             "stock": generator.model,
             "higher resolution": higher,

@@ -38,7 +38,7 @@ def repadded(generator, texts: list[str], padding: str, strength: float) -> list
 def measure(quick: bool) -> dict[str, dict]:
     """Captions obeyed and Frechet distance for every padding; the empty prompt stays stock."""
     generator, network = sampled_images.load()
-    requested = sampled_images.scenes(16 if quick else 64)
+    requested = sampled_images.scenes(8 if quick else 64)
     rng = np.random.default_rng(7)
     real = np.stack([render(random_scene(rng, Metadata())) for _ in range(200 if quick else 600)])
     features, numbers, stock = judge.read(network, real)[1], {}, None

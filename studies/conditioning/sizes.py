@@ -23,7 +23,7 @@ EXPONENT = 2.0
 def measure(quick: bool) -> dict[str, dict]:
     """Content change, sharpness and followed captions at larger sizes, stock and with Metadata Schedule."""
     generator, network = sampled_images.load()
-    requested = sampled_images.scenes(12 if quick else 48)
+    requested = sampled_images.scenes(6 if quick else 48)
     prompts = sampled_images.encoded(generator, sampled_images.texts(requested))
     sharp = sharpness(np.stack([render(scene) for scene in requested]))
     full = sampled_images.generated(generator, prompts, height=FULL, width=FULL)

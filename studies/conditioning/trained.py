@@ -178,17 +178,17 @@ def sampled(
 def measure(quick: bool) -> dict[str, dict]:
     """For every model: content change with the requested size; size, crop, mirror, captions obeyed; Frechet."""
     generator, network = sampled_images.load()
-    data = Data(generator, 500 if quick else IMAGES)
-    requested = sampled_images.scenes(16 if quick else 64)
+    data = Data(generator, 200 if quick else IMAGES)
+    requested = sampled_images.scenes(8 if quick else 64)
     texts = sampled_images.texts(requested)
-    context, probes = torch.cat(sampled_images.encoded(generator, texts)), Probes(generator, 12 if quick else 48)
-    real = judge.read(network, np.stack([render(scene) for scene in sampled_images.scenes(200 if quick else 600)]))[1]
+    context, probes = torch.cat(sampled_images.encoded(generator, texts)), Probes(generator, 6 if quick else 48)
+    real = judge.read(network, np.stack([render(scene) for scene in sampled_images.scenes(100 if quick else 600)]))[1]
     numbers = {}
 
     def measured(name: str, data: Data, exponent: float, context: torch.Tensor) -> None:
         pairs, probed = [], []
         for seed in SEEDS[:1] if quick else SEEDS:
-            made = trained(data, exponent, seed, 60 if quick else 900)
+            made = trained(data, exponent, seed, 30 if quick else 900)
             generate = functools.partial(sampled, made, generator, nothing=data.nothing)
             pairs.append(
                 [generate(context=context, requested=Metadata(original=side)) for side in (Metadata().original, 32)]

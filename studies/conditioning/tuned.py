@@ -26,13 +26,13 @@ def measure(quick: bool) -> dict[str, dict]:
     """Captions obeyed and contrast after equal steps, for both ways to noise, each sampled as it was trained."""
     generator, network = sampled_images.load()
     sampling, numbers = host.pack("nodes.host.sampling"), {}
-    requested = sampled_images.scenes(8 if quick else 32)
+    requested = sampled_images.scenes(5 if quick else 32)
     prompts = sampled_images.encoded(generator, sampled_images.texts(requested))
     for side in (192,) if quick else (192, 256):
-        data = _data(generator, side, 40 if quick else 300)
+        data = _data(generator, side, 20 if quick else 300)
         fractions = []
         for factor, name in ((1.0, "noise as before"), (side / SIZE, "noise rescaled")):
-            model = _tuned(generator, data, side, factor, 10 if quick else 100)
+            model = _tuned(generator, data, side, factor, 5 if quick else 100)
             model = model if factor == 1 else sampling.rescaled(model, factor, sampling.RETIMED)
             made = sampled_images.generated(generator, prompts, model, side=side, batch=8)
             label = f"{side / SIZE:g} times, fine-tuned, {name}"

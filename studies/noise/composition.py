@@ -88,7 +88,7 @@ def measure(quick: bool = False) -> dict[str, dict]:
     """Correlation with the guide, changed images and captions followed, for strengths and cutoffs."""
     method = host.pack("nodes.noise.composition")
     generator, network = sampled_images.load()
-    count, steps = (10, 12) if quick else (24, 12)
+    count, steps = (6, 12) if quick else (24, 12)
     scenes = [replace(scene, pattern="plain") for scene in sampled_images.scenes(count)]
     truth = requested(scenes)
     texts = [captions.full_caption(scene).rsplit(", ", 1)[0] for scene in scenes]

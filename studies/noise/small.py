@@ -134,19 +134,19 @@ def _speed_up(mode: Mode, looks: Sequence[int], runs: list, plain: list) -> dict
 
 def measure_classes(quick: bool = False) -> dict[str, dict]:
     """Digits by class: assignment across classes skews what noise a class is trained with."""
-    numbers, seeds = {}, _seeds(quick)
+    numbers, looks = {}, (250,) if quick else (1000,)
     for mode in (VANILLA, ASSIGN, WITHIN) + (() if quick else (nearest(4),)):
-        runs = [digits_run(mode, seed, (1000,), classes=True) for seed in seeds]
-        _tell(numbers, f"digits by class, {mode.name}", (1000,), runs, "the classes requested as the data has them")
+        runs = [digits_run(mode, seed, looks, classes=True) for seed in _seeds(quick)]
+        _tell(numbers, f"digits by class, {mode.name}", looks, runs, "the classes requested as the data has them")
     return numbers
 
 
 def measure_batches(quick: bool = False) -> dict[str, dict]:
     """Digits in batches of 16, where a pool assigns what a batch alone cannot."""
-    numbers, seeds = {}, _seeds(quick)
+    numbers, looks = {}, (250, 500) if quick else (500, 2000)
     for mode in (VANILLA, ASSIGN, pool(256)) + (() if quick else (pool(1024), nearest(4))):
-        runs = [digits_run(mode, seed, (500, 2000), batch=16) for seed in seeds]
-        _tell(numbers, f"digits, batch 16, {mode.name}", (500, 2000), runs, "batch 16")
+        runs = [digits_run(mode, seed, looks, batch=16) for seed in _seeds(quick)]
+        _tell(numbers, f"digits, batch 16, {mode.name}", looks, runs, "batch 16")
     return numbers
 
 
