@@ -48,6 +48,7 @@ app.registerExtension({
     if (!node.comfyClass?.startsWith("GBX_")) return;
     // The front end translates names of inputs, but no options: its files of texts have no place for them.
     for (const widget of node.widgets ?? []) if (widget.type === "combo") widget.options.getOptionLabel ??= sayOption;
+    shorten(node);
   },
   /** R on the canvas: the front end looks for new files. */
   refreshComboInNodes() {
@@ -55,6 +56,12 @@ app.registerExtension({
     refreshAll();
   },
 });
+
+/** Takes from a new node the room for its advanced widgets, which Nodes 2.0 hides; one that is loaded has its own size. */
+function shorten(node) {
+  const hidden = LiteGraph.vueNodesMode ? (node.widgets ?? []).filter((widget) => widget.advanced).length : 0;
+  if (hidden) node.setSize([node.size[0], node.size[1] - hidden * (LiteGraph.NODE_WIDGET_HEIGHT + 4)]);
+}
 
 /** Shows titles and notes of the pack's workflows in the language of the canvas. */
 function translate(graph) {

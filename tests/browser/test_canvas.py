@@ -113,6 +113,14 @@ def test_widgets_of_every_node_of_comfyui(canvas, object_info):
     assert {name: found[name] for name in types if found[name] != expected[name]} == {}
 
 
+@pytest.mark.parametrize("canvas", [canvas_page.KINDS["newest-nodes2"]], indirect=True, scope="module")
+def test_a_new_node_has_a_sensible_size(canvas, object_info):
+    """There is no room for advanced widgets, which are hidden: a new node is neither a strip nor a poster."""
+    found = canvas.fresh_sizes([name for name in object_info if name.startswith("GBX_")])
+    assert len(found) > 80
+    assert {name: size for name, size in found.items() if not (200 < size[0] < 450 and 100 < size[1] < 1000)} == {}
+
+
 def _queued(prompt: dict, object_info: dict) -> dict:
     """What of a prompt reaches the nodes: their class and the inputs that it has.
 

@@ -62,6 +62,16 @@ _SHOW_RESULTS = """async samplers => {
 _FRESH_WIDGETS = """types => types.map(type => (LiteGraph.createNode(type).widgets ?? [])
     .filter(widget => widget.serialize !== false)
     .map(widget => [widget.name, widget.options?.serialize !== false]))"""
+_FRESH_NODES = """types => {
+    app.graph.clear()
+    app.canvas.ds.scale = 1
+    return types.map((type, index) => {
+        const node = LiteGraph.createNode(type)
+        node.pos = [1000 * (index % 10), 2000 * Math.floor(index / 10)]
+        app.graph.add(node)
+        return Number(node.id)
+    })
+}"""
 # Of the paths of links and of bends that the canvas has drawn: those that some points are not upon.
 _OFF_THE_WIRES = """expected => {
     const context = document.createElement("canvas").getContext("2d")
@@ -142,6 +152,13 @@ class Canvas(canvas.Canvas):
     def fresh_widgets(self, types: list[str]) -> dict[str, list]:
         """For new nodes of some types: the name of each saved widget, and whether it goes into the prompt."""
         return dict(zip(types, self.page.evaluate(_FRESH_WIDGETS, types), strict=True))
+
+    def fresh_sizes(self, types: list[str]) -> dict[str, tuple[float, float]]:
+        """Width and height of new nodes of some types as drawn, with the title."""
+        nodes = self.page.evaluate(_FRESH_NODES, types)
+        self.pause()
+        boxes = {box[0]: tuple(box[3:]) for box in self.page.evaluate(_VUE_BOXES if self.vue else _CLASSIC_BOXES)}
+        return {type_: boxes[node] for type_, node in zip(types, nodes, strict=True)}
 
     def overlaps(self) -> list[tuple[int, int]]:
         """Pairs of nodes that cover each other as drawn, by id."""
