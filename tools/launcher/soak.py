@@ -25,7 +25,7 @@ _TINY = {
     r"^batch_size$|^count$": 8,  # some are held out or trained on, and some must be left
 }
 _SEED = re.compile(r"^(noise_)?seed$")
-_DURATION = re.compile(r"\d+(\.\d+)? m?s\b")  # in a report, no two of which take the same time
+_DURATION = re.compile(r"\d+(\.\d+)? (m?s\b|% of the time)")  # in a report, no two of which take the same time
 _QUICK = 0.6  # of the workflows run in every round; all of them in the first and the last
 _WARM_UP = 100  # prompts before memory is compared
 
