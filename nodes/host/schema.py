@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import re
 from collections.abc import Collection
 
 import torch
@@ -70,11 +71,29 @@ def with_checked_inputs(node: type[io.ComfyNode], evaluates: bool = True) -> typ
         if schema.is_input_list:  # an optional socket that is given null counts as one without a wire
             inputs = {name: values for name, values in inputs.items() if any(value is not None for value in values)}
         models = any(field.get_io_type() in _EVALUATED for field in schema.inputs)
-        with contextlib.nullcontext() if models and evaluates else progress.stoppable():
-            return execute(cls, *args, **inputs)
+        try:
+            with contextlib.nullcontext() if models and evaluates else progress.stoppable():
+                return execute(cls, *args, **inputs)
+        except (MemoryError, RuntimeError) as error:
+            if not isinstance(error, MemoryError) and not _REFUSED.search(str(error)):
+                raise  # a GPU that is full too, for which ComfyUI unloads its models
+            raise MemoryError(_memory_sentence(schema, str(error))) from error
 
     node.execute = classmethod(checked)
     return node
+
+
+#: How PyTorch says that the computer has no such memory.
+_REFUSED = re.compile(r"DefaultCPUAllocator: .*tried to allocate (\d+) bytes")
+
+
+def _memory_sentence(schema: io.Schema, message: str) -> str:
+    amount = _REFUSED.search(message)
+    wanted = f"{int(amount[1]) / 1e9:,.1f} GB in one piece" if amount else "more memory than there is"
+    return (
+        f"{schema.display_name or schema.node_id} needs {wanted}, which the computer does not have: "
+        "give it fewer or smaller inputs."
+    )
 
 
 def check_inputs(schema: io.Schema, inputs: dict) -> None:

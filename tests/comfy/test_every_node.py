@@ -3,9 +3,11 @@
 import json
 import urllib.request
 
+import numpy as np
 import pack_rules
 import pytest
 import repository
+import torch
 
 _PAGES = repository.ROOT / "web" / "docs"
 
@@ -121,3 +123,37 @@ def test_an_empty_list_is_named(comfy, pack_info):
         name = schema.inputs[0].id
         with pytest.raises(input_error, match=f"{name} is an empty list"):
             comfy.run(schema.node_id, **{name: []})
+
+
+@pytest.mark.parametrize("make", [torch.empty, np.empty], ids=["torch", "numpy"])
+def test_memory_that_is_not_there_is_said_in_a_sentence(comfy, make):
+    from comfy_api.latest import io
+
+    class Large(io.ComfyNode):
+        @classmethod
+        def define_schema(cls):
+            return io.Schema("Large", "Large Node", inputs=[], outputs=[])
+
+        @classmethod
+        def execute(cls):
+            return make(1 << 46)  # more than a process can address
+
+    node = comfy.module("nodes.host.schema").with_checked_inputs(Large)
+    with pytest.raises(MemoryError, match=r"^Large Node needs .* which the computer does not have: give it fewer"):
+        node.execute()
+
+
+def test_other_errors_of_a_node_stay_as_they_are(comfy):
+    from comfy_api.latest import io
+
+    class Full(io.ComfyNode):
+        @classmethod
+        def define_schema(cls):
+            return io.Schema("Full", inputs=[], outputs=[])
+
+        @classmethod
+        def execute(cls):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 bytes.")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        comfy.module("nodes.host.schema").with_checked_inputs(Full).execute()
