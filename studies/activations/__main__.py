@@ -32,7 +32,7 @@ class Size:
 
 
 FULL = Size(faces=60, levels=(10, 50, 150, 300, 500), trained=12, tested=24, splits=5, draws=4)
-QUICK = Size(faces=24, levels=(50, 300), trained=6, tested=12, splits=2, draws=2)
+QUICK = Size(faces=12, levels=(50, 300), trained=6, tested=12, splits=2, draws=2)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -26,11 +26,11 @@ _PCK = f"PCK@0.1 at t = {measure.RECIPE}, over pairs"
 def main(argv: Sequence[str]) -> int:
     """Measure, write, and print where."""
     parser = argparse.ArgumentParser(prog="run.py study activations joining", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="24 images instead of 60")
+    parser.add_argument("--quick", action="store_true", help="16 images instead of 60")
     options = parser.parse_args(argv)
     host.prepare()
     assets = host.pack("nodes.demo.assets")
-    world, count = assets.worlds()[0], 24 if options.quick else 60
+    world, count = assets.worlds()[0], 16 if options.quick else 60
     tapper = measure.Tapper(world)
     select_ids, weightings = (
         host.pack("nodes.activations.select_ids"),

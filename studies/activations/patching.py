@@ -21,13 +21,13 @@ from .steering import CFG, IDS, SEED, STEPS, TARGETS, Steered, caption
 def main(argv: Sequence[str]) -> int:
     """Measure, write, and print where."""
     parser = argparse.ArgumentParser(prog="run.py study activations patching", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="ten seeds and two targets")
+    parser.add_argument("--quick", action="store_true", help="five seeds and one target")
     options = parser.parse_args(argv)
     host.prepare()
     assets = host.pack("nodes.demo.assets")
-    world, count = assets.worlds()[0], 10 if options.quick else 24
+    world, count = assets.worlds()[0], 5 if options.quick else 24
     steered, numbers = Steered(world), {}
-    for attribute, value, part, toward, away in TARGETS[: 2 if options.quick else None]:
+    for attribute, value, part, toward, away in TARGETS[: 1 if options.quick else None]:
         numbers |= _measure(steered, attribute, value, [caption(0, part, phrase) for phrase in (toward, away)], count)
     name, command = "activations_patching", "python run.py study activations patching"
     if options.quick:

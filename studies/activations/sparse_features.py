@@ -150,22 +150,22 @@ def _iou(found: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
 def main(argv: Sequence[str]) -> int:
     """Measure, write, and print where."""
     parser = argparse.ArgumentParser(prog="run.py study activations sparse", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="120 images instead of 400")
+    parser.add_argument("--quick", action="store_true", help="80 images instead of 400")
     parser.add_argument("--train", action="store_true", help="train the autoencoder instead, into the output folder")
-    parser.add_argument("--steer", action="store_true", help="steer by features instead; quick: two targets, 10 seeds")
+    parser.add_argument("--steer", action="store_true", help="steer by features instead; quick: one target, 5 seeds")
     options = parser.parse_args(argv)
     host.prepare()
     if options.train:
         print(train())
         return 0
     assets = host.pack("nodes.demo.assets")
-    world, count = assets.worlds()[0], 120 if options.quick else 400
+    world, count = assets.worlds()[0], 80 if options.quick else 400
     autoencoder = host.pack("nodes.activations.autoencoder_file").read(assets.ASSETS / ASSET)
     name, command = "activations_sparse", "python run.py study activations sparse"
     numbers = {}
     if options.steer:
         name, command = f"{name}_steering", f"{command} --steer"
-        steer(world, *((TARGETS[:2], 10) if options.quick else (TARGETS, 50)), autoencoder, numbers)
+        steer(world, *((TARGETS[:1], 5) if options.quick else (TARGETS, 50)), autoencoder, numbers)
     else:
         read_faces(world, count, autoencoder, numbers)
     for entry, number in numbers.items():

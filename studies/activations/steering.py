@@ -125,14 +125,14 @@ class Steered:
 def main(argv: Sequence[str]) -> int:
     """Measure, write, and print where."""
     parser = argparse.ArgumentParser(prog="run.py study activations steering", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="the seeds 0 to 9 and two targets")
+    parser.add_argument("--quick", action="store_true", help="the seeds 0 to 4 and one target")
     parser.add_argument("--w2w", action="store_true", help="W2W Edit instead")
     options = parser.parse_args(argv)
     host.prepare()
     assets = host.pack("nodes.demo.assets")
-    world, count = assets.worlds()[0], 10 if options.quick else 50
+    world, count = assets.worlds()[0], 5 if options.quick else 50
     steered, numbers = Steered(world), {}
-    targets = TARGETS[: 2 if options.quick else None]
+    targets = TARGETS[: 1 if options.quick else None]
     (by_weights if options.w2w else by_activations)(steered, targets, count, numbers)
     name, command = "activations_steering", "python run.py study activations steering"
     if options.w2w:
