@@ -30,8 +30,9 @@ def fraction(hits: np.ndarray, what: str) -> dict:
     count, value, z = len(hits), float(np.mean(hits)), 1.96
     middle = (value + z * z / (2 * count)) / (1 + z * z / count)
     half = z * math.sqrt(value * (1 - value) / count + z * z / (4 * count * count)) / (1 + z * z / count)
-    low, high = max(middle - half, 0.0), min(middle + half, 1.0)  # rounding leaves -1e-18 where no one succeeded
-    return number(value, count, "fraction", what, (low, high))
+    low, high = max(middle - half, 0.0), min(middle + half, 1.0)
+    # Rounding leaves -1e-18 where no one succeeded, and .999... where all did.
+    return number(value, count, "fraction", what, (min(low, value), max(high, value)))
 
 
 def bootstrap(values: np.ndarray, what: str, unit: str, statistic=np.mean, draws: int = 2000, seed: int = 0) -> dict:
