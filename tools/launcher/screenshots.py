@@ -15,6 +15,7 @@ from . import canvas, paths, workflow
 RENDERERS = {"classic": False, "nodes2": True}
 _LARGEST = (2600, 1500)  # pixels of an image
 _SCALE, _MARGIN = 0.7, 40
+_LOAD_SECONDS = 120  # for images, on a busy machine
 _VIEWPORT = {"width": 1600, "height": 1000}
 _SETTINGS = {
     "Comfy.Minimap.Visible": False,
@@ -174,6 +175,6 @@ def look_at_alone(opened: canvas.Canvas, node_type: str) -> None:
 def _show(opened: canvas.Canvas, left: float, top: float, scale: float) -> None:
     """Bring a corner of the canvas to the page's, and wait for images to load."""
     opened.page.evaluate(_SHOW, [left, top, scale])
-    opened.page.wait_for_function(_IMAGES_LOADED)
+    opened.page.wait_for_function(_IMAGES_LOADED, timeout=1000 * _LOAD_SECONDS)
     opened.page.wait_for_timeout(700)
     opened.settle()
