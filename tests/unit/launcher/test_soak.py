@@ -38,13 +38,13 @@ def test_steps_sizes_and_batches_become_tiny():
     }
 
 
-def _made(report, color=(9, 8, 7), note=""):
+def _made(report, color=(9, 8, 7), note="", **others):
     content, about = io.BytesIO(), PngImagePlugin.PngInfo()
     about.add_text("prompt", note)
     Image.new("RGB", (4, 4), color).save(content, "png", pnginfo=about)
     client = SimpleNamespace(download=lambda file: content.getvalue())
     image = {"filename": "x.png", "subfolder": "", "type": "output"}
-    return soak._digest(client, {"outputs": {"3": {"images": [image], "text": [report]}}})
+    return soak._digest(client, {"outputs": {"3": {"images": [image], "text": [report]}, **others}})
 
 
 def test_results_are_compared_by_pixels_and_texts_without_durations():
@@ -52,6 +52,11 @@ def test_results_are_compared_by_pixels_and_texts_without_durations():
     assert made == _made("2 steps, 0.13 s each, 12 ms in all.", note="another")
     assert made != _made("3 steps, 0.21 s each, 3.6 ms in all.")
     assert made != _made("2 steps, 0.21 s each, 3.6 ms in all.", color=(9, 8, 6))
+
+
+def test_a_panel_whose_node_came_from_the_cache_is_no_difference():
+    assert _made("2 steps.") == _made("2 steps.", panel={"ranges": [[0, 1]]})
+    assert _made("2 steps.") != _made("2 steps.", report={"text": ["another"]})
 
 
 def test_what_workflows_have_written_is_removed(tmp_path):
