@@ -56,7 +56,7 @@ def test_results_are_compared_by_pixels_and_texts_without_durations():
 
 def test_a_panel_whose_node_came_from_the_cache_is_no_difference():
     assert _made("2 steps.") == _made("2 steps.", panel={"ranges": [[0, 1]]})
-    assert _made("2 steps.") != _made("2 steps.", report={"text": ["another"]})
+    assert _made("2 steps.") != _made("2 steps.", another={"text": ["another"]})
 
 
 def test_what_workflows_have_written_is_removed(tmp_path):
