@@ -18,26 +18,26 @@ def measure(quick: bool) -> dict[str, dict]:
     names = world.names["verbatim"][: 1 if quick else None]
     statistics = world.statistics(LAYERS)
     rng = np.random.default_rng(99)
-    rows = np.array(
-        [attacked(world, text, world.localize(text, statistics), render(random_scene(rng)), quick) for text in names]
-    )
+    models = ((text, world.masked(world.localize(text, statistics))) for text in names)
+    rows = np.array([attacked(world, model, text, quick, render(random_scene(rng))) for text, model in models])
     return {
         f"similarity to the image, {name}": results.bootstrap(values, "median SSIM over seeds, averaged", "SSIM")
         for name, values in zip(ATTACK, rows.T, strict=True)
     }
 
 
-def attacked(world: World, text: str, mask, control: np.ndarray, quick: bool) -> list[float]:
-    """For each of ``ATTACK`` the similarity of a masked name's images to its own image, and to a ``control`` image."""
-    count, own, control = 2 if quick else 4, _image(world.originals[text]), _image(control)
+def attacked(world: World, model, text: str, quick: bool, control: np.ndarray | None = None) -> list[float]:
+    """For each of ``ATTACK`` the similarity of a name's images to its own image, and to a ``control`` image if given."""
+    count, own = 2 if quick else 4, as_image(world.originals[text])
+    other = None if control is None else as_image(control)
     images = world.run(
         "MemorizationAudit",
-        model=world.masked(mask),
+        model=model,
         vae=world.vae,
         positive=world.encode(text),
         negative=world.encode(""),
         image=own,
-        control_image=control,
+        control_image=other,
         steps=5 if quick else 50,
         learning_rate=0.1,
         noise_samples=2 if quick else 8,
@@ -46,12 +46,10 @@ def attacked(world: World, text: str, mask, control: np.ndarray, quick: bool) ->
         cfg=CFG,
         seed=1,
     )[0].split(count)
-    compare = host.pack("nodes.neurons.image_similarity").compare_images
-    return [
-        compare(generated, target).replication for generated, target in zip(images, (own, own, control), strict=True)
-    ]
+    compare, targets = host.pack("nodes.neurons.image_similarity").compare_images, (own, own, other)[: len(images)]
+    return [compare(generated, target).replication for generated, target in zip(images, targets, strict=True)]
 
 
-def _image(render: np.ndarray) -> torch.Tensor:
+def as_image(render: np.ndarray) -> torch.Tensor:
     """A render as ComfyUI's IMAGE."""
     return torch.from_numpy(render.astype(np.float32) / 255)[None]

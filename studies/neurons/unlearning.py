@@ -8,7 +8,7 @@ import torch
 from ..common import host, results
 from ..world import captions
 from ..world.scenes import random_scene, render
-from .audit import _image
+from .audit import as_image, attacked
 from .masks import alignment
 from .world import CFG, LAYERS, World
 
@@ -66,12 +66,10 @@ def measure(quick: bool) -> dict[str, dict]:
 
 def of_name(world: World, text: str, statistics, control: np.ndarray, quick: bool) -> dict[str, list[float]]:
     """For each mitigation, similarity before and after the attack, and of a LoRA alignment; for the control after."""
-    own, found = _image(world.originals[text]), {}
-    found[MASK] = attacked(world, world.masked(world.localize(text, statistics)), text, quick, own)
+    found = {MASK: attacked(world, world.masked(world.localize(text, statistics)), text, quick)}
     for name, attack_steps in ((UNLEARNING, 1), (PLAIN, 0)):
-        model = trained(world, text, own, attack_steps, quick)
-        other = _image(control) if attack_steps else None
-        before, after, *of_control = attacked(world, model, text, quick, own, other)
+        model = trained(world, text, attack_steps, quick)
+        before, after, *of_control = attacked(world, model, text, quick, control if attack_steps else None)
         found[name] = [before, after, float(alignment(world, model, 4 if quick else READ).mean())]
         if attack_steps:
             found[CONTROL] = of_control
@@ -79,7 +77,7 @@ def of_name(world: World, text: str, statistics, control: np.ndarray, quick: boo
     return found
 
 
-def trained(world: World, text: str, own: torch.Tensor, attack_steps: int, quick: bool):
+def trained(world: World, text: str, attack_steps: int, quick: bool):
     """The model with the LoRA of Adversarial Unlearning; surrogates are images of ordinary captions."""
     rng = np.random.default_rng(11)
     texts = [captions.caption(random_scene(rng), rng) for _ in range(SURROGATES + KEPT)]
@@ -90,33 +88,9 @@ def trained(world: World, text: str, own: torch.Tensor, attack_steps: int, quick
         vae=world.vae,
         clip=world.clip,
         positive=world.encode(text),
-        image=own,
-        surrogates=torch.cat([_image(image[0]) for image in images]),
+        image=as_image(world.originals[text]),
+        surrogates=torch.cat([as_image(image[0]) for image in images]),
         prompts="\n".join(texts[SURROGATES:]),
         attack_steps=attack_steps,
         **(TRAINING | ({"steps": 4} if quick else {})),
     )[0]
-
-
-def attacked(world: World, model, text: str, quick: bool, own: torch.Tensor, control=None) -> list[float]:
-    """Similarity of the name's images to its own before and after the attack, and to a control image after another."""
-    count = 2 if quick else 4
-    images = world.run(
-        "MemorizationAudit",
-        model=model,
-        vae=world.vae,
-        positive=world.encode(text),
-        negative=world.encode(""),
-        image=own,
-        control_image=control,
-        steps=5 if quick else 50,
-        learning_rate=0.1,
-        noise_samples=2 if quick else 8,
-        batch_size=count,
-        sampling_steps=12,
-        cfg=CFG,
-        seed=1,
-    )[0].split(count)
-    compare = host.pack("nodes.neurons.image_similarity").compare_images
-    targets = (own, own, control)[: len(images)]
-    return [compare(generated, target).replication for generated, target in zip(images, targets, strict=True)]
