@@ -27,7 +27,7 @@ def measure(quick: bool) -> dict[str, dict]:
 
 
 def attacked(world: World, model, text: str, quick: bool, control: np.ndarray | None = None) -> list[float]:
-    """For each of ``ATTACK`` the similarity of a name's images to its own image, and to a ``control`` image if given."""
+    """For each of ``ATTACK`` the similarity of a name's images to its own image, and to that of a ``control``."""
     count, own = 2 if quick else 4, as_image(world.originals[text])
     other = None if control is None else as_image(control)
     images = world.run(

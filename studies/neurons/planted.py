@@ -23,6 +23,12 @@ from .world import World as Base
 WORLD = planting.ASSETS.name
 #: Where the paper's search begins: neurons with a larger |z|.
 THETA = 5.0
+RIVAL = "the largest |z|"
+MEASURES = {
+    "recall": "planted neurons that were found",
+    "precision": "found neurons that were planted",
+    "F1": "of found and planted neurons",
+}
 
 
 class World(Base):
@@ -89,7 +95,7 @@ def _rules(world: World, text: str, mask, statistics) -> dict[str, set]:
     return {
         "NeMo": set(mask.neurons),
         f"|z| > {THETA:g}": {neuron for neuron in ranked if z[neuron] > THETA},
-        "the largest |z|": set(ranked[:count]),
+        RIVAL: set(ranked[:count]),
         "random": {ranked[pick] for pick in drawn},
     }
 
@@ -114,20 +120,31 @@ def _found(world: World, masks: dict, found: dict[str, dict[str, set]]) -> dict[
         "neurons found": results.bootstrap(counts, "median of the names", "neurons", np.median),
         "converged": results.fraction(converged, "searches that converged"),
     }
+    measured: dict[str, dict[str, np.ndarray]] = {name: {} for name in MEASURES}
     for rule in next(iter(found.values())):
         sets = [(rules[rule], world.planted[text]) for text, rules in found.items()]
         for text, (got, planted) in zip(found, sets, strict=True):
             print(f"{text}, {rule}: {len(got)} neurons found, {len(got & planted)} of {len(planted)} planted")
-        recall = np.array([len(got & planted) / len(planted) for got, planted in sets])
-        precision = np.array([len(got & planted) / max(len(got), 1) for got, planted in sets])
-        f1 = np.array([2 * len(got & planted) / max(len(got) + len(planted), 1) for got, planted in sets])
-        for name, values, what in (
-            ("recall", recall, "planted neurons that were found"),
-            ("precision", precision, "found neurons that were planted"),
-            ("F1", f1, "of found and planted neurons"),
-        ):
-            numbers[f"{name}, {rule}"] = results.bootstrap(values, f"{what}, mean of the names", "fraction")
+        of_names = {
+            "recall": [len(got & planted) / len(planted) for got, planted in sets],
+            "precision": [len(got & planted) / max(len(got), 1) for got, planted in sets],
+            "F1": [2 * len(got & planted) / max(len(got) + len(planted), 1) for got, planted in sets],
+        }
+        for name, values in of_names.items():
+            measured[name][rule] = np.array(values)
+            what = f"{MEASURES[name]}, mean of the names"
+            numbers[f"{name}, {rule}"] = results.bootstrap(measured[name][rule], what, "fraction")
+    for name, by_rule in measured.items():
+        numbers |= _paired(name, by_rule, "fraction")
     return numbers
+
+
+def _paired(what: str, by_rule: dict[str, np.ndarray], unit: str) -> dict[str, dict]:
+    """NeMo's value less that of as many neurons with the largest |z|, name by name."""
+    ours, theirs = (np.asarray(by_rule[rule]) for rule in ("NeMo", RIVAL))
+    return {
+        f"{what}, NeMo less {RIVAL}": results.bootstrap(ours - theirs, "difference, paired by name, its mean", unit)
+    }
 
 
 def _silenced(world: World, found: dict[str, dict[str, set]], count: int) -> dict[str, dict]:
@@ -155,13 +172,17 @@ def _silenced(world: World, found: dict[str, dict[str, set]], count: int) -> dic
         numbers[f"replicated, without {name}"] = results.fraction(
             np.array(values) > REPLICATED, f"names with an SSIM over {REPLICATED}"
         )
-    return numbers
+    by_rule = {"NeMo": np.array(similarities["NeMo's neurons"]), RIVAL: np.array(similarities[RIVAL])}
+    return numbers | _paired("replication", by_rule, "SSIM")
 
 
 def _attacked(world: World, found: dict, quick: bool) -> dict[str, dict]:
     rng = np.random.default_rng(98)
     rows = np.array(
-        [audit.attacked(world, text, mask, render(random_scene(rng)), quick) for text, mask in found.items()]
+        [
+            audit.attacked(world, world.masked(mask), text, quick, render(random_scene(rng)))
+            for text, mask in found.items()
+        ]
     )
     return {
         f"attack on NeMo's mask, {name}": results.bootstrap(values, "median SSIM over seeds, averaged", "SSIM")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ..common import host, results
+from ..common import results
 from ..world import captions
 from ..world.scenes import random_scene, render
 from .audit import as_image, attacked
