@@ -236,7 +236,7 @@ class AdversarialUnlearning(io.ComfyNode):
             description="Mitigates memorization: trains a LoRA under attack. Between the steps an attack optimizes "
             "text embeddings to regenerate the memorized image; the LoRA learns to answer them with surrogates, and to "
             "leave ordinary prompts as they are. After the adversarial fine-tuning of Finding DoRI (arXiv 2507.16880), "
-            "which trains the whole model. No proof of deletion: check with Memorization Audit.",
+            "which trains the whole model; LoRAs failed there. No proof of deletion: check with Memorization Audit.",
             search_aliases=[
                 "memorization mitigation",
                 "nemo",
@@ -264,14 +264,14 @@ class AdversarialUnlearning(io.ComfyNode):
                     tooltip="Ordinary prompts that the LoRA should not change, one per line; a dozen or more. One "
                     "image is generated for each.",
                 ),
-                io.Int.Input("steps", default=100, min=1, max=100000, tooltip="Steps of the training."),
+                io.Int.Input("steps", default=75, min=1, max=100000, tooltip="Steps of the training."),
                 io.Float.Input(
                     "learning_rate",
-                    default=0.001,
+                    default=0.004,
                     min=0.000001,
                     max=1.0,
                     step=0.000001,
-                    tooltip="Learning rate of AdamW.",
+                    tooltip="Learning rate of AdamW. Higher costs ordinary prompts, and so does more training.",
                 ),
                 io.Int.Input(
                     "batch_size",
@@ -282,7 +282,7 @@ class AdversarialUnlearning(io.ComfyNode):
                 ),
                 io.Float.Input(
                     "keep",
-                    default=1.0,
+                    default=2.0,
                     min=0.0,
                     max=1000.0,
                     step=0.1,
@@ -290,7 +290,7 @@ class AdversarialUnlearning(io.ComfyNode):
                 ),
                 io.Int.Input(
                     "attack_steps",
-                    default=1,
+                    default=2,
                     min=0,
                     max=1000,
                     tooltip="Steps of the attack per step of the training. 0: none, plain fine-tuning of the prompt.",
@@ -308,18 +308,17 @@ class AdversarialUnlearning(io.ComfyNode):
                 ),
                 io.Int.Input(
                     "restart",
-                    default=25,
+                    default=50,
                     min=1,
                     max=2000,
-                    tooltip="Steps after which an attack starts again, at the memorized prompt and at an ordinary one "
-                    "in turn.",
+                    tooltip="Steps after which an attack starts again at the memorized prompt. Those of the audit: 50.",
                 ),
                 io.Int.Input("rank", default=8, min=1, max=128, tooltip="The rank of the LoRA layers."),
                 io.String.Input(
                     "layers",
-                    default="",
-                    tooltip="Comma-separated words: only layers with one of them in their name are trained, such as "
-                    "attn2. Empty trains all.",
+                    default="attn2",
+                    tooltip="Comma-separated words: only layers with one of them in their name are trained. attn2: the "
+                    "cross-attention, through which a text acts. Empty trains all, and costs ordinary prompts more.",
                 ),
                 io.Int.Input(
                     "sampling_steps",
@@ -411,13 +410,12 @@ class AdversarialUnlearning(io.ComfyNode):
             )
             bar.show(number + 1)
         made = adapters.create(model, "LoRA", rank, torch.float32, seed, {}, float(rank), layers)
-        starts = unlearning.alternating(embedding(positive), [embedding(one) for one in encoded])
 
         def work(session) -> unlearning.UnlearningLosses:
             return unlearning.unlearn(
                 session,
                 len(others),
-                [start.clone().to(session.device) for start in starts],
+                [embedding(positive).clone().to(session.device)],
                 made.parameters.values(),
                 settings,
                 lambda done: bar.show(len(ordinary) + done),

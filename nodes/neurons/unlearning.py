@@ -23,12 +23,12 @@ class UnlearningSettings:
     captions.
     """
 
-    steps: int = 100
-    learning_rate: float = 0.001
+    steps: int = 75
+    learning_rate: float = 0.004
     batch_size: int = 4
-    keep: float = 1.0
-    attack_steps: int = 1
-    restart: int = 25
+    keep: float = 2.0
+    attack_steps: int = 2
+    restart: int = 50
     attack: AttackSettings = field(default_factory=lambda: AttackSettings(noise_samples=4))
     seed: int = 0
 
@@ -108,12 +108,6 @@ def _noised(session, images, choice: range, count: int, generator):
     noise = torch.randn(latent.shape, generator=generator).to(latent)
     timestep = torch.randint(1, session.steps, (count,), generator=generator).to(latent.device)
     return rows, session.noised(latent, noise, timestep), noise, timestep
-
-
-def alternating(prompt: torch.Tensor, ordinary: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Where attacks start: the memorized prompt, an ordinary one of as many tokens, the memorized one, and so on."""
-    same = [one for one in ordinary if one.shape == prompt.shape]
-    return [start for one in same for start in (prompt, one)] or [prompt]
 
 
 def describe(losses: UnlearningLosses, settings: UnlearningSettings, prompts: int) -> str:

@@ -12,19 +12,20 @@ from .audit import as_image, attacked
 from .masks import alignment
 from .world import CFG, LAYERS, World
 
+ATTACK_STEPS = 2
 #: Verbatim names after the first, on which the settings were chosen; surrogates of one name, ordinary prompts that the
 #: LoRA keeps, and captions that the judge reads.
-NAMES, SURROGATES, KEPT, READ = 6, 4, 12, 10
+NAMES, SURROGATES, KEPT, READ = 6, 4, 16, 10
 TRAINING = {
-    "steps": 60,
-    "learning_rate": 0.001,
+    "steps": 75,
+    "learning_rate": 0.004,
     "batch_size": 4,
-    "keep": 4.0,
+    "keep": 2.0,
     "attack_learning_rate": 0.1,
     "noise_samples": 4,
-    "restart": 25,
+    "restart": 50,
     "rank": 8,
-    "layers": "",
+    "layers": "attn2",
     "sampling_steps": 12,
     "cfg": CFG,
     "seed": 1,
@@ -67,7 +68,7 @@ def measure(quick: bool) -> dict[str, dict]:
 def of_name(world: World, text: str, statistics, control: np.ndarray, quick: bool) -> dict[str, list[float]]:
     """For each mitigation, similarity before and after the attack, and of a LoRA alignment; for the control after."""
     found = {MASK: attacked(world, world.masked(world.localize(text, statistics)), text, quick)}
-    for name, attack_steps in ((UNLEARNING, 1), (PLAIN, 0)):
+    for name, attack_steps in ((UNLEARNING, ATTACK_STEPS), (PLAIN, 0)):
         model = trained(world, text, attack_steps, quick)
         before, after, *of_control = attacked(world, model, text, quick, control if attack_steps else None)
         found[name] = [before, after, float(alignment(world, model, 4 if quick else READ).mean())]

@@ -32,14 +32,7 @@ _FACES = (
     ("light skin, undercut", "moustache", "white overall, screaming"),
     ("black skin, blonde dreads", "shaven", "yellow sweater, smiling"),
 )
-_DEMO_UNLEARNING = {
-    "steps": 80,
-    "keep": 4.0,
-    "learning_rate": 0.002,
-    "sampling_steps": 12,
-    "cfg": 3.0,
-    "gradient_checkpointing": False,
-}
+_DEMO_UNLEARNING = {"sampling_steps": 12, "cfg": 3.0, "gradient_checkpointing": False}
 _SD15_UNLEARNING = {"steps": 300, "learning_rate": 0.0005, "batch_size": 2}
 _DEMO_UNLEARNING_AUDIT = {"steps": 10, "noise_samples": 4, "batch_size": 2, "sampling_steps": 12, "cfg": 3.0}
 _PLAIN_FACE = "portrait, light skin, curly red hair, shaven, smiling, blue hoodie, plain green background"

@@ -122,13 +122,6 @@ def test_an_attack_that_goes_on_is_the_attack_in_one_piece():
     assert torch.equal(attack.embedding, whole) and session.table.grad is None
 
 
-def test_attacks_start_at_the_prompt_and_at_ordinary_ones_of_its_length():
-    prompt, short, long = torch.zeros(1, 77, 4), torch.ones(1, 77, 4), torch.ones(1, 154, 4)
-    starts = unlearning.alternating(prompt, [short, long])
-    assert [start is prompt for start in starts] == [True, False] and starts[1] is short
-    assert unlearning.alternating(prompt, [long]) == [prompt]
-
-
 def test_the_cost_and_the_report():
     settings = unlearning.UnlearningSettings(steps=10, batch_size=4, attack_steps=2)
     assert settings.rows == (2 * 10 * 4 + 10 * 2 * 4, 40)
