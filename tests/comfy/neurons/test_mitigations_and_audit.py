@@ -240,6 +240,16 @@ def test_unlearning_gives_a_lora_and_leaves_the_model(world):
     assert torch.equal(world.sample(loaded[1.0]), world.sample(model))
 
 
+def test_the_defaults_of_unlearning_are_those_of_its_settings(world):
+    schema = world.comfy.module("nodes.neurons.nodes_mitigations").AdversarialUnlearning.define_schema()
+    given = {one.id: getattr(one, "default", None) for one in schema.inputs}
+    settings = world.comfy.module("nodes.neurons.unlearning").UnlearningSettings()
+    for name in ("steps", "learning_rate", "batch_size", "keep", "attack_steps", "restart"):
+        assert given[name] == getattr(settings, name)
+    assert given["attack_learning_rate"] == settings.attack.learning_rate
+    assert given["noise_samples"] == settings.attack.noise_samples and given["layers"] == "attn2"
+
+
 def test_unlearning_is_repeated_by_its_seed_and_by_checkpointing(world):
     first, again, other = (unlearned(world, seed=seed)[1] for seed in (1, 1, 2))
     again_computed = unlearned(world, gradient_checkpointing=True)[1]

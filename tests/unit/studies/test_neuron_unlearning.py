@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 pytest.importorskip("python_avatars")
+from glassbox.nodes.neurons.unlearning import UnlearningSettings
+
 from studies.neurons import unlearning
 
 ROWS = {
@@ -48,3 +50,12 @@ def test_alignment_is_compared_on_the_same_captions(numbers):
     assert numbers["prompt alignment, nothing"]["value"] == pytest.approx(0.95)
     assert numbers["prompt alignment, unlearning less nothing"]["value"] == pytest.approx(-0.15)
     assert numbers["prompt alignment, plain fine-tuning"]["value"] == pytest.approx(0.7)
+
+
+def test_the_study_measures_the_default_settings():
+    default, training = UnlearningSettings(), unlearning.TRAINING
+    assert default.attack_steps == unlearning.ATTACK_STEPS
+    for name in ("steps", "learning_rate", "batch_size", "keep", "restart"):
+        assert training[name] == getattr(default, name)
+    assert training["attack_learning_rate"] == default.attack.learning_rate
+    assert training["noise_samples"] == default.attack.noise_samples
