@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from . import host
 
 RESULTS = host.ROOT / "studies" / "results"
 FEWEST = 5  # independent units that an interval is given for
+KEPT = host.ROOT / ".cache" / "studies"
 
 
 def number(value: float, n: int, unit: str, what: str, interval: Sequence[float] = ()) -> dict:
@@ -40,6 +41,29 @@ def bootstrap(values: np.ndarray, what: str, unit: str, statistic=np.mean, draws
     rng, values = np.random.default_rng(seed), np.asarray(values)
     spread = [statistic(values[rng.integers(len(values), size=len(values))]) for _ in range(draws)]
     return number(float(statistic(values)), len(values), unit, what, np.percentile(spread, [2.5, 97.5]))
+
+
+class Rows:
+    """The rows of a long study, each on the disk as it is done: a run with the same settings goes on from there."""
+
+    def __init__(self, name: str, settings: dict):
+        self._path, self._settings = KEPT / f"{name}_rows.json", json.loads(json.dumps(settings))
+        kept = json.loads(self._path.read_text("utf-8")) if self._path.is_file() else {}
+        self._rows = kept["rows"] if kept.get("settings") == self._settings else {}
+
+    def row(self, unit: str, make: Callable[[], dict]) -> dict:
+        """The row of a unit, from the disk or made now."""
+        if unit not in self._rows:
+            self._rows[unit] = make()
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = self._path.with_suffix(".tmp")
+            temporary.write_text(json.dumps({"settings": self._settings, "rows": self._rows}, indent=1), "utf-8")
+            temporary.replace(self._path)
+        return self._rows[unit]
+
+    def finished(self) -> None:
+        """Delete the file, so that the next run measures anew."""
+        self._path.unlink(missing_ok=True)
 
 
 def assets_hash(folder: Path) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
 
@@ -40,8 +42,14 @@ def measure(quick: bool) -> dict[str, dict]:
     world = World(seeds=4, ordinary=24 if quick else 60)
     names = world.names["verbatim"][1 : 2 if quick else 1 + NAMES]
     statistics, rng = world.statistics(LAYERS), np.random.default_rng(99)
+    controls = {text: render(random_scene(rng)) for text in names}
     untouched = alignment(world, world.model, 4 if quick else READ).mean()
-    rows = [of_name(world, text, statistics, render(random_scene(rng)), quick) for text in names]
+    settings = TRAINING | {"attack_steps": ATTACK_STEPS, "surrogates": SURROGATES, "kept": KEPT, "read": READ}
+    kept = results.Rows("neurons_unlearning" + ("_quick" if quick else ""), settings)
+    rows = [
+        kept.row(text, functools.partial(of_name, world, text, statistics, controls[text], quick)) for text in names
+    ]
+    kept.finished()
     numbers = {}
     for when, place in (("without an attack", 0), ("under attack", 1)):
         values = {name: np.array([row[name][place] for row in rows]) for name in (MASK, UNLEARNING, PLAIN)}

@@ -69,7 +69,7 @@ IMAGES = {
     "neurons_shared": _generated("neurons_share_mask", 1, 2, 3, 4),
     "neurons_baselines": _generated("neurons_baselines", 1, 3, 5, 7, 9),
     "neurons_concept": _generated("neurons_concept", *range(1, 17), columns=4),
-    "neurons_unlearning": _figure("neurons_unlearning", 17),
+    "neurons_unlearning": _generated("neurons_unlearning", 1, 5, 6, 7, 8),
     "neurons_audit": _figure("neurons_audit", 4),
     "noise_distances": _figure("noise_immiscible_gain", 2),
     "noise_from_scratch": _figure("noise_from_scratch", 3),

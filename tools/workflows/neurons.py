@@ -211,7 +211,8 @@ def demo_neurons_unlearning(w: Workflow) -> None:
         "**Adversarial Unlearning** trains a LoRA while an attack searches text embeddings that bring the memorized "
         "image back (Finding DoRI, arXiv 2507.16880). The LoRA answers them with the surrogates, images of an ordinary "
         "prompt, and leaves the ordinary prompts as they are.",
-        "**Memorization Audit** then attacks the result. Ten steps are few: the paper uses 50.",
+        "**Memorization Audit** then attacks the result. Ten steps are few: the paper uses 50, which bring back "
+        "a part.",
         "**Try** attack_steps 0: plain fine-tuning, which blocks the prompt and leaves more for the attack. Keep the "
         "LoRA with Save LoRA Weights.",
     )
@@ -225,8 +226,8 @@ def sd15_neurons_unlearning(w: Workflow) -> None:
         "image back (Finding DoRI, arXiv 2507.16880). The LoRA answers them with the surrogates, images of an ordinary "
         "prompt, and leaves the ordinary prompts as they are.",
         "**The image** is what the untouched model generates; the training image itself is better: use Load Image.",
-        "**Not measured on SD1.5**: the settings are those of the demo model with more steps. Read the audit, and "
-        "raise steps if the image comes back. Keep the LoRA with Save LoRA Weights.",
+        "**Not measured on SD1.5**: the settings are those of the demo model with more, smaller steps. Read the audit, "
+        "and raise steps if the image comes back. Keep the LoRA with Save LoRA Weights.",
     )
     neuron_parts.unlearning(World(w, SD15), _CONTROL, _SD15_UNLEARNING, _SD15_AUDIT)
 

@@ -87,6 +87,23 @@ def test_a_committed_interval_is_one(path):
             assert number["low"] - 1e-9 <= number["value"] <= number["high"] + 1e-9, name
 
 
+def test_a_stopped_study_goes_on_after_its_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "KEPT", tmp_path)
+    made = []
+
+    def measured(settings, units):
+        rows = results.Rows("some", settings)
+        return rows, [rows.row(unit, lambda unit=unit: made.append(unit) or {"value": [len(made)]}) for unit in units]
+
+    measured({"steps": 2}, "ab")
+    rows, found = measured({"steps": 2}, "abc")
+    assert made == ["a", "b", "c"] and found == [{"value": [1]}, {"value": [2]}, {"value": [3]}]
+    rows.finished()
+    measured({"steps": 2}, "a")
+    measured({"steps": 3}, "a")
+    assert made == ["a", "b", "c", "a", "a"]
+
+
 def test_a_result_names_its_asset(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "RESULTS", tmp_path / "results")
     assets = tmp_path / "some-world"

@@ -15,7 +15,7 @@ ROWS = {
 
 
 @pytest.fixture
-def numbers(monkeypatch):
+def numbers(monkeypatch, tmp_path):
     class World:
         model, names = "untouched", {"verbatim": ["piloted", "a", "b"]}
 
@@ -26,6 +26,7 @@ def numbers(monkeypatch):
             return None
 
     rows = {name: {**row, "control image": [0.45]} for name, row in ROWS.items()}
+    monkeypatch.setattr(unlearning.results, "KEPT", tmp_path)
     monkeypatch.setattr(unlearning, "World", World)
     monkeypatch.setattr(unlearning, "alignment", lambda world, model, count: np.array([0.9, 1.0]))
     monkeypatch.setattr(unlearning, "of_name", lambda world, text, *_: rows[text])
