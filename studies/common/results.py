@@ -62,7 +62,7 @@ class Rows:
         return self._rows[unit]
 
     def finished(self) -> None:
-        """Delete the file, so that the next run measures anew."""
+        """Delete the file, so that the next run measures again."""
         self._path.unlink(missing_ok=True)
 
 
