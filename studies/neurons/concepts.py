@@ -55,7 +55,7 @@ def measure(quick: bool) -> dict[str, dict]:
         rng = np.random.default_rng(21)
         present, absent = zip(*(pair(concept, rng) for _ in range(PAIRS)), strict=True)
         texts = [pair(concept, rng)[0] for _ in range(QUICK_IMAGES if quick else IMAGES)]
-        numbers |= _treated(world, name, concept, texts, _models(world, name, present, absent, numbers))
+        numbers |= _treated(world, name, concept, texts, _models(world, name, present, absent, numbers, quick))
     return numbers
 
 
@@ -123,7 +123,7 @@ class ConceptWorld(World):
         return self._steering.ActivationSteering.execute(*given)[0]
 
 
-def _models(world: ConceptWorld, name: str, present: tuple, absent: tuple, numbers: dict) -> dict:
+def _models(world: ConceptWorld, name: str, present: tuple, absent: tuple, numbers: dict, quick: bool) -> dict:
     """The model by treatment; the neurons that are beyond chance go to ``numbers``."""
     lists = {"concept_prompts": "\n".join(present), "neutral_prompts": "\n".join(absent), "concept": name}
     how = {"neuron_type": "feed_forward", "layers": "all", "seed": 1, "width": SIZE, "height": SIZE}
@@ -141,8 +141,8 @@ def _models(world: ConceptWorld, name: str, present: tuple, absent: tuple, numbe
         control, _ = world.run("NeuronMaskEdit", model=world.model, mask=mask, **how)
         models |= {f"{number} {what}": world.masked(mask, strength) for what, strength in STRENGTHS.items()}
         models[f"{number} at random negated"] = world.masked(control, STRENGTHS["negated"])
-    direction = world.direction(present, absent)
-    return models | {f"steering {strength:g}": world.steered(direction, strength) for strength in STEERING}
+    direction, strengths = world.direction(present, absent), STEERING[1::2] if quick else STEERING
+    return models | {f"steering {strength:g}": world.steered(direction, strength) for strength in strengths}
 
 
 def _treated(world: ConceptWorld, name: str, concept: Concept, texts: list[str], models: dict) -> dict[str, dict]:

@@ -42,7 +42,7 @@ def measure(quick: bool) -> dict[str, dict]:
     numbers |= _treatments(world, masks, 2 if quick else 4, quick)
     if not quick:
         numbers |= _elsewhere(world, names[:REPEATED])
-    return numbers | _prompt_alignment(world, masks, 8 if quick else 40)
+    return numbers | _prompt_alignment(world, masks, 5 if quick else 40)
 
 
 def _found(masks: dict, world: World) -> dict[str, dict]:

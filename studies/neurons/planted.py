@@ -43,7 +43,7 @@ class World(Base):
 
 def measure(quick: bool) -> dict[str, dict]:
     """Detection, found against planted neurons, what silencing them does, and the attack on the mask."""
-    world = World(seeds=4 if quick else 10, ordinary=24 if quick else 60)
+    world = World(seeds=4 if quick else 10, ordinary=12 if quick else 60)
     names = list(world.planted)[4:5] if quick else list(world.planted)
     statistics = world.statistics(LAYERS)
     masks = {text: world.localize(text, statistics, LAYERS) for text in names}
@@ -53,7 +53,7 @@ def measure(quick: bool) -> dict[str, dict]:
     numbers |= _attacked(world, {text: masks[text] for text in names[::4]}, quick)
     for name, model in {"base": Base(seeds=2, ordinary=2).model, "planted": world.model}.items():
         numbers[f"prompt alignment, {name}"] = results.bootstrap(
-            alignment(world, model, 8 if quick else 40), "requested attributes found", "fraction"
+            alignment(world, model, 5 if quick else 40), "requested attributes found", "fraction"
         )
     return numbers
 

@@ -89,7 +89,7 @@ def of_name(world: World, text: str, statistics, control: np.ndarray, quick: boo
 def trained(world: World, text: str, attack_steps: int, quick: bool):
     """The model with the LoRA of Adversarial Unlearning; surrogates are images of ordinary captions."""
     rng = np.random.default_rng(11)
-    texts = [captions.caption(random_scene(rng), rng) for _ in range(SURROGATES + KEPT)]
+    texts = [captions.caption(random_scene(rng), rng) for _ in range(SURROGATES + (2 if quick else KEPT))]
     images = [world.generate(world.model, world.encode(one), 1, seed=4000) for one in texts[:SURROGATES]]
     return world.run(
         "AdversarialUnlearning",
