@@ -254,7 +254,9 @@ def test_unlearning_is_repeated_by_its_seed_and_by_checkpointing(world):
     first, again, other = (unlearned(world, seed=seed)[1] for seed in (1, 1, 2))
     again_computed = unlearned(world, gradient_checkpointing=True)[1]
     assert all(torch.equal(first[name], again[name]) for name in first)
-    assert all(torch.allclose(first[name], again_computed[name], atol=1e-5) for name in first)
+    gaps = torch.cat([(first[name] - again_computed[name]).abs().flatten() for name in first])
+    # Adam divides a gradient by its size: where it is little but rounding, an entry moves by part of a step (.01).
+    assert float(gaps.mean()) < 1e-7 and float(gaps.max()) < 1e-4
     assert any(not torch.equal(first[name], other[name]) for name in first)
 
 
