@@ -126,7 +126,7 @@ def test_an_empty_list_is_named(comfy, pack_info):
 
 
 @pytest.mark.parametrize("make", [torch.empty, np.empty], ids=["torch", "numpy"])
-def test_memory_that_is_not_there_is_said_in_a_sentence(comfy, make):
+def test_memory_that_is_not_there_gives_a_sentence(comfy, make):
     from comfy_api.latest import io
 
     class Large(io.ComfyNode):
