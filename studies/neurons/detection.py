@@ -16,7 +16,7 @@ _COST |= {"bright ending": 2 * _STEPS, "local norm": 2 * _STEPS}
 
 def measure(quick: bool) -> dict[str, dict]:
     """Scores by kind, AUROC and cost of the score and of other detectors, threshold and false positives."""
-    world = World(seeds=3 if quick else 10, ordinary=12 if quick else 80)
+    world = World(seeds=2 if quick else 10, ordinary=10 if quick else 80)
     kinds = {**world.names, "ordinary": world.ordinary}
     detectors = {**dict.fromkeys(_MEASURED, True), "bright_ending_steps": _STEPS}
     rows = {kind: world.detected(texts, **detectors) for kind, texts in kinds.items()}
