@@ -15,14 +15,15 @@ from typing import cast
 import torch
 
 from . import space_file
-from .common_basis import extend_basis
+from .common_basis import LayerUpdates, extend_basis
 from .core_store import CoreStore
 from .flat_layout import CommonBasis, LayerBasis
 from .lora_reader import Factors, Shape
 from .member_store import MemberSource
 from .space import Form, Space
 
-_LAYERS_AT_ONCE = 16
+# A file's header is read again for every group of layers, and the group of all files is in memory.
+_MOST_LAYERS, _GROUP_BYTES = 64, 2**29
 
 
 class UpdateBuilder:
@@ -53,8 +54,11 @@ class UpdateBuilder:
         for name, why in refused.items():
             refuse(name, why)
         layers = sorted(shapes)
-        for first in track(range(0, len(layers), _LAYERS_AT_ONCE)):
-            group = [layer for layer in layers[first : first + _LAYERS_AT_ONCE] if layer not in store.entries]
+        files = [source.path for source in self._sources if source.path is not None and source.name not in self._known]
+        a_layer = sum(path.stat().st_size for path in files) // len(layers) + 1
+        width = min(max(_GROUP_BYTES // a_layer, 1), _MOST_LAYERS)
+        for first in track(range(0, len(layers), width)):
+            group = [layer for layer in layers[first : first + width] if layer not in store.entries]
             wanted = functools.partial(_belongs, group, {} if first else shapes)
             loras, new = {}, {}
             for source in self._sources if group else ():
@@ -101,8 +105,15 @@ class UpdateBuilder:
         basis, stored = None, None
         if layer in self._bases:
             basis = LayerBasis(self._bases[layer].left.float(), self._bases[layer].right.float())
-        grown = extend_basis(list(changes.values()), shape, self._energy, self._limit, basis)
-        cores = torch.zeros(len(self._sources), grown.left.shape[1], len(grown.right))
+        made, squares = {}, {}
+        if changes:
+            updates = LayerUpdates.of(list(changes.values()))
+            basis = extend_basis(updates, self._energy, self._limit, basis)
+            made = dict(zip(changes, updates.cores(basis), strict=True))
+            squares = dict(zip(changes, updates.squares, strict=True))
+        elif basis is None:
+            basis = LayerBasis(torch.empty(shape[1][0], 0), torch.empty(0, torch.Size(shape[0]).numel()))
+        cores = torch.zeros(len(self._sources), basis.left.shape[1], len(basis.right))
         whole, kept = [0.0] * len(cores), [0.0] * len(cores)
         if self._start is not None and layer in self._slots:
             slot, space = self._slots[layer], self._start
@@ -111,14 +122,14 @@ class UpdateBuilder:
             stored = (space.mean[columns] + space.deviation[columns] * numbers).view(-1, p, q)
         for row, source in enumerate(self._sources):
             if source.name in changes:
-                cores[row] = grown.core(changes[source.name])
-                whole[row] = changes[source.name].squared_norm()
+                cores[row] = made[source.name]
+                whole[row] = squares[source.name]
             elif source.name in self._known and stored is not None:
                 cores[row, : stored.shape[1], : stored.shape[2]] = stored[self._known[source.name]]
-            kept[row] = float(cores[row].double().square().sum())
+            kept[row] = float(torch.linalg.vector_norm(cores[row])) ** 2
             if source.name in self._known:
                 whole[row] = kept[row]
-        store.add(layer, shape, grown, cores, whole=whole, kept=kept, **about)
+        store.add(layer, shape, basis, cores, whole=whole, kept=kept, **about)
 
 
 def space_to_extend(target: Path, settings: str) -> Space | None:

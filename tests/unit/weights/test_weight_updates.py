@@ -14,8 +14,9 @@ from glassbox.nodes.weights import (
     space_builder,
     space_file,
     space_report,
+    update_builder,
 )
-from glassbox.nodes.weights.common_basis import extend_basis
+from glassbox.nodes.weights.common_basis import LayerUpdates, extend_basis
 from glassbox.nodes.weights.flat_layout import LayerBasis
 from glassbox.nodes.weights.lora_reader import Factors
 from glassbox.nodes.weights.space import Form
@@ -126,7 +127,7 @@ def test_the_fraction_a_basis_keeps_is_reported(tmp_path, energy, limit):
 
 @pytest.mark.parametrize("shape", [(40, 24), (24, 40)])
 def test_a_wide_basis_by_random_projection_comes_near_the_best_one(shape):
-    """svd_lowrank, taken for many members, keeps within 1 % of what the truncated SVD of both sides keeps."""
+    """Random projection, taken for many members, keeps within 1 % of what the truncated SVD of both sides keeps."""
     inputs, outputs = shape
     spectrum = 0.7 ** torch.arange(8)
     changes = [
@@ -134,9 +135,11 @@ def test_a_wide_basis_by_random_projection_comes_near_the_best_one(shape):
         for down, up in (independent(seed, 8, {"x": (inputs, outputs)})["x"] for seed in range(12))
     ]
     state = torch.random.get_rng_state()
-    basis = extend_basis(changes, ((inputs,), (outputs,)), 1.0, 4)
+    updates = LayerUpdates.of(changes)
+    basis = extend_basis(updates, 1.0, 4)
     assert torch.equal(torch.random.get_rng_state(), state)
-    exact = extend_basis(changes, ((inputs,), (outputs,)), 1.0, 0)
+    exact = extend_basis(updates, 1.0, 0)
+    assert updates.squares == pytest.approx([one.squared_norm() for one in changes], rel=1e-5)
     left = torch.linalg.svd(torch.cat([exact.core(one) / one.squared_norm() ** 0.5 for one in changes], dim=1))[0]
     right = torch.linalg.svd(torch.cat([exact.core(one) / one.squared_norm() ** 0.5 for one in changes]))[2]
     best = LayerBasis(exact.left @ left[:, :4], right[:4] @ exact.right)
@@ -182,6 +185,7 @@ def test_a_changed_file_is_read_again(tmp_path):
 
 
 def test_a_stopped_build_goes_on_with_the_layers_it_has(tmp_path, monkeypatch):
+    monkeypatch.setattr(update_builder, "_MOST_LAYERS", 16)
     folder = tmp_path / "loras"
     layers = {f"down_blocks.{number}.attn1.to_q": (8, 6) for number in range(40)}
     folder.mkdir()
