@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 
 from .flat_layout import LayerBasis
-from .lora_reader import Factors, Shape
+from .lora_reader import Factors
 
 _TINY = 1e-12  # a fraction of the energy that is rounding
 _OVERSAMPLED, _POWERS = 16, 2
@@ -90,7 +90,7 @@ def extend_basis(updates: LayerUpdates, energy: float, limit: int, start: LayerB
 def _extend(
     basis: torch.Tensor, updates: LayerUpdates, weights: list[float], budget: float, limit: int
 ) -> torch.Tensor:
-    """Orthonormal columns (m, p) and those that leave at most ``budget`` of weighted |dW_i|^2 outside of all of them."""
+    """Orthonormal columns (m, p) and those that leave at most ``budget`` of the weighted |dW_i|^2 outside."""
     room = limit - basis.shape[1] if limit else len(basis)
     if not any(weights) or room <= 0:
         return basis
