@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from studies.common import host, results
 from studies.common.turns import threads
@@ -27,10 +28,10 @@ def main(argv: Sequence[str]) -> int:
     kinds.add_argument("--many", action="store_true", help="a space of 5,000 members, and nothing else")
     kinds.add_argument("--updates", action="store_true", help="a space on weight updates, and nothing else")
     kinds.add_argument("--guidance", action="store_true", help="identity guidance against plain CFG, and nothing else")
-    parser.add_argument("--one", nargs=2, metavar=("CONTENDER", "N"), help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=3, metavar=("CONTENDER", "N", "FILE"), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.one:
-        print(json.dumps(building.build_with(options.one[0], int(options.one[1]))))
+        print(json.dumps(building.build_with(options.one[0], int(options.one[1]), Path(options.one[2]))))
         return 0
     kind = next((name for name in ("quick", "large", "many", "updates", "guidance") if getattr(options, name)), "")
     special = {"large": lambda: large.measure(3, 1000), "many": lambda: building.measure_many(5000)}

@@ -15,7 +15,7 @@ from typing import cast
 
 import torch
 
-from .lora_reader import Factors
+from .lora_reader import Factors, trim_shape
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Slot:
     down_shape: tuple[int, ...]
     up_shape: tuple[int, ...]
 
-    @property
+    @cached_property
     def up_offset(self) -> int:
         return self.offset + _numel(self.down_shape)
 
-    @property
+    @cached_property
     def end(self) -> int:
         return self.up_offset + _numel(self.up_shape)
 
@@ -63,15 +63,21 @@ class Layout:
     def scale(self) -> float:
         return self.alpha / self.rank
 
+    @cached_property
+    def sizes(self) -> dict[str, tuple[tuple[int, ...], int]]:
+        """Inputs and outputs of every layer."""
+        return {slot.layer: (trim_shape(slot.down_shape[1:]), slot.up_shape[0]) for slot in self.slots}
+
     def flatten(self, layers: dict[str, Factors]) -> torch.Tensor:
         """Factors as float32 (size,); a layer that is absent is zero. Scales other than the layout's go into up."""
-        flat = torch.zeros(self.size)
+        parts, scale = [], self.scale
         for slot in self.slots:
-            if slot.layer in layers:
-                factors = layers[slot.layer]
-                flat[slot.offset : slot.up_offset] = factors.down.float().flatten()
-                flat[slot.up_offset : slot.end] = (factors.up.float() * (factors.scale / self.scale)).flatten()
-        return flat
+            if factors := layers.get(slot.layer):
+                up = factors.up.float() if factors.scale == scale else factors.up.float() * (factors.scale / scale)
+                parts += [factors.down.float().flatten(), up.flatten()]
+            else:
+                parts.append(torch.zeros(slot.end - slot.offset))
+        return torch.cat(parts)
 
     def unflatten(self, flat: torch.Tensor) -> dict[str, Factors]:
         """The factors of a flat vector (size,): views of it."""
@@ -122,7 +128,7 @@ class CoreSlot(Slot):
         """(p, q)."""
         return self.up_shape[1], self.down_shape[0]
 
-    @property
+    @cached_property
     def end(self) -> int:
         return self.offset + self.shape[0] * self.shape[1]
 

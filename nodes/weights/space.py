@@ -203,10 +203,11 @@ def flatten_lora(
 
     Raises ValueError with the end of a sentence when layers have other sizes, or another rank in the form AS_TRAINED.
     """
-    sizes = {slot.layer: (trim_shape(slot.down_shape[1:]), slot.up_shape[0]) for slot in layout.slots}
+    sizes = layout.sizes
     updates = form == Form.WEIGHT_UPDATES
     lora = Lora({**lora.layers, **lora.text}, {}, lora.dropped) if updates else lora.without_text()
     layers, whole, lost = {}, 0.0, {"other layers": 0.0, "rank": 0.0}
+    complete = form == Form.AS_TRAINED and not lora.dropped and lora.layers.keys() <= sizes.keys()  # loses nothing
     for name, factors in lora.layers.items():
         if name not in sizes:
             norm = factors.squared_norm()
@@ -217,7 +218,7 @@ def flatten_lora(
                 layers[name], kept, norm = reduce_rank(factors, layout.rank)
                 lost["rank"] += norm - kept
             else:
-                layers[name], norm = factors, factors.squared_norm()
+                layers[name], norm = factors, 0.0 if complete else factors.squared_norm()
                 lost["rank"] += norm if updates else 0.0
         whole += norm
     if not layers:

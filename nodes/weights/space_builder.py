@@ -227,7 +227,7 @@ def _other_base(odd: str | None, shapes: dict, sizes: dict) -> str:
 
 
 def _same(one: Shape, other: Shape) -> bool:
-    return all(trim_shape(a) == trim_shape(b) for a, b in zip(one, other, strict=True))
+    return one == other or all(trim_shape(a) == trim_shape(b) for a, b in zip(one, other, strict=True))
 
 
 def _layout(sources: list[MemberSource], sizes: dict[str, Shape], settings: BuildSettings) -> Layout:
@@ -293,9 +293,9 @@ def _decompose(
     mean, deviation = np.zeros(layout.size), np.ones(layout.size)
     gram = np.zeros((count, count), order="F")
     for columns in track(store.blocks()):
-        block = store.read(columns).astype(np.float64)
-        mean[columns] = block.mean(axis=0)
-        block -= mean[columns]
+        numbers = store.read(columns)
+        mean[columns] = numbers.mean(axis=0, dtype=np.float64)
+        block = numbers - mean[columns]
         if settings.standardize:
             spread = np.sqrt(np.einsum("ij,ij->j", block, block) / (count - 1))
             deviation[columns] = np.where(spread > 0, spread, 1.0)
@@ -308,7 +308,7 @@ def _decompose(
     about = {**about, "twins": _twins(gram, list(store.members))}
     left, values = _left_singular_vectors(gram, min(settings.components, count - 1))
     kept = left[:, : min(settings.components, left.shape[1])]
-    weights = torch.from_numpy(kept / values[: kept.shape[1]])
+    weights = torch.from_numpy(kept / values[: kept.shape[1]]).float()
     space = _assemble(store, layout, settings, reference, mean, deviation, kept, values, target)
     space = replace(space, squares=squares, about={**space.about, **about})
     tensors = space_file.small_tensors(space, torch.float32)
@@ -319,10 +319,10 @@ def _decompose(
         for name, value in tensors.items():
             file.put(name, value)
         for columns in track(store.blocks()):
-            block = store.read(columns).astype(np.float64)
-            block -= mean[columns]
-            block /= deviation[columns]
-            numbers, scale = quantize((weights.T @ torch.from_numpy(block)).float(), settings.storage)
+            block = store.read(columns)
+            block -= mean[columns].astype(np.float32)
+            rows = (weights.T @ torch.from_numpy(block)).double() / torch.from_numpy(deviation[columns])
+            numbers, scale = quantize(rows.float(), settings.storage)
             file.put_columns("basis", columns.start, numbers)
             if scale is not None:
                 file.put_columns("basis_scale", columns.start // store.group, scale)

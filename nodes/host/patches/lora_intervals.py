@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import uuid
 from dataclasses import dataclass, field
 
@@ -114,8 +115,17 @@ def named_adapters(patcher, tensors: dict[str, torch.Tensor]) -> dict:
 
 
 def _adapters(patcher, tensors: dict[str, torch.Tensor]) -> dict:
-    keys = comfy.lora.model_lora_keys_unet(patcher.model, {})
-    return comfy.lora.load_lora(comfy.lora_convert.convert_lora(tensors), keys, log_missing=False)
+    tensors = comfy.lora_convert.convert_lora(tensors)
+    names, ordered = comfy.lora.model_lora_keys_unet(patcher.model, {}), sorted(tensors)
+    # each name is tried as a dozen kinds of adapters, and a model has ten times as many names as a LoRA has layers
+    begun = {name: key for name, key in names.items() if _begins_one(name, ordered)}
+    return comfy.lora.load_lora(tensors, begun, log_missing=False)
+
+
+def _begins_one(name: str, ordered: list[str]) -> bool:
+    """Whether a name is how one of some strings in order begins."""
+    place = bisect.bisect_left(ordered, name)
+    return place < len(ordered) and ordered[place].startswith(name)
 
 
 class Change:
