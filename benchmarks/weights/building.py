@@ -45,8 +45,8 @@ def build_with(contender: str, count: int, file: Path) -> dict[str, float]:
     """CPU seconds and bytes of one contender, in this process, from a file of members."""
     layout = sd15_layout()
     runs: dict[str, Callable] = dict(zip((*CONTENDERS, FLOOR), (_ours, _official, _scikit, _products), strict=True))
-    import scipy.linalg
-    import sklearn.decomposition  # noqa: F401  (imports must not count)
+    import scipy.linalg  # noqa: F401  (imports must not count)
+    import sklearn.decomposition  # noqa: F401
 
     building = host.pack("nodes.weights.space_builder")
     before, started = _peak(), time.process_time()
