@@ -1,7 +1,7 @@
 """The weight space of the demo world: `python run.py study weights [STEP ...] [--quick]`.
 
 Steps, in order: train (the population, a cohort at a time), release (the space that the pack ships), measure, guidance,
-matched, fits, invert (the node W2W Invert).
+matched, fits, invert (the node W2W Invert), ceiling (people trained again with an attribute changed).
 Without a step all run; `--quick` measures the shipped space with fewer samples. Finished parts are kept in
 .cache/weights.
 """
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from ..common import host
 
 FOLDER = host.ROOT / ".cache" / "weights"
-NAMES = ("train", "release", "measure", "guidance", "matched", "fits", "invert")
+NAMES = ("train", "release", "measure", "guidance", "matched", "fits", "invert", "ceiling")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -49,6 +49,10 @@ def main(argv: Sequence[str]) -> int:
             from . import node_inversion
 
             print(node_inversion.run(options.quick))
+        elif step == "ceiling":
+            from . import ceiling
+
+            print(ceiling.run(options.quick))
         else:
             _population(options.people, options.minutes * 60, step == "release")
     return 0

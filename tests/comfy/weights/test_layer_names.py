@@ -25,6 +25,37 @@ def test_every_layer_of_the_space_is_in_the_model(family, comfy):
     assert len(lora_patches.named_adapters(family.model, export.to_tensors(family.point.layers()))) == len(LAYERS)
 
 
+@pytest.mark.parametrize("style", ["lora_unet_", "diffusion_model.", "unet."])
+def test_adapters_are_what_stock_loading_makes_of_all_names(comfy, style):
+    """Names that no tensor begins with are not tried; the others, of every kind, come out as in comfy.lora.load_lora."""
+    import reduced
+    from comfy import lora as stock
+
+    model = reduced.checkpoint("sd15")[0]
+    names = stock.model_lora_keys_unet(model.model, {})
+    chosen = list({names[name]: name for name in sorted(names) if name.startswith(style)}.values())[:6]
+    tensors = {}
+    kinds = (
+        ("lora_down.weight", "lora_up.weight"),
+        ("lora_A.weight", "lora_B.weight"),
+        ("diff",),
+        ("lokr_w1", "lokr_w2"),
+    )
+    for number, name in enumerate(chosen):
+        tensors |= {f"{name}.{part}": torch.full((2, 2), 1.0 + number) for part in kinds[number % len(kinds)]}
+        tensors[f"{name}.alpha"] = torch.tensor(2.0)
+    wanted = stock.load_lora(tensors, names, log_missing=False)
+    found = comfy.module("nodes.host.patches.lora_intervals").named_adapters(model, tensors)
+    assert len(wanted) == len(chosen) == 6
+    assert set(found) == set(wanted)
+    for target, adapter in wanted.items():
+        assert type(found[target]) is type(adapter)
+        one, other = (getattr(value, "weights", None) or value[1] for value in (found[target], adapter))
+        assert [part for part in one if torch.is_tensor(part)] and all(
+            torch.equal(a, b) if torch.is_tensor(a) else a == b for a, b in zip(one, other, strict=True)
+        )
+
+
 @pytest.mark.parametrize("architecture", ["sd15", "sdxl", "flux", "sd3"])
 def test_layer_names_of_real_architectures(comfy, architecture):
     """Every layer that a trainer may adapt keeps its place from ComfyUI's own name to a file and back."""
