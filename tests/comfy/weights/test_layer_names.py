@@ -27,7 +27,7 @@ def test_every_layer_of_the_space_is_in_the_model(family, comfy):
 
 @pytest.mark.parametrize("style", ["lora_unet_", "diffusion_model.", "unet."])
 def test_adapters_are_what_stock_loading_makes_of_all_names(comfy, style):
-    """Names that no tensor begins with are not tried; the others, of every kind, come out as in comfy.lora.load_lora."""
+    """Names that begin no tensor are not tried; the others come out as in comfy.lora.load_lora, of every kind."""
     import reduced
     from comfy import lora as stock
 
