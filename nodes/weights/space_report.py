@@ -10,9 +10,7 @@ from .space import Form, Point, Space
 _ENOUGH = 0.95
 _MORE = " Part of some members is missing: set a larger rank, or 0."
 _HISTOGRAMS = 12  # components whose coefficients are plotted
-# Times the members' spacing: three people in the members' style ended 1.4 away, their pencil drawings 2.3 to 3.3 (400
-# steps on the demo space). And how many members the spacing is measured on.
-_OUTSIDE, _COMPARED = 2.0, 256
+_FALSE_ALARMS, _FEWEST = 0.05, 8  # the fraction of members that the warning would name; the least to measure it on
 
 
 def describe_space(space: Space) -> str:
@@ -86,23 +84,36 @@ def describe_point(point: Point) -> str:
 
 
 def warn_outside(point: Point) -> str:
-    """A sentence where an inverted point is more than twice as far from every member as members from one another.
+    """A sentence where an inverted point moves the weaker components more than 95 % of the members do.
 
-    Distances are those of known coefficients; the members' spacing is the median, over up to 256 of them, of the
-    distance to the nearest other one. Empty for points inside.
+    The measure is the root mean square of the second half of the known coefficients, in the members' standard
+    deviations: people of the space differ in the first components, other styles need all of them. Each member is
+    measured against the others alone. Empty for points inside, and for spaces of under eight members.
     """
-    members, known = point.space.coefficients, point.coefficients[None, : point.space.known]
-    if len(members) < 2:
+    space = point.space
+    members, half = space.coefficients.double(), space.known // 2
+    if len(members) < _FEWEST:
         return ""
-    rows = torch.linspace(0, len(members) - 1, min(len(members), _COMPARED)).long()
-    spacing = float(torch.cdist(members[rows], members).topk(2, largest=False).values[:, 1].median())
-    distance = float(torch.cdist(known, members).min())
-    if distance <= _OUTSIDE * spacing:
+    limit = float(_weaker_half(members, half).quantile(1 - _FALSE_ALARMS))
+    mean, variance = members.mean(dim=0), members.var(dim=0)
+    centered = point.coefficients[: space.known].double() - mean
+    reached = float((centered.square() / variance.clamp_min(1e-30))[half:].mean().sqrt())
+    if reached <= limit:
         return ""
     return (
-        f"{distance:.1f} from the nearest member, where members are {spacing:.1f} from one another: the image may show "
-        "what the space does not hold, such as another style or no single face. Expect weak edits."
+        f"Its weaker components lie {reached:.2f} standard deviations from the mean, and those of 95 % of the members "
+        f"under {limit:.2f}: the image may show what the space does not hold, such as another style or no single face. "
+        "Expect weak edits."
     )
+
+
+def _weaker_half(members: torch.Tensor, half: int) -> torch.Tensor:
+    """For each member (n,) the root mean square of its coefficients from ``half`` on, in deviations of the others."""
+    count = len(members)
+    apart = (members - members.mean(dim=0)).square() * count / (count - 1)
+    others = ((count - 1) * members.var(dim=0) - apart) / (count - 2)
+    squares = apart * count / (count - 1) / others.clamp_min(1e-30)
+    return squares[:, half:].mean(dim=1).sqrt()
 
 
 def draw_spectrum(figure, space: Space) -> None:

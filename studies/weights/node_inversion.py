@@ -22,7 +22,7 @@ from ..world.scenes import render
 from . import styles
 from .image_sampler import ImageSampler
 from .inversion import held_out
-from .people import caption
+from .people import caption, people
 from .population import Plan, Trainer
 from .release import ASSET
 from .setup import NOISE, Study, factors, identity, prompts, truth
@@ -44,7 +44,7 @@ class Settings:
 
 SETTINGS = {
     "the node's defaults": Settings(400, 0.1, 10, 5),
-    "the demo workflow's settings": Settings(60, 1.0, 20, 20),
+    "the demo workflow's settings": Settings(60, 1.0, 16, 16),
 }
 
 
@@ -58,6 +58,8 @@ def run(quick: bool = False) -> Path:
     texts, known = prompts(group), truth(group)
     numbers = {"base model: identity": identity(study.read(study.base(most), texts)[0], known)}
     warn = host.pack("nodes.weights.space_report").warn_outside
+    called = np.array([bool(warn(point)) for point in study.points(people(len(space.members)))])
+    numbers["members: warned"] = results.fraction(called, "members that would be warned of as points outside")
     for name, settings in list(SETTINGS.items())[quick:]:
         for kind, draw in DRAWINGS.items():
             count = min(most, settings.drawings if kind else settings.people)
