@@ -77,21 +77,23 @@ def measure_sampling(study: Study) -> dict[str, dict]:
 
 
 def run(quick: bool = False) -> Path:
-    """Measure everything; ``quick`` takes fewer people."""
+    """Measure everything; ``quick`` takes fewer people and edits, and leaves out sizes and styles."""
     space = space_size.directed(host.pack("nodes.weights.space_file").read(ASSET), COMPONENTS)
     generator = Generator.load(WORLD)
     sampler = ImageSampler(generator, Trainer(generator, Plan()))
-    study = Study(space, sampler, host.pack("nodes.demo.judge").load(WORLD), 10 if quick else 24)
+    study = Study(space, sampler, host.pack("nodes.demo.judge").load(WORLD), 5 if quick else 24)
     count, numbers = 5 if quick else 10, {}
     parts = {
         "judge": lambda: measure_judge(study),
         "members": lambda: measure_members(study),
         "sampling": lambda: measure_sampling(study),
         "edits": lambda: editing.measure(study, list(EDITS)[: 1 if quick else None]),
-        "inversion": lambda: inversion.measure(study, count),
-        "sizes": lambda: space_size.measure(study, count, 2 if quick else space_size.DRAWS),
+        "inversion": lambda: inversion.measure(study, count, quick),
+        "sizes": lambda: space_size.measure(study, count, space_size.DRAWS),
         "styles": lambda: styles.measure(study),
     }
+    for name in ("sizes", "styles") if quick else ():
+        del parts[name]
     for name, part in parts.items():
         started = time.perf_counter()
         numbers |= part()
