@@ -43,8 +43,8 @@ class Settings:
 
 
 SETTINGS = {
-    "the node's defaults": Settings(400, 0.1, 10, 5),
-    "the demo workflow's settings": Settings(60, 1.0, 16, 16),
+    "the node's defaults": Settings(400, 0.1, 10, 2),
+    "the demo workflow's settings": Settings(60, 1.0, 14, 14),
 }
 
 
