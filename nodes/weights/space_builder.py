@@ -293,9 +293,9 @@ def _decompose(
     mean, deviation = np.zeros(layout.size), np.ones(layout.size)
     gram = np.zeros((count, count), order="F")
     for columns in track(store.blocks()):
-        numbers = store.read(columns)
-        mean[columns] = numbers.mean(axis=0, dtype=np.float64)
-        block = numbers - mean[columns]
+        stored = store.read(columns)
+        mean[columns] = stored.mean(axis=0, dtype=np.float64)
+        block = stored - mean[columns]
         if settings.standardize:
             spread = np.sqrt(np.einsum("ij,ij->j", block, block) / (count - 1))
             deviation[columns] = np.where(spread > 0, spread, 1.0)
