@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..common.atomic_write import atomic_write
+from ..common.safetensors_files import open_tensors
 from .activations import Activations, Row
 
 FORMAT_VERSION = 1
@@ -57,10 +58,10 @@ def write_npz(activations: Activations, path: Path) -> None:
 
 def read(path: Path) -> Activations:
     """Read what ``write`` wrote; raises ValueError for any other, damaged or newer file."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
+        with open_tensors(path) as file:
             metadata = file.metadata() or {}
             version = metadata.get("format_version") if metadata.get("format") == _FORMAT else None
             if version == str(FORMAT_VERSION):

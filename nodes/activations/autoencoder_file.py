@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from ..common.atomic_write import atomic_write
+from ..common.safetensors_files import open_tensors
 from .sparse_autoencoder import SparseAutoencoder
 
 FORMAT_VERSION = 1
@@ -39,10 +40,10 @@ def read(path: Path) -> SparseAutoencoder:
 
 
 def _read_file(path: Path) -> SparseAutoencoder:
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
+        with open_tensors(path) as file:
             metadata = file.metadata() or {}
             known = metadata.get("format") == _FORMAT and metadata.get("format_version") == str(FORMAT_VERSION)
             header = json.loads(metadata["autoencoder"]) if known else {}

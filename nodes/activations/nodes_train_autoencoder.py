@@ -314,12 +314,14 @@ def _write_state(path: Path, state: dict[str, torch.Tensor], about: dict) -> Non
 
 def _read_state(path: Path, about: dict) -> dict[str, torch.Tensor] | None:
     """The state of a training with these settings; None without a file, ValueError for other settings."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
+
+    from ..common.safetensors_files import open_tensors
 
     if not path.is_file():
         return None
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
+        with open_tensors(path) as file:
             same = json.loads((file.metadata() or {})["settings"]) == json.loads(json.dumps(about))
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:

@@ -16,6 +16,7 @@ import torch
 
 from ..common import named_strengths
 from ..common.atomic_write import atomic_write
+from ..common.safetensors_files import open_tensors
 from .activation_edit import Edit, mask_at
 from .activation_spec import ActivationSpec
 from .activations import Activations
@@ -120,10 +121,10 @@ def write(direction: SteeringDirection, path: Path) -> None:
 
 def read(path: Path) -> SteeringDirection:
     """Read what ``write`` wrote; raises ValueError for any other, damaged or newer file."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
+        with open_tensors(path) as file:
             metadata = file.metadata() or {}
             known = metadata.get("format") == _FORMAT and metadata.get("format_version") == str(FORMAT_VERSION)
             header = json.loads(metadata["direction"]) if known else {}

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from ..common.atomic_write import atomic_write
+from ..common.safetensors_files import open_tensors
 from .neuron_layers import NeuronLayer, searched_by_paper
 from .neuron_statistics import LayerStatistics, Statistics
 
@@ -40,12 +41,12 @@ def read(path: Path, layers: list[NeuronLayer]) -> Statistics:
 
 
 def _own(path: Path) -> Statistics:
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
+        with open_tensors(path) as file:
             header = file.metadata() or {}
-            names = sorted({key.rpartition(".")[0] for key in file.keys()})  # noqa: SIM118 safe_open has no __iter__
+            names = sorted({key.rpartition(".")[0] for key in file.keys()})  # noqa: SIM118 the file has no __iter__
             layers = {
                 name: LayerStatistics(*(file.get_tensor(f"{name}.{part}").double() for part in _PARTS))
                 for name in names

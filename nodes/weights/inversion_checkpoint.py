@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from ..common.atomic_write import atomic_write
+from ..common.safetensors_files import open_tensors
 from .inversion import Inversion
 
 _FORMAT, _VERSION = "glassbox_w2w_inversion", "1"
@@ -35,12 +36,12 @@ def restore(run: Inversion, path: Path) -> None:
 
     Raises ValueError when it belongs to another run.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
     if not path.is_file():
         return
     try:
-        with safe_open(path, "pt") as file:
+        with open_tensors(path) as file:
             about = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:

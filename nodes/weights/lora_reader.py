@@ -18,6 +18,7 @@ from typing import Protocol
 import torch
 
 from ..common.lora_keys import ALPHA, DOWN, FULL, UP, LoraKey, parse
+from ..common.safetensors_files import open_tensors
 
 _PICKLES = {".pt", ".pth", ".bin", ".ckpt"}
 #: Files that may hold a LoRA.
@@ -158,10 +159,10 @@ def read_header(path: Path, adapters: AdapterReader | None = None) -> LoraHeader
     """
     if path.is_dir() or path.suffix.lower() in _PICKLES:
         return header_of(read(path, adapters))
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
+        with open_tensors(path) as file:
             shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
             metadata = file.metadata() or {}
         parts, text, _ = _sort(shapes, {}, adapters)
@@ -177,10 +178,10 @@ def read_header(path: Path, adapters: AdapterReader | None = None) -> LoraHeader
 
 def read_metadata(path: Path) -> dict[str, str]:
     """The metadata of a .safetensors file; empty for other files, and for those that cannot be read."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
+        with open_tensors(path) as file:
             return file.metadata() or {}
     except (SafetensorError, OSError):
         return {}
@@ -351,7 +352,7 @@ def _scale(layer: str, alpha: torch.Tensor | None, rank: int, config: Mapping) -
 
 
 def _load(path: Path, wanted: Callable[[str], bool] | None) -> tuple[dict[str, torch.Tensor], dict]:
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
     def keep(key: str) -> bool:
         return wanted is None or (found := parse(key)) is None or wanted(found.layer)
@@ -366,7 +367,7 @@ def _load(path: Path, wanted: Callable[[str], bool] | None) -> tuple[dict[str, t
             raise ValueError("not a table of tensors")
         return {key: value for key, value in state.items() if isinstance(value, torch.Tensor) and keep(key)}, {}
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
+        with open_tensors(path) as file:
             return {key: file.get_tensor(key) for key in file.keys() if keep(key)}, file.metadata() or {}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(str(error)) from None

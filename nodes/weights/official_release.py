@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from ..common.lora_keys import DOWN, UP, base_of, parse
-from ..common.safetensors_writer import tensor_file
+from ..common.safetensors_files import tensor_file
 from . import space_file
 from .flat_layout import Layout
 from .quantization import quantize

@@ -26,7 +26,7 @@ import torch
 
 from ..common.atomic_write import file_lock
 from ..common.lora_keys import base_of
-from ..common.safetensors_writer import tensor_file
+from ..common.safetensors_files import tensor_file
 from . import space_file
 from .flat_layout import Layout
 from .lora_reader import Lora, Shape, declared_base, trim_shape

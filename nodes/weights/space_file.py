@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from ..common.safetensors_writer import tensor_file
+from ..common.safetensors_files import open_tensors, tensor_file
 from .flat_layout import CommonBasis, Layout
 from .quantization import Storage, dequantize, group_count, quantize
 from .space import Direction, Form, Space
@@ -92,10 +92,10 @@ def header(space: Space, storage: str, error: StorageError | None) -> dict[str, 
 
 def read(path: Path) -> Space:
     """Read a space; the basis stays on disk until it is used. Raises ValueError for any other or damaged file."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
+        with open_tensors(path) as file:
             metadata = file.metadata() or {}
             _check_format(path, metadata)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -113,10 +113,10 @@ def read(path: Path) -> Space:
 
 def build_key(path: Path) -> str:
     """What identifies the build that wrote a file; "" where there is none or it cannot be read."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
+        with open_tensors(path) as file:
             return str(json.loads((file.metadata() or {})["space"])["build"])
     except (SafetensorError, OSError, KeyError, ValueError, TypeError, RecursionError):
         return ""

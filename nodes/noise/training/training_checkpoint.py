@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from ...common.atomic_write import atomic_write
+from ...common.safetensors_files import open_tensors
 
 _FORMAT, _VERSION = "glassbox training", 2
 _NUMBERS = ("before", "after", "seconds", "pairing", "waited")
@@ -87,7 +88,7 @@ class CheckpointFile:
 
     def _read(self) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
         try:
-            with safe_open(self.path, "pt") as file:
+            with open_tensors(self.path) as file:
                 header = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:

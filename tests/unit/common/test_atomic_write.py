@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 from glassbox.nodes.common.atomic_write import BusyError, WriteError, atomic_write, file_lock
-from glassbox.nodes.common.safetensors_writer import tensor_file
+from glassbox.nodes.common.safetensors_files import tensor_file
 from safetensors.torch import save_file
 
 

@@ -1,4 +1,4 @@
-"""Write a .safetensors file piece by piece, so that a tensor larger than memory can be written.
+"""Read a .safetensors file that another process may replace, and write one that is larger than memory.
 
 The format: eight bytes with the length of a JSON header, the header, then the tensors' bytes one after another.
 """
@@ -10,13 +10,47 @@ import json
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import torch
 
 from .atomic_write import atomic_write
 
+if TYPE_CHECKING:
+    from safetensors import safe_open
+
+_TRIES = 20
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8", torch.int64: "I64"}
+
+
+@contextlib.contextmanager
+def open_tensors(path: Path) -> Iterator[safe_open]:
+    """The open file (``safetensors.safe_open``, on the CPU), its header and its tensors of one and the same version.
+
+    safetensors opens a path twice, for the header and for the tensors. A file that another process puts in its place
+    in between fails to map, or gives one file's numbers under the other's names: such a file is opened again.
+    """
+    from safetensors import safe_open
+
+    for _ in range(_TRIES):
+        before = _version(path)
+        with contextlib.ExitStack() as stack:
+            try:
+                file = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
+            except Exception:
+                if _version(path) == before:
+                    raise
+                continue
+            if _version(path) == before:
+                yield file
+                return
+    raise OSError(f"{path.name} was replaced {_TRIES} times while it was opened")
+
+
+def _version(path: Path) -> tuple[int, int, int]:
+    """What differs between two files that stood at one path."""
+    about = path.stat()
+    return about.st_ino, about.st_size, about.st_mtime_ns
 
 
 @contextlib.contextmanager
