@@ -51,9 +51,13 @@ _SHOW = """([left, top, scale]) => {
     app.canvas.setDirty(true, true)
 }"""
 
-# The classic renderer fetches the images of a run when it draws their nodes, which do not have them before.
+# The classic renderer fetches the images of a run when it draws their nodes, which do not have them before. A loader
+# whose file is not on the server never gets one.
 _IMAGES_LOADED = """() => {
-    const shown = app.graph.nodes.filter(node => app.nodeOutputs[node.id]?.images?.length && !LiteGraph.vueNodesMode)
+    const absent = node => node.widgets?.some(({ name, value, options }) =>
+        name === "image" && Array.isArray(options?.values) && !options.values.includes(value))
+    const shown = app.graph.nodes.filter(node => app.nodeOutputs[node.id]?.images?.length && !absent(node)
+        && !LiteGraph.vueNodesMode)
     app.canvas.setDirty(true, true)
     return shown.every(node => node.imgs?.length || node.animatedImages)
         && [...document.images, ...app.graph.nodes.flatMap(node => node.imgs ?? [])].every(image => image.complete)
