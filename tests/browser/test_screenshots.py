@@ -6,6 +6,7 @@ from PIL import Image
 
 from tools.launcher import screenshots
 
+
 # The second one's photo is the user's own: no server has it.
 @pytest.mark.parametrize("workflow", ["sd15_noise_immiscible_stock_ksampler", "sdxl_weights_edit_photo"])
 @pytest.mark.usefixtures("browser")
