@@ -141,7 +141,8 @@ class _Compared:
         self._possible[stalls].append(all_rows / fewest)
         print(
             f"{number}: {'stalled' if stalls else 'converging'}, {problem.criterion}, {len(problem.noise)} seeds: "
-            f"{all_rows} rows, {all_seconds:.2f} s, early {rows}, {seconds:.2f} s, at least {fewest}, same neurons {self._same[-1]}",
+            f"{all_rows} rows, {all_seconds:.2f} s, early {rows}, {seconds:.2f} s, at least {fewest}, "
+            f"same neurons {self._same[-1]}",
             flush=True,
         )
 

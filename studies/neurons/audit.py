@@ -7,22 +7,29 @@ import torch
 
 from ..common import host, results
 from ..world.scenes import random_scene, render
+from .masks import any_neurons
 from .world import CFG, LAYERS, World
 
 ATTACK = ("before the attack", "after it", "control after it")
 
 
 def measure(quick: bool) -> dict[str, dict]:
-    """Similarity to the image before and after the attack, and to a control image."""
+    """Similarity to the image before and after the attack on the mask and on random neurons, and to a control image."""
     world = World(seeds=4, ordinary=24 if quick else 60)
     names = world.names["verbatim"][: 1 if quick else None]
     statistics = world.statistics(LAYERS)
     rng = np.random.default_rng(99)
-    models = ((text, world.masked(world.localize(text, statistics))) for text in names)
-    rows = np.array([attacked(world, model, text, quick, render(random_scene(rng))) for text, model in models])
+    rows = []
+    for text in names:
+        mask = world.localize(text, statistics)
+        random = world.masked(any_neurons(world, mask))
+        rows.append(attacked(world, world.masked(mask), text, quick, render(random_scene(rng))))
+        rows[-1] += attacked(world, random, text, quick)
+        print(text, [round(value, 3) for value in rows[-1]], flush=True)
+    what = (*ATTACK, *(f"random neurons, {when}" for when in ATTACK[:2]))
     return {
         f"similarity to the image, {name}": results.bootstrap(values, "median SSIM over seeds, averaged", "SSIM")
-        for name, values in zip(ATTACK, rows.T, strict=True)
+        for name, values in zip(what, np.array(rows).T, strict=True)
     }
 
 
