@@ -15,7 +15,7 @@ ATTACK = ("before the attack", "after it", "control after it")
 
 def measure(quick: bool) -> dict[str, dict]:
     """Similarity to the image before and after the attack on the mask and on random neurons, and to a control image."""
-    world = World(seeds=4, ordinary=24 if quick else 60)
+    world = World(seeds=2 if quick else 4, ordinary=24 if quick else 60)
     names = world.names["verbatim"][: 1 if quick else None]
     statistics = world.statistics(LAYERS)
     rng = np.random.default_rng(99)

@@ -54,12 +54,13 @@ def measure(quick: bool) -> dict[str, dict]:
 
 
 def _auroc(positive: np.ndarray, negative: np.ndarray, what: str) -> dict:
-    auroc = host.pack("nodes.neurons.score_threshold").auroc
     rows = np.array([(1, value) for value in positive] + [(0, value) for value in negative])
+    return results.bootstrap(rows, what, "AUROC", area_under_curve)
 
-    def statistic(part: np.ndarray) -> float:
-        if not 0 < part[:, 0].sum() < len(part):
-            return 1.0
-        return auroc(tuple(part[part[:, 0] == 1, 1]), tuple(part[part[:, 0] == 0, 1]))
 
-    return results.bootstrap(rows, what, "AUROC", statistic)
+def area_under_curve(rows: np.ndarray) -> float:
+    """AUROC of rows (label 1 or 0, value) by pairs, quick enough for thousands of draws; 1 where a kind is missing."""
+    positive, negative = (rows[rows[:, 0] == label, 1] for label in (1, 0))
+    if not (len(positive) and len(negative)):
+        return 1.0
+    return float(np.mean((positive[:, None] > negative) + (positive[:, None] == negative) / 2))

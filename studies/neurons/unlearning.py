@@ -39,7 +39,7 @@ CONTROL = "control image"
 
 def measure(quick: bool) -> dict[str, dict]:
     """Similarity to the memorized image by mitigation, with and without attack, and how captions are followed."""
-    world = World(seeds=4, ordinary=24 if quick else 60)
+    world = World(seeds=2 if quick else 4, ordinary=24 if quick else 60)
     names = world.names["verbatim"][1 : 2 if quick else 1 + NAMES]
     statistics, rng = world.statistics(LAYERS), np.random.default_rng(99)
     controls = {text: render(random_scene(rng)) for text in names}
