@@ -17,7 +17,7 @@ from .world import CFG, LAYERS, World
 ATTACK_STEPS = 2
 #: Verbatim names after the first, on which the settings were chosen; surrogates of one name, ordinary prompts that the
 #: LoRA keeps, and captions that the judge reads.
-NAMES, SURROGATES, KEPT, READ = 5, 4, 16, 10
+NAMES, SURROGATES, KEPT, READ = 6, 4, 16, 10
 TRAINING = {
     "steps": 75,
     "learning_rate": 0.004,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from ..common import results
@@ -17,8 +15,9 @@ PAIR = ("beard", "round glasses")
 TIMESTEPS = (900, 800, 600, 400)
 
 
-def measure(study: Study, names: Sequence[str] = tuple(EDITS)) -> dict[str, dict]:
-    """For each edit, on members that lack it: the texts attribute reached, and the others kept."""
+def measure(study: Study, quick: bool = False) -> dict[str, dict]:
+    """For each edit, on members that lack it: the texts attribute reached, and the others kept; ``quick``: one edit."""
+    names = list(EDITS)[: 1 if quick else None]
     numbers, trained = {}, sliders.train(study.sampler, {name: EDITS[name] for name in names})
     for name, slider in zip(names, trained, strict=True):
         group = study.members(without=name)
@@ -35,7 +34,7 @@ def measure(study: Study, names: Sequence[str] = tuple(EDITS)) -> dict[str, dict
             layout, flats = lora_sums.together(study.space.layout, plain, slider, strength)
             after, _ = study.read(flats, texts, layout=layout)
             numbers |= judged(after, before, group, name, f"slider {strength}")
-    return numbers | _composition(study) | _delay(study)
+    return numbers if quick else numbers | _composition(study) | _delay(study)
 
 
 def reached(seen: np.ndarray, name: str) -> dict:

@@ -47,8 +47,8 @@ def matched_difference(curve: np.ndarray, rival: np.ndarray) -> float:
     return reached_at(goal_kept, kept, reached) - float(goal_reached)
 
 
-def measure_edit(study: Study, name: str, slider: torch.Tensor, count: int) -> dict[str, dict]:
-    """Every contender's reached and kept, and the differences at matched loss."""
+def measure_edit(study: Study, name: str, slider: torch.Tensor | None, count: int) -> dict[str, dict]:
+    """Every contender's reached and kept, and the differences at matched loss; without a slider where none is given."""
     group = study.members(without=name, count=count)
     points, texts = study.points(group), prompts(group)
     plain, layout = factors(points), study.space.layout
@@ -67,7 +67,7 @@ def measure_edit(study: Study, name: str, slider: torch.Tensor, count: int) -> d
     unedited = np.stack([np.isin(before[:, column], wanted), np.ones(len(group))], axis=1)
     w2w = [judged(study.edited(points, f"{name}: {strength}", others)) for strength in STRENGTHS]
     learned = []
-    for strength in SLIDER_STRENGTHS:
+    for strength in () if slider is None else SLIDER_STRENGTHS:
         wide, flats = lora_sums.together(layout, plain, slider, strength)
         learned.append(judged(flats, layout=wide))
     step = host.pack("nodes.weights.directions").direction_step(study.space, name, others.split(", "), False)
@@ -79,6 +79,8 @@ def measure_edit(study: Study, name: str, slider: torch.Tensor, count: int) -> d
         floor.append(judged(torch.stack([study.space.rebuild(point.coefficients + chance) for point in points])))
     prompt = judged(plain, prompts(group, extra=words))
     ways = {"W2W": (STRENGTHS, w2w), "slider": (SLIDER_STRENGTHS, learned), "random direction": (STRENGTHS, floor)}
+    if not learned:
+        del ways["slider"]
     numbers = {f"{name}, unedited: reached": results.fraction(unedited[:, 0], f"{name} recognized")}
     listed = {"prompt": prompt} | {
         f"{way} {strength}": rows
@@ -103,14 +105,14 @@ def measure_edit(study: Study, name: str, slider: torch.Tensor, count: int) -> d
 
 
 def run(quick: bool = False) -> Path:
-    """Measure and write; ``quick`` takes fewer members and one edit."""
+    """Measure and write; ``quick`` takes fewer members and one edit, and trains no slider."""
     space = space_size.directed(host.pack("nodes.weights.space_file").read(ASSET), COMPONENTS)
-    generator, count = Generator.load(WORLD), 6 if quick else 100
+    generator, count = Generator.load(WORLD), 4 if quick else 100
     sampler = ImageSampler(generator, Trainer(generator, Plan()))
     study = Study(space, sampler, host.pack("nodes.demo.judge").load(WORLD), count)
     names, numbers = EDITED[:1] if quick else EDITED, {}
-    trained = dict(zip(names, sliders.train(sampler, {name: EDITS[name] for name in names}), strict=True))
-    for name in names:
-        numbers |= measure_edit(study, name, trained[name], count)
+    trained = [None] if quick else sliders.train(sampler, {name: EDITS[name] for name in names})
+    for name, slider in zip(names, trained, strict=True):
+        numbers |= measure_edit(study, name, slider, count)
     command = "python run.py study weights matched" + (" --quick" if quick else "")
     return results.write("weights_matched_quick" if quick else "weights_matched", command, NOISE, ASSETS, numbers)

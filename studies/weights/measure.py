@@ -22,7 +22,7 @@ from . import editing, inversion, space_size, styles
 from .image_sampler import ImageSampler
 from .population import Plan, Trainer
 from .release import ASSET
-from .setup import EDITS, NOISE, Study, factors, fractions, identity, prompts, truth
+from .setup import NOISE, Study, factors, fractions, identity, prompts, truth
 
 COMPONENTS = 64  # of which directions are fitted
 
@@ -77,7 +77,7 @@ def measure_sampling(study: Study) -> dict[str, dict]:
 
 
 def run(quick: bool = False) -> Path:
-    """Measure everything; ``quick`` takes fewer people and edits, and leaves out sizes and styles."""
+    """Measure everything; ``quick`` takes fewer people and one edit, and leaves out sizes and styles."""
     space = space_size.directed(host.pack("nodes.weights.space_file").read(ASSET), COMPONENTS)
     generator = Generator.load(WORLD)
     sampler = ImageSampler(generator, Trainer(generator, Plan()))
@@ -87,7 +87,7 @@ def run(quick: bool = False) -> Path:
         "judge": lambda: measure_judge(study),
         "members": lambda: measure_members(study),
         "sampling": lambda: measure_sampling(study),
-        "edits": lambda: editing.measure(study, list(EDITS)[: 1 if quick else None]),
+        "edits": lambda: editing.measure(study, quick),
         "inversion": lambda: inversion.measure(study, count, quick),
         "sizes": lambda: space_size.measure(study, count, space_size.DRAWS),
         "styles": lambda: styles.measure(study),

@@ -28,7 +28,7 @@ from .release import ASSET
 from .setup import NOISE, Study, factors, identity, prompts, truth
 
 POINTS = host.ROOT / ".cache" / "weights" / "inverted"
-QUICK = 5
+QUICK = 3
 DRAWINGS = {"": render, ", pencil drawing": styles.pencil_drawing}
 
 
