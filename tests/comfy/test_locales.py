@@ -2,6 +2,7 @@
 
 import json
 import re
+import unicodedata
 import urllib.request
 
 import pack_rules
@@ -111,8 +112,7 @@ def test_translated_options_are_options_of_the_nodes():
 
 def test_workflows_are_in_chinese():
     """At least 95 % of the titles and lines of notes; a new one shows in English until it is translated."""
-    table = (repository.ROOT / "web" / "text" / "chinese_workflows.js").read_text("utf-8")
-    chinese = json.loads("{" + table.partition("{")[2].rpartition(",")[0] + "}")
+    chinese = _chinese_workflows()
     shown = {text for path in repository.WORKFLOWS for text in _titles(json.loads(path.read_text("utf-8")))}
     untranslated = sorted(text for text in shown - set(chinese) if text not in ("NeMo", "W2W Apply"))
     assert len(untranslated) <= 0.05 * len(shown), untranslated
@@ -120,9 +120,34 @@ def test_workflows_are_in_chinese():
     assert all(number.findall(one) == number.findall(other) for one, other in chinese.items())
 
 
-def _titles(saved: dict):
+def _chinese_workflows() -> dict[str, str]:
+    table = (repository.ROOT / "web" / "text" / "chinese_workflows.js").read_text("utf-8")
+    return json.loads("{" + table.partition("{")[2].rpartition(",")[0] + "}")
+
+
+@pytest.mark.parametrize("folder", _FOLDERS, ids=lambda path: path.name)
+def test_titles_fit_their_nodes(folder):
+    """The front end widens a node to its title when it loads a workflow, over the neighbor."""
+    names = {id_: texts["display_name"] for id_, texts in _translated(folder).items()}
+    titles = _chinese_workflows() if folder.name == "zh" else {}
+    wide = {
+        (title, node["size"][0])
+        for path in repository.WORKFLOWS
+        for node in _nodes(json.loads(path.read_text("utf-8")))
+        if node["type"] != "MarkdownNote"
+        and (title := titles.get(node.get("title"), node.get("title")) or names.get(node["type"], ""))
+        and sum(14 if unicodedata.east_asian_width(one) in "WF" else 8.4 for one in title) > node["size"][0]
+    }
+    assert wide == set()
+
+
+def _nodes(saved: dict) -> list[dict]:
     subgraphs = saved.get("definitions", {"subgraphs": []})["subgraphs"]
-    for node in (node for graph in (saved, *subgraphs) for node in graph["nodes"]):
+    return [node for graph in (saved, *subgraphs) for node in graph["nodes"]]
+
+
+def _titles(saved: dict):
+    for node in _nodes(saved):
         if node.get("title"):
             yield node["title"]
         if node["type"] == "MarkdownNote":
