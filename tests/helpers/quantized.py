@@ -36,10 +36,15 @@ def pair(patcher, kind: str) -> tuple:
     return _patcher_of(kind, small), exact
 
 
+def model_copy(model):
+    """A model with weights of its own and the same configuration, which newer versions of ComfyUI cannot copy."""
+    return copy.deepcopy(model, {id(model.model_config): model.model_config})
+
+
 def _copied(patcher):
     """A MODEL with weights of its own."""
     clone = patcher.clone()
-    clone.model = copy.deepcopy(patcher.model)
+    clone.model = model_copy(patcher.model)
     for module in clone.model.modules():  # as a loader leaves it: nothing of a run that was before
         if hasattr(module, "weight_function"):
             module.weight_function, module.bias_function = [], []

@@ -1,9 +1,8 @@
 """Concept Neurons inside ComfyUI: planted neurons of a network are found, and their mask is a slider."""
 
-import copy
-
 import pytest
 import torch
+from quantized import model_copy
 from tapping import hooks_left
 
 PATH = "output_blocks.5.1.transformer_blocks.0.attn2.to_v"
@@ -43,7 +42,7 @@ def planted(comfy, demo):
     _, sizes, directions = torch.linalg.svd(differences, full_matrices=False)
     directions = directions[sizes > 1e-6 * sizes[0]]
     other = model.clone()
-    other.model = copy.deepcopy(model.model)
+    other.model = model_copy(model.model)
     with torch.inference_mode(False), torch.no_grad():
         weight = other.model.diffusion_model.get_submodule(PATH).weight
         free = weight.double() - weight.double() @ directions.T @ directions
@@ -118,7 +117,7 @@ def test_strength_is_a_slider(comfy, demo):
     columns = [int(index) for index in mask.scales[HIDDEN]]
     for strength in (1.0, 2.0, -1.0):
         scaled = model.clone()
-        scaled.model = copy.deepcopy(model.model)
+        scaled.model = model_copy(model.model)
         with torch.inference_mode(False), torch.no_grad():
             scaled.model.diffusion_model.get_submodule(HIDDEN).weight[:, columns] *= 1 - strength
         assert torch.allclose(sample(masked(strength)), sample(scaled), atol=1e-4)

@@ -1,11 +1,10 @@
 """Neurons of feed-forward layers, in U-Nets and in transformers: measured, searched, masked and baked."""
 
-import copy
-
 import pytest
 import reduced
 import tiny_transformers
 import torch
+from quantized import model_copy
 from tapping import hooks_left
 
 TRANSFORMERS = ("SD3", "Flux", "Chroma", "PixArtAlpha", "Lumina2")
@@ -57,7 +56,7 @@ def sample(comfy, patcher, name, **changes):
 def with_zero_columns(patcher, path, columns):
     """A copy whose layer ignores some of what it reads."""
     other = patcher.clone()
-    other.model = copy.deepcopy(patcher.model)
+    other.model = model_copy(patcher.model)
     with torch.inference_mode(False), torch.no_grad():
         other.model.diffusion_model.get_submodule(path).weight[:, columns] = 0
     return other
