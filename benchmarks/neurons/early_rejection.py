@@ -109,19 +109,23 @@ class _Compared:
         nemo_search, found = host.pack("nodes.neurons.nemo_search"), []
 
         class Complete(nemo_search.Evaluator):
-            """Evaluates every set with all seeds; ``spared``: rows that were not needed to reject."""
+            """Evaluates every set with all seeds; ``spared``: rows that were not needed to reject one, by phase."""
 
-            spared = 0
+            spared, enough = [0, 0], 2 if problem.criterion == nemo_search.Criterion.BETWEEN_SEEDS else 1
+
+            def score(self, mask):
+                return self._counted(mask, 0, lambda score: score > target)
 
             def score_below(self, mask, threshold):
+                score = self._counted(mask, 1, lambda score: score >= threshold)
+                return score if score < threshold else None
+
+            def _counted(self, mask, phase, rejects):
                 before = self.rows
-                score = self.score(mask)
-                if score < threshold:
-                    return score
-                self.spared += max(
-                    self.rows - before - (1 + (problem.criterion == nemo_search.Criterion.BETWEEN_SEEDS)), 0
-                )
-                return None
+                score = super().score(mask)
+                if rejects(score):
+                    self.spared[phase] += max(self.rows - before - self.enough, 0)
+                return score
 
         number = len(self._same)
         kinds = [Complete, nemo_search.Evaluator]
@@ -133,12 +137,13 @@ class _Compared:
             assert result.converged != stalls, "The target does not make this search end as it should."
             found.append((kind is Complete, result.refined, evaluator.rows, time.process_time() - begun))
             if kind is Complete:
-                fewest = evaluator.rows - evaluator.spared
+                in_selection, in_refinement = evaluator.spared
         (_, refined, rows, seconds), (_, expected, all_rows, all_seconds) = sorted(found, key=lambda one: one[0])
         self._same.append(refined == expected)
         self._rows[stalls].append(all_rows / rows)
         self._seconds[stalls].append(all_seconds / seconds)
-        self._possible[stalls].append(all_rows / fewest)
+        fewest = all_rows - in_refinement
+        self._possible[stalls].append((all_rows / fewest, all_rows / (fewest - in_selection)))
         print(
             f"{number}: {'stalled' if stalls else 'converging'}, {problem.criterion}, {len(problem.noise)} seeds: "
             f"{all_rows} rows, {all_seconds:.2f} s, early {rows}, {seconds:.2f} s, at least {fewest}, "
@@ -159,9 +164,13 @@ class _Compared:
             numbers[f"{self._name}: fewer seconds, {kind}"] = results.bootstrap(
                 np.array(self._seconds[stalls]), what, "times"
             )
+            refinement, both = np.array(self._possible[stalls]).T
             what = "the rows that no order of the seeds undercuts: one seed (or pair) rejects, all seeds accept"
             numbers[f"{self._name}: fewer rows possible, {kind}"] = results.bootstrap(
-                np.array(self._possible[stalls]), what, "times"
+                refinement, f"{what}; the selection in full", "times"
+            )
+            numbers[f"{self._name}: fewer rows possible, {kind}, selection too"] = results.bootstrap(
+                both, what, "times"
             )
         ratios = [1 / ratio for kind in self._rows.values() for ratio in kind]
         what = "the most rows that early rejection took for those of evaluating with all seeds, of all searches"
