@@ -1,4 +1,7 @@
-"""Early rejection in NeMo Localize's refinement, beside evaluating every set with all seeds: decisions and rows.
+"""NeMo Localize's search beside evaluating every set whole with all seeds: decisions, rows and seconds.
+
+What the search spares: rows, by early rejection in the refinement, and on a network the blocks before the layer whose
+neurons changed.
 
 Toy networks draw an image from their neurons, over what depends on the noise; neurons act differently from seed to
 seed. Half of the searches stall, half keep only some of the seeds, a quarter have the official score (latent 44). At
@@ -7,6 +10,7 @@ latent 64, on SD1.5's layout, half stall and all keep 2 to 4 of ten seeds.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,7 +65,7 @@ def toys(quick: bool) -> dict[str, dict]:
         kept = sorted(torch.randperm(SEEDS, generator=generator)[: 2 + number % 8].tolist()) if subset else range(SEEDS)
         noise, neurons = noise[list(kept)], nemo_search.Neurons(toy.layers)
         criterion = nemo_search.Criterion.BETWEEN_SEEDS if number % 5 == 4 else nemo_search.Criterion.SAME_SEED
-        problem = Problem(toy, noise, neurons, toy.z, toy.activations, criterion)
+        problem = Problem(toy, toy, noise, neurons, toy.z, toy.activations, criterion)
         compared.search(problem, _STALLED_TARGET if stalls else _reached(problem), stalls)
     return compared.numbers("searches on toy networks")
 
@@ -77,7 +81,8 @@ def latent64(quick: bool) -> dict[str, dict]:
         neurons = nemo_search.Neurons(tuple(case.layers))
 
         def work(predict, case=case, noise=noise, neurons=neurons, stalls=stalls):
-            problem = Problem(predict, noise, neurons, case.z, case.activations, nemo_search.Criterion.SAME_SEED)
+            whole, criterion = functools.partial(predict, replay=False), nemo_search.Criterion.SAME_SEED
+            problem = Problem(predict, whole, noise, neurons, case.z, case.activations, criterion)
             compared.search(problem, _STALLED_TARGET if stalls else _reached(problem, steps=4), stalls)
 
         networks.at_first_step(case, work)
@@ -89,6 +94,7 @@ class Problem:
     """What one search needs but its target."""
 
     predict: Callable
+    whole: Callable  # the same without replay
     noise: torch.Tensor
     neurons: object
     z: list[torch.Tensor]
@@ -131,7 +137,8 @@ class _Compared:
         kinds = [Complete, nemo_search.Evaluator]
         for kind in kinds if number % 2 else reversed(kinds):
             begun = time.process_time()
-            evaluator = kind(problem.predict, problem.noise, problem.neurons, problem.criterion)
+            predict = problem.whole if kind is Complete else problem.predict
+            evaluator = kind(predict, problem.noise, problem.neurons, problem.criterion)
             settings = nemo_search.SearchSettings(target_score=target)
             *_, result = nemo_search.search(problem.z, problem.activations, evaluator, settings)
             assert result.converged != stalls, "The target does not make this search end as it should."
@@ -156,7 +163,7 @@ class _Compared:
         what = f"{searches} with the neurons of evaluating every set with all seeds"
         numbers = {f"{self._name}: same neurons": results.fraction(np.array(self._same), what)}
         for stalls, kind in ((False, "converging"), (True, "stalled")):
-            what = "rows of the network with all seeds over those with early rejection, mean of the searches"
+            what = "rows of the network with all seeds over those of the search, mean of the searches"
             numbers[f"{self._name}: fewer rows, {kind}"] = results.bootstrap(
                 np.array(self._rows[stalls]), what, "times"
             )
@@ -173,7 +180,7 @@ class _Compared:
                 both, what, "times"
             )
         ratios = [1 / ratio for kind in self._rows.values() for ratio in kind]
-        what = "the most rows that early rejection took for those of evaluating with all seeds, of all searches"
+        what = "the most rows that the search took for those of evaluating with all seeds, of all searches"
         numbers[f"{self._name}: most rows"] = {"value": max(ratios), "n": len(ratios), "unit": "times", "what": what}
         return numbers
 

@@ -1,0 +1,114 @@
+"""A search computes again only what a changed neuron can change, and gets the bits of whole evaluations."""
+
+import pytest
+import reduced
+import torch
+
+SHAPE = (4, 8, 8)
+PART = {
+    "down": "input_blocks.4.1.transformer_blocks.0.attn2.to_v",
+    "middle": "middle_block.1.transformer_blocks.0.attn2.to_v",
+}
+
+
+@pytest.fixture(scope="module")
+def sd15(comfy):
+    model, clip, _ = reduced.checkpoint("sd15")
+    return model, comfy.run("CLIPTextEncode", clip=clip, text="a red hat")[0]
+
+
+def at_first_step(comfy, sd15, work, model=None):
+    with torch.inference_mode():
+        return comfy.module("nodes.host.first_step").at_first_step(model or sd15[0], sd15[1], SHAPE, 961, work, 3)
+
+
+def silenced(sd15, rows, **neurons):
+    """Factors of the parts' layers that silence so many neurons."""
+    factors = {}
+    for part, count in neurons.items():
+        width = sd15[0].model.diffusion_model.get_submodule(PART[part]).out_features
+        factors[PART[part]] = torch.cat([torch.zeros(count), torch.ones(width - count)]).expand(rows, -1)
+    return factors
+
+
+def counted(sd15, calls):
+    """Handles that note which blocks compute."""
+    network = sd15[0].model.diffusion_model
+    blocks = {"first": network.input_blocks[1][0], "middle": network.middle_block[1], "last": network.output_blocks[11]}
+    inner = {
+        name: next(module for module in block.modules() if not [*module.children()]) for name, block in blocks.items()
+    }
+    return [module.register_forward_hook(lambda *_, name=name: calls.append(name)) for name, module in inner.items()]
+
+
+def test_only_what_follows_the_changed_layer_is_computed(comfy, sd15):
+    noise, calls = torch.randn(3, *SHAPE, generator=torch.Generator().manual_seed(0)), []
+    sets = [silenced(sd15, 3, down=4, middle=4), silenced(sd15, 3, down=4, middle=3), silenced(sd15, 3, down=4)]
+    one_row = [{path: factor[:1] for path, factor in factors.items()} for factors in sets]
+
+    def work(predict):
+        found = []
+        for factors in sets:
+            calls.clear()
+            found.append((predict(noise, factors), [*calls], predict(noise, factors, replay=False)))
+        calls.clear()
+        alone = predict(noise[1:2], one_row[0])
+        return found, (alone, [*calls], predict(noise[1:2], one_row[0], replay=False))
+
+    handles = counted(sd15, calls)
+    try:
+        found, (alone, of_alone, whole_alone) = at_first_step(comfy, sd15, work)
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert all(torch.equal(predicted, whole) for predicted, _, whole in found)
+    assert not torch.equal(found[0][0], found[1][0]) and not torch.equal(found[1][0], found[2][0])
+    # The first replay is compared with a whole evaluation; the one after it is trusted.
+    assert [called.count("first") for _, called, _ in found] == [1, 1, 0]
+    assert [called.count("middle") for _, called, _ in found] == [1, 2, 1]
+    assert all(called.count("last") == called.count("middle") for _, called, _ in found)
+    assert of_alone.count("first") == 0 and of_alone.count("middle") == 1
+    assert (alone - whole_alone).abs().max() < 1e-5 * (whole_alone - noise[1:2]).abs().max()
+
+
+def test_a_network_that_changes_its_blocks_outputs_is_not_replayed(comfy, sd15):
+    noise, calls = torch.randn(3, *SHAPE, generator=torch.Generator().manual_seed(1)), []
+    model = sd15[0].clone()
+
+    def add_in_place(h, _options):
+        h += 0.1
+        return h
+
+    model.set_model_input_block_patch(add_in_place)
+    counts = (4, 3, 2, 1)
+
+    def work(predict):
+        sets = [silenced(sd15, 3, down=4, middle=count) for count in counts]
+        found = [predict(noise, factors) for factors in sets]
+        return found, [predict(noise, factors, replay=False) for factors in sets]
+
+    handles = counted(sd15, calls)
+    try:
+        found, whole = at_first_step(comfy, sd15, work, model)
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert all(map(torch.equal, found, whole))
+    assert calls.count("first") == 2 * len(counts)  # none was spared, and the first replay was wrong
+
+
+def test_what_wraps_the_network_sees_every_layer(comfy, sd15):
+    noise, calls = torch.randn(3, *SHAPE, generator=torch.Generator().manual_seed(2)), []
+    model = sd15[0].clone()
+    model.add_wrapper_with_key(
+        "diffusion_model", "watching", lambda executor, *args, **kwargs: executor(*args, **kwargs)
+    )
+    handles = counted(sd15, calls)
+    try:
+        at_first_step(
+            comfy, sd15, lambda predict: [predict(noise, silenced(sd15, 3, down=4, middle=n)) for n in (3, 2, 1)], model
+        )
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert calls.count("first") == 3
