@@ -59,6 +59,11 @@ class Layout:
         """Numbers in the flat vector."""
         return self.slots[-1].end if self.slots else 0
 
+    @cached_property
+    def _counts(self) -> list[int]:
+        """Numbers of every tensor, in order."""
+        return [count for slot in self.slots for count in (slot.up_offset - slot.offset, slot.end - slot.up_offset)]
+
     @property
     def scale(self) -> float:
         return self.alpha / self.rank
@@ -67,6 +72,11 @@ class Layout:
     def sizes(self) -> dict[str, tuple[tuple[int, ...], int]]:
         """Inputs and outputs of every layer."""
         return {slot.layer: (trim_shape(slot.down_shape[1:]), slot.up_shape[0]) for slot in self.slots}
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Shapes of down and up of every layer."""
+        return {slot.layer: (slot.down_shape, slot.up_shape) for slot in self.slots}
 
     def flatten(self, layers: dict[str, Factors]) -> torch.Tensor:
         """Factors as float32 (size,); a layer that is absent is zero. Scales other than the layout's go into up."""
@@ -81,7 +91,11 @@ class Layout:
 
     def unflatten(self, flat: torch.Tensor) -> dict[str, Factors]:
         """The factors of a flat vector (size,): views of it."""
-        return {slot.layer: self.factors_at(slot, flat) for slot in self.slots}
+        scale, parts = self.scale, iter(flat.split(self._counts))
+        return {
+            slot.layer: Factors(next(parts).view(slot.down_shape), next(parts).view(slot.up_shape), scale)
+            for slot in self.slots
+        }
 
     def factors_at(self, slot: Slot, flat: torch.Tensor) -> Factors:
         """One layer's factors in a flat vector."""

@@ -70,10 +70,11 @@ class MemberStore:
     def add(self, name: str, flat: np.ndarray, lost: dict[str, float]) -> None:
         """Write one member; it counts once its line in the journal is complete."""
         row = len(self.members)
-        with named_write_errors(self._data), open(self._data, "r+b") as file:
+        with named_write_errors(self._data), open(self._data, "r+b", buffering=0) as file:
+            numbers = np.ascontiguousarray(flat, np.float32).data
             for columns in self.blocks():
                 file.seek(self._start(columns, row))
-                file.write(np.ascontiguousarray(flat[columns], np.float32).tobytes())
+                file.write(numbers[columns])
         with named_write_errors(self._journal), open(self._journal, "a", encoding="utf-8") as file:
             file.write(json.dumps({"name": name, "lost": lost}) + "\n")
         self.members[name] = lost

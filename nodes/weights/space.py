@@ -213,7 +213,8 @@ def flatten_lora(
             norm = factors.squared_norm()
             lost["other layers"] += norm
         else:
-            _check(name, factors, sizes[name], layout.rank, form)
+            if (factors.down.shape, factors.up.shape) != layout.shapes[name]:
+                _check(name, factors, sizes[name], layout.rank, form)
             if form == Form.SINGULAR_VALUES:
                 layers[name], kept, norm = reduce_rank(factors, layout.rank)
                 lost["rank"] += norm - kept
