@@ -4,6 +4,7 @@ import gc
 import random
 import weakref
 
+import newer
 import pytest
 import reduced
 import tapping
@@ -14,6 +15,12 @@ KEY = "diffusion_model.input_blocks.1.1.proj_in.weight"
 
 def gaussian(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def management():
+    import comfy.model_management
+
+    return comfy.model_management
 
 
 @pytest.fixture(scope="module")
@@ -284,14 +291,34 @@ def test_a_step_on_each_architecture(train, comfy, architecture, checkpointing):
         noised = session.noised(latent, gaussian(*latent.shape, seed=3), sigmas)
         session.denoised(noised, sigmas, [0, 1]).square().mean().backward()
 
-    with torch.inference_mode():
-        train.run(
-            model,
-            {f"{layer}.weight": lambda weight: weight * factor},
-            images,
-            captions,
-            work,
-            dtype=torch.bfloat16,
-            checkpointing=checkpointing,
-        )
+    def trained():
+        with torch.inference_mode():
+            train.run(
+                model,
+                {f"{layer}.weight": lambda weight: weight * factor},
+                images,
+                captions,
+                work,
+                dtype=torch.bfloat16,
+                checkpointing=checkpointing,
+            )
+
+    if architecture == "flux" and newer.than_tested() and not hasattr(management(), "in_training"):
+        with pytest.raises(ValueError, match="update ComfyUI"):
+            trained()
+        return
+    trained()
     assert factor.grad.isfinite() and factor.grad != 0
+
+
+def test_kernels_without_gradients_are_refused_by_a_sentence(comfy, monkeypatch):
+    @torch.library.custom_op("glassbox_tests::doubled", mutates_args=())
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    monkeypatch.delattr(management(), "in_training", raising=False)
+    gradients = comfy.module("nodes.host.training.gradients")
+    with pytest.raises(ValueError, match="update ComfyUI"), gradients.kernels_with_gradients():
+        doubled(torch.ones(1, requires_grad=True)).sum().backward()
+    with pytest.raises(RuntimeError, match="another"), gradients.kernels_with_gradients():
+        raise RuntimeError("another error")

@@ -43,10 +43,20 @@ def _put(module: nn.Module, name: str, tensor: torch.Tensor) -> None:
 
 @contextlib.contextmanager
 def kernels_with_gradients() -> Iterator[None]:
-    """Newer ComfyUI computes rotary positions and more by kernels without gradients, unless it knows of a training."""
+    """Newer ComfyUI computes rotary positions and more by kernels without gradients, unless it knows of a training.
+
+    Versions in between, such as 0.8.0, have these kernels and no such switch: raises ValueError where one is met.
+    """
     management = comfy.model_management
     if not hasattr(management, "in_training"):
-        yield
+        try:
+            yield
+        except RuntimeError as error:
+            if "no autograd formula was registered" not in str(error):
+                raise
+            raise ValueError(
+                "This version of ComfyUI computes this MODEL by kernels without gradients: update ComfyUI to train it."
+            ) from error
         return
     before, management.in_training = management.in_training, True
     try:
