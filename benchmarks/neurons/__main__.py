@@ -3,7 +3,8 @@
 Contenders for a search: the official code's schedule of calls (two predictions per evaluation, one pass per selection
 step) and NeMo Localize (exact), in one process, both in full. SD1.5's architecture has random weights, narrow with
 several prompts, and in its full width with one. Latents are small, so that a search ends within minutes on a CPU;
-ratios are what carries over. Parts toys and latent64 compare early rejection with evaluating every set with all seeds.
+ratios are what carries over. Parts toys, latent64 and long compare the search with evaluating every set whole with all
+seeds.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ PARTS = {
     "width": "searching:full_width",
     "toys": "early_rejection:toys",
     "latent64": "early_rejection:latent64",
+    "long": "early_rejection:long",
     "mask": "sampling:mask",
     "statistics": "sampling:statistics",
 }

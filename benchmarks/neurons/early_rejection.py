@@ -5,7 +5,8 @@ neurons changed.
 
 Toy networks draw an image from their neurons, over what depends on the noise; neurons act differently from seed to
 seed. Half of the searches stall, half keep only some of the seeds, a quarter have the official score (latent 44). At
-latent 64, on SD1.5's layout, half stall and all keep 2 to 4 of ten seeds.
+latent 64, on SD1.5's layout, half stall and all keep 2 to 4 of ten seeds; the long ones, at latent 32, stall with all
+ten.
 """
 
 from __future__ import annotations
@@ -72,12 +73,23 @@ def toys(quick: bool) -> dict[str, dict]:
 
 def latent64(quick: bool) -> dict[str, dict]:
     """Pairs of searches at SD1.5's latent size, on a narrow network of its layout, with 2 to 4 of ten seeds kept."""
-    nemo_search, compared = host.pack("nodes.neurons.nemo_search"), _Compared("latent 64")
     cases = networks.random_sd15(32, 64, 6, prompts=2 if quick else 12, heads=1)
+    return _on_networks(cases, "latent 64", lambda number: (number % 2 == 1, 2 + number % 3))
+
+
+def long(quick: bool) -> dict[str, dict]:
+    """Pairs of long searches, all stalled with ten seeds, on a narrow network of SD1.5's layout."""
+    cases = networks.random_sd15(32, 32, 24 if quick else 100, prompts=1 if quick else 6, heads=1)
+    return _on_networks(cases, "long", lambda number: (True, SEEDS))
+
+
+def _on_networks(cases: list[networks.Case], name: str, kind: Callable[[int], tuple[bool, int]]) -> dict[str, dict]:
+    """Pairs of searches on random networks; ``kind``: whether a search stalls and how many seeds it keeps."""
+    nemo_search, compared = host.pack("nodes.neurons.nemo_search"), _Compared(name)
     drawn = host.pack("nodes.neurons.memorization_score").seeded_noise(cases[0].shape, SEEDS, 1)
     for number, case in enumerate(cases):
-        generator, stalls = torch.Generator().manual_seed(number), number % 2 == 1
-        noise = drawn[sorted(torch.randperm(SEEDS, generator=generator)[: 2 + number % 3].tolist())]
+        generator, (stalls, kept) = torch.Generator().manual_seed(number), kind(number)
+        noise = drawn[sorted(torch.randperm(SEEDS, generator=generator)[:kept].tolist())]
         neurons = nemo_search.Neurons(tuple(case.layers))
 
         def work(predict, case=case, noise=noise, neurons=neurons, stalls=stalls):
@@ -86,7 +98,8 @@ def latent64(quick: bool) -> dict[str, dict]:
             compared.search(problem, _STALLED_TARGET if stalls else _reached(problem, steps=4), stalls)
 
         networks.at_first_step(case, work)
-    return compared.numbers("searches at latent 64 on SD1.5's layout, 32 channels wide, random weights")
+    side = cases[0].shape[-1]
+    return compared.numbers(f"searches at latent {side} on SD1.5's layout, 32 channels wide, random weights")
 
 
 @dataclass(frozen=True)
@@ -108,7 +121,7 @@ class _Compared:
     def __init__(self, name: str):
         self._name, self._same = name, []
         # stalled or not -> ratios
-        self._rows, self._seconds, self._possible = ({True: [], False: []} for _ in range(3))
+        self._rows, self._seconds, self._possible, self._faster = ({True: [], False: []} for _ in range(4))
 
     def search(self, problem: Problem, target: float, stalls: bool) -> None:
         """Run both to their ends."""
@@ -151,6 +164,7 @@ class _Compared:
         self._seconds[stalls].append(all_seconds / seconds)
         fewest = all_rows - in_refinement
         self._possible[stalls].append((all_rows / fewest, all_rows / (fewest - in_selection)))
+        self._faster[stalls].append(all_seconds / (seconds / rows * fewest))
         print(
             f"{number}: {'stalled' if stalls else 'converging'}, {problem.criterion}, {len(problem.noise)} seeds: "
             f"{all_rows} rows, {all_seconds:.2f} s, early {rows}, {seconds:.2f} s, at least {fewest}, "
@@ -163,6 +177,8 @@ class _Compared:
         what = f"{searches} with the neurons of evaluating every set with all seeds"
         numbers = {f"{self._name}: same neurons": results.fraction(np.array(self._same), what)}
         for stalls, kind in ((False, "converging"), (True, "stalled")):
+            if not self._rows[stalls]:
+                continue
             what = "rows of the network with all seeds over those of the search, mean of the searches"
             numbers[f"{self._name}: fewer rows, {kind}"] = results.bootstrap(
                 np.array(self._rows[stalls]), what, "times"
@@ -170,6 +186,10 @@ class _Compared:
             what = "the same of CPU seconds"
             numbers[f"{self._name}: fewer seconds, {kind}"] = results.bootstrap(
                 np.array(self._seconds[stalls]), what, "times"
+            )
+            what = "the same with the rows that no order of the seeds undercuts, at the search's seconds a row"
+            numbers[f"{self._name}: fewer seconds possible, {kind}"] = results.bootstrap(
+                np.array(self._faster[stalls]), what, "times"
             )
             refinement, both = np.array(self._possible[stalls]).T
             what = "the rows that no order of the seeds undercuts: one seed (or pair) rejects, all seeds accept"

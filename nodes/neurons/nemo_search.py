@@ -21,8 +21,9 @@ from .neuron_layers import NeuronLayer
 #: Narrower layers get proportionally fewer neurons from the top-k (the narrowest layer of SD1.x).
 FULL_WIDTH = 320
 _MAX_K = 1280
-#: Similarity that rounding may change when other rows stand beside a row (half precision: up to about .001).
-_MARGIN = 1e-3
+#: Similarity that rounding may change in a row without its neighbors (half precision: up to about .001), until so many
+#: comparisons have shown it; then so many times the most that they showed, but at least the last of these.
+_MARGIN, _COMPARISONS, _TIMES, _LEAST_MARGIN = 1e-3, 4, 4, 1e-5
 #: Weight of the newest set in the running fraction of sets that a single seed rejects.
 _RATE = 0.1
 
@@ -83,6 +84,7 @@ class Evaluator:
         self._known: dict[bytes, float] = {}
         self._at_least: dict[bytes, float] = {}  # lower bounds of what was rejected early
         self._witness: tuple[int, ...] = ()  # the seed, or pair of seeds, with the last evaluation's largest similarity
+        self._margin, self._compared, self._rounding = _MARGIN, 0, 0.0
         self._rejecting = 0.25  # running fraction of the sets that the witness alone rejects; few seeds wait for more
         self._untouched = self._differences(noise, None)
 
@@ -99,23 +101,33 @@ class Evaluator:
         mem(S) is the largest of many similarities, so a single one over the threshold rejects S. The seed (or pair)
         that had the largest one last is tried alone where that saves rows; what it does not reject is evaluated with
         all rows. The dynamic range of a few rows is at most that of all, and similarity grows with it, so that theirs
-        is a lower bound; _MARGIN is left for rounding, which differs with the number of rows.
+        is a lower bound but for rounding, which differs with the number of rows and is measured.
         """
         key, witness = mask.numpy().tobytes(), self._witness
         if self._at_least.get(key, 0.0) >= threshold:
             return None
         if key not in self._known and witness:
+            alone = None
             if self._rejecting * len(self._noise) > len(witness):
-                bound = float(self._similarities(mask, list(witness)).max()) - _MARGIN
-                if bound >= threshold:
-                    self._at_least[key] = bound
+                alone = float(self._similarities(mask, list(witness)).max())
+                if alone - self._margin >= threshold:
+                    self._at_least[key] = alone - self._margin
                     self._rejecting += _RATE * (1 - self._rejecting)
                     return None
             values = self._evaluate(mask)
             self._known[key] = float(values.max())
-            self._rejecting += _RATE * (float(values[witness] - _MARGIN >= threshold) - self._rejecting)
+            if alone is not None:
+                self._compare(abs(alone - float(values[witness])))
+            margin = 0.0 if self._compared < _COMPARISONS else self._margin
+            self._rejecting += _RATE * (float(values[witness] - margin >= threshold) - self._rejecting)
         score = self.score(mask)
         return score if score < threshold else None
+
+    def _compare(self, difference: float) -> None:
+        """Note by how much a row alone differed from itself among all."""
+        self._compared, self._rounding = self._compared + 1, max(self._rounding, difference)
+        if self._compared >= _COMPARISONS:
+            self._margin = min(max(_TIMES * self._rounding, _LEAST_MARGIN), _MARGIN)
 
     def _evaluate(self, mask: torch.Tensor) -> torch.Tensor:
         """The similarities of all rows; the largest one is the next witness."""
