@@ -23,7 +23,7 @@ FULL_WIDTH = 320
 _MAX_K = 1280
 #: Similarity that rounding may change in a row without its neighbors (half precision: up to about .001), until so many
 #: comparisons have shown it; then so many times the most that they showed, but at least the last of these.
-_MARGIN, _COMPARISONS, _TIMES, _LEAST_MARGIN = 1e-3, 4, 4, 1e-5
+_MARGIN, _COMPARISONS, _TIMES, _LEAST_MARGIN = 1e-3, 4, 4, 1e-6
 #: Weight of the newest set in the running fraction of sets that a single seed rejects.
 _RATE = 0.1
 

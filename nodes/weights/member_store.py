@@ -70,7 +70,7 @@ class MemberStore:
     def add(self, name: str, flat: np.ndarray, lost: dict[str, float]) -> None:
         """Write one member; it counts once its line in the journal is complete."""
         row = len(self.members)
-        with named_write_errors(self._data), open(self._data, "r+b", buffering=0) as file:
+        with named_write_errors(self._data), open(self._data, "r+b") as file:
             numbers = np.ascontiguousarray(flat, np.float32).data
             for columns in self.blocks():
                 file.seek(self._start(columns, row))
