@@ -24,7 +24,7 @@ class ComfyAdapters:
         self._weights = {}
         if model is None:
             return
-        # Not by get_key_patches, which fails on the scales that a quantized layer saves and does not have as attributes.
+        # Not by get_key_patches: it fails on the scales that a quantized layer saves and has not as attributes.
         for name in model.model_state_dict("diffusion_model."):
             if name.endswith(".weight"):
                 weight, in_true_numbers = _base_weight(model, name)
