@@ -81,7 +81,7 @@ def _base_weight(patcher, name: str) -> tuple[torch.Tensor, Callable[[torch.Tens
     """A weight as it is stored, without the LoRAs that may lie on it in the network, and what makes true numbers."""
     weight, _, convert = get_key_weight(patcher.model, name)
     if name in patcher.backup:
-        weight = patcher.backup[name].weight
+        weight, _ = patcher.backup[name]
     if name in patcher.hook_backup:
         weight, _ = patcher.hook_backup[name]
     return weight, convert or (lambda stored: stored)
