@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from comfy import weight_adapter
+from comfy.model_patcher import get_key_weight
 
 from ..common.lora_keys import ALPHA, canonical
 from .quantized import refuse_packed
@@ -23,11 +24,13 @@ class ComfyAdapters:
         self._weights = {}
         if model is None:
             return
-        # The patcher's: in the network a loaded LoRA may lie on top of the base model's own weights.
-        for name, ((weight, in_true_numbers), *_) in model.get_key_patches("diffusion_model.").items():
-            if name.endswith(".weight") and weight.ndim >= 2:
-                refuse_packed(name, weight)
-                self._weights[canonical(name.removesuffix(".weight"))] = weight, in_true_numbers
+        # Not by get_key_patches: it fails on the scales that a quantized layer saves and has not as attributes.
+        for name in model.model_state_dict("diffusion_model."):
+            if name.endswith(".weight"):
+                weight, in_true_numbers = _base_weight(model, name)
+                if weight.ndim >= 2:
+                    refuse_packed(name, weight)
+                    self._weights[canonical(name.removesuffix(".weight"))] = weight, in_true_numbers
 
     def shape(self, layer: str, tensors: Mapping[str, tuple[int, ...]]):
         """Inputs (in, ...) and outputs (out,) of a layer, from the shapes of its tensors; None where they do not say.
@@ -72,6 +75,16 @@ class ComfyAdapters:
         if torch.equal(changed, weight):  # ComfyUI logs what fails, and gives the weight back
             raise ValueError(f"changes nothing in {layer}, or does not fit it: remove it.")
         return changed - weight
+
+
+def _base_weight(patcher, name: str) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+    """A weight as it is stored, without the LoRAs that may lie on it in the network, and what makes true numbers."""
+    weight, _, convert = get_key_weight(patcher.model, name)
+    if name in patcher.backup:
+        weight, _ = patcher.backup[name]
+    if name in patcher.hook_backup:
+        weight, _ = patcher.hook_backup[name]
+    return weight, convert or (lambda stored: stored)
 
 
 def _product(tensors: Mapping, first: str, second: str, core: str, whole: tuple[int, ...] | None = None):

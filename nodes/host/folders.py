@@ -171,7 +171,15 @@ def next_file(prefix: str, suffix: str) -> Path:
     root = folder_paths.get_output_directory()
     if _inside(root, prefix) is None:
         raise ValueError(f"{shown(prefix)} is no prefix in ComfyUI's output folder: give one such as glassbox/name.")
-    folder, name, counter, _, _ = folder_paths.get_save_image_path(prefix, root)
+    try:
+        folder, name, counter, _, _ = folder_paths.get_save_image_path(prefix, root)
+    except Exception as error:
+        if type(error) is not Exception:
+            raise
+        raise ValueError(  # newer ComfyUI follows links before it compares, and raises nothing more exact
+            f"{shown(prefix)} leads through a link out of ComfyUI's output folder, where this ComfyUI does not save: "
+            "give a prefix inside it."
+        ) from error
     return Path(folder) / f"{name}_{counter:05}_{suffix}"
 
 

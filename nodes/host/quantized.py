@@ -15,9 +15,10 @@ WeightFunction = Callable[[torch.Tensor], torch.Tensor]
 def as_used(patcher, name: str, function: WeightFunction) -> WeightFunction:
     """What ComfyUI is given so that ``function`` gets a weight ("diffusion_model.out.2.weight") in its true numbers.
 
-    ComfyUI dequantizes its own tensors before it calls functions; the scaled fp8 layers of older hosts multiply by
-    their scale afterwards. Raises ValueError for the forms of custom loaders (GGUF), whose layers call no functions,
-    and for layers that multiply fp8 by fp8, whose result has no gradient and no room for a small change.
+    ComfyUI dequantizes its own tensors before it calls functions, and multiplies in full precision then. Newer versions
+    read scaled fp8 as such tensors; the layers of older ones multiply by their scale afterwards. Raises ValueError for
+    the forms of custom loaders (GGUF), whose layers call no functions, and for layers of older versions that multiply
+    fp8 by fp8, whose result has no gradient and no room for a small change.
     """
     path, _, kind = name.rpartition(".")
     layer = patcher.model.get_submodule(path)

@@ -8,7 +8,7 @@ import torch
 from comfy_api.latest import io
 
 from ..host.evaluate import sample_latents
-from ..host.first_step import at_first_step, embedding, latent_shape, refuse_flow
+from ..host.first_step import embedding, latent_shape, refuse_flow
 from ..host.hooks import refuse_compiled
 from ..host.image_output import new_figure, to_image
 from ..host.progress import Progress
@@ -143,15 +143,13 @@ class EmbeddingAdjustment(io.ComfyNode):
         embedding_session.refuse_ranges(positive)
         shape = latent_shape(model, width, height)
         noise = seeded_noise(shape, noise_samples, seed)
-        unconditional = at_first_step(
-            model, negative, shape, OFFICIAL_TIMESTEP, lambda predict: predict(noise), noise_samples
-        ).clone()
         bar = Progress(steps)
 
         def work(session):
             timestep = torch.full((noise_samples,), OFFICIAL_TIMESTEP, device=session.device)
             x = session.pure(noise.to(session.device), timestep)
-            without_text = unconditional.clone().to(session.device)
+            with torch.no_grad():  # here, since layers of a quantized MODEL may round their inputs anywhere else
+                without_text = session.predicted(x, timestep, rows=[1] * noise_samples)
 
             def text_norm(adjusted: torch.Tensor) -> torch.Tensor:
                 return (session.predicted(x, timestep, adjusted) - without_text).flatten(1).norm(dim=1).mean()
@@ -159,7 +157,8 @@ class EmbeddingAdjustment(io.ComfyNode):
             start = embedding(positive).clone().to(session.device)
             return adjust_embedding(start, text_norm, steps, learning_rate, target_norm, bar.show)
 
-        adjusted, norms = embedding_session.run(model, torch.zeros(1, *shape), positive[:1], work, seed)
+        blank = torch.zeros(1, *shape)
+        adjusted, norms = embedding_session.run(model, blank, positive[:1], work, seed, more=[(blank, negative)])
         conditioning = [[adjusted.to(embedding(positive)), dict(positive[0][1])], *positive[1:]]
         end = "reached" if norms[-1] <= target_norm else "not reached: use more steps"
         values = ", ".join(f"{value:.3f}" for value in norms)

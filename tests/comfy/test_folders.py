@@ -2,6 +2,7 @@
 
 import inspect
 
+import newer
 import pytest
 
 
@@ -60,10 +61,14 @@ def test_absurd_names_are_one_short_sentence(folders, name):
 
 
 def test_a_linked_folder_is_saved_to_and_read_from_alike(folders, tmp_path):
-    """People put output on another disk by a link; saving, naming and loading follow it."""
+    """People put output on another disk by a link; saving, naming and loading follow it, where ComfyUI does."""
     (tmp_path / "disk").mkdir()
     (tmp_path / "output" / "linked").symlink_to(tmp_path / "disk", target_is_directory=True)
-    path = folders.next_file("linked/mask", ".json")
+    try:
+        path = folders.next_file("linked/mask", ".json")
+    except ValueError as refused:
+        assert newer.than_tested() and str(refused).startswith("'linked/mask' leads through a link out of ")
+        return
     path.write_text("{}")
     assert (tmp_path / "disk" / path.name).is_file()
     assert folders.relative(path) == f"linked/{path.name}"

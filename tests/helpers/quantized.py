@@ -1,39 +1,120 @@
-"""A MODEL in the forms in which large models are shared: scaled fp8, mixed precision, and a custom loader's own."""
+"""A MODEL in the forms in which large models are shared: scaled fp8, mixed precision, and a custom loader's own.
+
+The scaled and mixed forms are loaded from a state dict as the ComfyUI at hand loads such a file: older ones have layers
+for scaled fp8, newer ones (from 0.4 on) read it as mixed precision.
+"""
 
 from __future__ import annotations
 
 import copy
+import json
+from types import SimpleNamespace
 
 import torch
 from torch import nn
 
-KINDS = ("plain fp8", "scaled fp8", "mixed precision", "custom loader")
+KINDS = ("plain fp8", "scaled fp8", "mixed precision", "nvfp4", "int8", "custom loader")
 _FP8 = torch.float8_e4m3fn
+_FORMATS = {"mixed precision": "float8_e4m3fn", "nvfp4": "nvfp4", "int8": "int8_tensorwise"}
+
+
+def known(kind: str) -> bool:
+    """Whether this ComfyUI reads the form."""
+    from comfy.quant_ops import QUANT_ALGOS
+
+    return _FORMATS.get(kind, "float8_e4m3fn") in QUANT_ALGOS
 
 
 @torch.inference_mode()  # as loaders run
-def pair(patcher, kind: str) -> tuple:
-    """A copy of a MODEL whose matrices are quantized, and one in float32 whose matrices have the same values."""
-    import comfy.ops
+def pair(patcher, kind: str, **loading) -> tuple:
+    """A copy of a MODEL whose matrices are quantized, and one in float32 whose matrices have the same values.
 
+    ``loading``: more arguments of ComfyUI's ``pick_operations``.
+    """
     small, exact = _copied(patcher), _copied(patcher)
-    linears = [name for name, module in small.model.diffusion_model.named_modules() if isinstance(module, nn.Linear)]
-    classes = {
-        "scaled fp8": lambda: comfy.ops.scaled_fp8_ops().Linear,
-        "mixed precision": lambda: comfy.ops.mixed_precision_ops({}, torch.float32, True).Linear,
-        "custom loader": lambda: _PackedLinear,
-    }
-    layer_class = classes[kind]() if kind in classes else None
+    networks = [each.model.diffusion_model for each in (small, exact)]
+    linears = [name for name, module in networks[0].named_modules() if isinstance(module, nn.Linear)]
+    stored = {}
     for name in linears:
-        module, other = (each.model.diffusion_model.get_submodule(name) for each in (small, exact))
-        scale = torch.tensor(1.0) if kind == "plain fp8" else module.weight.abs().max() / torch.finfo(_FP8).max
-        numbers = (module.weight / scale).to(_FP8)
-        other.weight = nn.Parameter(numbers.float() * scale, requires_grad=False)
-        if layer_class is not None:
-            module.__class__ = layer_class
-        module.comfy_cast_weights = True
-        _STORE[kind](module, numbers, scale)
+        module, other = (network.get_submodule(name) for network in networks)
+        stored[name], true = _stored(module.weight, kind)
+        other.weight = nn.Parameter(true, requires_grad=False)
+        if kind in ("plain fp8", "custom loader"):
+            _put(module, kind, stored[name])
+    if kind not in ("plain fp8", "custom loader"):
+        _load(networks[0], stored, kind, loading)
+        for name in linears:  # scaled fp8 layers of older hosts have biases in fp8 too
+            if (bias := networks[0].get_submodule(name).bias) is not None:
+                networks[1].get_submodule(name).bias = nn.Parameter(bias.float(), requires_grad=False)
     return _patcher_of(kind, small), exact
+
+
+def _stored(weight: torch.Tensor, kind: str) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """What a file holds of a matrix, by the end of its key, and the numbers that this means."""
+    if kind == "nvfp4":
+        from comfy.quant_ops import QuantizedTensor
+
+        made = QuantizedTensor.from_float(weight.clone(), "TensorCoreNVFP4Layout")
+        params = made._params
+        parts = {"weight": made._qdata, "weight_scale": params.block_scale, "weight_scale_2": params.scale}
+        return parts, made.dequantize().clone()
+    if kind == "int8":
+        scale = weight.abs().amax(1, keepdim=True) / 127
+        numbers = (weight / scale).round().to(torch.int8)
+        return {"weight": numbers, "weight_scale": scale}, numbers * scale
+    scale = torch.tensor(1.0) if kind == "plain fp8" else weight.abs().max() / torch.finfo(_FP8).max
+    numbers = (weight / scale).to(_FP8)
+    return {"weight": numbers, "weight_scale": scale}, numbers.float() * scale
+
+
+def _load(network: nn.Module, stored: dict[str, dict[str, torch.Tensor]], kind: str, loading: dict) -> None:
+    """Give a network this ComfyUI's layers for a form, and load a file in that form into them."""
+    import comfy.ops
+    import comfy.utils
+
+    state = {key: value for key, value in network.state_dict().items() if key.rpartition(".")[0] not in stored}
+    for name, parts in stored.items():
+        module = network.get_submodule(name)
+        parts = parts if module.bias is None else parts | {"bias": module.bias}
+        state |= {f"{name}.{_old(end) if kind == 'scaled fp8' else end}": value for end, value in parts.items()}
+    metadata = {}
+    if kind == "scaled fp8":
+        state["scaled_fp8"] = torch.zeros(2, dtype=_FP8)  # of two numbers: not to be multiplied in fp8
+    else:
+        layers = {name: {"format": _FORMATS[kind]} for name in stored}
+        metadata["_quantization_metadata"] = json.dumps({"format_version": "1.0", "layers": layers})
+
+    config = SimpleNamespace(quant_config=None, layer_quant_config=None)
+    if hasattr(comfy.utils, "convert_old_quants"):
+        state, _ = comfy.utils.convert_old_quants(state, "", metadata=metadata)
+        config.quant_config = comfy.utils.detect_layer_quantization(state, "")
+    elif kind == "scaled fp8":
+        loading = {"scaled_fp8": state.pop("scaled_fp8").dtype} | loading
+    else:
+        from comfy.model_detection import detect_layer_quantization
+
+        config.layer_quant_config = detect_layer_quantization(metadata)
+    classes = comfy.ops.pick_operations(None, torch.float32, model_config=config, **loading)
+    for name in stored:
+        old = network.get_submodule(name)
+        layer = classes.Linear(old.in_features, old.out_features, bias=old.bias is not None, dtype=torch.float32)
+        network.set_submodule(name, layer)
+    network.load_state_dict(state)
+    network.requires_grad_(False)
+
+
+def _old(end: str) -> str:
+    """The name in scaled fp8 files."""
+    return {"weight_scale": "scale_weight"}.get(end, end)
+
+
+def _put(module: nn.Module, kind: str, stored: dict[str, torch.Tensor]) -> None:
+    numbers = stored["weight"]
+    if kind == "custom loader":
+        module.__class__, module.scale = _PackedLinear, stored["weight_scale"]
+        numbers = numbers.view(torch.uint8).as_subclass(PackedTensor)
+    module.comfy_cast_weights = True
+    module.weight = nn.Parameter(numbers, requires_grad=False)
 
 
 def model_copy(model):
@@ -74,31 +155,6 @@ def _patcher_of(kind: str, patcher):
 
     patcher.__class__ = PackedPatcher
     return patcher
-
-
-def _plain(module, numbers, scale):
-    module.weight = nn.Parameter(numbers, requires_grad=False)
-
-
-def _scaled(module, numbers, scale):
-    module.scale_weight, module.scale_input = nn.Parameter(scale, requires_grad=False), None
-    _plain(module, numbers, scale)
-
-
-def _mixed(module, numbers, scale):
-    from comfy.quant_ops import QuantizedTensor
-
-    module.layout_type, module.tensor_class, module._full_precision_mm = "TensorCoreFP8Layout", None, True
-    layout = {"scale": scale, "orig_dtype": torch.float32, "block_size": None}
-    module.weight = nn.Parameter(QuantizedTensor(numbers, module.layout_type, layout), requires_grad=False)
-
-
-def _packed(module, numbers, scale):
-    module.scale = scale
-    module.weight = nn.Parameter(numbers.view(torch.uint8).as_subclass(PackedTensor), requires_grad=False)
-
-
-_STORE = {"plain fp8": _plain, "scaled fp8": _scaled, "mixed precision": _mixed, "custom loader": _packed}
 
 
 class PackedTensor(torch.Tensor):

@@ -10,6 +10,7 @@ import dataclasses
 import gc
 import itertools
 import json
+import shutil
 import weakref
 from collections.abc import Mapping
 from functools import partial
@@ -373,6 +374,15 @@ def test_what_hooks_nothing_does_the_same_to_a_compiled_model(host, case, place)
     _GRAPHS.clear()
     _compare_compiled(host, case, place, traced)
     assert _GRAPHS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", _WITHOUT_HOOKS)
+def test_what_hooks_nothing_does_the_same_to_a_model_compiled_by_inductor(host, case):
+    """The first compilation takes a minute or two."""
+    if not shutil.which("g++"):
+        pytest.skip("inductor needs a C++ compiler.")
+    _compare_compiled(host, case, "before", "inductor")
 
 
 def _compare_compiled(host, case: str, place: str, backend) -> None:
