@@ -6,7 +6,7 @@ and handed out again. For searches that scale neurons of few layers, such as NeM
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,8 +18,8 @@ class Replay:
     """The outputs of a network's stages in the last evaluation of all rows, up to the last scaled layer.
 
     Stages are the blocks that the network runs one after the other. A replay is bit for bit the evaluation that it
-    stands for, as long as nothing changes a stage's output in place and no stage depends on anything but its inputs;
-    the first one is to be compared with a whole evaluation, and ``trusted`` is False where that failed.
+    stands for, as long as no stage, and nothing between stages, depends on anything but its inputs; the first one is
+    to be compared with a whole evaluation, and ``trusted`` is False where that failed.
     """
 
     def __init__(self, network: nn.Module):
@@ -48,7 +48,7 @@ class Replay:
         for stage, output in self._kept.items():
             if stage in changed:
                 break
-            found[stage] = output if whole else _of_rows(output, rows)
+            found[stage] = output if whole else _each(lambda part: part[rows], output)
         return found
 
     @contextmanager
@@ -65,9 +65,12 @@ class Replay:
                     self.trusted = False
                 called.add(stage)
                 waiting.discard(stage)
-                output = replayed[stage] if stage in replayed else original(*args, **kwargs)
+                if stage in replayed:
+                    kept[stage] = replayed[stage]
+                    return _each(torch.clone, replayed[stage])
+                output = original(*args, **kwargs)
                 if waiting and _has_rows(output, len(noise)):
-                    kept[stage] = output
+                    kept[stage] = _each(torch.clone, output)  # what follows may change it in place, as in Flux
                 return output
 
             return run
@@ -115,5 +118,5 @@ def _has_rows(output: Any, rows: int) -> bool:
     return isinstance(output, torch.Tensor) and output.ndim > 0 and len(output) == rows
 
 
-def _of_rows(output: Any, rows: list) -> Any:
-    return tuple(_of_rows(part, rows) for part in output) if isinstance(output, tuple) else output[rows]
+def _each(change: Callable[[torch.Tensor], torch.Tensor], output: Any) -> Any:
+    return tuple(_each(change, part) for part in output) if isinstance(output, tuple) else change(output)

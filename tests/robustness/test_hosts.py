@@ -11,9 +11,11 @@ import gc
 import itertools
 import json
 import shutil
+import sysconfig
 import weakref
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 
 import pytest
 import repository
@@ -380,8 +382,8 @@ def test_what_hooks_nothing_does_the_same_to_a_compiled_model(host, case, place)
 @pytest.mark.parametrize("case", _WITHOUT_HOOKS)
 def test_what_hooks_nothing_does_the_same_to_a_model_compiled_by_inductor(host, case):
     """The first compilation takes a minute or two."""
-    if not shutil.which("g++"):
-        pytest.skip("inductor needs a C++ compiler.")
+    if not shutil.which("g++") or not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        pytest.skip("inductor needs a C++ compiler and Python's headers.")
     _compare_compiled(host, case, "before", "inductor")
 
 

@@ -71,30 +71,67 @@ def test_only_what_follows_the_changed_layer_is_computed(comfy, sd15):
     assert (alone - whole_alone).abs().max() < 1e-5 * (whole_alone - noise[1:2]).abs().max()
 
 
-def test_a_network_that_changes_its_blocks_outputs_is_not_replayed(comfy, sd15):
-    noise, calls = torch.randn(3, *SHAPE, generator=torch.Generator().manual_seed(1)), []
-    model = sd15[0].clone()
-
-    def add_in_place(h, _options):
-        h += 0.1
-        return h
-
-    model.set_model_input_block_patch(add_in_place)
-    counts = (4, 3, 2, 1)
+def searched(comfy, sd15, calls, patch):
+    """Predictions of four sets behind a patch of the input blocks, and the blocks that computed for them."""
+    noise, model = torch.randn(3, *SHAPE, generator=torch.Generator().manual_seed(1)), sd15[0].clone()
+    model.set_model_input_block_patch(patch)
+    sets = [silenced(sd15, 3, down=4, middle=count) for count in (4, 3, 2, 1)]
 
     def work(predict):
-        sets = [silenced(sd15, 3, down=4, middle=count) for count in counts]
         found = [predict(noise, factors) for factors in sets]
-        return found, [predict(noise, factors, replay=False) for factors in sets]
+        computed = [*calls]
+        return found, computed, [predict(noise, factors, replay=False) for factors in sets]
 
     handles = counted(sd15, calls)
     try:
-        found, whole = at_first_step(comfy, sd15, work, model)
+        return at_first_step(comfy, sd15, work, model)
     finally:
         for handle in handles:
             handle.remove()
+
+
+def test_outputs_that_are_changed_in_place_are_replayed_as_they_were(comfy, sd15):
+    found, computed, whole = searched(comfy, sd15, [], lambda h, _options: h.add_(0.1))
     assert all(map(torch.equal, found, whole))
-    assert calls.count("first") == 2 * len(counts)  # none was spared, and the first replay was wrong
+    assert computed.count("first") == 2  # of the first set, and to compare
+
+
+def test_a_network_that_counts_its_calls_is_not_replayed(comfy, sd15):
+    calls = []
+    found, computed, _ = searched(comfy, sd15, calls, lambda h, _options: h + 0.1 * calls.count("last"))
+    assert computed.count("first") == 4 and not torch.equal(found[0], found[1])
+
+
+@pytest.mark.parametrize("architecture", ["sd3", "flux"])
+def test_transformers_are_replayed(comfy, architecture):
+    model, clip, _ = reduced.checkpoint(architecture)
+    layers = comfy.module("nodes.neurons.neuron_layers").feed_forward_layers(model.model.diffusion_model)
+    first_step, positive = (
+        comfy.module("nodes.host.first_step"),
+        comfy.run("CLIPTextEncode", clip=clip, text="a hat")[0],
+    )
+    shape = first_step.latent_shape(model, 64, 64)
+    noise = torch.randn(2, *shape, generator=torch.Generator().manual_seed(3))
+    ran = []
+    handle = model.model.diffusion_model.get_submodule(layers[0].path).register_forward_hook(lambda *_: ran.append(1))
+
+    def work(predict):
+        found = []
+        for count in (9, 6, 3):
+            factors = {layers[0].path: torch.zeros(2, layers[0].width)}
+            factors[layers[-1].path] = (torch.arange(layers[-1].width) >= count).float().expand(2, -1)
+            ran.clear()
+            found.append((predict(noise, factors), len(ran), predict(noise, factors, replay=False)))
+        return found
+
+    try:
+        with torch.inference_mode():
+            found = first_step.at_first_step(model, positive, shape, 961, work, 2)
+    finally:
+        handle.remove()
+    assert all(torch.equal(predicted, whole) for predicted, _, whole in found)
+    assert not torch.equal(found[0][0], found[2][0])
+    assert [count for _, count, _ in found] == [1, 1, 0]
 
 
 def test_what_wraps_the_network_sees_every_layer(comfy, sd15):
