@@ -26,11 +26,8 @@ def known(kind: str) -> bool:
 
 
 @torch.inference_mode()  # as loaders run
-def pair(patcher, kind: str, **loading) -> tuple:
-    """A copy of a MODEL whose matrices are quantized, and one in float32 whose matrices have the same values.
-
-    ``loading``: more arguments of ComfyUI's ``pick_operations``.
-    """
+def pair(patcher, kind: str) -> tuple:
+    """A copy of a MODEL whose matrices are quantized, and one in float32 whose matrices have the same values."""
     small, exact = _copied(patcher), _copied(patcher)
     networks = [each.model.diffusion_model for each in (small, exact)]
     linears = [name for name, module in networks[0].named_modules() if isinstance(module, nn.Linear)]
@@ -42,7 +39,7 @@ def pair(patcher, kind: str, **loading) -> tuple:
         if kind in ("plain fp8", "custom loader"):
             _put(module, kind, stored[name])
     if kind not in ("plain fp8", "custom loader"):
-        _load(networks[0], stored, kind, loading)
+        _load(networks[0], stored, kind)
         for name in linears:  # scaled fp8 layers of older hosts have biases in fp8 too
             if (bias := networks[0].get_submodule(name).bias) is not None:
                 networks[1].get_submodule(name).bias = nn.Parameter(bias.float(), requires_grad=False)
@@ -67,7 +64,7 @@ def _stored(weight: torch.Tensor, kind: str) -> tuple[dict[str, torch.Tensor], t
     return {"weight": numbers, "weight_scale": scale}, numbers.float() * scale
 
 
-def _load(network: nn.Module, stored: dict[str, dict[str, torch.Tensor]], kind: str, loading: dict) -> None:
+def _load(network: nn.Module, stored: dict[str, dict[str, torch.Tensor]], kind: str) -> None:
     """Give a network this ComfyUI's layers for a form, and load a file in that form into them."""
     import comfy.ops
     import comfy.utils
@@ -84,17 +81,17 @@ def _load(network: nn.Module, stored: dict[str, dict[str, torch.Tensor]], kind: 
         layers = {name: {"format": _FORMATS[kind]} for name in stored}
         metadata["_quantization_metadata"] = json.dumps({"format_version": "1.0", "layers": layers})
 
-    config = SimpleNamespace(quant_config=None, layer_quant_config=None)
+    config, older = SimpleNamespace(quant_config=None, layer_quant_config=None), {}
     if hasattr(comfy.utils, "convert_old_quants"):
         state, _ = comfy.utils.convert_old_quants(state, "", metadata=metadata)
         config.quant_config = comfy.utils.detect_layer_quantization(state, "")
     elif kind == "scaled fp8":
-        loading = {"scaled_fp8": state.pop("scaled_fp8").dtype} | loading
+        older = {"scaled_fp8": state.pop("scaled_fp8").dtype}
     else:
         from comfy.model_detection import detect_layer_quantization
 
         config.layer_quant_config = detect_layer_quantization(metadata)
-    classes = comfy.ops.pick_operations(None, torch.float32, model_config=config, **loading)
+    classes = comfy.ops.pick_operations(None, torch.float32, model_config=config, **older)
     for name in stored:
         old = network.get_submodule(name)
         layer = classes.Linear(old.in_features, old.out_features, bias=old.bias is not None, dtype=torch.float32)
