@@ -31,7 +31,7 @@ class Replay:
         """Free what is kept."""
         self._noise = torch.empty(0)
         self._factors: Mapping[str, torch.Tensor] = {}
-        self._kept: dict[str, Any] = {}
+        self._kept: dict[str, Any] = {}  # in the order of the calls; None for what is no tensors of the rows
 
     def unchanged(self, noise: torch.Tensor, factors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """The outputs, by stage, that noise (rows, C, H, W) with factors has in common with the last evaluation.
@@ -48,7 +48,8 @@ class Replay:
         for stage, output in self._kept.items():
             if stage in changed:
                 break
-            found[stage] = output if whole else _each(lambda part: part[rows], output)
+            if output is not None:
+                found[stage] = output if whole else _each(lambda part: part[rows], output)
         return found
 
     @contextmanager
@@ -69,8 +70,8 @@ class Replay:
                     kept[stage] = replayed[stage]
                     return _each(torch.clone, replayed[stage])
                 output = original(*args, **kwargs)
-                if waiting and _has_rows(output, len(noise)):
-                    kept[stage] = _each(torch.clone, output)  # what follows may change it in place, as in Flux
+                if waiting:  # a copy, since what follows may change it in place, as in Flux
+                    kept[stage] = _each(torch.clone, output) if _has_rows(output, len(noise)) else None
                 return output
 
             return run
@@ -88,7 +89,7 @@ class Replay:
                     module.forward = before[stage]
         if self.trusted is False:
             self.forget()
-        elif not partial and kept:
+        elif not partial and any(output is not None for output in kept.values()):
             self._noise, self._factors, self._kept = noise, dict(factors), kept
 
     def _same(self, path: str, factors: Mapping[str, torch.Tensor], rows: list) -> bool:
@@ -99,7 +100,7 @@ class Replay:
         return torch.equal(now, then if then.ndim == 1 else then[rows])
 
     def _stage(self, path: str) -> str:
-        return max((stage for stage in self._stages if path.startswith(f"{stage}.")), key=len, default="")
+        return next(stage for stage in self._stages if f"{path}.".startswith(f"{stage}."))
 
 
 def _stages(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:

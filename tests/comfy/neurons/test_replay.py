@@ -149,3 +149,34 @@ def test_what_wraps_the_network_sees_every_layer(comfy, sd15):
         for handle in handles:
             handle.remove()
     assert calls.count("first") == 3
+
+
+class Stages(torch.nn.Module):
+    """Three stages, the first of which puts out no tensor; ``factors`` scale what they read."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList([Wrapping(), torch.nn.Identity(), torch.nn.Identity()])
+        self.factors = {}
+
+    def forward(self, x):
+        scaled = lambda at, value: value * self.factors.get(f"blocks.{at}", torch.ones(1))  # noqa: E731
+        return self.blocks[2](scaled(2, self.blocks[1](self.blocks[0](scaled(0, x))["x"])))
+
+
+class Wrapping(torch.nn.Module):
+    def forward(self, x):
+        return {"x": x}
+
+
+def test_a_changed_stage_whose_output_is_no_tensor_ends_the_replay(comfy):
+    network, noise = Stages(), torch.randn(2, 1, 1, 1, generator=torch.Generator().manual_seed(4))
+    replay, found = comfy.module("nodes.host.replay").Replay(network), []
+    replay.trusted = True  # else the comparison with a whole evaluation would find it
+    for first, last in ((2.0, 5.0), (3.0, 5.0), (3.0, 7.0)):
+        network.factors = {"blocks.0": torch.full((2, 1, 1, 1), first), "blocks.2": torch.full((2, 1, 1, 1), last)}
+        replayed = replay.unchanged(noise, network.factors)
+        with replay.running(noise, network.factors, replayed):
+            assert torch.equal(network(noise), noise * first * last)
+        found.append([*replayed])
+    assert found == [[], [], ["blocks.1"]]
