@@ -6,7 +6,8 @@ the base model, and the positive side is
     e_base + s_identity (e_point - e_base) + s_edit (e_edited - e_point),
 
 so that CFG amplifies the identity by w s_identity and the edit by w s_edit. Both strengths at 0 are the base model's
-CFG; both at 1 evaluate the edited point against the base model, at the cost of plain CFG.
+CFG; both at 1 evaluate the edited point against the base model, at the cost of plain CFG. CFG amplifies an identity in
+the late steps too, where colors saturate; it may end before (a limited interval, arXiv 2404.07724).
 """
 
 from __future__ import annotations
@@ -35,6 +36,16 @@ _INPUTS = (
     ),
 )
 _EDITED = W2WPoint.Input("edited_point", optional=True, tooltip="The same point after W2W Edit.")
+_END = io.Float.Input(
+    "end_percent",
+    default=1.0,
+    min=0.0,
+    max=1.0,
+    step=0.01,
+    optional=True,
+    tooltip="End of the guidance. After it the positive side counts alone, as at cfg 1, in one evaluation fewer per "
+    "step. 0.6 gives more natural colors for the same identity on the demo model.",
+)
 _REPORT = io.String.Output(display_name="report", tooltip="Terms of the guidance and evaluations per step.")
 
 
@@ -48,7 +59,7 @@ class W2WGuidance(io.ComfyNode):
             description="Applies a point to the positive side of CFG only, so that CFG amplifies the identity and the "
             f"edit. {PAPER}; the guidance is this pack's addition. Strengths 0 return the model unchanged.",
             search_aliases=["weight space", "weights2weights", "guidance", "identity strength", "edit guidance"],
-            inputs=[io.Model.Input("model", tooltip="The base model of the space."), *_INPUTS, _EDITED],
+            inputs=[io.Model.Input("model", tooltip="The base model of the space."), *_INPUTS, _EDITED, _END],
             outputs=[
                 io.Model.Output(display_name="model", tooltip="For any sampler or guider, with its own cfg."),
                 _REPORT,
@@ -57,9 +68,15 @@ class W2WGuidance(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model, point: Point, identity_strength: float, edit_strength: float, edited_point: Point | None = None
+        cls,
+        model,
+        point: Point,
+        identity_strength: float,
+        edit_strength: float,
+        edited_point: Point | None = None,
+        end_percent: float = 1.0,
     ) -> io.NodeOutput:
-        return io.NodeOutput(*guided(model, point, edited_point, identity_strength, edit_strength))
+        return io.NodeOutput(*guided(model, point, edited_point, identity_strength, edit_strength, end_percent))
 
 
 class W2WGuider(io.ComfyNode):
@@ -86,6 +103,7 @@ class W2WGuider(io.ComfyNode):
                 ),
                 *_INPUTS,
                 _EDITED,
+                _END,
             ],
             outputs=[io.Guider.Output(display_name="guider", tooltip="For SamplerCustomAdvanced."), _REPORT],
         )
@@ -101,14 +119,22 @@ class W2WGuider(io.ComfyNode):
         identity_strength: float,
         edit_strength: float,
         edited_point: Point | None = None,
+        end_percent: float = 1.0,
     ) -> io.NodeOutput:
         from ..host.patches import weight_guidance
 
-        patched, report = guided(model, point, edited_point, identity_strength, edit_strength)
+        patched, report = guided(model, point, edited_point, identity_strength, edit_strength, end_percent)
         return io.NodeOutput(weight_guidance.guider(patched, positive, negative, cfg), report)
 
 
-def guided(model, point: Point, edited_point: Point | None, identity_strength: float, edit_strength: float):
+def guided(
+    model,
+    point: Point,
+    edited_point: Point | None,
+    identity_strength: float,
+    edit_strength: float,
+    end_percent: float,
+):
     """The MODEL with identity guidance, and a report."""
     from ..host.patches import weight_guidance
     from . import lora_writer
@@ -117,7 +143,7 @@ def guided(model, point: Point, edited_point: Point | None, identity_strength: f
         check_same_space(point, edited_point)
     base, terms = guidance_terms(point, edited_point, identity_strength, edit_strength)
     variants = [(weight, lora_writer.to_tensors(one.layers())) for weight, one in terms]
-    return weight_guidance.guide(model, base, variants), describe(base, terms)
+    return weight_guidance.guide(model, base, variants, end_percent), describe(base, terms, end_percent)
 
 
 def guidance_terms(
@@ -131,7 +157,7 @@ def guidance_terms(
     return 1.0 - identity, [(weight, one) for weight, one in terms if weight]
 
 
-def describe(base: float, terms: list[tuple[float, Point]]) -> str:
+def describe(base: float, terms: list[tuple[float, Point]], end_percent: float) -> str:
     """The predictions of the positive side with their weights, and the model evaluations of a step."""
     parts = [("base model", base)] if base or not terms else []
     parts += [(point.name, weight) for weight, point in terms]
@@ -139,5 +165,5 @@ def describe(base: float, terms: list[tuple[float, Point]]) -> str:
     return (
         f"Positive side: {', '.join(f'{weight:+g} x {name}' for name, weight in parts)}. Negative side: base model. "
         f"{count} model evaluations per step and image (plain CFG: 2); one fewer at cfg 1, where the negative side is "
-        "skipped."
+        "skipped." + ("" if end_percent >= 1 else f" After {end_percent:.0%} of sampling: as at cfg 1.")
     )

@@ -11,6 +11,7 @@ from comfy.patcher_extension import WrappersMP
 
 from ..hooks import RowRoles
 from ..quantized import as_used
+from ..sampling import sigmas_of
 from .lora_intervals import Change, named_adapters
 
 
@@ -24,18 +25,19 @@ class _Gate:
         return self.on
 
 
-def guide(patcher, base: float, variants: Sequence[tuple[float, dict[str, torch.Tensor]]]):
+def guide(patcher, base: float, variants: Sequence[tuple[float, dict[str, torch.Tensor]]], end_percent: float = 1.0):
     """A clone of a MODEL whose positive conditionings predict a weighted sum over variants of the weights.
 
     D = base * D(model) + sum_i weight_i * D(model + LoRA_i); negative conditionings see the MODEL's own weights. The
     weights add up to 1; what has the weight 0 is not evaluated, and where only ``base`` is left the MODEL itself is
     returned. ``variants``: (weight, LoRA tensors by the keys of a LoRA file). Positive is every conditioning of the
     guider whose name holds no "negative": areas, timestep ranges, ControlNets and guiders with three conditionings
-    work as without this. Raises ValueError when no key is of this model, and for a MODEL that a custom loader has
-    quantized.
+    work as without this. After ``end_percent`` of the noise levels the sum counts alone, as at cfg 1, and no negative
+    conditioning is evaluated (guidance in a limited interval, arXiv 2404.07724). Raises ValueError when no key is of
+    this model, for a MODEL that a custom loader has quantized, and at an end for two negative conditionings.
     """
     variants = [(weight, tensors) for weight, tensors in variants if weight]
-    if not variants:
+    if not variants and end_percent >= 1:
         return patcher
     clone, key, gates = patcher.clone(), f"glassbox_guidance_{uuid.uuid4().hex}", []
     for _, tensors in variants:
@@ -44,14 +46,22 @@ def guide(patcher, base: float, variants: Sequence[tuple[float, dict[str, torch.
         for target, adapter in named_adapters(patcher, tensors).items():
             name, part = (target, None) if isinstance(target, str) else (target[0], target[1])
             clone.add_weight_wrapper(name, as_used(patcher, name, Change(gate, adapter.weights, 1.0, part)))
-    roles = RowRoles(clone, key, needs_positive=False)
+    roles, (_, end) = RowRoles(clone, key, needs_positive=False), sigmas_of(patcher, 0.0, end_percent)
 
     def renamed(entries: list[dict], variant: int) -> list[dict]:
         """Entries under ids of their own: caches of stock nodes (EasyCache) distinguish conditionings by these."""
         return [{**entry, "uuid": uuid.uuid5(entry["uuid"], f"{key} {variant}")} for entry in entries]
 
     def calc_cond_batch(executor, model, conds, x_in, timestep, model_options):
-        positive = [role is not None and "negative" not in role for role in roles.of_groups(conds)]
+        named = roles.of_groups(conds)
+        positive = [role is not None and "negative" not in role for role in named]
+        if len(named) - sum(positive) - named.count(None) > 1 and end:
+            raise ValueError(
+                "This guider has two negative prompts, without which its guidance means nothing: set end_percent to 1."
+            )
+        alone = any(positive) and end and float(timestep.flatten()[0]) < end
+        if alone:
+            conds = [group if is_positive else None for group, is_positive in zip(conds, positive, strict=True)]
         own = [None if is_positive and not base else group for group, is_positive in zip(conds, positive, strict=True)]
         if any(own) or not any(positive):
             results = executor(model, own, x_in, timestep, model_options)
@@ -75,6 +85,9 @@ def guide(patcher, base: float, variants: Sequence[tuple[float, dict[str, torch.
             for row, is_positive in enumerate(positive):
                 if is_positive:
                     results[row] = results[row] + weight * predicted[row]
+        if alone:  # sides that are equal leave nothing for a guider to amplify
+            first = results[named.index("positive") if "positive" in named else positive.index(True)]
+            results = [first for _ in results]
         return results
 
     clone.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, key, calc_cond_batch)

@@ -21,8 +21,8 @@ def points(family):
     return point, family.edit(point, "beard: 1")[0]
 
 
-def guidance(comfy, family, points, identity=1.0, edit=1.0, model=None, both=True):
-    given = {"identity_strength": identity, "edit_strength": edit}
+def guidance(comfy, family, points, identity=1.0, edit=1.0, model=None, both=True, **given):
+    given |= {"identity_strength": identity, "edit_strength": edit}
     if both:
         given["edited_point"] = points[1]
     return comfy.run("GBX_W2WGuidance", model=model or family.model, point=points[0], **given)
@@ -101,6 +101,44 @@ def test_the_reported_evaluations_are_those_made(comfy, family, points, monkeypa
     monkeypatch.setattr(family.model.model.diffusion_model, "forward", counting)
     denoised(comfy, cfg_guider(comfy, family, model, cfg))
     assert sum(counted) == rows and f"{rows if cfg > 1 else rows + 1} model evaluations" in report
+
+
+@pytest.mark.parametrize(("identity", "edit"), [(1.0, 1.0), (1.3, 0.5), (0.0, 0.0)])
+def test_after_the_end_the_positive_side_counts_alone(comfy, family, points, monkeypatch, identity, edit):
+    """Before it the guidance is what it is without an end; after it the prediction of cfg 1, and its evaluations."""
+    whole, limited = (guidance(comfy, family, points, identity, edit, end_percent=end)[0] for end in (1.0, 0.6))
+    end = float(family.model.get_model_object("model_sampling").percent_to_sigma(0.6))
+    for sigma in (1.05 * end, end):
+        early = denoised(comfy, cfg_guider(comfy, family, limited, 3.0), sigma)
+        assert torch.equal(early, denoised(comfy, cfg_guider(comfy, family, whole, 3.0), sigma))
+    late, alone, plain = (
+        denoised(comfy, cfg_guider(comfy, family, model, cfg), 0.95 * end)
+        for model, cfg in ((limited, 3.0), (whole, 1.0), (whole, 3.0))
+    )
+    assert torch.equal(late, alone) and not torch.allclose(late, plain, atol=1e-3)
+    counted, forward = [], family.model.model.diffusion_model.forward
+
+    def counting(x, *rest, **more):
+        counted.append(len(x))
+        return forward(x, *rest, **more)
+
+    monkeypatch.setattr(family.model.model.diffusion_model, "forward", counting)
+    denoised(comfy, cfg_guider(comfy, family, limited, 3.0), 0.95 * end)
+    terms = {1.0: 1, 1.3: 3, 0.0: 1}
+    assert sum(counted) == terms[identity]
+
+
+def test_the_end_acts_with_two_prompts_and_refuses_two_negative_ones(comfy, family, points):
+    model, end = guidance(comfy, family, points, end_percent=0.6)[0], 0.1
+    given = {"cond1": family.positive, "cond2": family.negative, "negative": family.negative}
+    strengths = {"cfg_conds": 2.0, "cfg_cond2_negative": 1.5, "style": "regular"}
+    dual = comfy.run("DualCFGGuider", model=model, **given, **strengths)[0]
+    alone = denoised(comfy, cfg_guider(comfy, family, model, 1.0), end)
+    torch.testing.assert_close(denoised(comfy, dual, end), alone, atol=1e-5 * float(alone.abs().max()), rtol=0)
+    sides = {"positive": family.positive, "negative": family.negative, "empty_conditioning": family.negative}
+    guider = comfy.run("PerpNegGuider", model=model, **sides, cfg=3.0, neg_scale=1.0)[0]
+    with pytest.raises(ValueError, match="two negative prompts"):
+        denoised(comfy, guider, end)
 
 
 @pytest.mark.parametrize("regional_alone", [False, True])
