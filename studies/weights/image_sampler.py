@@ -34,11 +34,13 @@ class ImageSampler:
         from_timestep: float = 0.0,
         layout=None,
         one_sided: bool = False,
+        guided_until: float = 0.0,
     ) -> np.ndarray:
         """Images uint8 (n, 128, 128, 3) of n models (n, D), each with its prompt; image i has noise of seed + i.
 
         ``later`` (n, D) takes over at timesteps up to ``from_timestep``: delayed injection. ``layout`` is that of the
-        factors when it is not the space's own. ``one_sided`` leaves the negative side of CFG to the base model.
+        factors when it is not the space's own. ``one_sided`` leaves the negative side of CFG to the base model. Below
+        the timestep ``guided_until`` the positive side counts alone.
         """
         images = []
         for first in range(0, len(flats), batch):
@@ -46,11 +48,11 @@ class ImageSampler:
             noise = torch.cat([_noise(seed + first + row) for row in range(len(flats[part]))])
             switched = None if later is None else later[part]
             models = [self._population(one, layout) for one in (flats[part], switched) if one is not None]
-            latent = self._sample(models, prompts[part], noise, from_timestep, one_sided)
+            latent = self._sample(models, prompts[part], noise, from_timestep, one_sided, guided_until)
             images.append(self._decode(latent))
         return np.concatenate(images)
 
-    def _sample(self, models: list[Population], prompts, noise, from_timestep, one_sided) -> torch.Tensor:
+    def _sample(self, models: list[Population], prompts, noise, from_timestep, one_sided, until) -> torch.Tensor:
         """Euler steps on ComfyUI's "normal" schedule with CFG, as KSampler makes them."""
         import comfy.samplers
 
@@ -62,10 +64,10 @@ class ImageSampler:
             timestep = float(sampling.timestep(sigma))
             population = models[-1 if timestep <= from_timestep else 0]
             with adapted(self.trainer.network, population):
-                positive = self._noise_of(x, sigma, timestep, contexts[0])
-                if not one_sided:
+                negative = positive = self._noise_of(x, sigma, timestep, contexts[0])
+                if not one_sided and timestep >= until:
                     negative = self._noise_of(x, sigma, timestep, contexts[1])
-            if one_sided:
+            if one_sided and timestep >= until:
                 negative = self._noise_of(x, sigma, timestep, contexts[1])
             x = x + (following - sigma) * (negative + CFG * (positive - negative))
         return x

@@ -1,7 +1,7 @@
 """Edits at matched loss: W2W, the prompt and a slider LoRA, where each keeps as much of the other attributes.
 
 `python run.py study weights matched` writes ``studies/results/weights_matched.json``. Random members that lack the
-attribute, with identity guidance in every contender, the same scene, caption and noise for all. W2W and the slider
+attribute, with identity guidance up to 60 % in every contender, the same scene, caption and noise for all. W2W and the slider
 (arXiv 2311.12092) have a curve of strengths, the prompt one point; at the prompt's mean kept fraction the curves are
 interpolated, again in every bootstrap draw of the members. The floor is a random direction of the same length.
 """
@@ -18,14 +18,15 @@ from ..world.faces import ATTRIBUTES, IDENTITY
 from ..world.generate import Generator
 from ..world.release import ASSETS, WORLD
 from . import lora_sums, sliders, space_size
-from .guidance import COMPONENTS, EDITED
+from .guidance import COMPONENTS, EDITED, WAYS
 from .image_sampler import ImageSampler
 from .population import Plan, Trainer
 from .release import ASSET
 from .setup import EDITS, NOISE, Study, factors, fractions, prompts, truth
 
-STRENGTHS = (0.5, 1.0, 1.5, 2.0)
-SLIDER_STRENGTHS = (0.5, 1.0, 2.0, 3.0)
+STRENGTHS = (0.25, 0.5, 0.75, 1.0, 1.5)
+SLIDER_STRENGTHS = (0.25, 0.5, 1.0, 2.0)
+GUIDED = WAYS["positive side to 60 %"]
 
 
 def reached_at(kept_goal: float, kept: np.ndarray, reached: np.ndarray) -> float:
@@ -56,11 +57,11 @@ def measure_edit(study: Study, name: str, slider: torch.Tensor | None, count: in
     column = IDENTITY.index(attribute)
     wanted = [ATTRIBUTES[attribute].index(value) for value in values]
     rest = [number for number in range(len(IDENTITY)) if number != column]
-    before = study.read(plain, texts, one_sided=True)[0]
+    before = study.read(plain, texts, **GUIDED)[0]
     known = np.where(truth(group) < 0, -1, before)
 
     def judged(flats: torch.Tensor, captions=texts, layout=layout) -> np.ndarray:
-        after = study.read(flats, captions, one_sided=True, layout=layout)[0]
+        after = study.read(flats, captions, layout=layout, **GUIDED)[0]
         return np.stack([np.isin(after[:, column], wanted), fractions(after, known, rest)], axis=1)
 
     others = ", ".join(other for other in EDITS if other != name)

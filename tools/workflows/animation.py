@@ -59,7 +59,7 @@ def _describe(w: Workflow) -> None:
     space, _ = w.add("GBX_W2WFitDirections", space=space, components=64)
     point, _, _ = w.add("GBX_W2WSample", space=space, source="member", member_name="person_0058")
     edited, _ = w.add(_EDIT, point=point)
-    guided = w.add("GBX_W2WGuidance", model=model, point=edited)[0]
+    guided = w.add("GBX_W2WGuidance", model=model, point=edited, end_percent=0.6)[0]
     positive, negative = encode(w, clip, "portrait, blue hoodie, smiling, open eyes, plain green background")
     latent = w.add("EmptyLatentImage", width=128, height=128, batch_size=1)
     prompts = {"positive": positive, "negative": negative}

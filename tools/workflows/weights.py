@@ -10,6 +10,7 @@ _PROMPT = "portrait, blue hoodie, smiling, open eyes, plain green background"
 PAPER = "weights2weights, arXiv 2406.09413"
 _MEMBER = "person_0058"
 _STEPS = 20
+_GUIDED = {"end_percent": 0.6}  # later guidance adds nothing to the identity and burns colors: studies/weights
 
 
 class _Demo:
@@ -69,10 +70,10 @@ class _Demo:
 
     def image(self, point: Output, guided: bool = False) -> Output:
         """An image of the model with the weights of a point, or with identity guidance; all steps in a subgraph."""
-        node = "GBX_W2WGuidance" if guided else "GBX_W2WApply"
+        node, choices = ("GBX_W2WGuidance", _GUIDED) if guided else ("GBX_W2WApply", {})
 
         def inside(w: Workflow, model: Output, point: Output, **given: Output) -> Output:
-            return _sampled(w, model=w.add(node, model=model, point=point)[0], **given)
+            return _sampled(w, model=w.add(node, model=model, point=point, **choices)[0], **given)
 
         title = "Guide and generate" if guided else "W2W Apply and generate"
         return self._image(title, inside, model=self.model, point=point)
@@ -192,8 +193,9 @@ def demo_weights_guidance(w: Workflow) -> None:
         "sides of CFG: the prompt is amplified, the identity is not. Guidance keeps the base model on the negative "
         "side, at the same number of evaluations.",
         "**The guider** sets cfg, identity and edit strength in one node; other strengths than 1 cost more evaluations "
-        "per step, which its report counts.",
-        "**Try** other strengths; another member; the model output of W2W Identity Guidance in your own sampler.",
+        "per step, which its report counts. After `end_percent` guidance is off: natural colors, fewer evaluations.",
+        "**Try** `end_percent` 1; other strengths; another member; the model output of W2W Identity Guidance in your "
+        "own sampler.",
     )
     demo = _Demo(w, with_space=False)
     w.group("A point and an edit")
@@ -203,7 +205,7 @@ def demo_weights_guidance(w: Workflow) -> None:
     demo.save(demo.image(person), "applied_identity", "Identity, W2W Apply")
     demo.save(demo.image(edited), "applied_edit", "Edit, W2W Apply")
     w.group("Identity guidance")
-    model, _ = w.add("GBX_W2WGuidance", model=demo.model, point=person)
+    model, _ = w.add("GBX_W2WGuidance", model=demo.model, point=person, **_GUIDED)
     demo.save(demo.generate(model), "guided_identity", "Identity, guidance")
     guider, report = w.add(
         "GBX_W2WGuider",
@@ -213,6 +215,7 @@ def demo_weights_guidance(w: Workflow) -> None:
         cfg=3.0,
         point=person,
         edited_point=edited,
+        **_GUIDED,
     )
     w.add("PreviewAny", source=report, node_title="Evaluations per step")
 
@@ -343,7 +346,7 @@ def demo_weights_edit_photo(w: Workflow) -> None:
     )
     w.group("Edit")
     edited, _ = w.add("GBX_W2WEdit", point=point, edits="dark skin: 1")
-    model, _ = w.add("GBX_W2WGuidance", model=demo.model, point=point, edited_point=edited)
+    model, _ = w.add("GBX_W2WGuidance", model=demo.model, point=point, edited_point=edited, **_GUIDED)
     w.group("Back into the image")
     whole = sampled_into(
         w,
