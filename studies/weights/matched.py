@@ -1,9 +1,10 @@
 """Edits at matched loss: W2W, the prompt and a slider LoRA, where each keeps as much of the other attributes.
 
 `python run.py study weights matched` writes ``studies/results/weights_matched.json``. Random members that lack the
-attribute, with identity guidance up to 60 % in every contender, the same scene, caption and noise for all. W2W and the slider
-(arXiv 2311.12092) have a curve of strengths, the prompt one point; at the prompt's mean kept fraction the curves are
-interpolated, again in every bootstrap draw of the members. The floor is a random direction of the same length.
+attribute, with identity guidance up to 60 % in every contender, the same scene, caption and noise for all. W2W and
+the slider (arXiv 2311.12092) have a curve of strengths, the prompt one point; at the prompt's mean kept fraction the
+curves are interpolated, again in every bootstrap draw of the members. The floor is a random direction of the same
+length.
 """
 
 from __future__ import annotations
