@@ -20,7 +20,7 @@ from ..world.generate import Generator
 from ..world.release import ASSETS, WORLD
 from ..world.scenes import render
 from . import space_size
-from .image_sampler import ImageSampler
+from .image_sampler import ANCESTRAL, ImageSampler
 from .population import Plan, Trainer
 from .release import ASSET
 from .setup import EDITS, NOISE, Study, factors, fractions, prompts, truth
@@ -28,9 +28,9 @@ from .setup import EDITS, NOISE, Study, factors, fractions, prompts, truth
 GUIDED_UNTIL = 400.0  # timestep: 60 % of the noise levels
 #: How the point acts: the arguments of ``Study.read``.
 WAYS = {
-    "both sides": {},
-    "positive side": {"one_sided": True},
-    "positive side to 60 %": {"one_sided": True, "guided_until": GUIDED_UNTIL},
+    "both sides": ANCESTRAL,
+    "positive side": {"one_sided": True, **ANCESTRAL},
+    "positive side to 60 %": {"one_sided": True, "guided_until": GUIDED_UNTIL, **ANCESTRAL},
 }
 #: Way, and the one that it is compared with.
 COMPARED = (("positive side", "both sides"), ("positive side to 60 %", "positive side"))
@@ -43,7 +43,8 @@ def measure_identity(study: Study, count: int) -> dict[str, dict]:
     group, numbers, found = study.members(count=count), {}, {}
     flats, known = factors(study.points(group)), truth(group)
     ways = {**{f"member, {way}": (flats, more) for way, more in WAYS.items()}}
-    ways["base model"] = (study.base(len(group)), {})
+    ways["member, both sides, 20 Euler steps"] = (flats, {})
+    ways["base model"] = (study.base(len(group)), ANCESTRAL)
     true = np.concatenate([[render(one.further[image]) for one in group] for image in (0, 1)])
     wanted = judge.read(study.network, true)[1]
     for name, (weights, more) in ways.items():
@@ -58,7 +59,7 @@ def measure_identity(study: Study, count: int) -> dict[str, dict]:
             "Frechet",
             "judge's features of images, and of renders of their scenes",
         )
-    for way, other in COMPARED:
+    for way, other in (*COMPARED, ("both sides", "both sides, 20 Euler steps")):
         gain = found[f"member, {way}"] - found[f"member, {other}"]
         numbers[f"{way} less {other}: identity"] = results.bootstrap(gain, "paired difference", "fraction")
     return numbers
@@ -78,8 +79,8 @@ def measure_edit(study: Study, name: str, count: int) -> dict[str, dict]:
         after = study.read(edited, texts, **more)[0]
         reached[way] = np.isin(after[:, column], wanted)
         kept[way] = fractions(after, np.where(known < 0, -1, before), rest)
-        if not more:
-            requested = study.read(factors(points), prompts(group, extra=words))[0]
+        if way == "both sides":
+            requested = study.read(factors(points), prompts(group, extra=words), **more)[0]
             reached["prompt"] = np.isin(requested[:, column], wanted)
             kept["prompt"] = fractions(requested, np.where(known < 0, -1, before), rest)
             numbers[f"{name}, unedited: reached"] = results.fraction(

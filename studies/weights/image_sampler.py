@@ -14,6 +14,8 @@ from .grouped import Population, adapted
 from .population import Trainer
 
 STEPS, CFG = 20, 3.0
+#: What the demo's workflows take: Euler's steps alone leave eyes and mouths unfinished.
+ANCESTRAL = {"steps": 30, "ancestral": True}
 
 
 @dataclass
@@ -35,31 +37,37 @@ class ImageSampler:
         layout=None,
         one_sided: bool = False,
         guided_until: float = 0.0,
+        steps: int = STEPS,
+        ancestral: bool = False,
     ) -> np.ndarray:
         """Images uint8 (n, 128, 128, 3) of n models (n, D), each with its prompt; image i has noise of seed + i.
 
         ``later`` (n, D) takes over at timesteps up to ``from_timestep``: delayed injection. ``layout`` is that of the
         factors when it is not the space's own. ``one_sided`` leaves the negative side of CFG to the base model. Below
-        the timestep ``guided_until`` the positive side counts alone.
+        the timestep ``guided_until`` the positive side counts alone. ``ancestral``: Euler ancestral steps.
         """
         images = []
         for first in range(0, len(flats), batch):
             part = slice(first, first + batch)
-            noise = torch.cat([_noise(seed + first + row) for row in range(len(flats[part]))])
+            noise = _Noise(range(seed + first, seed + first + len(flats[part])))
             switched = None if later is None else later[part]
             models = [self._population(one, layout) for one in (flats[part], switched) if one is not None]
-            latent = self._sample(models, prompts[part], noise, from_timestep, one_sided, guided_until)
+            sides = (from_timestep, one_sided, guided_until)
+            latent = self._sample(models, prompts[part], noise, steps, ancestral, *sides)
             images.append(self._decode(latent))
         return np.concatenate(images)
 
-    def _sample(self, models: list[Population], prompts, noise, from_timestep, one_sided, until) -> torch.Tensor:
-        """Euler steps on ComfyUI's "normal" schedule with CFG, as KSampler makes them."""
+    def _sample(
+        self, models: list[Population], prompts, noise: _Noise, steps, ancestral, from_timestep, one_sided, until
+    ) -> torch.Tensor:
+        """Euler steps, or Euler ancestral ones, on ComfyUI's "normal" schedule with CFG, as KSampler makes them."""
         import comfy.samplers
+        from comfy.k_diffusion.sampling import get_ancestral_step
 
         sampling = self.generator.model.model.model_sampling
-        sigmas = comfy.samplers.calculate_sigmas(sampling, "normal", STEPS).to(device())
+        sigmas = comfy.samplers.calculate_sigmas(sampling, "normal", steps).to(device())
         contexts = [self.contexts(texts) for texts in (prompts, [""] * len(prompts))]
-        x = (noise.to(device()) * (1 + sigmas[0] ** 2) ** 0.5).float()
+        x = (noise.draw().to(device()) * (1 + sigmas[0] ** 2) ** 0.5).float()
         for sigma, following in pairwise(sigmas):
             timestep = float(sampling.timestep(sigma))
             population = models[-1 if timestep <= from_timestep else 0]
@@ -69,7 +77,10 @@ class ImageSampler:
                     negative = self._noise_of(x, sigma, timestep, contexts[1])
             if one_sided and timestep >= until:
                 negative = self._noise_of(x, sigma, timestep, contexts[1])
-            x = x + (following - sigma) * (negative + CFG * (positive - negative))
+            down, up = get_ancestral_step(sigma, following) if ancestral else (following, 0.0)
+            x = x + (down - sigma) * (negative + CFG * (positive - negative))
+            if up:
+                x = x + up * noise.draw().to(device())
         return x
 
     def _noise_of(self, x, sigma, timestep, context) -> torch.Tensor:
@@ -93,5 +104,11 @@ class ImageSampler:
         return (images * 255).round().clamp(0, 255).to(torch.uint8).numpy()
 
 
-def _noise(seed: int) -> torch.Tensor:
-    return torch.randn(1, CHANNELS, 16, 16, generator=torch.Generator().manual_seed(seed))
+class _Noise:
+    """Noise of a batch (n, channels, 16, 16), each image's from a seed of its own."""
+
+    def __init__(self, seeds: range):
+        self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+
+    def draw(self) -> torch.Tensor:
+        return torch.stack([torch.randn(CHANNELS, 16, 16, generator=one) for one in self._generators])

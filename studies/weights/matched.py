@@ -27,6 +27,7 @@ from .setup import EDITS, NOISE, Study, factors, fractions, prompts, truth
 
 STRENGTHS = (0.25, 0.5, 0.75, 1.0, 1.5)
 SLIDER_STRENGTHS = (0.25, 0.5, 1.0, 2.0)
+CHANCE_STRENGTHS = (0.5, 1.0, 1.5)
 GUIDED = WAYS["positive side to 60 %"]
 
 
@@ -75,12 +76,16 @@ def measure_edit(study: Study, name: str, slider: torch.Tensor | None, count: in
     step = host.pack("nodes.weights.directions").direction_step(study.space, name, others.split(", "), False)
     generator = torch.Generator().manual_seed(NOISE)
     floor = []
-    for strength in STRENGTHS:
+    for strength in CHANCE_STRENGTHS:
         chance = torch.randn(step.shape, generator=generator)
         chance *= strength * step.norm() / chance.norm()
         floor.append(judged(torch.stack([study.space.rebuild(point.coefficients + chance) for point in points])))
     prompt = judged(plain, prompts(group, extra=words))
-    ways = {"W2W": (STRENGTHS, w2w), "slider": (SLIDER_STRENGTHS, learned), "random direction": (STRENGTHS, floor)}
+    ways = {
+        "W2W": (STRENGTHS, w2w),
+        "slider": (SLIDER_STRENGTHS, learned),
+        "random direction": (CHANCE_STRENGTHS, floor),
+    }
     if not learned:
         del ways["slider"]
     numbers = {f"{name}, unedited: reached": results.fraction(unedited[:, 0], f"{name} recognized")}
