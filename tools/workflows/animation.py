@@ -63,7 +63,8 @@ def _describe(w: Workflow) -> None:
     positive, negative = encode(w, clip, "portrait, blue hoodie, smiling, open eyes, plain green background")
     latent = w.add("EmptyLatentImage", width=128, height=128, batch_size=1)
     prompts = {"positive": positive, "negative": negative}
-    samples = w.add("KSampler", model=guided, **prompts, latent_image=latent, seed=53, steps=20, cfg=3.0)
+    numbers = {"seed": 53, "steps": 30, "cfg": 3.0, "sampler_name": "euler_ancestral"}
+    samples = w.add("KSampler", model=guided, **prompts, latent_image=latent, **numbers)
     w.add(_SHOWN, images=w.add("VAEDecode", samples=samples, vae=vae))
 
 

@@ -74,9 +74,9 @@ def demo_batch_label_members(w: Workflow) -> None:
         negative=negative,
         latent_image=latent,
         seed=53,
-        steps=12,
+        steps=20,
         cfg=3.0,
-        sampler_name="euler",
+        sampler_name=sampler_of(w),
         scheduler="normal",
     )
     w.add("SaveImage", images=w.add("VAEDecode", samples=samples, vae=vae), filename_prefix="glassbox/member")

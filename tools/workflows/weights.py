@@ -9,7 +9,7 @@ _SPACE = "avatars-v2-w2w.safetensors"
 _PROMPT = "portrait, blue hoodie, smiling, open eyes, plain green background"
 PAPER = "weights2weights, arXiv 2406.09413"
 _MEMBER = "person_0058"
-_STEPS = 20
+_SAMPLER, _STEPS = "euler_ancestral", 30
 _GUIDED = {"end_percent": 0.6}  # later guidance adds nothing to the identity and burns colors: studies/weights
 
 
@@ -224,7 +224,7 @@ def demo_weights_guidance(w: Workflow) -> None:
             "SamplerCustomAdvanced",
             noise=w.add("RandomNoise", noise_seed=noise_seed),
             guider=guider,
-            sampler=w.add("KSamplerSelect", sampler_name="euler"),
+            sampler=w.add("KSamplerSelect", sampler_name=_SAMPLER),
             sigmas=w.add("BasicScheduler", model=model, scheduler="normal", steps=steps, denoise=1.0),
             latent_image=w.add("EmptyLatentImage", width=128, height=128, batch_size=1),
         )
@@ -345,12 +345,13 @@ def demo_weights_edit_photo(w: Workflow) -> None:
         gradient_checkpointing=False,
     )
     w.group("Edit")
-    edited, _ = w.add("GBX_W2WEdit", point=point, edits="dark skin: 1")
+    edited, _ = w.add("GBX_W2WEdit", point=point, edits="dark skin: 0.6")
     model, _ = w.add("GBX_W2WGuidance", model=demo.model, point=point, edited_point=edited, **_GUIDED)
     w.group("Back into the image")
     whole = sampled_into(
         w,
         False,
+        sampler=_SAMPLER,
         model=model,
         positive=demo.positive,
         negative=demo.negative,
@@ -361,7 +362,7 @@ def demo_weights_edit_photo(w: Workflow) -> None:
         seed=53,
         steps=_STEPS,
         cfg=3.0,
-        denoise=0.7,
+        denoise=0.8,
     )
     demo.save(image, "photo", "Input image")
     demo.save(whole, "photo_edited", "Edited")
@@ -484,7 +485,9 @@ def demo_weights_to_lora(w: Workflow) -> None:
 
 
 def _sampled(w: Workflow, **given: Output) -> Output:
-    return sample(w, latent_image=w.add("EmptyLatentImage", width=128, height=128, batch_size=1), **given)
+    return sample(
+        w, sampler=_SAMPLER, latent_image=w.add("EmptyLatentImage", width=128, height=128, batch_size=1), **given
+    )
 
 
 def sampled_into(
