@@ -5,7 +5,7 @@ Other jobs are workflows of their families: scanning a list, localizing and audi
 """
 
 from .authoring import Output, Workflow
-from .sampling import encode, train_lora
+from .sampling import encode, sampler_of, train_lora
 
 _CAPTION = "portrait"
 _PAPER = "weights2weights, arXiv 2406.09413"
