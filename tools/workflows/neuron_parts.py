@@ -46,7 +46,8 @@ def _compare(world: World, mask: Output, masked: Output, weaker: float | None) -
         positive = w.add("CLIPTextEncode", clip=clip, text=prompt, node_title="Prompt")
         negative = w.add("CLIPTextEncode", clip=clip, text="", node_title="Empty prompt")
         latent = w.add("EmptyLatentImage", **world.size, batch_size=4)
-        given = {"positive": positive, "negative": negative, "latent_image": latent, "vae": vae, **numbers}
+        given = {"positive": positive, "negative": negative, "latent_image": latent, "vae": vae}
+        given |= world.sampler | numbers
         models = {"before": model, "after": masked}
         if strength is not None:
             weak = w.add("GBX_NemoNeuronMask", model=model, mask=mask, strength=strength)
@@ -76,7 +77,8 @@ def _cost(world: World, mask: Output, masked: Output) -> None:
         positive = w.add("CLIPTextEncode", clip=clip, text=caption, node_title="Caption")
         negative = w.add("CLIPTextEncode", clip=clip, text="", node_title="Empty prompt")
         latent = w.add("EmptyLatentImage", **world.size, batch_size=2)
-        given = {"positive": positive, "negative": negative, "latent_image": latent, "vae": vae, **numbers}
+        given = {"positive": positive, "negative": negative, "latent_image": latent, "vae": vae}
+        given |= world.sampler | numbers
         before, after = sample(w, model=model, **given), sample(w, model=masked, **given)
         images = {"images_before": before, "images_after": after}
         _, report, _ = w.add("GBX_NeuronReport", mask=mask, **images, prompt=caption, clip=clip)
@@ -325,7 +327,8 @@ def concept(world: World, present: str, absent: str, name: str, caption: str) ->
         positive = w.add("CLIPTextEncode", clip=clip, text=prompt, node_title="Prompt")
         negative = w.add("CLIPTextEncode", clip=clip, text="", node_title="Empty prompt")
         latent = w.add("EmptyLatentImage", **world.size, batch_size=4)
-        given = {"positive": positive, "negative": negative, "latent_image": latent, "vae": vae, **numbers}
+        given = {"positive": positive, "negative": negative, "latent_image": latent, "vae": vae}
+        given |= world.sampler | numbers
         return {title: sample(w, model=one, **given) for title, one in models.items()}
 
     images = w.subgraph(

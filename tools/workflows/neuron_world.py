@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .authoring import Output, Workflow
-from .sampling import encode, sample
+from .sampling import encode, sample, sampler_of
 
 MEMORIZED = "portrait of zorvex quill"
 #: Where the demo model reads its captions, see Layer Ablation; the other layers carry nothing.
@@ -81,7 +81,8 @@ class World:
             self.model, self.clip, self.vae = w.add("GBX_LoadDemoModel", weights=kind.demo)
         else:
             self.model, self.clip, self.vae = w.add("CheckpointLoaderSimple", ckpt_name=kind.checkpoint)
-        self.numbers = {"steps": 12, "cfg": 3.0} if kind.checkpoint is None else {"steps": 20, "cfg": 7.0}
+        self.sampler = {"sampler": sampler_of(w)}
+        self.numbers = {"steps": 20, "cfg": 3.0} if kind.checkpoint is None else {"steps": 20, "cfg": 7.0}
         self.size = {"width": kind.side, "height": kind.side}
         self.first_step = {**self.size, "noise_samples": kind.seeds}
         self.given = {"model": self.model, "clip": self.clip}
@@ -145,7 +146,8 @@ class World:
         """Images of one seed."""
 
         def inside(w: Workflow, **given: Output) -> Output:
-            return sample(w, latent_image=w.add("EmptyLatentImage", **self.size, batch_size=count), **given)
+            latent = w.add("EmptyLatentImage", **self.size, batch_size=count)
+            return sample(w, latent_image=latent, **self.sampler, **given)
 
         given = {"model": model, "positive": positive, "negative": negative, "vae": self.vae}
         return self.w.subgraph("Generate", inside, **given, seed=5, **self.numbers)
@@ -158,7 +160,7 @@ class World:
         def inside(w: Workflow, model, mask, strength, **given: Output) -> Output:
             masked = w.add("GBX_NemoNeuronMask", model=model, mask=mask, strength=strength)
             latent = w.add("EmptyLatentImage", **self.size, batch_size=count)
-            return sample(w, model=masked, latent_image=latent, **given)
+            return sample(w, model=masked, latent_image=latent, **self.sampler, **given)
 
         given = {"model": self.model, "mask": mask, "strength": strength, "positive": positive, "negative": negative}
         return self.w.subgraph("Mask and generate", inside, **given, vae=self.vae, seed=5, **self.numbers)
