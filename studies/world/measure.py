@@ -303,7 +303,7 @@ GATES = (
     ("world_names", "control names replicate", None, 0.0),
     ("world_names", "AUROC, memorized against ordinary", 0.95, None),
     ("world_population", "R2 of the coefficients", 0.3, None),
-    ("weights_guidance", "member, positive side: identity", 0.85, None),
+    ("weights_guidance", "member, positive side to 60 %: identity", 0.85, None),
 )
 
 
