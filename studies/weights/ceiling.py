@@ -29,6 +29,7 @@ from .release import ASSET
 from .setup import EDITS, NOISE, Study, fractions, prompts, truth
 
 PEOPLE, STRENGTHS = 16, (0.5, 1.0, 1.5)
+COMPONENT_COUNTS, MEMBER_COUNTS = (16, 64, 128), (128, 256, 512)
 #: What a twin of each edit looks like.
 CHANGED = {"dark skin": {"skin": "brown"}, "red hair": {"hair_color": "red"}}
 FOLDER = host.ROOT / ".cache" / "weights" / "twins"
@@ -100,6 +101,28 @@ def measure_edit(study: Study, name: str, group: list[Person], first: torch.Tens
     cosines = torch.nn.functional.cosine_similarity(second - first, inner - plain).numpy()
     numbers[f"{name}, step to the twin and its projection: cosine"] = results.bootstrap(
         cosines, "of the flat vectors", "cosine"
+    )
+    return numbers | measure_steps(space, name, (second - first) / space.deviation)
+
+
+def measure_steps(space, name: str, steps: torch.Tensor) -> dict:
+    """How much of the standardized steps (n, D) lies in fewer components, in spaces of fewer members, and in common."""
+    inside, lengths = steps @ space.basis.float().T, steps.norm(dim=1)
+    axes = {f"{count} components": torch.eye(space.components)[:count] for count in COMPONENT_COUNTS}
+    order = torch.randperm(len(space.coefficients), generator=torch.Generator().manual_seed(NOISE))
+    for count in MEMBER_COUNTS:
+        rows = space.coefficients[order[:count]]
+        axes[f"{COMPONENTS} components of {count} members"] = torch.pca_lowrank(rows, COMPONENTS, niter=8)[2].T
+    numbers = {}
+    for where, basis in axes.items():
+        found = ((inside @ basis.T).norm(dim=1) / lengths).numpy()
+        numbers[f"{name}, step to the twin, {where}: cosine"] = results.bootstrap(
+            found, "of the standardized step and its projection", "cosine"
+        )
+    units = torch.nn.functional.normalize(steps)
+    alike = ((units @ units.T).sum(dim=1) - 1) / (len(units) - 1)
+    numbers[f"{name}, steps of two people: cosine"] = results.bootstrap(
+        alike.numpy(), "of the standardized steps, a mean for each person with the others", "cosine"
     )
     return numbers
 
