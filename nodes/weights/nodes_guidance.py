@@ -57,7 +57,8 @@ class W2WGuidance(io.ComfyNode):
             display_name="W2W Identity Guidance",
             category=CATEGORY,
             description="Applies a point to the positive side of CFG only, so that CFG amplifies the identity and the "
-            f"edit. {PAPER}; the guidance is this pack's addition. Strengths 0 return the model unchanged.",
+            f"edit. {PAPER}; the guidance is this pack's addition. Strengths 0 with end_percent 1 "
+            "return the model unchanged.",
             search_aliases=["weight space", "weights2weights", "guidance", "identity strength", "edit guidance"],
             inputs=[io.Model.Input("model", tooltip="The base model of the space."), *_INPUTS, _EDITED, _END],
             outputs=[

@@ -87,7 +87,7 @@ def guide(patcher, base: float, variants: Sequence[tuple[float, dict[str, torch.
                     results[row] = results[row] + weight * predicted[row]
         if alone:  # sides that are equal leave nothing for a guider to amplify
             first = results[named.index("positive") if "positive" in named else positive.index(True)]
-            results = [first for _ in results]
+            results = [first.clone() for _ in results]
         return results
 
     clone.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, key, calc_cond_batch)
