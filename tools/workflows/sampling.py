@@ -43,6 +43,21 @@ def sample(
     return w.add("VAEDecode", samples=samples, vae=vae)
 
 
+def sampled_into(
+    w: Workflow, resized: bool, sampler: str = "euler", scheduler: str = "normal", **given: Output | float
+) -> Output:
+    """The masked part of an image sampled again, in a subgraph."""
+
+    def inside(w: Workflow, image: Output, mask: Output, latent: Output, vae: Output, **given: Output) -> Output:
+        noised = w.add("SetLatentNoiseMask", samples=latent, mask=mask)
+        decoded = sample(w, vae, sampler=sampler, scheduler=scheduler, latent_image=noised, **given)
+        return w.add(
+            "ImageCompositeMasked", destination=image, source=decoded, x=0, y=0, resize_source=resized, mask=mask
+        )
+
+    return w.subgraph("Sample into the image", inside, **given)
+
+
 def generate(
     w: Workflow,
     model: Output,

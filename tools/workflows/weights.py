@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from .authoring import Output, Workflow
-from .sampling import encode, sample
+from .sampling import encode, sample, sampled_into
 
 _SPACE = "avatars-v2-w2w.safetensors"
 _PROMPT = "portrait, blue hoodie, smiling, open eyes, plain green background"
@@ -488,18 +488,3 @@ def _sampled(w: Workflow, **given: Output) -> Output:
     return sample(
         w, sampler=_SAMPLER, latent_image=w.add("EmptyLatentImage", width=128, height=128, batch_size=1), **given
     )
-
-
-def sampled_into(
-    w: Workflow, resized: bool, sampler: str = "euler", scheduler: str = "normal", **given: Output | float
-) -> Output:
-    """The masked part of an image sampled again, in a subgraph."""
-
-    def inside(w: Workflow, image: Output, mask: Output, latent: Output, vae: Output, **given: Output) -> Output:
-        noised = w.add("SetLatentNoiseMask", samples=latent, mask=mask)
-        decoded = sample(w, vae, sampler=sampler, scheduler=scheduler, latent_image=noised, **given)
-        return w.add(
-            "ImageCompositeMasked", destination=image, source=decoded, x=0, y=0, resize_source=resized, mask=mask
-        )
-
-    return w.subgraph("Sample into the image", inside, **given)

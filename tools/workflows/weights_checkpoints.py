@@ -1,8 +1,8 @@
 """The workflows of the weights family for checkpoints: spaces of one's own LoRAs and the official one."""
 
 from .authoring import Output, Workflow
-from .sampling import encode, generate, sample
-from .weights import PAPER, sampled_into
+from .sampling import encode, generate, sample, sampled_into
+from .weights import PAPER
 
 
 def sdxl_weights_edit_photo(w: Workflow) -> None:
