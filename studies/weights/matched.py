@@ -114,7 +114,7 @@ def measure_edit(study: Study, name: str, slider: torch.Tensor | None, count: in
 def run(quick: bool = False) -> Path:
     """Measure and write; ``quick`` takes fewer members and one edit, and trains no slider."""
     space = space_size.directed(host.pack("nodes.weights.space_file").read(ASSET), COMPONENTS)
-    generator, count = Generator.load(WORLD), 4 if quick else 100
+    generator, count = Generator.load(WORLD), 3 if quick else 100
     sampler = ImageSampler(generator, Trainer(generator, Plan()))
     study = Study(space, sampler, host.pack("nodes.demo.judge").load(WORLD), count)
     names, numbers = EDITED[:1] if quick else EDITED, {}
