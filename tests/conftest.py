@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(Path(__file__).resolve().parent / "helpers"))
@@ -22,6 +23,9 @@ load_package = runpy.run_path(str(ROOT / "run.py"))["load_package"]
 for _name in ("tools", "studies", "benchmarks"):
     load_package(_name)
 repository.load_pack()
+# A clock says how busy the machine is, not whether the code is right.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

@@ -162,7 +162,7 @@ def test_a_filter_is_a_matrix():
     )
 
 
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=10, derandomize=True)
 @given(st.integers(1, 150), st.integers(1, 150), st.integers(1, 200), st.sampled_from([F32, BF16, F16]))
 def test_cost_of_any_size(rows, columns, size, dtype):
     arguments = kernel_inputs.assignment_cost(dtype, rows, columns, size)
@@ -172,13 +172,13 @@ def test_cost_of_any_size(rows, columns, size, dtype):
     assert (found - wanted).abs().max() <= 1e-5 * max(1.0, float(products.abs().max()))
 
 
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=10, derandomize=True)
 @given(st.integers(1, 20), st.integers(1, 2100), st.sampled_from([F16, BF16, I8]))
 def test_flat_weights_of_any_size(rows, size, dtype):
     agree("flat_weights", kernel_inputs.flat_weights(dtype, rows, size))
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=12, derandomize=True)
 @given(st.integers(1, 40), st.integers(1, 200), st.integers(1, 3), st.sampled_from([1, 5, 16, 40, 72]), st.data())
 def test_attention_of_any_size(positions, keys, heads, channels, data):
     first = data.draw(st.none() | st.integers(1, keys))

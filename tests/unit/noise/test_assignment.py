@@ -54,7 +54,7 @@ def test_brute_force_with_a_mask(count, kind):
     assert cost_of(table, found) == pytest.approx(least_by_brute_force(table), rel=1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(count=st.integers(2, 24), size=st.integers(1, 80), seed=st.integers(0, 10**6), cost=st.sampled_from(list(Cost)))
 def test_a_permutation_that_is_as_good_as_scipys_and_never_worse_than_none(count, size, seed, cost):
     data, noise = batch(count, size, seed)

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import repository
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tools.launcher.workflow import to_prompt
@@ -150,7 +150,6 @@ def test_a_wrong_description_is_reported(describe, sentence):
         describe(Workflow("w", INFO))
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the clock says how busy the machine is
 @given(
     st.lists(
         st.tuples(
