@@ -15,7 +15,7 @@ from __future__ import annotations
 from comfy_api.latest import io
 
 from ..host.schema import W2WPoint, schema
-from .point_inputs import CATEGORY, PAPER
+from .point_inputs import CATEGORY, END, PAPER
 from .points import check_same_space
 from .space import Point
 
@@ -37,14 +37,12 @@ _INPUTS = (
 )
 _EDITED = W2WPoint.Input("edited_point", optional=True, tooltip="The same point after W2W Edit.")
 _END = io.Float.Input(
-    "end_percent",
-    default=1.0,
-    min=0.0,
-    max=1.0,
-    step=0.01,
-    optional=True,
-    tooltip="End of the guidance. After it the positive side counts alone, as at cfg 1, in one evaluation fewer per "
-    "step. 0.6 gives more natural colors for the same identity on the demo model.",
+    **END
+    | {
+        "optional": True,
+        "tooltip": "End of the guidance. After it the positive side counts alone, as at cfg 1, in one evaluation fewer "
+        "per step. 0.6 gives more natural colors for the same identity on the demo model.",
+    }
 )
 _REPORT = io.String.Output(display_name="report", tooltip="Terms of the guidance and evaluations per step.")
 

@@ -55,9 +55,10 @@ def guide(patcher, base: float, variants: Sequence[tuple[float, dict[str, torch.
     def calc_cond_batch(executor, model, conds, x_in, timestep, model_options):
         named = roles.of_groups(conds)
         positive = [role is not None and "negative" not in role for role in named]
-        if len(named) - sum(positive) - named.count(None) > 1 and end:
+        if end and sum(role is not None and "negative" in role for role in named) > 1:
             raise ValueError(
-                "This guider has two negative prompts, without which its guidance means nothing: set end_percent to 1."
+                "This guider has two negative prompts, and end_percent would leave out both: set it to 1, or use a "
+                "guider with one."
             )
         alone = any(positive) and end and float(timestep.flatten()[0]) < end
         if alone:
