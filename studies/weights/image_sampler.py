@@ -14,7 +14,7 @@ from .grouped import Population, adapted
 from .population import Trainer
 
 STEPS, CFG = 20, 3.0
-#: What the demo's workflows take: Euler's steps alone leave eyes and mouths unfinished.
+#: What the demo's workflows take.
 ANCESTRAL = {"steps": 30, "ancestral": True}
 
 
