@@ -59,7 +59,7 @@ def _read(file: Path, size: int, number: int) -> torch.Tensor:
 
 
 def _ours(layout, count: int, building, member: Callable[[int], torch.Tensor]) -> None:
-    files = host.pack("nodes.weights.lora_reader")
+    files = host.pack("nodes.common.lora_reader")
     header = files.LoraHeader({slot.layer: (slot.down_shape[1:], slot.up_shape[:1]) for slot in layout.slots})
 
     def read(number: int):

@@ -14,8 +14,8 @@ from functools import cached_property
 
 import torch
 
+from ..common.lora_reader import Factors
 from .flat_layout import LayerBasis
-from .lora_reader import Factors
 
 _TINY = 1e-12  # a fraction of the energy that is rounding
 _OVERSAMPLED, _POWERS = 16, 2

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from ..common.atomic_write import named_write_errors
+from ..common.lora_reader import Shape
 from .flat_layout import CommonBasis, LayerBasis
-from .lora_reader import Shape
 from .quantization import GROUP
 
 _BLOCK_BYTES = 8 * 1024 * 1024

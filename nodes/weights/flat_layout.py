@@ -15,7 +15,7 @@ from typing import cast
 
 import torch
 
-from .lora_reader import Factors, trim_shape
+from ..common.lora_reader import Factors, trim_shape
 
 
 @dataclass(frozen=True)

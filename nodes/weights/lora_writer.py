@@ -8,7 +8,7 @@ import torch
 
 from ..common.atomic_write import atomic_write
 from ..common.lora_keys import TEXT, base_of, keys
-from .lora_reader import Factors, peft_package
+from ..common.lora_reader import Factors, peft_package
 from .rank_reduction import reduce_rank
 
 

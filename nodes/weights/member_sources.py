@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from . import lora_reader
-from .lora_reader import SUFFIXES, AdapterReader
+from ..common import lora_reader
+from ..common.lora_reader import SUFFIXES, AdapterReader
 from .member_store import MemberSource
 
 _PEFT_FILE = "adapter_model.safetensors"

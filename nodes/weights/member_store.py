@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ..common.atomic_write import named_write_errors
-from .lora_reader import Lora, LoraHeader
+from ..common.lora_reader import Lora, LoraHeader
 from .quantization import GROUP
 
 _BLOCK_BYTES = 8 * 1024 * 1024

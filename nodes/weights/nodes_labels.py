@@ -238,7 +238,8 @@ def _texts(source: str, folder: str, members: tuple[str, ...]) -> list[dict[str,
     """What names each member, by phrase: its file's name, or the tags of its metadata."""
     if source == LabelSource.FILE_NAMES:
         return [{name: 1} for name in members]
-    from . import lora_reader, member_labels, member_sources
+    from ..common import lora_reader
+    from . import member_labels, member_sources
 
     if not folder.strip():
         raise ValueError("There is no folder: name the one of the members' files, as in W2W Build Space.")

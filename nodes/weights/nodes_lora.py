@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
+from ..common import lora_reader
 from ..common.lora_keys import FileFormat
+from ..common.lora_reader import NONE
 from ..host import folders
 from ..host.folders import next_file, relative
 from ..host.schema import LoraModel, W2WPoint, schema
-from . import lora_reader
-from .lora_reader import NONE
 from .point_inputs import CATEGORY, END, PAPER, POINT_TOOLTIP, START, STRENGTH
 from .space import Point
 

@@ -6,11 +6,11 @@ from enum import StrEnum
 
 from comfy_api.latest import io
 
-from ..common import named_strengths
+from ..common import lora_reader, named_strengths
+from ..common.lora_reader import NONE
 from ..host import folders
 from ..host.schema import LoraModel, W2WPoint, W2WSpace, schema
-from . import directions, lora_reader, points
-from .lora_reader import NONE
+from . import directions, points
 from .point_inputs import CATEGORY, COMPONENTS_MAX, PAPER, POINT_TOOLTIP, PRESERVED, SEED_MAX
 from .space import Point, Space
 

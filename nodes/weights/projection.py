@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .lora_reader import Lora
+from ..common.lora_reader import Lora
 from .space import Point, Space
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
+from ..common.lora_reader import Factors
 from .flat_layout import Layout
-from .lora_reader import Factors
 
 _ROUNDS = 3
 

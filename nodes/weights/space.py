@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from ...kernels import flat_weights
+from ..common.lora_reader import Factors, Lora, trim_shape
 from .flat_layout import Layout
-from .lora_reader import Factors, Lora, trim_shape
 from .quantization import dequantize
 from .rank_reduction import align_signs, reduce_rank
 

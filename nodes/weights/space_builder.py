@@ -26,10 +26,10 @@ import torch
 
 from ..common.atomic_write import file_lock
 from ..common.lora_keys import base_of
+from ..common.lora_reader import Lora, Shape, declared_base, trim_shape
 from ..common.safetensors_files import tensor_file
 from . import space_file
 from .flat_layout import Layout
-from .lora_reader import Lora, Shape, declared_base, trim_shape
 from .member_store import MemberSource, MemberStore
 from .quantization import Storage, quantize
 from .rank_reduction import sign_reference

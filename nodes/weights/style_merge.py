@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from .lora_reader import Factors, Lora
+from ..common.lora_reader import Factors, Lora
 
 
 def merge(

@@ -14,11 +14,11 @@ from typing import cast
 
 import torch
 
+from ..common.lora_reader import Factors, Shape
 from . import space_file
 from .common_basis import LayerUpdates, extend_basis
 from .core_store import CoreStore
 from .flat_layout import CommonBasis, LayerBasis
-from .lora_reader import Factors, Shape
 from .member_store import MemberSource
 from .space import Form, Space
 

@@ -21,7 +21,7 @@ COMPONENTS = 128
 
 def build(group: list[Person], flats: torch.Tensor, layout, components: int, folder: Path):
     """The space of a population's factors (n, D), in the form of the paper, with the members' labels."""
-    building, files = host.pack("nodes.weights.space_builder"), host.pack("nodes.weights.lora_reader")
+    building, files = host.pack("nodes.weights.space_builder"), host.pack("nodes.common.lora_reader")
     sources = []
     for person, flat in zip(group, flats, strict=True):
         lora = files.Lora(layout.unflatten(flat))

@@ -11,6 +11,7 @@ import members
 import torch
 from glassbox.nodes.activations import activations_file, steering
 from glassbox.nodes.activations.activations import Activations, Row
+from glassbox.nodes.common import lora_reader
 from glassbox.nodes.neurons import mask_file, nemo_inputs, statistics_file
 from glassbox.nodes.neurons.mask import NeuronMask, SearchRecord
 from glassbox.nodes.neurons.neuron_layers import BlockPart, NeuronLayer
@@ -22,7 +23,6 @@ from glassbox.nodes.weights import (
     inversion,
     inversion_checkpoint,
     labels,
-    lora_reader,
     member_sources,
     space_builder,
     space_file,

@@ -155,7 +155,7 @@ def test_an_adapter_folder_of_peft_is_written_and_becomes_a_member(family, comfy
     )
     folder = Path(folder_paths.get_output_directory()) / file
     assert (folder / "adapter_config.json").is_file() and "% of the change is kept" in report
-    read = comfy.module("nodes.weights.lora_reader").read(folder).layers
+    read = comfy.module("nodes.common.lora_reader").read(folder).layers
     for name, factors in point.layers().items():
         wanted = torch.mm(*factors.matrices(torch.float64))
         torch.testing.assert_close(torch.mm(*read[name].matrices(torch.float64)), wanted, rtol=0, atol=1e-4)

@@ -18,7 +18,8 @@ def _official() -> dict[str, torch.Tensor]:
 
 def test_all_layers_factors_and_alphas_are_found(comfy):
     loaders = pytest.importorskip("diffusers.loaders")
-    from glassbox.nodes.weights import lora_reader, lora_writer
+    from glassbox.nodes.common import lora_reader
+    from glassbox.nodes.weights import lora_writer
 
     layers = lora_reader.parse_tensors(_official(), {"r": 1, "lora_alpha": 27}).layers
     state, alphas = loaders.StableDiffusionLoraLoaderMixin.lora_state_dict(lora_writer.to_tensors(layers))[:2]

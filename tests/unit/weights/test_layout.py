@@ -6,8 +6,8 @@ import csv
 import pytest
 import repository
 import torch
-from glassbox.nodes.common import lora_keys
-from glassbox.nodes.weights import lora_reader, lora_writer
+from glassbox.nodes.common import lora_keys, lora_reader
+from glassbox.nodes.weights import lora_writer
 from glassbox.nodes.weights.flat_layout import Layout
 
 

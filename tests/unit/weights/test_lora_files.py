@@ -7,8 +7,8 @@ import members
 import pytest
 import repository
 import torch
-from glassbox.nodes.common import lora_keys
-from glassbox.nodes.weights import lora_reader, lora_writer
+from glassbox.nodes.common import lora_keys, lora_reader
+from glassbox.nodes.weights import lora_writer
 from safetensors.torch import save_file
 
 

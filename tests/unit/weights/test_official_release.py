@@ -4,7 +4,8 @@ import members
 import pytest
 import release as release_files
 import torch
-from glassbox.nodes.weights import directions, edit_text, lora_reader, official_release, points
+from glassbox.nodes.common import lora_reader
+from glassbox.nodes.weights import directions, edit_text, official_release, points
 from glassbox.nodes.weights.flat_layout import Layout
 from glassbox.nodes.weights.space import Point
 

@@ -6,7 +6,8 @@ import members
 import numpy as np
 import pytest
 import torch
-from glassbox.nodes.weights import lora_reader, member_sources, space_builder, space_file, space_report
+from glassbox.nodes.common import lora_reader
+from glassbox.nodes.weights import member_sources, space_builder, space_file, space_report
 from glassbox.nodes.weights.member_store import MemberStore
 from glassbox.nodes.weights.rank_reduction import align_signs, reduce_rank, sign_reference
 from glassbox.nodes.weights.space import Point

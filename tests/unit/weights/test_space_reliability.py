@@ -11,8 +11,9 @@ import time
 import members
 import pytest
 import torch
+from glassbox.nodes.common import lora_reader
 from glassbox.nodes.common.atomic_write import BusyError
-from glassbox.nodes.weights import labels, lora_reader, member_sources, official_release, space_builder, space_file
+from glassbox.nodes.weights import labels, member_sources, official_release, space_builder, space_file
 from safetensors.torch import save_file
 
 COUNT = 8

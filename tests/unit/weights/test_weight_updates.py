@@ -5,9 +5,10 @@ import os
 import members
 import pytest
 import torch
+from glassbox.nodes.common import lora_reader
+from glassbox.nodes.common.lora_reader import Factors
 from glassbox.nodes.weights import (
     common_basis,
-    lora_reader,
     lora_writer,
     member_sources,
     points,
@@ -19,7 +20,6 @@ from glassbox.nodes.weights import (
 )
 from glassbox.nodes.weights.common_basis import LayerUpdates, extend_basis
 from glassbox.nodes.weights.flat_layout import LayerBasis
-from glassbox.nodes.weights.lora_reader import Factors
 from glassbox.nodes.weights.space import Form
 from safetensors.torch import save_file
 

@@ -17,8 +17,8 @@ from typing import Protocol
 
 import torch
 
-from ..common.lora_keys import ALPHA, DOWN, FULL, UP, LoraKey, parse
-from ..common.safetensors_files import open_tensors
+from .lora_keys import ALPHA, DOWN, FULL, UP, LoraKey, parse
+from .safetensors_files import open_tensors
 
 _PICKLES = {".pt", ".pth", ".bin", ".ckpt"}
 #: Files that may hold a LoRA.
