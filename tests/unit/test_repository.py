@@ -46,6 +46,12 @@ def test_no_python_file_is_too_long(files):
     assert {name: lines for name, lines in long.items() if lines > _MOST_LINES} == {}
 
 
+def test_names_of_modules_are_lower_case_identifiers(files):
+    """Below the repository's own folder, which may have any name."""
+    parts = {part for path in files if path.suffix == ".py" for part in path.relative_to(repository.ROOT).parts}
+    assert [part for part in parts if not re.fullmatch(r"[a-z_][a-z0-9_]*(\.py)?", part)] == []
+
+
 def test_no_text_names_a_path_of_a_machine(files):
     found = [(path.name, match.group()) for path, text in _texts(files) for match in _MACHINE_PATH.finditer(text)]
     assert [entry for entry in found if entry[0] != "test_repository.py"] == []
