@@ -1,7 +1,8 @@
 """The weight space of the demo world: `python run.py study weights [STEP ...] [--quick]`.
 
 Steps, in order: train (the population, a cohort at a time), release (the space that the pack ships), measure, guidance,
-matched, fits, invert (the node W2W Invert), ceiling (people trained again with an attribute changed).
+matched, fits, invert (the node W2W Invert), ceiling (people trained again with an attribute changed), learned (a space
+that is trained as a whole).
 Without a step all run; `--quick` measures the shipped space with fewer samples. Finished parts are kept in
 .cache/weights.
 """
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from ..common import host
 
 FOLDER = host.ROOT / ".cache" / "weights"
-NAMES = ("train", "release", "measure", "guidance", "matched", "fits", "invert", "ceiling")
+NAMES = ("train", "release", "measure", "guidance", "matched", "fits", "invert", "ceiling", "learned")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -53,9 +54,24 @@ def main(argv: Sequence[str]) -> int:
             from . import ceiling
 
             print(ceiling.run(options.quick))
+        elif step == "learned":
+            _learned(options.people)
         else:
             _population(options.people, options.minutes * 60, step == "release")
     return 0
+
+
+def _learned(count: int) -> None:
+    """Train the learned space, or go on training, and write it."""
+    from ..world.generate import Generator
+    from ..world.release import WORLD
+    from . import learned
+    from .people import people
+
+    folder, group = FOLDER / "learned", people(count)
+    updates, seconds = learned.train(Generator.load(WORLD), group, folder)
+    print(f"{seconds:.0f} s")
+    learned.write(updates, group, folder / f"{learned.NAME}.safetensors")
 
 
 def _population(count: int, seconds: float, release_it: bool) -> None:

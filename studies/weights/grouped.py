@@ -78,7 +78,7 @@ def attention_layout(network: nn.Module, rank: int, alpha: float, prefix: str = 
 def adapted(network: nn.Module, population: Population, prefix: str = "diffusion_model.") -> Iterator[nn.Module]:
     """The network with its layers wrapped while the block runs."""
     slots = {slot.layer: slot for slot in population.layout.slots}
-    wrapped = list(_targets(network, slots, prefix))
+    wrapped = list(targets(network, slots, prefix))
     for owner, name, base, slot in wrapped:
         setattr(owner, name, GroupedLinear(base, population, slot))
     try:
@@ -88,7 +88,8 @@ def adapted(network: nn.Module, population: Population, prefix: str = "diffusion
             setattr(owner, name, base)
 
 
-def _targets(network: nn.Module, slots: dict, prefix: str) -> Iterator[tuple]:
+def targets(network: nn.Module, slots: dict, prefix: str) -> Iterator[tuple]:
+    """The layers of slots in a network: owner, name, module, slot."""
     keys = host.pack("nodes.common.lora_keys")
     for path, module in list(network.named_modules()):
         slot = slots.get(keys.canonical(prefix + path)) if path else None

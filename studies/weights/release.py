@@ -43,7 +43,7 @@ def write(space, plan: Plan, group: list[Person]) -> Path:
         "licence": "MIT",
         "training": f"{len(group)} identities, {plan.steps} steps of {plan.rows} image(s), rank {plan.rank}, learning "
         f"rate {plan.learning_rate}",
-        "faces": [_identity(person) for person in group],
+        "faces": [face_name(person) for person in group],
     }
     files = host.pack("nodes.weights.space_file")
     released = replace(space, about={**space.about, **visible_rows}, squares=None)
@@ -52,7 +52,8 @@ def write(space, plan: Plan, group: list[Person]) -> Path:
     return ASSET
 
 
-def _identity(person: Person) -> str:
+def face_name(person: Person) -> str:
+    """A member's identity in words."""
     face = person.face
     return " ".join((face.skin, face.hair, face.hair_color, face.facial_hair, face.accessory)).replace(" ", "-")
 

@@ -1,0 +1,137 @@
+"""The learned space of the demo world: `python run.py study weights learned` trains it, in pieces that resume.
+
+The training is that of W2W Train Space (nodes/weights/space_training.py) on the population's people, scenes and
+captions; only the session that evaluates the network is the study's own, in bfloat16 on queries and values.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from ..common import host
+from ..common.training import device
+from ..world.release import WORLD
+from .grouped import attention_layout, targets
+from .people import LABELS, Encoded, Person, cached
+from .population import Plan, Trainer
+from .release import face_name
+
+NAME = "avatars-v2-learned-w2w"
+RANK, COMPONENTS, STEPS = 4, 96, 900
+
+
+class Session:
+    """What `SpaceTraining` needs of a model, on the demo world's network without ComfyUI's samplers.
+
+    ``latents``: each (1, C, H, W) in the model's scale; ``contexts``: the conditions.
+    """
+
+    def __init__(self, trainer: Trainer, generator, data: Encoded):
+        self.sampling, self.device, self._trainer = generator.model.model.model_sampling, device(), trainer
+        self.latents = [one[None].float() for one in data.latents.flatten(0, 1)]
+        self._contexts = data.contexts
+
+    def sigma(self, percent: float) -> float:
+        return min(float(self.sampling.percent_to_sigma(percent)), float(self.sampling.sigma_max))
+
+    def noised(self, latent, noise, sigmas):
+        return self.sampling.noise_scaling(sigmas, noise, latent, False)
+
+    def clean(self, latent):
+        return latent
+
+    def denoised(self, noised, sigmas, rows):
+        contexts = self._contexts.flatten(0, 1)[rows].float().to(self.device)
+        scaled = self.sampling.calculate_input(sigmas, noised)
+        answer = self._trainer.predict(scaled, self.sampling.timestep(sigmas).float(), contexts)
+        return self.sampling.calculate_denoised(sigmas, answer, noised)
+
+
+class _Layer(torch.nn.Module):
+    def __init__(self, base: torch.nn.Module, updates, slot):
+        super().__init__()
+        self.base, self._updates, self._slot = base, updates, slot
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + self._updates.change(self._slot, x)
+
+
+@contextmanager
+def adapted(network: torch.nn.Module, updates, prefix: str = "diffusion_model.") -> Iterator[None]:
+    """The network with its layers changed by `LearnedUpdates` while the block runs."""
+    wrapped = list(targets(network, {slot.layer: slot for slot in updates.layout.slots}, prefix))
+    for owner, name, base, slot in wrapped:
+        setattr(owner, name, _Layer(base, updates, slot))
+    try:
+        yield
+    finally:
+        for owner, name, base, _ in wrapped:
+            setattr(owner, name, base)
+
+
+def train(
+    generator, group: list[Person], folder: Path, rank: int = RANK, components: int = COMPONENTS, steps: int = STEPS
+):
+    """Train people together, or go on from the checkpoint in ``folder``; the updates, and the seconds of this run."""
+    method, training = host.pack("nodes.weights.learned_space"), host.pack("nodes.weights.space_training")
+    trainer = Trainer(generator, Plan())
+    data = cached(group, generator, folder / f"images_{len(group)}.pt")
+    count = data.latents.shape[1]
+    layout = attention_layout(trainer.network, rank, float(rank))
+    updates = method.LearnedUpdates(layout, len(group), components, 0, device())
+    images = [range(first, first + count) for first in range(0, len(group) * count, count)]
+    rows = list(range(len(group) * count))
+    given = training.MemberImages(images, [0] * len(rows), rows)
+    run = training.SpaceTraining(updates, given, training.SpaceTrainingSettings(steps))
+    path, started = folder / f"learned_{len(group)}.pt", time.perf_counter()
+    if path.exists():
+        _restore(run, path)
+    first = run.steps_done
+
+    def on_step(done: int) -> None:
+        if done % 10 == 0 or done == steps:
+            _save(run, path)
+            pace = (time.perf_counter() - started) / (done - first)
+            print(f"step {done}: loss {sum(run.losses[-10:]) / 10:.4f}, {pace:.2f} s a step", flush=True)
+
+    with adapted(trainer.network, updates):
+        run.run(Session(trainer, generator, data), on_step)
+    return updates, time.perf_counter() - started
+
+
+def write(updates, group: list[Person], path: Path, components: int = COMPONENTS) -> Path:
+    """The space of trained updates with labels and faces, its basis in int8."""
+    space = updates.space(tuple(one.name for one in group), path.stem, f"Glassbox demo model {WORLD}")
+    rows = torch.tensor([person.labels() for person in group])
+    about = {
+        "prompt": "portrait",
+        "licence": "MIT",
+        "training": f"learned from {len(group)} identities, rank {updates.layout.rank}",
+        "faces": [face_name(person) for person in group],
+    }
+    labels = {name: rows[:, column] for column, name in enumerate(LABELS)}
+    space = replace(space, labels=labels, about={**space.about, **about}, squares=None)
+    error = host.pack("nodes.weights.space_file").write(space, path, "int8", coefficients=torch.float16)
+    print(f"{path.name}: {path.stat().st_size / 1e6:.2f} MB, {len(group)} members, storage error {error}")
+    return path
+
+
+def _save(run, path: Path) -> None:
+    temporary = path.with_suffix(".tmp")
+    values = {name: value.detach() for name, value in run.updates.parameters.items()}
+    torch.save({"values": values, "optimizer": run.optimizer.state_dict(), "losses": run.losses}, temporary)
+    temporary.replace(path)
+
+
+def _restore(run, path: Path) -> None:
+    state = torch.load(path, map_location=device(), weights_only=True)
+    for name, value in run.updates.parameters.items():
+        value.data.copy_(state["values"][name])
+    run.optimizer.load_state_dict(state["optimizer"])
+    run.losses[:] = state["losses"]
