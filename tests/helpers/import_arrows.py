@@ -1,6 +1,7 @@
 """Reads the imports of the pack's files and lists which of them run against the arrows of the design.
 
-nodes/<family>/nodes_<topic>.py -> nodes/<family>/<topic>.py -> kernels; nodes/host is the one door to ComfyUI.
+nodes_<topic>.py -> <topic>_comfy.py -> <topic>.py -> kernels, all in nodes/<family>. ComfyUI's internals are known to
+`<topic>_comfy.py`, the ComfyUI half of one method, to nodes/host, what several families need, and to nodes/demo.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _INTERNALS = {
     "utils",
 }
 _SHARED = ("common", "host")
-_INSIDERS = ("demo", "host")  # may import ComfyUI's internals
+_INSIDERS = ("demo", "host")  # may import ComfyUI's internals, as every <topic>_comfy.py
 
 
 def wrong_imports(file: str, source: str) -> list[str]:
@@ -96,11 +97,11 @@ def _reason(where: tuple[str, ...], module: tuple[str, ...], at_once: bool) -> s
 
 
 def _comfy_reason(where: tuple[str, ...], module: tuple[str, ...]) -> str | None:
-    if where[0] == "nodes" and len(where) > 2 and where[1] in _INSIDERS:
+    if where[0] == "nodes" and len(where) > 2 and (where[1] in _INSIDERS or _is_comfy_half(where[-1])):
         return None
     if module[:2] == ("comfy_api", "latest") and (_is_node_file(where) or where == ("nodes", "menu.py")):
         return None
-    return "only nodes/host and nodes/demo know ComfyUI (a family's nodes_*.py may use comfy_api.latest)"
+    return "only *_comfy.py, nodes/host and nodes/demo know ComfyUI (a family's nodes_*.py may use comfy_api.latest)"
 
 
 def _inside_reason(where: tuple[str, ...], module: tuple[str, ...], at_once: bool) -> str | None:
@@ -121,20 +122,31 @@ def _family_reason(where: tuple[str, ...], module: tuple[str, ...]) -> str | Non
     if family == "common":
         return None if target == "common" else "nodes/common knows only kernels"
     if target in (family, "common"):
-        own_nodes = module[2:3] and module[2].startswith("nodes_") and not _is_node_file(where)
-        return "a method knows nothing of its nodes" if own_nodes else None
-    if target == "host" and _is_node_file(where):
-        return None
-    if target == "host" and family in _INSIDERS:
+        return _own_family_reason(where, module[2:])
+    if target == "host" and (_is_node_file(where) or _is_comfy_half(where[-1]) or family in _INSIDERS):
         return None
     if target == "host":
-        return "a method takes callables; only nodes_*.py goes through nodes/host"
+        return "a method takes callables; only nodes_*.py and *_comfy.py go through nodes/host"
     return "families know nothing of each other"
+
+
+def _own_family_reason(where: tuple[str, ...], module: tuple[str, ...]) -> str | None:
+    """The arrows among the files of one family."""
+    if any(name.startswith("nodes_") for name in module) and not _is_node_file(where):
+        return "a method knows nothing of its nodes"
+    if any(map(_is_comfy_half, module)) and not (_is_node_file(where) or _is_comfy_half(where[-1])):
+        return "a method knows nothing of its ComfyUI half"
+    return None
 
 
 def _is_node_file(where: tuple[str, ...]) -> bool:
     """Whether a file of a family holds nodes."""
     return where[-1].startswith("nodes_")
+
+
+def _is_comfy_half(name: str) -> bool:
+    """Whether a file or module holds what a method needs of ComfyUI."""
+    return name.removesuffix(".py").endswith("_comfy")
 
 
 def open_wildcards(source: str) -> bool:
