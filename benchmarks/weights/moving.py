@@ -45,7 +45,7 @@ def _contenders(components: int) -> dict:
     import comfy.utils
     from safetensors.torch import save_file
 
-    export, patches = host.pack("nodes.weights.lora_writer"), host.pack("nodes.host.patches.lora_intervals")
+    export, patches = host.pack("nodes.weights.lora_writer"), host.pack("nodes.weights.lora_intervals_comfy")
     edit = host.pack("nodes.weights.edit_text").edit
     point = host.pack("nodes.weights.space").Point(space, space.coefficients[0])
     folder = tempfile.TemporaryDirectory()

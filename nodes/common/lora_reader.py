@@ -61,7 +61,7 @@ class Factors:
 
 
 class AdapterReader(Protocol):
-    """What reads adapters that are not a plain LoRA: ComfyUI's own classes, in nodes/host/adapter_updates.py."""
+    """What reads adapters that are not a plain LoRA: ComfyUI's own, in adapter_updates_comfy.py."""
 
     def shape(self, layer: str, tensors: Mapping[str, tuple[int, ...]]) -> Shape | None:
         """The layer's shape from those of its tensors; None where only the base model's weight shows it."""

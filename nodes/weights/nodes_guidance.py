@@ -120,10 +120,10 @@ class W2WGuider(io.ComfyNode):
         edited_point: Point | None = None,
         end_percent: float = 1.0,
     ) -> io.NodeOutput:
-        from ..host.patches import weight_guidance
+        from . import weight_guidance_comfy
 
         patched, report = guided(model, point, edited_point, identity_strength, edit_strength, end_percent)
-        return io.NodeOutput(weight_guidance.guider(patched, positive, negative, cfg), report)
+        return io.NodeOutput(weight_guidance_comfy.guider(patched, positive, negative, cfg), report)
 
 
 def guided(
@@ -135,14 +135,13 @@ def guided(
     end_percent: float,
 ):
     """The MODEL with identity guidance, and a report."""
-    from ..host.patches import weight_guidance
-    from . import lora_writer
+    from . import lora_writer, weight_guidance_comfy
 
     if edited_point is not None:
         check_same_space(point, edited_point)
     base, terms = guidance_terms(point, edited_point, identity_strength, edit_strength)
     variants = [(weight, lora_writer.to_tensors(one.layers())) for weight, one in terms]
-    return weight_guidance.guide(model, base, variants, end_percent), describe(base, terms, end_percent)
+    return weight_guidance_comfy.guide(model, base, variants, end_percent), describe(base, terms, end_percent)
 
 
 def guidance_terms(

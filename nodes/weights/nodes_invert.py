@@ -266,8 +266,8 @@ class _Run:
 
 def weight_functions(model, trainable: TrainablePoint) -> dict:
     """A weight function for every weight of the MODEL that the space changes."""
-    from ..host.patches.lora_intervals import layer_targets
     from . import lora_writer
+    from .lora_intervals_comfy import layer_targets
 
     layers = trainable.space.layout.unflatten(torch.zeros(trainable.space.layout.size))
     layers = {name: factors for name, factors in layers.items() if not name.startswith(TEXT)}

@@ -48,8 +48,8 @@ class W2WApply(io.ComfyNode):
     def execute(
         cls, model, point: Point, strength: float, start_percent: float, end_percent: float, clip=None
     ) -> io.NodeOutput:
-        from ..host.patches.lora_intervals import apply_lora, apply_text_lora
         from . import lora_writer
+        from .lora_intervals_comfy import apply_lora, apply_text_lora
 
         tensors = lora_writer.to_tensors(point.layers())
         patched = apply_lora(model, tensors, strength, start_percent, end_percent)
@@ -175,8 +175,8 @@ class W2WStyleMerge(io.ComfyNode):
         filename_prefix: str,
         style_lora: dict | None = None,
     ) -> io.NodeOutput:
-        from ..host.adapter_updates import ComfyAdapters
         from . import lora_writer, style_merge
+        from .adapter_updates_comfy import ComfyAdapters
 
         found, name = lora_reader.resolve_lora(style_lora_name, style_lora, folders.lora_path, ComfyAdapters())
         merged = style_merge.merge(point.layers(), found.layers, (point_strength, style_strength))

@@ -119,7 +119,7 @@ def test_text_encoder_layers_reach_the_clip(family, comfy):
     space, _ = family.build(**_UPDATES, filename="text", lora_1=list(made.values()))
     point = family.draw(space, source="member", member_name="wire 1")[0]
     given = {"strength": 1.0, "start_percent": 0.0, "end_percent": 1.0}
-    patched = comfy.module("nodes.host.patches.lora_intervals").apply_text_lora(
+    patched = comfy.module("nodes.weights.lora_intervals_comfy").apply_text_lora(
         clip, comfy.module("nodes.weights.lora_writer").to_tensors(point.layers()), 1.0
     )
     tokens = clip.tokenize("a portrait")

@@ -106,7 +106,7 @@ def test_an_interval_survives_a_stopped_run(family, monkeypatch):
 
 def test_delayed_injection_starts_where_the_official_code_starts(family, comfy):
     """Appendix I: the first edited of the 51 evaluations of 50 PNDM steps, t <= T, by start percent 1 - T / 999."""
-    lora_patches = comfy.module("nodes.host.patches.lora_intervals")
+    lora_patches = comfy.module("nodes.weights.lora_intervals_comfy")
     sampling = family.model.get_model_object("model_sampling")
     times = [1 + 20 * step for step in reversed(range(50))]
     times = [times[0], times[1], *times[1:]]  # the second is evaluated twice

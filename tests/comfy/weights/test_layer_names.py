@@ -21,7 +21,7 @@ def test_a_model_of_another_architecture_is_refused(family):
 
 
 def test_every_layer_of_the_space_is_in_the_model(family, comfy):
-    lora_patches, export = comfy.module("nodes.host.patches.lora_intervals"), comfy.module("nodes.weights.lora_writer")
+    lora_patches, export = comfy.module("nodes.weights.lora_intervals_comfy"), comfy.module("nodes.weights.lora_writer")
     assert len(lora_patches.named_adapters(family.model, export.to_tensors(family.point.layers()))) == len(LAYERS)
 
 
@@ -45,7 +45,7 @@ def test_adapters_are_what_stock_loading_makes_of_all_names(comfy, style):
         tensors |= {f"{name}.{part}": torch.full((2, 2), 1.0 + number) for part in kinds[number % len(kinds)]}
         tensors[f"{name}.alpha"] = torch.tensor(2.0)
     wanted = stock.load_lora(tensors, names, log_missing=False)
-    found = comfy.module("nodes.host.patches.lora_intervals").named_adapters(model, tensors)
+    found = comfy.module("nodes.weights.lora_intervals_comfy").named_adapters(model, tensors)
     assert len(wanted) == len(chosen) == 6
     assert set(found) == set(wanted)
     for target, adapter in wanted.items():
@@ -61,7 +61,7 @@ def test_layer_names_of_real_architectures(comfy, architecture):
     """Every layer that a trainer may adapt keeps its place from ComfyUI's own name to a file and back."""
     import reduced
 
-    keys, lora_patches = comfy.module("nodes.common.lora_keys"), comfy.module("nodes.host.patches.lora_intervals")
+    keys, lora_patches = comfy.module("nodes.common.lora_keys"), comfy.module("nodes.weights.lora_intervals_comfy")
     model = reduced.checkpoint(architecture)[0]
     tensors, wanted = {}, {}
     for name, weight in model.model.state_dict().items():
@@ -79,7 +79,7 @@ def test_layer_names_of_real_architectures(comfy, architecture):
 def test_flux_layers_by_diffusers_names_change_a_part_of_a_fused_weight(comfy):
     import reduced
 
-    lora_patches = comfy.module("nodes.host.patches.lora_intervals")
+    lora_patches = comfy.module("nodes.weights.lora_intervals_comfy")
     model = reduced.checkpoint("flux")[0]
     name = "transformer.transformer_blocks.0.attn.to_k"
     tensors = {

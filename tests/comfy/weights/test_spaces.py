@@ -100,7 +100,7 @@ def test_the_space_that_the_pack_ships_fits_its_model(family, comfy):
     assert folders.space_path(shipped[0]).stat().st_size <= 3_400_000
     space, _ = comfy.run("GBX_W2WLoadSpace", space_name=shipped[0])
     drawn = family.draw(space)[0]
-    targets = comfy.module("nodes.host.patches.lora_intervals").named_adapters(
+    targets = comfy.module("nodes.weights.lora_intervals_comfy").named_adapters(
         family.model, export.to_tensors(drawn.layers())
     )
     assert len(targets) == len(space.layout.slots) == 64

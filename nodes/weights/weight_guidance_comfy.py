@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from comfy.patcher_extension import WrappersMP
 
-from ..hooks import RowRoles
-from ..quantized import as_used
-from ..sampling import sigmas_of
-from .lora_intervals import Change, named_adapters
+from ..host.hooks import RowRoles
+from ..host.quantized import as_used
+from ..host.sampling import sigmas_of
+from .lora_intervals_comfy import Change, named_adapters
 
 
 @dataclass

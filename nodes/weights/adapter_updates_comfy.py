@@ -9,7 +9,7 @@ from comfy import weight_adapter
 from comfy.model_patcher import get_key_weight
 
 from ..common.lora_keys import ALPHA, canonical
-from .quantized import refuse_packed
+from ..host.quantized import refuse_packed
 
 _NAME = "layer"
 

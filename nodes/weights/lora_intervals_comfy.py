@@ -11,8 +11,8 @@ import comfy.lora_convert
 import torch
 from comfy.patcher_extension import WrappersMP
 
-from ....kernels import low_rank_apply
-from ..quantized import as_used
+from ...kernels import low_rank_apply
+from ..host.quantized import as_used
 
 
 @dataclass
