@@ -125,7 +125,7 @@ def guider(model, metadata_strength: float | None = None):
         made.set_conds(positive, negative)
         made.set_cfg(7.0)
         return made
-    made = host.pack("nodes.host.sampling").MetadataGuider(model)
+    made = host.pack("nodes.conditioning.size_metadata_comfy").MetadataGuider(model)
     made.set_conds(positive, [[positive[0][0], {"pooled_output": positive[0][1]["pooled_output"]}]], negative)
     made.set_strengths(7.0, metadata_strength)
     return made
@@ -152,10 +152,10 @@ def _clock() -> float:
 def measure_times(pairs: int, quick: bool) -> dict[str, dict]:
     """Each patch against stock, in pairs."""
     model, side = build(quick), 16
-    gated = host.pack("nodes.host.metadata_gate").gated
+    gated = host.pack("nodes.conditioning.metadata_schedule_comfy").gated
     schedule = host.pack("nodes.conditioning.metadata_schedule").GateSchedule
     modes = {mode: schedule("cosine", 2.0, "original_size", 0, 0, mode, "both") for mode in ("value", "embedding")}
-    sampling = host.pack("nodes.host.sampling")
+    sampling = host.pack("nodes.conditioning.noise_rescale_comfy")
     contenders: dict[str, Callable] = {
         "Metadata Schedule, value": lambda: guider(gated(model, modes["value"], inside=False)),
         "Metadata Schedule, embedding": lambda: guider(gated(model, modes["embedding"], inside=True)),

@@ -8,7 +8,7 @@ steep they are. Where each formula comes from: docs/conditioning.md, "Provenance
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -70,6 +70,14 @@ def half_weight(curve: str, exponent: float) -> float | None:
         middle = (low + high) / 2
         low, high = (middle, high) if gate(curve, exponent, middle) > 0.5 else (low, middle)
     return (low + high) / 2
+
+
+def choice_weight(closed: Sequence[bool], gammas: Sequence[float]) -> float:
+    """The weight of a choice in the embedding: 1 - gamma of one gate, products of these for several.
+
+    With that of no closed gate the weights add up to 1: however many gates are shut, the reference alone remains.
+    """
+    return math.prod(1 - gamma if shut else gamma for shut, gamma in zip(closed, gammas, strict=True))
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,12 @@ import functools
 
 from comfy_api.latest import io
 
-from ..host import latent_shapes, sampling
+from ..host import latent_shapes
+from ..host.evaluate import sigmas_of
 from ..host.image_output import new_figure, to_image
 from ..host.progress import nothing_to_show
 from ..host.schema import schema
+from . import noise_rescale_comfy
 from .position_resample import Alignment, PositionSettings, describe_positions, resample_table
 from .rotary_scaling import RotaryMethod
 
@@ -79,14 +81,14 @@ class ResolutionNoiseRescale(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "mode",
-                    options=list(sampling.MODES),
+                    options=list(noise_rescale_comfy.MODES),
                     tooltip="sampler_only: the sigmas change, and the model gets the true noise level; safe for any "
                     "checkpoint. retimed: the model gets the timestep of the original schedule, as in the paper's "
                     "fine-tuning; only for models fine-tuned that way.",
                 ),
                 io.Combo.Input(
                     "scheduler",
-                    options=sampling.schedulers(),
+                    options=noise_rescale_comfy.schedulers(),
                     default="normal",
                     tooltip="The scheduler of the figure. The report lists which ones follow the law on this model.",
                 ),
@@ -120,26 +122,28 @@ class ResolutionNoiseRescale(io.ComfyNode):
         size = (width, height) if latent is None else latent_shapes.pixels(latent, model)
         base = _base(model, base_width, base_height)
         factor = noise_rescale.sigma_scale(size[0], size[1], base[0], base[1])
-        moved = sampling.rescaled(model, factor, mode)
-        shown = sampling.schedule_sigmas(model, scheduler, _STEPS) if sigmas is None else sigmas
-        after = sampling.rescaled_sigmas(moved, shown)
+        moved = noise_rescale_comfy.rescaled(model, factor, mode)
+        shown = noise_rescale_comfy.schedule_sigmas(model, scheduler, _STEPS) if sigmas is None else sigmas
+        after = noise_rescale_comfy.rescaled_sigmas(moved, shown)
         schedules = {
             name: (
-                sampling.schedule_sigmas(moved, name, _STEPS),
-                sampling.rescaled_sigmas(moved, sampling.schedule_sigmas(model, name, _STEPS)),
+                noise_rescale_comfy.schedule_sigmas(moved, name, _STEPS),
+                noise_rescale_comfy.rescaled_sigmas(moved, noise_rescale_comfy.schedule_sigmas(model, name, _STEPS)),
             )
-            for name in sampling.schedulers()
+            for name in noise_rescale_comfy.schedulers()
         }
         figure, title = new_figure(), f"{scheduler} scheduler" if sigmas is None else "connected sigmas"
         if sigmas is None:
             after = schedules[scheduler][0]
         noise_rescale.draw_sigmas(figure, shown[:-1].tolist(), after[:-1].tolist(), factor, title)
-        ends, shift = [sampling.sigma_range(m) for m in (model, moved)], sampling.shift_of(model)
+        ends, shift = [noise_rescale_comfy.sigma_range(m) for m in (model, moved)], noise_rescale_comfy.shift_of(model)
         report = [noise_rescale.describe_rescale(factor, size, base, mode, *ends)]
         if shift is not None and shift[0] != shift[1]:
             report.append(noise_rescale.describe_shift(*shift))
         report.append(noise_rescale.describe_schedulers(noise_rescale.law_errors(schedules)))
-        report += noise_rescale.describe_base(round((base[0] * base[1]) ** 0.5), sampling.trained_size(model))
+        report += noise_rescale.describe_base(
+            round((base[0] * base[1]) ** 0.5), noise_rescale_comfy.trained_size(model)
+        )
         given = nothing_to_show() if sigmas is None else after
         return io.NodeOutput(moved, factor, to_image(figure), "\n".join(report), given)
 
@@ -252,28 +256,27 @@ class PositionalResample(io.ComfyNode):
         downscale_end_percent: float,
         latent=None,
     ) -> io.NodeOutput:
-        from ..host.patches import feature_downscale, positions
-        from . import noise_rescale, rotary_scaling
+        from . import feature_downscale_comfy, noise_rescale, position_resample_comfy, rotary_scaling
 
-        base = base_size or sampling.trained_size(model)
+        base = base_size or noise_rescale_comfy.trained_size(model)
         if base is None:
             raise ValueError(
                 f"It is not known at what size {type(model.model).__name__} was trained: set base_size to its pixels "
                 "per side."
             )
-        match positions.kind_of(model):
-            case positions.Kind.TABLE:
+        match position_resample_comfy.kind_of(model):
+            case position_resample_comfy.Kind.TABLE:
                 table = PositionSettings(base // 16, Alignment(alignment))
-                moved = positions.resampled(model, functools.partial(resample_table, table))
-                report = describe_positions(table, positions.stored_table(model))
-            case positions.Kind.ROTARY:
+                moved = position_resample_comfy.resampled(model, functools.partial(resample_table, table))
+                report = describe_positions(table, position_resample_comfy.stored_table(model))
+            case position_resample_comfy.Kind.ROTARY:
                 method = RotaryMethod(rotary_method)
                 rotary = rotary_scaling.RotarySettings(method, rotary_strength, rotary_exponent, base)
-                moved = positions.rotated(model, functools.partial(rotary_scaling.rotate, rotary))
+                moved = position_resample_comfy.rotated(model, functools.partial(rotary_scaling.rotate, rotary))
                 report = rotary_scaling.describe_rotary(rotary)
             case _:
-                end = sampling.sigmas_of(model, 0, downscale_end_percent)[1]
-                moved = feature_downscale.with_downscaled_features(model, base, end)
+                end = sigmas_of(model, 0, downscale_end_percent)[1]
+                moved = feature_downscale_comfy.with_downscaled_features(model, base, end)
                 report = (
                     f"Inner features at the size of {base} pixels per side for the first "
                     f"{100 * downscale_end_percent:g} % of sampling (sigma {end:.4g} and more): divided by 1.5 at "
@@ -282,18 +285,20 @@ class PositionalResample(io.ComfyNode):
         if latent is not None:
             size = latent_shapes.pixels(latent, model)
             factor = noise_rescale.sigma_scale(*size, base, base)
-            ends = [sampling.sigma_range(model)]
-            moved = sampling.rescaled(moved, factor, sampling.SAMPLER_ONLY)
-            ends.append(sampling.sigma_range(moved))
-            report += "\n" + noise_rescale.describe_rescale(factor, size, (base, base), sampling.SAMPLER_ONLY, *ends)
+            ends = [noise_rescale_comfy.sigma_range(model)]
+            moved = noise_rescale_comfy.rescaled(moved, factor, noise_rescale_comfy.SAMPLER_ONLY)
+            ends.append(noise_rescale_comfy.sigma_range(moved))
+            report += "\n" + noise_rescale.describe_rescale(
+                factor, size, (base, base), noise_rescale_comfy.SAMPLER_ONLY, *ends
+            )
         return io.NodeOutput(
-            moved, "\n".join([report, *noise_rescale.describe_base(base, sampling.trained_size(model))])
+            moved, "\n".join([report, *noise_rescale.describe_base(base, noise_rescale_comfy.trained_size(model))])
         )
 
 
 def _base(model, width: int, height: int) -> tuple[int, int]:
     """The trained size, from the inputs or from what is known of the model."""
-    known = sampling.trained_size(model)
+    known = noise_rescale_comfy.trained_size(model)
     if not (width or height or known):
         raise ValueError(
             f"It is not known at what size {type(model.model).__name__} was trained: set base_width and base_height."

@@ -6,15 +6,14 @@ import itertools
 
 from comfy_api.latest import io
 
-from ..host import metadata_conditioning as host_metadata
-from ..host import metadata_gate, sampling
+from ..host.evaluate import sigmas_of
 from ..host.image_output import new_figure, to_image
-from ..host.sampling import MetadataGuider as Guider
-from ..host.sampling import sigmas_of
 from ..host.schema import schema
-from . import size_metadata
+from . import metadata_schedule_comfy, noise_rescale_comfy, size_metadata
+from . import size_metadata_comfy as host_metadata
 from .metadata_schedule import GateCurve, GateMode, GateSchedule, PromptRole
 from .size_metadata import FieldGroup
+from .size_metadata_comfy import MetadataGuider as Guider
 
 CATEGORY = "Glassbox/Conditioning"
 PAPER = "On Improved Conditioning Mechanisms and Pre-training Strategies for Diffusion Models (arXiv 2411.03177)"
@@ -167,7 +166,7 @@ class MetadataSchedule(io.ComfyNode):
         from . import metadata_report
 
         schedule = GateSchedule(**settings)
-        gated = metadata_gate.gated(model, schedule, inside=schedule.mode == GateMode.EMBEDDING)
+        gated = metadata_schedule_comfy.gated(model, schedule, inside=schedule.mode == GateMode.EMBEDDING)
         steps, figure = _steps(model, sigmas), new_figure()
         metadata_report.draw_gate(figure, schedule, steps)
         return io.NodeOutput(gated, to_image(figure), metadata_report.describe_schedule(schedule, steps))
@@ -229,7 +228,7 @@ class MetadataReport(io.ComfyNode):
                         *sigma_range,
                     )
                 )
-        schedules, steps = metadata_gate.schedules_of(model), _steps(model, sigmas)
+        schedules, steps = metadata_schedule_comfy.schedules_of(model), _steps(model, sigmas)
         figure = new_figure(900, 150 + 270 * len(prompts))
         metadata_report.draw_conditioning(figure, prompts, schedules, steps)
         report = metadata_report.describe_conditioning(layout.model, prompts, schedules, steps)
@@ -316,6 +315,9 @@ def _steps(model, sigmas) -> list:
     """The noise levels of a sampling run, less the last one, at which nothing is evaluated."""
     from . import metadata_report
 
-    sigmas = sampling.schedule_sigmas(model, "normal", _STEPS) if sigmas is None else sigmas
+    sigmas = noise_rescale_comfy.schedule_sigmas(model, "normal", _STEPS) if sigmas is None else sigmas
     table = model.get_model_object("model_sampling")
-    return [metadata_report.Step(float(sigma), sampling.noise_fraction(table, float(sigma))) for sigma in sigmas[:-1]]
+    return [
+        metadata_report.Step(float(sigma), noise_rescale_comfy.noise_fraction(table, float(sigma)))
+        for sigma in sigmas[:-1]
+    ]

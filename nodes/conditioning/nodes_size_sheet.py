@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from comfy_api.latest import io
 
-from ..host import metadata_conditioning as host_metadata
-from ..host import metadata_gate
 from ..host.evaluate import sample_images
 from ..host.image_output import new_figure, to_image
 from ..host.latent_shapes import pixels
 from ..host.progress import with_progress
 from ..host.schema import schema
+from . import metadata_schedule_comfy
+from . import size_metadata_comfy as host_metadata
 from .metadata_schedule import GateCurve, GateMode, GateSchedule, PromptRole
 from .size_metadata import FieldGroup, check_fields, format_metadata
 from .size_sheet import SweptField, draw_sheet, parse_multiples, swept_entries
@@ -103,7 +103,7 @@ class SizeSheet(io.ComfyNode):
                 SweptField.TARGET_SIZE: FieldGroup.ORIGINAL_AND_TARGET_SIZE,
             }.get(SweptField(field), FieldGroup.SIZES_AND_CROP)
             schedule = GateSchedule(GateCurve.COSINE, gate_exponent, group, 0, 0, GateMode.VALUE, PromptRole.BOTH)
-            models["gated"] = metadata_gate.gated(model, schedule, inside=False)
+            models["gated"] = metadata_schedule_comfy.gated(model, schedule, inside=False)
         shape = latent["samples"].shape[1:]
         images = []
         for name, entries in with_progress([(name, entries) for name in models for entries in columns]):

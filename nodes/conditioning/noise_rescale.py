@@ -26,6 +26,16 @@ def sigma_scale(width: int, height: int, base_width: int, base_height: int) -> f
     return math.sqrt(width * height / (base_width * base_height))
 
 
+def scaled_sigma(factor: float, sigma: torch.Tensor) -> torch.Tensor:
+    """sigma' = s sigma, for sigmas that are noise over signal."""
+    return factor * sigma
+
+
+def scaled_time(factor: float, time: torch.Tensor) -> torch.Tensor:
+    """t' = s t / (1 + (s - 1) t), the same law for times t of flow models: the noise in (1 - t) x + t noise."""
+    return factor * time / (1 + (factor - 1) * time)
+
+
 def describe_rescale(
     factor: float,
     size: tuple[int, int],

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
+import torch
+
 Values = Mapping[str, float]
 
 _SIZE, _CROP, _TARGET = ("height", "width"), ("crop_h", "crop_w"), ("target_height", "target_width")
@@ -43,6 +45,15 @@ def blend_metadata(values: Values, reference: Values, fields: Iterable[str], wei
     """gamma values + (1 - gamma) reference for the fields that the model has; all else stays, and gamma = 1 too."""
     moved = {name: reference[name] + weight * (values[name] - reference[name]) for name in fields if name in values}
     return {**values, **moved} if weight < 1 else dict(values)
+
+
+def guided_by_metadata(requested: torch.Tensor, reference: torch.Tensor, strength: float) -> torch.Tensor:
+    """The condition e(s, r) + β (e(s, c) - e(s, r)) that CFG is to amplify, of predictions of the same shape.
+
+    `requested` e(s, c): the text with the metadata requested; `reference` e(s, r): with the reference metadata;
+    `strength` β: 0 is the reference, 1 the request, more goes beyond it.
+    """
+    return reference + strength * (requested - reference)
 
 
 def metadata_entries(

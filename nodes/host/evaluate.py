@@ -30,6 +30,14 @@ def sigma_at(patcher, value: float, unit: str) -> float:
     return min(max(float(sigma), float(sampling.sigma_min)), float(sampling.sigma_max))
 
 
+def sigmas_of(patcher, start_percent: float, end_percent: float) -> tuple[float, float]:
+    """The noise levels from which and to which a patch acts; 0 and 1 leave nothing of the run out."""
+    sampling = patcher.get_model_object("model_sampling")
+    first = float("inf") if start_percent <= 0 else float(sampling.percent_to_sigma(start_percent))
+    last = 0.0 if end_percent >= 1 else float(sampling.percent_to_sigma(end_percent))
+    return first, last
+
+
 def timestep_of(patcher, sigma: float) -> float:
     """The timestep that the network is given at a sigma: for SD1.5 and SDXL the integer timestep."""
     return float(patcher.get_model_object("model_sampling").timestep(torch.tensor(sigma)))

@@ -14,12 +14,12 @@ import torch
 from comfy_api.latest import io
 
 from ..host import folders
+from ..host.evaluate import sigmas_of
 from ..host.first_step import at_first_step, embedding, latent_shape, probe_outputs, value_outputs
 from ..host.hooks import refuse_compiled
 from ..host.image_output import new_figure, to_image
 from ..host.patches.neuron_factors import with_scaled, with_scaled_by_prompt
 from ..host.progress import Progress, Stopped, with_progress
-from ..host.sampling import sigmas_of
 from ..host.schema import NeuronMask as MaskSocket
 from ..host.schema import NeuronStatistics as StatisticsSocket
 from ..host.schema import schema

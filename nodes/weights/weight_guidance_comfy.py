@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from comfy.patcher_extension import WrappersMP
 
+from ..host.evaluate import sigmas_of
 from ..host.hooks import RowRoles
 from ..host.quantized import as_used
-from ..host.sampling import sigmas_of
 from .lora_intervals_comfy import Change, named_adapters
 
 

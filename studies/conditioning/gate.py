@@ -24,7 +24,7 @@ def scheduled(model, exponent: float, mode: str = "value", fields: str = "origin
     schedule = host.pack("nodes.conditioning.metadata_schedule").GateSchedule(
         "cosine", exponent, fields, 0, 0, mode, "both"
     )
-    return host.pack("nodes.host.metadata_gate").gated(model, schedule, inside=mode == "embedding")
+    return host.pack("nodes.conditioning.metadata_schedule_comfy").gated(model, schedule, inside=mode == "embedding")
 
 
 def measure(quick: bool) -> dict[str, dict]:

@@ -19,12 +19,16 @@ _END_PERCENT = 0.5
 def measure(quick: bool) -> dict[str, dict]:
     """At 1.5 and 2 times the trained size: attributes that the judge finds, and images with one region of skin."""
     generator, network = sampled_images.load()
-    sampling = host.pack("nodes.host.sampling")
-    downscaled = host.pack("nodes.host.patches.feature_downscale").with_downscaled_features
+    sampling = host.pack("nodes.conditioning.noise_rescale_comfy")
+    downscaled = host.pack("nodes.conditioning.feature_downscale_comfy").with_downscaled_features
     requested = sampled_images.scenes(5 if quick else 32)
     skins = [scene.face.skin for scene in requested]
     prompts = sampled_images.encoded(generator, sampled_images.texts(requested))
-    higher = downscaled(generator.model, resolution.TRAINED, sampling.sigmas_of(generator.model, 0, _END_PERCENT)[1])
+    higher = downscaled(
+        generator.model,
+        resolution.TRAINED,
+        host.pack("nodes.host.evaluate").sigmas_of(generator.model, 0, _END_PERCENT)[1],
+    )
     numbers = _control(requested)
     for side, name in ((192, "1.5 times"), (256, "2 times"))[: 1 if quick else None]:
         models = {

@@ -14,7 +14,7 @@ TRAINED = 128
 def measure(quick: bool) -> dict[str, dict]:
     """Attributes found at 1.5 and 2 times the trained size, brought back to it for the judge."""
     generator, network = sampled_images.load()
-    sampling, numbers = host.pack("nodes.host.sampling"), {}
+    sampling, numbers = host.pack("nodes.conditioning.noise_rescale_comfy"), {}
     requested = sampled_images.scenes(5 if quick else 32)
     prompts = sampled_images.encoded(generator, sampled_images.texts(requested))
     sizes = ((TRAINED, "the trained size"), (192, "1.5 times"), (256, "2 times"))

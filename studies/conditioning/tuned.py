@@ -25,7 +25,7 @@ BATCH, LEARNING_RATE = 8, 1e-4
 def measure(quick: bool) -> dict[str, dict]:
     """Captions obeyed and contrast after equal steps, for both ways to noise, each sampled as it was trained."""
     generator, network = sampled_images.load()
-    sampling, numbers = host.pack("nodes.host.sampling"), {}
+    sampling, numbers = host.pack("nodes.conditioning.noise_rescale_comfy"), {}
     requested = sampled_images.scenes(5 if quick else 32)
     prompts = sampled_images.encoded(generator, sampled_images.texts(requested))
     for side in (192,) if quick else (192, 256):

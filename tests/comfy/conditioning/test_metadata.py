@@ -255,7 +255,7 @@ def test_embedding_leaves_the_vector_and_moves_the_sum(models, scheduled, mode, 
 
 @pytest.mark.parametrize("steps", [3, 9])
 def test_the_gate_follows_the_timestep_not_the_step(comfy, models, steps):
-    sampling = comfy.module("nodes.host.sampling")
+    sampling = comfy.module("nodes.conditioning.noise_rescale_comfy")
     table = models["sdxl"].get_model_object("model_sampling")
     for sigma in sampling.schedule_sigmas(models["sdxl"], "karras", steps)[:-1]:
         timestep = float(table.timestep(sigma))
@@ -319,7 +319,7 @@ def test_a_batch_of_several_noise_levels(models, scheduled, mode):
 
 def test_a_distilled_sampling_has_the_same_places(comfy, models):
     """LCM keeps 50 of the 1000 sigmas, at the timesteps 19, 39, ..., 999."""
-    sampling = comfy.module("nodes.host.sampling")
+    sampling = comfy.module("nodes.conditioning.noise_rescale_comfy")
     distilled = comfy.run("ModelSamplingDiscrete", model=models["sdxl"], sampling="lcm", zsnr=False)[0]
     table = distilled.get_model_object("model_sampling")
     fractions = [sampling.noise_fraction(table, float(sigma)) for sigma in table.sigmas]

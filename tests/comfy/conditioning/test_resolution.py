@@ -37,7 +37,7 @@ class Patcher:
 
 @pytest.fixture(scope="module")
 def host(comfy):
-    return comfy.module("nodes.host.sampling")
+    return comfy.module("nodes.conditioning.noise_rescale_comfy")
 
 
 @pytest.fixture(scope="module")
@@ -311,7 +311,7 @@ def test_sizes_from_a_latent_and_from_what_is_known(comfy, sdxl):
 
 
 def test_a_model_of_unknown_size_asks_for_it(comfy, sdxl, monkeypatch):
-    monkeypatch.setattr(comfy.module("nodes.host.sampling"), "_TRAINED", {})
+    monkeypatch.setattr(comfy.module("nodes.conditioning.noise_rescale_comfy"), "_TRAINED", {})
     with pytest.raises(ValueError, match="set base_width and base_height"):
         rescale(comfy, sdxl, base_width=0)
 

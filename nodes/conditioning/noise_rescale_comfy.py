@@ -11,6 +11,8 @@ import comfy.model_sampling
 import comfy.samplers
 import torch
 
+from . import noise_rescale
+
 SAMPLER_ONLY, RETIMED = "sampler_only", "retimed"
 MODES = (SAMPLER_ONLY, RETIMED)
 _ENDLESS = 1e8  # ComfyUI's percent_to_sigma gives 999999999.9 for "from the very start"
@@ -90,23 +92,13 @@ def rescaled(patcher, factor: float, mode: str):
     would have stood without this, as in the paper's fine-tuning. Raises ValueError for models that draw no noise.
     """
     base = patcher.get_model_object("model_sampling")
-    law = _flow_law if isinstance(base, comfy.model_sampling.CONST) else _multiply
+    law = noise_rescale.scaled_time if isinstance(base, comfy.model_sampling.CONST) else noise_rescale.scaled_sigma
     if not isinstance(base, _NOISE_SAMPLES) or isinstance(base, comfy.model_sampling.IMG_TO_IMG):
         raise ValueError(f"{type(patcher.model).__name__} does not sample from noise: there is nothing to rescale.")
     clone = patcher.clone()
     if factor != 1:
         clone.add_object_patch("model_sampling", _rescaled_sampling(base, factor, law, mode))
     return clone
-
-
-def _multiply(factor: float, sigma: torch.Tensor) -> torch.Tensor:
-    """sigma' = s sigma, for sigmas that are noise over signal."""
-    return factor * sigma
-
-
-def _flow_law(factor: float, sigma: torch.Tensor) -> torch.Tensor:
-    """t' = s t / (1 + (s - 1) t), for times that are the fraction of noise in the mix."""
-    return factor * sigma / (1 + (factor - 1) * sigma)
 
 
 class _Rescaled:
@@ -174,58 +166,3 @@ _TRAINED = {
     "HunyuanDiT": 1024, "HunyuanDiT1": 1024, "Stable_Cascade_C": 1024, "QwenImage": 1024, "Chroma": 1024,
     "Lumina2": 1024, "ZImage": 1024,
 }  # fmt: skip
-
-
-def sigmas_of(patcher, start_percent: float, end_percent: float) -> tuple[float, float]:
-    """The noise levels from which and to which a patch acts; 0 and 1 leave nothing of the run out."""
-    sampling = patcher.get_model_object("model_sampling")
-    first = float("inf") if start_percent <= 0 else float(sampling.percent_to_sigma(start_percent))
-    last = 0.0 if end_percent >= 1 else float(sampling.percent_to_sigma(end_percent))
-    return first, last
-
-
-class MetadataGuider(comfy.samplers.CFGGuider):
-    """Guidance by text with strength λ (``cfg``) and by metadata with relative strength β.
-
-    λ (β e(s, c) + (1 - β) e(s, r)) + (1 - λ) e(0, r): s the text, c the metadata requested, r the reference metadata.
-    That is CFG with the condition e(s, r) + β (e(s, c) - e(s, r)), so that CFG patches on the MODEL see the guidance
-    whole and nothing jumps at β = 0 or β = 1: there it is ComfyUI's own CFG against e(0, r), bit for bit, at its two
-    evaluations. Without patches it is DualCFGGuider with cfg_conds = λβ and cfg_cond2_negative = λ.
-    """
-
-    def set_conds(self, positive: list, reference: list, negative: list) -> None:
-        """(s, c), (s, r) and (0, r)."""
-        self.inner_set_conds({"positive": positive, "reference": reference, "negative": negative})
-
-    def set_strengths(self, cfg: float, metadata_strength: float) -> None:
-        """λ and β."""
-        self.cfg, self.metadata_strength = cfg, metadata_strength
-
-    def predict_noise(self, x, timestep, model_options=None, seed=None):
-        model, options = self.inner_model, model_options or {}
-        requested, reference, negative = (self.conds.get(name) for name in ("positive", "reference", "negative"))
-        if self.metadata_strength in (0, 1) or self.cfg == 0:
-            text = reference if self.metadata_strength == 0 else requested
-            return comfy.samplers.sampling_function(
-                model, x, timestep, negative, text, self.cfg, model_options=options, seed=seed
-            )
-        if self.cfg == 1 and not options.get("disable_cfg1_optimization", False):
-            negative = None
-        out = comfy.samplers.calc_cond_batch(model, [negative, reference, requested], x, timestep, options)
-        conds, predictions = [requested, negative], [out[1] + self.metadata_strength * (out[2] - out[1]), out[0]]
-        for function in options.get("sampler_pre_cfg_function", []):
-            predictions = function(
-                {
-                    "conds": conds,
-                    "conds_out": predictions,
-                    "cond_scale": self.cfg,
-                    "timestep": timestep,
-                    "input": x,
-                    "sigma": timestep,
-                    "model": model,
-                    "model_options": options,
-                }
-            )
-        return comfy.samplers.cfg_function(
-            model, *predictions, self.cfg, x, timestep, model_options=options, cond=requested, uncond=negative
-        )

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 
 import comfy.conds
 import comfy.model_base
+import comfy.samplers
 import node_helpers
 import torch
 
-from . import hooks
+from ..host import hooks
+from .size_metadata import guided_by_metadata
 
 _PIXELS = 8  # per latent cell, for the size that ComfyUI passes when a conditioning sets none
 _SIZE, _CROP, _TARGET = ("height", "width"), ("crop_h", "crop_w"), ("target_height", "target_width")
@@ -180,3 +182,50 @@ _LAYOUTS = {
     comfy.model_base.PixArt: _pixart,
     comfy.model_base.HunyuanDiT: _hunyuan_dit,
 }
+
+
+class MetadataGuider(comfy.samplers.CFGGuider):
+    """Guidance by text with strength λ (``cfg``) and by metadata with relative strength β.
+
+    λ (β e(s, c) + (1 - β) e(s, r)) + (1 - λ) e(0, r): s the text, c the metadata requested, r the reference metadata.
+    That is CFG with the condition e(s, r) + β (e(s, c) - e(s, r)), so that CFG patches on the MODEL see the guidance
+    whole and nothing jumps at β = 0 or β = 1: there it is ComfyUI's own CFG against e(0, r), bit for bit, at its two
+    evaluations. Without patches it is DualCFGGuider with cfg_conds = λβ and cfg_cond2_negative = λ.
+    """
+
+    def set_conds(self, positive: list, reference: list, negative: list) -> None:
+        """(s, c), (s, r) and (0, r)."""
+        self.inner_set_conds({"positive": positive, "reference": reference, "negative": negative})
+
+    def set_strengths(self, cfg: float, metadata_strength: float) -> None:
+        """λ and β."""
+        self.cfg, self.metadata_strength = cfg, metadata_strength
+
+    def predict_noise(self, x, timestep, model_options=None, seed=None):
+        model, options = self.inner_model, model_options or {}
+        requested, reference, negative = (self.conds.get(name) for name in ("positive", "reference", "negative"))
+        if self.metadata_strength in (0, 1) or self.cfg == 0:
+            text = reference if self.metadata_strength == 0 else requested
+            return comfy.samplers.sampling_function(
+                model, x, timestep, negative, text, self.cfg, model_options=options, seed=seed
+            )
+        if self.cfg == 1 and not options.get("disable_cfg1_optimization", False):
+            negative = None
+        out = comfy.samplers.calc_cond_batch(model, [negative, reference, requested], x, timestep, options)
+        conds, predictions = [requested, negative], [guided_by_metadata(out[2], out[1], self.metadata_strength), out[0]]
+        for function in options.get("sampler_pre_cfg_function", []):
+            predictions = function(
+                {
+                    "conds": conds,
+                    "conds_out": predictions,
+                    "cond_scale": self.cfg,
+                    "timestep": timestep,
+                    "input": x,
+                    "sigma": timestep,
+                    "model": model,
+                    "model_options": options,
+                }
+            )
+        return comfy.samplers.cfg_function(
+            model, *predictions, self.cfg, x, timestep, model_options=options, cond=requested, uncond=negative
+        )

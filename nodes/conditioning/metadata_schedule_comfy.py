@@ -7,7 +7,6 @@ start from there, in whatever order they were put on it.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,7 +15,7 @@ import comfy.conds
 import torch
 from comfy.patcher_extension import WrappersMP
 
-from . import metadata_conditioning, sampling
+from . import metadata_schedule, noise_rescale_comfy, size_metadata_comfy
 
 _KEY = "glassbox_metadata"
 
@@ -59,14 +58,14 @@ def gated(patcher, schedule: Schedule, inside: bool):
     requested values.
     Raises ValueError when the model takes no metadata, or has no such embedding (PixArt, HunyuanDiT) for ``inside``.
     """
-    layout = metadata_conditioning.layout_of(patcher)
+    layout = size_metadata_comfy.layout_of(patcher)
     if inside and not hasattr(patcher.model.diffusion_model, "label_emb"):
         raise ValueError(f"{layout.model} has no embedding that mode 'embedding' could move: choose mode 'value'.")
     before = patcher.get_attachment(_KEY) or _Gates()
     added = ((), (schedule,)) if inside else ((schedule,), ())
     gates = _Gates(before.outside + added[0], before.inside + added[1])
     clone = patcher.clone()
-    metadata_conditioning.annotate(clone)
+    size_metadata_comfy.annotate(clone)
     clone.set_attachments(_KEY, gates)
     _wrap(clone, WrappersMP.CALC_COND_BATCH, _gating(layout, gates))
     if gates.inside:
@@ -86,7 +85,7 @@ def _wrap(patcher, kind: str, wrapper: Callable) -> None:
     patcher.add_wrapper_with_key(kind, _KEY, wrapper)
 
 
-def _gating(layout: metadata_conditioning.Layout, gates: _Gates):
+def _gating(layout: size_metadata_comfy.Layout, gates: _Gates):
     choices = _choices(gates.inside)
 
     def wrapper(executor, model, conds, x_in, timestep, model_options):
@@ -105,7 +104,10 @@ def _gating(layout: metadata_conditioning.Layout, gates: _Gates):
             return changed
 
         if moving:
-            weights = {name: [_choice_weight(closed, gammas) for gammas in inside] for name, closed in choices.items()}
+            weights = {
+                name: [metadata_schedule.choice_weight(closed, gammas) for gammas in inside]
+                for name, closed in choices.items()
+            }
             options = {**model_options.get("transformer_options", {}), _KEY: weights}
             model_options = {**model_options, "transformer_options": options}
         if moving or any(weight != 1 for weights in outside for weight in weights):
@@ -125,14 +127,6 @@ def _choices(schedules: Sequence[Schedule]) -> dict[str, tuple[bool, ...]]:
     """
     every = itertools.product((False, True), repeat=len(schedules))
     return {f"{_KEY}_{number}": closed for number, closed in enumerate(every) if any(closed)}
-
-
-def _choice_weight(closed: Sequence[bool], gammas: Sequence[float]) -> float:
-    """The weight of a choice in the embedding: 1 - gamma of one gate, products of these for several.
-
-    With that of no closed gate the weights add up to 1: however many gates are shut, the reference alone remains.
-    """
-    return math.prod(1 - gamma if shut else gamma for shut, gamma in zip(closed, gammas, strict=True))
 
 
 def _moving_embedding(
@@ -170,7 +164,7 @@ def _metadata(stock, schedules: Sequence[Schedule], weights: Sequence[float], va
     return values
 
 
-def _encoded(layout: metadata_conditioning.Layout, model, stock, rows: Rows) -> comfy.conds.CONDRegular:
+def _encoded(layout: size_metadata_comfy.Layout, model, stock, rows: Rows) -> comfy.conds.CONDRegular:
     """The encoded metadata of a conditioning with other values; itself where they are its own."""
     metadata: Any = getattr(stock, "size_metadata", None)
     changed = [frozenset(name for name, value in values.items() if value != metadata.values[name]) for values in rows]
@@ -191,4 +185,4 @@ def _noise_fractions(model, timestep: torch.Tensor) -> list[float]:
     """The fraction u of noise of each image (training mixes noise levels in a batch); one where all are alike."""
     sigmas = timestep.flatten().tolist()
     sigmas = sigmas[:1] if len(set(sigmas)) == 1 else sigmas
-    return [sampling.noise_fraction(model.model_sampling, sigma) for sigma in sigmas]
+    return [noise_rescale_comfy.noise_fraction(model.model_sampling, sigma) for sigma in sigmas]

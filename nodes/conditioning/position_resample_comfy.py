@@ -14,7 +14,8 @@ from comfy.ldm.flux.layers import EmbedND
 from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from comfy.patcher_extension import WrappersMP
 
-from .. import hooks, sampling
+from ..host import hooks
+from . import noise_rescale_comfy
 
 _TABLE = comfy.ldm.modules.diffusionmodules.mmdit.MMDiT
 _OBJECT = "diffusion_model.cropped_pos_embed"
@@ -147,7 +148,7 @@ def rotated(patcher, rotate: Rotate):
     pixels = getattr(patcher.get_model_object("latent_format"), "spacial_downscale_ratio", 8)
 
     def call(executor, model, conds, x_in, timestep, model_options):
-        noise = sampling.noise_fraction(model.model_sampling, float(timestep.max()))
+        noise = noise_rescale_comfy.noise_fraction(model.model_sampling, float(timestep.max()))
         sides = [side * pixels for side in x_in.shape[-2:]]
 
         def replaced(module, args, output):
