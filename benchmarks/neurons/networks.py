@@ -92,7 +92,9 @@ def blocked_after(case: Case, steps: int, noise: torch.Tensor, neurons) -> Case:
 def at_first_step(case: Case, work):
     """What ``work(predict)`` gives at the official first step."""
     with torch.inference_mode():
-        return host.pack("nodes.host.first_step").at_first_step(case.model, case.conditioning, case.shape, 961, work)
+        return host.pack("nodes.neurons.first_step_comfy").at_first_step(
+            case.model, case.conditioning, case.shape, 961, work
+        )
 
 
 def demo(seeds: int, names: int) -> Iterator[Case]:
@@ -100,7 +102,7 @@ def demo(seeds: int, names: int) -> Iterator[Case]:
     from studies.neurons.world import World
 
     world = World(seeds, 24)
-    pack, values = host.pack("nodes.neurons.neuron_layers"), host.pack("nodes.host.first_step")
+    pack, values = host.pack("nodes.neurons.neuron_layers"), host.pack("nodes.neurons.first_step_comfy")
     measure = host.pack("nodes.neurons.neuron_statistics").mean_activations
     normal = [score for score, _ in world.scores(world.ordinary)]
     threshold = host.pack("nodes.neurons.score_threshold").calibrate(normal).value

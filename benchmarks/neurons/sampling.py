@@ -37,7 +37,9 @@ def mask(quick: bool) -> dict[str, dict]:
     pack = host.pack("nodes.neurons.mask")
     scales = pack.uniform_scales((layer.path, index) for layer in case.layers for index in range(4))
     factors = pack.channel_factors(pack.NeuronMask(scales), case.layers)
-    masked = host.pack("nodes.host.patches.neuron_factors").with_scaled(case.model, factors, (float("inf"), 0.0), False)
+    masked = host.pack("nodes.neurons.neuron_factors_comfy").with_scaled(
+        case.model, factors, (float("inf"), 0.0), False
+    )
     ratios = []
     with torch.inference_mode():
         for model in (case.model, masked):

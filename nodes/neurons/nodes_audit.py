@@ -9,13 +9,13 @@ import torch
 from comfy_api.latest import io
 
 from ..host.evaluate import sample_images
-from ..host.first_step import embedding, latent_shape, refuse_flow
 from ..host.folders import resolve_optional_file
 from ..host.image_output import new_figure, to_image
 from ..host.progress import Progress, with_progress
 from ..host.prompt_alignment import own_embedder
 from ..host.schema import schema
 from . import nemo_inputs
+from .first_step_comfy import embedding, latent_shape, refuse_flow
 from .mask import CAVEATS
 
 if TYPE_CHECKING:
@@ -180,11 +180,10 @@ class MemorizationAudit(io.ComfyNode):
         clip_vision=None,
         clip=None,
     ) -> io.NodeOutput:
-        from ..host.training import embedding_session
-        from . import audit, image_similarity, neuron_figures, neuron_reports
+        from . import audit, embedding_session_comfy, image_similarity, neuron_figures, neuron_reports
 
         refuse_flow(model)
-        embedding_session.refuse_ranges(positive)
+        embedding_session_comfy.refuse_ranges(positive)
         name, embed = image_embedding(similarity, sscd_file, clip_vision, clip)
         threshold = _threshold(replication_threshold, name, embed, image, untouched_images, other_images)
         settings = audit.AttackSettings(steps, learning_rate, noise_samples, seed)
@@ -204,7 +203,7 @@ class MemorizationAudit(io.ComfyNode):
         for step in ("after", "control"):
             if targets[step] is not None:
                 latent = vae.encode(targets[step][:1, ..., :3])
-                attacked, losses[step] = embedding_session.run(model, latent, positive[:1], attack, seed)
+                attacked, losses[step] = embedding_session_comfy.run(model, latent, positive[:1], attack, seed)
                 images[step] = generate([[attacked.to(start), dict(positive[0][1])]])
         similarities = {
             step: image_similarity.compare_to_reference(batch, targets[step], embed, with_progress)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import torch
 from comfy_api.latest import io
 
-from ..host.first_step import embedding, latent_shape, probe_outputs, value_outputs
 from ..host.progress import with_progress
 from ..host.schema import NeuronMask as MaskSocket
 from ..host.schema import schema
 from ..host.text_encoding import encode
 from . import nemo_inputs, neuron_statistics
+from .first_step_comfy import embedding, latent_shape, probe_outputs, value_outputs
 from .mask import NeuronMask, SearchRecord, uniform_scales
 from .nemo_inputs import parse_prompts
 from .neuron_layers import NeuronLayer, NeuronType, neuron_layers, select_layers

@@ -12,7 +12,6 @@ from comfy_api.latest import io
 from ..common.atomic_write import atomic_write
 from ..host import folders
 from ..host.evaluate import sample_images
-from ..host.first_step import at_first_step, embedding, is_flow, latent_shape, probe_outputs, refuse_unscored
 from ..host.folders import input_stamp, resolve_optional_file
 from ..host.image_output import new_figure, to_image
 from ..host.progress import Stopped, with_progress
@@ -21,6 +20,7 @@ from ..host.schema import schema
 from ..host.text_encoding import chunks, encode
 from . import nemo_inputs
 from .detectors import BRIGHT_ENDING_CFG, Detectors, local_norm, score_with_detectors
+from .first_step_comfy import at_first_step, embedding, is_flow, latent_shape, probe_outputs, refuse_unscored
 from .memorization_score import PromptScore
 from .nemo_inputs import FirstStepInputs, collect_prompts
 from .neuron_layers import BlockPart, NeuronType, all_layers, has_value_layers, neuron_layers, value_layers
@@ -466,7 +466,7 @@ def _with_bright_ending(
     model, clip, text: str, negative: list, noise: torch.Tensor, score: PromptScore, steps: int
 ) -> PromptScore:
     """The score with Bright Ending: the attention to the end token in the last step, and the norm where it is."""
-    from ..host.end_attention import sample_with_attention
+    from .end_attention_comfy import sample_with_attention
 
     tokens, positive = encode(clip, text)
     first = chunks(clip, tokens, tuple(embedding(positive).shape))[0]

@@ -9,16 +9,16 @@ from comfy_api.latest import io
 
 from ..common.atomic_write import atomic_write
 from ..host import folders, prompt_alignment
-from ..host.first_step import probe_outputs
 from ..host.folders import input_stamp, resolve_input_file
 from ..host.image_output import new_figure, to_compare, to_image
-from ..host.patches.neuron_factors import bake_factors
 from ..host.progress import interruptible, with_progress
 from ..host.schema import NeuronMask as Socket
 from ..host.schema import schema
 from . import mask_operations, nemo_inputs
+from .first_step_comfy import probe_outputs
 from .mask import CAVEATS, channel_factors, union
 from .mask_operations import MaskOperation
+from .neuron_factors_comfy import bake_factors
 from .neuron_layers import all_layers
 from .neuron_statistics import fingerprint, same_model
 from .nodes_audit import Similarity, image_embedding

@@ -8,7 +8,6 @@ import torch
 from comfy_api.latest import io
 
 from ..host.evaluate import sample_latents
-from ..host.first_step import embedding, latent_shape, refuse_flow
 from ..host.hooks import refuse_compiled
 from ..host.image_output import new_figure, to_image
 from ..host.progress import Progress
@@ -16,6 +15,7 @@ from ..host.schema import schema
 from ..host.text_encoding import chunks, encode
 from ..host.text_encoding import known_words as vocabulary
 from . import nemo_inputs
+from .first_step_comfy import embedding, latent_shape, refuse_flow
 from .memorization_score import OFFICIAL_TIMESTEP, seeded_noise
 from .neuron_layers import value_layers
 
@@ -62,7 +62,7 @@ class AttentionScaling(io.ComfyNode):
 
     @classmethod
     def execute(cls, model, clip, prompt, scale, mask_padding) -> io.NodeOutput:
-        from ..host.patches.attention_scaling import with_attention
+        from .attention_scaling_comfy import with_attention
 
         refuse_compiled(model)
         tokens, conditioning = encode(clip, prompt)
@@ -136,11 +136,11 @@ class EmbeddingAdjustment(io.ComfyNode):
     def execute(
         cls, model, positive, negative, target_norm, steps, learning_rate, noise_samples, seed, width, height
     ) -> io.NodeOutput:
-        from ..host.training import embedding_session
+        from . import embedding_session_comfy
         from .mitigations import adjust_embedding
 
         refuse_flow(model)
-        embedding_session.refuse_ranges(positive)
+        embedding_session_comfy.refuse_ranges(positive)
         shape = latent_shape(model, width, height)
         noise = seeded_noise(shape, noise_samples, seed)
         bar = Progress(steps)
@@ -158,7 +158,7 @@ class EmbeddingAdjustment(io.ComfyNode):
             return adjust_embedding(start, text_norm, steps, learning_rate, target_norm, bar.show)
 
         blank = torch.zeros(1, *shape)
-        adjusted, norms = embedding_session.run(model, blank, positive[:1], work, seed, more=[(blank, negative)])
+        adjusted, norms = embedding_session_comfy.run(model, blank, positive[:1], work, seed, more=[(blank, negative)])
         conditioning = [[adjusted.to(embedding(positive)), dict(positive[0][1])], *positive[1:]]
         end = "reached" if norms[-1] <= target_norm else "not reached: use more steps"
         values = ", ".join(f"{value:.3f}" for value in norms)
@@ -374,13 +374,13 @@ class AdversarialUnlearning(io.ComfyNode):
         seed,
         gradient_checkpointing,
     ) -> io.NodeOutput:
-        from ..host.training import adapters, embedding_session
-        from . import neuron_figures, unlearning
+        from ..host.training import adapters
+        from . import embedding_session_comfy, neuron_figures, unlearning
         from .audit import AttackSettings
 
         refuse_flow(model)
         refuse_compiled(model)
-        embedding_session.refuse_ranges(positive)
+        embedding_session_comfy.refuse_ranges(positive)
         ordinary = nemo_inputs.collect_prompts(prompts, least=1)
         latent, others = vae.encode(image[:1, ..., :3]), vae.encode(surrogates[..., :3])
         if latent.shape[1:] != others.shape[1:]:
@@ -420,7 +420,7 @@ class AdversarialUnlearning(io.ComfyNode):
                 lambda done: bar.show(len(ordinary) + done),
             )
 
-        losses = embedding_session.run(
+        losses = embedding_session_comfy.run(
             model,
             latent,
             positive[:1],

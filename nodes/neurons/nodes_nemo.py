@@ -15,20 +15,20 @@ from comfy_api.latest import io
 
 from ..host import folders
 from ..host.evaluate import sigmas_of
-from ..host.first_step import at_first_step, embedding, latent_shape, probe_outputs, value_outputs
 from ..host.hooks import refuse_compiled
 from ..host.image_output import new_figure, to_image
-from ..host.patches.neuron_factors import with_scaled, with_scaled_by_prompt
 from ..host.progress import Progress, Stopped, with_progress
 from ..host.schema import NeuronMask as MaskSocket
 from ..host.schema import NeuronStatistics as StatisticsSocket
 from ..host.schema import schema
 from ..host.text_encoding import encode
 from . import nemo_inputs
+from .first_step_comfy import at_first_step, embedding, latent_shape, probe_outputs, value_outputs
 from .mask import CAVEATS, NeuronMask, channel_factors, mask_from_search, merge_masks
 from .memorization_score import score_prompt
 from .nemo_inputs import FirstStepInputs, collect_prompts
 from .nemo_search import Criterion, Evaluator, Neurons, SearchResult, SearchSettings, search, selection_schedule
+from .neuron_factors_comfy import with_scaled, with_scaled_by_prompt
 from .neuron_layers import NeuronType, all_layers, neuron_layers, select_layers
 from .nodes_statistics import hidden_moments
 from .scan_file import Pace, ScanFile

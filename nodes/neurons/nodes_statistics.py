@@ -11,13 +11,13 @@ import torch
 from comfy_api.latest import io
 
 from ..host import folders
-from ..host.first_step import embedding, hidden_units, latent_shape, probe_outputs, value_outputs
 from ..host.folders import input_stamp, resolve_input_file, resolve_optional_file
 from ..host.progress import Stopped, with_progress
 from ..host.schema import NeuronStatistics as Socket
 from ..host.schema import schema
 from ..host.text_encoding import encode
 from . import nemo_inputs, neuron_statistics
+from .first_step_comfy import embedding, hidden_units, latent_shape, probe_outputs, value_outputs
 from .memorization_score import OFFICIAL_TIMESTEP, seeded_noise
 from .nemo_inputs import collect_prompts
 from .neuron_layers import NeuronLayer, NeuronType, all_layers, neuron_layers, select_layers

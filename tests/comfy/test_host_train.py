@@ -250,7 +250,7 @@ def test_clones_of_a_training_are_gone_after_it(train, comfy, demo, images, capt
         return made
 
     monkeypatch.setattr(train.comfy.model_patcher.ModelPatcher, "clone", recorded)
-    session_of = comfy.module("nodes.host.training.embedding_session")
+    session_of = comfy.module("nodes.neurons.embedding_session_comfy")
     gc.collect()
     gc.disable()
     try:

@@ -239,7 +239,9 @@ def test_report_names_the_metadata_of_every_step(comfy, model, scheduled):
         sample(guider(gated, prompt("sdxl", **SIZE), prompt("sdxl", **SIZE), 1.0), SIGMAS)
     lines = text.splitlines()[2:]
     assert len(lines) == len(seen) == 3
-    metadata, evaluate = (comfy.module(f"nodes.{name}") for name in ("conditioning.size_metadata_comfy", "host.evaluate"))
+    metadata, evaluate = (
+        comfy.module(f"nodes.{name}") for name in ("conditioning.size_metadata_comfy", "host.evaluate")
+    )
     layout = metadata.layout_of(model)
     for line, call, sigma in zip(lines, seen, SIGMAS[:-1], strict=True):
         width, height = (float(part) for part in line.split("original ")[1].split(",")[0].split(" x "))

@@ -21,7 +21,7 @@ def test_attention_and_differences_are_those_of_a_plain_run(comfy):
     model, clip, _ = reduced.checkpoint("sd15")
     positive, negative = (comfy.run("CLIPTextEncode", clip=clip, text=text)[0] for text in ("a red hat", ""))
     noise = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(1))
-    sample = comfy.module("nodes.host.end_attention").sample_with_attention
+    sample = comfy.module("nodes.neurons.end_attention_comfy").sample_with_attention
     found, attention = sample(model, positive, negative, noise, 3, 7.5, ATTENTIONS, END)
     assert found.shape == (3, 2, 4, 8, 8) and attention.shape == (2, 8, 8) and hooks_left(model) == 0
 

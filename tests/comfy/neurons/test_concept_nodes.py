@@ -74,7 +74,7 @@ def test_planted_neurons_are_found_and_swapped_prompts_find_none(comfy, demo):
 def test_effects_of_hidden_units_are_those_of_recorded_activations(comfy, demo):
     """Against activations that a hook records in the same predictions, in float64."""
     model, clip = demo
-    first_step, scores = (comfy.module(f"nodes.{name}") for name in ("host.first_step", "neurons.memorization_score"))
+    first_step, scores = (comfy.module(f"nodes.neurons.{name}") for name in ("first_step_comfy", "memorization_score"))
     seen = []
     module = model.model.diffusion_model.get_submodule(HIDDEN)
     texts = WITHOUT.splitlines()

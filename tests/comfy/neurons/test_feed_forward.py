@@ -122,7 +122,7 @@ def test_statistics_are_those_of_what_the_layer_reads(comfy, models):
 def test_a_flow_model_is_scored_searched_and_masked(comfy, architecture):
     """The score's noise difference is the negative image that the network sees in pure noise."""
     patcher, clip, _ = reduced.checkpoint(architecture)
-    score, step = comfy.module("nodes.neurons.memorization_score"), comfy.module("nodes.host.first_step")
+    score, step = comfy.module("nodes.neurons.memorization_score"), comfy.module("nodes.neurons.first_step_comfy")
     shape = step.latent_shape(patcher, 64, 64)
     noise, seen = score.seeded_noise(shape, 2, 1), []
     (conditioning,) = comfy.run("CLIPTextEncode", clip=clip, text="a red hat")

@@ -15,7 +15,7 @@ def demo(comfy):
 def predicted(comfy, demo, noise, factors):
     model, conditioning = demo
     with torch.inference_mode():
-        first_step = comfy.module("nodes.host.first_step")
+        first_step = comfy.module("nodes.neurons.first_step_comfy")
         return first_step.at_first_step(
             model, conditioning, SHAPE, 961, lambda predict: predict(noise, factors), len(noise)
         )

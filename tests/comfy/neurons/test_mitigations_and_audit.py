@@ -71,7 +71,7 @@ def test_attention_scaling_hides_the_padding_and_scales_the_first_logit(world):
     context = torch.randn(1, 77, 128, generator=generator)
     x = torch.randn(1, 16, module.to_q.in_features, generator=generator)
     real = next(i for i, (t, _) in enumerate(world.clip.tokenize(PROMPT)["l"][0]) if t == 49407) + 1
-    pack = world.comfy.module("nodes.host.patches.attention_scaling")
+    pack = world.comfy.module("nodes.neurons.attention_scaling_comfy")
     hidden = torch.arange(77) >= real
     with torch.inference_mode():
         with pack._changed(world.model.model.diffusion_model, [path], 1.25, hidden, torch.tensor([True])):
@@ -92,7 +92,7 @@ def test_attention_scaling_beside_a_longer_negative_prompt(world):
     network = world.model.model.diffusion_model
     module, hidden = network.get_submodule(path), torch.arange(77) >= 6
     context, x = torch.randn(1, 77, 128), torch.randn(1, 16, module.to_q.in_features)
-    pack = world.comfy.module("nodes.host.patches.attention_scaling")
+    pack = world.comfy.module("nodes.neurons.attention_scaling_comfy")
     with torch.inference_mode(), pack._changed(network, [path], 1.25, hidden, torch.tensor([True])):
         once, twice = module(x, context=context), module(x, context=context.repeat(1, 2, 1))
     assert torch.allclose(once, twice, atol=1e-5)
@@ -262,7 +262,7 @@ def test_unlearning_is_repeated_by_its_seed_and_by_checkpointing(world):
 
 def test_the_ordinary_target_is_the_model_without_the_lora(world):
     """In the first step the LoRA is nothing yet, so ordinary prompts differ by nothing; later they do."""
-    session = world.comfy.module("nodes.host.training.embedding_session")
+    session = world.comfy.module("nodes.neurons.embedding_session_comfy")
     seen = []
 
     def work(s):

@@ -19,7 +19,9 @@ def sd15(comfy):
 
 def at_first_step(comfy, sd15, work, model=None):
     with torch.inference_mode():
-        return comfy.module("nodes.host.first_step").at_first_step(model or sd15[0], sd15[1], SHAPE, 961, work, 3)
+        return comfy.module("nodes.neurons.first_step_comfy").at_first_step(
+            model or sd15[0], sd15[1], SHAPE, 961, work, 3
+        )
 
 
 def silenced(sd15, rows, **neurons):
@@ -107,7 +109,7 @@ def test_transformers_are_replayed(comfy, architecture):
     model, clip, _ = reduced.checkpoint(architecture)
     layers = comfy.module("nodes.neurons.neuron_layers").feed_forward_layers(model.model.diffusion_model)
     first_step, positive = (
-        comfy.module("nodes.host.first_step"),
+        comfy.module("nodes.neurons.first_step_comfy"),
         comfy.run("CLIPTextEncode", clip=clip, text="a hat")[0],
     )
     shape = first_step.latent_shape(model, 64, 64)
@@ -171,7 +173,7 @@ class Wrapping(torch.nn.Module):
 
 def test_a_changed_stage_whose_output_is_no_tensor_ends_the_replay(comfy):
     network, noise = Stages(), torch.randn(2, 1, 1, 1, generator=torch.Generator().manual_seed(4))
-    replay, found = comfy.module("nodes.host.replay").Replay(network), []
+    replay, found = comfy.module("nodes.neurons.replay").Replay(network), []
     replay.trusted = True  # else the comparison with a whole evaluation would find it
     for first, last in ((2.0, 5.0), (3.0, 5.0), (3.0, 7.0)):
         network.factors = {"blocks.0": torch.full((2, 1, 1, 1), first), "blocks.2": torch.full((2, 1, 1, 1), last)}

@@ -19,7 +19,7 @@ def demo(comfy):
 @pytest.fixture
 def failing(comfy, monkeypatch):
     """Makes the evaluation of prompts fail, by their number from 0, and counts those that are evaluated."""
-    first_step = comfy.module("nodes.host.first_step").at_first_step
+    first_step = comfy.module("nodes.neurons.first_step_comfy").at_first_step
     state = {"errors": {}, "count": 0}
 
     def evaluated(*args, **kwargs):

@@ -37,7 +37,7 @@ def test_a_search_on_sd15_is_the_official_procedure(comfy, case):
         return transcription(predict, layers, z, activations, noise, threshold), result
 
     with torch.inference_mode():
-        first_step = comfy.module("nodes.host.first_step")
+        first_step = comfy.module("nodes.neurons.first_step_comfy")
         (trace, initial, refined), result = first_step.at_first_step(model, positive, (4, 8, 8), 961, work)
     assert len(trace) == (STEPS if case == "converges" else 16)
     assert [(step.theta, step.k, step.listed, step.score) for step in result.trace] == trace

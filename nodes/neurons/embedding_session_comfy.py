@@ -11,8 +11,8 @@ import comfy.model_sampling
 import torch
 from comfy.patcher_extension import WrappersMP
 
-from ..quantized import WeightFunction
-from . import trainer
+from ..host.quantized import WeightFunction
+from ..host.training import trainer
 
 
 def with_embedding(patcher, current: Callable[[], torch.Tensor | None]):

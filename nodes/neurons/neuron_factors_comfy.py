@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from comfy.patcher_extension import WrappersMP
 from torch import nn
 
-from ..hooks import POSITIVE, Call, Receivers, forward_hooks, hook_calls
+from ..host.hooks import POSITIVE, Call, Receivers, forward_hooks, hook_calls
 
 #: Factor of each channel by dotted path of the layer: (channels,), or (rows, channels) for factors of each row.
 Factors = Mapping[str, torch.Tensor]

@@ -10,7 +10,7 @@ import torch
 from comfy.patcher_extension import WrappersMP
 from torch import nn
 
-from ..hooks import POSITIVE, RowRoles, refuse_compiled_runs
+from ..host.hooks import POSITIVE, RowRoles, refuse_compiled_runs
 
 
 def with_attention(patcher, paths: list[str], first_scale: float, hidden: torch.Tensor):

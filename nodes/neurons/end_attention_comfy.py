@@ -8,7 +8,7 @@ import comfy.sample
 import torch
 
 from ... import kernels
-from .hooks import Call, Receivers, hook_calls
+from ..host.hooks import Call, Receivers, hook_calls
 
 
 def sample_with_attention(

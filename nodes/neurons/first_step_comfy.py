@@ -15,8 +15,8 @@ import comfy.model_sampling
 import comfy.samplers
 import torch
 
-from .hooks import forward_hooks, refuse_compiled
-from .patches.neuron_factors import Factors, scaled
+from ..host.hooks import forward_hooks, refuse_compiled
+from .neuron_factors_comfy import Factors, scaled
 
 Result = TypeVar("Result")
 
