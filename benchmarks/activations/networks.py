@@ -45,7 +45,10 @@ class Bench:
 
     def __init__(self, name: str, side: int | None = None):
         kind, blueprint, changes, full = NETWORKS[name]
-        self.config = config = {**host.pack("nodes.host.meta_networks").ARCHITECTURES[blueprint], **changes}
+        self.config = config = {
+            **host.pack("nodes.activations.meta_networks_comfy").ARCHITECTURES[blueprint],
+            **changes,
+        }
         self.model = _model(kind, config)
         self.side = side or (full if torch.cuda.is_available() else CPU_SIDE)
         generator = torch.Generator().manual_seed(SEED)

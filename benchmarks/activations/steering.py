@@ -47,7 +47,7 @@ def measure(quick: bool) -> dict[str, dict]:
     """Added operations and bytes over those of the evaluation, for one ID and for the output of every transformer."""
     numbers = {}
     for name, blueprint, side in NETWORKS[: 1 if quick else None]:
-        meta = host.pack("nodes.host.meta_networks")
+        meta = host.pack("nodes.activations.meta_networks_comfy")
         network, config = meta.network("architecture", blueprint).half(), meta.ARCHITECTURES[blueprint]
         operations, plain = count(network, config, side, [], None)
         catalog = host.pack("nodes.activations.catalog_unet").catalog(network)

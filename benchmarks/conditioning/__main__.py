@@ -30,7 +30,7 @@ _LEVEL = 1.6156  # a sigma at which the gate is half open
 
 
 def _sdxl() -> dict:
-    return host.pack("nodes.host.meta_networks").ARCHITECTURES["sdxl"]
+    return host.pack("nodes.activations.meta_networks_comfy").ARCHITECTURES["sdxl"]
 
 
 def count_operations() -> dict[str, dict]:

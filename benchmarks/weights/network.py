@@ -27,7 +27,7 @@ def sd15_layout():
 
 def sd15_unet() -> dict:
     """SD1.5's U-Net as ComfyUI describes it."""
-    return dict(host.pack("nodes.host.meta_networks").ARCHITECTURES["sd15"])
+    return dict(host.pack("nodes.activations.meta_networks_comfy").ARCHITECTURES["sd15"])
 
 
 def sd15_model(dtype: torch.dtype = torch.float16, filled: bool = False):

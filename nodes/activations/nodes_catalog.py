@@ -130,7 +130,6 @@ def network_outline(kind: str, name: str, further: Mapping[str, dict]) -> dict:
 
     See `meta_networks.network` for the arguments.
     """
-    from ..host import meta_networks
-    from . import catalog_table
+    from . import catalog_table, meta_networks_comfy
 
-    return catalog_table.outline(catalog(meta_networks.network(kind, name, further)))
+    return catalog_table.outline(catalog(meta_networks_comfy.network(kind, name, further)))

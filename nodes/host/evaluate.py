@@ -5,6 +5,8 @@ LoRAs, ControlNets, areas, hooks and SDXL's size metadata take part exactly as i
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import comfy.model_management
 import comfy.sample
 import comfy.samplers
@@ -41,6 +43,14 @@ def sigmas_of(patcher, start_percent: float, end_percent: float) -> tuple[float,
 def timestep_of(patcher, sigma: float) -> float:
     """The timestep that the network is given at a sigma: for SD1.5 and SDXL the integer timestep."""
     return float(patcher.get_model_object("model_sampling").timestep(torch.tensor(sigma)))
+
+
+@contextmanager
+def untouched():
+    """Give the global generators back as they were, whatever is seeded or drawn inside."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=list(devices)):
+        yield
 
 
 def noise_for(latent: torch.Tensor, seed: int) -> torch.Tensor:

@@ -8,9 +8,9 @@ from comfy_api.latest import io
 
 from ..host.image_output import new_figure, to_image
 from ..host.latent_shapes import matching_channels, view
-from ..host.noise_objects import TransformedNoise, latent_for_stock_noise
 from ..host.progress import nothing_to_show
 from ..host.schema import schema
+from .noise_objects_comfy import TransformedNoise, latent_for_stock_noise
 
 
 class CompositionNoise(io.ComfyNode):

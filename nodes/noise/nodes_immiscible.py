@@ -9,11 +9,11 @@ from comfy_api.latest import io
 
 from ..host.image_output import new_figure, to_image
 from ..host.latent_shapes import view
-from ..host.noise_objects import PairedNoise, SeededNoise
 from ..host.progress import interruptible, with_progress
 from ..host.schema import schema
 from .assignment import Cost, Grouping
 from .nearest import NearestForm
+from .noise_objects_comfy import PairedNoise, SeededNoise
 from .pairing import DrawnNoise, Pairing, PairingMode, PairingSettings, pair
 
 CATEGORY = "Glassbox/Noise"

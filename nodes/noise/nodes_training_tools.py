@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from comfy_api.latest import io
 
+from ..host.evaluate import untouched
 from ..host.image_output import new_figure, to_image
-from ..host.noise_objects import untouched
 from ..host.progress import Progress, check_stop, nothing_to_show, with_progress
 from ..host.schema import schema
 

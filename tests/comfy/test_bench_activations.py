@@ -59,7 +59,7 @@ def test_each_id_has_its_module_in_diffusers(comfy):
 
     from benchmarks.activations import by_diffusers
 
-    blueprints = comfy.module("nodes.host.meta_networks")
+    blueprints = comfy.module("nodes.activations.meta_networks_comfy")
     names = unet_to_diffusers(blueprints.ARCHITECTURES["sd15"])
     network = blueprints.network("architecture", "sd15")
     ids = [

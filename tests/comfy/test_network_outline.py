@@ -87,7 +87,7 @@ def test_before_a_run_a_files_header_tells_the_network(comfy, monkeypatch, tmp_p
     from comfy.ldm.flux.model import Flux
     from comfy.ops import disable_weight_init
 
-    blueprints = comfy.module("nodes.host.meta_networks")
+    blueprints = comfy.module("nodes.activations.meta_networks_comfy")
     if name == "flux":
         network = Flux(**newer.network(_FLUX), dtype=torch.float16, device="meta", operations=disable_weight_init)
     else:

@@ -13,7 +13,7 @@ import torch
 from comfy.weight_adapter import adapter_maps, adapters
 from torch import nn
 
-from ..noise_objects import untouched
+from ..evaluate import untouched
 
 ALGORITHMS = list(adapter_maps)
 NO_LORA = "[None]"

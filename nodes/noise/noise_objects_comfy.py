@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import contextmanager
 
 import comfy.model_sampling
 import comfy.sample
 import torch
 
-from .latent_shapes import LatentView, extended, join, split, view
-from .progress import stoppable
+from ..host.evaluate import untouched
+from ..host.latent_shapes import LatentView, extended, join, split, view
+from ..host.progress import stoppable
 
 # (the LATENT, the parts of its noise, numbers of noise samples -> their parts, seed) -> object with noise and moved
 Pair = Callable[[LatentView, list[torch.Tensor], Callable, int], object]
@@ -103,11 +103,3 @@ class PairedNoise:
     def _draw(self, latent: dict, numbers: list[int]) -> list[torch.Tensor]:
         with untouched():
             return split(self.inner.generate_noise(extended(latent, numbers)))
-
-
-@contextmanager
-def untouched():
-    """Give the global generators back as they were, whatever is seeded or drawn inside."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with torch.random.fork_rng(devices=list(devices)):
-        yield
