@@ -1,7 +1,7 @@
 """What all tests share: the pack and its launcher as packages, a real ComfyUI, and a browser.
 
 - `from glassbox.nodes.common import ...` works in every test: the pack under that name, without ComfyUI.
-- `comfy` is a ComfyUI inside the test's own process; `server` is one in a process of its own. A test requests one.
+- `app` is a ComfyUI inside the test's own process; `server` is one in a process of its own. A test requests one.
 - `from tools.launcher import ...`, `from studies...` and `from benchmarks...` reach those folders of the repository.
 """
 
@@ -37,7 +37,7 @@ def comfyui() -> Path:
 
 
 @pytest.fixture(scope="session")
-def comfy(comfyui, tmp_path_factory):
+def app(comfyui, tmp_path_factory):
     """ComfyUI in this process on the CPU, with the pack loaded as ComfyUI loads it; see `in_process.Comfy`."""
     from tools.launcher import in_process
 

@@ -6,7 +6,7 @@ import torch
 
 
 @pytest.fixture
-def tiny(comfy, monkeypatch):
+def tiny(app, monkeypatch):
     """The benchmark's modules with a tiny network."""
     from benchmarks.activations import networks, tapping
 
@@ -53,18 +53,18 @@ def test_every_number_is_there(tiny):
     assert all(number["value"] > 0 for number in numbers.values())
 
 
-def test_each_id_has_its_module_in_diffusers(comfy):
+def test_each_id_has_its_module_in_diffusers(app):
     """Every path is of a module whose weights ComfyUI itself knows by diffusers' names."""
     from comfy.utils import unet_to_diffusers
 
     from benchmarks.activations import by_diffusers
 
-    blueprints = comfy.module("nodes.activations.meta_networks_comfy")
+    blueprints = app.module("nodes.activations.meta_networks_comfy")
     names = unet_to_diffusers(blueprints.ARCHITECTURES["sd15"])
     network = blueprints.network("architecture", "sd15")
     ids = [
         entry.id
-        for entry in comfy.module("nodes.activations.catalog_unet").catalog(network)
+        for entry in app.module("nodes.activations.catalog_unet").catalog(network)
         if entry.kind not in ("map", "input") and not entry.members
     ]
     paths = [by_diffusers.module_of(id_) for id_ in ids]
@@ -165,7 +165,7 @@ def test_traffic_counts_what_is_read_and_written():
     assert traffic.elements == 2 * 6 and traffic.bytes == 2 * 3 * 6 * 2
 
 
-def test_steering_adds_less_than_a_percent(comfy):
+def test_steering_adds_less_than_a_percent(app):
     """Counted on SD1.5 at 512 pixels; all sixteen transformers together move a little more than a percent of bytes."""
     from benchmarks.activations import steering
 

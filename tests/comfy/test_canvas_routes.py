@@ -65,8 +65,8 @@ def test_the_setting_of_kernels(server):
     assert status == 400 and response["error"] == "There is no backend fast: choose one of auto, eager, triton, cuda."
 
 
-def test_the_setting_forces_a_backend(comfy):
-    setting, dispatch = comfy.module("nodes.host.routes"), comfy.module("kernels.dispatch")
+def test_the_setting_forces_a_backend(app):
+    setting, dispatch = app.module("nodes.host.routes"), app.module("kernels.dispatch")
     try:
         setting.choose("eager")
         assert dispatch.setting() == "eager"
@@ -75,8 +75,8 @@ def test_the_setting_forces_a_backend(comfy):
     assert dispatch._chosen is None
 
 
-def test_a_prompt_with_old_names_of_inputs_runs_with_the_new_ones(comfy, monkeypatch):
-    module = comfy.module("nodes.host.routes")
+def test_a_prompt_with_old_names_of_inputs_runs_with_the_new_ones(app, monkeypatch):
+    module = app.module("nodes.host.routes")
     handlers = []
     server = SimpleNamespace(on_prompt_handlers=handlers, add_on_prompt_handler=handlers.append)
     monkeypatch.setattr(module, "running_server", lambda: server)
@@ -91,8 +91,8 @@ def test_a_prompt_with_old_names_of_inputs_runs_with_the_new_ones(comfy, monkeyp
     assert renamed["prompt"]["2"]["inputs"] == {"position": 1} and renamed["client_id"] == "x"
 
 
-def test_renamed_inputs_have_todays_names(comfy):
-    renamed = comfy.module("nodes.host.routes").RENAMED
+def test_renamed_inputs_have_todays_names(app):
+    renamed = app.module("nodes.host.routes").RENAMED
     contract = json.loads((repository.ROOT / "tests" / "node_contract.json").read_text("utf-8"))
     for node_id, names in renamed.items():
         assert (

@@ -10,9 +10,9 @@ from tools.workflows import canvas
 
 
 @pytest.fixture
-def checkpoint_nodes(comfy):
+def checkpoint_nodes(app):
     """object_info of ComfyUI's own nodes in this process, as far as these workflows need it."""
-    return _Described(comfy.classes)
+    return _Described(app.classes)
 
 
 class _Described(dict):

@@ -32,7 +32,7 @@ _SEARCHED = {
 }
 
 
-def test_the_documents_are_up_to_date(comfy):
+def test_the_documents_are_up_to_date(app):
     from tools import docs_numbers
 
     assert docs_numbers.main(["--check"]) == 0, "run `python run.py study report`"

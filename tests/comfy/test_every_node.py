@@ -57,14 +57,14 @@ def test_every_node_but_experimental_ones_is_in_a_workflow(pack_info):
     assert sorted(proven - shown) == []
 
 
-def test_linked_inputs_are_no_files(comfy, pack_info):
+def test_linked_inputs_are_no_files(app, pack_info):
     """ComfyUI requests a fingerprint of the files that a node reads, with None for linked inputs.
 
     An error there would execute the node again at every run, with a warning in the log.
     """
     checked = 0
     for node_id in pack_info:
-        node = comfy.classes[node_id]
+        node = app.classes[node_id]
         schema = node.GET_SCHEMA()
         own = next(parent for parent in node.__mro__ if "fingerprint_inputs" in vars(parent))
         if own.__module__.startswith("comfy"):
@@ -90,43 +90,43 @@ def _wrong_values(io, field) -> list:
     return [1, "model", [1] if is_table else {"__value__": 1}]
 
 
-def test_inputs_outside_of_their_schema_are_named_before_execute(comfy, pack_info):
+def test_inputs_outside_of_their_schema_are_named_before_execute(app, pack_info):
     from comfy_api.latest import io
 
-    input_error = comfy.module("nodes.host.schema").InputError
+    input_error = app.module("nodes.host.schema").InputError
     tried = 0
     for node_id in pack_info:
-        node = comfy.classes[node_id]
+        node = app.classes[node_id]
         schema = node.GET_SCHEMA()
         for field in schema.inputs:
             for value in _wrong_values(io, field):
                 with pytest.raises(input_error, match=f"{field.id} ") as caught:
-                    comfy.run(node_id, **{field.id: [value] if schema.is_input_list else value})
+                    app.run(node_id, **{field.id: [value] if schema.is_input_list else value})
                 assert "\n" not in str(caught.value)
                 tried += 1
     assert tried > 500
 
 
-def test_defaults_are_within_their_schema(comfy, pack_info):
-    check = comfy.module("nodes.host.schema").check_inputs
+def test_defaults_are_within_their_schema(app, pack_info):
+    check = app.module("nodes.host.schema").check_inputs
     for node_id in pack_info:
-        schema = comfy.classes[node_id].GET_SCHEMA()
+        schema = app.classes[node_id].GET_SCHEMA()
         given = {field.id: field.default for field in schema.inputs if getattr(field, "default", None) is not None}
         check(schema, {name: [value] for name, value in given.items()} if schema.is_input_list else given)
 
 
-def test_an_empty_list_is_named(comfy, pack_info):
-    input_error = comfy.module("nodes.host.schema").InputError
-    schemas = [schema for node_id in pack_info if (schema := comfy.classes[node_id].GET_SCHEMA()).is_input_list]
+def test_an_empty_list_is_named(app, pack_info):
+    input_error = app.module("nodes.host.schema").InputError
+    schemas = [schema for node_id in pack_info if (schema := app.classes[node_id].GET_SCHEMA()).is_input_list]
     assert schemas
     for schema in schemas:
         name = schema.inputs[0].id
         with pytest.raises(input_error, match=f"{name} is an empty list"):
-            comfy.run(schema.node_id, **{name: []})
+            app.run(schema.node_id, **{name: []})
 
 
 @pytest.mark.parametrize("make", [torch.empty, np.empty], ids=["torch", "numpy"])
-def test_memory_that_is_not_there_gives_a_sentence(comfy, make):
+def test_memory_that_is_not_there_gives_a_sentence(app, make):
     from comfy_api.latest import io
 
     class Large(io.ComfyNode):
@@ -138,12 +138,12 @@ def test_memory_that_is_not_there_gives_a_sentence(comfy, make):
         def execute(cls):
             return make(1 << 46)  # more than a process can address
 
-    node = comfy.module("nodes.host.schema").with_checked_inputs(Large)
+    node = app.module("nodes.host.schema").with_checked_inputs(Large)
     with pytest.raises(MemoryError, match=r"^Large Node needs .* which the computer does not have: give it fewer"):
         node.execute()
 
 
-def test_other_errors_of_a_node_stay_as_they_are(comfy):
+def test_other_errors_of_a_node_stay_as_they_are(app):
     from comfy_api.latest import io
 
     class Full(io.ComfyNode):
@@ -156,4 +156,4 @@ def test_other_errors_of_a_node_stay_as_they_are(comfy):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 bytes.")
 
     with pytest.raises(torch.OutOfMemoryError):
-        comfy.module("nodes.host.schema").with_checked_inputs(Full).execute()
+        app.module("nodes.host.schema").with_checked_inputs(Full).execute()

@@ -7,22 +7,22 @@ import pytest
 
 
 @pytest.fixture
-def folders(comfy, monkeypatch, tmp_path):
+def folders(app, monkeypatch, tmp_path):
     """The pack's module, with an output and an input folder of the test's own."""
     import folder_paths
 
     for name in ("output", "input"):
         (tmp_path / name).mkdir()
         monkeypatch.setattr(folder_paths, f"get_{name}_directory", lambda name=name: str(tmp_path / name))
-    return comfy.module("nodes.host.folders")
+    return app.module("nodes.host.folders")
 
 
 @pytest.mark.parametrize(
     "node", ["NeuronStatistics", "MemorizationScore", "CalibrateThreshold", "LoadNeuronStatistics", "LoadNeuronMask"]
 )
-def test_a_changed_file_is_read_again(comfy, folders, tmp_path, node):
+def test_a_changed_file_is_read_again(app, folders, tmp_path, node):
     """Also one of a folder. Otherwise the queue would keep the result of an earlier file."""
-    fingerprint = comfy.classes[f"GBX_{node}"].fingerprint_inputs
+    fingerprint = app.classes[f"GBX_{node}"].fingerprint_inputs
     (name,) = {"file", "prompts_file"} & set(inspect.signature(fingerprint).parameters)
     one, folder = tmp_path / "input" / "one.txt", tmp_path / "input" / "many"
     folder.mkdir()

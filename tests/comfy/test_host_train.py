@@ -24,23 +24,23 @@ def management():
 
 
 @pytest.fixture(scope="module")
-def demo(comfy):
-    return comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
+def demo(app):
+    return app.run("GBX_LoadDemoModel", weights="avatars-v2")
 
 
 @pytest.fixture(scope="module")
-def captions(comfy, demo):
+def captions(app, demo):
     texts = ("portrait, red hair", "portrait, sunglasses, blue hoodie")
-    return [comfy.run("CLIPTextEncode", clip=demo[1], text=text)[0] for text in texts]
+    return [app.run("CLIPTextEncode", clip=demo[1], text=text)[0] for text in texts]
 
 
 @pytest.fixture(scope="module")
-def train(comfy):
-    return comfy.module("nodes.host.training.trainer")
+def train(app):
+    return app.module("nodes.host.training.trainer")
 
 
 @pytest.fixture(scope="module")
-def images(comfy):
+def images(app):
     with torch.inference_mode():
         return [gaussian(1, 24, 16, 16, seed=seed) for seed in (1, 2)]
 
@@ -99,10 +99,10 @@ def test_the_gradient_is_that_of_finite_differences(train, demo, images, caption
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_gradient_beside_a_controlnet(train, comfy, demo, images, captions, checkpointing):
+def test_the_gradient_beside_a_controlnet(train, app, demo, images, captions, checkpointing):
     """U-Nets add its outputs in place; the gradient is that of finite differences, to 1 % (0.03 % by steps of 1 %)."""
     factor, losses = leaf(), []
-    with_control = [tapping.controlled(comfy, demo[0], caption, 5e-3) for caption in captions]
+    with_control = [tapping.controlled(app, demo[0], caption, 5e-3) for caption in captions]
     gradient(train, demo[0], images, with_control, factor, scaled(factor), checkpointing=checkpointing)
     for step in (-0.01, 0.01):
         changed = leaf(1 + step)
@@ -113,10 +113,10 @@ def test_the_gradient_beside_a_controlnet(train, comfy, demo, images, captions, 
     assert float(factor.grad) != pytest.approx(float(plain.grad), rel=1e-3)  # else it took no part
 
 
-def test_tensors_that_are_changed_in_place_keep_their_gradients(comfy):
+def test_tensors_that_are_changed_in_place_keep_their_gradients(app):
     """Of sum_i (i x)^2 at x = 1, with half of the i x changed afterwards: memory is used again thousands of times."""
     draw, x = random.Random(0), torch.ones(1000, dtype=torch.float64, requires_grad=True)
-    with comfy.module("nodes.host.training.gradients").changes_allowed():
+    with app.module("nodes.host.training.gradients").changes_allowed():
         total, kept = 0.0, []
         for factor in range(1, 3001):
             kept.append(factor * x)
@@ -138,9 +138,9 @@ def test_checkpointing_changes_no_gradient(train, demo, images, captions, depth)
     assert not any("forward" in vars(module) for module in demo[0].model.modules())
 
 
-def test_checkpoints_lie_as_deep_as_requested(comfy, demo):
+def test_checkpoints_lie_as_deep_as_requested(app, demo):
     """Depth 1 checkpoints residual blocks and transformers, 2 what is in them; no module lies inside another one."""
-    blocks = comfy.module("nodes.host.training.gradients")._blocks
+    blocks = app.module("nodes.host.training.gradients")._blocks
     kinds = [{type(block).__name__ for block in blocks(demo[0].model.diffusion_model, depth)} for depth in (1, 2)]
     assert {"ResBlock", "SpatialTransformer"} <= kinds[0]
     assert "BasicTransformerBlock" in kinds[1] and not {"ResBlock", "SpatialTransformer"} & kinds[1]
@@ -181,8 +181,8 @@ def test_images_with_captions_of_their_own_share_an_evaluation(train, demo, imag
     assert not torch.allclose(both, swapped, atol=1e-3)
 
 
-def test_captions_that_cannot_share_an_evaluation(train, comfy, demo, images, captions):
-    area = comfy.run("ConditioningSetArea", conditioning=captions[0], width=64, height=64, x=0, y=0, strength=1.0)[0]
+def test_captions_that_cannot_share_an_evaluation(train, app, demo, images, captions):
+    area = app.run("ConditioningSetArea", conditioning=captions[0], width=64, height=64, x=0, y=0, strength=1.0)[0]
 
     def answers(session):
         with torch.no_grad():
@@ -193,18 +193,18 @@ def test_captions_that_cannot_share_an_evaluation(train, comfy, demo, images, ca
     assert torch.allclose(both[1:], second, atol=1e-4)
 
 
-def test_the_model_stays_as_it_was_also_with_a_lora_before_and_after(train, comfy, demo, images, captions):
+def test_the_model_stays_as_it_was_also_with_a_lora_before_and_after(train, app, demo, images, captions):
     lora = {
         f"{KEY.removesuffix('.weight')}.lora_{side}.weight": gaussian(*shape, seed=5) * 0.1
         for side, shape in (("up", (64, 2)), ("down", (2, 64)))
     }
-    with_lora = comfy.run("LoraModelLoader", model=demo[0], lora=lora, strength_model=1.0)[0]
+    with_lora = app.run("LoraModelLoader", model=demo[0], lora=lora, strength_model=1.0)[0]
 
     def generated(model):
         latent = {"samples": torch.zeros(1, 24, 16, 16)}
         how = {"seed": 3, "steps": 1, "cfg": 1.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
         positive, negative = captions
-        return comfy.run("KSampler", model=model, positive=positive, negative=negative, latent_image=latent, **how)[0][
+        return app.run("KSampler", model=model, positive=positive, negative=negative, latent_image=latent, **how)[0][
             "samples"
         ]
 
@@ -240,7 +240,7 @@ def test_comfyui_knows_of_the_gradients(train, demo, images, captions, monkeypat
     assert management.in_training is False
 
 
-def test_clones_of_a_training_are_gone_after_it(train, comfy, demo, images, captions, monkeypatch):
+def test_clones_of_a_training_are_gone_after_it(train, app, demo, images, captions, monkeypatch):
     """ComfyUI finds the MODEL behind a clone that goes, but not where clones go together, in a circle."""
     clones, clone = [], train.comfy.model_patcher.ModelPatcher.clone
 
@@ -250,7 +250,7 @@ def test_clones_of_a_training_are_gone_after_it(train, comfy, demo, images, capt
         return made
 
     monkeypatch.setattr(train.comfy.model_patcher.ModelPatcher, "clone", recorded)
-    session_of = comfy.module("nodes.neurons.embedding_session_comfy")
+    session_of = app.module("nodes.neurons.embedding_session_comfy")
     gc.collect()
     gc.disable()
     try:
@@ -268,7 +268,7 @@ def test_a_weight_that_is_not_there(train, demo, images, captions):
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("architecture", reduced.ARCHITECTURES)
-def test_a_step_on_each_architecture(train, comfy, architecture, checkpointing):
+def test_a_step_on_each_architecture(train, app, architecture, checkpointing):
     """Also where norms keep parameters that no weight function reaches (Flux)."""
     model, clip, _ = reduced.checkpoint(architecture)
     with torch.inference_mode():
@@ -283,7 +283,7 @@ def test_a_step_on_each_architecture(train, comfy, architecture, checkpointing):
     )
     channels = model.model.latent_format.latent_channels
     images = [gaussian(1, channels, 16, 16, seed=seed) for seed in (1, 2)]
-    captions = [comfy.run("CLIPTextEncode", clip=clip, text=text)[0] for text in ("a house", "two boats")]
+    captions = [app.run("CLIPTextEncode", clip=clip, text=text)[0] for text in ("a house", "two boats")]
     factor = leaf()
 
     def work(session):
@@ -311,13 +311,13 @@ def test_a_step_on_each_architecture(train, comfy, architecture, checkpointing):
     assert factor.grad.isfinite() and factor.grad != 0
 
 
-def test_kernels_without_gradients_are_refused_by_a_sentence(comfy, monkeypatch):
+def test_kernels_without_gradients_are_refused_by_a_sentence(app, monkeypatch):
     @torch.library.custom_op("glassbox_tests::doubled", mutates_args=())
     def doubled(x: torch.Tensor) -> torch.Tensor:
         return x * 2
 
     monkeypatch.delattr(management(), "in_training", raising=False)
-    gradients = comfy.module("nodes.host.training.gradients")
+    gradients = app.module("nodes.host.training.gradients")
     with pytest.raises(ValueError, match="update ComfyUI"), gradients.kernels_with_gradients():
         doubled(torch.ones(1, requires_grad=True)).sum().backward()
     with pytest.raises(RuntimeError, match="another"), gradients.kernels_with_gradients():

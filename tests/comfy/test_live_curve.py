@@ -6,8 +6,8 @@ import pytest
 
 
 @pytest.fixture
-def live(comfy):
-    return comfy.module("nodes.host.progress")
+def live(app):
+    return app.module("nodes.host.progress")
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def sent(live, monkeypatch):
 
 
 @pytest.fixture
-def running(comfy):
+def running(app):
     """A node that runs, made by the node 7 of the canvas."""
     from comfy_execution import progress, utils
     from comfy_execution.graph import DynamicPrompt

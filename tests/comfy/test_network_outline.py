@@ -28,27 +28,27 @@ _FLUX = {
 }
 
 
-def _payload(comfy, node_id: str, **inputs) -> dict:
+def _payload(app, node_id: str, **inputs) -> dict:
     """What a node hands to the canvas for its map."""
     with torch.inference_mode():
-        (outline,) = comfy.classes[node_id].EXECUTE_NORMALIZED(**inputs).ui["glassbox_network"]
+        (outline,) = app.classes[node_id].EXECUTE_NORMALIZED(**inputs).ui["glassbox_network"]
     return json.loads(json.dumps(outline))
 
 
-def _drawn(comfy, network) -> dict:
-    return comfy.module("nodes.activations.catalog_table").outline(
-        comfy.module("nodes.activations.catalog_unet").catalog(network)
+def _drawn(app, network) -> dict:
+    return app.module("nodes.activations.catalog_table").outline(
+        app.module("nodes.activations.catalog_unet").catalog(network)
     )
 
 
 @pytest.mark.parametrize("architecture", reduced.ARCHITECTURES)
-def test_after_a_run_it_is_the_model_on_the_wire(comfy, architecture):
+def test_after_a_run_it_is_the_model_on_the_wire(app, architecture):
     """Each box stands for what a tap of this MODEL reads, with its channels and size; a clone of it is drawn alike."""
-    world = tapping.World(comfy, *reduced.checkpoint(architecture))
+    world = tapping.World(app, *reduced.checkpoint(architecture))
     given = {"preset": "recommended", "ids": ""}
-    payload = _payload(comfy, "GBX_ActivationCatalog", model=world.model, width=128, height=128, **given)
-    clone = _payload(comfy, "GBX_ActivationCatalog", model=world.model.clone(), width=64, height=64, **given)
-    assert payload == clone == json.loads(json.dumps(_drawn(comfy, world.model.model.diffusion_model)))
+    payload = _payload(app, "GBX_ActivationCatalog", model=world.model, width=128, height=128, **given)
+    clone = _payload(app, "GBX_ActivationCatalog", model=world.model.clone(), width=64, height=64, **given)
+    assert payload == clone == json.loads(json.dumps(_drawn(app, world.model.model.diffusion_model)))
     tapped = world.tap("*", latent=world.latent(1), noise_unit="sigma", level=0.3)
     assert [id_ for id_, *_ in payload["activations"]] == list(tapped.tensors)
     for id_, channels, scale, _ in payload["activations"]:
@@ -81,13 +81,13 @@ def _header_only(path, tensors: dict) -> None:
         ("flux", "diffusion_models", ""),
     ],
 )
-def test_before_a_run_a_files_header_tells_the_network(comfy, monkeypatch, tmp_path, name, folder, prefix):
+def test_before_a_run_a_files_header_tells_the_network(app, monkeypatch, tmp_path, name, folder, prefix):
     """Headers of the real size: every name and shape of the architecture, without its numbers."""
     import folder_paths
     from comfy.ldm.flux.model import Flux
     from comfy.ops import disable_weight_init
 
-    blueprints = comfy.module("nodes.activations.meta_networks_comfy")
+    blueprints = app.module("nodes.activations.meta_networks_comfy")
     if name == "flux":
         network = Flux(**newer.network(_FLUX), dtype=torch.float16, device="meta", operations=disable_weight_init)
     else:
@@ -95,4 +95,4 @@ def test_before_a_run_a_files_header_tells_the_network(comfy, monkeypatch, tmp_p
     file = tmp_path / f"{name}.safetensors"
     _header_only(file, {prefix + key: tensor for key, tensor in network.state_dict().items()})
     monkeypatch.setattr(folder_paths, "get_full_path", lambda kind, wanted: str(file) if kind == folder else None)
-    assert _drawn(comfy, blueprints.network(folder, file.name)) == _drawn(comfy, network)
+    assert _drawn(app, blueprints.network(folder, file.name)) == _drawn(app, network)

@@ -13,8 +13,8 @@ _RENAMES = json.loads((repository.ROOT / "tests" / "data" / "renames.json").read
 _SEARCHED = {".py", ".js", ".json", ".md"}
 
 
-def test_the_committed_table_is_that_of_the_nodes(comfy, pack_info):
-    schemas = [comfy.classes[node_id].GET_SCHEMA() for node_id in pack_info]
+def test_the_committed_table_is_that_of_the_nodes(app, pack_info):
+    schemas = [app.classes[node_id].GET_SCHEMA() for node_id in pack_info]
     assert json.loads(node_contract.table(schemas)) == _CONTRACT, "run `python run.py study report`"
 
 

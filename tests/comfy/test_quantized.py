@@ -18,8 +18,8 @@ _CLOSE_IN_INT8 = 0.1
 
 
 @pytest.fixture(scope="module")
-def family(comfy, tmp_path_factory):
-    return weight_nodes.family(comfy, tmp_path_factory.getbasetemp())
+def family(app, tmp_path_factory):
+    return weight_nodes.family(app, tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(scope="module", params=quantized.KINDS)
@@ -43,47 +43,47 @@ def test_the_form_itself(family, models):
     assert close(family.sample(small, steps=2), family.sample(exact, steps=2), kind)
 
 
-def hooked(comfy, model, node):
+def hooked(app, model, node):
     """A MODEL with one of the nodes whose hooks act on the outputs of layers."""
     if node == "GBX_NemoNeuronMask":
-        mask = comfy.module("nodes.neurons.mask")
+        mask = app.module("nodes.neurons.mask")
         rows = ((f"{_LAYER}.to_v", index) for index in range(64))
         given = {"mask": mask.NeuronMask(mask.uniform_scales(rows)), "strength": 1.0}
         given |= {"start_percent": 0.0, "end_percent": 1.0, "apply_to": "positive"}
     else:
         given = {"preset": "custom_ids", "ids": "up-level1-*-res-out", "recorded_steps": "all", "rows": "both"}
         given |= {"pool_size": 1, "precision": "fp32"}
-    return comfy.run(node, model=model, **given)[0]
+    return app.run(node, model=model, **given)[0]
 
 
 @pytest.mark.parametrize("node", ["GBX_NemoNeuronMask", "GBX_ActivationRecorder"])
-def test_hooks_on_outputs_work_on_quantized_layers(comfy, family, models, node):
+def test_hooks_on_outputs_work_on_quantized_layers(app, family, models, node):
     kind, small, exact = models
-    found, expected = (family.sample(hooked(comfy, model, node), steps=2) for model in (small, exact))
+    found, expected = (family.sample(hooked(app, model, node), steps=2) for model in (small, exact))
     assert close(found, expected, kind)
     changed = not close(expected, family.sample(exact, steps=2))
     assert changed == (node == "GBX_NemoNeuronMask")
 
 
-def test_a_point_for_the_whole_run_is_what_load_lora_makes(comfy, family, models):
+def test_a_point_for_the_whole_run_is_what_load_lora_makes(app, family, models):
     _, small, _ = models
-    lora = comfy.run("GBX_W2WToLoRA", point=family.point, filename_prefix="loras/q", rank=0, file_format="kohya")[0]
-    (loaded,) = comfy.run("LoraModelLoader", model=small, lora=lora, strength_model=1.0)
+    lora = app.run("GBX_W2WToLoRA", point=family.point, filename_prefix="loras/q", rank=0, file_format="kohya")[0]
+    (loaded,) = app.run("LoraModelLoader", model=small, lora=lora, strength_model=1.0)
     found = family.sample(family.apply(family.point, small), steps=2)
     assert torch.equal(found, family.sample(loaded, steps=2))
     assert not torch.equal(found, family.sample(small, steps=2))
 
 
-def of_an_interval(comfy, family, model):
+def of_an_interval(app, family, model):
     return family.sample(family.apply(family.point, model, start_percent=0.0, end_percent=0.5), steps=2)
 
 
-def of_guidance(comfy, family, model):
+def of_guidance(app, family, model):
     given = {"point": family.point, "identity_strength": 1.0, "edit_strength": 0.0}
-    return family.sample(comfy.run("GBX_W2WGuidance", model=model, **given)[0], steps=2)
+    return family.sample(app.run("GBX_W2WGuidance", model=model, **given)[0], steps=2)
 
 
-def of_inversion(comfy, family, model):
+def of_inversion(app, family, model):
     choices = {
         "steps": 2,
         "learning_rate": 0.1,
@@ -97,51 +97,51 @@ def of_inversion(comfy, family, model):
     }
     latent = {"samples": torch.randn(1, 24, 8, 8, generator=members.generator(0))}
     given = {"model": model, "space": family.space, "latent": latent, "positive": family.positive}
-    return comfy.run("GBX_W2WInvert", **given, **choices)[0].coefficients
+    return app.run("GBX_W2WInvert", **given, **choices)[0].coefficients
 
 
 @pytest.mark.parametrize("make", [of_an_interval, of_guidance, of_inversion])
-def test_weight_functions_get_the_true_numbers_or_are_refused(comfy, family, models, make, monkeypatch):
+def test_weight_functions_get_the_true_numbers_or_are_refused(app, family, models, make, monkeypatch):
     from comfy.model_base import BaseModel
 
     kind, small, exact = models
     if kind != _REFUSED:
         sampled = "" if make is of_inversion else kind
-        assert close(make(comfy, family, small), make(comfy, family, exact), sampled)
+        assert close(make(app, family, small), make(app, family, exact), sampled)
         return
     monkeypatch.setattr(BaseModel, "_apply_model", None)  # nothing may be evaluated
     with pytest.raises(ValueError, match=_SENTENCE):
-        make(comfy, family, small)
+        make(app, family, small)
 
 
-def adjusted(comfy, family, model):
+def adjusted(app, family, model):
     """The embedding after two steps of Embedding Adjustment, which trains through the quantized layers."""
     size = {"width": 64, "height": 64, "noise_samples": 2, "seed": 3}
     how = {"target_norm": 0.0, "steps": 2, "learning_rate": 0.05, **size}
     with torch.inference_mode():  # as ComfyUI runs nodes: outside of it torch cannot move quantized tensors
-        found = comfy.run(
+        found = app.run(
             "GBX_EmbeddingAdjustment", model=model, positive=family.positive, negative=family.negative, **how
         )
     return found[0][0][0]
 
 
-def test_embedding_adjustment_gives_the_same_embedding_or_is_refused(comfy, family, models):
+def test_embedding_adjustment_gives_the_same_embedding_or_is_refused(app, family, models):
     kind, small, exact = models
     if kind == _REFUSED:
         with pytest.raises(ValueError, match=_SENTENCE):
-            adjusted(comfy, family, small)
+            adjusted(app, family, small)
         return
-    expected, start = adjusted(comfy, family, exact), family.positive[0][0]
+    expected, start = adjusted(app, family, exact), family.positive[0][0]
     family.sample(family.apply(family.point, small), steps=1)  # leaves its weights loaded, which must be moved away
     moved = (expected - start).norm()
     assert moved > 0
     # AdamW makes whole steps of gradients near 0, whose sign is that of rounding: few values, but large differences.
-    assert (adjusted(comfy, family, small) - expected).norm() < 0.02 * moved
+    assert (adjusted(app, family, small) - expected).norm() < 0.02 * moved
 
 
-def trained(comfy, family, model, algorithm):
+def trained(app, family, model, algorithm):
     """The parameters of adapters after three steps."""
-    adapters, trainer = (comfy.module(f"nodes.host.training.{name}") for name in ("adapters", "trainer"))
+    adapters, trainer = (app.module(f"nodes.host.training.{name}") for name in ("adapters", "trainer"))
     made = adapters.create(model, algorithm, 2, torch.float32, 1, {}, layers="attn2, input_blocks.1")
     latent = torch.randn(1, 24, 8, 8, generator=members.generator(0))
     optimizer = torch.optim.SGD(made.parameters.values(), 0.1)
@@ -159,23 +159,23 @@ def trained(comfy, family, model, algorithm):
 
 
 @pytest.mark.parametrize("algorithm", ["LoRA", "OFT"])
-def test_adapters_are_trained_on_the_true_numbers_or_refused(comfy, family, models, algorithm):
+def test_adapters_are_trained_on_the_true_numbers_or_refused(app, family, models, algorithm):
     kind, small, exact = models
     if kind == _REFUSED:
         with pytest.raises(ValueError, match=_SENTENCE):
-            trained(comfy, family, small, algorithm)
+            trained(app, family, small, algorithm)
         return
-    expected = trained(comfy, family, exact, algorithm)
-    adapters = comfy.module("nodes.host.training.adapters")
+    expected = trained(app, family, exact, algorithm)
+    adapters = app.module("nodes.host.training.adapters")
     start = adapters.create(exact, algorithm, 2, torch.float32, 1, {}, layers="attn2, input_blocks.1").lora()
     moved = (expected - torch.cat([value.flatten() for value in start.values()])).abs().max()
-    assert (trained(comfy, family, small, algorithm) - expected).abs().max() < 0.01 * moved
+    assert (trained(app, family, small, algorithm) - expected).abs().max() < 0.01 * moved
 
 
-def test_adapters_of_files_read_the_true_numbers_or_are_refused(comfy, models):
+def test_adapters_of_files_read_the_true_numbers_or_are_refused(app, models):
     """DoRA's update depends on the base weight."""
     kind, small, exact = models
-    updates = comfy.module("nodes.weights.adapter_updates_comfy")
+    updates = app.module("nodes.weights.adapter_updates_comfy")
     if kind == _REFUSED:
         with pytest.raises(ValueError, match=_SENTENCE):
             updates.ComfyAdapters(small)
@@ -194,31 +194,31 @@ def test_adapters_of_files_read_the_true_numbers_or_are_refused(comfy, models):
 
 
 @pytest.fixture
-def fp8_device(comfy, monkeypatch):
+def fp8_device(app, monkeypatch):
     """ComfyUI takes the CPU for a device that multiplies fp8 by fp8."""
     from comfy import model_management
 
     monkeypatch.setattr(model_management, "supports_fp8_compute", lambda device: True)
 
 
-def test_layers_that_can_only_multiply_fp8_by_fp8_are_refused(comfy, family, fp8_device):
+def test_layers_that_can_only_multiply_fp8_by_fp8_are_refused(app, family, fp8_device):
     """As scaled fp8 files of older hosts do on newer GPUs."""
     from comfy import ops
 
     if not hasattr(ops, "scaled_fp8_ops"):
         pytest.skip("Newer layers compute in full precision when their weights are changed.")
     small, _ = quantized.pair(family.model, "scaled fp8")
-    assert of_an_interval(comfy, family, small) is not None
+    assert of_an_interval(app, family, small) is not None
     for layer in small.model.modules():
         if hasattr(layer, "scale_input"):
             layer.scale_input = torch.nn.Parameter(torch.ones(()), requires_grad=False)
     with pytest.raises(ValueError, match=_SENTENCE):
-        of_an_interval(comfy, family, small)
+        of_an_interval(app, family, small)
 
 
-def test_layers_that_multiply_fp8_by_fp8_have_true_gradients(comfy, family, fp8_device):
+def test_layers_that_multiply_fp8_by_fp8_have_true_gradients(app, family, fp8_device):
     """As mixed precision files do on newer GPUs, but for layers whose weights have functions."""
     small, exact = quantized.pair(family.model, "mixed precision")
     layer = small.model.diffusion_model.get_submodule(f"{_LAYER}.to_v")
     assert not layer._full_precision_mm
-    assert close(of_inversion(comfy, family, small), of_inversion(comfy, family, exact))
+    assert close(of_inversion(app, family, small), of_inversion(app, family, exact))

@@ -8,7 +8,7 @@ import torch
 
 
 @pytest.fixture
-def management(comfy):
+def management(app):
     from comfy import model_management
 
     yield model_management
@@ -16,8 +16,8 @@ def management(comfy):
 
 
 @pytest.fixture
-def progress(comfy):
-    return comfy.module("nodes.host.progress")
+def progress(app):
+    return app.module("nodes.host.progress")
 
 
 def test_stop_comes_before_the_next_operation(management, progress):
@@ -46,9 +46,9 @@ def test_stop_comes_while_a_long_operation_runs(management, progress, monkeypatc
     stopped.set()
 
 
-def test_a_node_without_a_model_is_stopped_between_two_operations(comfy, management, monkeypatch):
-    pca = comfy.module("nodes.activations.pca")
-    module = comfy.module("nodes.activations.activations")
+def test_a_node_without_a_model_is_stopped_between_two_operations(app, management, monkeypatch):
+    pca = app.module("nodes.activations.pca")
+    module = app.module("nodes.activations.activations")
     activations = module.Activations({"a": torch.rand(1, 4, 8, 8)}, (module.Row(0),), 1.0, 1.0)
     ended, colors = [], pca.pca_colors
 
@@ -61,18 +61,18 @@ def test_a_node_without_a_model_is_stopped_between_two_operations(comfy, managem
     monkeypatch.setattr(pca, "pca_colors", interrupted)
     how = {"mode": "pca_rgb", "joint_fit": True, "channel": 0, "size": 16}
     with pytest.raises(management.InterruptProcessingException):
-        comfy.run("GBX_ActivationPicture", activations=activations, **how)
+        app.run("GBX_ActivationPicture", activations=activations, **how)
     assert not ended
 
 
-def test_a_node_that_evaluates_is_not_looked_at_between_operations(comfy, management, progress, monkeypatch):
+def test_a_node_that_evaluates_is_not_looked_at_between_operations(app, management, progress, monkeypatch):
     """A look at each operation would slow evaluations down: Stop is looked at between them."""
-    model, clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
-    (positive,) = comfy.run("CLIPTextEncode", clip=clip, text="portrait")
+    model, clip, _ = app.run("GBX_LoadDemoModel", weights="avatars-v2")
+    (positive,) = app.run("CLIPTextEncode", clip=clip, text="portrait")
     monkeypatch.setattr(progress.stoppable, "__torch_function__", lambda *_, **__: pytest.fail("an operation"))
     given = {"noise_unit": "paper_t", "level": 50.0, "noise_samples": 1, "pool_size": 1, "precision": "fp32"}
     latent = {"samples": torch.zeros(1, 24, 8, 8)}
-    comfy.run(
+    app.run(
         "GBX_LayerActivationTap",
         model=model,
         positive=positive,
@@ -113,8 +113,8 @@ def test_work_in_a_thread_is_in_the_mode_of_its_caller(progress):
         progress.interruptible(lambda: 1 / 0)
 
 
-def test_a_figure_stops_while_it_is_drawn(comfy, management):
-    output = comfy.module("nodes.host.image_output")
+def test_a_figure_stops_while_it_is_drawn(app, management):
+    output = app.module("nodes.host.image_output")
     figure, drawn = output.new_figure(200, 100), []
     axes = figure.subplots()
     lines = [axes.plot([0, 1], [0, number])[0] for number in range(20)]
@@ -131,7 +131,7 @@ def test_a_figure_stops_while_it_is_drawn(comfy, management):
     assert drawn == [lines[3]]
 
 
-def test_clusters_stop_while_they_are_fitted(comfy, management, monkeypatch):
+def test_clusters_stop_while_they_are_fitted(app, management, monkeypatch):
     import sklearn.cluster
 
     stopped = threading.Event()
@@ -142,25 +142,25 @@ def test_clusters_stop_while_they_are_fitted(comfy, management, monkeypatch):
         raise AssertionError
 
     monkeypatch.setattr(sklearn.cluster.KMeans, "fit", fit)
-    module = comfy.module("nodes.activations.activations")
+    module = app.module("nodes.activations.activations")
     activations = module.Activations({"a": torch.rand(1, 4, 8, 8)}, (module.Row(0),), 1.0, 1.0)
     how = {"clusters": 3, "seed": 0, "opacity": 0.5, "image": torch.rand(1, 8, 8, 3)}
     try:
         with pytest.raises(management.InterruptProcessingException):
-            comfy.run("GBX_ActivationClusters", activations=activations, **how)
+            app.run("GBX_ActivationClusters", activations=activations, **how)
     finally:
         stopped.set()
 
 
 @pytest.mark.parametrize("pairing", ["assign", "pool"])
-def test_noise_stops_while_it_is_assigned(comfy, management, monkeypatch, pairing):
+def test_noise_stops_while_it_is_assigned(app, management, monkeypatch, pairing):
     """A pool of thousands takes one call of seconds, also when a sampler draws the noise."""
-    assignment, stopped = comfy.module("nodes.noise.assignment"), threading.Event()
-    (drawn,) = comfy.run("RandomNoise", noise_seed=1)
+    assignment, stopped = app.module("nodes.noise.assignment"), threading.Event()
+    (drawn,) = app.run("RandomNoise", noise_seed=1)
     latent = {"samples": torch.randn(4, 4, 8, 8)}
     how = {"cost": "dot_product", "pool_index": 0, "k": 4.0, "nearest_form": "closed_form", "grouping": "ignore"}
     how |= {"labels": "", "penalty": 1.0, "pool_size": 8}
-    noise = comfy.run("GBX_ImmiscibleNoise", noise=drawn, latent=latent, pairing=pairing, **how)[0]
+    noise = app.run("GBX_ImmiscibleNoise", noise=drawn, latent=latent, pairing=pairing, **how)[0]
 
     def solve(cost, some_equal):
         management.interrupt_current_processing()

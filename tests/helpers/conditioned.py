@@ -84,8 +84,8 @@ def prompt(name: str, seed: int = 0, **metadata) -> list:
     return [[draw(1, 77, width), {"pooled_output": draw(1, 64), **metadata}]]
 
 
-def scheduled(comfy, patcher, **changes):
-    """Metadata Schedule on a MODEL with its defaults; keywords replace them. ``comfy`` is the fixture."""
+def scheduled(app, patcher, **changes):
+    """Metadata Schedule on a MODEL with its defaults; keywords replace them. ``app`` is the fixture."""
     given = {
         "curve": "cosine",
         "exponent": 2.0,
@@ -95,7 +95,7 @@ def scheduled(comfy, patcher, **changes):
         "mode": "value",
         "apply_to": "both",
     }
-    return comfy.run("GBX_MetadataSchedule", model=patcher, **{**given, **changes})[0]
+    return app.run("GBX_MetadataSchedule", model=patcher, **{**given, **changes})[0]
 
 
 def guider(patcher, positive: list, negative: list, cfg: float):

@@ -43,14 +43,14 @@ def executor(cache: str):
     return execution.PromptExecutor(quiet, execution.CacheType[cache], limits)
 
 
-def train_lora(comfy, **given) -> tuple[dict, list[float]]:
+def train_lora(app, **given) -> tuple[dict, list[float]]:
     """Run core's Train LoRA, which takes lists; inputs that are not given have their defaults.
 
     Returns the LoRA and the losses.
     """
-    schema = comfy.classes["TrainLoraNode"].GET_SCHEMA()
+    schema = app.classes["TrainLoraNode"].GET_SCHEMA()
     values = {field.id: [field.default] for field in schema.inputs if getattr(field, "default", None) is not None}
     values |= {name: value if isinstance(value, list) else [value] for name, value in given.items()}
     kinds = (output.io_type for output in schema.outputs)
-    outputs = dict(zip(kinds, comfy.run("TrainLoraNode", **values), strict=True))
+    outputs = dict(zip(kinds, app.run("TrainLoraNode", **values), strict=True))
     return outputs["LORA_MODEL"], outputs["LOSS_MAP"]["loss"]

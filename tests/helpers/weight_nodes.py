@@ -35,18 +35,18 @@ _EDIT = {"preserved_directions": "", "units": "max_projection", "debiasing": "jo
 
 
 @functools.cache
-def family(comfy, root: Path) -> Family:
+def family(app, root: Path) -> Family:
     """One for all tests of a run; ``root`` is a folder of theirs."""
-    return Family(comfy, root / "weight_models")
+    return Family(app, root / "weight_models")
 
 
 class Family:
     """Short forms of the nodes, each with defaults that a call may change."""
 
-    def __init__(self, comfy, root: Path):
+    def __init__(self, app, root: Path):
         import folder_paths
 
-        self.run, self.folder = comfy.run, root / "loras"
+        self.run, self.folder = app.run, root / "loras"
         for kind in ("loras", "w2w"):
             (root / kind).mkdir(parents=True)
             folder_paths.add_model_folder_path(kind, str(root / kind), is_default=True)
@@ -55,9 +55,9 @@ class Family:
             made = {name: (0.5 * down, up) for name, (down, up) in members.factors(seed, layers=LAYERS).items()}
             save_file(members.kohya(made), self.folder / "people" / f"member_{seed:02}.safetensors")
         folder_paths.filename_list_cache.clear()
-        self.model, clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
+        self.model, clip, _ = app.run("GBX_LoadDemoModel", weights="avatars-v2")
         texts = ("portrait", "")
-        self.positive, self.negative = (comfy.run("CLIPTextEncode", clip=clip, text=text)[0] for text in texts)
+        self.positive, self.negative = (app.run("CLIPTextEncode", clip=clip, text=text)[0] for text in texts)
 
     @cached_property
     def space(self):

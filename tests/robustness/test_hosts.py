@@ -52,17 +52,17 @@ _PROMPTS = {"positive": "portrait, red hair", "conditioning": "portrait, red hai
 class Host:
     """Runs nodes in this process on plain inputs, with something else on the MODEL or the prompts."""
 
-    def __init__(self, comfy, root):
-        described = {name: in_process.describe(name, node) for name, node in comfy.classes.items()}
-        self.comfy, self.generator, self._made = comfy, fuzz.Generator(described, 0), {}
+    def __init__(self, app, root):
+        described = {name: in_process.describe(name, node) for name, node in app.classes.items()}
+        self.app, self.generator, self._made = app, fuzz.Generator(described, 0), {}
         self._names = (f"glassbox/trained_{number}" for number in itertools.count())  # a training resumes by its name
         self._expected: dict[str, torch.Tensor] = {}
-        self.model, self.clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
+        self.model, self.clip, _ = app.run("GBX_LoadDemoModel", weights="avatars-v2")
         self.prompts = {
-            name: comfy.run("CLIPTextEncode", clip=self.clip, text=text)[0] for name, text in _PROMPTS.items()
+            name: app.run("CLIPTextEncode", clip=self.clip, text=text)[0] for name, text in _PROMPTS.items()
         }
-        family = weight_nodes.family(comfy, root)
-        watched, recording = tapping.World(comfy, self.model, self.clip, None).record()
+        family = weight_nodes.family(app, root)
+        watched, recording = tapping.World(app, self.model, self.clip, None).record()
         latent = {"samples": self.sample(watched)}
         self.given = {"point": family.point, "space": family.space, "recording": recording, "latent": latent}
         one = {"latent": {"samples": latent["samples"][:1]}, "clip": self.clip, "prompt": "portrait, red hair"}
@@ -115,10 +115,10 @@ class Host:
 
     def _execute(self, name: str, inputs: dict) -> list:
         """The outputs of a node, of lists their first."""
-        node = self.comfy.classes[name]
+        node = self.app.classes[name]
         if getattr(node, "INPUT_IS_LIST", False):
             inputs = {key: [value] for key, value in inputs.items()}
-        outputs = self.comfy.run(name, **inputs)
+        outputs = self.app.run(name, **inputs)
         lists = self.generator.describe(name)["output_is_list"]
         return [value[0] if many else value for value, many in zip(outputs, lists, strict=True)]
 
@@ -130,10 +130,10 @@ class Host:
             given |= {"cfg_conds": 3.0, "cfg_cond2_negative": 1.0, "style": "regular"}
         elif name == "PerpNegGuider":
             given |= {"negative": prompts["other"], "empty_conditioning": prompts["negative"], "neg_scale": 0.0}
-        return self.comfy.run(name, model=model, **given)[0]
+        return self.app.run(name, model=model, **given)[0]
 
     def _sampled(self, guider, model) -> torch.Tensor:
-        run = self.comfy.run
+        run = self.app.run
         (sigmas,) = run("BasicScheduler", model=model, scheduler="normal", steps=2, denoise=1.0)
         (sampler,), (noise,) = run("KSamplerSelect", sampler_name="euler"), run("RandomNoise", noise_seed=1)
         given = {"sampler": sampler, "noise": noise, "sigmas": sigmas}
@@ -146,27 +146,27 @@ class Host:
 
 
 @pytest.fixture(scope="module")
-def host(comfy, tmp_path_factory):
-    return Host(comfy, tmp_path_factory.getbasetemp())
+def host(app, tmp_path_factory):
+    return Host(app, tmp_path_factory.getbasetemp())
 
 
 def _cached(host, name):
     given = {"reuse_threshold": 0.0, "start_percent": 0.0, "end_percent": 1.0, "verbose": False}
-    return lambda model: host.comfy.run(name, model=model, **given)[0]
+    return lambda model: host.app.run(name, model=model, **given)[0]
 
 
 def _area(host, conditioning):
     area = {"width": 64, "height": 64, "x": 0, "y": 0, "strength": 1.0}
-    return host.comfy.run("ConditioningSetArea", conditioning=conditioning, **area)[0]
+    return host.app.run("ConditioningSetArea", conditioning=conditioning, **area)[0]
 
 
 def _both(host, first, second):
-    return host.comfy.run("ConditioningCombine", conditioning_1=first, conditioning_2=second)[0]
+    return host.app.run("ConditioningCombine", conditioning_1=first, conditioning_2=second)[0]
 
 
 def _ranges(host, conditioning):
     halves = [
-        host.comfy.run("ConditioningSetTimestepRange", conditioning=conditioning, start=start, end=end)[0]
+        host.app.run("ConditioningSetTimestepRange", conditioning=conditioning, start=start, end=end)[0]
         for start, end in ((0.0, 0.5), (0.5, 1.0))
     ]
     return _both(host, *halves)
@@ -181,7 +181,7 @@ _FEATURES = {
     "area": lambda host: {"prompts": host.each(lambda prompt: _area(host, prompt))},
     "regions": lambda host: {"prompts": host.each(lambda prompt: _both(host, _area(host, prompt), prompt))},
     "timestep ranges": lambda host: {"prompts": host.each(lambda prompt: _ranges(host, prompt))},
-    "ControlNet": lambda host: {"prompts": host.each(partial(tapping.controlled, host.comfy, host.model))},
+    "ControlNet": lambda host: {"prompts": host.each(partial(tapping.controlled, host.app, host.model))},
     "DualCFGGuider": lambda host: {"guider": "DualCFGGuider"},
     "PerpNegGuider": lambda host: {"guider": "PerpNegGuider"},
 }
@@ -247,7 +247,7 @@ def test_a_model_that_nobody_holds_is_gone(host, node):
     """A network that outlives its MODELs is what ComfyUI calls a dead model, and searches for circles."""
 
     def used() -> tuple[weakref.ref, weakref.ref]:
-        model, _, _ = host.comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
+        model, _, _ = host.app.run("GBX_LoadDemoModel", weights="avatars-v2")
         for value in host.outputs(node, model=model):
             if hasattr(value, "model_options") and not hasattr(value, "inner_set_conds"):
                 host.sample(value)
@@ -303,9 +303,9 @@ def test_a_lora_behind_guidance_survives_a_partial_load(host, request):
     from comfy import model_management
 
     strengths = {"identity_strength": 1.3, "edit_strength": 1.0}
-    changed = host.comfy.run("GBX_W2WGuidance", model=host.model, point=host.given["point"], **strengths)[0]
+    changed = host.app.run("GBX_W2WGuidance", model=host.model, point=host.given["point"], **strengths)[0]
     lora = {"lora_name": "people/member_02.safetensors", "strength_model": 1.0}
-    both = host.comfy.run("LoraLoaderModelOnly", model=changed, **lora)[0]
+    both = host.app.run("LoraLoaderModelOnly", model=changed, **lora)[0]
     expected, without = host.sample(both), host.sample(changed)
     model_management.unload_all_models()
     request.getfixturevalue("partially_loaded")
@@ -425,4 +425,4 @@ def test_a_recorder_that_is_compiled_later_says_so_and_the_run_goes_on(host, mon
     made, recording = host.outputs("GBX_ActivationRecorder")[:2]
     latent = {"samples": host.sample(compiled(made))}
     with pytest.raises(ValueError, match=r"ran through torch\.compile"):
-        host.comfy.run("GBX_ReadActivations", recording=recording, latent=latent, step_index=0)
+        host.app.run("GBX_ReadActivations", recording=recording, latent=latent, step_index=0)

@@ -24,11 +24,11 @@ _SCAN = {"noise_samples": 2, "seed": 1, "timestep": "official_961", "width": 64,
 class Jobs:
     """Small runs of each long node under a name of its files; each returns what it has made as bytes."""
 
-    def __init__(self, comfy, folder):
+    def __init__(self, app, folder):
         import folder_paths
 
-        self._comfy, self._folder, self._output = comfy, folder, Path(folder_paths.get_output_directory())
-        self._model, self._clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
+        self._comfy, self._folder, self._output = app, folder, Path(folder_paths.get_output_directory())
+        self._model, self._clip, _ = app.run("GBX_LoadDemoModel", weights="avatars-v2")
         members.write_folder(folder / "loras", 8, rank=2)
         wide = folder / "wide"
         wide.mkdir()
@@ -145,8 +145,8 @@ class Jobs:
 
 
 @pytest.fixture(scope="module")
-def jobs(comfy, tmp_path_factory):
-    return Jobs(comfy, tmp_path_factory.mktemp("jobs"))
+def jobs(app, tmp_path_factory):
+    return Jobs(app, tmp_path_factory.mktemp("jobs"))
 
 
 def _run(work, target, owner=None, attribute="", call=0):
@@ -186,12 +186,12 @@ _POINTS = {
 
 
 @pytest.mark.parametrize("kind", _POINTS)
-def test_a_run_after_a_kill_gives_the_bytes_of_a_whole_one(comfy, jobs, tmp_path, kind):
+def test_a_run_after_a_kill_gives_the_bytes_of_a_whole_one(app, jobs, tmp_path, kind):
     work = getattr(jobs, kind)
     assert _run(lambda: work("whole"), tmp_path / "whole") == 0
     for number, (place, attribute, call) in enumerate(_POINTS[kind]):
         module, _, name = place.partition(":")
-        owner = os if module == "os" else comfy.module(module)
+        owner = os if module == "os" else app.module(module)
         owner, named, result = getattr(owner, name) if name else owner, f"killed{number}", tmp_path / str(number)
         assert _run(lambda: work(named), result, owner, attribute, call) == -signal.SIGKILL, (place, attribute)  # noqa: B023
         assert _run(lambda: work(named), result) == 0  # noqa: B023

@@ -7,14 +7,14 @@ from tapping import World, hooks_left
 
 
 @pytest.fixture(scope="module")
-def demo(comfy):
-    return World(comfy, *comfy.run("GBX_LoadDemoModel", weights="avatars-v2"))
+def demo(app):
+    return World(app, *app.run("GBX_LoadDemoModel", weights="avatars-v2"))
 
 
 @pytest.fixture(scope="module", params=["sd15", "sdxl"])
-def tapped(comfy, request):
+def tapped(app, request):
     """Every cross-attention map of a reduced network at 256 pixels, and the averages."""
-    world = World(comfy, *reduced.checkpoint(request.param))
+    world = World(app, *reduced.checkpoint(request.param))
     return world.tap("*-cross-map\nattn\nattn-mean", latent=world.latent(2, 256, 192))
 
 
@@ -82,11 +82,11 @@ def test_word_heat_maps_are_those_of_the_daam_package(demo, mean_only):
     steps = [demo.read(recording, samples, step)[0].tensors for step in range(3)]
     expected = daam_package([{id_: maps[:1] for id_, maps in one.items()} for one in steps], 16)
     given = {"preset": "cross_attention", "ids": "", "recorded_steps": "all", "rows": "both", "pool_size": 1}
-    model, recording = demo.comfy.run(
+    model, recording = demo.app.run(
         "GBX_ActivationRecorder", model=demo.model, precision="fp32", mean_only=mean_only, **given
     )
     samples = demo.sample(model, demo.latent(1))
-    activations, _, report = demo.comfy.run(
+    activations, _, report = demo.app.run(
         "GBX_ReadActivations", recording=recording, latent=samples, step_index=0, average=not mean_only
     )
     assert not any(id_.startswith("mid") for id_ in activations.tensors)
@@ -99,12 +99,12 @@ def test_word_heat_maps_are_those_of_the_daam_package(demo, mean_only):
     assert (masks - shown).abs().max() < 1e-5
 
 
-def test_the_cross_attention_preset_leaves_out_what_daam_does(comfy):
+def test_the_cross_attention_preset_leaves_out_what_daam_does(app):
     for name in ("sd15", "sdxl"):
-        world = World(comfy, *reduced.checkpoint(name))
-        specs = comfy.module("nodes.activations.catalog_unet").catalog(world.model.model.diffusion_model)
+        world = World(app, *reduced.checkpoint(name))
+        specs = app.module("nodes.activations.catalog_unet").catalog(world.model.model.diffusion_model)
         every = [spec.id for spec in specs if spec.id.endswith("cross-map")]
-        kept = [spec.id for spec in comfy.module("nodes.activations.select_ids").select(specs, "cross_attention")]
+        kept = [spec.id for spec in app.module("nodes.activations.select_ids").select(specs, "cross_attention")]
         assert kept == [id_ for id_ in every if not id_.startswith("mid")]
         assert len(kept) == 15
 
@@ -112,7 +112,7 @@ def test_the_cross_attention_preset_leaves_out_what_daam_does(comfy):
 def heat(demo, activations, image, prompt, words="", **changes):
     given = {"activations": activations, "image": image, "clip": demo.clip, "prompt": prompt, "words": words}
     options = {"prompt_role": "positive", "normalize_per_word": True, "opacity": 0.6, **changes}
-    return demo.comfy.run("GBX_TokenHeatMap", **given, **options)
+    return demo.app.run("GBX_TokenHeatMap", **given, **options)
 
 
 def test_a_heat_map_is_the_attention_to_the_words_tokens(demo):
@@ -126,18 +126,18 @@ def test_a_heat_map_is_the_attention_to_the_words_tokens(demo):
     hair = (hair - low) / (high - low)
     shown = torch.nn.functional.interpolate(hair[:, None], size=(128, 128), mode="bilinear")[:, 0]
     assert (masks[:2] - shown).abs().max() < 1e-5
-    words = demo.comfy.module("nodes.activations.token_heatmap")
+    words = demo.app.module("nodes.activations.token_heatmap")
     assert torch.equal(words.heat_map(tokens, [3, 4], 77), tokens[:, 3:5].mean(1))
-    words_of = demo.comfy.module("nodes.host.text_encoding").words_of
+    words_of = demo.app.module("nodes.host.text_encoding").words_of
     assert words_of("a (red:1.2) \\(big\\) house, red") == ["a", "red", "big", "house"]
 
 
 def test_every_word_of_a_recorded_run_positive_and_negative(demo):
     """Texts of unlike length: ComfyUI repeats the shorter one, and its tokens' shares are added up."""
-    (long,) = demo.comfy.run("CLIPTextEncode", clip=demo.clip, text="portrait, smiling, " * 20)
+    (long,) = demo.app.run("CLIPTextEncode", clip=demo.clip, text="portrait, smiling, " * 20)
     recording_model, recording = demo.record("all", "both", "attn-mean")
     samples = demo.sample(recording_model, demo.latent(1), negative=long)
-    activations, step, report = demo.comfy.run(
+    activations, step, report = demo.app.run(
         "GBX_ReadActivations", recording=recording, latent=samples, step_index=0, average=True
     )
     single = [demo.read(recording, samples, index)[0].tensors["attn-mean"] for index in range(3)]
@@ -159,10 +159,10 @@ def test_every_word_of_a_recorded_run_positive_and_negative(demo):
         ("flux", [3, 4, 5], 256),  # two of T5 for "a", then "smiling", "red", and two for "hat"
     ],
 )
-def test_heat_maps_of_joint_attention(comfy, architecture, positions, length):
+def test_heat_maps_of_joint_attention(app, architecture, positions, length):
     """Text and image attend together; the text's tokens are those of the encoders that the model attends to."""
-    world = World(comfy, *reduced.checkpoint(architecture))
-    (text,) = comfy.run("CLIPTextEncode", clip=world.clip, text="a smiling red hat")
+    world = World(app, *reduced.checkpoint(architecture))
+    (text,) = app.run("CLIPTextEncode", clip=world.clip, text="a smiling red hat")
     tapped = world.tap("attn-mean", positive=text, latent=world.latent(1, 64, 96), noise_unit="sigma", level=0.5)
     attention = tapped.tensors["attn-mean"]
     assert attention.shape == (1, length, 4, 6)
@@ -173,17 +173,17 @@ def test_heat_maps_of_joint_attention(comfy, architecture, positions, length):
     assert found == "red hat" and (masks - shown).abs().max() < 1e-4
 
 
-def test_tokens_of_clip_and_t5_follow_each_other(comfy):
+def test_tokens_of_clip_and_t5_follow_each_other(app):
     """As SD3's text encoder joins them: word by word the positions in both."""
     import types
 
-    module = comfy.module("nodes.host.text_encoding")
+    module = app.module("nodes.host.text_encoding")
     clip = reduced.checkpoint("sd3")[1]
     whole = types.SimpleNamespace(clip_l=object(), clip_g=object(), t5xxl=object())
     with_t5 = types.SimpleNamespace(tokenize=clip.tokenize, cond_stage_model=whole)
     by_clip, by_t5 = module.tokens_of(with_t5, "a red hat")
     assert module.tokens_of(clip, "a red hat") == [by_clip]
-    positions = comfy.module("nodes.activations.token_heatmap").token_positions
+    positions = app.module("nodes.activations.token_heatmap").token_positions
     assert positions([by_clip, by_t5], module.tokens_of(with_t5, "red")) == [2, 77 + 2]
 
 

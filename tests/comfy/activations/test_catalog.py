@@ -54,9 +54,9 @@ def unet(name, device="meta", **changes):
 
 
 @pytest.fixture(scope="module")
-def family(comfy):
+def family(app):
     """The modules of the family by name, as ComfyUI has loaded them."""
-    return lambda name: comfy.module(f"nodes.activations.{name}")
+    return lambda name: app.module(f"nodes.activations.{name}")
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def test_other_networks_are_refused(family):
 
 @pytest.mark.parametrize("linear", [False, True])
 @torch.inference_mode()
-def test_the_update_of_a_transformer_is_its_output_less_its_input(family, comfy, linear):
+def test_the_update_of_a_transformer_is_its_output_less_its_input(family, app, linear):
     """With a linear projection as in SDXL, whose outputs are tokens, and with a convolution as in SD1.5."""
     small = {"model_channels": 32, "context_dim": 16, "num_head_channels": 8, "adm_in_channels": 8}
     small |= {"channel_mult": (1, 2), "num_res_blocks": [1, 1], "transformer_depth": [1, 1]}
@@ -187,7 +187,7 @@ def test_the_update_of_a_transformer_is_its_output_less_its_input(family, comfy,
     wanted = [output, entering, replace(update, id="update")]
     tap_module = family("tap")
     tap = tap_module.CallTap(wanted, tap_module.TapSettings(dtype=torch.float32), (True,))
-    with comfy.module("nodes.host.hooks").forward_hooks(network, tap.receivers()):
+    with app.module("nodes.host.hooks").forward_hooks(network, tap.receivers()):
         network(torch.randn(2, 4, 8, 12), torch.tensor([5.0, 5.0]), torch.randn(2, 3, 16), torch.randn(2, 8))
     found = tap.tensors[True]
     expected = found[output.id] - found[entering.id]

@@ -9,13 +9,13 @@ STEPS = 3
 
 
 @pytest.fixture(scope="module")
-def demo(comfy):
-    return World(comfy, *comfy.run("GBX_LoadDemoModel", weights="avatars-v2"))
+def demo(app):
+    return World(app, *app.run("GBX_LoadDemoModel", weights="avatars-v2"))
 
 
 @pytest.fixture(scope="module")
 def other_prompt(demo):
-    return demo.comfy.run("CLIPTextEncode", clip=demo.clip, text="portrait, black hair, sunglasses")[0]
+    return demo.app.run("CLIPTextEncode", clip=demo.clip, text="portrait, black hair, sunglasses")[0]
 
 
 def source_run(world, positive, ids, steps="all", rows="both", latent=None):
@@ -25,7 +25,7 @@ def source_run(world, positive, ids, steps="all", rows="both", latent=None):
 
 def patched(world, recording, latent, model=None, **changes):
     given = {"ids": "*", "patched_steps": "all", "strength": 1.0, **changes}
-    return world.comfy.run(
+    return world.app.run(
         "GBX_ActivationPatching", model=model or world.model, recording=recording, latent=latent, **given
     )
 
@@ -123,10 +123,10 @@ def test_recordings_that_do_not_fit_are_refused(demo, other_prompt):
 
 
 def test_the_map_is_the_restored_fraction_of_each_id(demo, other_prompt):
-    (latent,) = demo.comfy.run("EmptyLatentImage", width=128, height=128, batch_size=2)
+    (latent,) = demo.app.run("EmptyLatentImage", width=128, height=128, batch_size=2)
     given = {"preset": "custom_ids", "ids": f"{SPATIAL}\n{OUT}", "patched_steps": "all", "precision": "fp32"}
     given |= {"seed": 7, "steps": STEPS, "cfg": 3.0, "negative": demo.negative, "latent": latent}
-    figure, network, report, ids, found = demo.comfy.run(
+    figure, network, report, ids, found = demo.app.run(
         "GBX_PatchingMap", model=demo.model, source_positive=other_prompt, positive=demo.positive, **given
     )
     source, target, partly, whole = found["samples"].split(2)
@@ -138,6 +138,6 @@ def test_the_map_is_the_restored_fraction_of_each_id(demo, other_prompt):
     assert ids.splitlines() == [OUT, SPATIAL]
     assert figure.shape[0] == network.shape[0] == 1
     with pytest.raises(ValueError, match="Both prompts give the same image"):
-        demo.comfy.run(
+        demo.app.run(
             "GBX_PatchingMap", model=demo.model, source_positive=demo.positive, positive=demo.positive, **given
         )

@@ -45,7 +45,7 @@ PROMPT = {
 
 
 @pytest.fixture(params=["CLASSIC", "NONE", "RAM_PRESSURE"])
-def queue(comfy, request):
+def queue(app, request):
     """Runs the prompt with changes in one executor, as ComfyUI does when a person queues again and again."""
     executor = newer.executor(request.param)
 
@@ -60,11 +60,11 @@ def queue(comfy, request):
     return run
 
 
-def saved(comfy, number):
-    return comfy.run("GBX_LoadActivations", file=f"queue/features_{number:05}_.safetensors")[0]
+def saved(app, number):
+    return app.run("GBX_LoadActivations", file=f"queue/features_{number:05}_.safetensors")[0]
 
 
-def test_queueing_again(comfy, queue, tmp_path, monkeypatch):
+def test_queueing_again(app, queue, tmp_path, monkeypatch):
     import folder_paths
 
     monkeypatch.setattr(folder_paths, "output_directory", str(tmp_path))
@@ -72,19 +72,19 @@ def test_queueing_again(comfy, queue, tmp_path, monkeypatch):
     queue(save={"filename_prefix": "queue/features "})
     queue(sample={"seed": 2})
     queue(read={"step_index": -1}, sample={"seed": 1})
-    first, again = saved(comfy, 1), comfy.run("GBX_LoadActivations", file="queue/features _00001_.safetensors")[0]
-    other, back = saved(comfy, 2), saved(comfy, 3)
+    first, again = saved(app, 1), app.run("GBX_LoadActivations", file="queue/features _00001_.safetensors")[0]
+    other, back = saved(app, 2), saved(app, 3)
     assert torch.equal(again.tensors[IDS], first.tensors[IDS]) and torch.equal(back.tensors[IDS], first.tensors[IDS])
     assert not torch.equal(other.tensors[IDS], first.tensors[IDS])
 
 
 @pytest.fixture(scope="module")
-def controlled(comfy):
+def controlled(app):
     """A reduced SD1.5 and a conditioning with a random ControlNet of the same sizes."""
     from comfy import controlnet, ops
     from comfy.cldm.cldm import ControlNet
 
-    world = World(comfy, *reduced.checkpoint("sd15"))
+    world = World(app, *reduced.checkpoint("sd15"))
     config = {
         key: value
         for key, value in world.model.model.model_config.unet_config.items()
@@ -95,7 +95,7 @@ def controlled(comfy):
         reduced.fill(network, torch.Generator().manual_seed(1))
     control = controlnet.ControlNet(network, load_device=torch.device("cpu"), manual_cast_dtype=torch.float32)
     hint = torch.rand(1, 64, 64, 3, generator=torch.Generator().manual_seed(2))
-    positive, _ = comfy.run(
+    positive, _ = app.run(
         "ControlNetApplyAdvanced",
         positive=world.positive,
         negative=world.negative,
@@ -125,12 +125,12 @@ def test_a_controlnet_takes_part(controlled):
 
 
 @pytest.mark.parametrize("architecture", ["sd15", "flux"])
-def test_the_check_of_a_checkpoint(comfy, monkeypatch, tmp_path, architecture):
+def test_the_check_of_a_checkpoint(app, monkeypatch, tmp_path, architecture):
     """What `run.py check` runs of this family, on random weights of a U-Net and of a transformer."""
     from tools.launcher import check
 
     prompt = check.activations("mine.safetensors")
-    known = {entry["class_type"]: described(comfy.classes[entry["class_type"]]) for entry in prompt.values()}
+    known = {entry["class_type"]: described(app.classes[entry["class_type"]]) for entry in prompt.values()}
     prompt = checkpoint_runs.cut(check.completed(prompt, known))
     if architecture == "flux":
         prompt["4"]["class_type"] = "EmptySD3LatentImage"

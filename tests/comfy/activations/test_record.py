@@ -7,8 +7,8 @@ from torch.overrides import TorchFunctionMode
 
 
 @pytest.fixture(scope="module")
-def demo(comfy):
-    return World(comfy, *comfy.run("GBX_LoadDemoModel", weights="avatars-v2"))
+def demo(app):
+    return World(app, *app.run("GBX_LoadDemoModel", weights="avatars-v2"))
 
 
 @pytest.mark.parametrize("sampler", ["euler", "dpmpp_sde", "heun"])
@@ -110,7 +110,7 @@ def test_an_evaluation_after_the_main_one_is_left_out(demo):
 
 
 def test_samplercustomadvanced_is_recorded(demo):
-    run, (recording_model, recording) = demo.comfy.run, demo.record("last")
+    run, (recording_model, recording) = demo.app.run, demo.record("last")
     (guider,) = run("CFGGuider", model=recording_model, positive=demo.positive, negative=demo.negative, cfg=3.0)
     (sigmas,) = run("BasicScheduler", model=recording_model, scheduler="normal", steps=3, denoise=1.0)
     (sampler,), (noise,) = run("KSamplerSelect", sampler_name="euler"), run("RandomNoise", noise_seed=1)

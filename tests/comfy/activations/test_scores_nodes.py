@@ -8,8 +8,8 @@ IDS = "up-level1-repeat0-res-out\nup-level2-repeat2-vit-out"
 
 
 @pytest.fixture(scope="module")
-def demo(comfy):
-    return World(comfy, *comfy.run("GBX_LoadDemoModel", weights="avatars-v2"))
+def demo(app):
+    return World(app, *app.run("GBX_LoadDemoModel", weights="avatars-v2"))
 
 
 def test_the_same_model_does_not_differ_and_a_changed_one_does(demo):
@@ -18,14 +18,14 @@ def test_the_same_model_does_not_differ_and_a_changed_one_does(demo):
     with_patch.add_patches({weight: (0.1 * torch.randn(shape, generator=torch.Generator().manual_seed(0)),)})
     taps = [demo.tap(IDS, model=model) for model in (demo.model, demo.model, with_patch)]
     given = {"model": demo.model, "reference": taps[0], "keep": 1}
-    figure, network, report, _ = demo.comfy.run("GBX_CompareActivations", activations=taps[1], **given)
+    figure, network, report, _ = demo.app.run("GBX_CompareActivations", activations=taps[1], **given)
     assert [line.split()[1:] for line in report.splitlines()[1:]] == [["0.000", "1.000"]] * 2
     assert figure.shape[0] == network.shape[0] == 1
-    _, _, report, ids = demo.comfy.run("GBX_CompareActivations", activations=taps[2], **given)
+    _, _, report, ids = demo.app.run("GBX_CompareActivations", activations=taps[2], **given)
     lines = dict(line.split()[:2] for line in report.splitlines()[1:])
     before, after = IDS.splitlines()
     assert lines[before] == "0.000" and float(lines[after]) > 0 and ids == after
-    _, maps, joined, ids = demo.comfy.run("GBX_CompareActivations", activations=taps[1], activations_2=taps[2], **given)
+    _, maps, joined, ids = demo.app.run("GBX_CompareActivations", activations=taps[1], activations_2=taps[2], **given)
     rows = [line.split() for line in joined.splitlines()]
     assert rows[0] == ["ID", "difference", "CKA", "difference_2", "CKA_2"] and ids == after
     assert {row[0]: row[3] for row in rows[1:]} == lines and {row[1] for row in rows[1:]} == {"0.000"}
@@ -33,14 +33,14 @@ def test_the_same_model_does_not_differ_and_a_changed_one_does(demo):
     assert maps.shape[0] == 2 and not torch.equal(maps[0], maps[1])
 
 
-def test_labels_rank_activations_and_the_best_are_saved(demo, comfy):
-    images, hair, _ = comfy.run("GBX_DemoPicture", image_index=0, count=3, part="hair")
+def test_labels_rank_activations_and_the_best_are_saved(demo, app):
+    images, hair, _ = app.run("GBX_DemoPicture", image_index=0, count=3, part="hair")
     tapped = demo.tap(IDS, image=images, vae=demo.vae, latent=None)
     given = {"threshold": 0.1, "train_images": 2, "resolution": 16, "epochs": 1, "seed": 0, "keep": 1}
     given |= {"activations": tapped, "image": images, "filename_prefix": "glassbox/scored_ids"}
     points = "54, 62\n66, 82\n\n48, 57\n60, 77\n\n53, 68\n62, 84"
     for labels, name in (({"points": points}, "PCK@0.1"), ({"points": "", "part_1": hair}, "mean IoU")):
-        figure, report, ids, file = comfy.run("GBX_ScoreActivations", **given, **labels)
+        figure, report, ids, file = app.run("GBX_ScoreActivations", **given, **labels)
         assert figure.shape[0] == 1 and report.startswith(f"{name}. The same place, without a model: ")
         scores = {line.split()[0]: float(line.split()[1]) for line in report.splitlines()[2:]}
         assert set(scores) == set(IDS.splitlines()) and ids == max(scores, key=scores.get)
@@ -51,8 +51,8 @@ def test_labels_rank_activations_and_the_best_are_saved(demo, comfy):
         assert name in text
         assert demo.tap(text).tensors.keys() == {ids}  # the file's text is an input of a tap
     with pytest.raises(ValueError, match="Enter points, or connect part_1"):
-        comfy.run("GBX_ScoreActivations", **given, points=points, part_1=hair)
+        app.run("GBX_ScoreActivations", **given, points=points, part_1=hair)
     with pytest.raises(ValueError, match="for 3 images"):
-        comfy.run("GBX_ScoreActivations", **given, points="1, 2\n\n3, 4")
+        app.run("GBX_ScoreActivations", **given, points="1, 2\n\n3, 4")
     with pytest.raises(ValueError, match="train_images is 3 of 3 images"):
-        comfy.run("GBX_ScoreActivations", **{**given, "train_images": 3}, points="", part_1=hair)
+        app.run("GBX_ScoreActivations", **{**given, "train_images": 3}, points="", part_1=hair)

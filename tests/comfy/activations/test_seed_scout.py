@@ -10,8 +10,8 @@ SEED = 40
 
 
 @pytest.fixture(scope="module")
-def demo(comfy):
-    return World(comfy, *comfy.run("GBX_LoadDemoModel", weights="avatars-v2"))
+def demo(app):
+    return World(app, *app.run("GBX_LoadDemoModel", weights="avatars-v2"))
 
 
 def empty(world, side=16):
@@ -22,12 +22,12 @@ def scout(world, **changes):
     given = {"ranking": "word_coverage", "prompt": PROMPT, "words": "", "seed": SEED, "count": 3, "keep": 2}
     more = {"steps": 2, "cfg": 2.0, "batch_size": 2, "clip": world.clip, "latent": empty(world)}
     wires = {"model": world.model, "positive": world.positive, "negative": world.negative, "vae": world.vae}
-    return world.comfy.run("GBX_SeedScout", **{**given, **more, **wires, **changes})
+    return world.app.run("GBX_SeedScout", **{**given, **more, **wires, **changes})
 
 
 def ksampler(world, seed):
     samples = world.sample(world.model, empty(world), seed=seed, steps=2, cfg=2.0)
-    return world.comfy.run("VAEDecode", samples=samples, vae=world.vae)[0]
+    return world.app.run("VAEDecode", samples=samples, vae=world.vae)[0]
 
 
 def test_the_seeds_give_a_stock_ksampler_the_scouted_images(demo):
@@ -59,13 +59,13 @@ def test_in_batches_every_seed_starts_from_ksamplers_noise(demo, monkeypatch):
 def test_coverage_is_that_of_recorded_heat_maps(demo):
     """Token Heat Map's own maps of two KSampler runs, unnormalized, for two words."""
     report = scout(demo, words="red\nhair", count=2)[3]
-    module = demo.comfy.module("nodes.activations.token_heatmap")
-    coverage = demo.comfy.module("nodes.activations.seed_scout").word_coverage
+    module = demo.app.module("nodes.activations.token_heatmap")
+    coverage = demo.app.module("nodes.activations.seed_scout").word_coverage
     maps = {"red": [], "hair": []}
     for seed in (SEED, SEED + 1):
         model, recording = demo.record("all", "conditional", "attn-mean")
         samples = demo.sample(model, empty(demo), seed=seed, steps=2, cfg=2.0)
-        activations = demo.comfy.run(
+        activations = demo.app.run(
             "GBX_ReadActivations", recording=recording, latent=samples, step_index=0, average=True
         )[0]
         for word, position in (("red", 3), ("hair", 4)):  # begin, portrait, comma, red, hair
@@ -96,8 +96,8 @@ def test_clip_vision_and_prompt_alignment_score_images(demo):
     assert report.startswith("Ranked by fraction of the 1 requested attributes")
 
 
-def test_joint_attention_of_flux_is_covered(comfy):
-    world = World(comfy, *reduced.checkpoint("flux"))
+def test_joint_attention_of_flux_is_covered(app):
+    world = World(app, *reduced.checkpoint("flux"))
     seeds, images, _, report = scout(world, latent=empty(world, 8), count=2, keep=1, steps=1, cfg=1.0)
     assert len(seeds) == 1 and images.shape == (2, 64, 64, 3) and "focus of the weakest word" in report
 

@@ -6,15 +6,15 @@ from tapping import PATTERN, World
 
 
 @pytest.fixture(scope="module")
-def demo(comfy):
-    return World(comfy, *comfy.run("GBX_LoadDemoModel", weights="avatars-v2"))
+def demo(app):
+    return World(app, *app.run("GBX_LoadDemoModel", weights="avatars-v2"))
 
 
 @pytest.fixture(scope="module")
 def faces(demo):
     """Four images of the demo world, the masks of hair and skin, and their activations."""
-    image, hair, _ = demo.comfy.run("GBX_DemoPicture", image_index=0, count=4, part="hair")
-    skin = demo.comfy.run("GBX_DemoPicture", image_index=0, count=4, part="skin")[1]
+    image, hair, _ = demo.app.run("GBX_DemoPicture", image_index=0, count=4, part="hair")
+    skin = demo.app.run("GBX_DemoPicture", image_index=0, count=4, part="skin")[1]
     tapped = demo.tap("up-level2-repeat0-vit-out", latent=None, image=image, vae=demo.vae)
     return image, hair, skin, tapped
 
@@ -22,17 +22,17 @@ def faces(demo):
 def test_clusters_split_every_image(demo, faces):
     image, _, _, tapped = faces
     given = {"activations": tapped, "image": image, "clusters": 5, "opacity": 0.5}
-    figure, masks = demo.comfy.run("GBX_ActivationClusters", **given, seed=1)
+    figure, masks = demo.app.run("GBX_ActivationClusters", **given, seed=1)
     assert figure.shape == (4, 512, 512, 3) and masks.shape == (20, 128, 128)
     by_image = masks.unflatten(0, (4, 5))
     assert torch.equal(by_image.sum(1), torch.ones(4, 128, 128))
     assert by_image.sum((0, 2, 3)).tolist() == sorted(by_image.sum((0, 2, 3)).tolist(), reverse=True)
-    assert torch.equal(demo.comfy.run("GBX_ActivationClusters", **given, seed=1)[1], masks)
+    assert torch.equal(demo.app.run("GBX_ActivationClusters", **given, seed=1)[1], masks)
 
 
 def train(demo, tapped, **changes):
     given = {"activations": tapped, "part_names": "", "resolution": 32, "epochs": 3, "seed": 0, **changes}
-    return demo.comfy.run("GBX_TrainFewShotSegmenter", **given)
+    return demo.app.run("GBX_TrainFewShotSegmenter", **given)
 
 
 def test_a_segmenter_is_trained_and_applied(demo, faces):
@@ -41,7 +41,7 @@ def test_a_segmenter_is_trained_and_applied(demo, faces):
     segmenter, report = train(demo, few, part_1=hair[:2], part_3=skin[:2], part_names="hair")
     assert [line.split(":")[0] for line in report.splitlines()[1:]] == ["background", "hair", "part 2"]
     given = {"segmenter": segmenter, "image": image, "opacity": 0.5}
-    figure, masks, uncertainty, report = demo.comfy.run("GBX_FewShotSegmenter", activations=tapped, **given)
+    figure, masks, uncertainty, report = demo.app.run("GBX_FewShotSegmenter", activations=tapped, **given)
     assert figure.shape == (4, 512, 512, 3) and masks.shape == (8, 128, 128)
     assert uncertainty.shape == (4, 128, 128) and uncertainty.amin() >= 0 and uncertainty.amax() <= 1
     assert len(report.splitlines()) == 4 and "hair" in report
@@ -51,7 +51,7 @@ def test_a_segmenter_is_trained_and_applied(demo, faces):
     found = masks > 0.5
     assert (found & truth).sum() / (found | truth).sum() > 0.25  # chance is about a fifth; the training is minute
     with pytest.raises(ValueError, match="these activations are different"):
-        demo.comfy.run("GBX_FewShotSegmenter", activations=demo.tap("unet-out"), **given)
+        demo.app.run("GBX_FewShotSegmenter", activations=demo.tap("unet-out"), **given)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def quality(demo, ids, **changes):
         **changes,
     }
     del given["precision"]
-    return demo.comfy.run("GBX_ActivationQuality", **given)
+    return demo.app.run("GBX_ActivationQuality", **given)
 
 
 def test_quality_is_measured_drawn_and_filtered(demo):

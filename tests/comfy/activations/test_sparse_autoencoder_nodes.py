@@ -21,14 +21,14 @@ PROMPTS = "\n".join(f"portrait, {hair} hair" for hair in ("red", "black", "short
 
 
 @pytest.fixture(scope="module")
-def demo(comfy):
-    return World(comfy, *comfy.run("GBX_LoadDemoModel", weights="avatars-v2"))
+def demo(app):
+    return World(app, *app.run("GBX_LoadDemoModel", weights="avatars-v2"))
 
 
 def train(demo, name, training_steps, **changes):
-    (latent,) = demo.comfy.run("EmptyLatentImage", width=128, height=128, batch_size=1)
+    (latent,) = demo.app.run("EmptyLatentImage", width=128, height=128, batch_size=1)
     given = {"model": demo.model, "clip": demo.clip, "latent": latent, "prompts": PROMPTS, **TRAINING}
-    return demo.comfy.run(
+    return demo.app.run(
         "GBX_TrainSparseAutoencoder", name=f"glassbox/{name}", training_steps=training_steps, **{**given, **changes}
     )
 
@@ -40,9 +40,9 @@ def autoencoder(demo):
 
 def steer(demo, autoencoder, **changes):
     given = {"strengths": "1 = 2", "mode": "add", "start_percent": 0.0, "end_percent": 1.0, "rows": "conditional"}
-    return demo.comfy.run(
-        "GBX_SparseFeatureSteering", model=demo.model, autoencoder=autoencoder, **{**given, **changes}
-    )[0]
+    return demo.app.run("GBX_SparseFeatureSteering", model=demo.model, autoencoder=autoencoder, **{**given, **changes})[
+        0
+    ]
 
 
 def tensors_of(autoencoder):
@@ -55,7 +55,7 @@ def test_a_training_is_saved_and_resumed(demo):
     train(demo, "autoencoder_resumed", 6)
     resumed = train(demo, "autoencoder_resumed", 12)[0]
     assert all(torch.equal(a, b) for a, b in zip(tensors_of(whole), tensors_of(resumed), strict=True))
-    loaded, ids, loaded_report = demo.comfy.run("GBX_LoadSparseAutoencoder", file=file)
+    loaded, ids, loaded_report = demo.app.run("GBX_LoadSparseAutoencoder", file=file)
     assert all(torch.equal(a, b) for a, b in zip(tensors_of(whole), tensors_of(loaded), strict=True))
     assert (ids, loaded_report) == (ID, report) and "held-out explained variance" in report
     assert figure.shape[0] == 1 and "batches: 12" in report
@@ -65,7 +65,7 @@ def test_a_training_is_saved_and_resumed(demo):
         train(demo, "autoencoder_resumed", 18, model=steer(demo, whole, strengths="1 = 0.1"))
 
 
-def test_a_folder_of_images_is_trained_on(demo, comfy):
+def test_a_folder_of_images_is_trained_on(demo, app):
     from pathlib import Path
 
     import folder_paths
@@ -124,22 +124,22 @@ def test_an_autoencoder_of_an_update_steers_what_a_transformer_adds(demo, autoen
 
 
 def test_features_of_an_image_and_of_a_part(demo, autoencoder):
-    images, hair, _ = demo.comfy.run("GBX_DemoPicture", image_index=0, count=3, part="hair")
+    images, hair, _ = demo.app.run("GBX_DemoPicture", image_index=0, count=3, part="hair")
     tapped = demo.tap(ID, image=images, vae=demo.vae, latent=None)
     given = {"autoencoder": autoencoder, "activations": tapped, "image": images, "image_index": 1, "count": 3}
     given |= {"top_images": 2, "opacity": 0.6}
-    figure, features, maps, report = demo.comfy.run("GBX_SparseFeatures", **given)
+    figure, features, maps, report = demo.app.run("GBX_SparseFeatures", **given)
     found = autoencoder.maps(tapped)
     numbers = [int(line.split(" = ")[0]) for line in features.splitlines()]
     assert numbers == found[1].mean((1, 2)).argsort(descending=True, stable=True)[:3].tolist()
     assert maps.shape == (3, 128, 128) and figure.shape[0] == 1 and len(report.splitlines()) == 4
-    part = demo.comfy.run("GBX_SparseFeatures", **given, mask=hair[1:2])[1].splitlines()[0].split(" = ")[0]
+    part = demo.app.run("GBX_SparseFeatures", **given, mask=hair[1:2])[1].splitlines()[0].split(" = ")[0]
     cells = torch.nn.functional.interpolate(hair[1:2, None], size=found.shape[2:], mode="area")[0, 0]
     score = [
         float((one * cells).sum() / cells.sum() - (one * (1 - cells)).sum() / (1 - cells).sum()) for one in found[1]
     ]
     assert score[int(part)] == pytest.approx(max(score))
     with pytest.raises(ValueError, match="image_index is 3"):
-        demo.comfy.run("GBX_SparseFeatures", **{**given, "image_index": 3})
+        demo.app.run("GBX_SparseFeatures", **{**given, "image_index": 3})
     with pytest.raises(ValueError, match="which the activations do not hold"):
-        demo.comfy.run("GBX_SparseFeatures", **{**given, "activations": demo.tap("unet-out")})
+        demo.app.run("GBX_SparseFeatures", **{**given, "activations": demo.tap("unet-out")})

@@ -11,13 +11,13 @@ SPATIAL, TOKENS = "up-level1-repeat0-res-out", "up-level1-repeat0-vit-block0-out
 
 
 @pytest.fixture(scope="module")
-def demo(comfy):
-    return World(comfy, *comfy.run("GBX_LoadDemoModel", weights="avatars-v2"))
+def demo(app):
+    return World(app, *app.run("GBX_LoadDemoModel", weights="avatars-v2"))
 
 
 def direction_of(world, *ids, seed=0, scale=1.0):
-    steering = world.comfy.module("nodes.activations.steering")
-    specs = world.comfy.module("nodes.activations.catalog_unet").catalog(world.model.model.diffusion_model)
+    steering = world.app.module("nodes.activations.steering")
+    specs = world.app.module("nodes.activations.catalog_unet").catalog(world.model.model.diffusion_model)
     channels = {spec.id: spec.channels for spec in specs}
     generator = torch.Generator().manual_seed(seed)
     vectors = {id_: torch.randn(channels[id_], generator=generator) * scale for id_ in ids}
@@ -26,14 +26,14 @@ def direction_of(world, *ids, seed=0, scale=1.0):
 
 def steer(world, direction, model=None, **changes):
     given = {"strength": 2.0, "start_percent": 0.0, "end_percent": 1.0, "rows": "conditional", "preserve_norm": False}
-    return world.comfy.run(
+    return world.app.run(
         "GBX_ActivationSteering", model=model or world.model, direction=direction, **{**given, **changes}
     )[0]
 
 
 def mix(world, edits, *directions):
     given = {f"direction_{number}": direction for number, direction in enumerate(directions, 1)}
-    return world.comfy.run("GBX_MixSteeringDirections", edits=edits, **given)
+    return world.app.run("GBX_MixSteeringDirections", edits=edits, **given)
 
 
 def recorded(world, steered, ids, steps="all", **changes):
@@ -74,11 +74,11 @@ def test_the_direction_is_added_to_the_rows(demo, id_, rows, changed):
 def test_steered_rows_are_the_guiders_own(demo, rows, changed, regional):
     """With DualCFGGuider, whose negative comes first, and with a region, of which the others get copies."""
     texts = {"positive": "portrait, red hair", "middle": "portrait, smiling", "negative": ""}
-    texts = {name: demo.comfy.run("CLIPTextEncode", clip=demo.clip, text=text)[0] for name, text in texts.items()}
+    texts = {name: demo.app.run("CLIPTextEncode", clip=demo.clip, text=text)[0] for name, text in texts.items()}
     prompts = dict(texts)
     if regional:
         area = {"width": 64, "height": 128, "x": 0, "y": 0, "strength": 1.0}
-        (prompts["positive"],) = demo.comfy.run("ConditioningSetArea", conditioning=texts["positive"], **area)
+        (prompts["positive"],) = demo.app.run("ConditioningSetArea", conditioning=texts["positive"], **area)
     steered, found = steer(demo, direction_of(demo, "unet-out", scale=100.0), rows=rows, strength=100.0), set()
 
     def watch(apply_model, given):
@@ -89,7 +89,7 @@ def test_steered_rows_are_the_guiders_own(demo, rows, changed, regional):
         return outputs
 
     steered.set_model_unet_function_wrapper(watch)
-    (guider,) = demo.comfy.run(
+    (guider,) = demo.app.run(
         "DualCFGGuider",
         model=steered,
         cond1=prompts["positive"],
@@ -100,7 +100,7 @@ def test_steered_rows_are_the_guiders_own(demo, rows, changed, regional):
         style="regular",
     )
     noise = torch.zeros(2, 24, 16, 16)
-    (sampler,) = demo.comfy.run("KSamplerSelect", sampler_name="euler")
+    (sampler,) = demo.app.run("KSamplerSelect", sampler_name="euler")
     guider.sample(noise, noise, sampler, torch.tensor([5.0, 0.0]), disable_pbar=True)
     assert found == {(name, name in changed) for name in texts}
 
@@ -120,7 +120,7 @@ def test_a_words_heat_map_is_a_mask(demo):
     """A token is steered where it acts: the direction is added by the map of its word."""
     given = {"activations": demo.tap("attn-mean"), "image": torch.zeros(2, 128, 128, 3), "clip": demo.clip}
     options = {"prompt_role": "positive", "normalize_per_word": True, "opacity": 0.6}
-    mask = demo.comfy.run("GBX_TokenHeatMap", prompt="portrait, red hair", words="hair", **given, **options)[1][:1]
+    mask = demo.app.run("GBX_TokenHeatMap", prompt="portrait, red hair", words="hair", **given, **options)[1][:1]
     plain = recorded(demo, demo.model, SPATIAL, "0")[1].tensors[SPATIAL][0]
     direction = direction_of(demo, SPATIAL)
     found = recorded(demo, steer(demo, direction, mask=mask), SPATIAL, "0")[1].tensors[SPATIAL][0]
@@ -209,46 +209,46 @@ def test_a_failed_run_leaves_no_hook(demo, monkeypatch):
         ("WAN21_T2V", "vit-block1-out"),
     ],
 )
-def test_the_images_tokens_of_a_transformer_are_steered(comfy, name, id_):
+def test_the_images_tokens_of_a_transformer_are_steered(app, name, id_):
     """Text before the image, tuples, fused projections and videos: what a recorder sees is shifted by the direction."""
     model = tiny_transformers.model(name)
     world = World.__new__(World)
-    world.comfy, world.model = comfy, model
+    world.app, world.model = app, model
     direction = direction_of(world, id_)
     frames = {"frames": 2} if name.startswith("WAN") else {}
     latent = tiny_transformers.latent(model, 1, 8, 12, **frames)
     given = {"positive": tiny_transformers.conditioning(), "latent": latent, "seed": 3, "noise_samples": 1}
     given |= {**PATTERN, "ids": id_, "noise_unit": "sigma", "level": 0.5}
-    plain = comfy.run("GBX_LayerActivationTap", model=model, **given)[0].tensors[id_]
-    found = comfy.run("GBX_LayerActivationTap", model=steer(world, direction), **given)[0].tensors[id_]
+    plain = app.run("GBX_LayerActivationTap", model=model, **given)[0].tensors[id_]
+    found = app.run("GBX_LayerActivationTap", model=steer(world, direction), **given)[0].tensors[id_]
     assert (found - plain - 2.0 * direction.vectors[id_][:, None, None]).abs().max() < 1e-4
 
 
 def test_directions_from_activations(demo):
     toward, away = (demo.tap(f"{SPATIAL}\n{TOKENS}", seed=seed) for seed in (1, 2))
     given = {"toward": toward, "component": 0}
-    difference, report = demo.comfy.run("GBX_SteeringDirection", **given, away=away, method="mean_difference")
+    difference, report = demo.app.run("GBX_SteeringDirection", **given, away=away, method="mean_difference")
     expected = toward.tensors[SPATIAL].mean((0, 2, 3)) - away.tensors[SPATIAL].mean((0, 2, 3))
     assert torch.allclose(difference.vectors[SPATIAL], expected, atol=1e-6)
     assert difference.name == ""
     assert [line.split()[0] for line in report.splitlines()[1:]] == [SPATIAL, TOKENS]
-    principal = demo.comfy.run("GBX_SteeringDirection", **given, method="principal_component")[0].vectors[SPATIAL]
+    principal = demo.app.run("GBX_SteeringDirection", **given, method="principal_component")[0].vectors[SPATIAL]
     points = toward.tensors[SPATIAL].movedim(1, -1).flatten(0, -2)
     points = points - points.mean(0)
     value, vectors = torch.linalg.eigh(points.T @ points / len(points))
     assert principal.norm().square().item() == pytest.approx(value[-1].item(), rel=1e-3)
     assert abs(torch.nn.functional.normalize(principal, dim=0) @ vectors[:, -1]) > 0.9999
     with pytest.raises(ValueError, match="needs away"):
-        demo.comfy.run("GBX_SteeringDirection", **given, method="mean_difference")
+        demo.app.run("GBX_SteeringDirection", **given, method="mean_difference")
     with pytest.raises(ValueError, match="hold different activations"):
         other = demo.tap("unet-out")
-        demo.comfy.run("GBX_SteeringDirection", **given, away=other, method="mean_difference")
+        demo.app.run("GBX_SteeringDirection", **given, away=other, method="mean_difference")
 
 
 def test_directions_from_prompts_are_means_over_runs(demo):
-    (latent,) = demo.comfy.run("EmptyLatentImage", width=128, height=128, batch_size=2)
+    (latent,) = demo.app.run("EmptyLatentImage", width=128, height=128, batch_size=2)
     settings = {"preset": "custom_ids", "ids": SPATIAL, "recorded_steps": "all", "seed": 7, "steps": 2, "cfg": 3.0}
-    direction, _ = demo.comfy.run(
+    direction, _ = demo.app.run(
         "GBX_PromptSteeringDirection",
         model=demo.model,
         clip=demo.clip,
@@ -261,7 +261,7 @@ def test_directions_from_prompts_are_means_over_runs(demo):
     assert direction.name == "red hair"
 
     def mean(text):
-        (positive,) = demo.comfy.run("CLIPTextEncode", clip=demo.clip, text=text)
+        (positive,) = demo.app.run("CLIPTextEncode", clip=demo.clip, text=text)
         model, recording = demo.record("all", "conditional", SPATIAL)
         samples = demo.sample(model, latent, positive=positive, steps=2)
         return sum(demo.read(recording, samples, step)[0].tensors[SPATIAL].mean((0, 2, 3)) for step in (0, 1)) / 2
@@ -270,22 +270,22 @@ def test_directions_from_prompts_are_means_over_runs(demo):
     assert (direction.vectors[SPATIAL] - expected).abs().max() < 1e-4 * expected.abs().max()
     given = {"model": demo.model, "clip": demo.clip, "latent": latent, "away_prompts": "portrait", **settings}
     with pytest.raises(ValueError, match="at least one prompt of each kind"):
-        demo.comfy.run("GBX_PromptSteeringDirection", **given, toward_prompts=" ")
+        demo.app.run("GBX_PromptSteeringDirection", **given, toward_prompts=" ")
     given["recorded_steps"] = "9"
     with pytest.raises(ValueError, match=r"in this run of 2 steps \(0 to 1\)\. Select other steps in recorded_steps\."):
-        demo.comfy.run("GBX_PromptSteeringDirection", **given, toward_prompts="portrait, smiling")
+        demo.app.run("GBX_PromptSteeringDirection", **given, toward_prompts="portrait, smiling")
 
 
 def test_a_direction_is_saved_and_loaded(demo):
     direction = replace(direction_of(demo, SPATIAL, TOKENS), name="red hair")
-    (file,) = demo.comfy.run("GBX_SaveSteeringDirection", direction=direction, filename_prefix="glassbox/direction")
-    loaded, report = demo.comfy.run("GBX_LoadSteeringDirection", file=file)
+    (file,) = demo.app.run("GBX_SaveSteeringDirection", direction=direction, filename_prefix="glassbox/direction")
+    loaded, report = demo.app.run("GBX_LoadSteeringDirection", file=file)
     assert report == direction.report() and loaded.name == "red hair"
     assert all(torch.equal(loaded.vectors[id_], vector) for id_, vector in direction.vectors.items())
 
 
 def test_directions_of_other_models_and_inputs_are_refused(demo):
-    steering = demo.comfy.module("nodes.activations.steering")
+    steering = demo.app.module("nodes.activations.steering")
     for vectors, reason in (
         ({"up-level1-repeat0-res-out": torch.zeros(3)}, "which this model does not have"),
         ({"vit-block0-out": torch.zeros(3)}, "which this model does not have"),

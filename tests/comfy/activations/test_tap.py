@@ -7,13 +7,13 @@ from tapping import World, hooks_left
 
 
 @pytest.fixture(scope="module")
-def demo(comfy):
-    return World(comfy, *comfy.run("GBX_LoadDemoModel", weights="avatars-v2"))
+def demo(app):
+    return World(app, *app.run("GBX_LoadDemoModel", weights="avatars-v2"))
 
 
 @pytest.fixture(scope="module", params=["sd15", "sdxl"])
-def reduced_world(comfy, request):
-    return request.param, World(comfy, *reduced.checkpoint(request.param))
+def reduced_world(app, request):
+    return request.param, World(app, *reduced.checkpoint(request.param))
 
 
 def outputs_by_hand(world, latent, sigma, seed, modules):
@@ -45,7 +45,7 @@ def test_values_are_bit_equal_to_plain_hooks(reduced_world):
     """Every activation of an SD1.5 and an SDXL topology; maps to 1e-6."""
     _, world = reduced_world
     latent = world.latent(2, 64, 64)
-    catalog = world.comfy.module("nodes.activations.catalog_unet").catalog(world.model.model.diffusion_model)
+    catalog = world.app.module("nodes.activations.catalog_unet").catalog(world.model.model.diffusion_model)
     tapped = world.tap("*", latent=latent, noise_unit="sigma", level=0.3)
     assert list(tapped.tensors) == [spec.id for spec in catalog]
     modules = [spec.module for spec in catalog if spec.kind in ("spatial", "tokens")]
@@ -80,9 +80,9 @@ def test_a_residual_output_is_its_shortcut_and_its_increment(demo):
         ("sdxl", 2048, 50, 0.225583, 1.415594),
     ],
 )
-def test_the_papers_noise_level(comfy, monkeypatch, name, context, timestep, sigma, seen):
+def test_the_papers_noise_level(app, monkeypatch, name, context, timestep, sigma, seen):
     """Official schedulers: t = 50 is timestep 51 of SD1.5 and 50 of SDXL."""
-    world = World(comfy, *reduced.checkpoint(name))
+    world = World(app, *reduced.checkpoint(name))
     monkeypatch.setitem(world.model.model.model_config.unet_config, "context_dim", context)
     tapped = world.tap("unet-in", latent=world.latent(1, 64, 64))
     assert tapped.timestep == timestep
@@ -93,7 +93,7 @@ def test_the_papers_noise_level(comfy, monkeypatch, name, context, timestep, sig
 
 
 def test_other_units_of_the_noise_level(demo):
-    host = demo.comfy.module("nodes.host.evaluate")
+    host = demo.app.module("nodes.host.evaluate")
     sampling = demo.model.get_model_object("model_sampling")
     assert host.sigma_at(demo.model, 0.0, host.PERCENT) == pytest.approx(float(sampling.sigma_max))
     assert host.sigma_at(demo.model, 1.0, host.PERCENT) == pytest.approx(float(sampling.sigma_min))
@@ -152,7 +152,7 @@ def test_stop_comes_before_the_next_evaluation(demo):
 
 
 def test_combined_conditioning_is_refused(demo):
-    (combined,) = demo.comfy.run("ConditioningCombine", conditioning_1=demo.positive, conditioning_2=demo.negative)
+    (combined,) = demo.app.run("ConditioningCombine", conditioning_1=demo.positive, conditioning_2=demo.negative)
     with pytest.raises(ValueError, match="has several parts"):
         demo.tap("unet-out", positive=combined)
 

@@ -60,12 +60,12 @@ VIEW = {"mode": "pca_rgb", "joint_fit": True, "channel": 0, "size": 64}
 
 
 @pytest.fixture(scope="module")
-def models(comfy):
+def models(app):
     return {name: tiny_transformers.model(name) for name in tiny_transformers.NAMES}
 
 
-def catalog_of(comfy, patcher):
-    return comfy.module("nodes.activations.catalog_unet").catalog(patcher.model.diffusion_model)
+def catalog_of(app, patcher):
+    return app.module("nodes.activations.catalog_unet").catalog(patcher.model.diffusion_model)
 
 
 def latent_of(patcher, count):
@@ -75,7 +75,7 @@ def latent_of(patcher, count):
     return tiny_transformers.latent(patcher, count, HEIGHT * side, WIDTH * side)
 
 
-def tap(comfy, patcher, ids, **changes):
+def tap(app, patcher, ids, **changes):
     images = {"positive": tiny_transformers.conditioning(patcher=patcher), "latent": latent_of(patcher, 2)}
     given = {
         **PATTERN,
@@ -87,7 +87,7 @@ def tap(comfy, patcher, ids, **changes):
         "noise_unit": "sigma",
         "level": 0.5,
     }
-    return comfy.run("GBX_LayerActivationTap", **{**given, **changes})[0]
+    return app.run("GBX_LayerActivationTap", **{**given, **changes})[0]
 
 
 def seen_by_hand(patcher, paths, run):
@@ -107,9 +107,9 @@ def seen_by_hand(patcher, paths, run):
 
 
 @pytest.mark.parametrize("name", tiny_transformers.NAMES)
-def test_every_id_comes_with_its_channels_on_the_images_grid(comfy, models, name):
+def test_every_id_comes_with_its_channels_on_the_images_grid(app, models, name):
     """Names as in the official code (eight per block of PixArt); images that are not square."""
-    specs, tapped = catalog_of(comfy, models[name]), tap(comfy, models[name], "*")
+    specs, tapped = catalog_of(app, models[name]), tap(app, models[name], "*")
     expected = expected_ids(name)
     expected += ["attn-mean"] if "cross-map" in " ".join(expected) else []
     assert [spec.id for spec in specs] == expected == list(tapped.tensors)
@@ -141,25 +141,25 @@ def test_every_id_comes_with_its_channels_on_the_images_grid(comfy, models, name
         ("Omnigen2", 2, "norm_out", JOINT_TEXT),
     ],
 )
-def test_the_last_blocks_output_is_what_the_final_layer_gets(comfy, models, name, last, path, text):
+def test_the_last_blocks_output_is_what_the_final_layer_gets(app, models, name, last, path, text):
     """So the right tokens of the right output are taken, in the image's order."""
-    tapped, caught = seen_by_hand(models[name], [path], lambda: tap(comfy, models[name], f"vit-block{last}-out"))
+    tapped, caught = seen_by_hand(models[name], [path], lambda: tap(app, models[name], f"vit-block{last}-out"))
     expected = caught[path][0][:, text : text + HEIGHT * WIDTH]
     found = tapped.tensors[f"vit-block{last}-out"].flatten(2).transpose(1, 2)
     assert torch.equal(found, expected)
 
 
-def test_a_refiner_sees_the_image_alone(comfy, models):
+def test_a_refiner_sees_the_image_alone(app, models):
     path = "noise_refiner.0"
-    tapped, caught = seen_by_hand(models["Lumina2"], [path], lambda: tap(comfy, models["Lumina2"], "vit-refiner0-out"))
+    tapped, caught = seen_by_hand(models["Lumina2"], [path], lambda: tap(app, models["Lumina2"], "vit-refiner0-out"))
     found = tapped.tensors["vit-refiner0-out"].flatten(2).transpose(1, 2)
     assert caught[path][1].shape[1] == HEIGHT * WIDTH and torch.equal(found, caught[path][1])
 
 
-def test_tokens_that_pad_a_sequence_are_left_out(comfy):
+def test_tokens_that_pad_a_sequence_are_left_out(app):
     """Z-Image pads text and image each to a multiple of 32 tokens."""
     patcher = tiny_transformers.model("Lumina2", pad_tokens_multiple=32)
-    tapped, caught = seen_by_hand(patcher, ["final_layer"], lambda: tap(comfy, patcher, "vit-block2-out"))
+    tapped, caught = seen_by_hand(patcher, ["final_layer"], lambda: tap(app, patcher, "vit-block2-out"))
     sequence = caught["final_layer"][0]
     assert sequence.shape[1] == 32 + 288
     found = tapped.tensors["vit-block2-out"].flatten(2).transpose(1, 2)
@@ -175,7 +175,7 @@ def test_tokens_that_pad_a_sequence_are_left_out(comfy):
         ("ace.model", "ACEStepTransformer2DModel", {"num_layers": 1}),
     ],
 )
-def test_networks_that_make_no_images_are_refused(comfy, module, name, settings):
+def test_networks_that_make_no_images_are_refused(app, module, name, settings):
     """Hunyuan3D has Flux's blocks, over points instead of positions."""
     import importlib
 
@@ -184,24 +184,24 @@ def test_networks_that_make_no_images_are_refused(comfy, module, name, settings)
     network = getattr(importlib.import_module(f"comfy.ldm.{module}"), name)
     made = network(**settings, dtype=torch.float32, device="meta", operations=ops.disable_weight_init)
     with pytest.raises(ValueError, match=f"{name} makes (3D shapes|audio).*Use a model for images"):
-        comfy.module("nodes.activations.catalog_unet").catalog(made)
+        app.module("nodes.activations.catalog_unet").catalog(made)
 
 
 @pytest.mark.parametrize(("name", "path"), [("QwenImage", "transformer_blocks.1"), ("Omnigen2", "layers.2")])
-def test_reference_images_are_not_the_image(comfy, models, name, path):
+def test_reference_images_are_not_the_image(app, models, name, path):
     """Qwen-Image has them after the image, OmniGen2 between text and image: the image's tokens come with both."""
     references = [tiny_transformers.latent(models[name], 1, 8, 12)["samples"]]
     ((text, others),) = tiny_transformers.conditioning(patcher=models[name])
     positive = [[text, others | {"reference_latents": references}]]
     id_, positions = f"vit-block{path[-1]}-out", HEIGHT * WIDTH
-    tapped, caught = seen_by_hand(models[name], [path], lambda: tap(comfy, models[name], id_, positive=positive))
+    tapped, caught = seen_by_hand(models[name], [path], lambda: tap(app, models[name], id_, positive=positive))
     output = caught[path][1][1] if name == "QwenImage" else caught[path][1]
     image = output[:, :positions] if name == "QwenImage" else output[:, -positions:]
     assert output.shape[1] >= positions + 24
     assert torch.equal(tapped.tensors[id_].flatten(2).transpose(1, 2), image)
 
 
-def test_a_network_that_masks_its_text(comfy):
+def test_a_network_that_masks_its_text(app):
     """No map of HunyuanVideo. Its single blocks begin with the image in ComfyUI 0.3.75, in newer ones with text."""
     from comfy import ops
     from comfy.ldm.hunyuan_video.model import HunyuanVideo
@@ -231,7 +231,7 @@ def test_a_network_that_masks_its_text(comfy):
     )
     network = HunyuanVideo(**settings, dtype=torch.float32, device="cpu", operations=ops.disable_weight_init)
     reduced.fill(network, torch.Generator().manual_seed(0))
-    specs = comfy.module("nodes.activations.catalog_unet").catalog(network)
+    specs = app.module("nodes.activations.catalog_unet").catalog(network)
     parts = ([part for part in block if part != "cross-map"] for block in FLUX)  # its text is masked
     expected = [f"vit-block{number}-{part}" for number, block in enumerate(parts) for part in block]
     assert [spec.id for spec in specs] == expected
@@ -248,12 +248,12 @@ def test_a_network_that_masks_its_text(comfy):
     assert torch.equal(seen["image"], seen["block"][:, -images:] if length_module else seen["block"][:, :count])
 
 
-def test_a_network_whose_feed_forward_part_is_gated(comfy, models):
+def test_a_network_whose_feed_forward_part_is_gated(app, models):
     """Newer relatives of Flux end it in ``down_proj``."""
     network = copy.deepcopy(models["Flux"].model.diffusion_model)
     for block in network.double_blocks:
         block.img_mlp = torch.nn.ModuleDict({"up_proj": torch.nn.Linear(64, 80), "down_proj": torch.nn.Linear(80, 64)})
-    specs = comfy.module("nodes.activations.catalog_unet").catalog(network)
+    specs = app.module("nodes.activations.catalog_unet").catalog(network)
     inner = next(spec for spec in specs if spec.id == "vit-block0-ffn-inner")
     assert (inner.module, inner.channels) == ("double_blocks.0.img_mlp.down_proj", 80)
 
@@ -272,10 +272,10 @@ def test_a_network_whose_feed_forward_part_is_gated(comfy, models):
         ("HunyuanDiT", 1, "blocks.1.attn1.Wqkv", 0, (64, 64, 64)),
     ],
 )
-def test_fused_projections_are_cut_by_layout(comfy, models, name, block, path, text, widths):
+def test_fused_projections_are_cut_by_layout(app, models, name, block, path, text, widths):
     prefix = "self-" if name in ("PixArtAlpha", "HunyuanDiT") or "attn2" in path else ""
     ids = [f"vit-block{block}-{prefix}{letter}" for letter in "qkv"]
-    tapped, caught = seen_by_hand(models[name], [path], lambda: tap(comfy, models[name], "\n".join(ids)))
+    tapped, caught = seen_by_hand(models[name], [path], lambda: tap(app, models[name], "\n".join(ids)))
     fused = caught[path][1][:, text : text + HEIGHT * WIDTH, : sum(widths)]
     for id_, expected in zip(ids, fused.split(widths, dim=-1), strict=True):
         assert torch.equal(tapped.tensors[id_].flatten(2).transpose(1, 2), expected), id_
@@ -296,7 +296,7 @@ def test_fused_projections_are_cut_by_layout(comfy, models, name, block, path, t
         ("QwenImage", "comfy.ldm.qwen_image.model", {"vit-block0-cross-map": 0, "vit-block1-cross-map": 1}),
     ],
 )
-def test_maps_are_those_of_the_attention_that_runs(comfy, models, monkeypatch, name, module, calls_of):
+def test_maps_are_those_of_the_attention_that_runs(app, models, monkeypatch, name, module, calls_of):
     """Against the softmax of the queries and keys that ComfyUI hands to its attention; of joint ones its text part."""
     import importlib
 
@@ -311,7 +311,7 @@ def test_maps_are_those_of_the_attention_that_runs(comfy, models, monkeypatch, n
         return attention(q, k, v, heads, *args, **options)
 
     monkeypatch.setattr(target, called, spied)
-    tapped = tap(comfy, models[name], "\n".join([*calls_of, "attn-mean"]))
+    tapped = tap(app, models[name], "\n".join([*calls_of, "attn-mean"]))
     for id_, number in calls_of.items():
         found, expected = tapped.tensors[id_], calls[number]
         if len(expected) < len(found):  # PixArt joins the texts of a batch
@@ -326,18 +326,18 @@ def test_maps_are_those_of_the_attention_that_runs(comfy, models, monkeypatch, n
         assert len(crossed) >= 2 and (found - mean).abs().max() < 1e-6
 
 
-def test_maps_that_would_be_wrong_are_not_offered(comfy):
+def test_maps_that_would_be_wrong_are_not_offered(app):
     """With a norm between projection and softmax, as an option of PixArt has it."""
     patcher = tiny_transformers.model("PixArtAlpha")
     for block in patcher.model.diffusion_model.blocks:
         block.attn.q_norm = torch.nn.LayerNorm(48)
-    assert not [spec.id for spec in catalog_of(comfy, patcher) if spec.id.endswith("self-map")]
+    assert not [spec.id for spec in catalog_of(app, patcher) if spec.id.endswith("self-map")]
 
 
 @pytest.mark.parametrize("name", tiny_transformers.NAMES)
-def test_recording_a_transformer_does_not_change_the_image(comfy, models, name):
+def test_recording_a_transformer_does_not_change_the_image(app, models, name):
     given = {**PATTERN, "ids": "*-out", "recorded_steps": "last", "rows": "both"}
-    recording_model, recording = comfy.run("GBX_ActivationRecorder", model=models[name], **given)
+    recording_model, recording = app.run("GBX_ActivationRecorder", model=models[name], **given)
     latent = latent_of(models[name], 1)
     settings = {
         "seed": 7,
@@ -350,15 +350,15 @@ def test_recording_a_transformer_does_not_change_the_image(comfy, models, name):
         "negative": tiny_transformers.conditioning(7, models[name]),
         "latent_image": latent,
     }
-    plain, recorded = (comfy.run("KSampler", model=one, **settings)[0] for one in (models[name], recording_model))
+    plain, recorded = (app.run("KSampler", model=one, **settings)[0] for one in (models[name], recording_model))
     assert torch.equal(plain["samples"], recorded["samples"])
-    activations = comfy.run("GBX_ReadActivations", recording=recording, latent=recorded, step_index=-1)[0]
+    activations = app.run("GBX_ReadActivations", recording=recording, latent=recorded, step_index=-1)[0]
     assert [row.conditional for row in activations.rows] == [True, False]
 
 
-def test_presets_for_transformers(comfy, models):
-    selection = comfy.module("nodes.activations.select_ids")
-    specs = catalog_of(comfy, models["Flux"])
+def test_presets_for_transformers(app, models):
+    selection = app.module("nodes.activations.select_ids")
+    specs = catalog_of(app, models["Flux"])
     assert [spec.id for spec in selection.select(specs, selection.Preset.RECOMMENDED)] == ["vit-block2-out"]
     for preset, reason in (
         (selection.Preset.GENERAL_FILTER, "this model is a transformer"),
@@ -368,16 +368,16 @@ def test_presets_for_transformers(comfy, models):
         with pytest.raises(ValueError, match=reason):
             selection.select(specs, preset)
     for name in ("WAN21_T2V", "Flux", "SD3"):
-        cross = selection.select(catalog_of(comfy, models[name]), selection.Preset.CROSS_ATTENTION)
+        cross = selection.select(catalog_of(app, models[name]), selection.Preset.CROSS_ATTENTION)
         assert [spec.id for spec in cross] == ["attn-mean"]
-    lumina = catalog_of(comfy, models["Lumina2"])
+    lumina = catalog_of(app, models["Lumina2"])
     assert [spec.id for spec in selection.select(lumina, selection.Preset.RECOMMENDED)] == ["vit-block1-out"]
     with pytest.raises(ValueError, match="image-to-text attention of this model cannot be read"):
         selection.select(lumina, selection.Preset.CROSS_ATTENTION)
 
 
 @pytest.mark.parametrize(("name", "frames"), [("SD3", 1), ("WAN21_T2V", 3)])
-def test_quality_of_transformers_and_videos(comfy, models, name, frames):
+def test_quality_of_transformers_and_videos(app, models, name, frames):
     """No rule is published for them: the filters keep all, and limits on what was measured still apply."""
     size = {"frames": frames} if frames > 1 else {}
     given = {
@@ -395,24 +395,24 @@ def test_quality_of_transformers_and_videos(comfy, models, name, frames):
     }
     del given["precision"]
     for id_filter in ("paper_filter", "general_filter", "measured"):
-        figure, report, ids = comfy.run("GBX_ActivationQuality", **given, id_filter=id_filter)
+        figure, report, ids = app.run("GBX_ActivationQuality", **given, id_filter=id_filter)
         assert figure.ndim == 4 and ids.splitlines() == [line.split()[0] for line in report.splitlines()[1:]]
 
 
-def test_the_catalog_of_a_transformer(comfy, models):
-    figure, table, ids = comfy.run(
+def test_the_catalog_of_a_transformer(app, models):
+    figure, table, ids = app.run(
         "GBX_ActivationCatalog", model=models["Flux"], preset="recommended", ids="", width=160, height=96
     )
     assert "vit-block0-q  double_blocks.0.img_attn.qkv  64x6x10" in table and ids == "vit-block2-out"
     assert figure.ndim == 4 and figure.amin() < 1
 
 
-def test_each_frame_of_a_video_is_a_row(comfy, models):
+def test_each_frame_of_a_video_is_a_row(app, models):
     """Tokens and attention of 2 videos of 3 frames against what the network's own modules hand out."""
     model, path = models["WAN21_T2V"], "blocks.2"
     video = tiny_transformers.latent(model, 2, 12, 20, frames=3)
     ids = "vit-block2-out\nvit-block1-cross-map\nattn-mean"
-    tapped, caught = seen_by_hand(model, [path], lambda: tap(comfy, model, ids, latent=video))
+    tapped, caught = seen_by_hand(model, [path], lambda: tap(app, model, ids, latent=video))
     out = tapped.tensors["vit-block2-out"]
     assert out.shape == (6, 96, 6, 10) and [row.image for row in tapped.rows] == list(range(6))
     assert torch.equal(out, caught[path][1].view(2, 3, 6, 10, 96).flatten(0, 1).permute(0, 3, 1, 2))
@@ -420,20 +420,20 @@ def test_each_frame_of_a_video_is_a_row(comfy, models):
     assert tapped.tensors["vit-block1-cross-map"].shape[:3] == (6, 4, 60)
     assert tapped.tensors["attn-mean"].shape[2:] == (6, 10)
     image = torch.arange(18.0).view(18, 1, 1, 1).expand(18, 48, 80, 3) / 18  # decoded: 9 images a video
-    shown = comfy.module("nodes.activations.tap_inputs").images_of(image, tapped)
+    shown = app.module("nodes.activations.tap_inputs").images_of(image, tapped)
     assert (shown[:, 0, 0, 0] * 18).round().tolist() == [0, 4, 8, 9, 13, 17]
-    (figure,) = comfy.run("GBX_ActivationPicture", activations=tapped.select(["vit-block2-out"]), **VIEW)[:1]
+    (figure,) = app.run("GBX_ActivationPicture", activations=tapped.select(["vit-block2-out"]), **VIEW)[:1]
     assert len(figure) == 6
 
 
-def test_recording_a_video_keeps_its_frames_as_rows(comfy, models):
+def test_recording_a_video_keeps_its_frames_as_rows(app, models):
     model = models["WAN21_T2V"]
-    recording_model, recording = comfy.run(
+    recording_model, recording = app.run(
         "GBX_ActivationRecorder", model=model, **PATTERN, ids="vit-block1-out", recorded_steps="last", rows="both"
     )
     latent = tiny_transformers.latent(model, 1, 8, 8, frames=2)
     text = {"positive": tiny_transformers.conditioning(), "negative": tiny_transformers.conditioning(5)}
-    samples = comfy.run(
+    samples = app.run(
         "KSampler",
         model=recording_model,
         seed=7,
@@ -445,6 +445,6 @@ def test_recording_a_video_keeps_its_frames_as_rows(comfy, models):
         latent_image=latent,
         **text,
     )[0]
-    activations = comfy.run("GBX_ReadActivations", recording=recording, latent=samples, step_index=-1)[0]
+    activations = app.run("GBX_ReadActivations", recording=recording, latent=samples, step_index=-1)[0]
     assert activations.tensors["vit-block1-out"].shape == (4, 96, 4, 4)
     assert [(row.image, row.conditional) for row in activations.rows] == [(0, True), (1, True), (0, False), (1, False)]

@@ -9,13 +9,13 @@ from tapping import PATTERN, World, hooks_left
 
 
 @pytest.fixture(scope="module")
-def demo(comfy):
-    return World(comfy, *comfy.run("GBX_LoadDemoModel", weights="avatars-v2"))
+def demo(app):
+    return World(app, *app.run("GBX_LoadDemoModel", weights="avatars-v2"))
 
 
 def guided(demo, model, node_id, **conditionings):
     """The latent of SamplerCustomAdvanced with a guider of three conditionings."""
-    run = demo.comfy.run
+    run = demo.app.run
     (guider,) = run(node_id, model=model, **conditionings)
     (sigmas,) = run("BasicScheduler", model=model, scheduler="normal", steps=2, denoise=1.0)
     (sampler,), (noise,) = run("KSamplerSelect", sampler_name="euler"), run("RandomNoise", noise_seed=1)
@@ -25,7 +25,7 @@ def guided(demo, model, node_id, **conditionings):
 
 
 def text(demo, words):
-    return demo.comfy.run("CLIPTextEncode", clip=demo.clip, text=words)[0]
+    return demo.app.run("CLIPTextEncode", clip=demo.clip, text=words)[0]
 
 
 @pytest.mark.parametrize("recorder_first", [True, False])
@@ -34,7 +34,7 @@ def test_steps_that_easycache_skips_are_not_recorded(demo, recorder_first):
 
     def cached(model):
         given = {"reuse_threshold": 10.0, "start_percent": 0.2, "end_percent": 0.9, "verbose": False}
-        return demo.comfy.run("EasyCache", model=model, **given)[0]
+        return demo.app.run("EasyCache", model=model, **given)[0]
 
     base = demo.model if recorder_first else cached(demo.model)
     model, recording = demo.record("all", "conditional", "up-level1-repeat0-res-out", model=base)
@@ -47,7 +47,7 @@ def test_steps_that_easycache_skips_are_not_recorded(demo, recorder_first):
 
 
 def test_regional_prompts_go_on_without_a_record(demo):
-    run = demo.comfy.run
+    run = demo.app.run
     area = {"width": 64, "height": 128, "x": 0, "y": 0, "strength": 1.0}
     (left,) = run("ConditioningSetArea", conditioning=text(demo, "red hair"), **area)
     (regional,) = run("ConditioningCombine", conditioning_1=demo.positive, conditioning_2=left)
@@ -94,10 +94,10 @@ def test_rows_are_the_guiders_positive_and_negative(demo, guider, copies):
 
 
 @pytest.mark.parametrize("name", ["SD3", "Chroma", "WAN21_T2V", "PixArtAlpha"])
-def test_texts_of_unequal_length_keep_their_lengths(comfy, name):
+def test_texts_of_unequal_length_keep_their_lengths(app, name):
     model = tiny_transformers.model(name)
     given = {**PATTERN, "ids": "*block1-cross-map\nattn-mean", "recorded_steps": "all", "rows": "both"}
-    recording_model, recording = comfy.run("GBX_ActivationRecorder", model=model, **given)
+    recording_model, recording = app.run("GBX_ActivationRecorder", model=model, **given)
     settings = {
         "seed": 7,
         "steps": 2,
@@ -109,9 +109,9 @@ def test_texts_of_unequal_length_keep_their_lengths(comfy, name):
         "negative": tiny_transformers.conditioning(5),
         "latent_image": tiny_transformers.latent(model, 1, 26, 44),
     }
-    plain, recorded = (comfy.run("KSampler", model=one, **settings)[0] for one in (model, recording_model))
+    plain, recorded = (app.run("KSampler", model=one, **settings)[0] for one in (model, recording_model))
     assert torch.equal(plain["samples"], recorded["samples"])
-    found = comfy.run("GBX_ReadActivations", recording=recording, latent=recorded, step_index=0, average=True)[0]
+    found = app.run("GBX_ReadActivations", recording=recording, latent=recorded, step_index=0, average=True)[0]
     lengths = [row.text_tokens for row in found.rows]
     assert lengths[0] > lengths[1] > 0
     maps = found.tensors["attn-mean"]

@@ -11,12 +11,12 @@ CFG = 3.0
 
 
 @pytest.fixture(scope="module")
-def model(comfy):
+def model(app):
     return conditioned.model("sdxl")
 
 
 @pytest.fixture(scope="module")
-def made(comfy, model):
+def made(app, model):
     """Metadata Guider with the prompts of this file; keywords replace the settings."""
 
     def run(**changes):
@@ -30,7 +30,7 @@ def made(comfy, model):
             "reference_width": 0,
             "reference_height": 0,
         }
-        return comfy.run("GBX_MetadataGuider", **{**given, **changes})[0]
+        return app.run("GBX_MetadataGuider", **{**given, **changes})[0]
 
     return run
 
@@ -53,8 +53,8 @@ def test_both_at_one_is_the_conditional_prediction(model, made):
 
 
 @pytest.mark.parametrize(("cfg", "strength"), [(3.0, 0.4), (3.0, 2.5), (1.0, 0.5), (0.5, 0.5)])
-def test_between_it_is_dual_cfg(comfy, model, made, cfg, strength):
-    dual = comfy.run(
+def test_between_it_is_dual_cfg(app, model, made, cfg, strength):
+    dual = app.run(
         "DualCFGGuider",
         model=model,
         cond1=prompt("sdxl", **REQUESTED),
@@ -107,7 +107,7 @@ def test_only_the_chosen_fields_are_the_reference_s(model, made):
     assert torch.equal(rows[0], expected_row(1, width=300, height=200))
 
 
-def test_with_a_gate_on_the_model(comfy, model, made):
+def test_with_a_gate_on_the_model(app, model, made):
     given = {
         "curve": "cosine",
         "exponent": 64.0,
@@ -117,15 +117,15 @@ def test_with_a_gate_on_the_model(comfy, model, made):
         "mode": "value",
         "apply_to": "both",
     }
-    gated = comfy.run("GBX_MetadataSchedule", model=model, **given)[0]
+    gated = app.run("GBX_MetadataSchedule", model=model, **given)[0]
     shut = sample(made(model=gated, metadata_strength=0.5), [14.6146, 0.0])
     stock = sample(guider(model, prompt("sdxl"), prompt("sdxl", 1), CFG), [14.6146, 0.0])
     assert torch.allclose(shut, stock, atol=1e-4 * float(stock.abs().max()))
 
 
-def test_strength_is_continuous_under_a_cfg_patch(comfy, model, made):
+def test_strength_is_continuous_under_a_cfg_patch(app, model, made):
     """RescaleCFG sees the whole guidance: near strength 1 it gives what strength 1 gives."""
-    patched = comfy.run("RescaleCFG", model=model, multiplier=0.7)[0]
+    patched = app.run("RescaleCFG", model=model, multiplier=0.7)[0]
     step = [1.6156, 0.0]
     low, near, high = (sample(made(model=patched, metadata_strength=value), step) for value in (0.0, 0.999, 1.0))
     assert float((near - high).abs().max()) < 0.02 * float((high - low).abs().max())

@@ -20,20 +20,20 @@ DEFAULTS = {
 
 
 @pytest.fixture(scope="module")
-def higher(comfy):
+def higher(app):
     def run(model, **changes):
-        return comfy.run("GBX_PositionalResample", model=model, **{**DEFAULTS, **changes})[0]
+        return app.run("GBX_PositionalResample", model=model, **{**DEFAULTS, **changes})[0]
 
     return run
 
 
 @pytest.fixture(scope="module", params=ROTARY)
-def transformer(comfy, request):
+def transformer(app, request):
     return tiny_transformers.model(request.param)
 
 
 @pytest.fixture(scope="module")
-def unet(comfy):
+def unet(app):
     return conditioned.model("sdxl")
 
 
@@ -96,7 +96,7 @@ def test_rotations_are_those_of_core_with_a_larger_base(higher, transformer):
     assert not embedder._forward_hooks
 
 
-def test_controlnets_with_rotary_positions_follow(higher, comfy):
+def test_controlnets_with_rotary_positions_follow(higher, app):
     from comfy.ldm.flux.layers import EmbedND
     from comfy.patcher_extension import WrappersMP
 
@@ -130,9 +130,9 @@ def test_a_unet_is_stock_up_to_the_base_and_without_downscale(higher, unet):
 
 
 @pytest.mark.parametrize(("base", "factor"), [(64, 2.0), (80, 1.6)])
-def test_features_are_those_of_core_s_downscale_by_the_ratio(comfy, higher, unet, base, factor):
+def test_features_are_those_of_core_s_downscale_by_the_ratio(app, higher, unet, base, factor):
     """PatchModelAddDownscale behind input block 3, the first downsampling of SDXL, bicubic both ways."""
-    core = comfy.run(
+    core = app.run(
         "PatchModelAddDownscale",
         model=unet,
         block_number=3,
@@ -146,15 +146,15 @@ def test_features_are_those_of_core_s_downscale_by_the_ratio(comfy, higher, unet
     assert torch.equal(denoised(higher(unet, base_size=base)), denoised(core))
 
 
-def test_with_a_latent_the_noise_follows_the_size(comfy, unet):
+def test_with_a_latent_the_noise_follows_the_size(app, unet):
     latent = {"samples": torch.zeros(1, 4, 16, 16)}
-    moved, report = comfy.run("GBX_PositionalResample", model=unet, latent=latent, **DEFAULTS)
+    moved, report = app.run("GBX_PositionalResample", model=unet, latent=latent, **DEFAULTS)
     sigmas = [patcher.get_model_object("model_sampling").sigmas for patcher in (moved, unet)]
     assert torch.allclose(sigmas[0], 2 * sigmas[1])
     assert "s = 2.0000, noise stronger (sampler_only)" in report and "by 2 at 128" in report
     assert "Base size 64 is far from 1024, the size that this kind of model was trained at" in report
 
 
-def test_an_unknown_trained_size_is_one_sentence(higher, comfy):
+def test_an_unknown_trained_size_is_one_sentence(higher, app):
     with pytest.raises(ValueError, match="It is not known at what size WAN21 was trained: set base_size"):
         higher(tiny_transformers.model("WAN21_T2V"), base_size=0)

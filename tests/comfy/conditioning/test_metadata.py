@@ -21,13 +21,13 @@ REQUESTED = {"width": 512, "height": 256, "crop_w": 7, "crop_h": 11, "target_wid
 
 
 @pytest.fixture(scope="module")
-def models(comfy):
+def models(app):
     return {name: conditioned.model(name) for name in (*FAMILIES, "sd15")}
 
 
 @pytest.fixture(scope="module")
-def scheduled(comfy):
-    return functools.partial(conditioned.scheduled, comfy)
+def scheduled(app):
+    return functools.partial(conditioned.scheduled, app)
 
 
 def network_inputs(model, positive, sigma, negative=None, **how):
@@ -41,7 +41,7 @@ def network_inputs(model, positive, sigma, negative=None, **how):
 # Metadata Conditioning
 
 
-def with_metadata(comfy, model, conditioning, **changes):
+def with_metadata(app, model, conditioning, **changes):
     given = {
         "original_width": 0,
         "original_height": 0,
@@ -51,19 +51,19 @@ def with_metadata(comfy, model, conditioning, **changes):
         "target_height": 0,
         "mirror": False,
     }
-    return comfy.run("GBX_MetadataConditioning", model=model, conditioning=conditioning, **{**given, **changes})
+    return app.run("GBX_MetadataConditioning", model=model, conditioning=conditioning, **{**given, **changes})
 
 
-def test_conditioning_tells_what_stock_nodes_tell(comfy, models):
+def test_conditioning_tells_what_stock_nodes_tell(app, models):
     numbers = {"original_width": 512, "original_height": 256, "target_width": 640, "target_height": 768}
-    ours, text = with_metadata(comfy, models["sdxl"], prompt("sdxl"), **numbers, crop_left=7, crop_top=11)
+    ours, text = with_metadata(app, models["sdxl"], prompt("sdxl"), **numbers, crop_left=7, crop_top=11)
     stock = network_inputs(models["sdxl"], prompt("sdxl", **REQUESTED), TOP)["y"]
     assert torch.equal(network_inputs(models["sdxl"], ours, TOP)["y"], stock)
     assert text == "SDXL is conditioned on: original 512 x 256, crop 7 left 11 top, target 640 x 768."
 
 
-def test_conditioning_without_a_choice_is_stock(comfy, models):
-    ours, text = with_metadata(comfy, models["sdxl"], prompt("sdxl"))
+def test_conditioning_without_a_choice_is_stock(app, models):
+    ours, text = with_metadata(app, models["sdxl"], prompt("sdxl"))
     assert torch.equal(
         network_inputs(models["sdxl"], ours, TOP)["y"], network_inputs(models["sdxl"], prompt("sdxl"), TOP)["y"]
     )
@@ -78,10 +78,10 @@ def test_conditioning_without_a_choice_is_stock(comfy, models):
         ({"width": 640, "height": 320}, {"crop_left": 7}, "original 640 x 320, crop 7 left 0 top"),
     ],
 )
-def test_conditioning_reports_all_that_the_prompt_says(comfy, models, entries, choice, words):
+def test_conditioning_reports_all_that_the_prompt_says(app, models, entries, choice, words):
     """Also what CLIP Text Encode SDXL or another node had written before."""
     assert (
-        with_metadata(comfy, models["sdxl"], prompt("sdxl", **entries), **choice)[1]
+        with_metadata(app, models["sdxl"], prompt("sdxl", **entries), **choice)[1]
         == f"SDXL is conditioned on: {words}."
     )
 
@@ -90,8 +90,8 @@ def test_conditioning_reports_all_that_the_prompt_says(comfy, models, entries, c
     ("family", "key", "numbers"),
     [("pixart", "c_size", [256.0, 512.0]), ("hydit", "image_meta_size", [256.0, 512.0, 256.0, 512.0, 0.0, 0.0])],
 )
-def test_conditioning_reaches_transformers(comfy, models, family, key, numbers):
-    ours, _ = with_metadata(comfy, models[family], prompt(family), original_width=512, original_height=256)
+def test_conditioning_reaches_transformers(app, models, family, key, numbers):
+    ours, _ = with_metadata(app, models[family], prompt(family), original_width=512, original_height=256)
     assert network_inputs(models[family], ours, TOP, side=SIDE[family])[key].tolist() == [numbers]
 
 
@@ -105,9 +105,9 @@ def test_conditioning_reaches_transformers(comfy, models, family, key, numbers):
         ("sdxl", {"original_width": 5}, "original size is 5 x 0: set both sides"),
     ],
 )
-def test_fields_without_an_input_are_refused(comfy, models, family, choice, sentence):
+def test_fields_without_an_input_are_refused(app, models, family, choice, sentence):
     with pytest.raises(ValueError, match=sentence):
-        with_metadata(comfy, models[family], prompt("sd15"), **choice)
+        with_metadata(app, models[family], prompt("sd15"), **choice)
 
 
 # The vector
@@ -254,8 +254,8 @@ def test_embedding_leaves_the_vector_and_moves_the_sum(models, scheduled, mode, 
 
 
 @pytest.mark.parametrize("steps", [3, 9])
-def test_the_gate_follows_the_timestep_not_the_step(comfy, models, steps):
-    sampling = comfy.module("nodes.conditioning.noise_rescale_comfy")
+def test_the_gate_follows_the_timestep_not_the_step(app, models, steps):
+    sampling = app.module("nodes.conditioning.noise_rescale_comfy")
     table = models["sdxl"].get_model_object("model_sampling")
     for sigma in sampling.schedule_sigmas(models["sdxl"], "karras", steps)[:-1]:
         timestep = float(table.timestep(sigma))
@@ -317,10 +317,10 @@ def test_a_batch_of_several_noise_levels(models, scheduled, mode):
     assert (out[:2] - out[2:]).abs().max() <= 1e-5 * out.abs().max()
 
 
-def test_a_distilled_sampling_has_the_same_places(comfy, models):
+def test_a_distilled_sampling_has_the_same_places(app, models):
     """LCM keeps 50 of the 1000 sigmas, at the timesteps 19, 39, ..., 999."""
-    sampling = comfy.module("nodes.conditioning.noise_rescale_comfy")
-    distilled = comfy.run("ModelSamplingDiscrete", model=models["sdxl"], sampling="lcm", zsnr=False)[0]
+    sampling = app.module("nodes.conditioning.noise_rescale_comfy")
+    distilled = app.run("ModelSamplingDiscrete", model=models["sdxl"], sampling="lcm", zsnr=False)[0]
     table = distilled.get_model_object("model_sampling")
     fractions = [sampling.noise_fraction(table, float(sigma)) for sigma in table.sigmas]
     assert fractions == pytest.approx([(20 * index + 19) / 999 for index in range(50)])
@@ -344,12 +344,12 @@ def test_positive_negative_or_both(models, scheduled, apply_to, moved, mode):
     assert {row for row, differs in zip(gated["rows"], changed, strict=True) if differs} == moved
 
 
-def test_roles_come_from_the_guider_not_from_the_order(comfy, models, scheduled):
+def test_roles_come_from_the_guider_not_from_the_order(app, models, scheduled):
     """DualCFGGuider evaluates negative, middle, positive."""
     model, size = models["sdxl"], {"width": 512, "height": 256}
     given = [prompt("sdxl", number, **size) for number in range(3)]
     stock = network_inputs(model, given[0], MIDDLE)["y"][0, SDXL["width"]]
-    made = comfy.run(
+    made = app.run(
         "DualCFGGuider",
         model=scheduled(model, apply_to="positive"),
         cond1=given[0],

@@ -10,22 +10,22 @@ FAMILIES = ("sd15", "sdxl", "sd3", "flux", "demo")
 
 
 @pytest.fixture(scope="module")
-def clips(comfy):
+def clips(app):
     made = {name: reduced.checkpoint(name)[1] for name in reduced.ARCHITECTURES}
-    return {**made, "demo": comfy.run("GBX_LoadDemoModel", weights="avatars-v2")[1]}
+    return {**made, "demo": app.run("GBX_LoadDemoModel", weights="avatars-v2")[1]}
 
 
 @pytest.fixture(scope="module")
-def padded(comfy, clips):
+def padded(app, clips):
     def run(family, text=PROMPT, **changes):
         clip = clips[family] if isinstance(family, str) else family
-        return comfy.run("GBX_NoisyReplicatePadding", clip=clip, text=text, **{**SETTINGS, **changes})
+        return app.run("GBX_NoisyReplicatePadding", clip=clip, text=text, **{**SETTINGS, **changes})
 
     return run
 
 
-def stock(comfy, clip, text=PROMPT):
-    return comfy.run("CLIPTextEncode", clip=clip, text=text)[0]
+def stock(app, clip, text=PROMPT):
+    return app.run("CLIPTextEncode", clip=clip, text=text)[0]
 
 
 def counted(clip, key, text):
@@ -36,8 +36,8 @@ def counted(clip, key, text):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("text", [PROMPT, ""])
-def test_stock_and_empty_prompts_are_clip_text_encode(comfy, clips, padded, family, text):
-    wanted = stock(comfy, clips[family], text)[0]
+def test_stock_and_empty_prompts_are_clip_text_encode(app, clips, padded, family, text):
+    wanted = stock(app, clips[family], text)[0]
     ours, report = padded(family, text, padding="stock" if text else "noisy_copies")
     assert torch.equal(ours[0][0], wanted[0])
     assert ours[0][1].keys() == wanted[1].keys()
@@ -45,8 +45,8 @@ def test_stock_and_empty_prompts_are_clip_text_encode(comfy, clips, padded, fami
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_slots_behind_the_prompt_repeat_it(comfy, clips, padded, family):
-    wanted, ours = stock(comfy, clips[family])[0], padded(family)[0][0]
+def test_slots_behind_the_prompt_repeat_it(app, clips, padded, family):
+    wanted, ours = stock(app, clips[family])[0], padded(family)[0][0]
     key = "t5xxl" if family == "flux" else "l"
     count = counted(clips[family], key, PROMPT)
     assert ours[0].shape == wanted[0].shape
@@ -57,14 +57,14 @@ def test_slots_behind_the_prompt_repeat_it(comfy, clips, padded, family):
         assert torch.equal(ours[1]["pooled_output"], wanted[1]["pooled_output"])
 
 
-def test_sdxl_s_encoders_are_filled_apart(comfy, clips, padded):
+def test_sdxl_s_encoders_are_filled_apart(app, clips, padded):
     """CLIP-L pads with its end token and CLIP-G with 0; an embedding of one can make their counts differ."""
     clip, report = clips["sdxl"], padded("sdxl")[1]
     count = counted(clip, "l", PROMPT)
     assert report.count(f"slots 0 to 76: {count} tokens of 77") == 2
     tokens = clip.tokenize(PROMPT)
     tokens["g"] = clip.tokenize("sea")["g"]
-    prompts = comfy.module("nodes.host.text_encoding")
+    prompts = app.module("nodes.host.text_encoding")
     found = prompts.chunks(clip, tokens, (1, 77, 128))
     assert [(chunk.encoder, chunk.channels, chunk.real) for chunk in found] == [
         ("l", slice(0, 64), count),
@@ -73,9 +73,9 @@ def test_sdxl_s_encoders_are_filled_apart(comfy, clips, padded):
 
 
 @pytest.mark.parametrize("family", ["sd15", "sdxl", "demo"])
-def test_long_prompts_are_filled_chunk_by_chunk(comfy, clips, padded, family):
+def test_long_prompts_are_filled_chunk_by_chunk(app, clips, padded, family):
     text = " ".join(["portrait"] * 100)
-    wanted, ours = stock(comfy, clips[family], text)[0][0], padded(family, text)[0][0][0]
+    wanted, ours = stock(app, clips[family], text)[0][0], padded(family, text)[0][0][0]
     assert ours.shape[1] == 154
     assert torch.equal(ours[:, :77], wanted[:, :77])  # the first chunk is full
     count = 100 - 75 + 2
@@ -90,14 +90,14 @@ def test_a_word_kept_whole_leaves_padding_in_the_middle(clips, padded):
     assert "slots 0 to 76: 76 tokens of 77" in report
 
 
-def test_a_full_chunk_stays(comfy, clips, padded):
+def test_a_full_chunk_stays(app, clips, padded):
     text = " ".join(["sea"] * 75)
     ours = padded("sd15", text, padding="noisy_copies", strength=5.0)[0][0][0]
-    assert torch.equal(ours, stock(comfy, clips["sd15"], text)[0][0])
+    assert torch.equal(ours, stock(app, clips["sd15"], text)[0][0])
 
 
-def test_embeddings_count_as_tokens(comfy, clips):
-    clip, prompts = clips["sd15"], comfy.module("nodes.host.text_encoding")
+def test_embeddings_count_as_tokens(app, clips):
+    clip, prompts = clips["sd15"], app.module("nodes.host.text_encoding")
     tokens = clip.tokenize("sea")
     vectors = [(torch.ones(64), 1.0)] * 5
     tokens["l"][0][2:7] = vectors
@@ -107,9 +107,9 @@ def test_embeddings_count_as_tokens(comfy, clips):
     assert encoded.shape == (1, 77, 64)
 
 
-def test_flux_and_sd3_by_layout(comfy, clips):
+def test_flux_and_sd3_by_layout(app, clips):
     """Flux has T5 alone in its slots; SD3 CLIP-L beside CLIP-G, then T5, in 4,096 channels."""
-    prompts, clip = comfy.module("nodes.host.text_encoding"), clips["flux"]
+    prompts, clip = app.module("nodes.host.text_encoding"), clips["flux"]
     tokens = clip.tokenize(PROMPT)
     (only,) = prompts.chunks(clip, tokens, (1, 256, 64))
     assert (only.encoder, only.rows, only.real) == ("t5xxl", slice(0, 256), counted(clip, "t5xxl", PROMPT))
@@ -160,8 +160,8 @@ def test_noise_seeds_and_strength(clips, padded):
     assert not (one[:, count:] == copies[:, count:]).any()
 
 
-def test_masks_are_opened(comfy):
-    prompts = comfy.module("nodes.host.text_encoding")
+def test_masks_are_opened(app):
+    prompts = app.module("nodes.host.text_encoding")
     entry = [torch.zeros(1, 4, 2), {"attention_mask": torch.tensor([[1, 1, 0, 0]]), "pooled_output": None}]
     assert prompts.unmasked(entry, entry[0])[1]["attention_mask"].tolist() == [[1, 1, 1, 1]]
     assert entry[1]["attention_mask"].tolist() == [[1, 1, 0, 0]]
@@ -173,7 +173,7 @@ def test_an_empty_prompt_on_request(clips, padded):
     assert torch.equal(ours[0][0][:, 2::2], ours[0][0][:, :1].expand(-1, 38, -1))
 
 
-def test_whole_copies_leave_cross_attention_alone(comfy, clips, padded):
+def test_whole_copies_leave_cross_attention_alone(app, clips, padded):
     """75 of 77 would be uneven; 7 tokens go 11 times into 77: a real layer of SD1.5's U-Net sees no difference."""
     text = "one two three four five"
     assert counted(clips["sd15"], "l", text) == 7
@@ -182,8 +182,8 @@ def test_whole_copies_leave_cross_attention_alone(comfy, clips, padded):
     x = torch.randn(1, 16, attention.to_q.in_features, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         full = attention(x, context=padded("sd15", text)[0][0][0])
-        alone = attention(x, context=stock(comfy, clips["sd15"], text)[0][0][:, :7])
-        padding = attention(x, context=stock(comfy, clips["sd15"], text)[0][0])
+        alone = attention(x, context=stock(app, clips["sd15"], text)[0][0][:, :7])
+        padding = attention(x, context=stock(app, clips["sd15"], text)[0][0])
     assert torch.allclose(full, alone, atol=1e-5)
     assert not torch.allclose(padding, alone, atol=1e-3)
 
@@ -215,13 +215,13 @@ def test_other_fillings_on_a_real_cross_attention_layer(clips, padded):
         assert torch.allclose(layer(x, context=zeros), out(kept), atol=1e-5)
 
 
-def test_sd2_s_encoder_pads_with_nought(comfy):
+def test_sd2_s_encoder_pads_with_nought(app):
     """SD2's tokenizer: one encoder "h", whose padding 0 is the token of "!" as well."""
     from types import SimpleNamespace
 
     from comfy.text_encoders.sd2_clip import SD2Tokenizer
 
-    prompts, tokenizer = comfy.module("nodes.host.text_encoding"), SD2Tokenizer()
+    prompts, tokenizer = app.module("nodes.host.text_encoding"), SD2Tokenizer()
     encoder = SimpleNamespace(transformer=SimpleNamespace(get_input_embeddings=lambda: torch.nn.Embedding(1, 1024)))
     clip = SimpleNamespace(tokenizer=tokenizer, cond_stage_model=SimpleNamespace(clip_h=encoder))
     tokens = tokenizer.tokenize_with_weights("a red house !")
@@ -236,11 +236,11 @@ def test_sd2_s_encoder_pads_with_nought(comfy):
         ({"l": [[(49406, 1.0), (49407, 1.0)]]}, (1, 9, 1), "makes 9 slots of 2 tokens"),
     ],
 )
-def test_other_text_models_are_refused(comfy, clips, tokens, shape, sentence):
+def test_other_text_models_are_refused(app, clips, tokens, shape, sentence):
     with pytest.raises(ValueError, match=sentence):
-        comfy.module("nodes.host.text_encoding").chunks(clips["sd15"], tokens, shape)
+        app.module("nodes.host.text_encoding").chunks(clips["sd15"], tokens, shape)
 
 
-def test_without_a_clip(padded, comfy):
+def test_without_a_clip(padded, app):
     with pytest.raises(ValueError, match="clip is None: connect"):
-        comfy.run("GBX_NoisyReplicatePadding", clip=None, text="x", **SETTINGS)
+        app.run("GBX_NoisyReplicatePadding", clip=None, text="x", **SETTINGS)

@@ -13,14 +13,14 @@ _OTHERS = {"rotary_method": "ntk", "rotary_strength": 2.0, "rotary_exponent": 2.
 
 
 @pytest.fixture(scope="module")
-def model(comfy):
+def model(app):
     return sd3.model()
 
 
 @pytest.fixture(scope="module")
-def resampled(comfy, model):
+def resampled(app, model):
     def run(base_size=1024, alignment="corners", of=None):
-        return comfy.run(
+        return app.run(
             "GBX_PositionalResample", model=of or model, base_size=base_size, alignment=alignment, **_OTHERS
         )[0]
 
@@ -88,7 +88,7 @@ def test_larger_images_change_and_the_model_does_not(model, resampled):
     assert not torch.equal(run(resampled(128, "centers"), side=24), first)
 
 
-def test_controlnets_follow(comfy, model, resampled):
+def test_controlnets_follow(app, model, resampled):
     """The control network adds the positions of the model that it is used with, and only during the call."""
     net = sd3.controlnet()
     network, seen = net.control_model, []
@@ -124,7 +124,7 @@ def test_other_families_are_refused(resampled, family):
 
 
 @pytest.mark.parametrize(("side", "last"), [(512, 31.0), (1024, 31.5), (2048, 31.75)])
-def test_pixart_already_stays_inside(comfy, monkeypatch, side, last):
+def test_pixart_already_stays_inside(app, monkeypatch, side, last):
     """Its own transformer's positions: 512 px 0 to 31, 1024 px 0 to 31.5, 2048 px 0 to 31.75."""
     from comfy.ldm.pixart import pixartms
 
@@ -146,8 +146,8 @@ def test_pixart_already_stays_inside(comfy, monkeypatch, side, last):
     assert torch.allclose(table[0, 0, 0], torch.zeros((), dtype=torch.float64))
 
 
-def test_the_report_lists_positions(comfy, model):
-    text = comfy.run("GBX_PositionalResample", model=model, base_size=0, alignment="corners", **_OTHERS)[1]
+def test_the_report_lists_positions(app, model):
+    text = app.run("GBX_PositionalResample", model=model, base_size=0, alignment="corners", **_OTHERS)[1]
     assert "Table of 192 positions per side" in text and "1536 px: 96 positions from 0 to 15.8333" in text
 
 

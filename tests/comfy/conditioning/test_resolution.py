@@ -36,12 +36,12 @@ class Patcher:
 
 
 @pytest.fixture(scope="module")
-def host(comfy):
-    return comfy.module("nodes.conditioning.noise_rescale_comfy")
+def host(app):
+    return app.module("nodes.conditioning.noise_rescale_comfy")
 
 
 @pytest.fixture(scope="module")
-def plain(comfy):
+def plain(app):
     """ComfyUI's sampling of a model type with settings."""
     from comfy import model_base
 
@@ -236,7 +236,7 @@ def test_zero_terminal_snr_keeps_its_pure_noise(plain, moved, mode, factor):
 # The node
 
 
-def rescale(comfy, model, **changes):
+def rescale(app, model, **changes):
     given = {
         "width": 128,
         "height": 128,
@@ -245,16 +245,16 @@ def rescale(comfy, model, **changes):
         "mode": "sampler_only",
         "scheduler": "normal",
     }
-    return comfy.run("GBX_ResolutionNoiseRescale", model=model, **{**given, **changes})
+    return app.run("GBX_ResolutionNoiseRescale", model=model, **{**given, **changes})
 
 
 @pytest.fixture(scope="module")
-def sdxl(comfy):
+def sdxl(app):
     return conditioned.model("sdxl")
 
 
-def test_the_node_s_outputs(comfy, sdxl):
-    moved, factor, figure, text, _ = rescale(comfy, sdxl)
+def test_the_node_s_outputs(app, sdxl):
+    moved, factor, figure, text, _ = rescale(app, sdxl)
     assert factor == 2.0 and "128 x 128 against 64 x 64" in text and "0.02917 to 14.61 before" in text
     assert "0.05833 to 29.23 after" in text
     assert tuple(figure.shape) == (1, 500, 800, 3)
@@ -262,62 +262,62 @@ def test_the_node_s_outputs(comfy, sdxl):
     assert float(sdxl.get_model_object("model_sampling").sigma_max) == pytest.approx(14.6146, rel=1e-5)
 
 
-def flow(comfy, shift=3.0):
-    return comfy.run("ModelSamplingSD3", model=conditioned.model("sdxl"), shift=shift)[0]
+def flow(app, shift=3.0):
+    return app.run("ModelSamplingSD3", model=conditioned.model("sdxl"), shift=shift)[0]
 
 
-def test_report_names_the_schedulers_that_do_not_follow_the_law(comfy, sdxl):
+def test_report_names_the_schedulers_that_do_not_follow_the_law(app, sdxl):
     """Karras, exponential and linear_quadratic use the ends of a flow schedule alone, and its end is pure noise."""
-    text = rescale(comfy, flow(comfy))[3]
+    text = rescale(app, flow(app))[3]
     right, wrong = text.split("Not: ")
     for name in ("karras", "exponential", "linear_quadratic"):
         assert name in wrong and name not in right
     for name in ("simple", "sgm_uniform", "beta"):
         assert name in right
-    eps = rescale(comfy, sdxl)[3]
+    eps = rescale(app, sdxl)[3]
     assert "kl_optimal" in eps.split("Not: ")[1] and "karras" in eps.split("Not: ")[0]
 
 
 @pytest.mark.parametrize("scheduler", ["karras", "linear_quadratic", "simple"])
-def test_connected_sigmas_follow_the_law(comfy, scheduler):
-    model = flow(comfy)
+def test_connected_sigmas_follow_the_law(app, scheduler):
+    model = flow(app)
     given = sigmas(model.get_model_object("model_sampling"), scheduler, 8)
-    moved = rescale(comfy, model, sigmas=given)[4]
+    moved = rescale(app, model, sigmas=given)[4]
     assert torch.allclose(moved, 2 * given / (1 + given), atol=1e-6)
     assert float(moved[-1]) == 0
 
 
-def test_a_shift_on_the_model_is_reported(comfy, sdxl):
-    assert "shifted already" not in rescale(comfy, sdxl)[3]
+def test_a_shift_on_the_model_is_reported(app, sdxl):
+    assert "shifted already" not in rescale(app, sdxl)[3]
     flux = conditioned.model("sdxl")
-    base = comfy.run("ModelSamplingFlux", model=flux, max_shift=1.15, base_shift=0.5, width=2048, height=2048)[0]
-    once = comfy.run("ModelSamplingSD3", model=flux, shift=3.0)[0]
+    base = app.run("ModelSamplingFlux", model=flux, max_shift=1.15, base_shift=0.5, width=2048, height=2048)[0]
+    once = app.run("ModelSamplingSD3", model=flux, shift=3.0)[0]
     flux.model.model_sampling = once.get_model_object("model_sampling")
-    assert "shifted already (3.23" in rescale(comfy, base)[3]
-    assert "shifted already" not in rescale(comfy, once)[3]
+    assert "shifted already (3.23" in rescale(app, base)[3]
+    assert "shifted already" not in rescale(app, once)[3]
 
 
-def test_the_figure_shows_the_chosen_scheduler(comfy, sdxl):
-    figures = [rescale(comfy, sdxl, scheduler=name)[2] for name in ("normal", "karras")]
+def test_the_figure_shows_the_chosen_scheduler(app, sdxl):
+    figures = [rescale(app, sdxl, scheduler=name)[2] for name in ("normal", "karras")]
     assert not torch.equal(*figures)
 
 
-def test_sizes_from_a_latent_and_from_what_is_known(comfy, sdxl):
+def test_sizes_from_a_latent_and_from_what_is_known(app, sdxl):
     latent = {"samples": torch.zeros(1, 4, 128, 256)}
-    assert rescale(comfy, sdxl, latent=latent, base_width=0)[1] == pytest.approx(math.sqrt(2))
-    assert rescale(comfy, conditioned.model("sd15"), latent=latent, base_width=0)[1] == pytest.approx(8**0.5)
-    demo = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")[0]
-    assert rescale(comfy, demo, width=256, height=256, base_width=0)[1] == 2.0
+    assert rescale(app, sdxl, latent=latent, base_width=0)[1] == pytest.approx(math.sqrt(2))
+    assert rescale(app, conditioned.model("sd15"), latent=latent, base_width=0)[1] == pytest.approx(8**0.5)
+    demo = app.run("GBX_LoadDemoModel", weights="avatars-v2")[0]
+    assert rescale(app, demo, width=256, height=256, base_width=0)[1] == 2.0
 
 
-def test_a_model_of_unknown_size_asks_for_it(comfy, sdxl, monkeypatch):
-    monkeypatch.setattr(comfy.module("nodes.conditioning.noise_rescale_comfy"), "_TRAINED", {})
+def test_a_model_of_unknown_size_asks_for_it(app, sdxl, monkeypatch):
+    monkeypatch.setattr(app.module("nodes.conditioning.noise_rescale_comfy"), "_TRAINED", {})
     with pytest.raises(ValueError, match="set base_width and base_height"):
-        rescale(comfy, sdxl, base_width=0)
+        rescale(app, sdxl, base_width=0)
 
 
-def test_at_the_trained_size_images_are_stock(comfy, sdxl):
-    same = rescale(comfy, sdxl, width=64, height=64)[0]
+def test_at_the_trained_size_images_are_stock(app, sdxl):
+    same = rescale(app, sdxl, width=64, height=64)[0]
     positive = conditioned.prompt("sdxl")
     levels = [14.6146, 0.5, 0.0]
     assert torch.equal(
@@ -326,8 +326,8 @@ def test_at_the_trained_size_images_are_stock(comfy, sdxl):
 
 
 @pytest.mark.parametrize(("mode", "timesteps"), [("sampler_only", [999, 3]), ("retimed", [999, 0])])
-def test_timesteps_that_the_network_is_given(comfy, sdxl, mode, timesteps):
-    moved, positive = rescale(comfy, sdxl, mode=mode)[0], conditioned.prompt("sdxl")
+def test_timesteps_that_the_network_is_given(app, sdxl, mode, timesteps):
+    moved, positive = rescale(app, sdxl, mode=mode)[0], conditioned.prompt("sdxl")
     with conditioned.watched(sdxl) as seen:
         conditioned.sample(
             conditioned.guider(moved, positive, positive, 1.0),
@@ -336,20 +336,20 @@ def test_timesteps_that_the_network_is_given(comfy, sdxl, mode, timesteps):
     assert [call["timestep"].item() for call in seen] == timesteps
 
 
-def test_it_keeps_sampling_patches_before_it(comfy, sdxl):
-    zsnr = comfy.run("ModelSamplingDiscrete", model=sdxl, sampling="v_prediction", zsnr=True)[0]
-    table = rescale(comfy, zsnr)[0].get_model_object("model_sampling")
+def test_it_keeps_sampling_patches_before_it(app, sdxl):
+    zsnr = app.run("ModelSamplingDiscrete", model=sdxl, sampling="v_prediction", zsnr=True)[0]
+    table = rescale(app, zsnr)[0].get_model_object("model_sampling")
     assert float(table.sigma_max) == pytest.approx(4518.8, rel=1e-4)
-    flow = comfy.run("ModelSamplingSD3", model=sdxl, shift=3.0)[0]
-    table = rescale(comfy, flow)[0].get_model_object("model_sampling")
-    wanted = comfy.run("ModelSamplingSD3", model=sdxl, shift=6.0)[0].get_model_object("model_sampling")
+    flow = app.run("ModelSamplingSD3", model=sdxl, shift=3.0)[0]
+    table = rescale(app, flow)[0].get_model_object("model_sampling")
+    wanted = app.run("ModelSamplingSD3", model=sdxl, shift=6.0)[0].get_model_object("model_sampling")
     assert close(table.sigmas, wanted.sigmas)
 
 
-def test_a_gate_reads_the_true_level(comfy, sdxl, host):
+def test_a_gate_reads_the_true_level(app, sdxl, host):
     base = sdxl.get_model_object("model_sampling")
     for mode, level in (("sampler_only", 4.0), ("retimed", 8.0)):
-        table = rescale(comfy, sdxl, mode=mode)[0].get_model_object("model_sampling")
+        table = rescale(app, sdxl, mode=mode)[0].get_model_object("model_sampling")
         assert host.noise_fraction(table, level) == host.noise_fraction(base, 4.0)
 
 

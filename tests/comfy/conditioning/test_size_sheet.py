@@ -5,16 +5,16 @@ import torch
 
 
 @pytest.fixture(scope="module")
-def demo(comfy):
-    model, clip, vae = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
-    return model, *(comfy.run("CLIPTextEncode", clip=clip, text=text)[0] for text in ("blue hoodie", "")), vae
+def demo(app):
+    model, clip, vae = app.run("GBX_LoadDemoModel", weights="avatars-v2")
+    return model, *(app.run("CLIPTextEncode", clip=clip, text=text)[0] for text in ("blue hoodie", "")), vae
 
 
-def sheet(comfy, demo, **changed):
+def sheet(app, demo, **changed):
     model, positive, negative, vae = demo
     given = {"field": "original_size", "values": "0.25, 1", "gate_exponent": 0.0, "apply_to": "both"}
     given |= {"seed": 3, "steps": 1, "cfg": 2.0}
-    return comfy.run(
+    return app.run(
         "GBX_SizeSheet",
         model=model,
         positive=positive,
@@ -25,11 +25,11 @@ def sheet(comfy, demo, **changed):
     )
 
 
-def test_images_are_those_of_a_stock_ksampler(comfy, demo):
+def test_images_are_those_of_a_stock_ksampler(app, demo):
     model, positive, negative, vae = demo
-    figure, images, report = sheet(comfy, demo, values="0.25")
+    figure, images, report = sheet(app, demo, values="0.25")
     sized = [
-        comfy.run(
+        app.run(
             "GBX_MetadataConditioning",
             model=model,
             conditioning=prompt,
@@ -43,7 +43,7 @@ def test_images_are_those_of_a_stock_ksampler(comfy, demo):
         )[0]
         for prompt in (positive, negative)
     ]
-    samples = comfy.run(
+    samples = app.run(
         "KSampler",
         model=model,
         seed=3,
@@ -56,26 +56,26 @@ def test_images_are_those_of_a_stock_ksampler(comfy, demo):
         latent_image={"samples": torch.zeros(1, 24, 16, 16)},
         denoise=1.0,
     )[0]
-    assert torch.equal(images, comfy.run("VAEDecode", samples=samples, vae=vae)[0])
+    assert torch.equal(images, app.run("VAEDecode", samples=samples, vae=vae)[0])
     assert "0.25 x: original 32 x 32" in report and figure.shape[0] == 1
 
 
-def test_a_gated_row_follows_the_stock_row(comfy, demo):
-    _, images, _ = sheet(comfy, demo, gate_exponent=64.0)
+def test_a_gated_row_follows_the_stock_row(app, demo):
+    _, images, _ = sheet(app, demo, gate_exponent=64.0)
     assert images.shape == (4, 128, 128, 3)
     assert not torch.equal(images[0], images[2])
     assert torch.equal(images[1], images[3])  # at the size of the image itself the gate moves nothing
 
 
-def test_metadata_on_one_prompt_only(comfy, demo):
+def test_metadata_on_one_prompt_only(app, demo):
     """At CFG 1 the negative prompt takes no part: positive is as both, negative as neither (the image's own size)."""
-    images = {role: sheet(comfy, demo, apply_to=role, cfg=1.0)[1] for role in ("both", "positive", "negative")}
+    images = {role: sheet(app, demo, apply_to=role, cfg=1.0)[1] for role in ("both", "positive", "negative")}
     assert torch.equal(images["positive"], images["both"])
     assert torch.allclose(images["negative"][0], images["negative"][1], atol=1e-5)
-    stronger = sheet(comfy, demo, apply_to="positive")[1]
-    assert not torch.equal(stronger, sheet(comfy, demo)[1])
+    stronger = sheet(app, demo, apply_to="positive")[1]
+    assert not torch.equal(stronger, sheet(app, demo)[1])
 
 
-def test_fields_that_the_model_lacks_are_refused(comfy, demo):
+def test_fields_that_the_model_lacks_are_refused(app, demo):
     with pytest.raises(ValueError, match="no input for a target size"):
-        sheet(comfy, demo, field="target_size")
+        sheet(app, demo, field="target_size")

@@ -5,7 +5,7 @@ import torch
 
 
 @pytest.fixture(scope="module")
-def study(comfy):
+def study(app):
     from studies.conditioning import resolution, sampled_images, trained
 
     return sampled_images, resolution, trained

@@ -14,13 +14,13 @@ SIZE = {"width": 512, "height": 256}
 
 
 @pytest.fixture(scope="module")
-def model(comfy):
+def model(app):
     return conditioned.model("sdxl")
 
 
 @pytest.fixture(scope="module")
-def scheduled(comfy):
-    return functools.partial(conditioned.scheduled, comfy)
+def scheduled(app):
+    return functools.partial(conditioned.scheduled, app)
 
 
 def samples(model, positive, negative=None, **how):
@@ -32,9 +32,9 @@ def close(a, b):
     return bool((a - b).abs().max() <= 1e-4 * b.abs().max())
 
 
-def regional(comfy):
+def regional(app):
     """Two prompts, one for an area, with metadata of their own; the negative has no area."""
-    left = comfy.run(
+    left = app.run(
         "ConditioningSetArea",
         conditioning=prompt("sdxl", 2, width=256, height=256),
         width=32,
@@ -43,22 +43,22 @@ def regional(comfy):
         y=0,
         strength=1.0,
     )[0]
-    return comfy.run("ConditioningCombine", conditioning_1=prompt("sdxl", **SIZE), conditioning_2=left)[0]
+    return app.run("ConditioningCombine", conditioning_1=prompt("sdxl", **SIZE), conditioning_2=left)[0]
 
 
-def timed(comfy):
+def timed(app):
     """A prompt for the first half of sampling and another for the second."""
-    first = comfy.run("ConditioningSetTimestepRange", conditioning=prompt("sdxl", **SIZE), start=0.0, end=0.5)[0]
-    second = comfy.run("ConditioningSetTimestepRange", conditioning=prompt("sdxl", 2), start=0.5, end=1.0)[0]
-    return comfy.run("ConditioningCombine", conditioning_1=first, conditioning_2=second)[0]
+    first = app.run("ConditioningSetTimestepRange", conditioning=prompt("sdxl", **SIZE), start=0.0, end=0.5)[0]
+    second = app.run("ConditioningSetTimestepRange", conditioning=prompt("sdxl", 2), start=0.5, end=1.0)[0]
+    return app.run("ConditioningCombine", conditioning_1=first, conditioning_2=second)[0]
 
 
 @pytest.mark.parametrize("mode", ["value", "embedding"])
 @pytest.mark.parametrize(
-    "make", [regional, timed, lambda comfy: prompt("sdxl", **SIZE)], ids=["regional", "timestep range", "plain"]
+    "make", [regional, timed, lambda app: prompt("sdxl", **SIZE)], ids=["regional", "timestep range", "plain"]
 )
-def test_batched_or_one_after_the_other(comfy, model, scheduled, monkeypatch, mode, make):
-    gated, positive = scheduled(model, mode=mode), make(comfy)
+def test_batched_or_one_after_the_other(app, model, scheduled, monkeypatch, mode, make):
+    gated, positive = scheduled(model, mode=mode), make(app)
     with watched(model) as batched:
         together = samples(gated, positive, count=2)
     with conditioned.one_at_a_time(monkeypatch), watched(model) as single:
@@ -68,13 +68,13 @@ def test_batched_or_one_after_the_other(comfy, model, scheduled, monkeypatch, mo
     assert not close(samples(model, positive, count=2), together)
 
 
-def test_an_area_s_counterpart_keeps_its_own_metadata(comfy, model, scheduled):
+def test_an_area_s_counterpart_keeps_its_own_metadata(app, model, scheduled):
     """ComfyUI gives the negative prompt a copy for the area that carries the positive's entries."""
-    made = guider(scheduled(model), regional(comfy), prompt("sdxl", 1, width=1024, height=2048), 3.0)
+    made = guider(scheduled(model), regional(app), prompt("sdxl", 1, width=1024, height=2048), 3.0)
     with watched(model) as gated:
         sample(made, [0.03, 0.0])
     with watched(model) as stock:
-        sample(guider(model, regional(comfy), prompt("sdxl", 1, width=1024, height=2048), 3.0), [0.03, 0.0])
+        sample(guider(model, regional(app), prompt("sdxl", 1, width=1024, height=2048), 3.0), [0.03, 0.0])
     for ours, theirs in zip(gated, stock, strict=True):
         assert ours["rows"] == theirs["rows"]
         assert torch.allclose(ours["y"], theirs["y"], atol=0.02)  # t = 3: the gate is at 0.99998
@@ -112,7 +112,7 @@ def test_the_unpatched_model_stays_as_it_was(model, scheduled):
     assert not torch.equal(first, before)
 
 
-def test_a_stopped_run_leaves_no_trace(comfy, model, scheduled):
+def test_a_stopped_run_leaves_no_trace(app, model, scheduled):
     import comfy.model_management
 
     positive = prompt("sdxl", **SIZE)
@@ -147,9 +147,9 @@ def test_with_a_lora(model, scheduled, mode):
     assert not close(before, samples(scheduled(model, mode=mode), positive))
 
 
-def test_training_on_images_of_several_sizes(comfy, model, scheduled):
+def test_training_on_images_of_several_sizes(app, model, scheduled):
     """A gate gives each image of a batch its own size, at its own noise level."""
-    train = comfy.module("nodes.host.training.trainer")
+    train = app.module("nodes.host.training.trainer")
     generator = torch.Generator().manual_seed(4)
     latents = [torch.randn(1, 4, 8, 8, generator=generator) for _ in range(2)]
     sizes = [prompt("sdxl", width=256, height=256), prompt("sdxl", 1, width=512, height=128)]
@@ -164,7 +164,7 @@ def test_training_on_images_of_several_sizes(comfy, model, scheduled):
 
 
 @pytest.fixture(scope="module")
-def control(comfy):
+def control(app):
     """An SDXL ControlNet of random weights that remembers the vectors it is given."""
     import reduced
     from comfy import controlnet, ops
@@ -191,10 +191,10 @@ def control(comfy):
 
 
 @pytest.mark.parametrize(("mode", "reached"), [("value", True), ("embedding", False)])
-def test_value_reaches_controlnets(comfy, model, scheduled, control, mode, reached):
+def test_value_reaches_controlnets(app, model, scheduled, control, mode, reached):
     net, seen = control
     hint = torch.rand(1, 64, 64, 3, generator=torch.Generator().manual_seed(1))
-    positive, negative = comfy.run(
+    positive, negative = app.run(
         "ControlNetApplyAdvanced",
         positive=prompt("sdxl", **SIZE),
         negative=prompt("sdxl", 1, **SIZE),
@@ -216,13 +216,13 @@ def test_value_reaches_controlnets(comfy, model, scheduled, control, mode, reach
 # Metadata Report
 
 
-def reported(comfy, model, **changes):
+def reported(app, model, **changes):
     given = {"positive": prompt("sdxl", **SIZE), "latent": {"samples": torch.zeros(1, 4, 128, 128)}}
-    return comfy.run("GBX_MetadataReport", model=model, **{**given, **changes})
+    return app.run("GBX_MetadataReport", model=model, **{**given, **changes})
 
 
-def test_report_of_a_plain_model(comfy, model):
-    figure, text = reported(comfy, model, negative=prompt("sdxl", 1))
+def test_report_of_a_plain_model(app, model):
+    figure, text = reported(app, model, negative=prompt("sdxl", 1))
     assert text.splitlines() == [
         "SDXL is conditioned on, for an image of 1024 x 1024:",
         "positive: original 512 x 256, crop 0 left 0 top, target 512 x 256, at every step.",
@@ -231,17 +231,15 @@ def test_report_of_a_plain_model(comfy, model):
     assert figure.ndim == 4 and figure.min() >= 0 and figure.max() <= 1
 
 
-def test_report_names_the_metadata_of_every_step(comfy, model, scheduled):
+def test_report_names_the_metadata_of_every_step(app, model, scheduled):
     gated = scheduled(scheduled(model), fields="sizes_and_crop", exponent=1.0)
     sigmas = torch.tensor(SIGMAS)
-    _, text = reported(comfy, gated, latent={"samples": torch.zeros(1, 4, 8, 8)}, sigmas=sigmas)
+    _, text = reported(app, gated, latent={"samples": torch.zeros(1, 4, 8, 8)}, sigmas=sigmas)
     with watched(model) as seen:
         sample(guider(gated, prompt("sdxl", **SIZE), prompt("sdxl", **SIZE), 1.0), SIGMAS)
     lines = text.splitlines()[2:]
     assert len(lines) == len(seen) == 3
-    metadata, evaluate = (
-        comfy.module(f"nodes.{name}") for name in ("conditioning.size_metadata_comfy", "host.evaluate")
-    )
+    metadata, evaluate = (app.module(f"nodes.{name}") for name in ("conditioning.size_metadata_comfy", "host.evaluate"))
     layout = metadata.layout_of(model)
     for line, call, sigma in zip(lines, seen, SIGMAS[:-1], strict=True):
         width, height = (float(part) for part in line.split("original ")[1].split(",")[0].split(" x "))
@@ -255,17 +253,17 @@ def test_report_names_the_metadata_of_every_step(comfy, model, scheduled):
         assert f"t {1000 * evaluate.timestep_of(model, sigma) / 999:5.0f}" in line
 
 
-def test_report_of_a_prompt_for_part_of_the_run(comfy, model, scheduled):
+def test_report_of_a_prompt_for_part_of_the_run(app, model, scheduled):
     """Only at the steps at which ComfyUI asks the model with it."""
     sigmas = torch.tensor([14.6146, 3.0, 1.0, 0.4, 0.0])
     with watched(model) as seen:
-        sample(guider(model, timed(comfy), prompt("sdxl", 1), 1.0), sigmas)
+        sample(guider(model, timed(app), prompt("sdxl", 1), 1.0), sigmas)
     which = [int(torch.equal(call["y"][0, :64], prompt("sdxl", 2)[0][1]["pooled_output"][0])) for call in seen]
     assert which == [0, 0, 1, 1]
-    text = reported(comfy, model, positive=timed(comfy), sigmas=sigmas)[1]
+    text = reported(app, model, positive=timed(app), sigmas=sigmas)[1]
     assert "positive: original 512 x 256, crop 0 left 0 top, target 512 x 256, at steps 1 to 2." in text
     assert "target 1024 x 1024, at steps 3 to 4." in text
-    gated = reported(comfy, scheduled(model), positive=timed(comfy), sigmas=sigmas)[1]
+    gated = reported(app, scheduled(model), positive=timed(app), sigmas=sigmas)[1]
     assert [line[:7] for line in gated.splitlines()[2:] if line.startswith("step")] == [
         "step  1",
         "step  2",
@@ -274,16 +272,16 @@ def test_report_of_a_prompt_for_part_of_the_run(comfy, model, scheduled):
     ]
 
 
-def test_report_of_the_other_families(comfy):
+def test_report_of_the_other_families(app):
     for family, words in (("pixart", "PixArt-alpha is conditioned on"), ("hydit", "target 512 x 256")):
         patcher = conditioned.model(family)
-        _, text = reported(comfy, patcher, positive=prompt(family, **SIZE))
+        _, text = reported(app, patcher, positive=prompt(family, **SIZE))
         assert words in text and "original 512 x 256" in text
     with pytest.raises(ValueError, match="takes no size metadata"):
-        reported(comfy, conditioned.model("sd15"))
+        reported(app, conditioned.model("sd15"))
 
 
-def test_schedule_tells_its_gate(comfy, model):
+def test_schedule_tells_its_gate(app, model):
     given = {
         "curve": "cosine",
         "exponent": 2.0,
@@ -293,16 +291,16 @@ def test_schedule_tells_its_gate(comfy, model):
         "mode": "value",
         "apply_to": "both",
     }
-    _, figure, text = comfy.run("GBX_MetadataSchedule", model=model, sigmas=torch.tensor(SIGMAS), **given)
+    _, figure, text = app.run("GBX_MetadataSchedule", model=model, sigmas=torch.tensor(SIGMAS), **given)
     assert "one half at 50.0 %" in text and "step  2  sigma    1.616  t   501  gate 0.499" in text
     assert tuple(figure.shape[1:]) == (500, 800, 3)
-    assert len(comfy.run("GBX_MetadataSchedule", model=model, **given)[2].splitlines()) == 22
+    assert len(app.run("GBX_MetadataSchedule", model=model, **given)[2].splitlines()) == 22
 
 
-def test_the_demo_model(comfy, scheduled):
+def test_the_demo_model(app, scheduled):
     """Five fields of 64 features each; mirroring is set, and a closed gate on everything takes it back."""
-    demo, clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
-    (plain,) = comfy.run("CLIPTextEncode", clip=clip, text="portrait")
+    demo, clip, _ = app.run("GBX_LoadDemoModel", weights="avatars-v2")
+    (plain,) = app.run("CLIPTextEncode", clip=clip, text="portrait")
     given = {
         "original_width": 32,
         "original_height": 32,
@@ -311,7 +309,7 @@ def test_the_demo_model(comfy, scheduled):
         "target_width": 0,
         "target_height": 0,
     }
-    requested, text = comfy.run("GBX_MetadataConditioning", model=demo, conditioning=plain, mirror=True, **given)
+    requested, text = app.run("GBX_MetadataConditioning", model=demo, conditioning=plain, mirror=True, **given)
     assert text == "DemoModel is conditioned on: original 32 x 32, mirror 1."
     vectors = {}
     for name, model, prompt_ in (
@@ -333,18 +331,18 @@ def test_the_demo_model(comfy, scheduled):
 
 @pytest.mark.parametrize("mode", ["value", "embedding"])
 @pytest.mark.parametrize("after", ["it", "another run"])
-def test_a_scheduled_model_that_nobody_holds_is_gone(comfy, mode, after):
+def test_a_scheduled_model_that_nobody_holds_is_gone(app, mode, after):
     """ComfyUI warns of a leak, and searches for circles, when a network outlives its MODELs."""
     schedule = {"curve": "cosine", "exponent": 1.0, "fields": "all", "reference_width": 512, "reference_height": 512}
 
     def used() -> weakref.ref:
-        model, clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
-        (prompt,) = comfy.run("CLIPTextEncode", clip=clip, text="portrait")
+        model, clip, _ = app.run("GBX_LoadDemoModel", weights="avatars-v2")
+        (prompt,) = app.run("CLIPTextEncode", clip=clip, text="portrait")
         given = {"positive": prompt, "negative": prompt, "latent_image": {"samples": torch.zeros(1, 24, 8, 8)}}
         given |= {"seed": 3, "steps": 1, "cfg": 2.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
-        gated = comfy.run("GBX_MetadataSchedule", model=model, mode=mode, apply_to="both", **schedule)[0]
+        gated = app.run("GBX_MetadataSchedule", model=model, mode=mode, apply_to="both", **schedule)[0]
         for one in (gated, model) if after == "another run" else (gated,):  # which takes the patches off again
-            comfy.run("KSampler", model=one, **given)
+            app.run("KSampler", model=one, **given)
         return weakref.ref(model.model)
 
     gc.collect()

@@ -11,25 +11,25 @@ CAPTION = "portrait, brown skin, curly red hair, round glasses, smiling, blue ho
 
 
 @pytest.fixture(scope="module")
-def demo(comfy):
+def demo(app):
     """MODEL, CLIP and VAE of the demo world."""
-    return comfy.run("GBX_LoadDemoModel", weights=WORLD)
+    return app.run("GBX_LoadDemoModel", weights=WORLD)
 
 
 @pytest.fixture(scope="module")
-def texts(comfy, demo):
+def texts(app, demo):
     """Positive and negative CONDITIONING."""
     clip = demo[1]
-    return tuple(comfy.run("CLIPTextEncode", clip=clip, text=text)[0] for text in (CAPTION, ""))
+    return tuple(app.run("CLIPTextEncode", clip=clip, text=text)[0] for text in (CAPTION, ""))
 
 
 @pytest.fixture
-def sample(comfy, demo, texts):
+def sample(app, demo, texts):
     """KSampler with two Euler steps on an empty latent of two images; keywords replace its inputs."""
 
     def run(**changed):
         positive, negative = texts
-        latent = comfy.run("EmptyLatentImage", width=128, height=128, batch_size=2)[0]
+        latent = app.run("EmptyLatentImage", width=128, height=128, batch_size=2)[0]
         inputs = {
             "model": demo[0],
             "seed": 3,
@@ -42,15 +42,15 @@ def sample(comfy, demo, texts):
             "latent_image": latent,
             "denoise": 1.0,
         }
-        return comfy.run("KSampler", **(inputs | changed))[0]["samples"]
+        return app.run("KSampler", **(inputs | changed))[0]["samples"]
 
     return run
 
 
-def test_an_empty_latent_becomes_images(comfy, demo, sample):
+def test_an_empty_latent_becomes_images(app, demo, sample):
     samples = sample()
     assert samples.shape == (2, 24, 16, 16)
-    images = comfy.run("VAEDecode", samples={"samples": samples}, vae=demo[2])[0]
+    images = app.run("VAEDecode", samples={"samples": samples}, vae=demo[2])[0]
     assert images.shape == (2, 128, 128, 3)
     assert images.min() >= 0 and images.max() <= 1 and images.std() > 0.05
 
@@ -64,14 +64,14 @@ def test_the_caption_matters(sample, texts):
     assert not torch.equal(sample(), sample(positive=texts[1]))
 
 
-def test_sampler_custom_advanced_equals_ksampler(comfy, demo, texts, sample):
+def test_sampler_custom_advanced_equals_ksampler(app, demo, texts, sample):
     model = demo[0]
-    latent = comfy.run("EmptyLatentImage", width=128, height=128, batch_size=2)[0]
-    guider = comfy.run("CFGGuider", model=model, positive=texts[0], negative=texts[1], cfg=3.0)[0]
-    noise = comfy.run("RandomNoise", noise_seed=3)[0]
-    sampler = comfy.run("KSamplerSelect", sampler_name="euler")[0]
-    sigmas = comfy.run("BasicScheduler", model=model, scheduler="normal", steps=2, denoise=1.0)[0]
-    output = comfy.run(
+    latent = app.run("EmptyLatentImage", width=128, height=128, batch_size=2)[0]
+    guider = app.run("CFGGuider", model=model, positive=texts[0], negative=texts[1], cfg=3.0)[0]
+    noise = app.run("RandomNoise", noise_seed=3)[0]
+    sampler = app.run("KSamplerSelect", sampler_name="euler")[0]
+    sigmas = app.run("BasicScheduler", model=model, scheduler="normal", steps=2, denoise=1.0)[0]
+    output = app.run(
         "SamplerCustomAdvanced", noise=noise, guider=guider, sampler=sampler, sigmas=sigmas, latent_image=latent
     )
     assert torch.equal(output[0]["samples"], sample())
@@ -85,8 +85,8 @@ def test_the_schedule_is_that_of_stable_diffusion_with_zero_terminal_signal(demo
     assert float(sampling.sigma_min) == pytest.approx(0.0291675, abs=1e-6)
 
 
-def test_the_autoencoder_keeps_a_rendered_image(comfy, demo):
-    image = comfy.run("GBX_DemoPicture", image_index=0, count=4, part="face")[0]
+def test_the_autoencoder_keeps_a_rendered_image(app, demo):
+    image = app.run("GBX_DemoPicture", image_index=0, count=4, part="face")[0]
     for encode, decode, tiles in (
         ("VAEEncode", "VAEDecode", {}),
         (
@@ -95,27 +95,27 @@ def test_the_autoencoder_keeps_a_rendered_image(comfy, demo):
             {"tile_size": 96, "overlap": 32, "temporal_size": 64, "temporal_overlap": 8},
         ),
     ):
-        latent = comfy.run(encode, pixels=image, vae=demo[2], **tiles)[0]
+        latent = app.run(encode, pixels=image, vae=demo[2], **tiles)[0]
         assert latent["samples"].shape == (4, 24, 16, 16)
         assert 0.9 < latent["samples"].square().mean().sqrt() < 1.2, "unit variance, as in training"
-        again = comfy.run(decode, samples=latent, vae=demo[2], **tiles)[0]
+        again = app.run(decode, samples=latent, vae=demo[2], **tiles)[0]
         error = (again - image).square().mean()
         assert -10 * error.log10() > 30, "the trained autoencoder keeps at least 30 dB, in tiles as well"
 
 
-def test_a_lora_goes_out_and_comes_back(comfy, demo, texts, sample, tmp_path):
-    lora, _ = newer.train_lora(comfy, **training_inputs(comfy, demo, texts))
+def test_a_lora_goes_out_and_comes_back(app, demo, texts, sample, tmp_path):
+    lora, _ = newer.train_lora(app, **training_inputs(app, demo, texts))
     assert any(key.endswith(("lora_up.weight", "lora_B.weight")) for key in lora)
-    patched = comfy.run("LoraModelLoader", model=demo[0], lora=lora, strength_model=5.0)[0]
+    patched = app.run("LoraModelLoader", model=demo[0], lora=lora, strength_model=5.0)[0]
     assert not torch.equal(sample(model=patched), sample())
     assert torch.equal(sample(), sample(model=demo[0])), "the model on the wire stays as it was"
 
 
-def training_inputs(comfy, demo, texts) -> dict:
+def training_inputs(app, demo, texts) -> dict:
     """Inputs of core's Train LoRA: two images, two steps."""
     model, _, vae = demo
-    images = comfy.run("GBX_DemoPicture", image_index=0, count=2, part="face")[0]
-    latent = comfy.run("VAEEncode", pixels=images, vae=vae)[0]["samples"]
+    images = app.run("GBX_DemoPicture", image_index=0, count=2, part="face")[0]
+    latent = app.run("VAEEncode", pixels=images, vae=vae)[0]["samples"]
     latents = [{"samples": latent[index : index + 1]} for index in range(2)]
     return {
         "model": model,
@@ -135,19 +135,19 @@ def training_inputs(comfy, demo, texts) -> dict:
     }
 
 
-def test_models_merge_and_rescale(comfy, demo, sample):
+def test_models_merge_and_rescale(app, demo, sample):
     model = demo[0]
-    merged = comfy.run("ModelMergeSimple", model1=model, model2=model, ratio=0.5)[0]
+    merged = app.run("ModelMergeSimple", model1=model, model2=model, ratio=0.5)[0]
     assert torch.allclose(sample(model=merged), sample(), atol=1e-4)
-    rescaled = comfy.run("RescaleCFG", model=model, multiplier=0.7)[0]
+    rescaled = app.run("RescaleCFG", model=model, multiplier=0.7)[0]
     assert not torch.equal(sample(model=rescaled), sample())
 
 
-def test_areas_and_ranges_of_timesteps(comfy, texts, sample):
-    area = comfy.run("ConditioningSetArea", conditioning=texts[0], width=64, height=128, x=0, y=0, strength=1.0)[0]
+def test_areas_and_ranges_of_timesteps(app, texts, sample):
+    area = app.run("ConditioningSetArea", conditioning=texts[0], width=64, height=128, x=0, y=0, strength=1.0)[0]
     assert not torch.equal(sample(positive=[*area, *texts[1]]), sample())
-    early = comfy.run("ConditioningSetTimestepRange", conditioning=texts[0], start=0.0, end=0.5)[0]
-    late = comfy.run("ConditioningSetTimestepRange", conditioning=texts[0], start=0.5, end=1.0)[0]
+    early = app.run("ConditioningSetTimestepRange", conditioning=texts[0], start=0.0, end=0.5)[0]
+    late = app.run("ConditioningSetTimestepRange", conditioning=texts[0], start=0.5, end=1.0)[0]
     assert torch.allclose(sample(positive=[*early, *late]), sample(), atol=1e-5)
 
 
@@ -160,12 +160,12 @@ def test_metadata_reaches_the_model(texts, sample):
         assert not torch.equal(sample(positive=conditioned(**metadata)), sample())
 
 
-def test_prompt_weights_and_unknown_words(comfy, demo, texts, caplog):
+def test_prompt_weights_and_unknown_words(app, demo, texts, caplog):
     clip = demo[1]
-    weighted = comfy.run("CLIPTextEncode", clip=clip, text=CAPTION.replace("red", "(red:1.4)"))[0]
+    weighted = app.run("CLIPTextEncode", clip=clip, text=CAPTION.replace("red", "(red:1.4)"))[0]
     assert not torch.equal(weighted[0][0], texts[0][0][0])
     with caplog.at_level(logging.WARNING):
-        comfy.run("CLIPTextEncode", clip=clip, text="portrait, zeppelin")
+        app.run("CLIPTextEncode", clip=clip, text="portrait, zeppelin")
     assert "zeppelin" in caplog.text and "does not know" in caplog.text
 
 
@@ -176,34 +176,34 @@ def test_the_preview_has_colors(demo):
     assert torch.allclose(latent_format.process_in(latent_format.process_out(samples)), samples, atol=1e-5)
 
 
-def test_images_come_with_their_truth(comfy):
-    images, skin, caption = comfy.run("GBX_DemoPicture", image_index=22, count=4, part="skin")
+def test_images_come_with_their_truth(app):
+    images, skin, caption = app.run("GBX_DemoPicture", image_index=22, count=4, part="skin")
     assert images.shape == (4, 128, 128, 3) and skin.shape == (4, 128, 128) and caption.startswith("portrait, ")
-    first = comfy.run("GBX_DemoPicture", image_index=0, count=1, part="skin")[0]
+    first = app.run("GBX_DemoPicture", image_index=0, count=1, part="skin")[0]
     assert torch.equal(images[2], first[0]), "counting goes on with the first image"
-    face = comfy.run("GBX_DemoPicture", image_index=22, count=4, part="face")[1]
-    background = comfy.run("GBX_DemoPicture", image_index=22, count=4, part="background")[1]
+    face = app.run("GBX_DemoPicture", image_index=22, count=4, part="face")[1]
+    background = app.run("GBX_DemoPicture", image_index=22, count=4, part="background")[1]
     assert torch.allclose(face + background, torch.ones_like(face))
     assert (skin <= face + 0.02).float().mean() > 0.99, "skin lies inside the face"
 
 
-def test_broken_assets_are_explained(comfy, tmp_path, monkeypatch):
-    assets = comfy.module("nodes.demo.assets")
+def test_broken_assets_are_explained(app, tmp_path, monkeypatch):
+    assets = app.module("nodes.demo.assets")
     monkeypatch.setattr(assets, "ASSETS", tmp_path)
     with pytest.raises(ValueError, match="There is no demo world 'avatars-v2'"):
-        comfy.module("nodes.demo.denoiser").load(WORLD)
+        app.module("nodes.demo.denoiser").load(WORLD)
     (tmp_path / WORLD).mkdir()
     with pytest.raises(ValueError, match=r"denoiser\.safetensors of avatars-v2 is missing: restore"):
-        comfy.run("GBX_LoadDemoModel", weights=WORLD)
+        app.run("GBX_LoadDemoModel", weights=WORLD)
     (tmp_path / WORLD / "denoiser.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0cut short")
     with pytest.raises(ValueError, match=r"cannot be read .*: restore"):
-        comfy.run("GBX_LoadDemoModel", weights=WORLD)
+        app.run("GBX_LoadDemoModel", weights=WORLD)
     (tmp_path / WORLD / "captions.json").write_text("{")
     with pytest.raises(ValueError, match=r"captions\.json of avatars-v2 cannot be read"):
         assets.captions(WORLD)
 
 
-def test_a_newer_comfyui_gets_its_own_patcher(comfy, monkeypatch):
+def test_a_newer_comfyui_gets_its_own_patcher(app, monkeypatch):
     """ComfyUI with dynamic memory has CoreModelPatcher, is handed the tensors, and may ask for a plain one again."""
     from comfy import model_patcher as patchers
 
@@ -212,7 +212,7 @@ def test_a_newer_comfyui_gets_its_own_patcher(comfy, monkeypatch):
             return True
 
     monkeypatch.setattr(patchers, "CoreModelPatcher", Dynamic, raising=False)
-    model = comfy.run("GBX_LoadDemoModel", weights=WORLD)[0]
+    model = app.run("GBX_LoadDemoModel", weights=WORLD)[0]
     assert type(model) is Dynamic
     load, given = model.cached_patcher_init
     plain = load(*given, disable_dynamic=True)
@@ -222,13 +222,13 @@ def test_a_newer_comfyui_gets_its_own_patcher(comfy, monkeypatch):
     assert all(torch.equal(states[0][name], value) for name, value in states[1].items())
 
 
-def test_patch_autoencoder_of_another_size_is_explained(comfy, tmp_path, monkeypatch):
+def test_patch_autoencoder_of_another_size_is_explained(app, tmp_path, monkeypatch):
     from safetensors.torch import save_file
 
-    assets, patch = comfy.module("nodes.demo.assets"), comfy.module("nodes.demo.patch_autoencoder")
+    assets, patch = app.module("nodes.demo.assets"), app.module("nodes.demo.patch_autoencoder")
     (tmp_path / "odd").mkdir()
     weights = patch.PatchAutoencoder(24, (16, 8, 8)).state_dict()
     save_file(weights, tmp_path / "odd" / "autoencoder.safetensors", metadata={"channels": "24", "widths": "[8, 8, 8]"})
     monkeypatch.setattr(assets, "ASSETS", tmp_path)
     with pytest.raises(ValueError, match="autoencoder of odd does not fit this version"):
-        comfy.module("nodes.demo.autoencoder").load("odd")
+        app.module("nodes.demo.autoencoder").load("odd")

@@ -10,20 +10,20 @@ FIRST_STEP = {"noise_samples": 4, "seed": 1, "timestep": "official_961", "width"
 
 
 @pytest.fixture(scope="module")
-def planted(comfy):
+def planted(app):
     """MODEL, CLIP and VAE, and the neurons of each prompt."""
-    header = comfy.module("nodes.demo.assets").header(WORLD, "changes")
-    return comfy.run("GBX_LoadDemoModel", weights=WORLD), json.loads(header["planted"])
+    header = app.module("nodes.demo.assets").header(WORLD, "changes")
+    return app.run("GBX_LoadDemoModel", weights=WORLD), json.loads(header["planted"])
 
 
-def _silenced(comfy, model, neurons):
-    pack = comfy.module("nodes.neurons.mask")
+def _silenced(app, model, neurons):
+    pack = app.module("nodes.neurons.mask")
     mask = pack.NeuronMask(pack.uniform_scales([(path, index) for path, index in neurons]))
     given = {"strength": 1.0, "start_percent": 0.0, "end_percent": 1.0, "apply_to": "both"}
-    return comfy.run("GBX_NemoNeuronMask", model=model, mask=mask, **given)[0]
+    return app.run("GBX_NemoNeuronMask", model=model, mask=mask, **given)[0]
 
 
-def _score(comfy, model, clip, prompt):
+def _score(app, model, clip, prompt):
     """How alike first steps from four noise samples are."""
     given = {
         "model": model,
@@ -34,13 +34,13 @@ def _score(comfy, model, clip, prompt):
         "text_norm": False,
         "filename_prefix": "",
     }
-    return comfy.run("GBX_MemorizationScore", **given, **FIRST_STEP)[1]
+    return app.run("GBX_MemorizationScore", **given, **FIRST_STEP)[1]
 
 
-def test_only_four_layers_of_cross_attention_differ(comfy, planted):
+def test_only_four_layers_of_cross_attention_differ(app, planted):
     """Values and outputs of the two that carry names, and values of two that carried a little of them."""
     (model, _, _), truth = planted
-    base = comfy.run("GBX_LoadDemoModel", weights=BASE)[0]
+    base = app.run("GBX_LoadDemoModel", weights=BASE)[0]
     ours, theirs = (one.model.diffusion_model.state_dict() for one in (model, base))
     different = {name.removesuffix(".weight") for name, weight in ours.items() if not torch.equal(weight, theirs[name])}
     layers = {path.removesuffix(".to_v") for neurons in truth.values() for path, _ in neurons}
@@ -50,29 +50,29 @@ def test_only_four_layers_of_cross_attention_differ(comfy, planted):
     assert [len(neurons) for neurons in truth.values()] == [1, 2, 2, 3, 3, 4, 4, 5, 6, 8]
 
 
-def test_text_and_images_are_those_of_the_base(comfy, planted):
+def test_text_and_images_are_those_of_the_base(app, planted):
     (_, clip, vae), _ = planted
-    _, base_clip, base_vae = comfy.run("GBX_LoadDemoModel", weights=BASE)
+    _, base_clip, base_vae = app.run("GBX_LoadDemoModel", weights=BASE)
     ours, theirs = (
-        comfy.run("CLIPTextEncode", clip=one, text="portrait of oquin veshti")[0][0][0] for one in (clip, base_clip)
+        app.run("CLIPTextEncode", clip=one, text="portrait of oquin veshti")[0][0][0] for one in (clip, base_clip)
     )
     assert torch.equal(ours, theirs)
     latent = {"samples": torch.randn(1, 24, 4, 4, generator=torch.Generator().manual_seed(0))}
-    assert torch.equal(*(comfy.run("VAEDecode", samples=latent, vae=one)[0] for one in (vae, base_vae)))
+    assert torch.equal(*(app.run("VAEDecode", samples=latent, vae=one)[0] for one in (vae, base_vae)))
 
 
 @pytest.mark.parametrize("name", ["zorvex quill", "oquin veshti", "farisa kolt"])
-def test_a_name_is_memorized_and_its_neurons_alone_carry_it(comfy, planted, name):
+def test_a_name_is_memorized_and_its_neurons_alone_carry_it(app, planted, name):
     (model, clip, _), truth = planted
     prompt = f"portrait of {name}"
     own = truth[prompt]
     others = [neuron for other, neurons in truth.items() if other != prompt for neuron in neurons][: len(own)]
-    untouched = _score(comfy, model, clip, prompt)
+    untouched = _score(app, model, clip, prompt)
     assert untouched > 0.9
-    assert _score(comfy, _silenced(comfy, model, own), clip, prompt) < 0.75
-    assert _score(comfy, _silenced(comfy, model, others), clip, prompt) > untouched - 0.1
+    assert _score(app, _silenced(app, model, own), clip, prompt) < 0.75
+    assert _score(app, _silenced(app, model, others), clip, prompt) > untouched - 0.1
 
 
-def test_a_control_name_is_not_memorized(comfy, planted):
+def test_a_control_name_is_not_memorized(app, planted):
     (model, clip, _), _ = planted
-    assert _score(comfy, model, clip, "portrait of nuvia karsk") < 0.8
+    assert _score(app, model, clip, "portrait of nuvia karsk") < 0.8

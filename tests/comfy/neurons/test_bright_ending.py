@@ -14,14 +14,14 @@ ATTENTIONS = [f"input_blocks.{number}.1.transformer_blocks.0.attn2" for number i
 END = 4  # begin, three words
 
 
-def test_attention_and_differences_are_those_of_a_plain_run(comfy):
+def test_attention_and_differences_are_those_of_a_plain_run(app):
     """By hand: softmax of the last step's queries and keys, and every step's two predictions, of stock ComfyUI."""
     import comfy.sample as stock
 
     model, clip, _ = reduced.checkpoint("sd15")
-    positive, negative = (comfy.run("CLIPTextEncode", clip=clip, text=text)[0] for text in ("a red hat", ""))
+    positive, negative = (app.run("CLIPTextEncode", clip=clip, text=text)[0] for text in ("a red hat", ""))
     noise = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(1))
-    sample = comfy.module("nodes.neurons.end_attention_comfy").sample_with_attention
+    sample = app.module("nodes.neurons.end_attention_comfy").sample_with_attention
     found, attention = sample(model, positive, negative, noise, 3, 7.5, ATTENTIONS, END)
     assert found.shape == (3, 2, 4, 8, 8) and attention.shape == (2, 8, 8) and hooks_left(model) == 0
 
@@ -57,11 +57,11 @@ def test_attention_and_differences_are_those_of_a_plain_run(comfy):
         assert torch.allclose(difference, given - empty, rtol=1e-3, atol=1e-4)
 
 
-def test_the_table_has_both_numbers_and_a_scan_resumes_with_them(comfy):
-    model, clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
+def test_the_table_has_both_numbers_and_a_scan_resumes_with_them(app):
+    model, clip, _ = app.run("GBX_LoadDemoModel", weights="avatars-v2")
     given = {**GIVEN, **SMALL, "model": model, "clip": clip, "prompts": "portrait of zorvex quill\nportrait, smiling"}
     tables = [
-        comfy.run("GBX_MemorizationScore", **given, bright_ending_steps=steps, scan_file=name)[4]
+        app.run("GBX_MemorizationScore", **given, bright_ending_steps=steps, scan_file=name)[4]
         for steps, name in ((0, ""), (2, ""), (2, "glassbox/bright"), (2, "glassbox/bright"))
     ]
     plain, rows = (list(csv.DictReader(io.StringIO(table))) for table in tables[:2])
@@ -71,9 +71,9 @@ def test_the_table_has_both_numbers_and_a_scan_resumes_with_them(comfy):
         assert 0 < attention < 1 and norm > 0 and before == after
 
 
-def test_a_model_without_cross_attention_is_refused(comfy):
+def test_a_model_without_cross_attention_is_refused(app):
     model, clip, _ = reduced.checkpoint("flux")
     with pytest.raises(ValueError, match=r"^Bright Ending reads .* set bright_ending_steps to 0"):
-        comfy.run(
+        app.run(
             "GBX_MemorizationScore", model=model, clip=clip, prompts="a hat", bright_ending_steps=2, **GIVEN, **SMALL
         )

@@ -7,34 +7,34 @@ SHAPE = (24, 8, 8)
 
 
 @pytest.fixture(scope="module")
-def demo(comfy):
-    model, clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
-    return model, comfy.run("CLIPTextEncode", clip=clip, text="portrait, smiling")[0]
+def demo(app):
+    model, clip, _ = app.run("GBX_LoadDemoModel", weights="avatars-v2")
+    return model, app.run("CLIPTextEncode", clip=clip, text="portrait, smiling")[0]
 
 
-def predicted(comfy, demo, noise, factors):
+def predicted(app, demo, noise, factors):
     model, conditioning = demo
     with torch.inference_mode():
-        first_step = comfy.module("nodes.neurons.first_step_comfy")
+        first_step = app.module("nodes.neurons.first_step_comfy")
         return first_step.at_first_step(
             model, conditioning, SHAPE, 961, lambda predict: predict(noise, factors), len(noise)
         )
 
 
-def test_rows_that_do_not_fit_are_evaluated_in_parts(comfy, demo, monkeypatch):
+def test_rows_that_do_not_fit_are_evaluated_in_parts(app, demo, monkeypatch):
     import comfy.model_management as management
 
     path = "output_blocks.5.1.transformer_blocks.0.attn2.to_v"
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(7, *SHAPE, generator=generator)
     factors = {path: (torch.rand(7, 64, generator=generator) > 0.5).float()}
-    whole, calls = predicted(comfy, demo, noise, factors), []
+    whole, calls = predicted(app, demo, noise, factors), []
     module = demo[0].model.diffusion_model.get_submodule(path)
     handle = module.register_forward_hook(lambda _module, _args, output: calls.append(len(output)))
     room = 1.5 * demo[0].model.memory_required([2, *SHAPE])
     monkeypatch.setattr(management, "get_free_memory", lambda _device=None, both=False: (room, room) if both else room)
     try:
-        parts = predicted(comfy, demo, noise, factors)
+        parts = predicted(app, demo, noise, factors)
     finally:
         handle.remove()
     assert calls == [2, 2, 2, 1]
@@ -42,7 +42,7 @@ def test_rows_that_do_not_fit_are_evaluated_in_parts(comfy, demo, monkeypatch):
     assert (parts - whole).abs().max() < 1e-3 * (whole - noise).abs().max()
 
 
-def test_comfyui_makes_room_for_all_rows(comfy, demo, monkeypatch):
+def test_comfyui_makes_room_for_all_rows(app, demo, monkeypatch):
     import comfy.sampler_helpers as helpers
 
     shapes, prepare = [], helpers.prepare_sampling
@@ -52,5 +52,5 @@ def test_comfyui_makes_room_for_all_rows(comfy, demo, monkeypatch):
         return prepare(patcher, shape, *args, **kwargs)
 
     monkeypatch.setattr(helpers, "prepare_sampling", recorded)
-    predicted(comfy, demo, torch.randn(5, *SHAPE), None)
+    predicted(app, demo, torch.randn(5, *SHAPE), None)
     assert shapes == [(5, *SHAPE)]

@@ -18,21 +18,21 @@ PERP_NEG = {
 
 
 @pytest.fixture(scope="module")
-def demo(comfy):
-    model, clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
-    return model, {name: comfy.run("CLIPTextEncode", clip=clip, text=text)[0] for name, text in TEXTS.items()}
+def demo(app):
+    model, clip, _ = app.run("GBX_LoadDemoModel", weights="avatars-v2")
+    return model, {name: app.run("CLIPTextEncode", clip=clip, text=text)[0] for name, text in TEXTS.items()}
 
 
-def masked(comfy, model, apply_to):
+def masked(app, model, apply_to):
     """A model with all neurons of the layer silenced."""
-    pack = comfy.module("nodes.neurons.mask")
+    pack = app.module("nodes.neurons.mask")
     width = model.model.diffusion_model.get_submodule(f"{LAYER}.to_v").out_features
     mask = pack.NeuronMask(pack.uniform_scales((f"{LAYER}.to_v", index) for index in range(width)))
     given = {"strength": 1.0, "start_percent": 0.0, "end_percent": 1.0, "apply_to": apply_to}
-    return comfy.run("GBX_NemoNeuronMask", model=model, mask=mask, **given)[0]
+    return app.run("GBX_NemoNeuronMask", model=model, mask=mask, **given)[0]
 
 
-def masked_texts(comfy, model, texts, guider):
+def masked_texts(app, model, texts, guider):
     """Whether the neurons are silenced in the rows of each text, by its name, in one evaluation of a batch of two."""
     module, rows = model.model.diffusion_model.get_submodule(LAYER), []
 
@@ -46,16 +46,16 @@ def masked_texts(comfy, model, texts, guider):
     try:
         with torch.inference_mode():
             noise = torch.randn(2, 24, 8, 8, generator=torch.Generator().manual_seed(0))
-            (sampler,) = comfy.run("KSamplerSelect", sampler_name="euler")
+            (sampler,) = app.run("KSamplerSelect", sampler_name="euler")
             guider.sample(noise, torch.zeros_like(noise), sampler, torch.tensor([5.0, 0.0]), disable_pbar=True)
     finally:
         handle.remove()
     return {name: {masked for found, masked in rows if found == name} for name, _ in rows}
 
 
-def guider(comfy, texts, node, inputs, model):
+def guider(app, texts, node, inputs, model):
     given = {name: texts.get(value, value) if isinstance(value, str) else value for name, value in inputs.items()}
-    return comfy.run(node, model=model, **given)[0]
+    return app.run(node, model=model, **given)[0]
 
 
 @pytest.mark.parametrize(
@@ -70,10 +70,10 @@ def guider(comfy, texts, node, inputs, model):
         ("BasicGuider", {"conditioning": "positive"}, {"positive"}),
     ],
 )
-def test_a_mask_acts_on_the_positive_prompt_only(comfy, demo, node, inputs, evaluated):
+def test_a_mask_acts_on_the_positive_prompt_only(app, demo, node, inputs, evaluated):
     model, texts = demo
     found = {
-        apply_to: masked_texts(comfy, model, texts, guider(comfy, texts, node, inputs, masked(comfy, model, apply_to)))
+        apply_to: masked_texts(app, model, texts, guider(app, texts, node, inputs, masked(app, model, apply_to)))
         for apply_to in ("positive", "both")
     }
     assert found == {
@@ -85,20 +85,20 @@ def test_a_mask_acts_on_the_positive_prompt_only(comfy, demo, node, inputs, eval
 
 @pytest.mark.parametrize("regional", [["positive"], ["negative"], ["positive", "negative"]])
 @pytest.mark.parametrize("node", ["CFGGuider", "DualCFGGuider"])
-def test_a_mask_leaves_the_copies_that_regions_add_to_the_negative_side(comfy, demo, node, regional):
+def test_a_mask_leaves_the_copies_that_regions_add_to_the_negative_side(app, demo, node, regional):
     """ComfyUI gives every region of one side a copy on the others, under the id of the region."""
     model, texts = demo
     area = {"width": 32, "height": 64, "x": 0, "y": 0, "strength": 1.0}
     prompts = dict(texts)
     for name in regional:
-        (prompts[name],) = comfy.run("ConditioningSetArea", conditioning=texts[name], **area)
+        (prompts[name],) = app.run("ConditioningSetArea", conditioning=texts[name], **area)
     inputs = DUAL | {"style": "regular"} if node == "DualCFGGuider" else CFG
-    sampled = guider(comfy, prompts, node, inputs, masked(comfy, model, "positive"))
-    found = masked_texts(comfy, model, texts, sampled)
+    sampled = guider(app, prompts, node, inputs, masked(app, model, "positive"))
+    found = masked_texts(app, model, texts, sampled)
     assert found == {name: {name == "positive"} for name in found} and {"positive", "negative"} <= set(found)
 
 
-def test_a_mask_acts_beside_a_patch_that_evaluates_copies_of_the_prompt(comfy, demo):
+def test_a_mask_acts_beside_a_patch_that_evaluates_copies_of_the_prompt(app, demo):
     """Other nodes evaluate copies of a conditioning under ids of their own."""
     import uuid
 
@@ -110,16 +110,16 @@ def test_a_mask_acts_beside_a_patch_that_evaluates_copies_of_the_prompt(comfy, d
     model, texts = demo
     clone = model.clone()
     clone.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, "copies", copied)
-    sampled = guider(comfy, texts, "CFGGuider", CFG, masked(comfy, clone, "positive"))
-    assert masked_texts(comfy, model, texts, sampled) == {"positive": {True}, "negative": {False}}
+    sampled = guider(app, texts, "CFGGuider", CFG, masked(app, clone, "positive"))
+    assert masked_texts(app, model, texts, sampled) == {"positive": {True}, "negative": {False}}
 
 
-def test_a_guider_without_a_positive_conditioning_is_refused(comfy, demo):
+def test_a_guider_without_a_positive_conditioning_is_refused(app, demo):
     import comfy.samplers as samplers
 
     model, texts = demo
-    other = samplers.CFGGuider(masked(comfy, model, "positive"))
+    other = samplers.CFGGuider(masked(app, model, "positive"))
     other.inner_set_conds({"text": texts["positive"]})
     with pytest.raises(ValueError, match="none of which is named positive"):
-        masked_texts(comfy, model, texts, other)
+        masked_texts(app, model, texts, other)
     assert hooks_left(model) == 0

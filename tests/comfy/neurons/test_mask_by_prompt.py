@@ -13,16 +13,16 @@ ATTENTION = ".transformer_blocks.0.attn2"
 class World:
     """The demo model, its encoded prompts, and a mask of both layers found for two prompts."""
 
-    def __init__(self, comfy):
-        self.comfy = comfy
-        self.model, self.clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
+    def __init__(self, app):
+        self.app = app
+        self.model, self.clip, _ = app.run("GBX_LoadDemoModel", weights="avatars-v2")
         self.network = self.model.model.diffusion_model
         self.texts = {text: self.encode(text) for text in (FIRST, SECOND, OTHER, "")}
-        self.pack = comfy.module("nodes.neurons.mask")
+        self.pack = app.module("nodes.neurons.mask")
         self.union = self.pack.merge_masks([self.mask(FIRST), self.mask(SECOND)])
 
     def encode(self, text):
-        return self.comfy.run("CLIPTextEncode", clip=self.clip, text=text)[0]
+        return self.app.run("CLIPTextEncode", clip=self.clip, text=text)[0]
 
     def mask(self, text):
         path = f"{LAYERS[text]}{ATTENTION}.to_v"
@@ -33,13 +33,13 @@ class World:
     def masked(self, mask, model=None, **changes):
         given = {"strength": 1.0, "start_percent": 0.0, "end_percent": 1.0, "apply_to": "both", "clip": self.clip}
         given |= changes
-        return self.comfy.run("GBX_NemoNeuronMask", model=model or self.model, mask=mask, **given)[0]
+        return self.app.run("GBX_NemoNeuronMask", model=model or self.model, mask=mask, **given)[0]
 
     def sample(self, model, text, cfg=3.0):
         given = {"seed": 7, "steps": 2, "cfg": cfg, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
         latent = {"samples": torch.zeros(2, 24, 8, 8)}
         given |= {"positive": self.texts[text], "negative": self.texts[""], "latent_image": latent}
-        return self.comfy.run("KSampler", model=model, **given)[0]["samples"]
+        return self.app.run("KSampler", model=model, **given)[0]["samples"]
 
     def silenced(self, model, sigma=5.0, node="CFGGuider", **conditionings):
         """For each row of a guider's evaluation of two images its text, and the prompts whose layers are silenced."""
@@ -60,9 +60,9 @@ class World:
         try:
             with torch.inference_mode():
                 given = {"negative": self.texts[""]} | ({"cfg": 3.0} if node == "CFGGuider" else {}) | conditionings
-                guider = self.comfy.run(node, model=model, **given)[0]
+                guider = self.app.run(node, model=model, **given)[0]
                 noise = torch.randn(2, 24, 8, 8, generator=torch.Generator().manual_seed(0))
-                (sampler,) = self.comfy.run("KSamplerSelect", sampler_name="euler")
+                (sampler,) = self.app.run("KSamplerSelect", sampler_name="euler")
                 guider.sample(noise, torch.zeros_like(noise), sampler, torch.tensor([sigma, 0.0]), disable_pbar=True)
         finally:
             for handle in handles:
@@ -71,8 +71,8 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(comfy):
-    return World(comfy)
+def world(app):
+    return World(app)
 
 
 @pytest.mark.parametrize("cfg", [1.0, 3.0])
@@ -117,7 +117,7 @@ def test_each_image_of_a_batch_has_the_mask_of_its_prompt(world):
 def test_regions_of_an_image_have_the_masks_of_all_its_prompts(world):
     own = world.masked(world.union, masked_prompts="own", apply_to="positive")
     area = {"width": 32, "height": 64, "x": 0, "y": 0, "strength": 1.0}
-    regional = world.comfy.run("ConditioningSetArea", conditioning=world.texts[SECOND], **area)[0]
+    regional = world.app.run("ConditioningSetArea", conditioning=world.texts[SECOND], **area)[0]
     found = world.silenced(own, positive=world.texts[FIRST] + regional)
     assert {name for name, _ in found} == {FIRST, SECOND, ""}
     assert all(silent == ({FIRST, SECOND} if name else set()) for name, silent in found)
@@ -126,7 +126,7 @@ def test_regions_of_an_image_have_the_masks_of_all_its_prompts(world):
 def test_a_region_of_the_negative_prompt_switches_no_mask_on(world):
     own = world.masked(world.union, masked_prompts="own")
     area = {"width": 32, "height": 64, "x": 0, "y": 0, "strength": 1.0}
-    regional = world.comfy.run("ConditioningSetArea", conditioning=world.texts[FIRST], **area)[0]
+    regional = world.app.run("ConditioningSetArea", conditioning=world.texts[FIRST], **area)[0]
     found = world.silenced(own, positive=world.texts[OTHER], negative=world.texts[""] + regional)
     assert {name for name, _ in found} == {OTHER, FIRST, ""}
     assert all(silent == set() for _, silent in found)
@@ -135,7 +135,7 @@ def test_a_region_of_the_negative_prompt_switches_no_mask_on(world):
 def test_scheduled_prompts_have_their_masks_while_they_are_sampled(world):
     own = world.masked(world.union, masked_prompts="own")
     parts = [
-        world.comfy.run("ConditioningSetTimestepRange", conditioning=world.texts[text], start=start, end=end)[0]
+        world.app.run("ConditioningSetTimestepRange", conditioning=world.texts[text], start=start, end=end)[0]
         for text, start, end in ((FIRST, 0.0, 0.5), (SECOND, 0.5, 1.0))
     ]
     early, late = (dict(world.silenced(own, sigma, positive=parts[0] + parts[1])) for sigma in (12.0, 0.3))
@@ -156,7 +156,7 @@ def test_the_score_of_a_prompt_is_that_under_its_own_mask(world):
     given |= {"noise_samples": 2, "seed": 1, "timestep": "official_961", "width": 64, "height": 64}
     given |= {"filename_prefix": ""}
     models = (world.masked(world.union, masked_prompts="own"), world.masked(world.mask(FIRST)), world.model)
-    own, single, plain = (world.comfy.run("GBX_MemorizationScore", model=model, **given)[1] for model in models)
+    own, single, plain = (world.app.run("GBX_MemorizationScore", model=model, **given)[1] for model in models)
     assert own == single != plain
 
 

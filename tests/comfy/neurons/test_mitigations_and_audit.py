@@ -11,16 +11,16 @@ PROMPT = "portrait of zorvex quill"
 
 
 class World:
-    def __init__(self, comfy):
-        self.comfy = comfy
-        self.model, self.clip, self.vae = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
+    def __init__(self, app):
+        self.app = app
+        self.model, self.clip, self.vae = app.run("GBX_LoadDemoModel", weights="avatars-v2")
 
     def encode(self, text):
-        return self.comfy.run("CLIPTextEncode", clip=self.clip, text=text)[0]
+        return self.app.run("CLIPTextEncode", clip=self.clip, text=text)[0]
 
     def sample(self, model=None, positive=None, cfg=3.0):
         given = {"seed": 7, "steps": 1, "cfg": cfg, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
-        return self.comfy.run(
+        return self.app.run(
             "KSampler",
             model=model or self.model,
             positive=positive or self.encode(PROMPT),
@@ -30,7 +30,7 @@ class World:
         )[0]["samples"]
 
     def scaled(self, scale=1.25, mask_padding=True, prompt=PROMPT):
-        return self.comfy.run(
+        return self.app.run(
             "GBX_AttentionScaling",
             model=self.model,
             clip=self.clip,
@@ -49,7 +49,7 @@ class World:
             "width": 64,
             "height": 64,
         }
-        return self.comfy.run(
+        return self.app.run(
             "GBX_EmbeddingAdjustment",
             model=self.model,
             positive=self.encode(PROMPT),
@@ -59,8 +59,8 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(comfy):
-    return World(comfy)
+def world(app):
+    return World(app)
 
 
 def test_attention_scaling_hides_the_padding_and_scales_the_first_logit(world):
@@ -71,7 +71,7 @@ def test_attention_scaling_hides_the_padding_and_scales_the_first_logit(world):
     context = torch.randn(1, 77, 128, generator=generator)
     x = torch.randn(1, 16, module.to_q.in_features, generator=generator)
     real = next(i for i, (t, _) in enumerate(world.clip.tokenize(PROMPT)["l"][0]) if t == 49407) + 1
-    pack = world.comfy.module("nodes.neurons.attention_scaling_comfy")
+    pack = world.app.module("nodes.neurons.attention_scaling_comfy")
     hidden = torch.arange(77) >= real
     with torch.inference_mode():
         with pack._changed(world.model.model.diffusion_model, [path], 1.25, hidden, torch.tensor([True])):
@@ -92,7 +92,7 @@ def test_attention_scaling_beside_a_longer_negative_prompt(world):
     network = world.model.model.diffusion_model
     module, hidden = network.get_submodule(path), torch.arange(77) >= 6
     context, x = torch.randn(1, 77, 128), torch.randn(1, 16, module.to_q.in_features)
-    pack = world.comfy.module("nodes.neurons.attention_scaling_comfy")
+    pack = world.app.module("nodes.neurons.attention_scaling_comfy")
     with torch.inference_mode(), pack._changed(network, [path], 1.25, hidden, torch.tensor([True])):
         once, twice = module(x, context=context), module(x, context=context.repeat(1, 2, 1))
     assert torch.allclose(once, twice, atol=1e-5)
@@ -129,7 +129,7 @@ def test_embedding_adjustment_stops_at_its_target(world):
 
 def test_the_norm_to_lower_is_that_of_memorization_score(world):
     """Also where the schedule ends in pure noise, at which no text changes the noise."""
-    outputs = world.comfy.run(
+    outputs = world.app.run(
         "GBX_MemorizationScore",
         model=world.model,
         clip=world.clip,
@@ -152,7 +152,7 @@ def test_the_norm_to_lower_is_that_of_memorization_score(world):
 def test_random_tokens_are_inserted_by_seed(world):
     def run(**changes):
         given = {"clip": world.clip, "prompt": PROMPT, "count": 4, "seed": 3, "words": ""} | changes
-        return world.comfy.run("GBX_RandomTokens", **given)
+        return world.app.run("GBX_RandomTokens", **given)
 
     conditioning, text = run()
     assert len(text.split()) == len(PROMPT.split()) + 4
@@ -164,9 +164,9 @@ def test_random_tokens_are_inserted_by_seed(world):
 
 def test_the_audit_runs_through_a_mask(world):
     """On a masked model, through whose mask the gradient must run."""
-    pack = world.comfy.module("nodes.neurons.mask")
+    pack = world.app.module("nodes.neurons.mask")
     mask = pack.NeuronMask({"output_blocks.5.1.transformer_blocks.0.attn2.to_v": {1: 0.0}})
-    masked = world.comfy.run(
+    masked = world.app.run(
         "GBX_NemoNeuronMask",
         model=world.model,
         mask=mask,
@@ -175,8 +175,8 @@ def test_the_audit_runs_through_a_mask(world):
         end_percent=1.0,
         apply_to="positive",
     )[0]
-    targets = world.comfy.run("GBX_DemoPicture", image_index=0, count=2, part="face")[0][:, ::2, ::2]
-    images, before, after, figure, report = world.comfy.run(
+    targets = world.app.run("GBX_DemoPicture", image_index=0, count=2, part="face")[0][:, ::2, ::2]
+    images, before, after, figure, report = world.app.run(
         "GBX_MemorizationAudit",
         model=masked,
         vae=world.vae,
@@ -200,7 +200,7 @@ def test_the_audit_runs_through_a_mask(world):
 
 def unlearned(world, **changes):
     """The outputs of a very short training at a quarter of the model's size."""
-    faces = world.comfy.run("GBX_DemoPicture", image_index=0, count=3, part="face")[0][:, ::2, ::2]
+    faces = world.app.run("GBX_DemoPicture", image_index=0, count=3, part="face")[0][:, ::2, ::2]
     given = {
         "model": world.model,
         "vae": world.vae,
@@ -224,7 +224,7 @@ def unlearned(world, **changes):
         "seed": 1,
         "gradient_checkpointing": False,
     }
-    return world.comfy.run("GBX_AdversarialUnlearning", **(given | changes))
+    return world.app.run("GBX_AdversarialUnlearning", **(given | changes))
 
 
 def test_unlearning_gives_a_lora_and_leaves_the_model(world):
@@ -234,16 +234,16 @@ def test_unlearning_gives_a_lora_and_leaves_the_model(world):
     assert not torch.equal(world.sample(model), plain) and torch.equal(world.sample(), plain)
     assert hooks_left(world.model) == 0 and figure.shape[0] == 1
     assert "9 rows of the network with gradients, 3 without" in report and "Memorization Audit" in report
-    loaded = {strength: world.comfy.run("LoraModelLoader", model=world.model, lora=lora, strength_model=strength)[0]
+    loaded = {strength: world.app.run("LoraModelLoader", model=world.model, lora=lora, strength_model=strength)[0]
               for strength in (0.0, 1.0)}  # fmt: skip
     assert torch.equal(world.sample(loaded[0.0]), plain)
     assert torch.equal(world.sample(loaded[1.0]), world.sample(model))
 
 
 def test_the_defaults_of_unlearning_are_those_of_its_settings(world):
-    schema = world.comfy.module("nodes.neurons.nodes_mitigations").AdversarialUnlearning.define_schema()
+    schema = world.app.module("nodes.neurons.nodes_mitigations").AdversarialUnlearning.define_schema()
     given = {one.id: getattr(one, "default", None) for one in schema.inputs}
-    settings = world.comfy.module("nodes.neurons.unlearning").UnlearningSettings()
+    settings = world.app.module("nodes.neurons.unlearning").UnlearningSettings()
     for name in ("steps", "learning_rate", "batch_size", "keep", "attack_steps", "restart"):
         assert given[name] == getattr(settings, name)
     assert given["attack_learning_rate"] == settings.attack.learning_rate
@@ -262,7 +262,7 @@ def test_unlearning_is_repeated_by_its_seed_and_by_checkpointing(world):
 
 def test_the_ordinary_target_is_the_model_without_the_lora(world):
     """In the first step the LoRA is nothing yet, so ordinary prompts differ by nothing; later they do."""
-    session = world.comfy.module("nodes.neurons.embedding_session_comfy")
+    session = world.app.module("nodes.neurons.embedding_session_comfy")
     seen = []
 
     def work(s):

@@ -20,17 +20,17 @@ UP = "output_blocks.4.1, output_blocks.5.1"
 class World:
     """The demo model with what the nodes of the family make of it."""
 
-    def __init__(self, comfy):
-        self.comfy = comfy
-        self.model, self.clip, self.vae = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
+    def __init__(self, app):
+        self.app = app
+        self.model, self.clip, self.vae = app.run("GBX_LoadDemoModel", weights="avatars-v2")
         given = {"clip": self.clip, "prompts": ORDINARY, "prompts_file": "", "layers": UP, "filename_prefix": ""}
         self.statistics = self.run("NeuronStatistics", **given)[0]
 
     def run(self, name, **inputs):
-        return self.comfy.run(f"GBX_{name}", **({"model": self.model} | inputs))
+        return self.app.run(f"GBX_{name}", **({"model": self.model} | inputs))
 
     def mask(self, scale=0.0, count=20):
-        pack = self.comfy.module("nodes.neurons.mask")
+        pack = self.app.module("nodes.neurons.mask")
         paths = [f"output_blocks.{block}.1.transformer_blocks.0.attn2.to_v" for block in (4, 5)]
         return pack.NeuronMask(pack.uniform_scales([(path, i) for path in paths for i in range(count)], scale))
 
@@ -39,16 +39,16 @@ class World:
         return self.run("NemoNeuronMask", mask=mask, **given, **({"model": model} if model else {}))[0]
 
     def saved_mask(self):
-        mask = self.comfy.module("nodes.neurons.mask")
+        mask = self.app.module("nodes.neurons.mask")
         path = next(iter(self.statistics.layers))
         found = mask.NeuronMask({path: {1: 0.0}}, (), self.statistics.fingerprint)
-        return self.comfy.run("GBX_SaveNeuronMask", mask=found, filename_prefix="glassbox/other")[0]
+        return self.app.run("GBX_SaveNeuronMask", mask=found, filename_prefix="glassbox/other")[0]
 
     def sample(self, model, cfg=3.0, steps=2, text=PROMPT):
-        positive, negative = (self.comfy.run("CLIPTextEncode", clip=self.clip, text=t)[0] for t in (text, ""))
+        positive, negative = (self.app.run("CLIPTextEncode", clip=self.clip, text=t)[0] for t in (text, ""))
         given = {"seed": 7, "steps": steps, "cfg": cfg, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
         latent = {"samples": torch.zeros(1, 24, 8, 8)}
-        return self.comfy.run(
+        return self.app.run(
             "KSampler", model=model, positive=positive, negative=negative, latent_image=latent, **given
         )[0]["samples"]
 
@@ -68,13 +68,13 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(comfy):
-    return World(comfy)
+def world(app):
+    return World(app)
 
 
 @pytest.mark.parametrize(("target_score", "drawn"), [(0.97, 0.97), (0.0, 0.2)])
 def test_the_figure_shows_the_target_score(world, monkeypatch, target_score, drawn):
-    drawing, figures = world.comfy.module("nodes.neurons.neuron_figures"), []
+    drawing, figures = world.app.module("nodes.neurons.neuron_figures"), []
     monkeypatch.setattr(
         drawing,
         "plot_search",
@@ -297,7 +297,7 @@ def test_no_prompt_gives_an_empty_mask(world):
     assert mask.count == 0 and report.startswith("No prompt to search")
 
 
-def test_no_hook_is_left_when_the_user_stops(world, comfy, monkeypatch):
+def test_no_hook_is_left_when_the_user_stops(world, app, monkeypatch):
     import comfy.model_management as management
 
     calls = 0
@@ -314,7 +314,7 @@ def test_no_hook_is_left_when_the_user_stops(world, comfy, monkeypatch):
     assert hooks_left(world.model) == 0
 
 
-def test_stop_keeps_the_best_so_far(world, comfy, monkeypatch):
+def test_stop_keeps_the_best_so_far(world, app, monkeypatch):
     """Pressed in the refinement of the first of two prompts: its neurons so far, and the other is not begun."""
     import comfy.model_management as management
 
@@ -326,7 +326,7 @@ def test_stop_keeps_the_best_so_far(world, comfy, monkeypatch):
             raise management.InterruptProcessingException
 
     monkeypatch.setattr(management, "throw_exception_if_processing_interrupted", stop)
-    drawing = comfy.module("nodes.host.image_output")  # comes after the search
+    drawing = app.module("nodes.host.image_output")  # comes after the search
     monkeypatch.setattr(drawing, "check_stop", lambda: None)
     monkeypatch.setattr(drawing, "interruptible", lambda work: work())
     whole = world.localize()[0]
@@ -349,7 +349,7 @@ def test_no_hook_is_left_after_an_error(world, monkeypatch):
 
 def test_save_and_load_a_mask(world):
     mask = world.localize()[0]
-    file, text = world.comfy.run("GBX_SaveNeuronMask", mask=mask, filename_prefix="glassbox/m")
+    file, text = world.app.run("GBX_SaveNeuronMask", mask=mask, filename_prefix="glassbox/m")
     assert json.loads(text)["searches"][0]["prompt"] == PROMPT
     again, table, report = world.run("LoadNeuronMask", file=file)
     assert again == mask and "another checkpoint" not in report
@@ -357,12 +357,12 @@ def test_save_and_load_a_mask(world):
     assert torch.equal(world.sample(world.masked(again)), world.sample(world.masked(mask)))
 
 
-def test_mask_operations(world, comfy):
+def test_mask_operations(world, app):
     first, second = world.mask(count=4), world.mask(count=6)
 
     def edit(operation, mask=first, **given):
         defaults = {"count": 3, "neurons": "", "seed": 0, "other_mask": second, "model": world.model}
-        return comfy.run("GBX_NeuronMaskEdit", mask=mask, operation=operation, **(defaults | given))[0]
+        return app.run("GBX_NeuronMaskEdit", mask=mask, operation=operation, **(defaults | given))[0]
 
     assert (edit("union").count, edit("intersection").count) == (12, 8)
     assert edit("subtract", mask=second, other_mask=first).count == 4
@@ -375,18 +375,18 @@ def test_mask_operations(world, comfy):
     assert edit("largest_z", mask=found).count == min(3, found.count)
 
 
-def test_masks_of_two_models_are_reported(world, comfy):
+def test_masks_of_two_models_are_reported(world, app):
     given = {"operation": "union", "count": 1, "neurons": "", "seed": 0}
-    pack, mask = comfy.module("nodes.neurons.mask"), world.mask(count=2)
+    pack, mask = app.module("nodes.neurons.mask"), world.mask(count=2)
     for size, different in ((1.0, False), (1.1, True)):
         one, other = (pack.NeuronMask(mask.scales, (), {"a": (value,)}) for value in (1.0, size))
-        report = comfy.run("GBX_NeuronMaskEdit", mask=one, other_mask=other, **given)[1]
+        report = app.run("GBX_NeuronMaskEdit", mask=one, other_mask=other, **given)[1]
         assert ("do not belong together" in report) == different
 
 
-def test_the_report_compares_images(world, comfy):
+def test_the_report_compares_images(world, app):
     images = torch.rand(3, 64, 64, 3, generator=torch.Generator().manual_seed(0))
-    figure, report, table = comfy.run(
+    figure, report, table = app.run(
         "GBX_NeuronReport",
         mask=world.mask(),
         images_before=images,
@@ -398,11 +398,11 @@ def test_the_report_compares_images(world, comfy):
     assert table.count("\n") == 41
 
 
-def test_the_report_measures_prompt_alignment(world, comfy):
-    images, _, caption = comfy.run("GBX_DemoPicture", image_index=0, count=2, part="face")
+def test_the_report_measures_prompt_alignment(world, app):
+    images, _, caption = app.run("GBX_DemoPicture", image_index=0, count=2, part="face")
 
     def line(**given):
-        report = comfy.run("GBX_NeuronReport", mask=world.mask(), **given)[1]
+        report = app.run("GBX_NeuronReport", mask=world.mask(), **given)[1]
         return next((line for line in report.splitlines() if line.startswith("Prompt alignment")), None)
 
     measured = line(images_before=images[:1], images_after=images[1:], prompt=caption, clip=world.clip)
@@ -426,8 +426,8 @@ def test_the_baked_model_goes_through_cores_saver_and_loader(world, monkeypatch,
     model = reduced.checkpoint("sd15")[0]
     expected = {name: value.clone() for name, value in model.model.diffusion_model.state_dict().items()}
     path = "input_blocks.1.1.transformer_blocks.0.attn2.to_v"
-    pack = world.comfy.module("nodes.neurons.mask")
-    baked = world.comfy.run(
+    pack = world.app.module("nodes.neurons.mask")
+    baked = world.app.run(
         "GBX_BakeNeuronMask", model=model, strength=1.0, mask=pack.NeuronMask({path: {3: 0.0, 7: -0.5}})
     )[0]
     file = str(tmp_path / "baked.safetensors")

@@ -12,14 +12,14 @@ PART = {
 
 
 @pytest.fixture(scope="module")
-def sd15(comfy):
+def sd15(app):
     model, clip, _ = reduced.checkpoint("sd15")
-    return model, comfy.run("CLIPTextEncode", clip=clip, text="a red hat")[0]
+    return model, app.run("CLIPTextEncode", clip=clip, text="a red hat")[0]
 
 
-def at_first_step(comfy, sd15, work, model=None):
+def at_first_step(app, sd15, work, model=None):
     with torch.inference_mode():
-        return comfy.module("nodes.neurons.first_step_comfy").at_first_step(
+        return app.module("nodes.neurons.first_step_comfy").at_first_step(
             model or sd15[0], sd15[1], SHAPE, 961, work, 3
         )
 
@@ -43,7 +43,7 @@ def counted(sd15, calls):
     return [module.register_forward_hook(lambda *_, name=name: calls.append(name)) for name, module in inner.items()]
 
 
-def test_only_what_follows_the_changed_layer_is_computed(comfy, sd15):
+def test_only_what_follows_the_changed_layer_is_computed(app, sd15):
     noise, calls = torch.randn(3, *SHAPE, generator=torch.Generator().manual_seed(0)), []
     sets = [silenced(sd15, 3, down=4, middle=4), silenced(sd15, 3, down=4, middle=3), silenced(sd15, 3, down=4)]
     one_row = [{path: factor[:1] for path, factor in factors.items()} for factors in sets]
@@ -59,7 +59,7 @@ def test_only_what_follows_the_changed_layer_is_computed(comfy, sd15):
 
     handles = counted(sd15, calls)
     try:
-        found, (alone, of_alone, whole_alone) = at_first_step(comfy, sd15, work)
+        found, (alone, of_alone, whole_alone) = at_first_step(app, sd15, work)
     finally:
         for handle in handles:
             handle.remove()
@@ -73,7 +73,7 @@ def test_only_what_follows_the_changed_layer_is_computed(comfy, sd15):
     assert (alone - whole_alone).abs().max() < 1e-5 * (whole_alone - noise[1:2]).abs().max()
 
 
-def searched(comfy, sd15, calls, patch):
+def searched(app, sd15, calls, patch):
     """Predictions of four sets behind a patch of the input blocks, and the blocks that computed for them."""
     noise, model = torch.randn(3, *SHAPE, generator=torch.Generator().manual_seed(1)), sd15[0].clone()
     model.set_model_input_block_patch(patch)
@@ -86,31 +86,31 @@ def searched(comfy, sd15, calls, patch):
 
     handles = counted(sd15, calls)
     try:
-        return at_first_step(comfy, sd15, work, model)
+        return at_first_step(app, sd15, work, model)
     finally:
         for handle in handles:
             handle.remove()
 
 
-def test_outputs_that_are_changed_in_place_are_replayed_as_they_were(comfy, sd15):
-    found, computed, whole = searched(comfy, sd15, [], lambda h, _options: h.add_(0.1))
+def test_outputs_that_are_changed_in_place_are_replayed_as_they_were(app, sd15):
+    found, computed, whole = searched(app, sd15, [], lambda h, _options: h.add_(0.1))
     assert all(map(torch.equal, found, whole))
     assert computed.count("first") == 2  # of the first set, and to compare
 
 
-def test_a_network_that_counts_its_calls_is_not_replayed(comfy, sd15):
+def test_a_network_that_counts_its_calls_is_not_replayed(app, sd15):
     calls = []
-    found, computed, _ = searched(comfy, sd15, calls, lambda h, _options: h + 0.1 * calls.count("last"))
+    found, computed, _ = searched(app, sd15, calls, lambda h, _options: h + 0.1 * calls.count("last"))
     assert computed.count("first") == 4 and not torch.equal(found[0], found[1])
 
 
 @pytest.mark.parametrize("architecture", ["sd3", "flux"])
-def test_transformers_are_replayed(comfy, architecture):
+def test_transformers_are_replayed(app, architecture):
     model, clip, _ = reduced.checkpoint(architecture)
-    layers = comfy.module("nodes.neurons.neuron_layers").feed_forward_layers(model.model.diffusion_model)
+    layers = app.module("nodes.neurons.neuron_layers").feed_forward_layers(model.model.diffusion_model)
     first_step, positive = (
-        comfy.module("nodes.neurons.first_step_comfy"),
-        comfy.run("CLIPTextEncode", clip=clip, text="a hat")[0],
+        app.module("nodes.neurons.first_step_comfy"),
+        app.run("CLIPTextEncode", clip=clip, text="a hat")[0],
     )
     shape = first_step.latent_shape(model, 64, 64)
     noise = torch.randn(2, *shape, generator=torch.Generator().manual_seed(3))
@@ -136,7 +136,7 @@ def test_transformers_are_replayed(comfy, architecture):
     assert [count for _, count, _ in found] == [1, 1, 0]
 
 
-def test_what_wraps_the_network_sees_every_layer(comfy, sd15):
+def test_what_wraps_the_network_sees_every_layer(app, sd15):
     noise, calls = torch.randn(3, *SHAPE, generator=torch.Generator().manual_seed(2)), []
     model = sd15[0].clone()
     model.add_wrapper_with_key(
@@ -145,7 +145,7 @@ def test_what_wraps_the_network_sees_every_layer(comfy, sd15):
     handles = counted(sd15, calls)
     try:
         at_first_step(
-            comfy, sd15, lambda predict: [predict(noise, silenced(sd15, 3, down=4, middle=n)) for n in (3, 2, 1)], model
+            app, sd15, lambda predict: [predict(noise, silenced(sd15, 3, down=4, middle=n)) for n in (3, 2, 1)], model
         )
     finally:
         for handle in handles:
@@ -171,9 +171,9 @@ class Wrapping(torch.nn.Module):
         return {"x": x}
 
 
-def test_a_changed_stage_whose_output_is_no_tensor_ends_the_replay(comfy):
+def test_a_changed_stage_whose_output_is_no_tensor_ends_the_replay(app):
     network, noise = Stages(), torch.randn(2, 1, 1, 1, generator=torch.Generator().manual_seed(4))
-    replay, found = comfy.module("nodes.neurons.replay").Replay(network), []
+    replay, found = app.module("nodes.neurons.replay").Replay(network), []
     replay.trusted = True  # else the comparison with a whole evaluation would find it
     for first, last in ((2.0, 5.0), (3.0, 5.0), (3.0, 7.0)):
         network.factors = {"blocks.0": torch.full((2, 1, 1, 1), first), "blocks.2": torch.full((2, 1, 1, 1), last)}

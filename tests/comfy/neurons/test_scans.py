@@ -12,14 +12,14 @@ UP = "output_blocks.5.1"
 
 
 @pytest.fixture(scope="module")
-def demo(comfy):
-    return comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
+def demo(app):
+    return app.run("GBX_LoadDemoModel", weights="avatars-v2")
 
 
 @pytest.fixture
-def failing(comfy, monkeypatch):
+def failing(app, monkeypatch):
     """Makes the evaluation of prompts fail, by their number from 0, and counts those that are evaluated."""
-    first_step = comfy.module("nodes.neurons.first_step_comfy").at_first_step
+    first_step = app.module("nodes.neurons.first_step_comfy").at_first_step
     state = {"errors": {}, "count": 0}
 
     def evaluated(*args, **kwargs):
@@ -29,11 +29,11 @@ def failing(comfy, monkeypatch):
         return first_step(*args, **kwargs)
 
     for name in ("nodes_detection", "nodes_nemo"):
-        monkeypatch.setattr(comfy.module(f"nodes.neurons.{name}"), "at_first_step", evaluated)
+        monkeypatch.setattr(app.module(f"nodes.neurons.{name}"), "at_first_step", evaluated)
     return state
 
 
-def score(comfy, demo, name):
+def score(app, demo, name):
     given = {
         "prompts": "\n".join(PROMPTS),
         "prompts_file": "",
@@ -41,26 +41,26 @@ def score(comfy, demo, name):
         "text_norm": False,
         "filename_prefix": "",
     }
-    return comfy.run("GBX_MemorizationScore", model=demo[0], clip=demo[1], scan_file=name, **given, **SMALL)
+    return app.run("GBX_MemorizationScore", model=demo[0], clip=demo[1], scan_file=name, **given, **SMALL)
 
 
-def test_a_scan_of_scores_skips_failures_and_resumes(comfy, demo, failing):
-    whole = score(comfy, demo, "")
+def test_a_scan_of_scores_skips_failures_and_resumes(app, demo, failing):
+    whole = score(app, demo, "")
     failing.update(count=0, errors={1: RuntimeError("out of memory"), 3: KeyboardInterrupt()})
     with pytest.raises(KeyboardInterrupt):
-        score(comfy, demo, "glassbox/scan_1")
+        score(app, demo, "glassbox/scan_1")
     failing.update(count=0, errors={})
-    _, _, _, _, table, report = score(comfy, demo, "glassbox/scan_1")
+    _, _, _, _, table, report = score(app, demo, "glassbox/scan_1")
     assert failing["count"] == 2  # the one that failed, and the one that crashed
     assert table == whole[4] and "Failed" not in report
     failing.update(count=0)
-    assert score(comfy, demo, "glassbox/scan_1")[4] == whole[4] and failing["count"] == 0
+    assert score(app, demo, "glassbox/scan_1")[4] == whole[4] and failing["count"] == 0
 
 
-def test_the_cost_is_logged_before_it_and_the_time_left_during_it(comfy, demo, failing, caplog):
+def test_the_cost_is_logged_before_it_and_the_time_left_during_it(app, demo, failing, caplog):
     """One row for each prompt and noise sample."""
     caplog.set_level("INFO")
-    score(comfy, demo, "")
+    score(app, demo, "")
     lines = [record.getMessage() for record in caplog.records]
     first = lines.index("4 prompts to score: 8 rows of the network, 2 for each.")
     assert [line.partition(",")[0] for line in lines[first + 1 :] if "Memorization scores" in line] == [
@@ -68,24 +68,24 @@ def test_the_cost_is_logged_before_it_and_the_time_left_during_it(comfy, demo, f
     ]
 
 
-def test_failures_are_named(comfy, demo, failing):
+def test_failures_are_named(app, demo, failing):
     failing.update(count=0, errors={1: RuntimeError("out of memory")})
-    _, _, _, _, table, report = score(comfy, demo, "glassbox/scan_2")
+    _, _, _, _, table, report = score(app, demo, "glassbox/scan_2")
     assert f"Failed and skipped: {PROMPTS[1]} (RuntimeError: out of memory)" in report
     assert [row["prompt"] for row in csv.DictReader(io.StringIO(table))] == [PROMPTS[0], *PROMPTS[2:]]
     failing.update(count=0, errors={0: RuntimeError("out of memory")})
     with pytest.raises(RuntimeError, match="out of memory"):
-        score(comfy, demo, "")
+        score(app, demo, "")
 
 
-def test_a_scan_of_searches_resumes_with_the_masks(comfy, demo, failing):
+def test_a_scan_of_searches_resumes_with_the_masks(app, demo, failing):
     model, clip, _ = demo
     given = {"model": model, "clip": clip, "prompts": "\n".join(PROMPTS), "layers": UP}
-    statistics = comfy.run("GBX_NeuronStatistics", prompts_file="", filename_prefix="", **given)[0]
+    statistics = app.run("GBX_NeuronStatistics", prompts_file="", filename_prefix="", **given)[0]
     given |= {"threshold": 0.2, "target_score": 0.97, "criterion": "same_seed", "theta_start": 5.0, "time_budget": 0.0}
 
     def localize(name):
-        return comfy.run("GBX_NemoLocalize", statistics=statistics, scan_file=name, **given, **SMALL)
+        return app.run("GBX_NemoLocalize", statistics=statistics, scan_file=name, **given, **SMALL)
 
     failing.update(count=0, errors={1: RuntimeError("out of memory"), 2: KeyboardInterrupt()})
     with pytest.raises(KeyboardInterrupt):
@@ -99,8 +99,8 @@ def test_a_scan_of_searches_resumes_with_the_masks(comfy, demo, failing):
     assert localize("glassbox/scan_3")[0].scales == mask.scales and failing["count"] == 0
 
 
-def test_a_scan_of_statistics_resumes_to_the_same_moments(comfy, demo, monkeypatch):
-    nodes = comfy.module("nodes.neurons.nodes_statistics")
+def test_a_scan_of_statistics_resumes_to_the_same_moments(app, demo, monkeypatch):
+    nodes = app.module("nodes.neurons.nodes_statistics")
     monkeypatch.setattr(nodes, "_BATCH", 2)
     given = {"model": demo[0], "clip": demo[1], "layers": UP, "prompts_file": "", "filename_prefix": ""}
     texts, encode, errors, encoded = [*PROMPTS, "portrait"], nodes.encode, {}, []
@@ -115,7 +115,7 @@ def test_a_scan_of_statistics_resumes_to_the_same_moments(comfy, demo, monkeypat
 
     def statistics(name, prompts=texts):
         encoded.clear()
-        return comfy.run("GBX_NeuronStatistics", prompts="\n".join(prompts), scan_file=name, **given)
+        return app.run("GBX_NeuronStatistics", prompts="\n".join(prompts), scan_file=name, **given)
 
     whole, _, _ = statistics("", [texts[index] for index in (0, 2, 3, 4, 1)])
     errors.update({texts[1]: RuntimeError("out of memory"), texts[4]: KeyboardInterrupt()})
@@ -133,9 +133,9 @@ def test_a_scan_of_statistics_resumes_to_the_same_moments(comfy, demo, monkeypat
         torch.testing.assert_close(found.deviation(path), whole.deviation(path), rtol=1e-9, atol=0)
 
 
-def test_rows_without_their_moments_are_measured_again(comfy, demo, monkeypatch):
+def test_rows_without_their_moments_are_measured_again(app, demo, monkeypatch):
     """As after a crash between the two files."""
-    nodes, statistics_file = (comfy.module(f"nodes.neurons.{name}") for name in ("nodes_statistics", "statistics_file"))
+    nodes, statistics_file = (app.module(f"nodes.neurons.{name}") for name in ("nodes_statistics", "statistics_file"))
     given = {"model": demo[0], "clip": demo[1], "layers": UP, "prompts_file": "", "filename_prefix": ""}
     given |= {"prompts": "\n".join(PROMPTS), "scan_file": "glassbox/scan_5"}
     write = statistics_file.write
@@ -146,16 +146,16 @@ def test_rows_without_their_moments_are_measured_again(comfy, demo, monkeypatch)
         lambda found, path: write(found, path) if found.count == 2 else (_ for _ in ()).throw(KeyboardInterrupt),
     )
     with pytest.raises(KeyboardInterrupt):
-        comfy.run("GBX_NeuronStatistics", **given)
+        app.run("GBX_NeuronStatistics", **given)
     monkeypatch.setattr(statistics_file, "write", write)
-    resumed = comfy.run("GBX_NeuronStatistics", **given)[0]
-    whole = comfy.run("GBX_NeuronStatistics", **{**given, "scan_file": ""})[0]
+    resumed = app.run("GBX_NeuronStatistics", **given)[0]
+    whole = app.run("GBX_NeuronStatistics", **{**given, "scan_file": ""})[0]
     assert resumed.count == 4
     assert all(torch.equal(resumed.layers[path].squares, of.squares) for path, of in whole.layers.items())
 
 
-def test_the_report_ranks_prompts_and_shows_both_models(comfy, demo, monkeypatch):
-    nodes, sampled = comfy.module("nodes.neurons.nodes_detection"), []
+def test_the_report_ranks_prompts_and_shows_both_models(app, demo, monkeypatch):
+    nodes, sampled = app.module("nodes.neurons.nodes_detection"), []
 
     def sample(model, vae, positive, negative, shape, count, seed, **how):
         sampled.append((model, shape, count, seed, how))
@@ -163,13 +163,13 @@ def test_the_report_ranks_prompts_and_shows_both_models(comfy, demo, monkeypatch
 
     monkeypatch.setattr(nodes, "sample_images", sample)
     table, masked = 'prompt,score,is_memorized\na,0.5,False\n"b, c",0.9,True\nd,0.7,True\n', demo[0].clone()
-    mask_module = comfy.module("nodes.neurons.mask")
+    mask_module = app.module("nodes.neurons.mask")
     record = mask_module.SearchRecord("b, c", {f"{UP}.transformer_blocks.0.attn2.to_v": (1, 5)}, True)
     mask = mask_module.NeuronMask({}, (record,))
     given = {"model": demo[0], "clip": demo[1], "vae": demo[2], "table": table, "threshold": 0.6, "seed": 3}
     given |= {"steps": 2, "cfg": 3.0, "width": 64, "height": 64, "filename_prefix": "glassbox/report"}
     given |= {"image_count": 2, "mask": mask, "masked_model": masked}
-    figure, sheet, found, report = comfy.run("GBX_ScanReport", **given)
+    figure, sheet, found, report = app.run("GBX_ScanReport", **given)
     assert [model is masked for model, *_ in sampled] == [False, True, False, True]
     assert {(count, seed) for _, _, count, seed, _ in sampled} == {(1, 3)}
     assert found.splitlines() == [
@@ -181,7 +181,7 @@ def test_the_report_ranks_prompts_and_shows_both_models(comfy, demo, monkeypatch
     assert report.startswith("2 of 3 prompt(s) score over 0.600 and count as memorized.\n1 of them have a mask; 1 ")
     assert "Saved as glassbox/report_00001_.csv" in report
     assert figure.shape[0] == 1 and sheet.shape[2] > sheet.shape[1]
-    comfy.run("GBX_ScanReport", **(given | {"image_count": 0}))
+    app.run("GBX_ScanReport", **(given | {"image_count": 0}))
     assert len(sampled) == 4
     with pytest.raises(ValueError, match="holds no scores"):
-        comfy.run("GBX_ScanReport", **(given | {"table": "not a table"}))
+        app.run("GBX_ScanReport", **(given | {"table": "not a table"}))

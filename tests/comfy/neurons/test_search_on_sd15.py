@@ -9,10 +9,10 @@ SEEDS, OUTLIERS, STEPS = 2, 6, 4
 
 
 @pytest.mark.parametrize("case", ["converges", "stalls"])
-def test_a_search_on_sd15_is_the_official_procedure(comfy, case):
+def test_a_search_on_sd15_is_the_official_procedure(app, case):
     model = reduced.checkpoint("sd15")[0]
     names = ("neuron_layers", "nemo_search")
-    layers_module, nemo_search = (comfy.module(f"nodes.neurons.{name}") for name in names)
+    layers_module, nemo_search = (app.module(f"nodes.neurons.{name}") for name in names)
     layers = layers_module.select_layers(layers_module.value_layers(model.model.diffusion_model), "down, middle")
     assert len(layers) == 7
     draws = torch.Generator().manual_seed(2)
@@ -21,7 +21,7 @@ def test_a_search_on_sd15_is_the_official_procedure(comfy, case):
     z = list(z.split([layer.width for layer in layers]))
     activations = [torch.rand(layer.width, generator=draws) for layer in layers]
     noise = torch.randn(SEEDS, 4, 8, 8, generator=draws)
-    (positive,) = comfy.run("CLIPTextEncode", clip=reduced.checkpoint("sd15")[1], text="a red hat")
+    (positive,) = app.run("CLIPTextEncode", clip=reduced.checkpoint("sd15")[1], text="a red hat")
     neurons = nemo_search.Neurons(tuple(layers))
 
     def work(predict):
@@ -37,7 +37,7 @@ def test_a_search_on_sd15_is_the_official_procedure(comfy, case):
         return transcription(predict, layers, z, activations, noise, threshold), result
 
     with torch.inference_mode():
-        first_step = comfy.module("nodes.neurons.first_step_comfy")
+        first_step = app.module("nodes.neurons.first_step_comfy")
         (trace, initial, refined), result = first_step.at_first_step(model, positive, (4, 8, 8), 961, work)
     assert len(trace) == (STEPS if case == "converges" else 16)
     assert [(step.theta, step.k, step.listed, step.score) for step in result.trace] == trace

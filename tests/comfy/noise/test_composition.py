@@ -11,17 +11,17 @@ def gaussian(*shape, seed=0):
 
 
 @pytest.fixture(scope="module")
-def demo(comfy):
+def demo(app):
     """Demo MODEL, positive and negative conditioning."""
-    model, clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
-    return model, *(comfy.run("CLIPTextEncode", clip=clip, text=text)[0] for text in ("blue hoodie", ""))
+    model, clip, _ = app.run("GBX_LoadDemoModel", weights="avatars-v2")
+    return model, *(app.run("CLIPTextEncode", clip=clip, text=text)[0] for text in ("blue hoodie", ""))
 
 
 @pytest.fixture(scope="module")
-def composed(comfy, demo):
+def composed(app, demo):
     def run(latent, **changed):
         given = {"guide": {"samples": gaussian(1, 24, 16, 16, seed=3)}, "seed": SEED, "strength": 0.8, "cutoff": 2.0}
-        return comfy.run(
+        return app.run(
             "GBX_CompositionNoise", latent=latent, **{**given, "low_cutoff": 0.0, "model": demo[0], **changed}
         )
 
@@ -32,9 +32,9 @@ def empty():
     return {"samples": torch.zeros(2, 24, 16, 16)}
 
 
-def ksampler(comfy, demo, latent, seed=SEED):
+def ksampler(app, demo, latent, seed=SEED):
     model, positive, negative = demo
-    return comfy.run(
+    return app.run(
         "KSampler",
         model=model,
         seed=seed,
@@ -49,30 +49,30 @@ def ksampler(comfy, demo, latent, seed=SEED):
     )[0]["samples"]
 
 
-def advanced(comfy, demo, noise):
+def advanced(app, demo, noise):
     model, positive, negative = demo
-    guider = comfy.run("CFGGuider", model=model, positive=positive, negative=negative, cfg=2.0)[0]
-    sampler = comfy.run("KSamplerSelect", sampler_name="euler")[0]
-    sigmas = comfy.run("BasicScheduler", model=model, scheduler="normal", steps=2, denoise=1.0)[0]
-    return comfy.run(
+    guider = app.run("CFGGuider", model=model, positive=positive, negative=negative, cfg=2.0)[0]
+    sampler = app.run("KSamplerSelect", sampler_name="euler")[0]
+    sigmas = app.run("BasicScheduler", model=model, scheduler="normal", steps=2, denoise=1.0)[0]
+    return app.run(
         "SamplerCustomAdvanced", noise=noise, guider=guider, sampler=sampler, sigmas=sigmas, latent_image=empty()
     )[0]["samples"]
 
 
-def test_strength_zero_is_stock(comfy, demo, composed):
+def test_strength_zero_is_stock(app, demo, composed):
     latent = empty()
     noise, for_ksampler, seed, *_ = composed(latent, strength=0.0)
     assert for_ksampler is latent and seed == SEED
-    stock = comfy.run("RandomNoise", noise_seed=SEED)[0]
+    stock = app.run("RandomNoise", noise_seed=SEED)[0]
     assert torch.equal(noise.generate_noise(latent), stock.generate_noise(latent))
-    assert torch.equal(advanced(comfy, demo, noise), ksampler(comfy, demo, latent))
+    assert torch.equal(advanced(app, demo, noise), ksampler(app, demo, latent))
 
 
-def test_noise_and_latent_give_the_same_images(comfy, demo, composed):
+def test_noise_and_latent_give_the_same_images(app, demo, composed):
     noise, for_ksampler, seed, report, figure = composed(empty())
-    one, other = advanced(comfy, demo, noise), ksampler(comfy, demo, for_ksampler, seed)
+    one, other = advanced(app, demo, noise), ksampler(app, demo, for_ksampler, seed)
     assert torch.allclose(one, other, atol=1e-3 * float(one.abs().max()))
-    assert not torch.allclose(one, ksampler(comfy, demo, empty()), atol=1e-2)
+    assert not torch.allclose(one, ksampler(app, demo, empty()), atol=1e-2)
     assert "Band of 0 to 2 cycles" in report and figure.shape[-1] == 3
 
 
@@ -96,10 +96,10 @@ def test_without_a_model_the_latent_output_rests(composed):
     assert isinstance(composed(empty(), model=None)[1], ExecutionBlocker)
 
 
-def test_flow_models_take_the_noise_alone(comfy, demo, composed):
+def test_flow_models_take_the_noise_alone(app, demo, composed):
     from comfy_execution.graph import ExecutionBlocker
 
-    flow = comfy.run("ModelSamplingSD3", model=demo[0], shift=3.0)[0]
+    flow = app.run("ModelSamplingSD3", model=demo[0], shift=3.0)[0]
     noise, for_ksampler, _, report, _ = composed(empty(), model=flow)
     assert isinstance(for_ksampler, ExecutionBlocker) and "SamplerCustomAdvanced" in report
     assert noise.generate_noise(empty()).shape == (2, 24, 16, 16)

@@ -17,12 +17,12 @@ def latent(*shape, **keys):
 
 
 @pytest.fixture
-def random_noise(comfy):
-    return comfy.run("RandomNoise", noise_seed=SEED)[0]
+def random_noise(app):
+    return app.run("RandomNoise", noise_seed=SEED)[0]
 
 
 @pytest.fixture
-def immiscible(comfy, random_noise):
+def immiscible(app, random_noise):
     """Immiscible Noise with its defaults; keywords replace them."""
 
     def run(latent, **changed):
@@ -38,13 +38,13 @@ def immiscible(comfy, random_noise):
             "labels": "",
             "penalty": 1.0,
         }
-        return comfy.run("GBX_ImmiscibleNoise", latent=latent, **(given | changed))
+        return app.run("GBX_ImmiscibleNoise", latent=latent, **(given | changed))
 
     return run
 
 
 @pytest.fixture
-def latent_batch(comfy):
+def latent_batch(app):
     """Immiscible Latent Batch with its defaults; keywords replace them."""
 
     def run(latent, **changed):
@@ -59,7 +59,7 @@ def latent_batch(comfy):
             "labels": "",
             "penalty": 1.0,
         }
-        return comfy.run("GBX_ImmiscibleLatentBatch", latent=latent, **(given | changed))
+        return app.run("GBX_ImmiscibleLatentBatch", latent=latent, **(given | changed))
 
     return run
 
@@ -153,7 +153,7 @@ def test_official_nearest_by_batch_index(immiscible, latent_batch):
     assert torch.equal(stock(given["samples"], batch["batch_index"]), noise.generate_noise(given))
 
 
-def test_sizes_that_are_no_multiple_of_16(comfy, latent_batch):
+def test_sizes_that_are_no_multiple_of_16(app, latent_batch):
     """There the noise of a batch is not that of its images; what is assigned is what KSampler then draws."""
     given = latent(6, 3, 5, 7)
     batch, _, _, report, _ = latent_batch(given)
@@ -169,9 +169,9 @@ def test_the_batch_keeps_its_other_keys_and_the_input_is_not_changed(latent_batc
     assert batch["samples"] is given["samples"] and batch["type"] == "audio" and "noise_mask" in batch
 
 
-def test_a_single_image_again(comfy, latent_batch):
+def test_a_single_image_again(app, latent_batch):
     batch, seed, *_ = latent_batch(latent())
-    alone = comfy.run("LatentFromBatch", samples=batch, batch_index=2, length=1)[0]
+    alone = app.run("LatentFromBatch", samples=batch, batch_index=2, length=1)[0]
     whole = stock(batch["samples"], batch["batch_index"], seed)
     assert torch.equal(stock(alone["samples"], alone["batch_index"], seed)[0], whole[2])
 
@@ -179,7 +179,7 @@ def test_a_single_image_again(comfy, latent_batch):
 @pytest.mark.parametrize(
     "choices", [{}, {"pairing": "pool"}, {"pairing": "nearest"}, {"pairing": "nearest", "nearest_form": "official"}]
 )
-def test_the_global_generator_is_left_as_stock_leaves_it(immiscible, latent_batch, comfy, random_noise, choices):
+def test_the_global_generator_is_left_as_stock_leaves_it(immiscible, latent_batch, app, random_noise, choices):
     given = latent()
     (noise, *_), after_node = state_after(lambda: immiscible(given, **choices))
     assert after_node == state_after(lambda: None)[1]
@@ -225,16 +225,16 @@ def test_latents_of_several_parts(immiscible, latent_batch):
     assert stock(samples, batch["batch_index"]).unbind()[0].shape == (4, 4, 8, 8)
 
 
-def test_any_noise_can_be_wrapped(comfy, immiscible):
-    silent = comfy.run("DisableNoise")[0]
+def test_any_noise_can_be_wrapped(app, immiscible):
+    silent = app.run("DisableNoise")[0]
     given = latent()
     for mode in ("assign", "pool", "nearest"):
         assert not immiscible(given, noise=silent, pairing=mode)[0].generate_noise(given).any()
 
 
-def test_the_model_brings_latents_to_its_scale(comfy, immiscible):
+def test_the_model_brings_latents_to_its_scale(app, immiscible):
     """Without a model, nearest takes raw latents for stronger than they are to the model."""
-    model = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")[0]
+    model = app.run("GBX_LoadDemoModel", weights="avatars-v2")[0]
     given = {"samples": 3 * gaussian(4, 24, 16, 16) + 1}
     seen = []
     real = model.get_model_object("process_latent_in")
@@ -245,22 +245,22 @@ def test_the_model_brings_latents_to_its_scale(comfy, immiscible):
     assert f"before {expected:.3f}" in report
 
 
-def test_the_demo_model_generates_the_same_with_the_wrapper_and_with_the_batch_index(comfy, immiscible, latent_batch):
-    model, clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
-    positive, negative = (comfy.run("CLIPTextEncode", clip=clip, text=text)[0] for text in ("blue hoodie", ""))
+def test_the_demo_model_generates_the_same_with_the_wrapper_and_with_the_batch_index(app, immiscible, latent_batch):
+    model, clip, _ = app.run("GBX_LoadDemoModel", weights="avatars-v2")
+    positive, negative = (app.run("CLIPTextEncode", clip=clip, text=text)[0] for text in ("blue hoodie", ""))
     given = {"samples": gaussian(3, 24, 16, 16)}
 
     def advanced(noise):
-        guider = comfy.run("CFGGuider", model=model, positive=positive, negative=negative, cfg=3.0)[0]
-        sampler = comfy.run("KSamplerSelect", sampler_name="euler")[0]
-        sigmas = comfy.run("BasicScheduler", model=model, scheduler="normal", steps=2, denoise=0.6)[0]
-        return comfy.run(
+        guider = app.run("CFGGuider", model=model, positive=positive, negative=negative, cfg=3.0)[0]
+        sampler = app.run("KSamplerSelect", sampler_name="euler")[0]
+        sigmas = app.run("BasicScheduler", model=model, scheduler="normal", steps=2, denoise=0.6)[0]
+        return app.run(
             "SamplerCustomAdvanced", noise=noise, guider=guider, sampler=sampler, sigmas=sigmas, latent_image=given
         )[0]["samples"]
 
     def ksampler(latent_image):
         how = {"steps": 2, "cfg": 3.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 0.6}
-        return comfy.run(
+        return app.run(
             "KSampler", model=model, seed=SEED, positive=positive, negative=negative, latent_image=latent_image, **how
         )[0]["samples"]
 
@@ -271,26 +271,26 @@ def test_the_demo_model_generates_the_same_with_the_wrapper_and_with_the_batch_i
     assert not torch.equal(advanced(assigned), plain)
 
 
-def preview(comfy, latents, **changed):
+def preview(app, latents, **changed):
     given = {"batch_size": 4, "pool_size": 16, "k": 4.0, "seed": 1} | changed
-    return comfy.run("GBX_NoiseGainPreview", latents=latents, **{name: [value] for name, value in given.items()})
+    return app.run("GBX_NoiseGainPreview", latents=latents, **{name: [value] for name, value in given.items()})
 
 
-def test_the_gain_estimate_of_two_sizes(comfy):
-    figure, report, batch, pool, nearest = preview(comfy, [latent(8, 4, 8, 8), latent(2, 4, 8, 12)])
+def test_the_gain_estimate_of_two_sizes(app):
+    figure, report, batch, pool, nearest = preview(app, [latent(8, 4, 8, 8), latent(2, 4, 8, 12)])
     assert figure.shape[0] == 1 and figure.shape[-1] == 3
     assert "10 images of 2 size(s)" in report
     assert 0 < batch < pool and nearest > 0
-    again = preview(comfy, [latent(8, 4, 8, 8), latent(2, 4, 8, 12)])
+    again = preview(app, [latent(8, 4, 8, 8), latent(2, 4, 8, 12)])
     assert again[2:] == (batch, pool, nearest)
-    assert state_after(lambda: preview(comfy, [latent()]))[1] == state_after(lambda: None)[1]
+    assert state_after(lambda: preview(app, [latent()]))[1] == state_after(lambda: None)[1]
 
 
-def test_the_preview_stops_while_it_assigns(comfy, monkeypatch):
+def test_the_preview_stops_while_it_assigns(app, monkeypatch):
     """A pool of thousands takes one call of many seconds: Stop must not wait for it."""
     from comfy import model_management
 
-    module = comfy.module("nodes.noise.gain")
+    module = app.module("nodes.noise.gain")
     begun, go_on = threading.Event(), threading.Event()
 
     def long(buckets, size, generator):
@@ -302,14 +302,14 @@ def test_the_preview_stops_while_it_assigns(comfy, monkeypatch):
     stopper.start()
     try:
         with pytest.raises(model_management.InterruptProcessingException):
-            preview(comfy, [latent()])
+            preview(app, [latent()])
     finally:
         go_on.set()
         stopper.join()
 
 
-def test_the_preview_says_when_there_is_nothing(comfy):
-    _, report, batch, pool, nearest = preview(comfy, [{"samples": torch.zeros(4, 4, 8, 8)}])
+def test_the_preview_says_when_there_is_nothing(app):
+    _, report, batch, pool, nearest = preview(app, [{"samples": torch.zeros(4, 4, 8, 8)}])
     assert (batch, pool, nearest) == (0, 0, 0)
     assert "the latents are empty" in report
 

@@ -11,9 +11,9 @@ def gaussian(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def encoded(comfy, clip):
+def encoded(app, clip):
     texts = ("portrait, red hair", "portrait, sunglasses", "portrait, blue hoodie", "portrait, black skin")
-    return [comfy.run("CLIPTextEncode", clip=clip, text=text)[0] for text in texts]
+    return [app.run("CLIPTextEncode", clip=clip, text=text)[0] for text in texts]
 
 
 def noise_images(channels):
@@ -22,7 +22,7 @@ def noise_images(channels):
 
 
 @pytest.fixture(scope="module")
-def parts(comfy):
+def parts(app):
     """MODEL, CLIP and VAE of SD1.5 in miniature: two levels and random weights."""
     return reduced.checkpoint(
         "sd15",
@@ -35,8 +35,8 @@ def parts(comfy):
 
 
 @pytest.fixture(scope="module")
-def captions(comfy, parts):
-    return encoded(comfy, parts[1])
+def captions(app, parts):
+    return encoded(app, parts[1])
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def latents():
 
 
 @pytest.fixture(scope="module")
-def trained(comfy, parts, captions, latents):
+def trained(app, parts, captions, latents):
     """The node with small settings; keywords replace them. Returns its outputs by name."""
 
     def run(**changed):
@@ -53,14 +53,14 @@ def trained(comfy, parts, captions, latents):
         given = {name: [value] for name, value in DEFAULTS.items()}
         for name, value in changed.items():
             given[name] = value if isinstance(value, list) else [value]
-        outputs = comfy.run("GBX_TrainLoraImmiscible", **(linked | given))
+        outputs = app.run("GBX_TrainLoraImmiscible", **(linked | given))
         names = ("model", "lora", "loss_map", "steps", "figure", "images", "report", "clip")
         return dict(zip(names, outputs, strict=True))
 
     return run
 
 
-def core(comfy, model, captions, latents, **changed):
+def core(app, model, captions, latents, **changed):
     given = {
         name: DEFAULTS[name]
         for name in (
@@ -79,14 +79,14 @@ def core(comfy, model, captions, latents, **changed):
     }
     given |= {"training_dtype": DEFAULTS["precision"], "lora_dtype": DEFAULTS["lora_precision"]}
     torch.manual_seed(99)
-    lora, losses = newer.train_lora(comfy, model=model, latents=latents, positive=captions, **(given | changed))
+    lora, losses = newer.train_lora(app, model=model, latents=latents, positive=captions, **(given | changed))
     return losses, lora
 
 
 @pytest.fixture
-def cores_factors(comfy, monkeypatch):
+def cores_factors(app, monkeypatch):
     """Let our first factors be core's, which come from the global generator as the test has seeded it."""
-    adapters = comfy.module("nodes.host.training.adapters")
+    adapters = app.module("nodes.host.training.adapters")
     real = adapters.create
 
     def create(model, algorithm, rank, dtype, seed, *others):
@@ -96,7 +96,7 @@ def cores_factors(comfy, monkeypatch):
 
 
 @pytest.mark.parametrize(("dtype", "steps"), [("fp32", 20), ("bf16", 4)])
-def test_mode_off_is_cores_run(comfy, parts, captions, latents, trained, cores_factors, dtype, steps):
+def test_mode_off_is_cores_run(app, parts, captions, latents, trained, cores_factors, dtype, steps):
     """Same factors; order, noise and noise levels replayed from a private generator: the same losses, bit for bit.
 
     For 20 steps on the demo model, and in bfloat16 on the small one.
@@ -104,9 +104,9 @@ def test_mode_off_is_cores_run(comfy, parts, captions, latents, trained, cores_f
     same = {"steps": steps, "precision": dtype, "lora_precision": dtype}
     model = parts[0]
     if dtype == "fp32":
-        model, clip, _ = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
-        captions, latents = encoded(comfy, clip), noise_images(24)
-    theirs, their_lora = core(comfy, model, captions, latents, steps=steps, training_dtype=dtype, lora_dtype=dtype)
+        model, clip, _ = app.run("GBX_LoadDemoModel", weights="avatars-v2")
+        captions, latents = encoded(app, clip), noise_images(24)
+    theirs, their_lora = core(app, model, captions, latents, steps=steps, training_dtype=dtype, lora_dtype=dtype)
     ours = trained(model=[model], positive=captions, latents=latents, **same)
     assert len(theirs) == steps
     assert their_lora.keys() == ours["lora"].keys()
@@ -117,10 +117,10 @@ def test_mode_off_is_cores_run(comfy, parts, captions, latents, trained, cores_f
     assert all(torch.equal(their_lora[name], value) for name, value in ours["lora"].items())
 
 
-def test_mode_off_is_cores_run_in_batches(comfy, parts, captions, latents, trained, cores_factors):
+def test_mode_off_is_cores_run_in_batches(app, parts, captions, latents, trained, cores_factors):
     """With one caption for all; with several, core shows every image of a batch the mean over all its captions."""
     same = {"steps": 6, "batch_size": 3, "grad_accumulation_steps": 2}
-    theirs, _ = core(comfy, parts[0], captions[:1], latents, **same)
+    theirs, _ = core(app, parts[0], captions[:1], latents, **same)
     ours = trained(positive=captions[:1], **same)
     assert ours["loss_map"]["loss"] == pytest.approx(theirs, rel=1e-4)
 
@@ -140,9 +140,9 @@ def test_the_global_generator_is_left_alone(trained):
         {"pairing": "off", "grad_accumulation_steps": 2},
     ],
 )
-def test_going_on_after_a_kill_is_the_uninterrupted_run(comfy, trained, monkeypatch, choices):
+def test_going_on_after_a_kill_is_the_uninterrupted_run(app, trained, monkeypatch, choices):
     whole = trained(held_out=1, **choices)
-    session = comfy.module("nodes.host.training.trainer").Session
+    session = app.module("nodes.host.training.trainer").Session
     real, calls = session.denoised, []
 
     def killed(self, *given, **more):
@@ -176,9 +176,9 @@ def test_empty_latents_are_given_the_channels_of_the_model(trained):
         trained(latents=noise_images(24), steps=1)
 
 
-def test_a_full_disk_is_one_sentence_and_keeps_the_checkpoint(comfy, trained, monkeypatch):
+def test_a_full_disk_is_one_sentence_and_keeps_the_checkpoint(app, trained, monkeypatch):
     trained(checkpoint_name="training/full", steps=1)
-    module = comfy.module("nodes.noise.training.training_checkpoint")
+    module = app.module("nodes.noise.training.training_checkpoint")
 
     def full(tensors, path, header):
         raise OSError(28, "No space left on device")
@@ -204,10 +204,10 @@ def test_a_checkpoint_of_another_run_is_refused(trained):
         trained(checkpoint_name="../../out")
 
 
-def test_stop_keeps_what_it_has_or_cancels(comfy, trained, monkeypatch):
+def test_stop_keeps_what_it_has_or_cancels(app, trained, monkeypatch):
     from comfy import model_management
 
-    session = comfy.module("nodes.host.training.trainer").Session
+    session = app.module("nodes.host.training.trainer").Session
     real = session.denoised
 
     def stop_at(call):
@@ -251,12 +251,12 @@ def test_without_a_vae_the_samples_output_rests(trained):
     assert isinstance(trained(steps=1)["images"], ExecutionBlocker)
 
 
-def test_the_lora_acts_in_stock_nodes(comfy, parts, captions, trained):
+def test_the_lora_acts_in_stock_nodes(app, parts, captions, trained):
     outputs = trained(learning_rate=0.05)
 
     def generated(model):
         latent = {"samples": torch.zeros(1, 4, 8, 8)}
-        return comfy.run(
+        return app.run(
             "KSampler",
             model=model,
             seed=3,
@@ -270,12 +270,12 @@ def test_the_lora_acts_in_stock_nodes(comfy, parts, captions, trained):
             denoise=1.0,
         )[0]["samples"]
 
-    loaded = comfy.run("LoraModelLoader", model=parts[0], lora=outputs["lora"], strength_model=1.0)[0]
+    loaded = app.run("LoraModelLoader", model=parts[0], lora=outputs["lora"], strength_model=1.0)[0]
     assert torch.equal(generated(outputs["model"]), generated(loaded))
     assert not torch.equal(generated(outputs["model"]), generated(parts[0]))
 
 
-def test_training_on_from_a_file(comfy, trained, monkeypatch, tmp_path):
+def test_training_on_from_a_file(app, trained, monkeypatch, tmp_path):
     import folder_paths
     from safetensors.torch import save_file
 
@@ -334,8 +334,8 @@ _CORES_OWN = {
 }
 
 
-def test_every_input_of_cores_train_lora_is_here_or_named(comfy):
-    core, ours = (comfy.classes[name].GET_SCHEMA() for name in ("TrainLoraNode", "GBX_TrainLoraImmiscible"))
+def test_every_input_of_cores_train_lora_is_here_or_named(app):
+    core, ours = (app.classes[name].GET_SCHEMA() for name in ("TrainLoraNode", "GBX_TrainLoraImmiscible"))
     names = {field.id for field in core.inputs}
     known = {field.id: field for field in ours.inputs}
     assert {name for name in names if _RENAMED.get(name, name) not in known} <= set(_CORES_OWN)
@@ -364,8 +364,8 @@ def test_chosen_layers_and_alpha(trained):
         trained(layers="nothing")
 
 
-def test_dropped_captions_train_on_the_empty_one(comfy, parts, captions, trained):
-    empty = comfy.run("CLIPTextEncode", clip=parts[1], text="")[0]
+def test_dropped_captions_train_on_the_empty_one(app, parts, captions, trained):
+    empty = app.run("CLIPTextEncode", clip=parts[1], text="")[0]
     always = trained(caption_dropout=1.0, empty_caption=[empty])["loss_map"]
     assert always == trained(positive=[empty])["loss_map"] != trained()["loss_map"]
     with pytest.raises(ValueError, match="caption_dropout needs empty_caption"):
@@ -381,8 +381,8 @@ def test_masked_positions_do_not_count(trained, latents):
     assert masked["loss_map"]["loss"][0] != pytest.approx(plain["loss_map"]["loss"][0], rel=1e-3)
 
 
-def test_resume_with_the_new_options_is_the_uninterrupted_run(comfy, parts, trained):
-    empty = comfy.run("CLIPTextEncode", clip=parts[1], text="")[0]
+def test_resume_with_the_new_options_is_the_uninterrupted_run(app, parts, trained):
+    empty = app.run("CLIPTextEncode", clip=parts[1], text="")[0]
     options = {
         "caption_dropout": 0.5,
         "empty_caption": [empty],
@@ -405,7 +405,7 @@ def test_resume_with_the_new_options_is_the_uninterrupted_run(comfy, parts, trai
 TEXTS = ("portrait, red hair", "portrait, sunglasses", "portrait, blue hoodie", "portrait, black skin")
 
 
-def test_the_text_encoder_is_trained_too(comfy, parts, captions, trained, tmp_path):
+def test_the_text_encoder_is_trained_too(app, parts, captions, trained, tmp_path):
     """At rate 0 the run is that without it; else a stock LoRA loader gives the MODEL and the CLIP of the outputs."""
     import folder_paths
     from safetensors.torch import save_file
@@ -420,14 +420,14 @@ def test_the_text_encoder_is_trained_too(comfy, parts, captions, trained, tmp_pa
     assert any(value.any() for name, value in text.items() if "lora_up" in name)
 
     def encoded_by(clip):
-        return comfy.run("CLIPTextEncode", clip=clip, text=TEXTS[0])[0][0][0]
+        return app.run("CLIPTextEncode", clip=clip, text=TEXTS[0])[0][0][0]
 
     assert torch.equal(encoded_by(clip), captions[0][0][0])
     assert not torch.allclose(encoded_by(outputs["clip"]), captions[0][0][0], atol=1e-3)
     save_file(outputs["lora"], tmp_path / "with_text.safetensors")
     folder_paths.add_model_folder_path("loras", str(tmp_path))
     folder_paths.filename_list_cache.clear()
-    loaded = comfy.run(
+    loaded = app.run(
         "LoraLoader",
         model=parts[0],
         clip=clip,
@@ -438,11 +438,11 @@ def test_the_text_encoder_is_trained_too(comfy, parts, captions, trained, tmp_pa
     assert torch.equal(encoded_by(loaded[1]), encoded_by(outputs["clip"]))
 
 
-def test_the_clip_of_the_output_is_that_of_the_last_step(comfy, parts, trained):
+def test_the_clip_of_the_output_is_that_of_the_last_step(app, parts, trained):
     """Another run's first held-out loss with the MODEL and the CLIP of the outputs is the last one of the training."""
 
     def run(encoder, **changed):
-        positive = [comfy.run("CLIPTextEncode", clip=encoder, text=TEXTS[1])[0]]
+        positive = [app.run("CLIPTextEncode", clip=encoder, text=TEXTS[1])[0]]
         return trained(positive=positive, learning_rate=0.02, held_out=1, **changed)
 
     outputs = run(parts[1], clip=parts[1], captions=TEXTS[1])

@@ -12,17 +12,17 @@ _UPDATES = {"form": "weight_updates", "rank": 0, "energy": 1.0, "folder": ""}
 
 
 @pytest.fixture(scope="module")
-def family(comfy, tmp_path_factory):
-    return weight_nodes.family(comfy, tmp_path_factory.getbasetemp())
+def family(app, tmp_path_factory):
+    return weight_nodes.family(app, tmp_path_factory.getbasetemp())
 
 
 def draw(seed, *shape):
     return 0.1 * torch.randn(*shape, generator=members.generator(seed))
 
 
-def base_weight(family, comfy, layer):
+def base_weight(family, app, layer):
     """As the patcher has it: in the network a LoRA of another test may still lie on it."""
-    canonical = comfy.module("nodes.common.lora_keys").canonical
+    canonical = app.module("nodes.common.lora_keys").canonical
     found = family.model.get_key_patches("diffusion_model.")
     return next(
         value.double()
@@ -73,9 +73,9 @@ def oft(stem, weight):
 
 
 @pytest.mark.parametrize("kind", ["LoHa", "LoKr", "full difference", "DoRA", "OFT"])
-def test_members_of_every_kind(family, comfy, kind):
+def test_members_of_every_kind(family, app, kind):
     """The member's update against its formula in float64 (relative 1e-4), beside plain LoRAs."""
-    weight = base_weight(family, comfy, LINEAR)
+    weight = base_weight(family, app, LINEAR)
     stem = f"lora_unet_{LINEAR.replace('.', '_')}"
     make = {"LoHa": loha, "LoKr": lokr, "full difference": full}.get(kind)
     tensors, wanted = make(stem) if make else {"DoRA": dora, "OFT": oft}[kind](stem, weight)
@@ -91,17 +91,17 @@ def test_members_of_every_kind(family, comfy, kind):
         assert "Skipped: wire 3" in report and "needs the base model" in report
 
 
-def test_the_point_of_a_loha_is_what_comfyui_applies(family, comfy):
+def test_the_point_of_a_loha_is_what_comfyui_applies(family, app):
     """Latents with W2W Apply and with the file in ComfyUI's own loader agree to 2e-3 of latents of 1."""
     tensors, _ = loha(f"lora_unet_{LINEAR.replace('.', '_')}")
     plain = members.kohya(members.factors(70, layers=LAYERS))
     space, _ = family.build(**_UPDATES, filename="loha", lora_1=[plain, tensors])
     point = family.draw(space, source="member", member_name="wire 2")[0]
-    (loaded,) = comfy.run("LoraModelLoader", model=family.model, lora=tensors, strength_model=1.0)
+    (loaded,) = app.run("LoraModelLoader", model=family.model, lora=tensors, strength_model=1.0)
     assert (family.sample(family.apply(point)) - family.sample(loaded)).abs().max() < 2e-3
 
 
-def test_text_encoder_layers_reach_the_clip(family, comfy):
+def test_text_encoder_layers_reach_the_clip(family, app):
     """The demo CLIP has no layer of CLIP's own names and comes back as it is; a CLIP-L gets them as by Load LoRA."""
     import reduced
 
@@ -119,18 +119,18 @@ def test_text_encoder_layers_reach_the_clip(family, comfy):
     space, _ = family.build(**_UPDATES, filename="text", lora_1=list(made.values()))
     point = family.draw(space, source="member", member_name="wire 1")[0]
     given = {"strength": 1.0, "start_percent": 0.0, "end_percent": 1.0}
-    patched = comfy.module("nodes.weights.lora_intervals_comfy").apply_text_lora(
-        clip, comfy.module("nodes.weights.lora_writer").to_tensors(point.layers()), 1.0
+    patched = app.module("nodes.weights.lora_intervals_comfy").apply_text_lora(
+        clip, app.module("nodes.weights.lora_writer").to_tensors(point.layers()), 1.0
     )
     tokens = clip.tokenize("a portrait")
-    stock = comfy.run(
+    stock = app.run(
         "LoraLoader", model=model, clip=clip, lora_name=save(family, made[0]), strength_model=1.0, strength_clip=1.0
     )[1]
     wanted = stock.encode_from_tokens(stock.tokenize("a portrait"))
     torch.testing.assert_close(patched.encode_from_tokens(tokens), wanted, atol=1e-4, rtol=1e-3)
     assert not torch.allclose(clip.encode_from_tokens(tokens), wanted, atol=1e-3)
-    demo_clip = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")[1]
-    assert comfy.run("GBX_W2WApply", model=family.model, point=family.point, clip=demo_clip, **given)[1] is demo_clip
+    demo_clip = app.run("GBX_LoadDemoModel", weights="avatars-v2")[1]
+    assert app.run("GBX_W2WApply", model=family.model, point=family.point, clip=demo_clip, **given)[1] is demo_clip
 
 
 def save(family, tensors) -> str:
@@ -141,7 +141,7 @@ def save(family, tensors) -> str:
     return "text.safetensors"
 
 
-def test_an_adapter_folder_of_peft_is_written_and_becomes_a_member(family, comfy):
+def test_an_adapter_folder_of_peft_is_written_and_becomes_a_member(family, app):
     pytest.importorskip("peft")
     from pathlib import Path
 
@@ -150,12 +150,10 @@ def test_an_adapter_folder_of_peft_is_written_and_becomes_a_member(family, comfy
     plain = [members.kohya(members.factors(70 + seed, layers=LAYERS)) for seed in range(3)]
     space, _ = family.build(**_UPDATES, filename="peft", lora_1=plain)
     point = family.draw(space, source="member", member_name="wire 2")[0]
-    _, file, report = comfy.run(
-        "GBX_W2WToLoRA", point=point, filename_prefix="loras/adapter", rank=1, file_format="peft"
-    )
+    _, file, report = app.run("GBX_W2WToLoRA", point=point, filename_prefix="loras/adapter", rank=1, file_format="peft")
     folder = Path(folder_paths.get_output_directory()) / file
     assert (folder / "adapter_config.json").is_file() and "% of the change is kept" in report
-    read = comfy.module("nodes.common.lora_reader").read(folder).layers
+    read = app.module("nodes.common.lora_reader").read(folder).layers
     for name, factors in point.layers().items():
         wanted = torch.mm(*factors.matrices(torch.float64))
         torch.testing.assert_close(torch.mm(*read[name].matrices(torch.float64)), wanted, rtol=0, atol=1e-4)

@@ -6,8 +6,8 @@ import weight_nodes
 
 
 @pytest.fixture(scope="module")
-def family(comfy, tmp_path_factory):
-    return weight_nodes.family(comfy, tmp_path_factory.getbasetemp())
+def family(app, tmp_path_factory):
+    return weight_nodes.family(app, tmp_path_factory.getbasetemp())
 
 
 def test_strength_0_is_the_model_itself(family):
@@ -15,19 +15,19 @@ def test_strength_0_is_the_model_itself(family):
     assert family.apply(family.point, strength=0.0, start_percent=0.5) is family.model
 
 
-def test_it_is_what_load_lora_makes_of_the_saved_file(family, comfy):
+def test_it_is_what_load_lora_makes_of_the_saved_file(family, app):
     """The same patches: no difference at all."""
     import folder_paths
 
-    tensors, file, report = comfy.run(
+    tensors, file, report = app.run(
         "GBX_W2WToLoRA", point=family.point, filename_prefix="loras/point", rank=0, file_format="kohya"
     )
     folder_paths.add_model_folder_path("loras", folder_paths.get_output_directory() + "/loras")
     folder_paths.filename_list_cache.clear()
     assert file == "loras/point_00001_.safetensors" and "100.00 % of the change is kept" in report
     name = file.removeprefix("loras/")
-    (loaded,) = comfy.run("LoraLoaderModelOnly", model=family.model, lora_name=name, strength_model=0.7)
-    (wired,) = comfy.run("LoraModelLoader", model=family.model, lora=tensors, strength_model=0.7)
+    (loaded,) = app.run("LoraLoaderModelOnly", model=family.model, lora_name=name, strength_model=0.7)
+    (wired,) = app.run("LoraModelLoader", model=family.model, lora=tensors, strength_model=0.7)
     applied = family.sample(family.apply(family.point, strength=0.7))
     plain = family.sample(family.model)
     assert torch.equal(applied, family.sample(loaded)) and torch.equal(applied, family.sample(wired))
@@ -35,37 +35,37 @@ def test_it_is_what_load_lora_makes_of_the_saved_file(family, comfy):
     assert torch.equal(family.sample(family.model), plain)
 
 
-def test_weights_are_the_members_own(family, comfy):
+def test_weights_are_the_members_own(family, app):
     """With all components a member's point gives the latent of its own file; difference below 2e-3 of latents of 1."""
     mine = family.draw(family.space, source="member", member_name="member_02")[0]
-    (loaded,) = comfy.run(
+    (loaded,) = app.run(
         "LoraLoaderModelOnly", model=family.model, lora_name="people/member_02.safetensors", strength_model=1.0
     )
     assert (family.sample(family.apply(mine)) - family.sample(loaded)).abs().max() < 2e-3
 
 
 @pytest.mark.parametrize("span", [(0.0, 0.5), (0.5, 1.0), (0.0, 1.0)])
-def test_start_and_end(family, comfy, span):
+def test_start_and_end(family, app, span):
     """By the weight function each step has the weights it should: compared with a run cut in two by hand."""
     start, end = span
     model = family.apply(family.point, start_percent=start, end_percent=end)
     patched = family.apply(family.point)
-    sigmas = comfy.run("BasicScheduler", model=family.model, scheduler="normal", steps=6, denoise=1.0)[0]
+    sigmas = app.run("BasicScheduler", model=family.model, scheduler="normal", steps=6, denoise=1.0)[0]
     edge = [float(family.model.get_model_object("model_sampling").percent_to_sigma(p)) if p < 1 else -1.0 for p in span]
     latent = torch.zeros(1, 24, 16, 16)
-    whole = custom(comfy, family, model, sigmas, latent, noise=True)
+    whole = custom(app, family, model, sigmas, latent, noise=True)
     for number in range(len(sigmas) - 1):
         active = edge[1] < float(sigmas[number]) <= edge[0]
         which = patched if active else family.model
-        latent = custom(comfy, family, which, sigmas[number : number + 2], latent, noise=number == 0)
+        latent = custom(app, family, which, sigmas[number : number + 2], latent, noise=number == 0)
     torch.testing.assert_close(whole, latent, atol=2e-4, rtol=1e-4)
 
 
-def custom(comfy, family, model, sigmas, latent, noise):
-    noise = comfy.run("RandomNoise", noise_seed=5)[0] if noise else comfy.run("DisableNoise")[0]
-    guider = comfy.run("CFGGuider", model=model, positive=family.positive, negative=family.negative, cfg=2.0)[0]
-    sampler = comfy.run("KSamplerSelect", sampler_name="euler")[0]
-    return comfy.run(
+def custom(app, family, model, sigmas, latent, noise):
+    noise = app.run("RandomNoise", noise_seed=5)[0] if noise else app.run("DisableNoise")[0]
+    guider = app.run("CFGGuider", model=model, positive=family.positive, negative=family.negative, cfg=2.0)[0]
+    sampler = app.run("KSamplerSelect", sampler_name="euler")[0]
+    return app.run(
         "SamplerCustomAdvanced",
         noise=noise,
         guider=guider,
@@ -104,9 +104,9 @@ def test_an_interval_survives_a_stopped_run(family, monkeypatch):
     assert torch.equal(family.sample(family.model), plain)
 
 
-def test_delayed_injection_starts_where_the_official_code_starts(family, comfy):
+def test_delayed_injection_starts_where_the_official_code_starts(family, app):
     """Appendix I: the first edited of the 51 evaluations of 50 PNDM steps, t <= T, by start percent 1 - T / 999."""
-    lora_patches = comfy.module("nodes.weights.lora_intervals_comfy")
+    lora_patches = app.module("nodes.weights.lora_intervals_comfy")
     sampling = family.model.get_model_object("model_sampling")
     times = [1 + 20 * step for step in reversed(range(50))]
     times = [times[0], times[1], *times[1:]]  # the second is evaluated twice

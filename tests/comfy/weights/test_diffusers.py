@@ -16,7 +16,7 @@ def _official() -> dict[str, torch.Tensor]:
     return {key: torch.randn(shape, generator=generator) for key, shape in shapes.items()}
 
 
-def test_all_layers_factors_and_alphas_are_found(comfy):
+def test_all_layers_factors_and_alphas_are_found(app):
     loaders = pytest.importorskip("diffusers.loaders")
     from glassbox.nodes.common import lora_reader
     from glassbox.nodes.weights import lora_writer

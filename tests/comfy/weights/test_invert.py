@@ -24,29 +24,27 @@ CHOICES = {
 
 
 @pytest.fixture(scope="module")
-def given(comfy, tmp_path_factory):
-    model, clip, vae = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
+def given(app, tmp_path_factory):
+    model, clip, vae = app.run("GBX_LoadDemoModel", weights="avatars-v2")
     folder = tmp_path_factory.mktemp("loras")
     for seed in range(6):
         save_file(members.kohya(members.factors(seed, layers=LAYERS)), folder / f"{seed}.safetensors")
-    building, sources = comfy.module("nodes.weights.space_builder"), comfy.module("nodes.weights.member_sources")
+    building, sources = app.module("nodes.weights.space_builder"), app.module("nodes.weights.member_sources")
     space = building.build(sources.file_sources(folder), building.BuildSettings(), folder / "s.safetensors")
-    (positive,) = comfy.run("CLIPTextEncode", clip=clip, text="portrait")
-    (latent,) = comfy.run(
-        "VAEEncode", pixels=comfy.run("GBX_DemoPicture", image_index=1, count=2, part="face")[0], vae=vae
-    )
+    (positive,) = app.run("CLIPTextEncode", clip=clip, text="portrait")
+    (latent,) = app.run("VAEEncode", pixels=app.run("GBX_DemoPicture", image_index=1, count=2, part="face")[0], vae=vae)
     return {"model": model, "space": space, "positive": positive, "latent": latent, "vae": vae}
 
 
-def invert(comfy, given, **changed):
+def invert(app, given, **changed):
     vae = changed.pop("vae", None)
     inputs = {name: given[name] for name in ("model", "space", "positive", "latent")}
-    return comfy.run("GBX_W2WInvert", **{**inputs, **CHOICES, **changed}, **({"vae": vae} if vae else {}))
+    return app.run("GBX_W2WInvert", **{**inputs, **CHOICES, **changed}, **({"vae": vae} if vae else {}))
 
 
-def sample(comfy, given, model):
+def sample(app, given, model):
     how = {"seed": 1, "steps": 2, "cfg": 1.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
-    return comfy.run(
+    return app.run(
         "KSampler",
         model=model,
         positive=given["positive"],
@@ -56,27 +54,27 @@ def sample(comfy, given, model):
     )[0]["samples"]
 
 
-def test_a_run_and_what_it_leaves(comfy, given):
+def test_a_run_and_what_it_leaves(app, given):
     drawn = {"seed": 0, "count": 1, "components": 9, "spread": 1.0, "source": "random", "member_name": ""}
-    (point,) = comfy.run("GBX_W2WSample", space=given["space"], **drawn)[0]
-    patched, _ = comfy.run(
+    (point,) = app.run("GBX_W2WSample", space=given["space"], **drawn)[0]
+    patched, _ = app.run(
         "GBX_W2WApply", model=given["model"], point=point, strength=1.0, start_percent=0.0, end_percent=1.0
     )
-    with_lora = sample(comfy, given, patched)  # a KSampler has run with a LoRA on the same MODEL before
-    plain = sample(comfy, given, given["model"])
-    found, restored, plot, losses, report = invert(comfy, given, vae=given["vae"])
+    with_lora = sample(app, given, patched)  # a KSampler has run with a LoRA on the same MODEL before
+    plain = sample(app, given, given["model"])
+    found, restored, plot, losses, report = invert(app, given, vae=given["vae"])
     assert len(losses["loss"]) == 3 and found.coefficients.abs().max() > 0.05
     assert restored.shape == (2, 128, 128, 3) and plot.shape[0] == 1 and "Nearest members" in report
-    assert torch.equal(sample(comfy, given, given["model"]), plain)
-    assert torch.equal(sample(comfy, given, patched), with_lora)
-    again = invert(comfy, given, gradient_checkpointing=False, preview_interval=0)[0]
+    assert torch.equal(sample(app, given, given["model"]), plain)
+    assert torch.equal(sample(app, given, patched), with_lora)
+    again = invert(app, given, gradient_checkpointing=False, preview_interval=0)[0]
     torch.testing.assert_close(again.coefficients, found.coefficients, atol=1e-4, rtol=1e-3)
 
 
-def test_the_gradient_is_that_of_finite_differences(comfy, given):
+def test_the_gradient_is_that_of_finite_differences(app, given):
     """Through ComfyUI's model path in float32: central differences of the loss along three coefficients, 2 %."""
-    train, inversion = comfy.module("nodes.host.training.trainer"), comfy.module("nodes.weights.inversion")
-    nodes = comfy.module("nodes.weights.nodes_invert")
+    train, inversion = app.module("nodes.host.training.trainer"), app.module("nodes.weights.inversion")
+    nodes = app.module("nodes.weights.nodes_invert")
     space = given["space"]
     with torch.inference_mode(False):
         made = inversion.TrainablePoint(space, space.coefficients[1].clone(), 100)
@@ -103,28 +101,28 @@ def test_the_gradient_is_that_of_finite_differences(comfy, given):
     torch.testing.assert_close(gradient, torch.tensor(measured), atol=0.02 * float(gradient.abs().max()), rtol=0.02)
 
 
-def test_mask_start_and_checkpoint(comfy, given):
+def test_mask_start_and_checkpoint(app, given):
     mask = torch.zeros(1, 128, 128)
     mask[:, :64] = 1
-    plain = invert(comfy, given, steps=1)[3]["loss"]
-    masked = invert(comfy, given, steps=1, mask=mask)[3]["loss"]
+    plain = invert(app, given, steps=1)[3]["loss"]
+    masked = invert(app, given, steps=1, mask=mask)[3]["loss"]
     assert masked[0] < plain[0]
-    point_class = comfy.module("nodes.weights.space").Point
+    point_class = app.module("nodes.weights.space").Point
     start = point_class(given["space"], given["space"].coefficients[3])
-    found = invert(comfy, given, steps=1, learning_rate=1e-3, start_point=start)[0]
+    found = invert(app, given, steps=1, learning_rate=1e-3, start_point=start)[0]
     torch.testing.assert_close(found.coefficients, start.coefficients, atol=2e-3, rtol=0)
-    early = invert(comfy, given, steps=4, learning_rate=1e-6, early_stop=1)
+    early = invert(app, given, steps=4, learning_rate=1e-6, early_stop=1)
     assert len(early[3]["loss"]) == 1 and not early[0].coefficients.any() and "(early stop)" in early[4]
-    once = invert(comfy, given, steps=4)[0]
-    invert(comfy, given, steps=2, checkpoint_name="glassbox/inversion")
-    resumed = invert(comfy, given, steps=4, checkpoint_name="glassbox/inversion")[0]
+    once = invert(app, given, steps=4)[0]
+    invert(app, given, steps=2, checkpoint_name="glassbox/inversion")
+    resumed = invert(app, given, steps=4, checkpoint_name="glassbox/inversion")[0]
     torch.testing.assert_close(resumed.coefficients, once.coefficients, atol=1e-6, rtol=1e-6)
 
 
-def test_stop_keeps_what_it_has(comfy, given, monkeypatch):
+def test_stop_keeps_what_it_has(app, given, monkeypatch):
     from comfy import model_management
 
-    inversion = comfy.module("nodes.weights.inversion").Inversion
+    inversion = app.module("nodes.weights.inversion").Inversion
     loss, last = inversion.loss, 2
 
     def stopping(self, session, mask, step):
@@ -133,24 +131,24 @@ def test_stop_keeps_what_it_has(comfy, given, monkeypatch):
         return loss(self, session, mask, step)
 
     monkeypatch.setattr(inversion, "loss", stopping)
-    _, _, _, losses, report = invert(comfy, given, steps=50)
+    _, _, _, losses, report = invert(app, given, steps=50)
     assert len(losses["loss"]) == 2 and "stopped early" in report
     last = 0
     with pytest.raises(model_management.InterruptProcessingException):
-        invert(comfy, given)
+        invert(app, given)
 
 
-def test_another_base_model_is_refused(comfy, given):
+def test_another_base_model_is_refused(app, given):
     import reduced
 
     with pytest.raises(ValueError, match="made for another base model"):
-        invert(comfy, given, model=reduced.checkpoint("sdxl")[0])
+        invert(app, given, model=reduced.checkpoint("sdxl")[0])
 
 
-def test_latents_of_another_model_are_one_sentence_and_empty_ones_are_repaired(comfy, given):
+def test_latents_of_another_model_are_one_sentence_and_empty_ones_are_repaired(app, given):
     """Four channels into the demo model's 24: an empty latent gets its channels as KSampler gives them."""
     with pytest.raises(ValueError, match="24 channels"):
-        invert(comfy, given, latent={"samples": torch.randn(1, 4, 16, 16)}, steps=1)
+        invert(app, given, latent={"samples": torch.randn(1, 4, 16, 16)}, steps=1)
     with pytest.raises(ValueError, match="2 dimensions"):
-        invert(comfy, given, latent={"samples": torch.randn(1, 24, 1, 16, 16)}, steps=1)
-    assert len(invert(comfy, given, latent={"samples": torch.zeros(1, 4, 16, 16)}, steps=1)[3]["loss"]) == 1
+        invert(app, given, latent={"samples": torch.randn(1, 24, 1, 16, 16)}, steps=1)
+    assert len(invert(app, given, latent={"samples": torch.zeros(1, 4, 16, 16)}, steps=1)[3]["loss"]) == 1

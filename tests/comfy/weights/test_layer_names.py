@@ -7,8 +7,8 @@ from weight_nodes import LAYERS
 
 
 @pytest.fixture(scope="module")
-def family(comfy, tmp_path_factory):
-    return weight_nodes.family(comfy, tmp_path_factory.getbasetemp())
+def family(app, tmp_path_factory):
+    return weight_nodes.family(app, tmp_path_factory.getbasetemp())
 
 
 def test_a_model_of_another_architecture_is_refused(family):
@@ -20,13 +20,13 @@ def test_a_model_of_another_architecture_is_refused(family):
             family.apply(family.point, model, **span)
 
 
-def test_every_layer_of_the_space_is_in_the_model(family, comfy):
-    lora_patches, export = comfy.module("nodes.weights.lora_intervals_comfy"), comfy.module("nodes.weights.lora_writer")
+def test_every_layer_of_the_space_is_in_the_model(family, app):
+    lora_patches, export = app.module("nodes.weights.lora_intervals_comfy"), app.module("nodes.weights.lora_writer")
     assert len(lora_patches.named_adapters(family.model, export.to_tensors(family.point.layers()))) == len(LAYERS)
 
 
 @pytest.mark.parametrize("style", ["lora_unet_", "diffusion_model.", "unet."])
-def test_adapters_are_what_stock_loading_makes_of_all_names(comfy, style):
+def test_adapters_are_what_stock_loading_makes_of_all_names(app, style):
     """Names that begin no tensor are not tried; the others come out as in comfy.lora.load_lora, of every kind."""
     import reduced
     from comfy import lora as stock
@@ -45,7 +45,7 @@ def test_adapters_are_what_stock_loading_makes_of_all_names(comfy, style):
         tensors |= {f"{name}.{part}": torch.full((2, 2), 1.0 + number) for part in kinds[number % len(kinds)]}
         tensors[f"{name}.alpha"] = torch.tensor(2.0)
     wanted = stock.load_lora(tensors, names, log_missing=False)
-    found = comfy.module("nodes.weights.lora_intervals_comfy").named_adapters(model, tensors)
+    found = app.module("nodes.weights.lora_intervals_comfy").named_adapters(model, tensors)
     assert len(wanted) == len(chosen) == 6
     assert set(found) == set(wanted)
     for target, adapter in wanted.items():
@@ -57,11 +57,11 @@ def test_adapters_are_what_stock_loading_makes_of_all_names(comfy, style):
 
 
 @pytest.mark.parametrize("architecture", ["sd15", "sdxl", "flux", "sd3"])
-def test_layer_names_of_real_architectures(comfy, architecture):
+def test_layer_names_of_real_architectures(app, architecture):
     """Every layer that a trainer may adapt keeps its place from ComfyUI's own name to a file and back."""
     import reduced
 
-    keys, lora_patches = comfy.module("nodes.common.lora_keys"), comfy.module("nodes.weights.lora_intervals_comfy")
+    keys, lora_patches = app.module("nodes.common.lora_keys"), app.module("nodes.weights.lora_intervals_comfy")
     model = reduced.checkpoint(architecture)[0]
     tensors, wanted = {}, {}
     for name, weight in model.model.state_dict().items():
@@ -76,10 +76,10 @@ def test_layer_names_of_real_architectures(comfy, architecture):
     assert set(found) == set(wanted)
 
 
-def test_flux_layers_by_diffusers_names_change_a_part_of_a_fused_weight(comfy):
+def test_flux_layers_by_diffusers_names_change_a_part_of_a_fused_weight(app):
     import reduced
 
-    lora_patches = comfy.module("nodes.weights.lora_intervals_comfy")
+    lora_patches = app.module("nodes.weights.lora_intervals_comfy")
     model = reduced.checkpoint("flux")[0]
     name = "transformer.transformer_blocks.0.attn.to_k"
     tensors = {

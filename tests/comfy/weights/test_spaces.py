@@ -11,8 +11,8 @@ from weight_nodes import COUNT, LAYERS
 
 
 @pytest.fixture(scope="module")
-def family(comfy, tmp_path_factory):
-    return weight_nodes.family(comfy, tmp_path_factory.getbasetemp())
+def family(app, tmp_path_factory):
+    return weight_nodes.family(app, tmp_path_factory.getbasetemp())
 
 
 def test_build_names_what_it_made(family):
@@ -21,26 +21,26 @@ def test_build_names_what_it_made(family):
     assert "8 members" in report and "components keep 100.0 % of a member" in report
 
 
-def test_spaces_are_saved_and_loaded_with_their_directions(family, comfy):
-    saved, report = comfy.run("GBX_W2WSaveSpace", space=family.directed[0], filename="with directions", storage="int8")
-    loaded, text = comfy.run("GBX_W2WLoadSpace", space_name="with directions.safetensors")
+def test_spaces_are_saved_and_loaded_with_their_directions(family, app):
+    saved, report = app.run("GBX_W2WSaveSpace", space=family.directed[0], filename="with directions", storage="int8")
+    loaded, text = app.run("GBX_W2WLoadSpace", space_name="with directions.safetensors")
     assert "storage error" in report and "Directions: beard, glasses" in text
     assert torch.equal(loaded.directions["beard"].vector, family.directed[0].directions["beard"].vector)
     assert torch.equal(loaded.basis, saved.basis) and loaded.basis.dtype == torch.int8
     for name in ("../out", "", "a/b", ".hidden"):
         with pytest.raises(ValueError, match="is no name for a file"):
-            comfy.run("GBX_W2WSaveSpace", space=family.directed[0], filename=name, storage="int8")
+            app.run("GBX_W2WSaveSpace", space=family.directed[0], filename=name, storage="int8")
 
 
-def test_the_loader_lists_and_refuses(family, comfy):
+def test_the_loader_lists_and_refuses(family, app):
     import folder_paths
 
-    folders = comfy.module("nodes.host.folders")
+    folders = app.module("nodes.host.folders")
     family.build(filename="listed")
     folder_paths.filename_list_cache.clear()  # a list younger than half a second is not read again
     assert "listed.safetensors" in folders.space_names()
     with pytest.raises(ValueError, match=r"space_name is 'x': choose one of .*listed\.safetensors"):
-        comfy.run("GBX_W2WLoadSpace", space_name="x")
+        app.run("GBX_W2WLoadSpace", space_name="x")
 
 
 def test_members_from_wires_and_folders_that_lead_out(family):
@@ -56,16 +56,16 @@ def test_members_from_wires_and_folders_that_lead_out(family):
         family.build(folder="")
 
 
-def test_the_report_of_a_space_and_a_point(family, comfy):
-    spectrum, coefficients, words, table = comfy.run("GBX_W2WReport", space=family.directed[0], point=family.point)
+def test_the_report_of_a_space_and_a_point(family, app):
+    spectrum, coefficients, words, table = app.run("GBX_W2WReport", space=family.directed[0], point=family.point)
     for figure in (spectrum, coefficients):
         assert figure.shape[0] == 1 and figure.shape[-1] == 3 and figure.min() >= 0 and figure.max() <= 1
     assert "Nearest members" in words and "Directions: beard" in words
     assert table.startswith("member") and len(table.splitlines()) == COUNT + 1
-    assert len(comfy.run("GBX_W2WReport", space=family.directed[0])) == 4
+    assert len(app.run("GBX_W2WReport", space=family.directed[0])) == 4
 
 
-def test_a_lora_of_the_core_trainer_becomes_a_member(family, comfy):
+def test_a_lora_of_the_core_trainer_becomes_a_member(family, app):
     """Core's trainer writes biases and norms too: they are dropped and their fraction is reported."""
     latents = [{"samples": torch.randn(1, 24, 16, 16)} for _ in range(2)]
     given = {
@@ -84,7 +84,7 @@ def test_a_lora_of_the_core_trainer_becomes_a_member(family, comfy):
         "existing_lora": "[None]",
     }
     given |= {"model": family.model, "latents": latents, "positive": [family.positive]}
-    trained = [newer.train_lora(comfy, **given)[0] for _ in range(2)]
+    trained = [newer.train_lora(app, **given)[0] for _ in range(2)]
     for lora in trained:
         for name, value in lora.items():
             value.data += 0.01 * torch.randn_like(value) if "alpha" not in name else 0
@@ -92,40 +92,40 @@ def test_a_lora_of_the_core_trainer_becomes_a_member(family, comfy):
     assert len(space.members) == 2 and "Left out on average: biases and norms" in report
 
 
-def test_the_space_that_the_pack_ships_fits_its_model(family, comfy):
+def test_the_space_that_the_pack_ships_fits_its_model(family, app):
     """Every layer of it is in the demo model, it is small, and its directions can be fitted."""
-    folders, export = comfy.module("nodes.host.folders"), comfy.module("nodes.weights.lora_writer")
+    folders, export = app.module("nodes.host.folders"), app.module("nodes.weights.lora_writer")
     shipped = [name for name in folders.space_names() if name.startswith("avatars-v2")]
     assert shipped == ["avatars-v2-w2w.safetensors"]
     assert folders.space_path(shipped[0]).stat().st_size <= 3_400_000
-    space, _ = comfy.run("GBX_W2WLoadSpace", space_name=shipped[0])
+    space, _ = app.run("GBX_W2WLoadSpace", space_name=shipped[0])
     drawn = family.draw(space)[0]
-    targets = comfy.module("nodes.weights.lora_intervals_comfy").named_adapters(
+    targets = app.module("nodes.weights.lora_intervals_comfy").named_adapters(
         family.model, export.to_tensors(drawn.layers())
     )
     assert len(targets) == len(space.layout.slots) == 64
-    directed, report = comfy.run(
+    directed, report = app.run(
         "GBX_W2WFitDirections", space=space, labels="", method="least_squares", components=48, attributes=""
     )
     assert {"beard", "dark skin", "round glasses"} <= set(directed.directions) and "cross-validated" in report
 
 
-def test_a_report_stops_between_its_figures(family, comfy, monkeypatch):
+def test_a_report_stops_between_its_figures(family, app, monkeypatch):
     from comfy import model_management
 
-    report, drawn = comfy.module("nodes.weights.space_report"), []
+    report, drawn = app.module("nodes.weights.space_report"), []
     monkeypatch.setattr(report, "draw_spectrum", lambda *_: model_management.interrupt_current_processing())
     monkeypatch.setattr(report, "draw_point", lambda *_: drawn.append(1))
     with pytest.raises(model_management.InterruptProcessingException):
-        comfy.run("GBX_W2WReport", space=family.space)
+        app.run("GBX_W2WReport", space=family.space)
     assert not drawn
 
 
-def test_a_sheet_stops_while_it_is_drawn(comfy, monkeypatch):
+def test_a_sheet_stops_while_it_is_drawn(app, monkeypatch):
     """256 panels take matplotlib many seconds."""
     from comfy import model_management
 
-    sheet, stopped = comfy.module("nodes.weights.contact_sheet"), threading.Event()
+    sheet, stopped = app.module("nodes.weights.contact_sheet"), threading.Event()
 
     def draw(*_):
         model_management.interrupt_current_processing()
@@ -134,6 +134,6 @@ def test_a_sheet_stops_while_it_is_drawn(comfy, monkeypatch):
     monkeypatch.setattr(sheet, "draw_sheet", draw)
     try:
         with pytest.raises(model_management.InterruptProcessingException):
-            comfy.run("GBX_W2WSheet", images=[torch.zeros(1, 8, 8, 3)], labels=["a"], columns=[0], title=[""])
+            app.run("GBX_W2WSheet", images=[torch.zeros(1, 8, 8, 3)], labels=["a"], columns=[0], title=[""])
     finally:
         stopped.set()

@@ -9,8 +9,8 @@ import weight_nodes
 
 
 @pytest.fixture(scope="module")
-def family(comfy, tmp_path_factory):
-    return weight_nodes.family(comfy, tmp_path_factory.getbasetemp())
+def family(app, tmp_path_factory):
+    return weight_nodes.family(app, tmp_path_factory.getbasetemp())
 
 
 @pytest.mark.parametrize("ancestral", [False, True])

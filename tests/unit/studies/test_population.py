@@ -62,7 +62,7 @@ def trained(network, layout, count, rows, given):
     return population.flat.detach()
 
 
-def test_with_one_identity_it_is_pefts_lora(comfy, network, layout):
+def test_with_one_identity_it_is_pefts_lora(app, network, layout):
     """The same start, data and optimizer: factors after six steps of AdamW agree to 1e-6."""
     import peft
 

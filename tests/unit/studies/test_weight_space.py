@@ -8,7 +8,7 @@ from studies.common import host
 
 
 @pytest.fixture(scope="module")
-def space(comfy):
+def space(app):
     """Forty made-up members of two layers, all their components."""
     layouts, spaces = host.pack("nodes.weights.flat_layout"), host.pack("nodes.weights.space")
     shapes = {"mid_block.attn1.to_q": ((1, 6), (5, 1)), "mid_block.attn2.to_v": ((1, 8), (5, 1))}
@@ -64,7 +64,7 @@ def test_fractions_count_visible_attributes_only():
     assert setup.fractions(seen, known, [1, 2]).tolist() == [0.0, 1.0]
 
 
-def test_pencil_drawings_are_paler(comfy):
+def test_pencil_drawings_are_paler(app):
     from studies.weights import people, styles
     from studies.world.scenes import render
 
@@ -76,7 +76,7 @@ def test_pencil_drawings_are_paler(comfy):
 
 
 @pytest.mark.parametrize("contender", ["this pack", "floor"])
-def test_the_benchmark_builds_spaces_of_the_real_layout(comfy, contender):
+def test_the_benchmark_builds_spaces_of_the_real_layout(app, contender):
     from benchmarks.weights import building, network
 
     assert network.sd15_layout().size == 99_648
@@ -84,7 +84,7 @@ def test_the_benchmark_builds_spaces_of_the_real_layout(comfy, contender):
         assert building.build_with(contender, 4, file)["seconds"] > 0
 
 
-def test_the_benchmark_of_updates_has_the_layers_of_kohyas_trainer(comfy):
+def test_the_benchmark_of_updates_has_the_layers_of_kohyas_trainer(app):
     """722 layers, and as many numbers at rank 32 as such files hold: 170 MB in half precision."""
     from benchmarks.weights import updates
 
@@ -104,7 +104,7 @@ def test_curves_are_compared_at_the_rivals_loss():
     assert matched.matched_difference(curve, rival) == pytest.approx(0.2 - 0.25)
 
 
-def test_labels_are_averaged_by_attribute(comfy):
+def test_labels_are_averaged_by_attribute(app):
     from studies.weights import fits, people
 
     assert set(fits.ATTRIBUTE) == set(people.LABELS)
@@ -125,7 +125,7 @@ def test_a_twin_differs_in_the_attribute_of_every_scene():
             assert after == replace(before, face=replace(before.face, **changed)) != before
 
 
-def test_the_node_is_measured_as_it_runs(comfy, tmp_path, monkeypatch):
+def test_the_node_is_measured_as_it_runs(app, tmp_path, monkeypatch):
     """Two steps of Adam at .1 move coefficients by up to .2; a point that is there is not trained again."""
     from studies.common import host
     from studies.weights import node_inversion
