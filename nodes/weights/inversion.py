@@ -235,8 +235,15 @@ def latent_mask(mask: torch.Tensor, latent: torch.Tensor) -> torch.Tensor:
 
 
 def space_to(space: Space, device: torch.device | str) -> Space:
-    """A space whose basis, mean, deviation and common bases lie on a device."""
-    layout = space.layout.to(device) if isinstance(space.layout, CommonBasis) else space.layout
+    """A space whose basis, mean, deviation and common bases lie on a device.
+
+    The common bases, which gradients cross, are copied where a node has made them in inference mode.
+    """
+    layout = space.layout
+    if isinstance(layout, CommonBasis):
+        layout = layout.to(device)
+        left, right = (side.clone() if side.is_inference() else side for side in (layout.left, layout.right))
+        layout = replace(layout, left=left, right=right)
     scale = None if space.basis_scale is None else space.basis_scale.to(device)
     return replace(
         space,
