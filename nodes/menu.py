@@ -32,7 +32,7 @@ from .conditioning.nodes_size_metadata import MetadataConditioning, MetadataGuid
 from .conditioning.nodes_size_sheet import SizeSheet
 from .demo import architecture
 from .demo.nodes_demo import DemoImage, LoadDemoModel
-from .host import routes
+from .host import progress, routes
 from .host.schema import with_checked_inputs
 from .neurons.nodes_audit import MemorizationAudit
 from .neurons.nodes_concept import ConceptNeurons
@@ -165,8 +165,8 @@ def network_outline(kind: str, name: str) -> dict:
 
 #: What the widgets in web/ ask for, by the last part of the address: `/glassbox/space?space_name=...`.
 ROUTES: dict[str, routes.Answer] = {"space": directions_of, "network": network_outline}
-#: What settings send to the server.
-ORDERS: dict[str, routes.Answer] = {"kernels": routes.choose}
+#: What settings and buttons send to the server.
+ORDERS: dict[str, routes.Answer] = {"kernels": routes.choose, "finish": progress.finish}
 
 
 class Glassbox(ComfyExtension):

@@ -16,6 +16,7 @@ from comfy_execution.progress import get_progress_state
 from comfy_execution.utils import get_executing_context
 from torch.overrides import TorchFunctionMode
 
+from ..common.resume import FinishedEarly
 from .routes import running_server
 
 #: What stops a run when the user presses Stop; code that catches it goes on, and ComfyUI with the nodes that follow.
@@ -126,6 +127,67 @@ def _waited(work: Callable[[], Item]) -> Item:
         thread.shutdown(wait=False, cancel_futures=True)
 
 
+#: Who has queued a prompt whose node works on, and what says that it should finish: by prompt and node.
+_finishable: dict[tuple[str, str], tuple[str, threading.Event]] = {}
+_FINISH = "glassbox.finish"
+
+
+def _place() -> tuple[str, str] | None:
+    """The running prompt, and its node as the canvas names it."""
+    running = get_executing_context()
+    if running is None:
+        return None
+    return running.prompt_id, get_progress_state().dynprompt.get_display_node_id(running.node_id)
+
+
+class FinishNow:
+    """While its ``with`` block runs, the canvas offers Finish now for the running node: see ``finish``."""
+
+    def __init__(self):
+        self._pressed, self._place = threading.Event(), None
+
+    def __enter__(self) -> FinishNow:
+        self._place = _place()
+        client = getattr(running_server(), "client_id", None)
+        if self._place is not None and client is not None:
+            _finishable[self._place] = client, self._pressed
+            self._tell(True)
+        return self
+
+    def __exit__(self, *error) -> None:
+        if self._place is not None and _finishable.pop(self._place, None):
+            self._tell(False)
+
+    def _tell(self, offered: bool) -> None:
+        prompt, node = self._place
+        server = running_server()
+        server.send_sync(_FINISH, {"node": node, "prompt_id": prompt, "offered": offered}, server.client_id)
+
+    @property
+    def pressed(self) -> bool:
+        """Whether the person wants what there is."""
+        return self._pressed.is_set()
+
+    def check(self) -> None:
+        """Raise FinishedEarly once it was pressed; to be called where there is something to keep."""
+        if self.pressed:
+            raise FinishedEarly
+
+
+def finish(prompt_id: str, node: str, client_id: str) -> dict[str, str]:
+    """Have a running node end with what it has, which counts as its result; for the client that has queued it.
+
+    ``node``: its id in the prompt, or of the node on the canvas that it stands in. Raises ValueError otherwise.
+    """
+    client, pressed = _finishable.get((prompt_id, node), (None, None))
+    if pressed is None:
+        raise ValueError(f"Node {node[:60]!r} of this prompt is not at work: it has not begun, or it has ended.")
+    if client != client_id:
+        raise ValueError("This prompt was queued by another client: only that one may finish it.")
+    pressed.set()
+    return {"finishing": node}
+
+
 _CURVE = "glassbox.curve"
 _PAUSE = 0.25  # seconds between two messages
 
@@ -138,9 +200,9 @@ class LiveCurve:
 
     def show(self, curve: Callable[[], dict]) -> None:
         """Send what ``curve`` makes, a few times a second at most."""
-        server, running = running_server(), get_executing_context()
-        if time.monotonic() < self._next or running is None or getattr(server, "client_id", None) is None:
+        server, place = running_server(), _place()
+        if time.monotonic() < self._next or place is None or getattr(server, "client_id", None) is None:
             return
-        node = get_progress_state().dynprompt.get_display_node_id(running.node_id)
-        server.send_sync(_CURVE, {"node": node, "prompt_id": running.prompt_id, "curve": curve()}, server.client_id)
+        about = {"node": place[1], "prompt_id": place[0], "curve": curve()}
+        server.send_sync(_CURVE, about, server.client_id)
         self._next = time.monotonic() + _PAUSE

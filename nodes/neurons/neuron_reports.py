@@ -154,13 +154,15 @@ def concept_report(name: str, found: Contrast, chosen: list[int], pairs: int, la
     return "\n".join(lines)
 
 
-def search_report(prompt: str, result: SearchResult, target_score: float, cost: str, stopped: bool = False) -> str:
-    """How the search for one prompt went; ``stopped``: by the user, not by the time budget."""
+def search_report(
+    prompt: str, result: SearchResult, target_score: float, cost: str, finished_early: bool = False
+) -> str:
+    """How the search for one prompt went; ``finished_early``: by the user, not by the time budget."""
     if not result.initial:
         return f"{prompt}: the time budget ended during the selection, before any neurons blocked. {cost}"
     end = "converged" if result.converged else "stalled above the target score"
     if not result.finished:
-        end += f", stopped {'by the user' if stopped else 'by the time budget'} (best so far)"
+        end += f", {'finished early by the user' if finished_early else 'stopped by the time budget'} (best so far)"
     listed = sum(map(len, result.initial))
     kept = len({(layer, index) for layer, of_layer in enumerate(result.refined) for index in of_layer})
     lines = [

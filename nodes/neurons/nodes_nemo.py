@@ -17,7 +17,7 @@ from ..host import folders
 from ..host.evaluate import sigmas_of
 from ..host.hooks import refuse_compiled
 from ..host.image_output import new_figure, to_image
-from ..host.progress import Progress, Stopped, with_progress
+from ..host.progress import FinishNow, Progress, with_progress
 from ..host.schema import NeuronMask as MaskSocket
 from ..host.schema import NeuronStatistics as StatisticsSocket
 from ..host.schema import schema
@@ -67,7 +67,7 @@ class NemoLocalize(io.ComfyNode):
             display_name="NeMo Localize",
             category=CATEGORY,
             description="Finds the few neurons that make a memorized prompt replicate its training image. "
-            f"{PAPER}, sections 3.2 and 3.3. The Stop button keeps the best so far. {CAVEATS[0]} {CAVEATS[1]}",
+            f"{PAPER}, sections 3.2 and 3.3. Finish now keeps the best so far. {CAVEATS[0]} {CAVEATS[1]}",
             search_aliases=[
                 "nemo",
                 "memorization neurons",
@@ -178,42 +178,42 @@ class NemoLocalize(io.ComfyNode):
             noise_samples * bound,
             noise_samples,
         )
-        for number, text in enumerate(texts):
-            if (before := scan.read(text)) is not None:
-                masks += before
-                lines.append(f"{text}: searched in an earlier run of this scan.")
-                continue
-            work = _PromptSearch(noise, neurons, settings, time_budget, bar, 100 * number)
-            try:
-                conditioning = encode(clip, text)[1]
-                if neuron_type == NeuronType.FEED_FORWARD:
-                    measured = hidden_moments(model, conditioning, neurons.layers, step.shape)
-                    work.activations = [measured[path].mean.float() for path in paths]
-                else:
-                    outputs = value_outputs(model, embedding(conditioning), paths)
-                    work.activations = [neuron_statistics.mean_activations(outputs[path][0]).cpu() for path in paths]
-                work.z = [statistics.z(path, values) for path, values in zip(paths, work.activations, strict=True)]
-                at_first_step(model, conditioning, step.shape, step.timestep, work, noise_samples)
-            except Stopped:
-                work.stopped = True
-            except Exception as error:
-                scan.fail(text, error)
-                lines.append(f"Failed and skipped: {text} ({type(error).__name__}: {error})")
-                continue
-            found = []
-            if work.evaluator is not None and (work.result.initial or not work.stopped):
-                traces[text] = work.result.trace
-                found = [mask_from_search(text, work.result, neurons, work.z, work.activations, saved, identity)]
-                masks += found
-            if work.stopped and not masks:
-                raise Stopped
-            lines.append(work.report(text))
-            if work.stopped:
-                lines.append(f"Stopped: {number + 1} of {len(texts)} prompt(s) were searched.")
-                break
-            scan.write(text, found)
-            logging.info("NeMo Localize: %s.", pace.step())
-            bar.show(100 * (number + 1))
+        with FinishNow() as finish:
+            for number, text in enumerate(texts):
+                if (before := scan.read(text)) is not None:
+                    masks += before
+                    lines.append(f"{text}: searched in an earlier run of this scan.")
+                    continue
+                work = _PromptSearch(noise, neurons, settings, time_budget, bar, finish, 100 * number)
+                try:
+                    conditioning = encode(clip, text)[1]
+                    if neuron_type == NeuronType.FEED_FORWARD:
+                        measured = hidden_moments(model, conditioning, neurons.layers, step.shape)
+                        work.activations = [measured[path].mean.float() for path in paths]
+                    else:
+                        outputs = value_outputs(model, embedding(conditioning), paths)
+                        work.activations = [
+                            neuron_statistics.mean_activations(outputs[path][0]).cpu() for path in paths
+                        ]
+                    work.z = [statistics.z(path, values) for path, values in zip(paths, work.activations, strict=True)]
+                    at_first_step(model, conditioning, step.shape, step.timestep, work, noise_samples)
+                except Exception as error:
+                    scan.fail(text, error)
+                    lines.append(f"Failed and skipped: {text} ({type(error).__name__}: {error})")
+                    continue
+                found = []
+                if work.evaluator is not None:
+                    traces[text] = work.result.trace
+                    found = [mask_from_search(text, work.result, neurons, work.z, work.activations, saved, identity)]
+                    masks += found
+                lines.append(work.report(text))
+                if not work.finished_early:
+                    scan.write(text, found)
+                logging.info("NeMo Localize: %s.", pace.step())
+                bar.show(100 * (number + 1))
+                if finish.pressed:
+                    lines.append(f"Finished at {number + 1} of {len(texts)} prompt(s).")
+                    break
         mask, figure = merge_masks(masks), new_figure()
         neuron_figures.plot_search(figure, traces, settings.target_score)
         report = "\n".join([*lines, neuron_reports.score_variant(step.side), neuron_reports.caveats()])
@@ -230,13 +230,14 @@ class _PromptSearch:
     settings: SearchSettings
     time_budget: float
     bar: Progress
+    finish: FinishNow
     done: int  # percent of the prompts before this one
     z: list[torch.Tensor] = field(default_factory=list)
     activations: list[torch.Tensor] = field(default_factory=list)
     result: SearchResult = field(default_factory=SearchResult)
     evaluator: Evaluator | None = None  # None where no pair of seeds is over the threshold
     seconds: float = 0.0
-    stopped: bool = False
+    finished_early: bool = False
 
     def __call__(self, predict) -> None:
         begun = time.monotonic()
@@ -248,7 +249,8 @@ class _PromptSearch:
             self.result = result
             self.seconds = time.monotonic() - begun
             self.bar.show(self.done + round(100 * self.result.progress))
-            if self.time_budget and self.seconds > self.time_budget:
+            self.finished_early = bool(result.initial) and self.finish.pressed and not result.finished
+            if self.finished_early or (self.time_budget and self.seconds > self.time_budget):
                 return
 
     def report(self, prompt: str) -> str:
@@ -258,7 +260,7 @@ class _PromptSearch:
         if self.evaluator is None:
             return f"{prompt}: not memorized (no pair of seeds over {self.settings.threshold:.3f}), skipped."
         cost = f"{self.evaluator.rows} rows in {self.evaluator.calls} evaluations, {self.seconds:.1f} s."
-        return neuron_reports.search_report(prompt, self.result, self.settings.target_score, cost, self.stopped)
+        return neuron_reports.search_report(prompt, self.result, self.settings.target_score, cost, self.finished_early)
 
 
 class _MaskScan:

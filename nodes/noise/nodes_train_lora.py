@@ -7,7 +7,7 @@ from comfy_api.latest import io
 
 from ..host.folders import named_file
 from ..host.image_output import new_figure, to_image
-from ..host.progress import LiveCurve, Progress, Stopped, interruptible, nothing_to_show
+from ..host.progress import FinishNow, LiveCurve, Progress, Stopped, interruptible, nothing_to_show
 from ..host.schema import schema
 from ..host.training import adapters
 from .assignment import Grouping
@@ -119,8 +119,10 @@ def _inputs() -> list[io.Input]:
         io.Combo.Input(
             "on_stop",
             options=list(OnStop),
-            tooltip="What ComfyUI's Stop button does while this node trains. keep_lora: ends the training and "
-            "continues the workflow with the LoRA as it is. cancel: cancels the workflow.",
+            default=OnStop.CANCEL,
+            tooltip="What ComfyUI's Stop button does while this node trains. cancel: ends the workflow; the checkpoint "
+            "is saved first, and the same workflow queued again resumes. keep_lora: continues the workflow with the "
+            "LoRA as it is, as Finish now does.",
         ),
         *_more_inputs(),
         io.Vae.Input("vae", optional=True, tooltip="For sample images on the way."),
@@ -378,8 +380,8 @@ class TrainLoraImmiscible(io.ComfyNode):
             category="Glassbox/Noise",
             description=(
                 "Trains a LoRA with validation on held-out images, sample images, checkpoints that resume exactly, "
-                "learning-rate schedules, min-SNR, buckets of sizes, and a stop that keeps the LoRA; optionally with "
-                "noise assigned to the nearest latent: Immiscible Diffusion (arXiv 2406.12303, NeurIPS 2024), Improved "
+                "learning-rate schedules, min-SNR, buckets of sizes, and Finish now; optionally with noise "
+                "assigned to the nearest latent: Immiscible Diffusion (arXiv 2406.12303, NeurIPS 2024), Improved "
                 "Immiscible Diffusion (arXiv 2505.18521). With pairing off it is the run of core's Train LoRA."
             ),
             search_aliases=["immiscible diffusion", "lora training", "fine-tune", "dreambooth", "min-snr"],
@@ -438,21 +440,23 @@ class TrainLoraImmiscible(io.ComfyNode):
         checkpoint = (
             CheckpointFile(named_file(name, ".safetensors"), options.checkpoint_settings(data)) if name else None
         )
-        monitor = _Monitor(vae[0])
+        finish = FinishNow()
+        monitor = _Monitor(vae[0], finish)
         shown, names = vae[0] is not None, text_parameters.keys()
         run = TrainingRun(options, data, made.parameters, monitor, Stopped, interruptible, shown, checkpoint, names)
-        trainer.run(
-            model[0],
-            made.functions,
-            data.latents,
-            data.conditions,
-            run.train,
-            dtype=_DTYPES[options.precision],
-            checkpointing=options.gradient_checkpointing,
-            checkpoint_depth=options.checkpoint_depth,
-            text=text,
-            seed=options.seed,
-        )
+        with finish:
+            trainer.run(
+                model[0],
+                made.functions,
+                data.latents,
+                data.conditions,
+                run.train,
+                dtype=_DTYPES[options.precision],
+                checkpointing=options.gradient_checkpointing,
+                checkpoint_depth=options.checkpoint_depth,
+                text=text,
+                seed=options.seed,
+            )
         lora, history, figure = made.lora(), run.training.history, new_figure()
         training_report.draw_losses(figure, history, options.grad_accumulation_steps, f"Pairing: {options.pairing}")
         steps, counts = run.training.steps_done, f"{data.trained} images trained on, {data.held_out} held out"
@@ -470,10 +474,13 @@ class TrainLoraImmiscible(io.ComfyNode):
 
 
 class _Monitor:
-    """Shows a run on the canvas: the progress bar, the loss curve, and sample images, each decoded once."""
+    """Shows a run on the canvas: the progress bar, the loss curve, and sample images, each decoded once.
 
-    def __init__(self, vae):
-        self._vae, self._live, self._progress = vae, LiveCurve(), None
+    After a step it ends the run where Finish now was pressed.
+    """
+
+    def __init__(self, vae, finish: FinishNow):
+        self._vae, self._finish, self._live, self._progress = vae, finish, LiveCurve(), None
         self._images: dict[int, torch.Tensor] = {}  # steps done -> IMAGE
 
     def show(self, run: TrainingRun, session, done: int, latents: torch.Tensor | None) -> None:
@@ -481,6 +488,8 @@ class _Monitor:
         self._progress = self._progress or Progress(run.training.plan.steps)
         self._live.show(run.curve)
         self._progress.show(done, None if latents is None else self.decode(session, done, latents))
+        if done:
+            self._finish.check()
 
     def decode(self, session, done: int, latents: torch.Tensor) -> torch.Tensor:
         """See `training_run.Monitor`."""

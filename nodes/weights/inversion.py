@@ -89,7 +89,7 @@ class Inversion:
     losses: list[float] = field(default_factory=list)
     held_out: dict[int, float] = field(default_factory=dict)
     best: torch.Tensor | None = None
-    stopped: bool = False
+    finished_early: bool = False  # by the person, before its end
 
     def __post_init__(self):
         settings = self.settings
@@ -203,9 +203,11 @@ def describe_inversion(run: Inversion, seconds: float) -> str:
             f" On held-out noise {next(iter(run.held_out.values())):.4f} at the start and "
             f"{run.held_out[run.best_step]:.4f} at step {run.best_step}, whose point is taken."
         )
-    ended = " (stopped early)" if run.stopped else " (early stop)" if run.converged else ""
+    length = f"{run.done} steps{' (early stop)' if run.converged else ''}"
+    if run.finished_early:
+        length = f"finished at {run.done} of {run.settings.steps} steps"
     return (
-        f"{len(run.model.coefficients):,} coefficients, {run.done} steps{ended}, "
+        f"{len(run.model.coefficients):,} coefficients, {length}, "
         f"{seconds:.2f} s each. Loss {sum(first) / len(first):.4f} in the first {len(first)} steps, "
         f"{sum(last) / len(last):.4f} in the last: single steps vary with their noise level.{held_out}"
     )

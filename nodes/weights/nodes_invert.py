@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from dataclasses import dataclass
@@ -14,9 +13,10 @@ from comfy_api.latest import io
 
 from ..common.lora_keys import TEXT
 from ..common.loss_curve import outline
+from ..common.resume import FinishedEarly
 from ..host.folders import named_file
 from ..host.image_output import new_figure, to_image
-from ..host.progress import LiveCurve, Progress, Stopped, nothing_to_show
+from ..host.progress import FinishNow, LiveCurve, Progress, nothing_to_show
 from ..host.schema import W2WPoint, W2WSpace, schema
 from .inversion import (
     Inversion,
@@ -47,7 +47,7 @@ class W2WInvert(io.ComfyNode):
             display_name="W2W Invert",
             category=CATEGORY,
             description="Finds the point of a space that generates the person in an image, by training only the "
-            f"point's coefficients. {PAPER}, section 3.4. After Stop the node returns the point trained so far.",
+            f"point's coefficients. {PAPER}, section 3.4. Finish now takes the point trained so far.",
             search_aliases=["weight space", "weights2weights", "inversion", "identity from one image", "dreambooth"],
             inputs=[
                 io.Model.Input("model", tooltip="The base model of the space."),
@@ -116,8 +116,8 @@ class W2WInvert(io.ComfyNode):
                 io.String.Input(
                     "checkpoint_name",
                     default="",
-                    tooltip="Name of a file in the output folder, such as glassbox/inversion. A stopped run resumes "
-                    "from it exactly. Empty: no checkpoint.",
+                    tooltip="Name of a file in the output folder, such as glassbox/inversion. After Stop the same "
+                    "workflow queued again resumes from it exactly. Empty: no checkpoint.",
                 ),
                 io.Mask.Input("mask", optional=True, tooltip="Area of the person: the loss counts only there."),
                 W2WPoint.Input("start_point", optional=True, tooltip="Initial point; default: the mean."),
@@ -201,7 +201,7 @@ class W2WInvert(io.ComfyNode):
 
 @dataclass
 class _Run:
-    """One execution: training with previews, checkpoints, and a stop that keeps the point trained so far."""
+    """One execution: training with previews, checkpoints, and Finish now."""
 
     inversion: Inversion
     vae: Any
@@ -219,6 +219,7 @@ class _Run:
             inversion_checkpoint.restore(inversion, self.checkpoint)
         mask = None if self.mask is None else latent_mask(self.mask, session.latents[0])
         progress, live, first = Progress(inversion.settings.steps), LiveCurve(), inversion.done
+        finish = FinishNow()
         started = time.perf_counter()
 
         def on_step(done: int) -> None:
@@ -227,21 +228,19 @@ class _Run:
             live.show(self.curve)
             preview = self.preview_interval and done % self.preview_interval == 0
             progress.show(done, self._restore(session) if preview else None)
+            finish.check()
 
         try:
-            inversion.run(session, mask, on_step)
-        except Stopped:
-            if inversion.done == first:
-                raise
-            inversion.stopped = True
+            with finish:
+                inversion.run(session, mask, on_step)
+        except FinishedEarly:
+            inversion.finished_early = inversion.done < inversion.settings.steps
         finally:
             self.seconds = (time.perf_counter() - started) / max(inversion.done - first, 1)
             if self.checkpoint is not None:
                 inversion_checkpoint.save(inversion, self.checkpoint)
         inversion.take_best()
-        if not inversion.stopped:
-            with contextlib.suppress(Stopped):
-                self._restore(session)
+        self._restore(session)
 
     def curve(self) -> dict:
         """The losses as the canvas draws them."""

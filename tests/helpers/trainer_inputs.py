@@ -32,5 +32,5 @@ DEFAULTS = {
     "sample_cfg": 2.0,
     "checkpoint_name": "",
     "checkpoint_interval": 1,
-    "on_stop": "keep_lora",
+    "on_stop": "cancel",
 }

@@ -45,6 +45,8 @@ def describe_comparison(runs: Mapping[str, Mapping]) -> str:
     """Which run has the lower held-out loss at the last step that both have, and each run's lowest one."""
     lines = []
     for name, run in runs.items():
+        if "finished_at" in run:
+            lines.append("{}: finished at {} of {} steps.".format(name, *run["finished_at"]))
         points = [tuple(point) for point in run.get("validation", ())]
         if points:
             step, loss = min(points, key=lambda point: point[1])

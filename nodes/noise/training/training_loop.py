@@ -131,7 +131,7 @@ class History:
     seconds: float = 0.0  # of forward, backward and waiting
     pairing: float = 0.0  # milliseconds that pairing took, in its thread
     waited: float = 0.0  # milliseconds for which the model waited for a batch
-    stopped: bool = False  # by the user, before its end
+    finished_at: tuple[int, int] | None = None  # optimizer steps done of those planned, where the person ended it
 
     @property
     def gain(self) -> float:
@@ -144,8 +144,12 @@ class History:
         return self.waited / (10 * self.seconds) if self.seconds else 0.0
 
     def loss_map(self) -> dict[str, list]:
-        """As LOSS_MAP: the losses under "loss", as core's plot takes them, and the held-out ones under "validation"."""
-        return {"loss": list(self.losses), "validation": [list(point) for point in self.validation]}
+        """As LOSS_MAP: the losses under "loss", as core's plot takes them, and the held-out ones under "validation".
+
+        "finished_at" holds the steps done and planned of a run that the person ended.
+        """
+        ended = {} if self.finished_at is None else {"finished_at": list(self.finished_at)}
+        return {"loss": list(self.losses), "validation": [list(point) for point in self.validation], **ended}
 
 
 class DivergedError(ValueError):

@@ -29,7 +29,10 @@ def describe_training(settings: PairingSettings, history: History, counts: str, 
         PairingMode.POOL: f"Noise from pools of {settings.pool_size}.",
         PairingMode.NEAREST: f"The nearest of {settings.k:g} noise samples ({settings.nearest_form}).",
     }[settings.pairing]
-    lines = [f"{counts}, {steps} steps{' (stopped early)' if history.stopped else ''}. {pairing}"]
+    length = (
+        f"{steps} steps" if history.finished_at is None else "finished at {} of {} steps".format(*history.finished_at)
+    )
+    lines = [f"{counts}, {length}. {pairing}"]
     is_paired = settings.pairing != PairingMode.OFF
     if is_paired:
         lines.append(

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from ...common.loss_curve import outline
+from ...common.resume import FinishedEarly
 from ..assignment import Call
 from ..pairing import PairingSettings
 from .batch_sampler import BatchPrefetcher, BatchSampler, LengthUnit
@@ -178,7 +179,11 @@ class TrainingRun:
         )
 
     def train(self, session) -> None:
-        """Train in a session of the model; a stop by the user ends it early where the options keep the LoRA then."""
+        """Train in a session of the model.
+
+        The person may finish it early, by Finish now or by Stop where the options keep the LoRA then; else a stop
+        passes. The checkpoint is written before.
+        """
         options, training = self.options, self.training
         images = TrainingImages(session.latents[: self.data.trained], self.data.labels)
         sampler = BatchSampler(
@@ -190,10 +195,12 @@ class TrainingRun:
             self.checkpoint.restore(training, noise, sampler)
         try:
             training.run(session, BatchPrefetcher(images, sampler, noise, call=self.call))
-        except self.interrupt:
-            if options.on_stop == OnStop.CANCEL or training.steps_done == 0:
+        except (self.interrupt, FinishedEarly) as reason:
+            canceled = isinstance(reason, self.interrupt) and options.on_stop == OnStop.CANCEL
+            if canceled or training.steps_done == 0:
                 raise
-            training.history.stopped = True
+            if training.steps_done < training.plan.steps:
+                training.history.finished_at = training.steps_done, training.plan.steps
         finally:
             training.on_step = lambda done, latents: None  # else a circle, which holds the session and its model
         if training.average is not None:

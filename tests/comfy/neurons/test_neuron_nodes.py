@@ -314,26 +314,22 @@ def test_no_hook_is_left_when_the_user_stops(world, app, monkeypatch):
     assert hooks_left(world.model) == 0
 
 
-def test_stop_keeps_the_best_so_far(world, app, monkeypatch):
+def test_finish_now_keeps_the_best_so_far(world, app, monkeypatch):
     """Pressed in the refinement of the first of two prompts: its neurons so far, and the other is not begun."""
-    import comfy.model_management as management
+    progress, looks = app.module("nodes.host.progress"), []
 
-    calls = {"made": 0, "last": 10**6}
+    class Pressed(progress.FinishNow):
+        @property
+        def pressed(self):
+            looks.append(None)
+            return True
 
-    def stop():
-        calls["made"] += 1
-        if calls["made"] == calls["last"]:
-            raise management.InterruptProcessingException
-
-    monkeypatch.setattr(management, "throw_exception_if_processing_interrupted", stop)
-    drawing = app.module("nodes.host.image_output")  # comes after the search
-    monkeypatch.setattr(drawing, "check_stop", lambda: None)
-    monkeypatch.setattr(drawing, "interruptible", lambda work: work())
     whole = world.localize()[0]
-    calls = {"made": 0, "last": calls["made"] - 3}
+    monkeypatch.setattr(app.module("nodes.neurons.nodes_nemo"), "FinishNow", Pressed)
     best, _, _, report = world.localize(prompts=f"{PROMPT}\nportrait of mirella thrum")
-    assert "stopped by the user (best so far)" in report and "1 of 2 prompt(s) were searched" in report
-    assert set(whole.neurons) <= set(best.neurons) and not best.searches[0].details["finished"]
+    assert "finished early by the user (best so far)" in report and "Finished at 1 of 2 prompt(s)." in report
+    assert set(whole.neurons) < set(best.neurons) and not best.searches[0].details["finished"]
+    assert len(looks) == 2  # at the first result with neurons, and after the prompt
     assert hooks_left(world.model) == 0
 
 

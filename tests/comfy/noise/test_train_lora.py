@@ -204,7 +204,7 @@ def test_a_checkpoint_of_another_run_is_refused(trained):
         trained(checkpoint_name="../../out")
 
 
-def test_stop_keeps_what_it_has_or_cancels(app, trained, monkeypatch):
+def test_stop_cancels_and_keeps_what_it_has_where_that_was_chosen(app, trained, monkeypatch):
     from comfy import model_management
 
     session = app.module("nodes.host.training.trainer").Session
@@ -222,15 +222,39 @@ def test_stop_keeps_what_it_has_or_cancels(app, trained, monkeypatch):
         monkeypatch.setattr(session, "denoised", denoised)
 
     stop_at(3)
-    stopped = trained()
-    assert stopped["steps"] == 2 and "stopped early" in stopped["report"]
-    assert len(stopped["loss_map"]["loss"]) == 2
+    kept = trained(on_stop="keep_lora")
+    assert kept["steps"] == 2 and "finished at 2 of 4 steps" in kept["report"]
+    assert len(kept["loss_map"]["loss"]) == 2 and kept["loss_map"]["finished_at"] == [2, 4]
     stop_at(3)
     with pytest.raises(model_management.InterruptProcessingException):
-        trained(on_stop="cancel")
+        trained(checkpoint_name="glassbox/stopped_training")
     stop_at(1)
     with pytest.raises(model_management.InterruptProcessingException):
-        trained()
+        trained(on_stop="keep_lora")
+    stop_at(0)
+    resumed, whole = trained(checkpoint_name="glassbox/stopped_training"), trained()
+    assert all(torch.equal(value, whole["lora"][name]) for name, value in resumed["lora"].items())
+    assert resumed["loss_map"] == whole["loss_map"] and "finished_at" not in whole["loss_map"]
+
+
+def test_finish_now_keeps_what_it_has(app, trained, monkeypatch):
+    """Pressed during the third step: three steps; during the last one the run is whole."""
+    nodes = app.module("nodes.noise.nodes_train_lora")
+    real, steps = nodes.FinishNow.check, []
+
+    def check(self):
+        steps.append(None)
+        if len(steps) == pressed:
+            self._pressed.set()
+        real(self)
+
+    monkeypatch.setattr(nodes.FinishNow, "check", check)
+    pressed = 3
+    finished = trained()
+    assert finished["steps"] == 3 and "finished at 3 of 4 steps" in finished["report"]
+    steps.clear()
+    pressed = 4
+    assert "finished at" not in trained()["report"]
 
 
 def test_validation_does_not_depend_on_the_pairing_and_samples_are_generated(parts, captions, trained):

@@ -119,23 +119,43 @@ def test_mask_start_and_checkpoint(app, given):
     torch.testing.assert_close(resumed.coefficients, once.coefficients, atol=1e-6, rtol=1e-6)
 
 
-def test_stop_keeps_what_it_has(app, given, monkeypatch):
+def test_stop_cancels_and_the_same_inversion_goes_on(app, given, monkeypatch):
     from comfy import model_management
 
     inversion = app.module("nodes.weights.inversion").Inversion
-    loss, last = inversion.loss, 2
+    loss, asked = inversion.loss, []
 
     def stopping(self, session, mask, step):
+        asked.append(step)
         if step == last:
             raise model_management.InterruptProcessingException
         return loss(self, session, mask, step)
 
     monkeypatch.setattr(inversion, "loss", stopping)
-    _, _, _, losses, report = invert(app, given, steps=50)
-    assert len(losses["loss"]) == 2 and "stopped early" in report
-    last = 0
+    last, how = 2, {"steps": 4, "checkpoint_name": "glassbox/stopped"}
     with pytest.raises(model_management.InterruptProcessingException):
-        invert(app, given)
+        invert(app, given, **how)
+    last = None
+    asked.clear()
+    resumed = invert(app, given, **how)
+    assert asked == [2, 3]
+    whole = invert(app, given, steps=4)
+    assert torch.equal(resumed[0].coefficients, whole[0].coefficients) and resumed[3] == whole[3]
+
+
+def test_finish_now_takes_the_point_trained_so_far(app, given, monkeypatch):
+    nodes = app.module("nodes.weights.nodes_invert")
+    real, steps = nodes.FinishNow.check, []
+
+    def check(self):
+        steps.append(None)
+        if len(steps) == 2:
+            self._pressed.set()
+        real(self)
+
+    monkeypatch.setattr(nodes.FinishNow, "check", check)
+    _, restored, _, losses, report = invert(app, given, steps=50, vae=given["vae"])
+    assert len(losses["loss"]) == 2 and "finished at 2 of 50 steps" in report and len(restored) == 2
 
 
 @pytest.fixture(scope="module")

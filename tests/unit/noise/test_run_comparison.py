@@ -17,6 +17,12 @@ def test_common_steps_and_the_difference_are_reported():
     assert "plain: lowest held-out loss 0.5 at step 1, last 0.6." in text
 
 
+def test_a_run_that_was_finished_early_is_named():
+    runs = {"short": {**RUNS["paired"], "finished_at": [2, 32]}, "plain": RUNS["plain"]}
+    text = run_comparison.describe_comparison(runs)
+    assert text.startswith("short: finished at 2 of 32 steps.\nshort: lowest") and text.count("finished at") == 1
+
+
 def test_runs_without_held_out_images_say_what_to_set():
     runs = {"a": {"loss": [1.0]}, "b": RUNS["plain"]}
     assert "a: no held-out loss; set held_out" in run_comparison.describe_comparison(runs)
