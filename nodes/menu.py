@@ -1,161 +1,89 @@
-"""The nodes of the pack in menu order. Only ``comfy_entrypoint`` imports this."""
+"""The nodes of the pack in menu order: file by file, as each lists its own. Only ``comfy_entrypoint`` imports this."""
 
 from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
-from .activations import nodes_catalog
-from .activations.nodes_activations_file import LoadActivations, SaveActivations
-from .activations.nodes_catalog import ActivationCatalog, SelectActivations
-from .activations.nodes_patching import ActivationPatching, ActivationPatchingMap
-from .activations.nodes_quality import ActivationQuality
-from .activations.nodes_record import ActivationRecorder, GetRecordedActivations
-from .activations.nodes_scores import CompareActivations, ScoreActivations
-from .activations.nodes_seed_scout import SeedScout
-from .activations.nodes_segment import ActivationClusters, ApplyFewShotSegmenter, TrainFewShotSegmenter
-from .activations.nodes_sparse_autoencoder import LoadSparseAutoencoder, SparseFeatures, SparseFeatureSteering
-from .activations.nodes_steering import (
-    ActivationSteering,
-    LoadSteeringDirection,
-    MixSteeringDirections,
-    SaveSteeringDirection,
-    SteeringDirectionFromActivations,
-    SteeringDirectionFromPrompts,
+from .activations import (
+    nodes_activations_file,
+    nodes_catalog,
+    nodes_patching,
+    nodes_quality,
+    nodes_record,
+    nodes_scores,
+    nodes_seed_scout,
+    nodes_segment,
+    nodes_sparse_autoencoder,
+    nodes_steering,
+    nodes_tap,
+    nodes_token_heatmap,
+    nodes_train_autoencoder,
+    nodes_visualize,
 )
-from .activations.nodes_tap import LayerActivationTap
-from .activations.nodes_token_heatmap import TokenHeatMap
-from .activations.nodes_train_autoencoder import TrainSparseAutoencoder
-from .activations.nodes_visualize import ActivationCorrespondence, ActivationSimilarity, ActivationVisualizer
-from .conditioning.nodes_padding import NoisyReplicatePadding
-from .conditioning.nodes_resolution import PositionalResample, ResolutionNoiseRescale
-from .conditioning.nodes_size_metadata import MetadataConditioning, MetadataGuider, MetadataReport, MetadataSchedule
-from .conditioning.nodes_size_sheet import SizeSheet
-from .demo import architecture
-from .demo.nodes_demo import DemoImage, LoadDemoModel
+from .conditioning import nodes_padding, nodes_resolution, nodes_size_metadata, nodes_size_sheet
+from .demo import architecture, nodes_demo
 from .host import progress, routes
 from .host.schema import with_checked_inputs
-from .neurons.nodes_audit import MemorizationAudit
-from .neurons.nodes_concept import ConceptNeurons
-from .neurons.nodes_detection import CalibrateThreshold, LayerAblation, MemorizationScore, ScanReport
-from .neurons.nodes_mask import BakeNeuronMask, LoadNeuronMask, NeuronMaskEdit, NeuronReport, SaveNeuronMask
-from .neurons.nodes_mitigations import AdversarialUnlearning, AttentionScaling, EmbeddingAdjustment, RandomTokens
-from .neurons.nodes_nemo import NemoLocalize, NemoNeuronMask
-from .neurons.nodes_statistics import LoadNeuronStatistics, NeuronStatistics
-from .noise.nodes_composition import CompositionNoise
-from .noise.nodes_immiscible import ImmiscibleLatentBatch, ImmiscibleNoise, NoiseGainPreview
-from .noise.nodes_train_lora import TrainLoraImmiscible
-from .noise.nodes_training_tools import CompareTrainingRuns, ResizeToBuckets, TrainingFromScratch
-from .weights.nodes_guidance import W2WGuidance, W2WGuider
-from .weights.nodes_invert import W2WInvert
-from .weights.nodes_labels import W2WFitDirections, W2WLabelMembers
-from .weights.nodes_lora import W2WApply, W2WStyleMerge, W2WToLoRA
-from .weights.nodes_points import W2WEdit, W2WMix, W2WProjectLoRA, W2WSample, W2WSweep
-from .weights.nodes_space import (
-    W2WBuildSpace,
-    W2WImportRelease,
-    W2WLoadSpace,
-    W2WSaveSpace,
-    directions_of,
+from .neurons import (
+    nodes_audit,
+    nodes_concept,
+    nodes_detection,
+    nodes_mask,
+    nodes_mitigations,
+    nodes_nemo,
+    nodes_statistics,
 )
-from .weights.nodes_space_report import W2WReport, W2WSheet
+from .noise import nodes_composition, nodes_immiscible, nodes_train_lora, nodes_training_tools
+from .weights import (
+    nodes_guidance,
+    nodes_invert,
+    nodes_labels,
+    nodes_lora,
+    nodes_points,
+    nodes_space,
+    nodes_space_report,
+)
 
-NODES: list[type[io.ComfyNode]] = [
-    LoadDemoModel,
-    DemoImage,
-    W2WLoadSpace,
-    W2WSample,
-    W2WEdit,
-    W2WMix,
-    W2WSweep,
-    W2WSheet,
-    W2WProjectLoRA,
-    W2WInvert,
-    W2WApply,
-    W2WGuidance,
-    W2WGuider,
-    W2WToLoRA,
-    W2WStyleMerge,
-    W2WReport,
-    W2WLabelMembers,
-    W2WFitDirections,
-    W2WBuildSpace,
-    W2WSaveSpace,
-    W2WImportRelease,
-    SeedScout,
-    CompositionNoise,
-    ImmiscibleNoise,
-    ImmiscibleLatentBatch,
-    NoiseGainPreview,
-    TrainLoraImmiscible,
-    ResizeToBuckets,
-    CompareTrainingRuns,
-    TrainingFromScratch,
-    LayerActivationTap,
-    ActivationCatalog,
-    SelectActivations,
-    ActivationRecorder,
-    GetRecordedActivations,
-    ActivationVisualizer,
-    ActivationSimilarity,
-    ActivationCorrespondence,
-    ActivationClusters,
-    TrainFewShotSegmenter,
-    ApplyFewShotSegmenter,
-    TokenHeatMap,
-    ActivationQuality,
-    SaveActivations,
-    LoadActivations,
-    ActivationSteering,
-    SteeringDirectionFromPrompts,
-    SteeringDirectionFromActivations,
-    MixSteeringDirections,
-    SaveSteeringDirection,
-    LoadSteeringDirection,
-    TrainSparseAutoencoder,
-    LoadSparseAutoencoder,
-    SparseFeatures,
-    SparseFeatureSteering,
-    ActivationPatching,
-    ActivationPatchingMap,
-    CompareActivations,
-    ScoreActivations,
-    MetadataConditioning,
-    MetadataSchedule,
-    MetadataReport,
-    MetadataGuider,
-    SizeSheet,
-    ResolutionNoiseRescale,
-    PositionalResample,
-    NoisyReplicatePadding,
-    MemorizationScore,
-    CalibrateThreshold,
-    NeuronStatistics,
-    LoadNeuronStatistics,
-    LayerAblation,
-    NemoLocalize,
-    ConceptNeurons,
-    NemoNeuronMask,
-    NeuronMaskEdit,
-    SaveNeuronMask,
-    LoadNeuronMask,
-    NeuronReport,
-    ScanReport,
-    BakeNeuronMask,
-    AttentionScaling,
-    EmbeddingAdjustment,
-    RandomTokens,
-    AdversarialUnlearning,
-    MemorizationAudit,
-]
-
-#: These take a model to read it, to patch it, or to split a prompt.
-_EVALUATE_NONE = {
-    *(ActivationCatalog, CompareActivations, TokenHeatMap, CompositionNoise, ImmiscibleNoise, ImmiscibleLatentBatch),
-    *(NoiseGainPreview, NeuronMaskEdit, BakeNeuronMask, W2WBuildSpace, ResolutionNoiseRescale),
-}
-
-for _node in NODES:
-    with_checked_inputs(_node, evaluates=_node not in _EVALUATE_NONE)
+_FILES = (
+    nodes_demo,
+    nodes_space,
+    nodes_points,
+    nodes_space_report,
+    nodes_invert,
+    nodes_lora,
+    nodes_guidance,
+    nodes_labels,
+    nodes_composition,
+    nodes_immiscible,
+    nodes_train_lora,
+    nodes_training_tools,
+    nodes_tap,
+    nodes_catalog,
+    nodes_record,
+    nodes_visualize,
+    nodes_segment,
+    nodes_token_heatmap,
+    nodes_seed_scout,
+    nodes_quality,
+    nodes_activations_file,
+    nodes_steering,
+    nodes_train_autoencoder,
+    nodes_sparse_autoencoder,
+    nodes_patching,
+    nodes_scores,
+    nodes_size_metadata,
+    nodes_size_sheet,
+    nodes_resolution,
+    nodes_padding,
+    nodes_detection,
+    nodes_statistics,
+    nodes_nemo,
+    nodes_concept,
+    nodes_mask,
+    nodes_mitigations,
+    nodes_audit,
+)
+NODES: list[type[io.ComfyNode]] = [with_checked_inputs(node) for file in _FILES for node in file.NODES]
 
 
 def network_outline(kind: str, name: str) -> dict:
@@ -164,7 +92,7 @@ def network_outline(kind: str, name: str) -> dict:
 
 
 #: What the widgets in web/ ask for, by the last part of the address: `/glassbox/space?space_name=...`.
-ROUTES: dict[str, routes.Answer] = {"space": directions_of, "network": network_outline}
+ROUTES: dict[str, routes.Answer] = {"space": nodes_space.directions_of, "network": network_outline}
 #: What settings and buttons send to the server.
 ORDERS: dict[str, routes.Answer] = {"kernels": routes.choose, "finish": progress.finish}
 

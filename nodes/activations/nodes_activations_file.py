@@ -98,3 +98,6 @@ class LoadActivations(io.ComfyNode):
 
         activations = activations_file.read(existing_file(file))
         return io.NodeOutput(activations, activations.report())
+
+
+NODES = [SaveActivations, LoadActivations]

@@ -15,6 +15,8 @@ from .tap_inputs import CATEGORY, IDS, PAPER, PRESET, Rows
 
 
 class ActivationCatalog(io.ComfyNode):
+    EVALUATES = False
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -133,3 +135,6 @@ def network_outline(kind: str, name: str, further: Mapping[str, dict]) -> dict:
     from . import catalog_table, meta_networks_comfy
 
     return catalog_table.outline(catalog(meta_networks_comfy.network(kind, name, further)))
+
+
+NODES = [ActivationCatalog, SelectActivations]

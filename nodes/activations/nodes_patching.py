@@ -238,3 +238,6 @@ def _patched(model, run: Run, specs: list[ActivationSpec], selects: StepPredicat
         return activation_edit.CallEdit(specs, edit, kinds_of(sources[step]), call.parts).receivers()
 
     return hook_calls(model, calling)
+
+
+NODES = [ActivationPatching, ActivationPatchingMap]

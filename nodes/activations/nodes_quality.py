@@ -162,3 +162,6 @@ def _filtered_ids(specs: list[ActivationSpec], id_filter: str) -> set[str]:
     by_paper = id_filter == IdFilter.PAPER_FILTER and paper_tables.architecture(specs)
     preset = select_ids.Preset.PAPER_FILTER if by_paper else select_ids.Preset.GENERAL_FILTER
     return {spec.id for spec in select_ids.select(specs, preset)}
+
+
+NODES = [ActivationQuality]

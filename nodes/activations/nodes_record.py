@@ -147,3 +147,6 @@ class GetRecordedActivations(io.ComfyNode):
         ]
         report = "\n".join(filter(None, lines))
         return io.NodeOutput(activations, snapshot.step, report)
+
+
+NODES = [ActivationRecorder, GetRecordedActivations]

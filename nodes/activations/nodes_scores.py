@@ -21,6 +21,8 @@ _KEEP = io.Int.Input("keep", default=5, min=1, max=200, tooltip="How many IDs th
 
 
 class CompareActivations(io.ComfyNode):
+    EVALUATES = False
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -236,3 +238,6 @@ class ScoreActivations(io.ComfyNode):
         with atomic_write(path) as temporary:
             temporary.write_text("".join(f"{id_}  # {name} {scores[id_]:.3f}\n" for id_ in best), encoding="utf-8")
         return io.NodeOutput(to_image(figure), report, "\n".join(best), relative(path))
+
+
+NODES = [CompareActivations, ScoreActivations]

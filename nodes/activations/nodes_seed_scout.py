@@ -220,3 +220,6 @@ def _alignment(prompt: str, images: torch.Tensor, clip, clip_vision) -> Scores:
     except prompt_alignment.AbsentError as error:
         raise ValueError(f"prompt_alignment cannot be measured: {error}.") from error
     return Scores(alignment.values, alignment.what)
+
+
+NODES = [SeedScout]

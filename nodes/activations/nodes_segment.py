@@ -220,3 +220,6 @@ def _names(text: str, count: int) -> tuple[str, ...]:
     if len(names) > count:
         raise ValueError(f"There are {len(names)} part names for {count} parts. Connect a mask for each name.")
     return (*names, *(f"part {number}" for number in range(len(names) + 1, count + 1)))
+
+
+NODES = [ActivationClusters, TrainFewShotSegmenter, ApplyFewShotSegmenter]

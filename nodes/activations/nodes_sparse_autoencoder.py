@@ -220,3 +220,6 @@ class SparseFeatureSteering(io.ComfyNode):
             return io.NodeOutput(model)
         edit = sparse_autoencoder.steer_features(autoencoder, parsed, mode, mask)
         return io.NodeOutput(steered_model(model, specs, edit, start_percent, end_percent, rows))
+
+
+NODES = [LoadSparseAutoencoder, SparseFeatures, SparseFeatureSteering]

@@ -423,3 +423,13 @@ class LoadSteeringDirection(io.ComfyNode):
 
         direction = steering.read(existing_file(file))
         return io.NodeOutput(direction, direction.report())
+
+
+NODES = [
+    ActivationSteering,
+    SteeringDirectionFromPrompts,
+    SteeringDirectionFromActivations,
+    MixSteeringDirections,
+    SaveSteeringDirection,
+    LoadSteeringDirection,
+]

@@ -158,3 +158,6 @@ def sigma_of(model, specs: list[ActivationSpec], unit: str, level: float) -> flo
     context = model.model.model_config.unet_config.get("context_dim")
     timestep = paper_tables.timestep_for(level, paper_tables.architecture(specs), context)
     return host.sigma_at(model, timestep, host.TIMESTEP)
+
+
+NODES = [LayerActivationTap]

@@ -17,6 +17,8 @@ from .tap_inputs import CATEGORY, PAPER, images_of
 
 
 class TokenHeatMap(io.ComfyNode):
+    EVALUATES = False
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -139,3 +141,6 @@ def word_positions(clip, prompt: str, words: str) -> tuple[dict[str, list[int]],
     if not positions:
         raise ValueError("The prompt has no words. Enter the text that was encoded.")
     return positions, sum(map(len, tokens))
+
+
+NODES = [TokenHeatMap]

@@ -344,3 +344,6 @@ def _curve_figure(curve: torch.Tensor) -> torch.Tensor:
     other.set_ylim(bottom=0)
     figure.legend(loc="outside upper center", ncols=2)
     return to_image(figure)
+
+
+NODES = [TrainSparseAutoencoder]

@@ -319,3 +319,6 @@ def _first_row(activations: Activations, image_index: int, images: torch.Tensor)
         count = min(max(row.image for row in activations.rows) + 1, len(images))
         raise ValueError(f"There is no image {image_index}: activations and images have {count}, counted from 0.")
     return rows[0]
+
+
+NODES = [ActivationVisualizer, ActivationSimilarity, ActivationCorrespondence]

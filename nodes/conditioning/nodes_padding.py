@@ -93,3 +93,6 @@ class NoisyReplicatePadding(io.ComfyNode):
             text_encoding.unmasked(entry, replace_padding(entry[0], chunks, settings, seed)) for entry in conditioning
         ]
         return io.NodeOutput(filled, describe_padding(chunks, settings, None))
+
+
+NODES = [NoisyReplicatePadding]

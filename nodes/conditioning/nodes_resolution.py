@@ -22,6 +22,8 @@ _STEPS = 20
 
 
 class ResolutionNoiseRescale(io.ComfyNode):
+    EVALUATES = False
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -305,3 +307,6 @@ def _base(model, width: int, height: int) -> tuple[int, int]:
         )
     known_width = width or height or known or 0
     return known_width, height or known_width
+
+
+NODES = [ResolutionNoiseRescale, PositionalResample]

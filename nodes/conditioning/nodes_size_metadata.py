@@ -321,3 +321,6 @@ def _steps(model, sigmas) -> list:
         metadata_report.Step(float(sigma), noise_rescale_comfy.noise_fraction(table, float(sigma)))
         for sigma in sigmas[:-1]
     ]
+
+
+NODES = [MetadataConditioning, MetadataSchedule, MetadataReport, MetadataGuider]

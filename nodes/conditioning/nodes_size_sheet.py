@@ -121,3 +121,6 @@ class SizeSheet(io.ComfyNode):
             f"{label}: {format_metadata(entries)}" for label, entries in zip(labels, columns, strict=True)
         )
         return io.NodeOutput(to_image(figure), torch.stack(images), report)
+
+
+NODES = [SizeSheet]

@@ -97,3 +97,6 @@ class DemoImage(io.ComfyNode):
     def execute(cls, image_index: int, count: int, part: str) -> io.NodeOutput:
         images, mask, captions = assets.load_images(assets.worlds()[0], image_index, count, part)
         return io.NodeOutput(images, mask, captions[0])
+
+
+NODES = [LoadDemoModel, DemoImage]

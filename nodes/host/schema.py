@@ -54,10 +54,11 @@ def _as_advanced(field: io.Input) -> io.Input:
     return marked
 
 
-def with_checked_inputs(node: type[io.ComfyNode], evaluates: bool = True) -> type[io.ComfyNode]:
+def with_checked_inputs(node: type[io.ComfyNode]) -> type[io.ComfyNode]:
     """The node class, whose ``execute`` now raises InputError for inputs outside of its schema.
 
-    A node that has no model of any kind, or evaluates none, can also be stopped between any two operations of PyTorch.
+    A node that has no model of any kind can also be stopped between any two operations of PyTorch, and so can one that
+    takes a model to read it, to patch it or to split a prompt: its class says ``EVALUATES = False``.
     ComfyUI checks ranges of typed-in numbers alone: values that come by wire, options of combos (0.3.75), NaN, and
     literals in typed sockets reach a node unchecked.
     """
@@ -70,9 +71,11 @@ def with_checked_inputs(node: type[io.ComfyNode], evaluates: bool = True) -> typ
         check_inputs(schema, {**dict(zip(parameters, args, strict=False)), **inputs})
         if schema.is_input_list:  # an optional socket that is given null counts as one without a wire
             inputs = {name: values for name, values in inputs.items() if any(value is not None for value in values)}
-        models = any(field.get_io_type() in _EVALUATED for field in schema.inputs)
+        evaluates = any(field.get_io_type() in _EVALUATED for field in schema.inputs) and getattr(
+            cls, "EVALUATES", True
+        )
         try:
-            with contextlib.nullcontext() if models and evaluates else progress.stoppable():
+            with contextlib.nullcontext() if evaluates else progress.stoppable():
                 return execute(cls, *args, **inputs)
         except (MemoryError, RuntimeError) as error:
             if not isinstance(error, MemoryError) and not _REFUSED.search(str(error)):

@@ -256,3 +256,6 @@ def _threshold_line(name: str, threshold: ReplicationThreshold) -> str:
             f"{100 * low:.0f} to {100 * high:.0f} %)."
         )
     return line
+
+
+NODES = [MemorizationAudit]

@@ -172,3 +172,6 @@ def _mask(
     sure = bool(chosen) and bool(found.beyond_chance[chosen].all())
     record = SearchRecord(name, neurons, sure, {**details, "settings": settings})
     return NeuronMask(uniform_scales(every[place] for place in chosen), (record,), fingerprint, ("Concept Neurons",))
+
+
+NODES = [ConceptNeurons]

@@ -478,3 +478,6 @@ def _with_bright_ending(
     )
     local = float(local_norm(differences, attention).mean())
     return dataclasses.replace(score, bright_ending=float(attention.mean()), local_norm=local)
+
+
+NODES = [MemorizationScore, CalibrateThreshold, LayerAblation, ScanReport]

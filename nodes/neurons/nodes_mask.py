@@ -37,6 +37,8 @@ _WITH_OTHER = {
 
 
 class NeuronMaskEdit(io.ComfyNode):
+    EVALUATES = False
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -213,6 +215,8 @@ class LoadNeuronMask(io.ComfyNode):
 
 
 class BakeNeuronMask(io.ComfyNode):
+    EVALUATES = False
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -349,3 +353,6 @@ def _alignment_line(batches: dict, prompt: str, clip, clip_vision) -> str:
         return f"Prompt alignment: not measured, because {error}."
     means = ", ".join(f"{name} {float(one.values.mean()):.3f}" for name, one in found.items())
     return f"Prompt alignment ({next(iter(found.values())).what}): {means}, mean over the images."
+
+
+NODES = [NeuronMaskEdit, SaveNeuronMask, LoadNeuronMask, NeuronReport, BakeNeuronMask]

@@ -435,3 +435,6 @@ class AdversarialUnlearning(io.ComfyNode):
         return io.NodeOutput(
             adapters.applied(model, lora), lora, to_image(figure), unlearning.describe(losses, settings, len(ordinary))
         )
+
+
+NODES = [AttentionScaling, EmbeddingAdjustment, RandomTokens, AdversarialUnlearning]

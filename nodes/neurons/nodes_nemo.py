@@ -385,3 +385,6 @@ class NemoNeuronMask(io.ComfyNode):
         elif factors:
             model = with_scaled(model, factors, sigmas, positive_only)
         return io.NodeOutput(model, ui={"glassbox_neurons": [neuron_reports.mask_chart(mask)]})
+
+
+NODES = [NemoLocalize, NemoNeuronMask]

@@ -262,3 +262,6 @@ class LoadNeuronStatistics(io.ComfyNode):
         ):
             report = f"{neuron_reports.OTHER_STATISTICS}\n{report}"
         return io.NodeOutput(found, report)
+
+
+NODES = [NeuronStatistics, LoadNeuronStatistics]

@@ -14,6 +14,8 @@ from .noise_objects_comfy import TransformedNoise, latent_for_stock_noise
 
 
 class CompositionNoise(io.ComfyNode):
+    EVALUATES = False
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -118,3 +120,6 @@ class CompositionNoise(io.ComfyNode):
         composition.draw_composition(figure, settings, before, after, layout)
         output = nothing_to_show() if for_ksampler is None else for_ksampler
         return io.NodeOutput(noise, output, seed, report, to_image(figure))
+
+
+NODES = [CompositionNoise]

@@ -74,6 +74,8 @@ _MODEL = io.Model.Input(
 
 
 class ImmiscibleNoise(io.ComfyNode):
+    EVALUATES = False
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -153,6 +155,8 @@ class ImmiscibleNoise(io.ComfyNode):
 
 
 class ImmiscibleLatentBatch(io.ComfyNode):
+    EVALUATES = False
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -230,6 +234,8 @@ class ImmiscibleLatentBatch(io.ComfyNode):
 
 
 class NoiseGainPreview(io.ComfyNode):
+    EVALUATES = False
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -331,3 +337,6 @@ def _report(settings: PairingSettings, latent: dict, model, pairing: Pairing) ->
     noise_report.draw_distances(figure, pairing, f"Noise paired by {settings.pairing}")
     report = noise_report.describe_pairing(settings, view(latent, model), pairing)
     return noise_report.list_numbers(pairing), report, to_image(figure)
+
+
+NODES = [ImmiscibleNoise, ImmiscibleLatentBatch, NoiseGainPreview]

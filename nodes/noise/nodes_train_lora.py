@@ -504,3 +504,6 @@ class _Monitor:
         """Everything decoded, oldest first; an output that rests when there is nothing."""
         images = [self._images[done] for done in sorted(self._images)]
         return torch.cat(images) if images else nothing_to_show()
+
+
+NODES = [TrainLoraImmiscible]

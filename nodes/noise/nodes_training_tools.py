@@ -205,3 +205,6 @@ class TrainingFromScratch(io.ComfyNode):
         method.draw_distances(figure, runs[0], runs[1], sample_steps)
         sheets = [method.to_images(run.samples) for run in runs]
         return io.NodeOutput(*sheets, to_image(figure), method.describe_runs(*runs))
+
+
+NODES = [ResizeToBuckets, CompareTrainingRuns, TrainingFromScratch]

@@ -165,3 +165,6 @@ def describe(base: float, terms: list[tuple[float, Point]], end_percent: float) 
         f"{count} model evaluations per step and image (plain CFG: 2); one fewer at cfg 1, where the negative side is "
         "skipped." + ("" if end_percent >= 1 else f" After {end_percent:.0%} of sampling: as at cfg 1.")
     )
+
+
+NODES = [W2WGuidance, W2WGuider]

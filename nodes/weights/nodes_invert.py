@@ -275,3 +275,6 @@ def weight_functions(model, trainable: TrainablePoint) -> dict:
     for name, (weight, part) in layer_targets(model, tensors).items():
         targets.setdefault(weight, []).append((name, part))
     return {weight: trainable.weight_function(parts) for weight, parts in targets.items()}
+
+
+NODES = [W2WInvert]

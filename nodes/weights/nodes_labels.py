@@ -273,3 +273,6 @@ def _select(found: dict, attributes: str) -> dict:
     if missing:
         raise ValueError(f"There are no labels of '{missing[0]}'. There are labels of {', '.join(found)}.")
     return {name: found[name] for name in names} if names else found
+
+
+NODES = [W2WLabelMembers, W2WFitDirections]

@@ -193,3 +193,6 @@ def _save(tensors: dict, prefix: str, about: str) -> str:
     path = next_file(prefix.strip(), ".safetensors")
     lora_writer.write(tensors, path, about)
     return relative(path)
+
+
+NODES = [W2WApply, W2WToLoRA, W2WStyleMerge]

@@ -298,3 +298,6 @@ class W2WProjectLoRA(io.ComfyNode):
 
         found, name = lora_reader.resolve_lora(lora_name, lora, folders.lora_path, ComfyAdapters())
         return io.NodeOutput(*projection.project(space, found, components, name))
+
+
+NODES = [W2WSample, W2WEdit, W2WMix, W2WSweep, W2WProjectLoRA]

@@ -32,6 +32,8 @@ def _filename(default: str) -> io.String.Input:
 
 
 class W2WBuildSpace(io.ComfyNode):
+    EVALUATES = False
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -285,3 +287,6 @@ def _sources(folder: str, loras: list[dict], adapters) -> list[space_builder.Mem
     if not files and not loras:
         raise ValueError(f"There is no LoRA in {folder!r}: give a folder inside models/loras, or connect LoRAs.")
     return files + wire_sources(loras, adapters)
+
+
+NODES = [W2WLoadSpace, W2WBuildSpace, W2WSaveSpace, W2WImportRelease]

@@ -110,3 +110,6 @@ class W2WSheet(io.ComfyNode):
             return to_image(figure)
 
         return io.NodeOutput(interruptible(drawn), frames, ui=to_compare(list(frames), labels, shown=(0, -1)))
+
+
+NODES = [W2WSheet, W2WReport]
