@@ -27,7 +27,7 @@ def tap(bench: Bench, chosen: list, dtype: torch.dtype = torch.float16):
     """The same with the pack's tap, as Layer Activation Tap makes it; returns what it kept."""
     keep = host.pack("nodes.activations.tap").TapSettings(dtype=dtype)
     with torch.inference_mode():
-        draws = host.pack("nodes.activations.nodes_tap").tap_noise_samples
+        draws = host.pack("nodes.activations.tap_comfy").tap_noise_samples
         return next(draws(bench.model, bench.positive, bench.latent, _SIGMA, chosen, keep, 0, 1))
 
 

@@ -138,6 +138,26 @@ def labels_from_masks(parts: list[torch.Tensor]) -> torch.Tensor:
     return torch.where(value >= 0.5, part + 1, 0)
 
 
+def part_labels(masks: list[torch.Tensor], activations: Activations) -> torch.Tensor:
+    """Labels (rows, H, W) of part masks, at the size of the first."""
+    size, sized = masks[0].shape[-2:], []
+    for number, mask in enumerate(masks, 1):
+        if len(mask) != len(masks[0]):
+            raise ValueError(
+                f"Part {number} has {len(mask)} masks and the first part {len(masks[0])}. Connect one per image, black "
+                "where an image does not have the part."
+            )
+        same = mask.shape[-2:] == size
+        sized.append(mask.float() if same else F.interpolate(mask[:, None].float(), size=size, mode="bilinear")[:, 0])
+    images = [row.image for row in activations.rows]
+    if max(images) >= len(masks[0]):
+        raise ValueError(
+            f"The activations belong to at least {max(images) + 1} images, and each part has {len(masks[0])} masks. "
+            "Connect one per image, in the same order."
+        )
+    return labels_from_masks(sized)[images]
+
+
 def mean_iou(predicted: torch.Tensor, truth: torch.Tensor, classes: int) -> torch.Tensor:
     """Intersection over union of each class over all images, float64 (classes,), as in the official code.
 

@@ -13,8 +13,8 @@ from ..host.schema import schema
 from . import paper_tables, select_ids
 from .activation_spec import ActivationSpec
 from .catalog_unet import catalog
-from .nodes_tap import clean_latent, sigma_of, tap_noise_samples
 from .tap import TapSettings
+from .tap_comfy import clean_latent, sigma_of, tap_noise_samples
 from .tap_inputs import CATEGORY, IDS, LEVEL, NOISE_UNIT, PAPER, POOL_SIZE, PRESET, SEED
 
 _HEIGHT = 700

@@ -13,7 +13,6 @@ from ..host.schema import Activations as ActivationsSocket
 from ..host.schema import schema
 from .activations import Activations
 from .catalog_unet import catalog
-from .nodes_segment import part_labels
 from .tap_inputs import CATEGORY, PAPER, SEED
 
 _HEIGHT, _PARTS, _MODELS = 500, 4, 4
@@ -197,7 +196,7 @@ class ScoreActivations(io.ComfyNode):
         filename_prefix: str,
         **parts: torch.Tensor,
     ) -> io.NodeOutput:
-        from . import id_chart, label_scores
+        from . import few_shot, id_chart, label_scores
 
         masks = [parts[f"part_{number}"] for number in range(1, _PARTS + 1) if parts.get(f"part_{number}") is not None]
         rows, size = len(activations.rows), (image.shape[1], image.shape[2])
@@ -211,7 +210,7 @@ class ScoreActivations(io.ComfyNode):
         if masks:
             if train_images >= rows:
                 raise ValueError(f"train_images is {train_images} of {rows} images: leave at least one to score.")
-            labels = part_labels(masks, activations)
+            labels = few_shot.part_labels(masks, activations)
             guess = float(label_scores.same_place_iou(labels, train_images, resolution).mean())
             scores = {
                 id_: float(

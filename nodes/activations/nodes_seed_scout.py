@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from comfy_api.latest import io
@@ -14,8 +15,8 @@ from ..host.hooks import observe, refuse_compiled
 from ..host.image_output import new_figure, to_image
 from ..host.progress import Progress, check_stop
 from ..host.schema import schema
+from ..host.text_encoding import tokens_of, words_of
 from .catalog_unet import catalog
-from .nodes_token_heatmap import word_positions
 from .recorder import Recorder
 from .seed_scout import Ranking, Scores, draw_sheet, layout_likeness, report, word_coverage
 from .select_ids import ATTENTION_MEAN
@@ -160,8 +161,10 @@ class WordMaps:
     def __init__(self, model, clip, prompt: str, words: str):
         if clip is None:
             raise ValueError("word_coverage needs clip: connect the CLIP that encoded the prompt.")
+        from .token_heatmap import word_positions
+
         refuse_compiled(model)
-        self._positions, self._length = word_positions(clip, prompt, words)
+        self._positions, self._length = word_positions(prompt, words, words_of, partial(tokens_of, clip))
         specs = catalog(model.model.diffusion_model)
         if not any(spec.id == ATTENTION_MEAN for spec in specs):
             raise ValueError("The image-to-text attention of this model cannot be read: use another ranking.")

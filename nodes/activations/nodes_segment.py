@@ -124,7 +124,7 @@ class TrainFewShotSegmenter(io.ComfyNode):
         from . import few_shot
 
         masks = [parts[f"part_{number}"] for number in range(1, _PARTS + 1) if parts.get(f"part_{number}") is not None]
-        labels, names = part_labels(masks, activations), _names(part_names, len(masks))
+        labels, names = few_shot.part_labels(masks, activations), _names(part_names, len(masks))
         segmenter = few_shot.train(activations, labels, names, resolution, seed, epochs, with_progress)
         predicted = few_shot.segment(segmenter, activations, with_progress).labels
         truth = F.interpolate(labels[:, None].float(), size=(resolution, resolution), mode="nearest")[:, 0].long()
@@ -191,28 +191,6 @@ class ApplyFewShotSegmenter(io.ComfyNode):
             fractions = [f"{name} {(row == part).float().mean():.1%}" for part, name in enumerate(segmenter.names, 1)]
             lines.append(f"image {number}: {', '.join(fractions)}; uncertainty {value:.4f}")
         return io.NodeOutput(figure, masks, uncertainty, "\n".join(lines))
-
-
-def part_labels(masks: list[torch.Tensor], activations: Activations) -> torch.Tensor:
-    """Labels (rows, H, W) of part masks, at the size of the first."""
-    size, sized = masks[0].shape[-2:], []
-    for number, mask in enumerate(masks, 1):
-        if len(mask) != len(masks[0]):
-            raise ValueError(
-                f"Part {number} has {len(mask)} masks and the first part {len(masks[0])}. Connect one per image, black "
-                "where an image does not have the part."
-            )
-        same = mask.shape[-2:] == size
-        sized.append(mask.float() if same else F.interpolate(mask[:, None].float(), size=size, mode="bilinear")[:, 0])
-    images = [row.image for row in activations.rows]
-    if max(images) >= len(masks[0]):
-        raise ValueError(
-            f"The activations belong to at least {max(images) + 1} images, and each part has {len(masks[0])} masks. "
-            "Connect one per image, in the same order."
-        )
-    from . import few_shot
-
-    return few_shot.labels_from_masks(sized)[images]
 
 
 def _names(text: str, count: int) -> tuple[str, ...]:

@@ -14,10 +14,10 @@ from ..host.schema import Activations as ActivationsSocket
 from ..host.schema import SparseAutoencoder as AutoencoderSocket
 from ..host.schema import schema
 from . import activation_edit
+from .activation_edit_comfy import steered_model
 from .activations import Activations
 from .catalog_unet import catalog, transformer_update
-from .nodes_steering import RANGE_AND_ROWS, steered_model
-from .tap_inputs import CATEGORY, image_of, images_of
+from .tap_inputs import CATEGORY, END_PERCENT, ROWS, START_PERCENT, image_of, images_of
 
 if TYPE_CHECKING:
     from .sparse_autoencoder import SparseAutoencoder
@@ -185,7 +185,9 @@ class SparseFeatureSteering(io.ComfyNode):
                     tooltip="add: strength times the feature's usual value, everywhere. scale: strength times its "
                     "value at each position; -1 removes the feature, 1 doubles it.",
                 ),
-                *RANGE_AND_ROWS,
+                io.Float.Input(**START_PERCENT),
+                io.Float.Input(**END_PERCENT),
+                io.Combo.Input(**ROWS),
                 io.Mask.Input(
                     "mask", optional=True, tooltip="Area to steer, one mask for all images or one per image."
                 ),

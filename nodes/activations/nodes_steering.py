@@ -10,21 +10,21 @@ import torch
 from comfy_api.latest import io
 
 from ..common import named_strengths
-from ..host.evaluate import PERCENT, sample_latents, sigma_at, timestep_of
+from ..host.evaluate import sample_latents, timestep_of
 from ..host.folders import existing_file, next_file, output_stamp, relative
-from ..host.hooks import hook_calls, observe, refuse_compiled
+from ..host.hooks import observe, refuse_compiled
 from ..host.progress import with_progress
 from ..host.schema import Activations as ActivationsSocket
 from ..host.schema import SteeringDirection as DirectionSocket
 from ..host.schema import schema
 from ..host.text_encoding import encode
 from . import activation_edit, select_ids
-from .activation_spec import ActivationSpec
+from .activation_edit_comfy import steered_model
 from .activations import Activations
 from .catalog_unet import catalog
 from .recorder import Recorder
 from .tap import TapSettings
-from .tap_inputs import CATEGORY, IDS, PRESET, SEED, Rows
+from .tap_inputs import CATEGORY, END_PERCENT, IDS, PRESET, ROWS, SEED, START_PERCENT
 
 if TYPE_CHECKING:
     from .steering import SteeringDirection
@@ -33,32 +33,6 @@ _PAPER = "Activation addition (arXiv 2308.10248), at the IDs of arXiv 2410.03558
 _PROMPTS_MAX = 256
 _DIRECTIONS_MAX = 8
 _NAME = {"id": "name", "default": "", "optional": True, "tooltip": "Name of the direction for Mix Steering Directions."}
-
-
-#: When and on which rows a node steers.
-RANGE_AND_ROWS = (
-    io.Float.Input(
-        "start_percent",
-        default=0.0,
-        min=0.0,
-        max=1.0,
-        step=0.01,
-        tooltip="Fraction of the run at which steering starts.",
-    ),
-    io.Float.Input(
-        "end_percent",
-        default=1.0,
-        min=0.0,
-        max=1.0,
-        step=0.01,
-        tooltip="Fraction of the run at which steering ends.",
-    ),
-    io.Combo.Input(
-        "rows",
-        options=[rows.value for rows in Rows],
-        tooltip="Rows of the positive conditioning (CFG amplifies it), of the negative one, or both.",
-    ),
-)
 
 
 class Method(StrEnum):
@@ -96,7 +70,9 @@ class ActivationSteering(io.ComfyNode):
                     step=0.05,
                     tooltip="Factor of the direction. 1 adds a difference of means as it is, negative values subtract.",
                 ),
-                *RANGE_AND_ROWS,
+                io.Float.Input(**START_PERCENT),
+                io.Float.Input(**END_PERCENT),
+                io.Combo.Input(**ROWS),
                 io.Boolean.Input(
                     "preserve_norm",
                     default=False,
@@ -131,23 +107,6 @@ class ActivationSteering(io.ComfyNode):
             return io.NodeOutput(model)
         edit = steering.steer(direction, steering.SteeringSettings(strength, preserve_norm, mask))
         return io.NodeOutput(steered_model(model, specs, edit, start_percent, end_percent, rows))
-
-
-def steered_model(
-    model, specs: list[ActivationSpec], edit: activation_edit.Edit, start_percent: float, end_percent: float, rows: str
-):
-    """A clone of a MODEL with an edit of its activations in a part of the run; ``rows`` as in the node."""
-    kinds = {Rows.CONDITIONAL: {True}, Rows.UNCONDITIONAL: {False}, Rows.BOTH: {True, False}}[Rows(rows)]
-    first = float("inf") if start_percent <= 0 else sigma_at(model, start_percent, PERCENT)
-    last = 0.0 if end_percent >= 1 else sigma_at(model, end_percent, PERCENT)
-
-    def calling(call):
-        if not last <= call.sigma <= first:
-            return None
-        parts = tuple(True if positive else part for positive, part in zip(call.positive, call.parts, strict=True))
-        return activation_edit.CallEdit(specs, edit, kinds, parts).receivers()
-
-    return hook_calls(model, calling)
 
 
 class SteeringDirectionFromActivations(io.ComfyNode):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import functools
 
 import torch
 from comfy_api.latest import io
@@ -82,11 +82,11 @@ class TokenHeatMap(io.ComfyNode):
         normalize_per_word: bool,
         opacity: float,
     ) -> io.NodeOutput:
-        from . import overlays
+        from . import overlays, token_heatmap
 
         selected = _attention_rows(activations, prompt_role)
         images = images_of(image, selected)
-        positions, length = word_positions(clip, prompt, words)
+        positions, length = token_heatmap.word_positions(prompt, words, words_of, functools.partial(tokens_of, clip))
         maps = torch.stack([_heat_map(selected, found, length) for found in positions.values()])
         over = (2, 3) if normalize_per_word else (0, 1, 2, 3)
         low, high = maps.amin(over, keepdim=True), maps.amax(over, keepdim=True)
@@ -121,26 +121,6 @@ def _heat_map(activations: Activations, positions: list[int], length: int) -> to
         return token_heatmap.heat_map(activations.tensors[ATTENTION_MEAN][:, :tokens], positions, length)
     maps = {id_: value[..., :tokens] for id_, value in activations.tensors.items()}
     return token_heatmap.daam_heat_map(maps, activations.settings[MAP_SIZES], positions, length)
-
-
-def word_positions(clip, prompt: str, words: str) -> tuple[dict[str, list[int]], int]:
-    """Positions of each word or phrase among the tokens of a prompt, and how many tokens the prompt has.
-
-    ``words``: separated by commas or line breaks; empty: every word. Raises ValueError for words that are not there.
-    """
-    from . import token_heatmap
-
-    tokens, positions = tokens_of(clip, prompt), {}
-    named = dict.fromkeys(part.strip() for part in re.split(r"[,\n]+", words) if part.strip())
-    for word in named or words_of(prompt):
-        positions[word] = token_heatmap.token_positions(tokens, tokens_of(clip, word))
-        if not positions[word]:
-            raise ValueError(
-                f"{word!r} is not in the prompt {prompt.strip()!r}. Enter words as they are written there."
-            )
-    if not positions:
-        raise ValueError("The prompt has no words. Enter the text that was encoded.")
-    return positions, sum(map(len, tokens))
 
 
 NODES = [TokenHeatMap]

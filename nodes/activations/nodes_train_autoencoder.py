@@ -22,9 +22,9 @@ from ..host.text_encoding import encode
 from . import activation_edit, select_ids
 from .activation_spec import ActivationSpec
 from .catalog_unet import catalog
-from .nodes_tap import tap_noise_samples
 from .recorder import Recorder
 from .tap import TapSettings
+from .tap_comfy import tap_noise_samples
 from .tap_inputs import CATEGORY, SEED, SEED_MAX
 
 if TYPE_CHECKING:

@@ -80,6 +80,27 @@ WEIGHTING = {
     "tooltip": "How several IDs are joined. equal: each at unit length, so that all count alike. raw: as recorded, as "
     "in the paper, where the longest dominates.",
 }
+START_PERCENT = {
+    "id": "start_percent",
+    "default": 0.0,
+    "min": 0.0,
+    "max": 1.0,
+    "step": 0.01,
+    "tooltip": "Fraction of the run at which steering starts.",
+}
+END_PERCENT = {
+    "id": "end_percent",
+    "default": 1.0,
+    "min": 0.0,
+    "max": 1.0,
+    "step": 0.01,
+    "tooltip": "Fraction of the run at which steering ends.",
+}
+ROWS = {
+    "id": "rows",
+    "options": [rows.value for rows in Rows],
+    "tooltip": "Rows of the positive conditioning (CFG amplifies it), of the negative one, or both.",
+}
 SEED = {"id": "seed", "default": 0, "min": 0, "max": SEED_MAX, "control_after_generate": True}
 
 

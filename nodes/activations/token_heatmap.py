@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 import torch
 from torch.nn import functional as F
 
@@ -22,6 +25,27 @@ def token_positions(tokens: list[list[int | None]], word: list[list[int | None]]
                 positions |= {begin + position for position, _ in run}
         begin += len(text)
     return sorted(positions)
+
+
+def word_positions(
+    prompt: str, words: str, words_of: Callable[[str], list[str]], tokens_of: Callable[[str], list[list[int | None]]]
+) -> tuple[dict[str, list[int]], int]:
+    """Positions of each word or phrase among the tokens of a prompt, and how many tokens the prompt has.
+
+    ``words``: separated by commas or line breaks; empty: those of ``words_of(prompt)``. ``tokens_of``: the tokens
+    of a text, as for ``token_positions``. Raises ValueError for words that are not there.
+    """
+    tokens, positions = tokens_of(prompt), {}
+    named = dict.fromkeys(part.strip() for part in re.split(r"[,\n]+", words) if part.strip())
+    for word in named or words_of(prompt):
+        positions[word] = token_positions(tokens, tokens_of(word))
+        if not positions[word]:
+            raise ValueError(
+                f"{word!r} is not in the prompt {prompt.strip()!r}. Enter words as they are written there."
+            )
+    if not positions:
+        raise ValueError("The prompt has no words. Enter the text that was encoded.")
+    return positions, sum(map(len, tokens))
 
 
 def daam_heat_map(

@@ -2,59 +2,25 @@
 
 from __future__ import annotations
 
-import enum
 from typing import TYPE_CHECKING
 
 import torch
 from comfy_api.latest import io
 
 from ..host.evaluate import sample_images
-from ..host.folders import resolve_optional_file
 from ..host.image_output import new_figure, to_image
 from ..host.progress import Progress, with_progress
-from ..host.prompt_alignment import own_embedder
 from ..host.schema import schema
 from . import nemo_inputs
 from .first_step_comfy import embedding, latent_shape, refuse_flow
+from .image_similarity_comfy import Similarity, image_embedding
 from .mask import CAVEATS
 
 if TYPE_CHECKING:
-    from .image_similarity import Embed, ReplicationThreshold
+    from .image_similarity import ReplicationThreshold
 
 #: Without calibration: the paper's for SSCD, and for SSIM the similarity that .5 % of new demo renders reach.
 _DEFAULT_THRESHOLDS = {"SSCD": 0.7, "SSIM": 0.73}
-
-
-class Similarity(enum.StrEnum):
-    """How images are compared."""
-
-    AUTO = "auto"
-    SSCD = "sscd"
-    CLIP_VISION = "clip_vision"
-    DEMO_JUDGE = "demo_judge"
-    SSIM = "ssim"
-
-
-def image_embedding(similarity: str, sscd_file: str, clip_vision, clip) -> tuple[str, Embed | None]:
-    """The name of a similarity and its embedding, None for SSIM; raises ValueError where what it needs is absent."""
-    choice, path = Similarity(similarity), resolve_optional_file(sscd_file, "SSCD file")
-    judge = own_embedder(clip)
-    if path is not None and choice in (Similarity.AUTO, Similarity.SSCD):
-        from . import sscd
-
-        return "SSCD", sscd.load_sscd(path)
-    if clip_vision is not None and choice in (Similarity.AUTO, Similarity.CLIP_VISION):
-        return "CLIP vision", lambda images: clip_vision.encode_image(images)["image_embeds"]
-    if judge is not None and choice in (Similarity.AUTO, Similarity.DEMO_JUDGE):
-        return "the demo world's judge", judge
-    if choice in (Similarity.AUTO, Similarity.SSIM):
-        return "SSIM", None
-    needs = {
-        Similarity.SSCD: "a file: set sscd_file",
-        Similarity.CLIP_VISION: "a CLIP_VISION: connect it to clip_vision",
-        Similarity.DEMO_JUDGE: "the demo model's CLIP: connect it to clip",
-    }
-    raise ValueError(f"The similarity {choice} needs {needs[choice]}.")
 
 
 class MemorizationAudit(io.ComfyNode):

@@ -18,7 +18,7 @@ from .first_step_comfy import embedding, latent_shape, probe_outputs, value_outp
 from .mask import NeuronMask, SearchRecord, uniform_scales
 from .nemo_inputs import parse_prompts
 from .neuron_layers import NeuronLayer, NeuronType, neuron_layers, select_layers
-from .nodes_statistics import hidden_moments
+from .neuron_statistics_comfy import hidden_moments
 from .scan_file import Pace
 
 if TYPE_CHECKING:

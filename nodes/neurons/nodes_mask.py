@@ -16,12 +16,12 @@ from ..host.schema import NeuronMask as Socket
 from ..host.schema import schema
 from . import mask_operations, nemo_inputs
 from .first_step_comfy import probe_outputs
+from .image_similarity_comfy import Similarity, image_embedding
 from .mask import CAVEATS, channel_factors, union
 from .mask_operations import MaskOperation
 from .neuron_factors_comfy import bake_factors
 from .neuron_layers import all_layers
 from .neuron_statistics import fingerprint, same_model
-from .nodes_audit import Similarity, image_embedding
 
 if TYPE_CHECKING:
     from .image_similarity import ImageSimilarity

@@ -30,7 +30,7 @@ from .nemo_inputs import FirstStepInputs, collect_prompts
 from .nemo_search import Criterion, Evaluator, Neurons, SearchResult, SearchSettings, search, selection_schedule
 from .neuron_factors_comfy import with_scaled, with_scaled_by_prompt
 from .neuron_layers import NeuronType, all_layers, neuron_layers, select_layers
-from .nodes_statistics import hidden_moments
+from .neuron_statistics_comfy import hidden_moments
 from .scan_file import Pace, ScanFile
 
 CATEGORY, PAPER = nemo_inputs.CATEGORY, nemo_inputs.PAPER

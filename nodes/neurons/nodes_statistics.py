@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import torch
 from comfy_api.latest import io
 
 from ..host import folders
@@ -15,19 +14,16 @@ from ..host.folders import input_stamp, resolve_input_file, resolve_optional_fil
 from ..host.progress import Stopped, with_progress
 from ..host.schema import NeuronStatistics as Socket
 from ..host.schema import schema
-from ..host.text_encoding import encode
-from . import nemo_inputs, neuron_statistics
-from .first_step_comfy import embedding, hidden_units, latent_shape, probe_outputs, value_outputs
-from .memorization_score import OFFICIAL_TIMESTEP, seeded_noise
+from . import nemo_inputs, neuron_statistics, neuron_statistics_comfy
+from .first_step_comfy import latent_shape, probe_outputs
 from .nemo_inputs import collect_prompts
-from .neuron_layers import NeuronLayer, NeuronType, all_layers, neuron_layers, select_layers
-from .neuron_statistics import LayerStatistics, Statistics
+from .neuron_layers import NeuronType, all_layers, neuron_layers, select_layers
+from .neuron_statistics import Statistics
 from .scan_file import Pace, ScanFile
 
 CATEGORY, PAPER = nemo_inputs.CATEGORY, nemo_inputs.PAPER
 _BATCH = 32
 _LIST = "list of prompts"
-_NOISE_SEED = 1
 _SIZE = "For feed_forward: image {} in pixels, as in NeMo Localize."
 
 
@@ -107,9 +103,14 @@ class NeuronStatistics(io.ComfyNode):
         if neuron_type == NeuronType.FEED_FORWARD:
             shape, size = latent_shape(model, width, height), 1
             settings["latent"] = list(shape)
-            measure = functools.partial(_hidden_moments, model, clip, chosen, shape)
+            measure = functools.partial(
+                neuron_statistics_comfy.prompt_moments_of_hidden_units, model, clip, chosen, shape
+            )
         else:
-            measure, size = functools.partial(_value_moments, model, clip, chosen), _BATCH
+            measure, size = (
+                functools.partial(neuron_statistics_comfy.prompt_moments_of_values, model, clip, chosen),
+                _BATCH,
+            )
         scan = _StatisticsScan(scan_file, {**settings, "fingerprint": identity})
         missing = scan.missing(texts)
         pace = Pace(len(missing))
@@ -130,23 +131,6 @@ class NeuronStatistics(io.ComfyNode):
             file = folders.relative(path)
             report += f"\nSaved as {file} in ComfyUI's output folder."
         return io.NodeOutput(result, report, file)
-
-
-def _value_moments(model, clip, layers: list[NeuronLayer], texts: list[str]) -> Iterator[tuple[int, dict]]:
-    """Numbers of prompts and the moments of their value neurons, in batches of one length."""
-    paths = [layer.path for layer in layers]
-    by_length: dict[int, list] = {}  # long prompts have more tokens
-    for text in texts:
-        encoded = embedding(encode(clip, text)[1])
-        by_length.setdefault(encoded.shape[1], []).append(encoded)
-    for batch in by_length.values():
-        yield len(batch), neuron_statistics.layer_moments(value_outputs(model, torch.cat(batch), paths))
-
-
-def _hidden_moments(model, clip, layers: list[NeuronLayer], shape, texts: list[str]) -> Iterator[tuple[int, dict]]:
-    """One, and the moments of the hidden units on a prompt, for each prompt."""
-    for text in texts:
-        yield 1, hidden_moments(model, encode(clip, text)[1], layers, shape)
 
 
 class _StatisticsScan:
@@ -198,18 +182,6 @@ class _StatisticsScan:
             for prompt in prompts:
                 self._rows.add(prompt, {})
             statistics_file.write(self.statistics, self._file)
-
-
-def hidden_moments(
-    model, conditioning: list, layers: Sequence[NeuronLayer], shape: tuple[int, int, int], seed: int = _NOISE_SEED
-) -> dict[str, LayerStatistics]:
-    """Moments of the hidden units of feed-forward layers on one prompt, by path: at the first step.
-
-    In one noise sample, by default always the same, so that like those of value neurons they depend on the text alone.
-    """
-    widths = {layer.path: layer.width for layer in layers}
-    noise = seeded_noise(shape, 1, seed)
-    return hidden_units(model, conditioning, noise, OFFICIAL_TIMESTEP, widths, neuron_statistics.moments)
 
 
 class LoadNeuronStatistics(io.ComfyNode):

@@ -45,7 +45,7 @@ class Tapper:
             host.pack(f"nodes.demo.{name}").load(world) for name in ("denoiser", "text_encoder", "autoencoder")
         )
         self._positive = clip.encode_from_tokens_scheduled(clip.tokenize(TEXT))
-        self._nodes = host.pack("nodes.activations.nodes_tap")
+        self._nodes = host.pack("nodes.activations.tap_comfy")
         self._keep = host.pack("nodes.activations.tap").TapSettings
         selection = host.pack("nodes.activations.select_ids")
         self.entries = host.pack("nodes.activations.catalog_unet").catalog(self.model.model.diffusion_model)

@@ -132,8 +132,8 @@ def _family_reason(where: tuple[str, ...], module: tuple[str, ...]) -> str | Non
 
 def _own_family_reason(where: tuple[str, ...], module: tuple[str, ...]) -> str | None:
     """The arrows among the files of one family."""
-    if any(name.startswith("nodes_") for name in module) and not _is_node_file(where):
-        return "a method knows nothing of its nodes"
+    if any(name.startswith("nodes_") for name in module):
+        return "nobody but nodes/menu.py knows a file of nodes: what two share belongs into a file of its own"
     if any(map(_is_comfy_half, module)) and not (_is_node_file(where) or _is_comfy_half(where[-1])):
         return "a method knows nothing of its ComfyUI half"
     return None

@@ -39,6 +39,8 @@ def test_no_arrow_runs_back():
         ("nodes/noise/pool.py", "from . import pool_comfy"),
         ("nodes/noise/pool.py", "from .pool_comfy import Pool"),
         ("nodes/noise/pool_comfy.py", "from . import nodes_immiscible"),
+        ("nodes/noise/nodes_composition.py", "from . import nodes_immiscible"),
+        ("nodes/noise/nodes_composition.py", "from .nodes_immiscible import pair"),
         ("nodes/noise/pool_comfy.py", "from ..weights import space"),
         ("nodes/noise/pool_comfy.py", "from ..weights import space_comfy"),
         ("nodes/common/lora_keys_comfy.py", "from ..host import evaluate"),

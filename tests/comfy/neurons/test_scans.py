@@ -100,10 +100,10 @@ def test_a_scan_of_searches_resumes_with_the_masks(app, demo, failing):
 
 
 def test_a_scan_of_statistics_resumes_to_the_same_moments(app, demo, monkeypatch):
-    nodes = app.module("nodes.neurons.nodes_statistics")
+    nodes, half = (app.module(f"nodes.neurons.{name}") for name in ("nodes_statistics", "neuron_statistics_comfy"))
     monkeypatch.setattr(nodes, "_BATCH", 2)
     given = {"model": demo[0], "clip": demo[1], "layers": UP, "prompts_file": "", "filename_prefix": ""}
-    texts, encode, errors, encoded = [*PROMPTS, "portrait"], nodes.encode, {}, []
+    texts, encode, errors, encoded = [*PROMPTS, "portrait"], half.encode, {}, []
 
     def failing_encode(clip, text):
         encoded.append(text)
@@ -111,7 +111,7 @@ def test_a_scan_of_statistics_resumes_to_the_same_moments(app, demo, monkeypatch
             raise errors[text]
         return encode(clip, text)
 
-    monkeypatch.setattr(nodes, "encode", failing_encode)
+    monkeypatch.setattr(half, "encode", failing_encode)
 
     def statistics(name, prompts=texts):
         encoded.clear()

@@ -1,0 +1,24 @@
+"""Edit activations of a MODEL while any sampler runs."""
+
+from __future__ import annotations
+
+from ..host.evaluate import PERCENT, sigma_at
+from ..host.hooks import hook_calls
+from .activation_edit import CallEdit, Edit
+from .activation_spec import ActivationSpec
+from .tap_inputs import Rows
+
+
+def steered_model(model, specs: list[ActivationSpec], edit: Edit, start_percent: float, end_percent: float, rows: str):
+    """A clone of a MODEL with an edit of its activations in a part of the run; ``rows`` as in the node."""
+    kinds = {Rows.CONDITIONAL: {True}, Rows.UNCONDITIONAL: {False}, Rows.BOTH: {True, False}}[Rows(rows)]
+    first = float("inf") if start_percent <= 0 else sigma_at(model, start_percent, PERCENT)
+    last = 0.0 if end_percent >= 1 else sigma_at(model, end_percent, PERCENT)
+
+    def calling(call):
+        if not last <= call.sigma <= first:
+            return None
+        parts = tuple(True if positive else part for positive, part in zip(call.positive, call.parts, strict=True))
+        return CallEdit(specs, edit, kinds, parts).receivers()
+
+    return hook_calls(model, calling)
