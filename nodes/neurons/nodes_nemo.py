@@ -17,7 +17,7 @@ from ..host import folders
 from ..host.evaluate import sigmas_of
 from ..host.hooks import refuse_compiled
 from ..host.image_output import new_figure, to_image
-from ..host.progress import FinishNow, Progress, with_progress
+from ..host.progress import FinishNow, Progress, Stopped, with_progress
 from ..host.schema import NeuronMask as MaskSocket
 from ..host.schema import NeuronStatistics as StatisticsSocket
 from ..host.schema import schema
@@ -197,6 +197,8 @@ class NemoLocalize(io.ComfyNode):
                         ]
                     work.z = [statistics.z(path, values) for path, values in zip(paths, work.activations, strict=True)]
                     at_first_step(model, conditioning, step.shape, step.timestep, work, noise_samples)
+                except Stopped:
+                    raise
                 except Exception as error:
                     scan.fail(text, error)
                     lines.append(f"Failed and skipped: {text} ({type(error).__name__}: {error})")

@@ -43,6 +43,8 @@ export const CHINESE = {
   "The names of the directions show after a run.": "运行后显示方向的名称。",
   "The directions show when the space is known: connect a loader, or run once.": "得知空间后显示方向：请连接加载器，或先运行一次。",
   "The edits come from the wire.": "编辑来自连线。",
+  "End with what there is. It counts as finished, and the workflow goes on with it.": "以目前已有的结果结束。视为已完成，工作流继续执行。",
+  "Finish now": "立即完成",
   "The losses show while it runs.": "运行时显示损失。",
   "The mask is used instead of the points.": "使用遮罩而不是点。",
   "The mask is empty.": "掩码为空。",

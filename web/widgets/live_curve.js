@@ -1,5 +1,6 @@
 // The losses of a training or an inversion, drawn while it runs, and afterwards those of its last run.
 
+import { finishButton } from "../canvas/finish.js";
 import { onCurve } from "../canvas/live.js";
 import { lastOutput } from "../canvas/outputs.js";
 import { addPanel, make } from "../canvas/panel.js";
@@ -31,7 +32,7 @@ class LiveCurve {
     this.head = make("div", "glassbox-head", { "aria-hidden": "true" }, [key("mean", this.trained), this.heldOut]);
     this.empty = make("div", "glassbox-empty", { textContent: say("The losses show while it runs.") });
     this.status = make("div", "glassbox-status glassbox-two-lines");
-    const element = make("div", "glassbox-curve", {}, [this.head, this.plot, this.empty, this.status]);
+    const element = make("div", "glassbox-curve", {}, [this.head, this.plot, this.empty, this.status, finishButton(node)]);
     addPanel(node, "curve", element, { height: HEIGHT, update: (output) => this.update(output) });
     onCurve(node, (curve) => this.show(curve));
   }

@@ -2,6 +2,7 @@
 // inputs `operation` and `neurons` are all that the chart reads and writes.
 
 import { Cells } from "../canvas/cells.js";
+import { finishButton } from "../canvas/finish.js";
 import { lastOutput } from "../canvas/outputs.js";
 import { LiveSwitch } from "../canvas/live_queue.js";
 import { addPanel, make, remember } from "../canvas/panel.js";
@@ -34,7 +35,7 @@ class NeuronChart {
     this.cells = new Cells(this.rows, this);
     this.live = new LiveSwitch(node);
     const head = changeable ? [make("div", "glassbox-head", {}, [this.live.element])] : [];
-    addPanel(node, "neurons", make("div", "glassbox-chart", {}, [...head, this.rows, this.status]), {
+    addPanel(node, "neurons", make("div", "glassbox-chart", {}, [...head, this.rows, this.status, finishButton(node)]), {
       height: HEIGHT,
       update: (output) => this.update(output),
     });

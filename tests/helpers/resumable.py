@@ -1,0 +1,194 @@
+"""Small prompts for the nodes that keep work: run in ComfyUI's executor, stopped in the middle, and run again."""
+
+from __future__ import annotations
+
+import threading
+from typing import ClassVar
+
+import members
+import newer
+from trainer_inputs import DEFAULTS
+
+_PEOPLE = ("mirella thrum", "bandor pyke", "zorvex quill", "sybil orcrane")
+PROMPTS = "\n".join(f"portrait of {name}" for name in _PEOPLE)
+_STEP = {"noise_samples": 2, "seed": 1, "timestep": "official_961", "width": 64, "height": 64}
+_LAYERS = "output_blocks.5.1"
+_WORLD = {"model": ["world", 0], "clip": ["world", 1]}
+#: What stands before the nodes: class and inputs by id.
+BEFORE = {
+    "world": ("GBX_LoadDemoModel", {"weights": "avatars-v2"}),
+    "positive": ("CLIPTextEncode", {"clip": ["world", 1], "text": "portrait"}),
+    "picture": ("GBX_DemoPicture", {"image_index": 1, "count": 2, "part": "face"}),
+    "latent": ("VAEEncode", {"pixels": ["picture", 0], "vae": ["world", 2]}),
+    "empty": ("EmptyLatentImage", {"width": 64, "height": 64, "batch_size": 1}),
+    "space": ("GBX_W2WLoadSpace", {"space_name": "avatars-v2-w2w.safetensors"}),
+    "statistics": (
+        "GBX_NeuronStatistics",
+        {**_WORLD, "prompts": PROMPTS, "prompts_file": "", "layers": _LAYERS, "filename_prefix": ""},
+    ),
+}
+#: For each node its inputs, the one that names its file, and the output by which two runs are compared.
+NODES: dict[str, tuple[dict, str, int]] = {
+    "GBX_TrainLoraImmiscible": (
+        {"model": ["world", 0], "latents": ["latent", 0], "positive": ["positive", 0], **DEFAULTS},
+        "checkpoint_name",
+        1,
+    ),
+    "GBX_W2WInvert": (
+        {
+            "model": ["world", 0],
+            "space": ["space", 0],
+            "latent": ["latent", 0],
+            "positive": ["positive", 0],
+            "steps": 5,
+            "learning_rate": 0.1,
+            "weight_decay": 1e-10,
+            "components": 20,
+            "seed": 4,
+            "precision": "fp32",
+            "gradient_checkpointing": False,
+            "preview_interval": 0,
+        },
+        "checkpoint_name",
+        0,
+    ),
+    "GBX_NemoLocalize": (
+        {
+            **_WORLD,
+            "statistics": ["statistics", 0],
+            "prompts": PROMPTS,
+            "layers": _LAYERS,
+            "threshold": 0.2,
+            "target_score": 0.97,
+            "criterion": "same_seed",
+            "theta_start": 5.0,
+            "time_budget": 0.0,
+            **_STEP,
+        },
+        "scan_file",
+        2,
+    ),
+    "GBX_MemorizationScore": (
+        {**_WORLD, "prompts": PROMPTS, "prompts_file": "", "threshold": 0.0, "text_norm": True, "filename_prefix": ""}
+        | _STEP,
+        "scan_file",
+        4,
+    ),
+    "GBX_CalibrateThreshold": (
+        {**_WORLD, "prompts": PROMPTS, "prompts_file": "", "memorized_prompts": "portrait", "deviations": 2.0} | _STEP,
+        "scan_file",
+        0,
+    ),
+    "GBX_NeuronStatistics": (
+        {**_WORLD, "prompts": PROMPTS, "prompts_file": "", "layers": _LAYERS, "filename_prefix": ""}
+        | {"neuron_type": "feed_forward", "width": 64, "height": 64},
+        "scan_file",
+        0,
+    ),
+    "GBX_TrainSparseAutoencoder": (
+        {
+            **_WORLD,
+            "latent": ["empty", 0],
+            "activation_id": "mid-vit-out",
+            "prompts": PROMPTS,
+            "image_folder": "",
+            "features": 16,
+            "k": 4,
+            "training_steps": 60,
+            "batch_size": 8,
+            "learning_rate": 0.001,
+            "dead_after": 10,
+            "seed": 0,
+            "steps": 2,
+            "cfg": 1.0,
+        },
+        "name",
+        0,
+    ),
+    "GBX_W2WBuildSpace": (
+        {
+            "folder": "resumable",
+            "rank": 8,
+            "energy": 0.99,
+            "components": 5,
+            "form": "singular_values",
+            "standardize": True,
+            "on_mismatch": "error",
+            "storage": "float32",
+        },
+        "filename",
+        0,
+    ),
+}
+
+
+def make_loras(app, folder) -> None:
+    """A folder of LoRAs named "resumable", and a place for spaces."""
+    import folder_paths
+
+    for kind in ("loras", "w2w"):
+        (folder / kind).mkdir()
+        folder_paths.add_model_folder_path(kind, str(folder / kind), is_default=True)
+    members.write_folder(folder / "loras" / "resumable", 8, rank=2)
+
+
+class Kept:
+    """A node of ComfyUI that keeps what it is given."""
+
+    RETURN_TYPES, FUNCTION, OUTPUT_NODE, CATEGORY = (), "keep", True, "test"
+    values: ClassVar[list] = []
+
+    @classmethod
+    def INPUT_TYPES(cls):  # noqa: N802
+        return {"required": {"value": ("*", {})}}
+
+    def keep(self, value):
+        self.values.append(value)
+        return {}
+
+
+class Queue:
+    """One executor of ComfyUI with a cache, which runs the prompt of a node again and again."""
+
+    def __init__(self, app, node: str, cache: str = "CLASSIC", place: str = "12:7"):
+        app.classes["TestKept"] = Kept
+        self._executor, self._node, self.place = newer.executor(cache), node, place
+        self.work = 0  # evaluations of the model in the last run, or looks at Stop of a node that has none
+
+    def run(self, name: str, monkeypatch, stop_at: int | None = None, before: dict | None = None, **changes):
+        """Run the node under a name of its file; Stop is pressed at its n-th piece of work, if that is given.
+
+        Returns what it gave, or None where the run was canceled; ``cached``: whether the node did not run.
+        """
+        import comfy.model_management as management
+        from comfy.model_base import BaseModel
+        from comfy_execution.utils import get_executing_context
+
+        inputs, file, output = NODES[self._node]
+        prompt = {
+            id_: {"class_type": kind, "inputs": given} for id_, (kind, given) in (BEFORE | (before or {})).items()
+        }
+        prompt[self.place] = {"class_type": self._node, "inputs": {**inputs, file: name, **changes}}
+        prompt["kept"] = {"class_type": "TestKept", "inputs": {"value": [self.place, output]}}
+        self.work, main = 0, threading.get_ident()
+        owner, counted = (BaseModel, "apply_model")
+        if "model" not in inputs:
+            owner, counted = management, "throw_exception_if_processing_interrupted"
+        real = getattr(owner, counted)
+
+        def counting(*args, **kwargs):
+            running = get_executing_context()
+            if running is not None and running.node_id == self.place and threading.get_ident() == main:
+                self.work += 1
+                if self.work == stop_at:
+                    management.interrupt_current_processing()
+            return real(*args, **kwargs)
+
+        Kept.values.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, counted, counting)
+            self._executor.execute(prompt, "prompt", {}, ["kept"])
+        messages = dict(self._executor.status_messages)
+        self.cached = self.place in messages["execution_cached"]["nodes"]
+        assert "execution_error" not in messages, messages["execution_error"]["exception_message"]
+        return Kept.values[0] if Kept.values else None
