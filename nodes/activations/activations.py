@@ -57,10 +57,11 @@ class Activations:
         return replace(self, tensors={id_: value for id_, value in self.tensors.items() if id_ in ids})
 
     def select_rows(self, rows: list[int]) -> Activations:
-        """These rows alone."""
+        """These rows alone; views of the tensors where the rows follow one another."""
+        chosen = slice(rows[0], rows[-1] + 1) if rows and rows == [*range(rows[0], rows[-1] + 1)] else rows
         return replace(
             self,
-            tensors={id_: value[rows] for id_, value in self.tensors.items()},
+            tensors={id_: value[chosen] for id_, value in self.tensors.items()},
             rows=tuple(self.rows[row] for row in rows),
         )
 
@@ -115,18 +116,27 @@ def values_at(feature: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, 
 
     Equal to ``resize`` followed by indexing up to rounding, without the enlarged tensor.
     """
-    up, down, vertical = _neighbors(rows, size[0], feature.shape[1])
-    left, right, horizontal = _neighbors(columns, size[1], feature.shape[2])
+    up, down, vertical = neighbors(rows, size[0], feature.shape[1])
+    left, right, horizontal = neighbors(columns, size[1], feature.shape[2])
     feature = feature.float()
     upper = torch.lerp(feature[:, up, left], feature[:, up, right], horizontal)
     lower = torch.lerp(feature[:, down, left], feature[:, down, right], horizontal)
     return torch.lerp(upper, lower, vertical).T
 
 
-def _neighbors(positions: torch.Tensor, length: int, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def enlarge(maps: torch.Tensor, side: int) -> torch.Tensor:
+    """Maps (P, H, W) at ``side`` x ``side``, bilinear as ``values_at``; constant beyond the outer cells' centers."""
+    positions = torch.arange(side, device=maps.device)
+    up, down, vertical = neighbors(positions, side, maps.shape[1])
+    left, right, horizontal = neighbors(positions, side, maps.shape[2])
+    lines = torch.lerp(maps[:, :, left], maps[:, :, right], horizontal)
+    return torch.lerp(lines[:, up], lines[:, down], vertical[:, None])
+
+
+def neighbors(positions: torch.Tensor, length: int, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The two of ``count`` cells around each pixel center of an axis of ``length``, and the second's weight."""
-    place = ((positions.float() + 0.5) * (count / length) - 0.5).clamp_min(0)
-    first = place.floor().long().clamp_max(count - 1)
+    place = ((positions.float() + 0.5) * (count / length) - 0.5).clamp(0, count - 1)
+    first = place.floor().long()
     return first, (first + 1).clamp_max(count - 1), place - first
 
 

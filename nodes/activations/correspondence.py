@@ -12,11 +12,11 @@ import torch
 from torch.nn import functional as F
 
 from ...kernels import best_match
-from .activations import values_at
+from .activations import enlarge, neighbors, values_at
 
-#: Bytes of resized target features that exist at a time, and positions that are matched at a time: ``watch`` wraps the
+#: Bytes of enlarged similarities that exist at a time, and positions that are matched at a time: ``watch`` wraps the
 #: range of these parts, and may stop the work by raising.
-_STRIP, _QUERIES = 1 << 26, 1 << 10
+_ENLARGED, _QUERIES = 1 << 26, 1 << 10
 Watch = Callable[[Iterable[int]], Iterator[int]]
 
 
@@ -27,22 +27,51 @@ def nearest_points(
 
     Points are (P, 2) x and y in pixels of the features resized to ``side`` x ``side``; they are rounded to whole pixels
     inside. Returns points int64 (P, 2) in the resized target and their cosine similarity (P,); ties go to the upper
-    left. The target is resized in strips, so that memory does not grow with ``side`` squared times channels.
+    left. No channel is enlarged: the product with an interpolated feature is the interpolated product.
     """
     columns, rows = points.clamp(0, side - 1).round().long().unbind(1)
-    size = (side, side)
-    queries = F.normalize(values_at(source, rows, columns, size), dim=1)
-    best, index = torch.full((len(points),), -torch.inf), torch.zeros(len(points), dtype=torch.int64)
-    across, height = torch.arange(side), max(_STRIP // (4 * side * len(target)), 1)
-    for top in watch(range(0, side, height)):
-        lines = torch.arange(top, min(top + height, side))
-        strip = values_at(target, lines.repeat_interleave(side), across.repeat(len(lines)), size)
-        similarity = queries @ F.normalize(strip, dim=1).T
-        position = similarity.argmax(1)  # the first of equal values, which max does not promise
-        value = similarity.gather(1, position[:, None])[:, 0]
-        better = value > best
-        best[better], index[better] = value[better], position[better] + top * side
+    queries = F.normalize(values_at(source, rows, columns, (side, side)), dim=1)
+    cells, inverse_norm = target.float().flatten(1), _interpolated_norms(target, side).clamp_min(1e-12).reciprocal()
+    best, index = queries.new_empty(len(points)), torch.empty(len(points), dtype=torch.int64, device=queries.device)
+    count = max(_ENLARGED // (4 * side * side), 1)
+    for first in watch(range(0, len(points), count)):
+        part = slice(first, first + count)
+        similarity = enlarge((queries[part] @ cells).view(-1, *target.shape[1:]), side).mul_(inverse_norm).flatten(1)
+        index[part] = similarity.argmax(1)  # the first of equal values, which max does not promise
+        best[part] = similarity.gather(1, index[part, None])[:, 0]
     return torch.stack([index % side, index // side], dim=1), best
+
+
+def _interpolated_norms(feature: torch.Tensor, side: int) -> torch.Tensor:
+    """Norms float32 (side, side) of a feature (C, H, W) resized to ``side`` x ``side``, without resizing it.
+
+    |sum of w_i f_i|^2 is the sum of w_i w_j (f_i . f_j) over the four cells around a position, and products of cells
+    take five coarse maps: each cell with itself and with its right, its lower and its two diagonal neighbors.
+    """
+    feature = feature.double()  # the terms of a small norm cancel
+
+    def product(first: torch.Tensor, second: torch.Tensor, right: int, lower: int) -> torch.Tensor:
+        return F.pad((first * second).sum(0), (0, right, 0, lower))  # what is padded has weight 0
+
+    own = product(feature, feature, 0, 0)
+    across = product(feature[:, :, :-1], feature[:, :, 1:], 1, 0)
+    down = product(feature[:, :-1], feature[:, 1:], 0, 1)
+    diagonal = product(feature[:, :-1, :-1], feature[:, 1:, 1:], 1, 1)
+    diagonal += product(feature[:, :-1, 1:], feature[:, 1:, :-1], 1, 1)
+    positions = torch.arange(side, device=feature.device)
+    up, low, vertical = neighbors(positions, side, feature.shape[1])
+    left, right, horizontal = neighbors(positions, side, feature.shape[2])
+    near, far, mixed = _products(horizontal)
+    own = near * own[:, left] + far * own[:, right] + 2 * mixed * across[:, left]
+    down = near * down[:, left] + far * down[:, right] + mixed * diagonal[:, left]
+    near, far, mixed = _products(vertical[:, None])
+    return (near * own[up] + far * own[low] + 2 * mixed * down[up]).clamp_min(0).sqrt().float()
+
+
+def _products(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Squares of the weights of the two cells along an axis, and their product, in float64."""
+    weight = weight.double()
+    return (1 - weight).square(), weight.square(), weight * (1 - weight)
 
 
 def transfer_mask(

@@ -8,14 +8,15 @@ activations alone, so the segmenter can be applied at another resolution.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional as F
 
 from . import pixel_classifier
-from .activations import Activations
+from .activations import Activations, neighbors
 
 IGNORED = 255
 #: A part with fewer pixels than this in an image is ignored there in training.
@@ -58,8 +59,16 @@ class PixelFeatures:
         self._height, self._width = size
         self._cells = joined.movedim(1, -1).flatten(0, -2).contiguous()
         self._side = side
-        self._vertical, self._horizontal = _cells_of(side, size[0]), _cells_of(side, size[1])
+        positions = torch.arange(side, device=joined.device)
+        self._vertical, self._horizontal = (neighbors(positions, side, count) for count in size)
         self.width, self.count = joined.shape[1], len(joined) * side * side
+
+    def map(self, affine: Callable[[torch.Tensor], torch.Tensor]) -> PixelFeatures:
+        """The table of ``affine`` of each pixel's activations: computed at the cells, since weights sum to 1."""
+        mapped = copy(self)
+        mapped._cells = affine(self._cells)
+        mapped.width = mapped._cells.shape[1]
+        return mapped
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
         """Activations (N, D) of pixels by number: image, then row, then column."""
@@ -112,11 +121,11 @@ def segment(segmenter: Segmenter, activations: Activations, watch=iter, side: in
             "the same preset or IDs on the same model."
         )
     side, rows = side or segmenter.side, len(activations.rows)
-    table = PixelFeatures(activations, side)
+    table = PixelFeatures(activations, side).map(segmenter.members.first_layer)
     labels, divergence = [], []
     for part in watch(range(-(-table.count // _CHUNK))):
         pixels = torch.arange(part * _CHUNK, min((part + 1) * _CHUNK, table.count))
-        probabilities = segmenter.members.probabilities(table(pixels))
+        probabilities = segmenter.members.probabilities_of(table(pixels))
         labels.append(probabilities.argmax(-1).mode(0).values)
         divergence.append(jensen_shannon(probabilities))
     return Segmentation(torch.cat(labels).view(rows, side, side), torch.cat(divergence).view(rows, side, side))
@@ -200,10 +209,3 @@ def _labels_at(labels: torch.Tensor, side: int) -> torch.Tensor:
         for value in values[counts < _MIN_PIXELS].tolist():
             image[image == value] = IGNORED
     return resized.flatten()
-
-
-def _cells_of(side: int, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """For each of ``side`` pixel centers, the two of ``count`` cells around it and the second's weight."""
-    place = ((torch.arange(side) + 0.5) * (count / side) - 0.5).clamp_min(0)
-    first = place.floor().long().clamp_max(count - 1)
-    return first, (first + 1).clamp_max(count - 1), place - first

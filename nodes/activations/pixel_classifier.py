@@ -39,8 +39,22 @@ class Ensemble:
 
     def probabilities(self, pixels: torch.Tensor) -> torch.Tensor:
         """Class probabilities float32 (members, N, classes) of pixels (N, D)."""
-        self.network.eval()
-        return vmap(self._logits, (0, 0, None))(self.parameters, self.buffers, pixels.float()).softmax(-1)
+        return self.probabilities_of(self.first_layer(pixels.float()))
+
+    def first_layer(self, pixels: torch.Tensor) -> torch.Tensor:
+        """The first layer of all members, before its ReLU, for pixels (N, D): (N, members * width). It is affine."""
+        weight, bias = self.parameters["0.weight"], self.parameters["0.bias"]
+        return F.linear(pixels, weight.flatten(0, 1), bias.flatten())
+
+    def probabilities_of(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Class probabilities float32 (members, N, classes) of what ``first_layer`` gives."""
+        rest = self.network.eval()[1:]
+
+        def logits(parameters: dict, buffers: dict, inputs: torch.Tensor) -> torch.Tensor:
+            return functional_call(rest, (parameters, buffers), (inputs,))
+
+        parameters = {name: value for name, value in self.parameters.items() if not name.startswith("0.")}
+        return vmap(logits, (0, 0, 1))(parameters, self.buffers, hidden.unflatten(1, (MEMBERS, -1))).softmax(-1)
 
     def training_logits(self, pixels: torch.Tensor) -> torch.Tensor:
         """Logits (members, N, classes) of each member's own pixels (members, N, D), with batch statistics."""

@@ -108,6 +108,18 @@ def test_the_vote_is_the_mode_of_the_members():
     assert torch.equal(found.flatten(), counted.argmax(0))
 
 
+def test_the_first_layer_is_applied_before_interpolation():
+    """It is affine and the weights of a pixel's cells sum to 1, so that both orders are equal."""
+    activations, labels = halves()
+    segmenter = few_shot.train(activations, labels, ("right",), 16, seed=0, epochs=4)
+    table = few_shot.PixelFeatures(activations, 40)
+    pixels = torch.arange(0, table.count, 7)
+    mapped = table.map(segmenter.members.first_layer)
+    assert mapped.width == pixel_classifier.MEMBERS * 128 and mapped.count == table.count and table.width == 6
+    expected = segmenter.members.probabilities(table(pixels))
+    assert (segmenter.members.probabilities_of(mapped(pixels)) - expected).abs().max() < 1e-6
+
+
 def test_the_score_is_the_official_one():
     """The official compute_iou: intersections and unions summed over all images, 1e-8 below the line."""
     predicted, truth = (torch.randint(0, 4, (3, 9, 9), generator=torch.Generator().manual_seed(s)) for s in (0, 1))

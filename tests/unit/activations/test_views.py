@@ -4,6 +4,7 @@ import pytest
 import torch
 from glassbox.nodes.activations import attention_capture, correspondence, overlays, pca, tap_inputs
 from glassbox.nodes.activations.activations import Activations, Row
+from torch.nn import functional as F
 
 
 def random(*shape, seed=0):
@@ -64,12 +65,78 @@ def test_correspondence_gives_the_official_numbers(monkeypatch):
     """Points (y, x) of the official find_nn_source_correspondences on the same random features."""
     source, target = official_pair()
     points = torch.tensor([[10.2, 20.7], [0, 0], [511.9, 300], [63.5, 64.5], [512, 512]]).flip(1)
-    monkeypatch.setattr(correspondence, "_STRIP", 4 * 512 * 16 * 100)  # strips of 100 lines, the last one shorter
+    monkeypatch.setattr(correspondence, "_ENLARGED", 4 * 512 * 512 * 2)  # two points at a time, the last one alone
     found, value = correspondence.nearest_points(source, target, points, 512)
     assert found.flip(1).tolist() == [[77, 400], [223, 199], [218, 326], [491, 467], [31, 394]]
     assert value.min() > 0.5
     scaled = found.flip(1)[0] * torch.tensor([375, 500]) / 512
     assert scaled.tolist() == pytest.approx([56.396, 390.625], abs=1e-3)
+
+
+def enlarged_first(source, target, points, side):
+    """The definition: both features resized, all channels, then the cosine of every pair of positions."""
+    sizes = {"size": (side, side), "mode": "bilinear", "align_corners": False}
+    source, target = (F.normalize(F.interpolate(one[None].float(), **sizes)[0], dim=0) for one in (source, target))
+    columns, rows = points.clamp(0, side - 1).round().long().unbind(1)
+    return (source[:, rows, columns].T @ target.flatten(1)).view(-1, side, side)
+
+
+@pytest.mark.parametrize(
+    ("shape", "target_shape", "side"),
+    [((640, 16, 16), (640, 16, 16), 128), ((1280, 8, 12), (1280, 13, 7), 96), ((7, 5, 9), (7, 1, 1), 40)],
+)
+@pytest.mark.parametrize("kind", ["noise", "smooth", "opposite", "half"])
+def test_points_and_cosines_are_those_of_enlarged_channels(shape, target_shape, side, kind):
+    """Also where neighboring cells nearly cancel each other, and where the target is coarser than what is searched."""
+    source, target = random(*shape), random(*target_shape, seed=1)
+    if kind == "smooth":
+        target += 30 * random(target_shape[0], 1, 1, seed=2)
+    elif kind == "opposite":
+        signs = (-1.0) ** (torch.arange(target_shape[1])[:, None] + torch.arange(target_shape[2]))
+        target = random(target_shape[0], 1, 1, seed=2) * signs + 1e-3 * target
+    elif kind == "half":
+        source, target = source.half(), target.half()
+    points = torch.rand(9, 2, generator=torch.Generator().manual_seed(3)) * side
+    expected = enlarged_first(source.double(), target.double(), points, side)
+    found, value = correspondence.nearest_points(source, target, points, side)
+    assert found.dtype == torch.int64 and value.dtype == torch.float32
+    best = expected.flatten(1).amax(1)
+    if kind != "opposite":  # float32 itself, enlarged first, is off by more there
+        assert (value - best).abs().max() <= 1e-6
+    assert (best - expected[torch.arange(9), found[:, 1], found[:, 0]]).max() <= 1e-6
+    if kind == "noise" and target_shape[1] > 1:
+        assert torch.equal(found[:, 1] * side + found[:, 0], expected.flatten(1).argmax(1))
+
+
+def test_equal_matches_go_to_the_upper_left():
+    """Beyond the outermost cells' centers positions are equal, and the corner comes first."""
+    feature = random(6, 3, 3)
+    points = torch.tensor([[0.0, 0.0], [31.0, 31.0], [31.0, 0.0]])
+    found, value = correspondence.nearest_points(feature, feature, points, 32)
+    assert found.tolist() == [[0, 0], [27, 27], [27, 0]]
+    assert (value - 1).abs().max() < 1e-6
+    nothing, zero = correspondence.nearest_points(feature, feature * 0, points, 32)
+    assert nothing.tolist() == [[0, 0]] * 3 and zero.tolist() == [0, 0, 0]
+
+
+def test_no_channel_is_enlarged():
+    """Work at the searched resolution grows with the points, not with the channels: the largest tensor that is made."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    largest = {}
+
+    class Largest(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            result = operation(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor):
+                largest[channels] = max(largest.get(channels, 0), result.numel())
+            return result
+
+    for channels in (16, 64):
+        feature = random(channels, 8, 8)
+        with Largest():
+            correspondence.nearest_points(feature, feature, torch.zeros(3, 2), 128)
+    assert largest[16] == largest[64] == 3 * 128 * 128
 
 
 def test_similarity_gives_the_official_numbers():
@@ -102,8 +169,8 @@ def test_the_search_can_be_stopped_between_strips(monkeypatch):
                 raise StoppedError
             yield part
 
-    feature, point = random(8, 6, 6), torch.zeros(1, 2)
-    monkeypatch.setattr(correspondence, "_STRIP", 4 * 60 * 8 * 10)
+    feature, point = random(8, 6, 6), torch.zeros(3, 2)
+    monkeypatch.setattr(correspondence, "_ENLARGED", 4 * 60 * 60)
     monkeypatch.setattr(correspondence, "_QUERIES", 10)
     with pytest.raises(StoppedError):
         correspondence.nearest_points(feature, feature, point, 60, stop)
