@@ -3,7 +3,7 @@
 Building spaces, moving a slider, a step of an inversion against the bare network, and what an identity costs in a
 population that is trained at once. `--large` is an inversion on SD1.5 in its real size instead: minutes a step.
 `--many` is a space of 5,000 members instead, built by this pack alone, `--updates` one on weight updates of SDXL LoRAs,
-`--guidance` a sampling step with identity guidance.
+`--guidance` a sampling step with identity guidance, `--edits` up to 100 edits at once at SDXL's shape.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from studies.common.turns import threads
 
 def main(argv: Sequence[str]) -> int:
     """Run the benchmarks, or one contender."""
-    from . import building, guiding, large, moving, stepping, updates
+    from . import building, editing, guiding, large, moving, stepping, updates
 
     parser = argparse.ArgumentParser(prog="run.py bench weights", description=__doc__.splitlines()[0])
     kinds = parser.add_mutually_exclusive_group()
@@ -28,14 +28,17 @@ def main(argv: Sequence[str]) -> int:
     kinds.add_argument("--many", action="store_true", help="a space of 5,000 members, and nothing else")
     kinds.add_argument("--updates", action="store_true", help="a space on weight updates, and nothing else")
     kinds.add_argument("--guidance", action="store_true", help="identity guidance against plain CFG, and nothing else")
+    kinds.add_argument("--edits", action="store_true", help="many edits at SDXL's shape, slider ranges; nothing else")
     parser.add_argument("--one", nargs=3, metavar=("CONTENDER", "N", "FILE"), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.one:
         print(json.dumps(building.build_with(options.one[0], int(options.one[1]), Path(options.one[2]))))
         return 0
-    kind = next((name for name in ("quick", "large", "many", "updates", "guidance") if getattr(options, name)), "")
+    kind = next(
+        (name for name in ("quick", "large", "many", "updates", "guidance", "edits") if getattr(options, name)), ""
+    )
     special = {"large": lambda: large.measure(3, 1000), "many": lambda: building.measure_many(5000)}
-    special |= {"updates": updates.measure, "guidance": guiding.measure}
+    special |= {"updates": updates.measure, "guidance": guiding.measure, "edits": editing.measure}
     numbers = special[kind]() if kind in special else _all(options.quick, building, moving, stepping)
     name, command = "bench_weights" + (f"_{kind}" if kind else ""), "python run.py bench weights"
     command += f" --{kind}" if kind else ""

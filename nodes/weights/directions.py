@@ -122,8 +122,8 @@ def slider_ranges(space: Space) -> dict:
         norm, largest = float(direction.vector.norm()), direction.max_projection
         low, raw = -1.0, 1.0
         if norm and largest:
-            projections = space.coefficients @ (direction.vector / norm)[: space.known] / largest
-            low, raw = float(projections.min().clamp(max=0.0)), largest / norm
+            ends = [end / largest for end in space.projections[name]]
+            low, raw = min(*ends, 0.0), largest / norm
         quality = {"noise": direction.noise, "about": direction.about}
         ranges.append({"name": name, "low": low, "high": 1.0, "raw": raw, **quality})
     return {"name": space.name, "directions": ranges, "labels": list(space.labels), "components": space.known}
@@ -132,21 +132,40 @@ def slider_ranges(space: Space) -> dict:
 def direction_step(
     space: Space, name: str, preserved: Sequence[str], raw: bool, debiasing: str = Debiasing.JOINT
 ) -> torch.Tensor:
-    """The change of coefficients (k,) for a strength of 1 along a direction.
+    """``direction_steps`` of one name, (k,)."""
+    return direction_steps(space, [name], preserved, raw, debiasing)[0]
+
+
+def direction_steps(
+    space: Space, names: Sequence[str], preserved: Sequence[str], raw: bool, debiasing: str = Debiasing.JOINT
+) -> torch.Tensor:
+    """The changes of coefficients (names, k) for a strength of 1 along each direction.
 
     A name such as "PC 3" is a component, and the strength counts its standard deviations over the members. Else a
     strength of 1 is the largest projection of a training member, or with ``raw`` the vector as it was fitted or
-    released. ``preserved`` names directions that the change is made orthogonal to, itself excepted.
+    released. ``preserved`` names directions that a change is made orthogonal to, itself excepted.
     """
-    axis = _component(space, name)
-    fitted = get_direction(space, name).vector if axis is None else axis
-    vector = debias(fitted, [get_direction(space, other).vector for other in preserved if other != name], debiasing)
-    if raw or axis is not None:
-        return vector
-    norm = vector.norm()
-    if norm < 1e-6 * fitted.norm():
-        raise ValueError(f"Nothing is left of {name!r} without {', '.join(preserved)}: preserve fewer attributes.")
-    return vector / norm * max_projection(space, vector)
+    steps, scaled = [], []
+    for name in names:
+        axis = _component(space, name)
+        fitted = get_direction(space, name).vector if axis is None else axis
+        vector = debias(fitted, [get_direction(space, other).vector for other in preserved if other != name], debiasing)
+        if not raw and axis is None:
+            if vector.norm() < 1e-6 * fitted.norm():
+                raise ValueError(
+                    f"Nothing is left of {name!r} without {', '.join(preserved)}: preserve fewer attributes."
+                )
+            scaled.append(len(steps))
+        steps.append(vector)
+    steps = torch.stack(steps)
+    units = torch.nn.functional.normalize(steps[scaled])
+    farthest = space.coefficients[(space.coefficients @ units[:, : space.known].T).argmax(0)]
+    # A product of its own for each, so that it does not depend on the names beside it.
+    largest = [
+        float(member.double() @ unit[: space.known].double()) for member, unit in zip(farthest, units, strict=True)
+    ]
+    steps[scaled] = units * torch.tensor(largest)[:, None]
+    return steps
 
 
 def _component(space: Space, name: str) -> torch.Tensor | None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from ..common.named_strengths import parse, parse_names
-from .directions import Debiasing, Units, direction_step
+from .directions import Debiasing, Units, direction_steps
 from .space import Point
 
 
@@ -21,10 +19,16 @@ def edit(
     Each direction is first made orthogonal to the ``preserved`` attributes. Edits add up in coefficients, before
     weights are rebuilt: the weights are a product of factors, so adding two edited LoRAs is not the same.
     """
-    space, names = point.space, tuple(parse_names(preserved))
-    for name, strength in parse(text):
-        key = (name, names, units == Units.RAW, debiasing)
-        step = space.cached_step(key, partial(direction_step, space, *key))
+    space, names, edits = point.space, tuple(parse_names(preserved)), parse(text)
+    if not edits:
+        return point
+    steps = space.cached_steps(
+        [(name, names, units == Units.RAW, debiasing) for name, _ in edits],
+        lambda keys: direction_steps(space, [key[0] for key in keys], *keys[0][1:]),
+    )
+    coefficients, applied = point.coefficients, []
+    for (name, strength), step in zip(edits, steps, strict=True):
         if strength:
-            point = point.step_along(step, strength, f"{point.name}, {name} {strength:+g}")
-    return point
+            coefficients = coefficients + strength * step
+            applied.append(f"{name} {strength:+g}")
+    return point.with_coefficients(coefficients, ", ".join([point.name, *applied])) if applied else point

@@ -179,10 +179,10 @@ class W2WStyleMerge(io.ComfyNode):
         from .adapter_updates_comfy import ComfyAdapters
 
         found, name = lora_reader.resolve_lora(style_lora_name, style_lora, folders.lora_path, ComfyAdapters())
-        merged = style_merge.merge(point.layers(), found.layers, (point_strength, style_strength))
-        tensors = lora_writer.to_tensors(merged)
+        layers = point.layers()
+        tensors = lora_writer.to_tensors(style_merge.merge(layers, found.layers, (point_strength, style_strength)))
         file = _save(tensors, filename_prefix, f"{point.name} and {name}")
-        return io.NodeOutput(tensors, file, style_merge.describe(point.layers(), found))
+        return io.NodeOutput(tensors, file, style_merge.describe(layers, found))
 
 
 def _save(tensors: dict, prefix: str, about: str) -> str:

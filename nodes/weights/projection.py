@@ -25,11 +25,11 @@ def project(space: Space, lora: Lora, components: int, name: str) -> tuple[Point
 
 def describe(point: Point, flat: torch.Tensor, lost: dict[str, float]) -> str:
     """Fractions of the LoRA's change that each step keeps, and the members nearest to it."""
-    space = point.space
-    standard, rebuilt = (flat - space.mean) / space.deviation, (point.flat - space.mean) / space.deviation
+    space, nearest = point.space, point.flat
+    standard, rebuilt = (flat - space.mean) / space.deviation, (nearest - space.mean) / space.deviation
     inside = float(rebuilt.square().sum() / standard.square().sum().clamp_min(1e-30))
     near = ", ".join(f"{name} {value:+.3f}" for name, value in nearest_members(point, 3))
-    layers, projected = space.layout.unflatten(flat), space.layout.unflatten(point.flat)
+    layers, projected = space.layout.unflatten(flat), space.layout.unflatten(nearest)
     error = sum(_difference(layers[name], projected[name]) for name in layers)
     total = sum(one.squared_norm() for one in layers.values())
     lines = [f"Left out of {point.name}: {reason}, {100 * part:.2f} % of its change." for reason, part in lost.items()]

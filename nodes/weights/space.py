@@ -7,7 +7,7 @@ number by number and not whitened: the spread of coefficient k is s_k / sqrt(n -
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -22,7 +22,7 @@ from .quantization import dequantize
 from .rank_reduction import align_signs, reduce_rank
 
 _ROWS = 64
-_CACHED_STEPS, _CACHED_BYTES = 8, 2**28
+_STEPS_BYTES = 2**24
 
 
 class Form(StrEnum):
@@ -98,20 +98,33 @@ class Space:
         return squares[: self.known] / total
 
     @cached_property
-    def _steps(self) -> OrderedDict[tuple, Step]:
+    def projections(self) -> dict[str, tuple[float, float]]:
+        """The least and the largest projection of a member onto each unit direction; zeros for a direction of zeros."""
+        found: dict[str, tuple[float, float]] = {}
+        names = list(self.directions)
+        for first in range(0, len(names), _ROWS):
+            part = names[first : first + _ROWS]
+            units = torch.nn.functional.normalize(torch.stack([self.directions[name].vector for name in part]))
+            extremes = (self.coefficients @ units[:, : self.known].T).aminmax(dim=0)
+            found.update(zip(part, zip(*(side.tolist() for side in extremes), strict=True), strict=True))
+        return found
+
+    @cached_property
+    def _steps(self) -> OrderedDict[tuple, torch.Tensor]:
         return OrderedDict()
 
-    def cached_step(self, key: tuple, make: Callable[[], torch.Tensor]) -> Step:
-        """The step of this key, from the last ones used or with the vector (k,) that ``make`` gives.
+    def cached_steps(self, keys: Sequence[tuple], make: Callable[[list[tuple]], torch.Tensor]) -> list[torch.Tensor]:
+        """The vectors (k,) of these keys: those used last, and the others from what ``make`` gives, (keys, k).
 
-        A slider that moves again needs no more of the basis. Kept are 8 steps, or more as long as their flat vectors
-        take less than 256 MiB.
+        A slider that moves again needs no projection of all members. 16 MiB are kept at most.
         """
-        step = self._steps.pop(key, None) or Step(self, make())
-        self._steps[key] = step
-        while len(self._steps) > max(_CACHED_STEPS, _CACHED_BYTES // (4 * max(self.layout.size, 1))):
+        missing = [key for key in dict.fromkeys(keys) if key not in self._steps]
+        found = dict(zip(missing, make(missing), strict=True)) if missing else {}
+        found = {key: found[key].clone() if key in found else self._steps.pop(key) for key in dict.fromkeys(keys)}
+        self._steps.update(found)
+        while len(self._steps) > max(_STEPS_BYTES // (4 * self.components), 1):
             self._steps.popitem(last=False)
-        return step
+        return [found[key] for key in keys]
 
     def rebuild(self, coefficients: torch.Tensor) -> torch.Tensor:
         """The flat vector float32 (D,) of coefficients (k,) or fewer, the rest being zero."""
@@ -148,52 +161,25 @@ class Space:
 
 
 @dataclass(frozen=True)
-class Step:
-    """A change of coefficients float32 (k,), and of flat vectors, which is the same from wherever it is made."""
-
-    space: Space
-    vector: torch.Tensor
-
-    @cached_property
-    def flat(self) -> torch.Tensor:
-        """The change of a flat vector for a strength of 1, float32 (D,)."""
-        space = self.space
-        nothing = torch.zeros_like(space.mean)
-        return flat_weights(self.vector.float(), space.basis, nothing, space.deviation, space.basis_scale)
-
-
-@dataclass(frozen=True)
 class Point:
-    """A model: coefficients float32 (k,) in a space; an edited point keeps its origin, and the steps from there."""
+    """A model: coefficients float32 (k,) in a space. It keeps nothing else, so that many points take little memory."""
 
     space: Space
     coefficients: torch.Tensor
     name: str = "point"
-    origin: Point | None = None
-    steps: tuple[tuple[Step, float], ...] = ()
 
-    @cached_property
+    @property
     def flat(self) -> torch.Tensor:
-        """The flat vector of the model's factors, float32 (D,)."""
-        if self.origin is None:
-            return self.space.rebuild(self.coefficients)
-        flat = self.origin.flat
-        for step, strength in self.steps:
-            flat = flat + strength * step.flat
-        return flat
+        """The flat vector of the model's factors, float32 (D,), rebuilt at each call."""
+        return self.space.rebuild(self.coefficients)
 
     def layers(self) -> dict[str, Factors]:
-        """The low-rank factors of the model by layer."""
+        """The low-rank factors of the model by layer, views of one flat vector that is rebuilt at each call."""
         return self.space.layout.unflatten(self.flat)
 
     def with_coefficients(self, coefficients: torch.Tensor, name: str) -> Point:
         """Another point of the same space."""
         return Point(self.space, coefficients.float(), name)
-
-    def step_along(self, step: Step, strength: float, name: str) -> Point:
-        """The point after a step."""
-        moved = self.coefficients + strength * step.vector
-        return Point(self.space, moved, name, self.origin or self, (*self.steps, (step, strength)))
 
 
 def flatten_lora(

@@ -150,12 +150,31 @@ def test_edits_in_one_node_equal_edits_in_two(directed):
 @pytest.mark.parametrize("text", ["beard: 0.3", "beard: -2", "beard: 0.3, glasses: -2, beard: 1.5"])
 @pytest.mark.parametrize("units", edit_text.Units)
 def test_an_edited_model_is_rebuilt_from_its_coefficients(directed, text, units):
-    """Edits keep the flat vector by steps: it is the one that the coefficients give, at any strength."""
     point = points.sample(directed, 5, 1, 100, 1.0)[0]
     moved = edit_text.edit(point, text, units=units)
-    wanted = directed.rebuild(moved.coefficients)
-    torch.testing.assert_close(moved.flat, wanted, atol=1e-5 * float(wanted.abs().max()), rtol=1e-4)
-    assert float((wanted - point.flat).norm()) > 100 * float((moved.flat - wanted).norm())
+    assert torch.equal(moved.flat, directed.rebuild(moved.coefficients))
+    wanted = directed.mean.double() + directed.deviation.double() * (
+        moved.coefficients.double() @ directed.rows(0, directed.components).double()
+    )
+    torch.testing.assert_close(moved.flat.double(), wanted, atol=1e-6 * float(wanted.abs().max()), rtol=1e-4)
+    assert not torch.equal(moved.flat, point.flat)
+
+
+@pytest.mark.parametrize("count", [1, 8, 9, 40])
+def test_many_edits_rebuild_once_and_a_point_keeps_no_weights(directed, monkeypatch, count):
+    """One read of the basis whatever the number of edits, and none before weights are requested."""
+    read = []
+    monkeypatch.setattr(
+        space_module, "flat_weights", lambda *args: read.append(args) or directed.mean + args[0].sum(), raising=True
+    )
+    point = points.sample(directed, 5, 1, 100, 1.0)[0]
+    moved = edit_text.edit(point, "\n".join(f"PC {number % 20 + 1}: 0.5" for number in range(count)))
+    moved = edit_text.edit(moved, "beard: 0.8")
+    assert not read
+    moved.layers()
+    assert len(read) == 1
+    kept = sum(one.nbytes for one in vars(moved).values() if isinstance(one, torch.Tensor))
+    assert kept == 4 * directed.components and moved.name.count(", PC ") == count
 
 
 def test_edits_along_components_need_no_labels(space):
@@ -292,28 +311,27 @@ def test_bad_labels_are_refused(space, text, sentence):
         labels.parse(text, space)
 
 
-def test_the_steps_a_space_keeps_are_bounded(directed, monkeypatch):
-    """100 edits of one direction leave 8 steps, the last of them used again."""
-    monkeypatch.setattr(space_module, "_CACHED_BYTES", 0)
-    point = points.sample(directed, 5, 1, 100, 1.0)[0]
-    made = []
-    monkeypatch.setattr(
-        edit_text, "direction_step", lambda *key: made.append(key) or directions.direction_step(*key), raising=True
-    )
+def test_steps_that_a_space_keeps_are_bounded_by_bytes(directed, monkeypatch):
+    """The last ones used are taken up again; many edits at once are one product with the members."""
+    directed = directed.with_directions({})
+    monkeypatch.setattr(space_module, "_STEPS_BYTES", 4 * directed.components * 8)
+    point, made = points.sample(directed, 5, 1, 100, 1.0)[0], []
+
+    def steps(space, names, *rest):
+        made.append(names)
+        return directions.direction_steps(space, names, *rest)
+
+    monkeypatch.setattr(edit_text, "direction_steps", steps)
     for number in range(1, 101):
         edit_text.edit(point, f"PC {number % 20 + 1}: 1", "hair")
     assert len(directed._steps) == 8
     made.clear()
-    edit_text.edit(point, "PC 1: 1", "hair")
+    edit_text.edit(point, "PC 1: 1, PC 20: 2", "hair")
     assert not made
-
-
-def test_an_edited_point_keeps_one_flat_vector_of_its_past(directed):
-    origin = points.sample(directed, 5, 1, 100, 1.0)[0]
-    point = origin
-    for _ in range(5):
-        point = edit_text.edit(point, "beard: 0.1")
-    assert point.origin is origin and len(point.steps) == 5
+    alone = edit_text.edit(point, "glasses: 1", "hair").coefficients
+    made.clear()
+    many = edit_text.edit(point, ", ".join(f"PC {number}: 0" for number in range(1, 21)) + ", glasses: 1", "hair")
+    assert len(made) == 1 and torch.equal(many.coefficients, alone) and len(directed._steps) == 8
 
 
 def test_least_squares_works_without_scikit_learn(space, known_labels, monkeypatch):

@@ -48,3 +48,22 @@ def test_every_listed_component_is_an_edit(space):
 
 def test_slider_ranges_are_strict_json(space):
     assert json.loads(json.dumps(directions.slider_ranges(space), allow_nan=False))["name"] == space.name
+
+
+def test_the_members_are_projected_once_a_space(space, monkeypatch):
+    """Of many directions at once, equal to one after another, and not again at the next execution."""
+    generator = torch.Generator().manual_seed(0)
+    vectors = {f"d{number}": torch.randn(space.components, generator=generator) for number in range(150)}
+    vectors["zero"] = torch.zeros(space.components)
+    many = space.with_directions({name: directions.Direction(vector, 2.0) for name, vector in vectors.items()})
+    expected = {
+        name: (space.coefficients.double() @ (vector / vector.norm()).double()) for name, vector in vectors.items()
+    }
+    for name in ("d0", "d63", "d64", "d149"):
+        low, high = many.projections[name]
+        assert low == pytest.approx(float(expected[name].min()), rel=1e-5)
+        assert high == pytest.approx(float(expected[name].max()), rel=1e-5)
+    assert many.projections["zero"] == (0.0, 0.0)
+    first = directions.slider_ranges(many)
+    monkeypatch.setattr(torch.Tensor, "__matmul__", None)
+    assert directions.slider_ranges(many) == first
