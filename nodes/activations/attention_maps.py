@@ -1,6 +1,6 @@
 """Attention probabilities from projected queries and keys: whole, or averaged over heads and layers.
 
-Whole maps grow with the square of the positions, so they are computed one row and head at a time.
+Whole maps grow with the square of the positions, so they are computed so many rows and heads at a time as fit.
 """
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ from torch.nn import functional as F
 
 from ...kernels import mean_attention
 from .activations import CpuCopies
+
+#: Bytes of probabilities in float32 that exist at a time, or those of one row and head: what suits the caches of a CPU,
+#: and on a GPU few large operations.
+_CPU_BLOCK, _GPU_BLOCK = 1 << 20, 1 << 26
 
 
 def attention_map(
@@ -22,15 +26,19 @@ def attention_map(
 ) -> torch.Tensor:
     """softmax(q k^T / sqrt(d)), (rows, heads, positions, keys), of (rows, positions or keys, heads * d).
 
-    On the CPU in ``dtype``, computed and copied one row and head at a time, so that the device holds one such slice.
+    On the CPU in ``dtype``, computed and copied in blocks of rows and heads, so that the device holds one block.
     Of the keys only the ``first`` are kept, if that is set; the softmax is over all. Complete after ``copies.wait()``.
     """
     query, key = (tensor.unflatten(2, (heads, -1)).transpose(1, 2) for tensor in (query, key))
-    result = copies.empty(query, (*query.shape[:3], key.shape[2] if first is None else first), dtype)
-    for row in range(query.shape[0]):
-        for head in range(heads):
-            logits = query[row, head].float() @ key[row, head].float().T * query.shape[-1] ** -0.5
-            copies.write(result[row, head], logits.softmax(-1)[:, :first])
+    kept = key.shape[2] if first is None else first
+    result = copies.empty(query, (*query.shape[:3], kept), dtype)
+    block = _CPU_BLOCK if query.device.type == "cpu" else _GPU_BLOCK
+    slices, count = result.flatten(0, 1), max(block // (4 * query.shape[2] * key.shape[2]), 1)
+    query, key = query.flatten(0, 1), key.flatten(0, 1)
+    for begin in range(0, len(query), count):
+        part = slice(begin, begin + count)
+        logits = query[part].float() @ key[part].float().mT * query.shape[-1] ** -0.5
+        copies.write(slices[part], logits.softmax(-1)[..., :kept])
     return result
 
 

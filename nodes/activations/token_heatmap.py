@@ -61,7 +61,7 @@ def daam_heat_map(
     total, count = torch.zeros(()), 0
     for id_, attention in maps.items():
         rows, heads = attention.shape[:2]
-        word = _fold(attention.float().movedim(3, 1), length)[:, positions]  # (rows, tokens, heads, positions)
+        word = _columns(attention.movedim(3, 1), positions, length)  # (rows, tokens, heads, positions)
         word = F.interpolate(word.flatten(0, 1).unflatten(2, tuple(sizes[id_])), size=size, mode="bicubic").clamp_min(0)
         total, count = total + word.unflatten(0, (rows, -1)).sum(2), count + heads
     return (total / count).mean(1)
@@ -73,15 +73,19 @@ def heat_map(attention: torch.Tensor, positions: list[int], length: int) -> torc
     ``length`` is the number of tokens of the prompt. ComfyUI repeats a text until it is as long as the other one of the
     call; the repetitions of a token are summed. Raises ValueError when the lengths do not fit.
     """
-    return _fold(attention.float(), length)[:, positions].mean(1)
+    return _columns(attention, positions, length).mean(1)
 
 
-def _fold(attention: torch.Tensor, length: int) -> torch.Tensor:
-    """Attention (rows, tokens, ...) with the repetitions of each of ``length`` tokens summed."""
+def _columns(attention: torch.Tensor, positions: list[int], length: int) -> torch.Tensor:
+    """Of attention (rows, tokens, ...) in float32 these positions, each token's repetitions among the tokens summed.
+
+    They are taken before they are converted: a word is a few of 77 tokens or more.
+    """
     found = attention.shape[1]
     if found % length:
         raise ValueError(
             f"The prompt has {length} tokens and the attention {found}. Enter the exact text that was encoded, and "
             "connect the CLIP that encoded it."
         )
-    return attention.unflatten(1, (-1, length)).sum(1)
+    taken = [first + position for first in range(0, found, length) for position in positions]
+    return attention[:, taken].float().unflatten(1, (-1, len(positions))).sum(1)

@@ -1,5 +1,7 @@
 """Activations as data, and the pure pieces that work on them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from glassbox.nodes.activations import activations as features
@@ -158,6 +160,37 @@ def test_attention_from_points_is_the_mean_of_their_rows():
     points = torch.tensor([[0.5, 0.9], [0.99, 0.1], [1.0, 1.0]])  # positions 4, 2 and 5
     found = attention_maps.attention_from(attention, (2, 3), points)
     assert torch.allclose(found.flatten(1), (attention[:, 4] + attention[:, 2] + attention[:, 5]) / 3, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_attention_maps_in_blocks_are_those_of_one_row_and_head(monkeypatch, dtype):
+    """To rounding, and as many operations as there are blocks, not as there are rows and heads."""
+    generator, softmaxes = torch.Generator().manual_seed(1), []
+    query, key = (torch.randn(3, count, 4 * 8, generator=generator).to(dtype) for count in (6, 5))
+    softmax = torch.Tensor.softmax
+    monkeypatch.setattr(torch.Tensor, "softmax", lambda *args: softmaxes.append(1) or softmax(*args))
+    found = attention_maps.attention_map(query, key, 4, dtype, features.CpuCopies(), first=3)
+    assert len(softmaxes) == 1 and found.shape == (3, 4, 6, 3) and found.dtype == dtype
+    monkeypatch.setattr(attention_maps, "_CPU_BLOCK", 4 * 6 * 5 * 5)
+    assert torch.equal(attention_maps.attention_map(query, key, 4, dtype, features.CpuCopies(), first=3), found)
+    assert len(softmaxes) == 1 + 3  # 12 rows and heads, five at a time
+    for row in range(3):
+        for head in range(4):
+            q, k = (one[row, :, head * 8 : head * 8 + 8].float() for one in (query, key))
+            expected = softmax(q @ k.T * 8**-0.5, -1)[:, :3]
+            assert (found[row, head] - expected).abs().max() < (1e-6 if dtype == torch.float32 else 3e-4)
+
+
+def test_rows_that_follow_one_another_are_not_copied():
+    whole = activations(a_out=torch.randn(5, 2, 3, 3))
+    whole = replace(whole, rows=tuple(features.Row(number) for number in range(5)))
+    for rows in ([1, 2, 3], [2], [0, 2], [3, 2], []):
+        part = whole.select_rows(rows)
+        assert torch.equal(part.tensors["a-out"], whole.tensors["a-out"][rows]) and [r.image for r in part.rows] == rows
+        shared = (
+            part.tensors["a-out"].untyped_storage().data_ptr() == whole.tensors["a-out"].untyped_storage().data_ptr()
+        )
+        assert shared == (rows in ([1, 2, 3], [2]))
 
 
 def test_an_attention_map_is_the_softmax():
