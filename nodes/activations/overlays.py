@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from ..common.pil_images import from_pil, to_pil
 
 _TEXT, _GAP = 13, 6
+_PAGE_ROWS = 40
 _ROWS = 256  # of an enlarged image at a time
 _READABLE = 512  # pixels of the longer side
 _PAPER, _INK = (250, 250, 250), (30, 30, 30)
@@ -121,9 +122,9 @@ def draw_matches(
 
 
 def contact_sheet(lines: list[tuple[str, torch.Tensor]], side: int, columns: int = 1) -> torch.Tensor:
-    """A contact sheet (1, H, W, 3): named lines of images (B, h, w, 3), each image with a longer side of ``side``.
+    """A contact sheet (pages, H, W, 3): named lines of images (B, h, w, 3), each image with a longer side of ``side``.
 
-    ``columns``: how many lines are placed side by side.
+    ``columns``: how many lines are placed side by side. A page takes 40 of these rows, and all pages have one size.
     """
     tiles = [(name, resize_nearest(images.float(), side)) for name, images in lines]
     font = ImageFont.load_default(_TEXT)
@@ -132,14 +133,17 @@ def contact_sheet(lines: list[tuple[str, torch.Tensor]], side: int, columns: int
         max(int(font.getlength(name)) for name, _ in tiles) + 2 * _GAP,
     )
     height = max(tile.shape[1] for _, tile in tiles) + _TEXT + 3 * _GAP
-    canvas = Image.new("RGB", (columns * (width + _GAP) + _GAP, -(-len(tiles) // columns) * height + _GAP), _PAPER)
-    draw = ImageDraw.Draw(canvas)
-    for number, (name, images) in enumerate(tiles):
-        left, top = _GAP + number % columns * (width + _GAP), _GAP + number // columns * height
-        draw.text((left, top), name, fill=_INK, font=font)
-        for index, image in enumerate(images):
-            canvas.paste(to_pil(image), (left + index * (image.shape[1] + _GAP), top + _TEXT + _GAP))
-    return from_pil(canvas)[None]
+    pages, rows = [], min(-(-len(tiles) // columns), _PAGE_ROWS)
+    for first in range(0, len(tiles), columns * rows):
+        canvas = Image.new("RGB", (columns * (width + _GAP) + _GAP, rows * height + _GAP), _PAPER)
+        draw = ImageDraw.Draw(canvas)
+        for number, (name, images) in enumerate(tiles[first : first + columns * rows]):
+            left, top = _GAP + number % columns * (width + _GAP), _GAP + number // columns * height
+            draw.text((left, top), name, fill=_INK, font=font)
+            for index, image in enumerate(images):
+                canvas.paste(to_pil(image), (left + index * (image.shape[1] + _GAP), top + _TEXT + _GAP))
+        pages.append(from_pil(canvas))
+    return torch.stack(pages)
 
 
 def _mark_scale(image: torch.Tensor) -> int:

@@ -33,7 +33,7 @@ Watch = Callable[[Iterable[int]], Iterator[int]]
 class Ensemble:
     """``network``: one member without its weights; ``parameters``, ``buffers``: those of all members, stacked."""
 
-    network: nn.Module
+    network: nn.Sequential
     parameters: dict[str, torch.Tensor]
     buffers: dict[str, torch.Tensor]
 
@@ -82,7 +82,7 @@ def initial(width: int, classes: int, seed: int) -> Ensemble:
     generator = torch.Generator().manual_seed(seed)
     first, second = (256, 128) if classes >= _MANY_CLASSES else (128, 32)
 
-    def member() -> nn.Module:
+    def member() -> nn.Sequential:
         sizes = ((width, first), (first, second))
         layers = [layer for a, b in sizes for layer in (nn.Linear(a, b), nn.ReLU(), nn.BatchNorm1d(b))]
         return nn.Sequential(*layers, nn.Linear(second, classes))

@@ -6,10 +6,12 @@ rank-stabilized LoRA), and 1 where neither the file nor its configuration has an
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,20 +111,39 @@ def read(path: Path, adapters: AdapterReader | None = None, wanted: Callable[[st
     ``adapters`` reads what is not a plain LoRA. With ``wanted`` only these layers are read, which may be none.
     Raises ValueError with one sentence that names the file when it is no LoRA, of another kind, or not finite.
     """
-    weights = _peft_weights(path) if path.is_dir() else path
-    name = weights.parent.name if weights.name.startswith(_PEFT_STEM) else path.name
-    try:
-        tensors, metadata = _load(weights, wanted)
-        config = {**_peft_config(weights), **_embedded_config(metadata)}
-    except MissingPeftError:
-        raise
-    except Exception as error:  # whatever a damaged file makes its parser raise
-        reason = (str(error).splitlines() or [""])[0][:200] or type(error).__name__
-        raise ValueError(f"{name} cannot be read ({reason}): remove it or download it again.") from None
-    try:
-        return _parse(tensors, config, adapters) if wanted else parse_tensors(tensors, config, adapters)
-    except ValueError as error:
-        raise ValueError(f"{name} {error}") from None
+    with contextlib.ExitStack() as stack:
+        return keep_open(path, stack, adapters)(wanted)
+
+
+def keep_open(
+    path: Path, stack: contextlib.ExitStack, adapters: AdapterReader | None = None
+) -> Callable[[Callable[[str], bool] | None], Lora]:
+    """``read`` of one file, to be called many times with what is wanted: it is opened and its header parsed once.
+
+    A .safetensors file stays open, and mapped, until ``stack`` closes; another kind is read again at each call.
+    """
+    opened: list[tuple[Callable, dict]] = []
+
+    def part(wanted: Callable[[str], bool] | None = None) -> Lora:
+        weights = _peft_weights(path) if path.is_dir() else path
+        name = weights.parent.name if weights.name.startswith(_PEFT_STEM) else path.name
+        try:
+            if not opened:
+                tensors_of, metadata = _open(weights, stack)
+                opened.append((tensors_of, {**_peft_config(weights), **_embedded_config(metadata)}))
+            tensors_of, config = opened[0] if weights.suffix.lower() not in _PICKLES else opened.pop()
+            tensors = tensors_of(wanted)
+        except MissingPeftError:
+            raise
+        except Exception as error:  # whatever a damaged file makes its parser raise
+            reason = (str(error).splitlines() or [""])[0][:200] or type(error).__name__
+            raise ValueError(f"{name} cannot be read ({reason}): remove it or download it again.") from None
+        try:
+            return _parse(tensors, config, adapters) if wanted else parse_tensors(tensors, config, adapters)
+        except ValueError as error:
+            raise ValueError(f"{name} {error}") from None
+
+    return part
 
 
 def resolve_lora(
@@ -351,11 +372,9 @@ def _scale(layer: str, alpha: torch.Tensor | None, rank: int, config: Mapping) -
     return float(alpha) / (rank**0.5 if config.get("use_rslora") else rank)
 
 
-def _load(path: Path, wanted: Callable[[str], bool] | None) -> tuple[dict[str, torch.Tensor], dict]:
+def _open(path: Path, stack: contextlib.ExitStack) -> tuple[Callable[..., dict[str, torch.Tensor]], dict]:
+    """A function from which layers are wanted (None: all) to the tensors of a file by key; and its metadata."""
     from safetensors import SafetensorError
-
-    def keep(key: str) -> bool:
-        return wanted is None or (found := parse(key)) is None or wanted(found.layer)
 
     if path.suffix.lower() in _PICKLES:
         try:
@@ -365,12 +384,20 @@ def _load(path: Path, wanted: Callable[[str], bool] | None) -> tuple[dict[str, t
         state = state.get("state_dict", state) if isinstance(state, dict) else None
         if not isinstance(state, dict):
             raise ValueError("not a table of tensors")
-        return {key: value for key, value in state.items() if isinstance(value, torch.Tensor) and keep(key)}, {}
+        state = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+        return lambda wanted: {key: state[key] for key in _wanted_keys(tuple(state), wanted)}, {}
     try:
-        with open_tensors(path) as file:
-            return {key: file.get_tensor(key) for key in file.keys() if keep(key)}, file.metadata() or {}  # noqa: SIM118
+        file = stack.enter_context(open_tensors(path))
+        keys, metadata = tuple(map(sys.intern, file.keys())), file.metadata() or {}
     except SafetensorError as error:
         raise ValueError(str(error)) from None
+    return lambda wanted: {key: file.get_tensor(key) for key in _wanted_keys(keys, wanted)}, metadata
+
+
+@functools.lru_cache(maxsize=64)
+def _wanted_keys(keys: tuple[str, ...], wanted: Callable[[str], bool] | None) -> list[str]:
+    """The keys of wanted layers and those of none, found once for all files that hold the same."""
+    return [key for key in keys if wanted is None or (found := parse(key)) is None or wanted(found.layer)]
 
 
 def _peft_weights(folder: Path) -> Path:

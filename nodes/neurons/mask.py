@@ -6,7 +6,6 @@ its training image. The official code scales a neuron's output, which is the sam
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -177,21 +176,25 @@ def mask_from_search(
 
 def union(mask: NeuronMask, other: NeuronMask) -> NeuronMask:
     """Neurons of either; where both scale one, the smaller factor counts."""
-    scales: Scales = {path: dict(of_layer) for path, of_layer in mask.scales.items()}
-    for path, of_layer in other.scales.items():
-        for index, scale in of_layer.items():
-            known = scales.setdefault(path, {})
-            known[index] = min(scale, known.get(index, scale))
-    joined = NeuronMask(
-        mask.scales, (*mask.searches, *other.searches), mask.fingerprint or other.fingerprint, mask.history
-    )
-    return joined.with_scales(scales, "union")
+    return _union([mask, other], "union")
 
 
 def merge_masks(masks: Iterable[NeuronMask]) -> NeuronMask:
     """The union of the masks of several prompts, with all their searches; an empty mask when there is none."""
-    others = iter(masks)
-    first = next(others, None)
-    if first is None:
+    given = list(masks)
+    if not given:
         return NeuronMask({}, (), {}, ("NeMo Localize: no prompt was over the threshold",))
-    return replace(functools.reduce(union, others, first), history=first.history)
+    return replace(_union(given, "union"), history=given[0].history)
+
+
+def _union(masks: list[NeuronMask], step: str) -> NeuronMask:
+    """One pass over all masks: the first one's history, the first fingerprint that there is, all searches in order."""
+    scales: Scales = {}
+    for mask in masks:
+        for path, of_layer in mask.scales.items():
+            known = scales.setdefault(path, {})
+            for index, scale in of_layer.items():
+                known[index] = min(scale, known.get(index, scale))
+    searches = tuple(search for mask in masks for search in mask.searches)
+    fingerprint = next((mask.fingerprint for mask in masks if mask.fingerprint), masks[-1].fingerprint)
+    return NeuronMask(masks[0].scales, searches, fingerprint, masks[0].history).with_scales(scales, step)

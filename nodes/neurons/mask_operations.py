@@ -90,26 +90,33 @@ def select_named(mask: NeuronMask, text: str, keep: bool) -> NeuronMask:
 
     Raises ValueError for a line that names nothing in the mask, and when there is no line to keep.
     """
+    layers: dict[str, list[str]] = {}  # by its path and by what it begins with
+    for path in mask.scales:
+        parts = path.split(".")
+        for count in range(1, len(parts) + 1):
+            layers.setdefault(".".join(parts[:count]), []).append(path)
+    whole: set[str] = set()
     chosen: set[tuple[str, int]] = set()
     for line in filter(None, map(str.strip, text.splitlines())):
         head, _, numbers = line.partition(" ")
-        found = [(path, index) for path, index in mask.neurons if path == head or path.startswith(f"{head}.")]
-        if numbers.strip():
-            parts = numbers.replace(",", " ").split()
-            if not all(part.isdigit() for part in parts):
-                raise ValueError(f"{line!r} is not a layer and numbers: write for example input_blocks.1.1 25, 221.")
-            indices = {int(part) for part in parts}
-            found = [neuron for neuron in found if neuron[1] in indices]
+        parts = numbers.replace(",", " ").split()
+        if not all(part.isdigit() for part in parts):
+            raise ValueError(f"{line!r} is not a layer and numbers: write for example input_blocks.1.1 25, 221.")
+        found: list = layers.get(head, [])
+        if parts:
+            found = [(path, index) for path in found for index in map(int, parts) if index in mask.scales[path]]
+            chosen.update(found)
+        elif head not in whole:  # named a second time it has all its layers already
+            whole.update(found, [head])
         if not found:
             raise ValueError(
                 f"'{line}' names no neuron of this mask: write a layer such as input_blocks.1.1, optionally with "
                 "neuron numbers."
             )
-        chosen.update(found)
-    if keep and not chosen:
+    if keep and not chosen and not whole:
         raise ValueError("No neuron is named: write one line per layer, such as input_blocks.1.1 25, 221.")
     step = MaskOperation.KEEP_NAMED if keep else MaskOperation.DROP_NAMED
-    return _keep(mask, lambda neuron: (neuron in chosen) == keep, step.value)
+    return _keep(mask, lambda neuron: (neuron[0] in whole or neuron in chosen) == keep, step.value)
 
 
 def _keep(mask: NeuronMask, chosen: Callable[[tuple[str, int]], bool], step: str) -> NeuronMask:

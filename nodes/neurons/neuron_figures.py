@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from .unlearning import UnlearningLosses
 
 _OVER, _UNDER = "tab:red", "tab:blue"
-_MAX_BARS = 40
-#: Prompts side by side on the sheet of a scan.
-SHEET_COLUMNS = 2
+_MAX_BARS, _MAX_NAMED = 40, 10
+#: Prompts side by side on the sheet of a scan, and lines of a page of it.
+SHEET_COLUMNS, SHEET_LINES = 2, 12
 
 
 def plot_score(figure, prompt: str, score: PromptScore, threshold: float) -> None:
@@ -79,12 +79,12 @@ def plot_histogram(figure, scores: list[float], threshold: float) -> None:
     axes.legend()
 
 
-def plot_sheet(figure, images: list[list], titles: list[str]) -> None:
+def plot_sheet(figure, images: list[list], titles: list[str], lines: int) -> None:
     """A grid of prompts, each with its images (H, W, 3) side by side: without the mask, and with it where there is one.
 
-    ``images`` may be fewer than ``titles``.
+    ``images`` may be fewer than ``titles``, and fill fewer than ``lines`` of the grid.
     """
-    cells = figure.subplots(max(1, -(-len(images) // SHEET_COLUMNS)), SHEET_COLUMNS, squeeze=False).flatten()
+    cells = figure.subplots(max(lines, 1), SHEET_COLUMNS, squeeze=False).flatten()
     for axes in cells:
         axes.set_axis_off()
     for axes, one, title in zip(cells, images, titles, strict=False):
@@ -113,13 +113,25 @@ def plot_ablation(figure, untouched: float, effects: list[LayerEffect], suggeste
 
 
 def plot_search(figure, traces: dict[str, list[SelectionStep]], target_score: float) -> None:
-    """The score of each prompt over the neurons silenced in the selection, and the target score."""
+    """The score of each prompt over the neurons silenced in the selection, and the target score.
+
+    Of many prompts those of the highest remaining score are named and drawn in color, all others in gray.
+    """
     axes = figure.add_subplot()
-    for prompt, trace in traces.items():
+    ends = {prompt: trace[-1].score if trace else 0.0 for prompt, trace in traces.items()}
+    named = [*traces] if len(traces) <= _MAX_NAMED else sorted(ends, key=lambda prompt: -ends[prompt])[:_MAX_NAMED]
+    if others := [[(step.neurons, step.score) for step in traces[prompt]] for prompt in traces.keys() - set(named)]:
+        from matplotlib.collections import LineCollection
+
+        label = f"{len(others)} more prompts, all lower in the end"
+        axes.add_collection(LineCollection(sorted(others), colors="0.8", linewidths=0.8, label=label))
+    for prompt in named:
+        trace = traces[prompt]
         axes.plot(
             [step.neurons for step in trace], [step.score for step in trace], marker="o", label=_shorten(prompt, 40)
         )
     axes.axhline(target_score, color="black", linestyle=":", label=f"target score {target_score:.3f}")
+    axes.autoscale_view()
     axes.set(xlabel="neurons silenced", ylabel="remaining score", title="Initial selection")
     axes.set_xlim(left=0)
     axes.legend(fontsize=8)

@@ -385,9 +385,7 @@ class ScanReport(io.ComfyNode):
             logging.info("Scan report: %s.", pace.step())
         figure = new_figure()
         neuron_figures.plot_histogram(figure, [*scores.values()], threshold)
-        columns = neuron_figures.SHEET_COLUMNS
-        sheet = new_figure(300 * columns * len(models), 60 + 340 * -(-len(shown) // columns))
-        neuron_figures.plot_sheet(sheet, sampled, neuron_reports.sheet_titles(scores, threshold, searches))
+        sheet = _draw_pages(sampled, neuron_reports.sheet_titles(scores, threshold, searches), len(models))
         found = neuron_reports.scan_table(scores, threshold, searches)
         report = neuron_reports.scan_report(scores, threshold, searches)
         if filename_prefix.strip():
@@ -395,7 +393,20 @@ class ScanReport(io.ComfyNode):
             with atomic_write(path) as temporary:
                 temporary.write_text(found, encoding="utf-8")
             report += f"\nSaved as {folders.relative(path)} in ComfyUI's output folder."
-        return io.NodeOutput(to_image(figure), to_image(sheet), found, report)
+        return io.NodeOutput(to_image(figure), sheet, found, report)
+
+
+def _draw_pages(images: list[list[torch.Tensor]], titles: list[str], models: int) -> torch.Tensor:
+    """The sheet of a scan as an IMAGE, a batch of pages of one size: each of as many prompts as a person can read."""
+    from . import neuron_figures
+
+    columns, pages = neuron_figures.SHEET_COLUMNS, []
+    lines = min(-(-len(images) // columns), neuron_figures.SHEET_LINES)
+    for first in range(0, max(len(images), 1), max(columns * lines, 1)):
+        part, page = slice(first, first + columns * lines), new_figure(300 * columns * models, 60 + 340 * lines)
+        neuron_figures.plot_sheet(page, images[part], titles[part], lines)
+        pages.append(to_image(page))
+    return torch.cat(pages)
 
 
 def _score_prompts(

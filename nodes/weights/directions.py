@@ -145,7 +145,8 @@ def direction_steps(
     strength of 1 is the largest projection of a training member, or with ``raw`` the vector as it was fitted or
     released. ``preserved`` names directions that a change is made orthogonal to, itself excepted.
     """
-    steps, scaled = [], []
+    vectors: list[torch.Tensor] = []
+    scaled: list[int] = []
     for name in names:
         axis = _component(space, name)
         fitted = get_direction(space, name).vector if axis is None else axis
@@ -155,9 +156,9 @@ def direction_steps(
                 raise ValueError(
                     f"Nothing is left of {name!r} without {', '.join(preserved)}: preserve fewer attributes."
                 )
-            scaled.append(len(steps))
-        steps.append(vector)
-    steps = torch.stack(steps)
+            scaled.append(len(vectors))
+        vectors.append(vector)
+    steps = torch.stack(vectors)
     units = torch.nn.functional.normalize(steps[scaled])
     farthest = space.coefficients[(space.coefficients @ units[:, : space.known].T).argmax(0)]
     # A product of its own for each, so that it does not depend on the names beside it.
@@ -333,10 +334,18 @@ def _predict(numbers: np.ndarray, target: np.ndarray, new: np.ndarray, method: s
         return _classifier(method).fit(numbers, _binarize(target)).predict(new)
     normal = fit_normal(numbers, target, method)
     fitted, classes = numbers @ normal, _binarize(target)
-    order = np.sort(fitted)
-    cuts = np.concatenate([[-np.inf], (order[1:] + order[:-1]) / 2, [np.inf]])
-    correct = [((fitted > cut) == classes).mean() for cut in cuts]
-    return new @ normal > cuts[int(np.argmax(correct))]
+    return new @ normal > best_cut(fitted, classes)
+
+
+def best_cut(fitted: np.ndarray, classes: np.ndarray) -> float:
+    """The threshold above which most of ``classes`` (n,) bool are right, the first of equals; of a sort, n log n."""
+    order = np.argsort(fitted, kind="stable")
+    sorted_ = fitted[order]
+    cuts = np.concatenate([[-np.inf], (sorted_[1:] + sorted_[:-1]) / 2, [np.inf]])
+    below = np.searchsorted(sorted_, cuts, side="right")  # how many are not above each cut
+    with_it = np.concatenate([[0], np.cumsum(classes[order])])
+    correct = (below - with_it[below]) + (with_it[-1] - with_it[below])
+    return cuts[int(np.argmax(correct))]
 
 
 def _binarize(target: np.ndarray) -> np.ndarray:

@@ -55,7 +55,8 @@ def _file_source(path: Path, name: str, adapters: AdapterReader | None) -> Membe
     status = path.stat()
     stamp = f"{name} {status.st_size} {status.st_mtime_ns}"
     header = functools.partial(lora_reader.read_header, path, adapters)
-    return MemberSource(name, stamp, header, functools.partial(lora_reader.read, path, adapters), path)
+    keep_open = functools.partial(lora_reader.keep_open, path, adapters=adapters)
+    return MemberSource(name, stamp, header, functools.partial(lora_reader.read, path, adapters), path, keep_open)
 
 
 def _parse_wire(name: str, tensors: dict[str, torch.Tensor], adapters: AdapterReader | None, wanted=None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -23,7 +24,8 @@ _COMPARED = 2**20  # bytes
 class MemberSource:
     """A candidate member: its name, a stamp that changes with it, its header, and how to read it.
 
-    ``read`` takes which layers are wanted, None for all. ``path``: its file, to notice the same file twice.
+    ``read`` takes which layers are wanted, None for all. ``path``: its file, to notice the same file twice; then
+    ``keep_open`` gives a ``read`` that opens the file once, and closes it with the stack.
     """
 
     name: str
@@ -31,6 +33,7 @@ class MemberSource:
     header: Callable[[], LoraHeader]
     read: Callable[..., Lora]
     path: Path | None = None
+    keep_open: Callable[[contextlib.ExitStack], Callable[..., Lora]] | None = None
 
     def content(self) -> str:
         """The same for files of the same size, beginning and end; for others the name."""

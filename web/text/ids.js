@@ -5,42 +5,46 @@ const BETWEEN = /([,\s]+)/;
 
 /** Which of the IDs the text names, and its entries that match none. */
 export function read(text, ids) {
+  const known = new Set(ids);
   const chosen = new Set();
   const unknown = [];
   for (const entry of text.split("\n").flatMap((line) => entries(code(line)))) {
-    const found = matching(entry, ids);
+    const found = matching(entry, ids, known);
     if (!found.length) unknown.push(entry);
     for (const id of found) chosen.add(id);
   }
   return { chosen, unknown };
 }
 
-/** The text with an ID chosen or not; a wildcard that names an ID too many becomes the others that it names. */
-export function write(text, ids, id, on) {
-  if (on === read(text, ids).chosen.has(id)) return text;
-  if (on) return text.trim() ? `${text.trimEnd()}\n${id}` : id;
+/** The text with some IDs chosen or not; a wildcard that names an ID too many becomes the others that it names. */
+export function write(text, ids, some, on) {
+  const { chosen } = read(text, ids);
+  const changed = new Set(some.filter((id) => chosen.has(id) !== on));
+  if (!changed.size) return text;
+  if (on) return [...(text.trim() ? [text.trimEnd()] : []), ...changed].join("\n");
+  const known = new Set(ids);
   const lines = text.split("\n").map((line) => {
     const kept = code(line);
-    const changed = without(kept, ids, id);
-    return changed === kept ? line : (changed + line.slice(kept.length)).trim() || null;
+    const left = without(kept, ids, known, changed);
+    return left === kept ? line : (left + line.slice(kept.length)).trim() || null;
   });
   return lines.filter((line) => line !== null).join("\n");
 }
 
-/** The IDs that a pattern of Python's fnmatch names. */
-export function matching(entry, ids) {
-  if (!/[*?[]/.test(entry)) return ids.includes(entry) ? [entry] : [];
+/** The IDs that a pattern of Python's fnmatch names; `known` is the set of all IDs. */
+export function matching(entry, ids, known = new Set(ids)) {
+  if (!/[*?[]/.test(entry)) return known.has(entry) ? [entry] : [];
   const pattern = regular(entry);
   return ids.filter((id) => pattern.test(id));
 }
 
-function without(line, ids, id) {
+function without(line, ids, known, removed) {
   const pieces = line.split(BETWEEN);
   const changed = pieces.map((piece, index) => {
     if (index % 2 || !piece) return piece;
-    const found = matching(piece, ids);
-    if (!found.includes(id)) return piece;
-    return found.filter((other) => other !== id).join(", ");
+    const found = matching(piece, ids, known);
+    const left = found.filter((id) => !removed.has(id));
+    return left.length === found.length ? piece : left.join(", ");
   });
   let text = "";
   for (let index = 0; index < changed.length; index += 2) {

@@ -162,8 +162,7 @@ class NetworkMap {
       const { chosen } = this.chosen();
       text = this.names.filter((id) => chosen.has(id)).join("\n");
     }
-    for (const index of indices) text = write(text, this.names, this.names[index], on);
-    this.ids.current = text;
+    this.ids.current = write(text, this.names, indices.map((index) => this.names[index]), on);
     this.preset.current = CUSTOM_IDS;
     this.draw();
   }

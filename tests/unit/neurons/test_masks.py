@@ -3,6 +3,7 @@
 import errno
 import json
 import pathlib
+import random
 
 import pytest
 import torch
@@ -118,6 +119,30 @@ def test_named_neurons():
     for text, sentence in (("nose", "names no neuron"), (f"{A} x", "not a layer and numbers"), (" ", "No neuron")):
         with pytest.raises(ValueError, match=sentence):
             mask_operations.select_named(found, text, keep=True)
+
+
+def test_named_neurons_are_those_of_the_lines_one_by_one():
+    """Against the definition, on random lines of whole layers, parts of paths and numbers, some named twice."""
+    rng = random.Random(0)
+    paths = [f"{block}.{part}" for block in ("input_blocks.1.1", "input_blocks.12.1", "middle") for part in "ab"]
+    found = mask(*((path, index) for path in paths for index in range(0, 9, 2)))
+    for _ in range(40):
+        lines = []
+        for _ in range(rng.randint(1, 6)):
+            head = rng.choice([*paths, "input_blocks", "input_blocks.1", "input_blocks.1.1", "middle"])
+            numbers = rng.choice(["", " 0", " 2, 4", " 8 3", " 0,0"])
+            lines.append(head + numbers)
+        expected = set()
+        for line in lines:
+            head, _, numbers = line.partition(" ")
+            indices = {int(part) for part in numbers.replace(",", " ").split()}
+            for path, index in found.neurons:
+                if (path == head or path.startswith(f"{head}.")) and (not indices or index in indices):
+                    expected.add((path, index))
+        kept = mask_operations.select_named(found, "\n".join(lines), keep=True).neurons
+        dropped = mask_operations.select_named(found, "\n".join(lines), keep=False).neurons
+        assert set(kept) == expected and set(dropped) == set(found.neurons) - expected
+        assert kept == [neuron for neuron in found.neurons if neuron in expected]
 
 
 def test_the_file_reads_back_and_carries_the_caveats(tmp_path):

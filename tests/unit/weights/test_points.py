@@ -334,6 +334,18 @@ def test_steps_that_a_space_keeps_are_bounded_by_bytes(directed, monkeypatch):
     assert len(made) == 1 and torch.equal(many.coefficients, alone) and len(directed._steps) == 8
 
 
+def test_the_best_cut_is_that_of_all_cuts_one_by_one():
+    """The first of the equally good ones, with ties among the values, and of one class alone."""
+    rng = np.random.default_rng(0)
+    for count in (1, 2, 7, 40):
+        for classes in (rng.random(count) < 0.4, np.ones(count, bool), np.zeros(count, bool)):
+            fitted = np.round(rng.normal(size=count), 1)
+            order = np.sort(fitted)
+            cuts = np.concatenate([[-np.inf], (order[1:] + order[:-1]) / 2, [np.inf]])
+            correct = [((fitted > cut) == classes).sum() for cut in cuts]
+            assert directions.best_cut(fitted, classes) == cuts[int(np.argmax(correct))]
+
+
 def test_least_squares_works_without_scikit_learn(space, known_labels, monkeypatch):
     fitted = directions.fit(space, known_labels, 6, directions.FitMethod.LEAST_SQUARES)
     for name in [name for name in sys.modules if name.split(".")[0] == "sklearn"] + ["sklearn", "sklearn.svm"]:

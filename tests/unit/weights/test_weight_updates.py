@@ -202,8 +202,12 @@ def test_members_join_and_leave_at_their_own_cost(tmp_path, monkeypatch):
     (folder / "m5.safetensors").rename(tmp_path / "m5.safetensors")
     build(folder, target)
     read = []
-    original = lora_reader.read
-    monkeypatch.setattr(lora_reader, "read", lambda path, *rest: (read.append(path.name), original(path, *rest))[1])
+    original = lora_reader.keep_open
+    monkeypatch.setattr(
+        lora_reader,
+        "keep_open",
+        lambda path, *rest, **named: (read.append(path.name), original(path, *rest, **named))[1],
+    )
     (tmp_path / "m5.safetensors").rename(folder / "m5.safetensors")
     (folder / "m0.safetensors").unlink()
     space = build(folder, target)
@@ -399,3 +403,25 @@ def test_names_of_text_encoder_layers_agree():
     assert {parse(name).layer for name in names} == {f"lora_te1_{rest}"}
     other = "text_encoder_2.text_model.encoder.layers.3.self_attn.q_proj.lora_A.weight"
     assert parse(other).layer == f"lora_te2_{rest}"
+
+
+def test_a_file_is_opened_as_often_whatever_the_number_of_layer_groups(tmp_path, monkeypatch):
+    """Once for its header and once for all its layers, and closed after the build; the groups are of one layer here."""
+    folder, opened = tmp_path / "loras", []
+    wanted = write_mixed(folder)
+    original = lora_reader.open_tensors
+    monkeypatch.setattr(lora_reader, "open_tensors", lambda path: opened.append(path.name) or original(path))
+    build(folder, tmp_path / "together.safetensors")
+    assert sorted(opened) == sorted(2 * [f"{name}.safetensors" for name in wanted])
+    opened.clear()
+    monkeypatch.setattr(update_builder, "_MOST_LAYERS", 1)
+    space = build(folder, tmp_path / "one_by_one.safetensors")
+    assert sorted(opened) == sorted(2 * [f"{name}.safetensors" for name in wanted]) and len(members.LAYERS) > 2
+    for name in space.members:
+        change = products(points.member_point(space, name))
+        for layer in members.LAYERS:
+            torch.testing.assert_close(change[layer], wanted[name][layer], atol=1e-4, rtol=1e-4)
+    opened.clear()
+    monkeypatch.setattr(update_builder, "_MOST_OPEN", 2)
+    build(folder, tmp_path / "few_open.safetensors")
+    assert len(opened) == 2 * 2 + 4 * (1 + len(members.LAYERS))
