@@ -6,8 +6,10 @@ while images that are not memorized need more than 500. A control image separate
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -22,6 +24,35 @@ class AttackSettings:
     seed: int = 0
 
 
+class EmbeddingSession(Protocol):
+    """A model that predicts noise from latents and an embedding, with gradients; `latents` as a training's `Session`.
+
+    `nodes/host/training/embedding_session.py` makes one of a MODEL. Timesteps (B,) count from 0, no noise, to `steps`.
+    """
+
+    latents: list[torch.Tensor]
+    device: torch.device
+    steps: int
+
+    def noised(self, latent: torch.Tensor, noise: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
+        """A latent (B, C, H, W) with noise at `timestep`."""
+
+    def predicted(
+        self,
+        x: torch.Tensor,
+        timestep: torch.Tensor,
+        embedding: torch.Tensor | None = None,
+        rows: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        """The noise (B, C, H, W) that the network sees in `x`, with an embedding or with the CONDITIONINGs `rows`."""
+
+    def weight(self, timestep: torch.Tensor) -> torch.Tensor:
+        """What makes the squared error of the noise that of the network's own output, (B, 1, 1, 1)."""
+
+    def untouched(self) -> AbstractContextManager[None]:
+        """Predict as the MODEL does without what changes its weights, and without gradients."""
+
+
 class Attack:
     """Adam on an embedding (1, tokens, D) so that the model generates one image; ``advance`` goes on from the last.
 
@@ -29,7 +60,14 @@ class Attack:
     timesteps at each step, drawn from ``generator`` or from the settings' seed.
     """
 
-    def __init__(self, session, latent: torch.Tensor, start: torch.Tensor, settings: AttackSettings, generator=None):
+    def __init__(
+        self,
+        session: EmbeddingSession,
+        latent: torch.Tensor,
+        start: torch.Tensor,
+        settings: AttackSettings,
+        generator: torch.Generator | None = None,
+    ):
         self._session, self._latent, self._count = session, latent, settings.noise_samples
         self._generator = generator or torch.Generator().manual_seed(settings.seed)
         self._embedding = start.detach().clone().float().requires_grad_()
@@ -53,7 +91,9 @@ class Attack:
         self.losses.append(float(loss.detach()))
 
 
-def attack_embedding(session, start: torch.Tensor, settings: AttackSettings, show_progress: Callable[[int], None]):
+def attack_embedding(
+    session: EmbeddingSession, start: torch.Tensor, settings: AttackSettings, show_progress: Callable[[int], None]
+) -> tuple[torch.Tensor, list[float]]:
     """Attack the first image of ``session`` from the embedding ``start``; returns the embedding and the losses."""
     attack = Attack(session, session.latents[0], start, settings)
     for step in range(settings.steps):

@@ -12,7 +12,7 @@ from statistics import mean
 
 import torch
 
-from .audit import Attack, AttackSettings
+from .audit import Attack, AttackSettings, EmbeddingSession
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class UnlearningLosses:
 
 
 def unlearn(
-    session,
+    session: EmbeddingSession,
     surrogates: int,
     starts: list[torch.Tensor],
     parameters: Iterable[torch.Tensor],
@@ -101,7 +101,7 @@ def unlearn(
     return losses
 
 
-def _noised(session, images, choice: range, count: int, generator):
+def _noised(session: EmbeddingSession, images, choice: range, count: int, generator):
     """``count`` images of a choice, drawn with new noise and timesteps: rows, noised latents, noise, timesteps."""
     rows = [choice[int(i)] for i in torch.randint(len(choice), (count,), generator=generator)]
     latent = torch.cat([images[row] for row in rows])

@@ -5,20 +5,20 @@ from __future__ import annotations
 import torch
 from comfy_api.latest import io
 
+from ..common.training.batch_sampler import LengthUnit
+from ..common.training.training_checkpoint import CheckpointFile
+from ..common.training.training_data import collect_training_data
+from ..common.training.training_loop import OPTIMIZERS, LearningRateSchedule
+from ..common.training.training_loss import LOSSES, NoiseLevels, Weighting
+from ..common.training.training_run import OnStop, TrainingRun
 from ..host.folders import named_file
 from ..host.image_output import new_figure, to_image
-from ..host.progress import FinishNow, LiveCurve, Progress, Stopped, interruptible, nothing_to_show
+from ..host.progress import FinishNow, Stopped, interruptible, nothing_to_show
 from ..host.schema import schema
 from ..host.training import adapters
 from .assignment import Grouping
 from .nearest import NearestForm
-from .pairing import PairingMode
-from .training.batch_sampler import LengthUnit
-from .training.training_checkpoint import CheckpointFile
-from .training.training_data import collect_training_data
-from .training.training_loop import OPTIMIZERS, LearningRateSchedule
-from .training.training_loss import LOSSES, NoiseLevels, Weighting
-from .training.training_run import OnStop, TrainingOptions, TrainingRun
+from .pairing import PairingMode, PairingSettings
 
 _SEED_MAX = 0xFFFFFFFFFFFFFFFF
 #: A LoRA is trained without touching these.
@@ -414,13 +414,16 @@ class TrainLoraImmiscible(io.ComfyNode):
         captions=(),
         **options,
     ):
+        from ..common.training import training_report
         from ..host.training import trainer
-        from .training import training_report
+        from ..host.training.monitor import TrainingMonitor
+        from . import noise_report
+        from .training_noise import PairedTrainingOptions, TrainingNoise
 
         if (clip[0] is None) != (not captions):
             raise ValueError("clip and captions belong together: connect both to train the text encoder, or neither.")
 
-        options = TrainingOptions(**{name: value[0] for name, value in options.items()})
+        options = PairedTrainingOptions(**{name: value[0] for name, value in options.items()})
         data = collect_training_data(
             latents,
             positive,
@@ -441,9 +444,20 @@ class TrainLoraImmiscible(io.ComfyNode):
             CheckpointFile(named_file(name, ".safetensors"), options.checkpoint_settings(data)) if name else None
         )
         finish = FinishNow()
-        monitor = _Monitor(vae[0], finish)
-        shown, names = vae[0] is not None, text_parameters.keys()
-        run = TrainingRun(options, data, made.parameters, monitor, Stopped, interruptible, shown, checkpoint, names)
+        monitor = TrainingMonitor(vae[0], finish)
+        settings = PairingSettings.of(options)
+        run = TrainingRun(
+            options,
+            data,
+            made.parameters,
+            monitor,
+            Stopped,
+            interruptible,
+            with_samples=vae[0] is not None,
+            checkpoint=checkpoint,
+            text=text_parameters.keys(),
+            pairing=lambda images, device: TrainingNoise(settings, images, options.seed, device),
+        )
         with finish:
             trainer.run(
                 model[0],
@@ -467,43 +481,10 @@ class TrainLoraImmiscible(io.ComfyNode):
             steps_before + steps,
             to_image(figure),
             monitor.all_images(),
-            training_report.describe_training(run.settings, history, counts, steps),
+            noise_report.describe_training(settings, history, counts, steps),
             nothing_to_show() if text is None else adapters.applied_to_text(clip[0], lora),
             ui={"glassbox_curve": [run.curve()]},
         )
-
-
-class _Monitor:
-    """Shows a run on the canvas: the progress bar, the loss curve, and sample images, each decoded once.
-
-    After a step it ends the run where Finish now was pressed.
-    """
-
-    def __init__(self, vae, finish: FinishNow):
-        self._vae, self._finish, self._live, self._progress = vae, finish, LiveCurve(), None
-        self._images: dict[int, torch.Tensor] = {}  # steps done -> IMAGE
-
-    def show(self, run: TrainingRun, session, done: int, latents: torch.Tensor | None) -> None:
-        """See `training_run.Monitor`."""
-        self._progress = self._progress or Progress(run.training.plan.steps)
-        self._live.show(run.curve)
-        self._progress.show(done, None if latents is None else self.decode(session, done, latents))
-        if done:
-            self._finish.check()
-
-    def decode(self, session, done: int, latents: torch.Tensor) -> torch.Tensor:
-        """See `training_run.Monitor`."""
-        if done not in self._images:
-            with torch.inference_mode():
-                images = self._vae.decode(session.as_latent(latents))
-            self._images[done] = images.reshape(-1, *images.shape[-3:])
-            session.reload()
-        return self._images[done]
-
-    def all_images(self):
-        """Everything decoded, oldest first; an output that rests when there is nothing."""
-        images = [self._images[done] for done in sorted(self._images)]
-        return torch.cat(images) if images else nothing_to_show()
 
 
 NODES = [TrainLoraImmiscible]

@@ -73,7 +73,7 @@ class ResizeToBuckets(io.ComfyNode):
 
     @classmethod
     def execute(cls, images, resolution, step, largest_ratio, masks=()) -> io.NodeOutput:
-        from .training import aspect_buckets
+        from ..common.training import aspect_buckets
 
         sizes = aspect_buckets.bucket_sizes(resolution[0], step[0], largest_ratio[0])
         single = [image for batch in images for image in batch]
@@ -124,7 +124,7 @@ class CompareTrainingRuns(io.ComfyNode):
 
     @classmethod
     def execute(cls, loss_map_a, loss_map_b, name_a, name_b) -> io.NodeOutput:
-        from .training import run_comparison
+        from ..common.training import run_comparison
 
         runs = {name_a: loss_map_a, name_b: loss_map_b}
         run_comparison.check_loss_maps(runs)

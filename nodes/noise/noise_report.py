@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ..common.training.training_loop import History
+from ..common.training.training_report import describe_losses
 from .batch_matrix import flatten_batch
 from .gain import Bucket
 from .nearest import NearestForm
@@ -81,3 +83,25 @@ def draw_gains(figure, curve: list[tuple[int, float, float]], k: float, nearest:
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.set(xlabel="images assigned at once", ylabel="reduction of L2 in %", title="Estimated gain of pairing")
     axes.legend()
+
+
+def describe_training(settings: PairingSettings, history: History, counts: str, steps: int) -> str:
+    """What was trained, the losses, what pairing gained and cost, and what the losses do not show."""
+    pairing = {
+        PairingMode.OFF: "Noise as drawn.",
+        PairingMode.ASSIGN: "Noise assigned within each batch.",
+        PairingMode.POOL: f"Noise from pools of {settings.pool_size}.",
+        PairingMode.NEAREST: f"The nearest of {settings.k:g} noise samples ({settings.nearest_form}).",
+    }[settings.pairing]
+    length = (
+        f"{steps} steps" if history.finished_at is None else "finished at {} of {} steps".format(*history.finished_at)
+    )
+    lines = [f"{counts}, {length}. {pairing}"]
+    if settings.pairing == PairingMode.OFF:
+        return "\n".join([*lines, *describe_losses(history)])
+    lines.append(
+        f"L2 between noise and image {history.gain:.2f} % shorter; pairing took {history.pairing:.0f} ms in all, "
+        f"and the model waited {history.waiting_percent:.2f} % of the time."
+    )
+    last = "Paired noise lowers the training loss by itself: compare held-out losses and samples instead."
+    return "\n".join([*lines, *describe_losses(history), last])

@@ -15,6 +15,7 @@ import torch
 
 from ...kernels import flat_weights
 from ..common.loss_curve import SMOOTH, running_mean
+from ..common.training.session import Session
 from .flat_layout import CommonBasis
 from .space import Space
 
@@ -113,11 +114,10 @@ class Inversion:
         patience = self.settings.early_stop
         return bool(patience and self.held_out) and self.done - self.best_step >= patience
 
-    def run(self, session, mask: torch.Tensor | None, on_step: Callable[[int], None]) -> None:
+    def run(self, session: Session, mask: torch.Tensor | None, on_step: Callable[[int], None]) -> None:
         """Train for the number of steps of the settings, or until early stop.
 
-        ``session`` evaluates the model (see `Session` of nodes/host/training/trainer.py), ``mask`` as ``latent_mask``
-        makes it. Raises ValueError when the loss is not finite.
+        ``mask`` as ``latent_mask`` makes it. Raises ValueError when the loss is not finite.
         """
         self._evaluate(session, mask)
         while self.done < self.settings.steps and not self.converged:
@@ -140,7 +140,7 @@ class Inversion:
                 self.model.coefficients.copy_(self.best)
             self.model.refresh()
 
-    def held_out_loss(self, session, mask: torch.Tensor | None) -> float:
+    def held_out_loss(self, session: Session, mask: torch.Tensor | None) -> float:
         """The mean loss on eight fixed noise samples, at noise levels evenly spread over all timesteps."""
         generator, total = torch.Generator().manual_seed((self.settings.seed * _STRIDE - 1) % 2**63), 0.0
         for row in range(_HELD_OUT):
@@ -150,7 +150,7 @@ class Inversion:
                 total += float(_loss(session, mask, number, (row + 0.5) / _HELD_OUT, noise))
         return total / _HELD_OUT
 
-    def _evaluate(self, session, mask: torch.Tensor | None) -> None:
+    def _evaluate(self, session: Session, mask: torch.Tensor | None) -> None:
         """Every 25 steps of a run with early stop: the held-out loss, and the coefficients when it is the lowest."""
         if not self.settings.early_stop or self.done % _HELD_OUT_INTERVAL or self.done in self.held_out:
             return
@@ -158,7 +158,7 @@ class Inversion:
         if self.best_step == self.done:
             self.best = self.model.coefficients.detach().clone()
 
-    def loss(self, session, mask: torch.Tensor | None, step: int) -> torch.Tensor:
+    def loss(self, session: Session, mask: torch.Tensor | None, step: int) -> torch.Tensor:
         """mean((m * predicted noise - m * noise)^2) of one image at one noise level, sampled from the seed and step.
 
         Models that predict something else are measured in that: v (SD2.x at 768) or the velocity of a flow (Flux).
@@ -170,7 +170,9 @@ class Inversion:
         return _loss(session, mask, number, fraction, noise)
 
 
-def _loss(session, mask: torch.Tensor | None, number: int, fraction: float, noise: torch.Tensor) -> torch.Tensor:
+def _loss(
+    session: Session, mask: torch.Tensor | None, number: int, fraction: float, noise: torch.Tensor
+) -> torch.Tensor:
     latent = session.latents[number]
     latent, noise = latent.to(session.device), noise.to(latent.dtype).to(session.device)
     sigmas = torch.tensor([sigma_at(session, fraction)], device=session.device)
@@ -213,7 +215,7 @@ def describe_inversion(run: Inversion, seconds: float) -> str:
     )
 
 
-def sigma_at(session, fraction: float) -> float:
+def sigma_at(session: Session, fraction: float) -> float:
     """The sigma at a fraction of all timesteps, each equally likely; flow models have times instead."""
     steps = getattr(session.sampling, "num_timesteps", None)
     if steps is None:

@@ -62,17 +62,17 @@ class Kind:
 def run(kind: Kind, choices: dict, seed: int, steps: int) -> tuple[object, float, float]:
     """Train one LoRA; the model with it, the held-out loss of the end, and the percent of the time spent waiting."""
     adapters, train = host.pack("nodes.host.training.adapters"), host.pack("nodes.host.training.trainer")
-    loop, loss, evaluation, sampling, data, source = (
-        host.pack(f"nodes.noise.training.{name}")
+    loop, loss, evaluation, sampling, data = (
+        host.pack(f"nodes.common.training.{name}")
         for name in (
             "training_loop",
             "training_loss",
             "training_evaluation",
             "batch_sampler",
             "training_data",
-            "noise_source",
         )
     )
+    source = host.pack("nodes.noise.training_noise")
     settings = host.pack("nodes.noise.pairing").PairingSettings(**choices)
     made = adapters.create(kind.generator.model, "LoRA", 8, torch.float32, seed, {})
     plan = loop.Plan(steps, learning_rate=RATE, schedule="cosine", warmup=steps // 10)

@@ -12,13 +12,13 @@ import torch
 from glassbox.nodes.activations import activations_file, steering
 from glassbox.nodes.activations.activations import Activations, Row
 from glassbox.nodes.common import lora_reader
+from glassbox.nodes.common.training.training_checkpoint import CheckpointFile
+from glassbox.nodes.common.training.training_loop import History, WeightAverage
 from glassbox.nodes.neurons import mask_file, nemo_inputs, statistics_file
 from glassbox.nodes.neurons.mask import NeuronMask, SearchRecord
 from glassbox.nodes.neurons.neuron_layers import BlockPart, NeuronLayer
 from glassbox.nodes.neurons.neuron_statistics import LayerStatistics, Statistics
 from glassbox.nodes.neurons.scan_file import ScanFile
-from glassbox.nodes.noise.training.training_checkpoint import CheckpointFile
-from glassbox.nodes.noise.training.training_loop import History, WeightAverage
 from glassbox.nodes.weights import (
     inversion,
     inversion_checkpoint,

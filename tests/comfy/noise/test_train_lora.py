@@ -178,7 +178,7 @@ def test_empty_latents_are_given_the_channels_of_the_model(trained):
 
 def test_a_full_disk_is_one_sentence_and_keeps_the_checkpoint(app, trained, monkeypatch):
     trained(checkpoint_name="training/full", steps=1)
-    module = app.module("nodes.noise.training.training_checkpoint")
+    module = app.module("nodes.common.training.training_checkpoint")
 
     def full(tensors, path, header):
         raise OSError(28, "No space left on device")

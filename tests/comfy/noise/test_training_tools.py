@@ -30,7 +30,7 @@ def test_without_masks_their_output_rests(app, masks):
 def test_resizing_stops_before_the_next_image(app, monkeypatch):
     from comfy import model_management
 
-    resized, training = [], app.module("nodes.noise.training.aspect_buckets")
+    resized, training = [], app.module("nodes.common.training.aspect_buckets")
 
     def resize(image, size):
         resized.append(image)

@@ -8,17 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from glassbox.nodes.noise.pairing import PairingSettings
-from glassbox.nodes.noise.training.batch_sampler import BatchPrefetcher, BatchSampler, LengthUnit
-from glassbox.nodes.noise.training.noise_source import TrainingNoise
-from glassbox.nodes.noise.training.training_data import (
+from glassbox.nodes.common.training.batch_sampler import BatchPrefetcher, BatchSampler, LengthUnit
+from glassbox.nodes.common.training.training_data import (
     TrainingData,
     TrainingImages,
     collect_training_data,
     fingerprint,
 )
-from glassbox.nodes.noise.training.training_evaluation import Validation
-from glassbox.nodes.noise.training.training_loop import (
+from glassbox.nodes.common.training.training_evaluation import Validation
+from glassbox.nodes.common.training.training_loop import (
     OPTIMIZERS,
     DivergedError,
     Plan,
@@ -28,7 +26,9 @@ from glassbox.nodes.noise.training.training_loop import (
     learning_rate,
     make_optimizer,
 )
-from glassbox.nodes.noise.training.training_loss import logit_normal_percent, make_objective, signal_to_noise
+from glassbox.nodes.common.training.training_loss import logit_normal_percent, make_objective, signal_to_noise
+from glassbox.nodes.noise.pairing import PairingSettings
+from glassbox.nodes.noise.training_noise import TrainingNoise
 
 COUNT, SHAPE = 6, (2, 4, 4)
 
@@ -77,7 +77,7 @@ def trained(mode="off", ahead=True, batch_size=2, steps=5, unit="steps", **plan)
     data = images()
     session = Linear(data.latents)
     sampler = BatchSampler(data, batch_size, 3, unit)
-    server = TrainingNoise(PairingSettings(pairing=mode, pool_size=12), data, 3)
+    server = TrainingNoise(PairingSettings(pairing=mode, pool_size=12), data, 3) if mode else None
     parameters = {"factor": session.factor}
     run = Training(
         parameters,
@@ -97,6 +97,12 @@ def test_prefetching_changes_no_batch(mode):
     assert torch.equal(a.factor, b.factor)
     for (x, _, rows), (y, _, same) in zip(a.seen, b.seen, strict=True):
         assert torch.equal(x, y) and rows == same
+
+
+def test_training_without_a_pairing_is_training_with_pairing_off():
+    (plain, a), (off, b) = trained(None), trained("off")
+    assert plain.history.losses == off.history.losses and torch.equal(a.factor, b.factor)
+    assert plain.history.gain == 0
 
 
 def test_prefetcher_runs_ahead_and_stops_with_its_consumer():

@@ -12,8 +12,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from ...common.atomic_write import atomic_write
-from ...common.safetensors_files import open_tensors
+from ..atomic_write import atomic_write
+from ..safetensors_files import open_tensors
 
 _FORMAT, _VERSION = "glassbox training", 2
 _NUMBERS = ("before", "after", "seconds", "pairing", "waited")
@@ -80,7 +80,8 @@ class CheckpointFile:
             for name in _NUMBERS:
                 setattr(history, name, float(state[name]))
             training.steps_done = operator.index(state["steps"])
-            noise.visits[:] = [int(count) for count in tensors["visits"]]
+            if noise is not None:
+                noise.visits[:] = [int(count) for count in tensors["visits"]]
             sampler.restore(operator.index(state["position"]), tensors["generator"])
         except (KeyError, TypeError, ValueError, IndexError, OverflowError, RuntimeError):
             raise ValueError(damaged) from None

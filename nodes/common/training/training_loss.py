@@ -8,6 +8,8 @@ from enum import StrEnum
 import torch
 import torch.nn.functional as F
 
+from .session import Session
+
 LOSSES: dict[str, Callable] = {"MSE": F.mse_loss, "L1": F.l1_loss, "Huber": F.huber_loss, "SmoothL1": F.smooth_l1_loss}
 
 #: (prediction, clean image, signal-to-noise ratio, weights of positions or None) -> loss
@@ -68,7 +70,7 @@ def make_objective(loss: str, weighting: str, gamma: float) -> Objective:
     return objective
 
 
-def signal_to_noise(session, sigmas: torch.Tensor) -> torch.Tensor:
+def signal_to_noise(session: Session, sigmas: torch.Tensor) -> torch.Tensor:
     """The ratio of an image's and the noise's power, for unit power of both, at each level; (B,) in float32."""
     one, zero = torch.ones(len(sigmas), 1, 1, 1, device=sigmas.device), torch.zeros(len(sigmas), 1, 1, 1).to(sigmas)
     signal, noise = session.noised(one, zero, sigmas), session.noised(zero, one, sigmas)

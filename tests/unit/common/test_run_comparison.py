@@ -2,7 +2,7 @@
 
 import matplotlib.figure
 import pytest
-from glassbox.nodes.noise.training import run_comparison
+from glassbox.nodes.common.training import run_comparison
 
 RUNS = {
     "plain": {"loss": [1.0, 0.5, 0.4, 0.4], "validation": [[0, 0.9], [1, 0.5], [2, 0.6]]},

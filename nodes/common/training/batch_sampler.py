@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from ..assignment import Call
-from ..pairing import Pairing
-from .noise_source import TrainingNoise
 from .training_data import Draw, TrainingImages
+
+#: Makes one long call, and may stop by raising.
+Call = Callable[[Callable], Any]
 
 _STRIDE = 1000
 _DROPOUT = 3  # keeps its draws apart from those of pools and candidates
@@ -113,6 +114,28 @@ class BatchSampler:
         return (batches + list(waiting.values()))[place]
 
 
+class PairedNoise(Protocol):
+    """The noise of a batch in place of the drawn one, (B, C, ...) as its one part, and what the change did."""
+
+    @property
+    def noise(self) -> Sequence[torch.Tensor]: ...
+    @property
+    def before(self) -> torch.Tensor: ...
+    @property
+    def after(self) -> torch.Tensor: ...
+    @property
+    def milliseconds(self) -> float: ...
+
+
+class NoisePairing(Protocol):
+    """Pairs the noise of batches with their images; its only state is how often each image has come."""
+
+    visits: list[int]
+
+    def pair(self, draw: Draw, latents: torch.Tensor) -> PairedNoise:
+        """The noise for a batch of latents (B, C, ...)."""
+
+
 @dataclass(frozen=True)
 class TrainingBatch:
     """A batch on the CPU, and what a checkpoint after it must remember of the draws."""
@@ -120,7 +143,7 @@ class TrainingBatch:
     draw: Draw
     latents: torch.Tensor
     noise: torch.Tensor
-    pairing: Pairing
+    pairing: PairedNoise | None  # None: the noise is what was drawn
     position: tuple[int, torch.Tensor]
     visits: list[int]
     waited: float = 0.0  # milliseconds for which the model had to wait
@@ -129,7 +152,8 @@ class TrainingBatch:
 class BatchPrefetcher:
     """Makes batches while the model works on those before: drawing, pairing and stacking run in a thread.
 
-    With `ahead` False each batch is made when it is needed; the batches are the same. `call` waits for a batch, which a
+    With `ahead` False each batch is made when it is needed; the batches are the same. Without `noise` every batch keeps
+    the noise that was drawn for it. `call` waits for a batch, which a
     large pool takes seconds to make, and may stop by raising.
     """
 
@@ -137,7 +161,7 @@ class BatchPrefetcher:
         self,
         images: TrainingImages,
         sampler: BatchSampler,
-        noise: TrainingNoise,
+        noise: NoisePairing | None = None,
         ahead: bool = True,
         call: Call = lambda work: work(),
     ):
@@ -173,6 +197,8 @@ class BatchPrefetcher:
     def _make(self) -> TrainingBatch:
         draw = self._sampler.draw()
         latents = self._images.batch(draw.images)
+        if self._noise is None:
+            return TrainingBatch(draw, latents, draw.noise, None, self._sampler.state(), [])
         pairing = self._noise.pair(draw, latents)
         noise = pairing.noise[0].to(draw.noise)
         return TrainingBatch(draw, latents, noise, pairing, self._sampler.state(), list(self._noise.visits))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ...common.loss_curve import SMOOTH, running_mean
-from ..pairing import PairingMode, PairingSettings
+from ..loss_curve import SMOOTH, running_mean
 from .training_loop import History
 
 
@@ -21,24 +20,9 @@ def draw_losses(figure, history: History, accumulation: int, title: str) -> None
     axes.legend()
 
 
-def describe_training(settings: PairingSettings, history: History, counts: str, steps: int) -> str:
-    """What was trained, the losses, what pairing gained and cost, and what the losses do not show."""
-    pairing = {
-        PairingMode.OFF: "Noise as drawn.",
-        PairingMode.ASSIGN: "Noise assigned within each batch.",
-        PairingMode.POOL: f"Noise from pools of {settings.pool_size}.",
-        PairingMode.NEAREST: f"The nearest of {settings.k:g} noise samples ({settings.nearest_form}).",
-    }[settings.pairing]
-    length = (
-        f"{steps} steps" if history.finished_at is None else "finished at {} of {} steps".format(*history.finished_at)
-    )
-    lines = [f"{counts}, {length}. {pairing}"]
-    is_paired = settings.pairing != PairingMode.OFF
-    if is_paired:
-        lines.append(
-            f"L2 between noise and image {history.gain:.2f} % shorter; pairing took {history.pairing:.0f} ms in all, "
-            f"and the model waited {history.waiting_percent:.2f} % of the time."
-        )
+def describe_losses(history: History) -> list[str]:
+    """Lines with the losses at the start and the end, of the training and of the held-out images."""
+    lines = []
     if history.losses:
         tail = history.losses[-SMOOTH:]
         lines.append(
@@ -47,6 +31,4 @@ def describe_training(settings: PairingSettings, history: History, counts: str, 
     if history.validation:
         first, last = history.validation[0], history.validation[-1]
         lines.append(f"Held-out loss {first[1]:.4f} at step {first[0]}, {last[1]:.4f} at step {last[0]}.")
-    if is_paired:
-        lines.append("Paired noise lowers the training loss by itself: compare held-out losses and samples instead.")
-    return "\n".join(lines)
+    return lines

@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import torch
 
+from .session import Session
 from .training_loss import Objective, signal_to_noise
 
 #: Fractions of the sampling range at which every held-out image is evaluated.
@@ -27,7 +28,7 @@ class Validation:
     weights: Sequence[torch.Tensor] | None = None
 
     @torch.no_grad()
-    def loss(self, session, objective: Objective) -> float:
+    def loss(self, session: Session, objective: Objective) -> float:
         """The mean loss over images and noise levels."""
         total = 0.0
         for row in self.rows:
@@ -52,7 +53,7 @@ class PreviewSampler:
     seed: int
 
     @torch.no_grad()
-    def sample(self, session) -> torch.Tensor:
+    def sample(self, session: Session) -> torch.Tensor:
         """Latents (B, C, ...) in the model's scale, on the CPU, by Euler steps."""
         like = session.latents[0]
         generator = torch.Generator().manual_seed(self.seed % 2**64)

@@ -13,6 +13,7 @@ from enum import StrEnum
 import torch
 
 from .batch_sampler import BatchPrefetcher, TrainingBatch
+from .session import Session
 from .training_checkpoint import CheckpointFile
 from .training_evaluation import PreviewSampler, Validation
 from .training_loss import Objective, signal_to_noise
@@ -158,7 +159,7 @@ class DivergedError(ValueError):
 
 @dataclass
 class Training:
-    """A run on the trainable `parameters`; `session` evaluates the model (`Session` in host/training/trainer.py).
+    """A run on the trainable `parameters`.
 
     `on_step` is called with the optimizer steps done and the latents sampled at this step, if any. `average`: what
     validation and samples see in place of the parameters. `empty_row`: the session's condition of images whose caption
@@ -179,7 +180,7 @@ class Training:
     empty_row: int | None = None
     weights: Sequence[torch.Tensor] | None = None
 
-    def run(self, session, prefetcher: BatchPrefetcher) -> None:
+    def run(self, session: Session, prefetcher: BatchPrefetcher) -> None:
         """Train to the plan's end from where the run is; whatever interrupts it leaves a checkpoint first."""
         plan, resumable = self.plan, None
         batches = prefetcher.batches((plan.steps - self.steps_done) * plan.accumulation)
@@ -207,7 +208,7 @@ class Training:
         if self.checkpoint is not None:
             self.checkpoint.save(self, batch.visits, batch.position)
 
-    def _backward(self, session, batch: TrainingBatch) -> tuple[float, TrainingBatch, float]:
+    def _backward(self, session: Session, batch: TrainingBatch) -> tuple[float, TrainingBatch, float]:
         """Add the gradient of one batch; its loss, itself, and the seconds that it took."""
         started = time.perf_counter()
         latent, noise = (tensor.to(session.device) for tensor in (batch.latents, batch.noise))
@@ -242,13 +243,14 @@ class Training:
             self.average.update(self.steps_done)
         for loss, batch, seconds in learned:
             history.losses.append(loss)
-            history.before += float(batch.pairing.before.sum())
-            history.after += float(batch.pairing.after.sum())
-            history.pairing += batch.pairing.milliseconds
+            if batch.pairing is not None:
+                history.before += float(batch.pairing.before.sum())
+                history.after += float(batch.pairing.after.sum())
+                history.pairing += batch.pairing.milliseconds
             history.waited += batch.waited
             history.seconds += seconds
 
-    def _evaluate(self, session) -> None:
+    def _evaluate(self, session: Session) -> None:
         """Validate, sample and report the progress, where it is time to and not done yet."""
         plan, done, latents = self.plan, self.steps_done, None
 

@@ -11,12 +11,10 @@ from typing import Protocol
 
 import torch
 
-from ...common.loss_curve import outline
-from ...common.resume import FinishedEarly
-from ..assignment import Call
-from ..pairing import PairingSettings
-from .batch_sampler import BatchPrefetcher, BatchSampler, LengthUnit
-from .noise_source import TrainingNoise
+from ..loss_curve import outline
+from ..resume import FinishedEarly
+from .batch_sampler import BatchPrefetcher, BatchSampler, Call, LengthUnit, NoisePairing
+from .session import Session
 from .training_checkpoint import CheckpointFile
 from .training_data import TrainingData, TrainingImages, fingerprint
 from .training_evaluation import PreviewSampler, Validation
@@ -31,16 +29,10 @@ class OnStop(StrEnum):
     CANCEL = "cancel"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
     """What the node's widgets set."""
 
-    pairing: str
-    pool_size: int
-    k: float
-    nearest_form: str
-    grouping: str
-    penalty: float
     batch_size: int
     grad_accumulation_steps: int
     steps: int
@@ -114,10 +106,10 @@ class TrainingOptions:
 class Monitor(Protocol):
     """What shows a run to the user while it trains."""
 
-    def show(self, run: TrainingRun, session, done: int, latents: torch.Tensor | None) -> None:
+    def show(self, run: TrainingRun, session: Session, done: int, latents: torch.Tensor | None) -> None:
         """Show that so many steps are done, and the latents sampled at this one, if any."""
 
-    def decode(self, session, done: int, latents: torch.Tensor) -> torch.Tensor:
+    def decode(self, session: Session, done: int, latents: torch.Tensor) -> torch.Tensor:
         """The images of the latents sampled at a step."""
 
 
@@ -128,6 +120,7 @@ class TrainingRun:
 
     `checkpoint`: where the run is kept; None keeps nothing. `monitor`: samples are drawn when `with_samples` is set.
     `text`: the names of the parameters that belong to a text encoder, which have a learning rate of their own.
+    `pairing`: makes the pairing of noise for the images in training on a device; None keeps the noise as drawn.
     """
 
     options: TrainingOptions
@@ -139,11 +132,11 @@ class TrainingRun:
     with_samples: bool = False
     checkpoint: CheckpointFile | None = None
     text: Collection[str] = ()
+    pairing: Callable[[TrainingImages, torch.device], NoisePairing] | None = None
     training: Training = field(init=False)
 
     def __post_init__(self) -> None:
         options, data = self.options, self.data
-        self.settings = PairingSettings.of(options)
         held_out = range(data.trained, len(data.latents))
         groups = [
             {
@@ -178,7 +171,7 @@ class TrainingRun:
             weights=data.weights,
         )
 
-    def train(self, session) -> None:
+    def train(self, session: Session) -> None:
         """Train in a session of the model.
 
         The person may finish it early, by Finish now or by Stop where the options keep the LoRA then; else a stop
@@ -189,7 +182,7 @@ class TrainingRun:
         sampler = BatchSampler(
             images, options.batch_size, options.seed, options.unit, options.level(), options.caption_dropout
         )
-        noise = TrainingNoise(self.settings, images, options.seed, session.device)
+        noise = None if self.pairing is None else self.pairing(images, session.device)
         training.on_step = functools.partial(self.monitor.show, self, session)
         if self.checkpoint is not None:
             self.checkpoint.restore(training, noise, sampler)

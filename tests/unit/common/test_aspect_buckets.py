@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from glassbox.nodes.noise.training import aspect_buckets
+from glassbox.nodes.common.training import aspect_buckets
 
 
 @pytest.mark.parametrize(("side", "step", "ratio"), [(512, 64, 2.0), (1024, 64, 4.0), (128, 8, 1.0), (1000, 96, 3.0)])

@@ -12,12 +12,25 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from .. import nearest
-from ..assignment import Pool, pool_turns
-from ..pairing import Pairing, PairingSettings, Selection, pair
-from .training_data import Draw, TrainingImages
+from ..common.training.training_data import Draw, TrainingImages
+from ..common.training.training_run import TrainingOptions
+from . import nearest
+from .assignment import Pool, pool_turns
+from .pairing import Pairing, PairingSettings, Selection, pair
 
 _POOLS, _CANDIDATES = 1, 2  # keep the streams of the two apart
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairedTrainingOptions(TrainingOptions):
+    """What Train LoRA's widgets set: the training's options, and how noise is paired with its images."""
+
+    pairing: str
+    pool_size: int
+    k: float
+    nearest_form: str
+    grouping: str
+    penalty: float
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...common.loss_curve import running_mean
+from ..loss_curve import running_mean
 
 
 def check_loss_maps(runs: Mapping[str, Mapping]) -> None:
