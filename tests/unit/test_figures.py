@@ -13,6 +13,7 @@ import repository
 import torch
 from glassbox.nodes.activations import id_chart, quality, seed_scout
 from glassbox.nodes.common.loss_curve import SMOOTH
+from glassbox.nodes.common.training import run_comparison, training_loop, training_report
 from glassbox.nodes.conditioning import metadata_report, noise_rescale, size_sheet
 from glassbox.nodes.conditioning.metadata_schedule import GateSchedule
 from glassbox.nodes.neurons import merged_results, neuron_figures
@@ -25,7 +26,6 @@ from glassbox.nodes.neurons.score_threshold import Threshold
 from glassbox.nodes.neurons.unlearning import UnlearningLosses
 from glassbox.nodes.noise import composition, noise_report, scratch_training
 from glassbox.nodes.noise.pairing import Pairing
-from glassbox.nodes.noise.training import run_comparison, training_loop, training_report
 from glassbox.nodes.weights import contact_sheet, inversion, space_report
 from glassbox.nodes.weights.space import Point, Space
 from matplotlib.colors import to_hex
