@@ -1,0 +1,57 @@
+"""Digests of MODEL, CLIP and VAE by content, for the identity of kept work (common/resume.py).
+
+ComfyUI numbers patches anew at every start, so these read numbers: of every weight, as it is without patches, and of
+every tensor of a patch 4,096, spread over the whole, and whatever else was put on the MODEL. A change within a few
+hundred numbers of a large weight may stay unseen; loaders, LoRAs, merges and trainings change whole rows and are seen.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..common.resume import digest
+
+_NUMBERS = 4096
+# What a patcher holds beside its network; not what it remembers of loading it.
+_PARTS = ("patches", "weight_wrapper_patches", "object_patches", "model_options", "wrappers", "callbacks")
+_PARTS += ("injections", "hook_patches", "forced_hooks", "additional_models", "attachments")
+
+
+def model_digest(model) -> str:
+    """Changes with a MODEL: its weights, patches and options; not with where they lie or what was sampled."""
+    modules = {module: name for name, module in model.model.named_modules()}
+
+    def known(value):
+        """What stands for a value that leads back to the MODEL, or to another one."""
+        if value is model or value is model.model:
+            return "this MODEL"
+        if isinstance(value, torch.nn.Module):
+            return modules.get(value)
+        other = hasattr(value, "model_options") and hasattr(value, "patches_uuid")
+        return model_digest(value) if other else None
+
+    return digest(_parts(model), known, _NUMBERS)
+
+
+def clip_digest(clip) -> str | None:
+    """Changes with a CLIP; None for none."""
+    if clip is None:
+        return None
+    options = (clip.layer_idx, clip.tokenizer_options, clip.use_clip_schedule, type(clip.tokenizer).__qualname__)
+    return digest([model_digest(clip.patcher), options])
+
+
+def vae_digest(vae) -> str | None:
+    """Changes with a VAE; None for none."""
+    return None if vae is None else model_digest(vae.patcher)
+
+
+def _parts(patcher) -> list:
+    """All that a patcher's samples depend on."""
+    network, replaced = patcher.model, patcher.object_patches_backup
+    sampling = replaced.get("model_sampling") or getattr(network, "model_sampling", None)
+    weights = {name: value for name, value in network.state_dict().items() if not name.startswith("model_sampling.")}
+    weights |= {name: backup[0] for name, backup in patcher.hook_backup.items()}
+    weights |= {name: backup.weight for name, backup in patcher.backup.items()}
+    parts = {name: getattr(patcher, name, None) for name in _PARTS}
+    return [type(network), type(sampling), sampling, weights, parts]
