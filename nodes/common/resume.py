@@ -89,7 +89,7 @@ def _parts(value) -> Iterable:
         return [value.__module__, value.__qualname__, cells, value.__defaults__, value.__kwdefaults__]
     if isinstance(value, torch.nn.Module):
         plain = {name: item for name, item in vars(value).items() if isinstance(item, str | int | float)}
-        return [type(value), value.state_dict(), plain | {"training": False}]
+        return [type(value), dict(value.named_parameters()), dict(value.named_buffers()), plain | {"training": False}]
     if dataclasses.is_dataclass(value):
         return [type(value), *(getattr(value, field.name) for field in dataclasses.fields(value) if field.compare)]
     shown = repr(value)

@@ -50,8 +50,10 @@ def _parts(patcher) -> list:
     """All that a patcher's samples depend on."""
     network, replaced = patcher.model, patcher.object_patches_backup
     sampling = replaced.get("model_sampling") or getattr(network, "model_sampling", None)
-    weights = {name: value for name, value in patcher.model_state_dict().items() if not name.startswith("model_sampling.")}
+    weights = {
+        name: value for name, value in patcher.model_state_dict().items() if not name.startswith("model_sampling.")
+    }
     weights |= {name: backup[0] for name, backup in patcher.hook_backup.items()}
-    weights |= {name: backup.weight for name, backup in patcher.backup.items()}
+    weights |= {name: backup[0] for name, backup in patcher.backup.items()}
     parts = {name: getattr(patcher, name, None) for name in _PARTS}
     return [type(network), type(sampling), sampling, weights, parts]
