@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from glassbox.nodes.noise import composition
-from glassbox.nodes.noise.composition import CompositionSettings
 from glassbox.nodes.common.training.training_evaluation import PERCENTS, Validation
 from glassbox.nodes.common.training.training_loop import WeightAverage
 from glassbox.nodes.common.training.training_loss import make_objective
+from glassbox.nodes.noise import composition
+from glassbox.nodes.noise.composition import CompositionSettings
 
 
 def gaussian(*shape, seed=0):
