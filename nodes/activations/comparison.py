@@ -5,9 +5,13 @@ Linear CKA (arXiv 1905.00414, equation 4 for linear kernels) and the relative di
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
 import torch
 
 from .activations import Activations
+
+Watch = Callable[[Iterable], Iterator]
 
 
 def linear_cka(first: torch.Tensor, second: torch.Tensor) -> float:
@@ -26,6 +30,24 @@ def relative_difference(first: torch.Tensor, second: torch.Tensor) -> float:
     """``|second - first| / |first|`` over all rows, channels and positions; 0 for equal features."""
     first = first.double()
     return float((second.double() - first).norm() / first.norm().clamp_min(1e-30))
+
+
+def compare(
+    reference: Activations, models: Mapping[str, Activations], watch: Watch = iter
+) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
+    """The relative difference and the linear CKA of each model's activations to the first one's: name -> ID -> number.
+
+    ``watch`` is given the activations to iterate over. Raises ValueError as ``check_same`` does.
+    """
+    for other in models.values():
+        check_same(reference, other)
+    difference: dict[str, dict[str, float]] = {name: {} for name in models}
+    cka: dict[str, dict[str, float]] = {name: {} for name in models}
+    for id_, first in watch(reference.features.items()):
+        for name, other in models.items():
+            difference[name][id_] = relative_difference(first, other.features[id_])
+            cka[name][id_] = linear_cka(first, other.features[id_])
+    return difference, cka
 
 
 def check_same(first: Activations, second: Activations) -> None:

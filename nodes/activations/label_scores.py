@@ -8,12 +8,60 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import dataclass
 
 import torch
 from torch.nn import functional as F
 
-from . import correspondence, few_shot, point_list
+from . import correspondence, few_shot, id_chart, point_list
 from .activations import Activations
+from .comparison import Watch
+
+
+@dataclass(frozen=True)
+class LabelScores:
+    """A score of every activation by ID, its name, and the same of the guess that needs no model."""
+
+    name: str
+    scores: dict[str, float]
+    guess: float
+
+    def title(self, images: int) -> str:
+        """Of a chart of the scores."""
+        return f"{self.name}, {images} images. Dashed: the same place, {self.guess:.3f}"
+
+    def report(self) -> str:
+        """As text, a line for each activation."""
+        table = id_chart.table({self.name: self.scores})
+        return f"{self.name}. The same place, without a model: {self.guess:.3f}\n{table}"
+
+
+def by_points(
+    activations: Activations, text: str, size: tuple[int, int], side: int, threshold: float, watch: Watch
+) -> LabelScores:
+    """PCK of every activation on the points of ``parse_points``; other arguments are those of ``point_hits``."""
+    points = parse_points(text, len(activations.rows), size)
+    scores = {
+        id_: float(point_hits(value, points, size, side, threshold).float().mean())
+        for id_, value in watch(activations.features.items())
+    }
+    return LabelScores(f"PCK@{threshold:g}", scores, float(same_place_hits(points, size, threshold).float().mean()))
+
+
+def by_parts(
+    activations: Activations, labels: torch.Tensor, trained: int, side: int, seed: int, epochs: int, watch: Watch
+) -> LabelScores:
+    """Mean IoU of every activation; the arguments are those of ``part_iou``.
+
+    Raises ValueError when all rows are ``trained`` on.
+    """
+    if trained >= len(labels):
+        raise ValueError(f"train_images is {trained} of {len(labels)} images: leave at least one to score.")
+    scores = {
+        id_: float(part_iou(activations.select([id_]), labels, trained, side, seed, epochs).mean())
+        for id_ in watch(activations.features)
+    }
+    return LabelScores("mean IoU", scores, float(same_place_iou(labels, trained, side).mean()))
 
 
 def parse_points(text: str, images: int, size: tuple[int, int]) -> torch.Tensor:

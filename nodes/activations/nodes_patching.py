@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from comfy_api.latest import io
 
@@ -26,6 +28,7 @@ _STEPS = {
     "tooltip": f"Steps to patch: {select_ids.STEPS_EXAMPLE}. Steps count from 0.",
 }
 _BEST, _HEIGHT = 5, 500
+_TITLE = "Fraction of the first image that each patched activation restores"
 
 
 class ActivationPatching(io.ComfyNode):
@@ -185,30 +188,24 @@ class ActivationPatchingMap(io.ComfyNode):
         every = catalog(model.model.diffusion_model)
         specs = select_ids.select(every, preset, ids)
         activation_edit.editable_specs({spec.id: spec.channels for spec in specs}, every, "selection")
-        selects = select_ids.parse_steps(patched_steps)
+        recorder = _recorder(model, specs, select_ids.parse_steps(patched_steps), precision)
 
         def sample(patched, prompt: list) -> torch.Tensor:
             return sample_latents(patched, prompt, negative, latent["samples"], steps, cfg, seed)
 
-        settings = TapSettings(unconditional=True, dtype=PRECISIONS[precision])
-        recorder = Recorder(specs, settings, selects, lambda sigma: timestep_of(model, sigma))
         source, target = sample(observe(model, recorder), source_positive), sample(model, positive)
-        run = recorder.run_of(source)
-        run.require_recorded("Select other steps.")
-        latents, restored = [source, target], {}
-        for spec in with_progress(specs):
-            latents.append(sample(_patched(model, run, [spec], selects, PatchingSettings()), positive))
-            restored[spec.id] = restored_fraction(latents[-1], source, target, mask)
+        patched = _patched_one_by_one(model, recorder.run_of(source), specs, select_ids.parse_steps(patched_steps))
+        runs = {id_: sample(one, positive) for id_, one in patched}
+        restored = {id_: restored_fraction(latent, source, target, mask) for id_, latent in runs.items()}
         best = id_chart.best(restored, _BEST)
         figure = new_figure(id_chart.chart_width(len(restored)), _HEIGHT)
-        title = "Fraction of the first image that each patched activation restores"
-        id_chart.draw_bars(figure, {title: restored}, best, 0.0)
+        id_chart.draw_bars(figure, {_TITLE: restored}, best, 0.0)
         return io.NodeOutput(
             to_image(figure),
             catalog_table.value_map(every, restored),
             id_chart.table({"restored": restored}),
             "\n".join(best),
-            {"samples": torch.cat(latents)},
+            {"samples": torch.cat([source, target, *runs.values()])},
         )
 
 
@@ -216,6 +213,19 @@ def _editable(model, tensors: dict[str, torch.Tensor], selected: list[str]) -> l
     """The specs of recorded IDs in a model; raises ValueError for those that it lacks or that cannot be changed."""
     channels = {id_: tensors[id_].shape[1] for id_ in selected}
     return activation_edit.editable_specs(channels, catalog(model.model.diffusion_model), "recording")
+
+
+def _patched_one_by_one(model, run: Run, specs: list[ActivationSpec], selects: StepPredicate) -> Iterator[tuple]:
+    """ID and clone of a MODEL of which this one activation is that of a recorded run, with ComfyUI's progress."""
+    run.require_recorded("Select other steps.")
+    for spec in with_progress(specs):
+        yield spec.id, _patched(model, run, [spec], selects, PatchingSettings())
+
+
+def _recorder(model, specs: list[ActivationSpec], selects: StepPredicate, precision: str) -> Recorder:
+    """A recorder of activations in both conditionings."""
+    settings = TapSettings(unconditional=True, dtype=PRECISIONS[precision])
+    return Recorder(specs, settings, selects, lambda sigma: timestep_of(model, sigma))
 
 
 def _patched(model, run: Run, specs: list[ActivationSpec], selects: StepPredicate, settings: PatchingSettings):

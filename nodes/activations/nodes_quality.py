@@ -132,23 +132,12 @@ class ActivationQuality(io.ComfyNode):
         if not selected:
             raise ValueError("Only attention maps are selected. Select features, such as up-level1-*.")
         kept = None if id_filter == IdFilter.MEASURED else _filtered_ids(specs, id_filter)
-        latent = clean_latent(latent, image, vae)
-        samples = latent["samples"]
-        if samples.ndim == 5:  # frames of videos are rows
-            samples = samples.movedim(2, 1).flatten(0, 1)
-        if len(samples) < 2:
-            raise ValueError("At least two images are needed to measure how activations differ between images.")
-        sigma = sigma_of(model, specs, noise_unit, level)
-        settings = TapSettings(pool_size=pool_size, dtype=torch.float32)
-        statistics = {spec.id: quality.NoiseStatistics() for spec in selected}
-        for tapped in tap_noise_samples(model, positive, latent, sigma, selected, settings, seed, noise_samples):
-            for id_, value in tapped.tensors.items():
-                statistics[id_].add(value)
-        measured = {id_: quality.measure(one, samples) for id_, one in statistics.items()}
+        latent, sigma = clean_latent(latent, image, vae), sigma_of(model, specs, noise_unit, level)
+        images, settings = quality.rows_of(latent["samples"]), TapSettings(pool_size=pool_size, dtype=torch.float32)
+        tapped = tap_noise_samples(model, positive, latent, sigma, selected, settings, seed, noise_samples)
+        measured = quality.measure_samples((one.tensors for one in tapped), images)
         if kept is None:
-            kept = {
-                id_ for id_, one in measured.items() if one.noise <= max_noise_fraction and one.locality <= max_locality
-            }
+            kept = {id_ for id_, one in measured.items() if one.within(max_noise_fraction, max_locality)}
         figure = new_figure(id_chart.chart_width(len(measured)), _HEIGHT)
         quality.draw_chart(figure, measured, kept, f"{len(measured)} activations, filter: {id_filter}")
         names = "\n".join(id_ for id_ in measured if id_ in kept)

@@ -79,14 +79,7 @@ class CompareActivations(io.ComfyNode):
         from . import catalog_table, comparison, id_chart
 
         models = {"activations": activations} | {name: other for name, other in others.items() if other is not None}
-        for other in models.values():
-            comparison.check_same(reference, other)
-        difference: dict[str, dict[str, float]] = {name: {} for name in models}
-        cka: dict[str, dict[str, float]] = {name: {} for name in models}
-        for id_, first in with_progress(reference.features.items()):
-            for name, other in models.items():
-                difference[name][id_] = comparison.relative_difference(first, other.features[id_])
-                cka[name][id_] = comparison.linear_cka(first, other.features[id_])
+        difference, cka = comparison.compare(reference, models, with_progress)
         largest = {id_: max(values[id_] for values in difference.values()) for id_ in reference.features}
         best = id_chart.best(largest, keep)
         figure = new_figure(id_chart.chart_width(len(largest)), 2 * _HEIGHT)
@@ -98,11 +91,12 @@ class CompareActivations(io.ComfyNode):
         every = [value for values in difference.values() for value in values.values()]
         specs, bounds = catalog(model.model.diffusion_model), (min(every), max(every))
         maps = [catalog_table.value_map(specs, values, bounds) for values in difference.values()]
-        columns: dict[str, dict[str, float]] = {}
-        for name in models:
-            suffix = name.removeprefix("activations")
-            columns |= {f"difference{suffix}": difference[name], f"CKA{suffix}": cka[name]}
-        return io.NodeOutput(to_image(figure), torch.cat(maps), id_chart.table(columns), "\n".join(best))
+        named = [
+            (f"{what}{name.removeprefix('activations')}", values[name])
+            for name in models
+            for what, values in (("difference", difference), ("CKA", cka))
+        ]
+        return io.NodeOutput(to_image(figure), torch.cat(maps), id_chart.table(dict(named)), "\n".join(best))
 
 
 class ScoreActivations(io.ComfyNode):
@@ -198,8 +192,7 @@ class ScoreActivations(io.ComfyNode):
     ) -> io.NodeOutput:
         from . import few_shot, id_chart, label_scores
 
-        masks = [parts[f"part_{number}"] for number in range(1, _PARTS + 1) if parts.get(f"part_{number}") is not None]
-        rows, size = len(activations.rows), (image.shape[1], image.shape[2])
+        masks, rows = [mask for _, mask in sorted(parts.items()) if mask is not None], len(activations.rows)
         if bool(points.strip()) == bool(masks):
             raise ValueError("Enter points, or connect part_1 and other masks, one of both.")
         if len(image) != rows or rows < 2:
@@ -208,35 +201,20 @@ class ScoreActivations(io.ComfyNode):
                 "labeled, at least two."
             )
         if masks:
-            if train_images >= rows:
-                raise ValueError(f"train_images is {train_images} of {rows} images: leave at least one to score.")
             labels = few_shot.part_labels(masks, activations)
-            guess = float(label_scores.same_place_iou(labels, train_images, resolution).mean())
-            scores = {
-                id_: float(
-                    label_scores.part_iou(
-                        activations.select([id_]), labels, train_images, resolution, seed, epochs
-                    ).mean()
-                )
-                for id_ in with_progress(activations.features)
-            }
-            name = "mean IoU"
+            found = label_scores.by_parts(activations, labels, train_images, resolution, seed, epochs, with_progress)
         else:
-            marks = label_scores.parse_points(points, rows, size)
-            guess = float(label_scores.same_place_hits(marks, size, threshold).float().mean())
-            scores = {
-                id_: float(label_scores.point_hits(value, marks, size, resolution, threshold).float().mean())
-                for id_, value in with_progress(activations.features.items())
-            }
-            name = f"PCK@{threshold:g}"
-        best = id_chart.best(scores, keep)
-        figure = new_figure(id_chart.chart_width(len(scores)), _HEIGHT)
-        id_chart.draw_bars(figure, {f"{name}, {rows} images. Dashed: the same place, {guess:.3f}": scores}, best, guess)
-        report = f"{name}. The same place, without a model: {guess:.3f}\n{id_chart.table({name: scores})}"
+            size = (image.shape[1], image.shape[2])
+            found = label_scores.by_points(activations, points, size, resolution, threshold, with_progress)
+        best = id_chart.best(found.scores, keep)
+        figure = new_figure(id_chart.chart_width(len(found.scores)), _HEIGHT)
+        id_chart.draw_bars(figure, {found.title(rows): found.scores}, best, found.guess)
         path = next_file(filename_prefix, ".txt")
         with atomic_write(path) as temporary:
-            temporary.write_text("".join(f"{id_}  # {name} {scores[id_]:.3f}\n" for id_ in best), encoding="utf-8")
-        return io.NodeOutput(to_image(figure), report, "\n".join(best), relative(path))
+            temporary.write_text(
+                "".join(f"{id_}  # {found.name} {found.scores[id_]:.3f}\n" for id_ in best), encoding="utf-8"
+            )
+        return io.NodeOutput(to_image(figure), found.report(), "\n".join(best), relative(path))
 
 
 NODES = [CompareActivations, ScoreActivations]

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 
 import torch
 from comfy_api.latest import io
 
-from ..host import prompt_alignment
-from ..host.evaluate import sample_seeds, timestep_of
-from ..host.hooks import observe, refuse_compiled
+from ..host.evaluate import sample_seeds
 from ..host.image_output import new_figure, to_image
-from ..host.progress import Progress, check_stop
 from ..host.schema import schema
-from ..host.text_encoding import tokens_of, words_of
-from .catalog_unet import catalog
-from .recorder import Recorder
-from .seed_scout import Ranking, Scores, draw_sheet, layout_likeness, report, word_coverage
-from .select_ids import ATTENTION_MEAN
-from .tap import TapSettings
+from .seed_scout import Ranking, draw_sheet, report
+from .seed_scout_comfy import WordMaps, decoded_images, image_scorer
 from .tap_inputs import SEED_MAX
 
 _COLUMNS, _CELL, _LABELS = 6, 190, 70  # of the sheet: columns, and pixels of an image and of the text above it
@@ -133,96 +125,16 @@ class SeedScout(io.ComfyNode):
             )
         seeds, keep = [(seed + number) % (SEED_MAX + 1) for number in range(count)], min(keep, count)
         attention = WordMaps(model, clip, prompt, words) if ranking == Ranking.WORD_COVERAGE else None
-        score = attention.scores if attention else _image_scorer(ranking, prompt, reference, clip, clip_vision)
-        watched = attention.model if attention else model
-        decoded, progress = [], Progress(count)
-        for begin in range(0, count, batch_size):
-            check_stop()
-            part = seeds[begin : begin + batch_size]
-            samples = sample_seeds(watched, positive, negative, latent, part, steps, cfg)
-            if attention:
-                attention.read(samples)
-            decoded.append(vae.decode(samples).flatten(0, -4)[..., :3])
-            progress.show(begin + len(part), decoded[-1])
-        images = torch.cat(decoded)
-        if len(images) != count:
-            raise ValueError("latent is a video: Seed Scout compares single images.")
+        score = attention.scores if attention else image_scorer(ranking, prompt, reference, clip, clip_vision)
+        watched, read = (attention.model, attention.read) if attention else (model, None)
+        sample = partial(sample_seeds, watched, positive, negative, latent, steps=steps, cfg=cfg)
+        images = decoded_images(sample, vae, seeds, batch_size, read)
         scores = score(images)
         columns, order = min(_COLUMNS, count), scores.order()
         figure = new_figure(_CELL * columns, 40 + (_CELL + _LABELS) * math.ceil(count / columns))
         draw_sheet(figure, columns, images, seeds, scores, keep)
         best = [seeds[index] for index in order[:keep]]
         return io.NodeOutput(best, images[order], to_image(figure), report(seeds, scores, keep))
-
-
-class WordMaps:
-    """The words' heat maps (N, H, W) of the sampling runs on ``model``, a clone of a MODEL."""
-
-    def __init__(self, model, clip, prompt: str, words: str):
-        if clip is None:
-            raise ValueError("word_coverage needs clip: connect the CLIP that encoded the prompt.")
-        from .token_heatmap import word_positions
-
-        refuse_compiled(model)
-        self._positions, self._length = word_positions(prompt, words, words_of, partial(tokens_of, clip))
-        specs = catalog(model.model.diffusion_model)
-        if not any(spec.id == ATTENTION_MEAN for spec in specs):
-            raise ValueError("The image-to-text attention of this model cannot be read: use another ranking.")
-        mean = [spec for spec in specs if spec.id == ATTENTION_MEAN]
-        settings = TapSettings(dtype=torch.float32)
-        self._recorder = Recorder(mean, settings, lambda *_: True, lambda sigma: timestep_of(model, sigma), True)
-        self.model = observe(model, self._recorder)
-        self._maps: dict[str, torch.Tensor] = {}
-
-    def read(self, samples: torch.Tensor) -> None:
-        """Add the maps of the run that ended with these latents, a mean over its steps."""
-        from .token_heatmap import heat_map
-
-        run = self._recorder.run_of(samples)
-        if not run.snapshots:
-            raise ValueError(f"The attention to the words could not be read. {run.skipped_report()}")
-        recorded = run.average()
-        attention = recorded.tensors[ATTENTION_MEAN][:, : recorded.rows[0].text_tokens]
-        for word, positions in self._positions.items():
-            maps = heat_map(attention, positions, self._length)
-            self._maps[word] = torch.cat([self._maps[word], maps]) if word in self._maps else maps
-
-    def scores(self, _images: torch.Tensor) -> Scores:
-        """The coverage of all runs that were read."""
-        return word_coverage(self._maps)
-
-
-def _image_scorer(
-    ranking: str, prompt: str, reference: torch.Tensor | None, clip, clip_vision
-) -> Callable[[torch.Tensor], Scores]:
-    """What scores images (N, H, W, 3); raises ValueError when an input that it needs is not connected."""
-    if ranking == Ranking.PROMPT_ALIGNMENT:
-        return lambda images: _alignment(prompt, images, clip, clip_vision)
-    if reference is None:
-        raise ValueError(f"{ranking} needs reference: connect the image that the result should be like.")
-    first = reference[:1]
-    if ranking == Ranking.LAYOUT_LIKENESS:
-        return lambda images: layout_likeness(images, first)
-    own = prompt_alignment.own_embedder(clip)
-    if clip_vision is not None:
-        return lambda images: _likeness(lambda part: clip_vision.encode_image(part)["image_embeds"], images, first)
-    if own is None:
-        raise ValueError("image_likeness needs clip_vision: connect one from Load CLIP Vision.")
-    return lambda images: _likeness(own, images, first)
-
-
-def _likeness(embed: Callable, images: torch.Tensor, reference: torch.Tensor) -> Scores:
-    """Cosine of the embeddings of images (N, H, W, 3) and of a reference (1, h, w, 3)."""
-    values = torch.cosine_similarity(embed(images).float(), embed(reference).float(), dim=1)
-    return Scores(values.cpu(), "cosine of the embeddings of image and reference")
-
-
-def _alignment(prompt: str, images: torch.Tensor, clip, clip_vision) -> Scores:
-    try:
-        alignment = prompt_alignment.measure(prompt, images, clip, clip_vision)
-    except prompt_alignment.AbsentError as error:
-        raise ValueError(f"prompt_alignment cannot be measured: {error}.") from error
-    return Scores(alignment.values, alignment.what)
 
 
 NODES = [SeedScout]

@@ -118,45 +118,26 @@ class SparseFeatures(io.ComfyNode):
     ) -> io.NodeOutput:
         from torch.nn import functional as F
 
-        from . import overlays
+        from . import overlays, sparse_autoencoder
 
         numbers = [row.image for row in activations.rows]
         if image_index not in numbers:
             raise ValueError(f"image_index is {image_index}, and the activations are of images 0 to {max(numbers)}.")
         row = numbers.index(image_index)
         maps = autoencoder.maps(activations)  # (rows, F, H, W)
-        score = _scores(maps[row], mask)
+        score = sparse_autoencoder.feature_scores(maps[row], mask)
         chosen = score.argsort(descending=True, stable=True)[:count].tolist()
-        strongest = maps.amax((2, 3))  # (rows, F)
-        tiles, lines = [], []
+        strongest, tiles = maps.amax((2, 3)), []  # (rows, F)
         for number in with_progress(chosen):
             first = strongest[:, number].argsort(descending=True, stable=True)[:top_images].tolist()
             rows, peak = [row, *first], strongest[:, number].max().clamp_min(1e-12)
             images = torch.stack([image_of(image, activations, one) for one in rows])
             tiles.append((f"feature {number}", overlays.overlay(images, maps[rows, number] / peak, opacity)))
-            lines.append(
-                f"{number:6}  {float(score[number]):8.3f}  {float(strongest[row, number]):8.3f}  "
-                f"{float((maps[row, number] > 0).float().mean()):6.1%}  "
-                f"{float((strongest[:, number] > 0).float().mean()):6.1%}"
-            )
         shown = maps[row, chosen] / maps[row, chosen].amax((1, 2), keepdim=True).clamp_min(1e-12)
         places = F.interpolate(shown[:, None], size=images_of(image, activations).shape[1:3], mode="bilinear")[:, 0]
-        head = "feature     score      peak  of the image  of the images"
-        return io.NodeOutput(
-            overlays.contact_sheet(tiles, max(128, image.shape[1] // 2)),
-            "\n".join(f"{number} = 1" for number in chosen),
-            places,
-            "\n".join([head, *lines]),
-        )
-
-
-def _scores(maps: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """The mean of each feature's map (F, H, W); with a mask (M, H, W), inside of it minus outside."""
-    if mask is None:
-        return maps.mean((1, 2))
-    weight = activation_edit.mask_at(mask[:1], maps[None], 1)[0, 0]
-    inside, outside = (one / one.sum().clamp_min(1e-12) for one in (weight, 1 - weight))
-    return (maps * (inside - outside)).sum((1, 2))
+        sheet = overlays.contact_sheet(tiles, max(128, image.shape[1] // 2))
+        features = "\n".join(f"{number} = 1" for number in chosen)
+        return io.NodeOutput(sheet, features, places, sparse_autoencoder.feature_table(maps, row, score, chosen))
 
 
 class SparseFeatureSteering(io.ComfyNode):

@@ -240,19 +240,17 @@ class SteeringDirectionFromPrompts(io.ComfyNode):
             raise ValueError(
                 f"Enter at least one prompt of each kind, one per line, and at most {_PROMPTS_MAX} in all."
             )
-        selects, negative = select_ids.parse_steps(recorded_steps), encode(clip, "")[1]
-        sums: list[dict[str, torch.Tensor]] = [{}, {}]
-        for kind, prompt in with_progress([(number, prompt) for number in (0, 1) for prompt in prompts[number]]):
-            recorder = Recorder(
-                specs, TapSettings(dtype=torch.float32), selects, lambda sigma: timestep_of(model, sigma)
-            )
-            positive = encode(clip, prompt)[1]
-            samples = sample_latents(observe(model, recorder), positive, negative, latent["samples"], steps, cfg, seed)
-            run = recorder.run_of(samples)
+        selects, settings = select_ids.parse_steps(recorded_steps), TapSettings(dtype=torch.float32)
+        negative = encode(clip, "")[1]
+
+        def record(prompt: str) -> Activations:
+            recorder = Recorder(specs, settings, selects, lambda sigma: timestep_of(model, sigma))
+            positive, watched = encode(clip, prompt)[1], observe(model, recorder)
+            run = recorder.run_of(sample_latents(watched, positive, negative, latent["samples"], steps, cfg, seed))
             run.require_recorded("Select other steps in recorded_steps.")
-            for id_, value in run.average().features.items():
-                sums[kind][id_] = sums[kind].get(id_, 0) + value.mean((0, 2, 3))
-        vectors = {id_: sums[0][id_] / len(prompts[0]) - sums[1][id_] / len(prompts[1]) for id_ in sums[0]}
+            return run.average()
+
+        vectors = steering.contrast(prompts[0], prompts[1], record, with_progress)
         about = f"Difference of means of {len(prompts[0])} and {len(prompts[1])} prompts"
         direction = steering.SteeringDirection(vectors, about, name.strip())
         return io.NodeOutput(direction, direction.report())

@@ -171,16 +171,9 @@ class ActivationSimilarity(io.ComfyNode):
         from . import correspondence, overlays, point_list
 
         size, row = (image.shape[1], image.shape[2]), _first_row(activations, image_index, image)
+        ui = {"glassbox_images": save_preview_images(image, image_index)}
         if all(id_.endswith("self-map") for id_ in activations.tensors):
-            spots = point_list.parse(points, size)
-            maps = _self_attention(activations, row, (spots + 0.5) / torch.tensor([size[1], size[0]]))
-            maps = maps if per_head else maps.mean(0, keepdim=True)
-            maps = maps / maps.amax((1, 2), keepdim=True).clamp_min(1e-12)
-            shown, factor = overlays.magnify(image_of(image, activations, row)[None])
-            figure = overlays.overlay(shown.expand(len(maps), -1, -1, -1), maps, opacity)
-            figure = torch.stack([overlays.draw_points(one, (spots + 0.5) * factor) for one in figure])
-            attended = F.interpolate(maps[:, None], size=size, mode="bilinear")[:, 0]
-            return io.NodeOutput(figure, attended, ui={"glassbox_images": save_preview_images(image, image_index)})
+            return io.NodeOutput(*_attention_figure(activations, image, row, points, opacity, per_head), ui=ui)
         feature = activations.joined(weighting)
         if mask is None:
             marks = point_list.parse(points, size)
@@ -196,7 +189,24 @@ class ActivationSimilarity(io.ComfyNode):
         if marks is not None:
             figure[row] = overlays.draw_points(figure[row], (marks + 0.5) * factor)
         similar = F.interpolate(values[:, None].clamp(0, 1), size=size, mode="bilinear")[:, 0]
-        return io.NodeOutput(figure, similar, ui={"glassbox_images": save_preview_images(image, image_index)})
+        return io.NodeOutput(figure, similar, ui=ui)
+
+
+def _attention_figure(
+    activations: Activations, image: torch.Tensor, row: int, points: str, opacity: float, per_head: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where the points of a row attend: figures (heads or 1, H, W, 3), and the maps (heads or 1, H, W)."""
+    from . import overlays, point_list
+
+    size = (image.shape[1], image.shape[2])
+    spots = point_list.parse(points, size) + 0.5
+    maps = _self_attention(activations, row, spots / torch.tensor([size[1], size[0]]))
+    maps = maps if per_head else maps.mean(0, keepdim=True)
+    maps = maps / maps.amax((1, 2), keepdim=True).clamp_min(1e-12)
+    shown, factor = overlays.magnify(image_of(image, activations, row)[None])
+    figure = overlays.overlay(shown.expand(len(maps), -1, -1, -1), maps, opacity)
+    figure = torch.stack([overlays.draw_points(one, spots * factor) for one in figure])
+    return figure, F.interpolate(maps[:, None], size=size, mode="bilinear")[:, 0]
 
 
 def _self_attention(activations: Activations, row: int, points: torch.Tensor) -> torch.Tensor:
@@ -271,7 +281,7 @@ class ActivationCorrespondence(io.ComfyNode):
         weighting: str = Weighting.EQUAL,
         source_mask: torch.Tensor | None = None,
     ) -> io.NodeOutput:
-        from . import correspondence, overlays, point_list
+        from . import overlays, point_list
 
         channels = [{id_: value.shape[1] for id_, value in one.features.items()} for one in (source, target)]
         if channels[0] != channels[1]:
@@ -280,36 +290,55 @@ class ActivationCorrespondence(io.ComfyNode):
             )
         row = _first_row(source, image_index, source_image)
         feature, shown = source.select_rows([row]).joined(weighting)[0], image_of(source_image, source, row)
-        height, width = shown.shape[:2]
-        marks = point_list.parse(points, (height, width))
-        queries = marks * torch.tensor([resolution / width, resolution / height])
+        marks = point_list.parse(points, _size(shown))
+        part = None if source_mask is None else source_mask[min(image_index, len(source_mask) - 1)]
         left, factor = overlays.magnify(shown[None])
         figures, texts, masks = [], [], []
         for number in range(len(target.rows)):
             other = target.select_rows([number]).joined(weighting)[0]
             other_image = image_of(target_image, target, number)
-            matches, _ = correspondence.nearest_points(feature, other, queries, resolution, with_progress)
-            holds = torch.ones(len(matches), dtype=torch.bool)
-            if mutual:
-                holds = correspondence.mutual_points(feature, other, queries, matches, resolution, with_progress)
-            height, width = other_image.shape[:2]
-            matches = matches * torch.tensor([width / resolution, height / resolution])
-            right, times = overlays.magnify(other_image[None])
+            sizes, (right, times) = (_size(shown), _size(other_image)), overlays.magnify(other_image[None])
+            matches, holds = _matched(feature, other, marks, sizes, resolution, mutual)
             ends = (marks + 0.5) * factor, (matches + 0.5) * times
             figures.append(overlays.draw_matches(left[0], right[0], *ends, holds))
             texts.append(point_list.to_text(matches))
-            if source_mask is None:
-                masks.append(torch.zeros(height, width))
-                continue
-            mask = source_mask[min(image_index, len(source_mask) - 1)]
-            mask = correspondence.transfer_mask(feature, other, mask, mutual, with_progress)
-            masks.append(F.interpolate(mask[None, None], size=(height, width), mode="bilinear")[0, 0])
-        return io.NodeOutput(
-            torch.stack(figures),
-            "\n\n".join(texts),
-            torch.stack(masks),
-            ui={"glassbox_images": save_preview_images(source_image, image_index)},
-        )
+            masks.append(_transferred(feature, other, part, sizes[1], mutual))
+        ui = {"glassbox_images": save_preview_images(source_image, image_index)}
+        return io.NodeOutput(torch.stack(figures), "\n\n".join(texts), torch.stack(masks), ui=ui)
+
+
+def _size(image: torch.Tensor) -> tuple[int, int]:
+    return image.shape[0], image.shape[1]
+
+
+def _matched(
+    feature: torch.Tensor, other: torch.Tensor, marks: torch.Tensor, sizes: tuple, resolution: int, mutual: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where points (P, 2) of an image are in another one, in its pixels, and which hold: also lead back.
+
+    ``sizes``: (height, width) of both images. All hold where ``mutual`` is off.
+    """
+    from . import correspondence
+
+    (height, width), (other_height, other_width) = sizes
+    queries = marks * torch.tensor([resolution / width, resolution / height])
+    matches, _ = correspondence.nearest_points(feature, other, queries, resolution, with_progress)
+    holds = torch.ones(len(matches), dtype=torch.bool)
+    if mutual:
+        holds = correspondence.mutual_points(feature, other, queries, matches, resolution, with_progress)
+    return matches * torch.tensor([other_width / resolution, other_height / resolution]), holds
+
+
+def _transferred(
+    feature: torch.Tensor, other: torch.Tensor, mask: torch.Tensor | None, size: tuple[int, int], mutual: bool
+) -> torch.Tensor:
+    """A mask of one image on another one of ``size``; black without one."""
+    from . import correspondence
+
+    if mask is None:
+        return torch.zeros(size)
+    found = correspondence.transfer_mask(feature, other, mask, mutual, with_progress)
+    return F.interpolate(found[None, None], size=size, mode="bilinear")[0, 0]
 
 
 def _first_row(activations: Activations, image_index: int, images: torch.Tensor) -> int:

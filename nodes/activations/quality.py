@@ -7,7 +7,7 @@ content.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +37,10 @@ class Quality:
     noise: float
     granularity: float
     locality: float
+
+    def within(self, noise: float, locality: float) -> bool:
+        """Whether neither noise nor locality is above a limit."""
+        return self.noise <= noise and self.locality <= locality
 
 
 class NoiseStatistics:
@@ -100,6 +104,23 @@ def _distance_correlation(feature: torch.Tensor, pairs: torch.Tensor) -> float:
     similarity, distance = similarity - similarity.mean(1, keepdim=True), distance - distance.mean()
     product = similarity.norm(dim=1) * distance.norm()
     return -float(((similarity * distance).sum(1) / product.clamp_min(1e-12)).mean())
+
+
+def rows_of(latent: torch.Tensor) -> torch.Tensor:
+    """Images (rows, C, H, W) of a latent, of videos every frame; raises ValueError when there are less than two."""
+    rows = latent.movedim(2, 1).flatten(0, 1) if latent.ndim == 5 else latent
+    if len(rows) < 2:
+        raise ValueError("At least two images are needed to measure how activations differ between images.")
+    return rows
+
+
+def measure_samples(tapped: Iterable[Mapping[str, torch.Tensor]], latent: torch.Tensor) -> dict[str, Quality]:
+    """The numbers of every activation by ID, of several noise samples of all; ``latent`` as in ``measure``."""
+    statistics: dict[str, NoiseStatistics] = {}
+    for tensors in tapped:
+        for id_, value in tensors.items():
+            statistics.setdefault(id_, NoiseStatistics()).add(value)
+    return {id_: measure(one, latent) for id_, one in statistics.items()}
 
 
 def measure(statistics: NoiseStatistics, latent: torch.Tensor) -> Quality:

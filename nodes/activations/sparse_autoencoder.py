@@ -152,3 +152,24 @@ def steer_features(
         return feature + delta
 
     return edit
+
+
+def feature_scores(maps: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """The mean of each feature's map (F, H, W); with a mask (M, H, W), inside of it minus outside."""
+    if mask is None:
+        return maps.mean((1, 2))
+    weight = mask_at(mask[:1], maps[None], 1)[0, 0]
+    inside, outside = (one / one.sum().clamp_min(1e-12) for one in (weight, 1 - weight))
+    return (maps * (inside - outside)).sum((1, 2))
+
+
+def feature_table(maps: torch.Tensor, row: int, scores: torch.Tensor, features: list[int]) -> str:
+    """A line for each of some features in an image of maps (rows, F, H, W): score, peak, and how common it is."""
+    lines = ["feature     score      peak  of the image  of the images"]
+    for number in features:
+        here, peaks = maps[row, number], maps[:, number].amax((1, 2))
+        lines.append(
+            f"{number:6}  {float(scores[number]):8.3f}  {float(here.max()):8.3f}  "
+            f"{float((here > 0).float().mean()):6.1%}  {float((peaks > 0).float().mean()):6.1%}"
+        )
+    return "\n".join(lines)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +60,21 @@ def mean_difference(toward: Activations, away: Activations) -> SteeringDirection
         )
     vectors = {id_: value.float().mean((0, 2, 3)) - second[id_].float().mean((0, 2, 3)) for id_, value in first.items()}
     return SteeringDirection(vectors, "Difference of means")
+
+
+def contrast(
+    toward: list[str], away: list[str], record: Callable[[str], Activations], watch: Callable[[Iterable], Iterator]
+) -> dict[str, torch.Tensor]:
+    """The vector (C,) of each ID from two sets of prompts: the mean over the one minus the mean over the other.
+
+    ``record``: the activations of a prompt, of which the mean over rows and positions counts. ``watch`` is given the
+    prompts to iterate over.
+    """
+    sums: list[dict[str, torch.Tensor]] = [{}, {}]
+    for kind, prompt in watch([(0, prompt) for prompt in toward] + [(1, prompt) for prompt in away]):
+        for id_, value in record(prompt).features.items():
+            sums[kind][id_] = sums[kind].get(id_, 0) + value.mean((0, 2, 3))
+    return {id_: sums[0][id_] / len(toward) - sums[1][id_] / len(away) for id_ in sums[0]}
 
 
 def principal_direction(activations: Activations, component: int) -> SteeringDirection:

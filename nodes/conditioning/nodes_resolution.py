@@ -12,8 +12,9 @@ from ..host.image_output import new_figure, to_image
 from ..host.progress import nothing_to_show
 from ..host.schema import schema
 from . import noise_rescale_comfy
+from .noise_rescale_comfy import SAMPLER_ONLY
 from .position_resample import Alignment, PositionSettings, describe_positions, resample_table
-from .rotary_scaling import RotaryMethod
+from .rotary_scaling import RotaryMethod, RotarySettings, describe_rotary, rotate
 
 CATEGORY = "Glassbox/Conditioning"
 PAPER = "On Improved Conditioning Mechanisms and Pre-training Strategies for Diffusion Models (arXiv 2411.03177)"
@@ -126,17 +127,9 @@ class ResolutionNoiseRescale(io.ComfyNode):
         factor = noise_rescale.sigma_scale(size[0], size[1], base[0], base[1])
         moved = noise_rescale_comfy.rescaled(model, factor, mode)
         shown = noise_rescale_comfy.schedule_sigmas(model, scheduler, _STEPS) if sigmas is None else sigmas
-        after = noise_rescale_comfy.rescaled_sigmas(moved, shown)
-        schedules = {
-            name: (
-                noise_rescale_comfy.schedule_sigmas(moved, name, _STEPS),
-                noise_rescale_comfy.rescaled_sigmas(moved, noise_rescale_comfy.schedule_sigmas(model, name, _STEPS)),
-            )
-            for name in noise_rescale_comfy.schedulers()
-        }
+        schedules = noise_rescale_comfy.schedules_and_law(model, moved, _STEPS)
+        after = schedules[scheduler][0] if sigmas is None else noise_rescale_comfy.rescaled_sigmas(moved, shown)
         figure, title = new_figure(), f"{scheduler} scheduler" if sigmas is None else "connected sigmas"
-        if sigmas is None:
-            after = schedules[scheduler][0]
         noise_rescale.draw_sigmas(figure, shown[:-1].tolist(), after[:-1].tolist(), factor, title)
         ends, shift = [noise_rescale_comfy.sigma_range(m) for m in (model, moved)], noise_rescale_comfy.shift_of(model)
         report = [noise_rescale.describe_rescale(factor, size, base, mode, *ends)]
@@ -258,7 +251,7 @@ class PositionalResample(io.ComfyNode):
         downscale_end_percent: float,
         latent=None,
     ) -> io.NodeOutput:
-        from . import feature_downscale_comfy, noise_rescale, position_resample_comfy, rotary_scaling
+        from . import noise_rescale, position_resample_comfy
 
         base = base_size or noise_rescale_comfy.trained_size(model)
         if base is None:
@@ -268,34 +261,47 @@ class PositionalResample(io.ComfyNode):
             )
         match position_resample_comfy.kind_of(model):
             case position_resample_comfy.Kind.TABLE:
-                table = PositionSettings(base // 16, Alignment(alignment))
-                moved = position_resample_comfy.resampled(model, functools.partial(resample_table, table))
-                report = describe_positions(table, position_resample_comfy.stored_table(model))
+                moved, report = _with_table(model, PositionSettings(base // 16, Alignment(alignment)))
             case position_resample_comfy.Kind.ROTARY:
-                method = RotaryMethod(rotary_method)
-                rotary = rotary_scaling.RotarySettings(method, rotary_strength, rotary_exponent, base)
-                moved = position_resample_comfy.rotated(model, functools.partial(rotary_scaling.rotate, rotary))
-                report = rotary_scaling.describe_rotary(rotary)
+                settings = RotarySettings(RotaryMethod(rotary_method), rotary_strength, rotary_exponent, base)
+                moved, report = _with_rotary(model, settings)
             case _:
-                end = sigmas_of(model, 0, downscale_end_percent)[1]
-                moved = feature_downscale_comfy.with_downscaled_features(model, base, end)
-                report = (
-                    f"Inner features at the size of {base} pixels per side for the first "
-                    f"{100 * downscale_end_percent:g} % of sampling (sigma {end:.4g} and more): divided by 1.5 at "
-                    f"{base * 3 // 2} pixels, by 2 at {base * 2}."
-                )
+                moved, report = _with_features(model, base, downscale_end_percent)
         if latent is not None:
             size = latent_shapes.pixels(latent, model)
             factor = noise_rescale.sigma_scale(*size, base, base)
-            ends = [noise_rescale_comfy.sigma_range(model)]
-            moved = noise_rescale_comfy.rescaled(moved, factor, noise_rescale_comfy.SAMPLER_ONLY)
-            ends.append(noise_rescale_comfy.sigma_range(moved))
-            report += "\n" + noise_rescale.describe_rescale(
-                factor, size, (base, base), noise_rescale_comfy.SAMPLER_ONLY, *ends
-            )
-        return io.NodeOutput(
-            moved, "\n".join([report, *noise_rescale.describe_base(base, noise_rescale_comfy.trained_size(model))])
-        )
+            mode, moved = SAMPLER_ONLY, noise_rescale_comfy.rescaled(moved, factor, SAMPLER_ONLY)
+            ends = [noise_rescale_comfy.sigma_range(one) for one in (model, moved)]
+            report += "\n" + noise_rescale.describe_rescale(factor, size, (base, base), mode, *ends)
+        known = noise_rescale_comfy.trained_size(model)
+        return io.NodeOutput(moved, "\n".join([report, *noise_rescale.describe_base(base, known)]))
+
+
+def _with_table(model, settings: PositionSettings):
+    """A MODEL with a stored table of positions resampled, and what is changed."""
+    from . import position_resample_comfy
+
+    moved = position_resample_comfy.resampled(model, functools.partial(resample_table, settings))
+    return moved, describe_positions(settings, position_resample_comfy.stored_table(model))
+
+
+def _with_rotary(model, settings: RotarySettings):
+    """A MODEL with rotary positions scaled, and what is changed."""
+    from . import position_resample_comfy
+
+    return position_resample_comfy.rotated(model, functools.partial(rotate, settings)), describe_rotary(settings)
+
+
+def _with_features(model, base: int, end_percent: float):
+    """A MODEL whose inner features have at most the size of ``base`` pixels at first, and what is changed."""
+    from . import feature_downscale_comfy
+
+    end = sigmas_of(model, 0, end_percent)[1]
+    report = (
+        f"Inner features at the size of {base} pixels per side for the first {100 * end_percent:g} % of sampling "
+        f"(sigma {end:.4g} and more): divided by 1.5 at {base * 3 // 2} pixels, by 2 at {base * 2}."
+    )
+    return feature_downscale_comfy.with_downscaled_features(model, base, end), report
 
 
 def _base(model, width: int, height: int) -> tuple[int, int]:

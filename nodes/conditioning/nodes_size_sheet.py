@@ -10,10 +10,9 @@ from ..host.image_output import new_figure, to_image
 from ..host.latent_shapes import pixels
 from ..host.progress import with_progress
 from ..host.schema import schema
-from . import metadata_schedule_comfy
-from . import size_metadata_comfy as host_metadata
+from . import metadata_schedule_comfy, size_metadata_comfy
 from .metadata_schedule import GateCurve, GateMode, GateSchedule, PromptRole
-from .size_metadata import FieldGroup, check_fields, format_metadata
+from .size_metadata import check_fields, format_metadata
 from .size_sheet import SweptField, draw_sheet, parse_multiples, swept_entries
 
 _COLUMN = 260  # pixels of the sheet
@@ -93,22 +92,17 @@ class SizeSheet(io.ComfyNode):
     def execute(
         cls, model, positive, negative, vae, latent, field, values, gate_exponent, apply_to, seed, steps, cfg
     ) -> io.NodeOutput:
-        layout, canvas, multiples = host_metadata.layout_of(model), pixels(latent, model), parse_multiples(values)
+        layout, canvas, multiples = size_metadata_comfy.layout_of(model), pixels(latent, model), parse_multiples(values)
         columns = [swept_entries(field, multiple, canvas) for multiple in multiples]
         check_fields(columns[0], layout.fields, layout.model)
-        models = {"stock": model}
+        models, shape, images = {"stock": model}, latent["samples"].shape[1:], []
         if gate_exponent:
-            group = {
-                SweptField.ORIGINAL_SIZE: FieldGroup.ORIGINAL_SIZE,
-                SweptField.TARGET_SIZE: FieldGroup.ORIGINAL_AND_TARGET_SIZE,
-            }.get(SweptField(field), FieldGroup.SIZES_AND_CROP)
-            schedule = GateSchedule(GateCurve.COSINE, gate_exponent, group, 0, 0, GateMode.VALUE, PromptRole.BOTH)
+            group, whom = SweptField(field).gated_fields, PromptRole.BOTH
+            schedule = GateSchedule(GateCurve.COSINE, gate_exponent, group, 0, 0, GateMode.VALUE, whom)
             models["gated"] = metadata_schedule_comfy.gated(model, schedule, inside=False)
-        shape = latent["samples"].shape[1:]
-        images = []
         for name, entries in with_progress([(name, entries) for name in models for entries in columns]):
             prompts = [
-                host_metadata.write_metadata(prompt, entries) if apply_to in (role, PromptRole.BOTH) else prompt
+                size_metadata_comfy.write_metadata(prompt, entries) if apply_to in (role, PromptRole.BOTH) else prompt
                 for prompt, role in ((positive, PromptRole.POSITIVE), (negative, PromptRole.NEGATIVE))
             ]
             batch = sample_images(models[name], vae, prompts[0], prompts[1], shape, 1, seed, steps=steps, cfg=cfg)
@@ -117,10 +111,8 @@ class SizeSheet(io.ComfyNode):
         labels = [f"{multiple:g} x" for multiple in multiples]
         figure = new_figure(80 + _COLUMN * len(columns), 80 + _COLUMN * len(rows))
         draw_sheet(figure, rows, labels, f"{field}, {canvas[0]} x {canvas[1]} pixels, seed {seed}")
-        report = "\n".join(
-            f"{label}: {format_metadata(entries)}" for label, entries in zip(labels, columns, strict=True)
-        )
-        return io.NodeOutput(to_image(figure), torch.stack(images), report)
+        report = [f"{label}: {format_metadata(entries)}" for label, entries in zip(labels, columns, strict=True)]
+        return io.NodeOutput(to_image(figure), torch.stack(images), "\n".join(report))
 
 
 NODES = [SizeSheet]

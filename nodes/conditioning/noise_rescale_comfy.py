@@ -56,6 +56,17 @@ def rescaled_sigmas(patcher, sigmas: torch.Tensor) -> torch.Tensor:
     return table.moved(sigmas) if isinstance(table, _Rescaled) else sigmas
 
 
+def schedules_and_law(patcher, rescaled_patcher, steps: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """For each scheduler its sigmas on a rescaled MODEL, and what the law makes of its sigmas on the MODEL before."""
+    return {
+        name: (
+            schedule_sigmas(rescaled_patcher, name, steps),
+            rescaled_sigmas(rescaled_patcher, schedule_sigmas(patcher, name, steps)),
+        )
+        for name in schedulers()
+    }
+
+
 def shift_of(patcher) -> tuple[float, float] | None:
     """The shift of a MODEL's schedule now and as trained; None for models without one.
 

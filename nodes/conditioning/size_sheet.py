@@ -6,6 +6,8 @@ from enum import StrEnum
 
 import torch
 
+from .size_metadata import FieldGroup
+
 _MOST = 12
 
 
@@ -16,6 +18,15 @@ class SweptField(StrEnum):
     TARGET_SIZE = "target_size"
     CROP_LEFT = "crop_left"
     CROP_TOP = "crop_top"
+
+    @property
+    def gated_fields(self) -> FieldGroup:
+        """The fields that a gate on this one acts on."""
+        groups = {
+            SweptField.ORIGINAL_SIZE: FieldGroup.ORIGINAL_SIZE,
+            SweptField.TARGET_SIZE: FieldGroup.ORIGINAL_AND_TARGET_SIZE,
+        }
+        return groups.get(self, FieldGroup.SIZES_AND_CROP)
 
 
 def parse_multiples(text: str) -> list[float]:

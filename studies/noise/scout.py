@@ -66,7 +66,7 @@ def images_of(generator, text: str, seed: int, count: int):
 
     Images are uint8 (count, 128, 128, 3), coverage is (count,).
     """
-    attention, nodes = host.pack("nodes.activations.nodes_seed_scout"), host.pack("nodes.host.evaluate")
+    attention, nodes = host.pack("nodes.activations.seed_scout_comfy"), host.pack("nodes.host.evaluate")
     positive, negative = ([[sampled_images.encoded(generator, [part])[0], {}]] for part in (text, ""))
     latent, every = {"samples": torch.zeros(1, CHANNELS, 16, 16)}, list(range(seed, seed + count))
     found = {}

@@ -1,0 +1,106 @@
+"""What Seed Scout ranks images by: the attention to words while they are sampled, or a judge of the images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from ..host import prompt_alignment
+from ..host.evaluate import timestep_of
+from ..host.hooks import observe, refuse_compiled
+from ..host.progress import Progress, check_stop
+from ..host.text_encoding import tokens_of, words_of
+from .catalog_unet import catalog
+from .recorder import Recorder
+from .seed_scout import Ranking, Scores, layout_likeness, word_coverage
+from .select_ids import ATTENTION_MEAN
+from .tap import TapSettings
+from .token_heatmap import heat_map, word_positions
+
+
+def decoded_images(sample: Callable, vae, seeds: list[int], batch_size: int, read: Callable | None) -> torch.Tensor:
+    """The images (N, H, W, 3) of seeds, with a preview: ``sample(seeds)`` returns latents, which ``read`` sees too.
+
+    Raises ValueError for videos.
+    """
+    decoded, progress = [], Progress(len(seeds))
+    for begin in range(0, len(seeds), batch_size):
+        check_stop()
+        part = seeds[begin : begin + batch_size]
+        samples = sample(part)
+        if read:
+            read(samples)
+        decoded.append(vae.decode(samples).flatten(0, -4)[..., :3])
+        progress.show(begin + len(part), decoded[-1])
+    images = torch.cat(decoded)
+    if len(images) != len(seeds):
+        raise ValueError("latent is a video: Seed Scout compares single images.")
+    return images
+
+
+class WordMaps:
+    """The words' heat maps (N, H, W) of the sampling runs on ``model``, a clone of a MODEL."""
+
+    def __init__(self, model, clip, prompt: str, words: str):
+        if clip is None:
+            raise ValueError("word_coverage needs clip: connect the CLIP that encoded the prompt.")
+        refuse_compiled(model)
+        self._positions, self._length = word_positions(prompt, words, words_of, partial(tokens_of, clip))
+        specs = catalog(model.model.diffusion_model)
+        if not any(spec.id == ATTENTION_MEAN for spec in specs):
+            raise ValueError("The image-to-text attention of this model cannot be read: use another ranking.")
+        mean = [spec for spec in specs if spec.id == ATTENTION_MEAN]
+        settings = TapSettings(dtype=torch.float32)
+        self._recorder = Recorder(mean, settings, lambda *_: True, lambda sigma: timestep_of(model, sigma), True)
+        self.model = observe(model, self._recorder)
+        self._maps: dict[str, torch.Tensor] = {}
+
+    def read(self, samples: torch.Tensor) -> None:
+        """Add the maps of the run that ended with these latents, a mean over its steps."""
+        run = self._recorder.run_of(samples)
+        if not run.snapshots:
+            raise ValueError(f"The attention to the words could not be read. {run.skipped_report()}")
+        recorded = run.average()
+        attention = recorded.tensors[ATTENTION_MEAN][:, : recorded.rows[0].text_tokens]
+        for word, positions in self._positions.items():
+            maps = heat_map(attention, positions, self._length)
+            self._maps[word] = torch.cat([self._maps[word], maps]) if word in self._maps else maps
+
+    def scores(self, _images: torch.Tensor) -> Scores:
+        """The coverage of all runs that were read."""
+        return word_coverage(self._maps)
+
+
+def image_scorer(
+    ranking: str, prompt: str, reference: torch.Tensor | None, clip, clip_vision
+) -> Callable[[torch.Tensor], Scores]:
+    """What scores images (N, H, W, 3); raises ValueError when an input that it needs is not connected."""
+    if ranking == Ranking.PROMPT_ALIGNMENT:
+        return lambda images: _alignment(prompt, images, clip, clip_vision)
+    if reference is None:
+        raise ValueError(f"{ranking} needs reference: connect the image that the result should be like.")
+    first = reference[:1]
+    if ranking == Ranking.LAYOUT_LIKENESS:
+        return lambda images: layout_likeness(images, first)
+    own = prompt_alignment.own_embedder(clip)
+    if clip_vision is not None:
+        return lambda images: _likeness(lambda part: clip_vision.encode_image(part)["image_embeds"], images, first)
+    if own is None:
+        raise ValueError("image_likeness needs clip_vision: connect one from Load CLIP Vision.")
+    return lambda images: _likeness(own, images, first)
+
+
+def _likeness(embed: Callable, images: torch.Tensor, reference: torch.Tensor) -> Scores:
+    """Cosine of the embeddings of images (N, H, W, 3) and of a reference (1, h, w, 3)."""
+    values = torch.cosine_similarity(embed(images).float(), embed(reference).float(), dim=1)
+    return Scores(values.cpu(), "cosine of the embeddings of image and reference")
+
+
+def _alignment(prompt: str, images: torch.Tensor, clip, clip_vision) -> Scores:
+    try:
+        alignment = prompt_alignment.measure(prompt, images, clip, clip_vision)
+    except prompt_alignment.AbsentError as error:
+        raise ValueError(f"prompt_alignment cannot be measured: {error}.") from error
+    return Scores(alignment.values, alignment.what)
