@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -18,8 +18,6 @@ from ..common import ssim as structure
 OFFICIAL_TIMESTEP, PAPER_TIMESTEP = 961, 981
 #: The paper's threshold for SD1.4: mean and one standard deviation of ordinary prompts' scores, .358 + .070.
 PAPER_THRESHOLD = 0.428
-#: Weight of the alignment beside the norm, in the official code of arXiv 2601.20642 for SD1.4.
-ALIGNMENT_WEIGHT = 2.0
 _SCALES, _EXPONENT, _TAPS = 3, 0.33, 11
 _SMALL_TAPS = 7
 #: Latent sides from which three halvings leave room for the window of 11.
@@ -31,14 +29,10 @@ Predict = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True)
 class PromptScore:
-    """The score of one prompt: the similarity of all pairs of seeds; and ``detectors``, None where not measured."""
+    """The score of one prompt: the similarity of all pairs of seeds; and the values of ``detectors.DETECTORS``."""
 
     pairs: torch.Tensor  # (seeds, seeds), float32, ones on the diagonal
-    norm: float | None = None  # mean norm of the text-conditional noise, arXiv 2407.21720
-    sharpness: float | None = None  # arXiv 2412.04140
-    alignment: float | None = None  # arXiv 2601.20642
-    bright_ending: float | None = None  # mean attention to the end token in the last step, arXiv 2410.21665
-    local_norm: float | None = None  # mean norm of the text-conditional noise where that attention is, same paper
+    detectors: dict[str, float] = field(default_factory=dict)  # by name, those that were measured
 
     @property
     def value(self) -> float:
@@ -49,11 +43,6 @@ class PromptScore:
     def by_seed(self) -> torch.Tensor:
         """(seeds,) the largest similarity of each seed with any other."""
         return self.pairs.clone().fill_diagonal_(-1).amax(1)
-
-    @property
-    def anisotropy(self) -> float | None:
-        """Text norm and twice the alignment (arXiv 2601.20642, with the official weights for SD1.4)."""
-        return None if self.norm is None or self.alignment is None else self.norm + ALIGNMENT_WEIGHT * self.alignment
 
     def memorized_seeds(self, threshold: float) -> list[int]:
         """The seeds with a similarity over the threshold, which the search goes on with (section 3.1)."""

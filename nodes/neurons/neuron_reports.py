@@ -19,7 +19,7 @@ from .score_threshold import Threshold
 OTHER_STATISTICS = "The statistics belong to another checkpoint or LoRA: run Neuron Statistics on this MODEL."
 _MAX_CHART = 1000
 _MAX_NAMED = 20
-_DETECTORS = ("sharpness", "alignment", "anisotropy", "bright_ending", "local_norm")
+_NORM = "text_norm"  # a column of every table of scores
 
 
 def caveats() -> str:
@@ -47,16 +47,16 @@ def table(rows: list[list], head: list[str]) -> str:
 def score_table(scores: dict[str, PromptScore], threshold: float) -> str:
     """CSV, one line per prompt: score, verdict, text norm, measured detectors, and each seed's largest similarity."""
     first = next(iter(scores.values()))
-    detectors = [name for name in _DETECTORS if getattr(first, name) is not None]
+    detectors = [name for name in first.detectors if name != _NORM]
     seeds = (f"seed_{number}" for number in range(len(first.pairs)))
-    head = ["prompt", "score", "is_memorized", "text_norm", *detectors, *seeds]
+    head = ["prompt", "score", "is_memorized", _NORM, *detectors, *seeds]
     rows = [
         [
             prompt,
             f"{score.value:.6f}",
             score.value > threshold,
-            "" if score.norm is None else f"{score.norm:.4f}",
-            *(f"{getattr(score, name):.4f}" for name in detectors),
+            f"{score.detectors[_NORM]:.4f}" if _NORM in score.detectors else "",
+            *(f"{score.detectors[name]:.4f}" for name in detectors),
             *(f"{value:.6f}" for value in score.by_seed.tolist()),
         ]
         for prompt, score in scores.items()
@@ -71,9 +71,7 @@ def score_report(scores: dict[str, PromptScore], threshold: float, side: int) ->
     for prompt, score in sorted(scores.items(), key=lambda item: -item[1].value):
         verdict = "memorized" if score.value > threshold else "not memorized"
         count = len(score.memorized_seeds(threshold))
-        others = {"text_norm": score.norm} | {name: getattr(score, name) for name in _DETECTORS}
-        known = {name.replace("_", " "): value for name, value in others.items() if value is not None}
-        measured = "".join(f", {name} {value:.3g}" for name, value in known.items())
+        measured = "".join(f", {name.replace('_', ' ')} {value:.3g}" for name, value in score.detectors.items())
         lines.append(f"{score.value:.3f} {verdict} ({count} of {len(score.pairs)} seeds over{measured}): {prompt}")
     lines.append(score_variant(side))
     lines.append(

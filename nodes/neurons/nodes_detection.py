@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 
@@ -14,18 +13,16 @@ from ..host import folders
 from ..host.evaluate import sample_images
 from ..host.folders import input_stamp, resolve_optional_file
 from ..host.image_output import new_figure, to_image
-from ..host.progress import Stopped, with_progress
+from ..host.progress import with_progress
 from ..host.schema import NeuronMask as MaskSocket
 from ..host.schema import schema
-from ..host.text_encoding import chunks, encode
+from ..host.text_encoding import encode
 from . import nemo_inputs
-from .detectors import BRIGHT_ENDING_CFG, Detectors, local_norm, score_with_detectors
-from .first_step_comfy import at_first_step, embedding, is_flow, latent_shape, probe_outputs, refuse_unscored
-from .memorization_score import PromptScore
+from .detectors_comfy import score_prompts
+from .first_step_comfy import at_first_step, latent_shape
 from .nemo_inputs import FirstStepInputs, collect_prompts
-from .neuron_layers import BlockPart, NeuronType, all_layers, has_value_layers, neuron_layers, value_layers
-from .neuron_statistics import fingerprint
-from .scan_file import Pace, ScanFile, score_columns, score_from_row, score_row
+from .neuron_layers import NeuronType, neuron_layers
+from .scan_file import Pace
 
 CATEGORY, PAPER = nemo_inputs.CATEGORY, nemo_inputs.PAPER
 _LIST = "list of prompts"
@@ -133,19 +130,15 @@ class MemorizationScore(io.ComfyNode):
         timestep,
         width,
         height,
-        text_norm,
         filename_prefix,
         scan_file="",
-        sharpness=False,
-        anisotropy=False,
-        bright_ending_steps=0,
+        **detectors,
     ) -> io.NodeOutput:
         from . import neuron_figures, neuron_reports
 
         texts = collect_prompts(prompts, resolve_optional_file(prompts_file, _LIST), least=1)
         step = FirstStepInputs(latent_shape(model, width, height), noise_samples, seed, timestep)
-        detectors = Detectors(text_norm, sharpness, anisotropy, bright_ending_steps)
-        scores, failures = _score_prompts(model, clip, texts, step, detectors, scan_file)
+        scores, failures = score_prompts(model, clip, texts, step, detectors, scan_file)
         figure = new_figure()
         if len(scores) == 1:
             neuron_figures.plot_score(figure, *next(iter(scores.items())), threshold)
@@ -153,11 +146,7 @@ class MemorizationScore(io.ComfyNode):
             neuron_figures.plot_scores(figure, {prompt: score.value for prompt, score in scores.items()}, threshold)
         table = neuron_reports.score_table(scores, threshold)
         report = "\n".join([neuron_reports.score_report(scores, threshold, step.side), *failures])
-        if filename_prefix.strip():
-            path = folders.next_file(filename_prefix.strip(), ".csv")
-            with atomic_write(path) as temporary:
-                temporary.write_text(table, encoding="utf-8")
-            report += f"\nSaved as {folders.relative(path)} in ComfyUI's output folder."
+        report += _saved(table, filename_prefix)
         highest = max(score.value for score in scores.values())
         memorized = "\n".join(prompt for prompt, score in scores.items() if score.value > threshold)
         return io.NodeOutput(to_image(figure), highest, highest > threshold, memorized, table, report)
@@ -236,7 +225,7 @@ class CalibrateThreshold(io.ComfyNode):
         ordinary = collect_prompts(prompts, resolve_optional_file(prompts_file, _LIST), least=3)
         memorized = collect_prompts(memorized_prompts)
         step = FirstStepInputs(latent_shape(model, width, height), noise_samples, seed, timestep)
-        scores, failures = _score_prompts(model, clip, ordinary + memorized, step, Detectors(), scan_file)
+        scores, failures = score_prompts(model, clip, ordinary + memorized, step, {}, scan_file)
         normal, known = ([scores[text].value for text in texts if text in scores] for texts in (ordinary, memorized))
         threshold = score_threshold.calibrate(normal, deviations, known)
         figure = new_figure()
@@ -371,16 +360,14 @@ class ScanReport(io.ComfyNode):
 
         scores = neuron_reports.read_scores(table)
         searches = {} if mask is None else {search.prompt: search for search in mask.searches}
-        shown = [*scores][:image_count]
+        shown, shape = [*scores][:image_count], latent_shape(model, width, height)
         models = [model] if masked_model is None else [model, masked_model]
-        shape = latent_shape(model, width, height)
-        images = len(shown) * len(models)
+        images, negative = len(shown) * len(models), encode(clip, "")[1]
         rows = images * steps * (1 if cfg == 1 else 2)
         logging.info("Scan report: %d images, %d rows of the network.", images, rows)
-        pace, negative, sampled = Pace(len(shown)), encode(clip, "")[1], []
+        pace, sampled = Pace(len(shown)), []
         for text in with_progress(shown):
-            positive = encode(clip, text)[1]
-            how = {"steps": steps, "cfg": cfg}
+            positive, how = encode(clip, text)[1], {"steps": steps, "cfg": cfg}
             sampled.append([sample_images(one, vae, positive, negative, shape, 1, seed, **how)[0] for one in models])
             logging.info("Scan report: %s.", pace.step())
         figure = new_figure()
@@ -388,11 +375,7 @@ class ScanReport(io.ComfyNode):
         sheet = _draw_pages(sampled, neuron_reports.sheet_titles(scores, threshold, searches), len(models))
         found = neuron_reports.scan_table(scores, threshold, searches)
         report = neuron_reports.scan_report(scores, threshold, searches)
-        if filename_prefix.strip():
-            path = folders.next_file(filename_prefix.strip(), ".csv")
-            with atomic_write(path) as temporary:
-                temporary.write_text(found, encoding="utf-8")
-            report += f"\nSaved as {folders.relative(path)} in ComfyUI's output folder."
+        report += _saved(found, filename_prefix)
         return io.NodeOutput(to_image(figure), sheet, found, report)
 
 
@@ -409,86 +392,14 @@ def _draw_pages(images: list[list[torch.Tensor]], titles: list[str], models: int
     return torch.cat(pages)
 
 
-def _score_prompts(
-    model, clip, texts: list[str], step: FirstStepInputs, detectors: Detectors, scan_name: str
-) -> tuple[dict[str, PromptScore], list[str]]:
-    """Scores by prompt, and a line for each prompt that failed; resumes a scan."""
-    refuse_unscored(model)
-    if detectors.anisotropy and is_flow(model):
-        raise ValueError("Anisotropy reads a low noise level of models like SD, and this is a flow model: turn it off.")
-    if detectors.bright_ending_steps and not has_value_layers(model.model.diffusion_model):
-        raise ValueError(
-            "Bright Ending reads the cross-attention of U-Nets, which this MODEL does not have: set "
-            "bright_ending_steps to 0."
-        )
-    noise, texts = step.noise(), list(dict.fromkeys(texts))
-    scores: dict[str, PromptScore] = {}
-    rows = None
-    if scan_name.strip():
-        paths = [layer.path for layer in all_layers(model.model.diffusion_model)]
-        settings = {**step.settings, **dataclasses.asdict(detectors)}
-        settings["fingerprint"] = fingerprint(probe_outputs(model, paths))
-        rows = ScanFile(folders.named_file(scan_name, ".csv"), score_columns(step.noise_samples), settings)
-        done = {text: rows.done(text) for text in texts}
-        scores = {text: score_from_row(row, step.noise_samples) for text, row in done.items() if row is not None}
-    missing, failures = [text for text in texts if text not in scores], []
-    pace, (by_prompt, once) = Pace(len(missing)), detectors.rows(step.noise_samples)
-    total = len(missing) * by_prompt + once
-    logging.info("%d prompts to score: %d rows of the network, %d for each.", len(missing), total, by_prompt)
-
-    def predict(conditioning: list, x: torch.Tensor, timestep: int) -> torch.Tensor:
-        return at_first_step(model, conditioning, step.shape, timestep, lambda evaluate: evaluate(x), len(x))
-
-    @functools.cache
-    def empty() -> list:
-        return encode(clip, "")[1]
-
-    @functools.cache
-    def unconditional_in_noise(timestep: int) -> torch.Tensor:
-        return predict(empty(), noise, timestep)
-
-    def unconditional(x: torch.Tensor, timestep: int) -> torch.Tensor:
-        return unconditional_in_noise(timestep) if x is noise else predict(empty(), x, timestep)
-
-    for text in with_progress(missing):
-        try:
-            conditional = functools.partial(predict, encode(clip, text)[1])
-            score = score_with_detectors(conditional, unconditional, noise, step.timestep, detectors)
-            if detectors.bright_ending_steps:
-                score = _with_bright_ending(model, clip, text, empty(), noise, score, detectors.bright_ending_steps)
-            scores[text] = score
-        except Stopped:
-            raise
-        except Exception as error:
-            if rows is None:
-                raise
-            rows.add(text, None, error)
-            failures.append(f"Failed and skipped: {text} ({type(error).__name__}: {error})")
-            continue
-        if rows is not None:
-            rows.add(text, score_row(scores[text]))
-        logging.info("Memorization scores: %s.", pace.step())
-    if not scores:
-        raise ValueError(f"Every prompt failed. {failures[0]}")
-    return {text: scores[text] for text in texts if text in scores}, failures
-
-
-def _with_bright_ending(
-    model, clip, text: str, negative: list, noise: torch.Tensor, score: PromptScore, steps: int
-) -> PromptScore:
-    """The score with Bright Ending: the attention to the end token in the last step, and the norm where it is."""
-    from .end_attention_comfy import sample_with_attention
-
-    tokens, positive = encode(clip, text)
-    first = chunks(clip, tokens, tuple(embedding(positive).shape))[0]
-    layers = [layer for layer in value_layers(model.model.diffusion_model) if layer.part == BlockPart.DOWN]
-    paths = [layer.path.removesuffix(".to_v") for layer in layers]
-    end = first.rows.start + first.real - 1
-    differences, attention = sample_with_attention(
-        model, positive, negative, noise, steps, BRIGHT_ENDING_CFG, paths, end
-    )
-    local = float(local_norm(differences, attention).mean())
-    return dataclasses.replace(score, bright_ending=float(attention.mean()), local_norm=local)
+def _saved(table: str, prefix: str) -> str:
+    """A line that names the .csv in the output folder to which a table was written; empty without a prefix."""
+    if not prefix.strip():
+        return ""
+    path = folders.next_file(prefix.strip(), ".csv")
+    with atomic_write(path) as temporary:
+        temporary.write_text(table, encoding="utf-8")
+    return f"\nSaved as {folders.relative(path)} in ComfyUI's output folder."
 
 
 NODES = [MemorizationScore, CalibrateThreshold, LayerAblation, ScanReport]

@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 
 from ..common.atomic_write import atomic_write, named_write_errors, read_text
+from .detectors import DETECTORS, with_anisotropy
 from .memorization_score import PromptScore
 from .neuron_statistics import same_model
 
 FORMAT, FORMAT_VERSION = "glassbox_scan", 1
 _PROMPT, _ERROR = "prompt", "error"
-_DETECTORS = ("text_norm", "sharpness", "alignment", "bright_ending", "local_norm")
 
 Row = dict[str, str]
 
@@ -129,15 +129,14 @@ class Pace:
 def score_columns(seeds: int) -> list[str]:
     """The columns of ``score_row``."""
     pairs = (f"pair_{first}_{second}" for first, second in itertools.combinations(range(seeds), 2))
-    return ["score", *_DETECTORS, *pairs]
+    return ["score", *DETECTORS, *pairs]
 
 
 def score_row(score: PromptScore) -> Row:
     """A score as a row: its value, the detectors, and the similarity of every pair of seeds."""
     seeds = len(score.pairs)
     values = (score.pairs[first, second] for first, second in itertools.combinations(range(seeds), 2))
-    measured = (score.norm, score.sharpness, score.alignment, score.bright_ending, score.local_norm)
-    detectors = ("" if value is None else repr(value) for value in measured)
+    detectors = (repr(score.detectors[name]) if name in score.detectors else "" for name in DETECTORS)
     cells = [repr(score.value), *detectors, *(repr(float(value)) for value in values)]
     return dict(zip(score_columns(seeds), cells, strict=True))
 
@@ -147,4 +146,4 @@ def score_from_row(row: Row, seeds: int) -> PromptScore:
     pairs = torch.eye(seeds)
     for first, second in itertools.combinations(range(seeds), 2):
         pairs[first, second] = pairs[second, first] = float(row[f"pair_{first}_{second}"])
-    return PromptScore(pairs, *(float(row[name]) if row[name] else None for name in _DETECTORS))
+    return PromptScore(pairs, with_anisotropy({name: float(row[name]) for name in DETECTORS if row[name]}))

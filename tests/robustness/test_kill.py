@@ -179,7 +179,7 @@ _POINTS = {
     "build": [("nodes.weights.space_builder:MemberStore", "add", 3), ("os", "fsync", 1), ("os", "replace", 1)],
     "train": [(*_SESSION, 2), (*_SESSION, 7), ("os", "fsync", 3), ("os", "replace", 2)],
     "invert": [(*_SESSION, 1), (*_SESSION, 4), ("os", "replace", 2)],
-    "scores": [("nodes.neurons.nodes_detection", _FIRST, 2), ("os", "fsync", 4), ("os", "replace", 1)],
+    "scores": [("nodes.neurons.detectors_comfy", _FIRST, 2), ("os", "fsync", 4), ("os", "replace", 1)],
     "statistics": [("os", "fsync", 1), ("os", "replace", 1)],
     "searches": [("nodes.neurons.nodes_nemo", _FIRST, 3), ("os", "replace", 3), ("os", "fsync", 5)],
 }

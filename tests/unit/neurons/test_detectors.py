@@ -4,9 +4,9 @@ import pytest
 import torch
 from glassbox.nodes.neurons import detectors, neuron_reports, scan_file
 from glassbox.nodes.neurons.detectors import (
-    Detectors,
     alignment,
     local_norm,
+    network_rows,
     score_with_detectors,
     sharpness,
     text_norm,
@@ -86,41 +86,57 @@ class Network:
 
 def test_a_prompt_with_all_detectors():
     network, noise, seeds = Network(), seeded_noise(SHAPE, 4, 1), 4
-    chosen = Detectors(text_norm=True, sharpness=True, anisotropy=True)
+    chosen = {"text_norm": True, "sharpness": True, "anisotropy": True}
     with_text, without = network.predict(True), network.predict(False)
     found = score_with_detectors(with_text, without, noise, 961, chosen)
-    by_prompt, once = chosen.rows(seeds)
+    by_prompt, once = network_rows(chosen, seeds)
     # Those of the empty prompt in pure noise serve all prompts; sharpness asks for it elsewhere.
     assert network.rows == {True: 4 * seeds, False: 4 * seeds} and by_prompt + once == sum(network.rows.values())
     d = with_text(noise, 961) - without(noise, 961)
     low = without(noise, detectors.LOW_NOISE_TIMESTEP)
-    assert found.norm == pytest.approx(float(text_norm(d).mean()))
-    assert found.alignment == pytest.approx(
-        float(alignment(low, with_text(noise, detectors.LOW_NOISE_TIMESTEP) - low).mean())
-    )
-    assert found.anisotropy == pytest.approx(found.norm + 2 * found.alignment)
-    assert found.sharpness > 0
+    norm, aligned = text_norm(d), alignment(low, with_text(noise, detectors.LOW_NOISE_TIMESTEP) - low)
+    assert list(found.detectors) == ["text_norm", "sharpness", "alignment", "anisotropy"]
+    assert found.detectors["text_norm"] == pytest.approx(float(norm.mean()))
+    assert found.detectors["alignment"] == pytest.approx(float(aligned.mean()))
+    assert found.detectors["anisotropy"] == pytest.approx(float(norm.mean() + 2 * aligned.mean()))
+    assert found.detectors["sharpness"] > 0
     plain = score_prompt(lambda x: with_text(x, 961), noise)
     assert torch.equal(found.pairs, plain.pairs)
 
 
+def test_bright_ending_reads_the_steps_of_sampling():
+    """Both of its values, at two evaluations of each seed for each step."""
+    noise, asked, drawn = seeded_noise(SHAPE, 3, 1), [], torch.Generator().manual_seed(4)
+    differences, attention = torch.rand(5, 3, *SHAPE, generator=drawn), torch.rand(3, 7, 7, generator=drawn)
+
+    def sampled(steps):
+        asked.append(steps)
+        return differences, attention
+
+    chosen, network = {"bright_ending_steps": 5}, Network()
+    found = score_with_detectors(network.predict(True), network.predict(False), noise, 961, chosen, sampled)
+    expected = {"bright_ending": attention.mean(), "local_norm": local_norm(differences, attention).mean()}
+    assert asked == [5] and network.rows[False] == 0 and network_rows(chosen, 3) == (3 + 2 * 5 * 3, 0)
+    assert found.detectors == pytest.approx({name: float(value) for name, value in expected.items()})
+
+
 def test_without_detectors_the_prompt_alone_is_evaluated():
     network, noise = Network(), seeded_noise(SHAPE, 4, 1)
-    found = score_with_detectors(network.predict(True), network.predict(False), noise, 961, Detectors())
-    assert network.rows == {True: 4, False: 0} and Detectors().rows(4) == (4, 0)
-    assert (found.norm, found.sharpness, found.alignment, found.anisotropy) == (None, None, None, None)
+    found = score_with_detectors(network.predict(True), network.predict(False), noise, 961, {})
+    assert network.rows == {True: 4, False: 0} and network_rows({}, 4) == (4, 0)
+    assert found.detectors == {}
 
 
 def test_detectors_in_tables_and_scans():
     network, noise = Network(), seeded_noise(SHAPE, 3, 1)
-    chosen = Detectors(sharpness=True, anisotropy=True)
+    chosen = {"sharpness": True, "anisotropy": True}
     found = score_with_detectors(network.predict(True), network.predict(False), noise, 961, chosen)
     again = scan_file.score_from_row(scan_file.score_row(found), 3)
-    assert (again.norm, again.sharpness, again.alignment) == (found.norm, found.sharpness, found.alignment)
+    assert again.detectors == found.detectors and list(again.detectors) == list(found.detectors)
     head, row = neuron_reports.score_table({"a": found}, 0.5).splitlines()
     assert head.startswith("prompt,score,is_memorized,text_norm,sharpness,alignment,anisotropy,seed_0")
-    assert row.split(",")[4] == f"{found.sharpness:.4f}"
-    plain = score_with_detectors(network.predict(True), network.predict(False), noise, 961, Detectors())
+    assert row.split(",")[4] == f"{found.detectors['sharpness']:.4f}"
+    plain = score_with_detectors(network.predict(True), network.predict(False), noise, 961, {})
     assert neuron_reports.score_table({"a": plain}, 0.5).startswith("prompt,score,is_memorized,text_norm,seed_0")
 
 

@@ -79,9 +79,9 @@ def test_a_table_without_its_settings_is_refused(tmp_path, text):
 @pytest.mark.parametrize("norm", [None, 3.25])
 def test_a_score_comes_back_to_the_last_bit(norm):
     differences = torch.rand(4, 2, 8, 8, generator=torch.Generator().manual_seed(0))
-    score = PromptScore(pairwise_similarity(differences), norm)
+    score = PromptScore(pairwise_similarity(differences), {} if norm is None else {"text_norm": norm})
     again = scan_file.score_from_row(scan_file.score_row(score), 4)
-    assert torch.equal(again.pairs, score.pairs) and again.norm == norm
+    assert torch.equal(again.pairs, score.pairs) and again.detectors == score.detectors
     assert list(scan_file.score_row(score)) == scan_file.score_columns(4)
 
 
