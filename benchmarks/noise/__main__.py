@@ -1,7 +1,8 @@
-"""How fast noise is paired: `python run.py bench noise [--quick]`.
+"""How fast noise is paired: `python run.py bench noise [--quick | --lora]`.
 
 Every ratio is of two contenders that take turns in one process; times are medians over the turns, of the processor on
-one thread, so that other work does not count. What training waits for its noise is in `study noise lora`. Contenders:
+one thread, so that other work does not count. What training waits for its noise is in `study noise lora`. `--lora` is a
+step of Train LoRA beside plain PyTorch with PEFT instead, on the demo model and at SD1.5's shape. Contenders:
 the papers' official forms as their code computes them (a table of differences in half precision, and SciPy; k noise
 samples compared in half precision), torch.cdist with SciPy, and the one-liner linear_sum_assignment(-(x @ z.T)).
 """
@@ -18,13 +19,21 @@ SEED = 0
 
 def main(argv: Sequence[str]) -> int:
     """Run the benchmarks and write studies/results/bench_noise.json."""
-    from . import assigning, nearest
+    from . import assigning, lora_step, nearest
 
     parser = argparse.ArgumentParser(prog="run.py bench noise", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer sizes and turns, in under two minutes")
-    quick = parser.parse_args(argv).quick
-    numbers = {**assigning.measure(quick), **nearest.measure(quick)}
-    command = "python run.py bench noise" + (" --quick" if quick else "")
-    name = "bench_noise" + ("_quick" if quick else "")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--quick", action="store_true", help="fewer sizes and turns, in under two minutes")
+    kinds.add_argument("--lora", action="store_true", help="a step of Train LoRA beside PEFT, and nothing else")
+    options = parser.parse_args(argv)
+    kind = "quick" if options.quick else "lora" if options.lora else ""
+    if options.lora:
+        numbers = {**lora_step.measure(24), **lora_step.measure_large(6)}
+    else:
+        numbers = {**assigning.measure(options.quick), **nearest.measure(options.quick)}
+    command, name = (
+        "python run.py bench noise" + (f" --{kind}" if kind else ""),
+        "bench_noise" + (f"_{kind}" if kind else ""),
+    )
     print(results.write(name, command, SEED, host.ROOT / "assets" / "avatars-v2", numbers))
     return 0

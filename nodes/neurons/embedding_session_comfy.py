@@ -13,6 +13,7 @@ from comfy.patcher_extension import WrappersMP
 
 from ..host.quantized import WeightFunction
 from ..host.training import trainer
+from ..host.training.layer_weights import low_rank
 
 
 def with_embedding(patcher, current: Callable[[], torch.Tensor | None]):
@@ -49,6 +50,8 @@ class _Switched:
 
     def __init__(self, function: WeightFunction, switch: dict[str, bool]):
         self._function, self._switch = function, switch
+        if (factors := low_rank(function)) is not None:
+            self.factors = lambda: factors() if switch["on"] else None
 
     def __call__(self, weight: torch.Tensor) -> torch.Tensor:
         return self._function(weight) if self._switch["on"] else weight

@@ -14,6 +14,7 @@ from comfy.weight_adapter import adapter_maps, adapters
 from torch import nn
 
 from ..evaluate import untouched
+from .layer_weights import trainable_layers
 
 ALGORITHMS = list(adapter_maps)
 NO_LORA = "[None]"
@@ -125,8 +126,6 @@ def applied_to_text(clip, lora: dict[str, torch.Tensor]):
 
 
 def _weights(patcher, of_text: bool) -> Iterator[tuple[str, str, torch.Tensor]]:
-    from .trainer import trainable_layers
-
     for name, module in trainable_layers(patcher).items():
         if of_text and not isinstance(module, nn.Linear):
             continue

@@ -1,4 +1,4 @@
-"""What gradients need of a network: tensors that they may cross, and memory for activations."""
+"""What gradients need of a network beside its weights: kernels that have them, and memory for activations."""
 
 from __future__ import annotations
 
@@ -13,32 +13,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 LOW_PRECISION = (torch.bfloat16, torch.float16)
-
-
-@contextlib.contextmanager
-def ordinary_parameters(model: nn.Module) -> Iterator[None]:
-    """Replace inference tensors that no weight function copies, such as the scales of some norms, for a while."""
-    replaced = []
-    try:
-        for module in model.modules():
-            copied = ("weight", "bias") if hasattr(module, "weight_function") else ()
-            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-                if tensor is not None and tensor.is_inference() and name not in copied:
-                    replaced.append((module, name, tensor))
-        for module, name, tensor in replaced:
-            _put(module, name, tensor.clone())
-        yield
-    finally:
-        for module, name, tensor in replaced:
-            _put(module, name, tensor)
-
-
-def _put(module: nn.Module, name: str, tensor: torch.Tensor) -> None:
-    if name in module._buffers:
-        module._buffers[name] = tensor
-    else:
-        kept = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
-        module._parameters[name] = kept
 
 
 @contextlib.contextmanager

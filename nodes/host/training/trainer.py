@@ -22,12 +22,12 @@ import comfy.model_patcher
 import comfy.sampler_helpers
 import comfy.samplers
 import torch
-from torch import nn
 
 from ..hooks import refuse_compiled
 from ..latent_shapes import matching_channels
-from ..quantized import WeightFunction, as_used
-from .gradients import LOW_PRECISION, activations_kept, inputs_copied, kernels_with_gradients, ordinary_parameters
+from ..quantized import WeightFunction
+from .gradients import LOW_PRECISION, activations_kept, inputs_copied, kernels_with_gradients
+from .layer_weights import LayerWeights, trainable_layers
 
 Result = TypeVar("Result")
 
@@ -96,7 +96,9 @@ class Session:
 
     def reload(self) -> None:
         """Bring the model back to its device after another model, such as a VAE, has run."""
-        load(self._guider.model_patcher)
+        load(*(weights.patcher for weights in self._guider.weights))
+        for weights in self._guider.weights:
+            weights.renew()
 
     def denoised(
         self,
@@ -157,11 +159,6 @@ class Session:
         )["positive"]
 
 
-def trainable_layers(patcher) -> dict[str, nn.Module]:
-    """The modules of a MODEL whose weights functions can change, by name: "diffusion_model.out.2"."""
-    return {name: module for name, module in patcher.model.named_modules() if hasattr(module, "weight_function")}
-
-
 def run(
     patcher,
     functions: Mapping[str, WeightFunction],
@@ -190,21 +187,28 @@ def run(
     with torch.inference_mode(False), torch.enable_grad():
         clone = _plain_clone(patcher)
         clone.set_model_compute_dtype(dtype)
-        _install(clone, functions)
+        weights = [LayerWeights(clone, functions)]
         images = [latent if latent.ndim > 3 else latent[None] for latent in map(_own, latents)]
         images = [matching_channels(latent, patcher).to("cpu", dtype) for latent in images]
         conditions = [comfy.sampler_helpers.convert_cond(_own(condition)) for condition in conditions]
-        text, encoders = _trainable_text(text)
-        guider = _Guider(clone, lambda it: work(Session(it, images, conditions, dtype, seed, text)), conditions)
-        clone.model.requires_grad_(False)
+        if text is not None:
+            text, of_text = _trainable_text(text)
+            weights.append(of_text)
         controlled = any("control" in entry for entries in conditions for entry in entries)
+
+        def work_on(guider: _Guider) -> Result:
+            with activations_kept(clone, dtype, checkpointing, controlled, checkpoint_depth):
+                return work(Session(guider, images, conditions, dtype, seed, text))
+
+        guider = _Guider(weights, work_on, conditions)
+        clone.model.requires_grad_(False)
         with contextlib.ExitStack() as stack:
-            stack.callback(_remove, clone, *encoders)
-            load(clone, *encoders)
-            stack.enter_context(activations_kept(clone, dtype, checkpointing, controlled, checkpoint_depth))
-            for encoder in encoders:
-                stack.enter_context(ordinary_parameters(encoder.model))
-                stack.enter_context(inputs_copied(trainable_layers(encoder).values()))
+            for each in weights:
+                stack.callback(each.remove)
+            load(*(each.patcher for each in weights))
+            for encoder in weights[1:]:
+                stack.enter_context(encoder.crossed())
+                stack.enter_context(inputs_copied(trainable_layers(encoder.patcher).values()))
             first = images[0]
             no_steps = torch.tensor([1.0, 0.0])
             guider.sample(torch.zeros_like(first), first, None, no_steps, disable_pbar=True, seed=seed)
@@ -217,15 +221,13 @@ def load(*patchers) -> None:
         comfy.model_management.load_models_gpu(list(patchers), memory_required=1e20, force_full_load=True)
 
 
-def _trainable_text(text: TextEncoder | None) -> tuple[TextEncoder | None, list]:
-    """A text encoder with its functions on a clone of the CLIP, and the clone's patcher; or nothing."""
-    if text is None:
-        return None, []
+def _trainable_text(text: TextEncoder) -> tuple[TextEncoder, LayerWeights]:
+    """A text encoder whose functions act on a clone of the CLIP, and the weights of that clone."""
     clip = text.clip.clone()
     clip.patcher = _plain_clone(clip.patcher)
-    _install(clip.patcher, text.functions)
+    weights = LayerWeights(clip.patcher, text.functions)
     clip.patcher.model.requires_grad_(False)
-    return replace(text, clip=clip), [clip.patcher]
+    return replace(text, clip=clip), weights
 
 
 class _Guider(comfy.samplers.CFGGuider):
@@ -235,14 +237,15 @@ class _Guider(comfy.samplers.CFGGuider):
     and ComfyUI, which then does not find the MODEL behind them, searches for circles before every later load.
     """
 
-    def __init__(self, patcher, work: Callable[[_Guider], object], conditions: list[list[dict]]):
-        super().__init__(patcher)
+    def __init__(self, weights: list[LayerWeights], work: Callable[[_Guider], object], conditions: list[list[dict]]):
+        super().__init__(weights[0].patcher)
+        self.weights = weights  # of the MODEL, and of the CLIP where that is trained too
         self.work = work
         self.result: Any = None
         self.original_conds = {"positive": [entry for entries in conditions for entry in entries]}
 
     def inner_sample(self, noise, latent_image, *rest, **more):
-        with ordinary_parameters(self.inner_model), kernels_with_gradients():
+        with self.weights[0].crossed(), kernels_with_gradients():
             self.result = self.work(self)
         return latent_image
 
@@ -251,29 +254,6 @@ def _plain_clone(patcher):
     """A clone whose weights are all in place: newer ComfyUI keeps them elsewhere unless requested."""
     takes = inspect.signature(patcher.clone).parameters
     return patcher.clone(disable_dynamic=True) if "disable_dynamic" in takes else patcher.clone()
-
-
-def _install(patcher, functions: Mapping[str, WeightFunction]) -> None:
-    """Give every weight a function: without one ComfyUI hands out the inference tensor, which no gradient crosses."""
-    left = dict(functions)
-    for name, module in trainable_layers(patcher).items():
-        for kind in ("weight", "bias"):
-            if getattr(module, kind, None) is not None:
-                key = f"{name}.{kind}"
-                patcher.add_weight_wrapper(key, as_used(patcher, key, left.pop(key, _unchanged)))
-    if left:
-        raise ValueError(f"This MODEL has no weight {next(iter(left))}: it is of another architecture.")
-
-
-def _remove(*patchers) -> None:
-    """Take the functions off the layers: ComfyUI leaves them, and the next partial load of the model would use them."""
-    for patcher in patchers:
-        for module in trainable_layers(patcher).values():
-            comfy.model_patcher.wipe_lowvram_weight(module)
-
-
-def _unchanged(weight: torch.Tensor) -> torch.Tensor:
-    return weight
 
 
 def _own(value):
