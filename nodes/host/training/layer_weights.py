@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import comfy.model_patcher
 import torch
@@ -103,16 +104,19 @@ class LayerWeights:
         functions, change = getattr(layer, f"{kind}_function"), self._low_rank.get(key)
         if plain and not functions:
             if change is not None and key not in self._hooks:
-                change.move_to(self.patcher.load_device)  # ComfyUI moves functions only
-                self._hooks[key] = layer.register_forward_hook(_adding(low_rank(change)))
+                self._move(change)  # ComfyUI moves functions only
+                self._hooks[key] = layer.register_forward_hook(_adding(change))
         elif change is not None or not functions:
             function = self._low_rank.pop(key, None) or as_used(self.patcher, key, _unchanged)
             if key in self._hooks:
                 self._hooks.pop(key).remove()
             self.patcher.add_weight_wrapper(key, function)
             setattr(layer, f"{kind}_function", [*functions, function])
-            if hasattr(function, "move_to"):
-                function.move_to(self.patcher.load_device)
+            self._move(function)
+
+    def _move(self, function: WeightFunction) -> None:
+        if (move := getattr(function, "move_to", None)) is not None:
+            move(self.patcher.load_device)
 
 
 def _kinds(layer: nn.Module) -> list[str]:
@@ -144,7 +148,8 @@ def low_rank(function: WeightFunction) -> Callable[[], Factors | None] | None:
     A function says so by a method ``factors``, which may return None while nothing is to be added.
     """
     if isinstance(function, LoraDiff) and function.lora_mid is None:
-        return lambda: (function.lora_up.weight * (function.alpha / function.rank), function.lora_down.weight)
+        up, down = (next(side.parameters()) for side in (function.lora_up, function.lora_down))
+        return lambda: (up * (function.alpha / function.rank), down)
     return getattr(function, "factors", None)
 
 
@@ -153,10 +158,12 @@ def _has_low_rank(layer: nn.Module, function: WeightFunction) -> bool:
     return isinstance(layer, kinds) and getattr(layer, "groups", 1) == 1 and low_rank(function) is not None
 
 
-def _adding(factors: Callable[[], Factors | None]):
+def _adding(function: WeightFunction):
     """A forward hook that adds a low-rank change of the weight to what the layer puts out."""
+    factors = low_rank(function)
+    assert factors is not None
 
-    def add(layer: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+    def add(layer: Any, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
         if (pair := factors()) is None:
             return output
         up, down = (factor.to(args[0].dtype) for factor in pair)
