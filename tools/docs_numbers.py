@@ -3,9 +3,9 @@
 Every line `<!-- numbers RESULT: PATTERN -->` in README.md, docs/ or a README.md of studies/ or benchmarks/ is followed
 by a table of the numbers of studies/results/RESULT.json whose names match the regular expression PATTERN, up to the
 line `<!-- end -->`. `<!-- nodes -->` is followed in the same way by a table of the pack's nodes, and
-`<!-- plot ... -->` by a plot (docs_plots.py); `<!-- value RESULT: NAME -->` by one number, within a line. The English
-locale is written from the nodes' own texts, and tests/node_contract.json from their schemas. `--check` changes nothing
-and fails when something is out of date.
+`<!-- plot ... -->` by a plot (docs_plots.py); `<!-- value RESULT: NAME -->` by one number, within a line.
+tests/node_contract.json is written from the nodes' schemas. `--check` changes nothing and fails when something is out
+of date. `python run.py study show RESULT [PATTERN]` prints a result's numbers as such a table.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from . import docs_plots, node_contract
 
 ROOT = Path(__file__).resolve().parent.parent
-_ENGLISH = ROOT / "locales" / "en" / "nodeDefs.json"
+RESULTS = ROOT / "studies" / "results"
 DOCUMENTS = (
     ROOT / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
@@ -45,7 +45,7 @@ def table(result: dict, pattern: str) -> str:
     return "\n".join([*lines, "", f"Made by `{result['command']}`.", ""])
 
 
-def filled(text: str, results: Path = ROOT / "studies" / "results") -> str:
+def filled(text: str, results: Path = RESULTS) -> str:
     """A document with every table and every single number made again from the result files."""
 
     def numbers(name: str) -> dict:
@@ -82,26 +82,23 @@ def nodes(listed: Iterable) -> list[tuple[str, str, str]]:
     ]
 
 
-def english(schemas: Iterable) -> str:
-    """JSON of every node's display name, description, inputs by id and outputs by place, sorted by node id."""
-    found = {schema.node_id: _texts_of(schema) for schema in sorted(schemas, key=lambda schema: schema.node_id)}
-    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
-
-
-def _texts_of(schema) -> dict:
-    return {
-        "display_name": schema.display_name,
-        "description": schema.description,
-        "inputs": {slot.id: _texts(slot.display_name or slot.id, slot.tooltip) for slot in schema.inputs},
-        "outputs": {
-            str(place): _texts(slot.display_name or slot.io_type, slot.tooltip)
-            for place, slot in enumerate(schema.outputs)
-        },
-    }
-
-
-def _texts(name: str, tooltip: str) -> dict:
-    return {"name": name, "tooltip": tooltip}
+def show(argv: Sequence[str]) -> int:
+    """Print the numbers of a result whose names match a regular expression, by default all of them."""
+    parser = argparse.ArgumentParser(prog="run.py study show", description=show.__doc__)
+    parser.add_argument("name", help="of a file studies/results/NAME.json")
+    parser.add_argument("pattern", nargs="?", default="")
+    options = parser.parse_args(argv)
+    path = RESULTS / f"{options.name}.json"
+    if not path.is_file():
+        known = ", ".join(sorted(found.stem for found in RESULTS.glob("*.json")))
+        print(f"There is no result named {options.name}: there are {known}.")
+        return 1
+    try:
+        print(table(json.loads(path.read_text("utf-8")), options.pattern))
+    except ValueError as error:
+        print(error)
+        return 1
+    return 0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -109,7 +106,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="run.py study report", description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true")
     options, stale, listed = parser.parse_args(argv), [], schemas()
-    current = {_ENGLISH: english(listed), node_contract.PATH: node_contract.table(listed)}
+    current = {node_contract.PATH: node_contract.table(listed)}
     plots = {}
     for document in DOCUMENTS:
         text = document.read_text("utf-8")

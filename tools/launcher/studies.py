@@ -1,7 +1,8 @@
 """`run.py study NAME` and `run.py bench NAME`: run a study or benchmark, or list them.
 
 A study is `studies/NAME.py` or a folder `studies/NAME/` with a `__main__.py`, with a function `main(argv)` that returns
-None or an exit code; a benchmark is the same in benchmarks/. `run.py study report` rewrites the documents' tables.
+None or an exit code; a benchmark is the same in benchmarks/. `run.py study report` rewrites the documents' tables,
+`run.py study show NAME` prints the numbers of a result.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .errors import LaunchError
 
 _FOLDERS = {"study": paths.STUDIES, "bench": paths.BENCHMARKS}
 _PLURAL = {"study": "studies", "bench": "benchmarks"}
-_REPORT = "report"
+_REPORT, _SHOW = "report", "show"
 
 
 def run(command: str, arguments: Sequence[str], folder: Path | None = None) -> int:
@@ -28,6 +29,10 @@ def run(command: str, arguments: Sequence[str], folder: Path | None = None) -> i
 
         load_module("common.host", "studies")
         return docs_numbers.main(arguments[1:])
+    if command == "study" and arguments[:1] == [_SHOW]:
+        from .. import docs_numbers
+
+        return docs_numbers.show(arguments[1:])
     folder = folder or _FOLDERS[command]
     known = available(folder)
     name, *rest = arguments or [""]

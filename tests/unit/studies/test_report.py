@@ -36,6 +36,16 @@ def test_a_pattern_without_a_number_is_an_error(results):
         docs_numbers.filled(TEXT.replace("^a", "^c"), results)
 
 
+def test_numbers_of_a_result_are_printed(results, monkeypatch, capsys):
+    monkeypatch.setattr(docs_numbers, "RESULTS", results)
+    assert docs_numbers.show(["x", "^b"]) == 0
+    printed = capsys.readouterr().out
+    assert "| b two | 0.500 fraction |" in printed and "a one" not in printed
+    assert docs_numbers.show(["x"]) == 0 and "a one" in capsys.readouterr().out
+    assert docs_numbers.show(["y"]) == 1 and capsys.readouterr().out == "There is no result named y: there are x.\n"
+    assert docs_numbers.show(["x", "^c"]) == 1 and "No number" in capsys.readouterr().out
+
+
 def test_nodes_are_listed():
     text = docs_numbers.with_nodes("<!-- nodes -->\n<!-- end -->", [("A Node", "glassbox/x", "Does it.")])
     assert "| **A Node** | glassbox/x | Does it. |\n<!-- end -->" in text
