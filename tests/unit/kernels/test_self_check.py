@@ -261,3 +261,31 @@ def test_the_first_call_goes_through_the_dispatcher(monkeypatch, caplog):
     )
     first, second = (dispatch.call("low_rank_apply", **arguments()) for _ in range(2))
     assert torch.equal(first, eager(**arguments())) and torch.equal(second, right(**arguments()))
+
+
+@pytest.mark.parametrize("chosen", ["medium", "high", "highest"])
+def test_the_precision_of_the_process_survives_an_error_of_the_reference(chosen):
+    def failing(**given):
+        assert torch.get_float32_matmul_precision() == "highest"
+        raise ZeroDivisionError
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(chosen)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            self_check.run("triton", "low_rank_apply", right, failing, arguments(), CPU)
+        assert torch.get_float32_matmul_precision() == chosen
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_the_backend_of_the_process_survives_an_error():
+    from glassbox import kernels
+
+    before = kernels.use("eager")
+    try:
+        with pytest.raises(ValueError, match="no backend nonsense"):
+            kernels.use("nonsense")
+        assert dispatch.setting() == "eager"
+    finally:
+        kernels.use(before)
