@@ -14,6 +14,7 @@ from comfy.patcher_extension import WrappersMP
 from ..host.quantized import WeightFunction
 from ..host.training import trainer
 from ..host.training.layer_weights import low_rank
+from .first_step_comfy import refuse_flow
 
 
 def with_embedding(patcher, current: Callable[[], torch.Tensor | None]):
@@ -30,6 +31,12 @@ def with_embedding(patcher, current: Callable[[], torch.Tensor | None]):
 
     clone.add_wrapper_with_key(WrappersMP.APPLY_MODEL, f"glassbox_embedding_{uuid.uuid4().hex}", call)
     return clone
+
+
+def refuse_unsupported(patcher, conditioning: list) -> None:
+    """Raise ValueError for what cannot be optimized: a flow model, or a prompt for a part of the run or the image."""
+    refuse_flow(patcher)
+    refuse_ranges(conditioning)
 
 
 def refuse_ranges(conditioning: list) -> None:

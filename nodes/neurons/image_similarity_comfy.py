@@ -1,9 +1,12 @@
-"""What images are compared by: SSCD, CLIP vision, the demo model's judge, or SSIM."""
+"""What images are compared by, one row of ``JUDGES`` each: SSCD, CLIP vision, the demo model's judge, or SSIM."""
 
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ..host.folders import resolve_optional_file
 from ..host.prompt_alignment import own_embedder
@@ -22,23 +25,60 @@ class Similarity(enum.StrEnum):
     SSIM = "ssim"
 
 
-def image_embedding(similarity: str, sscd_file: str, clip_vision, clip) -> tuple[str, Embed | None]:
-    """The name of a similarity and its embedding, None for SSIM; raises ValueError where what it needs is absent."""
-    choice, path = Similarity(similarity), resolve_optional_file(sscd_file, "SSCD file")
-    judge = own_embedder(clip)
-    if path is not None and choice in (Similarity.AUTO, Similarity.SSCD):
-        from . import sscd
+@dataclass(frozen=True)
+class Connected:
+    """What is connected to a node: a file of SSCD, a CLIP_VISION, the embedding of a text model's own judge."""
 
-        return "SSCD", sscd.load_sscd(path)
-    if clip_vision is not None and choice in (Similarity.AUTO, Similarity.CLIP_VISION):
-        return "CLIP vision", lambda images: clip_vision.encode_image(images)["image_embeds"]
-    if judge is not None and choice in (Similarity.AUTO, Similarity.DEMO_JUDGE):
-        return "the demo world's judge", judge
-    if choice in (Similarity.AUTO, Similarity.SSIM):
-        return "SSIM", None
-    needs = {
-        Similarity.SSCD: "a file: set sscd_file",
-        Similarity.CLIP_VISION: "a CLIP_VISION: connect it to clip_vision",
-        Similarity.DEMO_JUDGE: "the demo model's CLIP: connect it to clip",
-    }
-    raise ValueError(f"The similarity {choice} needs {needs[choice]}.")
+    sscd_file: Path | None
+    clip_vision: object
+    own: Embed | None
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A similarity: its name, what it ``needs``, and its embedding of what is connected; None for SSIM, without one.
+
+    ``threshold``: above which an image counts as replicated where nothing is calibrated; None where there is no such.
+    """
+
+    name: str
+    needs: str
+    given: Callable[[Connected], object]
+    embed: Callable[[Connected], Embed | None]
+    threshold: float | None = None
+
+
+def _sscd(connected: Connected) -> Embed:
+    from . import sscd
+
+    assert connected.sscd_file is not None
+    return sscd.load_sscd(connected.sscd_file)
+
+
+def _clip_vision(connected: Connected) -> Embed:
+    encoder: Any = connected.clip_vision
+    return lambda images: encoder.encode_image(images)["image_embeds"]
+
+
+#: In the order in which ``auto`` tries them. The thresholds: the paper's for SSCD, and for SSIM the similarity that
+#: .5 % of new demo renders reach.
+JUDGES = {
+    Similarity.SSCD: Judge("SSCD", "a file: set sscd_file", lambda of: of.sscd_file, _sscd, 0.7),
+    Similarity.CLIP_VISION: Judge(
+        "CLIP vision", "a CLIP_VISION: connect it to clip_vision", lambda of: of.clip_vision, _clip_vision
+    ),
+    Similarity.DEMO_JUDGE: Judge(
+        "the demo world's judge", "the demo model's CLIP: connect it to clip", lambda of: of.own, lambda of: of.own
+    ),
+    Similarity.SSIM: Judge("SSIM", "nothing", lambda of: True, lambda of: None, 0.73),
+}
+
+
+def image_judge(similarity: str, sscd_file: str, clip_vision, clip) -> tuple[Judge, Embed | None]:
+    """The judge of a similarity and its embedding; raises ValueError where what it needs is absent."""
+    choice = Similarity(similarity)
+    connected = Connected(resolve_optional_file(sscd_file, "SSCD file"), clip_vision, own_embedder(clip))
+    for kind, judge in JUDGES.items():
+        if choice in (Similarity.AUTO, kind) and judge.given(connected) is not None:
+            return judge, judge.embed(connected)
+    raise ValueError(f"The similarity {choice} needs {JUDGES[choice].needs}.")

@@ -9,10 +9,11 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 
-from .mask import NO_SEARCHES, NeuronMask, uniform_scales
+from .mask import NO_SEARCHES, NeuronMask, uniform_scales, union
 
 
 class MaskOperation(enum.StrEnum):
@@ -117,6 +118,49 @@ def select_named(mask: NeuronMask, text: str, keep: bool) -> NeuronMask:
         raise ValueError("No neuron is named: write one line per layer, such as input_blocks.1.1 25, 221.")
     step = MaskOperation.KEEP_NAMED if keep else MaskOperation.DROP_NAMED
     return _keep(mask, lambda neuron: (neuron[0] in whole or neuron in chosen) == keep, step.value)
+
+
+@dataclass(frozen=True)
+class MaskEdit:
+    """What an operation works on; each reads what it needs. ``widths``: neurons by layer path, of the MODEL."""
+
+    mask: NeuronMask
+    count: int = 0
+    neurons: str = ""
+    seed: int = 0
+    other: NeuronMask | None = None
+    widths: dict[str, int] = field(default_factory=dict)
+
+
+def _of_two(
+    operation: MaskOperation, combine: Callable[[NeuronMask, NeuronMask], NeuronMask]
+) -> Callable[[MaskEdit], NeuronMask]:
+    def edited(edit: MaskEdit) -> NeuronMask:
+        if edit.other is None:
+            raise ValueError(f"{operation} needs a second mask: connect it to other_mask.")
+        return combine(edit.mask, edit.other)
+
+    return edited
+
+
+def _random_control(edit: MaskEdit) -> NeuronMask:
+    if not edit.widths:
+        raise ValueError("random_control needs the number of neurons: connect the MODEL.")
+    return random_control(edit.mask, edit.widths, edit.seed)
+
+
+#: Raise ValueError when what they need is not connected.
+OPERATIONS: dict[MaskOperation, Callable[[MaskEdit], NeuronMask]] = {
+    MaskOperation.UNION: _of_two(MaskOperation.UNION, union),
+    MaskOperation.INTERSECTION: _of_two(MaskOperation.INTERSECTION, intersection),
+    MaskOperation.SUBTRACT: _of_two(MaskOperation.SUBTRACT, subtract),
+    MaskOperation.MOST_FREQUENT: lambda edit: most_frequent(edit.mask, edit.count),
+    MaskOperation.LARGEST_Z: lambda edit: largest_z(edit.mask, edit.count),
+    MaskOperation.RANDOM_CONTROL: _random_control,
+    MaskOperation.KEEP_NAMED: lambda edit: select_named(edit.mask, edit.neurons, keep=True),
+    MaskOperation.DROP_NAMED: lambda edit: select_named(edit.mask, edit.neurons, keep=False),
+}
+OF_TWO = (MaskOperation.UNION, MaskOperation.INTERSECTION, MaskOperation.SUBTRACT)
 
 
 def _keep(mask: NeuronMask, chosen: Callable[[tuple[str, int]], bool], step: str) -> NeuronMask:

@@ -41,6 +41,13 @@ def adjust_embedding(
     return embedding.detach(), norms
 
 
+def describe_norms(norms: list[float], target: float) -> str:
+    """One sentence on the norms of ``adjust_embedding``."""
+    end = "reached" if norms[-1] <= target else "not reached: use more steps"
+    values = ", ".join(f"{value:.3f}" for value in norms)
+    return f"Text norm {values} after {len(norms) - 1} step(s); target {target:g} {end}."
+
+
 def insert_random_words(prompt: str, words: list[str], count: int, seed: int) -> str:
     """The prompt with ``count`` of the words, each at a random place; the same seed gives the same prompt.
 

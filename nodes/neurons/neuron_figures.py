@@ -14,6 +14,9 @@ from .nemo_search import SelectionStep
 from .score_threshold import Threshold
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .image_similarity import ImageSimilarity
     from .unlearning import UnlearningLosses
 
 _OVER, _UNDER = "tab:red", "tab:blue"
@@ -154,15 +157,27 @@ def plot_z(axes, values: list[float]) -> None:
     axes.set(xlabel="z of the found neurons", ylabel="neurons", title="Activation on the prompts")
 
 
-def plot_attack(figure, losses: dict[str, list[float]], similarities: dict[str, list[float]], threshold: float) -> None:
+def plot_report(figure, mask: NeuronMask, measured: dict[str, ImageSimilarity]) -> None:
+    """A mask's neurons by layer, z-scores where known, and the similarity of all pairs of each batch of images."""
+    z = list(mask.largest_z().values())
+    matrices = {name: found for name, found in measured.items() if found.sameness is not None}
+    panels = figure.subplots(1, 1 + bool(z) + len(matrices), squeeze=False)[0]
+    plot_layer_counts(panels[0], mask)
+    if z:
+        plot_z(panels[1], z)
+    for axes, (name, found) in zip(panels[1 + bool(z) :], matrices.items(), strict=True):
+        plot_similarity(axes, figure, found.between.numpy(), f"{name}, median {found.sameness:.2f}")
+
+
+def plot_attack(figure, losses: dict[str, list[float]], similarities: dict[str, Tensor], threshold: float) -> None:
     """The loss of the attack over its steps, and each image's similarity to its target."""
     left, right = figure.subplots(1, 2)
     for name, values in losses.items():
         left.plot(values, label="image" if name == "after" else name)
     left.set(xlabel="step of the attack", ylabel="diffusion loss", title="Attack")
     left.legend()
-    for place, (name, values) in enumerate(similarities.items()):
-        right.scatter([place] * len(values), values, color=_OVER if name == "after" else _UNDER, alpha=0.7)
+    for place, (name, found) in enumerate(similarities.items()):
+        right.scatter([place] * len(found), found.tolist(), color=_OVER if name == "after" else _UNDER, alpha=0.7)
     right.axhline(threshold, color="black", linestyle=":", label="replication threshold")
     right.set_xticks(range(len(similarities)), list(similarities))
     right.set(ylim=(-0.05, 1), ylabel="similarity to the target", title="Did it come back?")

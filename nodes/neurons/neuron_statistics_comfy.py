@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import torch
 
+from ..host import folders
+from ..host.progress import Stopped, with_progress
 from ..host.text_encoding import encode
-from . import neuron_statistics
-from .first_step_comfy import embedding, hidden_units, value_outputs
+from . import neuron_statistics, statistics_file
+from .first_step_comfy import embedding, hidden_units, probe_outputs, value_outputs
 from .memorization_score import OFFICIAL_TIMESTEP, seeded_noise
-from .neuron_layers import NeuronLayer
-from .neuron_statistics import LayerStatistics
+from .neuron_layers import NeuronLayer, NeuronType
+from .neuron_statistics import LayerStatistics, Statistics
+from .scan_file import Pace, ScanFile
 
-_NOISE_SEED = 1
+_NOISE_SEED, _BATCH = 1, 32
 
 
 def hidden_moments(
@@ -28,7 +34,7 @@ def hidden_moments(
     return hidden_units(model, conditioning, noise, OFFICIAL_TIMESTEP, widths, neuron_statistics.moments)
 
 
-def prompt_moments_of_values(model, clip, layers: list[NeuronLayer], texts: list[str]) -> Iterator[tuple[int, dict]]:
+def _value_moments(model, clip, layers: Sequence[NeuronLayer], texts: list[str]) -> Iterator[tuple[int, dict]]:
     """Numbers of prompts and the moments of their value neurons, in batches of one length."""
     paths = [layer.path for layer in layers]
     by_length: dict[int, list] = {}  # long prompts have more tokens
@@ -39,9 +45,85 @@ def prompt_moments_of_values(model, clip, layers: list[NeuronLayer], texts: list
         yield len(batch), neuron_statistics.layer_moments(value_outputs(model, torch.cat(batch), paths))
 
 
-def prompt_moments_of_hidden_units(
-    model, clip, layers: list[NeuronLayer], shape, texts: list[str]
-) -> Iterator[tuple[int, dict]]:
+def _hidden_moments(model, clip, layers: Sequence[NeuronLayer], shape, texts: list[str]) -> Iterator[tuple[int, dict]]:
     """One, and the moments of the hidden units on a prompt, for each prompt."""
     for text in texts:
         yield 1, hidden_moments(model, encode(clip, text)[1], layers, shape)
+
+
+def scan_statistics(
+    model,
+    clip,
+    texts: list[str],
+    neuron_type: NeuronType,
+    layers: Sequence[NeuronLayer],
+    shape: tuple[int, int, int] | None,
+    name: str,
+) -> StatisticsScan:
+    """The moments of layers on prompts, resuming the scan ``name``; an empty name is none.
+
+    ``shape``: of the latents in which hidden units of feed-forward layers are measured; None for value neurons.
+    """
+    identity = neuron_statistics.fingerprint(probe_outputs(model, [layer.path for layer in layers]))
+    settings: dict = {"neuron_type": str(neuron_type), "layers": [layer.path for layer in layers]}
+    if shape is not None:
+        settings["latent"] = list(shape)
+        measure, size = functools.partial(_hidden_moments, model, clip, layers, shape), 1
+    else:
+        measure, size = functools.partial(_value_moments, model, clip, layers), _BATCH
+    scan = StatisticsScan(name, {**settings, "fingerprint": identity})
+    missing = scan.missing(texts)
+    pace, rows = Pace(len(missing)), 0 if shape is None else len(missing)
+    logging.info("%d prompts to measure: %d rows of the network.", len(missing), rows)
+    for first in with_progress(range(0, len(missing), size)):
+        batch = missing[first : first + size]
+        scan.measure(batch, measure)
+        logging.info("Neuron statistics: %s.", pace.step(len(batch)))
+    return scan
+
+
+class StatisticsScan:
+    """A scan of statistics: a row per prompt in NAME.csv, their moments in NAME.safetensors; no files without a name.
+
+    The rows of a batch are written before its moments; rows that the moments do not hold are measured again.
+    """
+
+    def __init__(self, name: str, settings: dict):
+        self._rows: ScanFile | None = None
+        self._file, self._identity = Path(), settings["fingerprint"]
+        self.statistics: Statistics | None = None
+        self.failures: list[str] = []
+        if name.strip():
+            path = folders.named_file(name, ".csv")
+            self._file, self._rows = path.with_suffix(".safetensors"), ScanFile(path, [], settings)
+            if self._file.is_file():
+                self.statistics = statistics_file.read(self._file, [])
+            self._rows.keep(self.statistics.count if self.statistics else 0)
+
+    def missing(self, prompts: list[str]) -> list[str]:
+        """The prompts that are not measured yet."""
+        rows = self._rows
+        return prompts if rows is None else [text for text in dict.fromkeys(prompts) if rows.done(text) is None]
+
+    def measure(self, prompts: list[str], measure: Callable[[list[str]], Iterator[tuple[int, dict]]]) -> None:
+        """Add the moments of prompts; where that fails in a scan, of each alone, and name those that fail."""
+        try:
+            parts = [Statistics(*part, self._identity, "Neuron Statistics") for part in measure(prompts)]
+        except Stopped:
+            raise
+        except Exception as error:
+            if self._rows is None:
+                raise
+            if len(prompts) == 1:
+                self._rows.add(prompts[0], None, error)
+                self.failures.append(f"Failed and skipped: {prompts[0]} ({type(error).__name__}: {error})")
+            else:
+                for prompt in prompts:
+                    self.measure([prompt], measure)
+            return
+        whole = parts if self.statistics is None else [self.statistics, *parts]
+        self.statistics = functools.reduce(neuron_statistics.merge, whole)
+        if self._rows is not None:
+            for prompt in prompts:
+                self._rows.add(prompt, {})
+            statistics_file.write(self.statistics, self._file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,15 +13,15 @@ from ..host.image_output import new_figure, to_image
 from ..host.progress import Progress, with_progress
 from ..host.schema import schema
 from . import nemo_inputs
-from .first_step_comfy import embedding, latent_shape, refuse_flow
-from .image_similarity_comfy import Similarity, image_embedding
+from .embedding_session_comfy import refuse_unsupported
+from .first_step_comfy import embedding, latent_shape
+from .image_similarity_comfy import Similarity, image_judge
 from .mask import CAVEATS
 
 if TYPE_CHECKING:
+    from .audit import AttackSettings
     from .image_similarity import ReplicationThreshold
-
-#: Without calibration: the paper's for SSCD, and for SSIM the similarity that .5 % of new demo renders reach.
-_DEFAULT_THRESHOLDS = {"SSCD": 0.7, "SSIM": 0.73}
+    from .image_similarity_comfy import Judge
 
 
 class MemorizationAudit(io.ComfyNode):
@@ -146,51 +147,57 @@ class MemorizationAudit(io.ComfyNode):
         clip_vision=None,
         clip=None,
     ) -> io.NodeOutput:
-        from . import audit, embedding_session_comfy, image_similarity, neuron_figures, neuron_reports
+        from . import audit, image_similarity, neuron_figures, neuron_reports
 
-        refuse_flow(model)
-        embedding_session_comfy.refuse_ranges(positive)
-        name, embed = image_embedding(similarity, sscd_file, clip_vision, clip)
-        threshold = _threshold(replication_threshold, name, embed, image, untouched_images, other_images)
+        refuse_unsupported(model, positive)
+        judge, embed = image_judge(similarity, sscd_file, clip_vision, clip)
+        threshold = _threshold(replication_threshold, judge, embed, image, untouched_images, other_images)
         settings = audit.AttackSettings(steps, learning_rate, noise_samples, seed)
-        start, (_, height, width, _) = embedding(positive), image.shape
-
-        def generate(conditioning) -> torch.Tensor:
-            shape = latent_shape(model, width, height)
-            return sample_images(
-                model, vae, conditioning, negative, shape, batch_size, seed, steps=sampling_steps, cfg=cfg
-            )
-
-        def attack(session) -> tuple[torch.Tensor, list[float]]:
-            return audit.attack_embedding(session, start.clone().to(session.device), settings, Progress(steps).show)
-
-        images, losses = {"before": generate(positive)}, {}
+        about = (negative, latent_shape(model, image.shape[2], image.shape[1]), batch_size, seed)
+        generate = functools.partial(_generated, model, vae, *about, steps=sampling_steps, cfg=cfg)
         targets = {"before": image, "after": image, "control": control_image}
+        images, losses = {"before": generate(positive)}, {}
         for step in ("after", "control"):
             if targets[step] is not None:
-                latent = vae.encode(targets[step][:1, ..., :3])
-                attacked, losses[step] = embedding_session_comfy.run(model, latent, positive[:1], attack, seed)
-                images[step] = generate([[attacked.to(start), dict(positive[0][1])]])
-        similarities = {
-            step: image_similarity.compare_to_reference(batch, targets[step], embed, with_progress)
-            for step, batch in images.items()
-        }
+                attacked, losses[step] = _attack(model, vae, positive, targets[step], settings)
+                images[step] = generate(attacked)
+        compare = functools.partial(image_similarity.compare_to_reference, embed=embed, track=with_progress)
+        similarities = {step: compare(batch, targets[step]) for step, batch in images.items()}
         median = {step: float(values.median()) for step, values in similarities.items()}
-        lines = [
-            f"{step}: median similarity to the {'control' if step == 'control' else 'image'} {value:.3f}"
-            for step, value in median.items()
-        ]
-        lines.append(_threshold_line(name, threshold))
-        lines.append(audit.attack_verdict(median["before"], median["after"], median.get("control"), threshold.value))
-        figure = new_figure(1000, 400)
-        by_step = {step: values.tolist() for step, values in similarities.items()}
-        neuron_figures.plot_attack(figure, losses, by_step, threshold.value)
+        verdict = audit.attack_verdict(median["before"], median["after"], median.get("control"), threshold.value)
+        lines = [*map(_similarity_line, median, median.values()), _threshold_line(judge.name, threshold), verdict]
+        figure, batch = new_figure(1000, 400), torch.cat([*images.values()])[..., :3]
+        neuron_figures.plot_attack(figure, losses, similarities, threshold.value)
         report = "\n".join([*lines, neuron_reports.caveats()])
-        batch = torch.cat([one[..., :3] for one in images.values()])
         return io.NodeOutput(batch, median["before"], median["after"], to_image(figure), report)
 
 
-def _threshold(given: float, name: str, embed, image, untouched_images, other_images) -> ReplicationThreshold:
+def _generated(
+    model, vae, negative: list, shape: tuple[int, int, int], count: int, seed: int, positive: list, **how
+) -> torch.Tensor:
+    return sample_images(model, vae, positive, negative, shape, count, seed, **how)
+
+
+def _attack(model, vae, positive: list, image: torch.Tensor, settings: AttackSettings) -> tuple[list, list[float]]:
+    """The prompt with an embedding that was optimized to generate an image, and the losses on the way."""
+    from . import audit, embedding_session_comfy
+
+    start = embedding(positive)
+
+    def work(session) -> tuple[torch.Tensor, list[float]]:
+        bar = Progress(settings.steps)
+        return audit.attack_embedding(session, start.clone().to(session.device), settings, bar.show)
+
+    latent = vae.encode(image[:1, ..., :3])
+    attacked, losses = embedding_session_comfy.run(model, latent, positive[:1], work, settings.seed)
+    return [[attacked.to(start), dict(positive[0][1])]], losses
+
+
+def _similarity_line(step: str, median: float) -> str:
+    return f"{step}: median similarity to the {'control' if step == 'control' else 'image'} {median:.3f}"
+
+
+def _threshold(given: float, judge: Judge, embed, image, untouched_images, other_images) -> ReplicationThreshold:
     """The given threshold, else the calibrated one, else the default of the similarity."""
     from .image_similarity import ReplicationThreshold, calibrate_replication, compare_to_reference
 
@@ -202,12 +209,12 @@ def _threshold(given: float, name: str, embed, image, untouched_images, other_im
         return ReplicationThreshold(given, tuple(untouched), tuple(controls))
     if untouched and controls:
         return calibrate_replication(untouched, controls)
-    if name not in _DEFAULT_THRESHOLDS:
+    if judge.threshold is None:
         raise ValueError(
-            f"There is no default replication threshold for {name}: set replication_threshold, or connect "
+            f"There is no default replication threshold for {judge.name}: set replication_threshold, or connect "
             "untouched_images and other_images."
         )
-    return ReplicationThreshold(_DEFAULT_THRESHOLDS[name], tuple(untouched), tuple(controls))
+    return ReplicationThreshold(judge.threshold, tuple(untouched), tuple(controls))
 
 
 def _threshold_line(name: str, threshold: ReplicationThreshold) -> str:

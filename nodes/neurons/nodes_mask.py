@@ -16,8 +16,8 @@ from ..host.schema import NeuronMask as Socket
 from ..host.schema import schema
 from . import mask_operations, nemo_inputs
 from .first_step_comfy import probe_outputs
-from .image_similarity_comfy import Similarity, image_embedding
-from .mask import CAVEATS, channel_factors, union
+from .image_similarity_comfy import Similarity, image_judge
+from .mask import CAVEATS, channel_factors
 from .mask_operations import MaskOperation
 from .neuron_factors_comfy import bake_factors
 from .neuron_layers import all_layers
@@ -29,11 +29,6 @@ if TYPE_CHECKING:
 CATEGORY, PAPER = nemo_inputs.CATEGORY, nemo_inputs.PAPER
 _OTHER_MODEL = "This mask was made with another checkpoint or LoRA: run NeMo Localize on this MODEL.\n"
 _TWO_MODELS = "The two masks were made with different checkpoints or LoRAs: they do not belong together."
-_WITH_OTHER = {
-    MaskOperation.UNION: union,
-    MaskOperation.INTERSECTION: mask_operations.intersection,
-    MaskOperation.SUBTRACT: mask_operations.subtract,
-}
 
 
 class NeuronMaskEdit(io.ComfyNode):
@@ -92,24 +87,12 @@ class NeuronMaskEdit(io.ComfyNode):
     def execute(cls, mask, operation, count, neurons, seed, other_mask=None, model=None) -> io.NodeOutput:
         from . import neuron_reports
 
-        operation = MaskOperation(operation)
-        if operation in _WITH_OTHER:
-            if other_mask is None:
-                raise ValueError(f"{operation} needs a second mask: connect it to other_mask.")
-            result = _WITH_OTHER[operation](mask, other_mask)
-        elif operation == MaskOperation.RANDOM_CONTROL:
-            if model is None:
-                raise ValueError("random_control needs the number of neurons: connect the MODEL.")
-            known = all_layers(model.model.diffusion_model)
-            result = mask_operations.random_control(mask, {layer.path: layer.width for layer in known}, seed)
-        elif operation == MaskOperation.MOST_FREQUENT:
-            result = mask_operations.most_frequent(mask, count)
-        elif operation == MaskOperation.LARGEST_Z:
-            result = mask_operations.largest_z(mask, count)
-        else:
-            result = mask_operations.select_named(mask, neurons, keep=operation == MaskOperation.KEEP_NAMED)
+        known = [] if model is None else all_layers(model.model.diffusion_model)
+        widths = {layer.path: layer.width for layer in known}
+        edit = mask_operations.MaskEdit(mask, count, neurons, seed, other_mask, widths)
+        result = mask_operations.OPERATIONS[MaskOperation(operation)](edit)
         lines = [f"{mask.count} neurons before, {result.count} after.", *result.history]
-        if operation in _WITH_OTHER and not same_model(mask.fingerprint, other_mask.fingerprint):
+        if operation in mask_operations.OF_TWO and not same_model(mask.fingerprint, other_mask.fingerprint):
             lines.append(_TWO_MODELS)
         chart = neuron_reports.mask_chart(mask)
         kept = [
@@ -302,7 +285,7 @@ class NeuronReport(io.ComfyNode):
     ) -> io.NodeOutput:
         from . import image_similarity, neuron_figures, neuron_reports
 
-        name_of_similarity, embed = image_embedding(similarity, sscd_file, clip_vision, clip)
+        judge, embed = image_judge(similarity, sscd_file, clip_vision, clip)
         batches = {"before": images_before, "after": images_after}
         batches = {name: images for name, images in batches.items() if images is not None}
         measured = {
@@ -310,31 +293,26 @@ class NeuronReport(io.ComfyNode):
             for name, one in batches.items()
         }
         lines = [f"{mask.count} neurons in {len(mask.scales)} layers.", *mask.history]
-        lines += [f"Similarity of images: {name_of_similarity}."] if measured else []
+        lines += [f"Similarity of images: {judge.name}."] if measured else []
         lines += [_similarity_line(name, found) for name, found in measured.items()]
         if len(measured) == 2:
             same = image_similarity.compare_pairs(images_before, images_after, embed).median()
             lines.append(f"Median similarity of the two images of a seed: {float(same):.3f}.")
         if batches:
             lines.append(_alignment_line(batches, prompt, clip, clip_vision))
-        z = list(mask.largest_z().values())
-        matrices = {name: found for name, found in measured.items() if found.sameness is not None}
         figure = new_figure(1200, 420)
-        panels = figure.subplots(1, 1 + bool(z) + len(matrices), squeeze=False)[0]
-        neuron_figures.plot_layer_counts(panels[0], mask)
-        if z:
-            neuron_figures.plot_z(panels[1], z)
-        for axes, (name, found) in zip(panels[1 + bool(z) :], matrices.items(), strict=True):
-            title = f"{name}, median {found.sameness:.2f}"
-            neuron_figures.plot_similarity(axes, figure, found.between.numpy(), title)
+        neuron_figures.plot_report(figure, mask, measured)
         lines.append(neuron_reports.caveats())
-        compared = None
-        if len(batches) == 2:
-            pairs = list(itertools.chain(*zip(images_before, images_after, strict=True)))
-            labels = [f"{name} {number + 1}" for number in range(len(images_before)) for name in batches]
-            compared = to_compare(pairs, labels, shown=(0, 1))
+        compared = _compared(images_before, images_after) if len(batches) == 2 else None
         table = interruptible(lambda: neuron_reports.mask_table(mask))
         return io.NodeOutput(to_image(figure), "\n".join(lines), table, ui=compared)
+
+
+def _compared(before, after):
+    """The images of each seed without and with the mask, for ComfyUI's slider."""
+    pairs = list(itertools.chain(*zip(before, after, strict=True)))
+    labels = [f"{name} {number + 1}" for number in range(len(before)) for name in ("before", "after")]
+    return to_compare(pairs, labels, shown=(0, 1))
 
 
 def _similarity_line(name: str, found: ImageSimilarity) -> str:

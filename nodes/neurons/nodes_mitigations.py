@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from comfy_api.latest import io
@@ -15,11 +17,16 @@ from ..host.schema import schema
 from ..host.text_encoding import chunks, encode
 from ..host.text_encoding import known_words as vocabulary
 from . import nemo_inputs
-from .first_step_comfy import embedding, latent_shape, refuse_flow
+from .embedding_session_comfy import refuse_unsupported
+from .first_step_comfy import embedding, latent_shape
 from .memorization_score import OFFICIAL_TIMESTEP, seeded_noise
 from .neuron_layers import value_layers
 
+if TYPE_CHECKING:
+    from .unlearning import UnlearningLosses, UnlearningSettings
+
 CATEGORY = nemo_inputs.CATEGORY
+_COST = "Adversarial Unlearning: %d images to generate, then %d rows of the network with gradients and %d without."
 
 
 class AttentionScaling(io.ComfyNode):
@@ -136,14 +143,11 @@ class EmbeddingAdjustment(io.ComfyNode):
     def execute(
         cls, model, positive, negative, target_norm, steps, learning_rate, noise_samples, seed, width, height
     ) -> io.NodeOutput:
-        from . import embedding_session_comfy
-        from .mitigations import adjust_embedding
+        from . import embedding_session_comfy, mitigations
 
-        refuse_flow(model)
-        embedding_session_comfy.refuse_ranges(positive)
-        shape = latent_shape(model, width, height)
+        refuse_unsupported(model, positive)
+        bar, shape = Progress(steps), latent_shape(model, width, height)
         noise = seeded_noise(shape, noise_samples, seed)
-        bar = Progress(steps)
 
         def work(session):
             timestep = torch.full((noise_samples,), OFFICIAL_TIMESTEP, device=session.device)
@@ -155,15 +159,12 @@ class EmbeddingAdjustment(io.ComfyNode):
                 return (session.predicted(x, timestep, adjusted) - without_text).flatten(1).norm(dim=1).mean()
 
             start = embedding(positive).clone().to(session.device)
-            return adjust_embedding(start, text_norm, steps, learning_rate, target_norm, bar.show)
+            return mitigations.adjust_embedding(start, text_norm, steps, learning_rate, target_norm, bar.show)
 
         blank = torch.zeros(1, *shape)
         adjusted, norms = embedding_session_comfy.run(model, blank, positive[:1], work, seed, more=[(blank, negative)])
         conditioning = [[adjusted.to(embedding(positive)), dict(positive[0][1])], *positive[1:]]
-        end = "reached" if norms[-1] <= target_norm else "not reached: use more steps"
-        values = ", ".join(f"{value:.3f}" for value in norms)
-        report = f"Text norm {values} after {len(norms) - 1} step(s); target {target_norm:g} {end}."
-        return io.NodeOutput(conditioning, report)
+        return io.NodeOutput(conditioning, mitigations.describe_norms(norms, target_norm))
 
 
 class RandomTokens(io.ComfyNode):
@@ -375,66 +376,66 @@ class AdversarialUnlearning(io.ComfyNode):
         gradient_checkpointing,
     ) -> io.NodeOutput:
         from ..host.training import adapters
-        from . import embedding_session_comfy, neuron_figures, unlearning
+        from . import neuron_figures, unlearning
         from .audit import AttackSettings
 
-        refuse_flow(model)
+        refuse_unsupported(model, positive)
         refuse_compiled(model)
-        embedding_session_comfy.refuse_ranges(positive)
         ordinary = nemo_inputs.collect_prompts(prompts, least=1)
-        latent, others = vae.encode(image[:1, ..., :3]), vae.encode(surrogates[..., :3])
-        if latent.shape[1:] != others.shape[1:]:
-            raise ValueError("image and surrogates have different sizes: scale the surrogates to the image's.")
+        latent, others = _same_size(vae, image[:1], surrogates)
+        attack = AttackSettings(learning_rate=attack_learning_rate, noise_samples=noise_samples)
         settings = unlearning.UnlearningSettings(
-            steps,
-            learning_rate,
-            batch_size,
-            keep,
-            attack_steps,
-            restart,
-            AttackSettings(learning_rate=attack_learning_rate, noise_samples=noise_samples),
-            seed,
+            steps, learning_rate, batch_size, keep, attack_steps, restart, attack, seed
         )
-        logging.info(
-            "Adversarial Unlearning: %d images to generate, then %d rows of the network with gradients and %d without.",
-            len(ordinary),
-            *settings.rows,
-        )
-        bar, encoded = Progress(len(ordinary) + steps), [encode(clip, text)[1] for text in ordinary]
-        negative, kept = encode(clip, "")[1], []
-        for number, conditioning in enumerate(encoded):
-            draw = (seed + number) % (nemo_inputs.SEED_MAX + 1)
-            kept.append(
-                (sample_latents(model, conditioning, negative, latent, sampling_steps, cfg, draw), conditioning)
-            )
-            bar.show(number + 1)
+        logging.info(_COST, len(ordinary), *settings.rows)
+        bar = Progress(len(ordinary) + steps)
+        kept = _generated(model, clip, ordinary, latent, sampling_steps, cfg, seed, bar.show)
         made = adapters.create(model, "LoRA", rank, torch.float32, seed, {}, float(rank), layers)
-
-        def work(session) -> unlearning.UnlearningLosses:
-            return unlearning.unlearn(
-                session,
-                len(others),
-                [embedding(positive).clone().to(session.device)],
-                made.parameters.values(),
-                settings,
-                lambda done: bar.show(len(ordinary) + done),
-            )
-
-        losses = embedding_session_comfy.run(
-            model,
-            latent,
-            positive[:1],
-            work,
-            seed,
-            more=[*((one, positive[:1]) for one in others.split(1)), *kept],
-            functions=made.functions,
-            checkpointing=gradient_checkpointing,
+        images = [(latent, positive[:1]), *((one, positive[:1]) for one in others.split(1)), *kept]
+        losses = _unlearned(
+            model, images, len(others), made, settings, gradient_checkpointing, lambda done: bar.show(len(kept) + done)
         )
-        lora, figure = made.lora(), new_figure()
+        lora, figure, report = made.lora(), new_figure(), unlearning.describe(losses, settings, len(ordinary))
         neuron_figures.plot_unlearning(figure, losses)
-        return io.NodeOutput(
-            adapters.applied(model, lora), lora, to_image(figure), unlearning.describe(losses, settings, len(ordinary))
-        )
+        return io.NodeOutput(adapters.applied(model, lora), lora, to_image(figure), report)
+
+
+def _unlearned(
+    model, images: list, surrogates: int, made, settings: UnlearningSettings, checkpointing: bool, show: Callable
+) -> UnlearningLosses:
+    """Train the parameters of an adapter: images (latent, conditioning), the memorized one, surrogates, ordinary ones.
+
+    ``show`` is given how many steps are done.
+    """
+    from . import embedding_session_comfy, unlearning
+
+    def work(session) -> UnlearningLosses:
+        start, parameters = [embedding(positive).clone().to(session.device)], made.parameters.values()
+        return unlearning.unlearn(session, surrogates, start, parameters, settings, show)
+
+    (latent, positive), *more = images
+    how = {"functions": made.functions, "checkpointing": checkpointing}
+    return embedding_session_comfy.run(model, latent, positive, work, settings.seed, more=more, **how)
+
+
+def _same_size(vae, image: torch.Tensor, surrogates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The latents of both; raises ValueError when they differ in size."""
+    latent, others = vae.encode(image[..., :3]), vae.encode(surrogates[..., :3])
+    if latent.shape[1:] != others.shape[1:]:
+        raise ValueError("image and surrogates have different sizes: scale the surrogates to the image's.")
+    return latent, others
+
+
+def _generated(
+    model, clip, prompts: list[str], latent: torch.Tensor, steps: int, cfg: float, seed: int, show: Callable
+) -> list[tuple[torch.Tensor, list]]:
+    """What a MODEL samples for prompts, each with its conditioning; ``show`` is given how many are done."""
+    negative, found = encode(clip, "")[1], []
+    for number, text in enumerate(prompts):
+        conditioning, draw = encode(clip, text)[1], (seed + number) % (nemo_inputs.SEED_MAX + 1)
+        found.append((sample_latents(model, conditioning, negative, latent, steps, cfg, draw), conditioning))
+        show(number + 1)
+    return found
 
 
 NODES = [AttentionScaling, EmbeddingAdjustment, RandomTokens, AdversarialUnlearning]

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import functools
-import logging
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from comfy_api.latest import io
 
 from ..host import folders
 from ..host.folders import input_stamp, resolve_input_file, resolve_optional_file
-from ..host.progress import Stopped, with_progress
 from ..host.schema import NeuronStatistics as Socket
 from ..host.schema import schema
-from . import nemo_inputs, neuron_statistics, neuron_statistics_comfy
+from . import nemo_inputs, neuron_statistics
 from .first_step_comfy import latent_shape, probe_outputs
 from .nemo_inputs import collect_prompts
 from .neuron_layers import NeuronType, all_layers, neuron_layers, select_layers
-from .neuron_statistics import Statistics
-from .scan_file import Pace, ScanFile
+from .neuron_statistics_comfy import scan_statistics
 
 CATEGORY, PAPER = nemo_inputs.CATEGORY, nemo_inputs.PAPER
-_BATCH = 32
 _LIST = "list of prompts"
 _SIZE = "For feed_forward: image {} in pixels, as in NeMo Localize."
 
@@ -97,29 +91,10 @@ class NeuronStatistics(io.ComfyNode):
         if len(texts) + (previous_statistics.count if previous_statistics else 0) < 2:
             raise ValueError("Statistics need two prompts or more: write one per line, or name a file.")
         known = neuron_layers(model.model.diffusion_model, neuron_type)
-        chosen = select_layers(known, layers)
-        identity = neuron_statistics.fingerprint(probe_outputs(model, [layer.path for layer in chosen]))
-        settings: dict = {"neuron_type": str(neuron_type), "layers": [layer.path for layer in chosen]}
+        chosen, shape = select_layers(known, layers), None
         if neuron_type == NeuronType.FEED_FORWARD:
-            shape, size = latent_shape(model, width, height), 1
-            settings["latent"] = list(shape)
-            measure = functools.partial(
-                neuron_statistics_comfy.prompt_moments_of_hidden_units, model, clip, chosen, shape
-            )
-        else:
-            measure, size = (
-                functools.partial(neuron_statistics_comfy.prompt_moments_of_values, model, clip, chosen),
-                _BATCH,
-            )
-        scan = _StatisticsScan(scan_file, {**settings, "fingerprint": identity})
-        missing = scan.missing(texts)
-        pace = Pace(len(missing))
-        rows = len(missing) if neuron_type == NeuronType.FEED_FORWARD else 0
-        logging.info("%d prompts to measure: %d rows of the network.", len(missing), rows)
-        for first in with_progress(range(0, len(missing), size)):
-            batch = missing[first : first + size]
-            scan.measure(batch, measure)
-            logging.info("Neuron statistics: %s.", pace.step(len(batch)))
+            shape = latent_shape(model, width, height)
+        scan = scan_statistics(model, clip, texts, neuron_type, chosen, shape, scan_file)
         measured = [part for part in (previous_statistics, scan.statistics) if part is not None]
         if not measured:
             raise ValueError(f"Every prompt failed. {scan.failures[0]}")
@@ -131,57 +106,6 @@ class NeuronStatistics(io.ComfyNode):
             file = folders.relative(path)
             report += f"\nSaved as {file} in ComfyUI's output folder."
         return io.NodeOutput(result, report, file)
-
-
-class _StatisticsScan:
-    """A scan of statistics: a row per prompt in NAME.csv, their moments in NAME.safetensors; no files without a name.
-
-    The rows of a batch are written before its moments; rows that the moments do not hold are measured again.
-    """
-
-    def __init__(self, name: str, settings: dict):
-        from . import statistics_file
-
-        self._rows: ScanFile | None = None
-        self._file, self._identity = Path(), settings["fingerprint"]
-        self.statistics: Statistics | None = None
-        self.failures: list[str] = []
-        if name.strip():
-            path = folders.named_file(name, ".csv")
-            self._file, self._rows = path.with_suffix(".safetensors"), ScanFile(path, [], settings)
-            if self._file.is_file():
-                self.statistics = statistics_file.read(self._file, [])
-            self._rows.keep(self.statistics.count if self.statistics else 0)
-
-    def missing(self, prompts: list[str]) -> list[str]:
-        """The prompts that are not measured yet."""
-        rows = self._rows
-        return prompts if rows is None else [text for text in dict.fromkeys(prompts) if rows.done(text) is None]
-
-    def measure(self, prompts: list[str], measure: Callable[[list[str]], Iterator[tuple[int, dict]]]) -> None:
-        """Add the moments of prompts; where that fails in a scan, of each alone, and name those that fail."""
-        from . import statistics_file
-
-        try:
-            parts = [Statistics(*part, self._identity, "Neuron Statistics") for part in measure(prompts)]
-        except Stopped:
-            raise
-        except Exception as error:
-            if self._rows is None:
-                raise
-            if len(prompts) == 1:
-                self._rows.add(prompts[0], None, error)
-                self.failures.append(f"Failed and skipped: {prompts[0]} ({type(error).__name__}: {error})")
-            else:
-                for prompt in prompts:
-                    self.measure([prompt], measure)
-            return
-        whole = parts if self.statistics is None else [self.statistics, *parts]
-        self.statistics = functools.reduce(neuron_statistics.merge, whole)
-        if self._rows is not None:
-            for prompt in prompts:
-                self._rows.add(prompt, {})
-            statistics_file.write(self.statistics, self._file)
 
 
 class LoadNeuronStatistics(io.ComfyNode):

@@ -100,8 +100,8 @@ def test_a_scan_of_searches_resumes_with_the_masks(app, demo, failing):
 
 
 def test_a_scan_of_statistics_resumes_to_the_same_moments(app, demo, monkeypatch):
-    nodes, half = (app.module(f"nodes.neurons.{name}") for name in ("nodes_statistics", "neuron_statistics_comfy"))
-    monkeypatch.setattr(nodes, "_BATCH", 2)
+    half = app.module("nodes.neurons.neuron_statistics_comfy")
+    monkeypatch.setattr(half, "_BATCH", 2)
     given = {"model": demo[0], "clip": demo[1], "layers": UP, "prompts_file": "", "filename_prefix": ""}
     texts, encode, errors, encoded = [*PROMPTS, "portrait"], half.encode, {}, []
 
@@ -135,11 +135,12 @@ def test_a_scan_of_statistics_resumes_to_the_same_moments(app, demo, monkeypatch
 
 def test_rows_without_their_moments_are_measured_again(app, demo, monkeypatch):
     """As after a crash between the two files."""
-    nodes, statistics_file = (app.module(f"nodes.neurons.{name}") for name in ("nodes_statistics", "statistics_file"))
+    names = ("neuron_statistics_comfy", "statistics_file")
+    half, statistics_file = (app.module(f"nodes.neurons.{name}") for name in names)
     given = {"model": demo[0], "clip": demo[1], "layers": UP, "prompts_file": "", "filename_prefix": ""}
     given |= {"prompts": "\n".join(PROMPTS), "scan_file": "glassbox/scan_5"}
     write = statistics_file.write
-    monkeypatch.setattr(nodes, "_BATCH", 2)
+    monkeypatch.setattr(half, "_BATCH", 2)
     monkeypatch.setattr(
         statistics_file,
         "write",
