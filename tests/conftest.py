@@ -2,13 +2,15 @@
 
 - `from glassbox.nodes.common import ...` works in every test: the pack under that name, without ComfyUI.
 - `app` is a ComfyUI inside the test's own process; `server` is one in a process of its own. A test requests one.
-- `from tools.launcher import ...`, `from studies...` and `from benchmarks...` reach those folders of the repository.
+- `from tools.launcher import ...`, `from studies...` and `from benchmarks...` reach those folders of the repository,
+  `from robustness import fuzz` what `run.py fuzz` runs.
 """
 
 import contextlib
 import os
 import runpy
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,8 @@ import repository  # noqa: E402
 load_package = runpy.run_path(str(ROOT / "run.py"))["load_package"]
 for _name in ("tools", "studies", "benchmarks"):
     load_package(_name)
+sys.modules["robustness"] = types.ModuleType("robustness")  # what `run.py fuzz` runs, beside the tests of the same
+sys.modules["robustness"].__path__ = [str(ROOT / "tests" / "robustness")]
 repository.load_pack()
 # A clock says how busy the machine is, not whether the code is right.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])

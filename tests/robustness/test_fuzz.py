@@ -1,8 +1,9 @@
 """A few dozen of the prompts of `run.py fuzz`, with a fixed seed, each followed to its end."""
 
 import pytest
+from robustness import fuzz
 
-from tools.launcher import comfyui, fuzz
+from tools.launcher import comfyui
 from tools.launcher.api import Client
 from tools.launcher.server import Server
 

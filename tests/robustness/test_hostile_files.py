@@ -13,8 +13,7 @@ import file_kinds
 import pytest
 import torch
 from file_kinds import KINDS, FileKinds, suffix_of
-
-from tools.launcher import fuzz
+from robustness import fuzz
 
 _COPIES = 60  # damaged copies of each valid file, by seed
 

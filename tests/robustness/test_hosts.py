@@ -22,8 +22,9 @@ import repository
 import tapping
 import torch
 import weight_nodes
+from robustness import fuzz
 
-from tools.launcher import fuzz, in_process
+from tools.launcher import in_process
 
 pytestmark = pytest.mark.slow
 

@@ -1,10 +1,10 @@
 """Demo workflows at tiny settings on servers with other settings of cache and memory: the same results."""
 
 import pytest
+from robustness import soak
 from tqdm import tqdm
 
 from tools.launcher import comfyui as installation
-from tools.launcher import soak
 from tools.launcher.api import Client
 from tools.launcher.server import Server
 

@@ -9,9 +9,9 @@ import pytest
 from glassbox.nodes.neurons import mask_file
 from glassbox.nodes.neurons.mask import NeuronMask
 from glassbox.nodes.weights import space_file
+from robustness import fuzz
 
 from tools.launcher import comfyui as installation
-from tools.launcher import fuzz
 from tools.launcher.api import Client
 from tools.launcher.server import Server
 

@@ -84,8 +84,9 @@ def _command(arguments: argparse.Namespace, comfyui: Path) -> int:
 
             return suite.run(arguments.rest)
         case "fuzz":
-            from . import fuzz
+            from . import studies
 
+            fuzz = studies.load_module("fuzz", "robustness", paths.ROOT / "tests" / "robustness")
             return fuzz.run(comfyui, arguments.rest)
         case "check":
             from . import check

@@ -65,7 +65,7 @@ def _has_main(path: Path) -> bool:
 
 
 def load_module(module: str, package: str, folder: Path | None = None) -> types.ModuleType:
-    """Import a module of studies/ or benchmarks/ as `PACKAGE.MODULE`; benchmarks may import from studies/."""
+    """Import a module of studies/, benchmarks/ or a folder as `PACKAGE.MODULE`; all may import from studies/."""
     places = {"studies": paths.STUDIES, "benchmarks": paths.BENCHMARKS}
     for name, place in {**places, **({package: folder} if folder else {})}.items():
         for loaded in [loaded for loaded in sys.modules if loaded.split(".")[0] == name]:

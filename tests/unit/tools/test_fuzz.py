@@ -6,8 +6,8 @@ import itertools
 import json
 
 import pytest
+from robustness import fuzz
 
-from tools.launcher import fuzz
 from tools.launcher.errors import LaunchError
 
 _OURS = {"python_module": "custom_nodes.comfyui-glassbox"}

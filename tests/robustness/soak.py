@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import comfyui, paths, workflow
-from .api import Client, PromptError, output_files
-from .errors import LaunchError
-from .server import Server
-from .widgets import inputs
+from tools.launcher import comfyui, paths, workflow
+from tools.launcher.api import Client, PromptError, output_files
+from tools.launcher.errors import LaunchError
+from tools.launcher.server import Server
+from tools.launcher.widgets import inputs
 
 _FOLDER = paths.CACHE / "soak"
 # Inputs that decide how long a run takes, and the most that a tiny run takes of them.

@@ -21,12 +21,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import comfyui, paths, serve, studies
-from .api import Client, ConnectionLostError, PromptError
-from .console import table
-from .errors import LaunchError
-from .server import Server
-from .widgets import Input, default_value, inputs
+from tools.launcher import comfyui, paths, serve, studies
+from tools.launcher.api import Client, ConnectionLostError, PromptError
+from tools.launcher.console import table
+from tools.launcher.errors import LaunchError
+from tools.launcher.server import Server
+from tools.launcher.widgets import Input, default_value, inputs
 
 FOLDER = paths.CACHE / "fuzz"
 _STATE, _RESULT = "state.json", "robustness"

@@ -21,9 +21,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import fuzz, paths, studies
-from .in_process import Comfy, describe, start
-from .widgets import Input, inputs
+from tools.launcher import paths, studies
+from tools.launcher.in_process import Comfy, describe, start
+from tools.launcher.widgets import Input, inputs
+
+from . import fuzz
 
 _RESULT, _OF = "stop", "stop of "  # the result file, and how the name of a node's number begins
 _LIMIT = 3.0  # seconds until a node is stopped

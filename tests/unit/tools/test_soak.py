@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 from PIL import Image, PngImagePlugin
+from robustness import soak
 
-from tools.launcher import soak
 from tools.launcher.errors import LaunchError
 
 
