@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WORKFLOWS = sorted((ROOT / "workflows").glob("*.json"))
-DEMOS = [path for path in WORKFLOWS if path.name.startswith("demo_")]
-CHECKPOINT_WORKFLOWS = [path for path in WORKFLOWS if path not in DEMOS]
+DEMOS, CHECKPOINT_WORKFLOWS = (
+    [path for path in WORKFLOWS if json.loads(path.read_text("utf-8"))["extra"]["glassbox"]["kind"] == kind]
+    for kind in ("demo", "checkpoint")
+)
 PACK = "glassbox"
 LINKED_AS = "comfyui-glassbox"
 

@@ -93,13 +93,13 @@ def _finish(camera: screenshots.Camera, url: str, left: set[Path]) -> None:
 
 def choose(only: str | None, folder: Path) -> list[Path]:
     """The demo workflows in their order, or the one with the name; raises LaunchError when there is none."""
-    known = {path.stem: path for path in sorted(folder.glob("demo_*.json"))}
+    known = {path.stem: path for path in workflow.of_kind(folder, workflow.Kind.DEMO)}
     if not known:
         raise LaunchError(f"There is no demo workflow in {folder}: the copy of the pack is incomplete, get it again.")
     if only is None:
         return list(known.values())
     name = only.removesuffix(".json")
-    for candidate in (name, f"demo_{name}"):
+    for candidate in (name, f"{workflow.Kind.DEMO}_{name}"):
         if candidate in known:
             return [known[candidate]]
     close = difflib.get_close_matches(name, known, n=1)

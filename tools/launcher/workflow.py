@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from enum import StrEnum
 from pathlib import Path
 
 from .errors import LaunchError
@@ -36,6 +37,27 @@ def load(path: Path) -> dict:
     if not isinstance(workflow, dict) or not isinstance(workflow.get("nodes"), list):
         raise WorkflowError(f"{path.name} is no saved canvas: use Save, not Export (API), in ComfyUI's menu.")
     return workflow
+
+
+class Kind(StrEnum):
+    """What a workflow of the pack is for; its file says so in ``extra``, and by that it is known as the pack's."""
+
+    DEMO = "demo"  # runs on the demo model, which comes with the pack
+    CHECKPOINT = "checkpoint"  # needs files that a person has
+    RESEARCH = "research"  # shows a paper's claim, for those who want to see how it was measured
+    BLUEPRINT = "blueprint"  # a subgraph that people put into workflows of their own
+
+
+def kind_of(workflow: dict) -> Kind | None:
+    """The kind of a saved canvas, or None for one that is not the pack's."""
+    own = (workflow.get("extra") or {}).get("glassbox")
+    found = own.get("kind") if isinstance(own, dict) else None
+    return Kind(found) if found in [*Kind] else None
+
+
+def of_kind(folder: Path, *kinds: Kind) -> list[Path]:
+    """The pack's workflows of some kinds in a folder, sorted by name."""
+    return [path for path in sorted(folder.glob("*.json")) if kind_of(load(path)) in kinds]
 
 
 def to_prompt(workflow: dict, object_info: dict) -> dict:

@@ -18,9 +18,12 @@ from dataclasses import dataclass, field
 
 from tools.launcher.errors import LaunchError
 from tools.launcher.widgets import Input, inputs, widgets
+from tools.launcher.workflow import Kind
 
 NOTE = "MarkdownNote"
 ANY = "*"
+#: ComfyUI's nodes that load models which the pack does not bring.
+LOADERS = {"CheckpointLoaderSimple", "UNETLoader", "CLIPLoader", "DualCLIPLoader", "TripleCLIPLoader", "VAELoader"}
 #: Ids of the two ends inside a subgraph that stand for its inputs and its outputs.
 INPUTS, OUTPUTS = -10, -20
 _INNER = 100  # newer front ends want an id of its own for every node, also of those in subgraphs
@@ -77,9 +80,17 @@ class Workflow:
         self.nodes: list[Node] = []
         self.groups: list[str] = []
         self.extra: dict[str, object] = {}  # what the file holds beside its nodes
+        self.named_kind: Kind | None = None  # what it is for, where its nodes do not say it
         self._inner_ids: dict[str, int] = {}  # title of a subgraph -> the id of its first node, of none other's
         self._shown: dict[str, list] = {}  # title of a subgraph -> what its first node is given
         self._object_info = object_info
+
+    @property
+    def kind(self) -> Kind:
+        """What the workflow is for, by the nodes that are added: those that load a model's files need files."""
+        if self.named_kind:
+            return self.named_kind
+        return Kind.CHECKPOINT if any(node.type in LOADERS for node in self.nodes) else Kind.DEMO
 
     def note(self, title: str, *lines: str) -> None:
         """The note at the left that says, in three to six lines of Markdown, what one sees and what to try."""
@@ -137,6 +148,7 @@ class Workflow:
         border = Node(INPUTS, "", {"output": kinds}, 0)
         first_id = self._inner_ids.setdefault(title, self.first_id + _INNER * (1 + len(self._inner_ids)))
         inside = Workflow(f"{self.name}: {title}", self._object_info, first_id)
+        inside.named_kind = self.kind
         made = describe(inside, **dict(zip(given, border.outputs, strict=True)))
         shown = self._shown.setdefault(title, list(given.values()))
         for node in inside.nodes:  # A widget inside starts with the value that the first node of its subgraph shows.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tools.launcher.workflow import Kind
+
 from .authoring import Node, Output, Workflow
 from .neuron_world import ORDINARY, SUSPECT
 
@@ -98,6 +100,7 @@ class Blueprint:
         """The workflow of a blueprint's file: its node alone, with open sockets."""
         ends = Node(0, "", {"output": list(self.sockets.values())}, 0).outputs
         w.extra["BlueprintDescription"] = self.about
+        w.named_kind = Kind.BLUEPRINT
         w.group("")
         w.subgraph(w.name, self.inside, **dict(zip(self.sockets, ends, strict=True)), **self.values)
         w.nodes[0].sources.clear()

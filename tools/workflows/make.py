@@ -91,12 +91,14 @@ def _workflows(object_info: dict, check: bool) -> int:
 
 
 def _thumbnails(images: Path) -> int:
+    from tools.launcher.paths import WORKFLOWS
+    from tools.launcher.workflow import Kind, of_kind
     from tools.workflows import thumbnails
 
-    for path in sorted((ROOT / "workflows").glob("demo_*.json")):
+    for path in of_kind(WORKFLOWS, Kind.DEMO):
         target = thumbnails.write(path.stem, images)
         print(f"{target.name} written")
-    for path in sorted(set((ROOT / "workflows").glob("*.json")) - set((ROOT / "workflows").glob("demo_*"))):
+    for path in of_kind(WORKFLOWS, Kind.CHECKPOINT, Kind.RESEARCH):
         print(f"{thumbnails.write_graph(path).name} written")
     return 0
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 
+from tools.launcher.workflow import Kind
+
 from .authoring import Output, Workflow
 
 
@@ -32,7 +34,7 @@ def empty_latent(w: Workflow, side: int, count: int) -> Output:
 
 def sampler_of(w: Workflow) -> str:
     """euler_ancestral for the demo model, whose early errors it corrects in later steps; euler for checkpoints."""
-    return "euler_ancestral" if w.name.startswith("demo") else "euler"
+    return "euler_ancestral" if w.kind == Kind.DEMO else "euler"
 
 
 def sample(

@@ -15,16 +15,22 @@ from tools.launcher.errors import LaunchError
 from tools.launcher.server import Server
 
 
+def _write(folder, name, node, kind):
+    """A workflow of one node, of which `to_prompt` gives the prompt that it holds."""
+    saved = {"prompt": {"1": {"class_type": node, "inputs": {}}}, "extra": {"glassbox": {"kind": kind}}}
+    (folder / f"{name}.json").write_text(json.dumps(saved))
+
+
 @pytest.fixture
 def workflows(tmp_path, monkeypatch):
     """A folder of workflows, already in API format, and a place for what they make."""
     folder = tmp_path / "workflows"
     folder.mkdir()
-    for name, kind in (("demo_a", "Sample"), ("demo_b", "Fail"), ("demo_c", "Sample"), ("sd15_x", "Sample")):
-        (folder / f"{name}.json").write_text(json.dumps({"1": {"class_type": kind, "inputs": {}}}))
+    for name, node in (("demo_a", "Sample"), ("demo_b", "Fail"), ("demo_c", "Sample"), ("sd15_x", "Sample")):
+        _write(folder, name, node, "checkpoint" if name == "sd15_x" else "demo")
     monkeypatch.setattr(paths, "WORKFLOWS", folder)
     monkeypatch.setattr(paths, "HOST", tmp_path / "host")
-    monkeypatch.setattr(workflow, "to_prompt", lambda loaded, object_info: loaded)
+    monkeypatch.setattr(workflow, "to_prompt", lambda loaded, object_info: loaded["prompt"])
     monkeypatch.setattr(workflow, "load", lambda path: json.loads(path.read_text()))
     monkeypatch.setattr(environment, "needs_cpu", lambda: False)
     return folder
@@ -124,6 +130,6 @@ def test_no_workflows_at_all_is_one_sentence(tmp_path):
 
 
 def test_a_server_that_dies_ends_the_demo_with_a_sentence(workflows, stand_in, tmp_path):
-    (workflows / "demo_b.json").write_text(json.dumps({"1": {"class_type": "Die", "inputs": {}}}))
+    _write(workflows, "demo_b", "Die", "demo")
     with pytest.raises(LaunchError, match=r"ComfyUI ended while running demo_b: see .*server\.log"):
         demo.run(stand_in, None, tmp_path / "out", None, keep_open=False)

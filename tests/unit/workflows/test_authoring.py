@@ -2,15 +2,17 @@
 
 import itertools
 import json
+from collections import Counter
 
 import pytest
 import repository
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tools.launcher import workflow
 from tools.launcher.workflow import to_prompt
 from tools.workflows import canvas, described, layout, wires
-from tools.workflows.authoring import AuthoringError, Workflow
+from tools.workflows.authoring import LOADERS, AuthoringError, Workflow
 
 INFO = {
     "Load": {"input": {"required": {"name": [["a", "b"], {"tooltip": "."}]}}, "output": ["MODEL", "CLIP"]},
@@ -343,6 +345,32 @@ def _opening_zoom(saved):
         max(box[side] + box[side + 2] for box in boxes) - min(box[side] for box in boxes) for side in (0, 1)
     )
     return min(layout.WINDOW[0] / width, layout.WINDOW[1] / height)
+
+
+def test_every_workflow_has_a_kind_by_which_it_is_chosen():
+    """By what it needs, not by its name: a file that loses its kind is neither run nor documented."""
+    kinds = Counter(workflow.kind_of(workflow.load(path)) for path in repository.WORKFLOWS)
+    assert kinds.keys() <= {*workflow.Kind} and kinds.total() == len(repository.WORKFLOWS)
+    assert kinds[workflow.Kind.DEMO] >= 50 and kinds[workflow.Kind.CHECKPOINT] >= 52
+    loads = {
+        path.stem: bool(LOADERS & {node["type"] for node in workflow.load(path)["nodes"]})
+        for path in repository.CHECKPOINT_WORKFLOWS + repository.DEMOS
+    }
+    assert {name for name, files in loads.items() if files} == {path.stem for path in repository.CHECKPOINT_WORKFLOWS}
+
+
+@pytest.mark.parametrize(
+    "extra", [None, {}, {"glassbox": None}, {"glassbox": {}}, {"glassbox": {"kind": "x"}}, {"glassbox": {"kind": []}}]
+)
+def test_a_graph_of_somebody_else_has_no_kind(extra):
+    assert workflow.kind_of({"nodes": [], "extra": extra}) is None
+
+
+def test_a_description_of_a_claim_is_research():
+    w = Workflow("claim", {})
+    assert w.kind == workflow.Kind.DEMO
+    w.named_kind = workflow.Kind.RESEARCH
+    assert w.kind == workflow.Kind.RESEARCH
 
 
 def test_descriptions_are_found_by_their_name():
