@@ -11,7 +11,7 @@ from ..host.evaluate import sample_latents, timestep_of
 from ..host.hooks import hook_calls, observe, refuse_compiled
 from ..host.image_output import new_figure, to_image
 from ..host.progress import with_progress
-from ..host.schema import ActivationRecording, schema
+from ..host.schema import ActivationRecording, schema, seed
 from . import activation_edit, select_ids
 from .activation_spec import ActivationSpec
 from .catalog_unet import catalog
@@ -19,7 +19,7 @@ from .patching import PatchingSettings, kinds_of, patch, restored_fraction
 from .recorder import Recorder, Run
 from .select_ids import StepPredicate
 from .tap import TapSettings
-from .tap_inputs import CATEGORY, IDS, PRECISION, PRECISIONS, PRESET, SEED
+from .tap_inputs import CATEGORY, IDS, PRECISION, PRECISIONS, PRESET
 
 _PAPER = "Activation patching (causal tracing, arXiv 2202.05262), at the IDs of arXiv 2410.03558"
 _STEPS = {
@@ -145,7 +145,7 @@ class ActivationPatchingMap(io.ComfyNode):
                 io.Combo.Input(**PRESET),
                 io.String.Input(**IDS),
                 io.String.Input(**_STEPS),
-                io.Int.Input(**SEED, tooltip="Seed of the noise, the same for all runs."),
+                seed("Seed of the noise, the same for all runs."),
                 io.Int.Input("steps", default=10, min=1, max=1000, tooltip="Sampling steps of each run (euler)."),
                 io.Float.Input("cfg", default=3.0, min=1.0, max=100.0, step=0.1, tooltip="CFG scale."),
                 io.Combo.Input(**PRECISION),

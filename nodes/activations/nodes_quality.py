@@ -9,13 +9,13 @@ from comfy_api.latest import io
 
 from ..host.hooks import refuse_compiled
 from ..host.image_output import new_figure, to_image
-from ..host.schema import schema
+from ..host.schema import schema, seed
 from . import paper_tables, select_ids
 from .activation_spec import ActivationSpec
 from .catalog_unet import catalog
 from .tap import TapSettings
 from .tap_comfy import clean_latent, sigma_of, tap_noise_samples
-from .tap_inputs import CATEGORY, IDS, LEVEL, NOISE_UNIT, PAPER, POOL_SIZE, PRESET, SEED
+from .tap_inputs import CATEGORY, IDS, LEVEL, NOISE_UNIT, PAPER, POOL_SIZE, PRESET
 
 _HEIGHT = 700
 
@@ -56,7 +56,7 @@ class ActivationQuality(io.ComfyNode):
                 io.String.Input(**IDS),
                 io.Combo.Input(**NOISE_UNIT),
                 io.Float.Input(**LEVEL),
-                io.Int.Input(**SEED, tooltip="Seed of the first noise sample."),
+                seed("Seed of the first noise sample."),
                 io.Int.Input(
                     "noise_samples",
                     default=4,

@@ -10,10 +10,10 @@ from ..host.folders import next_file, relative
 from ..host.image_output import new_figure, to_image
 from ..host.progress import with_progress
 from ..host.schema import Activations as ActivationsSocket
-from ..host.schema import schema
+from ..host.schema import schema, seed
 from .activations import Activations
 from .catalog_unet import catalog
-from .tap_inputs import CATEGORY, PAPER, SEED
+from .tap_inputs import CATEGORY, PAPER
 
 _HEIGHT, _PARTS, _MODELS = 500, 4, 4
 _KEEP = io.Int.Input("keep", default=5, min=1, max=200, tooltip="How many IDs the output ids lists, best first.")
@@ -151,7 +151,7 @@ class ScoreActivations(io.ComfyNode):
                 io.Int.Input(
                     "epochs", default=3, min=1, max=1000, tooltip="For masks: passes over all pixels for each ID."
                 ),
-                io.Int.Input(**SEED, tooltip="For masks: seed of the classifier."),
+                seed("For masks: seed of the classifier."),
                 _KEEP,
                 io.String.Input(
                     "filename_prefix",

@@ -10,10 +10,9 @@ from comfy_api.latest import io
 
 from ..host.evaluate import sample_seeds
 from ..host.image_output import new_figure, to_image
-from ..host.schema import schema
+from ..host.schema import later_seed, schema, seed
 from .seed_scout import Ranking, draw_sheet, report
 from .seed_scout_comfy import WordMaps, decoded_images, image_scorer
-from .tap_inputs import SEED_MAX
 
 _COLUMNS, _CELL, _LABELS = 6, 190, 70  # of the sheet: columns, and pixels of an image and of the text above it
 
@@ -60,14 +59,7 @@ class SeedScout(io.ComfyNode):
                     tooltip="For word_coverage: words or phrases of the prompt that must act, separated by commas or "
                     "line breaks. Empty: every word.",
                 ),
-                io.Int.Input(
-                    "seed",
-                    default=0,
-                    min=0,
-                    max=SEED_MAX,
-                    control_after_generate=True,
-                    tooltip="The first seed; the others are seed + 1, seed + 2, ...",
-                ),
+                seed("The first seed; the others are seed + 1, seed + 2, ..."),
                 io.Int.Input("count", default=16, min=2, max=256, tooltip="How many seeds to scout."),
                 io.Int.Input("keep", default=4, min=1, max=256, tooltip="How many of the best seeds to output."),
                 io.Int.Input(
@@ -123,7 +115,7 @@ class SeedScout(io.ComfyNode):
                 f"latent holds {len(latent['samples'])} images: set batch_size of Empty Latent Image to 1, since "
                 "KSampler runs once per seed."
             )
-        seeds, keep = [(seed + number) % (SEED_MAX + 1) for number in range(count)], min(keep, count)
+        seeds, keep = [later_seed(seed, number) for number in range(count)], min(keep, count)
         attention = WordMaps(model, clip, prompt, words) if ranking == Ranking.WORD_COVERAGE else None
         score = attention.scores if attention else image_scorer(ranking, prompt, reference, clip, clip_vision)
         watched, read = (attention.model, attention.read) if attention else (model, None)

@@ -8,10 +8,10 @@ from torch.nn import functional as F
 
 from ..host.progress import interruptible, with_progress
 from ..host.schema import Activations as ActivationsSocket
-from ..host.schema import FewShotSegmenter, schema
+from ..host.schema import FewShotSegmenter, schema, seed
 from .activations import Activations, Weighting
 from .pixel_classifier import EPOCHS, MEMBERS, SIDE
-from .tap_inputs import CATEGORY, PAPER, SEED, WEIGHTING, images_of
+from .tap_inputs import CATEGORY, PAPER, WEIGHTING, images_of
 
 _OPACITY = io.Float.Input("opacity", default=0.6, min=0.0, max=1.0, step=0.05, tooltip="Opacity of the colors.")
 _PARTS = 8
@@ -33,7 +33,7 @@ class ActivationClusters(io.ComfyNode):
                 ),
                 io.Image.Input("image", tooltip="The images that were tapped. The masks have their size."),
                 io.Int.Input("clusters", default=6, min=2, max=64, tooltip="Number of clusters."),
-                io.Int.Input(**SEED, tooltip="Seed of k-means. The best of four starts is used."),
+                seed("Seed of k-means. The best of four starts is used."),
                 _OPACITY,
                 io.Combo.Input(**WEIGHTING),
             ],
@@ -105,7 +105,7 @@ class TrainFewShotSegmenter(io.ComfyNode):
                     tooltip="Maximum passes over all pixels. From the fourth on, each network stops after 50 batches "
                     "without a lower loss. The paper uses 100.",
                 ),
-                io.Int.Input(**SEED, tooltip="Seed of the initial weights and of the pixel order."),
+                seed("Seed of the initial weights and of the pixel order."),
                 *(
                     io.Mask.Input(f"part_{number}", optional=True, tooltip="Masks of another part, one per image.")
                     for number in range(2, _PARTS + 1)

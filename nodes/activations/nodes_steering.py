@@ -16,7 +16,7 @@ from ..host.hooks import observe, refuse_compiled
 from ..host.progress import with_progress
 from ..host.schema import Activations as ActivationsSocket
 from ..host.schema import SteeringDirection as DirectionSocket
-from ..host.schema import schema
+from ..host.schema import schema, seed
 from ..host.text_encoding import encode
 from . import activation_edit, select_ids
 from .activation_edit_comfy import steered_model
@@ -24,7 +24,7 @@ from .activations import Activations
 from .catalog_unet import catalog
 from .recorder import Recorder
 from .tap import TapSettings
-from .tap_inputs import CATEGORY, END_PERCENT, IDS, PRESET, ROWS, SEED, START_PERCENT
+from .tap_inputs import CATEGORY, END_PERCENT, IDS, PRESET, ROWS, START_PERCENT
 
 if TYPE_CHECKING:
     from .steering import SteeringDirection
@@ -202,7 +202,7 @@ class SteeringDirectionFromPrompts(io.ComfyNode):
                     default="all",
                     tooltip=f"Steps to record: {select_ids.STEPS_EXAMPLE}. Steps count from 0.",
                 ),
-                io.Int.Input(**SEED, tooltip="Seed of the noise, the same for all prompts."),
+                seed("Seed of the noise, the same for all prompts."),
                 io.Int.Input("steps", default=10, min=1, max=1000, tooltip="Sampling steps per prompt (euler)."),
                 io.Float.Input("cfg", default=3.0, min=1.0, max=100.0, step=0.1, tooltip="CFG scale."),
                 io.String.Input(**_NAME),

@@ -9,7 +9,7 @@ from comfy_api.latest import io
 
 from ..host.hooks import refuse_compiled
 from ..host.schema import Activations as ActivationsSocket
-from ..host.schema import schema
+from ..host.schema import schema, seed
 from . import select_ids
 from .activations import mean
 from .catalog_unet import catalog
@@ -25,7 +25,6 @@ from .tap_inputs import (
     PRECISION,
     PRECISIONS,
     PRESET,
-    SEED,
 )
 
 
@@ -54,7 +53,7 @@ class LayerActivationTap(io.ComfyNode):
                 io.String.Input(**IDS),
                 io.Combo.Input(**NOISE_UNIT),
                 io.Float.Input(**LEVEL),
-                io.Int.Input(**SEED, tooltip="Seed of the noise, the same as a KSampler's."),
+                seed("Seed of the noise, the same as a KSampler's."),
                 io.Int.Input(
                     "noise_samples",
                     default=1,

@@ -17,7 +17,7 @@ from ..host.hooks import observe, refuse_compiled
 from ..host.image_output import new_figure, to_image
 from ..host.progress import Progress
 from ..host.schema import SparseAutoencoder as AutoencoderSocket
-from ..host.schema import schema
+from ..host.schema import later_seed, schema, seed
 from ..host.text_encoding import encode
 from . import activation_edit, select_ids
 from .activation_spec import ActivationSpec
@@ -25,7 +25,7 @@ from .catalog_unet import catalog
 from .recorder import Recorder
 from .tap import TapSettings
 from .tap_comfy import tap_noise_samples
-from .tap_inputs import CATEGORY, SEED, SEED_MAX
+from .tap_inputs import CATEGORY
 
 if TYPE_CHECKING:
     from .autoencoder_training import TrainingSettings
@@ -96,7 +96,7 @@ class TrainSparseAutoencoder(io.ComfyNode):
                     tooltip="A feature counts as dead after this many batches without activity, and is then trained on "
                     "the error of the others.",
                 ),
-                io.Int.Input(**SEED, tooltip="Seed of the start, the order and the noise."),
+                seed("Seed of the start, the order and the noise."),
                 io.Int.Input("steps", default=10, min=1, max=1000, tooltip="Sampling steps per prompt (euler)."),
                 io.Float.Input("cfg", default=3.0, min=1.0, max=100.0, step=0.1, tooltip="CFG scale."),
                 io.String.Input(
@@ -227,13 +227,13 @@ class _Source:
         return min(max(len(self.items) // 10, 1), _GATHERED)
 
     def _generator(self, number: int) -> torch.Generator:
-        return torch.Generator().manual_seed((self.seed * 1_000_003 + number) % (SEED_MAX + 1))
+        return torch.Generator().manual_seed(later_seed(self.seed * 1_000_003, number))
 
     def _gather(self, items: list, seed: int) -> torch.Tensor:
         parts = [
-            self._sampled(item, (seed + number) % (SEED_MAX + 1))
+            self._sampled(item, later_seed(seed, number))
             if isinstance(item, str)
-            else self._tapped(item, (seed + number) % (SEED_MAX + 1))
+            else self._tapped(item, later_seed(seed, number))
             for number, item in enumerate(items)
         ]
         return torch.cat([part.movedim(1, -1).flatten(0, -2) for part in parts])

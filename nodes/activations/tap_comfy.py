@@ -9,11 +9,12 @@ import torch
 from ..host import evaluate as host
 from ..host.hooks import hook_calls
 from ..host.progress import with_progress
+from ..host.schema import later_seed
 from . import paper_tables
 from .activation_spec import ActivationSpec
 from .activations import Activations
 from .tap import CallTap, TapSettings, call_settings, merge
-from .tap_inputs import SEED_MAX, NoiseUnit
+from .tap_inputs import NoiseUnit
 
 
 def tap_noise_samples(
@@ -35,7 +36,7 @@ def tap_noise_samples(
             calls.append(CallTap(specs, settings, call.parts))
             return calls[-1].receivers()
 
-        host.evaluate(hook_calls(model, calling), positive, latent, sigma, (seed + number) % (SEED_MAX + 1))
+        host.evaluate(hook_calls(model, calling), positive, latent, sigma, later_seed(seed, number))
         tensors, rows = merge(calls, specs)
         yield Activations(tensors, rows, sigma, timestep, call_settings(calls, specs))
 

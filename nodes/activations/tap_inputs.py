@@ -12,7 +12,6 @@ from .select_ids import Preset
 CATEGORY = "Glassbox/Activations"
 PAPER = "Not All Diffusion Model Activations Have Been Evaluated as Discriminative Features (arXiv 2410.03558)"
 PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-SEED_MAX = 0xFFFFFFFFFFFFFFFF
 
 
 class NoiseUnit(StrEnum):
@@ -101,7 +100,6 @@ ROWS = {
     "options": [rows.value for rows in Rows],
     "tooltip": "Rows of the positive conditioning (CFG amplifies it), of the negative one, or both.",
 }
-SEED = {"id": "seed", "default": 0, "min": 0, "max": SEED_MAX, "control_after_generate": True}
 
 
 def image_of(images: torch.Tensor, activations: Activations, row: int) -> torch.Tensor:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from comfy_api.latest import io
 
 from ..host import text_encoding
-from ..host.schema import schema
+from ..host.schema import schema, seed
 from .replicate_padding import Padding, PaddingSettings, PromptChunk, describe_padding, replace_padding
-
-_SEED_MAX = 0xFFFFFFFFFFFFFFFF
 
 
 class NoisyReplicatePadding(io.ComfyNode):
@@ -59,14 +57,7 @@ class NoisyReplicatePadding(io.ComfyNode):
                     default=True,
                     tooltip="Multiply the noise by sqrt(m - 1), where m copies of the prompt fill the slots.",
                 ),
-                io.Int.Input(
-                    "seed",
-                    default=0,
-                    min=0,
-                    max=_SEED_MAX,
-                    control_after_generate=True,
-                    tooltip="Seed of the noise, from a private generator.",
-                ),
+                seed("Seed of the noise, from a private generator."),
                 io.Boolean.Input(
                     "pad_empty_prompt",
                     default=False,

@@ -9,7 +9,7 @@ from ..host.evaluate import sample_images
 from ..host.image_output import new_figure, to_image
 from ..host.latent_shapes import pixels
 from ..host.progress import with_progress
-from ..host.schema import schema
+from ..host.schema import schema, seed
 from . import metadata_schedule_comfy, size_metadata_comfy
 from .metadata_schedule import GateCurve, GateMode, GateSchedule, PromptRole
 from .size_metadata import check_fields, format_metadata
@@ -70,14 +70,7 @@ class SizeSheet(io.ComfyNode):
                     tooltip="Which prompt gets the metadata. positive: CFG strengthens what it changes. both: as most "
                     "workflows set it, with a weaker effect.",
                 ),
-                io.Int.Input(
-                    "seed",
-                    default=0,
-                    min=0,
-                    max=0xFFFFFFFFFFFFFFFF,
-                    control_after_generate=True,
-                    tooltip="Seed of the noise, the same in every image, as in KSampler.",
-                ),
+                seed("Seed of the noise, the same in every image, as in KSampler."),
                 io.Int.Input("steps", default=20, min=1, max=200, tooltip="Euler steps with the normal scheduler."),
                 io.Float.Input("cfg", default=7.0, min=0.0, max=100.0, step=0.1, tooltip="CFG, as in KSampler."),
             ],

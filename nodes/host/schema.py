@@ -48,6 +48,22 @@ def schema(advanced: Collection[str] = (), **fields) -> io.Schema:
     return io.Schema(**{name: value for name, value in fields.items() if name in _KNOWN})
 
 
+#: The largest seed that ComfyUI's samplers take.
+SEED_MAX = 0xFFFFFFFFFFFFFFFF
+
+
+def seed(tooltip: str, default: int = 0, control: bool = True) -> io.Int.Input:
+    """The input ``seed``; with ``control`` front ends show beside it what becomes of it after a run."""
+    return io.Int.Input(
+        "seed", default=default, min=0, max=SEED_MAX, control_after_generate=control or None, tooltip=tooltip
+    )
+
+
+def later_seed(seed: int, number: int) -> int:
+    """The seed so many after another: after the largest one comes 0."""
+    return (seed + number) % (SEED_MAX + 1)
+
+
 def _as_advanced(field: io.Input) -> io.Input:
     marked = copy.copy(field)  # several nodes may share the input
     marked.extra_dict = {**field.extra_dict, "advanced": True}  # 0.3.75 has no argument for it, newer ones read both

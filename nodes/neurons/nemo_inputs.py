@@ -18,7 +18,6 @@ from .neuron_layers import PAPER_LAYERS, NeuronType
 CATEGORY = "Glassbox/Neurons"
 PAPER = "Finding NeMo (arXiv 2406.02366)"
 TIMESTEPS = {f"official_{OFFICIAL_TIMESTEP}": OFFICIAL_TIMESTEP, f"paper_{PAPER_TIMESTEP}": PAPER_TIMESTEP}
-SEED_MAX = 0xFFFFFFFFFFFFFFFF
 _COLUMNS = ("caption", "prompt", "text")
 _CSV, _TXT = ".csv", ".txt"
 
@@ -49,13 +48,7 @@ NOISE_SAMPLES = {
     "max": 64,
     "tooltip": "Number of noise samples that are compared. Paper: 10. The threshold is valid for this number.",
 }
-SEED = {
-    "id": "seed",
-    "default": 1,
-    "min": 0,
-    "max": SEED_MAX,
-    "tooltip": "Seed of the noise samples. Official code: 1.",
-}
+SEED_TOOLTIP = "Seed of the noise samples. Official code: 1."
 TIMESTEP = {
     "id": "timestep",
     "options": list(TIMESTEPS),

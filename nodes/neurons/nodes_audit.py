@@ -11,7 +11,7 @@ from comfy_api.latest import io
 from ..host.evaluate import sample_images
 from ..host.image_output import new_figure, to_image
 from ..host.progress import Progress, with_progress
-from ..host.schema import schema
+from ..host.schema import schema, seed
 from . import nemo_inputs
 from .embedding_session_comfy import refuse_unsupported
 from .first_step_comfy import embedding, latent_shape
@@ -74,14 +74,7 @@ class MemorizationAudit(io.ComfyNode):
                     "sampling_steps", default=20, min=1, max=200, tooltip="Steps to generate them, with Euler."
                 ),
                 io.Float.Input("cfg", default=7.0, min=1.0, max=30.0, step=0.1, tooltip="CFG to generate them."),
-                io.Int.Input(
-                    "seed",
-                    default=1,
-                    min=0,
-                    max=nemo_inputs.SEED_MAX,
-                    control_after_generate=True,
-                    tooltip="Seed of the attack's noise and of the images.",
-                ),
+                seed("Seed of the attack's noise and of the images.", 1),
                 io.Combo.Input(options=Similarity, **nemo_inputs.SIMILARITY),
                 io.Float.Input(
                     "replication_threshold",

@@ -11,7 +11,7 @@ from comfy_api.latest import io
 
 from ..host.progress import with_progress
 from ..host.schema import NeuronMask as MaskSocket
-from ..host.schema import schema
+from ..host.schema import later_seed, schema, seed
 from ..host.text_encoding import encode
 from . import nemo_inputs, neuron_statistics
 from .first_step_comfy import embedding, latent_shape, probe_outputs, value_outputs
@@ -79,12 +79,8 @@ class ConceptNeurons(io.ComfyNode):
                     max=100000,
                     tooltip="How many neurons: those of the largest absolute effect. 0: all that are beyond chance.",
                 ),
-                io.Int.Input(
-                    "seed",
-                    default=1,
-                    min=0,
-                    max=nemo_inputs.SEED_MAX,
-                    tooltip="Seed of the noise samples, one for each pair of prompts, and of the sign flips.",
+                seed(
+                    "Seed of the noise samples, one for each pair of prompts, and of the sign flips.", 1, control=False
                 ),
                 io.Int.Input(**{**nemo_inputs.WIDTH, "tooltip": _SIZE.format("width")}),
                 io.Int.Input(**{**nemo_inputs.HEIGHT, "tooltip": _SIZE.format("height")}),
@@ -113,7 +109,7 @@ class ConceptNeurons(io.ComfyNode):
         logging.info("Concept Neurons: %d pairs of prompts: %d rows of the network.", len(pairs), rows)
         began, pace, measured = time.monotonic(), Pace(len(pairs)), []
         for number, pair in enumerate(with_progress(pairs)):
-            measured.append([_activations(model, clip, chosen, shape, text, (seed + number) % 2**64) for text in pair])
+            measured.append([_activations(model, clip, chosen, shape, text, later_seed(seed, number)) for text in pair])
             logging.info("Concept Neurons: %s.", pace.step())
         present, absent = (torch.stack(side) for side in zip(*measured, strict=True))
         found = concept_neurons.contrast(present, absent, seed)

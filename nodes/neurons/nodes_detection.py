@@ -15,7 +15,7 @@ from ..host.folders import input_stamp, resolve_optional_file
 from ..host.image_output import new_figure, to_image
 from ..host.progress import with_progress
 from ..host.schema import NeuronMask as MaskSocket
-from ..host.schema import schema
+from ..host.schema import schema, seed
 from ..host.text_encoding import encode
 from . import nemo_inputs
 from .detectors_comfy import score_prompts
@@ -31,7 +31,7 @@ _MODEL, _CLIP = io.Model.Input(**nemo_inputs.MODEL), io.Clip.Input(**nemo_inputs
 _PROMPTS, _FILE = io.String.Input(**nemo_inputs.PROMPTS), io.String.Input(**nemo_inputs.PROMPTS_FILE)
 _FIRST_STEP = (
     io.Int.Input(**nemo_inputs.NOISE_SAMPLES),
-    io.Int.Input(**nemo_inputs.SEED),
+    seed(nemo_inputs.SEED_TOOLTIP, 1, control=False),
     io.Combo.Input(**nemo_inputs.TIMESTEP),
     io.Int.Input(**nemo_inputs.WIDTH),
     io.Int.Input(**nemo_inputs.HEIGHT),
@@ -315,7 +315,7 @@ class ScanReport(io.ComfyNode):
                 ),
                 io.Int.Input("steps", default=20, min=1, max=200, tooltip="Sampling steps, with Euler."),
                 io.Float.Input("cfg", default=7.0, min=1.0, max=30.0, step=0.1, tooltip="CFG of the images."),
-                io.Int.Input(**{**nemo_inputs.SEED, "tooltip": "Seed of the images, the same for every prompt."}),
+                seed("Seed of the images, the same for every prompt.", 1, control=False),
                 io.Int.Input(**nemo_inputs.WIDTH),
                 io.Int.Input(**nemo_inputs.HEIGHT),
                 io.String.Input(**nemo_inputs.FILENAME_PREFIX),

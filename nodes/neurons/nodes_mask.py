@@ -13,7 +13,7 @@ from ..host.folders import input_stamp, resolve_input_file
 from ..host.image_output import new_figure, to_compare, to_image
 from ..host.progress import interruptible, with_progress
 from ..host.schema import NeuronMask as Socket
-from ..host.schema import schema
+from ..host.schema import schema, seed
 from . import mask_operations, nemo_inputs
 from .first_step_comfy import probe_outputs
 from .image_similarity_comfy import Similarity, image_judge
@@ -64,14 +64,7 @@ class NeuronMaskEdit(io.ComfyNode):
                     tooltip="For keep_named and drop_named: one line per layer, such as input_blocks.1.1, optionally "
                     "followed by neuron numbers: input_blocks.1.1 25, 221.",
                 ),
-                io.Int.Input(
-                    "seed",
-                    default=0,
-                    min=0,
-                    max=nemo_inputs.SEED_MAX,
-                    control_after_generate=True,
-                    tooltip="For random_control: which neurons are drawn, never those of the mask itself.",
-                ),
+                seed("For random_control: which neurons are drawn, never those of the mask itself."),
                 Socket.Input("other_mask", optional=True, tooltip="The second mask."),
                 io.Model.Input("model", optional=True, tooltip="For random_control: gives the number of neurons."),
             ],

@@ -13,7 +13,7 @@ from ..host.evaluate import sample_latents
 from ..host.hooks import refuse_compiled
 from ..host.image_output import new_figure, to_image
 from ..host.progress import Progress
-from ..host.schema import schema
+from ..host.schema import later_seed, schema, seed
 from ..host.text_encoding import chunks, encode
 from ..host.text_encoding import known_words as vocabulary
 from . import nemo_inputs
@@ -129,7 +129,7 @@ class EmbeddingAdjustment(io.ComfyNode):
                     max=64,
                     tooltip="Number of noise samples that the norm is averaged over. Paper: the sampled batch.",
                 ),
-                io.Int.Input(**nemo_inputs.SEED),
+                seed(nemo_inputs.SEED_TOOLTIP, 1, control=False),
                 io.Int.Input(**nemo_inputs.WIDTH),
                 io.Int.Input(**nemo_inputs.HEIGHT),
             ],
@@ -188,14 +188,7 @@ class RandomTokens(io.ComfyNode):
                     max=64,
                     tooltip="Number of words. Finding NeMo compares 1, 4 and 10; 4 stop most replication.",
                 ),
-                io.Int.Input(
-                    "seed",
-                    default=0,
-                    min=0,
-                    max=nemo_inputs.SEED_MAX,
-                    control_after_generate=True,
-                    tooltip="Seed of the words and their places.",
-                ),
+                seed("Seed of the words and their places."),
                 io.String.Input(
                     "words",
                     default="",
@@ -328,14 +321,7 @@ class AdversarialUnlearning(io.ComfyNode):
                     tooltip="Euler steps to generate the image of an ordinary prompt.",
                 ),
                 io.Float.Input("cfg", default=7.0, min=1.0, max=30.0, step=0.1, tooltip="CFG to generate them."),
-                io.Int.Input(
-                    "seed",
-                    default=0,
-                    min=0,
-                    max=nemo_inputs.SEED_MAX,
-                    control_after_generate=True,
-                    tooltip="Seed of the ordinary images, the LoRA, its noise and that of the attack.",
-                ),
+                seed("Seed of the ordinary images, the LoRA, its noise and that of the attack."),
                 io.Boolean.Input(
                     "gradient_checkpointing",
                     default=True,
@@ -432,7 +418,7 @@ def _generated(
     """What a MODEL samples for prompts, each with its conditioning; ``show`` is given how many are done."""
     negative, found = encode(clip, "")[1], []
     for number, text in enumerate(prompts):
-        conditioning, draw = encode(clip, text)[1], (seed + number) % (nemo_inputs.SEED_MAX + 1)
+        conditioning, draw = encode(clip, text)[1], later_seed(seed, number)
         found.append((sample_latents(model, conditioning, negative, latent, steps, cfg, draw), conditioning))
         show(number + 1)
     return found

@@ -20,7 +20,7 @@ from ..host.image_output import new_figure, to_image
 from ..host.progress import FinishNow, Progress, Stopped, with_progress
 from ..host.schema import NeuronMask as MaskSocket
 from ..host.schema import NeuronStatistics as StatisticsSocket
-from ..host.schema import schema
+from ..host.schema import schema, seed
 from ..host.text_encoding import encode
 from . import nemo_inputs
 from .first_step_comfy import at_first_step, embedding, latent_shape, probe_outputs, value_outputs
@@ -96,7 +96,7 @@ class NemoLocalize(io.ComfyNode):
                     "first steps are similar at the same seed for any prompt.",
                 ),
                 io.Int.Input(**nemo_inputs.NOISE_SAMPLES),
-                io.Int.Input(**nemo_inputs.SEED),
+                seed(nemo_inputs.SEED_TOOLTIP, 1, control=False),
                 io.Combo.Input(**nemo_inputs.TIMESTEP),
                 io.Int.Input(**nemo_inputs.WIDTH),
                 io.Int.Input(**nemo_inputs.HEIGHT),

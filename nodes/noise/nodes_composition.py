@@ -9,7 +9,7 @@ from comfy_api.latest import io
 from ..host.image_output import new_figure, to_image
 from ..host.latent_shapes import matching_channels, view
 from ..host.progress import nothing_to_show
-from ..host.schema import schema
+from ..host.schema import schema, seed
 from .noise_objects_comfy import TransformedNoise, latent_for_stock_noise
 
 
@@ -42,14 +42,7 @@ class CompositionNoise(io.ComfyNode):
                     tooltip="The layout: an image through VAE Encode. One for the whole batch, or one per image; its "
                     "size may differ.",
                 ),
-                io.Int.Input(
-                    "seed",
-                    default=0,
-                    min=0,
-                    max=0xFFFFFFFFFFFFFFFF,
-                    control_after_generate=True,
-                    tooltip="Seed of the noise, as in KSampler and Random Noise.",
-                ),
+                seed("Seed of the noise, as in KSampler and Random Noise."),
                 io.Float.Input(
                     "strength",
                     default=0.8,

@@ -10,7 +10,7 @@ from comfy_api.latest import io
 from ..host.image_output import new_figure, to_image
 from ..host.latent_shapes import view
 from ..host.progress import interruptible, with_progress
-from ..host.schema import schema
+from ..host.schema import schema, seed
 from .assignment import Cost, Grouping
 from .nearest import NearestForm
 from .noise_objects_comfy import PairedNoise, SeededNoise
@@ -18,7 +18,7 @@ from .pairing import DrawnNoise, Pairing, PairingMode, PairingSettings, pair
 
 CATEGORY = "Glassbox/Noise"
 _PAPERS = "Immiscible Diffusion (arXiv 2406.12303, NeurIPS 2024), Improved Immiscible Diffusion (arXiv 2505.18521)"
-_SEED_MAX = 0xFFFFFFFFFFFFFFFF
+
 _POOL_MAX = 4096
 _K_MAX = 256
 
@@ -185,14 +185,7 @@ class ImmiscibleLatentBatch(io.ComfyNode):
                     tooltip="The batch that KSampler gets; a noise_mask weighs the pixels, a batch_index numbers the "
                     "noise samples.",
                 ),
-                io.Int.Input(
-                    "seed",
-                    default=0,
-                    min=0,
-                    max=_SEED_MAX,
-                    control_after_generate=True,
-                    tooltip="Seed of the noise: connect the output seed to KSampler, so that both use the same.",
-                ),
+                seed("Seed of the noise: connect the output seed to KSampler, so that both use the same."),
                 io.Combo.Input(
                     "pairing",
                     options=list(PairingMode),
@@ -282,14 +275,7 @@ class NoiseGainPreview(io.ComfyNode):
                     step=0.5,
                     tooltip="How many noise samples nearest would choose from; fractions by the dot product.",
                 ),
-                io.Int.Input(
-                    "seed",
-                    default=0,
-                    min=0,
-                    max=_SEED_MAX,
-                    control_after_generate=True,
-                    tooltip="Seed of the noise drawn for measuring, from a private generator.",
-                ),
+                seed("Seed of the noise drawn for measuring, from a private generator."),
                 _MODEL,
             ],
             outputs=[

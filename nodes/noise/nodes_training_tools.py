@@ -8,7 +8,7 @@ from comfy_api.latest import io
 from ..host.evaluate import untouched
 from ..host.image_output import new_figure, to_image
 from ..host.progress import Progress, check_stop, nothing_to_show, with_progress
-from ..host.schema import schema
+from ..host.schema import schema, seed
 
 _CATEGORY = "Glassbox/Noise"
 
@@ -170,13 +170,7 @@ class TrainingFromScratch(io.ComfyNode):
                     max=50,
                     tooltip="Euler steps of the samples in images. The fewer, the more assigned noise shows.",
                 ),
-                io.Int.Input(
-                    "seed",
-                    default=0,
-                    min=0,
-                    max=0xFFFFFFFFFFFFFFFF,
-                    tooltip="Seed of the networks, the order of images and the noise: the same for both.",
-                ),
+                seed("Seed of the networks, the order of images and the noise: the same for both.", control=False),
             ],
             outputs=[
                 io.Image.Output(display_name="drawn", tooltip="Samples of the network trained with noise as drawn."),

@@ -9,9 +9,9 @@ from comfy_api.latest import io
 from ..common import lora_reader, named_strengths
 from ..common.lora_reader import NONE
 from ..host import folders
-from ..host.schema import LoraModel, W2WPoint, W2WSpace, schema
+from ..host.schema import LoraModel, W2WPoint, W2WSpace, schema, seed
 from . import directions, points
-from .point_inputs import CATEGORY, COMPONENTS_MAX, PAPER, POINT_TOOLTIP, PRESERVED, SEED_MAX
+from .point_inputs import CATEGORY, COMPONENTS_MAX, PAPER, POINT_TOOLTIP, PRESERVED
 from .space import Point, Space
 
 _COUNT_MAX = 256
@@ -39,14 +39,9 @@ class W2WSample(io.ComfyNode):
             search_aliases=["weight space", "weights2weights", "random identity", "sample a lora", "new person"],
             inputs=[
                 W2WSpace.Input("space", tooltip="Space to sample from."),
-                io.Int.Input(
-                    "seed",
-                    default=0,
-                    min=0,
-                    max=SEED_MAX,
-                    control_after_generate=True,
-                    tooltip="Seed of the sampled coefficients. The first point of a seed has the coefficients that the "
-                    "official code samples with it.",
+                seed(
+                    "Seed of the sampled coefficients. The first point of a seed has the coefficients that the "
+                    "official code samples with it."
                 ),
                 io.Int.Input(
                     "count",
