@@ -38,7 +38,7 @@ def measure() -> dict[str, dict]:
 def _model(name: str, model, point, conditions: list, channels: int, side: int, steps: int, turns: int) -> dict:
     import comfy.sample
 
-    guided = host.pack("nodes.weights.nodes_guidance").guided
+    guided = host.pack("nodes.weights.weight_guidance_comfy").guided
     noise = comfy.sample.prepare_noise(torch.zeros(1, channels, side, side), 0)
 
     def sampled(patcher):

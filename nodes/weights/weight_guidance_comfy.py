@@ -12,7 +12,10 @@ from comfy.patcher_extension import WrappersMP
 from ..host.evaluate import sigmas_of
 from ..host.hooks import RowRoles
 from ..host.quantized import as_used
+from . import lora_writer
+from .identity_guidance import describe, guidance_terms
 from .lora_intervals_comfy import Change, named_adapters
+from .space import Point
 
 
 @dataclass
@@ -93,6 +96,20 @@ def guide(patcher, base: float, variants: Sequence[tuple[float, dict[str, torch.
 
     clone.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, key, calc_cond_batch)
     return clone
+
+
+def guided(
+    model,
+    point: Point,
+    edited_point: Point | None,
+    identity_strength: float,
+    edit_strength: float,
+    end_percent: float,
+):
+    """The MODEL with identity guidance, and a report."""
+    base, terms = guidance_terms(point, edited_point, identity_strength, edit_strength)
+    variants = [(weight, lora_writer.to_tensors(one.layers())) for weight, one in terms]
+    return guide(model, base, variants, end_percent), describe(base, terms, end_percent)
 
 
 def guider(patcher, positive: list, negative: list, cfg: float):

@@ -1,10 +1,11 @@
 """The gate gamma over the noise fraction: its values by hand, and the identities of its curves."""
 
+import itertools
 import math
 from itertools import pairwise
 
 import pytest
-from glassbox.nodes.conditioning.metadata_schedule import GateCurve, gate, half_weight
+from glassbox.nodes.conditioning.metadata_schedule import GateCurve, choice_weight, gate, half_weight
 
 PLACES = [index / 1000 for index in range(1001)]
 COSINE, RAISED, WARPED, CONSTANT = GateCurve
@@ -71,3 +72,15 @@ def test_beyond_the_ends_and_negative_exponents():
     assert gate(COSINE, 2, 1.1) == 0.0
     with pytest.raises(ValueError, match="The exponent of the gate is -1"):
         gate(COSINE, -1, 0.5)
+
+
+@pytest.mark.parametrize("gammas", [(0.3,), (0.3, 0.8), (0.0, 1.0, 0.5)])
+def test_the_weights_of_all_choices_of_gates_add_up_to_one(gammas):
+    """Every gate open or closed on its own: the product over gates, as for independent events."""
+    every = list(itertools.product((False, True), repeat=len(gammas)))
+    weights = {closed: choice_weight(closed, gammas) for closed in every}
+    assert sum(weights.values()) == pytest.approx(1, abs=1e-12)
+    for number, gamma in enumerate(gammas):
+        assert sum(weight for closed, weight in weights.items() if closed[number]) == pytest.approx(
+            1 - gamma, abs=1e-12
+        )

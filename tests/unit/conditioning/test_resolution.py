@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from glassbox.nodes.conditioning import noise_rescale, position_resample
+from glassbox.nodes.conditioning import noise_rescale, position_resample, size_metadata
 from glassbox.nodes.conditioning.position_resample import (
     Alignment,
     PositionSettings,
@@ -131,3 +131,23 @@ def test_positions_report():
     text = describe_positions(PositionSettings(BASE, "corners"), stored()[0].unflatten(0, (SIDE, SIDE)))
     assert "1536 px: 96 positions from 0 to 15.8333, step 0.1667" in text
     assert "2048 px: 128 positions from 0 to 15.875, step 0.125" in text
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 1.7])
+def test_the_law_for_times_is_that_for_sigmas(factor):
+    """A flow model's sigma is t / (1 - t): scaling it by s and going back gives the law for t; 1 / s undoes both."""
+    sigma = torch.linspace(0.01, 80, 37, dtype=torch.float64)
+    time = sigma / (1 + sigma)
+    moved = noise_rescale.scaled_sigma(factor, sigma)
+    torch.testing.assert_close(noise_rescale.scaled_time(factor, time), moved / (1 + moved), rtol=1e-12, atol=0)
+    back = noise_rescale.scaled_time(1 / factor, noise_rescale.scaled_time(factor, time))
+    torch.testing.assert_close(back, time, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.5, 1.0, 3.0])
+def test_cfg_of_the_guided_condition_is_dual_guidance(strength):
+    """lambda (beta e(s, c) + (1 - beta) e(s, r)) + (1 - lambda) e(0, r), the formula written out."""
+    requested, reference, negative = torch.randn(3, 2, 4, 5, 3, generator=torch.Generator().manual_seed(0)).double()
+    scale, condition = 2.5, size_metadata.guided_by_metadata(requested, reference, strength)
+    expected = scale * (strength * requested + (1 - strength) * reference) + (1 - scale) * negative
+    torch.testing.assert_close(negative + scale * (condition - negative), expected, rtol=1e-12, atol=1e-12)
