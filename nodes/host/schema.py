@@ -92,7 +92,7 @@ def with_checked_inputs(node: type[io.ComfyNode]) -> type[io.ComfyNode]:
         )
         try:
             with contextlib.nullcontext() if evaluates else progress.stoppable():
-                return execute(cls, *args, **inputs)
+                return with_line_breaks(schema, execute(cls, *args, **inputs))
         except (MemoryError, RuntimeError) as error:
             if not isinstance(error, MemoryError) and not _REFUSED.search(str(error)):
                 raise  # a GPU that is full too, for which ComfyUI unloads its models
@@ -100,6 +100,21 @@ def with_checked_inputs(node: type[io.ComfyNode]) -> type[io.ComfyNode]:
 
     node.execute = classmethod(checked)
     return node
+
+
+def with_line_breaks(schema: io.Schema, made: io.NodeOutput) -> io.NodeOutput:
+    """What a node has made, with reports whose lines stay lines where they are shown.
+
+    Preview Any draws Markdown on some front ends and plain text on others. Markdown joins lines, but for those that end
+    in two spaces, which plain text does not show.
+    """
+    made.args = tuple(
+        re.sub(r"(?<=\S)\n(?!\n)", "  \n", value)
+        if isinstance(value, str) and output.display_name == "report"
+        else value
+        for output, value in zip(schema.outputs, made.args, strict=True)
+    )
+    return made
 
 
 #: How PyTorch says that the computer has no such memory.

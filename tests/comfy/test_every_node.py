@@ -48,6 +48,18 @@ def test_help_pages_are_served(server, pack_info):
             assert answer.status == 200
 
 
+def test_lines_of_a_report_stay_lines_in_markdown(app):
+    """Preview Any of some front ends draws Markdown, in which only two spaces at its end end a line."""
+    from comfy_api.latest import io
+
+    schema = app.module("nodes.host.schema")
+    outputs = [io.String.Output(display_name=name) for name in ("report", "table")]
+    made = schema.with_line_breaks(
+        io.Schema(node_id="GBX_Made", outputs=outputs), io.NodeOutput("one\n  two\n\nthree\n", "a,1\nb,2")
+    )
+    assert made.args == ("one  \n  two\n\nthree  \n", "a,1\nb,2")
+
+
 def test_every_node_but_experimental_ones_is_in_a_workflow(pack_info):
     """Experimental: works as its formula says, and its effect has not been shown yet."""
     proven = {node_id for node_id, info in pack_info.items() if not info["experimental"]}

@@ -94,7 +94,7 @@ def test_only_the_selected_steps_are_patched(demo, other_prompt):
         for step in range(STEPS)
     ]
     assert same == [True, True, False]
-    assert report.splitlines() == ["Patched steps 2 of 3.", OUT]
+    assert report.split() == ["Patched", "steps", "2", "of", "3.", OUT]
 
 
 def test_one_recorded_image_patches_all(demo, other_prompt):
