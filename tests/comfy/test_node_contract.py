@@ -18,6 +18,25 @@ def test_the_committed_table_is_that_of_the_nodes(app, pack_info):
     assert json.loads(node_contract.table(schemas)) == _CONTRACT, "run `python run.py study report`"
 
 
+#: Names in the documents that are no node's: keys of LATENT and of saved files, folders, layers, functions.
+_OTHER_NAMES = {"batch_index", "comfy_entrypoint", "custom_nodes", "few_shot", "row_conditional", "row_image", "to_v"}
+
+
+def test_documents_name_inputs_that_exist():
+    known = _OTHER_NAMES | {path.stem for path in repository.WORKFLOWS}
+    for entry in _CONTRACT.values():
+        known |= set(entry["inputs"]) | {output.split(":")[0] for output in entry["outputs"]}
+        known |= {str(option) for kind in entry["inputs"].values() if isinstance(kind, list) for option in kind}
+    pages = [repository.ROOT / "README.md", *(repository.ROOT / "docs").glob("*.md")]
+    pages += (repository.ROOT / "web" / "docs").glob("*.md")
+    named = {
+        (path.name, name)
+        for path in pages
+        for name in re.findall(r"`([a-z][a-z0-9]*(?:_[a-z0-9]+)+)`", path.read_text("utf-8"))
+    }
+    assert len(named) > 200 and {entry for entry in named if entry[1] not in known} == set()
+
+
 def test_names_and_values_are_identifiers():
     assert node_contract.bad_names(_CONTRACT) == []
 
