@@ -1,4 +1,4 @@
-"""Noise that is drawn for a batch and then paired with the images it will be added to: one dispatch for all modes.
+"""Noise that is drawn for a batch and then paired with the images it will be added to: a row of `PAIRINGS` a mode.
 
 Sampling, training and the gain estimate all call `pair`. They differ in where more noise samples come from than were
 drawn for the batch: that is the `NoiseSource` which they hand over.
@@ -114,7 +114,7 @@ def pair(
     settings: PairingSettings,
     batch: Batch,
     drawn: list[torch.Tensor],
-    source: Any,
+    source: NoiseSource | None,
     seed: int,
     labels: Sequence[str] | None = None,
     call: Call = lambda work: work(),
@@ -134,27 +134,68 @@ def pair(
     noise = noise.to(data.device)
     before = row_distances(data, noise, weights)
     as_drawn = Selection(drawn, batch.numbers)
-    if settings.pairing == PairingMode.OFF or bool((noise == noise[:1, :1]).all()):
+    if bool((noise == noise[:1, :1]).all()):
         chosen = as_drawn
-    elif settings.pairing == PairingMode.NEAREST:
-        check_finite(data, noise)
-        if settings.nearest_form == NearestForm.OFFICIAL:
-            chosen = source.from_candidates(settings, data, weights, batch.blank)
-        else:
-            chosen = Selection(_moved_by_law(settings, batch, drawn, (data, noise, weights), seed), batch.numbers)
     else:
-        groups = settings.groups(labels or _parse_labels(settings, len(data)))
-        options: dict[str, Any] = {"cost": settings.cost, "groups": groups, "weights": weights, "call": call}
-        if settings.pairing == PairingMode.POOL:
-            chosen = source.from_pool(settings, data, **options)
-        else:
-            order = assign(data, noise, **options).permutation.tolist()
-            chosen = Selection([part[order] for part in drawn], [batch.numbers[index] for index in order])
+        given = _Given(settings, batch, as_drawn, data, noise, weights, source, seed, labels, call)
+        chosen = PAIRINGS[settings.pairing](given)
     same = chosen is as_drawn or all(torch.equal(a, b) for a, b in zip(chosen.noise, drawn, strict=True))
     moved = chosen.numbers != batch.numbers or not same
     after = row_distances(data, flatten_batch(chosen.noise), weights) if moved else before
     milliseconds = 1000 * (time.perf_counter() - started)
     return Pairing(chosen.noise if moved else drawn, chosen.numbers, before, after, milliseconds, moved)
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What the pairings work on: `data`, `noise` and `weights` are the batch, its noise and its weights (B, D)."""
+
+    settings: PairingSettings
+    batch: Batch
+    drawn: Selection
+    data: torch.Tensor
+    noise: torch.Tensor
+    weights: torch.Tensor | None
+    source: NoiseSource | None
+    seed: int
+    labels: Sequence[str] | None
+    call: Call
+
+    @property
+    def more(self) -> NoiseSource:
+        """The source of more noise."""
+        assert self.source is not None, "this pairing needs more noise than was drawn"
+        return self.source
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """How assignments weigh the images."""
+        groups = self.settings.groups(self.labels or _parse_labels(self.settings, len(self.data)))
+        return {"cost": self.settings.cost, "groups": groups, "weights": self.weights, "call": self.call}
+
+
+def _assigned(given: _Given) -> Selection:
+    """Immiscible diffusion (arXiv 2406.12303): the assignment of least distance within the batch."""
+    order = assign(given.data, given.noise, **given.options).permutation.tolist()
+    return Selection([part[order] for part in given.drawn.noise], [given.drawn.numbers[index] for index in order])
+
+
+def _nearest(given: _Given) -> Selection:
+    """The nearest of k samples for each image (arXiv 2505.18521)."""
+    settings = given.settings
+    check_finite(given.data, given.noise)
+    if settings.nearest_form == NearestForm.OFFICIAL:
+        return given.more.from_candidates(settings, given.data, given.weights, given.batch.blank)
+    rows = given.data, given.noise, given.weights
+    return Selection(_moved_by_law(settings, given.batch, given.drawn.noise, rows, given.seed), given.drawn.numbers)
+
+
+PAIRINGS: dict[PairingMode, Callable[[_Given], Selection]] = {
+    PairingMode.OFF: lambda given: given.drawn,
+    PairingMode.ASSIGN: _assigned,
+    PairingMode.POOL: lambda given: given.more.from_pool(given.settings, given.data, **given.options),
+    PairingMode.NEAREST: _nearest,
+}
 
 
 Draw = Callable[[Sequence[int]], list[torch.Tensor]]  # noise numbers -> the parts of these samples, one row each
