@@ -156,3 +156,19 @@ def test_the_local_norm_with_the_same_attention_everywhere_is_the_text_norm():
     differences = torch.randn(1, 2, 4, 5, 6, generator=torch.Generator().manual_seed(1))
     found = local_norm(differences, torch.full((2, 5, 6), 0.125))
     torch.testing.assert_close(found, text_norm(differences[0]))
+
+
+def test_another_row_is_in_scores_costs_tables_and_scans(monkeypatch):
+    """What a new detector needs: a function and a row. Scan files, tables, reports and the cost follow."""
+    row = detectors.Detector(("loudness",), lambda of: of.difference.abs().amax((1, 2, 3)), rows=3, once=2)
+    monkeypatch.setitem(detectors.DETECTORS, "loudness", row)
+    network, noise = Network(), seeded_noise(SHAPE, 3, 1)
+    with_text, without = network.predict(True), network.predict(False)
+    found = score_with_detectors(with_text, without, noise, 961, {"loudness": True})
+    expected = float((with_text(noise, 961) - without(noise, 961)).abs().amax((1, 2, 3)).mean())
+    assert found.detectors == {"loudness": pytest.approx(expected)}
+    assert network_rows({"loudness": True}, 3) == ((1 + 3) * 3, 2 * 3)
+    assert "loudness" in scan_file.score_columns(3)
+    assert scan_file.score_from_row(scan_file.score_row(found), 3).detectors == found.detectors
+    assert neuron_reports.score_table({"a": found}, 0.5).splitlines()[0].split(",")[4] == "loudness"
+    assert f"loudness {expected:.3g}" in neuron_reports.score_report({"a": found}, 0.5, 7)
