@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 DOWN, UP, ALPHA = "down", "up", "alpha"
+#: The part that enlarges the layer's weight first, in control LoRAs of Flux.
+RESHAPE = "reshape_weight"
 #: Parts that add to a weight or bias without low-rank factors.
 FULL = ("diff", "diff_b", "w_norm", "b_norm", "set_weight")
 
@@ -29,6 +31,7 @@ _PARTS = (
     (r"\.lokr_(?:w|t)\w*", "LoKr"),
     (r"\.(?:oft_blocks|oft_diag|rescale)", "OFT"),
     (r"\.[ab][12]\.weight", "GLoRA"),
+    (r"\.reshape_weight", RESHAPE),
     *((rf"\.{name}", name) for name in FULL),
 )
 _SUFFIX = re.compile("|".join(f"(?P<p{index}>{pattern})$" for index, (pattern, _) in enumerate(_PARTS)))
@@ -81,6 +84,21 @@ _SINGLE = {
     "label_emb.0.2": "add_embedding.linear_2",
 }
 _MIDDLE = {"0": "resnets.0", "1": "attentions.0", "2": "resnets.1"}
+# cloneofsimo's lora, the oldest format, numbers the layers of SD1.x and SD2.x, as in `unet:0:down`. The order is that
+# in which its injection walks through diffusers' modules of those years, checked by the shapes of such files.
+_NUMBERED = re.compile(r"(unet|text_encoder):(\d+):(up|down)$")
+_IN_BLOCK = (
+    *(f"attn1.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0")),
+    "ff.net.0.proj",
+    *(f"attn2.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0")),
+)
+_BLOCKS = (
+    *(f"down_blocks.{level}.attentions.{index}" for level in range(3) for index in range(2)),
+    *(f"up_blocks.{level}.attentions.{index}" for level in range(1, 4) for index in range(3)),
+    "mid_block.attentions.0",
+)
+_NUMBERED_UNET = tuple(f"{block}.transformer_blocks.0.{layer}" for block in _BLOCKS for layer in _IN_BLOCK)
+_NUMBERED_TEXT = ("k_proj", "v_proj", "q_proj", "out_proj")
 _REPEATS = 2  # residual blocks a level, in every U-Net of the SD family
 
 
@@ -93,27 +111,44 @@ class FileFormat(StrEnum):
 
 @dataclass(frozen=True)
 class LoraKey:
-    """A key of a LoRA file: the layer it belongs to, what it is of it, and whether it is of a text encoder."""
+    """A key of a LoRA file: the layer it belongs to, what it is of it, and whether it is of a text encoder.
+
+    ``stem``: the layer's name in the file.
+    """
 
     layer: str
     part: str
     text: bool
+    stem: str
 
 
 @functools.lru_cache(maxsize=2**15)
 def parse(key: str) -> LoraKey | None:
     """What a key of a LoRA file means, or None when it is none of a LoRA.
 
-    ``part`` is DOWN, UP, ALPHA, one of FULL, or the name of another kind of adapter ("DoRA", "LoHa", ...).
+    ``part`` is DOWN, UP, ALPHA, RESHAPE, one of FULL, or the name of another kind of adapter ("DoRA", "LoHa", ...).
     """
+    if found := _NUMBERED.match(key):
+        return _numbered(found[1], int(found[2]), found[3])
     found = _SUFFIX.search(key)
     if not found:
         return None
     part = next(_PARTS[int(group[1:])][1] for group, text in found.groupdict().items() if text is not None)
     name = key[: found.start()]
     if found := _TEXT.match(name):
-        return LoraKey(_canonical_text(name, found), part, True)
-    return LoraKey(canonical(name), part, False)
+        return LoraKey(_canonical_text(name, found), part, True, name)
+    return LoraKey(canonical(name), part, False, name)
+
+
+def _numbered(owner: str, number: int, part: str) -> LoraKey | None:
+    """A key of the oldest format; None beyond the layers that it has."""
+    if owner == "unet":
+        if number >= len(_NUMBERED_UNET):
+            return None
+        layer = _NUMBERED_UNET[number]
+        return LoraKey(layer, part, False, usual_stem(layer))
+    layer = f"{TEXT}1_text_model_encoder_layers_{number // 4}_self_attn_{_NUMBERED_TEXT[number % 4]}"
+    return LoraKey(layer, part, True, layer.replace(f"{TEXT}1", TEXT))
 
 
 def canonical(name: str) -> str:
@@ -130,17 +165,20 @@ def canonical(name: str) -> str:
     return _diffusers(name)
 
 
-def keys(layer: str) -> tuple[str, str, str]:
-    """The keys of a layer's down, up and alpha in a file that ComfyUI, Forge and diffusers read.
-
-    kohya's form; for Flux and SD3 layers by their diffusers names that of diffusers.
-    """
+def usual_stem(layer: str) -> str:
+    """A layer's name in a file that ComfyUI, Forge and diffusers read: kohya's; for Flux and SD3 that of diffusers."""
     if layer.startswith(TEXT):
-        return f"{layer}.lora_down.weight", f"{layer}.lora_up.weight", f"{layer}.alpha"
+        return layer
     if layer.startswith(("transformer_blocks", "single_transformer_blocks")):
-        stem = f"transformer.{layer}"
+        return f"transformer.{layer}"
+    return f"lora_unet_{layer.replace('.', '_')}"
+
+
+def keys(layer: str, stem: str = "") -> tuple[str, str, str]:
+    """The keys of a layer's down, up and alpha in a file, by its usual name or by another."""
+    stem = stem or usual_stem(layer)
+    if "." in stem:
         return f"{stem}.lora_A.weight", f"{stem}.lora_B.weight", f"{stem}.alpha"
-    stem = f"lora_unet_{layer.replace('.', '_')}"
     return f"{stem}.lora_down.weight", f"{stem}.lora_up.weight", f"{stem}.alpha"
 
 

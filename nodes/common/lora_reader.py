@@ -15,11 +15,11 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
-from .lora_keys import ALPHA, DOWN, FULL, UP, LoraKey, parse
+from .lora_keys import ALPHA, DOWN, FULL, RESHAPE, UP, LoraKey, parse
 from .safetensors_files import open_tensors
 
 _PICKLES = {".pt", ".pth", ".bin", ".ckpt"}
@@ -63,7 +63,7 @@ class Factors:
 
 
 class AdapterReader(Protocol):
-    """What reads adapters that are not a plain LoRA: ComfyUI's own, in adapter_updates_comfy.py."""
+    """What reads adapters that are not a plain LoRA: ComfyUI's own, in nodes/host/adapter_updates.py."""
 
     def shape(self, layer: str, tensors: Mapping[str, tuple[int, ...]]) -> Shape | None:
         """The layer's shape from those of its tensors; None where only the base model's weight shows it."""
@@ -89,20 +89,52 @@ class Layers(Mapping):
 
 
 @dataclass(frozen=True)
+class LayerParts:
+    """What a file holds of one layer: its name there, and tensors (or their shapes) by part.
+
+    Parts are named as ComfyUI's adapters name them ("hada_w1_a", "dora_scale", "diff_b", ...); factors and alpha are
+    DOWN, UP and ALPHA.
+    """
+
+    stem: str
+    kind: str
+    parts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FileParts:
+    """All layers of a file by their canonical names, and the configuration that goes with it.
+
+    ``layers`` and ``text``: what changes matrices of the network and of text encoders; ``rest``: biases and norms.
+    """
+
+    layers: dict[str, LayerParts] = field(default_factory=dict)
+    text: dict[str, LayerParts] = field(default_factory=dict)
+    rest: dict[str, LayerParts] = field(default_factory=dict)
+    config: Mapping = field(default_factory=dict)
+
+    def scale(self, layer: str, parts: Mapping[str, torch.Tensor]) -> float:
+        """The factor of up @ down of a layer: alpha / rank, that of the configuration, or 1 without either."""
+        return _scale(layer, parts.get(ALPHA), parts[DOWN].shape[0], self.config)
+
+
+@dataclass(frozen=True)
 class Lora:
     """Contents of a LoRA file: factors by layer of the diffusion network and of its text encoders.
 
-    ``dropped``: squared norms of what is left out, by kind: "biases and norms".
+    ``dropped``: squared norms of what is left out, by kind: "biases and norms". ``stems``: each layer's name in the
+    file.
     """
 
     layers: Mapping[str, Factors]
     text: Mapping[str, Factors] = field(default_factory=dict)
     dropped: dict[str, float] = field(default_factory=dict)
+    stems: Mapping[str, str] = field(default_factory=dict)
 
     def without_text(self) -> Lora:
         """The same with its text encoder layers among what is left out."""
         text = sum(factors.squared_norm() for factors in self.text.values())
-        return Lora(self.layers, {}, {**self.dropped, **({"text encoder": text} if text else {})})
+        return Lora(self.layers, {}, {**self.dropped, **({"text encoder": text} if text else {})}, self.stems)
 
 
 def read(path: Path, adapters: AdapterReader | None = None, wanted: Callable[[str], bool] | None = None) -> Lora:
@@ -115,6 +147,19 @@ def read(path: Path, adapters: AdapterReader | None = None, wanted: Callable[[st
         return keep_open(path, stack, adapters)(wanted)
 
 
+def read_parts(path: Path) -> FileParts:
+    """All that a LoRA file holds of each layer, of every kind, as it is; raises ValueError as ``read`` does."""
+    with contextlib.ExitStack() as stack:
+        name, (tensors, config) = _name_of(path), _load(path, stack, [], None)
+    try:
+        found = _sort(tensors, config)
+        for layer, one in [*found.layers.items(), *found.text.items(), *found.rest.items()]:
+            _check(layer, one.parts)
+    except ValueError as error:
+        raise ValueError(f"{name} {error}") from None
+    return found
+
+
 def keep_open(
     path: Path, stack: contextlib.ExitStack, adapters: AdapterReader | None = None
 ) -> Callable[[Callable[[str], bool] | None], Lora]:
@@ -125,25 +170,36 @@ def keep_open(
     opened: list[tuple[Callable, dict]] = []
 
     def part(wanted: Callable[[str], bool] | None = None) -> Lora:
-        weights = _peft_weights(path) if path.is_dir() else path
-        name = weights.parent.name if weights.name.startswith(_PEFT_STEM) else path.name
-        try:
-            if not opened:
-                tensors_of, metadata = _open(weights, stack)
-                opened.append((tensors_of, {**_peft_config(weights), **_embedded_config(metadata)}))
-            tensors_of, config = opened[0] if weights.suffix.lower() not in _PICKLES else opened.pop()
-            tensors = tensors_of(wanted)
-        except MissingPeftError:
-            raise
-        except Exception as error:  # whatever a damaged file makes its parser raise
-            reason = (str(error).splitlines() or [""])[0][:200] or type(error).__name__
-            raise ValueError(f"{name} cannot be read ({reason}): remove it or download it again.") from None
+        tensors, config = _load(path, stack, opened, wanted)
         try:
             return _parse(tensors, config, adapters) if wanted else parse_tensors(tensors, config, adapters)
         except ValueError as error:
-            raise ValueError(f"{name} {error}") from None
+            raise ValueError(f"{_name_of(path)} {error}") from None
 
     return part
+
+
+def _name_of(path: Path) -> str:
+    """What errors call a file or an adapter folder."""
+    return path.parent.name if path.name.startswith(_PEFT_STEM) else path.name
+
+
+def _load(
+    path: Path, stack: contextlib.ExitStack, opened: list, wanted: Callable[[str], bool] | None
+) -> tuple[dict[str, torch.Tensor], dict]:
+    """The tensors of the wanted layers and the configuration; ``opened`` keeps what need not be read again."""
+    try:
+        weights = _peft_weights(path) if path.is_dir() else path
+        if not opened:
+            tensors_of, metadata = _open(weights, stack)
+            opened.append((tensors_of, {**_peft_config(weights), **_embedded_config(metadata)}))
+        tensors_of, config = opened[0] if weights.suffix.lower() not in _PICKLES else opened.pop()
+        return tensors_of(wanted), config
+    except MissingPeftError:
+        raise
+    except Exception as error:  # whatever a damaged file makes its parser raise
+        reason = (str(error).splitlines() or [""])[0][:200] or type(error).__name__
+        raise ValueError(f"{_name_of(path)} cannot be read ({reason}): remove it or download it again.") from None
 
 
 def resolve_lora(
@@ -171,6 +227,7 @@ class LoraHeader:
     shapes: dict[str, Shape]
     text: dict[str, Shape] = field(default_factory=dict)
     metadata: dict[str, str] = field(default_factory=dict)
+    stems: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_header(path: Path, adapters: AdapterReader | None = None) -> LoraHeader:
@@ -186,8 +243,9 @@ def read_header(path: Path, adapters: AdapterReader | None = None) -> LoraHeader
         with open_tensors(path) as file:
             shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
             metadata = file.metadata() or {}
-        parts, text, _ = _sort(shapes, {}, adapters)
-        header = LoraHeader(_shapes(parts, adapters), _shapes(text, adapters), metadata)
+        found = _sort(shapes, {})
+        _refuse_without(adapters, found)
+        header = LoraHeader(_shapes(found.layers, adapters), _shapes(found.text, adapters), metadata, _stems(found))
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path.name} cannot be read ({error}): remove it or download it again.") from None
     except ValueError as error:
@@ -214,7 +272,7 @@ def header_of(lora: Lora) -> LoraHeader:
         {name: (tuple(one.down.shape[1:]), (one.up.shape[0], *one.up.shape[2:])) for name, one in layers.items()}
         for layers in (lora.layers, lora.text)
     )
-    return LoraHeader(shapes, text)
+    return LoraHeader(shapes, text, stems=lora.stems)
 
 
 def declared_base(metadata: Mapping[str, str]) -> str:
@@ -256,60 +314,76 @@ def parse_tensors(
 
 
 def _parse(tensors: Mapping[str, torch.Tensor], config: Mapping, adapters: AdapterReader | None) -> Lora:
-    parts, text_parts, rest = _sort(tensors, config, adapters)
-    layers, text = (Layers(_makers(one, config, adapters)) for one in (parts, text_parts))
-    dropped = sum(float(value.double().square().sum()) for value in rest)
-    return Lora(layers, text, {"biases and norms": dropped} if dropped else {})
+    found = _sort(tensors, config)
+    _refuse_without(adapters, found)
+    layers, text = (Layers(_makers(one, found, adapters)) for one in (found.layers, found.text))
+    dropped = sum(float(value.double().square().sum()) for one in found.rest.values() for value in one.parts.values())
+    return Lora(layers, text, {"biases and norms": dropped} if dropped else {}, _stems(found))
 
 
-def _sort(tensors: Mapping, config: Mapping, adapters: AdapterReader | None) -> tuple[dict, dict, list]:
-    """Tensors, or their shapes, of the network's and the text encoders' layers {layer: {part: ...}}, biases and norms.
+def _stems(found: FileParts) -> dict[str, str]:
+    return {layer: one.stem for layer, one in [*found.layers.items(), *found.text.items()]}
 
-    Raises ValueError for keys that are not known, for two keys of one part, and without ``adapters`` for all but LoRA.
+
+def _sort(tensors: Mapping, config: Mapping) -> FileParts:
+    """Tensors, or their shapes, by layer.
+
+    Raises ValueError for keys that are not known, for two keys of one part, and for control LoRAs.
     """
-    parts: dict[str, dict] = {}
-    text: dict[str, dict] = {}
+    sorted_parts = FileParts(config=config)
     style: dict[tuple[str, str], str] = {}
-    rest = []
     for key, value in tensors.items():
         found = parse(key)
         if found is None:
             if "lora" in key.lower():
                 raise ValueError(f"has unknown keys, such as {key}: convert it to kohya's form first.")
             continue
-        if found.part in FULL and (found.part != "diff" or len(getattr(value, "shape", value)) < 2):
-            rest.append(value)
-            continue
-        if found.part not in (DOWN, UP, ALPHA, *FULL) and adapters is None:
-            raise ValueError(f"is a {found.part}, not a plain LoRA: {_COMFYUI_ALONE}")
+        if found.part == RESHAPE:
+            raise ValueError(f"enlarges {found.layer} (a control LoRA), which no other LoRA does: leave it out.")
         part = _part(found, key)
         if (found.layer, part) in style:
             other = style[found.layer, part]
             raise ValueError(f"has two keys for one layer, {other} and {key}: remove one of the two.")
         style[found.layer, part] = key
-        (text if found.text else parts).setdefault(found.layer, {})[part] = value
-    if config.get("use_dora") and adapters is None:
-        raise ValueError(f"is a DoRA, not a plain LoRA: {_COMFYUI_ALONE}")
-    return parts, text, rest
+        vector = found.part in FULL and (
+            found.part not in ("diff", "set_weight") or len(getattr(value, "shape", value)) < 2
+        )
+        group = sorted_parts.rest if vector else sorted_parts.text if found.text else sorted_parts.layers
+        before = group.get(found.layer)
+        plain = found.part in (DOWN, UP, ALPHA)
+        kind = (before.kind if before else "LoRA") if plain else found.part
+        group[found.layer] = LayerParts(found.stem, kind, {**(before.parts if before else {}), part: value})
+    if config.get("use_dora"):
+        group = {layer: LayerParts(one.stem, "DoRA", one.parts) for layer, one in sorted_parts.layers.items()}
+        return FileParts(group, sorted_parts.text, sorted_parts.rest, config)
+    return sorted_parts
+
+
+def _refuse_without(adapters: AdapterReader | None, found: FileParts) -> None:
+    """Raise ValueError for what is not a plain LoRA where nothing reads it."""
+    if adapters is None:
+        for one in [*found.layers.values(), *found.text.values()]:
+            if one.kind not in ("LoRA", "diff"):
+                raise ValueError(f"is a {one.kind}, not a plain LoRA: {_COMFYUI_ALONE}")
 
 
 def _part(found: LoraKey, key: str) -> str:
     """The name of a part as ComfyUI's adapters have it; factors and alpha keep theirs."""
-    named = {"DoRA": "dora_scale", "LoCon with a middle factor": "lora_mid.weight", "diff": "diff"}
-    if found.part in (DOWN, UP, ALPHA) or found.part in named:
+    named = {"DoRA": "dora_scale", "LoCon with a middle factor": "lora_mid.weight"}
+    if found.part in (DOWN, UP, ALPHA, *FULL, *named):
         return named.get(found.part, found.part)
     return ".".join(key.split(".")[-2:]) if found.part == "GLoRA" else key.rpartition(".")[2]
 
 
-def _makers(parts: dict[str, dict], config: Mapping, adapters) -> dict[str, Callable[[], Factors]]:
+def _makers(layers: dict[str, LayerParts], file: FileParts, adapters) -> dict[str, Callable[[], Factors]]:
     return {
-        layer: functools.partial(_factors, layer, found, config, adapters)
-        for layer, found in parts.items()
-        if _checked(layer, found) - {ALPHA}
+        layer: functools.partial(_factors, layer, one.parts, file, adapters)
+        for layer, one in layers.items()
+        if _check(layer, one.parts) - {ALPHA}
     }
 
 
-def _checked(layer: str, found: dict[str, torch.Tensor]) -> set[str]:
+def _check(layer: str, found: dict[str, torch.Tensor]) -> set[str]:
     """The parts of a layer; raises ValueError when they are not finite or do not fit."""
     if not all(map(_finite, found.values())):
         raise ValueError(f"holds NaN or infinity in {layer}: remove it or train it again.")
@@ -328,35 +402,41 @@ def _finite(values: torch.Tensor) -> bool:
     return math.isfinite(low) and math.isfinite(high)
 
 
-def _factors(layer: str, found: dict[str, torch.Tensor], config: Mapping, adapters: AdapterReader | None) -> Factors:
+def _factors(layer: str, found: dict[str, torch.Tensor], file: FileParts, adapters: AdapterReader | None) -> Factors:
     if not set(found) - {DOWN, UP, ALPHA}:
-        return Factors(found[DOWN], found[UP], _scale(layer, found.get(ALPHA), found[DOWN].shape[0], config))
+        return Factors(found[DOWN], found[UP], file.scale(layer, found))
     if set(found) - {ALPHA} == {"diff"}:
         update = found["diff"].float()
     else:
-        rank = found[DOWN].shape[0] if DOWN in found else config.get("r", 1)
-        alpha: torch.Tensor | float | None = found.get(ALPHA)
-        if alpha is None and config:
-            alpha = _scale(layer, None, rank, {"lora_alpha": config.get("alpha"), **config}) * rank
-        named = {f"lora_{part}.weight" if part in (DOWN, UP) else part: value for part, value in found.items()}
-        assert adapters is not None  # _sort refuses such parts without them
-        update = adapters.update(layer, named | ({} if alpha is None else {ALPHA: torch.as_tensor(alpha)}))
+        assert adapters is not None  # _refuse_without has refused such parts
+        update = adapters.update(layer, adapter_parts(layer, found, file.config))
     outputs = len(update)
     return Factors(update, torch.eye(outputs).view(outputs, outputs, *[1] * (update.ndim - 2)))
 
 
-def _shapes(parts: dict[str, dict], adapters: AdapterReader | None) -> dict[str, Shape]:
-    """The shape of every layer of {layer: {part: shape}} that has one."""
+def adapter_parts(layer: str, found: Mapping[str, torch.Tensor], config: Mapping) -> dict[str, torch.Tensor]:
+    """The parts of a layer by the names of ComfyUI's adapters, with the alpha that a configuration gives."""
+    alpha: torch.Tensor | float | None = found.get(ALPHA)
+    if alpha is None and config:
+        rank = found[DOWN].shape[0] if DOWN in found else config.get("r", 1)
+        alpha = _scale(layer, None, rank, {"lora_alpha": config.get("alpha"), **config}) * rank
+    named = {f"lora_{part}.weight" if part in (DOWN, UP) else part: value for part, value in found.items()}
+    return named | ({} if alpha is None else {ALPHA: torch.as_tensor(alpha)})
+
+
+def _shapes(layers: dict[str, LayerParts], adapters: AdapterReader | None) -> dict[str, Shape]:
+    """The shape of every layer that has one, from the shapes of its parts."""
     shapes = {}
-    for layer, found in parts.items():
-        if "diff" in found:
-            shapes[layer] = (found["diff"][1:], found["diff"][:1])
+    for layer, one in layers.items():
+        found = one.parts
+        if full := found.get("diff") or found.get("set_weight"):
+            shapes[layer] = (full[1:], full[:1])
         elif not set(found) - {DOWN, UP, ALPHA}:
             if {DOWN, UP} <= set(found):
                 shapes[layer] = (found[DOWN][1:], (found[UP][0], *found[UP][2:]))
         else:
             named = {f"lora_{part}.weight" if part in (DOWN, UP) else part: shape for part, shape in found.items()}
-            assert adapters is not None  # _sort refuses such parts without them
+            assert adapters is not None  # _refuse_without has refused such parts
             if (shape := adapters.shape(layer, named)) is None:
                 raise ValueError(f"needs the base model for {layer}: connect model.")
             shapes[layer] = shape

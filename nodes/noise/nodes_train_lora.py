@@ -417,7 +417,6 @@ class TrainLoraImmiscible(io.ComfyNode):
         from ..common.training import training_report
         from ..host.training import trainer
         from ..host.training.monitor import TrainingMonitor
-        from . import noise_report
         from .training_noise import PairedTrainingOptions, TrainingNoise
 
         if (clip[0] is None) != (not captions):
@@ -434,10 +433,13 @@ class TrainLoraImmiscible(io.ComfyNode):
         existing, steps_before = adapters.read_lora(options.existing_lora)
         how = (options.algorithm, options.rank, _DTYPES[options.lora_precision], options.seed, existing, options.alpha)
         made = adapters.create(model[0], *how, options.layers)
-        text, text_parameters = None, {}
+        reports, text, text_parameters = [made.report], None, {}
         if clip[0] is not None:
             added = adapters.create(clip[0].patcher, *how, of_text=True)
             text, text_parameters = trainer.TextEncoder(clip[0], added.functions, data.captions), added.parameters
+            reports.append(added.report)
+        elif existing.text:
+            reports.append(f"Its {len(existing.text)} text encoder layers are left out: connect clip and captions.")
         made = adapters.Adapters(made.functions, {**made.parameters, **text_parameters})
         name = options.checkpoint_name.strip()
         checkpoint = (
@@ -474,6 +476,7 @@ class TrainLoraImmiscible(io.ComfyNode):
         lora, history, figure = made.lora(), run.training.history, new_figure()
         training_report.draw_losses(figure, history, options.grad_accumulation_steps, f"Pairing: {options.pairing}")
         steps, counts = run.training.steps_done, f"{data.trained} images trained on, {data.held_out} held out"
+        described = training_report.describe_training(run.settings, history, counts, steps)
         return io.NodeOutput(
             adapters.applied(model[0], lora),
             lora,
@@ -481,7 +484,7 @@ class TrainLoraImmiscible(io.ComfyNode):
             steps_before + steps,
             to_image(figure),
             monitor.all_images(),
-            noise_report.describe_training(settings, history, counts, steps),
+            "\n".join(filter(None, [described, *reports])),
             nothing_to_show() if text is None else adapters.applied_to_text(clip[0], lora),
             ui={"glassbox_curve": [run.curve()]},
         )

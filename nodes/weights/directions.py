@@ -4,7 +4,8 @@ The paper's fit is least squares of the labels on the first coefficients, withou
 strength is the largest projection of a training member onto the unit direction: that is a strength of 1 here.
 
 A direction repeats when fits to two halves of the members agree: its reliability is the mean cosine over random halves,
-and its floor that of permuted labels, the mean and two standard deviations.
+and its floor that of permuted labels, the mean and two standard deviations. Near copies, such as checkpoints of one
+training, are one member with their mean: else they stand on both sides of a fold or of halves.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from enum import StrEnum
 import numpy as np
 import torch
 
+from .member_groups import group_means
 from .space import Direction, Space
 
 
@@ -70,8 +72,10 @@ def fit(
     directions = {}
     for name, values in labels.items():
         known = torch.isfinite(values)
-        numbers = space.coefficients[known, :components].double().numpy()
-        target = values[known].double().numpy()
+        members = [member for member, labeled in zip(space.members, known.tolist(), strict=True) if labeled]
+        rows = torch.cat([space.coefficients[known, :components], values[known, None]], dim=1).double()
+        rows = group_means(rows, members, space.groups).numpy()
+        numbers, target = rows[:, :-1], rows[:, -1]
         if len(np.unique(target)) < 2:
             raise ValueError(f"{name!r} has one value for all members: a direction needs members with and without it.")
         check_stop()
@@ -80,7 +84,8 @@ def fit(
         vector = torch.nn.functional.pad(vector, (0, space.components - components))
         accuracy, majority = _cross_validate(numbers, target, chosen, check_stop)
         reliability, floor = split_half(numbers, target, chosen, check_stop)
-        about = f"{chosen}, {len(target)} members, {components} components; "
+        grouped = f" in {len(target)} groups of near copies" if len(target) < len(members) else ""
+        about = f"{chosen}, {len(members)} members{grouped}, {components} components; "
         if math.isnan(accuracy):
             about += "too few members with and without it for cross-validation"
         else:

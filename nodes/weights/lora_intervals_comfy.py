@@ -89,23 +89,6 @@ def apply_text_lora(clip, tensors: dict[str, torch.Tensor], strength: float):
     return clone
 
 
-def layer_targets(patcher, layers: dict[str, dict[str, torch.Tensor]]) -> dict[str, tuple[str, tuple | None]]:
-    """The weight of a MODEL, and the part of it as (dimension, first, length), that each layer's LoRA tensors change.
-
-    Raises ValueError when the MODEL lacks one of them.
-    """
-    owners = {id(value): layer for layer, tensors in layers.items() for value in tensors.values()}
-    whole = {key: value for tensors in layers.values() for key, value in tensors.items()}
-    found = {}
-    for target, adapter in named_adapters(patcher, whole).items():
-        name, part = (target, None) if isinstance(target, str) else (target[0], target[1])
-        found[owners[id(adapter.weights[1])]] = name, part
-    missing = [layer for layer in layers if layer not in found]
-    if missing:
-        raise ValueError(f"The model has no layer {missing[0]}: the space is made for another base model.")
-    return found
-
-
 def named_adapters(patcher, tensors: dict[str, torch.Tensor]) -> dict:
     """ComfyUI's adapters of a LoRA's tensors by weight name, or (name, part); ValueError when no key is the model's."""
     adapters = _adapters(patcher, tensors)

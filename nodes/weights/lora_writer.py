@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -9,36 +11,67 @@ import torch
 from ..common.atomic_write import atomic_write
 from ..common.lora_keys import TEXT, base_of, keys
 from ..common.lora_reader import Factors, peft_package
+from .projection import difference
 from .rank_reduction import reduce_rank
 
 
-def reduce(layers: dict[str, Factors], rank: int) -> tuple[dict[str, Factors], str]:
-    """The layers at no more than a rank (0: as they are), and a report of the energy that is lost."""
-    reduced, kept, whole, worst = {}, 0.0, 0.0, (1.0, "")
+def reduce(
+    layers: Mapping[str, Factors], rank: int, tolerance: float = 1e-5, dtype: torch.dtype = torch.float32
+) -> tuple[dict[str, Factors], str]:
+    """The layers at no more than a rank in a dtype, and a report of their size and of the change that is lost.
+
+    Each gets the smallest rank that loses at most ``tolerance`` of |dW|; ``rank`` 0 sets no other limit. Factors are
+    balanced, so that the range of float16 is enough for both.
+    """
+    reduced, kept, whole, rounding, worst = {}, 0.0, 0.0, 0.0, (1.0, "")
     for layer, factors in layers.items():
-        if 0 < rank < factors.rank:
-            reduced[layer], part, total = reduce_rank(factors, rank)
-        else:
-            reduced[layer] = factors
-            part = total = factors.squared_norm()
+        exact, _, total = reduce_rank(factors, min(rank or factors.rank, factors.rank))
+        pairs = exact.down.flatten(1).double().norm(dim=1) * exact.up.flatten(1).double().norm(dim=0)
+        squares = pairs.square()
+        rest = squares.flip(0).cumsum(0).flip(0)  # what goes with each pair and those after it
+        count = max(int((rest > tolerance**2 * total).sum()), 1)
+        exact = Factors(exact.down[:count], exact.up[:, :count])
+        stored = Factors(exact.down.to(dtype, copy=True), exact.up.to(dtype, copy=True))
+        part = float(squares[:count].sum())
+        rounding += difference(exact, stored)
         kept, whole = kept + part, whole + total
         worst = min(worst, (part / total if total else 1.0, layer))
+        reduced[layer] = stored
     ranks = [factors.rank for factors in reduced.values()]
+    size = sum(one.down.nbytes + one.up.nbytes for one in reduced.values())
+    rounded = f"rounding to {str(dtype).removeprefix('torch.')} costs {(rounding / max(whole, 1e-300)) ** 0.5:.1e}"
     report = (
-        f"{len(ranks)} layers of rank {min(ranks)} to {max(ranks)}: {100 * kept / max(whole, 1e-300):.2f} % of the "
+        f"{len(ranks)} layers of rank {min(ranks)} to {max(ranks)}, {size / 1e6:.1f} MB: "
+        f"{100 * kept / max(whole, 1e-300):.2f} % of the change is kept"
+        + (f", least in {worst[1]}: {100 * worst[0]:.2f} %" if worst[1] else "")
+        + f"; {rounded} of |dW|."
     )
-    report += "change is kept"
-    return reduced, report + (f", least in {worst[1]}: {100 * worst[0]:.2f} %." if worst[1] else ".")
+    return reduced, report
 
 
-def to_tensors(layers: dict[str, Factors]) -> dict[str, torch.Tensor]:
-    """Tensors by key, alpha written for every layer: without it a loader would take a scale of 1."""
-    tensors = {}
-    one_encoder = base_of({name: factors.down[0].numel() for name, factors in layers.items()}) in ("SD1.x", "SD2.x")
+def file_stems(layers: Mapping[str, Factors], stems: Mapping[str, str]) -> dict[str, str]:
+    """Each layer's name in a file where no MODEL says it; ``stems``: the names in the files that it comes from.
+
+    Layers of Stable Diffusion's U-Nets have the usual names, which most programs read. What peft alone calls
+    `base_model.model.` is `transformer.` elsewhere.
+    """
+    base = base_of({name: factors.down[0].numel() for name, factors in layers.items()})
+    if base in ("SD1.x", "SD2.x"):  # kohya's name where there is no second one
+        return {layer: layer.replace(f"{TEXT}1_", f"{TEXT}_", 1) for layer in layers if layer.startswith(f"{TEXT}1_")}
+    if base == "SDXL":
+        return {}
+    peft = re.compile(r"base_model\.model\.(?!diffusion_model\.)")
+    return {layer: peft.sub("transformer.", stem).removeprefix("base_model.model.") for layer, stem in stems.items()}
+
+
+def to_tensors(layers: Mapping[str, Factors], stems: Mapping[str, str] | None = None) -> dict[str, torch.Tensor]:
+    """Tensors by key, alpha written for every layer: without it a loader would take a scale of 1.
+
+    ``stems``: layers' names where they are not the usual ones; None takes those of ``file_stems``.
+    """
+    tensors, stems = {}, file_stems(layers, {}) if stems is None else stems
     for layer, factors in layers.items():
-        if one_encoder and layer.startswith(f"{TEXT}1_"):  # kohya's name where there is no second one
-            layer = layer.replace(f"{TEXT}1_", f"{TEXT}_", 1)
-        down, up, alpha = keys(layer)
+        down, up, alpha = keys(layer, stems.get(layer, ""))
         tensors[down] = factors.down.contiguous().clone()
         shape = (*factors.up.shape[:2], *(1,) * (factors.down.ndim - 2))
         tensors[up] = factors.up.reshape(shape).contiguous().clone()

@@ -33,7 +33,9 @@ _END = io.Float.Input(
         "per step. 0.6 gives more natural colors for the same identity on the demo model.",
     }
 )
-_REPORT = io.String.Output(display_name="report", tooltip="Terms of the guidance and evaluations per step.")
+_REPORT = io.String.Output(
+    display_name="report", tooltip="Terms of the guidance, evaluations per step, and layers that the model lacks."
+)
 
 
 class W2WGuidance(io.ComfyNode):

@@ -265,16 +265,18 @@ class _Run:
 
 def weight_functions(model, trainable: TrainablePoint) -> dict:
     """A weight function for every weight of the MODEL that the space changes."""
-    from . import lora_writer
-    from .lora_intervals_comfy import layer_targets
+    from ..host.lora_targets import mismatch, targets
 
-    layers = trainable.space.layout.unflatten(torch.zeros(trainable.space.layout.size))
-    layers = {name: factors for name, factors in layers.items() if not name.startswith(TEXT)}
-    tensors = {name: lora_writer.to_tensors({name: factors}) for name, factors in layers.items()}
-    targets: dict[str, list] = {}
-    for name, (weight, part) in layer_targets(model, tensors).items():
-        targets.setdefault(weight, []).append((name, part))
-    return {weight: trainable.weight_function(parts) for weight, parts in targets.items()}
+    space = trainable.space
+    sizes = {name: (up[0], torch.Size(down[1:]).numel()) for name, (down, up) in space.layout.shapes.items()}
+    layers = [name for name in space.layout.unflatten(torch.zeros(space.layout.size)) if not name.startswith(TEXT)]
+    found = targets(model.model, {name: space.stems.get(name, "") for name in layers})
+    by_weight: dict[str, list] = {}
+    for name in layers:
+        if name not in found or mismatch(found[name], sizes[name]):
+            raise ValueError(f"The model has no layer {name} of these sizes: the space is made for another base model.")
+        by_weight.setdefault(found[name].key, []).append((name, found[name].part))
+    return {weight: trainable.weight_function(parts) for weight, parts in by_weight.items()}
 
 
 NODES = [W2WInvert]

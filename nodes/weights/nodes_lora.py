@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
+
+import torch
 from comfy_api.latest import io
 
 from ..common import lora_reader
-from ..common.lora_keys import FileFormat
+from ..common.lora_keys import TEXT, FileFormat
 from ..common.lora_reader import NONE
 from ..host import folders
 from ..host.folders import next_file, relative
@@ -13,6 +17,19 @@ from ..host.schema import LoraModel, W2WPoint, schema
 from .point_inputs import CATEGORY, END, PAPER, POINT_TOOLTIP, START, STRENGTH
 from .space import Point
 
+_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+_PRECISION = io.Combo.Input(
+    "precision",
+    options=list(_DTYPES),
+    optional=True,
+    tooltip="Number format of the LoRA. fp16 is half as large as fp32; the report gives what it rounds off.",
+)
+_NAMES = io.Model.Input(
+    "model",
+    optional=True,
+    tooltip="The base model: layers get the names that its loaders know, and the report says which it lacks. Without "
+    "it they keep the names of the members' files.",
+)
 _LORA = LoraModel.Output(display_name="lora", tooltip="LoRA weights, for Load LoRA Model or Save LoRA Weights.")
 
 
@@ -41,6 +58,9 @@ class W2WApply(io.ComfyNode):
             outputs=[
                 io.Model.Output(display_name="model", tooltip="The model with the point's weights, for any sampler."),
                 io.Clip.Output(display_name="clip", tooltip="The CLIP with the point's weights, for the prompts."),
+                io.String.Output(
+                    display_name="report", tooltip="How many layers are applied, and which the model or CLIP lacks."
+                ),
             ],
         )
 
@@ -48,12 +68,23 @@ class W2WApply(io.ComfyNode):
     def execute(
         cls, model, point: Point, strength: float, start_percent: float, end_percent: float, clip=None
     ) -> io.NodeOutput:
+        from ..host import lora_targets
         from . import lora_writer
         from .lora_intervals_comfy import apply_lora, apply_text_lora
 
-        tensors = lora_writer.to_tensors(point.layers())
-        patched = apply_lora(model, tensors, strength, start_percent, end_percent)
-        return io.NodeOutput(patched, clip and apply_text_lora(clip, tensors, strength))
+        if strength == 0:
+            return io.NodeOutput(model, clip, "Strength 0: nothing is changed.")
+        layers, stems = point.layers(), point.space.stems
+        fit = lora_targets.fit(model, layers, stems)
+        tensors = lora_writer.to_tensors(fit.layers, fit.stems)
+        patched, report = apply_lora(model, tensors, strength, start_percent, end_percent), [fit.report("model")]
+        if clip is not None and fit.elsewhere:
+            fit = lora_targets.fit(clip.patcher, layers, stems, of_text=True)
+            clip = apply_text_lora(clip, lora_writer.to_tensors(fit.layers, fit.stems), strength)
+            report.append(fit.report("CLIP"))
+        elif fit.elsewhere:
+            report.append(f"{fit.elsewhere} text encoder layers are left out: connect clip.")
+        return io.NodeOutput(patched, clip, " ".join(report))
 
 
 class W2WToLoRA(io.ComfyNode):
@@ -80,28 +111,37 @@ class W2WToLoRA(io.ComfyNode):
                     default=0,
                     min=0,
                     max=2048,
-                    tooltip="Largest rank of a layer; the report gives the change that is lost. 0: the rank of the "
-                    "space, nothing is lost.",
+                    tooltip="Largest rank of a layer; the report gives the change that is lost. 0: each layer's "
+                    "smallest rank that loses nothing.",
                 ),
                 io.Combo.Input(
                     "file_format",
                     options=list(FileFormat),
                     tooltip="kohya: one file. peft: an adapter folder for diffusers and peft; needs the package peft.",
                 ),
+                _PRECISION,
+                _NAMES,
             ],
             outputs=[
                 _LORA,
                 io.String.Output(display_name="file", tooltip="Path of the file in the output folder."),
-                io.String.Output(display_name="report", tooltip="Ranks of the layers and what is kept."),
+                io.String.Output(
+                    display_name="report",
+                    tooltip="Ranks of the layers, what is kept, and the size of the file, also without one.",
+                ),
             ],
         )
 
     @classmethod
-    def execute(cls, point: Point, filename_prefix: str, rank: int, file_format: str) -> io.NodeOutput:
+    def execute(
+        cls, point: Point, filename_prefix: str, rank: int, file_format: str, precision: str = "fp16", model=None
+    ) -> io.NodeOutput:
         from . import lora_writer
 
-        layers, report = lora_writer.reduce(point.layers(), rank)
-        tensors, file = lora_writer.to_tensors(layers), ""
+        layers, report = lora_writer.reduce(point.lazy_layers(), rank, point.space.precision, _DTYPES[precision])
+        layers, stems, remark = _named(layers, point.space.stems, model)
+        tensors, file, report = lora_writer.to_tensors(layers, stems), "", report + remark
+        logging.info(report)
         if filename_prefix.strip() and file_format == FileFormat.PEFT:
             path = next_file(filename_prefix.strip(), "")
             report += lora_writer.write_peft(layers, path)
@@ -152,6 +192,8 @@ class W2WStyleMerge(io.ComfyNode):
                 LoraModel.Input(
                     "style_lora", optional=True, tooltip="Style LoRA from another node, instead of a file."
                 ),
+                _PRECISION,
+                _NAMES,
             ],
             outputs=[
                 _LORA,
@@ -174,15 +216,33 @@ class W2WStyleMerge(io.ComfyNode):
         style_strength: float,
         filename_prefix: str,
         style_lora: dict | None = None,
+        precision: str = "fp16",
+        model=None,
     ) -> io.NodeOutput:
+        from ..host.adapter_updates import ComfyAdapters
         from . import lora_writer, style_merge
-        from .adapter_updates_comfy import ComfyAdapters
 
         found, name = lora_reader.resolve_lora(style_lora_name, style_lora, folders.lora_path, ComfyAdapters())
         layers = point.layers()
-        tensors = lora_writer.to_tensors(style_merge.merge(layers, found.layers, (point_strength, style_strength)))
+        merged = style_merge.merge(layers, found.layers, (point_strength, style_strength))
+        merged, size = lora_writer.reduce(merged, 0, point.space.precision, _DTYPES[precision])
+        merged, stems, remark = _named(merged, {**found.stems, **point.space.stems}, model)
+        tensors = lora_writer.to_tensors(merged, stems)
         file = _save(tensors, filename_prefix, f"{point.name} and {name}")
-        return io.NodeOutput(tensors, file, style_merge.describe(layers, found))
+        return io.NodeOutput(tensors, file, f"{style_merge.describe(layers, found)}\n{size}{remark}")
+
+
+def _named(layers: dict, stems: Mapping[str, str], model) -> tuple[dict, dict[str, str], str]:
+    """The layers that go into a file, their names in it, and a remark on those that a connected MODEL lacks."""
+    from . import lora_writer
+
+    if model is None:
+        return layers, lora_writer.file_stems(layers, stems), ""
+    from ..host import lora_targets
+
+    fit = lora_targets.fit(model, layers, stems)
+    text = {layer: one for layer, one in layers.items() if layer.startswith(TEXT)}
+    return {**fit.layers, **text}, {**lora_writer.file_stems(text, stems), **fit.stems}, f" {fit.report('model')}"
 
 
 def _save(tensors: dict, prefix: str, about: str) -> str:

@@ -288,8 +288,8 @@ class W2WProjectLoRA(io.ComfyNode):
 
     @classmethod
     def execute(cls, space: Space, lora_name: str, components: int, lora=None) -> io.NodeOutput:
+        from ..host.adapter_updates import ComfyAdapters
         from . import projection
-        from .adapter_updates_comfy import ComfyAdapters
 
         found, name = lora_reader.resolve_lora(lora_name, lora, folders.lora_path, ComfyAdapters())
         return io.NodeOutput(*projection.project(space, found, components, name))

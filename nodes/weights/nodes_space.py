@@ -143,8 +143,8 @@ class W2WBuildSpace(io.ComfyNode):
         lora_4: list | None = None,
         model: list | None = None,
     ) -> io.NodeOutput:
+        from ..host.adapter_updates import ComfyAdapters
         from . import space_report
-        from .adapter_updates_comfy import ComfyAdapters
 
         connected = (lora_1, lora_2, lora_3, lora_4)
         loras = [lora for loras in connected for lora in loras or () if lora is not None]

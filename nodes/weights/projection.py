@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..common.lora_reader import Lora
+from ..common.lora_reader import Factors, Lora
 from .space import Point, Space
 
 
@@ -30,7 +30,7 @@ def describe(point: Point, flat: torch.Tensor, lost: dict[str, float]) -> str:
     inside = float(rebuilt.square().sum() / standard.square().sum().clamp_min(1e-30))
     near = ", ".join(f"{name} {value:+.3f}" for name, value in nearest_members(point, 3))
     layers, projected = space.layout.unflatten(flat), space.layout.unflatten(nearest)
-    error = sum(_difference(layers[name], projected[name]) for name in layers)
+    error = sum(difference(layers[name], projected[name]) for name in layers)
     total = sum(one.squared_norm() for one in layers.values())
     lines = [f"Left out of {point.name}: {reason}, {100 * part:.2f} % of its change." for reason, part in lost.items()]
     lines += [
@@ -57,7 +57,7 @@ def nearest_members(point: Point, count: int) -> list[tuple[str, float]]:
     return [(point.space.members[row], float(value)) for value, row in zip(best.values, best.indices, strict=True)]
 
 
-def _difference(one, other) -> float:
+def difference(one: Factors, other: Factors) -> float:
     """|dW - dW'|^2 of two changes of one layer."""
     up, down = one.matrices(torch.float64)
     up_other, down_other = other.matrices(torch.float64)

@@ -10,14 +10,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 
 from ...kernels import flat_weights
-from ..common.lora_reader import Factors, Lora, trim_shape
-from .flat_layout import Layout
+from ..common.lora_reader import Factors, Layers, Lora, trim_shape
+from .flat_layout import CommonBasis, Layout
 from .quantization import dequantize
 from .rank_reduction import align_signs, reduce_rank
 
@@ -84,6 +84,23 @@ class Space:
     @property
     def name(self) -> str:
         return str(self.about.get("name", "unnamed"))
+
+    @property
+    def precision(self) -> float:
+        """How exact a point's change is, relative: the rounding of the stored basis has the rank of the whole space."""
+        stored = {torch.float32: 1e-5, torch.float16: 1e-3}
+        bases = self.layout.left.dtype if isinstance(self.layout, CommonBasis) else torch.float32
+        return max(stored.get(self.basis.dtype, 1e-2), stored[bases])
+
+    @property
+    def groups(self) -> list[list[str]]:
+        """Members that are near copies of each other, such as checkpoints of one training."""
+        return self.about.get("groups", [])
+
+    @property
+    def stems(self) -> dict[str, str]:
+        """The names that members' files give to layers, where these are not the usual ones."""
+        return self.about.get("stems", {})
 
     @cached_property
     def spread(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -176,6 +193,12 @@ class Point:
     def layers(self) -> dict[str, Factors]:
         """The low-rank factors of the model by layer, views of one flat vector that is rebuilt at each call."""
         return self.space.layout.unflatten(self.flat)
+
+    def lazy_layers(self) -> Layers:
+        """The same, each made when it is used: all of them at once are larger than the space."""
+        flat, layout = self.flat, self.space.layout
+        slots = [slot for slot in layout.slots if min(slot.up_shape[1], slot.down_shape[0])]
+        return Layers({slot.layer: partial(layout.factors_at, slot, flat) for slot in slots})
 
     def with_coefficients(self, coefficients: torch.Tensor, name: str) -> Point:
         """Another point of the same space."""

@@ -25,11 +25,12 @@ import numpy as np
 import torch
 
 from ..common.atomic_write import file_lock
-from ..common.lora_keys import base_of
+from ..common.lora_keys import base_of, usual_stem
 from ..common.lora_reader import Lora, Shape, declared_base, trim_shape
 from ..common.safetensors_files import tensor_file
 from . import space_file
 from .flat_layout import Layout
+from .member_groups import find_groups
 from .member_store import MemberSource, MemberStore
 from .quantization import Storage, quantize
 from .rank_reduction import sign_reference
@@ -175,6 +176,7 @@ def _common_layers(
     found: dict[str, dict[str, Shape]] = {}
     bases: dict[str, list[str]] = {}
     seen: dict[str, str] = {}
+    stems: dict[str, str] = {}
     for source in track(sources):
         try:
             header = source.header()
@@ -185,6 +187,7 @@ def _common_layers(
             skipped.add(source.name, f"it is the same file as {twin}.", settings)
             continue
         found[source.name] = header.shapes | (header.text if settings.form == Form.WEIGHT_UPDATES else {})
+        stems = {**header.stems, **stems}
         if base := declared_base(header.metadata):
             bases.setdefault(base, []).append(source.name)
     votes: Counter = Counter((layer, shape) for shapes in found.values() for layer, shape in shapes.items())
@@ -205,7 +208,9 @@ def _common_layers(
             layers |= set(shapes)
     if not fitting:
         raise ValueError(f"No LoRA fits: {'; '.join(skipped.reasons.values()) or 'the folder holds none'}")
-    return fitting, {layer: sizes[layer] for layer in layers}, _check_bases(bases, settings)
+    named = {layer: stems[layer] for layer in sorted(layers) if stems.get(layer, "") not in ("", usual_stem(layer))}
+    about = {**_check_bases(bases, settings), **({"stems": named} if named else {})}
+    return fitting, {layer: sizes[layer] for layer in layers}, about
 
 
 def _check_bases(bases: dict[str, list[str]], settings: BuildSettings) -> dict:
@@ -291,7 +296,8 @@ def _decompose(
     """Both passes over the stored members, and the file of the space."""
     count = len(store.members)
     mean, deviation = np.zeros(layout.size), np.ones(layout.size)
-    gram = np.zeros((count, count), order="F")
+    gram, along, square = np.zeros((count, count), order="F"), np.zeros(count), 0.0
+    updates = settings.form == Form.WEIGHT_UPDATES
     for columns in track(store.blocks()):
         stored = store.read(columns)
         mean[columns] = stored.mean(axis=0, dtype=np.float64)
@@ -301,11 +307,17 @@ def _decompose(
             deviation[columns] = np.where(spread > 0, spread, 1.0)
             block /= deviation[columns]
         gram = _with_products(gram, block)
-    if settings.form == Form.WEIGHT_UPDATES and (variance := gram.trace() / ((count - 1) * layout.size)) > 0:
+        if updates:
+            along += block @ mean[columns]
+            square += float(mean[columns] @ mean[columns])
+    about = {**about, "twins": _twins(gram, list(store.members))}
+    about["groups"] = find_groups(list(store.members), gram, along if updates else None, square)
+    if updates:
+        about["norms"] = np.sqrt(np.maximum(gram.diagonal() + 2 * along + square, 0.0)).tolist()
+    if updates and (variance := gram.trace() / ((count - 1) * layout.size)) > 0:
         deviation[:] = variance**0.5  # one for all: coefficients of the size that standardized numbers give
         gram /= variance
     squares = torch.from_numpy(gram.diagonal().copy()).float()
-    about = {**about, "twins": _twins(gram, list(store.members))}
     left, values = _left_singular_vectors(gram, min(settings.components, count - 1))
     kept = left[:, : min(settings.components, left.shape[1])]
     weights = torch.from_numpy(kept / values[: kept.shape[1]]).float()

@@ -9,6 +9,7 @@ from .space import Form, Point, Space
 
 _ENOUGH = 0.95
 _MORE = " Part of some members is missing: set a larger rank, or 0."
+_SHOWN = 5  # members of a group that are named
 _HISTOGRAMS = 12  # components whose coefficients are plotted
 _FALSE_ALARMS, _FEWEST = 0.05, 8  # the fraction of members that the warning would name; the least to measure it on
 
@@ -36,6 +37,11 @@ def describe_space(space: Space) -> str:
         )
     lines += [f"Left out on average: {why}, {100 * part:.2f} %." for why, part in space.about.get("lost", {}).items()]
     lines += [f"{first} and {second} have the same weights." for first, second in space.about.get("twins", [])]
+    lines += [
+        f"Near copies, one member for directions: {', '.join(group[:_SHOWN])}"
+        + (f" and {len(group) - _SHOWN} more." if len(group) > _SHOWN else ".")
+        for group in space.groups
+    ]
     lines += [space.about["bases"]] if "bases" in space.about else []
     if reused := space.about.get("reused"):
         lines.append(f"Not read again: {len(reused)} members of the file before.")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from comfy.patcher_extension import WrappersMP
 
+from ..host import lora_targets
 from ..host.evaluate import sigmas_of
 from ..host.hooks import RowRoles
 from ..host.quantized import as_used
@@ -108,8 +109,12 @@ def guided(
 ):
     """The MODEL with identity guidance, and a report."""
     base, terms = guidance_terms(point, edited_point, identity_strength, edit_strength)
-    variants = [(weight, lora_writer.to_tensors(one.layers())) for weight, one in terms]
-    return guide(model, base, variants, end_percent), describe(base, terms, end_percent)
+    variants, remark = [], ""
+    for weight, one in terms:
+        fit = lora_targets.fit(model, one.layers(), one.space.stems)
+        variants.append((weight, lora_writer.to_tensors(fit.layers, fit.stems)))
+        remark = f" {fit.report('model')}"
+    return guide(model, base, variants, end_percent), describe(base, terms, end_percent) + remark
 
 
 def guider(patcher, positive: list, negative: list, cfg: float):

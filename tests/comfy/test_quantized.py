@@ -175,7 +175,7 @@ def test_adapters_are_trained_on_the_true_numbers_or_refused(app, family, models
 def test_adapters_of_files_read_the_true_numbers_or_are_refused(app, models):
     """DoRA's update depends on the base weight."""
     kind, small, exact = models
-    updates = app.module("nodes.weights.adapter_updates_comfy")
+    updates = app.module("nodes.host.adapter_updates")
     if kind == _REFUSED:
         with pytest.raises(ValueError, match=_SENTENCE):
             updates.ComfyAdapters(small)

@@ -5,30 +5,38 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import comfy.lora
 import comfy.sd
-import comfy.utils
 import folder_paths
 import torch
 from comfy.weight_adapter import adapter_maps, adapters
 from torch import nn
 
+from ...common.lora_keys import ALPHA, DOWN, TEXT, UP
+from ...common.lora_reader import FileParts, LayerParts, adapter_parts, read_parts
+from ..adapter_updates import ComfyAdapters
 from ..evaluate import untouched
+from ..folders import lora_path
+from ..lora_targets import Target, mismatch, name_some, targets
 from .layer_weights import trainable_layers
 
 ALGORITHMS = list(adapter_maps)
 NO_LORA = "[None]"
-_ALPHA = 1.0
+_SAME_UPDATE = 1e-3  # relative: what a file in 16 bits may lose against its adapter in the trainer
+_VECTORS = ("diff", "w_norm"), ("diff_b", "b_norm")
 #: Goes before the names of a text encoder's layers in a LoRA file, as ComfyUI's loaders know them.
 TEXT_PREFIX = "text_encoders."
 
 
 @dataclass(frozen=True)
 class Adapters:
-    """Functions for `train.run`, and their parameters under the names that a LoRA file has."""
+    """Functions for `train.run`, and their parameters under the names that a LoRA file has.
+
+    ``report``: which layers of an existing LoRA are continued, which are new, and why others are left out.
+    """
 
     functions: dict[str, nn.Module]
     parameters: dict[str, nn.Parameter]
+    report: str = ""
 
     def lora(self) -> dict[str, torch.Tensor]:
         """A copy of the parameters as LORA_MODEL."""
@@ -55,20 +63,16 @@ def lora_names() -> list[str]:
     return [*folder_paths.get_filename_list("loras"), NO_LORA]
 
 
-def read_lora(name: str) -> tuple[dict[str, torch.Tensor], int]:
-    """The tensors of a LoRA file, and the steps in its name, as in "cat_200_steps_00001_.safetensors".
+def read_lora(name: str) -> tuple[FileParts, int]:
+    """What a LoRA file holds, and the steps in its name, as in "cat_200_steps_00001_.safetensors".
 
     Raises ValueError for a file that cannot be read.
     """
     if name == NO_LORA:
-        return {}, 0
+        return FileParts(), 0
     count = name.split("_steps_")[0].split("_")[-1]
     known = "_steps_" in name and count.isdigit()
-    path = folder_paths.get_full_path_or_raise("loras", name)
-    try:
-        return comfy.utils.load_torch_file(path), int(count) if known else 0
-    except Exception as error:  # a damaged file makes the readers raise nearly anything
-        raise ValueError(f"{name} cannot be read ({type(error).__name__}): choose another LoRA.") from None
+    return read_parts(lora_path(name)), int(count) if known else 0
 
 
 def create(
@@ -77,7 +81,7 @@ def create(
     rank: int,
     dtype: torch.dtype,
     seed: int,
-    existing: Mapping[str, torch.Tensor],
+    existing: FileParts | None,
     alpha: float = 1.0,
     layers: str = "",
     *,
@@ -87,32 +91,164 @@ def create(
 
     ``layers``: comma-separated words; layers with none of them in their name are left alone. Empty takes all.
     ``of_text``: the patcher is that of a CLIP, whose linear layers get adapters without biases. The global generators
-    are left as they are. Raises ValueError for a LoRA that fits nothing of the MODEL, and for words that no layer has.
+    are left as they are. Raises ValueError for a LoRA that fits nothing of the MODEL or that cannot be continued as it
+    is, and for words that no layer has.
     """
     prefix = TEXT_PREFIX if of_text else ""
     with torch.inference_mode(False), untouched():
         torch.manual_seed(seed)
-        names = _lora_names_of(patcher.model, of_text)
+        start = _Start(patcher, existing or FileParts(), of_text)
         functions: dict[str, nn.Module] = {}
         parameters: dict[str, nn.Parameter] = {}
-        used: set[str] = set()
         words = [word.strip() for word in layers.split(",") if word.strip()]
         for layer, kind, weight in _weights(patcher, of_text):
             if words and not any(word in layer for word in words):
                 continue
-            key = f"{layer}.{kind}"
-            called = (prefix + layer, *names.get(key, ()))
-            known = [name for name in called if any(k.startswith(f"{name}.") for k in existing)]
-            make = _matrix if weight.ndim > 1 else _vector
-            function, taken = make(weight, kind, algorithm, rank, alpha, existing, known)
-            used |= taken
-            functions[key] = function.to(dtype)
+            function = start.adapter(f"{layer}.{kind}", weight)
+            if function is None and weight.ndim > 1:
+                function = adapter_maps[algorithm].create_train(weight, rank=rank, alpha=alpha)
+            elif function is None:
+                function = Difference(torch.zeros(weight.shape))
+            functions[f"{layer}.{kind}"] = function.to(dtype)
             parameters |= dict(_named(prefix + layer, kind, function))
     if not functions:
         raise ValueError(f"No layer of this MODEL has a name with one of {', '.join(words)}: choose other layers.")
-    if existing and not used and not of_text:
-        raise ValueError("The existing LoRA was made for another model: none of its layers is in this MODEL.")
-    return Adapters(functions, parameters)
+    return Adapters(functions, parameters, start.report(len(functions)) if existing else "")
+
+
+class _Start:
+    """The adapters in which training goes on from what a file holds of the layers of a MODEL or CLIP."""
+
+    def __init__(self, patcher, existing: FileParts, of_text: bool):
+        self._patcher, self._file, self._of_text = patcher, existing, of_text
+        mine = existing.text if of_text else existing.layers
+        rest = {layer: one for layer, one in existing.rest.items() if layer.startswith(TEXT) == of_text}
+        everything = {layer: one.stem for layer, one in {**mine, **rest}.items()}
+        self._targets = targets(patcher.model, everything, of_text=of_text) if everything else {}
+        if everything and not self._targets and not of_text:
+            raise ValueError("The existing LoRA was made for another model: none of its layers is in this MODEL.")
+        self._left_out = {layer: "no such layer" for layer in everything if layer not in self._targets}
+        self._matrices: dict[str, list[tuple[str, Target, LayerParts]]] = {}
+        self._vectors: dict[str, tuple[str, torch.Tensor]] = {}
+        for layer, one in mine.items():
+            if layer in self._targets and set(one.parts) - {ALPHA}:
+                self._matrices.setdefault(self._targets[layer].key, []).append((layer, self._targets[layer], one))
+        for layer, one in rest.items():
+            if layer in self._targets:
+                self._sort_vectors(layer, self._targets[layer].key, one)
+        self._used: set[str] = set()
+        self._continued = 0
+
+    def adapter(self, key: str, weight: torch.Tensor) -> nn.Module | None:
+        """The trainable form of what the file has of a weight; None where it has nothing."""
+        if key in self._vectors:
+            layer, value = self._vectors[key]
+            if value.shape != weight.shape:
+                raise ValueError(
+                    f"The existing LoRA has {tuple(value.shape)} numbers for {key} and this MODEL "
+                    f"{tuple(weight.shape)}: it is made for another base model."
+                )
+            self._used.add(key)
+            self._continued += 1
+            return Difference(value.float().clone())
+        found = self._matrices.get(key, [])
+        for layer, target, one in found:
+            if one.kind == "LoRA" and (why := mismatch(target, (len(one.parts[UP]), one.parts[DOWN][0].numel()))):
+                raise ValueError(f"The existing LoRA has {layer} of {why}: it is made for another base model.")
+        self._used |= {layer for layer, _, _ in found}
+        if not found:
+            return None
+        self._continued += 1
+        if all(one.kind == "LoRA" for _, _, one in found):
+            return self._low_rank(found, weight)
+        if len(found) == 1 and found[0][1].part is None:
+            return self._other(*found[0], weight)
+        layer, _, one = next(entry for entry in found if entry[2].kind != "LoRA")
+        raise ValueError(_cannot(layer, one.kind))
+
+    def report(self, weights: int) -> str:
+        """A sentence each for layers that are continued, that are new, and that are left out."""
+        trained = "not among the layers that are trained"
+        beyond = {
+            layer: trained for entries in self._matrices.values() for layer, _, _ in entries if layer not in self._used
+        }
+        beyond |= {key: trained for key in self._vectors if key not in self._used}
+        left_out, what = {**self._left_out, **beyond}, "text encoder weights" if self._of_text else "weights"
+        return (
+            f"Existing LoRA: {self._continued} {what} go on from it, {weights - self._continued} are new"
+            f"{f'; left out: {name_some(left_out)}' if left_out else ''}."
+        )
+
+    def _sort_vectors(self, layer: str, weight: str, one: LayerParts) -> None:
+        bias = f"{weight.removesuffix('.weight')}.bias"
+        for names, key in zip(_VECTORS, (weight, bias), strict=True):
+            for name in names:
+                if name in one.parts:
+                    self._vectors[key] = layer, one.parts[name]
+        if "set_weight" in one.parts:
+            raise ValueError(_cannot(layer, "replaced weight"))
+
+    def _low_rank(self, found: list[tuple[str, Target, LayerParts]], weight: torch.Tensor) -> nn.Module:
+        """One LoRA of a weight; layers that are parts of it, such as q, k and v, side by side, ranks added up."""
+        ups, downs = [], []
+        for layer, target, one in found:
+            up, down = one.parts[UP].float().flatten(1), one.parts[DOWN].float().flatten(1)
+            scale = self._file.scale(layer, one.parts)
+            if target.part is not None:
+                dimension, first, length = target.part
+                if dimension != 0:
+                    raise ValueError(_cannot(layer, "LoRA of some inputs"))
+                whole = up.new_zeros(len(weight), up.shape[1])
+                whole[first : first + length] = up
+                up = whole
+            ups.append(up if len(found) == 1 else scale * up)
+            downs.append(down)
+        up, down = torch.cat(ups, 1), torch.cat(downs)
+        strength = scale * len(down) if len(found) == 1 else float(len(down))
+        tensors = {"x.lora_up.weight": up.clone(), "x.lora_down.weight": down.clone()}
+        return adapter_maps["LoRA"].load("x", tensors, strength, None, set()).to_train()
+
+    def _other(self, layer: str, target: Target, one: LayerParts, weight: torch.Tensor) -> nn.Module:
+        """An adapter of another kind, if ComfyUI trains it and gives the file's change in it at once."""
+        if one.kind == "diff":
+            if one.parts["diff"].shape != weight.shape:
+                raise ValueError(f"The existing LoRA has {layer} of another size: it is made for another base model.")
+            return Difference(one.parts["diff"].float().clone())
+        parts = adapter_parts(layer, one.parts, self._file.config)
+        named = {name: value.float().clone() for name, value in parts.items()}
+        if "lokr_w2" in named:  # the trainer's product takes a kernel's window among the inputs
+            named["lokr_w2"] = named["lokr_w2"].flatten(1)
+        tensors, alpha = {f"x.{name}": value for name, value in named.items()}, named.get(ALPHA)
+        for kind in adapters if one.kind in adapter_maps else ():
+            loaded = kind.load("x", tensors, _strength(one.kind, alpha, named), None, set())
+            if loaded is not None:
+                break
+        else:
+            raise ValueError(_cannot(layer, one.kind))
+        try:
+            function = loaded.to_train()
+            before = ComfyAdapters.of_weight(layer, weight).update(layer, named)
+            change = function(weight.detach().float().clone()).detach() - weight.detach().float()
+        except (ValueError, RuntimeError, TypeError, AttributeError):
+            raise ValueError(_cannot(layer, one.kind)) from None
+        if float((change - before.to(change)).norm()) > _SAME_UPDATE * float(before.norm()):
+            raise ValueError(_cannot(layer, one.kind))
+        return function
+
+
+def _cannot(layer: str, kind: str) -> str:
+    return (
+        f"Training cannot go on from {layer}, which is of the kind {kind}: use a LoRA, or a LoHa, LoKr or OFT as this "
+        "node writes them."
+    )
+
+
+def _strength(kind: str, alpha: torch.Tensor | None, parts: Mapping[str, torch.Tensor]) -> float:
+    """The alpha with which the trainer's adapter has the strength of a file, which may have none."""
+    if alpha is not None:
+        return float(alpha)
+    inner = ("hada_w1_b", "lokr_w2_b", "lokr_w1_b")
+    return 0.0 if kind == "OFT" else next((float(len(parts[name])) for name in inner if name in parts), 1.0)
 
 
 def applied(patcher, lora: dict[str, torch.Tensor]):
@@ -133,42 +269,6 @@ def _weights(patcher, of_text: bool) -> Iterator[tuple[str, str, torch.Tensor]]:
             weight = getattr(module, kind, None)
             if weight is not None:
                 yield name, kind, weight
-
-
-def _lora_names_of(model, of_text: bool) -> dict[str, list[str]]:
-    """For each weight the names by which LoRA files call it."""
-    names: dict[str, list[str]] = {}
-    keys = comfy.lora.model_lora_keys_clip if of_text else comfy.lora.model_lora_keys_unet
-    for name, key in keys(model, {}).items():
-        if isinstance(key, str):
-            names.setdefault(key, []).append(name)
-    return names
-
-
-def _matrix(weight, kind, algorithm, rank, alpha, existing, known) -> tuple[nn.Module, set[str]]:
-    for name in known:
-        taken: set[str] = set()
-        for adapter in adapters:
-            found = adapter.load(name, existing, _alpha(existing, name), existing.get(f"{name}.dora_scale"), taken)
-            if found is not None:
-                return found.to_train(), taken
-    return adapter_maps[algorithm].create_train(weight, rank=rank, alpha=alpha), set()
-
-
-def _vector(weight, kind, algorithm, rank, alpha, existing, known) -> tuple[nn.Module, set[str]]:
-    for name in known:
-        value = existing.get(f"{name}.{_suffix(kind)}")
-        if value is not None and value.shape == weight.shape:
-            return Difference(value.clone()), {f"{name}.{_suffix(kind)}"}
-    return Difference(torch.zeros(weight.shape)), set()
-
-
-def _alpha(existing: Mapping[str, torch.Tensor], name: str) -> float:
-    """A file without alpha means strength 1: alpha equal to the rank."""
-    if f"{name}.alpha" in existing:
-        return float(existing[f"{name}.alpha"])
-    down = existing.get(f"{name}.lora_down.weight")
-    return _ALPHA if down is None else float(down.shape[0])
 
 
 def _named(layer: str, kind: str, function: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

@@ -326,7 +326,8 @@ def test_training_on_from_a_file(app, trained, monkeypatch, tmp_path):
     assert second["steps"] == 3
     for name, value in first["lora"].items():
         assert torch.allclose(second["lora"][name], value, atol=1e-5), name
-    save_file({"lora_unet_elsewhere.lora_up.weight": torch.ones(2, 2)}, tmp_path / "foreign.safetensors")
+    foreign = {f"lora_unet_elsewhere.lora_{part}.weight": torch.ones(2, 2) for part in ("up", "down")}
+    save_file(foreign, tmp_path / "foreign.safetensors")
     with pytest.raises(ValueError, match="made for another model"):
         trained(steps=1, existing_lora="foreign.safetensors")
     (tmp_path / "text.pt").write_text("<html>")

@@ -57,7 +57,7 @@ def sample(app, given, model):
 def test_a_run_and_what_it_leaves(app, given):
     drawn = {"seed": 0, "count": 1, "components": 9, "spread": 1.0, "source": "random", "member_name": ""}
     (point,) = app.run("GBX_W2WSample", space=given["space"], **drawn)[0]
-    patched, _ = app.run(
+    patched, _, _ = app.run(
         "GBX_W2WApply", model=given["model"], point=point, strength=1.0, start_percent=0.0, end_percent=1.0
     )
     with_lora = sample(app, given, patched)  # a KSampler has run with a LoRA on the same MODEL before

@@ -280,3 +280,56 @@ def test_a_reduced_export_reports_what_is_lost(made):
     assert all(factors.rank == 1 for factors in reduced.values())
     assert f"{100 * kept:.2f} % of the change is kept" in report
     same(products(lora_reader.Lora(lora_writer.reduce(layers, 0)[0])), products(lora_reader.Lora(layers)))
+
+
+def test_the_oldest_format_is_read_by_its_order_of_layers():
+    """cloneofsimo's `unet:17:up`: nine layers a block, down, up and middle blocks, then CLIP's projections."""
+    wanted = {
+        0: "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q",
+        4: "down_blocks.0.attentions.0.transformer_blocks.0.ff.net.0.proj",
+        6: "down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_k",
+        9 * 6 + 3: "up_blocks.1.attentions.0.transformer_blocks.0.attn1.to_out.0",
+        143: "mid_block.attentions.0.transformer_blocks.0.attn2.to_out.0",
+    }
+    tensors = {}
+    for number in wanted:
+        tensors |= {f"unet:{number}:down": torch.ones(2, 3), f"unet:{number}:up": torch.full((4, 2), 1.0 + number)}
+    tensors |= {"text_encoder:5:down": torch.ones(1, 3), "text_encoder:5:up": torch.ones(3, 1), "<s1>": torch.ones(3)}
+    lora = lora_reader.parse_tensors(tensors)
+    assert {name: float(one.up[0, 0]) - 1 for name, one in lora.layers.items()} == {v: k for k, v in wanted.items()}
+    assert list(lora.text) == ["lora_te1_text_model_encoder_layers_1_self_attn_v_proj"]
+    assert all(one.scale == 1 for one in lora.layers.values())
+
+
+def test_layers_keep_their_name_in_the_file(made):
+    lora = lora_reader.parse_tensors(members.diffusers(made))
+    assert lora.stems == {layer: f"unet.{layer}" for layer in made}
+    kept = {"context_refiner.0.attention.to_q": "diffusion_model.context_refiner.0.attention.to_q"}
+    layers = {layer: lora_reader.Factors(torch.ones(1, 8), torch.ones(8, 1)) for layer in kept}
+    assert lora_writer.file_stems(layers, kept) == kept
+    assert set(lora_writer.to_tensors(layers, kept)) == {
+        f"{kept['context_refiner.0.attention.to_q']}.{end}" for end in ("lora_A.weight", "lora_B.weight", "alpha")
+    }
+    peft = {layer: stem.replace("diffusion_model", "base_model.model") for layer, stem in kept.items()}
+    assert lora_writer.file_stems(layers, peft) == {layer: f"transformer.{layer}" for layer in kept}
+
+
+def test_a_control_lora_is_refused_by_its_layer():
+    stem = "diffusion_model.img_in"
+    tensors = {f"{stem}.lora_A.weight": torch.ones(1, 8), f"{stem}.lora_B.weight": torch.ones(4, 1)}
+    with pytest.raises(ValueError, match="enlarges img_in"):
+        lora_reader.parse_tensors({**tensors, f"{stem}.reshape_weight": torch.tensor([4, 8])})
+
+
+def test_a_full_rank_export_is_the_smallest_that_loses_nothing():
+    """Rank 3 hidden in factors of rank 9: found, and dW equal to 1e-5 relative; float16 within 1e-3."""
+    generator = torch.Generator().manual_seed(0)
+    down = torch.randn(9, 3, generator=generator) @ torch.randn(3, 40, generator=generator)
+    layers = {"a": lora_reader.Factors(down, torch.randn(24, 9, generator=generator), 0.3)}
+    wanted = torch.mm(*layers["a"].matrices(torch.float64))
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float16, 1e-3)):
+        reduced, report = lora_writer.reduce(layers, 0, dtype=dtype)
+        assert reduced["a"].rank == 3 and reduced["a"].down.dtype == dtype
+        found = torch.mm(*reduced["a"].matrices(torch.float64))
+        assert float((found - wanted).norm() / wanted.norm()) < tolerance
+        assert "1 layers of rank 3 to 3" in report and "100.00 % of the change is kept" in report

@@ -9,7 +9,7 @@ from comfy import weight_adapter
 from comfy.model_patcher import get_key_weight
 
 from ..common.lora_keys import ALPHA, canonical
-from ..host.quantized import refuse_packed
+from .quantized import refuse_packed
 
 _NAME = "layer"
 
@@ -32,6 +32,13 @@ class ComfyAdapters:
                     refuse_packed(name, weight)
                     self._weights[canonical(name.removesuffix(".weight"))] = weight, in_true_numbers
 
+    @classmethod
+    def of_weight(cls, layer: str, weight: torch.Tensor) -> ComfyAdapters:
+        """The same with the weight (out, in, ...) of one layer in place of a MODEL."""
+        reader = cls()
+        reader._weights[layer] = weight, lambda stored: stored
+        return reader
+
     def shape(self, layer: str, tensors: Mapping[str, tuple[int, ...]]):
         """Inputs (in, ...) and outputs (out,) of a layer, from the shapes of its tensors; None where they do not say.
 
@@ -40,7 +47,7 @@ class ComfyAdapters:
         if layer in self._weights:
             weight, _ = self._weights[layer]
             return tuple(weight.shape[1:]), (weight.shape[0],)
-        if {"dora_scale", "oft_blocks", "rescale", "a1.weight"} & set(tensors):
+        if {"dora_scale", "oft_blocks", "rescale", "a1.weight", "set_weight"} & set(tensors):
             return None
         if "hada_w1_a" in tensors:
             return _product(tensors, "hada_w1_a", "hada_w1_b", "hada_t1")
@@ -60,6 +67,8 @@ class ComfyAdapters:
             weight = in_true_numbers(stored.detach()).cpu().float()
         else:
             weight = torch.zeros(shape[1][0], *shape[0])
+        if "set_weight" in tensors:
+            return tensors["set_weight"].float() - weight
         named = {f"{_NAME}.{part}": value for part, value in tensors.items() if part != ALPHA}
         alpha = float(tensors[ALPHA]) if ALPHA in tensors else None
         scale = tensors.get("dora_scale")

@@ -1,0 +1,87 @@
+"""Near copies of a member count as one for the statistics of directions."""
+
+import members
+import numpy as np
+import pytest
+import torch
+from glassbox.nodes.weights import directions, member_groups, member_sources, space_builder, space_report
+from glassbox.nodes.weights.flat_layout import Layout
+from glassbox.nodes.weights.space import Space
+from safetensors.torch import save_file
+
+
+def people(count, copies, seed, alike=0.96, size=2000):
+    """A space of people with near copies of a cosine, from PCA, and a random label for each person."""
+    generator = np.random.default_rng(seed)
+    base = np.repeat(generator.normal(size=(count, size)), copies, axis=0)
+    noise = generator.normal(size=base.shape) * (1 / alike - 1) ** 0.5
+    rows = base + (noise if copies > 1 else 0)
+    names = [f"p{number // copies} {number % copies}" for number in range(len(rows))]
+    mean = rows.mean(axis=0)
+    centered = rows - mean
+    gram = centered @ centered.T
+    groups = member_groups.find_groups(names, np.triu(gram), centered @ mean, float(mean @ mean))
+    left, values, _ = np.linalg.svd(centered, full_matrices=False)
+    kept = len(rows) - 1
+    space = Space(
+        Layout.of({}, 1, 1.0), torch.zeros(0), torch.zeros(0), torch.zeros(kept, 0),
+        torch.from_numpy(left[:, :kept] * values[:kept]).float(), tuple(names), torch.from_numpy(values).float(),
+        about={"groups": groups},
+    )  # fmt: skip
+    label = torch.from_numpy(np.repeat(generator.permutation(np.arange(count) % 2), copies).astype(np.float32))
+    return space, label
+
+
+def passed(space, label) -> bool:
+    return not directions.fit(space, {"random": label}, 1000, "most_reliable")["random"].noise
+
+
+def test_copies_are_found_and_people_are_not():
+    space, _ = people(20, 3, 0)
+    assert sorted(map(len, space.groups)) == [3] * 20
+    assert all(len({name.split()[0] for name in group}) == 1 for group in space.groups)
+    assert people(20, 1, 0)[0].groups == []
+
+
+@pytest.mark.parametrize("names", [("ada-000010", "ada-000020", "ada"), ("a_20_steps_00001_", "a_40_steps_00001_")])
+def test_steps_in_names_need_less_likeness(names):
+    """Cosine .5 is a copy under such names and none under others; names alone are not enough."""
+    generator = np.random.default_rng(0)
+    base = generator.normal(size=4000)
+    rows = [base + generator.normal(size=4000) for _ in names] + [generator.normal(size=4000) for _ in range(8)]
+    rows = np.stack(rows) - np.mean(rows, axis=0)
+    gram = np.triu(rows @ rows.T)
+    others = [f"p{number}" for number in range(8)]
+    assert member_groups.find_groups([*names, *others], gram) == [list(names)]
+    assert member_groups.find_groups([*"abc"[: len(names)], *others], gram) == []
+    assert member_groups.find_groups([*others, *names][: len(rows)], gram) == []
+    assert member_groups.find_groups([f"face_{number}" for number in range(len(rows))], gram) == []
+
+
+def test_groups_are_means_and_unknown_labels_count_for_nothing():
+    rows = torch.tensor([[1.0], [3.0], [5.0], [float("nan")]])
+    found = member_groups.group_means(rows, ["a", "b", "c", "d"], [["a", "b"], ["c", "d"]])
+    assert torch.equal(found, torch.tensor([[2.0], [5.0]]))
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3])
+def test_a_random_label_of_people_with_copies_is_noise(copies):
+    """Six draws of twenty people: at most one passes; before groups all did that had copies."""
+    assert sum(passed(*people(20, copies, seed)) for seed in range(6)) <= 1
+
+
+def test_a_true_label_of_people_with_copies_passes():
+    space, _ = people(40, 2, 1)
+    along = space.coefficients[:, 0]
+    assert passed(space, (along > along.median()).float())
+
+
+def test_a_build_names_near_copies(tmp_path):
+    folder = members.write_folder(tmp_path / "loras", 8)
+    made = members.factors(3)
+    alike = {layer: (down, up + 0.005) for layer, (down, up) in made.items()}
+    save_file(members.kohya(alike), folder / "member_03-000010.safetensors")
+    settings = space_builder.BuildSettings(form="weight_updates", rank=0)
+    space = space_builder.build(member_sources.file_sources(folder), settings, tmp_path / "space.safetensors")
+    assert space.groups == [["member_03-000010", "member_03"]]
+    assert "Near copies, one member for directions: member_03-000010, member_03." in space_report.describe_space(space)
