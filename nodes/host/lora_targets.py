@@ -68,9 +68,9 @@ def targets(model, stems: Mapping[str, str], *, of_text: bool = False) -> dict[s
             found[layer] = name
     if len(found) < len(stems):
         for name in table:
-            layer = parse(f"{name}.alpha")
-            if layer and layer.layer in stems and layer.text == of_text:
-                found.setdefault(layer.layer, name)
+            meant = parse(f"{name}.alpha")
+            if meant and meant.layer in stems and meant.text == of_text:
+                found.setdefault(meant.layer, name)
     return {layer: _target(name, table[name], model) for layer, name in found.items()}
 
 

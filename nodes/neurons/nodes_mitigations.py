@@ -376,7 +376,7 @@ class AdversarialUnlearning(io.ComfyNode):
         logging.info(_COST, len(ordinary), *settings.rows)
         bar = Progress(len(ordinary) + steps)
         kept = _generated(model, clip, ordinary, latent, sampling_steps, cfg, seed, bar.show)
-        made = adapters.create(model, "LoRA", rank, torch.float32, seed, {}, float(rank), layers)
+        made = adapters.create(model, "LoRA", rank, torch.float32, seed, None, float(rank), layers)
         images = [(latent, positive[:1]), *((one, positive[:1]) for one in others.split(1)), *kept]
         losses = _unlearned(
             model, images, len(others), made, settings, gradient_checkpointing, lambda done: bar.show(len(kept) + done)

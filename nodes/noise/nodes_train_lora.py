@@ -417,6 +417,7 @@ class TrainLoraImmiscible(io.ComfyNode):
         from ..common.training import training_report
         from ..host.training import trainer
         from ..host.training.monitor import TrainingMonitor
+        from . import noise_report
         from .training_noise import PairedTrainingOptions, TrainingNoise
 
         if (clip[0] is None) != (not captions):
@@ -476,7 +477,7 @@ class TrainLoraImmiscible(io.ComfyNode):
         lora, history, figure = made.lora(), run.training.history, new_figure()
         training_report.draw_losses(figure, history, options.grad_accumulation_steps, f"Pairing: {options.pairing}")
         steps, counts = run.training.steps_done, f"{data.trained} images trained on, {data.held_out} held out"
-        described = training_report.describe_training(run.settings, history, counts, steps)
+        described = noise_report.describe_training(settings, history, counts, steps)
         return io.NodeOutput(
             adapters.applied(model[0], lora),
             lora,

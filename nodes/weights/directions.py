@@ -73,8 +73,8 @@ def fit(
     for name, values in labels.items():
         known = torch.isfinite(values)
         members = [member for member, labeled in zip(space.members, known.tolist(), strict=True) if labeled]
-        rows = torch.cat([space.coefficients[known, :components], values[known, None]], dim=1).double()
-        rows = group_means(rows, members, space.groups).numpy()
+        labeled_rows = torch.cat([space.coefficients[known, :components], values[known, None]], dim=1).double()
+        rows = group_means(labeled_rows, members, space.groups).numpy()
         numbers, target = rows[:, :-1], rows[:, -1]
         if len(np.unique(target)) < 2:
             raise ValueError(f"{name!r} has one value for all members: a direction needs members with and without it.")

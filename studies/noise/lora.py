@@ -74,7 +74,7 @@ def run(kind: Kind, choices: dict, seed: int, steps: int) -> tuple[object, float
     )
     source = host.pack("nodes.noise.training_noise")
     settings = host.pack("nodes.noise.pairing").PairingSettings(**choices)
-    made = adapters.create(kind.generator.model, "LoRA", 8, torch.float32, seed, {})
+    made = adapters.create(kind.generator.model, "LoRA", 8, torch.float32, seed, None)
     plan = loop.Plan(steps, learning_rate=RATE, schedule="cosine", warmup=steps // 10)
     parameters = [parameter for parameter in made.parameters.values() if parameter.requires_grad]
     training = loop.Training(

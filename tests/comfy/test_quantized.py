@@ -142,7 +142,7 @@ def test_embedding_adjustment_gives_the_same_embedding_or_is_refused(app, family
 def trained(app, family, model, algorithm):
     """The parameters of adapters after three steps."""
     adapters, trainer = (app.module(f"nodes.host.training.{name}") for name in ("adapters", "trainer"))
-    made = adapters.create(model, algorithm, 2, torch.float32, 1, {}, layers="attn2, input_blocks.1")
+    made = adapters.create(model, algorithm, 2, torch.float32, 1, None, layers="attn2, input_blocks.1")
     latent = torch.randn(1, 24, 8, 8, generator=members.generator(0))
     optimizer = torch.optim.SGD(made.parameters.values(), 0.1)
 
@@ -167,7 +167,7 @@ def test_adapters_are_trained_on_the_true_numbers_or_refused(app, family, models
         return
     expected = trained(app, family, exact, algorithm)
     adapters = app.module("nodes.host.training.adapters")
-    start = adapters.create(exact, algorithm, 2, torch.float32, 1, {}, layers="attn2, input_blocks.1").lora()
+    start = adapters.create(exact, algorithm, 2, torch.float32, 1, None, layers="attn2, input_blocks.1").lora()
     moved = (expected - torch.cat([value.flatten() for value in start.values()])).abs().max()
     assert (trained(app, family, small, algorithm) - expected).abs().max() < 0.01 * moved
 
