@@ -13,7 +13,14 @@ from ..common.resume import digest
 
 _NUMBERS = 4096
 # What a patcher holds beside its network; not what it remembers of loading it.
-_PARTS = ("patches", "weight_wrapper_patches", "object_patches", "model_options", "wrappers", "callbacks")
+_PARTS: tuple[str, ...] = (
+    "patches",
+    "weight_wrapper_patches",
+    "object_patches",
+    "model_options",
+    "wrappers",
+    "callbacks",
+)
 _PARTS += ("injections", "hook_patches", "forced_hooks", "additional_models", "attachments")
 
 

@@ -144,7 +144,8 @@ class FinishNow:
     """While its ``with`` block runs, the canvas offers Finish now for the running node: see ``finish``."""
 
     def __init__(self):
-        self._pressed, self._place = threading.Event(), None
+        self._pressed = threading.Event()
+        self._place: tuple[str, str] | None = None
 
     def __enter__(self) -> FinishNow:
         self._place = _place()
@@ -155,10 +156,12 @@ class FinishNow:
         return self
 
     def __exit__(self, *error) -> None:
-        if self._place is not None and _finishable.pop(self._place, None):
+        offered = None if self._place is None else _finishable.pop(self._place, None)
+        if offered:
             self._tell(False)
 
     def _tell(self, offered: bool) -> None:
+        assert self._place is not None  # inside of the with block of a server's prompt
         prompt, node = self._place
         server = running_server()
         server.send_sync(_FINISH, {"node": node, "prompt_id": prompt, "offered": offered}, server.client_id)

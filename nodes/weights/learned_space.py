@@ -30,7 +30,8 @@ class LearnedUpdates:
         generator = torch.Generator().manual_seed(seed)
         self.layout, self.rows = layout, torch.empty(0, dtype=torch.long)
         self._places: dict[str, tuple[slice, slice]] = {}
-        downs, ups = [], 0
+        downs: list[torch.Tensor] = []
+        ups = 0
         for slot in layout.slots:
             inputs, count = math.prod(slot.down_shape[1:]), slot.end - slot.up_offset
             numbers = torch.rand(slot.up_offset - slot.offset, generator=generator)

@@ -16,7 +16,8 @@ class TrainingMonitor:
     """
 
     def __init__(self, vae, finish: FinishNow):
-        self._vae, self._finish, self._live, self._progress = vae, finish, LiveCurve(), None
+        self._vae, self._finish, self._live = vae, finish, LiveCurve()
+        self._progress: Progress | None = None
         self._images: dict[int, torch.Tensor] = {}  # steps done -> IMAGE
 
     def show(self, run: TrainingRun, session: Session, done: int, latents: torch.Tensor | None) -> None:
