@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..common.lora_reader import Factors, Lora
-from .space import Point, Space
+from .space import Form, Point, Space
 
 
 def project(space: Space, lora: Lora, components: int, name: str) -> tuple[Point, str]:
@@ -17,27 +17,40 @@ def project(space: Space, lora: Lora, components: int, name: str) -> tuple[Point
         flat, lost = space.flatten(lora)
     except ValueError as error:
         raise ValueError(f"{name} {error}") from None
-    coefficients = space.project(flat)
+    whole = space.project(flat)
+    coefficients = whole.clone()
     coefficients[components:] = 0
     point = Point(space, coefficients, name)
-    return point, describe(point, flat, lost)
+    return point, describe(point, flat, whole, lost, lora)
 
 
-def describe(point: Point, flat: torch.Tensor, lost: dict[str, float]) -> str:
-    """Fractions of the LoRA's change that each step keeps, and the members nearest to it."""
+def describe(point: Point, flat: torch.Tensor, whole: torch.Tensor, lost: dict[str, float], lora: Lora) -> str:
+    """What the point has of the LoRA's own change dW, what each step loses, and the members nearest to it."""
     space, nearest = point.space, point.flat
     standard, rebuilt = (flat - space.mean) / space.deviation, (nearest - space.mean) / space.deviation
     inside = float(rebuilt.square().sum() / standard.square().sum().clamp_min(1e-30))
-    near = ", ".join(f"{name} {value:+.3f}" for name, value in nearest_members(point, 3))
-    layers, projected = space.layout.unflatten(flat), space.layout.unflatten(nearest)
-    error = sum(difference(layers[name], projected[name]) for name in layers)
-    total = sum(one.squared_norm() for one in layers.values())
+    projected = space.layout.unflatten(nearest)
+    error = total = sum(lora.dropped.values())
+    for layers in (lora.layers, lora.text):
+        for name in layers:
+            factors = layers[name]
+            total += factors.squared_norm()
+            error += difference(factors, projected.pop(name)) if name in projected else factors.squared_norm()
+    error += sum(one.squared_norm() for one in projected.values())
+    error, total = max(error, 0.0), max(total, 1e-30)
+    if space.form == Form.WEIGHT_UPDATES:
+        nearby = _nearest_updates(space, whole, float(flat @ space.mean), total**0.5, 3)
+    else:
+        nearby = nearest_members(point, 3)
+    near = ", ".join(f"{name} {value:+.3f}" for name, value in nearby)
     lines = [f"Left out of {point.name}: {reason}, {100 * part:.2f} % of its change." for reason, part in lost.items()]
     lines += [
         f"Kept by the space's components: {100 * inside:.1f} % of its difference from the mean, in standardized "
         "numbers.",
-        f"|dW - dW'| / |dW| of the layers of the space: {(error / max(total, 1e-30)) ** 0.5:.3f}.",
-        f"Nearest members by cosine: {near}.",
+        f"|dW - dW'| / |dW| against the whole LoRA: {(error / total) ** 0.5:.3f}; the point explains "
+        f"{100 * (1 - error / total):.1f} % of |dW|^2"
+        + (", so it is none of this space." if error > total / 2 else "."),
+        f"Nearest members by cosine of {'dW' if space.form == Form.WEIGHT_UPDATES else 'coefficients'}: {near}.",
     ]
     return "\n".join(lines)
 
@@ -49,12 +62,38 @@ def label_point(point: Point, count: int = 2) -> str:
 
 
 def nearest_members(point: Point, count: int) -> list[tuple[str, float]]:
-    """The members of the most similar coefficients by cosine, as in section 4.2, with their cosines."""
-    known = point.coefficients[: point.space.known]
-    members = point.space.coefficients
-    cosines = members @ known / (members.norm(dim=1) * known.norm()).clamp_min(1e-30)
+    """The most similar members with their cosines: of dW on weight updates, else of coefficients as in section 4.2."""
+    space = point.space
+    if space.form != Form.WEIGHT_UPDATES:
+        known, members = point.coefficients[: space.known], space.coefficients
+        return _best(space, members @ known / (members.norm(dim=1) * known.norm()).clamp_min(1e-30), count)
+    dot, square = _lengths(space, point.coefficients[None])
+    return _nearest_updates(space, point.coefficients, float(dot), float(square) ** 0.5, count)
+
+
+def _nearest_updates(
+    space: Space, coefficients: torch.Tensor, along_mean: float, length: float, count: int
+) -> list[tuple[str, float]]:
+    """Members of a space on weight updates by cosine of dW: of a change of this length and product with the mean.
+
+    Products of updates are those of cores, so <dW, dW_i> = <dW, mean> + <a + s^2 c, c_i> with a = s basis mean and the
+    deviation s. Seen from the mean instead, weak members of a space of strangers are alike: they lie at minus the mean.
+    """
+    members, scale = space.coefficients, float(space.deviation[0])
+    products = along_mean + members @ (space.along_mean + scale**2 * coefficients)[: space.known]
+    _, squares = _lengths(space, members)
+    return _best(space, products / (squares.clamp_min(0).sqrt() * length).clamp_min(1e-30), count)
+
+
+def _lengths(space: Space, coefficients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """<dW, mean> and |dW|^2 of points (m, k) of a space on weight updates."""
+    along, square = coefficients @ space.along_mean[: coefficients.shape[1]], space.mean.square().sum()
+    return square + along, square + 2 * along + space.deviation[0] ** 2 * coefficients.square().sum(dim=1)
+
+
+def _best(space: Space, cosines: torch.Tensor, count: int) -> list[tuple[str, float]]:
     best = cosines.topk(min(count, len(cosines)))
-    return [(point.space.members[row], float(value)) for value, row in zip(best.values, best.indices, strict=True)]
+    return [(space.members[row], float(value)) for value, row in zip(best.values, best.indices, strict=True)]
 
 
 def difference(one: Factors, other: Factors) -> float:

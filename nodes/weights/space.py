@@ -149,9 +149,16 @@ class Space:
 
     def project(self, flat: torch.Tensor) -> torch.Tensor:
         """Coefficients float32 (k,) of a flat vector (D,). The deviation is used as it is, negative entries too."""
-        centered = (flat - self.mean) / self.deviation
+        return self._products((flat - self.mean) / self.deviation)
+
+    @cached_property
+    def along_mean(self) -> torch.Tensor:
+        """Products (k,) of the basis, in units of a coefficient, with the mean."""
+        return self._products(self.mean * self.deviation)
+
+    def _products(self, flat: torch.Tensor) -> torch.Tensor:
         blocks = range(0, self.components, _ROWS)
-        return torch.cat([self.rows(first, first + _ROWS) @ centered for first in blocks])
+        return torch.cat([self.rows(first, first + _ROWS) @ flat for first in blocks])
 
     def rows(self, first: int, last: int) -> torch.Tensor:
         """Basis vectors ``first`` to ``last`` - 1 in float32."""

@@ -4,7 +4,16 @@ import members
 import numpy as np
 import pytest
 import torch
-from glassbox.nodes.weights import directions, member_groups, member_sources, space_builder, space_report
+from glassbox.nodes.common import lora_reader
+from glassbox.nodes.weights import (
+    directions,
+    member_groups,
+    member_sources,
+    points,
+    projection,
+    space_builder,
+    space_report,
+)
 from glassbox.nodes.weights.flat_layout import Layout
 from glassbox.nodes.weights.space import Space
 from safetensors.torch import save_file
@@ -85,3 +94,62 @@ def test_a_build_names_near_copies(tmp_path):
     space = space_builder.build(member_sources.file_sources(folder), settings, tmp_path / "space.safetensors")
     assert space.groups == [["member_03-000010", "member_03"]]
     assert "Near copies, one member for directions: member_03-000010, member_03." in space_report.describe_space(space)
+
+
+@pytest.fixture(scope="module")
+def strangers(tmp_path_factory):
+    """Nine LoRAs of seven people with nothing in common: two are near copies, two are weak."""
+    folder = tmp_path_factory.mktemp("strangers")
+    updates = {}
+    for number in range(9):
+        made = {}
+        for seed, (layer, (inputs, outputs)) in enumerate(members.LAYERS.items()):
+            generator = members.generator(50 * (number - (number == 8)) + seed)
+            strength = 0.2 if number in (3, 4) else 1.0
+            down, up = torch.randn(2, inputs, generator=generator), torch.randn(outputs, 2, generator=generator)
+            made[layer] = (down, strength * up + (0.1 * torch.randn(outputs, 2) if number == 8 else 0))
+        save_file(members.kohya(made, 2.0), folder / f"m{number}.safetensors")
+        updates[f"m{number}"] = torch.cat([(up @ down).flatten().double() for down, up in made.values()])
+    settings = space_builder.BuildSettings(form="weight_updates", rank=0, energy=0.95)
+    space = space_builder.build(member_sources.file_sources(folder), settings, folder / "space.safetensors")
+    return folder, updates, space
+
+
+def test_likeness_is_the_cosine_of_updates(strangers):
+    """Against full updates, to what the common basis leaves out (energy .95): weak members are not alike."""
+    _, updates, space = strangers
+    for name in ("m0", "m3", "m8"):
+        found = dict(projection.nearest_members(points.member_point(space, name), 9))
+        for other, value in found.items():
+            wanted = float(updates[name] @ updates[other] / updates[name].norm() / updates[other].norm())
+            assert abs(value - wanted) < 0.05, (name, other)
+    assert dict(projection.nearest_members(points.member_point(space, "m3"), 9))["m4"] < 0.3
+
+
+def test_the_error_of_a_projection_is_against_the_file(strangers):
+    """A member loses what the basis leaves out; a stranger keeps nearly nothing and is said to be none of the space."""
+    folder, updates, space = strangers
+    lora = lora_reader.read(folder / "m0.safetensors")
+    point, report = projection.project(space, lora, 1000, "m0")
+    made = torch.cat([torch.mm(*point.layers()[name].matrices(torch.float64)).flatten() for name in members.LAYERS])
+    error = float((made - updates["m0"]).norm() / updates["m0"].norm())
+    assert error > 0.01 and f"against the whole LoRA: {error:.3f}; the point explains" in report
+    generator = members.generator(7)
+    other = {
+        layer: (torch.randn(2, inputs, generator=generator), torch.randn(outputs, 2, generator=generator))
+        for layer, (inputs, outputs) in members.LAYERS.items()
+    }
+    point, report = projection.project(space, lora_reader.parse_tensors(members.kohya(other, 2.0)), 1000, "stranger")
+    whole = torch.cat([(up @ down).flatten().double() for down, up in other.values()])
+    made = torch.cat([torch.mm(*point.layers()[name].matrices(torch.float64)).flatten() for name in members.LAYERS])
+    assert f"against the whole LoRA: {float((made - whole).norm() / whole.norm()):.3f}" in report
+    assert "so it is none of this space" in report and "cosine of dW" in report
+
+
+def test_a_build_says_how_far_norms_are_apart(strangers):
+    _, updates, space = strangers
+    norms = sorted(float(update.norm()) for update in updates.values())
+    text = space_report.describe_space(space)
+    low, high = min(space.about["norms"]), max(space.about["norms"])
+    assert abs(low / norms[0] - 1) < 0.05 and abs(high / norms[-1] - 1) < 0.05
+    assert f"|dW| of the members: {low:.3g} to {high:.3g}. They differ by more than 3" in text

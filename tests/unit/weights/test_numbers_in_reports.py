@@ -141,13 +141,17 @@ def test_the_report_of_a_projection(space, tmp_path):
     inside = float(coefficients.square().sum() / standard.square().sum())
     assert f"Kept by the space's components: {percent(inside)} % of its difference from the mean" in report
     rebuilt = space.mean.double() + space.deviation.double() * (coefficients @ space.basis[:4].double())
-    one, other = (products(space.layout.unflatten(vector.float())) for vector in (flat, rebuilt))
-    apart = squared({name: one[name] - other[name] for name in one}) / squared(one)
-    assert f"|dW - dW'| / |dW| of the layers of the space: {apart**0.5:.3f}." in report
+    whole, other = dense(members.factors(77, 3)), products(space.layout.unflatten(rebuilt.float()))
+    apart = squared({name: whole[name] - other[name] for name in whole}) / squared(whole)
+    assert f"|dW - dW'| / |dW| against the whole LoRA: {apart**0.5:.3f}; the point explains" in report
+    assert f"{percent(1 - apart)} % of |dW|^2" in report
     rows = space.coefficients.double()
-    cosines = rows[:, :4] @ coefficients / rows.norm(dim=1) / coefficients.norm()
+    what, cosines = "coefficients", rows[:, :4] @ coefficients / rows.norm(dim=1) / coefficients.norm()
+    if space.form == "weight_updates":
+        flats = space.mean.double() + space.deviation.double() * (rows @ space.basis.double())
+        what, cosines = "dW", flats @ flat.double() / flats.norm(dim=1) / squared(whole) ** 0.5
     best = ", ".join(f"{space.members[row]} {float(cosines[row]):+.3f}" for row in cosines.argsort(descending=True)[:3])
-    assert f"Nearest members by cosine: {best}." in report
+    assert f"Nearest members by cosine of {what}: {best}." in report
 
 
 def products(layers):
