@@ -186,10 +186,11 @@ class W2WFitDirections(io.ComfyNode):
 
     @classmethod
     def execute(cls, space: Space, labels: str, method: str, components: int, attributes: str) -> io.NodeOutput:
-        found = _select(_labels(space, labels), attributes)
         remarks: list[str] = []
+        found = _select(_labels(space, labels, remarks), attributes)
         if not attributes.strip():
-            found, remarks = directions.drop_constant_labels(found)
+            found, constant = directions.drop_constant_labels(found)
+            remarks += constant
         fitted = directions.fit(space, found, components, method, check_stop)
         return io.NodeOutput(space.with_directions(fitted), "\n".join([directions.describe(fitted), *remarks]))
 
@@ -255,7 +256,7 @@ def _is_file(text: str) -> bool:
     return "\n" not in text.strip() and text.strip().lower().endswith((".csv", ".json"))
 
 
-def _labels(space: Space, text: str) -> dict:
+def _labels(space: Space, text: str, remarks: list[str]) -> dict:
     if not text.strip():
         if not space.labels:
             raise ValueError(f"The space {space.name} has no labels: give a table.")
@@ -263,8 +264,8 @@ def _labels(space: Space, text: str) -> dict:
     from . import labels as tables
 
     if _is_file(text):
-        return tables.read(folders.input_file(text), space)
-    return tables.parse(text, space)
+        return tables.read(folders.input_file(text), space, remarks)
+    return tables.parse(text, space, remarks)
 
 
 def _select(found: dict, attributes: str) -> dict:
