@@ -145,26 +145,32 @@ def mask_from_search(
     settings: dict,
     fingerprint: Fingerprint,
 ) -> NeuronMask:
-    """The refined neurons of one prompt as a mask with its search; ``settings`` are saved with it."""
+    """The refined neurons of one prompt as a mask with its search; ``settings`` are saved with it.
+
+    ``z`` and ``activations``: (C,) per layer, or none where no statistics took part.
+    """
     theta = result.trace[-1].theta if result.trace else 0.0
     chosen, deviations, active, selected_by = {}, {}, {}, {}
     for position, (layer, of_layer) in enumerate(zip(neurons.layers, result.refined, strict=False)):
         indices = tuple(sorted(set(of_layer)))
         if indices:
-            outlying = {str(i): float(z[position][i]) for i in indices}
             chosen[layer.path] = indices
-            deviations[layer.path] = {i: round(value, 4) for i, value in outlying.items()}
-            active[layer.path] = {str(i): round(float(activations[position][i]), 5) for i in indices}
-            selected_by[layer.path] = {i: "z" if abs(value) > theta else "top_k" for i, value in outlying.items()}
+            if z:
+                deviations[layer.path] = {str(i): round(float(z[position][i]), 4) for i in indices}
+                active[layer.path] = {str(i): round(float(activations[position][i]), 5) for i in indices}
+            selected_by[layer.path] = {
+                str(i): "attribution" if theta is None else "z" if abs(float(z[position][i])) > theta else "top_k"
+                for i in indices
+            }
     details = {
         "finished": result.finished,
-        "score_after_selection": result.initial_score,
-        "score_after_refinement": result.score,
+        "score_after_selection": result.initial_score if result.initial else None,
+        "score_after_refinement": result.score if result.initial else None,
         "z": deviations,
         "activation": active,
         "selected_by": selected_by,
         "trace": [
-            f"theta {step.theta:g}, k {step.k}: {step.neurons} neurons ({step.listed} listed), score {step.score:.6f}"
+            f"{step.rule}: {step.neurons} neurons ({step.listed} listed), score {step.score:.6f}"
             for step in result.trace
         ],
         "settings": settings,

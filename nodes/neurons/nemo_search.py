@@ -167,13 +167,21 @@ class SearchSettings:
 
 @dataclass(frozen=True)
 class SelectionStep:
-    """One step of the selection: its theta and k, how many neurons that chose, and the score with them silenced."""
+    """One step of the selection: its theta and k, how many neurons that chose, and the score with them silenced.
 
-    theta: float
+    ``theta``: None where the neurons are the first of a ranking.
+    """
+
+    theta: float | None
     k: int
     listed: int
     neurons: int
     score: float
+
+    @property
+    def rule(self) -> str:
+        """What chose the neurons."""
+        return "first of the ranking" if self.theta is None else f"theta {self.theta:g}, k {self.k}"
 
 
 @dataclass

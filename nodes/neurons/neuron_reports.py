@@ -156,8 +156,10 @@ def search_report(
     prompt: str, result: SearchResult, target_score: float, cost: str, finished_early: bool = False
 ) -> str:
     """How the search for one prompt went; ``finished_early``: by the user, not by the time budget."""
+    steps = [f"  {step.rule}: {step.neurons} neurons, score {step.score:.3f}" for step in result.trace]
     if not result.initial:
-        return f"{prompt}: the time budget ended during the selection, before any neurons blocked. {cost}"
+        ended = f"{prompt}: the time budget ended during the selection, before any neurons blocked. {cost}"
+        return "\n".join([ended, *steps])
     end = "converged" if result.converged else "stalled above the target score"
     if not result.finished:
         end += f", {'finished early by the user' if finished_early else 'stopped by the time budget'} (best so far)"
@@ -168,10 +170,7 @@ def search_report(
         f"Remaining score: {result.initial_score:.3f} after selection, {result.score:.3f} after refinement "
         f"(target {target_score:.3f}). {cost}",
     ]
-    lines += [
-        f"  theta {step.theta:g}, k {step.k}: {step.neurons} neurons, score {step.score:.3f}" for step in result.trace
-    ]
-    return "\n".join(lines)
+    return "\n".join([*lines, *steps])
 
 
 def read_scores(text: str) -> dict[str, float]:

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import hashlib
 import logging
-import time
-from dataclasses import dataclass, field
-from pathlib import Path
 
-import torch
 from comfy_api.latest import io
 
-from ..host import folders
 from ..host.evaluate import sigmas_of
 from ..host.hooks import refuse_compiled
 from ..host.image_output import new_figure, to_image
@@ -23,15 +17,14 @@ from ..host.schema import NeuronStatistics as StatisticsSocket
 from ..host.schema import schema, seed
 from ..host.text_encoding import encode
 from . import nemo_inputs
-from .first_step_comfy import at_first_step, embedding, latent_shape, probe_outputs, value_outputs
-from .mask import CAVEATS, NeuronMask, channel_factors, mask_from_search, merge_masks
-from .memorization_score import score_prompt
+from .first_step_comfy import embedding, latent_shape, probe_outputs
+from .mask import CAVEATS, channel_factors, mask_from_search, merge_masks
 from .nemo_inputs import FirstStepInputs, collect_prompts
-from .nemo_search import Criterion, Evaluator, Neurons, SearchResult, SearchSettings, search, selection_schedule
+from .nemo_search import Criterion, Neurons, SearchSettings
+from .neuron_attribution import Method, Ranking, StoppingRule
 from .neuron_factors_comfy import with_scaled, with_scaled_by_prompt
 from .neuron_layers import NeuronType, all_layers, neuron_layers, select_layers
-from .neuron_statistics_comfy import hidden_moments
-from .scan_file import Pace, ScanFile
+from .scan_file import Pace
 
 CATEGORY, PAPER = nemo_inputs.CATEGORY, nemo_inputs.PAPER
 
@@ -63,11 +56,13 @@ class NemoLocalize(io.ComfyNode):
                 "height",
                 "theta_start",
                 "time_budget",
+                "fraction",
             ),
             display_name="NeMo Localize",
             category=CATEGORY,
-            description="Finds the few neurons that make a memorized prompt replicate its training image. "
-            f"{PAPER}, sections 3.2 and 3.3. Finish now keeps the best so far. {CAVEATS[0]} {CAVEATS[1]}",
+            description="Finds the few neurons that make a memorized prompt replicate its training image, by the "
+            f"search of {PAPER}, sections 3.2 and 3.3, or by a gradient. Finish now keeps the best so far. "
+            f"{CAVEATS[0]} {CAVEATS[1]}",
             search_aliases=[
                 "nemo",
                 "memorization neurons",
@@ -78,7 +73,12 @@ class NemoLocalize(io.ComfyNode):
             inputs=[
                 io.Model.Input(**nemo_inputs.MODEL),
                 io.Clip.Input(**nemo_inputs.CLIP),
-                StatisticsSocket.Input("statistics", tooltip="From Neuron Statistics, of the same model and layers."),
+                StatisticsSocket.Input(
+                    "statistics",
+                    optional=True,
+                    tooltip="From Neuron Statistics, of the same model and layers. Needed for |z|: for search, and for "
+                    "rankings with z.",
+                ),
                 io.String.Input(
                     "prompts",
                     default="",
@@ -120,6 +120,46 @@ class NemoLocalize(io.ComfyNode):
                 ),
                 io.String.Input(**nemo_inputs.SCAN_FILE),
                 io.Combo.Input(**nemo_inputs.NEURON_TYPE),
+                io.Combo.Input(
+                    "method",
+                    options=Method,
+                    default=Method.SEARCH,
+                    optional=True,
+                    tooltip="search: the paper's, by |z| and activation, hundreds of rows of the network. attribution: "
+                    "neurons are ranked by a gradient, and as many taken as are needed; few rows, some of them with "
+                    "gradients.",
+                ),
+                io.Combo.Input(
+                    "ranking",
+                    options=Ranking,
+                    optional=True,
+                    tooltip="For attribution. multi: what moves the prediction from that of the anchor to the "
+                    "prompt's, at four timesteps. dot: what makes first steps of different seeds similar. With _z: "
+                    "times |z|.",
+                ),
+                io.Combo.Input(
+                    "stopping_rule",
+                    options=StoppingRule,
+                    optional=True,
+                    tooltip="For attribution. score: as few neurons of the ranking as bring the criterion to the "
+                    "target score. fraction: those of at least a fraction of the largest attribution.",
+                ),
+                io.Float.Input(
+                    "fraction",
+                    default=0.3,
+                    min=0.0,
+                    max=1.0,
+                    step=0.01,
+                    optional=True,
+                    tooltip="For the stopping rule fraction.",
+                ),
+                io.String.Input(
+                    "anchor",
+                    default="",
+                    optional=True,
+                    tooltip="For multi: a generic prompt of what the prompts are about, such as portrait. Its image "
+                    "is what a blocked prompt moves to.",
+                ),
             ],
             outputs=[
                 MaskSocket.Output(display_name="mask", tooltip="For NeMo Neuron Mask and Save Neuron Mask."),
@@ -136,7 +176,6 @@ class NemoLocalize(io.ComfyNode):
         cls,
         model,
         clip,
-        statistics,
         prompts,
         layers,
         threshold,
@@ -151,57 +190,50 @@ class NemoLocalize(io.ComfyNode):
         time_budget,
         scan_file="",
         neuron_type=NeuronType.VALUE,
+        statistics=None,
+        method=Method.SEARCH,
+        ranking=Ranking.MULTI,
+        stopping_rule=StoppingRule.SCORE,
+        fraction=0.3,
+        anchor="",
     ) -> io.NodeOutput:
         from . import neuron_figures, neuron_reports, neuron_statistics
+        from .prompt_search_comfy import AttributionSettings, MaskScan, PromptSearch, PromptSearches
 
         known = neuron_layers(model.model.diffusion_model, neuron_type)
         neurons = Neurons(tuple(select_layers(known, layers)))
-        statistics.check(neurons.layers)
         texts = collect_prompts(prompts)
         step = FirstStepInputs(latent_shape(model, width, height), noise_samples, seed, timestep)
         settings = SearchSettings(threshold, target_score or threshold, Criterion(criterion), theta_start)
-        paths, noise, bar = [layer.path for layer in neurons.layers], step.noise(), Progress(100 * len(texts))
+        how = AttributionSettings(Ranking(ranking), StoppingRule(stopping_rule), fraction, anchor)
+        common = PromptSearches(model, clip, neurons, step, settings, statistics, Method(method), how, time_budget)
+        paths, bar = [layer.path for layer in neurons.layers], Progress(100 * len(texts))
         identity = neuron_statistics.fingerprint(probe_outputs(model, paths))
-        same = neuron_statistics.same_model(statistics.fingerprint, identity)
+        same = statistics is None or neuron_statistics.same_model(statistics.fingerprint, identity)
         masks, traces, lines = [], {}, [] if same else [neuron_reports.OTHER_STATISTICS]
         saved = {**step.settings, "layers": paths, "width": width, "height": height, **dataclasses.asdict(settings)}
-        scan = _MaskScan(scan_file, {**saved, "time_budget": time_budget, "fingerprint": identity})
+        if method == Method.ATTRIBUTION:
+            saved |= {"method": method, **dataclasses.asdict(how)}
+        scan = MaskScan(scan_file, {**saved, "fingerprint": identity})
         pace = Pace(sum(scan.read(text) is None for text in texts))
         if not texts:
             lines.append("No prompt to search: the mask is empty and changes nothing.")
-        bound = len(list(selection_schedule(settings))) + 2 + len(paths)
-        logging.info(
-            "NeMo Localize: %d prompts to search, each %d rows of the network where it is not memorized, else up to %d "
-            "and %d for each selected neuron.",
-            pace.total,
-            noise_samples,
-            noise_samples * bound,
-            noise_samples,
-        )
+        logging.info("NeMo Localize: %d prompts to search, %s.", pace.total, common.announced())
         with FinishNow() as finish:
             for number, text in enumerate(texts):
                 if (before := scan.read(text)) is not None:
                     masks += before
                     lines.append(f"{text}: searched in an earlier run of this scan.")
                     continue
-                work = _PromptSearch(noise, neurons, settings, time_budget, bar, finish, 100 * number)
+                work = PromptSearch(common, bar, finish, 100 * number)
                 try:
-                    conditioning = encode(clip, text)[1]
-                    if neuron_type == NeuronType.FEED_FORWARD:
-                        measured = hidden_moments(model, conditioning, neurons.layers, step.shape)
-                        work.activations = [measured[path].mean.float() for path in paths]
-                    else:
-                        outputs = value_outputs(model, embedding(conditioning), paths)
-                        work.activations = [
-                            neuron_statistics.mean_activations(outputs[path][0]).cpu() for path in paths
-                        ]
-                    work.z = [statistics.z(path, values) for path, values in zip(paths, work.activations, strict=True)]
-                    at_first_step(model, conditioning, step.shape, step.timestep, work, noise_samples)
+                    work.run(text)
                 except Stopped:
                     raise
                 except Exception as error:
                     scan.fail(text, error)
                     lines.append(f"Failed and skipped: {text} ({type(error).__name__}: {error})")
+                    logging.info("NeMo Localize: %s.", pace.step(failed=True))
                     continue
                 found = []
                 if work.evaluator is not None:
@@ -210,7 +242,7 @@ class NemoLocalize(io.ComfyNode):
                     masks += found
                 lines.append(work.report(text))
                 if not work.finished_early:
-                    scan.write(text, found)
+                    scan.write(text, work, found)
                 logging.info("NeMo Localize: %s.", pace.step())
                 bar.show(100 * (number + 1))
                 if finish.pressed:
@@ -221,89 +253,6 @@ class NemoLocalize(io.ComfyNode):
         report = "\n".join([*lines, neuron_reports.score_variant(step.side), neuron_reports.caveats()])
         ui = {"glassbox_neurons": [neuron_reports.mask_chart(mask)]}
         return io.NodeOutput(mask, to_image(figure), neuron_reports.mask_table(mask), report, ui=ui)
-
-
-@dataclass
-class _PromptSearch:
-    """The search for one prompt, run inside the first denoising step; ``result`` is the best so far at any time."""
-
-    noise: torch.Tensor
-    neurons: Neurons
-    settings: SearchSettings
-    time_budget: float
-    bar: Progress
-    finish: FinishNow
-    done: int  # percent of the prompts before this one
-    z: list[torch.Tensor] = field(default_factory=list)
-    activations: list[torch.Tensor] = field(default_factory=list)
-    result: SearchResult = field(default_factory=SearchResult)
-    evaluator: Evaluator | None = None  # None where no pair of seeds is over the threshold
-    seconds: float = 0.0
-    finished_early: bool = False
-
-    def __call__(self, predict) -> None:
-        begun = time.monotonic()
-        kept = score_prompt(predict, self.noise).memorized_seeds(self.settings.threshold)
-        if not kept:
-            return
-        self.evaluator = Evaluator(predict, self.noise[kept], self.neurons, self.settings.criterion)
-        for result in search(self.z, self.activations, self.evaluator, self.settings):
-            self.result = result
-            self.seconds = time.monotonic() - begun
-            self.bar.show(self.done + round(100 * self.result.progress))
-            self.finished_early = bool(result.initial) and self.finish.pressed and not result.finished
-            if self.finished_early or (self.time_budget and self.seconds > self.time_budget):
-                return
-
-    def report(self, prompt: str) -> str:
-        """How the search went."""
-        from . import neuron_reports
-
-        if self.evaluator is None:
-            return f"{prompt}: not memorized (no pair of seeds over {self.settings.threshold:.3f}), skipped."
-        cost = f"{self.evaluator.rows} rows in {self.evaluator.calls} evaluations, {self.seconds:.1f} s."
-        return neuron_reports.search_report(prompt, self.result, self.settings.target_score, cost, self.finished_early)
-
-
-class _MaskScan:
-    """A scan of searches: a row per prompt in NAME.csv and its mask in NAME_masks; does nothing without a name."""
-
-    def __init__(self, name: str, settings: dict):
-        self._rows: ScanFile | None = None
-        self._folder = Path()
-        if name.strip():
-            path = folders.named_file(name, ".csv")
-            self._folder = path.with_name(f"{path.stem}_masks")
-            self._rows = ScanFile(path, ["converged", "neurons", "mask"], settings)
-
-    def read(self, prompt: str) -> list[NeuronMask] | None:
-        """The mask of a prompt from an earlier run, none for one that was not memorized; None where it is to do."""
-        from . import mask_file
-
-        row = None if self._rows is None else self._rows.done(prompt)
-        if row is None or not row["mask"]:
-            return None if row is None else []
-        path = self._folder / Path(row["mask"]).name
-        return [mask_file.read(path, [])] if path.is_file() else None
-
-    def write(self, prompt: str, masks: list[NeuronMask]) -> None:
-        """Write the mask of a prompt, and its row."""
-        from . import mask_file
-
-        if self._rows is None:
-            return
-        row = {"converged": "", "neurons": "0", "mask": ""}
-        for mask in masks:
-            name = f"{hashlib.sha256(prompt.encode()).hexdigest()[:16]}.json"
-            mask_file.write(mask, self._folder / name)
-            row = {"converged": str(mask.searches[0].converged), "neurons": str(mask.count), "mask": name}
-        self._rows.add(prompt, row)
-
-    def fail(self, prompt: str, error: Exception) -> None:
-        """Write the error of a prompt; raise it where there is no scan."""
-        if self._rows is None:
-            raise error
-        self._rows.add(prompt, None, error)
 
 
 class NemoNeuronMask(io.ComfyNode):

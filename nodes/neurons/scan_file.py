@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import json
+import math
 import os
 import time
 from collections.abc import Callable
@@ -113,17 +114,20 @@ class ScanFile:
 
 
 class Pace:
-    """The rate of a scan: prompts per second and the seconds left, from the prompts done in this run."""
+    """How far a scan is, and the time left, from the prompts done in this run."""
 
     def __init__(self, total: int, clock: Callable[[], float] = time.monotonic):
-        self.total, self._clock, self._begun, self._done = total, clock, clock(), 0
+        self.total, self._clock, self._begun, self._done, self._failed = total, clock, clock(), 0, 0
 
-    def step(self, prompts: int = 1) -> str:
-        """Count prompts and say how far the scan is."""
+    def step(self, prompts: int = 1, failed: bool = False) -> str:
+        """Count prompts, those that ``failed`` too, and say how far the scan is."""
         self._done += prompts
-        rate = self._done / max(self._clock() - self._begun, 1e-9)
-        left = (self.total - self._done) / rate
-        return f"{self._done} of {self.total} prompts, {rate:.2f} per second, {left:.0f} s left"
+        self._failed += prompts * failed
+        each = (self._clock() - self._begun) / self._done
+        minutes = math.ceil((self.total - self._done) * each / 60)
+        failures = f" ({self._failed} failed)" if self._failed else ""
+        left = f"{minutes // 60}:{minutes % 60:02d} h left"
+        return f"{self._done} of {self.total} prompts{failures}, {each:.3g} s each, {left}"
 
 
 def score_columns(seeds: int) -> list[str]:

@@ -28,7 +28,7 @@ def failing(app, monkeypatch):
             raise state["errors"][number]
         return first_step(*args, **kwargs)
 
-    for name in ("detectors_comfy", "nodes_nemo"):
+    for name in ("detectors_comfy", "prompt_search_comfy"):
         monkeypatch.setattr(app.module(f"nodes.neurons.{name}"), "at_first_step", evaluated)
     return state
 

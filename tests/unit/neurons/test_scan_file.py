@@ -85,8 +85,9 @@ def test_a_score_comes_back_to_the_last_bit(norm):
     assert list(scan_file.score_row(score)) == scan_file.score_columns(4)
 
 
-def test_the_pace_gives_the_rate_and_the_time_left():
-    clock = iter([0.0, 2.0, 4.0])
-    pace = Pace(6, lambda: next(clock))
-    assert pace.step() == "1 of 6 prompts, 0.50 per second, 10 s left"
-    assert pace.step() == "2 of 6 prompts, 0.50 per second, 8 s left"
+def test_the_pace_gives_seconds_a_prompt_and_the_time_left():
+    clock = iter([0.0, 200.0, 402.0, 606.0])
+    pace = Pace(40, lambda: next(clock))
+    assert pace.step() == "1 of 40 prompts, 200 s each, 2:10 h left"
+    assert pace.step(failed=True) == "2 of 40 prompts (1 failed), 201 s each, 2:08 h left"
+    assert pace.step(2) == "4 of 40 prompts (1 failed), 152 s each, 1:31 h left"

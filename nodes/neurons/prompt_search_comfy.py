@@ -1,0 +1,248 @@
+"""The search for the neurons of one prompt on a MODEL, and what is kept on disk of the searches of many."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from ..host import folders
+from ..host.evaluate import sample_latents
+from ..host.progress import FinishNow, Progress
+from ..host.text_encoding import encode
+from . import neuron_attribution
+from .first_step_comfy import at_first_step, embedding, value_outputs
+from .mask import NeuronMask
+from .memorization_score import score_prompt
+from .nemo_inputs import FirstStepInputs
+from .nemo_search import Evaluator, Neurons, SearchResult, SearchSettings, search, selection_schedule
+from .neuron_attribution import TIMESTEPS, Cost, Method, Ranking, StoppingRule
+from .neuron_statistics import Statistics, mean_activations
+from .neuron_statistics_comfy import hidden_moments
+from .scan_file import ScanFile
+
+#: The latent that ``multi`` adds noise to is sampled in so many steps at this CFG: any plausible image serves.
+_LATENT_STEPS, _LATENT_CFG = 12, 3.0
+#: Noise samples that ``dot`` compares at most.
+_DOT_SAMPLES = 4
+
+
+@dataclass(frozen=True)
+class AttributionSettings:
+    """How neurons are attributed; see ``neuron_attribution``. ``anchor``: a generic prompt."""
+
+    ranking: Ranking = Ranking.MULTI
+    stopping_rule: StoppingRule = StoppingRule.SCORE
+    fraction: float = 0.3
+    anchor: str = ""
+
+
+@dataclass
+class PromptSearches:
+    """What the searches of several prompts have in common. ``statistics`` may be None where no |z| is needed."""
+
+    model: object
+    clip: object
+    neurons: Neurons
+    step: FirstStepInputs
+    settings: SearchSettings
+    statistics: Statistics | None
+    method: Method
+    attribution: AttributionSettings
+    time_budget: float
+
+    def __post_init__(self):
+        if self.statistics is None and (self.method == Method.SEARCH or self.attribution.ranking.needs_z):
+            raise ValueError(
+                "statistics are needed for |z|: connect Neuron Statistics, or set method to attribution with a ranking "
+                "without z."
+            )
+        if self.statistics is not None:
+            self.statistics.check(self.neurons.layers)
+
+    def announced(self) -> str:
+        """How many rows of the network a prompt takes, for the log."""
+        seeds, how = self.step.noise_samples, self.attribution
+        begins = f"each {seeds} rows of the network where it is not memorized, else"
+        if self.method == Method.SEARCH:
+            bound = seeds * (len(list(selection_schedule(self.settings))) + 2 + len(self.neurons.layers))
+            return f"{begins} up to {bound} and {seeds} for each selected neuron"
+        dot = how.ranking in (Ranking.DOT, Ranking.DOT_Z)
+        samples = min(seeds, _DOT_SAMPLES)
+        forward, gradient = (samples, samples) if dot else (2 * len(TIMESTEPS), len(TIMESTEPS))
+        found = f"{begins} {seeds + forward} and {gradient} forward and backward, then {seeds}"
+        return found if how.stopping_rule == StoppingRule.FRACTION else f"{found} for each set that is tried"
+
+    @cached_property
+    def anchor(self) -> list:
+        """The CONDITIONING of the generic prompt."""
+        return encode(self.clip, self.attribution.anchor)[1]
+
+    @cached_property
+    def latent(self) -> torch.Tensor:
+        """An image of the generic prompt, sampled once for all prompts, (1, C, H, W)."""
+        blank = torch.zeros(1, *self.step.shape)
+        if self.attribution.ranking in (Ranking.DOT, Ranking.DOT_Z):
+            return blank
+        seed = self.step.seed
+        return sample_latents(
+            self.model, self.anchor, encode(self.clip, "")[1], blank, _LATENT_STEPS, _LATENT_CFG, seed
+        )
+
+    def activations(self, conditioning: list) -> list[torch.Tensor]:
+        """The mean activation of every neuron for a prompt, (C,) per layer."""
+        layers = self.neurons.layers
+        if not layers[0].path.endswith(".to_v"):
+            measured = hidden_moments(self.model, conditioning, layers, self.step.shape)
+            return [measured[layer.path].mean.float() for layer in layers]
+        outputs = value_outputs(self.model, embedding(conditioning), [layer.path for layer in layers])
+        return [mean_activations(outputs[layer.path][0]).cpu() for layer in layers]
+
+
+@dataclass
+class PromptSearch:
+    """The search for one prompt; ``result`` is the best so far at any time.
+
+    ``done``: percent of the prompts before this one. ``score`` is that of the untouched network.
+    """
+
+    common: PromptSearches
+    bar: Progress
+    finish: FinishNow
+    done: int
+    z: list[torch.Tensor] = field(default_factory=list)
+    activations: list[torch.Tensor] = field(default_factory=list)
+    result: SearchResult = field(default_factory=SearchResult)
+    evaluator: Evaluator | None = None  # None where no pair of seeds is over the threshold
+    score: float = 0.0
+    cost: Cost = field(default_factory=Cost)
+    seconds: float = 0.0
+    finished_early: bool = False
+    _begun: float = field(default_factory=time.monotonic)
+
+    def run(self, text: str) -> None:
+        """Score the prompt, and search where it is memorized."""
+        common = self.common
+        conditioning = encode(common.clip, text)[1]
+        if (statistics := common.statistics) is not None:
+            self.activations = common.activations(conditioning)
+            layers = zip(common.neurons.layers, self.activations, strict=True)
+            self.z = [statistics.z(layer.path, values) for layer, values in layers]
+        step, noise, kept = common.step, common.step.noise(), list[int]()
+
+        def search_at_once(predict) -> None:
+            score = score_prompt(predict, noise)
+            self.score, kept[:] = score.value, score.memorized_seeds(common.settings.threshold)
+            if kept and common.method == Method.SEARCH:
+                self._follow(search(self.z, self.activations, self._evaluator(predict, noise[kept]), common.settings))
+
+        def shorten(predict) -> None:
+            evaluator, how = self._evaluator(predict, noise[kept]), common.attribution
+            target = common.settings.target_score
+            if how.stopping_rule == StoppingRule.FRACTION:
+                self._follow(neuron_attribution.take_fraction(values, how.fraction, evaluator, target))
+            else:
+                self._follow(neuron_attribution.shorten(values, evaluator, target))
+
+        at_first_step(common.model, conditioning, step.shape, step.timestep, search_at_once, step.noise_samples)
+        if kept and common.method == Method.ATTRIBUTION:
+            values = self.values(conditioning, noise)
+            at_first_step(common.model, conditioning, step.shape, step.timestep, shorten, step.noise_samples)
+
+    def values(self, conditioning: list, noise: torch.Tensor) -> torch.Tensor:
+        """What the neurons are ranked by, (total,)."""
+        from . import neuron_attribution_comfy
+
+        common, how = self.common, self.common.attribution
+        found = neuron_attribution_comfy.attribution(
+            common.model,
+            how.ranking,
+            conditioning,
+            common.anchor,
+            [common.latent],
+            noise[:_DOT_SAMPLES],
+            common.step.timestep,
+            common.neurons,
+            common.step.seed,
+            self.cost,
+        )
+        return neuron_attribution.ranked(found, torch.cat(self.z) if how.ranking.needs_z else None)
+
+    def _evaluator(self, predict, noise: torch.Tensor) -> Evaluator:
+        self.evaluator = Evaluator(predict, noise, self.common.neurons, self.common.settings.criterion)
+        return self.evaluator
+
+    def _follow(self, results: Iterator[SearchResult]) -> None:
+        """Take the results of a search as they come, until it ends, or is ended."""
+        budget = self.common.time_budget
+        for result in results:
+            self.result, self.seconds = result, time.monotonic() - self._begun
+            self.bar.show(self.done + round(100 * result.progress))
+            self.finished_early = bool(result.initial) and self.finish.pressed and not result.finished
+            if self.finished_early or (budget and self.seconds > budget):
+                return
+
+    def report(self, prompt: str) -> str:
+        """How the search went."""
+        from . import neuron_reports
+
+        settings = self.common.settings
+        if self.evaluator is None:
+            return f"{prompt}: not memorized (score {self.score:.3f}, threshold {settings.threshold:.3f}), skipped."
+        cost = f"{self.evaluator.rows + self.cost.forward} rows in {self.evaluator.calls} evaluations, "
+        if self.cost.gradient:
+            cost += f"{self.cost.gradient} rows forward and backward, "
+        cost += f"{self.seconds:.1f} s."
+        return neuron_reports.search_report(prompt, self.result, settings.target_score, cost, self.finished_early)
+
+
+class MaskScan:
+    """A scan of searches: a row per prompt in NAME.csv and its mask in NAME_masks; does nothing without a name."""
+
+    def __init__(self, name: str, settings: dict):
+        self._rows: ScanFile | None = None
+        self._folder = Path()
+        if name.strip():
+            path = folders.named_file(name, ".csv")
+            self._folder = path.with_name(f"{path.stem}_masks")
+            self._rows = ScanFile(path, ["score", "finished", "converged", "neurons", "mask"], settings)
+
+    def read(self, prompt: str) -> list[NeuronMask] | None:
+        """The mask of a prompt from an earlier run, none for one that was not memorized; None where it is to do.
+
+        A search that its time budget has ended is to do.
+        """
+        from . import mask_file
+
+        row = None if self._rows is None else self._rows.done(prompt)
+        if row is None or row["finished"] != str(True):
+            return None
+        if not row["mask"]:
+            return []
+        path = self._folder / Path(row["mask"]).name
+        return [mask_file.read(path, [])] if path.is_file() else None
+
+    def write(self, prompt: str, search: PromptSearch, masks: list[NeuronMask]) -> None:
+        """Write the mask of a prompt, and its row."""
+        from . import mask_file
+
+        if self._rows is None:
+            return
+        finished = search.evaluator is None or search.result.finished
+        row = {"score": f"{search.score:.6f}", "finished": str(finished), "converged": "", "neurons": "0", "mask": ""}
+        for mask in masks:
+            name = f"{hashlib.sha256(prompt.encode()).hexdigest()[:16]}.json"
+            mask_file.write(mask, self._folder / name)
+            row |= {"converged": str(mask.searches[0].converged), "neurons": str(mask.count), "mask": name}
+        self._rows.add(prompt, row)
+
+    def fail(self, prompt: str, error: Exception) -> None:
+        """Write the error of a prompt; raise it where there is no scan."""
+        if self._rows is None:
+            raise error
+        self._rows.add(prompt, None, error)

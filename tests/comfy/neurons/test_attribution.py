@@ -1,0 +1,158 @@
+"""NeMo Localize by attribution, inside a real ComfyUI."""
+
+import csv
+import io
+
+import pytest
+import tiny_transformers
+import torch
+from tapping import hooks_left
+
+PROMPT = "portrait of zorvex quill"
+SMALL = {"noise_samples": 3, "seed": 1, "timestep": "official_961", "width": 128, "height": 128}
+HOW = {
+    "layers": "all",
+    "threshold": 0.2,
+    "criterion": "between_seeds",
+    "target_score": 0.7,
+    "theta_start": 5.0,
+    "time_budget": 0.0,
+    "method": "attribution",
+}
+
+
+@pytest.fixture(scope="module")
+def planted(app):
+    return app.run("GBX_LoadDemoModel", weights="avatars-v2-planted")
+
+
+@pytest.fixture(scope="module")
+def attribution(app):
+    return app.module("nodes.neurons.neuron_attribution_comfy")
+
+
+def localize(app, planted, **changes):
+    return app.run(
+        "GBX_NemoLocalize", model=planted[0], clip=planted[1], **({"prompts": PROMPT} | SMALL | HOW | changes)
+    )
+
+
+def known(app):
+    import json
+
+    header = app.module("nodes.demo.assets").header("avatars-v2-planted", "changes")
+    return {text: {tuple(neuron) for neuron in chosen} for text, chosen in json.loads(header["planted"]).items()}
+
+
+@pytest.mark.parametrize("ranking", ["multi", "dot"])
+def test_the_neuron_of_a_name_is_found_without_statistics(app, planted, ranking):
+    """It is planted in one neuron of 1,408; the report counts the rows."""
+    given = {"ranking": ranking, "stopping_rule": "fraction", "fraction": 0.5, "anchor": "portrait"}
+    mask, _, table, report = localize(app, planted, **given)
+    assert set(mask.neurons) == known(app)[PROMPT] and len(mask.neurons) == 1
+    assert "4 rows forward and backward" in report or (ranking == "dot" and "3 rows forward and backward" in report)
+    (row,) = csv.DictReader(io.StringIO(table))
+    assert row["selected_by"] == "attribution" and not row["z"]
+    assert hooks_left(planted[0]) == 0 and all(p.is_inference() for p in planted[0].model.parameters())
+
+
+def test_as_many_neurons_are_taken_as_the_score_needs(app, planted):
+    mask, _, _, report = localize(app, planted, anchor="portrait")
+    record = mask.searches[0]
+    assert record.converged and record.details["score_after_refinement"] <= 0.7
+    assert known(app)[PROMPT] <= set(mask.neurons) and mask.count <= 8
+    assert "first of the ranking: 1 neurons, score" in report
+
+
+@pytest.mark.parametrize("given", [{"method": "search"}, {"ranking": "dot_z"}])
+def test_without_statistics_there_is_no_z(app, planted, given):
+    with pytest.raises(ValueError, match="connect Neuron Statistics"):
+        localize(app, planted, **given)
+
+
+def test_a_prompt_that_is_not_memorized_is_named_with_its_score(app, planted, monkeypatch, attribution):
+    monkeypatch.setattr(attribution, "run", None)  # no gradient is needed
+    mask, _, _, report = localize(app, planted, threshold=1.0)
+    assert mask.count == 0 and "not memorized (score 0." in report
+
+
+def test_the_gradient_is_that_of_finite_differences(app, planted, attribution):
+    """Of the prediction's part towards where all neurons move it, to all factors together, to 2 %."""
+    layers = app.module("nodes.neurons.neuron_layers").value_layers(planted[0].model.diffusion_model)
+    condition = app.run("CLIPTextEncode", clip=planted[1], text=PROMPT)[0]
+    x = torch.randn(1, 24, 16, 16, generator=torch.Generator().manual_seed(3))
+
+    def work(session):
+        def predicted(value):
+            factors = {layer.path: torch.full((layer.width,), value, requires_grad=True) for layer in layers}
+            return session.predicted(x, 800, 0, factors).double(), factors
+
+        with torch.no_grad():
+            zero, one, lower, higher = (predicted(value)[0] for value in (0.0, 1.0, 0.4, 0.6))
+        towards = one - zero
+        middle, factors = predicted(0.5)
+        (middle * towards).sum().backward()
+        return sum(float(factor.grad.sum()) for factor in factors.values()), float(
+            ((higher - lower) * towards).sum() / 0.2
+        )
+
+    with torch.inference_mode():
+        found, expected = attribution.run(planted[0], [torch.zeros(1, 24, 16, 16)], [condition], work)
+    assert found == pytest.approx(expected, rel=0.02) and found != 0
+
+
+def test_predictions_are_those_of_the_first_step(app, planted, attribution):
+    """Both paths read the same network at the same noise, to 1e-5."""
+    first_step = app.module("nodes.neurons.first_step_comfy")
+    condition = app.run("CLIPTextEncode", clip=planted[1], text=PROMPT)[0]
+    noise = torch.randn(1, 24, 16, 16, generator=torch.Generator().manual_seed(3))
+    with torch.inference_mode():
+        expected = first_step.at_first_step(planted[0], condition, (24, 16, 16), 961, lambda predict: predict(noise))
+        latents = [torch.zeros(1, 24, 16, 16)]
+        found = attribution.run(
+            planted[0], latents, [condition], lambda session: session.predicted(noise, 961, 0).detach()
+        )
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("ranking", ["multi", "dot"])
+def test_hidden_units_of_a_transformer_are_ranked(app, attribution, ranking):
+    patcher = tiny_transformers.model("SD3")
+    layers = app.module("nodes.neurons.neuron_layers").feed_forward_layers(patcher.model.diffusion_model)
+    pure = app.module("nodes.neurons.neuron_attribution")
+    neurons, cost = app.module("nodes.neurons.nemo_search").Neurons(tuple(layers)), pure.Cost()
+    latent = tiny_transformers.latent(patcher, 1, 8, 8)["samples"]
+    noise = torch.randn(2, *latent.shape[1:], generator=torch.Generator().manual_seed(0))
+    conditions = tiny_transformers.conditioning(), tiny_transformers.conditioning(5)
+    with torch.inference_mode():
+        found = attribution.attribution(
+            patcher, pure.Ranking(ranking), *conditions, [latent], noise, 961, neurons, 1, cost
+        )
+    assert found.shape == (sum(layer.width for layer in layers),)
+    assert found.isfinite().all() and (found != 0).any() and cost.gradient > 0
+
+
+def test_a_search_that_ran_out_of_time_is_searched_again(app, planted):
+    """Its row says so; another time budget is no other scan. What is finished is not searched again."""
+    given = {"scan_file": "glassbox/attributed", "stopping_rule": "score"}
+    localize(app, planted, **given, time_budget=0.001)
+    path = app.module("nodes.host.folders").named_file("glassbox/attributed", ".csv")
+    (row,) = csv.DictReader(io.StringIO(path.read_text("utf-8")))
+    assert row["finished"] == "False" and float(row["score"]) > 0.2
+    mask, _, _, report = localize(app, planted, **given)
+    *_, row = csv.DictReader(io.StringIO(path.read_text("utf-8")))
+    assert row["finished"] == "True" and int(row["neurons"]) == mask.count > 0
+    assert "searched in an earlier run" not in report
+    assert "searched in an earlier run" in localize(app, planted, **given)[3]
+
+
+def test_stop_leaves_no_hook_and_no_parameter(app, planted, attribution, monkeypatch):
+    import comfy.model_management as management
+
+    def stop(self, *args, **kwargs):
+        raise management.InterruptProcessingException
+
+    monkeypatch.setattr(attribution.FactorSession, "predicted", stop)
+    with pytest.raises(management.InterruptProcessingException):
+        localize(app, planted)
+    assert hooks_left(planted[0]) == 0 and all(p.is_inference() for p in planted[0].model.parameters())
