@@ -76,7 +76,7 @@ class NemoLocalize(io.ComfyNode):
                 StatisticsSocket.Input(
                     "statistics",
                     optional=True,
-                    tooltip="From Neuron Statistics, of the same model and layers. Needed for |z|: for search, and for "
+                    tooltip="From Neuron Statistics, of the same model and layers. Needed for z: for search, and for "
                     "rankings with z.",
                 ),
                 io.String.Input(
@@ -125,7 +125,7 @@ class NemoLocalize(io.ComfyNode):
                     options=Method,
                     default=Method.SEARCH,
                     optional=True,
-                    tooltip="search: the paper's, by |z| and activation, hundreds of rows of the network. attribution: "
+                    tooltip="search: the paper's, by z and activation, hundreds of rows of the network. attribution: "
                     "neurons are ranked by a gradient, and as many taken as are needed; few rows, some of them with "
                     "gradients.",
                 ),
@@ -135,7 +135,7 @@ class NemoLocalize(io.ComfyNode):
                     optional=True,
                     tooltip="For attribution. multi: what moves the prediction from that of the anchor to the "
                     "prompt's, at four timesteps. dot: what makes first steps of different seeds similar. With _z: "
-                    "times |z|.",
+                    "times the size of z.",
                 ),
                 io.Combo.Input(
                     "stopping_rule",
