@@ -45,7 +45,7 @@ _SCHEMA_TESTS = (
     "tests/comfy/test_every_workflow.py::test_the_file_is_what_its_description_makes",  # which holds the defaults
 )
 _PATIENCE = 8.0  # seconds to wait for a second of computing
-_LISTED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.M)
+_LISTED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.M)
 
 _COMPARISONS = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -174,7 +174,9 @@ def _of_node(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
             yield "statement", ast.Pass()
         case ast.Try(finalbody=[_, *_]):
             yield "finally", _with(node, finalbody=[ast.Pass()])
-        case ast.Call(args=[first, second, *rest]) if not any(isinstance(a, ast.Starred) for a in (first, second)):
+        case ast.Call(args=[first, second, *rest]) if ast.dump(first) != ast.dump(second) and not any(
+            isinstance(one, ast.Starred) for one in (first, second)
+        ):
             yield "arguments", _with(node, args=[second, first, *rest])
     match node:
         case ast.Call(func=ast.Name(id=name)) if name in _NAMES:
