@@ -102,4 +102,5 @@ class Glassbox(ComfyExtension):
         routes.serve(ROUTES)
         routes.serve(ORDERS, post=True)
         routes.accept_old_names()
+        routes.revalidate_modules()
         return NODES

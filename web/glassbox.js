@@ -1,35 +1,31 @@
 // What the pack adds to the canvas: a panel on the nodes that are better looked at, clicked and dragged than typed.
 
 import { app } from "../../scripts/app.js";
-import { addLiveSwitch } from "./canvas/live_queue.js";
 import { refreshAll, watchCanvas } from "./canvas/panel.js";
 import { keepRoom } from "./canvas/room.js";
 import { forget } from "./canvas/server.js";
 import { sayOption, sayTitle, speak } from "./text/words.js";
-import { addCompare } from "./widgets/compare.js";
-import { addDirectionSliders, addEditSliders } from "./widgets/edit_sliders.js";
-import { addLiveCurve } from "./widgets/live_curve.js";
-import { addNetworkMap } from "./widgets/network_map.js";
-import { addNeuronChart } from "./widgets/neuron_chart.js";
-import { addPointPicker } from "./widgets/point_picker.js";
 
+// The module of each node's panel, and what adds it to a node. The front end imports every .js of the pack when it starts;
+// a panel is an .mjs, imported for the first workflow or node that shows it.
 const PANELS = {
-  GBX_ActivationCatalog: addNetworkMap,
-  GBX_ActivationCorrespondence: addPointPicker("source_image"),
-  GBX_ActivationSimilarity: addPointPicker("image", "mask"),
-  GBX_ActivationSteering: addLiveSwitch,
-  GBX_LayerActivationTap: addNetworkMap,
-  GBX_MixSteeringDirections: addDirectionSliders,
-  GBX_NemoLocalize: addNeuronChart(false),
-  GBX_NemoNeuronMask: addNeuronChart(false),
-  GBX_NeuronMaskEdit: addNeuronChart(true),
-  GBX_NeuronReport: addCompare,
-  GBX_SparseFeatureSteering: addLiveSwitch,
-  GBX_TrainLoraImmiscible: addLiveCurve,
-  GBX_W2WEdit: addEditSliders,
-  GBX_W2WInvert: addLiveCurve,
-  GBX_W2WSheet: addCompare,
+  GBX_ActivationCatalog: ["widgets/network_map", (module) => module.addNetworkMap],
+  GBX_ActivationCorrespondence: ["widgets/point_picker", (module) => module.addPointPicker("source_image")],
+  GBX_ActivationSimilarity: ["widgets/point_picker", (module) => module.addPointPicker("image", "mask")],
+  GBX_ActivationSteering: ["canvas/live_queue", (module) => module.addLiveSwitch],
+  GBX_LayerActivationTap: ["widgets/network_map", (module) => module.addNetworkMap],
+  GBX_MixSteeringDirections: ["widgets/edit_sliders", (module) => module.addDirectionSliders],
+  GBX_NemoLocalize: ["widgets/neuron_chart", (module) => module.addNeuronChart(false)],
+  GBX_NemoNeuronMask: ["widgets/neuron_chart", (module) => module.addNeuronChart(false)],
+  GBX_NeuronMaskEdit: ["widgets/neuron_chart", (module) => module.addNeuronChart(true)],
+  GBX_NeuronReport: ["widgets/compare", (module) => module.addCompare],
+  GBX_SparseFeatureSteering: ["canvas/live_queue", (module) => module.addLiveSwitch],
+  GBX_TrainLoraImmiscible: ["widgets/live_curve", (module) => module.addLiveCurve],
+  GBX_W2WEdit: ["widgets/edit_sliders", (module) => module.addEditSliders],
+  GBX_W2WInvert: ["widgets/live_curve", (module) => module.addLiveCurve],
+  GBX_W2WSheet: ["widgets/compare", (module) => module.addCompare],
 };
+const loaded = new Map(); // by its address, the module of a panel
 
 app.registerExtension({
   name: "glassbox.panels",
@@ -39,12 +35,17 @@ app.registerExtension({
     watchCanvas();
     await speak(app.extensionManager?.setting.get("Comfy.Locale"));
   },
+  /** A workflow is opened: its panels are there before its nodes, which then get them at once. */
+  async beforeConfigureGraph(graph) {
+    const graphs = [graph, ...(graph?.definitions?.subgraphs ?? [])];
+    await Promise.all(graphs.flatMap(({ nodes }) => nodes ?? []).map(({ type }) => load(type)));
+  },
   afterConfigureGraph() {
     translate(app.graph);
     keepRoom();
   },
   nodeCreated(node) {
-    PANELS[node.comfyClass]?.(node);
+    if (PANELS[node.comfyClass]) addPanelTo(node);
     if (!node.comfyClass?.startsWith("GBX_")) return;
     // The front end translates names of inputs, but no options: its files of texts have no place for them.
     for (const widget of node.widgets ?? []) if (widget.type === "combo") widget.options.getOptionLabel ??= sayOption;
@@ -56,6 +57,23 @@ app.registerExtension({
     refreshAll();
   },
 });
+
+/** Imports the module of a node's panel, if it has one. */
+async function load(type) {
+  const [address] = PANELS[type] ?? [];
+  if (address && !loaded.has(address)) loaded.set(address, await import(`./${address}.mjs`));
+}
+
+function addPanelTo(node) {
+  const [address, adder] = PANELS[node.comfyClass];
+  if (loaded.has(address)) return adder(loaded.get(address))(node);
+  return load(node.comfyClass).then(() => {
+    adder(loaded.get(address))(node);
+    const [width, height] = node.computeSize();
+    node.setSize([Math.max(node.size[0], width), Math.max(node.size[1], height)]);
+    node.setDirtyCanvas(true, true);
+  }, console.error);
+}
 
 /** Takes from a new node the room for its advanced widgets, which Nodes 2.0 hides; one that is loaded has its own size. */
 function shorten(node) {

@@ -10,6 +10,7 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from ... import kernels
 
@@ -67,6 +68,23 @@ def choose(backend: str) -> dict[str, str]:
 
 #: Inputs that got another name after a release, by node id: new names by old ones. No entry is ever taken out.
 RENAMED: dict[str, dict[str, str]] = {}
+
+
+_WEB = Path(__file__).resolve().parents[2] / "web"
+
+
+def revalidate_modules() -> None:
+    """Have browsers ask for .mjs and .json of the pack again, as ComfyUI does for .js: no update mixes old and new."""
+    app = getattr(running_server(), "app", None)
+    if app is not None and _no_cache not in app.on_response_prepare:
+        app.on_response_prepare.append(_no_cache)
+
+
+async def _no_cache(request, response) -> None:
+    resource = request.match_info.route.resource
+    folder = None if resource is None else resource.get_info().get("directory")
+    if folder is not None and request.path.endswith((".mjs", ".json")) and Path(folder).resolve() == _WEB:
+        response.headers.setdefault("Cache-Control", "no-cache")
 
 
 def accept_old_names() -> None:

@@ -90,7 +90,9 @@ def call(browser, server):
 
 @pytest.mark.parametrize("text", _EDITS)
 def test_edits_parse_as_in_python(call, text):
-    found = call("edits.js", "const {strengths, unread} = text.read(given[0]); return [[...strengths], unread]", [text])
+    found = call(
+        "edits.mjs", "const {strengths, unread} = text.read(given[0]); return [[...strengths], unread]", [text]
+    )
     try:
         expected = {}
         for name, strength in named_strengths.parse(text):
@@ -115,13 +117,13 @@ def test_edits_parse_as_in_python(call, text):
     ],
 )
 def test_an_edit_changes_nothing_else(call, before, name, strength, after):
-    assert call("edits.js", "return text.write(...given)", [before, name, strength]) == after
+    assert call("edits.mjs", "return text.write(...given)", [before, name, strength]) == after
 
 
 @pytest.mark.parametrize("text", _LISTS)
 def test_lists_parse_as_in_python(call, text):
     chosen, unknown = call(
-        "ids.js", "const {chosen, unknown} = text.read(...given); return [[...chosen], unknown]", [text, _IDS]
+        "ids.mjs", "const {chosen, unknown} = text.read(...given); return [[...chosen], unknown]", [text, _IDS]
     )
     try:
         expected = select_ids.match_ids(_IDS, text)
@@ -138,7 +140,7 @@ def test_every_switch_is_what_python_reads(call):
         switches = [(generator.sample(_IDS, generator.randint(1, 3)), generator.random() < 0.5) for _ in range(12)]
         body = """const texts = []; let now = given[0];
             for (const [some, on] of given[2]) texts.push(now = text.write(now, given[1], some, on)); return texts"""
-        texts = call("ids.js", body, [start, _IDS, switches])
+        texts = call("ids.mjs", body, [start, _IDS, switches])
         expected = set(select_ids.match_ids(_IDS, start))
         for (some, on), now in zip(switches, texts, strict=True):
             expected = expected | {*some} if on else expected - {*some}
@@ -148,7 +150,7 @@ def test_every_switch_is_what_python_reads(call):
 @pytest.mark.parametrize("text", _POINTS)
 def test_points_parse_as_in_python(call, text):
     height, width = _SIZE
-    found = call("points.js", "return text.read(...given)", [text, {"width": width, "height": height}])
+    found = call("points.mjs", "return text.read(...given)", [text, {"width": width, "height": height}])
     try:
         expected = point_list.parse(text, _SIZE).tolist()
     except ValueError:
@@ -170,7 +172,7 @@ def test_points_parse_as_in_python(call, text):
 )
 def test_a_moved_point_changes_nothing_else(call, before, number, point, after):
     size = {"width": 128, "height": 96}
-    assert call("points.js", "return text.move(...given)", [before, number, point, size]) == after
+    assert call("points.mjs", "return text.move(...given)", [before, number, point, size]) == after
 
 
 def _named(text: str) -> set[int]:
@@ -183,7 +185,7 @@ def _named(text: str) -> set[int]:
 def test_neurons_parse_as_in_python(call, text):
     neurons = [{"path": path, "index": index} for path, index in _NEURONS]
     body = "const {named, unknown} = text.read(...given); return [[...named], unknown]"
-    named, unknown = call("neurons.js", body, [text, neurons])
+    named, unknown = call("neurons.mjs", body, [text, neurons])
     try:
         expected = _named(text)
     except ValueError as error:
@@ -199,7 +201,7 @@ def test_every_switched_neuron_is_what_python_reads(call):
         body = """const texts = []; let now = given[0];
             for (const [place, on] of given[2]) texts.push(now = text.write(now, given[1], place, on)); return texts"""
         expected = _named(start)
-        for (place, on), now in zip(switches, call("neurons.js", body, [start, neurons, switches]), strict=True):
+        for (place, on), now in zip(switches, call("neurons.mjs", body, [start, neurons, switches]), strict=True):
             expected = expected | {place} if on else expected - {place}
             assert _named(now) == expected
 
@@ -207,7 +209,7 @@ def test_every_switched_neuron_is_what_python_reads(call):
 def test_ranges_and_random_strengths(call):
     body = """const ranges = given.map(([low, high, raw]) => text.range({low, high, raw}, true));
         return [ranges, text.randomStrengths(ranges, () => 1)]"""
-    ranges, strengths = call("ranges.js", body, [[-0.83, 1, 1], [-1, 1, 500000], [0, 1, 0.001]])
+    ranges, strengths = call("ranges.mjs", body, [[-0.83, 1, 1], [-1, 1, 500000], [0, 1, 0.001]])
     for found, (low, high) in zip(ranges, [(-0.83, 1), (-500000, 500000), (0, 0.001)], strict=True):
         assert found["low"] <= low * (1 - 1e-9) and found["high"] >= high * (1 - 1e-9)
         assert 10 <= (found["high"] - found["low"]) / found["step"] <= 2001
@@ -223,13 +225,13 @@ def test_curve_scales_ticks_and_text(call):
     body = """const {low, high} = text.bounds(given);
         const texts = [text.summary(given), text.summaryAt(given, 60)]
         return [low, high, text.ticks(low, high, 5), text.lastStep(given), ...texts]"""
-    low, high, ticks, last, summary, at = call("curves.js", body, curve)
+    low, high, ticks, last, summary, at = call("curves.mjs", body, curve)
     assert 0.08 < low < 0.105 and 0.3 < high < 0.35 and last == 200
     assert ticks == pytest.approx([0.1, 0.15, 0.2, 0.25, 0.3])
     assert summary == "Step 100 of 200 · training 0.15 · held-out 0.28 at 100, lowest 0.25 at 50"
     assert at == "Step 100 · training 0.15 · held-out 0.25 at 50"
     empty = {"steps": 9, "smooth": 25, "each": [], "mean": [], "validation": [[0, 0.5]]}
-    low, high, ticks, last, summary, _ = call("curves.js", body.replace("text.summaryAt(given, 60)", "null"), empty)
+    low, high, ticks, last, summary, _ = call("curves.mjs", body.replace("text.summaryAt(given, 60)", "null"), empty)
     assert low < 0.5 < high and ticks and last == 9 and summary == "held-out 0.5 at 0"
 
 
@@ -240,7 +242,7 @@ def test_sentences_in_the_language_of_the_canvas(call):
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (-3, 7), (0.0011, 0.0013), (0, 16), (1e5, 3.2e5)])
 def test_ticks_are_round_numbers(call, low, high):
-    ticks = call("curves.js", "return text.ticks(...given, 5)", [low, high])
+    ticks = call("curves.mjs", "return text.ticks(...given, 5)", [low, high])
     assert 2 <= len(ticks) <= 6 and low <= ticks[0] < ticks[-1] <= high
     steps = [after - before for before, after in itertools.pairwise(ticks)]
     assert steps == pytest.approx([steps[0]] * len(steps), rel=1e-3)

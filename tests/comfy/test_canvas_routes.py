@@ -98,3 +98,20 @@ def test_renamed_inputs_have_todays_names(app):
         assert (
             set(names.values()) <= set(contract[node_id]["inputs"]) and not names.keys() & contract[node_id]["inputs"]
         )
+
+
+def _header(server, path: str) -> str | None:
+    with urllib.request.urlopen(f"{server.url}/extensions/{path}", timeout=60) as answer:
+        return answer.headers["Cache-Control"]
+
+
+def test_a_browser_starts_with_few_files_and_asks_for_the_others_again(server):
+    """The front end imports what /extensions lists; the panels and the Chinese texts are not among it."""
+    with urllib.request.urlopen(f"{server.url}/extensions", timeout=60) as answer:
+        listed = [path for path in json.load(answer) if "lassbox" in path]
+    assert sorted(path.rpartition("/")[2] for path in listed) == sorted(
+        path.name for path in (repository.ROOT / "web").rglob("*.js")
+    )
+    folder = listed[0].split("/")[2]
+    for path in ("glassbox.js", "widgets/network_map.mjs", "text/chinese_workflows.json"):
+        assert _header(server, f"{folder}/{path}") == "no-cache"

@@ -73,9 +73,8 @@ def test_no_text_holds_what_the_front_end_would_read_as_its_own_syntax(folder):
 
 def test_panels_say_the_same_in_chinese():
     """Every sentence of the scripts has its translation, with the same values in it, and there is none beside."""
-    table = repository.ROOT / "web" / "text" / "chinese.js"
-    scripts = [path.read_text("utf-8") for path in (repository.ROOT / "web").rglob("*.js") if path != table]
-    chinese = dict(re.findall(r'^  "(.+)": "(.+)",$', table.read_text("utf-8"), re.MULTILINE))
+    scripts = [path.read_text("utf-8") for path in (repository.ROOT / "web").rglob("*.*js")]
+    chinese = _chinese("chinese")
     sentences = {sentence for text in scripts for sentence in re.findall(r'\bsay\("([^"]+)"', text)}
     assert len(sentences) > 40 and sentences <= set(chinese)
     assert [sentence for sentence in chinese if not any(f'"{sentence}"' in text for text in scripts)] == []
@@ -84,16 +83,15 @@ def test_panels_say_the_same_in_chinese():
 
 
 def test_translated_options_are_options_of_the_nodes():
-    table = (repository.ROOT / "web" / "text" / "chinese_options.js").read_text("utf-8")
     contract = json.loads((repository.ROOT / "tests" / "node_contract.json").read_text("utf-8"))
     kinds = [kind for node in contract.values() for kind in node["inputs"].values()]
-    translated = set(re.findall(r'^  (\w+): "', table, re.MULTILINE))
+    translated = set(_chinese("chinese_options"))
     assert translated and translated <= {option for kind in kinds if isinstance(kind, list) for option in kind}
 
 
 def test_workflows_are_in_chinese():
     """Every title and line of a note, and nothing else: a line that changed has lost its translation."""
-    chinese = _chinese_workflows()
+    chinese = _chinese("chinese_workflows")
     shown = {text for path in repository.WORKFLOWS for text in _titles(json.loads(path.read_text("utf-8")))}
     assert shown - set(chinese) - {"NeMo", "W2W Apply"} == set()
     assert set(chinese) - shown == set()
@@ -101,16 +99,15 @@ def test_workflows_are_in_chinese():
     assert all(number.findall(one) == number.findall(other) for one, other in chinese.items())
 
 
-def _chinese_workflows() -> dict[str, str]:
-    table = (repository.ROOT / "web" / "text" / "chinese_workflows.js").read_text("utf-8")
-    return json.loads("{" + table.partition("{")[2].rpartition(",")[0] + "}")
+def _chinese(table: str) -> dict[str, str]:
+    return json.loads((repository.ROOT / "web" / "text" / f"{table}.json").read_text("utf-8"))
 
 
 @pytest.mark.parametrize("folder", _FOLDERS, ids=lambda path: path.name)
 def test_titles_fit_their_nodes(folder):
     """The front end widens a node to its title when it loads a workflow, over the neighbor."""
     names = {id_: texts["display_name"] for id_, texts in _translated(folder).items()}
-    titles = _chinese_workflows() if folder.name == "zh" else {}
+    titles = _chinese("chinese_workflows") if folder.name == "zh" else {}
     wide = {
         (title, node["size"][0])
         for path in repository.WORKFLOWS

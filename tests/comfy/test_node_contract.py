@@ -10,7 +10,7 @@ from tools import node_contract
 
 _CONTRACT = json.loads(node_contract.PATH.read_text("utf-8"))
 _RENAMES = json.loads((repository.ROOT / "tests" / "data" / "renames.json").read_text("utf-8"))
-_SEARCHED = {".py", ".js", ".json", ".md"}
+_SEARCHED = {".py", ".js", ".mjs", ".json", ".md"}
 
 
 def test_the_committed_table_is_that_of_the_nodes(app, pack_info):

@@ -2,8 +2,10 @@
 
 import functools
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import repository
@@ -38,6 +40,7 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 
 # Beyond Python's own modules and what ComfyUI has loaded by itself: nothing. Heavy packages belong into functions.
 _ALLOWED: set[str] = set()
+_WEB = repository.ROOT / "web"
 _MOST_MODULES = 150  # of this pack, 37 of them the files of nodes and 20 the ComfyUI halves of methods
 
 
@@ -72,6 +75,33 @@ def test_the_list_of_nodes_imports_few_modules(comfyui):
     assert repository.PACK + ".nodes.menu" in modules
     print(f"{len(modules)} modules")
     assert len(modules) <= _MOST_MODULES
+
+
+def _imported(script: Path) -> set[Path]:
+    """The pack's own scripts that a script imports, at once or later."""
+    named = re.findall(r'(?:from|import\() ?["`](\.[^"`$]+)["`]', script.read_text("utf-8"))
+    found = {(script.parent / name).resolve() for name in named}
+    return {path for path in found if path.is_relative_to(_WEB)}
+
+
+def test_a_browser_loads_little_at_start():
+    """The front end imports every .js of the pack, these import others, and a style sheet is added: 60 kB, 12 files."""
+    loaded, waiting = {_WEB / "glassbox.css"}, set(_WEB.rglob("*.js"))
+    while waiting:
+        script = waiting.pop()
+        loaded.add(script)
+        waiting |= _imported(script) - loaded
+    size = sum(path.stat().st_size for path in loaded)
+    print(f"{len(loaded)} files, {size} bytes")
+    assert len(loaded) <= 12 and size <= 60_000
+
+
+def test_every_script_that_is_imported_is_there_and_used():
+    scripts = {path for path in _WEB.rglob("*.*") if path.suffix in (".js", ".mjs")}
+    panels = re.findall(r'GBX_\w+: \["([\w/]+)", ', (_WEB / "glassbox.js").read_text("utf-8"))
+    imported = {path for script in scripts for path in _imported(script)} | {_WEB / f"{name}.mjs" for name in panels}
+    assert panels and imported <= scripts
+    assert {path for path in scripts - imported if path.suffix == ".mjs"} == set()
 
 
 @pytest.mark.parametrize("heavy", ["import numpy", "import PIL.Image"])

@@ -9,7 +9,7 @@ import repository
 
 _MOST_BYTES = 2_000_000
 _MOST_LINES = 500
-_TEXT = {".py", ".md", ".json", ".toml", ".txt", ".js", ".yaml", ".yml", ".cfg", ".csv", ""}
+_TEXT = {".py", ".md", ".json", ".toml", ".txt", ".js", ".mjs", ".yaml", ".yml", ".cfg", ".csv", ""}
 # Absolute paths that exist on one machine only, on Unix and on Windows.
 _MACHINE_PATH = re.compile(r"(?<![\w.~:/\\-])/(?:home|Users|root|work|tmp|mnt|opt/wheels)/[\w.-]+|\b[A-Z]:\\\\?Users\\")
 # Words of no paper and no tool of this field, in texts and in identifiers alike.
@@ -73,7 +73,7 @@ def test_texts_and_identifiers_use_the_words_of_the_field(files):
     found = []
     for path, text in _texts(files):
         name = path.relative_to(repository.ROOT).as_posix()
-        if path.suffix in {".py", ".js", ".css", ".md", ".csv"} and name != "tests/unit/test_repository.py":
+        if path.suffix in {".py", ".js", ".mjs", ".css", ".md", ".csv"} and name != "tests/unit/test_repository.py":
             found += [(name, match.group()) for match in _OLD_WORDS.finditer(_NODE_ID.sub("", text))]
     assert found == []
 

@@ -46,6 +46,7 @@ export function addPanel(node, name, element, { height, update }) {
     added?.apply(this, arguments);
     shown.add(refresh);
   };
+  if (node.graph) shown.add(refresh); // its module was imported after it
   const executed = node.onExecuted;
   node.onExecuted = function (output) {
     executed?.apply(this, arguments);

@@ -1,19 +1,18 @@
 // What the panels say, in the language of the canvas. Where it has no words of ours they say it in English.
 
-import { CHINESE } from "./chinese.js";
-import { CHINESE_OPTIONS } from "./chinese_options.js";
-
-const LANGUAGES = { zh: CHINESE };
-const OPTIONS = { zh: CHINESE_OPTIONS };
+const TABLES = { zh: ["chinese", "chinese_options", "chinese_workflows"] };
 let words = {};
 let options = {};
 let workflows = {};
 
-/** Takes the language of the front end's setting Comfy.Locale for all texts from here on. */
+/** Takes the language of the front end's setting Comfy.Locale for all texts from here on; only its tables are fetched. */
 export async function speak(locale) {
-  words = LANGUAGES[locale] ?? {};
-  options = OPTIONS[locale] ?? {};
-  workflows = locale === "zh" ? (await import("./chinese_workflows.js")).CHINESE_WORKFLOWS : {};
+  [words = {}, options = {}, workflows = {}] = await Promise.all((TABLES[locale] ?? []).map(fetched));
+}
+
+async function fetched(table) {
+  const answer = await fetch(new URL(`./${table}.json`, import.meta.url)).catch(() => null);
+  return answer?.ok ? answer.json() : {};
 }
 
 /** A title or a note of the pack's workflows, line by line; what others have written stays as it is. */

@@ -1,13 +1,13 @@
 // W2W Edit, Mix Steering Directions: a slider for each direction. The node's text `edits` is all that they read and write.
 
-import { lastOutput } from "../canvas/outputs.js";
-import { LiveSwitch } from "../canvas/live_queue.js";
+import { lastOutput } from "../canvas/outputs.mjs";
+import { LiveSwitch } from "../canvas/live_queue.mjs";
 import { addPanel, make, remember } from "../canvas/panel.js";
 import { ask } from "../canvas/server.js";
-import { chain, isWired, sourceOf, valueOf, widgetOf } from "../canvas/upstream.js";
-import { Value } from "../canvas/value.js";
-import { read, formatted, writable, write } from "../text/edits.js";
-import { randomStrengths, range } from "../text/ranges.js";
+import { chain, isWired, sourceOf, valueOf, widgetOf } from "../canvas/upstream.mjs";
+import { Value } from "../canvas/value.mjs";
+import { read, formatted, writable, write } from "../text/edits.mjs";
+import { randomStrengths, range } from "../text/ranges.mjs";
 import { say } from "../text/words.js";
 
 const HIDE = "glassbox_hide_zero";

@@ -1,13 +1,13 @@
 // The neurons of a mask as bars, a row a layer, as high as they stand out. In Neuron Mask Edit a click switches one: its
 // inputs `operation` and `neurons` are all that the chart reads and writes.
 
-import { Cells } from "../canvas/cells.js";
-import { finishButton } from "../canvas/finish.js";
-import { lastOutput } from "../canvas/outputs.js";
-import { LiveSwitch } from "../canvas/live_queue.js";
+import { Cells } from "../canvas/cells.mjs";
+import { finishButton } from "../canvas/finish.mjs";
+import { lastOutput } from "../canvas/outputs.mjs";
+import { LiveSwitch } from "../canvas/live_queue.mjs";
 import { addPanel, make, remember } from "../canvas/panel.js";
-import { Value } from "../canvas/value.js";
-import { headOf, read, write } from "../text/neurons.js";
+import { Value } from "../canvas/value.mjs";
+import { headOf, read, write } from "../text/neurons.mjs";
 import { say } from "../text/words.js";
 
 const HEIGHT = 220;

@@ -2,7 +2,7 @@
 // Pixels are drawn as they are, not blurred.
 
 import { api } from "../../../scripts/api.js";
-import { lastOutput } from "../canvas/outputs.js";
+import { lastOutput } from "../canvas/outputs.mjs";
 import { addPanel, make } from "../canvas/panel.js";
 import { say } from "../text/words.js";
 

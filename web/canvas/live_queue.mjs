@@ -4,7 +4,7 @@ import { app } from "../../../scripts/app.js";
 import { api } from "../../../scripts/api.js";
 import { say } from "../text/words.js";
 import { addPanel, make, remember } from "./panel.js";
-import { Value } from "./value.js";
+import { Value } from "./value.mjs";
 
 const LIVE = "glassbox_live";
 const WAIT = 300; // milliseconds without a change before the workflow is queued

@@ -1,7 +1,7 @@
 // The value of a node's own input, which is all that a panel ever changes.
 
 import { app } from "../../../scripts/app.js";
-import { isWired, widgetOf } from "./upstream.js";
+import { isWired, widgetOf } from "./upstream.mjs";
 
 export class Value {
   constructor(node, name, onChange) {

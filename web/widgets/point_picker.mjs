@@ -2,12 +2,12 @@
 // `points` is all that the picker reads and writes; the image is that of the node's last run, or of Load Image.
 
 import { api } from "../../../scripts/api.js";
-import { lastOutput } from "../canvas/outputs.js";
+import { lastOutput } from "../canvas/outputs.mjs";
 import { addPanel, make, remember } from "../canvas/panel.js";
-import { draw, set } from "../canvas/svg.js";
-import { sourceOf, valueOf } from "../canvas/upstream.js";
-import { Value } from "../canvas/value.js";
-import { add, move, read } from "../text/points.js";
+import { draw, set } from "../canvas/svg.mjs";
+import { sourceOf, valueOf } from "../canvas/upstream.mjs";
+import { Value } from "../canvas/value.mjs";
+import { add, move, read } from "../text/points.mjs";
 import { say } from "../text/words.js";
 
 const HEIGHT = 300;

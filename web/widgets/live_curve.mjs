@@ -1,11 +1,11 @@
 // The losses of a training or an inversion, drawn while it runs, and afterwards those of its last run.
 
-import { finishButton } from "../canvas/finish.js";
+import { finishButton } from "../canvas/finish.mjs";
 import { onCurve } from "../canvas/live.js";
-import { lastOutput } from "../canvas/outputs.js";
+import { lastOutput } from "../canvas/outputs.mjs";
 import { addPanel, make } from "../canvas/panel.js";
-import { draw, set } from "../canvas/svg.js";
-import { bounds, lastStep, short, ticks, summary, summaryAt } from "../text/curves.js";
+import { draw, set } from "../canvas/svg.mjs";
+import { bounds, lastStep, short, ticks, summary, summaryAt } from "../text/curves.mjs";
 import { say } from "../text/words.js";
 
 const HEIGHT = 190;

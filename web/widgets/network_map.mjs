@@ -2,14 +2,14 @@
 // node's inputs `preset` and `ids` are all that the map reads and writes.
 
 import { app } from "../../../scripts/app.js";
-import { Cells } from "../canvas/cells.js";
-import { lastOutput } from "../canvas/outputs.js";
+import { Cells } from "../canvas/cells.mjs";
+import { lastOutput } from "../canvas/outputs.mjs";
 import { addPanel, make, remember } from "../canvas/panel.js";
 import { locatorOf } from "../canvas/places.js";
 import { ask } from "../canvas/server.js";
-import { chain, valueOf } from "../canvas/upstream.js";
-import { Value } from "../canvas/value.js";
-import { read, write } from "../text/ids.js";
+import { chain, valueOf } from "../canvas/upstream.mjs";
+import { Value } from "../canvas/value.mjs";
+import { read, write } from "../text/ids.mjs";
 import { say } from "../text/words.js";
 
 const CUSTOM_IDS = "custom_ids";
