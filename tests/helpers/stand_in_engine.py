@@ -1,10 +1,12 @@
 """An engine without ComfyUI for tests of jobs: what a piece does is written in its value.
 
 `--engine` of `run.py batch` takes this file. The workflow is one node, `Echo`, with a text. Its words: `fail` raises,
-`die` ends the process, `once FILE` ends it the first time, `sleep 3` waits, `until FILE 7` waits for a file. Then every
-text but `empty` is written to a file. With a base directory, every try of a piece is noted there in `tries.txt`.
+`die` ends the process, `once FILE` ends it the first time, `hang FILE` waits for ever the first time, `full` finds the
+disk full, `sleep 3` waits, `until FILE 7` waits for a file. Then every text but `empty` is written to a file. With a
+base directory, every try of a piece is noted there in `tries.txt`.
 """
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -41,6 +43,11 @@ class Engine:
         if word == "once" and not Path(rest).exists():
             Path(rest).touch()
             os._exit(9)
+        if word == "hang" and not Path(rest).exists():
+            Path(rest).touch()
+            time.sleep(1e6)
+        if word == "full":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(output / "text.txt"))
         if word == "sleep":
             time.sleep(float(rest))
         while word == "until" and not Path(rest.partition(" ")[0]).exists():

@@ -1,8 +1,9 @@
 """A job on a Ray cluster: one actor per GPU, or per so many cores, and a driver that hands out pieces.
 
 The driver keeps only the pieces that are under way. Short pieces are handed out in groups, since a call of an actor
-costs milliseconds; each piece still has its result on disk as soon as it is done. An actor that dies is replaced; the
-piece that it was running is tried again, and counts as failed when that happens three times.
+costs milliseconds; each piece still has its result on disk as soon as it is done. An actor that dies, or that takes
+much longer for a piece than any has taken, is replaced; the piece that it was running is tried again, and counts as
+failed when that happens three times. What waits behind a long piece goes to a worker that has nothing to do.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ _UNDER_WAY = 2  # groups of pieces handed to an actor: the one that it runs, and
 _GROUP = 0.5  # seconds that a group should take, where a piece takes less
 _LARGEST = 100  # pieces in a group
 _LOOK = 5.0  # seconds between two looks for nodes that have come or gone
+_FIRST_DEADLINE, _LEAST_DEADLINE = 3600.0, 600.0  # seconds of a piece before one is done, and at least after it
+_PACE = 20  # times the longest piece so far, which a piece may take
 _BOOTS = 3  # so often in a row an actor may die while it starts
 _STARTS = 3  # of Ray on this machine: its parts wait 15 s for each other, which is short on a busy one
 _BOOT, _TAKE, _RUN = "boot", "take", "run"
@@ -102,6 +105,8 @@ class _Member:
     ready: bool = False  # once it has taken the job
     groups: dict = field(default_factory=dict)  # reference -> pieces
     size: int = 1  # pieces in its next group
+    since: float = 0.0  # when it was last known to begin a piece
+    done: int = 0  # pieces of its first group that were done then
 
 
 def start(address: str, runtime_env: dict | None) -> str | None:
@@ -149,14 +154,20 @@ def start(address: str, runtime_env: dict | None) -> str | None:
 class Cluster:
     """The actors of a job. ``workers`` None: as many as the cluster has room for, now and later.
 
-    Raises LaunchError when there is room for none.
+    ``wait``: seconds within which a machine with room may join, which an autoscaler starts for an actor that waits;
+    with 0 LaunchError is raised when there is room for none now. ``deadline``: seconds that a piece may take, 0 for
+    any; None goes by the longest piece so far.
     """
 
-    def __init__(self, settings: Settings, workers: int | None = None):
+    def __init__(
+        self, settings: Settings, workers: int | None = None, wait: float = 0.0, deadline: float | None = None
+    ):
         import ray
 
         self._ray, self._settings, self._wanted = ray, settings, workers
-        self._need = {"num_cpus": settings.threads or 1} if settings.cpu else {"num_cpus": 1, "num_gpus": 1}
+        self._wait, self._deadline, self._longest = wait, deadline, 0.0
+        need = {"num_cpus": 1, "num_gpus": settings.gpus}
+        self._need = {"num_cpus": settings.threads or 1} if settings.cpu else need
         self._package = pickle.dumps(settings)
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
         self._actor = ray.remote(max_restarts=0, **self._need)(BatchWorker)
@@ -166,25 +177,29 @@ class Cluster:
         self._tries: collections.Counter[str] = collections.Counter()
         self._deaths, self._looked = 0, 0.0
         self._first: tuple[str, dict] | None = None
+        self._taken_back: set = set()  # references of groups that were canceled
         self._job, self._store, self._ledger = None, None, None
+        self._begun = time.monotonic()
         if not self._room():
-            no_gpu = "The cluster has no GPU: give --cpu, or start it on machines that have one."
-            few_cores = f"No machine of the cluster has {self._need['num_cpus']} cores: give fewer as --cores."
-            raise LaunchError(few_cores if settings.cpu else no_gpu)
+            self._refuse_or_wait()
+            print(f"No machine has room for a worker yet: waiting up to {wait / 60:.3g} minutes for one.", flush=True)
 
     def read(self, saved: dict) -> tuple:
         """As ``Worker.read``, by the first worker that has started; the others go on starting meanwhile."""
         while not any(member.name for member in self._members):
             self._grow()
             self._act()
-        found = self._ray.get(self._started().actor.read.remote(saved))
+            if not self._room():
+                self._refuse_or_wait()
+        found = self._answer_of(self._started(), "read the workflow", "read", saved)
         if len(found) == 1:
             raise LaunchError(found[0])
         return found
 
     def take(self, job: Job) -> dict[str, str]:
         """As ``Worker.take``, by the first worker; those that follow must find the same files."""
-        self._first = self._started().name, self._ray.get(self._started().actor.take.remote(job))
+        member = self._started()
+        self._first = member.name, self._answer_of(member, "read its files", "take", job)
         return self._first[1]
 
     def wait(self) -> None:
@@ -206,6 +221,9 @@ class Cluster:
                     pass
             if not self._again:
                 self._again.extend(itertools.islice(missing, 1))
+            if not self._again:
+                self._share()
+            self._end_stuck()
             if not self._again and not any(member.groups for member in self._members):
                 return
             self._grow()
@@ -217,6 +235,55 @@ class Cluster:
             self._ray.kill(member.actor)
         self._members.clear()
         self._ray.shutdown()
+
+    def _refuse_or_wait(self) -> None:
+        """Raise LaunchError when no machine with room has come in time."""
+        if time.monotonic() - self._begun >= self._wait:
+            waited = f" after {self._wait / 60:.3g} minutes" if self._wait else ""
+            no_gpu = (
+                f"No machine of the cluster has {self._settings.gpus:g} GPU for a worker{waited}: give --cpu or fewer "
+                "--gpus, start it on machines that have one, or wait longer with --wait."
+            )
+            few_cores = f"No machine of the cluster has {self._need['num_cpus']} cores{waited}: give fewer as --cores."
+            raise LaunchError(few_cores if self._settings.cpu else no_gpu)
+
+    def _answer_of(self, member: _Member, doing: str, method: str, *given):
+        """What a method of a worker returns; raises LaunchError with a sentence when it fails."""
+        try:
+            return self._ray.get(getattr(member.actor, method).remote(*given))
+        except self._ray.exceptions.RayError as error:
+            raise LaunchError(
+                f"{member.name} cannot {doing}: {_line(getattr(error, 'cause', None) or error)}"
+            ) from error
+
+    def _share(self) -> None:
+        """Nothing is left to hand out: take back what waits behind another group, for idle workers."""
+        idle = sum(member.ready and not member.groups for member in self._members)
+        for member in self._members:
+            for reference in [*member.groups][1:]:
+                if idle > 0 and reference in self._calls and reference not in self._taken_back:
+                    self._taken_back.add(reference)
+                    self._ray.cancel(reference)  # it is answered as canceled, or as run where it has just begun
+                    idle -= 1
+
+    def _allowed(self) -> float:
+        """Seconds that a piece may take now."""
+        if self._deadline is not None:
+            return self._deadline or float("inf")
+        return max(_LEAST_DEADLINE, _PACE * self._longest) if self._longest else _FIRST_DEADLINE
+
+    def _end_stuck(self) -> None:
+        """End the workers whose piece takes too long; what they have done of their group counts."""
+        for member in [*self._members]:
+            if not member.groups or time.monotonic() - member.since <= self._allowed():
+                continue
+            group = next(iter(member.groups.values()))
+            done = sum(self._store.read(piece.key) is not None for piece in group)
+            if done > member.done:
+                member.since, member.done = time.monotonic(), done
+            else:
+                self._ray.kill(member.actor)
+                self._died(member, _RUN, TimeoutError(f"it took longer than {self._allowed():.4g} s"))
 
     def _started(self) -> _Member:
         return next(member for member in self._members if member.name)
@@ -235,7 +302,7 @@ class Cluster:
         if self._members and time.monotonic() - self._looked < _LOOK:
             return
         self._looked = time.monotonic()
-        room = self._room()
+        room = self._room() or 1  # one that waits for room is what an autoscaler starts a machine for
         for _ in range((self._wanted or room) - len(self._members)):
             member = _Member(self._actor.remote(str(paths.ROOT), __package__, self._package))
             self._members.append(member)
@@ -250,22 +317,32 @@ class Cluster:
         group += itertools.islice(missing, member.size - len(group))
         if group:
             reference = member.actor.run.options(name="piece").remote(group, self._ledger.line())
+            if not member.groups:
+                member.since, member.done = time.monotonic(), 0
             member.groups[reference] = group
             self._call(_RUN, member, reference)
         return bool(group)
 
     def _act(self) -> None:
         """Wait a while for an answer, and act on it."""
-        done, _ = self._ray.wait(list(self._calls), num_returns=1, timeout=_LOOK)
+        done, _ = self._ray.wait(list(self._calls), num_returns=1, timeout=min(_LOOK, max(self._allowed() / 4, 0.1)))
         for reference in done:
             what, member = self._calls.pop(reference)
             try:
                 answer = self._ray.get(reference)
+            except self._ray.exceptions.TaskCancelledError:
+                self._taken_back.discard(reference)
+                self._again.extend(member.groups.pop(reference))
             except self._ray.exceptions.RayTaskError as error:
+                if isinstance(error.cause, OSError) and what != _RUN:  # a file of this machine: another may do better
+                    self._ray.kill(member.actor)
+                    self._died(member, _BOOT, error.cause)
+                    continue
                 if not isinstance(error.cause, _GroupError):
                     doing = "run pieces" if what == _RUN else "start"
                     raise LaunchError(f"{member.name or 'A worker'} cannot {doing}: {_line(error.cause)}") from error
                 group = member.groups.pop(reference)
+                member.since, member.done = time.monotonic(), 0
                 self._finished(error.cause.done)
                 self._failed(group[error.cause.done], error.cause.reason)
                 self._again.extend(group[error.cause.done + 1 :])
@@ -277,6 +354,9 @@ class Cluster:
     def _answered(self, what: str, member: _Member, reference, answer) -> None:
         if what == _RUN:
             group = member.groups.pop(reference)
+            self._taken_back.discard(reference)
+            member.since, member.done = time.monotonic(), 0
+            self._longest = max(self._longest, answer / len(group))
             self._finished(len(group))
             member.size = max(1, min(int(len(group) * _GROUP / answer), 2 * len(group), _LARGEST))
         elif what == _BOOT and "problem" in answer:
@@ -321,12 +401,13 @@ class Cluster:
         while handed and self._store.read(handed[0].key) is not None:
             handed.popleft()
             self._finished(1)
+        stuck = isinstance(error, TimeoutError)
         if self._ledger and member.name:
-            self._ledger.show(
-                f"{member.name} {'is lost with its machine' if lost else 'ended'}: another takes its place."
-            )
+            how = "is stuck" if stuck else "is lost with its machine" if lost else "ended"
+            self._ledger.show(f"{member.name} {how}: another takes its place.")
         if handed and not lost:
-            self._failed(handed.popleft(), f"the worker ended while it ran this piece ({_line(error)})")
+            what_ended = "the worker was ended in this piece" if stuck else "the worker ended while it ran this piece"
+            self._failed(handed.popleft(), f"{what_ended} ({_line(error)})")
         self._again.extend(handed)
         self._looked = 0.0  # replace it at once
 

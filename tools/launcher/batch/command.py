@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import logging
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,8 +24,15 @@ _OUT = paths.CACHE / "batch"
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run a job and return 1 if a piece failed."""
-    options = _options(argv)
+    """Run a job and return 1 if a piece failed; a file that cannot be read or written ends it with a sentence."""
+    try:
+        return _run(_options(argv))
+    except OSError as error:
+        about = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        raise LaunchError(f"{about}. What is done is kept: mend it, and the same command continues.") from error
+
+
+def _run(options: argparse.Namespace) -> int:
     saved = _saved(options.workflow)
     plan = (saved.get("extra") or {}).get("glassbox_batch") or {}
     out = (options.out or _OUT / options.workflow.stem).expanduser().absolute()
@@ -88,6 +96,7 @@ def _workers(options: argparse.Namespace, out: Path, stack: contextlib.ExitStack
         _absolute(options.input_directory),
         options.cores,
         cpu,
+        options.gpus,
         arguments,
         _absolute(options.engine),
     )
@@ -103,7 +112,8 @@ def _workers(options: argparse.Namespace, out: Path, stack: contextlib.ExitStack
     if dashboard:
         print(f"Ray's dashboard: http://{dashboard}", flush=True)
     print("Starting workers ...", flush=True)
-    workers = cluster.Cluster(settings, options.workers)
+    wait = 0.0 if options.ray == cluster.LOCAL else 60 * options.wait
+    workers = cluster.Cluster(settings, options.workers, wait, options.deadline)
     stack.callback(workers.close)
     return workers
 
@@ -160,6 +170,23 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--workers", type=_positive, metavar="N", help="with --ray: how many (default: as many as fit)")
     parser.add_argument("--cores", type=_positive, metavar="N", help="cores and threads of a worker")
+    parser.add_argument(
+        "--gpus", type=_number, default=1.0, metavar="N", help="with --ray: GPUs of a worker, such as 2 or 0.5 (1)"
+    )
+    parser.add_argument(
+        "--deadline",
+        type=_number,
+        metavar="SECONDS",
+        help="with --ray: a worker that takes longer for one piece is replaced; 0: none (20 times the longest piece so "
+        "far, and at least ten minutes; an hour for the first)",
+    )
+    parser.add_argument(
+        "--wait",
+        type=_number,
+        default=10.0,
+        metavar="MINUTES",
+        help="with --ray ADDRESS: how long to wait for the first machine with room for a worker (10)",
+    )
     parser.add_argument("--cpu", action="store_true", help="do not use GPUs")
     parser.add_argument("--runtime-env", type=Path, metavar="FILE", help="with --ray: its runtime_env, as JSON")
     parser.add_argument(
@@ -183,5 +210,12 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
 def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
+        raise ValueError
+    return number
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    if not 0 <= number < math.inf:
         raise ValueError
     return number

@@ -45,11 +45,14 @@ class Ledger:
         if len(self.named) < 10:
             self.named.append(f"Piece {piece.name} failed: {reason}")
         new = not self._out.exists()
-        with self._out.open("a", encoding="utf-8", newline="") as file:
-            lines = csv.writer(file, lineterminator="\n")
-            if new:
-                lines.writerow(["piece", "key", "reason", *piece.values])
-            lines.writerow([piece.number, piece.key, reason, *piece.values.values()])
+        try:
+            with self._out.open("a", encoding="utf-8", newline="") as file:
+                lines = csv.writer(file, lineterminator="\n")
+                if new:
+                    lines.writerow(["piece", "key", "reason", *piece.values])
+                lines.writerow([piece.number, piece.key, reason, *piece.values.values()])
+        except OSError as error:  # the job goes on
+            self.show(f"Piece {piece.name} failed: {reason} It is not in {self._out} ({error.strerror}).")
         self._update()
 
     @property

@@ -43,6 +43,7 @@ class Settings:
     inputs: Path | None = None
     threads: int | None = None
     cpu: bool = True
+    gpus: float = 1.0  # of a worker on a cluster; a fraction shares one
     arguments: tuple[str, ...] = ()
     engine: Path | None = None  # a Python file with another class Engine, for tests and measurements
 
@@ -84,13 +85,17 @@ class Worker:
         return self._engine.files(job.fixed())
 
     def run(self, key: str, values: dict[str, str]) -> None:
-        """Run a piece and publish its result. Raises PieceError when it fails."""
-        self._store.begin()
+        """Run a piece and publish its result. Raises PieceError when it fails, or a file cannot be read or written."""
         try:
+            self._store.begin()
             texts = self._engine.run(self._job.filled(values), key, self._store.work)
+            self._store.finish(key, {"values": values, "texts": texts})
         except ValueError as error:
             raise PieceError(str(error)) from error
-        self._store.finish(key, {"values": values, "texts": texts})
+        except OSError as error:
+            raise PieceError(
+                f"{self.name}: {error.strerror or error} ({error.filename or self._store.root})"
+            ) from error
 
     def run_all(self, todo: Iterable[Piece], store: Store, ledger: Ledger) -> None:
         """Run every piece that the store lacks; one that fails three times is named and left out."""

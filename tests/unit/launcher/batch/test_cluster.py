@@ -197,6 +197,89 @@ def test_a_job_whose_own_node_has_died_ends(monkeypatch):
         cluster.read({})
 
 
+def _nodes(monkeypatch, *nodes: dict) -> list[dict]:
+    """A cluster in which Ray lists these nodes; a test may add some."""
+    import ray
+
+    listed = [{"NodeID": str(number), "Alive": True, "Resources": one} for number, one in enumerate(nodes)]
+    monkeypatch.setattr(ray, "nodes", lambda: listed)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here"))
+    return listed
+
+
+def test_gpus_of_a_worker_decide_how_many_fit(monkeypatch):
+    _nodes(monkeypatch, {"CPU": 16, "GPU": 4}, {"CPU": 16, "GPU": 1}, {"CPU": 64})
+    rooms = {gpus: Cluster(Settings(Path(), cpu=False, gpus=gpus))._room() for gpus in (0.5, 1.0, 2.0, 4.0)}
+    assert rooms == {0.5: 10, 1.0: 5, 2.0: 2, 4.0: 1}
+    with pytest.raises(LaunchError, match="No machine of the cluster has 8 GPU for a worker: give --cpu"):
+        Cluster(Settings(Path(), cpu=False, gpus=8))
+
+
+def test_a_start_waits_for_a_machine_and_then_says_for_how_long_it_has(monkeypatch, capsys):
+    """With an actor that waits, for which an autoscaler starts a machine."""
+    import ray
+
+    listed, clock, asked = _nodes(monkeypatch, {"CPU": 4}), [0.0], []
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    cluster = Cluster(Settings(Path(), cpu=False), wait=120)
+    assert "waiting up to 2 minutes" in capsys.readouterr().out
+    boot = SimpleNamespace(remote=lambda: f"boot {len(asked)}")
+    cluster._actor = SimpleNamespace(remote=lambda *_: asked.append(1) or SimpleNamespace(boot=boot))
+
+    def look(*_, **__):
+        clock[0] += 50
+        return [], []
+
+    monkeypatch.setattr(ray, "wait", look)
+    with pytest.raises(LaunchError, match="has 1 GPU for a worker after 2 minutes"):
+        cluster.read({})
+    assert len(asked) == 1
+    listed[0]["Resources"]["GPU"] = 3
+    clock[0] = 1e6
+    cluster._grow()
+    assert len(asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("longest", "given", "allowed"), [(0, None, 3600), (2, None, 600), (90, None, 1800), (90, 5, 5)]
+)
+def test_the_deadline_goes_by_the_longest_piece_unless_it_is_given(monkeypatch, longest, given, allowed):
+    _nodes(monkeypatch, {"CPU": 4})
+    cluster = Cluster(Settings(Path()), deadline=given)
+    cluster._longest = longest
+    assert cluster._allowed() == allowed
+    assert Cluster(Settings(Path()), deadline=0)._allowed() == float("inf")
+
+
+@pytest.mark.slow
+def test_a_worker_that_hangs_is_replaced_and_its_pieces_are_given_to_others(tmp_path):
+    """On Ray in this machine: the first hang is forgiven, one at every try is named, a full disk counts as a try."""
+    (tmp_path / "base").mkdir()
+    lines = [*map(str, range(6)), f"hang {tmp_path / 'flag'}", "sleep 100000", "full", *map(str, range(6, 12))]
+    job = Job(tmp_path, "local", lines, "--deadline", "4", "--workers", "2", "--base-directory", str(tmp_path / "base"))
+    code, output = job.run()
+    assert code == 1 and "13 pieces run" in output and "2 failed" in output, output
+    assert job.texts() == set(lines) - {"sleep 100000", "full"}
+    assert output.count("is stuck: another takes its place") == 4, output
+    failures = {row["prompt"]: row["reason"] for row in csv.DictReader((tmp_path / "out" / "failures.csv").open())}
+    assert failures["sleep 100000"].startswith("the worker was ended in this piece (it took longer than 4 s)")
+    assert "No space left on device" in failures["full"]
+    tries = collections.Counter((tmp_path / "base" / "tries.txt").read_text().splitlines())
+    assert tries == {line: {"sleep 100000": 3, "full": 3, lines[6]: 2}.get(line, 1) for line in lines}
+
+
+@pytest.mark.slow
+def test_what_waits_behind_a_long_piece_is_run_by_an_idle_worker(tmp_path):
+    flag = tmp_path / "flag"
+    lines = [f"until {flag} {number}" if number == 20 else str(number) for number in range(40)]
+    job = Job(tmp_path, "local", lines, "--workers", "2")
+    process = job.start()
+    job.wait_for(39, process)
+    flag.touch()
+    output, _ = process.communicate(timeout=_SECONDS)
+    assert process.returncode == 0 and "40 pieces run" in output, output
+
+
 def test_without_ray_a_piece_that_ends_the_process_ends_the_command_and_what_was_done_is_kept(tmp_path):
     lines = ["a", "b", "die", "c"]
     job = Job(tmp_path, None, lines)

@@ -1,7 +1,9 @@
 """Whole jobs through the command, with an engine that stands in for ComfyUI."""
 
+import errno
 import json
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from stand_in_engine import results
 
 from tools.launcher.batch import command, engine
 from tools.launcher.batch.lists import digest
+from tools.launcher.batch.store import Store
 from tools.launcher.batch.worker import Settings, other_files
 from tools.launcher.errors import LaunchError
 
@@ -58,6 +61,37 @@ def test_a_piece_that_always_fails_is_tried_three_times_then_named_and_left_out(
     assert "Piece 1 (fail here) failed: It fails: fail here" in capsys.readouterr().out
     assert "fail here" in (tmp_path / "out" / "failures.csv").read_text()
     assert len([name for name in results(tmp_path / "out") if name.endswith("text.txt")]) == 2
+
+
+def test_a_full_disk_is_a_try_and_a_sentence(run, tmp_path, capsys, monkeypatch):
+    """Of a node's file and of the result's own; the failures' file may find no room either, and the job goes on."""
+    assert run(["a", "full", "b"]) == 1
+    shown = capsys.readouterr().out
+    assert "2 pieces run" in shown and "Piece 1 (full) failed" in shown and "No space left on device" in shown
+    tries = []
+
+    def finish(self, key, record):
+        tries.append(key)
+        if len(tries) < 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.work))
+        original(self, key, record)
+
+    original = Store.finish
+    monkeypatch.setattr(Store, "finish", finish)
+    assert run(["c"]) == 0 and len(tries) == 3 and "1 pieces run" in capsys.readouterr().out
+    (tmp_path / "out" / "failures.csv").mkdir()
+    monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)
+    assert run(["a", "full"]) == 1
+    assert "It is not in" in capsys.readouterr().out
+
+
+def test_a_folder_of_results_that_cannot_be_read_is_a_sentence(run, tmp_path, monkeypatch):
+    def denied(self, key):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(tmp_path / "out"))
+
+    monkeypatch.setattr(Store, "read", denied)
+    with pytest.raises(LaunchError, match=r"out: Permission denied\. What is done is kept"):
+        run(["a"])
 
 
 def test_where_every_piece_failed_nothing_is_joined(run, tmp_path):
