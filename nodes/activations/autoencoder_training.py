@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from .sparse_autoencoder import SparseAutoencoder, top_k
+from .sparse_autoencoder import ActiveFeatures, SparseAutoencoder
 
 #: Weight of the auxiliary loss, and Adam's epsilon, as in the paper.
 AUXILIARY, EPSILON = 1 / 32, 6.25e-10
@@ -32,8 +32,8 @@ class TrainingSettings:
 
 def loss(
     points: torch.Tensor, parameters: dict[str, torch.Tensor], k: int, dead: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The mean over positions of ``|x - x'|^2``, that of the auxiliary loss ``|e - e'|^2``, and the features (N, F).
+) -> tuple[torch.Tensor, torch.Tensor, ActiveFeatures]:
+    """The mean over positions of ``|x - x'|^2``, that of the auxiliary loss ``|e - e'|^2``, and the active features.
 
     ``points``: (N, C); ``parameters``: as in ``SparseAutoencoder``; ``dead``: (F,), which features are dead.
     ``e = x - x'`` is the error, which carries no gradient, and ``e'`` its reconstruction from the C / 2 dead features
@@ -41,11 +41,13 @@ def loss(
     """
     encoder, decoder, pre_bias, latent_bias = (parameters[name] for name in _NAMES)
     values = torch.addmm(latent_bias, points - pre_bias, encoder.T)
-    features = top_k(values, k)
-    error = points - torch.addmm(pre_bias, features, decoder)
+    features = ActiveFeatures.of(values, k)
+    error = points - pre_bias - features.decode(decoder)
     chosen = dead.nonzero()[:, 0]
     if len(chosen):
-        revived = top_k(values[:, chosen], max(points.shape[1] // 2, 1)) @ decoder[chosen]
+        revived = (
+            ActiveFeatures.of(values[:, chosen], max(points.shape[1] // 2, 1)).dense(len(chosen)) @ decoder[chosen]
+        )
         auxiliary = (error.detach() - revived).square().sum(1).mean()
     else:
         auxiliary = error.new_zeros(())
@@ -94,10 +96,10 @@ class Trainer:
                 parameter.grad = gradient
             self._optimizer.step()
             decoder.copy_(F.normalize(decoder, dim=1))
-            active = features > 0
-            self._idle = torch.where(active.any(0), 0.0, self._idle + 1)
-            self._sums = _MEMORY * self._sums + features.sum(0)
-            self._counts = _MEMORY * self._counts + active.sum(0)
+            active = features.dense(len(decoder))
+            self._idle = torch.where((active > 0).any(0), 0.0, self._idle + 1)
+            self._sums = _MEMORY * self._sums + active.sum(0)
+            self._counts = _MEMORY * self._counts + (active > 0).sum(0)
         self.steps += 1
         return float(main.detach())
 
@@ -125,5 +127,5 @@ class Trainer:
 
 def explained_variance(autoencoder: SparseAutoencoder, points: torch.Tensor) -> float:
     """``1 - sum |x - x'|^2 / sum |x - mean|^2`` over positions (N, C)."""
-    error = (points - autoencoder.decode(autoencoder.encode(points))).double().square().sum()
+    error = (points - autoencoder.reconstruct(points)).double().square().sum()
     return 1 - float(error / (points - points.mean(0)).double().square().sum())

@@ -8,12 +8,14 @@ transformer adds to its input.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from .activation_edit import Edit, mask_at
 from .activation_spec import ActivationSpec
@@ -77,13 +79,23 @@ class SparseAutoencoder:
 
     def encode(self, points: torch.Tensor) -> torch.Tensor:
         """Features (N, F) of positions (N, C), in float32 on their device: at most ``k`` of a row are not 0."""
-        encoder, bias, center = (value.to(points.device) for value in (self.encoder, self.latent_bias, self.pre_bias))
-        parts = points.float().split(max(_NUMBERS // len(encoder), 1))
-        return torch.cat([top_k(torch.addmm(bias, part - center, encoder.T), self.k) for part in parts])
+        parts = [active.dense(len(self.encoder)) for active in self._encode(points)]
+        return torch.cat(parts)
 
     def decode(self, features: torch.Tensor) -> torch.Tensor:
         """Positions (N, C) of features (N, F)."""
         return torch.addmm(self.pre_bias.to(features.device), features, self.decoder.to(features.device))
+
+    def reconstruct(self, points: torch.Tensor) -> torch.Tensor:
+        """Positions x' (N, C) of positions (N, C): encoded, and decoded from the active features alone."""
+        decoder, center = self.decoder.to(points.device), self.pre_bias.to(points.device)
+        return torch.cat([center + active.decode(decoder) for active in self._encode(points)])
+
+    def _encode(self, points: torch.Tensor) -> Iterator[ActiveFeatures]:
+        """The active features of positions (N, C), a part of them at a time."""
+        encoder, bias, center = (value.to(points.device) for value in (self.encoder, self.latent_bias, self.pre_bias))
+        for part in points.float().split(max(_NUMBERS // len(encoder), 1)):
+            yield ActiveFeatures.of(torch.addmm(bias, part - center, encoder.T), self.k)
 
     def maps(self, activations: Activations) -> torch.Tensor:
         """Features (rows, F, H, W) of tapped or recorded activations.
@@ -102,10 +114,26 @@ class SparseAutoencoder:
         return features.view(rows, height, width, -1).movedim(-1, 1)
 
 
-def top_k(values: torch.Tensor, k: int) -> torch.Tensor:
-    """The ``k`` largest of each row (N, F), negative ones and all others 0 (TopK and ReLU of equation 3)."""
-    largest, places = values.topk(min(k, values.shape[-1]), dim=-1)
-    return torch.zeros_like(values).scatter(-1, places, largest.relu())
+@dataclass(frozen=True)
+class ActiveFeatures:
+    """Of each position ``values`` (N, k), 0 or more, and ``places`` int64 (N, k) of the features that may be active."""
+
+    values: torch.Tensor
+    places: torch.Tensor
+
+    @classmethod
+    def of(cls, values: torch.Tensor, k: int) -> ActiveFeatures:
+        """The ``k`` largest of each row (N, F), negative ones as 0 (TopK and ReLU of equation 3)."""
+        largest, places = values.topk(min(k, values.shape[-1]), dim=-1)
+        return cls(largest.relu(), places)
+
+    def dense(self, features: int) -> torch.Tensor:
+        """All features (N, F)."""
+        return self.values.new_zeros(len(self.values), features).scatter(-1, self.places, self.values)
+
+    def decode(self, decoder: torch.Tensor) -> torch.Tensor:
+        """The sum (N, C) of each position's features times their rows of ``decoder`` (F, C); k of F rows are read."""
+        return F.embedding_bag(self.places, decoder, per_sample_weights=self.values, mode="sum")
 
 
 def parse_strengths(text: str, features: int) -> dict[int, float]:

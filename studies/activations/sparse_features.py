@@ -94,14 +94,14 @@ def units(feature: torch.Tensor, autoencoder) -> dict[str, torch.Tensor]:
     points = feature.movedim(1, -1).flatten(0, -2)
     generator = torch.Generator().manual_seed(SEED)
     random = F.normalize(torch.randn(autoencoder.encoder.shape, generator=generator), dim=1)
-    top_k = host.pack("nodes.activations.sparse_autoencoder").top_k
+    active = host.pack("nodes.activations.sparse_autoencoder").ActiveFeatures.of
     centered = points - points.mean(0)
     components = torch.linalg.eigh(centered.T @ centered)[1]
     found = {
         "features": autoencoder.encode(points),
         "channels": torch.cat([centered, -centered], 1),
         "principal components": torch.cat([centered @ components, -centered @ components], 1),
-        "random directions": top_k(centered @ random.T, autoencoder.k),
+        "random directions": active(centered @ random.T, autoencoder.k).dense(len(random)),
     }
     shape = (len(feature), *feature.shape[2:], -1)
     return {name: value.view(shape).movedim(-1, 1) for name, value in found.items()}

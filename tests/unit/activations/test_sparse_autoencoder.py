@@ -74,6 +74,23 @@ def test_the_loss_is_the_papers(autoencoder):
     assert float(autoencoder_training.loss(points.double(), given, K, ~dead & dead)[1]) == 0
 
 
+def test_decoding_reads_the_active_features_alone():
+    """Equal to the dense product to 1e-6 of the largest value, gradients included; dense features only where asked."""
+    generator = torch.Generator().manual_seed(3)
+    values = torch.randn(40, 70, generator=generator, requires_grad=True)
+    decoder = torch.randn(70, 12, generator=generator, requires_grad=True)
+    weights = torch.randn(40, 12, generator=generator)
+    active = sparse_autoencoder.ActiveFeatures.of(values, 5)
+    assert active.values.shape == active.places.shape == (40, 5) and (active.values >= 0).all()
+    largest, places = values.topk(5)
+    dense = torch.zeros_like(values).scatter(-1, places, largest.relu())
+    assert torch.equal(active.dense(70), dense)
+    expected, found = dense @ decoder, active.decode(decoder)
+    gradients = [torch.autograd.grad((one * weights).sum(), (values, decoder)) for one in (expected, found)]
+    for one, other in zip((expected, *gradients[0]), (found, *gradients[1]), strict=True):
+        assert (one - other).abs().max() < 1e-6 * one.abs().max()
+
+
 def test_a_step_is_adam_on_the_projected_gradient():
     """Appendix A.3: the decoder's gradient loses its part along each column, and columns stay at unit length."""
     points = drawn(64, CHANNELS)
