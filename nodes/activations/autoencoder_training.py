@@ -55,15 +55,19 @@ def loss(
 
 
 class Trainer:
-    """The parameters under training, in units in which positions have a total variance of 1, and Adam's moments."""
+    """The parameters under training, in units in which positions have a total variance of 1, and Adam's moments.
 
-    def __init__(self, settings: TrainingSettings, state: dict[str, torch.Tensor]):
+    They are on the device of the positions, or on ``device``; ``state`` and the autoencoder are on the CPU.
+    """
+
+    def __init__(self, settings: TrainingSettings, state: dict[str, torch.Tensor], device: torch.device | str = "cpu"):
+        state = {name: value.to(device) for name, value in state.items()}
         self._settings, self._center, self._scale = settings, state["center"], state["scale"]
         self._parameters = {name: state[name].clone().requires_grad_() for name in _NAMES}
         self._optimizer = torch.optim.Adam(self._parameters.values(), lr=settings.learning_rate, eps=EPSILON)
         for name, parameter in self._parameters.items():
             moments = {key: state[f"{name}.{key}"].clone() for key in _MOMENTS}
-            self._optimizer.state[parameter] = {"step": state["steps"].clone().float(), **moments}
+            self._optimizer.state[parameter] = {"step": state["steps"].cpu().clone().float(), **moments}
         self._idle, self._sums, self._counts = (state[name].clone() for name in ("idle", "sums", "counts"))
         self.steps = int(state["steps"])
 
@@ -73,12 +77,12 @@ class Trainer:
         center = points.mean(0)
         scale = (points - center).square().sum(1).mean().sqrt().clamp_min(1e-12)
         generator = torch.Generator().manual_seed(settings.seed)
-        decoder = F.normalize(torch.randn(settings.features, points.shape[1], generator=generator), dim=1)
-        zeros = torch.zeros(settings.features)
+        drawn = torch.randn(settings.features, points.shape[1], generator=generator).to(points.device)
+        decoder, zeros = F.normalize(drawn, dim=1), torch.zeros(settings.features, device=points.device)
         state = {"encoder": decoder, "decoder": decoder, "pre_bias": torch.zeros_like(center), "latent_bias": zeros}
         state |= {f"{name}.{key}": torch.zeros_like(state[name]) for name in _NAMES for key in _MOMENTS}
         state |= {"center": center, "scale": scale, "idle": zeros, "sums": zeros, "counts": zeros}
-        return cls(settings, {**state, "steps": torch.tensor(0)})
+        return cls(settings, {**state, "steps": torch.tensor(0)}, points.device)
 
     def step(self, points: torch.Tensor) -> float:
         """Train on a batch (N, C) of positions; returns the fraction of variance that it leaves unexplained."""
@@ -114,7 +118,7 @@ class Trainer:
         for name, parameter in self._parameters.items():
             moments = self._optimizer.state[parameter]
             state |= {name: parameter.detach(), **{f"{name}.{key}": moments[key] for key in _MOMENTS}}
-        return {name: value.clone().contiguous() for name, value in state.items()}
+        return {name: value.to("cpu", copy=True).contiguous() for name, value in state.items()}
 
     def autoencoder(self, id_: str, about: dict[str, object]) -> SparseAutoencoder:
         """The autoencoder as it is now, in the units of the activation."""
@@ -122,7 +126,8 @@ class Trainer:
         usual = self._scale * self._sums / self._counts.clamp_min(1e-12)
         usual = torch.where(self._counts > 0, usual, 0.0)
         center, latent_bias = self._center + self._scale * pre_bias, self._scale * latent_bias
-        return SparseAutoencoder(id_, self._settings.k, encoder, decoder, center, latent_bias, usual, about=about)
+        tensors = (one.to("cpu") for one in (encoder, decoder, center, latent_bias, usual))
+        return SparseAutoencoder(id_, self._settings.k, *tensors, about=about)
 
 
 def explained_variance(autoencoder: SparseAutoencoder, points: torch.Tensor) -> float:

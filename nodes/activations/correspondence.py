@@ -87,7 +87,9 @@ def transfer_mask(
     match = _best_matches(queries, targets, watch)
     transferred = values[match]
     if mutual:
-        transferred = transferred * (_best_matches(targets, queries, watch)[match] == torch.arange(len(queries)))
+        transferred = transferred * (
+            _best_matches(targets, queries, watch)[match] == torch.arange(len(queries), device=match.device)
+        )
     return transferred.view(target.shape[-2:])
 
 
@@ -109,7 +111,7 @@ def mutual_points(
 ) -> torch.Tensor:
     """Which matches hold both ways, bool (P,): back from the match to within one cell of the source's grid."""
     back, _ = nearest_points(target, source, matches, side, watch)
-    cell = side / torch.tensor([source.shape[2], source.shape[1]], dtype=torch.float32)
+    cell = side / torch.tensor([source.shape[2], source.shape[1]], dtype=torch.float32, device=points.device)
     return ((back - points).abs() <= cell).all(dim=1)
 
 

@@ -8,6 +8,7 @@ import torch
 from comfy_api.latest import io
 from torch.nn import functional as F
 
+from ..host.compute import on_device
 from ..host.schema import Activations as ActivationsSocket
 from ..host.schema import schema
 from ..host.text_encoding import tokens_of, words_of
@@ -120,7 +121,7 @@ def _heat_map(activations: Activations, positions: list[int], length: int) -> to
     if ATTENTION_MEAN in activations.tensors:
         return token_heatmap.heat_map(activations.tensors[ATTENTION_MEAN][:, :tokens], positions, length)
     maps = {id_: value[..., :tokens] for id_, value in activations.tensors.items()}
-    return token_heatmap.daam_heat_map(maps, activations.settings[MAP_SIZES], positions, length)
+    return token_heatmap.daam_heat_map(maps, activations.settings[MAP_SIZES], positions, length, on_device)
 
 
 NODES = [TokenHeatMap]

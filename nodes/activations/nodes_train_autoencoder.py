@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from comfy_api.latest import io
 
+from ..host.compute import compute_device
 from ..host.evaluate import PERCENT, sample_latents, sigma_at, timestep_of
 from ..host.folders import input_stamp, named_file, relative, resolve_input_file
 from ..host.hooks import observe, refuse_compiled
@@ -285,16 +286,21 @@ def _train(source: _Source, settings: TrainingSettings, batch_size: int, steps: 
             )
         chunk, curve = int(state["chunks"]), state["curve"]
         with torch.inference_mode(False):
-            trainer = autoencoder_training.Trainer(settings, state)
+            trainer = autoencoder_training.Trainer(settings, state, compute_device(*state.values()))
     while trainer is None or trainer.steps < steps:
         points = source.chunk(chunk)
         with torch.inference_mode(False), torch.enable_grad():
-            points = points.clone()  # what was recorded in inference mode cannot be trained on
+            needed = (
+                4 * 8 * settings.features * (points.shape[1] + batch_size)
+            )  # parameters, moments, gradients, features
+            device = compute_device(points, needed=needed)
+            points = points.to(device, copy=True)  # what was recorded in inference mode cannot be trained on
             trainer = trainer or autoencoder_training.Trainer.start(settings, points)
             for batch in points.split(batch_size)[: max(len(points) // batch_size, 1)]:
                 if trainer.steps < steps:
                     trainer.step(batch)
-        explained = autoencoder_training.explained_variance(trainer.autoencoder(source.spec.id, {}), held_out)
+        made = trainer.autoencoder(source.spec.id, {})
+        explained = autoencoder_training.explained_variance(made, held_out.to(device))
         row = torch.tensor([[trainer.steps, explained, trainer.dead()]], dtype=torch.float64)
         chunk, curve = chunk + 1, torch.cat([curve, row])
         kept = {"chunks": torch.tensor(chunk), "curve": curve, "held_out_mean": held_out.mean(0)}

@@ -8,6 +8,7 @@ import torch
 from comfy_api.latest import io
 from torch.nn import functional as F
 
+from ..host.compute import on_device
 from ..host.image_output import save_preview_images
 from ..host.progress import with_progress
 from ..host.schema import Activations as ActivationsSocket
@@ -97,15 +98,16 @@ class ActivationVisualizer(io.ComfyNode):
     ) -> io.NodeOutput:
         from . import overlays, pca
 
+        def colors(feature: torch.Tensor) -> torch.Tensor:
+            return on_device(lambda one: pca.pca_colors(one, joint_fit), feature)
+
         if mode == Mode.CONTACT_SHEET:
-            tiles = [
-                (id_, pca.pca_colors(value, joint_fit)) for id_, value in with_progress(activations.features.items())
-            ]
+            tiles = [(id_, colors(value)) for id_, value in with_progress(activations.features.items())]
             columns = max(1, 8 // len(activations.rows))
             return io.NodeOutput(overlays.contact_sheet(tiles, max(size // 4, 16), columns))
         feature = activations.joined(weighting)
         if mode == Mode.PCA_RGB:
-            return io.NodeOutput(overlays.resize_nearest(pca.pca_colors(feature, joint_fit), size, with_progress))
+            return io.NodeOutput(overlays.resize_nearest(colors(feature), size, with_progress))
         groups = [feature] if joint_fit else feature.split(1)
         values = torch.cat([pca.channel_image(group, channel) for group in groups])
         return io.NodeOutput(overlays.resize_nearest(overlays.viridis(values), size, with_progress))
@@ -182,7 +184,7 @@ class ActivationSimilarity(io.ComfyNode):
         else:
             marks = None
             references = correspondence.mask_direction(feature[row], mask[min(image_index, len(mask) - 1)])
-        values = correspondence.similarity(feature, references)
+        values = on_device(correspondence.similarity, feature, references)
         low, high = values.amin(), values.amax()
         images, factor = overlays.magnify(images_of(image, activations))
         figure = overlays.overlay(images, (values - low) / (high - low).clamp_min(1e-6), opacity)
@@ -322,10 +324,14 @@ def _matched(
 
     (height, width), (other_height, other_width) = sizes
     queries = marks * torch.tensor([resolution / width, resolution / height])
-    matches, _ = correspondence.nearest_points(feature, other, queries, resolution, with_progress)
-    holds = torch.ones(len(matches), dtype=torch.bool)
-    if mutual:
-        holds = correspondence.mutual_points(feature, other, queries, matches, resolution, with_progress)
+
+    def match(feature: torch.Tensor, other: torch.Tensor, points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        matches, _ = correspondence.nearest_points(feature, other, points, resolution, with_progress)
+        if not mutual:
+            return matches, matches.new_ones(len(matches), dtype=torch.bool)
+        return matches, correspondence.mutual_points(feature, other, points, matches, resolution, with_progress)
+
+    matches, holds = on_device(match, feature, other, queries)
     return matches * torch.tensor([other_width / resolution, other_height / resolution]), holds
 
 
@@ -337,7 +343,8 @@ def _transferred(
 
     if mask is None:
         return torch.zeros(size)
-    found = correspondence.transfer_mask(feature, other, mask, mutual, with_progress)
+    transfer = partial(correspondence.transfer_mask, mutual=mutual, watch=with_progress)
+    found = on_device(transfer, feature, other, mask)
     return F.interpolate(found[None, None], size=size, mode="bilinear")[0, 0]
 
 

@@ -22,8 +22,10 @@ def principal_components(feature: torch.Tensor, count: int = 3) -> tuple[torch.T
     if min(points.shape) <= _EXACT:
         components = _exact(points, count)
     else:
-        with torch.random.fork_rng(devices=[]):  # pca_lowrank draws from the global generator
+        with torch.random.fork_rng(devices=[points.device] if points.is_cuda else []):  # pca_lowrank draws from these
             torch.default_generator.manual_seed(0)
+            if points.is_cuda:
+                torch.cuda.manual_seed(0)
             components = torch.pca_lowrank(points, count + _OVERSAMPLING, center=False, niter=_ITERATIONS)[2].T[:count]
     largest = components.gather(1, components.abs().argmax(1, keepdim=True))
     return mean, components * torch.where(largest < 0, -1.0, 1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch.nn import functional as F
@@ -49,21 +50,30 @@ def word_positions(
 
 
 def daam_heat_map(
-    maps: dict[str, torch.Tensor], sizes: dict[str, tuple[int, int]], positions: list[int], length: int
+    maps: dict[str, torch.Tensor],
+    sizes: dict[str, tuple[int, int]],
+    positions: list[int],
+    length: int,
+    run: Callable[..., torch.Tensor] = lambda work, *tensors: work(*tensors),
 ) -> torch.Tensor:
     """DAAM's heat map of a word, float32 (rows, H, W): the mean over heads of all layers, and over the word's tokens.
 
     ``maps``: (rows, heads, positions, keys) by ID, summed or averaged over steps; ``sizes``: their height and width.
     Each head's map is enlarged bicubically to the largest size, and negative values are set to 0, as in DAAM 0.2.0
-    (``RawHeatMapCollection``, ``compute_global_heat_map``). ``length`` as for ``heat_map``.
+    (``RawHeatMapCollection``, ``compute_global_heat_map``). ``length`` as for ``heat_map``. ``run`` may do the work on
+    a word's columns of a layer on another device.
     """
     size = max((tuple(sizes[id_]) for id_ in maps), key=lambda size: size[0] * size[1])
+
+    def enlarged(word: torch.Tensor, own: tuple[int, int]) -> torch.Tensor:
+        word = F.interpolate(word.flatten(0, 1).unflatten(2, own), size=size, mode="bicubic").clamp_min(0)
+        return word.sum(1)
+
     total, count = torch.zeros(()), 0
     for id_, attention in maps.items():
-        rows, heads = attention.shape[:2]
         word = _columns(attention.movedim(3, 1), positions, length)  # (rows, tokens, heads, positions)
-        word = F.interpolate(word.flatten(0, 1).unflatten(2, tuple(sizes[id_])), size=size, mode="bicubic").clamp_min(0)
-        total, count = total + word.unflatten(0, (rows, -1)).sum(2), count + heads
+        summed = run(partial(enlarged, own=tuple(sizes[id_])), word)
+        total, count = total + summed.unflatten(0, (len(attention), -1)), count + attention.shape[1]
     return (total / count).mean(1)
 
 

@@ -31,6 +31,7 @@ LOCAL = "local"
 _UNDER_WAY = 2  # groups of pieces handed to an actor: the one that it runs, and the next
 _GROUP = 0.5  # seconds that a group should take, where a piece takes less
 _LARGEST = 100  # pieces in a group
+_LONG = 4 * _GROUP  # seconds without a sign of a group, after which idle workers take what has not begun of it
 _LOOK = 5.0  # seconds between two looks for nodes that have come or gone
 _FIRST_DEADLINE, _LEAST_DEADLINE = 3600.0, 600.0  # seconds of a piece before one is done, and at least after it
 _PACE = 20  # times the longest piece so far, which a piece may take
@@ -88,6 +89,8 @@ class BatchWorker:
         """
         begun = time.perf_counter()
         for done, piece in enumerate(group):
+            if self._worker.has(piece.key):  # by a worker that had nothing to do
+                continue
             print(f"{bar}: piece {piece.name}", flush=True)
             try:
                 self._worker.run(piece.key, piece.values)
@@ -257,14 +260,21 @@ class Cluster:
             ) from error
 
     def _share(self) -> None:
-        """Nothing is left to hand out: take back what waits behind another group, for idle workers."""
+        """Nothing is left to hand out: idle workers take what waits behind a long piece, in its group or the next one."""
         idle = sum(member.ready and not member.groups for member in self._members)
         for member in self._members:
-            for reference in [*member.groups][1:]:
-                if idle > 0 and reference in self._calls and reference not in self._taken_back:
+            running, *waiting = [*member.groups] or [None]
+            for reference in waiting[:idle]:
+                if reference not in self._taken_back:
                     self._taken_back.add(reference)
                     self._ray.cancel(reference)  # it is answered as canceled, or as run where it has just begun
                     idle -= 1
+            if idle > 0 and running and not waiting and time.monotonic() - member.since > _LONG:
+                group = member.groups[running]
+                begun = 1 + sum(self._store.read(piece.key) is not None for piece in group)
+                self._again.extend(group[begun:])  # its worker will find their results there
+                idle -= bool(group[begun:])
+                del group[begun:]
 
     def _allowed(self) -> float:
         """Seconds that a piece may take now."""
@@ -341,11 +351,12 @@ class Cluster:
                 if not isinstance(error.cause, _GroupError):
                     doing = "run pieces" if what == _RUN else "start"
                     raise LaunchError(f"{member.name or 'A worker'} cannot {doing}: {_line(error.cause)}") from error
-                group = member.groups.pop(reference)
+                group, done = member.groups.pop(reference), error.cause.done
                 member.since, member.done = time.monotonic(), 0
-                self._finished(error.cause.done)
-                self._failed(group[error.cause.done], error.cause.reason)
-                self._again.extend(group[error.cause.done + 1 :])
+                self._finished(min(done, len(group)))
+                if done < len(group):  # else it is another worker's by now
+                    self._failed(group[done], error.cause.reason)
+                    self._again.extend(group[done + 1 :])
             except self._ray.exceptions.RayError as error:
                 self._died(member, what, error)
             else:

@@ -84,6 +84,10 @@ class Worker:
         self._job = job
         return self._engine.files(job.fixed())
 
+    def has(self, key: str) -> bool:
+        """Whether a piece's result is there."""
+        return self._store.read(key) is not None
+
     def run(self, key: str, values: dict[str, str]) -> None:
         """Run a piece and publish its result. Raises PieceError when it fails, or a file cannot be read or written."""
         try:
