@@ -260,7 +260,7 @@ class Cluster:
             ) from error
 
     def _share(self) -> None:
-        """Nothing is left to hand out: idle workers take what waits behind a long piece, in its group or the next one."""
+        """Nothing is left to hand out: idle workers take what waits behind a long piece, in its group or the next."""
         idle = sum(member.ready and not member.groups for member in self._members)
         for member in self._members:
             running, *waiting = [*member.groups] or [None]
