@@ -126,8 +126,8 @@ class Trainer:
         usual = self._scale * self._sums / self._counts.clamp_min(1e-12)
         usual = torch.where(self._counts > 0, usual, 0.0)
         center, latent_bias = self._center + self._scale * pre_bias, self._scale * latent_bias
-        tensors = (one.to("cpu") for one in (encoder, decoder, center, latent_bias, usual))
-        return SparseAutoencoder(id_, self._settings.k, *tensors, about=about)
+        made = SparseAutoencoder(id_, self._settings.k, encoder, decoder, center, latent_bias, usual, about=about)
+        return made.to(torch.device("cpu"))
 
 
 def explained_variance(autoencoder: SparseAutoencoder, points: torch.Tensor) -> float:

@@ -65,7 +65,7 @@ def daam_heat_map(
     """
     size = max((tuple(sizes[id_]) for id_ in maps), key=lambda size: size[0] * size[1])
 
-    def enlarged(word: torch.Tensor, own: tuple[int, int]) -> torch.Tensor:
+    def enlarged(word: torch.Tensor, own: tuple[int, ...]) -> torch.Tensor:
         word = F.interpolate(word.flatten(0, 1).unflatten(2, own), size=size, mode="bicubic").clamp_min(0)
         return word.sum(1)
 

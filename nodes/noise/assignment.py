@@ -67,7 +67,10 @@ class Groups:
         """The rows among which noise may be swapped."""
         if self.penalty is not None:
             return [list(range(len(self.labels)))]
-        return [[i for i, label in enumerate(self.labels) if label == name] for name in dict.fromkeys(self.labels)]
+        images: dict[str, list[int]] = {}
+        for image, label in enumerate(self.labels):
+            images.setdefault(label, []).append(image)
+        return list(images.values())
 
 
 @dataclass(frozen=True)

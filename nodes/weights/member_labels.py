@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -22,10 +23,11 @@ def parse_lines(text: str) -> list[tuple[str, ...]]:
     names = [name for line in lines for name in line]
     if not names:
         raise ValueError("There are no words: write a line for each attribute, such as beard / shaven.")
+    times = Counter(names)
     for name in names:
         if not name or re.search(r"[,;:]", name):
             raise ValueError(f"{name!r} cannot name a direction: write words without commas, colons and semicolons.")
-        if names.count(name) > 1:
+        if times[name] > 1:
             raise ValueError(f"{name!r} appears twice: name each alternative once.")
     return lines
 
