@@ -236,9 +236,9 @@ def test_curve_scales_ticks_and_text(call):
 
 
 def test_sentences_in_the_language_of_the_canvas(call):
-    body = """const said = []
-        for (const locale of given) { await text.speak(locale); said.push(text.say('{0} of {1} selected', 2, 5)) }
-        return said"""
+    body = """const shown = []
+        for (const locale of given) { await text.speak(locale); shown.push(text.say('{0} of {1} selected', 2, 5)) }
+        return shown"""
     assert call("words.js", body, ["zh", "fr", "en"]) == ["已选 2 / 5", "2 of 5 selected", "2 of 5 selected"]
 
 

@@ -75,7 +75,7 @@ def test_the_loss_is_the_papers(autoencoder):
 
 
 def test_decoding_reads_the_active_features_alone():
-    """Equal to the dense product to 1e-6 of the largest value, gradients included; dense features only where asked."""
+    """Equal to the dense product to 1e-6 of the largest value, gradients included."""
     generator = torch.Generator().manual_seed(3)
     values = torch.randn(40, 70, generator=generator, requires_grad=True)
     decoder = torch.randn(70, 12, generator=generator, requires_grad=True)

@@ -219,12 +219,12 @@ def test_a_start_waits_for_a_machine_and_then_says_for_how_long_it_has(monkeypat
     """With an actor that waits, for which an autoscaler starts a machine."""
     import ray
 
-    listed, clock, asked = _nodes(monkeypatch, {"CPU": 4}), [0.0], []
+    listed, clock, made = _nodes(monkeypatch, {"CPU": 4}), [0.0], []
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     cluster = Cluster(Settings(Path(), cpu=False), wait=120)
     assert "waiting up to 2 minutes" in capsys.readouterr().out
-    boot = SimpleNamespace(remote=lambda: f"boot {len(asked)}")
-    cluster._actor = SimpleNamespace(remote=lambda *_: asked.append(1) or SimpleNamespace(boot=boot))
+    boot = SimpleNamespace(remote=lambda: f"boot {len(made)}")
+    cluster._actor = SimpleNamespace(remote=lambda *_: made.append(1) or SimpleNamespace(boot=boot))
 
     def look(*_, **__):
         clock[0] += 50
@@ -233,11 +233,11 @@ def test_a_start_waits_for_a_machine_and_then_says_for_how_long_it_has(monkeypat
     monkeypatch.setattr(ray, "wait", look)
     with pytest.raises(LaunchError, match="has 1 GPU for a worker after 2 minutes"):
         cluster.read({})
-    assert len(asked) == 1
+    assert len(made) == 1
     listed[0]["Resources"]["GPU"] = 3
     clock[0] = 1e6
     cluster._grow()
-    assert len(asked) == 3
+    assert len(made) == 3
 
 
 @pytest.mark.parametrize(
