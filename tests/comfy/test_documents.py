@@ -65,7 +65,8 @@ def test_a_family_has_a_page(family):
     assert [heading for heading in documents.sections(page) if heading in _SECTIONS] == _SECTIONS
     assert documents.papers(page.read_text("utf-8"))
     assert re.search(r"<!-- (numbers|plot) ", page.read_text("utf-8"))
-    assert any(image.startswith("../workflows/demo_") for image in documents.images(page))
+    demos = {f"../workflows/{path.stem}.jpg" for path in repository.DEMOS}
+    assert demos & set(documents.images(page))
     own = {path.name for path in repository.WORKFLOWS if f"_{family}_" in path.name}
     assert own - documents.linked(page, _WORKFLOWS) == set()
 
