@@ -482,10 +482,12 @@ def test_z():
 
 def test_attack():
     losses, similarities = {"before": [0.5, 0.4], "after": [0.6, 0.2]}, {"before": [0.9, 0.8], "after": [0.1, 0.3]}
-    left, right = drawn(neuron_figures.plot_attack, losses, similarities, 0.7).panels
+    left, right = drawn(
+        neuron_figures.plot_attack, losses, {k: torch.tensor(v) for k, v in similarities.items()}, 0.7
+    ).panels
     assert_line(left, "before", [0, 1], losses["before"])
     assert_line(left, "image", [0, 1], losses["after"])
-    np.testing.assert_allclose(list(right.points.values()), [[(0, 0.9), (0, 0.8)], [(1, 0.1), (1, 0.3)]])
+    np.testing.assert_allclose(list(right.points.values()), [[(0, 0.9), (0, 0.8)], [(1, 0.1), (1, 0.3)]], rtol=1e-6)
     assert right.horizontals() == {"replication threshold": 0.7} and right.xticks == ["before", "after"]
     assert (left.xlabel, left.ylabel, right.ylabel) == (
         "step of the attack",
