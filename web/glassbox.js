@@ -41,7 +41,7 @@ app.registerExtension({
     await Promise.all(graphs.flatMap(({ nodes }) => nodes ?? []).map(({ type }) => load(type)));
   },
   afterConfigureGraph() {
-    translate(app.graph);
+    if (app.graph.extra?.glassbox) translate(app.graph); // the mark of the pack's own: others' titles stay theirs
     keepRoom();
   },
   nodeCreated(node) {

@@ -40,3 +40,18 @@ def test_titles_and_notes_of_a_workflow_are_chinese(canvas):
         assert canvas.errors == []
     finally:
         canvas.open({})
+
+
+def test_other_workflows_keep_their_titles(canvas):
+    """Theirs may be words of our tables, such as Prompt, and would be saved as what they were turned into."""
+    saved = workflow.load(next(path for path in repository.WORKFLOWS if path.stem == "demo_weights_edit"))
+    del saved["extra"]["glassbox"]
+    try:
+        canvas.open({"Comfy.Locale": "zh"})
+        canvas.load(saved)
+        shown = canvas.saved()
+        assert [group["title"] for group in shown["groups"]] == [group["title"] for group in saved["groups"]]
+        notes = [[node for node in one["nodes"] if node["type"] == "MarkdownNote"] for one in (shown, saved)]
+        assert [node["widgets_values"] for node in notes[0]] == [node["widgets_values"] for node in notes[1]]
+    finally:
+        canvas.open({})
