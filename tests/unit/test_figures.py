@@ -17,8 +17,9 @@ from glassbox.nodes.common.training import run_comparison, training_loop, traini
 from glassbox.nodes.conditioning import metadata_report, noise_rescale, size_sheet
 from glassbox.nodes.conditioning.metadata_schedule import GateSchedule
 from glassbox.nodes.neurons import merged_results, neuron_figures
+from glassbox.nodes.neurons.image_similarity import ImageSimilarity
 from glassbox.nodes.neurons.layer_ablation import LayerEffect
-from glassbox.nodes.neurons.mask import NeuronMask
+from glassbox.nodes.neurons.mask import NeuronMask, SearchRecord
 from glassbox.nodes.neurons.memorization_score import PromptScore
 from glassbox.nodes.neurons.nemo_search import SelectionStep
 from glassbox.nodes.neurons.neuron_layers import NeuronLayer
@@ -478,6 +479,24 @@ def test_z():
     panel = drawn(neuron_figures.plot_z, values, axes=True).panels[0]
     np.testing.assert_array_equal(panel.bars[:, 3], np.histogram(values, 20)[0])
     assert (panel.xlabel, panel.ylabel) == ("z of the found neurons", "neurons")
+
+
+@pytest.mark.parametrize("z", [True, False])
+def test_report_of_a_mask(z):
+    """Counts of layers, z-scores where the mask has them, and a matrix for each batch of more than one image."""
+    details = {"z": {"down.0": {"1": 4.5, "6": 3.25}}} if z else {}
+    mask = NeuronMask({"down.0": {1: 0.0, 6: 0.0}}, (SearchRecord("a", {"down.0": (1, 6)}, True, details),))
+    batches = {"before": PAIRS, "after": PAIRS[:2, :2], "single": PAIRS[:1, :1]}
+    measured = {name: ImageSimilarity(between, None) for name, between in batches.items()}
+    panels = drawn(neuron_figures.plot_report, mask, measured, size=(12, 4)).panels
+    counts, *others = [panel for panel in panels if panel.ylabel != "similarity"]
+    assert_flat_bars(counts, [2])
+    titles = [*["Activation on the prompts"] * z, "before, median 0.50", "after, median 0.25"]
+    assert counts.title == "2 masked neurons" and [panel.title for panel in others] == titles
+    if z:
+        np.testing.assert_array_equal(others[0].bars[:, 3], np.histogram([4.5, 3.25], 20)[0])
+    for panel, between in zip(others[-2:], (PAIRS, PAIRS[:2, :2]), strict=True):
+        np.testing.assert_allclose(np.nan_to_num(panel.images[0], nan=1.0), between)
 
 
 def test_attack():
