@@ -185,6 +185,12 @@ def check_format(name: str, kind: str, version: int, its_format: object, its_ver
         )
 
 
+def check_length(name: str, done: int, wanted: int) -> None:
+    """Raise ValueError where kept work is longer than the wanted."""
+    if done > wanted:
+        raise ValueError(f"{name} holds {done} steps and {wanted} are wanted: raise steps, or choose another name.")
+
+
 def damaged(name: str) -> ValueError:
     """The error of a file whose content makes no sense."""
     return ValueError(f"{name} is damaged: delete it, or choose another name.")

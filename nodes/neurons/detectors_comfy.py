@@ -9,15 +9,15 @@ from collections.abc import Callable
 import torch
 
 from ..host import folders
+from ..host.identity import clip_digest, model_digest
 from ..host.progress import Stopped, with_progress
 from ..host.text_encoding import chunks, encode
 from .detectors import BRIGHT_ENDING_CFG, INPUTS, Requested, network_rows, score_with_detectors
 from .end_attention_comfy import sample_with_attention
-from .first_step_comfy import at_first_step, embedding, is_flow, probe_outputs, refuse_unscored
+from .first_step_comfy import at_first_step, embedding, is_flow, refuse_unscored
 from .memorization_score import PromptScore
 from .nemo_inputs import FirstStepInputs
-from .neuron_layers import BlockPart, all_layers, has_value_layers, value_layers
-from .neuron_statistics import fingerprint
+from .neuron_layers import BlockPart, has_value_layers, value_layers
 from .scan_file import Pace, ScanFile, score_columns, score_from_row, score_row
 
 
@@ -37,10 +37,9 @@ def score_prompts(
     scores: dict[str, PromptScore] = {}
     rows = None
     if scan_name.strip():
-        paths = [layer.path for layer in all_layers(model.model.diffusion_model)]
-        settings = {**step.settings, **{name: requested.get(name, 0) for name in INPUTS}}
-        settings["fingerprint"] = fingerprint(probe_outputs(model, paths))
-        rows = ScanFile(folders.named_file(scan_name, ".csv"), score_columns(step.noise_samples), settings)
+        identity = {**step.settings, **{name: requested.get(name, 0) for name in INPUTS}}
+        identity |= {"model": model_digest(model), "clip": clip_digest(clip)}
+        rows = ScanFile(folders.named_file(scan_name, ".csv"), score_columns(step.noise_samples), identity)
         done = {text: rows.done(text) for text in texts}
         scores = {text: score_from_row(row, step.noise_samples) for text, row in done.items() if row is not None}
     missing, failures = [text for text in texts if text not in scores], []

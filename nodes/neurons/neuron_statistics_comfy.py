@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from ..host import folders
+from ..host.identity import clip_digest, model_digest
 from ..host.progress import Stopped, with_progress
 from ..host.text_encoding import encode
 from . import neuron_statistics, statistics_file
@@ -71,7 +72,8 @@ def scan_statistics(
         measure, size = functools.partial(_hidden_moments, model, clip, layers, shape), 1
     else:
         measure, size = functools.partial(_value_moments, model, clip, layers), _BATCH
-    scan = StatisticsScan(name, {**settings, "fingerprint": identity})
+    settings |= {"model": model_digest(model), "clip": clip_digest(clip)}
+    scan = StatisticsScan(name, settings, identity)
     missing = scan.missing(texts)
     pace, rows = Pace(len(missing)), 0 if shape is None else len(missing)
     logging.info("%d prompts to measure: %d rows of the network.", len(missing), rows)
@@ -88,9 +90,9 @@ class StatisticsScan:
     The rows of a batch are written before its moments; rows that the moments do not hold are measured again.
     """
 
-    def __init__(self, name: str, settings: dict):
+    def __init__(self, name: str, settings: dict, fingerprint: neuron_statistics.Fingerprint):
         self._rows: ScanFile | None = None
-        self._file, self._identity = Path(), settings["fingerprint"]
+        self._file, self._fingerprint = Path(), fingerprint
         self.statistics: Statistics | None = None
         self.failures: list[str] = []
         if name.strip():
@@ -108,7 +110,7 @@ class StatisticsScan:
     def measure(self, prompts: list[str], measure: Callable[[list[str]], Iterator[tuple[int, dict]]]) -> None:
         """Add the moments of prompts; where that fails in a scan, of each alone, and name those that fail."""
         try:
-            parts = [Statistics(*part, self._identity, "Neuron Statistics") for part in measure(prompts)]
+            parts = [Statistics(*part, self._fingerprint, "Neuron Statistics") for part in measure(prompts)]
         except Stopped:
             raise
         except Exception as error:

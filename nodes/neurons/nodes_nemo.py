@@ -8,8 +8,11 @@ import logging
 
 from comfy_api.latest import io
 
+from ..common.resume import digest
+from ..host import folders
 from ..host.evaluate import sigmas_of
 from ..host.hooks import refuse_compiled
+from ..host.identity import clip_digest, model_digest
 from ..host.image_output import new_figure, to_image
 from ..host.progress import FinishNow, Progress, Stopped, with_progress
 from ..host.schema import NeuronMask as MaskSocket
@@ -214,7 +217,9 @@ class NemoLocalize(io.ComfyNode):
         saved = {**step.settings, "layers": paths, "width": width, "height": height, **dataclasses.asdict(settings)}
         if method == Method.ATTRIBUTION:
             saved |= {"method": method, **dataclasses.asdict(how)}
-        scan = MaskScan(scan_file, {**saved, "fingerprint": identity})
+        depends = {"model": model_digest(model), "clip": clip_digest(clip), "statistics": digest(statistics)}
+        depends |= {"neuron_type": str(neuron_type), "time_budget": time_budget}
+        scan = MaskScan(scan_file, saved | depends)
         pace = Pace(sum(scan.read(text) is None for text in texts))
         if not texts:
             lines.append("No prompt to search: the mask is empty and changes nothing.")

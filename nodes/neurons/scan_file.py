@@ -7,19 +7,18 @@ import io
 import itertools
 import json
 import math
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from ..common.atomic_write import atomic_write, named_write_errors, read_text
+from ..common.atomic_write import atomic_write
+from ..common.resume import Identity, append_line, check_format, check_identity, damaged, whole_lines
 from .detectors import DETECTORS, with_anisotropy
 from .memorization_score import PromptScore
-from .neuron_statistics import same_model
 
-FORMAT, FORMAT_VERSION = "glassbox_scan", 1
+KIND, VERSION = "scan", 2
 _PROMPT, _ERROR = "prompt", "error"
 
 Row = dict[str, str]
@@ -28,19 +27,19 @@ Row = dict[str, str]
 class ScanFile:
     """The rows of a scan by prompt. ``columns`` follow the prompt; an error column names prompts that failed.
 
-    ``settings`` (with the model's ``fingerprint``) are kept beside the table, in NAME.settings.json. Raises ValueError
-    for a file of other settings or columns. A row that a crash cut off is dropped.
+    ``identity``, all that a row depends on but for the prompt, is kept beside the table, in NAME.settings.json. Raises
+    ValueError for a file of another identity or other columns. A row that a crash cut off is dropped.
     """
 
-    def __init__(self, path: Path, columns: list[str], settings: dict):
+    def __init__(self, path: Path, columns: list[str], identity: Identity):
         self._path, self._columns = path, [_PROMPT, *columns, _ERROR]
         self.rows: dict[str, Row] = {}
         beside = path.with_suffix(".settings.json")
         if path.is_file():
-            self._check(beside, settings)
+            self._check(beside, identity)
             self._read()
         else:
-            content = {"format": FORMAT, "format_version": FORMAT_VERSION, **settings}
+            content = {"format": f"glassbox {KIND}", "format_version": str(VERSION), "identity": dict(identity)}
             with atomic_write(beside) as temporary:
                 temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         self._write_all()
@@ -50,10 +49,7 @@ class ScanFile:
         message = "" if error is None else f"{type(error).__name__}: {error}"
         self.rows.pop(prompt, None)  # a prompt that is tried again goes to the end, as in the file
         self.rows[prompt] = {**dict.fromkeys(self._columns, ""), **(row or {}), _PROMPT: prompt, _ERROR: message}
-        with named_write_errors(self._path), self._path.open("a", encoding="utf-8", newline="") as file:
-            file.write(self._line(self.rows[prompt]))
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(self._path, self._line(self.rows[prompt]))
 
     def done(self, prompt: str) -> Row | None:
         """The row of a prompt that was scanned without an error."""
@@ -72,28 +68,20 @@ class ScanFile:
             self.rows = {prompt: row for prompt, row in self.rows.items() if prompt not in done[count:]}
             self._write_all()
 
-    def _check(self, beside: Path, settings: dict) -> None:
+    def _check(self, beside: Path, identity: Identity) -> None:
         try:
             before = json.loads(beside.read_text(encoding="utf-8"))
-            if (before["format"], before["format_version"]) != (FORMAT, FORMAT_VERSION):
-                raise ValueError
-            known = {path: tuple(map(float, values)) for path, values in before["fingerprint"].items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise ValueError(f"{self._path.name} is no scan of this Glassbox: choose another name.") from None
-        other = [name for name, value in settings.items() if name != "fingerprint" and before.get(name) != value]
-        if not same_model(known, settings["fingerprint"]):
-            other.append("model")
-        if other:
-            raise ValueError(
-                f"{self._path.name} was scanned with another {', '.join(other)}: use the same settings or another name."
-            )
+        except (OSError, ValueError, RecursionError):
+            before = None
+        before = before if isinstance(before, dict) else {}
+        check_format(self._path.name, KIND, VERSION, before.get("format"), before.get("format_version"))
+        check_identity(self._path.name, before.get("identity"), identity)
 
     def _read(self) -> None:
-        text = read_text(self._path)
         try:
-            rows = [*csv.reader(io.StringIO(text[: text.rfind("\n") + 1]))]
-        except csv.Error as error:
-            raise ValueError(f"{self._path.name} is damaged ({error}): choose another name.") from None
+            rows = [*csv.reader(io.StringIO(whole_lines(self._path)))]
+        except csv.Error:
+            raise damaged(self._path.name) from None
         if rows and rows[0] != self._columns:
             raise ValueError(f"{self._path.name} has other columns, {', '.join(rows[0])[:100]!r}: choose another name.")
         for row in rows[1:]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from comfy_api.latest import io
 
+from ..common.resume import digest
 from ..common.training.batch_sampler import LengthUnit
 from ..common.training.training_checkpoint import CheckpointFile
 from ..common.training.training_data import collect_training_data
@@ -12,6 +13,7 @@ from ..common.training.training_loop import OPTIMIZERS, LearningRateSchedule
 from ..common.training.training_loss import LOSSES, NoiseLevels, Weighting
 from ..common.training.training_run import OnStop, TrainingRun
 from ..host.folders import named_file
+from ..host.identity import clip_digest, model_digest
 from ..host.image_output import new_figure, to_image
 from ..host.progress import FinishNow, Stopped, interruptible, nothing_to_show
 from ..host.schema import schema
@@ -443,9 +445,11 @@ class TrainLoraImmiscible(io.ComfyNode):
             reports.append(f"Its {len(existing.text)} text encoder layers are left out: connect clip and captions.")
         made = adapters.Adapters(made.functions, {**made.parameters, **text_parameters})
         name = options.checkpoint_name.strip()
-        checkpoint = (
-            CheckpointFile(named_file(name, ".safetensors"), options.checkpoint_settings(data)) if name else None
-        )
+        checkpoint = None
+        if name:
+            identity = options.identity(data) | {"existing_lora": digest(existing)}
+            identity |= {"model": model_digest(model[0]), "clip": clip_digest(clip[0])}
+            checkpoint = CheckpointFile(named_file(name, ".safetensors"), identity, options.sampling(data))
         finish = FinishNow()
         monitor = TrainingMonitor(vae[0], finish)
         settings = PairingSettings.of(options)

@@ -2,56 +2,37 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
-from ..common.atomic_write import atomic_write
-from ..common.safetensors_files import open_tensors
+from ..common.resume import Identity, check_length, damaged, load_state, save_state
 from .inversion import Inversion
 
-_FORMAT, _VERSION = "glassbox_w2w_inversion", "1"
+_KIND, _VERSION = "inversion", 2
 
 
-def save(run: Inversion, path: Path) -> None:
+def save(run: Inversion, path: Path, identity: Identity) -> None:
     """Write coefficients, Adam's moments and losses, whole or not at all."""
-    from safetensors.torch import save_file
-
     state = run.optimizer.state_dict()["state"].get(0, {})
     tensors = {name: torch.as_tensor(value) for name, value in state.items()}
-    tensors["coefficients"] = run.model.coefficients.detach()
+    tensors["coefficients"] = run.model.coefficients
     tensors["losses"] = torch.tensor(run.losses, dtype=torch.float64)
     if run.best is not None:
         tensors["held_out"] = torch.tensor(list(run.held_out.items()), dtype=torch.float64)
         tensors["best"] = run.best
-    whole = {name: value.cpu().contiguous().clone() for name, value in tensors.items()}
-    with atomic_write(path) as temporary:
-        save_file(whole, temporary, {"format": _FORMAT, "format_version": _VERSION, "settings": _settings_json(run)})
+    save_state(path, _KIND, _VERSION, identity, tensors)
 
 
-def restore(run: Inversion, path: Path) -> None:
+def restore(run: Inversion, path: Path, identity: Identity) -> None:
     """Set a run to the state in the file; nothing when there is no file.
 
-    Raises ValueError when it belongs to another run.
+    Raises ValueError when it belongs to another run, or to a longer one.
     """
-    from safetensors import SafetensorError
-
-    if not path.is_file():
+    found = load_state(path, _KIND, _VERSION, identity)
+    if found is None:
         return
-    try:
-        with open_tensors(path) as file:
-            about = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"The checkpoint {path.name} cannot be read ({error}): delete it.") from None
-    if (about.get("format"), about.get("format_version")) != (_FORMAT, _VERSION) or about.get(
-        "settings"
-    ) != _settings_json(run):
-        raise ValueError(
-            f"The checkpoint {path.name} belongs to another run: restore its settings, or choose another name."
-        )
+    tensors, _ = found
     coefficients, losses = run.model.coefficients, tensors.get("losses", torch.zeros(()))
     shapes = {"coefficients": coefficients.shape}
     if losses.ndim and len(losses):  # else it was stopped before its first step
@@ -63,7 +44,8 @@ def restore(run: Inversion, path: Path) -> None:
         name not in tensors or tensors[name].shape != shape or not tensors[name].isfinite().all()
         for name, shape in shapes.items()
     ):
-        raise ValueError(f"The checkpoint {path.name} is damaged: delete it, or choose another name.")
+        raise damaged(path.name)
+    check_length(path.name, len(losses), run.settings.steps)
     with torch.no_grad():
         coefficients.copy_(tensors["coefficients"])
     state = {name: tensors[name] for name in ("exp_avg", "exp_avg_sq", "step") if name in shapes}
@@ -73,8 +55,3 @@ def restore(run: Inversion, path: Path) -> None:
     run.held_out = {int(step): value for step, value in held_out.tolist()}
     run.best = tensors.get("best")
     run.model.refresh()
-
-
-def _settings_json(run: Inversion) -> str:
-    settings = {name: value for name, value in asdict(run.settings).items() if name != "steps"}
-    return json.dumps({**settings, "space": run.model.space.name, "members": len(run.model.space.members)})

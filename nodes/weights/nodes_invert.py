@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ from comfy_api.latest import io
 
 from ..common.lora_keys import TEXT
 from ..common.loss_curve import outline
-from ..common.resume import FinishedEarly
+from ..common.resume import FinishedEarly, Identity, digest
 from ..host.folders import named_file
+from ..host.identity import model_digest
 from ..host.image_output import new_figure, to_image
 from ..host.progress import FinishNow, LiveCurve, Progress, nothing_to_show
 from ..host.schema import W2WPoint, W2WSpace, schema
@@ -175,7 +176,11 @@ class W2WInvert(io.ComfyNode):
             trainable = TrainablePoint(space, start.clone(), components, model.load_device)
             settings = InversionSettings(steps, learning_rate, weight_decay, components, seed, early_stop)
             inversion = Inversion(trainable, settings)
-            run = _Run(inversion, vae, mask, path, preview_interval)
+            identity = {name: value for name, value in asdict(settings).items() if name != "steps"}
+            identity |= {"model": model_digest(model), "precision": precision} if path else {}
+            seen = {"space": space, "latent": latents, "positive": positive, "mask": mask, "start_point": start}
+            identity |= {name: digest(value) for name, value in seen.items()} if path else {}
+            run = _Run(inversion, vae, mask, path, identity, preview_interval)
             trainer.run(
                 model,
                 weight_functions(model, trainable),
@@ -207,6 +212,7 @@ class _Run:
     vae: Any
     mask: torch.Tensor | None
     checkpoint: Path | None
+    identity: Identity
     preview_interval: int
     restored: torch.Tensor | None = None
     seconds: float = 0.0
@@ -216,7 +222,7 @@ class _Run:
 
         inversion = self.inversion
         if self.checkpoint is not None:
-            inversion_checkpoint.restore(inversion, self.checkpoint)
+            inversion_checkpoint.restore(inversion, self.checkpoint, self.identity)
         mask = None if self.mask is None else latent_mask(self.mask, session.latents[0])
         progress, live, first = Progress(inversion.settings.steps), LiveCurve(), inversion.done
         finish = FinishNow()
@@ -224,7 +230,7 @@ class _Run:
 
         def on_step(done: int) -> None:
             if self.checkpoint is not None and done % _CHECKPOINT_INTERVAL == 0:
-                inversion_checkpoint.save(inversion, self.checkpoint)
+                inversion_checkpoint.save(inversion, self.checkpoint, self.identity)
             live.show(self.curve)
             preview = self.preview_interval and done % self.preview_interval == 0
             progress.show(done, self._restore(session) if preview else None)
@@ -238,7 +244,7 @@ class _Run:
         finally:
             self.seconds = (time.perf_counter() - started) / max(inversion.done - first, 1)
             if self.checkpoint is not None:
-                inversion_checkpoint.save(inversion, self.checkpoint)
+                inversion_checkpoint.save(inversion, self.checkpoint, self.identity)
         inversion.take_best()
         self._restore(session)
 

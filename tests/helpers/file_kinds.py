@@ -13,7 +13,7 @@ from glassbox.nodes.activations import activations_file, steering
 from glassbox.nodes.activations.activations import Activations, Row
 from glassbox.nodes.common import lora_reader
 from glassbox.nodes.common.training.training_checkpoint import CheckpointFile
-from glassbox.nodes.common.training.training_loop import History, WeightAverage
+from glassbox.nodes.common.training.training_loop import History, Plan, WeightAverage
 from glassbox.nodes.neurons import mask_file, nemo_inputs, statistics_file
 from glassbox.nodes.neurons.mask import NeuronMask, SearchRecord
 from glassbox.nodes.neurons.neuron_layers import BlockPart, NeuronLayer
@@ -128,14 +128,14 @@ class FileKinds:
         return labels.read(path, self._space)
 
     def write_scan_csv(self, path):
-        ScanFile(path, ["score"], {"threshold": 0.5, "fingerprint": {"a": (1.0,)}}).add("a man", {"score": "0.5"})
+        ScanFile(path, ["score"], {"threshold": 0.5}).add("a man", {"score": "0.5"})
 
     def read_scan_csv(self, path):
         beside = path.with_suffix(".settings.json")
         if not beside.exists():
-            content = {"format": "glassbox_scan", "format_version": 1, "threshold": 0.5, "fingerprint": {"a": [1.0]}}
+            content = {"format": "glassbox scan", "format_version": "2", "identity": {"threshold": 0.5}}
             beside.write_text(json.dumps(content))
-        return ScanFile(path, ["score"], {"threshold": 0.5, "fingerprint": {"a": (1.0,)}})
+        return ScanFile(path, ["score"], {"threshold": 0.5})
 
     def write_training(self, path):
         training, noise, sampler = _training()
@@ -151,10 +151,10 @@ class FileKinds:
         run = self._inversion()
         run.model.coefficients.grad = torch.ones_like(run.model.coefficients)
         run.optimizer.step()
-        inversion_checkpoint.save(run, path)
+        inversion_checkpoint.save(run, path, {"seed": 5})
 
     def read_inversion(self, path):
-        inversion_checkpoint.restore(self._inversion(), path)
+        inversion_checkpoint.restore(self._inversion(), path, {"seed": 5})
 
     def _inversion(self):
         model = inversion.TrainablePoint(self._space, torch.zeros(0), components=3)
@@ -169,6 +169,7 @@ def _training():
         optimizer=torch.optim.Adam(parameters.values()),
         history=History(),
         steps_done=1,
+        plan=Plan(4),
         average=WeightAverage(parameters, 0.9),
     )
     generator = torch.Generator()

@@ -147,6 +147,10 @@ class Kept:
         return {}
 
 
+class Failed(Exception):  # noqa: N818
+    """A prompt that ended with the error of a node."""
+
+
 class Queue:
     """One executor of ComfyUI with a cache, which runs the prompt of a node again and again."""
 
@@ -155,7 +159,7 @@ class Queue:
         self._executor, self._node, self.place = newer.executor(cache), node, place
         self.work = 0  # evaluations of the model in the last run, or looks at Stop of a node that has none
 
-    def run(self, name: str, monkeypatch, stop_at: int | None = None, before: dict | None = None, **changes):
+    def run(self, name: str, monkeypatch, before: dict | None = None, stop_at: int | None = None, **changes):
         """Run the node under a name of its file; Stop is pressed at its n-th piece of work, if that is given.
 
         Returns what it gave, or None where the run was canceled; ``cached``: whether the node did not run.
@@ -190,5 +194,6 @@ class Queue:
             self._executor.execute(prompt, "prompt", {}, ["kept"])
         messages = dict(self._executor.status_messages)
         self.cached = self.place in messages["execution_cached"]["nodes"]
-        assert "execution_error" not in messages, messages["execution_error"]["exception_message"]
+        if "execution_error" in messages:
+            raise Failed(messages["execution_error"]["exception_message"])
         return Kept.values[0] if Kept.values else None

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 
-from ..atomic_write import atomic_write
-from ..safetensors_files import open_tensors
+from ..resume import Identity, check_length, damaged, load_state, save_state
 
-_FORMAT, _VERSION = "glassbox training", 2
+_KIND, _VERSION = "training", 3
 _NUMBERS = ("before", "after", "seconds", "pairing", "waited")
 
 
 @dataclass(frozen=True)
 class CheckpointFile:
-    """A checkpoint file and the settings that a run must share to continue from it."""
+    """A checkpoint file and the identity of the run that may continue from it.
+
+    ``sampling``: what its sample images depend on besides; those of another are left out, and sampled again.
+    """
 
     path: Path
-    settings: Mapping[str, object]
+    identity: Identity
+    sampling: str = ""
 
     def save(self, training, visits: list[int], position: tuple[int, torch.Tensor]) -> None:
         """Write the run's state, whole or not at all; raises WriteError where it cannot be written."""
@@ -40,43 +40,31 @@ class CheckpointFile:
         tensors["losses"] = torch.tensor(history.losses, dtype=torch.float64)
         tensors["validation"] = torch.tensor(history.validation, dtype=torch.float64).reshape(-1, 2)
         tensors["visits"], tensors["generator"] = torch.tensor(visits), position[1]
-        header = {
-            "format": _FORMAT,
-            "format_version": str(_VERSION),
-            "settings": json.dumps(dict(self.settings), sort_keys=True),
-            "state": json.dumps(
-                {
-                    "steps": training.steps_done,
-                    "position": position[0],
-                    "sampled": [step for step, _ in history.samples],
-                    **{name: getattr(history, name) for name in _NUMBERS},
-                }
-            ),
+        about = {
+            "steps": training.steps_done,
+            "position": position[0],
+            "sampling": self.sampling,
+            "sampled": [step for step, _ in history.samples],
+            **{name: getattr(history, name) for name in _NUMBERS},
         }
-        tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-        with atomic_write(self.path) as temporary:
-            save_file(tensors, temporary, header)
+        save_state(self.path, _KIND, _VERSION, self.identity, tensors, about)
 
     def restore(self, training, noise, sampler) -> bool:
         """Bring a run to the state of the file; False when there is none yet.
 
-        Raises ValueError when the file is of another run or cannot be read.
+        Raises ValueError when the file is of another run, of a longer one, or cannot be read.
         """
-        if not self.path.exists():
+        found = load_state(self.path, _KIND, _VERSION, self.identity)
+        if found is None:
             return False
-        header, tensors = self._read()
-        damaged = f"The checkpoint {self.path.name} is damaged: delete it, or choose another name."
-        try:
-            settings, state = dict(json.loads(header["settings"])), json.loads(header["state"])
-        except (KeyError, TypeError, ValueError, RecursionError):
-            raise ValueError(damaged) from None
-        self._compare(settings)
+        tensors, state = found
         try:
             _restore_parameters(training, tensors)
             history = training.history
             history.losses = [float(loss) for loss in tensors["losses"]]
             history.validation = [(int(step), loss) for step, loss in tensors["validation"].tolist()]
-            history.samples = [(int(step), tensors[f"sample.{number}"]) for number, step in enumerate(state["sampled"])]
+            sampled = state["sampled"] if state["sampling"] == self.sampling else []
+            history.samples = [(int(step), tensors[f"sample.{number}"]) for number, step in enumerate(sampled)]
             for name in _NUMBERS:
                 setattr(history, name, float(state[name]))
             training.steps_done = operator.index(state["steps"])
@@ -84,35 +72,9 @@ class CheckpointFile:
                 noise.visits[:] = [int(count) for count in tensors["visits"]]
             sampler.restore(operator.index(state["position"]), tensors["generator"])
         except (KeyError, TypeError, ValueError, IndexError, OverflowError, RuntimeError):
-            raise ValueError(damaged) from None
+            raise damaged(self.path.name) from None
+        check_length(self.path.name, training.steps_done, training.plan.steps)
         return True
-
-    def _read(self) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
-        try:
-            with open_tensors(self.path) as file:
-                header = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
-            raise ValueError(
-                f"The checkpoint {self.path.name} cannot be read ({error}): delete it, or choose another name."
-            ) from None
-        if header.get("format") != _FORMAT:
-            raise ValueError(f"{self.path.name} is no checkpoint of this node: choose another name.")
-        if header.get("format_version") != str(_VERSION):
-            raise ValueError(
-                f"The checkpoint {self.path.name} has format version {header.get('format_version')}, and this version "
-                f"of the pack reads {_VERSION}: choose another checkpoint name."
-            )
-        return header, tensors
-
-    def _compare(self, theirs: dict[str, object]) -> None:
-        ours = json.loads(json.dumps(dict(self.settings)))
-        different = [name for name in ours if ours[name] != theirs.get(name)]
-        if different:
-            raise ValueError(
-                f"The checkpoint {self.path.name} is of a run with other settings ({', '.join(sorted(different))}): "
-                "set them back to continue it, or choose another checkpoint name to start over."
-            )
 
 
 def _restore_parameters(training, tensors: Mapping[str, torch.Tensor]) -> None:

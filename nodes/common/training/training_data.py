@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
+
+from ..resume import digest
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class TrainingData:
     @cached_property
     def labels(self) -> list[str]:
         """A label for each condition; equal tensors get equal ones."""
-        return [fingerprint([condition])[:16] for condition in self.conditions]
+        return [digest([condition])[:16] for condition in self.conditions]
 
 
 @dataclass(frozen=True)
@@ -143,26 +144,3 @@ def _position_weights(images: list[torch.Tensor], masks: Sequence[torch.Tensor])
             raise ValueError(f"Mask {number} is empty: leave something of every image to train on.")
         weights.append(weight.reshape(1, *[1] * (image.ndim - 3), *image.shape[-2:]))
     return weights
-
-
-def fingerprint(values) -> str:
-    """A hash of nested lists and dicts of tensors and plain values."""
-    state = hashlib.sha256()
-
-    def update(value) -> None:
-        if isinstance(value, torch.Tensor):
-            state.update(f"{tuple(value.shape)}{value.dtype}".encode())
-            state.update(value.detach().float().cpu().contiguous().numpy().tobytes())
-        elif isinstance(value, dict):
-            for name in sorted(value, key=str):
-                state.update(f"{name}=".encode())
-                update(value[name])
-        elif isinstance(value, list | tuple):
-            state.update(b"[")
-            for item in value:
-                update(item)
-        elif isinstance(value, str | int | float | bool | None):
-            state.update(f"{value!r},".encode())
-
-    update(values)
-    return state.hexdigest()

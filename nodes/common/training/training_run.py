@@ -12,11 +12,11 @@ from typing import Protocol
 import torch
 
 from ..loss_curve import outline
-from ..resume import FinishedEarly
+from ..resume import FinishedEarly, digest
 from .batch_sampler import BatchPrefetcher, BatchSampler, Call, LengthUnit, NoisePairing
 from .session import Session
 from .training_checkpoint import CheckpointFile
-from .training_data import TrainingData, TrainingImages, fingerprint
+from .training_data import TrainingData, TrainingImages
 from .training_evaluation import PreviewSampler, Validation
 from .training_loop import LearningRateSchedule, Plan, Training, WeightAverage, keeps_state, make_optimizer
 from .training_loss import NoiseLevels, logit_normal_percent, make_objective
@@ -86,21 +86,23 @@ class TrainingOptions:
             return None
         return functools.partial(logit_normal_percent, mean=self.logit_mean, std=self.logit_std)
 
-    def checkpoint_settings(self, data: TrainingData) -> dict:
-        """What a checkpoint must share: the options that change what a run computes, and the images and captions."""
+    def identity(self, data: TrainingData) -> dict:
+        """What a checkpoint must share: the options that change what a run computes, and the data that it sees."""
         free = {"gradient_checkpointing", "checkpoint_depth", "checkpoint_name", "checkpoint_interval", "on_stop"}
         free |= {"validation_interval", "sample_interval", "sample_steps", "sample_cfg"}
         if self.lr_schedule == LearningRateSchedule.CONSTANT:
             free.add("steps")
         kept = {name: value for name, value in dataclasses.asdict(self).items() if name not in free}
-        seen = [data.latents, data.conditions[: len(data.latents)]]
-        if data.weights is not None:
-            seen.append(data.weights)
-        if data.captions:
-            seen.append(data.captions)
-        if self.caption_dropout and data.empty_row is not None:
-            seen.append(data.conditions[data.empty_row])
-        return {**kept, "images": fingerprint(seen)}
+        empty = data.conditions[data.empty_row] if self.caption_dropout and data.empty_row is not None else None
+        images = {"latents": data.latents, "positive": data.conditions[: len(data.latents)], "masks": data.weights}
+        images |= {"captions": [data.captions[row] for row in range(len(data.latents)) if data.captions]}
+        return kept | {name: digest(value) for name, value in (images | {"empty_caption": empty}).items()}
+
+    def sampling(self, data: TrainingData) -> str:
+        """A digest of what sample images depend on beside the training."""
+        prompts = [data.conditions[row] for row in data.sample_rows]
+        negative = None if data.negative_row is None else data.conditions[data.negative_row]
+        return digest([self.sample_steps, self.sample_cfg, prompts, negative])
 
 
 class Monitor(Protocol):

@@ -207,13 +207,13 @@ def test_a_full_disk_is_one_sentence_and_keeps_the_checkpoint(app, trained, monk
 
 def test_more_steps_under_a_cosine_schedule_are_refused(trained):
     trained(checkpoint_name="training/cosine", steps=1, lr_schedule="cosine")
-    with pytest.raises(ValueError, match=r"other settings \(steps\)"):
+    with pytest.raises(ValueError, match="another steps"):
         trained(checkpoint_name="training/cosine", steps=2, lr_schedule="cosine")
 
 
 def test_a_checkpoint_of_another_run_is_refused(trained):
     trained(checkpoint_name="training/other", steps=1)
-    with pytest.raises(ValueError, match=r"other settings \(learning_rate, rank\)"):
+    with pytest.raises(ValueError, match="another learning_rate, rank"):
         trained(checkpoint_name="training/other", steps=1, rank=3, learning_rate=0.1)
     with pytest.raises(ValueError, match="names no file"):
         trained(checkpoint_name="../../out")
@@ -498,7 +498,7 @@ def test_resume_with_the_text_encoder_is_the_uninterrupted_run(parts, trained):
     resumed = trained(**options, checkpoint_name="glassbox/text_parts")
     assert resumed["loss_map"] == whole["loss_map"]
     assert all(torch.equal(resumed["lora"][name], whole["lora"][name]) for name in whole["lora"])
-    with pytest.raises(ValueError, match="other settings"):
+    with pytest.raises(ValueError, match="made with another"):
         trained(**options | {"captions": ["portrait"]}, checkpoint_name="glassbox/text_parts")
 
 

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from glassbox.nodes.common.resume import digest
 from glassbox.nodes.common.training.batch_sampler import BatchPrefetcher, BatchSampler, LengthUnit
 from glassbox.nodes.common.training.training_data import (
     TrainingData,
     TrainingImages,
     collect_training_data,
-    fingerprint,
 )
 from glassbox.nodes.common.training.training_evaluation import Validation
 from glassbox.nodes.common.training.training_loop import (
@@ -157,7 +157,7 @@ def test_assign_permutes_the_drawn_noise():
     data = images()
     draw = BatchSampler(data, 6, 1).draw()
     served = pair(data, draw, pairing="assign")
-    assert sorted(map(fingerprint, served.noise[0])) == sorted(map(fingerprint, draw.noise))
+    assert sorted(map(digest, served.noise[0])) == sorted(map(digest, draw.noise))
     assert served.after.sum() < served.before.sum()
 
 
@@ -167,7 +167,7 @@ def test_a_pool_serves_each_noise_sample_once(pool_size, turns, pools):
     server = TrainingNoise(PairingSettings(pairing="pool", pool_size=pool_size), data, 5)
     sampler = BatchSampler(data, 1, 5, LengthUnit.EPOCHS)
     rounds = [[pair_next(server, sampler, data) for _ in range(COUNT * turns)] for _ in range(2)]
-    keys = [fingerprint(batch.noise) for batches in rounds for batch in batches]
+    keys = [digest(batch.noise) for batches in rounds for batch in batches]
     assert len(set(keys)) == 2 * COUNT * turns
     assert len(server._pools) == 2 * pools
     if pool_size == 12:
@@ -189,9 +189,9 @@ def test_noise_stays_within_captions():
     data = images(labels=["a", "b"] * 3)
     draw = BatchSampler(data, 6, 1).draw()
     served = pair(data, draw, pairing="assign", grouping="within_groups")
-    label_of = {fingerprint(noise): data.labels[image] for noise, image in zip(draw.noise, draw.images, strict=True)}
+    label_of = {digest(noise): data.labels[image] for noise, image in zip(draw.noise, draw.images, strict=True)}
     pairs = zip(served.noise[0], draw.images, strict=True)
-    assert all(label_of[fingerprint(noise)] == data.labels[image] for noise, image in pairs)
+    assert all(label_of[digest(noise)] == data.labels[image] for noise, image in pairs)
 
 
 @pytest.mark.parametrize("form", ["closed_form", "dot_product", "official"])

@@ -11,6 +11,9 @@ LAYERS = {"mid_block.attn1.to_q": (6, 6), "mid_block.attn2.to_v": (6, 6)}
 ALPHAS = torch.cumprod(1 - torch.linspace(0.00085**0.5, 0.012**0.5, 1000, dtype=torch.float64) ** 2, 0)
 
 
+IDENTITY = {"image": "one"}
+
+
 @pytest.fixture(scope="module", params=["float32", "float16", "int8"])
 def space(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("loras")
@@ -140,20 +143,22 @@ def test_a_run_resumes_exactly_from_its_checkpoint(space, tmp_path):
     whole.run(session, None, lambda done: None)
     first, session = make(space, steps=3)
     first.run(session, None, lambda done: None)
-    inversion_checkpoint.save(first, tmp_path / "c.safetensors")
+    inversion_checkpoint.save(first, tmp_path / "c.safetensors", IDENTITY)
     second, session = make(space, steps=6)
-    inversion_checkpoint.restore(second, tmp_path / "c.safetensors")
+    inversion_checkpoint.restore(second, tmp_path / "c.safetensors", IDENTITY)
     assert second.done == 3
     second.run(session, None, lambda done: None)
     assert second.losses == whole.losses and torch.equal(
         second.model.all_coefficients(), whole.model.all_coefficients()
     )
-    other, _ = make(space, steps=6, learning_rate=0.2)
-    with pytest.raises(ValueError, match="belongs to another run"):
-        inversion_checkpoint.restore(other, tmp_path / "c.safetensors")
+    other, _ = make(space, steps=6)
+    with pytest.raises(ValueError, match="another image"):
+        inversion_checkpoint.restore(other, tmp_path / "c.safetensors", {"image": "another"})
+    with pytest.raises(ValueError, match="holds 3 steps and 2 are wanted"):
+        inversion_checkpoint.restore(make(space, steps=2)[0], tmp_path / "c.safetensors", IDENTITY)
     (tmp_path / "d.safetensors").write_bytes(b"cut")
     with pytest.raises(ValueError, match="cannot be read"):
-        inversion_checkpoint.restore(other, tmp_path / "d.safetensors")
+        inversion_checkpoint.restore(other, tmp_path / "d.safetensors", IDENTITY)
 
 
 def test_early_stop_takes_the_lowest_loss_on_held_out_noise(space, tmp_path):
@@ -168,9 +173,9 @@ def test_early_stop_takes_the_lowest_loss_on_held_out_noise(space, tmp_path):
     assert run.held_out_loss(session, None) == pytest.approx(run.held_out[run.best_step], rel=1e-6)
     first, session = make(space, **{**choices, "steps": 25})
     first.run(session, None, lambda done: None)
-    inversion_checkpoint.save(first, tmp_path / "c.safetensors")
+    inversion_checkpoint.save(first, tmp_path / "c.safetensors", IDENTITY)
     second, session = make(space, **choices)
-    inversion_checkpoint.restore(second, tmp_path / "c.safetensors")
+    inversion_checkpoint.restore(second, tmp_path / "c.safetensors", IDENTITY)
     second.run(session, None, lambda done: None)
     second.take_best()
     assert second.held_out == run.held_out
