@@ -24,6 +24,7 @@ from .conditioning import nodes_padding, nodes_resolution, nodes_size_metadata, 
 from .demo import architecture, nodes_demo
 from .host import progress, routes
 from .host.schema import with_checked_inputs
+from .host.watched_files import with_watched_files
 from .neurons import (
     nodes_audit,
     nodes_concept,
@@ -83,7 +84,9 @@ _FILES = (
     nodes_mitigations,
     nodes_audit,
 )
-NODES: list[type[io.ComfyNode]] = [with_checked_inputs(node) for file in _FILES for node in file.NODES]
+NODES: list[type[io.ComfyNode]] = [
+    with_watched_files(with_checked_inputs(node)) for file in _FILES for node in file.NODES
+]
 
 
 def network_outline(kind: str, name: str) -> dict:

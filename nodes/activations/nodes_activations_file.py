@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import ClassVar
 
 from comfy_api.latest import io
 
@@ -60,6 +61,8 @@ class SaveActivations(io.ComfyNode):
 
 
 class LoadActivations(io.ComfyNode):
+    READS: ClassVar = {"file": output_stamp}
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -86,11 +89,6 @@ class LoadActivations(io.ComfyNode):
                 io.String.Output(display_name="report", tooltip="One line per activation: ID, shape, type."),
             ],
         )
-
-    @classmethod
-    def fingerprint_inputs(cls, file: str | None) -> str:
-        """Changes with the file."""
-        return output_stamp(file)
 
     @classmethod
     def execute(cls, file: str) -> io.NodeOutput:

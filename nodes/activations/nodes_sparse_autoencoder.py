@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from comfy_api.latest import io
@@ -26,6 +27,8 @@ _PAPER = "TopK sparse autoencoder (arXiv 2406.04093), in diffusion models as in 
 
 
 class LoadSparseAutoencoder(io.ComfyNode):
+    READS: ClassVar = {"file": functools.partial(input_stamp, what="sparse autoencoder")}
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -51,11 +54,6 @@ class LoadSparseAutoencoder(io.ComfyNode):
                 io.String.Output(display_name="report", tooltip="Sizes, and how it was trained."),
             ],
         )
-
-    @classmethod
-    def fingerprint_inputs(cls, file: str | None) -> str:
-        """Changes with the file."""
-        return input_stamp(file, "sparse autoencoder")
 
     @classmethod
     def execute(cls, file: str) -> io.NodeOutput:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from comfy_api.latest import io
@@ -342,6 +342,8 @@ class SaveSteeringDirection(io.ComfyNode):
 
 
 class LoadSteeringDirection(io.ComfyNode):
+    READS: ClassVar = {"file": output_stamp}
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -368,11 +370,6 @@ class LoadSteeringDirection(io.ComfyNode):
                 io.String.Output(display_name="report", tooltip="Channels and length at each ID."),
             ],
         )
-
-    @classmethod
-    def fingerprint_inputs(cls, file: str | None) -> str:
-        """Changes with the file."""
-        return output_stamp(file)
 
     @classmethod
     def execute(cls, file: str) -> io.NodeOutput:

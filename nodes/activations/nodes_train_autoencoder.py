@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from comfy_api.latest import io
 
+from ..common.resume import check_length, digest, file_digest, load_state, save_state
 from ..host.compute import compute_device
 from ..host.evaluate import PERCENT, sample_latents, sigma_at, timestep_of
 from ..host.folders import input_stamp, named_file, relative, resolve_input_file
 from ..host.hooks import observe, refuse_compiled
+from ..host.identity import clip_digest, model_digest, vae_digest
 from ..host.image_output import new_figure, to_image
 from ..host.progress import Progress
 from ..host.schema import SparseAutoencoder as AutoencoderSocket
@@ -37,10 +38,13 @@ _ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
 _GATHERED = 8
 _VALIDATED = 4096  # positions
 _PIXELS = 8  # of a latent position's side
-_ROUNDING = 1e-3  # of the deviation: what another device changes in the mean of held-out positions
+_KIND, _VERSION = "sparse autoencoder training", 2
 
 
 class TrainSparseAutoencoder(io.ComfyNode):
+    READS: ClassVar = {"image_folder": functools.partial(input_stamp, what="image folder")}
+    WRITES: ClassVar = {"name": functools.partial(named_file, suffix=".safetensors")}
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -121,11 +125,6 @@ class TrainSparseAutoencoder(io.ComfyNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, image_folder: str | None = None, **_) -> str:
-        """Changes with the images of the folder."""
-        return input_stamp(image_folder, "image folder") if image_folder else ""
-
-    @classmethod
     def execute(
         cls,
         model,
@@ -161,7 +160,8 @@ class TrainSparseAutoencoder(io.ComfyNode):
         about = {
             **{"features": features, "k": k, "batch_size": batch_size, "learning_rate": learning_rate},
             **{"dead_after": dead_after, "seed": seed, "steps": steps, "cfg": cfg, "activation": selected[0].id},
-            **{"latent": list(latent["samples"].shape), "source": source.digest()},
+            **{"latent": digest(latent["samples"]), "clip": clip_digest(clip), "model": model_digest(model)},
+            **source.identity(),
         }
         settings = autoencoder_training.TrainingSettings(features, k, learning_rate, dead_after, seed)
         path = named_file(name, ".safetensors")
@@ -204,9 +204,14 @@ class _Source:
     steps: int
     cfg: float
 
-    def digest(self) -> str:
-        """A short text that changes with the items."""
-        return hashlib.sha256("\n".join([self.caption, *map(str, self.items)]).encode()).hexdigest()[:16]
+    def identity(self) -> dict:
+        """The prompts, or the images by content with what encodes them."""
+        files = [file_digest(item) for item in self.items if isinstance(item, Path)]
+        return {
+            "prompts": digest(self.caption),
+            "images": digest(files),
+            "vae": vae_digest(self.vae) if files else None,
+        }
 
     def held_out(self) -> torch.Tensor:
         """At most 4096 positions of a tenth of the items, at least one and at most eight."""
@@ -275,15 +280,12 @@ def _train(source: _Source, settings: TrainingSettings, batch_size: int, steps: 
     from . import autoencoder_training
 
     held_out, progress = source.held_out(), Progress(steps)
-    state = _read_state(path, about)
+    found = load_state(path, _KIND, _VERSION, about)
     chunk, curve = 0, torch.zeros(0, 3, dtype=torch.float64)
     trainer = None
-    if state is not None:
-        same = (state["held_out_mean"] - held_out.mean(0)).abs() <= _ROUNDING * held_out.std(0)
-        if not same.all():
-            raise ValueError(
-                f"{path.name} is of a training on another model. Enter another name, or connect that model."
-            )
+    if found is not None:
+        state, _ = found
+        check_length(path.name, int(state["steps"]), steps)
         chunk, curve = int(state["chunks"]), state["curve"]
         with torch.inference_mode(False):
             trainer = autoencoder_training.Trainer(settings, state, compute_device(*state.values()))
@@ -303,40 +305,10 @@ def _train(source: _Source, settings: TrainingSettings, batch_size: int, steps: 
         explained = autoencoder_training.explained_variance(made, held_out.to(device))
         row = torch.tensor([[trainer.steps, explained, trainer.dead()]], dtype=torch.float64)
         chunk, curve = chunk + 1, torch.cat([curve, row])
-        kept = {"chunks": torch.tensor(chunk), "curve": curve, "held_out_mean": held_out.mean(0)}
-        _write_state(path, trainer.state() | kept, about)
+        kept = {"chunks": torch.tensor(chunk), "curve": curve}
+        save_state(path, _KIND, _VERSION, about, trainer.state() | kept)
         progress.show(min(trainer.steps, steps))
     return trainer, curve
-
-
-def _write_state(path: Path, state: dict[str, torch.Tensor], about: dict) -> None:
-    from safetensors.torch import save_file
-
-    from ..common.atomic_write import atomic_write
-
-    with atomic_write(path) as temporary:
-        save_file(state, temporary, {"settings": json.dumps(about)})
-
-
-def _read_state(path: Path, about: dict) -> dict[str, torch.Tensor] | None:
-    """The state of a training with these settings; None without a file, ValueError for other settings."""
-    from safetensors import SafetensorError
-
-    from ..common.safetensors_files import open_tensors
-
-    if not path.is_file():
-        return None
-    try:
-        with open_tensors(path) as file:
-            same = json.loads((file.metadata() or {})["settings"]) == json.loads(json.dumps(about))
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path.name} cannot be read ({str(error)[:200]}). Delete it to start again.") from None
-    if not same:
-        raise ValueError(
-            f"{path.name} is of a training with other settings. Enter another name, or delete the file to start again."
-        )
-    return state
 
 
 def _curve_figure(curve: torch.Tensor) -> torch.Tensor:

@@ -123,6 +123,12 @@ def _places(count: int, wanted: int) -> torch.Tensor:
     return edges[:-1] + (drawn * (edges[1:] - edges[:-1])).long()
 
 
+def file_digest(path: Path) -> str:
+    """As ``digest``, of the bytes of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def check_identity(name: str, kept: object, wanted: Identity) -> None:
     """Raise ValueError where work that ``name`` keeps is not the wanted one; the sentence names what differs."""
     wanted = json.loads(json.dumps(dict(wanted)))

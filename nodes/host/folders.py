@@ -100,9 +100,9 @@ def file_stamp(path: Path) -> str:
     return f"{about.st_size} {about.st_mtime_ns}"
 
 
-def lora_stamp(name: str | None) -> str:
-    """``file_stamp`` of a LoRA of ComfyUI's list; "" for a name that is not known yet."""
-    found = folder_paths.get_full_path("loras", name) if name else None
+def lora_stamp(name: str) -> str:
+    """``file_stamp`` of a LoRA of ComfyUI's list; "" for a name that is not known."""
+    found = folder_paths.get_full_path("loras", name)
     return file_stamp(Path(found)) if found else ""
 
 
@@ -139,13 +139,10 @@ def resolve_input_file(name: str, what: str) -> Path:
     )
 
 
-def input_stamp(name: str | None, what: str) -> str:
-    """Changes with what ``resolve_input_file`` finds: a file, or the files of a folder.
-
-    "" where there is none, and for a linked name, which ComfyUI gives as None.
-    """
+def input_stamp(name: str, what: str) -> str:
+    """Changes with what ``resolve_input_file`` finds: a file, or the files of a folder; "" where there is none."""
     try:
-        path = resolve_input_file(name or "", what)
+        path = resolve_input_file(name, what)
     except ValueError:
         return ""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
@@ -208,9 +205,6 @@ def existing_file(name: str) -> Path:
     return path
 
 
-def output_stamp(name: str | None) -> str:
-    """``file_stamp`` of a file of the output folder; "" for a linked path, which is watched through its own node."""
-    try:
-        return "" if name is None else file_stamp(existing_file(name))
-    except ValueError:
-        return "absent"
+def output_stamp(name: str) -> str:
+    """``file_stamp`` of a file of the output folder."""
+    return file_stamp(existing_file(name))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from comfy_api.latest import io
 
 from ..host.evaluate import sample_images
+from ..host.folders import input_stamp
 from ..host.image_output import new_figure, to_image
 from ..host.progress import Progress, with_progress
 from ..host.schema import schema, seed
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 
 class MemorizationAudit(io.ComfyNode):
+    READS: ClassVar = {"sscd_file": functools.partial(input_stamp, what="SSCD model")}
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(

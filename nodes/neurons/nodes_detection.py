@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from typing import ClassVar
 
 import torch
 from comfy_api.latest import io
@@ -39,6 +40,9 @@ _FIRST_STEP = (
 
 
 class MemorizationScore(io.ComfyNode):
+    READS: ClassVar = {"prompts_file": functools.partial(input_stamp, what=_LIST)}
+    WRITES: ClassVar = {"scan_file": functools.partial(folders.named_file, suffix=".csv")}
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -113,11 +117,6 @@ class MemorizationScore(io.ComfyNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, prompts_file: str | None = "", **_) -> str:
-        """Changes with the list of prompts."""
-        return input_stamp(prompts_file, _LIST)
-
-    @classmethod
     def execute(
         cls,
         model,
@@ -153,6 +152,9 @@ class MemorizationScore(io.ComfyNode):
 
 
 class CalibrateThreshold(io.ComfyNode):
+    READS: ClassVar = {"prompts_file": functools.partial(input_stamp, what=_LIST)}
+    WRITES: ClassVar = {"scan_file": functools.partial(folders.named_file, suffix=".csv")}
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -198,11 +200,6 @@ class CalibrateThreshold(io.ComfyNode):
                 io.String.Output(display_name="report", tooltip="Threshold, expected false positives, AUROC."),
             ],
         )
-
-    @classmethod
-    def fingerprint_inputs(cls, prompts_file: str | None = "", **_) -> str:
-        """Changes with the list of prompts."""
-        return input_stamp(prompts_file, _LIST)
 
     @classmethod
     def execute(

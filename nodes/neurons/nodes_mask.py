@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from comfy_api.latest import io
 
@@ -132,6 +133,8 @@ class SaveNeuronMask(io.ComfyNode):
 
 
 class LoadNeuronMask(io.ComfyNode):
+    READS: ClassVar = {"file": functools.partial(input_stamp, what="neuron mask")}
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -166,11 +169,6 @@ class LoadNeuronMask(io.ComfyNode):
                 io.String.Output(display_name="report", tooltip="Number of neurons, layers and prompts."),
             ],
         )
-
-    @classmethod
-    def fingerprint_inputs(cls, file: str | None = "", **_) -> str:
-        """Changes with the file."""
-        return input_stamp(file, "neuron mask")
 
     @classmethod
     def execute(cls, file, model, threshold=nemo_inputs.THRESHOLD["default"]) -> io.NodeOutput:
@@ -218,6 +216,8 @@ class BakeNeuronMask(io.ComfyNode):
 
 
 class NeuronReport(io.ComfyNode):
+    READS: ClassVar = {"sscd_file": functools.partial(input_stamp, what="SSCD model")}
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import logging
+from typing import ClassVar
 
 from comfy_api.latest import io
 
@@ -47,6 +49,8 @@ class MaskedPrompts(enum.StrEnum):
 
 
 class NemoLocalize(io.ComfyNode):
+    WRITES: ClassVar = {"scan_file": functools.partial(folders.named_file, suffix=".csv")}
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(

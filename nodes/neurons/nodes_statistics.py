@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import ClassVar
 
 from comfy_api.latest import io
 
@@ -22,6 +23,9 @@ _SIZE = "For feed_forward: image {} in pixels, as in NeMo Localize."
 
 
 class NeuronStatistics(io.ComfyNode):
+    READS: ClassVar = {"prompts_file": functools.partial(input_stamp, what=_LIST)}
+    WRITES: ClassVar = {"scan_file": functools.partial(folders.named_file, suffix=".csv")}
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -66,11 +70,6 @@ class NeuronStatistics(io.ComfyNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, prompts_file: str | None = "", **_) -> str:
-        """Changes with the list of prompts."""
-        return input_stamp(prompts_file, _LIST)
-
-    @classmethod
     def execute(
         cls,
         model,
@@ -109,6 +108,8 @@ class NeuronStatistics(io.ComfyNode):
 
 
 class LoadNeuronStatistics(io.ComfyNode):
+    READS: ClassVar = {"file": functools.partial(input_stamp, what="statistics file")}
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -139,11 +140,6 @@ class LoadNeuronStatistics(io.ComfyNode):
                 io.String.Output(display_name="report", tooltip="One line per layer."),
             ],
         )
-
-    @classmethod
-    def fingerprint_inputs(cls, file: str | None = "", **_) -> str:
-        """Changes with the file."""
-        return input_stamp(file, "statistics file")
 
     @classmethod
     def execute(cls, model, file: str) -> io.NodeOutput:

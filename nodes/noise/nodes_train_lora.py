@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from comfy_api.latest import io
 
@@ -12,7 +14,7 @@ from ..common.training.training_data import collect_training_data
 from ..common.training.training_loop import OPTIMIZERS, LearningRateSchedule
 from ..common.training.training_loss import LOSSES, NoiseLevels, Weighting
 from ..common.training.training_run import OnStop, TrainingRun
-from ..host.folders import named_file
+from ..host.folders import lora_stamp, named_file
 from ..host.identity import clip_digest, model_digest
 from ..host.image_output import new_figure, to_image
 from ..host.progress import FinishNow, Stopped, interruptible, nothing_to_show
@@ -373,6 +375,8 @@ def _training_inputs() -> list[io.Input]:
 
 
 class TrainLoraImmiscible(io.ComfyNode):
+    READS: ClassVar = {"existing_lora": lora_stamp}
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 from ..common.atomic_write import named_write_errors
 from ..common.lora_reader import Shape
 from .flat_layout import CommonBasis, LayerBasis
+from .member_store import open_journal
 from .quantization import GROUP
 
 _BLOCK_BYTES = 8 * 1024 * 1024
@@ -20,22 +20,20 @@ class CoreStore:
     """Cores (n, p * q) float32 of ``count`` candidates and the bases of each layer, with a journal of complete layers.
 
     ``entries``: what the journal says of each layer: its shapes (q, in, ...) and (out, p, ...), and what was given to
-    ``add`` beside them. Opened again with the same key it resumes; with another key it starts again.
+    ``add`` beside them. Opened again with the same key it resumes; with another key it begins again.
     """
 
     group = GROUP
 
     def __init__(self, folder: Path, key: str, count: int):
-        self.entries: dict[str, dict] = {}
         self.members: dict[str, dict[str, float]] = {}
         self._rows = list(range(count))
-        self._count, self._journal = count, folder / "journal.jsonl"
+        self._count = count
         self._files = {name: folder / f"{name}.f32" for name in ("cores", "left", "right")}
-        with named_write_errors(self._journal):
-            folder.mkdir(parents=True, exist_ok=True)
-            if not self._resume(key):
-                self.entries = {}
-                self._journal.write_text(json.dumps({"key": key}) + "\n", "utf-8")
+        whole = all(path.is_file() for path in self._files.values())
+        self._journal = open_journal(folder, "cores", {"build": key}, whole)
+        self.entries = {entry["layer"]: entry for entry in self._journal.entries}
+        with named_write_errors(folder):
             sizes = [torch.Size(e["down"]).numel() for e in self.entries.values()]
             lefts = [e["up"][0] * e["up"][1] for e in self.entries.values()]
             cores = [count * e["down"][0] * e["up"][1] for e in self.entries.values()]
@@ -46,13 +44,12 @@ class CoreStore:
     def add(self, layer: str, shape: Shape, basis: LayerBasis, cores: torch.Tensor, **about) -> None:
         """Write one layer; it counts once its line in the journal is complete."""
         p, q = basis.left.shape[1], len(basis.right)
-        entry = {"down": [q, *shape[0]], "up": [shape[1][0], p, *shape[1][1:]], **about}
-        with named_write_errors(self._journal):
+        entry = {"layer": layer, "down": [q, *shape[0]], "up": [shape[1][0], p, *shape[1][1:]], **about}
+        with named_write_errors(self._files["cores"]):
             for name, numbers in (("cores", cores), ("left", basis.left), ("right", basis.right)):
                 with open(self._files[name], "ab") as file:
                     file.write(numbers.float().contiguous().numpy().tobytes())
-            with open(self._journal, "a", encoding="utf-8") as file:
-                file.write(json.dumps({"layer": layer, **entry}) + "\n")
+        self._journal.add(entry)
         self.entries[layer] = entry
 
     def finish(self, members: dict[int, tuple[str, dict[str, float]]], dtype: torch.dtype) -> CommonBasis:
@@ -85,20 +82,3 @@ class CoreStore:
                 whole = np.memmap(self._files["cores"], np.float32, "r", 4 * self._count * slot.offset, shape)
                 parts.append(whole[self._rows, first - slot.offset : last - slot.offset])
         return np.concatenate(parts, axis=1)
-
-    def _resume(self, key: str) -> bool:
-        if not self._journal.is_file():
-            return False
-        for number, line in enumerate(self._journal.read_text("utf-8").splitlines()):
-            try:
-                entry = json.loads(line)
-            except ValueError:  # the last line was cut short
-                break
-            if number == 0:
-                if entry.get("key") != key:
-                    return False
-            else:
-                self.entries[entry.pop("layer")] = entry
-        lines = [{"key": key}, *({"layer": layer, **entry} for layer, entry in self.entries.items())]
-        self._journal.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
-        return True

@@ -33,6 +33,11 @@ def file_sources(folder: Path, adapters: AdapterReader | None = None) -> list[Me
     ]
 
 
+def folder_stamp(folder: Path) -> str:
+    """Changes with the LoRA files in a folder and below."""
+    return "\n".join(source.stamp for source in file_sources(folder))
+
+
 def wire_sources(loras: list[dict[str, torch.Tensor]], adapters: AdapterReader | None = None) -> list[MemberSource]:
     """LoRAs by the keys of LoRA files, numbered."""
     sources = []

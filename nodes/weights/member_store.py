@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,10 +13,12 @@ import numpy as np
 
 from ..common.atomic_write import named_write_errors
 from ..common.lora_reader import Lora, LoraHeader
+from ..common.resume import Identity, Journal
 from .quantization import GROUP
 
 _BLOCK_BYTES = 8 * 1024 * 1024
 _COMPARED = 2**20  # bytes
+_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -52,23 +53,22 @@ class MemberStore:
     """A folder with up to ``capacity`` vectors of ``size`` float32 numbers and a journal of the complete ones.
 
     ``members``: name -> fractions of it that were lost, in the order of the rows. Opened again with the same key it
-    resumes; with another key it starts again. Raises WriteError where the disk is full or the folder read-only.
+    resumes; with another key it begins again. Raises WriteError where the disk is full or the folder read-only.
     """
 
     group = GROUP
 
     def __init__(self, folder: Path, key: str, capacity: int, size: int):
-        self.members: dict[str, dict[str, float]] = {}
         self._capacity, self._size = capacity, size
         width = _BLOCK_BYTES // (4 * max(capacity, 1)) // GROUP * GROUP
         self._width = min(max(width, GROUP), -(-size // GROUP) * GROUP)
-        self._data, self._journal = folder / "members.f32", folder / "journal.jsonl"
-        key = f"{key} {self._width}"
-        with named_write_errors(self._data):
-            folder.mkdir(parents=True, exist_ok=True)
-            if not self._resume(key):
+        self._data = folder / "members.f32"
+        whole = self._data.is_file()
+        self._journal = open_journal(folder, "members", {"build": key, "width": self._width}, whole)
+        self.members: dict[str, dict[str, float]] = {entry["name"]: entry["lost"] for entry in self._journal.entries}
+        if not self.members:
+            with named_write_errors(self._data):
                 self._data.write_bytes(b"")
-                self._journal.write_text(json.dumps({"key": key}) + "\n", "utf-8")
 
     def add(self, name: str, flat: np.ndarray, lost: dict[str, float]) -> None:
         """Write one member; it counts once its line in the journal is complete."""
@@ -78,8 +78,7 @@ class MemberStore:
             for columns in self.blocks():
                 file.seek(self._start(columns, row))
                 file.write(numbers[columns])
-        with named_write_errors(self._journal), open(self._journal, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"name": name, "lost": lost}) + "\n")
+        self._journal.add({"name": name, "lost": lost})
         self.members[name] = lost
 
     def blocks(self) -> list[slice]:
@@ -96,16 +95,12 @@ class MemberStore:
     def _start(self, columns: slice, row: int) -> int:
         return 4 * (self._capacity * columns.start + row * (columns.stop - columns.start))
 
-    def _resume(self, key: str) -> bool:
-        if not self._journal.is_file() or not self._data.is_file():
-            return False
-        lines = self._journal.read_text("utf-8").splitlines()
-        try:
-            entries = [json.loads(line) for line in lines]
-        except ValueError:  # the last line was cut short
-            entries = [json.loads(line) for line in lines[:-1]]
-            self._journal.write_text("".join(json.dumps(entry) + "\n" for entry in entries), "utf-8")
-        if not entries or entries[0].get("key") != key:
-            return False
-        self.members = {entry["name"]: entry["lost"] for entry in entries[1:]}
-        return True
+
+def open_journal(folder: Path, kind: str, identity: Identity, whole: bool) -> Journal:
+    """The journal in a build's folder; begun again where it is of other work, or its data are not ``whole``."""
+    path = folder / "journal.jsonl"
+    with contextlib.suppress(ValueError):
+        if whole:
+            return Journal(path, kind, _VERSION, identity)
+    path.unlink(missing_ok=True)
+    return Journal(path, kind, _VERSION, identity)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import ClassVar
 
 import torch
 from comfy_api.latest import io
@@ -11,6 +12,7 @@ from ..host import folders
 from ..host.progress import check_stop, interruptible
 from ..host.schema import W2WSpace, schema
 from . import directions
+from .member_sources import folder_stamp
 from .point_inputs import CATEGORY, COMPONENTS_MAX, PAPER
 from .space import Space
 
@@ -27,6 +29,8 @@ class LabelSource(StrEnum):
 
 
 class W2WLabelMembers(io.ComfyNode):
+    READS: ClassVar = {"folder": lambda name: folder_stamp(folders.lora_folder(name)) if name.strip() else ""}
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -91,18 +95,6 @@ class W2WLabelMembers(io.ComfyNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, source, folder, **_) -> str:
-        """Changes with the files of the folder."""
-        from . import member_sources
-
-        if source[0] != LabelSource.METADATA:
-            return ""
-        try:
-            return "\n".join(one.stamp for one in member_sources.file_sources(folders.lora_folder(folder[0] or "")))
-        except ValueError:
-            return "absent"
-
-    @classmethod
     def execute(
         cls,
         space: list[Space],
@@ -130,6 +122,8 @@ class W2WLabelMembers(io.ComfyNode):
 
 
 class W2WFitDirections(io.ComfyNode):
+    READS: ClassVar = {"labels": lambda text: folders.file_stamp(folders.input_file(text)) if _is_file(text) else ""}
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -175,14 +169,6 @@ class W2WFitDirections(io.ComfyNode):
                 ),
             ],
         )
-
-    @classmethod
-    def fingerprint_inputs(cls, labels: str | None, **_) -> str:
-        """Changes with the file of labels."""
-        try:
-            return folders.file_stamp(folders.input_file(labels)) if labels and _is_file(labels) else ""
-        except ValueError:
-            return "absent"
 
     @classmethod
     def execute(cls, space: Space, labels: str, method: str, components: int, attributes: str) -> io.NodeOutput:

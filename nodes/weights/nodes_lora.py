@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from comfy_api.latest import io
@@ -152,6 +153,8 @@ class W2WToLoRA(io.ComfyNode):
 
 
 class W2WStyleMerge(io.ComfyNode):
+    READS: ClassVar = {"style_lora_name": folders.lora_stamp}
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -201,11 +204,6 @@ class W2WStyleMerge(io.ComfyNode):
                 io.String.Output(display_name="report", tooltip="Norms of both changes and their cosine."),
             ],
         )
-
-    @classmethod
-    def fingerprint_inputs(cls, style_lora_name: str | None, **_) -> str:
-        """Changes with the file."""
-        return folders.lora_stamp(style_lora_name)
 
     @classmethod
     def execute(

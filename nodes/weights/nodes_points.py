@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import ClassVar
 
 from comfy_api.latest import io
 
@@ -250,6 +251,8 @@ class W2WSweep(io.ComfyNode):
 
 
 class W2WProjectLoRA(io.ComfyNode):
+    READS: ClassVar = {"lora_name": folders.lora_stamp}
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -280,11 +283,6 @@ class W2WProjectLoRA(io.ComfyNode):
                 io.String.Output(display_name="report", tooltip="What is kept, what is lost, and the nearest members."),
             ],
         )
-
-    @classmethod
-    def fingerprint_inputs(cls, lora_name: str | None, **_) -> str:
-        """Changes with the file."""
-        return folders.lora_stamp(lora_name)
 
     @classmethod
     def execute(cls, space: Space, lora_name: str, components: int, lora=None) -> io.NodeOutput:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import ClassVar
+
 from comfy_api.latest import io
 
 from ..host import folders
+from ..host.identity import model_digest
 from ..host.progress import with_progress
 from ..host.schema import LoraModel, W2WSpace, schema
 from . import directions, space_builder, space_file
+from .member_sources import folder_stamp
 from .point_inputs import CATEGORY, COMPONENTS_MAX, PAPER
 from .quantization import Storage
 from .space import Form, Space
@@ -32,6 +37,9 @@ def _filename(default: str) -> io.String.Input:
 
 
 class W2WBuildSpace(io.ComfyNode):
+    READS: ClassVar = {"folder": lambda name: folder_stamp(folders.lora_folder(name)) if name.strip() else ""}
+    WRITES: ClassVar = {"filename": folders.new_space}
+
     EVALUATES = False
 
     @classmethod
@@ -118,14 +126,6 @@ class W2WBuildSpace(io.ComfyNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, folder, **_) -> str:
-        """Changes with the files of the folder."""
-        try:
-            return "\n".join(source.stamp for source in _sources(folder[0] or "", [], None))
-        except (ValueError, TypeError):
-            return "absent"
-
-    @classmethod
     def execute(
         cls,
         folder: list[str],
@@ -153,12 +153,15 @@ class W2WBuildSpace(io.ComfyNode):
         )
         target = folders.new_space(filename[0])
         sources = _sources(folder[0], loras, ComfyAdapters(model[0] if model else None))
-        space = space_builder.build(sources, settings, target, with_progress)
+        base = model_digest(model[0]) if model and model[0] is not None else ""
+        space = space_builder.build(sources, settings, target, with_progress, base)
         text = "\n".join(filter(None, [space_report.describe_space(space), space_report.describe_members(space)]))
         return io.NodeOutput(space, text)
 
 
 class W2WLoadSpace(io.ComfyNode):
+    READS: ClassVar = {"space_name": lambda name: folders.file_stamp(folders.space_path(name))}
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -179,16 +182,6 @@ class W2WLoadSpace(io.ComfyNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, space_name: str | None) -> str:
-        """Changes with the file."""
-        if space_name is None:
-            return ""
-        try:
-            return folders.file_stamp(folders.space_path(space_name))
-        except ValueError:
-            return "absent"
-
-    @classmethod
     def execute(cls, space_name: str) -> io.NodeOutput:
         from . import space_report
 
@@ -197,6 +190,8 @@ class W2WLoadSpace(io.ComfyNode):
 
 
 class W2WSaveSpace(io.ComfyNode):
+    WRITES: ClassVar = {"filename": folders.new_space}
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -225,7 +220,16 @@ class W2WSaveSpace(io.ComfyNode):
         return io.NodeOutput(saved, "\n".join([*lines, space_report.describe_space(saved)]))
 
 
+def _release_stamp(folder: Path) -> str:
+    from . import official_release
+
+    return " ".join(folders.file_stamp(folder / name) for name in (*official_release.NEEDED, "identity_df.csv"))
+
+
 class W2WImportRelease(io.ComfyNode):
+    READS: ClassVar = {"folder": lambda name: _release_stamp(folders.spaces_folder(name))}
+    WRITES: ClassVar = {"filename": folders.new_space}
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -254,17 +258,6 @@ class W2WImportRelease(io.ComfyNode):
             ],
             outputs=[_SPACE, _REPORT],
         )
-
-    @classmethod
-    def fingerprint_inputs(cls, folder: str | None, **_) -> str:
-        """Changes with the files."""
-        from . import official_release
-
-        try:
-            source = folders.spaces_folder(folder or "")
-        except ValueError:
-            return "absent"
-        return " ".join(folders.file_stamp(source / name) for name in (*official_release.NEEDED, "identity_df.csv"))
 
     @classmethod
     def execute(cls, folder: str, filename: str, components: int, storage: str) -> io.NodeOutput:

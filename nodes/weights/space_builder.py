@@ -78,10 +78,13 @@ class SkippedMembers:
         self.reasons[name] = reason
 
 
-def build(sources: list[MemberSource], settings: BuildSettings, target: Path, track: Track = iter) -> Space:
+def build(
+    sources: list[MemberSource], settings: BuildSettings, target: Path, track: Track = iter, base: str = ""
+) -> Space:
     """Build the space of the sources into the file ``target`` and open it; a file of the same build is just opened.
 
-    ``track`` wraps every long loop: it shows progress and stops by raising. Work in progress lies in a folder beside
+    ``base``: a digest of the base MODEL that reads some of the sources. ``track`` wraps every long loop: it shows
+    progress and stops by raising. Work in progress lies in a folder beside
     the target, named after its sources and settings: a later call with the same ones resumes from it. The finished
     build removes it, and what other builds of the target left. Raises BusyError while another process builds it.
     """
@@ -95,7 +98,8 @@ def build(sources: list[MemberSource], settings: BuildSettings, target: Path, tr
         layout = _layout(fitting, shapes, settings)
     else:
         raise ValueError(f"rank is 0, which the form {settings.form} has no meaning for: set it to 1 or more.")
-    key = hashlib.sha256(repr((settings, layout or shapes, [(s.name, s.stamp) for s in fitting])).encode()).hexdigest()
+    of = (settings, base, layout or shapes, [(s.name, s.stamp) for s in fitting])
+    key = hashlib.sha256(repr(of).encode()).hexdigest()
     with file_lock(target):
         if space_file.build_key(target) != key:
             folder = target.with_name(f"{target.stem}.{key[:12]}.building")
@@ -104,7 +108,7 @@ def build(sources: list[MemberSource], settings: BuildSettings, target: Path, tr
                 if layout is None:
                     reference = None
                     store, layout, found = _collect_updates(
-                        fitting, shapes, settings, skipped, folder, key, target, track
+                        fitting, shapes, settings, skipped, folder, key, target, track, base
                     )
                     about |= found
                 else:
@@ -151,12 +155,13 @@ def _collect_updates(
     key: str,
     target: Path,
     track: Track,
+    base: str,
 ) -> tuple[CoreStore, Layout, dict]:
     """The cores of all members in a common basis of each layer, and what the space says of how it was built."""
     from .core_store import CoreStore
     from .update_builder import UpdateBuilder, space_to_extend
 
-    named = repr(settings)
+    named = repr((settings, base))
     start = space_to_extend(target, named)
     builder = UpdateBuilder(sources, settings.energy, settings.rank, start)
     store = CoreStore(folder, f"{key} {start is not None and start.about['build']}", len(sources))

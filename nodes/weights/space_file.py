@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -21,6 +21,7 @@ from .space import Direction, Form, Space
 
 FORMAT, FORMAT_VERSIONS = "glassbox_w2w_space", ("1", "2")
 _ROWS = 64
+_OF_BUILD = ("build", "settings", "stamps")  # by which a build knows its own file, and extends it
 _OPTIONAL = ("sign_reference", "kept", "squares")
 Track = Callable[[Iterable], Iterable]
 
@@ -43,7 +44,11 @@ def write(
     coefficients: torch.dtype = torch.float32,
     track: Track = iter,
 ) -> StorageError:
-    """Write a space, its basis stored as one of Storage, a few rows at a time; returns the measured error."""
+    """Write a space, its basis stored as one of Storage, a few rows at a time; returns the measured error.
+
+    It is no longer what W2W Build Space has built, which builds it again.
+    """
+    space = replace(space, about={name: value for name, value in space.about.items() if name not in _OF_BUILD})
     tensors = small_tensors(space, coefficients)
     specification = {name: (value.dtype, tuple(value.shape)) for name, value in tensors.items()}
     specification |= basis_tensors(space.components, space.layout.size, storage)

@@ -59,7 +59,7 @@ def test_a_training_is_saved_and_resumed(demo):
     assert all(torch.equal(a, b) for a, b in zip(tensors_of(whole), tensors_of(loaded), strict=True))
     assert (ids, loaded_report) == (ID, report) and "held-out explained variance" in report
     assert figure.shape[0] == 1 and "batches: 12" in report
-    with pytest.raises(ValueError, match="other settings"):
+    with pytest.raises(ValueError, match="another features"):
         train(demo, "autoencoder_resumed", 12, features=16)
     with pytest.raises(ValueError, match="another model"):
         train(demo, "autoencoder_resumed", 18, model=steer(demo, whole, strengths="1 = 0.1"))
@@ -78,6 +78,9 @@ def test_a_folder_of_images_is_trained_on(demo, app):
     given = {"image_folder": "autoencoder_images", "prompts": "portrait", "vae": demo.vae}
     report = train(demo, "autoencoder_folder", 3, **given)[3]
     assert "batches: 3" in report
+    Image.new("RGB", (100, 90), (1, 2, 200)).save(folder / "0.png")
+    with pytest.raises(ValueError, match="another images"):
+        train(demo, "autoencoder_folder", 3, **given)
     with pytest.raises(ValueError, match="needs vae, and one line"):
         train(demo, "autoencoder_folder", 3, **{**given, "vae": None})
     with pytest.raises(ValueError, match="at least two"):

@@ -254,6 +254,22 @@ def test_a_stopped_build_resumes(folder, tmp_path, monkeypatch):
     assert not list(tmp_path.glob("*.building"))
 
 
+@pytest.mark.parametrize("form", ["weight_updates", "singular_values"])
+def test_a_build_is_made_again_for_another_model_and_over_a_saved_space(folder, tmp_path, form):
+    """Another MODEL reads DoRA, OFT and GLoRA differently; Save Space may have quantized what lies there."""
+    target, sources = tmp_path / "s.safetensors", member_sources.file_sources(folder)
+    settings = space_builder.BuildSettings(form=form)
+    first = space_builder.build(sources, settings, target, base="one MODEL")
+    before = target.stat().st_mtime_ns
+    space_builder.build(sources, settings, target, base="one MODEL")
+    assert target.stat().st_mtime_ns == before
+    again = space_builder.build(sources, settings, target, base="another MODEL")
+    assert target.stat().st_mtime_ns != before and not again.about.get("reused")
+    space_file.write(first, target, "int8")
+    built = space_builder.build(sources, settings, target, base="another MODEL")
+    assert built.basis_scale is None and torch.equal(built.basis, first.basis) and not built.about.get("reused")
+
+
 def test_stored_blocks_are_columns_of_the_data(tmp_path, monkeypatch):
     from glassbox.nodes.weights import member_store as module
 
