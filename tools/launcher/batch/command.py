@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.metadata
 import json
 import logging
 import math
 import os
+import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from .. import environment, paths
+from .. import comfyui, environment, paths
 from ..errors import LaunchError
 from . import cluster, joining, lists
 from .job import Job, count, pieces, placed, resolved
@@ -45,7 +47,8 @@ def _run(options: argparse.Namespace) -> int:
         prompt, kinds, roots = workers.read(saved)
         targets = resolved(prompt, options.map or plan.get("map") or [], entries, chunk, kinds)
         entries = placed(entries, roots)
-        job = Job(prompt, targets)
+        made_with = {"arguments": options.comfyui, **({} if options.engine else _versions())}
+        job = Job(prompt, targets, roots=tuple(roots), made_with=made_with)
         job = replace(job, files=workers.take(job))
         store, ledger = Store(out), Ledger(count(entries, chunk), out)
         stack.callback(setattr, logging.root, "handlers", logging.root.handlers)
@@ -116,6 +119,12 @@ def _workers(options: argparse.Namespace, out: Path, stack: contextlib.ExitStack
     workers = cluster.Cluster(settings, options.workers, wait, options.deadline)
     stack.callback(workers.close)
     return workers
+
+
+def _versions() -> dict[str, str]:
+    comfyui_version = (comfyui.locate() / "comfyui_version.py").read_text("utf-8")
+    pack = tomllib.loads((paths.ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+    return {"comfyui": comfyui_version.strip(), "glassbox": pack, "torch": importlib.metadata.version("torch")}
 
 
 def _saved(path: Path) -> dict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -12,7 +13,7 @@ from pathlib import Path
 from ..errors import LaunchError
 from .lists import Entries, digest
 
-_FORMAT = "glassbox batch 1"
+_FORMAT = "glassbox batch 2"
 _TRUE, _FALSE = {"true", "yes", "1"}, {"false", "no", "0"}
 
 
@@ -55,11 +56,16 @@ class Piece:
 
 @dataclass(frozen=True)
 class Job:
-    """A prompt in API form, the targets of each column, and the digests of all files that its fixed inputs name."""
+    """A prompt in API form, the targets of each column, and the digests of all files that its fixed inputs name.
+
+    ``roots``: the folders that values may name files of. ``made_with``: ComfyUI's arguments, and versions.
+    """
 
     prompt: dict
     targets: dict[str, tuple[Target, ...]]
     files: dict[str, str] = field(default_factory=dict)
+    roots: tuple[Path, ...] = ()
+    made_with: dict = field(default_factory=dict)
 
     def filled(self, values: dict[str, str]) -> dict:
         """The prompt with a piece's values in it."""
@@ -81,9 +87,9 @@ class Job:
         }
 
     def digest(self) -> str:
-        """Changes with all that the results of every piece depend on: the prompt, the targets and the files."""
+        """Changes with all that the results of every piece depend on: the prompt, its targets, files and versions."""
         targets = {column: [[one.node, one.input] for one in of] for column, of in self.targets.items()}
-        return _digest([_FORMAT, self.fixed(), targets, self.files])
+        return _digest([_FORMAT, self.fixed(), targets, self.files, self.made_with])
 
 
 def pieces(job: Job, entries: Entries, chunk: int) -> Iterator[Piece]:
@@ -99,9 +105,21 @@ def pieces(job: Job, entries: Entries, chunk: int) -> Iterator[Piece]:
         columns = dict(zip(entries.columns, map("\n".join, zip(*taken, strict=True)), strict=True))
         values = {name: value for name, value in columns.items() if name in job.targets}
         labels = {name: value for name, value in columns.items() if name not in job.targets}
-        named = [entries.files / value for row in taken for value in row if entries.files and _may_be_a_file(value)]
-        bytes_of = [digest(path) for path in named if path.exists()]
+        folders = dict.fromkeys([*([entries.files] if entries.files else ()), *job.roots])
+        named = [root / value for row in taken for value in row if _may_be_a_file(value) for root in folders]
+        bytes_of = [_bytes_of(path) for path in named if path.exists()]
         yield Piece(number, _digest([digest_of_job, values, bytes_of]), values, labels)
+
+
+def _bytes_of(path: Path) -> str:
+    about = path.stat()
+    return digest(path) if path.is_dir() else _file_bytes(path, about.st_size, about.st_mtime_ns)
+
+
+@functools.lru_cache(10_000)
+def _file_bytes(path: Path, _size: int, _time: int) -> str:
+    """Read once, however many pieces name the file."""
+    return digest(path)
 
 
 def count(entries: Entries, chunk: int) -> int:

@@ -119,3 +119,24 @@ def test_files_that_a_table_names_are_keyed_by_their_bytes(tmp_path):
     (tmp_path / "a.json").write_text("2")
     (other,) = pieces(job, entries, 1)
     assert piece.values == other.values == {"file": "a.json"} and piece.key != other.key
+
+
+def test_model_files_of_a_column_and_what_they_are_run_with_are_in_the_key(tmp_path):
+    """A LoRA that a column names lies in a model folder, which is none of the list's."""
+    (tmp_path / "input").mkdir()
+    lora = tmp_path / "loras" / "a.safetensors"
+    lora.parent.mkdir()
+    lora.write_bytes(b"1")
+    entries = placed(_list("a.safetensors"), [tmp_path / "input", tmp_path / "loras"])
+    job = _job(["1.text"], entries, roots=(tmp_path / "input", tmp_path / "loras"), made_with={"torch": "2.0"})
+
+    def key(job=job):
+        return next(pieces(job, entries, 1)).key
+
+    first = key()
+    assert key() == first
+    lora.write_bytes(b"22")
+    changed = key()
+    lora.write_bytes(b"1")
+    keys = {first, changed, key(dataclasses.replace(job, made_with={"torch": "3.0"}))}
+    assert len(keys) == 3 and key() == first
