@@ -1,30 +1,16 @@
-"""Figures that node files put together themselves; those of the methods: tests/unit/test_figures.py."""
+"""Figures that node files draw themselves; those of the methods: tests/unit/test_figures.py."""
 
 import figures
 import numpy as np
-import pytest
 import torch
 
 
-@pytest.fixture
-def figure_of(app, monkeypatch):
-    """Runs a function and reads the one figure off that a module makes of it."""
-
-    def read(module, make):
-        found = []
-        real = module.to_image
-        monkeypatch.setattr(module, "to_image", lambda figure: found.append(figures.read(figure)) or real(figure))
-        make()
-        (drawing,) = found
-        return drawing
-
-    return read
-
-
-def test_the_curve_of_a_sparse_autoencoder(app, figure_of):
-    module = app.module("nodes.activations.nodes_train_autoencoder")
+def test_the_curve_of_a_sparse_autoencoder(app, monkeypatch):
+    module, found = app.module("nodes.activations.nodes_train_autoencoder"), []
+    monkeypatch.setattr(module, "to_image", lambda figure: found.append(figures.read(figure)))
     curve = torch.tensor([[0.0, 0.1, 30.0], [10.0, 0.4, 12.0], [20.0, 0.55, 3.0]])
-    drawing = figure_of(module, lambda: module._curve_figure(curve))
+    module._curve_figure(curve)
+    (drawing,) = found
     variance, dead = drawing.panels
     np.testing.assert_allclose(variance.lines["explained variance, held out"], curve[:, :2])
     np.testing.assert_allclose(dead.lines["dead features"], curve[:, ::2])
