@@ -28,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -298,7 +298,7 @@ def _copied(root: Path, into: Path) -> None:
         (into / folder).symlink_to(root / folder)
 
 
-def _pytest(copy_root: Path, tests: list[str], limit: float) -> tuple[str, str]:
+def _pytest(copy_root: Path, tests: list[str], limit: float, without: Sequence[str] = ()) -> tuple[str, str]:
     """("passed" | "failed" | "unfinished", the first test that failed) of a forked process, which shares imports."""
     output = copy_root / ".faults.log"
     child = os.fork()
@@ -313,7 +313,10 @@ def _pytest(copy_root: Path, tests: list[str], limit: float) -> tuple[str, str]:
         os.chdir(copy_root)
         import pytest
 
-        code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--tb=no", "-rfE", "-m", "not slow", *tests])
+        left_out = [argument for name in without for argument in ("--deselect", name)]
+        code = pytest.main(
+            ["-x", "-q", "-p", "no:cacheprovider", "--tb=no", "-rfE", "-m", "not slow", *tests, *left_out]
+        )
         sys.stdout.flush()
         os._exit(int(code))
     end = time.monotonic() + _PATIENCE * limit
@@ -391,22 +394,24 @@ def _short(text: str) -> str:
 
 
 def _try(faults: list[tuple[Fault, Row]], copy_root: Path, limit: float, save) -> None:
-    concern = Concern(copy_root)
+    concern, failing = Concern(copy_root), []
     for kind in ("unit", "comfy"):
         _prepare(kind, copy_root)
         for number, (fault, row) in enumerate(faults):
             tests = concern.tests(fault, kind)
             if row.outcome == "noticed" or not tests:
                 continue
-            path = copy_root / fault.file
-            source, begun = path.read_bytes(), time.monotonic()
-            path.write_bytes(fault.applied(source))
-            try:
-                outcome, by = _pytest(copy_root, tests, limit)
-            finally:
-                path.write_bytes(source)
-            if outcome == "failed" and _pytest(copy_root, [by] if "::" in by else tests[:1], limit)[0] == "failed":
-                outcome = f"{by} fails without the fault too"
+            path, begun = copy_root / fault.file, time.monotonic()
+            source = path.read_bytes()
+            while True:
+                path.write_bytes(fault.applied(source))
+                try:
+                    outcome, by = _pytest(copy_root, tests, limit, failing)
+                finally:
+                    path.write_bytes(source)
+                if outcome != "failed" or "::" not in by or _pytest(copy_root, [by], limit)[0] != "failed":
+                    break
+                failing.append(by)  # it fails without the fault too
             row.outcome = {"failed": "noticed", "passed": "survived"}.get(outcome, outcome)
             row.by = by
             seconds = time.monotonic() - begun

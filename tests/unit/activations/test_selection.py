@@ -115,3 +115,11 @@ def test_scores_stand_beside_exactly_the_filtered_ids():
         assert scored == paper_tables.flagged(owner, "filter")
     assert paper_tables.table("sdxl")["up-level0-repeat0-vit-block3-out"]["sdxl_horse21_miou"] == "58.95"
     assert paper_tables.table("sd15")["up-level2-repeat1-vit-block0-cross-q"]["sd15_horse21_miou"] == "53.58"
+
+
+def test_the_maps_that_daam_reads():
+    """All cross-attention maps of a U-Net but those of its middle block and of an eighth of the latent's side."""
+    scales = {"down-level0-cross-map": 1, "down-level2-cross-map": 4, "down-level3-cross-map": 8, "mid-cross-map": 4}
+    scales |= {"up-level1-cross-map": 4, "up-level1-self-map": 4, "up-level1-cross-q": 4, "up-level0-cross-map": 8}
+    catalog = [ActivationSpec(id_, "", Kind.MAP, None, scale) for id_, scale in scales.items()]
+    assert select_ids.daam_maps(catalog) == ["down-level0-cross-map", "down-level2-cross-map", "up-level1-cross-map"]
