@@ -409,7 +409,7 @@ def _try(faults: list[tuple[Fault, Row]], copy_root: Path, limit: float, save) -
                     outcome, by = _pytest(copy_root, tests, limit, failing)
                 finally:
                     path.write_bytes(source)
-                if outcome != "failed" or "::" not in by or _pytest(copy_root, [by], limit)[0] != "failed":
+                if outcome != "failed" or not by.startswith("tests/") or _pytest(copy_root, [by], limit)[0] != "failed":
                     break
                 failing.append(by)  # it fails without the fault too
             row.outcome = {"failed": "noticed", "passed": "survived"}.get(outcome, outcome)
