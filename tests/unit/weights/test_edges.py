@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import members
 import pytest
+import torch
 from glassbox.nodes.common import lora_reader
 from glassbox.nodes.weights import lora_writer
 from safetensors.torch import save_file
@@ -43,3 +44,15 @@ def test_an_adapter_folder_is_never_written_over(tmp_path, monkeypatch):
     with pytest.raises(FileExistsError):
         lora_writer.write_peft(other, tmp_path / "new" / "adapter")
     assert (tmp_path / "new" / "adapter" / "adapter_model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("ending", [".pt", ".bin", ".ckpt"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_lora_of_plain_tensors_in_an_older_file_reads_as_a_safetensors_one(tmp_path, ending, nested):
+    tensors = members.kohya(members.factors(4, 2), 1.0)
+    save_file(tensors, tmp_path / "new.safetensors")
+    torch.save({"state_dict": {**tensors, "epoch": 3}} if nested else tensors, tmp_path / f"old{ending}")
+    new, old = (lora_reader.read(tmp_path / name).layers for name in ("new.safetensors", f"old{ending}"))
+    assert new.keys() == old.keys() == members.LAYERS.keys()
+    for name in new:
+        assert torch.equal(torch.mm(*new[name].matrices()), torch.mm(*old[name].matrices()))
