@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 
 import torch
 from comfy import weight_adapter
 from comfy.model_patcher import get_key_weight
 
 from ..common.lora_keys import ALPHA, canonical
+from .lora_targets import Target, all_targets
 from .quantized import refuse_packed
 
 _NAME = "layer"
@@ -22,6 +24,7 @@ class ComfyAdapters:
 
     def __init__(self, model=None):
         self._weights = {}
+        self._model = model
         if model is None:
             return
         # Not by get_key_patches: it fails on the scales that a quantized layer saves and has not as attributes.
@@ -44,7 +47,7 @@ class ComfyAdapters:
 
         Those of LoHa and LoKr say it for linear layers and for kernels with a Tucker core.
         """
-        if layer in self._weights:
+        if self._knows(layer):
             weight, _ = self._weights[layer]
             return tuple(weight.shape[1:]), (weight.shape[0],)
         if {"dora_scale", "oft_blocks", "rescale", "a1.weight", "set_weight"} & set(tensors):
@@ -56,6 +59,21 @@ class ComfyAdapters:
             second = _product(tensors, "lokr_w2_a", "lokr_w2_b", "lokr_t2", tensors.get("lokr_w2"))
             return (first[0][0] * second[0][0], *second[0][1:]), (first[1][0] * second[1][0],)
         return None
+
+    def _knows(self, layer: str) -> bool:
+        """Whether the MODEL has a weight of this name, or a part of one by another name of its layers."""
+        if layer not in self._weights and self._others:
+            target = self._others.get(layer)
+            if target is not None:
+                stored, in_true_numbers = _base_weight(self._model, target.key)
+                refuse_packed(target.key, stored)
+                weight = in_true_numbers(stored.detach()).narrow(*(target.part or (0, 0, len(stored))))
+                self._weights[layer] = weight, lambda same: same
+        return layer in self._weights
+
+    @cached_property
+    def _others(self) -> dict[str, Target]:
+        return all_targets(self._model.model) if self._model is not None else {}
 
     def update(self, layer: str, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """dW float32 (out, in, ...) of a layer; raises ValueError where ComfyUI cannot make it."""

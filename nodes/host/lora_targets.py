@@ -61,7 +61,8 @@ def targets(model, stems: Mapping[str, str], *, of_text: bool = False) -> dict[s
     ``stems``: each layer's name in the file that it comes from, "" where that is not known. It counts before all
     other names: U-Nets of other depths than Stable Diffusion's give one diffusers name to two layers.
     """
-    table = (comfy.lora.model_lora_keys_clip if of_text else comfy.lora.model_lora_keys_unet)(model, {})
+    names = (comfy.lora.model_lora_keys_clip if of_text else comfy.lora.model_lora_keys_unet)(model, {})
+    table = {name: where for name, where in names.items() if _present(model, where)}
     found = {}
     for layer, stem in stems.items():  # then the usual one: canonical forms of all names of a large model take a second
         if name := next((one for one in (stem, usual_stem(layer)) if one in table), None):
@@ -72,6 +73,12 @@ def targets(model, stems: Mapping[str, str], *, of_text: bool = False) -> dict[s
             if meant and meant.layer in stems and meant.text == of_text:
                 found.setdefault(meant.layer, name)
     return {layer: _target(name, table[name], model) for layer, name in found.items()}
+
+
+def all_targets(model) -> dict[str, Target]:
+    """The targets of every layer name, in canonical form, that LoRA files may have for a model."""
+    names = (parse(f"{name}.alpha") for name in comfy.lora.model_lora_keys_unet(model, {}))
+    return targets(model, {found.layer: "" for found in names if found and not found.text})
 
 
 def fit(patcher, layers: Mapping[str, Factors], stems: Mapping[str, str], *, of_text: bool = False) -> Fit:
@@ -109,6 +116,14 @@ def mismatch(target: Target, sizes: Sequence[int]) -> str:
     if (outputs, inputs) == tuple(sizes):
         return ""
     return f"{sizes[0]} x {sizes[1]} here, {outputs} x {inputs} in the model"
+
+
+def _present(model, where) -> bool:
+    """Whether a model has a weight: the table also names those that other sizes of the network have."""
+    try:
+        return comfy.utils.get_attr(model, where if isinstance(where, str) else where[0]) is not None
+    except AttributeError:
+        return False
 
 
 def _target(name: str, where, model) -> Target:

@@ -4,7 +4,7 @@ The paper's fit is least squares of the labels on the first coefficients, withou
 strength is the largest projection of a training member onto the unit direction: that is a strength of 1 here.
 
 A direction repeats when fits to two halves of the members agree: its reliability is the mean cosine over random halves,
-and its floor that of permuted labels, the mean and two standard deviations. Near copies, such as checkpoints of one
+and its floor that of permuted labels, the mean and 2.5 standard deviations. Near copies, such as checkpoints of one
 training, are one member with their mean: else they stand on both sides of a fold or of halves.
 """
 
@@ -48,6 +48,8 @@ class Debiasing(StrEnum):
 
 
 _FOLDS = 5
+# At 2, 6 of 100 random labels of sixty people passed.
+_DEVIATIONS = 2.5
 _HALVINGS, _PERMUTATIONS, _HALVED_MEMBERS = 5, 10, 4000
 _CLASSIFIERS = (FitMethod.SVM, FitMethod.LOGISTIC_REGRESSION)
 #: A support vector machine was never the most reliable on the demo world, and takes longer than the others together.
@@ -302,7 +304,7 @@ def split_half(
     if not permutations:
         return float(np.mean(found)), math.nan
     chance = [cosine(generator.permutation(target)) for _ in range(permutations)]
-    return float(np.mean(found)), float(np.mean(chance) + 2 * np.std(chance, ddof=1))
+    return float(np.mean(found)), float(np.mean(chance) + _DEVIATIONS * np.std(chance, ddof=1))
 
 
 def _folds(classes: np.ndarray, count: int, generator: np.random.Generator) -> np.ndarray:

@@ -1,8 +1,9 @@
 """The weight space of the demo world: `python run.py study weights [STEP ...] [--quick]`.
 
 Steps, in order: train (the population, a cohort at a time), release (the space that the pack ships), measure, guidance,
-matched, fits, invert (the node W2W Invert), ceiling (people trained again with an attribute changed), learned (a space
-that is trained as a whole).
+matched, fits, invert (the node W2W Invert), ceiling (people trained again with an attribute changed), names (every
+layer of LoRAs of ten networks beside Load LoRA, on the ComfyUI that COMFYUI_DIR names), learned (a space that is
+trained as a whole).
 Without a step all run; `--quick` measures the shipped space with fewer samples. Finished parts are kept in
 .cache/weights.
 """
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from ..common import host
 
 FOLDER = host.ROOT / ".cache" / "weights"
-NAMES = ("train", "release", "measure", "guidance", "matched", "fits", "invert", "ceiling", "learned")
+NAMES = ("train", "release", "measure", "guidance", "matched", "fits", "invert", "ceiling", "names", "learned")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -54,6 +55,10 @@ def main(argv: Sequence[str]) -> int:
             from . import ceiling
 
             print(ceiling.run(options.quick))
+        elif step == "names":
+            from . import lora_names
+
+            print(lora_names.run(options.quick))
         elif step == "learned":
             _learned(options.people)
         else:

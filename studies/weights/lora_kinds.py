@@ -30,7 +30,7 @@ def adapter(kind: str, shape: tuple[int, ...], seed: int, down="lora_down.weight
         dtype = {"float16": torch.float16, "float8": torch.float8_e4m3fn}.get(kind, torch.float32)
         return {name: value if name == "alpha" else value.to(dtype) for name, value in made.items()}
     if kind == "Tucker":
-        if len(window) < 2 or window == ones:
+        if len(window) != 2 or window == ones:
             return None
         return {
             "lora_down.weight": draw(seed, RANK, inputs, *ones),
