@@ -180,7 +180,6 @@ class Cluster:
         self._tries: collections.Counter[str] = collections.Counter()
         self._deaths, self._looked = 0, 0.0
         self._first: tuple[str, dict] | None = None
-        self._taken_back: set = set()  # references of groups that were canceled
         self._job, self._store, self._ledger = None, None, None
         self._begun = time.monotonic()
         if not self._room():
@@ -219,7 +218,7 @@ class Cluster:
                 self._call(_TAKE, member, member.actor.take.remote(self._job))
         missing = _missing(todo, store, ledger)
         while True:
-            for member in self._members:
+            for member in sorted(self._members, key=lambda member: len(member.groups)):  # idle ones first
                 while member.ready and len(member.groups) < _UNDER_WAY and self._hand(member, missing):
                     pass
             if not self._again:
@@ -260,21 +259,22 @@ class Cluster:
             ) from error
 
     def _share(self) -> None:
-        """Nothing is left to hand out: idle workers take what waits behind a long piece, in its group or the next."""
+        """Nothing is left to hand out: idle workers take what waits behind a long piece, in its group or in the next.
+
+        Ray answers for a group that waits only once its worker is free. That worker then finds the results, or makes
+        them a second time, of which the first counts.
+        """
         idle = sum(member.ready and not member.groups for member in self._members)
         for member in self._members:
-            running, *waiting = [*member.groups] or [None]
-            for reference in waiting[:idle]:
-                if reference not in self._taken_back:
-                    self._taken_back.add(reference)
-                    self._ray.cancel(reference)  # it is answered as canceled, or as run where it has just begun
-                    idle -= 1
-            if idle > 0 and running and not waiting and time.monotonic() - member.since > _LONG:
-                group = member.groups[running]
-                begun = 1 + sum(self._store.read(piece.key) is not None for piece in group)
-                self._again.extend(group[begun:])  # its worker will find their results there
-                idle -= bool(group[begun:])
-                del group[begun:]
+            if idle > 0 and member.groups and time.monotonic() - member.since > _LONG:
+                running, *waiting = member.groups.values()
+                begun = 1 + sum(self._store.read(piece.key) is not None for piece in running)
+                left = [*running[begun:], *(piece for group in waiting for piece in group)]
+                del running[begun:]
+                for group in waiting:
+                    group.clear()
+                self._again.extend(left)
+                idle -= bool(left)
 
     def _allowed(self) -> float:
         """Seconds that a piece may take now."""
@@ -340,9 +340,6 @@ class Cluster:
             what, member = self._calls.pop(reference)
             try:
                 answer = self._ray.get(reference)
-            except self._ray.exceptions.TaskCancelledError:
-                self._taken_back.discard(reference)
-                self._again.extend(member.groups.pop(reference))
             except self._ray.exceptions.RayTaskError as error:
                 if isinstance(error.cause, OSError) and what != _RUN:  # a file of this machine: another may do better
                     self._ray.kill(member.actor)
@@ -365,9 +362,8 @@ class Cluster:
     def _answered(self, what: str, member: _Member, reference, answer) -> None:
         if what == _RUN:
             group = member.groups.pop(reference)
-            self._taken_back.discard(reference)
             member.since, member.done = time.monotonic(), 0
-            self._longest = max(self._longest, answer / len(group))
+            self._longest = max(self._longest, answer / max(len(group), 1))
             self._finished(len(group))
             member.size = max(1, min(int(len(group) * _GROUP / answer), 2 * len(group), _LARGEST))
         elif what == _BOOT and "problem" in answer:
