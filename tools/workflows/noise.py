@@ -233,7 +233,7 @@ def demo_noise_train_lora(w: Workflow) -> None:
         "**The images** show one seed before and after training, **Compare Training Runs** both held-out losses.",
         "**Paired noise lowers the training loss by itself**, so only held-out losses and images can be compared; "
         "studies/noise does that over five seeds.",
-        "**Open** Train a LoRA for its losses while it trains, Stop, and every setting. **Try** clip and captions "
+        "**Open** Train a LoRA for its losses while it trains, Finish now, and every setting. **Try** clip and captions "
         "connected (the text encoder too), a checkpoint name.",
     )
     w.group("Model and images")
@@ -404,7 +404,7 @@ def _train_on_folder(w: Workflow, checkpoint: str, size: int) -> None:
         "**Choose your folder** in the first node. The last two images are held out: raise held_out with more.",
         "**Paired noise lowers the training loss by itself**: compare the orange lines and the images.",
         "**Both runs keep checkpoints** in output/glassbox: queue again after a stop, and they resume. Open Train a "
-        "LoRA for its losses while it trains, Stop, and every setting.",
+        "LoRA for its losses while it trains, Finish now, and every setting.",
     )
     w.group("Model and images")
     model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name=checkpoint)

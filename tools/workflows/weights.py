@@ -282,7 +282,7 @@ def demo_weights_invert(w: Workflow) -> None:
         f"model restores the image from noise ({PAPER}, section 3.4). The paper uses 400 steps; here 60. The "
         "caption says what is not the person.",
         "**Afterwards** the point works like any other: with another prompt, and with edits.",
-        "**Try** more steps; another image; Stop, which keeps the point trained so far.",
+        "**Try** more steps; another image; Finish now, which takes the point trained so far.",
     )
     demo = _Demo(w, "portrait, blue hoodie, serious, plain green background", with_space=False)
     caption = w.add(
