@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -154,9 +155,7 @@ def save_state(
         save_file(whole, temporary, header)
 
 
-def load_state(
-    path: Path, kind: str, version: int, identity: Identity
-) -> tuple[dict[str, torch.Tensor], object] | None:
+def load_state(path: Path, kind: str, version: int, identity: Identity) -> tuple[dict[str, torch.Tensor], Any] | None:
     """The tensors and the plain data of ``save_state``; None where there is no file.
 
     Raises ValueError for a file that cannot be read, of another kind, version or identity.
