@@ -38,6 +38,15 @@ def encode(clip, text: str) -> tuple[dict, list]:
     return tokens, clip.encode_from_tokens_scheduled(tokens)
 
 
+def literal(clip):
+    """A CLIP that reads brackets as what they are, where others read the weight of what stands in them."""
+    if clip is None:
+        return None
+    clone = clip.clone()
+    clone.tokenize = lambda text, *args, **more: clip.tokenize(re.sub(r"[()]", r"\\\g<0>", text), *args, **more)
+    return clone
+
+
 def chunks(clip, tokens: dict, shape: tuple[int, ...]) -> list[Chunk]:
     """The chunks of every encoder in an encoded prompt of shape (rows, slots, channels).
 

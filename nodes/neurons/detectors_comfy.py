@@ -11,21 +11,28 @@ import torch
 from ..host import folders
 from ..host.identity import clip_digest, model_digest
 from ..host.progress import Stopped, with_progress
-from ..host.text_encoding import chunks, encode
+from ..host.text_encoding import chunks, encode, literal
 from .detectors import BRIGHT_ENDING_CFG, INPUTS, Requested, network_rows, score_with_detectors
 from .end_attention_comfy import sample_with_attention
 from .first_step_comfy import at_first_step, embedding, is_flow, refuse_unscored
 from .memorization_score import PromptScore
-from .nemo_inputs import FirstStepInputs
+from .nemo_inputs import FirstStepInputs, PromptSyntax
 from .neuron_layers import BlockPart, has_value_layers, value_layers
 from .scan_file import Pace, ScanFile, score_columns, score_from_row, score_row
 
 
 def score_prompts(
-    model, clip, texts: list[str], step: FirstStepInputs, requested: Requested, scan_name: str
+    model,
+    clip,
+    texts: list[str],
+    step: FirstStepInputs,
+    requested: Requested,
+    scan_name: str,
+    prompt_syntax: str = PromptSyntax.LITERAL,
 ) -> tuple[dict[str, PromptScore], list[str]]:
     """Scores by prompt, and a line for each prompt that failed; resumes a scan."""
     refuse_unscored(model)
+    clip = literal(clip) if prompt_syntax == PromptSyntax.LITERAL else clip
     if requested.get("anisotropy") and is_flow(model):
         raise ValueError("Anisotropy reads a low noise level of models like SD, and this is a flow model: turn it off.")
     if requested.get("bright_ending_steps") and not has_value_layers(model.model.diffusion_model):
@@ -38,7 +45,7 @@ def score_prompts(
     rows = None
     if scan_name.strip():
         identity = {**step.settings, **{name: requested.get(name, 0) for name in INPUTS}}
-        identity |= {"model": model_digest(model), "clip": clip_digest(clip)}
+        identity |= {"prompt_syntax": prompt_syntax, "model": model_digest(model), "clip": clip_digest(clip)}
         rows = ScanFile(folders.named_file(scan_name, ".csv"), score_columns(step.noise_samples), identity)
         done = {text: rows.done(text) for text in texts}
         scores = {text: score_from_row(row, step.noise_samples) for text, row in done.items() if row is not None}

@@ -5,6 +5,7 @@ step, and lists of prompts.
 from __future__ import annotations
 
 import csv
+import enum
 import io
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,15 @@ from .neuron_layers import PAPER_LAYERS, NeuronType
 CATEGORY = "Glassbox/Neurons"
 PAPER = "Finding NeMo (arXiv 2406.02366)"
 TIMESTEPS = {f"official_{OFFICIAL_TIMESTEP}": OFFICIAL_TIMESTEP, f"paper_{PAPER_TIMESTEP}": PAPER_TIMESTEP}
+
+
+class PromptSyntax(enum.StrEnum):
+    """How the brackets of a prompt are read."""
+
+    LITERAL = "literal"
+    WEIGHTED = "weighted"  # ComfyUI's
+
+
 _COLUMNS = ("caption", "prompt", "text")
 _CSV, _TXT = ".csv", ".txt"
 
@@ -40,6 +50,13 @@ LAYERS = {
     "default": PAPER_LAYERS,
     "tooltip": "Layers: down, middle, up, all, or names such as input_blocks.1.1, comma-separated. The paper searches "
     "down and middle of SD1.4; for another model, run Layer Ablation first.",
+}
+PROMPT_SYNTAX = {
+    "id": "prompt_syntax",
+    "options": PromptSyntax,
+    "optional": True,
+    "tooltip": "literal: brackets are read as what they are, as training captions hold them. weighted: (word) and "
+    "(word:1.2) set weights, as in CLIP Text Encode.",
 }
 NOISE_SAMPLES = {
     "id": "noise_samples",

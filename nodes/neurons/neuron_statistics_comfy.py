@@ -12,10 +12,11 @@ import torch
 from ..host import folders
 from ..host.identity import clip_digest, model_digest
 from ..host.progress import Stopped, with_progress
-from ..host.text_encoding import encode
+from ..host.text_encoding import encode, literal
 from . import neuron_statistics, statistics_file
 from .first_step_comfy import embedding, hidden_units, probe_outputs, value_outputs
 from .memorization_score import OFFICIAL_TIMESTEP, seeded_noise
+from .nemo_inputs import PromptSyntax
 from .neuron_layers import NeuronLayer, NeuronType
 from .neuron_statistics import LayerStatistics, Statistics
 from .scan_file import Pace, ScanFile
@@ -60,13 +61,16 @@ def scan_statistics(
     layers: Sequence[NeuronLayer],
     shape: tuple[int, int, int] | None,
     name: str,
+    prompt_syntax: str = PromptSyntax.LITERAL,
 ) -> StatisticsScan:
     """The moments of layers on prompts, resuming the scan ``name``; an empty name is none.
 
     ``shape``: of the latents in which hidden units of feed-forward layers are measured; None for value neurons.
     """
+    clip = literal(clip) if prompt_syntax == PromptSyntax.LITERAL else clip
     identity = neuron_statistics.fingerprint(probe_outputs(model, [layer.path for layer in layers]))
     settings: dict = {"neuron_type": str(neuron_type), "layers": [layer.path for layer in layers]}
+    settings["prompt_syntax"] = prompt_syntax
     if shape is not None:
         settings["latent"] = list(shape)
         measure, size = functools.partial(_hidden_moments, model, clip, layers, shape), 1

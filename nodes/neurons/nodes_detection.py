@@ -17,11 +17,11 @@ from ..host.image_output import new_figure, to_image
 from ..host.progress import with_progress
 from ..host.schema import NeuronMask as MaskSocket
 from ..host.schema import schema, seed
-from ..host.text_encoding import encode
+from ..host.text_encoding import encode, literal
 from . import nemo_inputs
 from .detectors_comfy import score_prompts
 from .first_step_comfy import at_first_step, latent_shape
-from .nemo_inputs import FirstStepInputs, collect_prompts
+from .nemo_inputs import FirstStepInputs, PromptSyntax, collect_prompts
 from .neuron_layers import NeuronType, neuron_layers
 from .scan_file import Pace
 
@@ -101,6 +101,7 @@ class MemorizationScore(io.ComfyNode):
                     tooltip="Also sample images in that many steps and measure the attention to the end token in the "
                     "last one (Chen et al., Bright Ending). Costs two evaluations for each step. Paper: 50. 0: none.",
                 ),
+                io.Combo.Input(**nemo_inputs.PROMPT_SYNTAX),
             ],
             outputs=[
                 io.Image.Output(
@@ -131,13 +132,14 @@ class MemorizationScore(io.ComfyNode):
         height,
         filename_prefix,
         scan_file="",
+        prompt_syntax=PromptSyntax.LITERAL,
         **detectors,
     ) -> io.NodeOutput:
         from . import neuron_figures, neuron_reports
 
         texts = collect_prompts(prompts, resolve_optional_file(prompts_file, _LIST), least=1)
         step = FirstStepInputs(latent_shape(model, width, height), noise_samples, seed, timestep)
-        scores, failures = score_prompts(model, clip, texts, step, detectors, scan_file)
+        scores, failures = score_prompts(model, clip, texts, step, detectors, scan_file, prompt_syntax)
         figure = new_figure()
         if len(scores) == 1:
             neuron_figures.plot_score(figure, *next(iter(scores.items())), threshold)
@@ -193,6 +195,7 @@ class CalibrateThreshold(io.ComfyNode):
                 ),
                 *_FIRST_STEP,
                 io.String.Input(**nemo_inputs.SCAN_FILE),
+                io.Combo.Input(**nemo_inputs.PROMPT_SYNTAX),
             ],
             outputs=[
                 io.Float.Output(display_name="threshold", tooltip="For Memorization Score and NeMo Localize."),
@@ -216,13 +219,14 @@ class CalibrateThreshold(io.ComfyNode):
         width,
         height,
         scan_file="",
+        prompt_syntax=PromptSyntax.LITERAL,
     ) -> io.NodeOutput:
         from . import neuron_figures, neuron_reports, score_threshold
 
         ordinary = collect_prompts(prompts, resolve_optional_file(prompts_file, _LIST), least=3)
         memorized = collect_prompts(memorized_prompts)
         step = FirstStepInputs(latent_shape(model, width, height), noise_samples, seed, timestep)
-        scores, failures = score_prompts(model, clip, ordinary + memorized, step, {}, scan_file)
+        scores, failures = score_prompts(model, clip, ordinary + memorized, step, {}, scan_file, prompt_syntax)
         normal, known = ([scores[text].value for text in texts if text in scores] for texts in (ordinary, memorized))
         threshold = score_threshold.calibrate(normal, deviations, known)
         figure = new_figure()
@@ -242,7 +246,14 @@ class LayerAblation(io.ComfyNode):
             f"the layers that carry a memorized prompt: those that NeMo Localize should search. {PAPER}, appendix "
             "C.8.",
             search_aliases=["memorization", "nemo", "layer importance", "block ablation", "which layer matters"],
-            inputs=[_MODEL, _CLIP, _PROMPTS, *_FIRST_STEP, io.Combo.Input(**nemo_inputs.NEURON_TYPE)],
+            inputs=[
+                _MODEL,
+                _CLIP,
+                _PROMPTS,
+                *_FIRST_STEP,
+                io.Combo.Input(**nemo_inputs.NEURON_TYPE),
+                io.Combo.Input(**nemo_inputs.PROMPT_SYNTAX),
+            ],
             outputs=[
                 io.Image.Output(display_name="figure", tooltip="The remaining score without each layer."),
                 io.String.Output(display_name="layers", tooltip="The layers to search, for NeMo Localize."),
@@ -262,9 +273,11 @@ class LayerAblation(io.ComfyNode):
         width,
         height,
         neuron_type=NeuronType.VALUE,
+        prompt_syntax=PromptSyntax.LITERAL,
     ) -> io.NodeOutput:
         from . import layer_ablation, neuron_figures, neuron_reports
 
+        clip = literal(clip) if prompt_syntax == PromptSyntax.LITERAL else clip
         layers = neuron_layers(model.model.diffusion_model, neuron_type)
         step, results = FirstStepInputs(latent_shape(model, width, height), noise_samples, seed, timestep), []
         for number, text in enumerate(collect_prompts(prompts, least=1)):

@@ -20,11 +20,11 @@ from ..host.progress import FinishNow, Progress, Stopped, with_progress
 from ..host.schema import NeuronMask as MaskSocket
 from ..host.schema import NeuronStatistics as StatisticsSocket
 from ..host.schema import schema, seed
-from ..host.text_encoding import encode
+from ..host.text_encoding import encode, literal
 from . import nemo_inputs
 from .first_step_comfy import embedding, latent_shape, probe_outputs
 from .mask import CAVEATS, channel_factors, mask_from_search, merge_masks
-from .nemo_inputs import FirstStepInputs, collect_prompts
+from .nemo_inputs import FirstStepInputs, PromptSyntax, collect_prompts
 from .nemo_search import Criterion, Neurons, SearchSettings
 from .neuron_attribution import Method, Ranking, StoppingRule
 from .neuron_factors_comfy import with_scaled, with_scaled_by_prompt
@@ -167,6 +167,7 @@ class NemoLocalize(io.ComfyNode):
                     tooltip="For multi: a generic prompt of what the prompts are about, such as portrait. Its image "
                     "is what a blocked prompt moves to.",
                 ),
+                io.Combo.Input(**nemo_inputs.PROMPT_SYNTAX),
             ],
             outputs=[
                 MaskSocket.Output(display_name="mask", tooltip="For NeMo Neuron Mask and Save Neuron Mask."),
@@ -203,6 +204,7 @@ class NemoLocalize(io.ComfyNode):
         stopping_rule=StoppingRule.SCORE,
         fraction=0.3,
         anchor="",
+        prompt_syntax=PromptSyntax.LITERAL,
     ) -> io.NodeOutput:
         from . import neuron_figures, neuron_reports, neuron_statistics
         from .prompt_search_comfy import AttributionSettings, MaskScan, PromptSearch, PromptSearches
@@ -210,6 +212,7 @@ class NemoLocalize(io.ComfyNode):
         known = neuron_layers(model.model.diffusion_model, neuron_type)
         neurons = Neurons(tuple(select_layers(known, layers)))
         texts = collect_prompts(prompts)
+        clip = literal(clip) if prompt_syntax == PromptSyntax.LITERAL else clip
         step = FirstStepInputs(latent_shape(model, width, height), noise_samples, seed, timestep)
         settings = SearchSettings(threshold, target_score or threshold, Criterion(criterion), theta_start)
         how = AttributionSettings(Ranking(ranking), StoppingRule(stopping_rule), fraction, anchor)
@@ -219,6 +222,7 @@ class NemoLocalize(io.ComfyNode):
         same = statistics is None or neuron_statistics.same_model(statistics.fingerprint, identity)
         masks, traces, lines = [], {}, [] if same else [neuron_reports.OTHER_STATISTICS]
         saved = {**step.settings, "layers": paths, "width": width, "height": height, **dataclasses.asdict(settings)}
+        saved["prompt_syntax"] = prompt_syntax
         if method == Method.ATTRIBUTION:
             saved |= {"method": method, **dataclasses.asdict(how)}
         depends = {"model": model_digest(model), "clip": clip_digest(clip), "statistics": digest(statistics)}
@@ -338,8 +342,9 @@ class NemoNeuronMask(io.ComfyNode):
             if clip is None:
                 raise ValueError("masked_prompts own compares the prompts that are sampled: connect the model's clip.")
             prompts = [
-                (embedding(encode(clip, text)[1]), channel_factors(of_prompt, layers, strength))
+                (embedding(encode(reader, text)[1]), channel_factors(of_prompt, layers, strength))
                 for text, of_prompt in with_progress(mask.by_prompt().items())
+                for reader in ((clip, literal(clip)) if "(" in text or ")" in text else (clip,))
             ]
             model = with_scaled_by_prompt(model, prompts, sigmas, positive_only)
         elif factors:

@@ -13,7 +13,7 @@ from ..host.schema import NeuronStatistics as Socket
 from ..host.schema import schema
 from . import nemo_inputs, neuron_statistics
 from .first_step_comfy import latent_shape, probe_outputs
-from .nemo_inputs import collect_prompts
+from .nemo_inputs import PromptSyntax, collect_prompts
 from .neuron_layers import NeuronType, all_layers, neuron_layers, select_layers
 from .neuron_statistics_comfy import scan_statistics
 
@@ -58,6 +58,7 @@ class NeuronStatistics(io.ComfyNode):
                 io.Int.Input(**{**nemo_inputs.WIDTH, "tooltip": _SIZE.format("width")}, optional=True),
                 io.Int.Input(**{**nemo_inputs.HEIGHT, "tooltip": _SIZE.format("height")}, optional=True),
                 io.String.Input(**nemo_inputs.SCAN_FILE),
+                io.Combo.Input(**nemo_inputs.PROMPT_SYNTAX),
             ],
             outputs=[
                 Socket.Output(display_name="statistics", tooltip="For NeMo Localize."),
@@ -83,6 +84,7 @@ class NeuronStatistics(io.ComfyNode):
         width=512,
         height=512,
         scan_file="",
+        prompt_syntax=PromptSyntax.LITERAL,
     ) -> io.NodeOutput:
         from . import neuron_reports, statistics_file
 
@@ -93,7 +95,7 @@ class NeuronStatistics(io.ComfyNode):
         chosen, shape = select_layers(known, layers), None
         if neuron_type == NeuronType.FEED_FORWARD:
             shape = latent_shape(model, width, height)
-        scan = scan_statistics(model, clip, texts, neuron_type, chosen, shape, scan_file)
+        scan = scan_statistics(model, clip, texts, neuron_type, chosen, shape, scan_file, prompt_syntax)
         measured = [part for part in (previous_statistics, scan.statistics) if part is not None]
         if not measured:
             raise ValueError(f"Every prompt failed. {scan.failures[0]}")

@@ -186,3 +186,25 @@ def test_the_report_ranks_prompts_and_shows_both_models(app, demo, monkeypatch):
     assert len(sampled) == 4
     with pytest.raises(ValueError, match="holds no scores"):
         app.run("GBX_ScanReport", **(given | {"table": "not a table"}))
+
+
+@pytest.mark.parametrize("text", ["portrait (red hair)", "portrait, red hair)(", "a \\(b\\) (c:1.3)"])
+def test_brackets_are_literal(app, demo, text):
+    """What the encoder is given is what CLIP Text Encode is given for escaped brackets, without weights."""
+    clip, encoding = demo[1], app.module("nodes.host.text_encoding")
+    tokens = encoding.literal(clip).tokenize(text)
+    (chunk,) = next(iter(tokens.values()))
+    assert {weight for _, weight in chunk} == {1.0}
+    assert tokens == clip.tokenize(text.replace("(", r"\(").replace(")", r"\)"))
+    assert clip.tokenize("portrait") == encoding.literal(clip).tokenize("portrait")
+
+
+def test_a_prompt_with_brackets_scores_by_its_syntax(app, demo):
+    def scored(prompt, syntax):
+        given = {"prompts": prompt, "prompts_file": "", "threshold": 0.0, "text_norm": False, "filename_prefix": ""}
+        how = {"prompt_syntax": syntax, **given, **SMALL}
+        return app.run("GBX_MemorizationScore", model=demo[0], clip=demo[1], **how)[1]
+
+    weighted = scored("portrait, (red hair:3)", "weighted")
+    assert weighted != scored("portrait, (red hair:3)", "literal")
+    assert scored("portrait, red hair", "weighted") == scored("portrait, red hair", "literal")
