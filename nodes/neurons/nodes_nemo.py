@@ -226,7 +226,7 @@ class NemoLocalize(io.ComfyNode):
         if method == Method.ATTRIBUTION:
             saved |= {"method": method, **dataclasses.asdict(how)}
         depends = {"model": model_digest(model), "clip": clip_digest(clip), "statistics": digest(statistics)}
-        depends |= {"neuron_type": str(neuron_type), "time_budget": time_budget}
+        depends["neuron_type"] = str(neuron_type)  # not the time budget: what that ended is searched again
         scan = MaskScan(scan_file, saved | depends)
         pace = Pace(sum(scan.read(text) is None for text in texts))
         if not texts:
