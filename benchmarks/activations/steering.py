@@ -92,7 +92,7 @@ def edits():
 def count(network: torch.nn.Module, config: dict, side: int, specs: list, edit) -> tuple[int, Traffic]:
     """Operations of products and convolutions of one evaluation, and all its traffic, with an edit of these IDs."""
     hooks = host.pack("nodes.host.hooks")
-    call_edit = host.pack("nodes.activations.activation_edit").CallEdit
+    call_edit, about = host.pack("nodes.activations.activation_edit").CallEdit, host.pack("nodes.common.network_call")
     from comfy.ldm.modules.attention import attention_pytorch
 
     half = {"dtype": torch.float16, "device": "meta"}
@@ -106,7 +106,11 @@ def count(network: torch.nn.Module, config: dict, side: int, specs: list, edit) 
     }
     steered = nullcontext()
     if specs:
-        steered = hooks.forward_hooks(network, call_edit(specs, edit, {True}, (True, False)).receivers())
+        parts = [
+            about.Part(role, slice(row, row + 1), about.WHOLE) for row, role in enumerate(("positive", "negative"))
+        ]
+        call = about.Call(network, tuple(parts), 2, 1.0, ())
+        steered = hooks.forward_hooks(network, call_edit(specs, edit, lambda part: part.positive, call).receivers())
     flops, traffic = FlopCounterMode(display=False), Traffic()
     with steered, flops, traffic, torch.no_grad():
         network(latent, **given)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
 from torch.nn import functional as F
 
+from ..common.network_call import TILED, Area, Call, Part
 from .activation_spec import ActivationSpec, Kind
 from .attention_capture import Receivers
 from .select_ids import NoSuchActivationError
 from .tap import CallLayout
 
-#: Gets a spec, whether the rows are of the positive conditioning, the activation in float32 (rows, C, H, W), where each
-#: frame of a video is a row, and the number of frames; returns what replaces the activation.
-Edit = Callable[[ActivationSpec, bool, torch.Tensor, int], torch.Tensor]
+#: Gets a spec, the part of the call that the rows are of, the activation in float32 (rows, C, H, W), where each frame
+#: of a video is a row, and the number of frames; returns what replaces the activation.
+Edit = Callable[[ActivationSpec, Part, torch.Tensor, int], torch.Tensor]
 
 
 def editable_specs(
@@ -40,39 +41,31 @@ def editable_specs(
 
 
 class CallEdit:
-    """Receivers for one call of a network that change the outputs of modules.
+    """Receivers for one call of a network that change the outputs of modules, in the rows of the ``changed`` parts."""
 
-    ``kinds``: which conditionings' rows are changed, True for the positive one and False for the negative one;
-    ``parts``: the same for each equal part of the call's rows, None for neither.
-    """
-
-    def __init__(
-        self,
-        specs: list[ActivationSpec],
-        edit: Edit,
-        kinds: Collection[bool],
-        parts: tuple[bool | None, ...],
-    ):
-        self._specs, self._edit, self._kinds, self._parts = specs, edit, kinds, parts
+    def __init__(self, specs: list[ActivationSpec], edit: Edit, changed: Callable[[Part], bool], call: Call):
+        self._specs, self._edit, self._changed, self._call = specs, edit, changed, call
         self._layout = CallLayout(specs)
 
     def receivers(self) -> tuple[Receivers, Receivers] | None:
         """Receivers of outputs, which return the changed output, and of first inputs; None when no row is changed."""
-        if not any(part in self._kinds for part in self._parts):
+        if not any(map(self._changed, self._call.parts)):
             return None
         outputs, inputs = self._layout.receivers()
         return [*outputs, *((spec.module, partial(self._change, spec)) for spec in self._specs)], inputs
 
     def _change(self, spec: ActivationSpec, output: torch.Tensor | tuple[torch.Tensor, ...]):
         tensor = (output[spec.item] if isinstance(output, tuple) else output).clone()
-        for part, rows in zip(self._parts, tensor.chunk(len(self._parts)), strict=True):
-            if part is not None and part in self._kinds:
+        for part, rows in self._call.split(tensor):
+            if self._changed(part):
                 self._replace(spec, part, rows)
+                if not isinstance(part.rows, slice):  # else the rows are a view
+                    tensor[part.rows] = rows
         if isinstance(output, tuple):
             return (*output[: spec.item], tensor, *output[spec.item + 1 :])
         return tensor
 
-    def _replace(self, spec: ActivationSpec, part: bool, rows: torch.Tensor) -> None:
+    def _replace(self, spec: ActivationSpec, part: Part, rows: torch.Tensor) -> None:
         """Change rows (B, C, H, W), or the image's tokens in (B, N, C'), in place."""
         frames = self._layout.frames
         if spec.kind != Kind.TOKENS:
@@ -85,10 +78,12 @@ class CallEdit:
         tokens.copy_(changed.flatten(2).transpose(1, 2).unflatten(0, (-1, frames)).flatten(1, 2))
 
 
-def mask_at(mask: torch.Tensor, feature: torch.Tensor, frames: int) -> torch.Tensor:
-    """Masks (M, H, W) in 0..1 at the size of a feature (rows, C, h, w): (rows, 1, h, w).
+def mask_at(mask: torch.Tensor, feature: torch.Tensor, frames: int, area: Area | None) -> torch.Tensor:
+    """Masks (M, H, W) of the image in 0..1 at the size of a feature (rows, C, h, w) of an area of it: (rows, 1, h, w).
 
-    The M masks repeat over the images; the frames of an image share its mask.
+    The M masks repeat over the images; the frames of an image share its mask. ValueError where the area is not known.
     """
-    sized = F.interpolate(mask.float()[:, None], size=feature.shape[-2:], mode="area").to(feature.device)
+    if area is None:
+        raise ValueError(f"{TILED}: a mask cannot be placed.")
+    sized = F.interpolate(area.cut(mask).float()[:, None], size=feature.shape[-2:], mode="area").to(feature.device)
     return sized[torch.arange(len(feature)) // frames % len(mask)]

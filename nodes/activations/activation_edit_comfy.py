@@ -18,7 +18,6 @@ def steered_model(model, specs: list[ActivationSpec], edit: Edit, start_percent:
     def calling(call):
         if not last <= call.sigma <= first:
             return None
-        parts = tuple(True if positive else part for positive, part in zip(call.positive, call.parts, strict=True))
-        return CallEdit(specs, edit, kinds, parts).receivers()
+        return CallEdit(specs, edit, lambda part: (part.positive or part.side) in kinds, call).receivers()
 
     return hook_calls(model, calling)

@@ -15,6 +15,8 @@ _FP16_MAX = torch.finfo(torch.float16).max
 FRAMES = "frames"
 #: The setting with height and width of the positions of each attention map, by ID.
 MAP_SIZES = "map_sizes"
+#: The setting with the marks of the encoded text (tokens, 4) of the positive ("True") and negative ("False") rows.
+TEXT_MARKS = "text_marks"
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,13 @@ class Activations:
     sigma: float
     timestep: float
     settings: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        first, *_, last = (*self.tensors, *self.tensors)
+        return (
+            f"ACTIVATIONS: {len(self.tensors)} IDs at sigma {self.sigma:.4g}, {len(self.rows)} rows, "
+            f"{sum(one.nbytes for one in self.tensors.values()) / 2**20:.1f} MiB\n{first} to {last}"
+        )
 
     def select(self, ids: Iterable[str]) -> Activations:
         """These IDs alone, in forward order."""
@@ -196,6 +205,12 @@ def mean(batches: Iterable[Activations]) -> Activations:
             raise ValueError("The recorded steps have different rows. Average fewer steps, or record conditional rows.")
         rows = last.rows
         for id_, value in last.tensors.items():
+            if id_ in sums and sums[id_].shape != value.shape:
+                raise ValueError(
+                    f"{id_} has {' x '.join(map(str, value.shape[2:]))} positions in one recorded step and "
+                    f"{' x '.join(map(str, sums[id_].shape[2:]))} in another, because another node changes the "
+                    "network's sizes within the run. Record and average steps of one size."
+                )
             sums[id_] = sums[id_].float() + value if id_ in sums else value
     if count == 1:
         return last

@@ -19,7 +19,7 @@ from .patching import PatchingSettings, kinds_of, patch, restored_fraction
 from .recorder import Recorder, Run
 from .select_ids import StepPredicate
 from .tap import TapSettings
-from .tap_inputs import CATEGORY, IDS, PRECISION, PRECISIONS, PRESET
+from .tap_inputs import CATEGORY, EDITABLE_PRESET, IDS, PRECISION, PRECISIONS
 
 _PAPER = "Activation patching (causal tracing, arXiv 2202.05262), at the IDs of arXiv 2410.03558"
 _STEPS = {
@@ -142,7 +142,7 @@ class ActivationPatchingMap(io.ComfyNode):
                 io.Conditioning.Input("positive", tooltip="Prompt of the runs that are patched."),
                 io.Conditioning.Input("negative", tooltip="Negative prompt of all runs."),
                 io.Latent.Input("latent", tooltip="Empty latent whose size and batch are used. Two to eight images."),
-                io.Combo.Input(**PRESET),
+                io.Combo.Input(**EDITABLE_PRESET),
                 io.String.Input(**IDS),
                 io.String.Input(**_STEPS),
                 seed("Seed of the noise, the same for all runs."),
@@ -245,7 +245,8 @@ def _patched(model, run: Run, specs: list[ActivationSpec], selects: StepPredicat
         if step not in sources or not selects(step, steps):
             return None
         edit = patch(sources[step], settings)
-        return activation_edit.CallEdit(specs, edit, kinds_of(sources[step]), call.parts).receivers()
+        kinds = kinds_of(sources[step])
+        return activation_edit.CallEdit(specs, edit, lambda part: part.side in kinds, call).receivers()
 
     return hook_calls(model, calling)
 

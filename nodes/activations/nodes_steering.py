@@ -24,7 +24,7 @@ from .activations import Activations
 from .catalog_unet import catalog
 from .recorder import Recorder
 from .tap import TapSettings
-from .tap_inputs import CATEGORY, END_PERCENT, IDS, PRESET, ROWS, START_PERCENT
+from .tap_inputs import CATEGORY, EDITABLE_PRESET, END_PERCENT, IDS, ROWS, START_PERCENT
 
 if TYPE_CHECKING:
     from .steering import SteeringDirection
@@ -195,7 +195,7 @@ class SteeringDirectionFromPrompts(io.ComfyNode):
                 io.String.Input(
                     "away_prompts", multiline=True, default="", tooltip="What to steer away from. One prompt per line."
                 ),
-                io.Combo.Input(**PRESET),
+                io.Combo.Input(**EDITABLE_PRESET),
                 io.String.Input(**IDS),
                 io.String.Input(
                     "recorded_steps",
@@ -232,7 +232,9 @@ class SteeringDirectionFromPrompts(io.ComfyNode):
         from . import steering
 
         refuse_compiled(model)
-        specs = select_ids.select(catalog(model.model.diffusion_model), preset, ids)
+        every = catalog(model.model.diffusion_model)
+        specs = select_ids.select(every, preset, ids)
+        activation_edit.editable_specs({spec.id: spec.channels for spec in specs}, every, "selection")
         prompts = [
             [line.strip() for line in text.splitlines() if line.strip()] for text in (toward_prompts, away_prompts)
         ]

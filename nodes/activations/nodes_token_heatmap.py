@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from comfy_api.latest import io
 from torch.nn import functional as F
@@ -11,10 +9,10 @@ from torch.nn import functional as F
 from ..host.compute import on_device
 from ..host.schema import Activations as ActivationsSocket
 from ..host.schema import schema
-from ..host.text_encoding import tokens_of, words_of
 from .activations import MAP_SIZES, Activations
 from .select_ids import ATTENTION_MEAN
 from .tap_inputs import CATEGORY, PAPER, images_of
+from .token_heatmap_comfy import placed_words
 
 
 class TokenHeatMap(io.ComfyNode):
@@ -44,7 +42,7 @@ class TokenHeatMap(io.ComfyNode):
                     default="",
                     multiline=True,
                     tooltip="Words or phrases of the prompt, separated by commas or line breaks, such as red hair, "
-                    "hoodie. Empty: every word.",
+                    "hoodie. Empty: every word. <start> and <end>: the tokens around the text.",
                 ),
                 io.Combo.Input(
                     "prompt_role",
@@ -62,7 +60,10 @@ class TokenHeatMap(io.ComfyNode):
                 ),
             ],
             outputs=[
-                io.Image.Output(display_name="figure", tooltip="One line per word: all images under its heat map."),
+                io.Image.Output(
+                    display_name="figure",
+                    tooltip="One line per word: its share of the attention, and all images under its heat map.",
+                ),
                 io.Mask.Output(
                     display_name="masks",
                     tooltip="The heat maps as shown: all images of the first word, then of the next.",
@@ -83,18 +84,20 @@ class TokenHeatMap(io.ComfyNode):
         normalize_per_word: bool,
         opacity: float,
     ) -> io.NodeOutput:
-        from . import overlays, token_heatmap
+        from . import overlays
 
         selected = _attention_rows(activations, prompt_role)
         images = images_of(image, selected)
-        positions, length = token_heatmap.word_positions(prompt, words, words_of, functools.partial(tokens_of, clip))
-        maps = torch.stack([_heat_map(selected, found, length) for found in positions.values()])
+        positions, length, tokens = placed_words(selected, clip, prompt, words)
+        maps = torch.stack([_heat_map(selected, tokens, found, length) for found in positions.values()])
+        shares = [float(one.mean()) * len(found) for one, found in zip(maps, positions.values(), strict=True)]
+        names = [f"{word}  {share:.1%}" for word, share in zip(positions, shares, strict=True)]
         over = (2, 3) if normalize_per_word else (0, 1, 2, 3)
         low, high = maps.amin(over, keepdim=True), maps.amax(over, keepdim=True)
         maps = (maps - low) / (high - low).clamp_min(1e-12)
         shown, _ = overlays.magnify(images)
-        lines = [(word, overlays.overlay(shown, one, opacity)) for word, one in zip(positions, maps, strict=True)]
-        figure = overlays.contact_sheet(lines, side=256, columns=max(1, 4 // len(images)))
+        lines = [(word, overlays.overlay(shown, one, opacity)) for word, one in zip(names, maps, strict=True)]
+        figure = overlays.contact_sheet(lines, side=256, columns=min(max(1, 4 // len(images)), len(lines)))
         masks = F.interpolate(maps.flatten(0, 1)[:, None], size=images.shape[1:3], mode="bilinear")[:, 0]
         return io.NodeOutput(figure, masks, "\n".join(positions))
 
@@ -114,13 +117,12 @@ def _attention_rows(activations: Activations, prompt_role: str) -> Activations:
     return activations.select(ids).select_rows(rows)
 
 
-def _heat_map(activations: Activations, positions: list[int], length: int) -> torch.Tensor:
+def _heat_map(activations: Activations, tokens: list[int] | slice, positions: list[int], length: int) -> torch.Tensor:
     from . import token_heatmap
 
-    tokens = activations.rows[0].text_tokens
     if ATTENTION_MEAN in activations.tensors:
-        return token_heatmap.heat_map(activations.tensors[ATTENTION_MEAN][:, :tokens], positions, length)
-    maps = {id_: value[..., :tokens] for id_, value in activations.tensors.items()}
+        return token_heatmap.heat_map(activations.tensors[ATTENTION_MEAN][:, tokens], positions, length)
+    maps = {id_: value[..., tokens] for id_, value in activations.tensors.items()}
     return token_heatmap.daam_heat_map(maps, activations.settings[MAP_SIZES], positions, length, on_device)
 
 

@@ -295,12 +295,13 @@ class ActivationCorrespondence(io.ComfyNode):
         feature, shown = source.select_rows([row]).joined(weighting)[0], image_of(source_image, source, row)
         marks = point_list.parse(points, _size(shown))
         part = None if source_mask is None else source_mask[min(image_index, len(source_mask) - 1)]
-        left, factor = overlays.magnify(shown[None])
+        left, factor = overlays.magnify(shown[None], max(target_image.shape[1:3]))
         figures, texts, masks = [], [], []
         for number in range(len(target.rows)):
             other = target.select_rows([number]).joined(weighting)[0]
             other_image = image_of(target_image, target, number)
-            sizes, (right, times) = (_size(shown), _size(other_image)), overlays.magnify(other_image[None])
+            right, times = overlays.magnify(other_image[None], max(left.shape[1:3]))
+            sizes = _size(shown), _size(other_image)
             matches, holds = _matched(feature, other, marks, sizes, resolution, mutual)
             ends = (marks + 0.5) * factor, (matches + 0.5) * times
             figures.append(overlays.draw_matches(left[0], right[0], *ends, holds))

@@ -10,7 +10,8 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch.nn import functional as F
 
-from ..common.pil_images import from_pil, to_pil
+from ..common.fonts import draw_text, text_length
+from ..common.pil_images import from_pil, rgb, to_pil
 
 _TEXT, _GAP = 13, 6
 _PAGE_ROWS = 40
@@ -63,7 +64,7 @@ def draw_labels(image: torch.Tensor, labels: torch.Tensor, opacity: float, names
     count = max(len(names), int(labels.max()) + 1, 1)
     palette = torch.tensor([_color(number, count) for number in range(count)]).float() / 255
     alpha = opacity * (labels >= 0)[..., None]
-    mixed, factor = magnify(image[..., :3].float() * (1 - alpha) + palette[labels.clamp_min(0)] * alpha)
+    mixed, factor = magnify(rgb(image).float() * (1 - alpha) + palette[labels.clamp_min(0)] * alpha)
     edges = _borders(labels.repeat_interleave(factor, 1).repeat_interleave(factor, 2))
     mixed = torch.where(edges[..., None], mixed * 0.4, mixed)
     return torch.stack([_with_legend(one, names) for one in mixed]) if names else mixed
@@ -80,18 +81,21 @@ def _borders(labels: torch.Tensor) -> torch.Tensor:
 def _with_legend(image: torch.Tensor, names: tuple[str, ...]) -> torch.Tensor:
     canvas, draw = _canvas(image)
     scale = _mark_scale(image)
-    text, gap, font = _TEXT * scale, _GAP * scale, ImageFont.load_default(_TEXT * scale)
+    text, gap = _TEXT * scale, _GAP * scale
     for number, name in enumerate(names):
         top = gap + number * (text + gap)
         draw.rectangle([gap, top, gap + text, top + text], fill=_color(number, len(names)), outline=_INK, width=scale)
         place, edge = (2 * gap + text, top - scale), 2 * scale
-        draw.text(place, name, fill=(255, 255, 255), font=font, stroke_width=edge, stroke_fill=(0, 0, 0))
+        draw_text(draw, place, name, text, fill=(255, 255, 255), stroke_width=edge, stroke_fill=(0, 0, 0))
     return from_pil(canvas)
 
 
-def magnify(image: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Images (B, H, W, 3), small ones enlarged so that drawings on them are readable, and the integer factor."""
-    factor = max(round(_READABLE / max(image.shape[1:3])), 1)
+def magnify(image: torch.Tensor, side: int = 0) -> tuple[torch.Tensor, int]:
+    """Images (B, H, W, 3), small ones enlarged so that drawings on them are readable, and the integer factor.
+
+    To about ``side`` pixels, such as those of a larger image beside them.
+    """
+    factor = max(round(max(side, _READABLE) / max(image.shape[1:3])), 1)
     return image.repeat_interleave(factor, 1).repeat_interleave(factor, 2), factor
 
 
@@ -127,10 +131,9 @@ def contact_sheet(lines: list[tuple[str, torch.Tensor]], side: int, columns: int
     ``columns``: how many lines are placed side by side. A page takes 40 of these rows, and all pages have one size.
     """
     tiles = [(name, resize_nearest(images.float(), side)) for name, images in lines]
-    font = ImageFont.load_default(_TEXT)
     width = max(
         max(len(tile) * (tile.shape[2] + _GAP) for _, tile in tiles),
-        max(int(font.getlength(name)) for name, _ in tiles) + 2 * _GAP,
+        max(int(text_length(name, _TEXT)) for name, _ in tiles) + 2 * _GAP,
     )
     height = max(tile.shape[1] for _, tile in tiles) + _TEXT + 3 * _GAP
     pages, rows = [], min(-(-len(tiles) // columns), _PAGE_ROWS)
@@ -139,7 +142,7 @@ def contact_sheet(lines: list[tuple[str, torch.Tensor]], side: int, columns: int
         draw = ImageDraw.Draw(canvas)
         for number, (name, images) in enumerate(tiles[first : first + columns * rows]):
             left, top = _GAP + number % columns * (width + _GAP), _GAP + number // columns * height
-            draw.text((left, top), name, fill=_INK, font=font)
+            draw_text(draw, (left, top), name, _TEXT, fill=_INK)
             for index, image in enumerate(images):
                 canvas.paste(to_pil(image), (left + index * (image.shape[1] + _GAP), top + _TEXT + _GAP))
         pages.append(from_pil(canvas))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..common.network_call import TILED, WHOLE, Part
 from .activation_edit import Edit, mask_at
 from .activation_spec import ActivationSpec
 from .activations import Activations
@@ -30,11 +31,19 @@ def kinds_of(source: Activations) -> set[bool]:
 def patch(source: Activations, settings: PatchingSettings) -> Edit:
     """The edit that mixes recorded activations into those of a call.
 
-    A single recorded image is used for all images. The edit raises ValueError for another number of images or size.
+    A single recorded image is used for all images. The edit raises ValueError for another number of images or size, and
+    where the network sees a part of the image alone.
     """
 
-    def edit(spec: ActivationSpec, part: bool, feature: torch.Tensor, frames: int) -> torch.Tensor:
-        value = source.tensors[spec.id][[row.conditional == part for row in source.rows]]
+    def edit(spec: ActivationSpec, part: Part, feature: torch.Tensor, frames: int) -> torch.Tensor:
+        if part.area is None:
+            raise ValueError(f"{TILED}: recorded activations cannot be placed.")
+        if not part.area.whole:
+            raise ValueError(
+                "The prompt acts in an area of the image, and the recording is of the whole image. Use one "
+                "conditioning without areas."
+            )
+        value = source.tensors[spec.id][[row.conditional == part.side for row in source.rows]]
         if len(value) == frames:
             value = value.repeat(len(feature) // frames, 1, 1, 1)
         if value.shape != feature.shape:
@@ -45,7 +54,7 @@ def patch(source: Activations, settings: PatchingSettings) -> Edit:
         weight = (
             torch.tensor(settings.strength)
             if settings.mask is None
-            else settings.strength * mask_at(settings.mask, feature, frames)
+            else settings.strength * mask_at(settings.mask, feature, frames, part.area)
         )
         return torch.lerp(feature, value.to(feature), weight.to(feature.device))
 
@@ -66,7 +75,7 @@ def restored_fraction(
     """
     error, distance = (one.double() - source.double() for one in (patched, target))
     if mask is not None:
-        weight = mask_at(mask, error.flatten(1, -3), 1).double().sqrt()
+        weight = mask_at(mask, error.flatten(1, -3), 1, WHOLE).double().sqrt()
         error, distance = error.flatten(1, -3) * weight, distance.flatten(1, -3) * weight
     before = float(distance.square().sum())
     if before == 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,8 +14,8 @@ from .activations import Activations, cpu_copy, mean
 from .select_ids import StepPredicate
 from .tap import CallTap, TapSettings, call_settings, merge
 
-#: Runs that a recorder keeps: two samplers in a row and the queue before.
-RUNS = 4
+#: Bytes of activations that a recorder keeps: of a list of results, or of samplers in a row, the last ones that fit.
+KEPT_BYTES = 4 * 2**30
 _TOLERANCE = 1e-2
 _COMPILED = "The MODEL ran through torch.compile, which cannot be hooked: leave the compiling node out."
 
@@ -33,7 +32,7 @@ class Snapshot:
 class Run:
     """A finished run: its latent, the number of its steps, the recorded ones, and why others were not recorded.
 
-    ``snapshots``: one per recorded step, or the mean over them.
+    ``snapshots``: one per recorded step, or the mean over them; ``evicted``: given up for those of later runs.
     """
 
     latent: torch.Tensor
@@ -41,6 +40,13 @@ class Run:
     recorded: tuple[int, ...]
     snapshots: tuple[Snapshot, ...]
     skipped: dict[int, str]
+    evicted: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """How much memory the activations take."""
+        tensors = [one for snapshot in self.snapshots for one in snapshot.activations.tensors.values()]
+        return sum(tensor.nbytes for tensor in tensors)
 
     def average(self) -> Activations:
         """The mean over the recorded steps; noise level and settings are those of the last."""
@@ -48,6 +54,12 @@ class Run:
 
     def require_recorded(self, remedy: str) -> None:
         """Raise ValueError with ``remedy``, a sentence, if no step was recorded."""
+        if self.evicted:
+            raise ValueError(
+                f"The activations of this run were given up: a recorder keeps {KEPT_BYTES / 2**30:.0f} GiB, and later "
+                "runs filled them. Record fewer steps or IDs, set mean_only or a larger pool_size, or queue again with "
+                "fewer results."
+            )
         if not self.snapshots:
             raise ValueError(
                 f"Nothing was recorded in this run of {self.steps} steps (0 to {self.steps - 1}). {remedy} "
@@ -80,7 +92,7 @@ class Recorder:
     ):
         self._specs, self._settings, self._selects, self._timestep_of = specs, settings, selects, timestep_of
         self._mean_only = mean_only
-        self._runs: deque[Run] = deque(maxlen=RUNS)
+        self._runs: list[Run] = []
         self._reset()
 
     def _reset(self) -> None:
@@ -102,7 +114,21 @@ class Recorder:
 
     def finished(self, latent: torch.Tensor) -> None:
         latent = latent.detach().to("cpu", torch.float32, copy=True)
+        try:
+            run = self._finished(latent)
+        except Exception as error:  # a watcher never ends a run
+            run = Run(latent, self._steps, (), (), dict.fromkeys(range(self._steps), str(error)))
+        self._runs.append(run)
+        self._reset()
+        total = 0
+        for number in reversed(range(len(self._runs))):
+            total += self._runs[number].bytes
+            if total > KEPT_BYTES and number < len(self._runs) - 1 and self._runs[number].snapshots:
+                self._runs[number] = replace(self._runs[number], snapshots=(), evicted=True)
+
+    def _finished(self, latent: torch.Tensor) -> Run:
         self._keep_pending()
+        self._drop_unselected()
         recorded = tuple(sorted({*self._recorded, *self._snapshots}))
         for step in range(self._steps):
             if self._selects(step, self._steps) and step not in recorded:
@@ -117,8 +143,7 @@ class Recorder:
             self._snapshots = {step: Snapshot(step, replace(self._sum, tensors=tensors))}
         snapshots = tuple(self._timed(self._snapshots[step]) for step in sorted(self._snapshots))
         skipped = {step: reason for step, reason in self._skipped.items() if step not in recorded}
-        self._runs.append(Run(latent, self._steps, recorded, snapshots, skipped))
-        self._reset()
+        return Run(latent, self._steps, recorded, snapshots, skipped)
 
     def _timed(self, snapshot: Snapshot) -> Snapshot:
         """With the timestep, which is computed on the device: not before the run is over, to wait for it only then."""
@@ -139,7 +164,7 @@ class Recorder:
             self._problem = _COMPILED
             return None
         try:
-            tap = CallTap(self._specs, self._settings, call.parts)
+            tap = CallTap(self._specs, self._settings, call)
             outputs, inputs = tap.receivers()
             for path, _ in (*outputs, *inputs):
                 call.network.get_submodule(path)
@@ -177,19 +202,27 @@ class Recorder:
         if self._problem is None:
             try:
                 tensors, rows = merge(calls, self._specs)
-            except ValueError as error:
+            except Exception as error:  # a watcher never ends a run
                 self._problem = str(error)
         if self._problem is not None:
             self._skipped.setdefault(step, self._problem)
             return
         settings = {"step": step, "steps": self._steps, **call_settings(calls, self._specs)}
         activations = Activations(tensors, rows, sigma, math.nan, settings)  # finished() knows the timestep
+        self._drop_unselected()
         if self._mean_only and step not in self._snapshots:
-            if self._snapshots and next(iter(self._snapshots.values())).activations.rows != rows:
-                self._skipped.setdefault(step, "It has other rows than the step before.")
+            before = self._sum or next((one.activations for one in self._snapshots.values()), None)
+            if before is not None and _shapes(before) != _shapes(activations):
+                self._skipped.setdefault(step, "It has other rows or sizes than the steps before.")
                 return
             self._fold()
         self._snapshots[step] = Snapshot(step, activations)
+
+    def _drop_unselected(self) -> None:
+        """Drop what was selected as the last step so far, of a sampler whose number of steps is known at the end."""
+        self._snapshots = {
+            step: snapshot for step, snapshot in self._snapshots.items() if self._selects(step, self._steps)
+        }
 
     def _fold(self) -> None:
         """Add the snapshot of the step before to the sum, so that one step is in memory and not all."""
@@ -212,6 +245,10 @@ class Recorder:
                 "that sampler's own LATENT (output of SamplerCustomAdvanced) to Get Recorded Activations."
             )
         return run
+
+
+def _shapes(activations: Activations) -> tuple:
+    return activations.rows, {id_: value.shape for id_, value in activations.tensors.items()}
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:

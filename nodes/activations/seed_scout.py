@@ -14,6 +14,8 @@ from enum import StrEnum
 import torch
 from torch.nn import functional as F
 
+from ..common.pil_images import rgb
+
 _CELLS = 16  # a side: what is left of an image where its layout and colors are compared
 
 
@@ -55,7 +57,7 @@ def word_coverage(maps: dict[str, torch.Tensor]) -> Scores:
 def layout_likeness(images: torch.Tensor, reference: torch.Tensor) -> Scores:
     """Pearson's correlation of the colors of images (N, H, W, 3) and of a reference (1, h, w, 3), at 16 x 16."""
     one, other = (
-        F.interpolate(part[..., :3].movedim(-1, 1).float(), size=(_CELLS, _CELLS), mode="area").flatten(1)
+        F.interpolate(rgb(part).movedim(-1, 1).float(), size=(_CELLS, _CELLS), mode="area").flatten(1)
         for part in (images, reference)
     )
     centered = one - one.mean(dim=1, keepdim=True), other - other.mean(dim=1, keepdim=True)
@@ -78,7 +80,7 @@ def draw_sheet(figure, columns: int, images: torch.Tensor, seeds: list[int], sco
     for axes in panels[len(order) :]:
         axes.set_axis_off()
     for rank, (axes, index) in enumerate(zip(panels, order, strict=False)):
-        axes.imshow(images[index, ..., :3].clamp(0, 1).float().numpy())
+        axes.imshow(rgb(images[index]).clamp(0, 1).float().numpy())
         note = f"\n{scores.notes[index]}" if scores.notes else ""
         axes.set(title=f"seed {seeds[index]}\n{float(scores.values[index]):.4g}{note}", xticks=[], yticks=[])
         for spine in axes.spines.values():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 
@@ -11,13 +10,14 @@ from ..host import prompt_alignment
 from ..host.evaluate import timestep_of
 from ..host.hooks import observe, refuse_compiled
 from ..host.progress import Progress, check_stop
-from ..host.text_encoding import tokens_of, words_of
+from ..host.text_encoding import read_prompt
 from .catalog_unet import catalog
 from .recorder import Recorder
 from .seed_scout import Ranking, Scores, layout_likeness, word_coverage
 from .select_ids import ATTENTION_MEAN
 from .tap import TapSettings
-from .token_heatmap import heat_map, word_positions
+from .token_heatmap import heat_map
+from .token_heatmap_comfy import placed_words
 
 
 def decoded_images(sample: Callable, vae, seeds: list[int], batch_size: int, read: Callable | None) -> torch.Tensor:
@@ -47,7 +47,8 @@ class WordMaps:
         if clip is None:
             raise ValueError("word_coverage needs clip: connect the CLIP that encoded the prompt.")
         refuse_compiled(model)
-        self._positions, self._length = word_positions(prompt, words, words_of, partial(tokens_of, clip))
+        read_prompt(clip, prompt).find(words)  # raises before anything is sampled
+        self._text = clip, prompt, words
         specs = catalog(model.model.diffusion_model)
         if not any(spec.id == ATTENTION_MEAN for spec in specs):
             raise ValueError("The image-to-text attention of this model cannot be read: use another ranking.")
@@ -63,9 +64,10 @@ class WordMaps:
         if not run.snapshots:
             raise ValueError(f"The attention to the words could not be read. {run.skipped_report()}")
         recorded = run.average()
-        attention = recorded.tensors[ATTENTION_MEAN][:, : recorded.rows[0].text_tokens]
-        for word, positions in self._positions.items():
-            maps = heat_map(attention, positions, self._length)
+        found, length, tokens = placed_words(recorded, *self._text)
+        attention = recorded.tensors[ATTENTION_MEAN][:, tokens]
+        for word, positions in found.items():
+            maps = heat_map(attention, positions, length)
             self._maps[word] = torch.cat([self._maps[word], maps]) if word in self._maps else maps
 
     def scores(self, _images: torch.Tensor) -> Scores:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from ..common.network_call import WHOLE, Part
 from .activation_edit import Edit, mask_at
 from .activation_spec import ActivationSpec
 from .activations import Activations
@@ -167,7 +168,7 @@ def steer_features(
     factors, rows = torch.tensor(list(strengths.values())), autoencoder.decoder[numbers]
     placed = cache(autoencoder.to)  # moved once, not at every evaluation
 
-    def edit(_spec: ActivationSpec, _part: bool, feature: torch.Tensor, frames: int) -> torch.Tensor:
+    def edit(_spec: ActivationSpec, part: Part, feature: torch.Tensor, frames: int) -> torch.Tensor:
         on = feature.device
         if mode == SteeringMode.ADD:
             delta = ((factors * autoencoder.usual[numbers]) @ rows).to(on).view(1, -1, 1, 1)
@@ -176,7 +177,7 @@ def steer_features(
             delta = (values * factors.to(on)) @ rows.to(on)
             delta = delta.view(len(feature), *feature.shape[2:], -1).movedim(-1, 1)
         if mask is not None:
-            delta = delta * mask_at(mask, feature, frames)
+            delta = delta * mask_at(mask, feature, frames, part.area)
         return feature + delta
 
     return edit
@@ -186,7 +187,7 @@ def feature_scores(maps: torch.Tensor, mask: torch.Tensor | None) -> torch.Tenso
     """The mean of each feature's map (F, H, W); with a mask (M, H, W), inside of it minus outside."""
     if mask is None:
         return maps.mean((1, 2))
-    weight = mask_at(mask[:1], maps[None], 1)[0, 0]
+    weight = mask_at(mask[:1], maps[None], 1, WHOLE)[0, 0]
     inside, outside = (one / one.sum().clamp_min(1e-12) for one in (weight, 1 - weight))
     return (maps * (inside - outside)).sum((1, 2))
 

@@ -16,6 +16,7 @@ import torch
 
 from ..common import named_strengths
 from ..common.atomic_write import atomic_write
+from ..common.network_call import Part
 from ..common.safetensors_files import open_tensors
 from .activation_edit import Edit, mask_at
 from .activation_spec import ActivationSpec
@@ -112,10 +113,10 @@ def mix(directions: Mapping[str, SteeringDirection], text: str) -> SteeringDirec
 def steer(direction: SteeringDirection, settings: SteeringSettings) -> Edit:
     """The edit that adds a direction: ``h + strength * mask * d``, scaled to the length of ``h`` on demand."""
 
-    def edit(spec: ActivationSpec, _part: bool, feature: torch.Tensor, frames: int) -> torch.Tensor:
+    def edit(spec: ActivationSpec, part: Part, feature: torch.Tensor, frames: int) -> torch.Tensor:
         delta = settings.strength * direction.vectors[spec.id].to(feature.device).view(1, -1, 1, 1)
         if settings.mask is not None:
-            delta = delta * mask_at(settings.mask, feature, frames)
+            delta = delta * mask_at(settings.mask, feature, frames, part.area)
         steered = feature + delta
         if settings.preserve_norm:
             steered *= feature.norm(dim=1, keepdim=True) / steered.norm(dim=1, keepdim=True).clamp_min(1e-12)

@@ -10,18 +10,22 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from ..common.network_call import TILED, Call
 from .activation_spec import ActivationSpec, Kind
-from .activations import FRAMES, MAP_SIZES, CpuCopies, Row
+from .activations import FRAMES, MAP_SIZES, TEXT_MARKS, CpuCopies, Row
 from .attention_capture import Receivers, attention_receivers, slice_channels
 from .attention_maps import AttentionFeature, LayerMean, attention_map, head_mean_map
+from .token_heatmap import text_marks
 
 
 class SeveralConditioningsError(ValueError):
-    """An evaluation with several positive (or negative) conditionings per image, so an image has no one activation."""
+    """An evaluation in several parts per image and side of the guider, so an image has no one activation."""
 
-    def __init__(self):
+    def __init__(self, tiled: bool = False):
         super().__init__(
-            "The conditioning has several parts at this noise level (combined, or with areas), so an image has no "
+            f"{TILED}: an image has no single activation."
+            if tiled
+            else "The conditioning has several parts at this noise level (combined, or with areas), so an image has no "
             "single activation. Use one conditioning without areas."
         )
 
@@ -89,23 +93,30 @@ class CallLayout:
 class CallTap:
     """Receivers for one call of a network, and the activations that they have received.
 
-    ``parts``: for each equal part of the call's rows whether its conditioning is the positive one, None for neither.
-    ``tensors``: activations by ID, for each part that ``settings`` keeps; ``text_tokens``: the text's tokens of its
-    attention maps. ``copies``: of the tensors; ``merge`` waits for them. Raises SeveralConditioningsError when two
-    parts are of the same conditioning.
+    ``tensors``: activations by ID, for each side of the guider (True: positive) that ``settings`` keeps;
+    ``text_tokens``: the text's tokens of its attention maps; ``marks``: of its encoded prompt, see ``text_marks``.
+    ``copies``: of the tensors; ``merge`` waits for them. Raises SeveralConditioningsError when two parts are of the
+    same side, or one sees a part of the image alone.
     """
 
-    def __init__(self, specs: list[ActivationSpec], settings: TapSettings, parts: tuple[bool | None, ...]):
-        self._specs, self._settings, self._parts = specs, settings, parts
-        kept = [
-            part for part in parts if part is not None and (settings.conditional if part else settings.unconditional)
-        ]
-        if len(set(kept)) < len(kept):
+    def __init__(self, specs: list[ActivationSpec], settings: TapSettings, call: Call):
+        self._specs, self._settings, self._call = specs, settings, call
+        kept = [part for part in call.parts if self._keeps(part.side)]
+        if any(part.area is None for part in kept):
+            raise SeveralConditioningsError(tiled=True)
+        self.tensors: dict[bool, dict[str, torch.Tensor]] = {bool(part.side): {} for part in kept}
+        if len(self.tensors) < len(kept) or not all(part.area and part.area.whole for part in kept):
             raise SeveralConditioningsError
-        self.tensors: dict[bool, dict[str, torch.Tensor]] = {part: {} for part in kept}
         self.text_tokens: dict[bool, int] = {}
         self.copies = CpuCopies()
+        self.marks: dict[bool, torch.Tensor] = {}
+        if any(spec.kind in (Kind.MAP, Kind.ATTN_MEAN) for spec in specs):
+            texts = {bool(part.side): part.text for part in kept if part.text is not None}
+            self.marks = {side: self.copies.copy(text_marks(text), torch.float32) for side, text in texts.items()}
         self.layout = CallLayout(specs)
+
+    def _keeps(self, side: bool | None) -> bool:
+        return side is not None and (self._settings.conditional if side else self._settings.unconditional)
 
     def receivers(self) -> tuple[Receivers, Receivers]:
         """Receivers of the outputs and of the first inputs of modules, by path."""
@@ -133,9 +144,8 @@ class CallTap:
         self.tensors[part][spec.id] = self.copies.copy(pool(feature, self._settings.pool_size), self._settings.dtype)
 
     def _split(self, tensor: torch.Tensor) -> list[tuple[bool, torch.Tensor]]:
-        """The rows of each part that is kept."""
-        pairs = zip(self._parts, tensor.chunk(len(self._parts)), strict=True)
-        return [(part, rows) for part, rows in pairs if part in self.tensors]
+        """The rows of each side that is kept."""
+        return [(bool(part.side), rows) for part, rows in self._call.split(tensor) if self._keeps(part.side)]
 
     def _keep_map(self, spec: ActivationSpec, part: bool, query: torch.Tensor, key: torch.Tensor, text: int | None):
         maps = attention_map(query, key, spec.queries_and_keys.heads, self._settings.dtype, self.copies, text)
@@ -177,10 +187,17 @@ class CallTap:
 
 
 def call_settings(calls: list[CallTap], specs: list[ActivationSpec]) -> dict[str, Any]:
-    """What a reader needs to know of the calls: the number of frames, and the sizes of attention maps."""
+    """What a reader needs to know of the merged calls: the number of frames, sizes of attention maps, marks of texts.
+
+    Of a side whose images have different texts there are no marks.
+    """
     layout = calls[0].layout
     sizes = {spec.id: list(layout.size(spec)) for spec in specs if spec.kind == Kind.MAP}
-    return {FRAMES: layout.frames, **({MAP_SIZES: sizes} if sizes else {})}
+    marks = {
+        str(side): one for call in calls for side, one in call.marks.items() if torch.equal(one, one[:1].expand_as(one))
+    }
+    texts = {side: one[0].numpy().round(4).tolist() for side, one in marks.items()}
+    return {FRAMES: layout.frames, **({MAP_SIZES: sizes} if sizes else {}), **({TEXT_MARKS: texts} if texts else {})}
 
 
 def merge(calls: list[CallTap], specs: list[ActivationSpec]) -> tuple[dict[str, torch.Tensor], tuple[Row, ...]]:

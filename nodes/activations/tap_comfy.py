@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+from ..common.pil_images import rgb
 from ..host import evaluate as host
 from ..host.hooks import hook_calls
 from ..host.progress import with_progress
@@ -33,7 +34,7 @@ def tap_noise_samples(
         calls: list[CallTap] = []
 
         def calling(call, calls=calls):
-            calls.append(CallTap(specs, settings, call.parts))
+            calls.append(CallTap(specs, settings, call))
             return calls[-1].receivers()
 
         host.evaluate(hook_calls(model, calling), positive, latent, sigma, later_seed(seed, number))
@@ -46,7 +47,7 @@ def clean_latent(latent: dict | None, image: torch.Tensor | None, vae) -> dict:
     if latent is not None and image is None:
         return latent
     if latent is None and image is not None and vae is not None:
-        return {"samples": vae.encode(image[..., :3])}
+        return {"samples": vae.encode(rgb(image))}
     raise ValueError("Connect either latent, or image together with vae.")
 
 

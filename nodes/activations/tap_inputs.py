@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import torch
 
+from ..common.pil_images import rgb
 from .activations import FRAMES, Activations, Weighting
 from .select_ids import Preset
 
@@ -38,6 +39,15 @@ PRESET = {
     "ours_* and legacy_*: the paper's sets. paper_filter and paper_pool: the paper's lists. general_filter: its rules "
     "on any U-Net. cross_attention: for Token Heat Map, as in DAAM. cross_attention_mean: mean of all layers. "
     "custom_ids: the IDs in the ids input.",
+}
+_READ_ALONE = (Preset.ALL_FEATURES, Preset.CROSS_ATTENTION, Preset.CROSS_ATTENTION_MEAN)
+#: The presets whose activations can be changed too.
+EDITABLE_PRESET = {
+    **PRESET,
+    "options": [preset.value for preset in Preset if preset not in _READ_ALONE],
+    "tooltip": "Which activations. recommended: the paper's set for SD1.5, SD2.1 and SDXL, a similar set elsewhere. "
+    "ours_* and legacy_*: the paper's sets. paper_filter and paper_pool: the paper's lists. general_filter: its rules "
+    "on any U-Net. custom_ids: the IDs in the ids input.",
 }
 IDS = {
     "id": "ids",
@@ -120,7 +130,7 @@ def image_of(images: torch.Tensor, activations: Activations, row: int) -> torch.
             f"The activations belong to at least {number + 1} images, and the image batch has {count}. Connect the "
             "images that were tapped."
         )
-    return images[number, ..., :3]
+    return rgb(images[number])
 
 
 def images_of(images: torch.Tensor, activations: Activations) -> torch.Tensor:

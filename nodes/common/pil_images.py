@@ -9,9 +9,14 @@ from PIL import Image
 _ROWS = 512
 
 
+def rgb(images: torch.Tensor) -> torch.Tensor:
+    """Images (..., C) with their three colors: without alpha, and gray ones with their one channel thrice."""
+    return images[..., :3] if images.shape[-1] >= 3 else images[..., :1].expand(*images.shape[:-1], 3)
+
+
 def to_pil(image: torch.Tensor) -> Image.Image:
-    """An image (H, W, C) of at least three channels, of which the first three count; values are clamped to 0..1."""
-    return Image.fromarray((image[..., :3].clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy())
+    """An image (H, W, C) of any number of channels, see ``rgb``; values are clamped to 0..1."""
+    return Image.fromarray((rgb(image).clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy())
 
 
 def from_pil(image: Image.Image | np.ndarray) -> torch.Tensor:

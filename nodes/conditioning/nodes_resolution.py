@@ -7,7 +7,7 @@ import functools
 from comfy_api.latest import io
 
 from ..host import latent_shapes
-from ..host.evaluate import sigmas_of
+from ..host.evaluate import name_of, sigmas_of
 from ..host.image_output import new_figure, to_image
 from ..host.progress import nothing_to_show
 from ..host.schema import schema
@@ -256,7 +256,7 @@ class PositionalResample(io.ComfyNode):
         base = base_size or noise_rescale_comfy.trained_size(model)
         if base is None:
             raise ValueError(
-                f"It is not known at what size {type(model.model).__name__} was trained: set base_size to its pixels "
+                f"It is not known at what size {name_of(model.model)} was trained: set base_size to its pixels "
                 "per side."
             )
         match position_resample_comfy.kind_of(model):
@@ -309,7 +309,7 @@ def _base(model, width: int, height: int) -> tuple[int, int]:
     known = noise_rescale_comfy.trained_size(model)
     if not (width or height or known):
         raise ValueError(
-            f"It is not known at what size {type(model.model).__name__} was trained: set base_width and base_height."
+            f"It is not known at what size {name_of(model.model)} was trained: set base_width and base_height."
         )
     known_width = width or height or known or 0
     return known_width, height or known_width

@@ -11,6 +11,7 @@ import comfy.model_sampling
 import comfy.samplers
 import torch
 
+from ..host.evaluate import name_of
 from . import noise_rescale
 
 SAMPLER_ONLY, RETIMED = "sampler_only", "retimed"
@@ -105,7 +106,7 @@ def rescaled(patcher, factor: float, mode: str):
     base = patcher.get_model_object("model_sampling")
     law = noise_rescale.scaled_time if isinstance(base, comfy.model_sampling.CONST) else noise_rescale.scaled_sigma
     if not isinstance(base, _NOISE_SAMPLES) or isinstance(base, comfy.model_sampling.IMG_TO_IMG):
-        raise ValueError(f"{type(patcher.model).__name__} does not sample from noise: there is nothing to rescale.")
+        raise ValueError(f"{name_of(patcher.model)} does not sample from noise: there is nothing to rescale.")
     clone = patcher.clone()
     if factor != 1:
         clone.add_object_patch("model_sampling", _rescaled_sampling(base, factor, law, mode))

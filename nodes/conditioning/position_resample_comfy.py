@@ -15,6 +15,7 @@ from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from comfy.patcher_extension import WrappersMP
 
 from ..host import hooks
+from ..host.evaluate import name_of
 from . import noise_rescale_comfy
 
 _TABLE = comfy.ldm.modules.diffusionmodules.mmdit.MMDiT
@@ -50,7 +51,7 @@ def kind_of(patcher) -> Kind:
     if _embedder(network) is not None:
         return Kind.ROTARY
     raise ValueError(
-        f"{type(patcher.model).__name__} has no positions that this node can scale: connect a U-Net such as SDXL, SD3, "
+        f"{name_of(patcher.model)} has no positions that this node can scale: connect a U-Net such as SDXL, SD3, "
         "or a model with rotary positions such as Flux, Qwen-Image or Z-Image."
     )
 

@@ -16,6 +16,7 @@ import node_helpers
 import torch
 
 from ..host import hooks
+from ..host.evaluate import name_of
 from .size_metadata import guided_by_metadata
 
 _PIXELS = 8  # per latent cell, for the size that ComfyUI passes when a conditioning sets none
@@ -73,7 +74,7 @@ def layout_of(patcher) -> Layout:
             if layout is not None:
                 return layout
     raise ValueError(
-        f"{type(model).__name__} takes no size metadata: use SDXL, its refiner, PixArt-alpha, HunyuanDiT up to 1.1, "
+        f"{name_of(model)} takes no size metadata: use SDXL, its refiner, PixArt-alpha, HunyuanDiT up to 1.1, "
         "or the demo model."
     )
 

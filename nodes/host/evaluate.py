@@ -45,6 +45,12 @@ def timestep_of(patcher, sigma: float) -> float:
     return float(patcher.get_model_object("model_sampling").timestep(torch.tensor(sigma)))
 
 
+def name_of(model) -> str:
+    """The name of a MODEL's inner model, as ComfyUI calls the architecture ("SD15", "SDXL", "Flux")."""
+    name = type(model).__name__
+    return type(model.model_config).__name__ if name == "BaseModel" else name
+
+
 @contextmanager
 def untouched():
     """Give the global generators back as they were, whatever is seeded or drawn inside."""

@@ -10,7 +10,7 @@ import inspect
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -18,9 +18,9 @@ import torch
 from comfy.patcher_extension import WrappersMP
 from torch import nn
 
-_SAME = 1e-5  # relative difference of noise levels that are the same but for rounding
-#: Conditionings of guiders that hold the positive prompt (reference: the same prompt with other size metadata).
-POSITIVE = ("positive", "reference")
+from ..common.network_call import Area, Call, Part, is_on_schedule, step_of
+
+_ADAPTIVE = "dpm_adaptive_function"  # of ComfyUI: makes as many steps as it needs, between the ends of the schedule
 _ROLE = "glassbox_role"  # in an entry of a conditioning: its name in the guider
 
 #: Why a MODEL that runs through torch.compile is refused.
@@ -33,48 +33,15 @@ _COMPILED_LATER = (
 Receiver = Callable[[torch.Tensor], None]
 #: Who gets the outputs, and who the first inputs, of submodules by their dotted path; "" is the network itself.
 Receivers = tuple[Iterable[tuple[str, Receiver]], Iterable[tuple[str, Receiver]]]
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of a network at a noise level.
-
-    ``roles``: for each equal part of its rows the name of its conditioning in the guider, see ``RowRoles``.
-    ``schedule``: the noise levels of the sampling run, empty outside of one. ``compiled``: whether the network runs
-    through torch.compile, where hooks are ignored or not as its graphs were made before.
-    """
-
-    network: nn.Module
-    roles: tuple[str | None, ...]
-    rows: int
-    sigma: float
-    schedule: tuple[float, ...]
-    compiled: bool = False
-
-    @property
-    def step(self) -> tuple[int, int]:
-        """The step of the schedule that the call is in, from 0, and how many there are; (0, 1) without a schedule."""
-        return _step_of(self.sigma, self.schedule)
-
-    @property
-    def parts(self) -> tuple[bool | None, ...]:
-        """For each part whether its conditioning is the guider's positive (True) or negative (False) one.
-
-        None for any other, such as DualCFGGuider's second one.
-        """
-        return tuple({"positive": True, "negative": False}.get(role or "") for role in self.roles)
-
-    @property
-    def positive(self) -> tuple[bool, ...]:
-        """For each part whether it is of the positive prompt, with whatever metadata."""
-        return tuple(role in POSITIVE for role in self.roles)
+Calling = Callable[[Call], Receivers | AbstractContextManager | None]
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """One evaluation of a model by a sampler, of one or more calls: its noise level, and where the run stands.
 
-    ``step`` counts the steps of the schedule from 0. Samplers of higher order evaluate several times in a step:
+    ``step`` counts the steps of the schedule from 0; of a sampler that makes as many as it needs, those that it makes,
+    where ``steps`` is how many have begun. Samplers of higher order evaluate several times in a step:
     ``on_schedule`` where the noise level is the step's own. ``main``: the first evaluation of a prediction; those after
     it are of a changed network, as in Perturbed-Attention Guidance.
     """
@@ -112,9 +79,19 @@ def observe(patcher, observer: Observer):
     """A clone of a MODEL whose sampling runs the observer watches; several observers do not disturb each other."""
     clone, key = patcher.clone(), f"glassbox_observer_{uuid.uuid4().hex}"
 
-    def run(executor, *args, **kwargs):
-        nonlocal compiled
-        compiled = is_compiled(executor.class_obj.model_patcher)
+    def run(executor, noise, latent_image, sampler, sigmas, denoise_mask=None, callback=None, *args, **kwargs):
+        nonlocal compiled, done, seen
+        compiled, seen = is_compiled(executor.class_obj.model_patcher), -1
+        adaptive = getattr(getattr(sampler, "sampler_function", None), "__name__", "") == _ADAPTIVE
+        done = 0 if adaptive else None
+
+        def count(*step):
+            nonlocal done
+            assert done is not None
+            done += 1
+            return None if callback is None else callback(*step)
+
+        args = (noise, latent_image, sampler, sigmas, denoise_mask, count if adaptive else callback, *args)
         observer.started()
         try:
             latent = executor(*args, **kwargs)
@@ -125,6 +102,7 @@ def observe(patcher, observer: Observer):
         return latent
 
     compiled = False  # by a node behind this one
+    done, seen = None, -1  # of an adaptive sampler: how many steps are over, and the step of the last evaluation
     evaluations = None  # in the prediction that is under way; None outside of one
     sigma, schedule = None, _Schedule()  # sigma: of the evaluation that is under way; None outside of one
 
@@ -137,10 +115,14 @@ def observe(patcher, observer: Observer):
             evaluations = None
 
     def evaluate(executor, model, conds, x, timestep, model_options):
-        nonlocal evaluations, sigma
+        nonlocal evaluations, sigma, seen
         before, sigma = sigma, float(timestep.flatten()[0])  # waits for the device: once per evaluation
         levels = schedule.levels(model_options.get("transformer_options", {}))
-        observer.evaluating(_evaluation(sigma, levels, main=not evaluations))
+        evaluation = _evaluation(sigma, levels, main=not evaluations)
+        if done is not None:
+            evaluation = replace(evaluation, step=done, steps=done + 1, on_schedule=done != seen)
+            seen = done
+        observer.evaluating(evaluation)
         evaluations = None if evaluations is None else evaluations + 1
         try:
             result = executor(model, conds, x, timestep, model_options)
@@ -156,10 +138,11 @@ def observe(patcher, observer: Observer):
     return clone
 
 
-def hook_calls(patcher, calling: Callable[[Call], Receivers | None], needs_positive: bool = True):
+def hook_calls(patcher, calling: Calling, needs_positive: bool = True):
     """A clone of a MODEL that asks before each call of its network which modules' outputs go to whom.
 
-    What a receiver of an output returns, unless it is None, replaces the output. ``needs_positive``: see ``RowRoles``.
+    What a receiver of an output returns, unless it is None, replaces the output. ``calling`` may also return a context
+    in which the network is called. ``needs_positive``: see ``RowRoles``.
     A run raises ValueError before it begins when a node behind this one compiles the MODEL.
     """
     clone, key = patcher.clone(), f"glassbox_calls_{uuid.uuid4().hex}"
@@ -169,7 +152,7 @@ def hook_calls(patcher, calling: Callable[[Call], Receivers | None], needs_posit
 
 
 class RowRoles:
-    """Which of a guider's conditionings the rows of a network call belong to, by their names in the guider.
+    """Which of a guider's conditionings the rows of a network call belong to, and which area of the latent they see.
 
     Guiders order their conditionings as they like (DualCFGGuider: negative, middle, positive), ComfyUI adds copies of
     areas to the other sides, and other nodes evaluate copies, so neither places nor identities say anything. The names
@@ -179,11 +162,13 @@ class RowRoles:
 
     def __init__(self, patcher, key: str, needs_positive: bool = True):
         self._needs_positive = needs_positive
-        self._roles: tuple[str | None, ...] = ()
+        self._latent: torch.Size | None = None  # the shape of the run's latents
+        self._groups: list[list[dict]] = []
+        self._evaluated: torch.Size | None = None  # the shape of the latents of the evaluation
         patcher.add_wrapper_with_key(WrappersMP.PREDICT_NOISE, f"{key}_names", self._predict)
         patcher.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, f"{key}_roles", self._evaluate)
 
-    def _predict(self, executor, *args, **kwargs):
+    def _predict(self, executor, x, *args, **kwargs):
         conds = executor.class_obj.conds
         if self._needs_positive and "positive" not in conds:
             raise ValueError(
@@ -193,25 +178,97 @@ class RowRoles:
         for name, entries in conds.items():
             for entry in entries or ():
                 entry[_ROLE] = name
-        return executor(*args, **kwargs)
-
-    def _evaluate(self, executor, model, conds, *args):
-        before, self._roles = self._roles, self.of_groups(conds)
+        before, self._latent = self._latent, x.shape
         try:
-            return executor(model, conds, *args)
+            return executor(x, *args, **kwargs)
         finally:
-            self._roles = before
+            self._latent = before
+
+    def _evaluate(self, executor, model, conds, x, *args):
+        before = self._groups, self._evaluated
+        self._groups, self._evaluated = [group or [] for group in conds], x.shape
+        try:
+            return executor(model, conds, x, *args)
+        finally:
+            self._groups, self._evaluated = before
 
     @staticmethod
     def of_groups(conds: list) -> tuple[str | None, ...]:
         """The name of each conditioning of an evaluation; None for one that is not the guider's, or none."""
         return tuple(entries[0].get(_ROLE) if entries else None for entries in conds)
 
-    def of_parts(self, transformer_options: dict) -> tuple[str | None, ...]:
-        """The name for each equal part of a call's rows; empty outside of an evaluation."""
-        if not self._roles:
+    def parts_of(
+        self, transformer_options: dict, x: torch.Tensor, context: torch.Tensor | None = None
+    ) -> tuple[Part, ...]:
+        """The parts of a call with latents ``x`` and a text ``context``; empty outside of an evaluation."""
+        if self._evaluated is None:
             return ()
-        return tuple(self._roles[index] for index in transformer_options.get("cond_or_uncond", ()))
+        groups = transformer_options.get("cond_or_uncond", ())
+        uuids = transformer_options.get("uuids") or [None] * len(groups)
+        entries = [self._entries(group, uuid) for group, uuid in zip(groups, uuids, strict=True)]
+        roles = self.of_groups([self._groups[group] for group in groups])
+        rows = self._rows_of(entries, len(x), context)
+        return tuple(
+            Part(role, own, self._area_of(found, x), _text(context, own, len(x)))
+            for role, found, own in zip(roles, entries, rows, strict=True)
+        )
+
+    def _entries(self, group: int, uuid) -> list[dict]:
+        """The entry of a conditioning with this id, or all of them where another node has given it another."""
+        every = self._groups[group]
+        return [entry for entry in every if entry.get("uuid") == uuid] or every
+
+    def _rows_of(self, entries: list[list[dict]], count: int, context: torch.Tensor | None):
+        """The rows of each part: one part after the other, unless another node has put several tiles into the call."""
+        assert self._evaluated is not None
+        images = self._evaluated[0]
+        if len(entries) == 1:
+            return [slice(0, count)]
+        if count == images * len(entries):
+            return [slice(first, first + images) for first in range(0, count, images)]
+        found = [one for each in entries if (one := _rows_with(each, context)) is not None]
+        if len(found) < len(entries) or not bool((torch.stack(found).sum(0) == 1).all()):
+            return [None] * len(entries)
+        return [one.nonzero().flatten() for one in found]
+
+    def _area_of(self, entries: list[dict], x: torch.Tensor) -> Area | None:
+        """What a part sees of the latent; None for another size than that of its area, or of another evaluation."""
+        assert self._evaluated is not None
+        latent = self._latent or self._evaluated
+        if (latent[0], latent[2:]) != (self._evaluated[0], self._evaluated[2:]):
+            return None
+        areas = {_bounds(entry.get("area"), latent[2:]) for entry in entries}
+        begin, size = areas.pop()
+        if areas or size != tuple(x.shape[2:]) or size[:-2] != latent[2:-2]:
+            return None
+        (top, left), (height, width) = (0, *begin)[-2:], (1, *size)[-2:]
+        return Area((top, left), (height, width), (latent[-2] if len(begin) > 1 else 1, latent[-1]))
+
+
+def _bounds(area, of: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Begin and size in each dimension of an entry's area, as ComfyUI reads it; all of the latent without one."""
+    if area is None:
+        return (0,) * len(of), tuple(of)
+    count = len(area) // 2
+    sizes, begins = list(area[:count]), list(area[count:])
+    missing = max(len(of) - count, 0)  # the area of an image in a video is in all of its frames
+    sizes, begins = [*of[:missing], *sizes][: len(of)], [*[0] * missing, *begins][: len(of)]
+    return tuple(begins), tuple(min(side - begin, size) for side, begin, size in zip(of, begins, sizes, strict=True))
+
+
+def _text(context: torch.Tensor | None, rows, count: int) -> torch.Tensor | None:
+    return None if rows is None or context is None or len(context) != count else context[rows]
+
+
+def _rows_with(entries: list[dict], context: torch.Tensor | None) -> torch.Tensor | None:
+    """Which rows of a call's text (rows, tokens, channels) are that of a conditioning, bool (rows,); None without."""
+    texts = [entry["model_conds"].get("c_crossattn") for entry in entries]
+    if context is None or len(texts) != 1 or texts[0] is None or len(texts[0].cond) != 1:
+        return None
+    own = texts[0].cond.to(context)
+    if own.shape[2] != context.shape[2] or context.shape[1] % own.shape[1]:
+        return None
+    return (context == own.repeat(1, context.shape[1] // own.shape[1], 1)).flatten(1).all(1).cpu()
 
 
 class _Schedule:
@@ -232,7 +289,7 @@ class _Schedule:
 def _hook_calls(
     patcher,
     key: str,
-    calling: Callable[[Call], Receivers | None],
+    calling: Calling,
     needs_positive: bool,
     known_sigma: Callable[[], float | None],
 ) -> None:
@@ -244,10 +301,12 @@ def _hook_calls(
         network, level = executor.class_obj.diffusion_model, known_sigma()
         if level is None:
             level = float((kwargs["t"] if "t" in kwargs else args[1]).flatten()[0])
-        receivers = calling(Call(network, roles.of_parts(options), len(args[0]), level, schedule.levels(options)))
+        context = kwargs.get("c_crossattn", args[3] if len(args) > 3 else None)
+        parts = roles.parts_of(options, args[0], context)
+        receivers = calling(Call(network, parts, len(args[0]), level, schedule.levels(options)))
         if receivers is None:
             return executor(*args, **kwargs)
-        with forward_hooks(network, receivers):
+        with receivers if isinstance(receivers, AbstractContextManager) else forward_hooks(network, receivers):
             return executor(*args, **kwargs)
 
     patcher.add_wrapper_with_key(WrappersMP.APPLY_MODEL, key, call)
@@ -301,6 +360,33 @@ def refuse_compiled_runs(patcher, key: str) -> None:
     patcher.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, f"{key}_compiled", run)
 
 
+def refuse_lost_gradients(patcher) -> None:
+    """Let a clone of a MODEL raise ValueError when another node's wrapper calls the network without gradients.
+
+    Where the prediction is asked for with them; what is computed from such an output fails far from its cause.
+    """
+    key, wanted = f"glassbox_gradients_{uuid.uuid4().hex}", False
+
+    def predict(executor, *args, **kwargs):
+        nonlocal wanted
+        before, wanted = wanted, torch.is_grad_enabled()
+        try:
+            return executor(*args, **kwargs)
+        finally:
+            wanted = before
+
+    def call(executor, *args, **kwargs):
+        if wanted and not torch.is_grad_enabled():
+            raise ValueError(
+                "A node on the MODEL evaluates it without gradients (such as Tiled Diffusion), and this node needs "
+                "them: connect the MODEL from before that node."
+            )
+        return executor(*args, **kwargs)
+
+    patcher.add_wrapper_with_key(WrappersMP.PREDICT_NOISE, key, predict)
+    patcher.add_wrapper_with_key(WrappersMP.APPLY_MODEL, key, call)
+
+
 @contextmanager
 def forward_hooks(network: nn.Module, receivers: Receivers) -> Iterator[None]:
     """Hand tensors to the receivers while the block runs; they must copy what they keep: networks reuse tensors."""
@@ -320,14 +406,4 @@ def forward_hooks(network: nn.Module, receivers: Receivers) -> Iterator[None]:
 
 
 def _evaluation(sigma: float, levels: tuple[float, ...], main: bool) -> Evaluation:
-    step, steps = _step_of(sigma, levels)
-    on_schedule = len(levels) < 2 or abs(levels[step] - sigma) <= _SAME * sigma
-    return Evaluation(sigma, step, steps, on_schedule, main)
-
-
-def _step_of(sigma: float, levels: tuple[float, ...]) -> tuple[int, int]:
-    """The step that a noise level is in, from 0, and how many steps the schedule has; (0, 1) without one."""
-    if len(levels) < 2:
-        return 0, 1
-    begun = sum(level >= sigma * (1 - _SAME) for level in levels[:-1])  # between two steps is in the earlier one
-    return max(begun - 1, 0), len(levels) - 1
+    return Evaluation(sigma, *step_of(sigma, levels), is_on_schedule(sigma, levels), main)

@@ -36,6 +36,7 @@ def to_image(figure) -> torch.Tensor:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.text import Text
 
+    from ..common.fonts import families
     from ..common.pil_images import from_pil
 
     for axes in figure.axes:
@@ -46,6 +47,8 @@ def to_image(figure) -> torch.Tensor:
         if content and "\\mathdefault" not in content:  # matplotlib's own powers of 10
             text.set_parse_math(False)
             text.set_text(content if len(content) <= _LONGEST_TEXT else f"{content[: _LONGEST_TEXT - 3]}...")
+            if not content.isascii():
+                text.set_fontfamily(families(text.get_text()))
     canvas = FigureCanvasAgg(figure)
     renderer = canvas.get_renderer()  # which the canvas then draws with
     for name in _DRAWN:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from comfy.sd1_clip import escape_important, token_weights, unescape_important
+
+from ..common import prompt_words
 
 _CLIP_L_WIDTH = 768  # SD3's context keeps this room for CLIP-L when it is not loaded
 #: Which encoders lie beside each other in the channels, and which one after the other in the slots.
@@ -156,29 +158,126 @@ def _clip_tokenizer(clip):
 
 
 _T5, _CLIPS = "t5xxl", ("l", "g")
-_WORD = re.compile(r"[^\W\d_][\w'-]*")
 
 
-def tokens_of(clip, text: str) -> list[list[int | None]]:
-    """The token at every position of the encoded text, over all chunks; None at begin, end, padding and embeddings.
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt without the marks of weights, and its tokens in each encoder that the model attends to, in their order.
 
-    One list for each encoder whose tokens the model attends to, in their order: T5's alone (Flux), CLIP's and then T5's
-    (SD3), else one. CLIP's encoders split alike and share their positions.
+    T5's alone (Flux), CLIP's and then T5's (SD3), else one; CLIP's encoders split alike and share their positions.
     """
-    by_encoder, model = clip.tokenize(text, return_word_ids=True), clip.cond_stage_model
-    names = [next(iter(by_encoder))]
+
+    text: str
+    tokens: tuple[prompt_words.Tokens, ...]
+
+    def positions(self, word: str) -> list[int]:
+        """Positions of a word, phrase or `prompt_words.START` or END over all encoders; empty where it is not."""
+        found, before = set(), 0
+        plain = _without_weights(word) or word
+        for tokens in self.tokens:
+            if word in (prompt_words.START, prompt_words.END):
+                place = tokens.start if word == prompt_words.START else tokens.end
+                here = set() if place is None else {place}
+            else:
+                spans = prompt_words.spans(self.text, word) or prompt_words.spans(self.text, plain)
+                here = {one for span in spans for one in tokens.within(*span)}
+            found |= {before + one for one in here}
+            before += tokens.length
+        return sorted(found)
+
+    def every(self) -> list[int]:
+        """Positions of all tokens of the text."""
+        found, before = set(), 0
+        for tokens in self.tokens:
+            found |= {before + one for one in tokens.within(0, len(self.text))}
+            before += tokens.length
+        return sorted(found)
+
+    def find(self, words: str) -> dict[str, list[int]]:
+        """Positions of each of several words or phrases, separated by commas or line breaks; without any, of all words.
+
+        Raises ValueError for words that are not there.
+        """
+        positions = {word: self.positions(word) for word in prompt_words.named(words) or prompt_words.words(self.text)}
+        for word, found in positions.items():
+            if not found:
+                raise ValueError(
+                    f"{word!r} is not in the prompt {self.text.strip()!r}. Enter words as they are written there."
+                )
+        if not positions:
+            raise ValueError("The prompt has no words. Enter the text that was encoded.")
+        return positions
+
+    @property
+    def length(self) -> int:
+        """How many positions the encoded prompt has."""
+        return sum(tokens.length for tokens in self.tokens)
+
+
+def read_prompt(clip, text: str) -> Prompt:
+    """A prompt beside its own tokens, for every tokenizer of ComfyUI."""
+    by_encoder, empty = clip.tokenize(text, return_word_ids=True), clip.tokenize("", return_word_ids=True)
+    model, names = clip.cond_stage_model, [next(iter(by_encoder))]
     if _T5 in by_encoder:
         clips = [name for name in _CLIPS if hasattr(model, "clip_g") and getattr(model, f"clip_{name}", None)]
         names = clips[:1] + [_T5] * (getattr(model, _T5, model) is not None)
-    return [[_plain(entry) for chunk in by_encoder[name] for entry in chunk] for name in names]
+    read = []
+    for name in names:
+        own = _part(clip.tokenizer, name)
+        read.append((own, *([entry for chunk in each[name] for entry in chunk] for each in (by_encoder, empty))))
+    # Text models with a template read no weights.
+    plains = dict.fromkeys((_without_weights(text), text))
+    return max(
+        (Prompt(plain, tuple(_aligned(plain, *one) for one in read)) for plain in plains),
+        key=lambda prompt: sum(tokens.matched for tokens in prompt.tokens),
+    )
 
 
-def _plain(entry: tuple) -> int | None:
-    """The token of (token, weight, number of its word), unless it belongs to no word or is an embedding."""
-    return entry[0] if entry[2] and isinstance(entry[0], int) else None
+def _without_weights(text: str) -> str:
+    # Parts of unlike weight share no token.
+    return "\n".join(unescape_important(part) for part, _ in token_weights(escape_important(text), 1.0))
 
 
-def words_of(text: str) -> list[str]:
-    """The words of a prompt in their order, each once, without the marks and numbers of prompt weights."""
-    plain = " ".join(unescape_important(part) for part, _ in token_weights(escape_important(text), 1.0))
-    return list(dict.fromkeys(_WORD.findall(plain)))
+def _aligned(plain: str, own, entries: list[tuple], empty: list[tuple]) -> prompt_words.Tokens:
+    """``entries``: (token, weight, number of its word or 0) of the prompt, and of an empty one: what stands around."""
+    first, last = 0, len(entries)
+    if any(entry[2] for entry in empty):  # a template
+        ids = [[entry[0] if isinstance(entry[0], int) else None for entry in each] for each in (entries, empty)]
+        first = _common(*ids)
+        last -= min(_common(*(each[::-1] for each in ids)), len(empty) - first)
+    placed = [(place, entry[0]) for place, entry in enumerate(entries) if entry[2] and first <= place < last]
+    vocabulary = set(own.inv_vocab.values())
+    pieces = [(place, _bytes_of(own, vocabulary, token) if isinstance(token, int) else None) for place, token in placed]
+    behind = placed[-1][0] + 1 if placed else 1
+    end = behind if behind < len(entries) and entries[behind][0] == own.end_token else None
+    start = 0 if own.start_token is not None and not own.pad_left else None
+    return replace(prompt_words.align(plain, pieces), length=len(entries), start=start, end=end)
+
+
+def _common(one: list, other: list) -> int:
+    """How many elements two lists begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _bytes_of(own, vocabulary: set[str], token: int) -> bytes:
+    """What a token stands for in the text, as a tokenizer's vocabulary writes it; spaces do not count."""
+    piece = own.inv_vocab.get(token, "")
+    if vocabulary & {"the</w>", "\u0120the"}:  # tokens of bytes, written as letters
+        return b"".join(bytes([_BYTES[one]]) if one in _BYTES else one.encode() for one in piece.removesuffix("</w>"))
+    if (match := _BYTE.fullmatch(piece)) is not None:
+        return bytes([int(match[1], 16)])
+    if len(vocabulary) < _BYTES_ALONE and len(piece) == 1:
+        return piece.encode("latin-1", "replace")
+    plain = piece.removeprefix("##").replace("\u2581", " ")
+    return ("\ufffd" if plain in ("<unk>", "[UNK]") else plain).encode()
+
+
+def _byte_letters() -> dict[str, int]:
+    """The letters that byte-level tokenizers write bytes as (GPT-2): printable ones as they are, others from U+0100."""
+    kept = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in kept]
+    return {chr(byte): byte for byte in kept} | {chr(256 + number): byte for number, byte in enumerate(others)}
+
+
+_BYTES, _BYTE, _BYTES_ALONE = _byte_letters(), re.compile(r"<0x([0-9A-Fa-f]{2})>"), 1000

@@ -8,7 +8,8 @@ import comfy.sample
 import torch
 
 from ... import kernels
-from ..host.hooks import Call, Receivers, hook_calls
+from ..common.network_call import Call
+from ..host.hooks import Receivers, hook_calls
 
 
 def sample_with_attention(
@@ -34,9 +35,10 @@ def sample_with_attention(
 
     def calling(call: Call) -> Receivers | None:
         step, count = call.step
-        if step < count - 1 or not any(call.positive):
+        positive = [part.positive for part in call.parts]
+        if step < count - 1 or not any(positive):
             return None
-        rows = torch.tensor(call.positive).repeat_interleave(call.rows // len(call.positive))
+        rows = call.where(positive, call.rows)
         receivers = [(f"{path}.to_q", functools.partial(keep_query, path, rows)) for path in paths]
         return [*receivers, *((f"{path}.to_k", functools.partial(keep_map, path, rows)) for path in paths)], ()
 

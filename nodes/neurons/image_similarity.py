@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from ..common.pil_images import rgb
 from ..common.ssim import ssim
 from .score_threshold import wilson_interval
 
@@ -70,7 +71,7 @@ def compare_to_reference(
 
     By the cosine of what ``embed`` gives; by SSIM without it. ``track`` goes over the images, and may stop.
     """
-    variants = _features(transformed(reference[:1, ..., :3]), embed)
+    variants = _features(transformed(rgb(reference[:1])), embed)
     features = _features(images, embed)
     return torch.stack([_similarity(variants, one.expand_as(variants), embed).max() for one in track(features)])
 
@@ -101,8 +102,8 @@ def transformed(image: torch.Tensor) -> torch.Tensor:
 
 def _features(images: torch.Tensor, embed: Embed | None) -> torch.Tensor:
     if embed is not None:
-        return F.normalize(embed(images[..., :3]).float().cpu().flatten(1))
-    channels_first = images[..., :3].permute(0, 3, 1, 2).float()
+        return F.normalize(embed(rgb(images)).float().cpu().flatten(1))
+    channels_first = rgb(images).permute(0, 3, 1, 2).float()
     return F.interpolate(channels_first, (_SIDE, _SIDE), mode="bilinear", align_corners=False, antialias=True)
 
 

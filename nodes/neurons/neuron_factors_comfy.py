@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from comfy.patcher_extension import WrappersMP
 from torch import nn
 
-from ..host.hooks import POSITIVE, Call, Receivers, forward_hooks, hook_calls
+from ..common.network_call import POSITIVE, TILED, Call
+from ..host.hooks import Receivers, forward_hooks, hook_calls
 
 #: Factor of each channel by dotted path of the layer: (channels,), or (rows, channels) for factors of each row.
 Factors = Mapping[str, torch.Tensor]
@@ -78,10 +79,15 @@ def _calling(current: Callable[[], tuple[tuple, Factors]], sigmas: tuple[float, 
         name, factors = current()
         if not factors or not lowest <= call.sigma <= highest:
             return None
-        key = (name, call.positive if conditional_only else (), call.rows)
+        chosen = tuple(part.positive or not conditional_only for part in call.parts)
+        if call.parts and not any(chosen):
+            return None
+        key = name, chosen, call.rows
+        if not all(isinstance(part.rows, slice) for part in call.parts):
+            return _receivers(_of_rows(factors, chosen, call), call)
         if key not in cache:
             cache.clear()
-            cache[key] = _receivers(_of_rows(factors, *key[1:]))
+            cache[key] = _receivers(_of_rows(factors, chosen, call), call)
         return cache[key]
 
     return calling
@@ -133,13 +139,15 @@ def _of_images(sampled: tuple[frozenset[int], ...], factors: list[Factors]) -> F
     }
 
 
-def _receivers(factors: Factors) -> Receivers:
-    outputs = [(path, _scaling(factor)) for path, factor in factors.items() if neurons_are_outputs(path)]
-    inputs = [(path, _scaling(factor)) for path, factor in factors.items() if not neurons_are_outputs(path)]
+def _receivers(factors: Factors, call: Call | None = None) -> Receivers:
+    outputs = [(path, _scaling(factor, call)) for path, factor in factors.items() if neurons_are_outputs(path)]
+    inputs = [(path, _scaling(factor, call)) for path, factor in factors.items() if not neurons_are_outputs(path)]
     return outputs, inputs
 
 
-def _scaling(factor: torch.Tensor):
+def _scaling(factor: torch.Tensor, call: Call | None):
+    """``call``: whose rows those of a factor (rows, channels) are; they are not repeated for other rows then."""
+
     def receive(output):
         nonlocal factor
         if factor.shape[-1] < output.shape[-1]:
@@ -150,19 +158,28 @@ def _scaling(factor: torch.Tensor):
             factor = factor.clone()  # no gradient crosses an inference tensor
         if factor.ndim == 1:
             return output * factor
+        if call is not None:
+            call.require(len(output))
         rows = factor.repeat(len(output) // len(factor), 1)
         return output * rows[:, None]
 
     return receive
 
 
-def _of_rows(factors: Factors, parts: tuple[bool, ...], rows: int) -> Factors:
-    """Factors that act on conditional rows only, where ``parts`` says which equal parts of the rows those are."""
-    if not parts or all(parts):
+def _of_rows(factors: Factors, chosen: tuple[bool, ...], call: Call) -> Factors:
+    """Factors of each row of a call, 1 in the parts that are not ``chosen``; as they are where all rows share them."""
+    if not chosen or (all(chosen) and all(factor.ndim == 1 for factor in factors.values())):
         return factors
-    chosen = torch.tensor(parts).repeat_interleave(rows // len(parts))[:, None]
-    by_row = {path: factor if factor.ndim == 1 else factor.repeat(len(parts), 1) for path, factor in factors.items()}
-    return {path: torch.where(chosen, factor, 1.0) for path, factor in by_row.items()}
+    where = call.where(chosen, call.rows)[:, None]
+    result = {}
+    for path, factor in factors.items():
+        if factor.ndim == 1:
+            result[path] = torch.where(where, factor, 1.0)
+        elif len(chosen) * len(factor) == call.rows:
+            result[path] = torch.where(where, factor.repeat(len(chosen), 1), 1.0)
+        else:
+            raise ValueError(f"{TILED}: it is not known which image a row belongs to.")
+    return result
 
 
 def bake_factors(patcher, factors: Factors):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from comfy_api.latest import io
 
+from ..common.pil_images import rgb
 from ..host.evaluate import sample_images
 from ..host.folders import input_stamp
 from ..host.image_output import new_figure, to_image
@@ -162,7 +163,7 @@ class MemorizationAudit(io.ComfyNode):
         median = {step: float(values.median()) for step, values in similarities.items()}
         verdict = audit.attack_verdict(median["before"], median["after"], median.get("control"), threshold.value)
         lines = [*map(_similarity_line, median, median.values()), _threshold_line(judge.name, threshold), verdict]
-        figure, batch = new_figure(1000, 400), torch.cat([*images.values()])[..., :3]
+        figure, batch = new_figure(1000, 400), torch.cat([rgb(one) for one in images.values()])
         neuron_figures.plot_attack(figure, losses, similarities, threshold.value)
         report = "\n".join([*lines, neuron_reports.caveats()])
         return io.NodeOutput(batch, median["before"], median["after"], to_image(figure), report)
@@ -184,7 +185,7 @@ def _attack(model, vae, positive: list, image: torch.Tensor, settings: AttackSet
         bar = Progress(settings.steps)
         return audit.attack_embedding(session, start.clone().to(session.device), settings, bar.show)
 
-    latent = vae.encode(image[:1, ..., :3])
+    latent = vae.encode(rgb(image[:1]))
     attacked, losses = embedding_session_comfy.run(model, latent, positive[:1], work, settings.seed)
     return [[attacked.to(start), dict(positive[0][1])]], losses
 

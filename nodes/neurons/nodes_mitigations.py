@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from comfy_api.latest import io
 
+from ..common.pil_images import rgb
 from ..host.evaluate import sample_latents
 from ..host.hooks import refuse_compiled
 from ..host.image_output import new_figure, to_image
@@ -406,7 +407,7 @@ def _unlearned(
 
 def _same_size(vae, image: torch.Tensor, surrogates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The latents of both; raises ValueError when they differ in size."""
-    latent, others = vae.encode(image[..., :3]), vae.encode(surrogates[..., :3])
+    latent, others = vae.encode(rgb(image)), vae.encode(rgb(surrogates))
     if latent.shape[1:] != others.shape[1:]:
         raise ValueError("image and surrogates have different sizes: scale the surrogates to the image's.")
     return latent, others

@@ -72,6 +72,12 @@ class Space:
     directions: dict[str, Direction] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)  # name, base, standardized, measured errors, notes
 
+    def __str__(self) -> str:
+        return (
+            f"W2W_SPACE: {self.name}, {len(self.members)} members, {self.components} components of "
+            f"{len(self.mean):,} numbers\ndirections: {', '.join(self.directions) or 'none'}"
+        )
+
     @property
     def components(self) -> int:
         return self.basis.shape[0]
@@ -191,6 +197,10 @@ class Point:
     space: Space
     coefficients: torch.Tensor
     name: str = "point"
+
+    def __str__(self) -> str:
+        first = ", ".join(f"{one:+.2f}" for one in self.coefficients[:5].tolist())
+        return f"W2W_POINT: {self.name} in {self.space.name}\n{len(self.coefficients)} coefficients: {first}, ..."
 
     @property
     def flat(self) -> torch.Tensor:

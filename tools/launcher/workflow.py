@@ -18,6 +18,7 @@ from .widgets import inputs, widgets
 _MUTED, _BYPASSED = 2, 4
 _PRIMITIVE = "PrimitiveNode"
 _VIRTUAL = frozenset({_PRIMITIVE, "Reroute", "Note", "MarkdownNote"})  # live on the canvas only
+_REGISTERED = "Node name for S&R"  # a property of every node that a server has registered
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 _CHOICE = re.compile(r"(?<!\\)\{")
 
@@ -63,13 +64,13 @@ def of_kind(folder: Path, *kinds: Kind) -> list[Path]:
 def to_prompt(workflow: dict, object_info: dict) -> dict:
     """The API prompt of a saved canvas workflow; `object_info` is what ComfyUI answers at /object_info."""
     try:
-        graph = _Graph(flattened(workflow))
+        graph = _Graph(flattened(workflow), object_info)
     except ValueError as error:
         raise WorkflowError(str(error)) from None
     prompt = {
         str(node["id"]): _entry(graph, node, _described(node, object_info))
         for node in graph.nodes.values()
-        if node["type"] not in _VIRTUAL and node.get("mode") not in (_MUTED, _BYPASSED)
+        if not graph.is_virtual(node) and node.get("mode") not in (_MUTED, _BYPASSED)
     }
     for entry in prompt.values():
         entry["inputs"] = {name: value for name, value in entry["inputs"].items() if not _is_dead_link(value, prompt)}
@@ -94,10 +95,16 @@ def _entry(graph: _Graph, node: dict, info: dict) -> dict:
     """One node of the prompt: values of its widgets, overridden by primitives and by links."""
     values = {**_widget_values(node, info), **graph.primitive_values(node)}
     filled = {name: {"__value__": value} if isinstance(value, list) else value for name, value in values.items()}
-    for slot in node.get("inputs") or ():
-        origin = graph.origin(slot)
+    for number, slot in enumerate(node.get("inputs") or ()):
+        origin = graph.origin(slot) or graph.sent(node, number)
         if origin is not None:
             filled[slot["name"]] = origin
+    lacking = [name for name in (info.get("input") or {}).get("required") or {} if name not in filled]
+    if lacking and graph.broadcasts:
+        raise WorkflowError(
+            f"The input {lacking[0]} of {_named(node)} has no wire, and a node of this canvas sends values without "
+            "wires: export the workflow there with Export (API)."
+        )
     title = node.get("title") or info.get("display_name") or node["type"]
     return {"inputs": filled, "class_type": node["type"], "_meta": {"title": title}}
 
@@ -137,7 +144,8 @@ def _named(node: dict) -> str:
 class _Graph:
     """The nodes and links of a saved canvas, and the way back along them."""
 
-    def __init__(self, workflow: dict):
+    def __init__(self, workflow: dict, object_info: dict):
+        self._known = object_info
         self.nodes = {node["id"]: node for node in workflow["nodes"]}
         for node in self.nodes.values():
             if node["type"].startswith(("workflow/", "workflow>")):
@@ -147,6 +155,54 @@ class _Graph:
                 )
         links = map(as_list, filter(None, workflow.get("links") or ()))
         self.links = {link[0]: (link[1], link[2]) for link in links}
+        # What a pack sends to inputs without a wire, as it saves it.
+        broadcast = (workflow.get("extra") or {}).get("ue_links") or ()
+        self._sent = {
+            (str(one["downstream"]), int(one["downstream_slot"])): (one["upstream"], int(one["upstream_slot"]))
+            for one in broadcast
+        }
+
+        kinds = [object_info[node["type"]] for node in self.nodes.values() if node["type"] in object_info]
+        self.broadcasts = any(not kind.get("output") and kind.get("output_node") is False for kind in kinds)
+
+    def sent(self, node: dict, number: int) -> list | None:
+        """The node id and output index that a broadcasting node's pack has noted for an input without a wire, or None.
+
+        Of what stands on the canvas alone: through reroutes and bypassed nodes too.
+        """
+        node_id, output = self._sent.get((str(node["id"]), number), (None, 0))
+        source = next((one for key, one in self.nodes.items() if str(key) == str(node_id)), None)
+        if source is None:
+            return None
+        if source.get("mode") == _BYPASSED or self.is_virtual(source):
+            slot = _bypass(source, output, "*") if source.get("mode") == _BYPASSED else self._behind(source, output)
+            return None if slot is None else self.origin(slot)
+        return [str(source["id"]), output]
+
+    def is_virtual(self, node: dict) -> bool:
+        """Whether a node lives on the canvas only: a core one, or one that no server has registered, of any pack."""
+        return node["type"] in _VIRTUAL or (
+            node["type"] not in self._known and _REGISTERED not in (node.get("properties") or {})
+        )
+
+    def _behind(self, node: dict, output: int) -> dict | None:
+        """The input slot that a canvas-only node hands on: its only one, or that of the node with the same name."""
+        slots = node.get("inputs") or []
+        if node["type"] in _VIRTUAL or len(slots) == 1:
+            return _at(slots, output)
+        name = next(iter(node.get("widgets_values") or ()), None)
+        named = [
+            one
+            for one in self.nodes.values()
+            if one is not node and self.is_virtual(one) and name is not None and one.get("widgets_values") == [name]
+        ]
+        setters = [one for one in named if len(one.get("inputs") or ()) == 1]
+        if slots or len(setters) != 1:
+            raise WorkflowError(
+                f"What {_named(node)} hands on is known on the canvas only: export the workflow there with Export "
+                "(API)."
+            )
+        return setters[0]["inputs"][0]
 
     def origin(self, slot: dict) -> list | None:
         """The node id and output index that feed an input slot, through reroutes and bypassed nodes, or None."""
@@ -160,8 +216,8 @@ class _Graph:
             if node.get("mode") == _BYPASSED:
                 slot = _bypass(node, output, kind)
                 kind = slot["type"] if slot else kind
-            elif node["type"] in _VIRTUAL:
-                slot = _at(node.get("inputs"), output)
+            elif self.is_virtual(node):
+                slot = self._behind(node, output)
             else:
                 return [str(node["id"]), output]
         return None

@@ -2,6 +2,8 @@
 
 import { hostsOf } from "./places.js";
 
+const LONGEST = 100; // wires behind each other: more run in a circle
+
 /** The node at the other end of an input's wire, or null. */
 export function sourceOf(node, name) {
   return originOf(node.graph, linkTo(node, node.inputs?.findIndex((input) => input.name === name)));
@@ -49,14 +51,18 @@ function slotOf(node, name) {
 }
 
 /** The node that a link comes from, also through a subgraph's border; null for none. */
-function originOf(graph, link) {
+function originOf(graph, link, passed = 0) {
   if (!link) return null;
   if (link.origin_id === graph.inputNode?.id) {
     const [host] = hostsOf(graph);
     return host ? originOf(host.graph, linkTo(host, link.origin_slot)) : null;
   }
   const node = graph.getNodeById(link.origin_id);
-  if (!node?.subgraph) return node;
+  if (!node?.subgraph) {
+    // A node that lives on the canvas only, of any pack, says itself which link it hands on: Set and Get, reroutes.
+    const handed = node?.isVirtualNode && passed < LONGEST ? node.getInputLink?.(link.origin_slot) : null;
+    return handed ? originOf(graph, handed, passed + 1) : node;
+  }
   return originOf(node.subgraph, node.subgraph.links.get(node.subgraph.outputs[link.origin_slot]?.linkIds[0]));
 }
 

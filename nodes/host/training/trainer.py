@@ -23,7 +23,7 @@ import comfy.sampler_helpers
 import comfy.samplers
 import torch
 
-from ..hooks import refuse_compiled
+from ..hooks import refuse_compiled, refuse_lost_gradients
 from ..latent_shapes import matching_channels
 from ..quantized import WeightFunction
 from .gradients import LOW_PRECISION, activations_kept, inputs_copied, kernels_with_gradients
@@ -186,6 +186,7 @@ def run(
     refuse_compiled(patcher)
     with torch.inference_mode(False), torch.enable_grad():
         clone = _plain_clone(patcher)
+        refuse_lost_gradients(clone)
         clone.set_model_compute_dtype(dtype)
         weights = [LayerWeights(clone, functions)]
         images = [latent if latent.ndim > 3 else latent[None] for latent in map(_own, latents)]

@@ -128,8 +128,6 @@ def test_a_heat_map_is_the_attention_to_the_words_tokens(demo):
     assert (masks[:2] - shown).abs().max() < 1e-5
     words = demo.app.module("nodes.activations.token_heatmap")
     assert torch.equal(words.heat_map(tokens, [3, 4], 77), tokens[:, 3:5].mean(1))
-    words_of = demo.app.module("nodes.host.text_encoding").words_of
-    assert words_of("a (red:1.2) \\(big\\) house, red") == ["a", "red", "big", "house"]
 
 
 def test_every_word_of_a_recorded_run_positive_and_negative(demo):
@@ -150,6 +148,45 @@ def test_every_word_of_a_recorded_run_positive_and_negative(demo):
     _, masks, found = heat(demo, activations, image, "portrait, smiling, " * 20, **negative)
     assert found == "portrait\nsmiling" and masks.amax() <= 1
     assert hooks_left(demo.model) == 0
+
+
+@pytest.mark.parametrize("typed", ["portrait, red hair", "portrait, blue hoodie"])
+def test_of_joined_prompts_each_word_has_its_own_map(demo, typed):
+    """ConditioningConcat, ComfyUI's BREAK: the tokens of the typed prompt's own part, not a sum over both."""
+    run = demo.app.run
+    texts = ["portrait, red hair", "portrait, blue hoodie"]
+    parts = [run("CLIPTextEncode", clip=demo.clip, text=text)[0] for text in texts]
+    (joined,) = run("ConditioningConcat", conditioning_to=parts[0], conditioning_from=parts[1])
+    tapped = demo.tap("attn-mean", positive=joined)
+    image = torch.zeros(2, 128, 128, 3)
+    _, masks, _ = heat(demo, tapped, image, typed, typed.split()[-1], normalize_per_word=False)
+    own = tapped.tensors["attn-mean"][:, texts.index(typed) * 77 + 4]
+    own = (own - own.amin()) / (own.amax() - own.amin())
+    shown = torch.nn.functional.interpolate(own[:, None], size=(128, 128), mode="bilinear")[:, 0]
+    assert (masks - shown).abs().max() < 1e-5
+
+
+def test_joined_prompts_typed_as_one_are_a_sentence(demo):
+    run = demo.app.run
+    parts = [run("CLIPTextEncode", clip=demo.clip, text=text)[0] for text in ("portrait, red hair", "blue hoodie")]
+    (joined,) = run("ConditioningConcat", conditioning_to=parts[0], conditioning_from=parts[1])
+    tapped = demo.tap("attn-mean", positive=joined)
+    with pytest.raises(ValueError, match=r"of texts that were joined .* enter one"):
+        heat(demo, tapped, torch.zeros(2, 128, 128, 3), "portrait, red hair blue hoodie", "hoodie")
+
+
+def test_sdxl_s_two_unlike_texts_are_a_sentence(app):
+    world = World(app, *reduced.checkpoint("sdxl"))
+    size = {"width": 128, "height": 128, "crop_w": 0, "crop_h": 0, "target_width": 128, "target_height": 128}
+    same, unlike = (
+        app.run("CLIPTextEncodeSDXL", clip=world.clip, text_g="a smiling cat", text_l=text, **size)[0]
+        for text in ("a smiling cat", "a blue dog")
+    )
+    image = torch.zeros(2, 128, 128, 3)
+    assert heat(world, world.tap("attn-mean", positive=same), image, "a smiling cat", "cat")[2] == "cat"
+    for typed in ("a smiling cat", "a blue dog"):
+        with pytest.raises(ValueError, match="SDXL"):
+            heat(world, world.tap("attn-mean", positive=unlike), image, typed)
 
 
 @pytest.mark.parametrize(
@@ -177,14 +214,12 @@ def test_tokens_of_clip_and_t5_follow_each_other(app):
     """As SD3's text encoder joins them: word by word the positions in both."""
     import types
 
-    module = app.module("nodes.host.text_encoding")
+    read = app.module("nodes.host.text_encoding").read_prompt
     clip = reduced.checkpoint("sd3")[1]
     whole = types.SimpleNamespace(clip_l=object(), clip_g=object(), t5xxl=object())
-    with_t5 = types.SimpleNamespace(tokenize=clip.tokenize, cond_stage_model=whole)
-    by_clip, by_t5 = module.tokens_of(with_t5, "a red hat")
-    assert module.tokens_of(clip, "a red hat") == [by_clip]
-    positions = app.module("nodes.activations.token_heatmap").token_positions
-    assert positions([by_clip, by_t5], module.tokens_of(with_t5, "red")) == [2, 77 + 2]
+    with_t5 = types.SimpleNamespace(tokenize=clip.tokenize, tokenizer=clip.tokenizer, cond_stage_model=whole)
+    assert read(clip, "a red hat").find("red") == {"red": [2]}
+    assert read(with_t5, "a red hat").find("red") == {"red": [2, 77 + 1]}
 
 
 @pytest.mark.parametrize(
@@ -192,8 +227,9 @@ def test_tokens_of_clip_and_t5_follow_each_other(app):
     [
         ("portrait, red hair", "hat", {}, "'hat' is not in the prompt"),
         ("portrait, red hair", "hair", {"prompt_role": "negative"}, "There are no rows of the negative prompt"),
-        ("1 2 3", "", {}, "The prompt has no words"),
-        ("portrait, " * 60, "portrait", {}, "The prompt has 154 tokens and the attention 77"),
+        (", , ", "", {}, "The prompt has no words"),
+        ("portrait, " * 60, "portrait", {}, "not the text that these activations were encoded from"),
+        ("portrait, blue hair", "hair", {}, "not the text that these activations were encoded from"),
     ],
 )
 def test_words_and_prompts_that_do_not_fit_are_refused(demo, prompt, words, changes, reason):

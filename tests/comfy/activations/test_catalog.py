@@ -186,7 +186,9 @@ def test_the_update_of_a_transformer_is_its_output_less_its_input(family, app, l
 
     wanted = [output, entering, replace(update, id="update")]
     tap_module = family("tap")
-    tap = tap_module.CallTap(wanted, tap_module.TapSettings(dtype=torch.float32), (True,))
+    about = app.module("nodes.common.network_call")
+    call = about.Call(network, (about.Part("positive", slice(0, 2), about.WHOLE),), 2, 1.0, ())
+    tap = tap_module.CallTap(wanted, tap_module.TapSettings(dtype=torch.float32), call)
     with app.module("nodes.host.hooks").forward_hooks(network, tap.receivers()):
         network(torch.randn(2, 4, 8, 12), torch.tensor([5.0, 5.0]), torch.randn(2, 3, 16), torch.randn(2, 8))
     found = tap.tensors[True]

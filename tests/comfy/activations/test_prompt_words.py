@@ -1,7 +1,7 @@
 """Words of a hundred kinds of prompts and their tokens, in the tokenizers of CLIP, T5 and Qwen, and embeddings by name.
 
-The words are written down in tests/data/prompt_words.json. That a word has the right tokens is read from the tokenizer's
-own decoding of them, which knows nothing of how they were found.
+The words are written down in tests/data/prompt_words.json. That a word has the right tokens is read from the
+tokenizer's own decoding of them, which knows nothing of how they were found.
 """
 
 import importlib
@@ -16,7 +16,7 @@ import torch
 PROMPTS = json.loads((Path(__file__).parents[2] / "data/prompt_words.json").read_text("utf-8"))
 TOKENIZERS = {
     "clip": ("comfy.sd1_clip", "SD1Tokenizer", "clip_l"),
-    "t5": ("comfy.text_encoders.pixart_t5", "PixArtTokenizer", "t5xxl"),
+    "t5": ("comfy.text_encoders.pixart_t5", "PixArtTokenizer", "clip_t5xxl"),
     "qwen": ("comfy.text_encoders.qwen_image", "QwenImageTokenizer", "qwen25_7b"),
 }
 REFUSED = 2  # of the hundred, at most
@@ -24,7 +24,13 @@ REFUSED = 2  # of the hundred, at most
 
 @pytest.fixture(scope="module")
 def reader(app):
-    return app.module("nodes.activations.nodes_token_heatmap").word_positions
+    read_prompt = app.module("nodes.host.text_encoding").read_prompt
+
+    def positions(clip, prompt, words):
+        read = read_prompt(clip, prompt)
+        return read.find(words), read.length
+
+    return positions
 
 
 def text_model(name, **given):
@@ -78,11 +84,11 @@ def test_every_word_of_a_hundred_prompts_is_found_with_its_tokens(reader, name):
         ("a red cat and a red dog", "red cat", ["red cat"]),
         ("saber \\(fate\\), hat", "saber \\(fate\\)", ["saber \\(fate\\)"]),
         ("a (red hair:1.3) girl", "(red hair:1.3)", ["(red hair:1.3)"]),
-        ("红发女孩，帽子", "女孩，帽子", ["女孩", "帽子"]),
+        ("红发女孩\uff0c帽子", "女孩\uff0c帽子", ["女孩", "帽子"]),
     ],
 )
 def test_named_words(reader, name, prompt, words, expected):
-    clip, own = text_model(name)
+    clip, _ = text_model(name)
     found, _ = reader(clip, prompt, words)
     assert list(found) == expected and all(found.values())
 
@@ -95,8 +101,12 @@ def test_a_part_of_a_word_is_not_that_word(reader, name):
 
 
 def test_tokens_around_the_text(reader):
-    assert reader(text_model("clip")[0], "a red cat", "<start>, cat, <end>")[0] == {"<start>": [0], "cat": [3], "<end>": [4]}
-    assert reader(text_model("t5")[0], "a red cat", "<end>")[0] == {"<end>": [3]}
+    assert reader(text_model("clip")[0], "a red cat", "<start>, cat, <end>")[0] == {
+        "<start>": [0],
+        "cat": [3],
+        "<end>": [4],
+    }
+    assert reader(text_model("t5")[0], "a red cat", "<end>")[0] == {"<end>": [4]}
     with pytest.raises(ValueError, match="<start>"):
         reader(text_model("t5")[0], "a red cat", "<start>")
 

@@ -1,8 +1,10 @@
 """Activation Steering: bit-equal at strength 0, the right rows, places and steps, and directions from every source."""
 
+import contextlib
 from dataclasses import replace
 
 import pytest
+import reduced
 import tiny_transformers
 import torch
 from tapping import PATTERN, World, hooks_left
@@ -293,3 +295,29 @@ def test_directions_of_other_models_and_inputs_are_refused(demo):
     ):
         with pytest.raises(ValueError, match=reason):
             steer(demo, steering.SteeringDirection(vectors, ""))
+
+
+def test_only_presets_whose_directions_can_be_used_are_offered(app):
+    """On reduced SD1.5 and SDXL: each that is offered selects activations of the model that can be changed."""
+    edit, select = (app.module(f"nodes.activations.{name}") for name in ("activation_edit", "select_ids"))
+    offered = app.classes["GBX_PromptSteeringDirection"].GET_SCHEMA().inputs
+    (options,) = (one.options for one in offered if one.id == "preset")
+    assert {"all_features", "cross_attention", "cross_attention_mean"}.isdisjoint(options)
+    usable = set()
+    for name in ("sd15", "sdxl"):
+        every = app.module("nodes.activations.catalog_unet").catalog(reduced.checkpoint(name)[0].model.diffusion_model)
+        for preset in options:
+            with contextlib.suppress(select.NoSuchActivationError):
+                specs = select.select(every, preset, "*-res-out")
+                edit.editable_specs({spec.id: spec.channels for spec in specs}, every, "selection")
+                usable.add(preset)
+    assert usable == set(options)
+
+
+def test_activations_that_cannot_be_changed_are_refused_before_anything_is_sampled(demo, monkeypatch):
+    node = demo.app.module("nodes.activations.nodes_steering")
+    monkeypatch.setattr(node, "sample_latents", None)
+    given = {"toward_prompts": "a", "away_prompts": "b", "recorded_steps": "all", "seed": 0, "steps": 2, "cfg": 1.0}
+    given |= {"model": demo.model, "clip": demo.clip, "latent": demo.latent(1)}
+    with pytest.raises(ValueError, match="can be read but not changed"):
+        demo.app.run("GBX_PromptSteeringDirection", **given, preset="custom_ids", ids="*-cross-map")

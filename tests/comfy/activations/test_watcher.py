@@ -125,3 +125,65 @@ def test_a_module_that_another_node_takes_out_is_reported(demo, monkeypatch):
     samples = demo.sample(model)
     with pytest.raises(ValueError, match="up-level1-repeat0-vit-block0-cross-q was not computed"):
         demo.read(recording, samples)
+
+
+def downscaled(demo, model):
+    """Core's Kohya Deep Shrink: the first steps have smaller activations."""
+    given = {"block_number": 1, "downscale_factor": 2.0, "start_percent": 0.0, "end_percent": 0.35}
+    given |= {"downscale_after_skip": True, "downscale_method": "bicubic", "upscale_method": "bicubic"}
+    return demo.app.run("PatchModelAddDownscale", model=model, **given)[0]
+
+
+@pytest.mark.parametrize("mean_only", [False, True])
+def test_sizes_that_change_within_a_run_do_not_end_it(demo, mean_only):
+    id_ = "down-level1-repeat0-res-out"
+    model, recording = demo.app.run(
+        "GBX_ActivationRecorder",
+        **{**PATTERN, "ids": id_, "recorded_steps": "all", "rows": "both", "mean_only": mean_only, "model": demo.model},
+    )
+    plain, samples = (demo.sample(downscaled(demo, one), steps=6) for one in (demo.model, model))
+    assert torch.equal(plain["samples"], samples["samples"])
+    given = {"recording": recording, "latent": samples, "step_index": 0}
+    if mean_only:
+        assert "other rows or sizes" in demo.app.run("GBX_ReadActivations", **given)[2]
+    else:
+        with pytest.raises(ValueError, match="changes the network's sizes within the run"):
+            demo.app.run("GBX_ReadActivations", **given, average=True)
+
+
+def test_the_recordings_of_a_long_list_are_all_there(demo):
+    model, recording = demo.record("last", "conditional")
+    results = [demo.sample(model, demo.latent(1), seed=seed, steps=2) for seed in range(7)]
+    first = demo.read(recording, results[0])[0].tensors
+    again = demo.sample(model, demo.latent(1), seed=0, steps=2)
+    assert all(torch.equal(value, first[id_]) for id_, value in demo.read(recording, again)[0].tensors.items())
+    assert all(demo.read(recording, one)[1] == 1 for one in results)
+
+
+def test_beyond_its_bytes_a_recorder_says_what_it_gave_up(demo, monkeypatch):
+    model, recording = demo.record("last", "conditional")
+    results = [demo.sample(model, demo.latent(1), seed=0, steps=2)]
+    monkeypatch.setattr(demo.app.module("nodes.activations.recorder"), "KEPT_BYTES", 2 * recording._runs[0].bytes)
+    results += [demo.sample(model, demo.latent(1), seed=seed, steps=2) for seed in (1, 2)]
+    assert all(demo.read(recording, one)[1] == 1 for one in results[1:])
+    with pytest.raises(ValueError, match=r"were given up: .* Record fewer steps"):
+        demo.read(recording, results[0])
+
+
+def test_an_adaptive_sampler_s_own_steps_are_counted(demo):
+    """Against the sampler's callback, of a run that makes another number of steps than its schedule has."""
+    import comfy.sample
+
+    began = []
+    latent = demo.latent(1)["samples"]
+    given = (torch.randn(latent.shape, generator=torch.Generator().manual_seed(0)), 3, 1.0, "dpm_adaptive", "normal")
+    for selected in ("all", "last"):
+        model, recording = demo.record(selected, "conditional", "unet-in")
+        began.clear()
+        samples = comfy.sample.sample(
+            model, *given, demo.positive, demo.negative, latent, seed=1, callback=lambda *step: began.append(step[0])
+        )
+        run = recording.run_of(samples)
+        steps = tuple(range(len(began)))
+        assert len(steps) != 3 and run.steps == len(steps)
+        assert run.recorded == (steps if selected == "all" else steps[-1:])

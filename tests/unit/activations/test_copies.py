@@ -1,5 +1,6 @@
 """Copies to the CPU while a network runs, on a stand-in for a GPU: asynchronous, at most one wait per evaluation."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from glassbox.nodes.activations.activation_spec import ActivationSpec, Attention, Kind
 from glassbox.nodes.activations.recorder import Recorder
 from glassbox.nodes.activations.tap import CallTap, TapSettings, merge
+from glassbox.nodes.common.network_call import WHOLE, Call, Part
 from torch.overrides import TorchFunctionMode
 
 SPECS = [
@@ -65,6 +67,11 @@ def values(seed, rows):
     return {path: torch.randn(shape, generator=generator) for path, shape in shapes.items()}
 
 
+def call_of(*roles, images=2):
+    parts = [Part(role, slice(images * row, images * (row + 1)), WHOLE) for row, role in enumerate(roles)]
+    return Call(torch.nn.Identity(), tuple(parts), images * len(roles), 1.0, ())
+
+
 def feed(receivers, found):
     outputs, inputs = receivers
     for path, receive in (*inputs, *outputs):
@@ -74,11 +81,11 @@ def feed(receivers, found):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("together", [True, False])
 def test_one_wait_per_evaluation_and_the_same_values(device, dtype, together):
-    parts = [(True, False)] if together else [(True,), (False,)]
-    found = [values(seed, 2 * len(part)) for seed, part in enumerate(parts)]
+    called = [call_of("positive", "negative")] if together else [call_of("positive"), call_of("negative")]
+    found = [values(seed, call.rows) for seed, call in enumerate(called)]
 
     def run():
-        calls = [CallTap(SPECS, TapSettings(unconditional=True, dtype=dtype), part) for part in parts]
+        calls = [CallTap(SPECS, TapSettings(unconditional=True, dtype=dtype), call) for call in called]
         for call, given in zip(calls, found, strict=True):
             feed(call.receivers(), given)
         return merge(calls, SPECS)
@@ -100,7 +107,7 @@ def test_a_recorder_waits_for_no_copy_when_the_next_step_has_begun(device):
         for step, given in enumerate(steps):
             device.finish()
             recorder.evaluating(SimpleNamespace(sigma=3.0 - step, step=step, steps=3, on_schedule=True, main=True))
-            feed(recorder.calling(SimpleNamespace(network=network, parts=(True,), compiled=False)), given)
+            feed(recorder.calling(replace(call_of("positive", images=1), network=network)), given)
             recorder.evaluated()
         device.finish()
     latent = torch.zeros(1, 4, 2, 3)

@@ -72,14 +72,6 @@ def test_tables_of_activations_in_pieces_are_one_table():
             quality.merge_tables(wrong)
 
 
-def test_positions_of_words():
-    tokens = [None, 5, 6, 7, 5, None, None, None, 6, 8, None]
-    assert token_heatmap.token_positions([tokens], [[None, 5, None]]) == [1, 4]
-    assert token_heatmap.token_positions([tokens], [[5, 6]]) == [1, 2, 4, 8]  # the second run spans two chunks
-    for text, word in ((tokens, [9]), (tokens, []), ([], [1])):
-        assert token_heatmap.token_positions([text], [word]) == []
-
-
 def test_repeated_texts_are_folded():
     attention = drawn(2, 6, 4, 4).abs()
     found = token_heatmap.heat_map(attention, [1], 3)

@@ -7,6 +7,7 @@ import torch
 from glassbox.nodes.activations import comparison, id_chart, label_scores, patching
 from glassbox.nodes.activations.activation_edit import mask_at
 from glassbox.nodes.activations.activations import Activations, Row
+from glassbox.nodes.common.network_call import WHOLE
 
 
 def drawn(*shape, seed=0):
@@ -104,7 +105,7 @@ def test_the_restored_fraction_counts_the_masked_area():
 
 def test_masks_repeat_over_images_and_not_over_frames():
     masks = torch.stack([torch.zeros(4, 4), torch.ones(4, 4)])
-    found = mask_at(masks, torch.zeros(12, 3, 2, 2), frames=3)
+    found = mask_at(masks, torch.zeros(12, 3, 2, 2), frames=3, area=WHOLE)
     assert found.shape == (12, 1, 2, 2)
     assert found[:, 0, 0, 0].tolist() == [0, 0, 0, 1, 1, 1] * 2
 

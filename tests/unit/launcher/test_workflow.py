@@ -42,8 +42,11 @@ INFO = {
         "output": ["LATENT", "CONDITIONING", "CONDITIONING"],
         "display_name": "Swap",
     },
+    "Everywhere": {"input": {"optional": {"anything": ["*"]}}, "output": [], "output_node": False, "display_name": "E"},
     "Recorder": {"input": {"required": {"audio": ["AUDIO_RECORD", {}]}}, "output": ["AUDIO"], "display_name": "Record"},
 }
+
+REGISTERED = {"Node name for S&R": "Unheard"}
 
 
 def node(id_, type_, inputs=(), outputs=(), values=(), **more):
@@ -211,13 +214,26 @@ def test_comments_and_escapes_in_a_prompt_text(text, queued):
     assert inputs_of(saved([node(1, "Encode", [("clip", "CLIP", None)], values=[text])]), 1)["text"] == queued
 
 
+GETTER = node(4, "Getter", [], ["MODEL"], ["the model"])
 CIRCLE = node(1, "Reroute", [("", "*", 1)], ["*"])
 
 
 @pytest.mark.parametrize(
     ("workflow", "sentence"),
     [
-        (saved([node(1, "Unheard")]), "does not know the node Unheard"),
+        (saved([node(1, "Unheard", properties=REGISTERED)]), "does not know the node Unheard"),
+        (
+            saved([node(1, "Get", [], ["MODEL"], ["m"]), sampler(model=2)], [(2, 1, 0, 2, 0, "MODEL")]),
+            r"Export \(API\)",
+        ),
+        (
+            saved(
+                [node(1, "Mix", [("a", "MODEL", None), ("b", "MODEL", None)], ["MODEL"]), sampler(model=2)],
+                [(2, 1, 0, 2, 0, "MODEL")],
+            ),
+            r"Export \(API\)",
+        ),
+        (saved([node(1, "Everywhere", [("anything", "*", None)]), sampler()]), "sends values without wires"),
         (saved([node(1, "Encode", values=["{red|blue}"])]), "has a random choice"),
         (saved([node(1, "Recorder")]), "needs a browser"),
         (saved([node(1, "workflow>group")]), "group node of an older canvas"),
@@ -292,3 +308,35 @@ def test_a_prompt_never_names_a_node_that_it_lacks(order, muted):
     for id_, entry in prompt.items():
         source = int(id_) - 1
         assert entry["inputs"] == ({} if source < 0 or source in muted else {"latent": [str(source), 0]})
+
+
+def loaded_model(*between, sampler_link=2, links=(), **more):
+    """Inputs of a sampler behind nodes of other packs that live on the canvas only."""
+    nodes = [node(1, "Loader", [], ["MODEL", "CLIP"], ["a"]), *between, sampler(model=sampler_link)]
+    return inputs_of({**saved(nodes, list(links)), **more}, 2)
+
+
+SETTER = node(3, "Setter", [("MODEL", "MODEL", 1)], ["*"], ["the model"])
+OTHERS = [node(5, "Setter", [("CLIP", "CLIP", 9)], ["*"], ["the clip"]), node(6, "Label", [], [], ["words"])]
+
+
+def test_values_that_are_set_and_got_by_name_are_wired():
+    links = [(1, 1, 0, 3, 0, "MODEL"), (2, 4, 0, 2, 0, "MODEL"), (9, 1, 1, 5, 0, "CLIP")]
+    assert loaded_model(SETTER, GETTER, *OTHERS, links=links)["model"] == ["1", 0]
+
+
+def test_another_pack_s_reroute_is_passed_through():
+    reroute = node(3, "Reroute (some pack)", [("", "*", 1)], ["*"], properties={"resizable": False})
+    assert loaded_model(reroute, links=[(1, 1, 0, 3, 0, "MODEL"), (2, 3, 0, 2, 0, "MODEL")])["model"] == ["1", 0]
+
+
+def test_canvas_only_nodes_without_wires_are_dropped():
+    prompt = to_prompt(saved([node(1, "Loader", [], ["MODEL", "CLIP"], ["a"]), *OTHERS[1:]]), INFO)
+    assert list(prompt) == ["1"]
+
+
+def test_broadcast_wires_that_their_pack_has_noted_are_wires():
+    everywhere = node(3, "Everywhere", [("anything", "*", 1)], [])
+    noted = {"downstream": 2, "downstream_slot": 0, "upstream": "1", "upstream_slot": 0, "controller": 3}
+    given = {"sampler_link": None, "links": [(1, 1, 0, 3, 0, "MODEL")], "extra": {"ue_links": [noted]}}
+    assert loaded_model(everywhere, **given)["model"] == ["1", 0]
