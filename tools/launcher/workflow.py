@@ -163,7 +163,9 @@ class _Graph:
         }
 
         kinds = [object_info[node["type"]] for node in self.nodes.values() if node["type"] in object_info]
-        self.broadcasts = any(not kind.get("output") and kind.get("output_node") is False for kind in kinds)
+        self.broadcasts = not self._sent and any(
+            not kind.get("output") and kind.get("output_node") is False for kind in kinds
+        )
 
     def sent(self, node: dict, number: int) -> list | None:
         """The node id and output index that a broadcasting node's pack has noted for an input without a wire, or None.

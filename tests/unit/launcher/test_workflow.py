@@ -233,7 +233,7 @@ CIRCLE = node(1, "Reroute", [("", "*", 1)], ["*"])
             ),
             r"Export \(API\)",
         ),
-        (saved([node(1, "Everywhere", [("anything", "*", None)]), sampler()]), "sends values without wires"),
+        (saved([node(1, "Everywhere", [("anything", "*", None)]), sampler(model=None)]), "sends values without wires"),
         (saved([node(1, "Encode", values=["{red|blue}"])]), "has a random choice"),
         (saved([node(1, "Recorder")]), "needs a browser"),
         (saved([node(1, "workflow>group")]), "group node of an older canvas"),
