@@ -48,7 +48,7 @@ def describe(point: Point, flat: torch.Tensor, whole: torch.Tensor, lost: dict[s
         f"Kept by the space's components: {100 * inside:.1f} % of its difference from the mean, in standardized "
         "numbers.",
         f"|dW - dW'| / |dW| against the whole LoRA: {(error / total) ** 0.5:.3f}; the point explains "
-        f"{100 * (1 - error / total):.1f} % of |dW|^2"
+        f"{100 * max(1 - error / total, 0.0):.1f} % of |dW|^2"
         + (", so it is none of this space." if error > total / 2 else "."),
         f"Nearest members by cosine of {'dW' if space.form == Form.WEIGHT_UPDATES else 'coefficients'}: {near}.",
     ]

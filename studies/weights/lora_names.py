@@ -8,6 +8,8 @@ of the file that the pack exports without the MODEL.
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from ..common import host, results
@@ -158,6 +160,11 @@ def checkpoint(network: str):
     import comfy.supported_models
 
     family, config = NETWORKS[network]
+    if network == "Flux":  # newer ComfyUI asks for what older does not know
+        from comfy.ldm.flux.model import FluxParams
+
+        known = {field.name for field in dataclasses.fields(FluxParams)}
+        config = {name: [] for name in ("txt_ids_dims",) if name in known} | config
     made = getattr(comfy.supported_models, family)(dict(config))
     made.set_inference_dtype(torch.float32, None)
     with torch.inference_mode(False), torch.no_grad():
