@@ -363,7 +363,7 @@ def refuse_compiled_runs(patcher, key: str) -> None:
 def refuse_lost_gradients(patcher) -> None:
     """Let a clone of a MODEL raise ValueError when another node's wrapper calls the network without gradients.
 
-    Where the prediction is asked for with them; what is computed from such an output fails far from its cause.
+    Where the prediction is made with them; what is computed from such an output fails far from its cause.
     """
     key, wanted = f"glassbox_gradients_{uuid.uuid4().hex}", False
 

@@ -80,7 +80,7 @@ def denoised(demo, model, positive, latent, sigma=2.0):
 
 @pytest.fixture(scope="module")
 def sizeless(app):
-    """A model that is not told the size of the image, so that an area is as a latent of its own."""
+    """A model that is not given the size of the image, so that an area is as a latent of its own."""
     return World(app, *reduced.checkpoint("sd15"))
 
 
@@ -144,7 +144,7 @@ def test_a_mask_with_tiles_is_refused_and_names_tiling(demo, together):
 
 
 def test_without_a_mask_tiles_are_steered_alike(demo):
-    """Rows of several tiles in one call are told apart by their texts."""
+    """Rows of several tiles in one call are distinguished by their texts."""
     apart, together = (demo.sample(tiled(steered(demo), one))["samples"] for one in (False, True))
     assert (apart - together).abs().max() < 1e-4 * apart.abs().max()
     assert not torch.equal(apart, demo.sample(tiled(demo.model))["samples"])
@@ -249,7 +249,7 @@ def test_a_neuron_mask_on_some_rows_of_a_couple_is_one_sentence(demo, sides):
 
 
 def test_at_cfg_1_all_rows_of_a_couple_are_positive(demo):
-    """Nothing is to be told apart: the same as on all rows."""
+    """Nothing is to be distinguished: the same as on all rows."""
     both, positive = (coupled(demo, masked(demo, half_silent, only), (0,)) for only in (False, True))
     assert torch.equal(*(demo.sample(one, cfg=1.0)["samples"] for one in (both, positive)))
 
