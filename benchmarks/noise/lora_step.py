@@ -55,8 +55,9 @@ def _measure(where: str, patcher, latent, condition, turns: int) -> dict[str, di
     def rival_step(session) -> None:
         sigma = torch.tensor([session.sigma(0.4)])
         noised = session.noised(session.latents[0], noise, sigma)
-        x = noised / (sigma**2 + 1) ** 0.5
-        answer = noised - sigma * rival(x, session.sampling.timestep(sigma).float(), context, y=vector)
+        x = session.sampling.calculate_input(sigma, noised)
+        predicted = rival(x, session.sampling.timestep(sigma).float(), context, y=vector)
+        answer = session.sampling.calculate_denoised(sigma, predicted, noised)
         (answer - session.clean(session.latents[0])).square().mean().backward()
 
     def node_step(session) -> None:
