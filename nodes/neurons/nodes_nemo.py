@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-import logging
 from typing import ClassVar
 
 from comfy_api.latest import io
@@ -16,20 +15,19 @@ from ..host.evaluate import sigmas_of
 from ..host.hooks import refuse_compiled
 from ..host.identity import clip_digest, model_digest
 from ..host.image_output import new_figure, to_image
-from ..host.progress import FinishNow, Progress, Stopped, with_progress
+from ..host.progress import with_progress
 from ..host.schema import NeuronMask as MaskSocket
 from ..host.schema import NeuronStatistics as StatisticsSocket
 from ..host.schema import schema, seed
 from ..host.text_encoding import encode, literal
 from . import nemo_inputs
 from .first_step_comfy import embedding, latent_shape, probe_outputs
-from .mask import CAVEATS, channel_factors, mask_from_search, merge_masks
+from .mask import CAVEATS, channel_factors, merge_masks
 from .nemo_inputs import FirstStepInputs, PromptSyntax, collect_prompts
 from .nemo_search import Criterion, Neurons, SearchSettings
 from .neuron_attribution import Method, Ranking, StoppingRule
 from .neuron_factors_comfy import with_scaled, with_scaled_by_prompt
 from .neuron_layers import NeuronType, all_layers, neuron_layers, select_layers
-from .scan_file import Pace
 
 CATEGORY, PAPER = nemo_inputs.CATEGORY, nemo_inputs.PAPER
 
@@ -207,7 +205,7 @@ class NemoLocalize(io.ComfyNode):
         prompt_syntax=PromptSyntax.LITERAL,
     ) -> io.NodeOutput:
         from . import neuron_figures, neuron_reports, neuron_statistics
-        from .prompt_search_comfy import AttributionSettings, MaskScan, PromptSearch, PromptSearches
+        from .prompt_search_comfy import AttributionSettings, MaskScan, PromptSearches, search_prompts
 
         known = neuron_layers(model.model.diffusion_model, neuron_type)
         neurons = Neurons(tuple(select_layers(known, layers)))
@@ -217,10 +215,10 @@ class NemoLocalize(io.ComfyNode):
         settings = SearchSettings(threshold, target_score or threshold, Criterion(criterion), theta_start)
         how = AttributionSettings(Ranking(ranking), StoppingRule(stopping_rule), fraction, anchor)
         common = PromptSearches(model, clip, neurons, step, settings, statistics, Method(method), how, time_budget)
-        paths, bar = [layer.path for layer in neurons.layers], Progress(100 * len(texts))
+        paths = [layer.path for layer in neurons.layers]
         identity = neuron_statistics.fingerprint(probe_outputs(model, paths))
         same = statistics is None or neuron_statistics.same_model(statistics.fingerprint, identity)
-        masks, traces, lines = [], {}, [] if same else [neuron_reports.OTHER_STATISTICS]
+        lines = [] if same else [neuron_reports.OTHER_STATISTICS]
         saved = {**step.settings, "layers": paths, "width": width, "height": height, **dataclasses.asdict(settings)}
         saved["prompt_syntax"] = prompt_syntax
         if method == Method.ATTRIBUTION:
@@ -228,39 +226,8 @@ class NemoLocalize(io.ComfyNode):
         depends = {"model": model_digest(model), "clip": clip_digest(clip), "statistics": digest(statistics)}
         depends["neuron_type"] = str(neuron_type)  # not the time budget: what that ended is searched again
         scan = MaskScan(scan_file, saved | depends)
-        pace = Pace(sum(scan.read(text) is None for text in texts))
-        if not texts:
-            lines.append("No prompt to search: the mask is empty and changes nothing.")
-        logging.info("NeMo Localize: %d prompts to search, %s.", pace.total, common.announced())
-        with FinishNow() as finish:
-            for number, text in enumerate(texts):
-                if (before := scan.read(text)) is not None:
-                    masks += before
-                    lines.append(f"{text}: searched in an earlier run of this scan.")
-                    continue
-                work = PromptSearch(common, bar, finish, 100 * number)
-                try:
-                    work.run(text)
-                except Stopped:
-                    raise
-                except Exception as error:
-                    scan.fail(text, error)
-                    lines.append(f"Failed and skipped: {text} ({type(error).__name__}: {error})")
-                    logging.info("NeMo Localize: %s.", pace.step(failed=True))
-                    continue
-                found = []
-                if work.evaluator is not None:
-                    traces[text] = work.result.trace
-                    found = [mask_from_search(text, work.result, neurons, work.z, work.activations, saved, identity)]
-                    masks += found
-                lines.append(work.report(text))
-                if not work.finished_early:
-                    scan.write(text, work, found)
-                logging.info("NeMo Localize: %s.", pace.step())
-                bar.show(100 * (number + 1))
-                if finish.pressed:
-                    lines.append(f"Finished at {number + 1} of {len(texts)} prompt(s).")
-                    break
+        masks, traces, searched = search_prompts(common, texts, scan, saved, identity)
+        lines += searched
         mask, figure = merge_masks(masks), new_figure()
         neuron_figures.plot_search(figure, traces, settings.target_score)
         report = "\n".join([*lines, neuron_reports.score_variant(step.side), neuron_reports.caveats()])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,18 +14,18 @@ import torch
 
 from ..host import folders
 from ..host.evaluate import sample_latents
-from ..host.progress import FinishNow, Progress
+from ..host.progress import FinishNow, Progress, Stopped
 from ..host.text_encoding import encode
 from . import neuron_attribution
 from .first_step_comfy import at_first_step, embedding, value_outputs
-from .mask import NeuronMask
+from .mask import NeuronMask, mask_from_search
 from .memorization_score import score_prompt
 from .nemo_inputs import FirstStepInputs
-from .nemo_search import Evaluator, Neurons, SearchResult, SearchSettings, search, selection_schedule
+from .nemo_search import Evaluator, Neurons, SearchResult, SearchSettings, SelectionStep, search, selection_schedule
 from .neuron_attribution import TIMESTEPS, Cost, Method, Ranking, StoppingRule
-from .neuron_statistics import Statistics, mean_activations
+from .neuron_statistics import Fingerprint, Statistics, mean_activations
 from .neuron_statistics_comfy import hidden_moments
-from .scan_file import ScanFile
+from .scan_file import Pace, ScanFile
 
 #: The latent that ``multi`` adds noise to is sampled in so many steps at this CFG: any plausible image serves.
 _LATENT_STEPS, _LATENT_CFG = 12, 3.0
@@ -246,3 +247,46 @@ class MaskScan:
         if self._rows is None:
             raise error
         self._rows.add(prompt, None, error)
+
+
+def search_prompts(
+    common: PromptSearches, texts: list[str], scan: MaskScan, saved: dict, identity: Fingerprint
+) -> tuple[list[NeuronMask], dict[str, list[SelectionStep]], list[str]]:
+    """The masks of prompts, the trace of each search, and a line on each; resumes a scan, and ends at Finish now.
+
+    ``saved``: the settings that a mask names; ``identity``: the model's fingerprint.
+    """
+    masks, traces, bar = [], {}, Progress(100 * len(texts))
+    lines = [] if texts else ["No prompt to search: the mask is empty and changes nothing."]
+    pace = Pace(sum(scan.read(text) is None for text in texts))
+    logging.info("NeMo Localize: %d prompts to search, %s.", pace.total, common.announced())
+    with FinishNow() as finish:
+        for number, text in enumerate(texts):
+            if (before := scan.read(text)) is not None:
+                masks += before
+                lines.append(f"{text}: searched in an earlier run of this scan.")
+                continue
+            work = PromptSearch(common, bar, finish, 100 * number)
+            try:
+                work.run(text)
+            except Stopped:
+                raise
+            except Exception as error:
+                scan.fail(text, error)
+                lines.append(f"Failed and skipped: {text} ({type(error).__name__}: {error})")
+                logging.info("NeMo Localize: %s.", pace.step(failed=True))
+                continue
+            found = []
+            if work.evaluator is not None:
+                traces[text] = work.result.trace
+                found = [mask_from_search(text, work.result, common.neurons, work.z, work.activations, saved, identity)]
+                masks += found
+            lines.append(work.report(text))
+            if not work.finished_early:
+                scan.write(text, work, found)
+            logging.info("NeMo Localize: %s.", pace.step())
+            bar.show(100 * (number + 1))
+            if finish.pressed:
+                lines.append(f"Finished at {number + 1} of {len(texts)} prompt(s).")
+                break
+    return masks, traces, lines
