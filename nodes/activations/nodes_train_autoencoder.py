@@ -164,9 +164,8 @@ class TrainSparseAutoencoder(io.ComfyNode):
             **source.identity(),
         }
         settings = autoencoder_training.TrainingSettings(features, k, learning_rate, dead_after, seed)
-        path = named_file(name, ".safetensors")
-        state_path = path.with_name(f"{path.stem}.training.safetensors")
-        trainer, curve = _train(source, settings, batch_size, training_steps, state_path, about)
+        path, state_suffix = named_file(name, ".safetensors"), ".training.safetensors"
+        trainer, curve = _train(source, settings, batch_size, training_steps, path.with_suffix(state_suffix), about)
         held_out = {"held-out explained variance": round(float(curve[-1, 1]), 4), "dead features": trainer.dead()}
         autoencoder = trainer.autoencoder(selected[0].id, {"batches": trainer.steps, **held_out})
         autoencoder_file.write(autoencoder, path)

@@ -207,9 +207,8 @@ class NemoLocalize(io.ComfyNode):
         from . import neuron_figures, neuron_reports, neuron_statistics
         from .prompt_search_comfy import AttributionSettings, MaskScan, PromptSearches, search_prompts
 
-        known = neuron_layers(model.model.diffusion_model, neuron_type)
+        texts, known = collect_prompts(prompts), neuron_layers(model.model.diffusion_model, neuron_type)
         neurons = Neurons(tuple(select_layers(known, layers)))
-        texts = collect_prompts(prompts)
         clip = literal(clip) if prompt_syntax == PromptSyntax.LITERAL else clip
         step = FirstStepInputs(latent_shape(model, width, height), noise_samples, seed, timestep)
         settings = SearchSettings(threshold, target_score or threshold, Criterion(criterion), theta_start)
@@ -227,10 +226,9 @@ class NemoLocalize(io.ComfyNode):
         depends["neuron_type"] = str(neuron_type)  # not the time budget: what that ended is searched again
         scan = MaskScan(scan_file, saved | depends)
         masks, traces, searched = search_prompts(common, texts, scan, saved, identity)
-        lines += searched
         mask, figure = merge_masks(masks), new_figure()
         neuron_figures.plot_search(figure, traces, settings.target_score)
-        report = "\n".join([*lines, neuron_reports.score_variant(step.side), neuron_reports.caveats()])
+        report = "\n".join([*lines, *searched, neuron_reports.score_variant(step.side), neuron_reports.caveats()])
         ui = {"glassbox_neurons": [neuron_reports.mask_chart(mask)]}
         return io.NodeOutput(mask, to_image(figure), neuron_reports.mask_table(mask), report, ui=ui)
 

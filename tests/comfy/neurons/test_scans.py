@@ -179,7 +179,8 @@ def test_the_report_ranks_prompts_and_shows_both_models(app, demo, monkeypatch):
         "d,0.700000,True,,",
         "a,0.500000,False,,",
     ]
-    assert report.startswith("2 of 3 prompt(s) score over 0.600 and count as memorized.\n1 of them have a mask; 1 ")
+    # Two spaces end a line in Markdown.
+    assert report.startswith("2 of 3 prompt(s) score over 0.600 and count as memorized.  \n1 of them have a mask; 1 ")
     assert "Saved as glassbox/report_00001_.csv" in report
     assert figure.shape[0] == 1 and sheet.shape[2] > sheet.shape[1]
     app.run("GBX_ScanReport", **(given | {"image_count": 0}))
