@@ -7,24 +7,20 @@ from typing import ClassVar
 import torch
 from comfy_api.latest import io
 
-from ..common.resume import digest
 from ..common.training.batch_sampler import LengthUnit
-from ..common.training.training_checkpoint import CheckpointFile
 from ..common.training.training_data import collect_training_data
 from ..common.training.training_loop import OPTIMIZERS, LearningRateSchedule
 from ..common.training.training_loss import LOSSES, NoiseLevels, Weighting
 from ..common.training.training_run import OnStop, TrainingRun
-from ..host.folders import lora_stamp, named_file
-from ..host.identity import clip_digest, model_digest
+from ..host.folders import lora_stamp
 from ..host.image_output import new_figure, to_image
-from ..host.progress import FinishNow, Stopped, interruptible, nothing_to_show
-from ..host.schema import schema
+from ..host.progress import nothing_to_show
+from ..host.schema import schema, seed
 from ..host.training import adapters
 from .assignment import Grouping
 from .nearest import NearestForm
 from .pairing import PairingMode, PairingSettings
 
-_SEED_MAX = 0xFFFFFFFFFFFFFFFF
 #: A LoRA is trained without touching these.
 _ADVANCED = [
     "pool_size",
@@ -349,14 +345,7 @@ def _training_inputs() -> list[io.Input]:
             step=0.1,
             tooltip="For min_snr: the highest weight; the paper uses 5.",
         ),
-        io.Int.Input(
-            "seed",
-            default=0,
-            min=0,
-            max=_SEED_MAX,
-            control_after_generate=True,
-            tooltip="Seed of the initial LoRA, the order of images, noise and noise levels.",
-        ),
+        seed("Seed of the initial LoRA, the order of images, noise and noise levels."),
         io.Combo.Input("precision", options=list(_DTYPES), tooltip="Compute dtype of the model."),
         io.Combo.Input("lora_precision", options=list(_DTYPES), tooltip="Dtype of the LoRA."),
         io.Combo.Input("algorithm", options=adapters.ALGORITHMS, tooltip="The adapter type."),
@@ -420,83 +409,47 @@ class TrainLoraImmiscible(io.ComfyNode):
         captions=(),
         **options,
     ):
-        from ..common.training import training_report
-        from ..host.training import trainer
-        from ..host.training.monitor import TrainingMonitor
-        from . import noise_report
-        from .training_noise import PairedTrainingOptions, TrainingNoise
+        from . import train_lora_comfy
+        from .training_noise import PairedTrainingOptions
 
         if (clip[0] is None) != (not captions):
             raise ValueError("clip and captions belong together: connect both to train the text encoder, or neither.")
-
         options = PairedTrainingOptions(**{name: value[0] for name, value in options.items()})
-        data = collect_training_data(
-            latents,
-            positive,
-            options.held_out,
-            *map(list, (sample_positive, sample_negative, empty_caption, masks, captions)),
-        )
+        further = map(list, (sample_positive, sample_negative, empty_caption, masks, captions))
+        data = collect_training_data(latents, positive, options.held_out, *further)
         options.check(data)
         existing, steps_before = adapters.read_lora(options.existing_lora)
-        how = (options.algorithm, options.rank, _DTYPES[options.lora_precision], options.seed, existing, options.alpha)
-        made = adapters.create(model[0], *how, options.layers)
-        reports, text, text_parameters = [made.report], None, {}
-        if clip[0] is not None:
-            added = adapters.create(clip[0].patcher, *how, of_text=True)
-            text, text_parameters = trainer.TextEncoder(clip[0], added.functions, data.captions), added.parameters
-            reports.append(added.report)
-        elif existing.text:
-            reports.append(f"Its {len(existing.text)} text encoder layers are left out: connect clip and captions.")
-        made = adapters.Adapters(made.functions, {**made.parameters, **text_parameters})
-        name = options.checkpoint_name.strip()
-        checkpoint = None
-        if name:
-            identity = options.identity(data) | {"existing_lora": digest(existing)}
-            identity |= {"model": model_digest(model[0]), "clip": clip_digest(clip[0])}
-            checkpoint = CheckpointFile(named_file(name, ".safetensors"), identity, options.sampling(data))
-        finish = FinishNow()
-        monitor = TrainingMonitor(vae[0], finish)
-        settings = PairingSettings.of(options)
-        run = TrainingRun(
-            options,
-            data,
-            made.parameters,
-            monitor,
-            Stopped,
-            interruptible,
-            with_samples=vae[0] is not None,
-            checkpoint=checkpoint,
-            text=text_parameters.keys(),
-            pairing=lambda images, device: TrainingNoise(settings, images, options.seed, device),
+        given = (model[0], clip[0], options, data, existing)
+        trained = train_lora_comfy.adapters_of(*given, _DTYPES[options.lora_precision])
+        checkpoint = train_lora_comfy.checkpoint_of(*given)
+        run, monitor = train_lora_comfy.train(
+            model[0], vae[0], trained, options, data, checkpoint, _DTYPES[options.precision]
         )
-        with finish:
-            trainer.run(
-                model[0],
-                made.functions,
-                data.latents,
-                data.conditions,
-                run.train,
-                dtype=_DTYPES[options.precision],
-                checkpointing=options.gradient_checkpointing,
-                checkpoint_depth=options.checkpoint_depth,
-                text=text,
-                seed=options.seed,
-            )
-        lora, history, figure = made.lora(), run.training.history, new_figure()
-        training_report.draw_losses(figure, history, options.grad_accumulation_steps, f"Pairing: {options.pairing}")
-        steps, counts = run.training.steps_done, f"{data.trained} images trained on, {data.held_out} held out"
-        described = noise_report.describe_training(settings, history, counts, steps)
+        lora, steps = trained.made.lora(), run.training.steps_done
+        patched, text = adapters.applied(model[0], lora), nothing_to_show()
+        if trained.text is not None:
+            text = adapters.applied_to_text(clip[0], lora)
+        losses, figure, ui = run.training.history.loss_map(), _figure(run, options), {"glassbox_curve": [run.curve()]}
+        report = "\n".join(filter(None, [_described(run, options, data), *trained.remarks]))
         return io.NodeOutput(
-            adapters.applied(model[0], lora),
-            lora,
-            history.loss_map(),
-            steps_before + steps,
-            to_image(figure),
-            monitor.all_images(),
-            "\n".join(filter(None, [described, *reports])),
-            nothing_to_show() if text is None else adapters.applied_to_text(clip[0], lora),
-            ui={"glassbox_curve": [run.curve()]},
+            patched, lora, losses, steps_before + steps, figure, monitor.all_images(), report, text, ui=ui
         )
+
+
+def _described(run: TrainingRun, options, data) -> str:
+    from . import noise_report
+
+    counts, steps = f"{data.trained} images trained on, {data.held_out} held out", run.training.steps_done
+    return noise_report.describe_training(PairingSettings.of(options), run.training.history, counts, steps)
+
+
+def _figure(run: TrainingRun, options) -> torch.Tensor:
+    """The losses of a run, as an IMAGE."""
+    from ..common.training import training_report
+
+    figure, every = new_figure(), options.grad_accumulation_steps
+    training_report.draw_losses(figure, run.training.history, every, f"Pairing: {options.pairing}")
+    return to_image(figure)
 
 
 NODES = [TrainLoraImmiscible]

@@ -253,7 +253,7 @@ def test_stop_cancels_and_keeps_what_it_has_where_that_was_chosen(app, trained, 
 
 def test_finish_now_keeps_what_it_has(app, trained, monkeypatch):
     """Pressed during the third step: three steps; during the last one the run is whole."""
-    nodes = app.module("nodes.noise.nodes_train_lora")
+    nodes = app.module("nodes.noise.train_lora_comfy")
     real, steps = nodes.FinishNow.check, []
 
     def check(self):
