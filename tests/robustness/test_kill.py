@@ -181,7 +181,7 @@ _POINTS = {
     "invert": [(*_SESSION, 1), (*_SESSION, 4), ("os", "replace", 2)],
     "scores": [("nodes.neurons.detectors_comfy", _FIRST, 2), ("os", "fsync", 4), ("os", "replace", 1)],
     "statistics": [("os", "fsync", 1), ("os", "replace", 1)],
-    "searches": [("nodes.neurons.nodes_nemo", _FIRST, 3), ("os", "replace", 3), ("os", "fsync", 5)],
+    "searches": [("nodes.neurons.prompt_search_comfy", _FIRST, 3), ("os", "replace", 3), ("os", "fsync", 5)],
 }
 
 

@@ -325,7 +325,7 @@ def test_finish_now_keeps_the_best_so_far(world, app, monkeypatch):
             return True
 
     whole = world.localize()[0]
-    monkeypatch.setattr(app.module("nodes.neurons.nodes_nemo"), "FinishNow", Pressed)
+    monkeypatch.setattr(app.module("nodes.neurons.prompt_search_comfy"), "FinishNow", Pressed)
     best, _, _, report = world.localize(prompts=f"{PROMPT}\nportrait of mirella thrum")
     assert "finished early by the user (best so far)" in report and "Finished at 1 of 2 prompt(s)." in report
     assert set(whole.neurons) < set(best.neurons) and not best.searches[0].details["finished"]
