@@ -43,11 +43,13 @@ from .weights import (
     nodes_points,
     nodes_space,
     nodes_space_report,
+    nodes_train_space,
 )
 
 _FILES = (
     nodes_demo,
     nodes_space,
+    nodes_train_space,
     nodes_points,
     nodes_space_report,
     nodes_invert,

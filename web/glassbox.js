@@ -24,6 +24,7 @@ const PANELS = {
   GBX_W2WEdit: ["widgets/edit_sliders", (module) => module.addEditSliders],
   GBX_W2WInvert: ["widgets/live_curve", (module) => module.addLiveCurve],
   GBX_W2WSheet: ["widgets/compare", (module) => module.addCompare],
+  GBX_W2WTrainSpace: ["widgets/live_curve", (module) => module.addLiveCurve],
 };
 const loaded = new Map(); // by its address, the module of a panel
 

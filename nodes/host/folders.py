@@ -155,6 +155,15 @@ def autoencoder_path(name: str) -> Path:
     return own.get(name.strip()) or resolve_input_file(name, "sparse autoencoder")
 
 
+def people_folder(name: str) -> Path:
+    """A folder of folders of images, as ``resolve_input_file`` finds it, or that of the demo model."""
+    own = {path.name: path for path in ASSETS.glob("*-people")}
+    path = own.get(name.strip()) or resolve_input_file(name, "folder of folders of images")
+    if not path.is_dir():
+        raise ValueError(f"{shown(name.strip())} is a file: give a folder with a folder of images for each person.")
+    return path
+
+
 def resolve_optional_file(name: str, what: str) -> Path | None:
     """As ``resolve_input_file``; None for an empty name."""
     return resolve_input_file(name, what) if name.strip() else None

@@ -31,6 +31,7 @@ class FitMethod(StrEnum):
     LOGISTIC_REGRESSION = "logistic_regression"
     RIDGE = "ridge"
     MOST_RELIABLE = "most_reliable"
+    CONDITIONAL_DIFFERENCE = "conditional_difference"
 
 
 class Units(StrEnum):
@@ -65,9 +66,11 @@ def fit(
     components: int,
     method: str,
     check_stop: Callable[[], None] = lambda: None,
+    beside: dict[str, torch.Tensor] | None = None,
 ) -> dict[str, Direction]:
     """A direction for every attribute: ``labels`` float (n,) each, NaN where unknown; further coefficients are 0.
 
+    ``beside``: further labels that CONDITIONAL_DIFFERENCE holds fixed, as it does the other attributes.
     ``check_stop`` is called before each fit and may raise. Raises ValueError for an attribute with a single value.
     """
     components = min(components, space.known)
@@ -82,10 +85,15 @@ def fit(
             raise ValueError(f"{name!r} has one value for all members: a direction needs members with and without it.")
         check_stop()
         chosen = choose_method(numbers, target, check_stop) if method == FitMethod.MOST_RELIABLE else method
-        vector = torch.from_numpy(fit_normal(numbers, target, chosen)).float()
+        own = target
+        if chosen == FitMethod.CONDITIONAL_DIFFERENCE:
+            held = [column for other, column in {**(beside or {}), **labels}.items() if other != name]
+            others = torch.stack([values, *held], dim=1)[known, 1:].double()
+            own = without_others(target, list(group_means(others, members, space.groups).numpy().T))
+        vector = torch.from_numpy(fit_normal(numbers, own, chosen)).float()
         vector = torch.nn.functional.pad(vector, (0, space.components - components))
-        accuracy, majority = _cross_validate(numbers, target, chosen, check_stop)
-        reliability, floor = split_half(numbers, target, chosen, check_stop)
+        accuracy, majority = _cross_validate(numbers, target, chosen, check_stop, own)
+        reliability, floor = split_half(numbers, target, chosen, check_stop, own=own)
         grouped = f" in {len(target)} groups of near copies" if len(target) < len(members) else ""
         about = f"{chosen}, {len(members)} members{grouped}, {components} components; "
         if math.isnan(accuracy):
@@ -244,9 +252,27 @@ def fit_normal(numbers: np.ndarray, target: np.ndarray, method: str) -> np.ndarr
     if method == FitMethod.MEAN_DIFFERENCE:
         classes = _binarize(target)
         return numbers[classes].mean(axis=0) - numbers[~classes].mean(axis=0)
+    if method == FitMethod.CONDITIONAL_DIFFERENCE:
+        centered = target - target.mean()
+        return centered @ numbers / max(float(centered @ centered), 1e-300)
     if method == FitMethod.RIDGE:
         return fit_ridge(numbers, target)
     return _classifier(method).fit(numbers, _binarize(target)).coef_[0]
+
+
+def without_others(target: np.ndarray, others: Sequence[np.ndarray]) -> np.ndarray:
+    """Labels (n,) less what the other labels say of them, by ridge regression with a penalty of one member.
+
+    The slope of coefficients on what is left is that on all labels at once (Frisch and Waugh): how members differ who
+    differ in this label alone. Unknown labels (NaN) count as their mean.
+    """
+    centered = target - target.mean()
+    if not others:
+        return centered
+    columns = np.stack(others, axis=1)
+    columns = np.nan_to_num(columns - np.nanmean(columns, axis=0))
+    gram = columns.T @ columns + np.eye(columns.shape[1])
+    return centered - columns @ np.linalg.solve(gram, columns.T @ centered)
 
 
 def fit_ridge(numbers: np.ndarray, target: np.ndarray) -> np.ndarray:
@@ -276,34 +302,36 @@ def split_half(
     method: str,
     check_stop: Callable[[], None] = lambda: None,
     permutations: int = _PERMUTATIONS,
+    own: np.ndarray | None = None,
 ) -> tuple[float, float]:
     """Mean cosine of directions fitted to random halves of the members, and the floor of permuted labels.
 
     Each half has its part of both classes and is centered by itself: the means of two halves are opposite, which would
     count against their agreement. Of more than 4,000 members 4,000 are taken. NaN where a class has fewer than
-    four members; the floor also without permutations.
+    four members; the floor also without permutations. ``own``: what is fitted in place of the labels (n,).
     """
-    generator = np.random.default_rng(0)
+    generator, own = np.random.default_rng(0), target if own is None else own
     if len(target) > _HALVED_MEMBERS:
         rows = generator.permutation(len(target))[:_HALVED_MEMBERS]
-        numbers, target = numbers[rows], target[rows]
+        numbers, target, own = numbers[rows], target[rows], own[rows]
     classes = _binarize(target)
     if min(classes.sum(), (~classes).sum()) < 4:
         return math.nan, math.nan
 
-    def cosine(labels: np.ndarray) -> float:
+    def cosine(order: np.ndarray) -> float:
         check_stop()
+        labels, fitted = target[order], own[order]
         half = _folds(_binarize(labels), 2, generator) == 0
         first, second = (
-            fit_normal(numbers[rows] - numbers[rows].mean(axis=0), labels[rows] - labels[rows].mean(), method)
+            fit_normal(numbers[rows] - numbers[rows].mean(axis=0), fitted[rows] - fitted[rows].mean(), method)
             for rows in (half, ~half)
         )
         return float(first @ second / max(np.linalg.norm(first) * np.linalg.norm(second), 1e-300))
 
-    found = [cosine(target) for _ in range(_HALVINGS)]
+    found = [cosine(np.arange(len(target))) for _ in range(_HALVINGS)]
     if not permutations:
         return float(np.mean(found)), math.nan
-    chance = [cosine(generator.permutation(target)) for _ in range(permutations)]
+    chance = [cosine(generator.permutation(len(target))) for _ in range(permutations)]
     return float(np.mean(found)), float(np.mean(chance) + _DEVIATIONS * np.std(chance, ddof=1))
 
 
@@ -316,7 +344,7 @@ def _folds(classes: np.ndarray, count: int, generator: np.random.Generator) -> n
 
 
 def _cross_validate(
-    numbers: np.ndarray, target: np.ndarray, method: str, check_stop: Callable[[], None]
+    numbers: np.ndarray, target: np.ndarray, method: str, check_stop: Callable[[], None], own: np.ndarray
 ) -> tuple[float, float]:
     """Accuracy over folds on held-out members, and that of always predicting the more frequent value.
 
@@ -331,15 +359,16 @@ def _cross_validate(
     for fold in range(folds):
         check_stop()
         test = fold_of == fold
-        hits[test] = _predict(numbers[~test], target[~test], numbers[test], method) == classes[test]
+        known = numbers[~test], target[~test], own[~test]
+        hits[test] = _predict(*known, numbers[test], method) == classes[test]
     return float(hits.mean()), float(max(classes.mean(), 1 - classes.mean()))
 
 
-def _predict(numbers: np.ndarray, target: np.ndarray, new: np.ndarray, method: str) -> np.ndarray:
+def _predict(numbers: np.ndarray, target: np.ndarray, own: np.ndarray, new: np.ndarray, method: str) -> np.ndarray:
     """Classes of new members. What has no threshold of its own gets the best one on the fitted members."""
     if method in _CLASSIFIERS:
         return _classifier(method).fit(numbers, _binarize(target)).predict(new)
-    normal = fit_normal(numbers, target, method)
+    normal = fit_normal(numbers, own, method)
     fitted, classes = numbers @ normal, _binarize(target)
     return new @ normal > best_cut(fitted, classes)
 

@@ -34,27 +34,41 @@ class InversionSettings:
     components: int = 10_000
     seed: int = 0
     early_stop: int = 0  # steps without a lower loss on held-out noise after which training ends; 0: never
+    prior: float = 0.0  # what the sum of squares of the trained numbers counts in the loss; with it the rate falls
+    noise_samples: int = 1  # noise samples, each at a noise level of its own, in a step: their mean
 
 
 class TrainablePoint:
-    """The weights of a point whose coefficients are trained; call ``refresh`` after each optimizer step."""
+    """The weights of a point whose coefficients are trained; call ``refresh`` after each optimizer step.
 
-    def __init__(self, space: Space, start: torch.Tensor, components: int, device: torch.device | str = "cpu"):
+    ``whitened``: they are trained in standard deviations of the members, so that one rate fits all.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        start: torch.Tensor,
+        components: int,
+        device: torch.device | str = "cpu",
+        whitened: bool = False,
+    ):
         self.space = space_to(space, device)
         start = space.pad(start).to(device)
-        count = min(components, space.components)
-        self.coefficients = torch.nn.Parameter(start[:count].clone())
+        count = min(components, space.known if whitened else space.components)
+        spread = space.spread[1][:count].to(device) if whitened else torch.ones(count, device=device)
+        self._unit = spread.clamp_min(1e-12)
+        self.coefficients = torch.nn.Parameter(start[:count] / self._unit)
         self._rest = start[count:]
         self.flat = torch.empty(0)
         self.refresh()
 
     def refresh(self) -> None:
         """Rebuild the factors from the coefficients, so that gradients reach these."""
-        self.flat = _Rebuild.apply(self.coefficients, self._rest, self.space)
+        self.flat = _Rebuild.apply(self.coefficients * self._unit, self._rest, self.space)
 
     def all_coefficients(self) -> torch.Tensor:
         """All coefficients (k,) on the CPU."""
-        return torch.cat([self.coefficients.detach(), self._rest]).cpu()
+        return torch.cat([self.coefficients.detach() * self._unit, self._rest]).cpu()
 
     def weight_function(self, layers: Sequence[tuple[str, tuple[int, int, int] | None]]) -> Callable:
         """A function from a weight to the changed weight: each layer's change, on a part (dimension, first, count)."""
@@ -124,6 +138,9 @@ class Inversion:
             loss = self.loss(session, mask, self.done)
             self.optimizer.zero_grad()
             loss.backward()
+            if self.settings.prior:
+                for group in self.optimizer.param_groups:
+                    group["lr"] = self.settings.learning_rate * rate_fraction(self.done, self.settings.steps)
             self.optimizer.step()
             self.model.refresh()
             value = loss.item()
@@ -161,13 +178,19 @@ class Inversion:
     def loss(self, session: Session, mask: torch.Tensor | None, step: int) -> torch.Tensor:
         """mean((m * predicted noise - m * noise)^2) of one image at one noise level, sampled from the seed and step.
 
+        Of several ``noise_samples`` it is the mean; the prior adds its weight times the sum of their squares.
+
         Models that predict something else are measured in that: v (SD2.x at 768) or the velocity of a flow (Flux).
         """
         generator = torch.Generator().manual_seed((self.settings.seed * _STRIDE + step) % 2**63)
-        number = int(torch.randint(len(session.latents), (1,), generator=generator))
-        fraction = float(torch.rand(1, generator=generator))
-        noise = torch.randn(session.latents[number].shape, generator=generator, dtype=torch.float32)
-        return _loss(session, mask, number, fraction, noise)
+        losses = []
+        for _ in range(self.settings.noise_samples):
+            number = int(torch.randint(len(session.latents), (1,), generator=generator))
+            fraction = float(torch.rand(1, generator=generator))
+            noise = torch.randn(session.latents[number].shape, generator=generator, dtype=torch.float32)
+            losses.append(_loss(session, mask, number, fraction, noise))
+        loss = torch.stack(losses).mean()
+        return loss + self.settings.prior * self.model.coefficients.square().sum() if self.settings.prior else loss
 
 
 def _loss(
@@ -181,6 +204,11 @@ def _loss(
     if mask is not None:
         error = error * mask[min(number, len(mask) - 1)].to(error)
     return error.square().mean()
+
+
+def rate_fraction(step: int, steps: int, last: float = 0.1) -> float:
+    """The fraction of the highest learning rate that a step takes: up over the first ten, then down to ``last``."""
+    return min(1.0, (step + 1) / 10) * (1 - (1 - last) * step / steps)
 
 
 def draw_losses(figure, run: Inversion) -> None:

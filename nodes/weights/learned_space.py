@@ -30,15 +30,13 @@ class LearnedUpdates:
         generator = torch.Generator().manual_seed(seed)
         self.layout, self.rows = layout, torch.empty(0, dtype=torch.long)
         self._places: dict[str, tuple[slice, slice]] = {}
-        downs: list[torch.Tensor] = []
-        ups = 0
+        downs, first, ups = list[torch.Tensor](), 0, 0
         for slot in layout.slots:
             inputs, count = math.prod(slot.down_shape[1:]), slot.end - slot.up_offset
             numbers = torch.rand(slot.up_offset - slot.offset, generator=generator)
-            first = sum(map(len, downs))
             self._places[slot.layer] = slice(first, first + len(numbers)), slice(ups, ups + count)
             downs.append((2 * numbers - 1) / math.sqrt(inputs))  # uniform, as down factors start in PEFT
-            ups += count
+            first, ups = first + len(numbers), ups + count
         codes = CODE_SPREAD * torch.randn(members, components, generator=generator)
         self.projections = torch.nn.Parameter(torch.cat(downs).to(device))
         self.directions = torch.nn.Parameter(torch.zeros(components, ups, device=device))
@@ -53,15 +51,28 @@ class LearnedUpdates:
     def select(self, members: torch.Tensor) -> None:
         """Say whose the rows of the next batch are: numbers of members (B,), in any order and as often as wanted."""
         distinct, rows = members.to(self.codes.device).unique(return_inverse=True)
-        self.rows, self._ups = rows, self.codes[distinct] @ self.directions
+        self.use(self.codes[distinct], rows)
+
+    def use(self, codes: torch.Tensor, rows: torch.Tensor) -> None:
+        """As ``select``, for codes (m, K), and which of them each row (B,) has."""
+        self.rows, self._ups = rows.to(self.codes.device), codes.to(self.codes.device) @ self.directions
 
     def change(self, slot: Slot, x: torch.Tensor) -> torch.Tensor:
-        """What a layer adds to its output (B, ..., out) for inputs (B, ..., in), each row by its member's update."""
+        """What a layer adds to its output (B, ..., out) for inputs (B, ..., in), each row by its member's update.
+
+        Inputs of a multiple of the rows hold them again, as those of both sides of CFG do.
+        """
         down, up = self._places[slot.layer]
         projection = self.projections[down].view(slot.down_shape)
-        ups = self._ups[:, up].view(-1, *slot.up_shape)[self.rows]
+        ups = self._ups[:, up].view(-1, *slot.up_shape)[self.rows.repeat(len(x) // len(self.rows))]
         hidden = torch.nn.functional.linear(x, projection).view(len(x), -1, self.layout.rank)
         return (self.layout.scale * torch.bmm(hidden, ups.mT)).view(*x.shape[:-1], -1)
+
+    @torch.no_grad()
+    def sampled_code(self, generator: torch.Generator) -> torch.Tensor:
+        """A code (K,) from the normal law of the members' mean and covariance; two members at least."""
+        noise, mean = torch.randn(len(self.codes), generator=generator).to(self.codes), self.codes.mean(dim=0)
+        return mean + noise @ (self.codes - mean) / math.sqrt(len(self.codes) - 1)
 
     @torch.no_grad()
     def flat(self, code: torch.Tensor) -> torch.Tensor:

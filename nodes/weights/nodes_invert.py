@@ -133,6 +133,26 @@ class W2WInvert(io.ComfyNode):
                     tooltip="Steps without a lower loss on held-out noise after which training ends; the point of the "
                     "lowest loss is taken. 0: all steps, as in the paper. Costs about a tenth more time.",
                 ),
+                io.Float.Input(
+                    "prior",
+                    optional=True,
+                    default=0.0001,
+                    min=0.0,
+                    max=10.0,
+                    step=0.00001,
+                    tooltip="In a space of W2W Train Space: how much the loss counts the sum of squares of the point's "
+                    "coefficients, which are trained in standard deviations there, at a falling rate. 0: none of this. "
+                    "Without effect in other spaces.",
+                ),
+                io.Int.Input(
+                    "noise_samples",
+                    optional=True,
+                    default=6,
+                    min=1,
+                    max=64,
+                    tooltip="In a space of W2W Train Space: noise samples and noise levels of a step. A step takes as "
+                    "many times as long, and 120 are enough. Without effect in other spaces.",
+                ),
             ],
             outputs=[
                 W2WPoint.Output(display_name="point", tooltip="For W2W Edit, W2W Apply, W2W To LoRA."),
@@ -165,6 +185,8 @@ class W2WInvert(io.ComfyNode):
         start_point: Point | None = None,
         vae=None,
         early_stop: int = 0,
+        prior: float = 0.0001,
+        noise_samples: int = 6,
     ) -> io.NodeOutput:
         from ..host.training import trainer
         from . import space_report
@@ -172,11 +194,16 @@ class W2WInvert(io.ComfyNode):
         start = start_point.coefficients if start_point is not None else space.coefficients[0, :0]
         latents = list(latent["samples"].split(1))
         path = named_file(checkpoint_name, ".safetensors") if checkpoint_name.strip() else None
+        if not space.about.get("learned"):
+            prior, noise_samples = 0.0, 1
         with torch.inference_mode(False):
-            trainable = TrainablePoint(space, start.clone(), components, model.load_device)
-            settings = InversionSettings(steps, learning_rate, weight_decay, components, seed, early_stop)
+            trainable = TrainablePoint(space, start.clone(), components, model.load_device, whitened=prior > 0)
+            settings = InversionSettings(
+                steps, learning_rate, weight_decay, components, seed, early_stop, prior, noise_samples
+            )
             inversion = Inversion(trainable, settings)
-            identity = {name: value for name, value in asdict(settings).items() if name != "steps"}
+            # with a prior the rate falls to the last step; else nothing depends on their number
+            identity = {name: value for name, value in asdict(settings).items() if name != "steps" or prior}
             identity |= {"model": model_digest(model), "precision": precision} if path else {}
             seen = {"space": space, "latent": latents, "positive": positive, "mask": mask, "start_point": start}
             identity |= {name: digest(value) for name, value in seen.items()} if path else {}

@@ -148,7 +148,9 @@ class W2WFitDirections(io.ComfyNode):
                     default=directions.FitMethod.MOST_RELIABLE,
                     tooltip="most_reliable: for each direction that of the first three with the highest split-half "
                     "reliability. least_squares as in the paper, mean_difference of the members with and without, "
-                    "ridge with components and penalty by leave-one-out error, or a linear classifier of scikit-learn.",
+                    "ridge with components and penalty by leave-one-out error, or a linear classifier of scikit-learn. "
+                    "conditional_difference: the difference of members who differ in this label alone, for learned "
+                    "spaces.",
                 ),
                 io.Int.Input(
                     "components",
@@ -173,11 +175,12 @@ class W2WFitDirections(io.ComfyNode):
     @classmethod
     def execute(cls, space: Space, labels: str, method: str, components: int, attributes: str) -> io.NodeOutput:
         remarks: list[str] = []
-        found = _select(_labels(space, labels, remarks), attributes)
+        every = _labels(space, labels, remarks)
+        found = _select(every, attributes)
         if not attributes.strip():
             found, constant = directions.drop_constant_labels(found)
             remarks += constant
-        fitted = directions.fit(space, found, components, method, check_stop)
+        fitted = directions.fit(space, found, components, method, check_stop, every)
         return io.NodeOutput(space.with_directions(fitted), "\n".join([directions.describe(fitted), *remarks]))
 
 

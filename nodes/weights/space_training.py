@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from .inversion import prediction_scale
+from ..common.loss_curve import SMOOTH, running_mean
+from .inversion import prediction_scale, rate_fraction
 from .learned_space import LearnedUpdates
+from .space import Space
 
 _STRIDE = 1_000_003
-_WARMUP, _LAST = 10, 0.1
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ class SpaceTraining:
     data: MemberImages
     settings: SpaceTrainingSettings
     losses: list[float] = field(default_factory=list)
+    finished_early: bool = False
 
     def __post_init__(self):
         one = self.settings
@@ -100,6 +102,28 @@ class SpaceTraining:
     def steps_done(self) -> int:
         """Number of finished steps."""
         return len(self.losses)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """All that the run has made: what ``restore`` needs to go on as if nothing had happened."""
+        moments = self.optimizer.state_dict()["state"]
+        tensors = {f"adam.{row}.{name}": value for row, one in moments.items() for name, value in one.items()}
+        tensors |= {name: value.detach() for name, value in self.updates.parameters.items()}
+        return {**tensors, "losses": torch.tensor(self.losses, dtype=torch.float64)}
+
+    def restore(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Take up a ``state``; raises KeyError, ValueError or RuntimeError for one that is damaged."""
+        moments: dict[int, dict[str, torch.Tensor]] = defaultdict(dict)
+        for name, value in tensors.items():
+            if name.startswith("adam."):
+                _, row, kind = name.split(".")
+                moments[int(row)][kind] = value
+        if not all(bool(value.isfinite().all()) for value in tensors.values()):
+            raise ValueError("a tensor holds values that are not finite")
+        with torch.no_grad():
+            for name, value in self.updates.parameters.items():
+                value.copy_(tensors[name])
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": dict(moments)})
+        self.losses[:] = tensors["losses"].tolist()
 
     def run(self, session, on_step: Callable[[int], None]) -> None:
         """Train to the end of the settings from where the run is.
@@ -115,8 +139,9 @@ class SpaceTraining:
                     f"The loss is no longer a finite number after {self.steps_done} steps: use a lower learning rate, "
                     "or fp32."
                 )
+            fraction = rate_fraction(self.steps_done, self.settings.steps)
             for group in self.optimizer.param_groups:
-                group["lr"] = self.settings.learning_rate * group["ratio"] * self._rate(self.steps_done)
+                group["lr"] = self.settings.learning_rate * group["ratio"] * fraction
             self.optimizer.step()
             self.losses.append(value)
             on_step(self.steps_done)
@@ -138,18 +163,34 @@ class SpaceTraining:
 
     def backward(self, session, draw: Draw) -> float:
         """Add the gradient of one step, and return its loss without the prior."""
-        settings, total, parts = self.settings, 0.0, defaultdict(list)
-        for row in draw.rows:
-            parts[self.data.kinds[row.image], row.dropped].append(row)
-        for rows in parts.values():
-            for first in range(0, len(rows), settings.batch_size):
-                errors = self._errors(session, rows[first : first + settings.batch_size], draw)
-                loss = errors.sum() / len(draw.rows)
-                loss.backward()
-                total += loss.item()
-        if settings.prior:
-            (settings.prior * self.updates.codes[draw.members].square().mean()).backward()
+        total = 0.0
+        for rows in self._batches(draw.rows):
+            loss = self._errors(session, rows, draw).sum() / len(draw.rows)
+            loss.backward()
+            total += loss.item()
+        if self.settings.prior:
+            (self.settings.prior * self.updates.codes[draw.members].square().mean()).backward()
         return total
+
+    @torch.no_grad()
+    def fit(self, session) -> tuple[float, float]:
+        """The loss of members at random on noise that no step has: by their own codes, and by each other's."""
+        draw, total = self.draw(-1), [0.0, 0.0]
+        following = dict(zip(draw.members, draw.members[1:] + draw.members[:1], strict=True))
+        for rows in self._batches(draw.rows):
+            others = [replace(row, member=following[row.member]) for row in rows]
+            for which, members in enumerate((rows, others)):
+                total[which] += float(self._errors(session, members, draw).sum()) / len(draw.rows)
+        return total[0], total[1]
+
+    def _batches(self, rows: list[Row]) -> Iterator[list[Row]]:
+        """Rows that can share an evaluation, ``batch_size`` at a time."""
+        parts = defaultdict(list)
+        for row in rows:
+            parts[self.data.kinds[row.image], row.dropped].append(row)
+        for part in parts.values():
+            for first in range(0, len(part), self.settings.batch_size):
+                yield part[first : first + self.settings.batch_size]
 
     def _errors(self, session, rows: list[Row], draw: Draw) -> torch.Tensor:
         """The squared error of what the model predicts (noise, v, or velocity of a flow) for each row (B,)."""
@@ -167,6 +208,34 @@ class SpaceTraining:
             errors = errors * weights / weights.flatten(1).mean(dim=1).view(-1, *[1] * (errors.ndim - 1))
         return scale.square() * errors.flatten(1).mean(dim=1)
 
-    def _rate(self, step: int) -> float:
-        """The fraction of the learning rate that a step takes: up over the first ten, then down to a tenth."""
-        return min(1.0, (step + 1) / _WARMUP) * (1 - (1 - _LAST) * step / self.settings.steps)
+
+def draw_losses(figure, run: SpaceTraining) -> None:
+    """Plot the loss of each step and its running mean."""
+    axes, losses = figure.add_subplot(), run.losses
+    steps = range(1, len(losses) + 1)
+    axes.plot(steps, losses, color="tab:blue", alpha=0.3, linewidth=1, label="each step")
+    axes.plot(steps, running_mean(losses), color="tab:blue", label=f"mean of {SMOOTH}")
+    axes.set(xlabel="step", ylabel="loss", title="Learning a space")
+    axes.grid(alpha=0.3)
+    axes.legend()
+
+
+def describe_training(run: SpaceTraining, space: Space, seconds: float, fit: tuple[float, float]) -> str:
+    """What was trained, the losses, and what the codes say of the members."""
+    losses, codes = run.losses, run.updates.codes
+    counts = [len(images) for images in run.data.images]
+    each = f"{counts[0]}" if len(set(counts)) == 1 else f"{min(counts)} to {max(counts)}"
+    shared = run.updates.directions.numel() + run.updates.projections.numel()
+    own, others = fit
+    visits = run.steps_done * min(run.settings.members, len(codes)) / len(codes)
+    return "\n".join(
+        [
+            f"{len(codes)} members of {each} images: {shared:,} numbers that all share, and a code of {codes.shape[1]} "
+            f"for each. {len(space.layout.slots)} layers of rank {space.layout.rank}, {space.components} components.",
+            f"{run.steps_done} steps{' (finished early)' if run.finished_early else ''}, {seconds:.2f} s each: every "
+            f"member came up {visits:.0f} times on average. Loss {sum(losses[:SMOOTH]) / len(losses[:SMOOTH]):.4f} in "
+            f"the first steps, {sum(losses[-SMOOTH:]) / len(losses[-SMOOTH:]):.4f} in the last.",
+            f"On noise that no step has: loss {own:.4f} by members' own codes, {others:.4f} by each other's. The "
+            "difference is what the codes say of who it is.",
+        ]
+    )

@@ -3,7 +3,7 @@
 Steps, in order: train (the population, a cohort at a time), release (the space that the pack ships), measure, guidance,
 matched, fits, invert (the node W2W Invert), ceiling (people trained again with an attribute changed), names (every
 layer of LoRAs of ten networks beside Load LoRA, on the ComfyUI that COMFYUI_DIR names), learned (a space that is
-trained as a whole).
+trained as a whole), learned_measure (that space beside the shipped one).
 Without a step all run; `--quick` measures the shipped space with fewer samples. Finished parts are kept in
 .cache/weights.
 """
@@ -16,7 +16,19 @@ from collections.abc import Sequence
 from ..common import host
 
 FOLDER = host.ROOT / ".cache" / "weights"
-NAMES = ("train", "release", "measure", "guidance", "matched", "fits", "invert", "ceiling", "names", "learned")
+NAMES = (
+    "train",
+    "release",
+    "measure",
+    "guidance",
+    "matched",
+    "fits",
+    "invert",
+    "ceiling",
+    "names",
+    "learned",
+    "learned_measure",
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -61,6 +73,10 @@ def main(argv: Sequence[str]) -> int:
             print(lora_names.run(options.quick))
         elif step == "learned":
             _learned(options.people)
+        elif step == "learned_measure":
+            from . import learned, learned_measure
+
+            print(learned_measure.run(FOLDER / "learned" / f"{learned.NAME}.safetensors"))
         else:
             _population(options.people, options.minutes * 60, step == "release")
     return 0

@@ -13,17 +13,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from PIL import Image
 
 from ..common import host
 from ..common.training import device
 from ..world.release import WORLD
+from ..world.scenes import render
 from .grouped import attention_layout, targets
-from .people import LABELS, Encoded, Person, cached
+from .people import LABELS, Encoded, Person, cached, caption, person
 from .population import Plan, Trainer
 from .release import face_name
 
 NAME = "avatars-v2-learned-w2w"
-RANK, COMPONENTS, STEPS = 4, 96, 900
+RANK, COMPONENTS, STEPS, IMAGES_EACH = 4, 96, 600, 2
+DEMO_PEOPLE = 700_000  # numbers of the identities of demo_weights_train_space
 
 
 class Session:
@@ -76,7 +79,13 @@ def adapted(network: torch.nn.Module, updates, prefix: str = "diffusion_model.")
 
 
 def train(
-    generator, group: list[Person], folder: Path, rank: int = RANK, components: int = COMPONENTS, steps: int = STEPS
+    generator,
+    group: list[Person],
+    folder: Path,
+    rank: int = RANK,
+    components: int = COMPONENTS,
+    steps: int = STEPS,
+    images_each: int = IMAGES_EACH,
 ):
     """Train people together, or go on from the checkpoint in ``folder``; the updates, and the seconds of this run."""
     method, training = host.pack("nodes.weights.learned_space"), host.pack("nodes.weights.space_training")
@@ -88,8 +97,8 @@ def train(
     images = [range(first, first + count) for first in range(0, len(group) * count, count)]
     rows = list(range(len(group) * count))
     given = training.MemberImages(images, [0] * len(rows), rows)
-    run = training.SpaceTraining(updates, given, training.SpaceTrainingSettings(steps))
-    path, started = folder / f"learned_{len(group)}.pt", time.perf_counter()
+    run = training.SpaceTraining(updates, given, training.SpaceTrainingSettings(steps, images=images_each))
+    path, started = folder / f"learned_{len(group)}_{components}_{steps}.pt", time.perf_counter()
     if path.exists():
         _restore(run, path)
     first = run.steps_done
@@ -120,6 +129,17 @@ def write(updates, group: list[Person], path: Path, components: int = COMPONENTS
     error = host.pack("nodes.weights.space_file").write(space, path, "int8", coefficients=torch.float16)
     print(f"{path.name}: {path.stat().st_size / 1e6:.2f} MB, {len(group)} members, storage error {error}")
     return path
+
+
+def write_folders(folder: Path, count: int = 16, images_each: int = 5) -> None:
+    """Folders of images with captions, of people who are in no population: the demo of W2W Train Space."""
+    for number in range(count):
+        one = person(DEMO_PEOPLE + number, own_scenes=True)
+        own = folder / f"person_{number:02}"
+        own.mkdir(parents=True, exist_ok=True)
+        for place, scene in enumerate(one.scenes[:images_each]):
+            Image.fromarray(render(scene)).save(own / f"{place}.webp", lossless=True, quality=100, method=6)
+            (own / f"{place}.txt").write_text(caption(scene) + "\n", "utf-8")
 
 
 def _save(run, path: Path) -> None:

@@ -64,6 +64,11 @@ def offer_files(prompt: dict, models: Path, architecture: str = "sd15") -> None:
             _offer_release(models / "w2w", entry["inputs"]["folder"])
         if entry["class_type"] == "GBX_W2WBuildSpace":
             _offer_loras(models, entry["inputs"]["folder"], architecture)
+        if entry["class_type"] == "GBX_W2WTrainSpace":
+            for person in ("one", "another"):
+                _offer_images(Path(folder_paths.get_input_directory()) / entry["inputs"]["folder"] / person, 2)
+            (models / "w2w").mkdir(exist_ok=True)
+            folder_paths.add_model_folder_path("w2w", str(models / "w2w"), is_default=True)
         if entry["class_type"] == "GBX_LoadSparseAutoencoder":
             folder = Path(folder_paths.get_input_directory()) / entry["inputs"]["file"]
             published_autoencoder.write_random(folder, 64, _UP_LEVEL0, 4)

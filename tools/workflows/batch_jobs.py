@@ -64,7 +64,7 @@ def demo_batch_label_members(w: Workflow) -> None:
     positive, negative = encode(w, clip, "portrait, smiling, open eyes")
     w.group("A member")
     point, name, _ = w.add("GBX_W2WSample", space=space, source="member", member_name="person_0013")
-    member, _ = w.add("GBX_W2WApply", model=model, point=point)
+    member, *_ = w.add("GBX_W2WApply", model=model, point=point)
     w.group("Images")
     latent = w.add("EmptyLatentImage", width=128, height=128, batch_size=4)
     samples = w.add(

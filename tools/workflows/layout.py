@@ -36,7 +36,7 @@ _SHOWS_IMAGE = {"SaveImage", "PreviewImage"}
 _SHOWS_TEXT = "PreviewAny"
 #: What shows previews while it runs, besides nodes that hold one of these.
 PREVIEWS = {"KSampler", "KSamplerAdvanced", "SamplerCustom", "SamplerCustomAdvanced"}
-PREVIEWS |= {"GBX_SeedScout", "GBX_TrainLoraImmiscible", "GBX_W2WInvert"}
+PREVIEWS |= {"GBX_SeedScout", "GBX_TrainLoraImmiscible", "GBX_W2WInvert", "GBX_W2WTrainSpace"}
 PREVIEW = 84  # their height, to which web/canvas/room.js holds them
 # Heights of the panels that the pack's scripts (web/widgets) and Nodes 2.0 add to nodes.
 _PANELS = {
@@ -54,6 +54,7 @@ _PANELS = {
     "GBX_W2WEdit": 261,
     "GBX_W2WInvert": 250,
     "GBX_W2WSheet": 260,
+    "GBX_W2WTrainSpace": 250,
 }
 _SWITCHED = {"GBX_ActivationSteering", "GBX_SparseFeatureSteering"}  # with the switch "Live" alone, as high as a widget
 

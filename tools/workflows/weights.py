@@ -13,7 +13,7 @@ _SAMPLER, _STEPS = "euler_ancestral", 30
 _GUIDED = {"end_percent": 0.6}  # later guidance adds nothing to the identity and burns colors: studies/weights
 
 
-class _Demo:
+class Demo:
     """The demo model with its space, a prompt, and nodes from points to images."""
 
     def __init__(self, w: Workflow, prompt: str = _PROMPT, with_space: bool = True):
@@ -140,7 +140,7 @@ def demo_weights_sample(w: Workflow) -> None:
         "its axes explain, and the mean among its members. The sheet names the members nearest to each point.",
         "**Try** another seed; a spread of 0.5 (near the mean) or 1.2 (more diverse); count 12; source: member.",
     )
-    demo = _Demo(w)
+    demo = Demo(w)
     w.group("Six points")
     points, _, labels = w.add("GBX_W2WSample", space=demo.space, components=96, spread=0.8, seed=3, count=6)
     w.group("Images")
@@ -166,7 +166,7 @@ def demo_weights_edit(w: Workflow) -> None:
         "**Try** the sliders of W2W Edit; `beard: 2`; negative strengths; `long hair` as preserved direction; another "
         "member, or a random point.",
     )
-    demo = _Demo(w, with_space=False)
+    demo = Demo(w, with_space=False)
     w.group("One identity, edited")
     person, _ = demo.directed_member()
     first, _ = w.add("GBX_W2WEdit", point=person, edits="beard: 1", node_title="Beard")
@@ -197,7 +197,7 @@ def demo_weights_guidance(w: Workflow) -> None:
         "**Try** `end_percent` 1; other strengths; another member; the model output of W2W Identity Guidance in your "
         "own sampler.",
     )
-    demo = _Demo(w, with_space=False)
+    demo = Demo(w, with_space=False)
     w.group("A point and an edit")
     person, _ = demo.directed_member()
     edited, _ = w.add("GBX_W2WEdit", point=person, edits="dark skin: 1")
@@ -243,7 +243,7 @@ def demo_weights_sweep(w: Workflow) -> None:
         "**Between two people** of the space a straight line leads from one to the other: a strip and an animation.",
         "**Try** `PC 1`, `PC 2` and so on instead of names: the axes of largest variance; or a count of 5.",
     )
-    demo = _Demo(w, with_space=False)
+    demo = Demo(w, with_space=False)
     w.group("A grid")
 
     def people(w: Workflow, space_name: Output, member_name: Output, seed: Output) -> dict[str, Output]:
@@ -284,7 +284,7 @@ def demo_weights_invert(w: Workflow) -> None:
         "**Afterwards** the point works like any other: with another prompt, and with edits.",
         "**Try** more steps; another image; Finish now, which takes the point trained so far.",
     )
-    demo = _Demo(w, "portrait, blue hoodie, serious, plain green background", with_space=False)
+    demo = Demo(w, "portrait, blue hoodie, serious, plain green background", with_space=False)
     caption = w.add(
         "CLIPTextEncode",
         clip=demo.clip,
@@ -326,7 +326,7 @@ def demo_weights_edit_photo(w: Workflow) -> None:
         "**The mask** limits the loss of the inversion, the noise of the sampler and the area that is replaced.",
         "**Try** more steps of W2W Invert (the paper: 400); the sliders; a lower denoise, which keeps more.",
     )
-    demo = _Demo(w, "portrait, yellow hoodie, smiling, dotted blue background", with_space=False)
+    demo = Demo(w, "portrait, yellow hoodie, smiling, dotted blue background", with_space=False)
     w.group("Image")
     image, mask, _ = w.add("GBX_DemoPicture", image_index=5, count=1)
     latent = w.add("VAEEncode", pixels=image, vae=demo.vae)
@@ -376,7 +376,7 @@ def demo_weights_delayed_injection(w: Workflow) -> None:
         "**How:** one W2W Apply with the unedited point ends where another with the edited point starts.",
         "**Try** other percents. The paper's T is 1 - T / 999 here: T 800 is 0.199.",
     )
-    demo = _Demo(w, with_space=False)
+    demo = Demo(w, with_space=False)
     w.group("A point and an edit")
     person, _ = demo.directed_member()
     edited, _ = w.add("GBX_W2WEdit", point=person, edits="beard: 1")
@@ -398,7 +398,7 @@ def demo_weights_build_space(w: Workflow) -> None:
         "there twice, and what was lost. A handful of LoRAs makes a handful of axes: the paper has 65,000.",
         "**The file** lies in models/w2w; the report gives the error of storing it as int8.",
     )
-    demo = _Demo(w)
+    demo = Demo(w)
     w.group("LoRAs")
     points = demo.sample(seed=40, count=8)
     loras, _, _ = w.add("GBX_W2WToLoRA", point=points, filename_prefix="loras/glassbox_member")
@@ -428,7 +428,7 @@ def demo_weights_label_members(w: Workflow) -> None:
         "**Try** more members: with forty, an edit takes other attributes along. The report says which directions are "
         "noise.",
     )
-    demo = _Demo(w)
+    demo = Demo(w)
     w.group("Images of members")
     images, names = demo.members(40)
     w.add("PreviewImage", images=images, node_title="Members")
@@ -466,7 +466,7 @@ def demo_weights_to_lora(w: Workflow) -> None:
         "**The file** lies in output/loras: Load LoRA lists it after a refresh; Forge and diffusers read it too.",
         f"**W2W Style Merge** adds a style LoRA ({PAPER}, appendix H). Here it is a second person: two people mix.",
     )
-    demo = _Demo(w)
+    demo = Demo(w)
     w.group("A point and its LoRA")
     person = demo.sample(seed=3)
     lora, _, _ = w.add("GBX_W2WToLoRA", point=person, filename_prefix="loras/glassbox_person")

@@ -128,6 +128,38 @@ def test_loss_gradient_and_one_adam_step_match_the_reference(space, masked, comp
     assert torch.equal(run.model.all_coefficients()[count:], space.pad(start)[count:])
 
 
+def test_with_a_prior_standard_deviations_are_trained_on_several_noise_samples(space):
+    """Loss and gradient by plain products in float64: the mean over noise_samples, and prior * |z|^2."""
+    start = space.coefficients[2] * 0.5
+    made_of = TrainablePoint(space, start, 100, whitened=True)
+    torch.testing.assert_close(made_of.all_coefficients(), space.pad(start), rtol=1e-5, atol=1e-6)
+    session = Session([made_of.weight_function([(layer, None)]) for layer in LAYERS])
+    run = Inversion(made_of, InversionSettings(steps=20, seed=5, prior=0.3, noise_samples=3, learning_rate=0.2))
+    loss = run.loss(session, None, 4)
+    loss.backward()
+    plain = Inversion(made_of, InversionSettings(steps=20, seed=5, noise_samples=3))
+    numbers = made_of.coefficients.detach().clone()
+    assert loss.item() == pytest.approx(
+        plain.loss(session, None, 4).item() + 0.3 * float(numbers.square().sum()), rel=1e-5
+    )
+    for row in (0, len(numbers) - 1):
+        values = []
+        for step in (0.02, -0.02):
+            with torch.no_grad():
+                made_of.coefficients[row] += step
+            made_of.refresh()
+            values.append(run.loss(session, None, 4).item())
+            with torch.no_grad():
+                made_of.coefficients.copy_(numbers)
+        made_of.refresh()
+        measured = (values[0] - values[1]) / 0.04
+        assert float(made_of.coefficients.grad[row]) == pytest.approx(measured, rel=0.02, abs=2e-3)
+    run.optimizer.zero_grad()
+    rates = []
+    run.run(session, None, lambda done: rates.append(run.optimizer.param_groups[0]["lr"]))
+    assert rates[0] == pytest.approx(0.02) and max(rates) < 0.2 and rates[-1] == pytest.approx(0.2 * 0.145)
+
+
 def test_a_run_starts_at_the_mean_and_lowers_the_loss(space):
     run, session = make(space, steps=60, learning_rate=0.3)
     assert not run.model.all_coefficients().any()

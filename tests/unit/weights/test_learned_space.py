@@ -246,3 +246,11 @@ def test_one_member_is_refused():
     untrained = LearnedUpdates(LAYOUT, MEMBERS, COMPONENTS, 0)
     with pytest.raises(ValueError, match="came out alike"):
         untrained.space(NAMES, "learned", "toy")
+
+
+def test_sampled_codes_have_the_mean_and_covariance_of_the_members():
+    updates, generator = made(members=6), torch.Generator().manual_seed(0)
+    drawn = torch.stack([updates.sampled_code(generator) for _ in range(20_000)])
+    codes = updates.codes.detach()
+    torch.testing.assert_close(drawn.mean(dim=0), codes.mean(dim=0), rtol=0, atol=0.02)
+    torch.testing.assert_close(drawn.T.cov(), codes.T.cov(), rtol=0, atol=0.01)

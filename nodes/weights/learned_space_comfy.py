@@ -1,0 +1,169 @@
+"""A learned space on a MODEL: the members' images encoded, the layers that are changed, and samples on the way."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from ..common.lora_keys import base_of, canonical
+from ..common.training.aspect_buckets import bucket_sizes, describe_buckets, nearest_bucket, resize_and_crop
+from ..host.lora_targets import targets
+from ..host.text_encoding import encode
+from ..host.training.trainer import trainable_layers
+from .flat_layout import Layout
+from .learned_space import LearnedUpdates
+from .member_folders import MemberFolders, opaque_at
+from .space_training import MemberImages
+
+#: Queries and values of attention, as the paper; whole projections where a network has them in one.
+_QUERIES_AND_VALUES = re.compile(
+    r"attn[12]\.to_[qv]$|x_block\.attn2?\.qkv$|img_attn\.qkv$|single_blocks\.\d+\.linear1$"
+)
+_BUCKET_STEP, _LARGEST_RATIO = 64, 2.0
+_STEPS, _CFG = 12, 3.0  # of previews
+
+
+def layers_of(patcher, words: str) -> dict[str, nn.Linear]:
+    """The linear layers that are changed, by their names in LoRA files.
+
+    ``words``: comma-separated; every layer with one of them in its name. Empty: queries and values of attention. Raises
+    ValueError where a MODEL has none.
+    """
+    wanted = [word.strip() for word in words.split(",") if word.strip()]
+    found = {
+        name: layer
+        for name, layer in trainable_layers(patcher).items()
+        if isinstance(layer, nn.Linear)
+        and name.startswith("diffusion_model.")
+        and (any(word in name for word in wanted) if wanted else _QUERIES_AND_VALUES.search(name))
+    }
+    if not found:
+        raise ValueError(
+            f"No linear layer of this MODEL has a name with one of {', '.join(wanted)}: choose other layers."
+            if wanted
+            else "The attention layers of this MODEL are not known by name: name them in layers, such as to_q, to_v."
+        )
+    return {canonical(name): layer for name, layer in found.items()}
+
+
+def layout_of(patcher, layers: dict[str, nn.Linear], rank: int) -> tuple[Layout, str]:
+    """The layout of LoRAs on these layers, scaled by 1, and the name of the base model's family.
+
+    Raises ValueError where a loader would not find a layer by its name.
+    """
+    shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
+    shapes = {name: ((rank, one.in_features), (one.out_features, rank)) for name, one in layers.items()}
+    layout = Layout.of(shapes, rank, float(rank))
+    found = targets(patcher.model, dict.fromkeys(layers, ""))
+    names = {id(layer): name for name, layer in trainable_layers(patcher).items()}
+    for name, layer in layers.items():
+        if name not in found or (found[name].key, found[name].part) != (f"{names[id(layer)]}.weight", None):
+            raise ValueError(f"LoRA files have no name for the layer {name} of this MODEL: choose other layers.")
+    return layout, base_of({name: one.in_features for name, one in layers.items()})
+
+
+@dataclass(frozen=True)
+class People:
+    """Members' images as the VAE encodes them, and the CONDITIONING of each caption, the last of an empty one."""
+
+    names: tuple[str, ...]
+    latents: list[torch.Tensor]
+    conditions: list[list]
+    data: MemberImages
+    remarks: list[str]
+
+    @property
+    def empty(self) -> int:
+        """The condition of an empty caption."""
+        return len(self.conditions) - 1
+
+
+def gather(found: MemberFolders, clip, vae, resolution: int, track: Callable[[Iterable], Iterable] = iter) -> People:
+    """Read, resize, crop and encode the images of members, and their captions.
+
+    What cannot be read is left out and named in the remarks. Raises ValueError where fewer than two members are left.
+    """
+    sizes = bucket_sizes(resolution, min(max(resolution // 64 * 8, 8), _BUCKET_STEP), _LARGEST_RATIO)
+    latents, weights = list[torch.Tensor](), list[torch.Tensor]()
+    captions, before, after = list[str](), list[tuple[int, int]](), list[tuple[int, int]]()
+    images: dict[str, list[int]] = {}
+    skipped = dict(found.skipped)
+    listed = [(name, one) for name, own in found.members.items() for one in own]
+    for name, one in track(listed):
+        try:
+            pixels, opaque = one.read()
+            height, width = pixels.shape[:2]
+            size = nearest_bucket(width, height, sizes)
+            with torch.inference_mode():
+                latent = vae.encode(resize_and_crop(pixels, size)[None])
+            weight = torch.ones(1, 1, *[1] * (latent.ndim - 4), *latent.shape[-2:])
+            if opaque is not None:
+                cut = resize_and_crop(opaque[..., None], size)[..., 0]
+                weight = opaque_at(cut, latent.shape[-2:]).view_as(weight)
+        except ValueError as error:
+            skipped[f"{name}/{one.path.name}"] = str(error)
+            continue
+        images.setdefault(name, []).append(len(latents))
+        latents.append(latent)
+        weights.append(weight)
+        captions.append(one.caption)
+        before.append((width, height))
+        after.append(size)
+    if len(images) < 2:
+        reasons = "; ".join(f"{name} {why}" for name, why in list(skipped.items())[:5])
+        raise ValueError(f"Images of {len(images)} people are left, and a space needs two at least: {reasons}.")
+    texts = list(dict.fromkeys(captions))
+    conditions = [encode(clip, text)[1] for text in track([*texts, ""])]
+    rows = [texts.index(caption) for caption in captions]
+    kinds = [(tuple(latents[at].shape), _kind(conditions[row])) for at, row in enumerate(rows)]
+    masked = any(bool((weight != 1).any()) for weight in weights)
+    data = MemberImages(list(images.values()), kinds, rows, len(texts), weights if masked else None)
+    remarks = [describe_buckets(before, after), *(f"Skipped: {name}: {why}." for name, why in skipped.items())]
+    return People(tuple(images), latents, conditions, data, remarks)
+
+
+def _kind(conditioning: list) -> tuple:
+    """What is equal where two CONDITIONINGs can share an evaluation."""
+    return tuple(
+        (tuple(embedding.shape), *sorted((name, getattr(value, "shape", None)) for name, value in more.items()))
+        for embedding, more in conditioning
+    )
+
+
+@contextmanager
+def changed(layers: dict[str, nn.Linear], updates: LearnedUpdates) -> Iterator[None]:
+    """The layers with the change of each row's member while the block runs; say first whose the rows are."""
+    slots = {slot.layer: slot for slot in updates.layout.slots}
+
+    def adding(slot):
+        return lambda _layer, inputs, output: output + updates.change(slot, inputs[0]).to(output.dtype)
+
+    hooks = [layer.register_forward_hook(adding(slots[name])) for name, layer in layers.items()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@torch.no_grad()
+def sample(
+    session, updates: LearnedUpdates, codes: torch.Tensor, rows: Sequence[int], empty: int, seed: int
+) -> torch.Tensor:
+    """Latents (B, C, ...) of codes (B, K) with the session's conditions ``rows``, by Euler steps with CFG."""
+    like = session.latents[0]
+    noise = torch.randn(len(codes), *like.shape[1:], generator=torch.Generator().manual_seed(seed % 2**63))
+    noise = noise.to(like.dtype).to(session.device)
+    sigmas = torch.tensor([*(session.sigma(step / _STEPS) for step in range(_STEPS)), 0.0], device=session.device)
+    x = session.noised(torch.zeros_like(noise), noise, sigmas[:1].expand(len(noise)))
+    updates.use(codes, torch.arange(len(codes)))
+    for now, then in pairwise(sigmas):
+        denoised = session.denoised(x, now.expand(len(x)), list(rows), [empty] * len(x), _CFG)
+        x = x + (x - denoised.float()) / now * (then - now)
+    return x.cpu()

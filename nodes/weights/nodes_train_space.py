@@ -1,0 +1,387 @@
+"""W2W Train Space: a space from folders of images, in one training."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from comfy_api.latest import io
+
+from ..common import resume
+from ..common.loss_curve import outline
+from ..host.folders import named_file, people_folder
+from ..host.identity import model_digest
+from ..host.image_output import new_figure, to_image
+from ..host.progress import FinishNow, LiveCurve, Progress, with_progress
+from ..host.schema import W2WSpace, schema
+from . import member_folders, space_training
+from .point_inputs import CATEGORY, PAPER, SEED_MAX
+
+if TYPE_CHECKING:
+    from . import learned_space_comfy
+
+_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+_KIND = "space training", 1
+
+
+def _rate(name: str, default: float, what: str) -> io.Float.Input:
+    return io.Float.Input(
+        name,
+        default=default,
+        min=0.0,
+        max=100.0,
+        step=0.05,
+        tooltip=f"Learning rate of {what} as a multiple of learning_rate.",
+    )
+
+
+def _stamp(folder: str) -> str:
+    return member_folders.folder_stamp(people_folder(folder))
+
+
+class W2WTrainSpace(io.ComfyNode):
+    READS: ClassVar = {"folder": _stamp}
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_W2WTrainSpace",
+            advanced=(
+                "layers",
+                "code_rate",
+                "projection_rate",
+                "prior",
+                "end_percent",
+                "caption_dropout",
+                "precision",
+                "gradient_checkpointing",
+                "preview_interval",
+                "checkpoint_interval",
+            ),
+            display_name="W2W Train Space",
+            category=CATEGORY,
+            description="Learns a weight space from images, one folder for each person, in one training: everybody "
+            "shares what is trained but a code of a few numbers. The result is a space as W2W Build Space makes one "
+            f"of many LoRAs. {PAPER} collects LoRAs; the joint training is Glassbox's own. Use images of people who "
+            "have agreed to it. Finish now takes the space trained so far.",
+            search_aliases=["weight space", "weights2weights", "train identities", "many people", "lora training"],
+            inputs=[
+                io.Model.Input("model", tooltip="The base model."),
+                io.Clip.Input("clip", tooltip="CLIP that encodes the captions. It is not trained."),
+                io.Vae.Input("vae", tooltip="VAE that encodes the images and decodes previews."),
+                io.String.Input(
+                    "folder",
+                    default="people",
+                    tooltip="Folder in ComfyUI's input or output folder with a folder of images for each person, whose "
+                    "name it has. A text file beside an image, of the same name, is its caption. Where an image is "
+                    "transparent its error does not count.",
+                ),
+                io.String.Input(
+                    "prompt",
+                    default="photo of a person",
+                    tooltip="Caption of images without a text file. Say what varies and nothing of who it is: what the "
+                    "caption says, the space does not learn.",
+                ),
+                io.Int.Input(
+                    "rank", default=4, min=1, max=128, tooltip="Rank of every layer's update: a point is a LoRA of it."
+                ),
+                io.Int.Input(
+                    "components",
+                    default=64,
+                    min=1,
+                    max=1024,
+                    tooltip="Numbers of a person's code; the space has as many axes, at most the number of people "
+                    "minus 1.",
+                ),
+                io.Int.Input(
+                    "steps",
+                    default=600,
+                    min=1,
+                    max=1_000_000,
+                    tooltip="Steps of Adam. Everybody should come up in 50 steps or more: steps x members_per_step / "
+                    "people.",
+                ),
+                io.Float.Input(
+                    "learning_rate",
+                    default=0.0002,
+                    min=1e-7,
+                    max=1.0,
+                    step=1e-7,
+                    tooltip="Learning rate of the shared directions at its highest; it falls to a tenth. Measured on "
+                    "the demo model alone, where 0.004 is best; start lower on others.",
+                ),
+                io.Int.Input(
+                    "members_per_step", default=8, min=1, max=1024, tooltip="People in a step, drawn at random."
+                ),
+                io.Int.Input(
+                    "images_per_member",
+                    default=3,
+                    min=1,
+                    max=64,
+                    tooltip="Images of each of them in a step; who has fewer comes with other noise.",
+                ),
+                io.Int.Input(
+                    "batch_size",
+                    default=4,
+                    min=1,
+                    max=1024,
+                    tooltip="Largest number of images in one evaluation of the model, of any people. Takes memory, and "
+                    "changes nothing but the speed.",
+                ),
+                io.Int.Input(
+                    "resolution",
+                    default=512,
+                    min=64,
+                    max=4096,
+                    step=8,
+                    tooltip="Images are resized to sizes of this square's area, each to that of the nearest shape, and "
+                    "cropped: 512 for SD1.5, 1024 for SDXL, SD3 and Flux, 128 for the demo model.",
+                ),
+                io.Int.Input(
+                    "seed",
+                    default=0,
+                    min=0,
+                    max=SEED_MAX,
+                    control_after_generate=True,
+                    tooltip="Seed of the start, the order of people and images, noise and noise levels.",
+                ),
+                io.String.Input(
+                    "layers",
+                    default="",
+                    tooltip="Comma-separated words: the linear layers with one of them in their name are changed, such "
+                    "as attn2, or to_q, to_k, to_v. Empty: queries and values of attention, as in the paper.",
+                ),
+                _rate("code_rate", 7.5, "the codes"),
+                _rate("projection_rate", 0.75, "the shared projections; 0 keeps them as drawn"),
+                io.Float.Input(
+                    "prior",
+                    default=0.0,
+                    min=0.0,
+                    max=100.0,
+                    step=0.0001,
+                    tooltip="Weight of the mean square of a code's numbers in the loss: higher keeps people nearer to "
+                    "each other.",
+                ),
+                io.Float.Input(
+                    "end_percent",
+                    default=0.85,
+                    min=0.01,
+                    max=1.0,
+                    step=0.01,
+                    tooltip="Noise levels are drawn from the start of the sampling range (0, pure noise) up to here: "
+                    "who is seen is settled before.",
+                ),
+                io.Float.Input(
+                    "caption_dropout",
+                    default=0.0,
+                    min=0.0,
+                    max=1.0,
+                    step=0.01,
+                    tooltip="How often a caption is replaced by an empty prompt.",
+                ),
+                io.Combo.Input(
+                    "precision",
+                    options=list(_DTYPES),
+                    tooltip="Precision of the model; what is trained is always float32.",
+                ),
+                io.Boolean.Input(
+                    "gradient_checkpointing",
+                    default=True,
+                    tooltip="Recompute activations instead of storing them: slower, less memory.",
+                ),
+                io.Int.Input(
+                    "preview_interval",
+                    default=100,
+                    min=0,
+                    max=1_000_000,
+                    tooltip="Steps between previews of two people and of a sampled point; 0: at the end alone.",
+                ),
+                io.String.Input(
+                    "checkpoint_name",
+                    default="",
+                    tooltip="Name of a file in the output folder, such as glassbox/space. After Stop the same "
+                    "workflow queued again resumes from it exactly. Empty: no checkpoint.",
+                ),
+                io.Int.Input(
+                    "checkpoint_interval",
+                    default=50,
+                    min=1,
+                    max=1_000_000,
+                    tooltip="Steps between two saves of the checkpoint; it is also saved at the end and at a stop.",
+                ),
+            ],
+            outputs=[
+                W2WSpace.Output(display_name="space", tooltip="For W2W Save Space, W2W Sample, W2W Fit Directions."),
+                io.Image.Output(display_name="images", tooltip="The first two people and a sampled point."),
+                io.Image.Output(display_name="figure", tooltip="Loss over steps."),
+                io.Custom("LOSS_MAP").Output(display_name="loss_map", tooltip="For Plot Loss Graph."),
+                io.String.Output(display_name="report", tooltip="What was trained, and how much of it is the person."),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        model,
+        clip,
+        vae,
+        folder: str,
+        prompt: str,
+        rank: int,
+        components: int,
+        steps: int,
+        learning_rate: float,
+        members_per_step: int,
+        images_per_member: int,
+        batch_size: int,
+        resolution: int,
+        seed: int,
+        layers: str,
+        code_rate: float,
+        projection_rate: float,
+        prior: float,
+        end_percent: float,
+        caption_dropout: float,
+        precision: str,
+        gradient_checkpointing: bool,
+        preview_interval: int,
+        checkpoint_name: str,
+        checkpoint_interval: int,
+    ) -> io.NodeOutput:
+        from ..host.training import trainer
+        from . import learned_space, learned_space_comfy
+
+        path = people_folder(folder)
+        people = learned_space_comfy.gather(
+            member_folders.find_members(path, prompt), clip, vae, resolution, with_progress
+        )
+        changed = learned_space_comfy.layers_of(model, layers)
+        layout, base = learned_space_comfy.layout_of(model, changed, rank)
+        settings = space_training.SpaceTrainingSettings(
+            steps,
+            learning_rate,
+            members_per_step,
+            images_per_member,
+            code_rate,
+            projection_rate,
+            prior,
+            end_percent,
+            caption_dropout,
+            batch_size,
+            seed,
+        )
+        count = min(components, len(people.names))
+        with torch.inference_mode(False):
+            updates = learned_space.LearnedUpdates(layout, len(people.names), count, seed % 2**63, model.load_device)
+            training = space_training.SpaceTraining(updates, people.data, settings)
+            kept = named_file(checkpoint_name, ".safetensors") if checkpoint_name.strip() else None
+            run = _Run(training, people, vae, preview_interval, kept, checkpoint_interval)
+            if kept is not None:
+                run.resume(kept, {"model": model_digest(model), "precision": precision})
+            with learned_space_comfy.changed(changed, updates):
+                trainer.run(
+                    model,
+                    {},
+                    people.latents,
+                    people.conditions,
+                    run.train,
+                    dtype=_DTYPES[precision],
+                    checkpointing=gradient_checkpointing,
+                    seed=seed,
+                )
+            space = updates.space(people.names, path.name, base)
+        figure = new_figure()
+        space_training.draw_losses(figure, training)
+        report = [space_training.describe_training(training, space, run.seconds, run.fit), *people.remarks]
+        losses = {"loss": list(training.losses)}
+        ui = {"glassbox_curve": [run.curve()]}
+        return io.NodeOutput(space, run.images, to_image(figure), losses, "\n".join(report), ui=ui)
+
+
+@dataclass
+class _Run:
+    """One execution: training with previews, checkpoints, and Finish now."""
+
+    training: space_training.SpaceTraining
+    people: learned_space_comfy.People
+    vae: Any
+    preview_interval: int
+    checkpoint: Path | None
+    checkpoint_interval: int
+    identity: dict = field(default_factory=dict)
+    images: Any = None
+    seconds: float = 0.0
+    fit: tuple[float, float] = (0.0, 0.0)
+
+    def resume(self, checkpoint: Path, identity: dict) -> None:
+        """Go on from the checkpoint, if there is one of the same work: all that a step computes with."""
+        training, people = self.training, self.people
+        settings = {
+            name: value for name, value in dataclasses.asdict(training.settings).items() if name != "batch_size"
+        }
+        members = dict(zip(people.names, map(list, training.data.images), strict=True))
+        data = [people.latents, people.conditions, list(training.data.conditions), training.data.weights]
+        self.identity = {**identity, **settings, "layers": training.updates.layout.to_json(), "members": members}
+        self.identity["images"] = resume.digest(data)
+        found = resume.load_state(checkpoint, *_KIND, self.identity)
+        if found is not None:
+            try:
+                training.restore(found[0])
+            except (KeyError, ValueError, RuntimeError):
+                raise resume.damaged(checkpoint.name) from None
+
+    def train(self, session) -> None:
+        """Train in a session of the model."""
+        training = self.training
+        progress, live, finish, first = Progress(training.settings.steps), LiveCurve(), FinishNow(), training.steps_done
+        started = time.perf_counter()
+
+        def on_step(done: int) -> None:
+            if done % self.checkpoint_interval == 0:
+                self._save()
+            live.show(self.curve)
+            due = self.preview_interval and done % self.preview_interval == 0 and done < training.settings.steps
+            progress.show(done, self._sample(session) if due else None)
+            finish.check()
+
+        try:
+            with finish:
+                training.run(session, on_step)
+        except resume.FinishedEarly:
+            training.finished_early = training.steps_done < training.settings.steps
+        finally:
+            self.seconds = (time.perf_counter() - started) / max(training.steps_done - first, 1)
+            if training.steps_done > first:
+                self._save()
+        self.fit = training.fit(session)
+        progress.show(training.steps_done, self._sample(session))
+
+    def curve(self) -> dict:
+        """The losses as the canvas draws them."""
+        return outline(self.training.losses, self.training.settings.steps)
+
+    def _save(self) -> None:
+        if self.checkpoint is not None:
+            resume.save_state(self.checkpoint, *_KIND, self.identity, self.training.state())
+
+    def _sample(self, session) -> torch.Tensor:
+        """The first two members and a sampled point, decoded."""
+        from . import learned_space_comfy
+
+        updates, data, seed = self.training.updates, self.training.data, self.training.settings.seed
+        drawn = updates.sampled_code(torch.Generator().manual_seed(seed % 2**63))
+        codes = torch.cat([updates.codes.detach()[:2], drawn[None]])
+        rows = [data.conditions[data.images[0][0]]] * 3
+        latents = learned_space_comfy.sample(session, updates, codes, rows, self.people.empty, seed)
+        with torch.no_grad():  # not inference mode, in whose tensors PyTorch's watch on changes in place (Flux) fails
+            images = self.vae.decode(session.as_latent(latents))
+        self.images = images.reshape(-1, *images.shape[-3:])
+        session.reload()
+        return self.images
+
+
+NODES = [W2WTrainSpace]

@@ -1,0 +1,61 @@
+"""The difference of members that differ in one label alone, against least squares on all labels at once."""
+
+import numpy as np
+import torch
+from glassbox.nodes.weights import directions
+from glassbox.nodes.weights.flat_layout import Layout
+from glassbox.nodes.weights.learned_space import LearnedUpdates
+
+N, K = 400, 40
+
+
+def made(seed=0, noise=0.6):
+    """Members whose codes are sums of what each label adds, and labels of which two go together."""
+    random = np.random.default_rng(seed)
+    beard = random.random(N) < 0.4
+    dark = random.random(N) < np.where(beard, 0.8, 0.2)
+    red = random.random(N) < 0.1
+    labels = np.stack([beard, dark, red], axis=1).astype(float)
+    added = 0.4 * random.normal(size=(3, K))
+    return labels, added, labels @ added + noise * random.normal(size=(N, K)) + 2.0
+
+
+def test_it_is_the_slope_on_all_labels_at_once():
+    labels, added, numbers = made()
+    whole = np.concatenate([labels - labels.mean(axis=0)], axis=1)
+    slopes = np.linalg.lstsq(whole, numbers - numbers.mean(axis=0), rcond=None)[0]
+    for column in range(3):
+        own = directions.without_others(labels[:, column], [labels[:, one] for one in range(3) if one != column])
+        found = directions.fit_normal(numbers, own, "conditional_difference")
+        np.testing.assert_allclose(found, slopes[column], rtol=0.05, atol=0.05)
+        assert abs(np.linalg.norm(found - added[column])) < 1.0
+    plain = directions.fit_normal(numbers, labels[:, 0], "mean_difference")
+    assert np.linalg.norm(plain - added[0]) > 1.2  # a beard brings a skin with it
+
+
+def test_alone_it_is_the_mean_difference_and_unknown_labels_count_as_their_mean():
+    labels, _, numbers = made()
+    own = directions.without_others(labels[:, 0], [])
+    found = directions.fit_normal(numbers, own, "conditional_difference")
+    np.testing.assert_allclose(found, directions.fit_normal(numbers, labels[:, 0], "mean_difference"), atol=1e-9)
+    other = labels[:, 1].copy()
+    other[:200] = np.nan
+    filled = np.where(np.isnan(other), np.nanmean(other), other)
+    np.testing.assert_allclose(
+        directions.without_others(labels[:, 0], [other]), directions.without_others(labels[:, 0], [filled])
+    )
+
+
+def test_fitted_in_a_space_it_leaves_the_other_label_alone():
+    labels, added, numbers = made()
+    layout = Layout.of({"mid_block.attn1.to_q": ((1, 3), (60, 1))}, 1, 1.0)
+    updates = LearnedUpdates(layout, N, K, 0)
+    with torch.no_grad():
+        updates.codes.copy_(torch.from_numpy(numbers).float())
+        updates.directions.copy_(torch.eye(K, 60))
+    space = updates.space(tuple(map(str, range(N))), "toy", "toy")
+    given = {name: torch.from_numpy(labels[:, column]).float() for column, name in enumerate(("beard", "dark", "red"))}
+    fitted = directions.fit(space, {"beard": given["beard"]}, K, "conditional_difference", beside=given)["beard"]
+    assert not fitted.noise and "split-half reliability" in fitted.about
+    in_codes = (fitted.vector @ space.basis)[3 : 3 + K].double().numpy()  # up factors follow the three of down
+    assert np.linalg.norm(in_codes - added[0]) < 1.0

@@ -1,0 +1,90 @@
+"""The workflows of W2W Train Space: a space from folders of images."""
+
+from .authoring import Workflow
+from .sampling import empty_latent, encode, generate
+from .weights import PAPER, Demo
+
+#: Of W2W Train Space on the demo's sixteen people: a minute on one quiet core.
+_TRAINING = {
+    "steps": 90,
+    "learning_rate": 0.004,
+    "members_per_step": 16,
+    "images_per_member": 2,
+    "batch_size": 96,
+    "resolution": 128,
+    "gradient_checkpointing": False,
+    "preview_interval": 20,
+}
+
+
+def demo_weights_train_space(w: Workflow) -> None:
+    w.note(
+        "A space from folders of images",
+        "**Sixteen people**, a folder of five images each, become a space in one training: everybody shares what is "
+        "trained but a code of sixteen numbers (W2W Train Space; the joint training is Glassbox's own). Captions say "
+        "what varies in an image, and nothing of who it is.",
+        "**Then it is a space like any other**: here one of the sixteen, and a sampled person. The report says "
+        "how much the codes say of who it is.",
+        "**With your own**: a folder in ComfyUI's input folder, in it a folder of images for each person. Use images "
+        "of people who have agreed to it.",
+        "**Try** more steps; other people; W2W Edit with `PC 1: 1`; W2W To LoRA.",
+    )
+    demo = Demo(w, with_space=False)
+    w.group("Training")
+    space, previews, _, _, report = w.add(
+        "GBX_W2WTrainSpace",
+        model=demo.model,
+        clip=demo.clip,
+        vae=demo.vae,
+        folder="avatars-v2-people",
+        prompt="portrait",
+        **_TRAINING,
+    )
+    w.add("PreviewAny", source=report, node_title="Report")
+    demo.save(previews, "learned_previews", "Two people and a sampled point")
+    w.group("People of the space")
+    person, _, _ = w.add("GBX_W2WSample", space=space, source="member", member_name="person_03")
+    demo.save(demo.image(person), "learned_person", "One of the sixteen")
+    sampled, _, _ = w.add("GBX_W2WSample", space=space, seed=4, components=15, spread=0.8)
+    demo.save(demo.image(sampled), "learned_sampled", "A sampled person")
+
+
+def sdxl_weights_train_space(w: Workflow) -> None:
+    w.note(
+        "A space from folders of images with SDXL",
+        "**Put images** of people into input/people, a folder for each person, 3 to 20 images each, and use those of "
+        "people who have agreed to it. W2W Train Space learns a space in one training (the joint training is "
+        f"Glassbox's own; {PAPER} collects LoRAs): sample people from it, edit them, export a point as a LoRA.",
+        "**Captions**: a text file beside an image says what varies in it, and nothing of who it is; the others get "
+        "`prompt`.",
+        "**Learning rate and steps** were measured on the demo model alone: watch the previews, and begin low. The "
+        "checkpoint resumes a stopped run exactly.",
+        "Tested with random weights of this architecture, not with real images.",
+    )
+    w.group("Model")
+    model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name="sd_xl_base_1.0.safetensors")
+    positive, negative = encode(w, clip, "photo of a person in a garden")
+    w.group("Training")
+    trained, previews, _, _, report = w.add(
+        "GBX_W2WTrainSpace",
+        model=model,
+        clip=clip,
+        vae=vae,
+        folder="people",
+        prompt="photo of a person",
+        resolution=1024,
+        batch_size=2,
+        checkpoint_name="glassbox/train_space",
+    )
+    w.add("PreviewAny", source=report, node_title="Report")
+    w.add("SaveImage", images=previews, filename_prefix="glassbox/train_space")
+    space, note = w.add("GBX_W2WSaveSpace", space=trained, filename="learned-people-sdxl", storage="float16")
+    w.add("PreviewAny", source=note, node_title="Saved")
+    w.group("A sampled person, edited")
+    point, _, _ = w.add("GBX_W2WSample", space=space, seed=1)
+    edited, _ = w.add("GBX_W2WEdit", point=point, edits="PC 1: 1")
+    patched, _ = w.add("GBX_W2WGuidance", model=model, point=point, edited_point=edited)
+    image = generate(w, patched, positive, negative, empty_latent(w, 1024, 1), vae, seed=5, steps=30, cfg=6.0)
+    w.add("SaveImage", images=image, filename_prefix="glassbox/learned_person")
+    w.group("As a LoRA")
+    w.add("GBX_W2WToLoRA", point=edited, filename_prefix="loras/learned_person")
