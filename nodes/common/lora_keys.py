@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -222,3 +223,28 @@ def _diffusers(name: str) -> str:
     if rest in ("op", "conv"):
         return f"{block}.{'down' if down else 'up'}samplers.0.conv"
     return f"{block}.{'resnets' if slot == '0' else 'attentions'}.{index}.{_RESNET.get(rest, rest)}"
+
+
+def declared_base(metadata: Mapping[str, str]) -> str:
+    """The family of base models that a file's metadata declares (kohya's keys, modelspec); "" where it does not."""
+    name = metadata.get("ss_sd_model_name", "").lower()
+    for word, base in (("pony", "Pony"), ("illustrious", "Illustrious"), ("noob", "Illustrious")):
+        if word in name:
+            return base
+    about = f"{metadata.get('ss_base_model_version', '')} {metadata.get('modelspec.architecture', '')}".lower()
+    known = {
+        "SDXL": ("sdxl", "-xl-"),
+        "SD1.x": ("sd_v1", "diffusion-v1"),
+        "SD2.x": ("sd_v2", "diffusion-v2"),
+        "SD3": ("sd3", "diffusion-3"),
+        "Flux": ("flux",),
+    }
+    return next((base for base, words in known.items() if any(word in about for word in words)), "")
+
+
+def trim_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without ones at its end: a linear layer and a convolution of one pixel are the same."""
+    shape = tuple(shape)
+    while len(shape) > 1 and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape

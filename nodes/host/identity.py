@@ -1,6 +1,6 @@
 """Digests of MODEL, CLIP and VAE by content, for the identity of kept work (common/resume.py).
 
-ComfyUI numbers patches anew at every start, so these read numbers: of every weight, as it is without patches, and of
+ComfyUI numbers patches again at every start, so these read numbers: of every weight, as it is without patches, and of
 every tensor of a patch 4,096, spread over the whole, and whatever else was put on the MODEL. A change within a few
 hundred numbers of a large weight may stay unseen; loaders, LoRAs, merges and trainings change whole rows and are seen.
 """

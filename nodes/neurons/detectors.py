@@ -30,7 +30,7 @@ _PROBE = 1.0  # length of the step along d, as in algorithm 2 of the sharpness p
 Predict = Callable[[torch.Tensor, int], torch.Tensor]
 #: steps of sampling -> d in every step (steps, N, C, H, W), and the attention to the end token in the last (N, H, W)
 Sampled = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
-#: What a person asks for: the inputs of the node by name; 0, False or absent is not asked for.
+#: What a person wants: the inputs of the node by name; 0, False or absent is not wanted.
 Requested = Mapping[str, int]
 
 
@@ -156,9 +156,9 @@ def with_anisotropy(values: dict[str, float]) -> dict[str, float]:
 
 def network_rows(requested: Requested, seeds: int) -> tuple[int, int]:
     """Rows of the network for each prompt, its score included, and those that are evaluated once for all prompts."""
-    asked = [(one, one.requested(requested)) for one in DETECTORS.values()]
-    by_prompt = 1 + sum(one.rows * value for one, value in asked)
-    return by_prompt * seeds, sum(one.once for one, value in asked if value) * seeds
+    wanted = [(one, one.requested(requested)) for one in DETECTORS.values()]
+    by_prompt = 1 + sum(one.rows * value for one, value in wanted)
+    return by_prompt * seeds, sum(one.once for one, value in wanted if value) * seeds
 
 
 def score_with_detectors(

@@ -15,7 +15,8 @@ from typing import cast
 
 import torch
 
-from ..common.lora_reader import Factors, trim_shape
+from ..common.lora_keys import trim_shape
+from ..common.lora_reader import Factors
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from ...kernels import flat_weights
-from ..common.lora_reader import Factors, Layers, Lora, trim_shape
+from ..common.lora_keys import trim_shape
+from ..common.lora_reader import Factors, Layers, Lora
 from .flat_layout import CommonBasis, Layout
 from .quantization import dequantize
 from .rank_reduction import align_signs, reduce_rank

@@ -25,8 +25,8 @@ import numpy as np
 import torch
 
 from ..common.atomic_write import file_lock
-from ..common.lora_keys import base_of, usual_stem
-from ..common.lora_reader import Lora, Shape, declared_base, trim_shape
+from ..common.lora_keys import base_of, declared_base, trim_shape, usual_stem
+from ..common.lora_reader import Lora, Shape
 from ..common.safetensors_files import tensor_file
 from . import space_file
 from .flat_layout import Layout

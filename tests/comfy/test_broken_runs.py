@@ -121,9 +121,9 @@ def trained(world):
 
 
 def region(world):
-    picture = torch.zeros(1, 8, 12)
-    picture[..., 4:] = 0.4
-    return picture
+    image = torch.zeros(1, 8, 12)
+    image[..., 4:] = 0.4
+    return image
 
 
 #: Node -> name of a case -> the world it runs on, and what makes its MODEL or GUIDER there.

@@ -1,6 +1,6 @@
 """Each input of every node that keeps work, changed once under the same name: refused by a sentence, or made again.
 
-The inputs are those of the schema, so that a new one is asked for here. What is kept is the whole first run;
+The inputs are those of the schema, so that a new one is tried here. What is kept is the whole first run;
 a run with the change and a name of its own says what is right.
 """
 
@@ -25,8 +25,8 @@ OTHER = {
     "other_model": ("RescaleCFG", {"model": ["world", 0], "multiplier": 0.5}),
     "other_clip": ("CLIPSetLastLayer", {"clip": ["world", 1], "stop_at_clip_layer": -2}),
     "other_positive": ("CLIPTextEncode", {"clip": ["world", 1], "text": "portrait, red hair"}),
-    "other_picture": ("GBX_DemoPicture", {"image_index": 3, "count": 2, "part": "hair"}),
-    "other_latent": ("VAEEncode", {"pixels": ["other_picture", 0], "vae": ["world", 2]}),
+    "other_image": ("GBX_DemoPicture", {"image_index": 3, "count": 2, "part": "hair"}),
+    "other_latent": ("VAEEncode", {"pixels": ["other_image", 0], "vae": ["world", 2]}),
     "other_empty": ("EmptyLatentImage", {"width": 128, "height": 64, "batch_size": 1}),
     "other_point": (
         "GBX_W2WSample",
@@ -46,7 +46,7 @@ SOCKETS = {
     "CLIP": ["other_clip", 0],
     "CONDITIONING": ["other_positive", 0],
     "LATENT": ["other_latent", 0],
-    "MASK": ["picture", 1],
+    "MASK": ["image", 1],
     "W2W_POINT": ["other_point", 0],
     "NEURON_STATISTICS": ["other_statistics", 0],
 }

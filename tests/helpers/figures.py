@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
+from glassbox.nodes.common.loss_curve import SMOOTH
 from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
@@ -116,3 +118,45 @@ def _heights(outline: np.ndarray) -> list[float]:
     for x, y in outline:
         heights[float(x)] = max(heights.get(float(x), 0.0), float(y))
     return [heights[x] for x in sorted(heights)]
+
+
+def drawn(draw, *given, size=(8, 5), axes=False):
+    """What a function of the pack draws on an empty figure; ``axes``: it takes a panel of one."""
+    figure = new(*size)
+    draw(figure.add_subplot() if axes else figure, *given)
+    return read(figure)
+
+
+def pairs(xs, ys):
+    return np.stack([np.asarray(list(one), dtype=float) for one in (xs, ys)], axis=1)
+
+
+def assert_line(panel, label, xs, ys):
+    np.testing.assert_allclose(panel.lines[label], pairs(xs, ys), rtol=1e-6, err_msg=label)
+
+
+def assert_bars(panel, lefts, heights, width=0.8):
+    """Upright bars of one width around or from their places."""
+    np.testing.assert_allclose(panel.bars[:, 0], lefts, atol=1e-6)
+    np.testing.assert_allclose(panel.bars[:, 3], heights, rtol=1e-6)
+    np.testing.assert_allclose(panel.bars[:, 2], width, rtol=1e-6)
+
+
+def assert_flat_bars(panel, widths):
+    """Bars to the right of 0, one below the other."""
+    np.testing.assert_allclose(panel.bars[:, 0], 0, atol=1e-9)
+    np.testing.assert_allclose(panel.bars[:, 1] + panel.bars[:, 3] / 2, range(len(widths)), atol=1e-6)
+    np.testing.assert_allclose(panel.bars[:, 2], widths, rtol=1e-6)
+    assert panel.ylim[0] > panel.ylim[1], "the first one is above"
+
+
+def image(number, height=3, width=5):
+    return torch.rand(height, width, 3, generator=torch.Generator().manual_seed(number))
+
+
+def running(values):
+    return [sum(values[max(0, i + 1 - SMOOTH) : i + 1]) / min(i + 1, SMOOTH) for i in range(len(values))]
+
+
+def wavy(count, seed=0):
+    return np.random.default_rng(seed).uniform(0.1, 0.9, count).tolist()

@@ -18,8 +18,8 @@ _WORLD = {"model": ["world", 0], "clip": ["world", 1]}
 BEFORE = {
     "world": ("GBX_LoadDemoModel", {"weights": "avatars-v2"}),
     "positive": ("CLIPTextEncode", {"clip": ["world", 1], "text": "portrait"}),
-    "picture": ("GBX_DemoPicture", {"image_index": 1, "count": 2, "part": "face"}),
-    "latent": ("VAEEncode", {"pixels": ["picture", 0], "vae": ["world", 2]}),
+    "image": ("GBX_DemoPicture", {"image_index": 1, "count": 2, "part": "face"}),
+    "latent": ("VAEEncode", {"pixels": ["image", 0], "vae": ["world", 2]}),
     "empty": ("EmptyLatentImage", {"width": 64, "height": 64, "batch_size": 1}),
     "space": ("GBX_W2WLoadSpace", {"space_name": "avatars-v2-w2w.safetensors"}),
     "statistics": (

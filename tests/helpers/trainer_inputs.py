@@ -1,5 +1,8 @@
 """Inputs of Train LoRA (Exact Resume) for a few steps, as its defaults are where they cost nothing."""
 
+import torch
+
+TEXTS = ("portrait, red hair", "portrait, sunglasses", "portrait, blue hoodie", "portrait, black skin")
 DEFAULTS = {
     "pairing": "off",
     "pool_size": 16,
@@ -34,3 +37,16 @@ DEFAULTS = {
     "checkpoint_interval": 1,
     "on_stop": "cancel",
 }
+
+
+def gaussian(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def encoded(app, clip):
+    return [app.run("CLIPTextEncode", clip=clip, text=text)[0] for text in TEXTS]
+
+
+def noise_images(channels):
+    with torch.inference_mode():
+        return [{"samples": gaussian(1, channels, 8, 8, seed=seed)} for seed in range(4)]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import repository
 import torch
+from figures import assert_bars, assert_flat_bars, assert_line, drawn, image, pairs, running, wavy
 from glassbox.nodes.activations import id_chart, quality, seed_scout
 from glassbox.nodes.common.loss_curve import SMOOTH
 from glassbox.nodes.common.training import run_comparison, training_loop, training_report
@@ -27,53 +28,10 @@ from glassbox.nodes.neurons.score_threshold import Threshold
 from glassbox.nodes.neurons.unlearning import UnlearningLosses
 from glassbox.nodes.noise import composition, noise_report, scratch_training
 from glassbox.nodes.noise.pairing import Pairing
-from glassbox.nodes.weights import contact_sheet, inversion, space_report
-from glassbox.nodes.weights.space import Point, Space
+from glassbox.nodes.weights import contact_sheet
 from matplotlib.colors import to_hex
 
 RED, BLUE = to_hex("tab:red"), to_hex("tab:blue")
-
-
-def drawn(draw, *given, size=(8, 5), axes=False):
-    """What a function of the pack draws on an empty figure; ``axes``: it takes a panel of one."""
-    figure = figures.new(*size)
-    draw(figure.add_subplot() if axes else figure, *given)
-    return figures.read(figure)
-
-
-def pairs(xs, ys):
-    return np.stack([np.asarray(list(one), dtype=float) for one in (xs, ys)], axis=1)
-
-
-def assert_line(panel, label, xs, ys):
-    np.testing.assert_allclose(panel.lines[label], pairs(xs, ys), rtol=1e-6, err_msg=label)
-
-
-def assert_bars(panel, lefts, heights, width=0.8):
-    """Upright bars of one width around or from their places."""
-    np.testing.assert_allclose(panel.bars[:, 0], lefts, atol=1e-6)
-    np.testing.assert_allclose(panel.bars[:, 3], heights, rtol=1e-6)
-    np.testing.assert_allclose(panel.bars[:, 2], width, rtol=1e-6)
-
-
-def assert_flat_bars(panel, widths):
-    """Bars to the right of 0, one below the other."""
-    np.testing.assert_allclose(panel.bars[:, 0], 0, atol=1e-9)
-    np.testing.assert_allclose(panel.bars[:, 1] + panel.bars[:, 3] / 2, range(len(widths)), atol=1e-6)
-    np.testing.assert_allclose(panel.bars[:, 2], widths, rtol=1e-6)
-    assert panel.ylim[0] > panel.ylim[1], "the first one is above"
-
-
-def image(number, height=3, width=5):
-    return torch.rand(height, width, 3, generator=torch.Generator().manual_seed(number))
-
-
-def running(values):
-    return [sum(values[max(0, i + 1 - SMOOTH) : i + 1]) / min(i + 1, SMOOTH) for i in range(len(values))]
-
-
-def wavy(count, seed=0):
-    return np.random.default_rng(seed).uniform(0.1, 0.9, count).tolist()
 
 
 def gate_schedule(**changed):
@@ -107,7 +65,7 @@ def test_conditioning():
     """Two prompts, one of which acts in the first two steps alone, and a gate on the other's original size."""
     values = {"width": 512.0, "height": 256.0, "crop_w": 9.0, "target_width": 640.0, "target_height": 768.0}
     prompts = [
-        metadata_report.PromptMetadata(values, (1024, 768), "positive", "positive prompt"),
+        metadata_report.PromptMetadata(values, (1024, 768), "positive", "the first prompt"),
         metadata_report.PromptMetadata({**values, "width": 300.0}, (1024, 768), "negative", "negative", last=2.0),
     ]
     drawing = drawn(metadata_report.draw_conditioning, prompts, [gate_schedule()], STEPS)
@@ -119,7 +77,7 @@ def test_conditioning():
     np.testing.assert_array_equal(second.lines["original width"][:, 1], [300, 300, math.nan, math.nan])
     names = ["original width", "original height", "crop left", "target width", "target height"]
     assert first.legend == second.legend == names
-    assert first.title == "Size metadata: positive prompt" and second.title == "Size metadata: negative"
+    assert first.title == "Size metadata: the first prompt" and second.title == "Size metadata: negative"
     assert (first.ylabel, second.xlabel, gate.ylabel, other_gate.ylabel) == ("pixels", "step", "gate", "gate")
     np.testing.assert_allclose(gate.areas[0], weights, atol=1e-9)
     np.testing.assert_allclose(other_gate.areas[0], [1] * 4)
@@ -303,63 +261,6 @@ def test_contact_sheet(grid):
     assert [panel.ylabel for panel in drawing.panels] == (["beard 0", "", "", "beard 1", "", ""] if grid else [""] * 6)
 
 
-def test_losses_of_an_inversion():
-    run = inversion.Inversion.__new__(inversion.Inversion)
-    run.losses, run.held_out = wavy(40), {0: 0.5, 25: 0.4}
-    panel = drawn(inversion.draw_losses, run).panels[0]
-    assert_line(panel, "each step", range(1, 41), run.losses)
-    assert_line(panel, f"mean of {SMOOTH}", range(1, 41), running(run.losses))
-    assert_line(panel, "held-out noise", [0, 25], [0.5, 0.4])
-    assert (panel.title, panel.xlabel, panel.ylabel) == ("Inversion", "step", "loss")
-    assert panel.legend == list(panel.lines)
-    run.held_out = {}
-    assert len(drawn(inversion.draw_losses, run).panels[0].lines) == 2
-
-
-@pytest.fixture(scope="module")
-def space(tmp_path_factory):
-    import members
-    from glassbox.nodes.weights import member_sources, space_builder
-
-    folder = members.write_folder(tmp_path_factory.mktemp("figures"), 9)
-    settings = space_builder.BuildSettings(form="as_trained")
-    return space_builder.build(member_sources.file_sources(folder), settings, folder / "space" / "s.safetensors")
-
-
-def test_spectrum(space: Space):
-    """Squares of the singular values of the members over their sum, in percent."""
-    squares = space.singular_values.double().square()
-    wanted = 100 * (squares / squares.sum()).numpy()
-    drawing = drawn(space_report.draw_spectrum, space)
-    each, total = drawing.panels
-    np.testing.assert_allclose(each.bars[:, 3], wanted, rtol=1e-4)
-    np.testing.assert_allclose(each.bars[:, 0] + each.bars[:, 2] / 2, range(1, len(wanted) + 1))
-    (line,) = total.lines.values()
-    np.testing.assert_allclose(line, pairs(range(1, len(wanted) + 1), wanted.cumsum()), rtol=1e-4)
-    assert drawing.title == f"{space.name}: 9 members" and total.ylim == (0, 100)
-    assert (each.title, total.title) == ("Each component", "The first components together")
-
-
-@pytest.mark.parametrize("scale", [0.7, 0.0])
-def test_point(space: Space, scale):
-    point = Point(space, scale * space.coefficients[3] + scale * space.coefficients[5], "it")
-    drawing = drawn(space_report.draw_point, point, size=(12, 6))
-    *histograms, cosines = drawing.panels
-    assert len(histograms) == space.known == 8 and drawing.title == "it: coefficients (red) and the members'"
-    for number, panel in enumerate(histograms):
-        assert panel.title == f"PC {number + 1}"
-        assert list(panel.verticals().values()) == [pytest.approx(float(point.coefficients[number]))]
-        counts, _ = np.histogram(space.coefficients[:, number].numpy(), 24)
-        np.testing.assert_array_equal(panel.bars[:, 3], counts)
-    if not scale:
-        assert not cosines.lines and "no direction" in cosines.texts[0]
-        return
-    wanted = torch.nn.functional.cosine_similarity(space.coefficients, point.coefficients[None], dim=1)
-    (name,) = (name for name, xy in cosines.lines.items() if len(xy) == 9)
-    np.testing.assert_allclose(cosines.lines[name], pairs(range(1, 10), wanted.sort(descending=True).values), rtol=1e-4)
-    assert cosines.xlabel == "members, most similar first" and cosines.ylabel == "cosine"
-
-
 def test_counts_of_scores():
     counts = np.arange(merged_results.BINS)
     panel = drawn(merged_results.draw_counts, counts).panels[0]
@@ -535,8 +436,9 @@ def _that_draw():
                 yield f"{path.stem}.{node.name}"
 
 
-def test_every_figure_is_here():
-    """A new function that draws on a figure needs a test in this file, which reads its numbers off."""
+def test_every_figure_is_read_off():
+    """A new function that draws on a figure needs a test in a file of figures, which reads its numbers off."""
     found = list(_that_draw())
     assert len(found) > 25
-    assert [name for name in found if name not in Path(__file__).read_text("utf-8")] == []
+    tests = "".join(path.read_text("utf-8") for path in Path(__file__).parent.rglob("test_*figures.py"))
+    assert [name for name in found if name not in tests] == []

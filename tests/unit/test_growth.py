@@ -37,7 +37,7 @@ def _merge(count):
 @pytest.mark.parametrize(
     "make",
     [lambda n: _select(n, True), lambda n: _select(n, False), _merge],
-    ids=["keep named", "drop named", "merge masks"],
+    ids=["keep_named", "drop_named", "merge_masks"],
 )
 def test_steps_grow_with_the_input(make):
     few, many = (steps(make(count)) for count in (SMALL, LARGE))

@@ -114,8 +114,8 @@ class Demo:
         def inside(
             w: Workflow, model: Output, before: Output, after: Output, percent: Output, **given: Output
         ) -> Output:
-            first, _ = w.add("GBX_W2WApply", model=model, point=before, end_percent=percent)
-            both, _ = w.add("GBX_W2WApply", model=first, point=after, start_percent=percent)
+            first, *_ = w.add("GBX_W2WApply", model=model, point=before, end_percent=percent)
+            both, *_ = w.add("GBX_W2WApply", model=first, point=after, start_percent=percent)
             return _sampled(w, model=both, **given)
 
         points = {"before": before, "after": after, "percent": percent}
@@ -144,7 +144,7 @@ def demo_weights_sample(w: Workflow) -> None:
     w.group("Six points")
     points, _, labels = w.add("GBX_W2WSample", space=demo.space, components=96, spread=0.8, seed=3, count=6)
     w.group("Images")
-    applied, _ = w.add("GBX_W2WApply", model=demo.model, point=points)
+    applied, *_ = w.add("GBX_W2WApply", model=demo.model, point=points)
     sheet, images = w.add("GBX_W2WSheet", images=demo.generate(applied), labels=labels, columns=3)
     demo.save(images, "sample")
     w.add("PreviewImage", images=sheet, node_title="With their nearest members")

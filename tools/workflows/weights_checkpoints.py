@@ -90,7 +90,7 @@ def sd15_weights_official_release(w: Workflow) -> None:
 
     def applied(w: Workflow, model: Output, point: Output, **given: Output) -> Output:
         latent = w.add("EmptyLatentImage", width=512, height=512, batch_size=1)
-        given["model"], _ = w.add("GBX_W2WApply", model=model, point=point)
+        given["model"], *_ = w.add("GBX_W2WApply", model=model, point=point)
         return sample(w, latent_image=latent, sampler="ipndm", **given)
 
     given = {"positive": positive, "negative": negative, "vae": vae, "seed": 5, "steps": 30, "cfg": 3.0}
@@ -133,7 +133,7 @@ def _own_space(w: Workflow, base: str, checkpoint: str, side: int, cfg: float) -
     positive, negative = encode(w, clip, "photo of a person, looking at the camera")
     kind = "EmptySD3LatentImage" if base == "Flux" else "EmptyLatentImage"
     latent = w.add(kind, width=side, height=side, batch_size=1)
-    applied, _ = w.add("GBX_W2WApply", model=model, point=person)
+    applied, *_ = w.add("GBX_W2WApply", model=model, point=person)
     stock = w.add("LoraModelLoader", model=model, lora=lora)
     for patched, title in ((applied, "Sampled point"), (stock, "Edited, by ComfyUI's own loader")):
         image = generate(w, patched, positive, negative, latent, vae, seed=5, steps=20, cfg=cfg)

@@ -123,10 +123,10 @@ def test_stop_cancels_and_the_same_inversion_goes_on(app, given, monkeypatch):
     from comfy import model_management
 
     inversion = app.module("nodes.weights.inversion").Inversion
-    loss, asked = inversion.loss, []
+    loss, requested = inversion.loss, []
 
     def stopping(self, session, mask, step):
-        asked.append(step)
+        requested.append(step)
         if step == last:
             raise model_management.InterruptProcessingException
         return loss(self, session, mask, step)
@@ -136,9 +136,9 @@ def test_stop_cancels_and_the_same_inversion_goes_on(app, given, monkeypatch):
     with pytest.raises(model_management.InterruptProcessingException):
         invert(app, given, **how)
     last = None
-    asked.clear()
+    requested.clear()
     resumed = invert(app, given, **how)
-    assert asked == [2, 3]
+    assert requested == [2, 3]
     whole = invert(app, given, steps=4)
     assert torch.equal(resumed[0].coefficients, whole[0].coefficients) and resumed[3] == whole[3]
 

@@ -55,19 +55,19 @@ def test_small_images_are_magnified_by_a_whole_factor():
     assert overlays.magnify(torch.zeros(1, 30, 4000, 3))[1] == 1
 
 
-def painted(number):
+def in_color(number):
     """A color that no text has."""
     return torch.tensor([(number % 10) / 10, 0.9, 0.1])
 
 
 def places(page, number):
-    return torch.where((page - painted(number)).abs().amax(-1) < 2 / 255)
+    return torch.where((page - in_color(number)).abs().amax(-1) < 2 / 255)
 
 
 @pytest.mark.parametrize("columns", [1, 2])
 def test_a_sheet_of_wide_images_holds_each_once(columns):
     """Each line of two images of 6 x 3 pixels, enlarged to 24 x 12, at its place in the grid."""
-    lines = [(f"id-{n}", painted(n).expand(2, 3, 6, 3)) for n in range(3)]
+    lines = [(f"id-{n}", in_color(n).expand(2, 3, 6, 3)) for n in range(3)]
     (page,) = overlays.contact_sheet(lines, 24, columns)
     tops, lefts = [], []
     for number in range(3):
@@ -83,6 +83,6 @@ def test_a_sheet_of_wide_images_holds_each_once(columns):
 
 
 def test_a_sheet_of_many_lines_has_several_pages_of_one_size():
-    lines = [(f"id-{n}", painted(3).expand(1, 2, 2, 3)) for n in range(90)]
+    lines = [(f"id-{n}", in_color(3).expand(1, 2, 2, 3)) for n in range(90)]
     pages = overlays.contact_sheet(lines, 8)
     assert [len(places(page, 3)[0]) // 64 for page in pages] == [40, 40, 10]

@@ -106,17 +106,17 @@ def test_a_prompt_with_all_detectors():
 
 def test_bright_ending_reads_the_steps_of_sampling():
     """Both of its values, at two evaluations of each seed for each step."""
-    noise, asked, drawn = seeded_noise(SHAPE, 3, 1), [], torch.Generator().manual_seed(4)
+    noise, requested, drawn = seeded_noise(SHAPE, 3, 1), [], torch.Generator().manual_seed(4)
     differences, attention = torch.rand(5, 3, *SHAPE, generator=drawn), torch.rand(3, 7, 7, generator=drawn)
 
     def sampled(steps):
-        asked.append(steps)
+        requested.append(steps)
         return differences, attention
 
     chosen, network = {"bright_ending_steps": 5}, Network()
     found = score_with_detectors(network.predict(True), network.predict(False), noise, 961, chosen, sampled)
     expected = {"bright_ending": attention.mean(), "local_norm": local_norm(differences, attention).mean()}
-    assert asked == [5] and network.rows[False] == 0 and network_rows(chosen, 3) == (3 + 2 * 5 * 3, 0)
+    assert requested == [5] and network.rows[False] == 0 and network_rows(chosen, 3) == (3 + 2 * 5 * 3, 0)
     assert found.detectors == pytest.approx({name: float(value) for name, value in expected.items()})
 
 

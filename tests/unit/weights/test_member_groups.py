@@ -129,7 +129,7 @@ def test_likeness_is_the_cosine_of_updates(strangers):
 
 
 def test_the_error_of_a_projection_is_against_the_file(strangers):
-    """A member loses what the basis leaves out; a stranger keeps nearly nothing and is said to be none of the space."""
+    """A member loses what the basis leaves out; a stranger keeps nearly nothing and counts as none of the space."""
     folder, updates, space = strangers
     lora = lora_reader.read(folder / "m0.safetensors")
     point, report = projection.project(space, lora, 1000, "m0")

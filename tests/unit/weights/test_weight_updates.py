@@ -5,7 +5,7 @@ import os
 import members
 import pytest
 import torch
-from glassbox.nodes.common import lora_reader
+from glassbox.nodes.common import lora_keys, lora_reader
 from glassbox.nodes.common.lora_reader import Factors
 from glassbox.nodes.weights import (
     common_basis,
@@ -328,7 +328,7 @@ def test_two_key_styles_of_one_layer_are_refused():
     ],
 )
 def test_the_declared_base(metadata, base):
-    assert lora_reader.declared_base(metadata) == base
+    assert lora_keys.declared_base(metadata) == base
 
 
 def test_a_mixture_of_bases_is_pointed_out_before_files_are_read(tmp_path, caplog):
