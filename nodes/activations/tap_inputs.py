@@ -40,13 +40,17 @@ PRESET = {
     "on any U-Net. cross_attention: for Token Heat Map, as in DAAM. cross_attention_mean: mean of all layers. "
     "custom_ids: the IDs in the ids input.",
 }
-_READ_ALONE = (Preset.ALL_FEATURES, Preset.CROSS_ATTENTION, Preset.CROSS_ATTENTION_MEAN)
+#: Each of these holds activations that can be read but not changed.
+_READ_ALONE = (
+    *(Preset.ALL_FEATURES, Preset.CROSS_ATTENTION, Preset.CROSS_ATTENTION_MEAN),
+    *(Preset.PAPER_POOL, Preset.OURS_XL_T_SD15),
+)
 #: The presets whose activations can be changed too.
 EDITABLE_PRESET = {
     **PRESET,
     "options": [preset.value for preset in Preset if preset not in _READ_ALONE],
     "tooltip": "Which activations. recommended: the paper's set for SD1.5, SD2.1 and SDXL, a similar set elsewhere. "
-    "ours_* and legacy_*: the paper's sets. paper_filter and paper_pool: the paper's lists. general_filter: its rules "
+    "ours_* and legacy_*: the paper's sets. paper_filter: the paper's list. general_filter: its rules "
     "on any U-Net. custom_ids: the IDs in the ids input.",
 }
 IDS = {

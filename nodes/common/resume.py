@@ -42,29 +42,30 @@ def digest(value, known: Callable[[object], object | None] = lambda value: None,
     read, one of each of as many equal stretches: a change of a few numbers may stay unseen, one of a stretch of two in
     a row does not.
     """
-    state, path = hashlib.sha256(), set()
-
-    def update(value) -> None:
-        replaced = known(value)
-        if replaced is not None:
-            value = replaced
-        if isinstance(value, str | int | float | bytes | Path | None):
-            state.update(f"{type(value).__name__}:{value!s};".encode("utf-8", "surrogatepass"))
-        elif isinstance(value, torch.Tensor):
-            state.update(f"{tuple(value.shape)}{value.dtype}".encode())
-            state.update(_numbers(value, whole))
-        elif id(value) in path:
-            state.update(b"circle")
-        else:
-            path.add(id(value))
-            state.update(b"(")
-            for part in _parts(value):
-                update(part)
-            state.update(b")")
-            path.remove(id(value))
-
-    update(value)
+    state = hashlib.sha256()
+    _update(state, value, known, whole, set())
     return state.hexdigest()
+
+
+def _update(state, value, known: Callable[[object], object | None], whole: int, path: set[int]) -> None:
+    """Feed a value to a hash; ``path``: what it is part of. No closure, which would hold the values in a circle."""
+    replaced = known(value)
+    if replaced is not None:
+        value = replaced
+    if isinstance(value, str | int | float | bytes | Path | None):
+        state.update(f"{type(value).__name__}:{value!s};".encode("utf-8", "surrogatepass"))
+    elif isinstance(value, torch.Tensor):
+        state.update(f"{tuple(value.shape)}{value.dtype}".encode())
+        state.update(_numbers(value, whole))
+    elif id(value) in path:
+        state.update(b"circle")
+    else:
+        path.add(id(value))
+        state.update(b"(")
+        for part in _parts(value):
+            _update(state, part, known, whole, path)
+        state.update(b")")
+        path.remove(id(value))
 
 
 def _parts(value) -> Iterable:

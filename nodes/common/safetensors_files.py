@@ -102,4 +102,4 @@ class TensorFile:
 
     def _write(self, start: int, value: torch.Tensor) -> None:
         self._file.seek(self._first + start)
-        self._file.write(value.contiguous().view(torch.uint8).numpy().tobytes())
+        self._file.write(value.contiguous().flatten().view(torch.uint8).numpy().tobytes())

@@ -14,7 +14,7 @@ from ..host import folders
 from ..host.evaluate import sample_images
 from ..host.folders import input_stamp, resolve_optional_file
 from ..host.image_output import new_figure, to_image
-from ..host.progress import with_progress
+from ..host.progress import nothing_to_show, with_progress
 from ..host.schema import NeuronMask as MaskSocket
 from ..host.schema import schema, seed
 from ..host.text_encoding import encode, literal
@@ -395,11 +395,11 @@ def _draw_pages(images: list[list[torch.Tensor]], titles: list[str], models: int
 
     columns, pages = neuron_figures.SHEET_COLUMNS, []
     lines = min(-(-len(images) // columns), neuron_figures.SHEET_LINES)
-    for first in range(0, max(len(images), 1), max(columns * lines, 1)):
+    for first in range(0, len(images), max(columns * lines, 1)):
         part, page = slice(first, first + columns * lines), new_figure(300 * columns * models, 60 + 340 * lines)
         neuron_figures.plot_sheet(page, images[part], titles[part], lines)
         pages.append(to_image(page))
-    return torch.cat(pages)
+    return torch.cat(pages) if pages else nothing_to_show()
 
 
 def _saved(table: str, prefix: str) -> str:

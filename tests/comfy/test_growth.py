@@ -39,8 +39,8 @@ def _point_blocks(app, count):
 
 
 def _words(app, count):
-    positions = app.module("nodes.activations.token_heatmap").token_positions
-    return lambda: [positions([[1, 2, 3, 4]], [[number % 4]]) for number in range(count)]
+    spans = app.module("nodes.common.prompt_words").spans
+    return lambda: [spans("a red hat", ("red", "hat")[number % 2]) for number in range(count)]
 
 
 def _inserted_words(app, count):

@@ -66,12 +66,13 @@ def test_hooks_on_outputs_work_on_quantized_layers(app, family, models, node):
 
 
 def test_a_point_for_the_whole_run_is_what_load_lora_makes(app, family, models):
+    """But for float16, in which the file is: a hundredth of what the LoRA changes, since layers round the sum again."""
     _, small, _ = models
     lora = app.run("GBX_W2WToLoRA", point=family.point, filename_prefix="loras/q", rank=0, file_format="kohya")[0]
     (loaded,) = app.run("LoraModelLoader", model=small, lora=lora, strength_model=1.0)
     found = family.sample(family.apply(family.point, small), steps=2)
-    assert torch.equal(found, family.sample(loaded, steps=2))
-    assert not torch.equal(found, family.sample(small, steps=2))
+    off, change = ((found - family.sample(other, steps=2)).norm() for other in (loaded, small))
+    assert off < 0.01 * change
 
 
 def of_an_interval(app, family, model):

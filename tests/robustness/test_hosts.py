@@ -95,6 +95,8 @@ class Host:
         }
         if node == "GBX_TrainSparseAutoencoder":
             inputs["name"] = next(self._names)
+        if node == "GBX_NemoLocalize":  # its default method needs them, another does not
+            inputs["statistics"] = self.outputs("GBX_NeuronStatistics", model, prompts)[0]
         return self._execute(node, inputs | self._of_node.get(node, {}) | more)
 
     def expected(self, node: str) -> torch.Tensor:

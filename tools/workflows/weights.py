@@ -295,6 +295,7 @@ def demo_weights_invert(w: Workflow) -> None:
     image, mask, _ = w.add("GBX_DemoPicture", image_index=5, count=1)
     latent = w.add("VAEEncode", pixels=image, vae=demo.vae)
     space, _ = demo.directed_space()
+    demo.save(image, "given", "Input image")
     w.group("Inversion")
     point, restored, _, _, report = w.add(
         "GBX_W2WInvert",
@@ -310,9 +311,8 @@ def demo_weights_invert(w: Workflow) -> None:
         gradient_checkpointing=False,
         preview_interval=15,
     )
-    w.add("PreviewAny", source=report, node_title="Report")
     w.group("Images")
-    demo.save(image, "given", "Input image")
+    w.add("PreviewAny", source=report, node_title="Report")
     demo.save(restored, "restored", "Restored from noise")
     demo.save(demo.image(point), "inverted", "Image of the inverted point")
     demo.save(demo.edited(point, "dark skin: 1"), "inverted_edited", "With darker skin")
@@ -330,8 +330,8 @@ def demo_weights_edit_photo(w: Workflow) -> None:
     w.group("Image")
     image, mask, _ = w.add("GBX_DemoPicture", image_index=5, count=1)
     latent = w.add("VAEEncode", pixels=image, vae=demo.vae)
-    w.group("Inversion")
     space, _ = demo.directed_space()
+    w.group("Inversion")
     point, *_ = w.add(
         "GBX_W2WInvert",
         model=demo.model,

@@ -36,8 +36,8 @@ def sdxl_weights_edit_photo(w: Workflow) -> None:
     positive, negative = encode(w, clip, "photo of a person")
     w.group("Inversion")
     point, *_, about = w.add("GBX_W2WInvert", model=model, space=space, latent=latent, positive=positive, mask=mask)
-    w.add("PreviewAny", source=about, node_title="Report")
     w.group("Edit, and back into the photo")
+    w.add("PreviewAny", source=about, node_title="Report")
     edited, _ = w.add("GBX_W2WEdit", point=point, edits="PC 1: 1")
     patched, _ = w.add("GBX_W2WGuidance", model=model, point=point, edited_point=edited)
     whole = sampled_into(

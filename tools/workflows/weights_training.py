@@ -1,6 +1,6 @@
 """The workflows of W2W Train Space: a space from folders of images."""
 
-from .authoring import Workflow
+from .authoring import Output, Workflow
 from .sampling import empty_latent, encode, generate
 from .weights import PAPER, Demo
 
@@ -17,6 +17,16 @@ _TRAINING = {
 }
 
 
+def _train_space(w: Workflow, fixed: dict, **given) -> tuple[Output, ...]:
+    """A training in the subgraph "Train a space": space, previews and report; ``given``: the inputs that it shows."""
+
+    def inside(w: Workflow, **given: Output) -> dict[str, Output]:
+        space, previews, _, _, report = w.add("GBX_W2WTrainSpace", **given, **fixed)
+        return {"space": space, "previews": previews, "report": report}
+
+    return w.subgraph("Train a space", inside, **given)
+
+
 def demo_weights_train_space(w: Workflow) -> None:
     w.note(
         "A space from folders of images",
@@ -27,18 +37,21 @@ def demo_weights_train_space(w: Workflow) -> None:
         "how much the codes say of who it is.",
         "**With your own**: a folder in ComfyUI's input folder, in it a folder of images for each person. Use images "
         "of people who have agreed to it.",
-        "**Try** more steps; other people; W2W Edit with `PC 1: 1`; W2W To LoRA.",
+        "**Open** Train a space for its curve, Finish now and every setting. **Try** more steps; other people; W2W "
+        "Edit with `PC 1: 1`; W2W To LoRA.",
     )
     demo = Demo(w, with_space=False)
     w.group("Training")
-    space, previews, _, _, report = w.add(
-        "GBX_W2WTrainSpace",
+    shown = {name: _TRAINING[name] for name in ("steps", "learning_rate")}
+    space, previews, report = _train_space(
+        w,
+        {name: value for name, value in _TRAINING.items() if name not in shown},
         model=demo.model,
         clip=demo.clip,
         vae=demo.vae,
         folder="avatars-v2-people",
         prompt="portrait",
-        **_TRAINING,
+        **shown,
     )
     w.add("PreviewAny", source=report, node_title="Report")
     demo.save(previews, "learned_previews", "Two people and a sampled point")
@@ -65,15 +78,14 @@ def sdxl_weights_train_space(w: Workflow) -> None:
     model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name="sd_xl_base_1.0.safetensors")
     positive, negative = encode(w, clip, "photo of a person in a garden")
     w.group("Training")
-    trained, previews, _, _, report = w.add(
-        "GBX_W2WTrainSpace",
+    trained, previews, report = _train_space(
+        w,
+        {"resolution": 1024, "batch_size": 2},
         model=model,
         clip=clip,
         vae=vae,
         folder="people",
         prompt="photo of a person",
-        resolution=1024,
-        batch_size=2,
         checkpoint_name="glassbox/train_space",
     )
     w.add("PreviewAny", source=report, node_title="Report")
@@ -86,5 +98,4 @@ def sdxl_weights_train_space(w: Workflow) -> None:
     patched, _ = w.add("GBX_W2WGuidance", model=model, point=point, edited_point=edited)
     image = generate(w, patched, positive, negative, empty_latent(w, 1024, 1), vae, seed=5, steps=30, cfg=6.0)
     w.add("SaveImage", images=image, filename_prefix="glassbox/learned_person")
-    w.group("As a LoRA")
     w.add("GBX_W2WToLoRA", point=edited, filename_prefix="loras/learned_person")

@@ -166,10 +166,11 @@ def folder_of_loras(tmp_path_factory):
     folder_paths.add_model_folder_path("loras", str(root))
     folder_paths.add_model_folder_path("w2w", str(root / "w2w"), is_default=True)
     (root / "w2w").mkdir()
-    (root / "people").mkdir()
+    folder = root / "people_of_every_form"  # a name of its own: ComfyUI looks through the folders of all tests
+    folder.mkdir()
     for seed in range(6):
-        save_file(members.kohya(members.factors(seed, layers=LAYERS)), root / "people" / f"{seed}.safetensors")
-    return "people"
+        save_file(members.kohya(members.factors(seed, layers=LAYERS)), folder / f"{seed}.safetensors")
+    return folder.name
 
 
 @pytest.mark.parametrize("storage", ["float32", "float16", "int8"])

@@ -114,7 +114,12 @@ def test_a_report_stops_between_its_figures(family, app, monkeypatch):
     from comfy import model_management
 
     report, drawn = app.module("nodes.weights.space_report"), []
-    monkeypatch.setattr(report, "draw_spectrum", lambda *_: model_management.interrupt_current_processing())
+
+    def stopped(figure, space):
+        figure.add_subplot().plot([0, 1])
+        model_management.interrupt_current_processing()
+
+    monkeypatch.setattr(report, "draw_spectrum", stopped)
     monkeypatch.setattr(report, "draw_point", lambda *_: drawn.append(1))
     with pytest.raises(model_management.InterruptProcessingException):
         app.run("GBX_W2WReport", space=family.space)
