@@ -25,7 +25,9 @@ def text_places(recorded: torch.Tensor, typed: torch.Tensor, checked: list[int])
     ``checked``: the typed prompt's tokens that have to be the same, such as those before the padding.
     """
     length = len(typed)
-    windows = recorded.unfold(0, length, 1).movedim(2, 1)[:, checked] if len(recorded) >= length else recorded[:0]
+    if len(recorded) < length:
+        return []
+    windows = recorded.unfold(0, length, 1).movedim(2, 1)[:, checked]
     own = typed[checked]
     distance = (windows - own).norm(dim=-1)
     return (distance <= _SAME * own.norm(dim=-1)).all(-1).nonzero().flatten().tolist()

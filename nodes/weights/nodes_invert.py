@@ -44,6 +44,8 @@ class W2WInvert(io.ComfyNode):
                 "weight_decay",
                 "precision",
                 "gradient_checkpointing",
+                "prior",
+                "noise_samples",
             ),
             display_name="W2W Invert",
             category=CATEGORY,

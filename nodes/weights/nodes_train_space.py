@@ -51,6 +51,10 @@ class W2WTrainSpace(io.ComfyNode):
         return schema(
             node_id="GBX_W2WTrainSpace",
             advanced=(
+                "components",
+                "batch_size",
+                "members_per_step",
+                "images_per_member",
                 "layers",
                 "code_rate",
                 "projection_rate",

@@ -82,7 +82,8 @@ def test_linked_inputs_are_no_files(app, pack_info):
         if own.__module__.startswith("comfy"):
             continue
         nothing = [None] if schema.is_input_list else None
-        assert isinstance(node.fingerprint_inputs(**{field.id: nothing for field in schema.inputs}), str), node_id
+        found = node.fingerprint_inputs(**{field.id: nothing for field in schema.inputs})
+        assert isinstance(found, str) or found != found, node_id  # NaN where the name of a file comes by wire
         checked += 1
     assert checked > 5
 

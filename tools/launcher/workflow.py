@@ -218,7 +218,7 @@ class _Graph:
             if node.get("mode") == _BYPASSED:
                 slot = _bypass(node, output, kind)
                 kind = slot["type"] if slot else kind
-            elif self.is_virtual(node):
+            elif self.is_virtual(node) and node.get("mode") != _MUTED:
                 slot = self._behind(node, output)
             else:
                 return [str(node["id"]), output]

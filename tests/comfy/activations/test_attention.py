@@ -193,7 +193,7 @@ def test_sdxl_s_two_unlike_texts_are_a_sentence(app):
     ("architecture", "positions", "length"),
     [
         ("sd3", [3, 4], 77),  # begin, "a", "smiling", "red", "hat" of CLIP; T5 is not loaded
-        ("flux", [3, 4, 5], 256),  # two of T5 for "a", then "smiling", "red", and two for "hat"
+        ("flux", [3, 5], 256),  # a space and "a" of T5, then "smiling", "red", a space and "hat"
     ],
 )
 def test_heat_maps_of_joint_attention(app, architecture, positions, length):
@@ -219,7 +219,7 @@ def test_tokens_of_clip_and_t5_follow_each_other(app):
     whole = types.SimpleNamespace(clip_l=object(), clip_g=object(), t5xxl=object())
     with_t5 = types.SimpleNamespace(tokenize=clip.tokenize, tokenizer=clip.tokenizer, cond_stage_model=whole)
     assert read(clip, "a red hat").find("red") == {"red": [2]}
-    assert read(with_t5, "a red hat").find("red") == {"red": [2, 77 + 1]}
+    assert read(with_t5, "a red hat").find("red") == {"red": [2, 77 + 2]}  # T5: a space, "a", "red"
 
 
 @pytest.mark.parametrize(

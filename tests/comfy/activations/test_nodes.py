@@ -31,7 +31,7 @@ def test_the_catalog_lists_sizes_and_selection(demo):
         "GBX_ActivationCatalog", model=demo.model, preset="general_filter", ids="", width=128, height=64
     )
     assert figure.ndim == 4 and figure.shape[-1] == 3
-    lines = table.splitlines()
+    lines = [line.rstrip() for line in table.splitlines()]
     assert len(lines) == 1 + 187 and "not in the paper" in lines[0]
     assert "unet-in  (network)  24x8x16" in lines
     chosen = [line.split("  ")[0] for line in lines if line.endswith("  selected")]

@@ -223,7 +223,7 @@ def reported(app, model, **changes):
 
 def test_report_of_a_plain_model(app, model):
     figure, text = reported(app, model, negative=prompt("sdxl", 1))
-    assert text.splitlines() == [
+    assert [line.rstrip() for line in text.splitlines()] == [
         "SDXL is conditioned on, for an image of 1024 x 1024:",
         "positive: original 512 x 256, crop 0 left 0 top, target 512 x 256, at every step.",
         "negative: original 1024 x 1024, crop 0 left 0 top, target 1024 x 1024, at every step.",

@@ -8,6 +8,7 @@ import torch
 from glassbox.nodes.activations import autoencoder_file, autoencoder_training, sparse_autoencoder
 from glassbox.nodes.activations.activations import Activations, Row
 from glassbox.nodes.activations.autoencoder_training import Trainer, TrainingSettings
+from glassbox.nodes.common.network_call import WHOLE, Part
 
 FEATURES, CHANNELS, K = 24, 10, 3
 SETTINGS = TrainingSettings(FEATURES, K, 1e-2, 5, 0)
@@ -182,7 +183,7 @@ def test_steering_adds_rows_of_the_decoder(autoencoder, mode):
     feature, mask = drawn(2, CHANNELS, 4, 4), torch.zeros(1, 4, 4)
     mask[0, 1, 2] = 0.5
     edit = sparse_autoencoder.steer_features(autoencoder, {3: 2.0, 7: -1.0}, mode, mask)
-    found, point = edit(None, True, feature, 1), feature[1, :, 1, 2]
+    found, point = edit(None, Part("positive", slice(0, 2), WHOLE), feature, 1), feature[1, :, 1, 2]
     values = autoencoder.usual if mode == "add" else autoencoder.encode(point[None])[0]
     delta = 2 * values[3] * autoencoder.decoder[3] - values[7] * autoencoder.decoder[7]
     assert torch.allclose(found[1, :, 1, 2], point + 0.5 * delta, atol=1e-5)
