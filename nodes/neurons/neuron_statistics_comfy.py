@@ -109,7 +109,14 @@ class StatisticsScan:
     def missing(self, prompts: list[str]) -> list[str]:
         """The prompts that are not measured yet."""
         rows = self._rows
-        return prompts if rows is None else [text for text in dict.fromkeys(prompts) if rows.done(text) is None]
+        if rows is None:
+            return prompts
+        if left := [text for text in rows.rows if text not in prompts and rows.done(text) is not None]:
+            raise ValueError(
+                f"The scan file was made with another list: its statistics hold {len(left)} prompts that are not in this one, "
+                f"the first {left[0][:60]!r}. Add them to go on, or choose another name."
+            )
+        return [text for text in dict.fromkeys(prompts) if rows.done(text) is None]
 
     def measure(self, prompts: list[str], measure: Callable[[list[str]], Iterator[tuple[int, dict]]]) -> None:
         """Add the moments of prompts; where that fails in a scan, of each alone, and name those that fail."""

@@ -61,7 +61,7 @@ VALUES = {
     ("GBX_W2WInvert", "vae"): {},
     ("GBX_W2WInvert", "space"): {},
     ("GBX_W2WInvert", "steps"): {"steps": 4},
-    ("GBX_NemoLocalize", "layers"): {"layers": "output_blocks.4.1"},
+    ("GBX_NemoLocalize", "layers"): {},  # the statistics refuse layers that they do not cover
     ("GBX_NeuronStatistics", "layers"): {"layers": "output_blocks.4.1"},
     ("GBX_NeuronStatistics", "previous_statistics"): {"previous_statistics": ["earlier", 0]},
 }
@@ -72,6 +72,8 @@ NODES = [node for node in resumable.NODES if node not in ("GBX_TrainSparseAutoen
 
 def another(node, field, given):
     """Inputs of a node in which one has another value than ``given``."""
+    if node == "GBX_NeuronStatistics" and field.id in ("prompts", "prompts_file"):
+        return {}  # a longer list goes on; a shorter one is refused, see the next test
     if field.id == "prompts_file":
         return {"prompts_file": "more.txt"}
     if (node, field.id) in VALUES:
@@ -138,3 +140,12 @@ def test_every_input_counts(app, monkeypatch, node):
         if not equal(found, right):
             wrong.append(f"{field.id}: neither refused nor made again ({changed})")
     assert not wrong, "\n".join(wrong)
+
+
+def test_statistics_of_prompts_that_left_the_list_are_refused(app, monkeypatch):
+    """Moments are sums, from which no prompt can be taken again."""
+    queue = resumable.Queue(app, "GBX_NeuronStatistics")
+    fewer = resumable.PROMPTS.splitlines()[:2]
+    queue.run("shorter_list", monkeypatch, BEFORE, prompts="\n".join([*fewer, "portrait, a hat"]))
+    with pytest.raises(resumable.Failed, match="1 prompts that are not in this one"):
+        queue.run("shorter_list", monkeypatch, BEFORE, prompts="\n".join(fewer))
