@@ -113,8 +113,8 @@ class StatisticsScan:
             return prompts
         if left := [text for text in rows.rows if text not in prompts and rows.done(text) is not None]:
             raise ValueError(
-                f"The scan file was made with another list: its statistics hold {len(left)} prompts that are not in this one, "
-                f"the first {left[0][:60]!r}. Add them to go on, or choose another name."
+                f"The scan file was made with another list: its statistics hold {len(left)} prompts that are not in "
+                f"this one, the first {left[0][:60]!r}. Add them to go on, or choose another name."
             )
         return [text for text in dict.fromkeys(prompts) if rows.done(text) is None]
 
