@@ -109,7 +109,7 @@ def counts(root: Path = ROOT) -> dict[str, float | list[str]]:
 
 
 def _sources(folder: Path) -> Iterator[Path]:
-    yield from (path for path in folder.rglob("*") if path.suffix in (".py", ".js"))
+    yield from (path for path in folder.rglob("*") if path.suffix in (".py", ".js", ".mjs"))
 
 
 def _compared(path: Path) -> list[tuple[int, str]]:
