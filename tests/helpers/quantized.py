@@ -46,6 +46,28 @@ def pair(patcher, kind: str) -> tuple:
     return _patcher_of(kind, small), exact
 
 
+#: The most steps from zero that a value of a form can be: 16 of fp8's three bits, 127 of int8, 12 halves of nvfp4.
+LEVELS = {"int8": 127, "nvfp4": 12}
+
+
+@torch.inference_mode()
+def loaded_weights(patcher, layers: list[str]) -> dict[str, torch.Tensor]:
+    """The numbers float32 of some layers as they are in the network once the MODEL is loaded, with its LoRAs."""
+    import comfy.model_management
+
+    comfy.model_management.load_models_gpu([patcher], force_full_load=True)
+    found = {}
+    for name in layers:
+        module = patcher.model.diffusion_model.get_submodule(name)
+        weight, scale = module.weight, getattr(module, "scale_weight", None)
+        if isinstance(module, _PackedLinear):
+            weight = module.true_weight()
+        elif hasattr(weight, "_qdata"):
+            weight = weight.dequantize()
+        found[name] = weight.float().clone() if scale is None else weight.float() * scale
+    return found
+
+
 def _stored(weight: torch.Tensor, kind: str) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """What a file holds of a matrix, by the end of its key, and the numbers that this means."""
     if kind == "nvfp4":
@@ -164,10 +186,13 @@ class _PackedLinear(nn.Linear):
     weight_function = bias_function = ()
     patches = None
 
-    def forward(self, x):
+    def true_weight(self):
+        """The numbers of the weight, with the LoRAs on it."""
         import comfy.lora
 
         weight = self.weight.as_subclass(torch.Tensor).view(_FP8).float() * self.scale
-        if self.patches:
-            weight = comfy.lora.calculate_weight(self.patches, weight, "")
+        return comfy.lora.calculate_weight(self.patches, weight, "") if self.patches else weight
+
+    def forward(self, x):
+        weight = self.true_weight()
         return nn.functional.linear(x, weight.to(x), None if self.bias is None else self.bias.to(x))
