@@ -25,7 +25,7 @@ from .population import Plan, Trainer
 from .release import face_name
 
 NAME = "avatars-v2-learned-w2w"
-RANK, COMPONENTS, STEPS, IMAGES_EACH = 4, 96, 600, 2
+RANK, COMPONENTS, STEPS, IMAGES_EACH = 4, 96, 900, 3
 DEMO_PEOPLE = 700_000  # numbers of the identities of demo_weights_train_space
 
 
