@@ -84,7 +84,9 @@ def fit(
         if len(np.unique(target)) < 2:
             raise ValueError(f"{name!r} has one value for all members: a direction needs members with and without it.")
         check_stop()
-        chosen = choose_method(numbers, target, check_stop) if method == FitMethod.MOST_RELIABLE else method
+        chosen = method
+        if method == FitMethod.MOST_RELIABLE:
+            chosen = FitMethod.CONDITIONAL_DIFFERENCE if space.learned else choose_method(numbers, target, check_stop)
         own = target
         if chosen == FitMethod.CONDITIONAL_DIFFERENCE:
             held = [column for other, column in {**(beside or {}), **labels}.items() if other != name]

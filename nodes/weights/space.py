@@ -93,6 +93,11 @@ class Space:
         return str(self.about.get("name", "unnamed"))
 
     @property
+    def learned(self) -> bool:
+        """Whether W2W Train Space made it, in one training for all members."""
+        return bool(self.about.get("learned"))
+
+    @property
     def precision(self) -> float:
         """How exact a point's change is, relative: the rounding of the stored basis has the rank of the whole space."""
         stored = {torch.float32: 1e-5, torch.float16: 1e-3}

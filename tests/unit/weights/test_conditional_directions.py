@@ -59,3 +59,5 @@ def test_fitted_in_a_space_it_leaves_the_other_label_alone():
     assert not fitted.noise and "split-half reliability" in fitted.about
     in_codes = (fitted.vector @ space.basis)[3 : 3 + K].double().numpy()  # up factors follow the three of down
     assert np.linalg.norm(in_codes - added[0]) < 1.0
+    by_default = directions.fit(space, {"beard": given["beard"]}, K, "most_reliable", beside=given)["beard"]
+    assert torch.equal(by_default.vector, fitted.vector) and "conditional_difference" in by_default.about
