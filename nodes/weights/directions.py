@@ -266,15 +266,20 @@ def without_others(target: np.ndarray, others: Sequence[np.ndarray]) -> np.ndarr
     """Labels (n,) less what the other labels say of them, by ridge regression with a penalty of one member.
 
     The slope of coefficients on what is left is that on all labels at once (Frisch and Waugh): how members differ who
-    differ in this label alone. Unknown labels (NaN) count as their mean.
+    differ in this label alone. Unknown labels (NaN) count as their mean. A label that is the same in all members with
+    this one, or in all without, is an alternative to it or a part of it, as red hair is to pink hair, and not held.
     """
-    centered = target - target.mean()
-    if not others:
+    centered, classes = target - target.mean(), _binarize(target)
+    columns = [
+        column - np.nanmean(column)
+        for column in others
+        if all(len(np.unique(side[np.isfinite(side)])) > 1 for side in (column[classes], column[~classes]))
+    ]
+    if not columns:
         return centered
-    columns = np.stack(others, axis=1)
-    columns = np.nan_to_num(columns - np.nanmean(columns, axis=0))
-    gram = columns.T @ columns + np.eye(columns.shape[1])
-    return centered - columns @ np.linalg.solve(gram, columns.T @ centered)
+    held = np.nan_to_num(np.stack(columns, axis=1))
+    gram = held.T @ held + np.eye(held.shape[1])
+    return centered - held @ np.linalg.solve(gram, held.T @ centered)
 
 
 def fit_ridge(numbers: np.ndarray, target: np.ndarray) -> np.ndarray:

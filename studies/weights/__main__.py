@@ -1,9 +1,9 @@
 """The weight space of the demo world: `python run.py study weights [STEP ...] [--quick]`.
 
-Steps, in order: train (the population, a cohort at a time), release (the space that the pack ships), measure, guidance,
-matched, fits, invert (the node W2W Invert), ceiling (people trained again with an attribute changed), names (every
-layer of LoRAs of ten networks beside Load LoRA, on the ComfyUI that COMFYUI_DIR names), learned (a space that is
-trained as a whole), learned_measure (that space beside the shipped one).
+Steps, in order: train (LoRAs of a population, a cohort at a time), release (the space of these LoRAs), learned (the
+space that the pack ships, trained as a whole), learned_measure (the two side by side), measure, guidance, matched,
+invert (the node W2W Invert), fits and ceiling (what limits a collected space), names (every layer of LoRAs of ten
+networks beside Load LoRA, on the ComfyUI that COMFYUI_DIR names).
 Without a step all run; `--quick` measures the shipped space with fewer samples. Finished parts are kept in
 .cache/weights.
 """
@@ -19,15 +19,15 @@ FOLDER = host.ROOT / ".cache" / "weights"
 NAMES = (
     "train",
     "release",
+    "learned",
+    "learned_measure",
     "measure",
     "guidance",
     "matched",
-    "fits",
     "invert",
+    "fits",
     "ceiling",
     "names",
-    "learned",
-    "learned_measure",
 )
 
 
@@ -74,16 +74,16 @@ def main(argv: Sequence[str]) -> int:
         elif step == "learned":
             _learned(options.people)
         elif step == "learned_measure":
-            from . import learned, learned_measure
+            from . import learned_measure
 
-            print(learned_measure.run(FOLDER / "learned" / f"{learned.NAME}.safetensors"))
+            print(learned_measure.run(options.quick))
         else:
             _population(options.people, options.minutes * 60, step == "release")
     return 0
 
 
 def _learned(count: int) -> None:
-    """Train the learned space, or go on training, and write it."""
+    """Train the space that the pack ships, or go on training, and write it."""
     from ..world.generate import Generator
     from ..world.release import WORLD
     from . import learned
@@ -92,7 +92,7 @@ def _learned(count: int) -> None:
     folder, group = FOLDER / "learned", people(count)
     updates, seconds = learned.train(Generator.load(WORLD), group, folder)
     print(f"{seconds:.0f} s")
-    learned.write(updates, group, folder / f"{learned.NAME}.safetensors")
+    learned.write(updates, group)
 
 
 def _population(count: int, seconds: float, release_it: bool) -> None:

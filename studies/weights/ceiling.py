@@ -2,8 +2,8 @@
 
 `python run.py study weights ceiling` writes ``studies/results/weights_ceiling.json``. Each person is trained twice as
 the population's members were, the second time as a twin with another skin or hair color in the same scenes, so the step
-from one to the other is the edit itself and no direction estimates it. The step, its projection into the shipped space,
-and the space's direction are taken at several strengths and compared with the prompt where as much of the other
+from one to the other is the edit itself and no direction estimates it. The step, its projection into the collected
+space, and the space's direction are taken at several strengths and compared with the prompt where as much of the other
 attributes is kept, as in ``matched``; identity guidance up to 60 % in all.
 """
 
@@ -17,16 +17,13 @@ import torch
 
 from ..common import host, results
 from ..world.faces import ATTRIBUTES, IDENTITY
-from ..world.generate import Generator
-from ..world.release import ASSETS, WORLD
-from . import space_size
-from .guidance import COMPONENTS, EDITED
-from .image_sampler import ImageSampler
+from ..world.release import ASSETS
+from .guidance import EDITED
 from .matched import GUIDED, matched_difference
 from .people import Person, cached
-from .population import Plan, Trainer
-from .release import ASSET
-from .setup import EDITS, NOISE, Study, fractions, prompts, truth
+from .population import Trainer
+from .release import FILE
+from .setup import COMPONENTS, EDITS, NOISE, Study, fractions, load, prompts, truth
 
 PEOPLE, STRENGTHS = 16, (0.5, 1.0, 1.5)
 COMPONENT_COUNTS, MEMBER_COUNTS = (16, 64, 128), (128, 256, 512)
@@ -74,13 +71,12 @@ def measure_edit(study: Study, name: str, group: list[Person], first: torch.Tens
         rows = [np.stack([np.isin(one[:, column], wanted), fractions(one, known, rest)], axis=1) for one in seen]
         return np.stack(rows[:-1], axis=1), rows[-1]
 
-    others = ", ".join(other for other in EDITS if other != name)
     plain = torch.stack([one.flat for one in inside])
     inner = torch.stack([one.flat for one in moved])
     ways = {
         "twin as trained": (first, [torch.lerp(first, second, strength) for strength in STRENGTHS]),
         "twin in the space": (plain, [torch.lerp(plain, inner, strength) for strength in STRENGTHS]),
-        "W2W": (plain, [study.edited(inside, f"{name}: {strength}", others) for strength in STRENGTHS]),
+        "W2W": (plain, [study.edited(inside, f"{name}: {strength}", study.preserved(name)) for strength in STRENGTHS]),
     }
     numbers = {}
     for way, (start, edited) in ways.items():
@@ -129,10 +125,11 @@ def measure_steps(space, name: str, steps: torch.Tensor) -> dict:
 
 def run(quick: bool = False) -> Path:
     """Measure and write; ``quick`` takes fewer people, a third of their training and one edit."""
-    space = space_size.directed(host.pack("nodes.weights.space_file").read(ASSET), COMPONENTS)
-    generator, count = Generator.load(WORLD), 5 if quick else PEOPLE
-    trainer = Trainer(generator, replace(Plan(), steps=30) if quick else Plan())
-    study = Study(space, ImageSampler(generator, trainer), host.pack("nodes.demo.judge").load(WORLD), count)
+    count = 5 if quick else PEOPLE
+    study = load(count, FILE)
+    trainer, generator, space = study.sampler.trainer, study.sampler.generator, study.space
+    if quick:
+        trainer.plan = replace(trainer.plan, steps=30)
     lacking = {one.name for one in study.members(without=EDITED[1], count=len(space.members))}
     group = [one for one in study.members(without=EDITED[0], count=len(space.members)) if one.name in lacking][:count]
     first, numbers = trained(trainer, generator, group, "people"), {}

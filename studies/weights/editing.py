@@ -25,7 +25,10 @@ def measure(study: Study, quick: bool = False) -> dict[str, dict]:
         plain = factors(points)
         before, _ = study.read(plain, texts)
         numbers[f"edit, {name}, unedited: reached"] = reached(before, name)
-        ways = {f"W2W {strength}": study.edited(points, f"{name}: {strength}", _others(name)) for strength in STRENGTHS}
+        ways = {
+            f"W2W {strength}": study.edited(points, f"{name}: {strength}", study.preserved(name))
+            for strength in STRENGTHS
+        }
         for way, flats in ways.items():
             numbers |= judged(study.read(flats, texts)[0], before, group, name, way)
         asking = prompts(group, extra=EDITS[name][2])
@@ -45,10 +48,6 @@ def reached(seen: np.ndarray, name: str) -> dict:
 def _recognized(seen: np.ndarray, name: str) -> np.ndarray:
     attribute, values, *_ = EDITS[name]
     return np.isin(seen[:, IDENTITY.index(attribute)], [ATTRIBUTES[attribute].index(value) for value in values])
-
-
-def _others(*names: str) -> str:
-    return ", ".join(other for other in EDITS if other not in names)
 
 
 def judged(after, before, group, name: str, way: str, *more: str) -> dict[str, dict]:
@@ -72,9 +71,9 @@ def _composition(study: Study) -> dict[str, dict]:
     points, texts = study.points(group), prompts(group)
     plain = factors(points)
     before, _ = study.read(plain, texts)
-    both = study.edited(points, f"{first}: 1, {second}: 1", _others(*PAIR))
+    both = study.edited(points, f"{first}: 1, {second}: 1", study.preserved(*PAIR))
     numbers = judged(study.read(both, texts)[0], before, group, first, "W2W, coefficients added", second)
-    single = [study.edited(points, f"{name}: 1", _others(*PAIR)) for name in PAIR]
+    single = [study.edited(points, f"{name}: 1", study.preserved(*PAIR)) for name in PAIR]
     layout, flats = lora_sums.summed(study.space.layout, [*single, plain], (1.0, 1.0, -1.0))
     numbers |= judged(study.read(flats, texts, layout=layout)[0], before, group, first, "changes added", second)
     asking = prompts(group, extra=", ".join(EDITS[name][2] for name in PAIR))
@@ -86,7 +85,7 @@ def _delay(study: Study) -> dict[str, dict]:
     name = "dark skin"
     group = study.members(without=name)
     points, texts, numbers = study.points(group), prompts(group), {}
-    base, moved = factors(points), study.edited(points, f"{name}: 1", _others(name))
+    base, moved = factors(points), study.edited(points, f"{name}: 1", study.preserved(name))
     _, plain = study.read(base, texts)
     for threshold in (1000, *TIMESTEPS):
         seen, images = study.read(base, texts, later=moved, from_timestep=float(threshold))

@@ -1,6 +1,6 @@
 """Which way of fitting a direction finds the attribute in members that it has not seen, and repeats.
 
-`python run.py study weights fits` writes ``studies/results/weights_fits.json``. Every label of the shipped space with
+`python run.py study weights fits` writes ``studies/results/weights_fits.json``. Every label of the collected space with
 twenty members or more on either side; members are drawn at random, the rest are held out. Labels of one attribute are
 averaged, and intervals are over the five attributes.
 """
@@ -14,8 +14,8 @@ from sklearn.metrics import roc_auc_score
 
 from ..common import host, results
 from ..world.release import ASSETS
-from .guidance import COMPONENTS
-from .release import ASSET
+from .release import FILE
+from .setup import COMPONENTS
 
 SEED, DRAWS, SIZES, FEWEST = 20261124, 10, (64, 256), 20
 #: The attribute that each label is of.
@@ -30,7 +30,7 @@ ATTRIBUTE = (
 
 def run(quick: bool = False) -> Path:
     """Measure and write; ``quick`` takes fewer draws of members."""
-    space = host.pack("nodes.weights.space_file").read(ASSET)
+    space = host.pack("nodes.weights.space_file").read(FILE)
     directions = host.pack("nodes.weights.directions")
     rows = space.coefficients[:, :COMPONENTS].double().numpy()
     labels = {name: column.numpy() > 0.5 for name, column in space.labels.items() if set(column.tolist()) <= {0.0, 1.0}}

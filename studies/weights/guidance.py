@@ -12,18 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
-from ..common import host, results
+from ..common import results
 from ..common.similarity import frechet
 from ..world import judge
 from ..world.faces import ATTRIBUTES, IDENTITY
-from ..world.generate import Generator
-from ..world.release import ASSETS, WORLD
+from ..world.release import ASSETS
 from ..world.scenes import render
-from . import space_size
-from .image_sampler import ANCESTRAL, ImageSampler
-from .population import Plan, Trainer
-from .release import ASSET
-from .setup import EDITS, NOISE, Study, factors, fractions, prompts, truth
+from .image_sampler import ANCESTRAL
+from .setup import EDITS, NOISE, Study, factors, fractions, load, prompts, truth
 
 GUIDED_UNTIL = 400.0  # timestep: 60 % of the noise levels
 #: How the point acts: the arguments of ``Study.read``.
@@ -35,7 +31,6 @@ WAYS = {
 #: Way, and the one that it is compared with.
 COMPARED = (("positive side", "both sides"), ("positive side to 60 %", "positive side"))
 EDITED = ("dark skin", "red hair")
-COMPONENTS = 64
 
 
 def measure_identity(study: Study, count: int) -> dict[str, dict]:
@@ -99,10 +94,8 @@ def measure_edit(study: Study, name: str, count: int) -> dict[str, dict]:
 
 def run(quick: bool = False) -> Path:
     """Measure and write; ``quick`` takes fewer members and one edit."""
-    space = space_size.directed(host.pack("nodes.weights.space_file").read(ASSET), COMPONENTS)
-    generator, count = Generator.load(WORLD), 3 if quick else 100
-    sampler = ImageSampler(generator, Trainer(generator, Plan()))
-    study = Study(space, sampler, host.pack("nodes.demo.judge").load(WORLD), count)
+    count = 3 if quick else 100
+    study = load(count)
     numbers = measure_identity(study, count)
     for name in EDITED[:1] if quick else EDITED:
         numbers |= measure_edit(study, name, count)

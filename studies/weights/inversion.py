@@ -1,13 +1,14 @@
 """People from their images, many at once: coefficients in a space, or a LoRA of their own.
 
-The coefficients are trained as in arXiv 2406.09413, section 3.4, at a learning rate of 1 that warms up and falls,
-in 100 steps; `node_inversion.py` measures W2W Invert itself. The LoRAs are trained as the members were, which is
-DreamBooth-LoRA without prior preservation.
+The coefficients of a collected space are trained as in arXiv 2406.09413, section 3.4, at a learning rate of 1 that
+warms up and falls, those of a learned one in standard deviations with a prior; `node_inversion.py` measures W2W Invert
+itself. The LoRAs are trained as those of a population, which is DreamBooth-LoRA without prior preservation.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import torch
 
@@ -17,11 +18,13 @@ from . import styles
 from .grouped import Population, adapted
 from .image_sampler import ImageSampler
 from .people import SEED, Encoded, Person, encode, person
-from .population import descend
+from .population import Trainer, descend
 from .setup import Study, identity, prompts, truth
 
 ONE, LORA_ONE, LORA_TEN = WAYS = ("coefficients, one image", "LoRA, one image", "LoRA, ten images")
 STEPS, RATE = 100, 1.0
+#: In a learned space: the rate, the weight of the sum of squares, and noise samples a step, as W2W Invert has them.
+LEARNED_RATE, PRIOR, NOISE_SAMPLES = 0.15, 1e-4, 6
 HELD_OUT = 900_000  # numbers of identities that were not trained
 
 
@@ -61,35 +64,39 @@ def find(sampler: ImageSampler, space, data: Encoded, way: str) -> tuple[torch.T
     """Flat factors (n, D) of people, and seconds in all."""
     if way != LORA_TEN:
         data = Encoded(data.latents[:, :1], data.contexts[:, :1])
-    started, count = time.perf_counter(), len(data.latents)
-    population = Population(sampler.trainer.layout, count, sampler.trainer.plan.seed, device())
+    started = time.perf_counter()
     if way == ONE:
-        _coefficients(sampler, space, population, data)
-    else:
-        optimizer = torch.optim.AdamW([population.flat], lr=sampler.trainer.plan.learning_rate, weight_decay=0.01)
-        _train(sampler, population, data, optimizer)
+        return coefficients(sampler, space, data), time.perf_counter() - started
+    population = Population(sampler.trainer.layout, len(data.latents), sampler.trainer.plan.seed, device())
+    optimizer = torch.optim.AdamW([population.flat], lr=sampler.trainer.plan.learning_rate, weight_decay=0.01)
+    _train(sampler.trainer, population, data, optimizer)
     return population.flat.detach().cpu(), time.perf_counter() - started
 
 
-def _coefficients(sampler: ImageSampler, space, population: Population, data: Encoded) -> None:
-    """The population's factors follow from coefficients, which alone are trained."""
-    coefficients = torch.nn.Parameter(torch.zeros(population.count, space.components, device=device()))
+def coefficients(sampler: ImageSampler, space, data: Encoded) -> torch.Tensor:
+    """Flat factors (n, D) of people, of whom only coefficients in the space are trained."""
+    trainer, unit, prior, rate = sampler.trainer, torch.ones(()), 0.0, RATE
+    if space.learned:
+        unit, prior, rate = space.spread[1].to(device()), PRIOR, LEARNED_RATE
+        data = Encoded(*(part.repeat_interleave(NOISE_SAMPLES, 1) for part in (data.latents, data.contexts)))
+        trainer = Trainer(sampler.generator, replace(trainer.plan, rows=NOISE_SAMPLES))
+    population = Population(space.layout, len(data.latents), trainer.plan.seed, device())
+    numbers = torch.nn.Parameter(torch.zeros(population.count, space.components, device=device()))
     basis = space.rows(0, space.components).to(device())
     mean, deviation = space.mean.to(device()), space.deviation.to(device())
-    optimizer = torch.optim.Adam([coefficients], lr=RATE, weight_decay=1e-10)
+    optimizer = torch.optim.Adam([numbers], lr=rate)
 
     def rebuild() -> torch.Tensor:
-        return mean + deviation * (coefficients @ basis)
+        return mean + deviation * ((unit * numbers) @ basis)
 
-    _train(sampler, population, data, optimizer, rebuild)
-    population.flat = torch.nn.Parameter(rebuild().detach())
+    _train(trainer, population, data, optimizer, rebuild, lambda: prior * numbers.square().sum())
+    return rebuild().detach().cpu()
 
 
-def _train(sampler: ImageSampler, population: Population, data: Encoded, optimizer, rebuild=None) -> None:
-    trainer = sampler.trainer
+def _train(trainer: Trainer, population: Population, data: Encoded, optimizer, rebuild=None, prior=float) -> None:
     with adapted(trainer.network, population):
         for step in range(STEPS):
             if rebuild is not None:
                 population.flat = rebuild()
             loss = trainer.loss(population, data, torch.Generator().manual_seed(77_000_000 + step))
-            descend(optimizer, loss, step, STEPS)
+            descend(optimizer, loss + prior(), step, STEPS)

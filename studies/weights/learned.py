@@ -22,9 +22,8 @@ from ..world.scenes import render
 from .grouped import attention_layout, targets
 from .people import LABELS, Encoded, Person, cached, caption, person
 from .population import Plan, Trainer
-from .release import face_name
+from .release import ASSET, face_name
 
-NAME = "avatars-v2-learned-w2w"
 RANK, COMPONENTS, STEPS, IMAGES_EACH = 4, 96, 900, 3
 DEMO_PEOPLE = 700_000  # numbers of the identities of demo_weights_train_space
 
@@ -114,8 +113,8 @@ def train(
     return updates, time.perf_counter() - started
 
 
-def write(updates, group: list[Person], path: Path, components: int = COMPONENTS) -> Path:
-    """The space of trained updates with labels and faces, its basis in int8."""
+def write(updates, group: list[Person], path: Path = ASSET) -> Path:
+    """The space of trained updates with labels and faces, its basis in int8: what the pack ships."""
     space = updates.space(tuple(one.name for one in group), path.stem, f"Glassbox demo model {WORLD}")
     rows = torch.tensor([person.labels() for person in group])
     about = {

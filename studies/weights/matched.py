@@ -16,18 +16,14 @@ import torch
 
 from ..common import host, results
 from ..world.faces import ATTRIBUTES, IDENTITY
-from ..world.generate import Generator
-from ..world.release import ASSETS, WORLD
-from . import lora_sums, sliders, space_size
-from .guidance import COMPONENTS, EDITED, WAYS
-from .image_sampler import ImageSampler
-from .population import Plan, Trainer
-from .release import ASSET
-from .setup import EDITS, NOISE, Study, factors, fractions, prompts, truth
+from ..world.release import ASSETS
+from . import lora_sums, sliders
+from .guidance import WAYS
+from .setup import EDITS, NOISE, Study, factors, fractions, load, prompts, truth
 
-STRENGTHS = (0.25, 0.5, 0.75, 1.0, 1.5)
-SLIDER_STRENGTHS = (0.25, 0.5, 1.0, 2.0)
-CHANCE_STRENGTHS = (0.5, 1.0, 1.5)
+STRENGTHS = (0.25, 0.5, 0.75, 1.0)
+SLIDER_STRENGTHS = (0.5, 1.0, 2.0)
+CHANCE_STRENGTHS = (0.5, 1.0)
 GUIDED = WAYS["positive side to 60 %"]
 
 
@@ -66,14 +62,16 @@ def measure_edit(study: Study, name: str, slider: torch.Tensor | None, count: in
         after = study.read(flats, captions, layout=layout, **GUIDED)[0]
         return np.stack([np.isin(after[:, column], wanted), fractions(after, known, rest)], axis=1)
 
-    others = ", ".join(other for other in EDITS if other != name)
+    others = study.preserved(name)
     unedited = np.stack([np.isin(before[:, column], wanted), np.ones(len(group))], axis=1)
     w2w = [judged(study.edited(points, f"{name}: {strength}", others)) for strength in STRENGTHS]
     learned = []
     for strength in () if slider is None else SLIDER_STRENGTHS:
         wide, flats = lora_sums.together(layout, plain, slider, strength)
         learned.append(judged(flats, layout=wide))
-    step = host.pack("nodes.weights.directions").direction_step(study.space, name, others.split(", "), False)
+    step = host.pack("nodes.weights.directions").direction_step(
+        study.space, name, list(filter(None, others.split(", "))), False
+    )
     generator = torch.Generator().manual_seed(NOISE)
     floor = []
     for strength in CHANCE_STRENGTHS:
@@ -113,12 +111,10 @@ def measure_edit(study: Study, name: str, slider: torch.Tensor | None, count: in
 
 def run(quick: bool = False) -> Path:
     """Measure and write; ``quick`` takes fewer members and one edit, and trains no slider."""
-    space = space_size.directed(host.pack("nodes.weights.space_file").read(ASSET), COMPONENTS)
-    generator, count = Generator.load(WORLD), 3 if quick else 100
-    sampler = ImageSampler(generator, Trainer(generator, Plan()))
-    study = Study(space, sampler, host.pack("nodes.demo.judge").load(WORLD), count)
-    names, numbers = EDITED[:1] if quick else EDITED, {}
-    trained = [None] if quick else sliders.train(sampler, {name: EDITS[name] for name in names})
+    count = 3 if quick else 100
+    study = load(count)
+    names, numbers = list(EDITS)[: 1 if quick else None], {}
+    trained = [None] if quick else sliders.train(study.sampler, {name: EDITS[name] for name in names})
     for name, slider in zip(names, trained, strict=True):
         numbers |= measure_edit(study, name, slider, count)
     command = "python run.py study weights matched" + (" --quick" if quick else "")

@@ -15,16 +15,10 @@ import torch
 
 from ..common import host, results
 from ..world.faces import IDENTITY
-from ..world.generate import Generator
-from ..world.release import ASSETS, WORLD
+from ..world.release import ASSETS
 from ..world.scenes import render
 from . import editing, inversion, space_size, styles
-from .image_sampler import ImageSampler
-from .population import Plan, Trainer
-from .release import ASSET
-from .setup import NOISE, Study, factors, fractions, identity, prompts, truth
-
-COMPONENTS = 64  # of which directions are fitted
+from .setup import NOISE, Study, factors, fractions, identity, load, prompts, truth
 
 
 def measure_judge(study: Study) -> dict[str, dict]:
@@ -78,10 +72,7 @@ def measure_sampling(study: Study) -> dict[str, dict]:
 
 def run(quick: bool = False) -> Path:
     """Measure everything; ``quick`` takes fewer people and one edit, and leaves out sizes and styles."""
-    space = space_size.directed(host.pack("nodes.weights.space_file").read(ASSET), COMPONENTS)
-    generator = Generator.load(WORLD)
-    sampler = ImageSampler(generator, Trainer(generator, Plan()))
-    study = Study(space, sampler, host.pack("nodes.demo.judge").load(WORLD), 5 if quick else 24)
+    study = load(5 if quick else 24)
     count, numbers = 5 if quick else 10, {}
     parts = {
         "judge": lambda: measure_judge(study),

@@ -1,4 +1,7 @@
-"""Make the space of the demo world from its trained population, with labels: what the pack ships."""
+"""Make a space of the trained population, with labels: the paper's way, a LoRA of each person and their axes.
+
+It stays in the cache, since the pack ships the learned space (`learned.py`) of the same people.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,11 @@ from ..world.release import WORLD
 from .people import LABELS, Person
 from .population import Plan
 
-NAME = f"{WORLD}-w2w"
-ASSET = host.ROOT / "assets" / f"{NAME}.safetensors"
-#: Axes that are shipped: 3.2 MB in float16.
+NAME = f"{WORLD}-collected-w2w"
+FILE = host.ROOT / ".cache" / "weights" / f"{NAME}.safetensors"
+#: The space that the pack ships.
+ASSET = host.ROOT / "assets" / f"{WORLD}-w2w.safetensors"
+#: Axes that are kept: 3.2 MB in float16.
 COMPONENTS = 128
 
 
@@ -35,7 +40,7 @@ def build(group: list[Person], flats: torch.Tensor, layout, components: int, fol
 
 
 def write(space, plan: Plan, group: list[Person]) -> Path:
-    """The shipped file: basis and coefficients in float16, and how the members were trained."""
+    """The file: basis and coefficients in float16, and how the members were trained."""
     visible_rows = {
         "name": NAME,
         "base": f"Glassbox demo model {WORLD}",
@@ -47,9 +52,9 @@ def write(space, plan: Plan, group: list[Person]) -> Path:
     }
     files = host.pack("nodes.weights.space_file")
     released = replace(space, about={**space.about, **visible_rows}, squares=None)
-    error = files.write(released, ASSET, "float16", coefficients=torch.float16)
-    print(f"{ASSET.name}: {ASSET.stat().st_size / 1e6:.2f} MB, {len(group)} members, storage error {error}")
-    return ASSET
+    error = files.write(released, FILE, "float16", coefficients=torch.float16)
+    print(f"{FILE.name}: {FILE.stat().st_size / 1e6:.2f} MB, {len(group)} members, storage error {error}")
+    return FILE
 
 
 def face_name(person: Person) -> str:

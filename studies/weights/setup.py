@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -10,9 +11,13 @@ import torch
 from ..common import host, results
 from ..world import captions, dataset, judge
 from ..world.faces import ATTRIBUTES, IDENTITY, Face, visible
+from ..world.generate import Generator
+from ..world.release import WORLD
 from ..world.scenes import Scene
 from .image_sampler import ImageSampler
 from .people import SEED, Person, person
+from .population import Plan, Trainer
+from .release import ASSET, FILE
 
 NOISE = 5_000_000
 #: Edit -> the identity attribute, the values that it asks for, and the words for and against it.
@@ -22,6 +27,8 @@ EDITS = {
     "round glasses": ("accessory", ("round glasses",), "round glasses", "no glasses"),
     "red hair": ("hair_color", ("red",), "short red hair", "short black hair"),
 }
+#: Of a collected space directions are fitted on so many components, of a learned one on all.
+COMPONENTS = 64
 _COLUMNS = [list(dataset.LABELS).index(name) for name in IDENTITY]
 
 
@@ -60,10 +67,38 @@ class Study:
         """Factors that change nothing."""
         return torch.zeros(count, self.space.layout.size)
 
+    def preserved(self, *names: str) -> str:
+        """The other edits, which a collected space's directions must be kept apart from; learned ones are fitted so."""
+        return "" if self.space.learned else ", ".join(other for other in EDITS if other not in names)
+
     def edited(self, points: list, text: str, keep: str = "") -> torch.Tensor:
         """The factors of points after edits."""
         edit = host.pack("nodes.weights.edit_text").edit
         return factors([edit(point, text, keep) for point in points])
+
+
+def load(count: int, path: Path = ASSET) -> Study:
+    """The study of a space with directions on the shipped model; its trainer makes LoRAs of the same rank.
+
+    Raises ValueError where the collected space is not there.
+    """
+    if path == FILE and not path.is_file():
+        raise ValueError(f"{path.name} is not there: run study weights train release first (an hour).")
+    space = host.pack("nodes.weights.space_file").read(path)
+    plan = Plan(rank=space.layout.rank, alpha=space.layout.alpha)
+    generator = Generator.load(WORLD)
+    sampler = ImageSampler(generator, Trainer(generator, plan))
+    network = host.pack("nodes.demo.judge").load(WORLD)
+    return Study(directed(space, space.components if space.learned else COMPONENTS), sampler, network, count)
+
+
+def directed(space, components: int):
+    """The space with the directions of the study's edits, as W2W Fit Directions fits them by default."""
+    fit = host.pack("nodes.weights.directions")
+    labels = fit.drop_constant_labels({name: space.labels[name] for name in EDITS})[0]
+    return space.with_directions(
+        fit.fit(space, labels, components, fit.FitMethod.MOST_RELIABLE, beside=dict(space.labels))
+    )
 
 
 def factors(points: list) -> torch.Tensor:

@@ -8,11 +8,11 @@ from itertools import combinations
 import numpy as np
 import torch
 
-from ..common import host, results
+from ..common import results
 from .editing import judged
 from .inversion import ONE, find, held_out
 from .people import encode
-from .setup import EDITS, Study, factors, identity, prompts, truth
+from .setup import EDITS, Study, directed, factors, identity, prompts, truth
 
 DRAWS = 8
 FIXED = 32  # components that directions of spaces of every size are fitted on
@@ -57,8 +57,8 @@ def _components(study: Study) -> dict[str, dict]:
         )
         if count in (16, space.components):
             fitted = replace(study, space=directed(space, count))
-            keep = ", ".join(name for name in EDITS if name != "beard")
-            after, _ = study.read(fitted.edited(fitted.points(lacking), "beard: 1", keep), prompts(lacking))
+            edited = fitted.edited(fitted.points(lacking), "beard: 1", study.preserved("beard"))
+            after, _ = study.read(edited, prompts(lacking))
             numbers |= judged(after, before, lacking, "beard", f"W2W 1.0 by {count} components")
     return numbers
 
@@ -91,13 +91,6 @@ def permuted(space):
     """The space with the labels of its members given to others: what directions of no meaning look like."""
     order = torch.from_numpy(np.random.default_rng(11).permutation(len(space.members)))
     return replace(space, labels={name: column[order] for name, column in space.labels.items()})
-
-
-def directed(space, components: int):
-    """The space with the directions of the study's edits, as W2W Fit Directions fits them by default."""
-    fit = host.pack("nodes.weights.directions")
-    labels = fit.drop_constant_labels({name: space.labels[name] for name in EDITS})[0]
-    return space.with_directions(fit.fit(space, labels, components, fit.FitMethod.MOST_RELIABLE))
 
 
 def entanglement(space, components: int) -> np.ndarray:

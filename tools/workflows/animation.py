@@ -17,8 +17,8 @@ from .sampling import encode
 
 FILE = ROOT / "docs" / "images" / "sliders.webp"
 _EDIT, _SHOWN = "GBX_W2WEdit", "PreviewImage"
-_TURNS = ("beard", "dark skin")  # one after the other to a strength of 1, and the same way back
-_FRAMES, _MILLISECONDS, _REST = 4, 180, 900  # of each turn; of a frame, and of the last of a turn
+_TURNS = ("beard", "round glasses", "dark skin")  # each alone to a strength of 1 and back
+_FRAMES, _MILLISECONDS, _REST = 4, 180, 900  # of each way; of a frame, and of one at an end
 _GAP = 16
 _IMAGE = """type => {
     const node = app.graph.nodes.find(node => node.type === type)
@@ -41,8 +41,8 @@ def write(url: str, object_info: dict) -> Path:
         content,
         "WEBP",
         save_all=True,
-        append_images=[*frames[1:], *frames[-2:0:-1]],
-        duration=[*durations, *durations[-2:0:-1]],
+        append_images=frames[1:],
+        duration=durations,
         loop=0,
         quality=80,
         method=6,
@@ -56,7 +56,7 @@ def _describe(w: Workflow) -> None:
     w.group("Sliders")
     model, clip, vae = w.add("GBX_LoadDemoModel")
     space, _ = w.add("GBX_W2WLoadSpace", space_name="avatars-v2-w2w.safetensors")
-    space, _ = w.add("GBX_W2WFitDirections", space=space, components=64)
+    space, _ = w.add("GBX_W2WFitDirections", space=space)
     point, _, _ = w.add("GBX_W2WSample", space=space, source="member", member_name="person_0058")
     edited, _ = w.add(_EDIT, point=point)
     guided = w.add("GBX_W2WGuidance", model=model, point=edited, end_percent=0.6)[0]
@@ -70,11 +70,9 @@ def _describe(w: Workflow) -> None:
 
 def _texts() -> Iterator[str]:
     """What W2W Edit gets in each frame."""
-    yield ""
-    for turn, name in enumerate(_TURNS):
-        before = [f"{other}: 1" for other in _TURNS[:turn]]
-        for step in range(1, _FRAMES + 1):
-            yield ", ".join([*before, f"{name}: {step / _FRAMES:g}"])
+    for name in _TURNS:
+        for step in (*range(_FRAMES), *range(_FRAMES, 0, -1)):
+            yield f"{name}: {step / _FRAMES:g}" if step else ""
 
 
 def _frame(opened: canvas.Canvas, text: str) -> Image.Image:
@@ -83,7 +81,7 @@ def _frame(opened: canvas.Canvas, text: str) -> Image.Image:
     opened.run()
     node = Image.open(io.BytesIO(opened.page.screenshot())).convert("RGB")
     response = opened.page.request.get(f"{opened.url}/view?{opened.page.evaluate(_IMAGE, _SHOWN)}")
-    face = Image.open(io.BytesIO(response.body())).convert("RGB").resize((node.height,) * 2, Image.Resampling.NEAREST)
+    face = Image.open(io.BytesIO(response.body())).convert("RGB").resize((node.height,) * 2, Image.Resampling.BICUBIC)
     frame = Image.new("RGB", (node.width + _GAP + face.width, node.height), "white")
     frame.paste(node, (0, 0))
     frame.paste(face, (node.width + _GAP, 0))

@@ -26,8 +26,7 @@ class Demo:
 
     def sample(self, **choices) -> Output:
         """Points of the space."""
-        given = {"space": self.space, "components": 96, "spread": 0.8, **choices}
-        return self.w.add("GBX_W2WSample", **given)[0]
+        return self.w.add("GBX_W2WSample", space=self.space, **choices)[0]
 
     def members(self, count: int) -> tuple[Output, Output]:
         """An image of each of some members, and their names, in a subgraph."""
@@ -45,7 +44,7 @@ class Demo:
 
         def inside(w: Workflow, space_name: Output) -> tuple[Output, ...]:
             space, _ = w.add("GBX_W2WLoadSpace", space_name=space_name)
-            return w.add("GBX_W2WFitDirections", space=space, components=64)
+            return w.add("GBX_W2WFitDirections", space=space)
 
         return self.w.subgraph("Space with directions", inside, space_name=_SPACE)
 
@@ -54,7 +53,7 @@ class Demo:
 
         def inside(w: Workflow, space_name: Output, member_name: Output) -> dict[str, Output]:
             space, _ = w.add("GBX_W2WLoadSpace", space_name=space_name)
-            space, report = w.add("GBX_W2WFitDirections", space=space, components=64)
+            space, report = w.add("GBX_W2WFitDirections", space=space)
             point, _, _ = w.add("GBX_W2WSample", space=space, source="member", member_name=member_name)
             return {"point": point, "report": report}
 
@@ -82,7 +81,7 @@ class Demo:
         """The LoRA of another point, in a subgraph."""
 
         def inside(w: Workflow, space: Output, seed: Output) -> Output:
-            point, _, _ = w.add("GBX_W2WSample", space=space, components=96, spread=0.8, seed=seed)
+            point, _, _ = w.add("GBX_W2WSample", space=space, seed=seed)
             return w.add("GBX_W2WToLoRA", point=point, filename_prefix="")[0]
 
         return self.w.subgraph("Another person's LoRA", inside, space=self.space, seed=8)
@@ -134,15 +133,15 @@ class Demo:
 def demo_weights_sample(w: Workflow) -> None:
     w.note(
         "Sampled identities",
-        f"**Six points** are sampled from a space of LoRAs ({PAPER}): each is a small LoRA made of a few random "
+        f"**Six points** are sampled from a space of people ({PAPER}): each is a small LoRA made of a few random "
         "numbers. Prompt and noise are the same for all six, so only the identity differs.",
-        "**The space** was built from LoRAs of drawn people, ten images each. The figures show the variance that "
+        "**The space** was learned from ten images each of 512 drawn people. The figures show the variance that "
         "its axes explain, and the mean among its members. The sheet names the members nearest to each point.",
         "**Try** another seed; a spread of 0.5 (near the mean) or 1.2 (more diverse); count 12; source: member.",
     )
     demo = Demo(w)
     w.group("Six points")
-    points, _, labels = w.add("GBX_W2WSample", space=demo.space, components=96, spread=0.8, seed=3, count=6)
+    points, _, labels = w.add("GBX_W2WSample", space=demo.space, seed=3, count=6)
     w.group("Images")
     applied, *_ = w.add("GBX_W2WApply", model=demo.model, point=points)
     sheet, images = w.add("GBX_W2WSheet", images=demo.generate(applied), labels=labels, columns=3)
@@ -248,9 +247,9 @@ def demo_weights_sweep(w: Workflow) -> None:
 
     def people(w: Workflow, space_name: Output, member_name: Output, seed: Output) -> dict[str, Output]:
         space, _ = w.add("GBX_W2WLoadSpace", space_name=space_name)
-        space, _ = w.add("GBX_W2WFitDirections", space=space, components=64)
+        space, _ = w.add("GBX_W2WFitDirections", space=space)
         person, _, _ = w.add("GBX_W2WSample", space=space, source="member", member_name=member_name)
-        another, _, _ = w.add("GBX_W2WSample", space=space, components=96, spread=0.8, seed=seed)
+        another, _, _ = w.add("GBX_W2WSample", space=space, seed=seed)
         return {"member": person, "random person": another}
 
     person, another = w.subgraph("Two people", people, space_name=_SPACE, member_name=_MEMBER, seed=8)
@@ -279,8 +278,8 @@ def demo_weights_invert(w: Workflow) -> None:
     w.note(
         "Inversion: an image as a point",
         "**One image** of a person who is not a member: W2W Invert trains the coefficients of a point until its "
-        f"model restores the image from noise ({PAPER}, section 3.4). The paper uses 400 steps; here 60. The "
-        "caption says what is not the person.",
+        f"model restores the image from noise ({PAPER}, section 3.4). In a learned space 120 steps are enough; the "
+        "paper takes 400. The caption says what is not the person.",
         "**Afterwards** the point works like any other: with another prompt, and with edits.",
         "**Try** more steps; another image; Finish now, which takes the point trained so far.",
     )
@@ -305,8 +304,6 @@ def demo_weights_invert(w: Workflow) -> None:
         positive=caption,
         mask=mask,
         vae=demo.vae,
-        steps=60,
-        learning_rate=1.0,
         precision="fp32",
         gradient_checkpointing=False,
         preview_interval=15,
@@ -324,7 +321,7 @@ def demo_weights_edit_photo(w: Workflow) -> None:
         "**From an image and back:** W2W Invert finds the point of the person, W2W Edit moves it, and image to image "
         f"with a mask puts the edited person back ({PAPER}, sections 3.3 and 3.4). The background stays as it is.",
         "**The mask** limits the loss of the inversion, the noise of the sampler and the area that is replaced.",
-        "**Try** more steps of W2W Invert (the paper: 400); the sliders; a lower denoise, which keeps more.",
+        "**Try** the sliders; more steps of W2W Invert; a lower denoise, which keeps more.",
     )
     demo = Demo(w, "portrait, yellow hoodie, smiling, dotted blue background", with_space=False)
     w.group("Image")
@@ -339,8 +336,6 @@ def demo_weights_edit_photo(w: Workflow) -> None:
         latent=latent,
         positive=demo.positive,
         mask=mask,
-        steps=60,
-        learning_rate=1.0,
         precision="fp32",
         gradient_checkpointing=False,
     )
@@ -443,9 +438,7 @@ def demo_weights_label_members(w: Workflow) -> None:
         clip=demo.clip,
     )
     w.add("PreviewAny", source=about, node_title="Labels")
-    space, report = w.add(
-        "GBX_W2WFitDirections", space=demo.space, labels=table, method="mean_difference", components=64
-    )
+    space, report = w.add("GBX_W2WFitDirections", space=demo.space, labels=table)
     w.add("PreviewAny", source=report, node_title="Accuracy and reliability of the directions")
     w.group("An edit by a fitted direction")
 
@@ -462,7 +455,7 @@ def demo_weights_to_lora(w: Workflow) -> None:
     w.note(
         "A point as an ordinary LoRA",
         "**One model** three ways: by W2W Apply, as a LoRA in ComfyUI's own loader, and as that LoRA projected back "
-        "into the space. The first two images are bit-identical, the third nearly.",
+        "into the space. The images hardly differ: the file is rounded to float16.",
         "**The file** lies in output/loras: Load LoRA lists it after a refresh; Forge and diffusers read it too.",
         f"**W2W Style Merge** adds a style LoRA ({PAPER}, appendix H). Here it is a second person: two people mix.",
     )

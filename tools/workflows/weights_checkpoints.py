@@ -35,7 +35,16 @@ def sdxl_weights_edit_photo(w: Workflow) -> None:
     image, mask, latent = w.subgraph("Scale and encode", scaled, photo=photo, kept=kept, vae=vae)
     positive, negative = encode(w, clip, "photo of a person")
     w.group("Inversion")
-    point, *_, about = w.add("GBX_W2WInvert", model=model, space=space, latent=latent, positive=positive, mask=mask)
+    point, *_, about = w.add(
+        "GBX_W2WInvert",
+        model=model,
+        space=space,
+        latent=latent,
+        positive=positive,
+        mask=mask,
+        steps=400,
+        learning_rate=0.1,
+    )
     w.group("Edit, and back into the photo")
     w.add("PreviewAny", source=about, node_title="Report")
     edited, _ = w.add("GBX_W2WEdit", point=point, edits="PC 1: 1")

@@ -126,19 +126,23 @@ def test_a_twin_differs_in_the_attribute_of_every_scene():
 
 
 def test_the_node_is_measured_as_it_runs(app, tmp_path, monkeypatch):
-    """Two steps of Adam at .1 move coefficients by up to .2; a point that is there is not trained again."""
-    from studies.common import host
-    from studies.weights import node_inversion
-    from studies.weights.release import ASSET
-    from studies.world.generate import Generator
-    from studies.world.release import WORLD
+    """Two steps of Adam at .1 move coefficients by up to .2 deviations; a point that is there is not trained again."""
+    from studies.weights import node_inversion, setup
     from studies.world.scenes import render
 
-    space = host.pack("nodes.weights.space_file").read(ASSET)
+    study = setup.load(1)
     monkeypatch.setattr(node_inversion, "POINTS", tmp_path)
     (one,), settings = node_inversion.held_out(1), node_inversion.Settings(2, 0.1, 1, 1)
-    generator, image = Generator.load(WORLD), render(node_inversion.held_out(1)[0].scenes[0])
-    point = node_inversion.invert(generator, space, image, one, settings)
-    assert 0.05 < point.coefficients.abs().max() < 0.21
-    again = node_inversion.invert(None, space, image, one, settings)
-    assert torch.equal(again.coefficients, point.coefficients)
+    image = render(one.scenes[0])
+    point = node_inversion.invert(study, image, one, settings)
+    assert 0.05 < (point.coefficients / study.space.spread[1]).abs().max() < 0.21
+    study.sampler.generator = None
+    assert torch.equal(node_inversion.invert(study, image, one, settings).coefficients, point.coefficients)
+
+
+def test_a_collected_space_that_is_not_there_is_a_sentence(app, tmp_path, monkeypatch):
+    from studies.weights import setup
+
+    monkeypatch.setattr(setup, "FILE", tmp_path / "none.safetensors")
+    with pytest.raises(ValueError, match="study weights train release"):
+        setup.load(1, setup.FILE)

@@ -46,6 +46,22 @@ def test_alone_it_is_the_mean_difference_and_unknown_labels_count_as_their_mean(
     )
 
 
+def test_alternatives_and_parts_of_an_attribute_are_not_held():
+    """Of colors that exclude each other one is told by the others, which would leave nothing of it but a penalty."""
+    random = np.random.default_rng(3)
+    color = random.choice(4, size=N, p=(0.5, 0.3, 0.15, 0.05))
+    colors = [(color == one).astype(float) for one in range(4)]
+    dark = (random.random(N) < np.where(color == 2, 0.8, 0.3)).astype(float)
+    part = colors[2] * (random.random(N) < 0.5)  # of those with the label alone
+    found = directions.without_others(colors[2], [colors[0], colors[1], colors[3], part, dark])
+    np.testing.assert_array_equal(found, directions.without_others(colors[2], [dark]))
+    added = 0.4 * random.normal(size=(2, K))
+    numbers = np.stack([colors[2], dark], axis=1) @ added + 0.3 * random.normal(size=(N, K))
+    direction = directions.fit_normal(numbers, found, "conditional_difference")
+    assert np.linalg.norm(direction - added[0]) < 0.15 * np.linalg.norm(added[0]) + 0.3
+    assert 0.8 < np.linalg.norm(direction) / np.linalg.norm(added[0]) < 1.2
+
+
 def test_fitted_in_a_space_it_leaves_the_other_label_alone():
     labels, added, numbers = made()
     layout = Layout.of({"mid_block.attn1.to_q": ((1, 3), (60, 1))}, 1, 1.0)
