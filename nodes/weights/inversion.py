@@ -164,7 +164,7 @@ class Inversion:
             number = row % len(session.latents)
             noise = torch.randn(session.latents[number].shape, generator=generator)
             with torch.no_grad():
-                total += float(_loss(session, mask, number, (row + 0.5) / _HELD_OUT, noise))
+                total += float(_loss(session, mask, [(number, (row + 0.5) / _HELD_OUT, noise)]))
         return total / _HELD_OUT
 
     def _evaluate(self, session: Session, mask: torch.Tensor | None) -> None:
@@ -183,27 +183,38 @@ class Inversion:
         Models that predict something else are measured in that: v (SD2.x at 768) or the velocity of a flow (Flux).
         """
         generator = torch.Generator().manual_seed((self.settings.seed * _STRIDE + step) % 2**63)
-        losses = []
+        samples = []
         for _ in range(self.settings.noise_samples):
             number = int(torch.randint(len(session.latents), (1,), generator=generator))
             fraction = float(torch.rand(1, generator=generator))
             noise = torch.randn(session.latents[number].shape, generator=generator, dtype=torch.float32)
-            losses.append(_loss(session, mask, number, fraction, noise))
-        loss = torch.stack(losses).mean()
+            samples.append((number, fraction, noise))
+        loss = _loss(session, mask, samples)
         return loss + self.settings.prior * self.model.coefficients.square().sum() if self.settings.prior else loss
 
 
 def _loss(
-    session: Session, mask: torch.Tensor | None, number: int, fraction: float, noise: torch.Tensor
+    session: Session, mask: torch.Tensor | None, samples: Sequence[tuple[int, float, torch.Tensor]]
 ) -> torch.Tensor:
-    latent = session.latents[number]
-    latent, noise = latent.to(session.device), noise.to(latent.dtype).to(session.device)
-    sigmas = torch.tensor([sigma_at(session, fraction)], device=session.device)
-    answer = session.denoised(session.noised(latent, noise, sigmas), sigmas, [number])
-    error = (session.clean(latent).float() - answer.float()) * prediction_scale(session.sampling, float(sigmas))
-    if mask is not None:
-        error = error * mask[min(number, len(mask) - 1)].to(error)
-    return error.square().mean()
+    """The mean loss of samples (number of the image, fraction of the timesteps, noise); images of one shape at once."""
+    shapes: dict[torch.Size, list[tuple[int, float, torch.Tensor]]] = {}
+    for sample in samples:
+        shapes.setdefault(sample[2].shape, []).append(sample)
+    losses = []
+    for alike in shapes.values():
+        numbers, fractions, noises = zip(*alike, strict=True)
+        latent = torch.cat([session.latents[number] for number in numbers]).to(session.device)
+        noise = torch.cat(noises).to(latent.dtype).to(session.device)
+        sigmas = torch.tensor([sigma_at(session, fraction) for fraction in fractions], device=session.device)
+        answer = session.denoised(session.noised(latent, noise, sigmas), sigmas, numbers)
+        scales = torch.tensor([prediction_scale(session.sampling, sigma) for sigma in sigmas.tolist()])
+        error = session.clean(latent).float() - answer.float()
+        error = error * scales.to(error).view(-1, *[1] * (error.ndim - 1))
+        if mask is not None:
+            areas = torch.cat([mask[min(number, len(mask) - 1)] for number in numbers]).to(error)
+            error = error * areas.view(len(areas), *[1] * (error.ndim - 3), *areas.shape[1:])
+        losses.append(error.square().flatten(1).mean(dim=1))
+    return torch.cat(losses).mean()
 
 
 def rate_fraction(step: int, steps: int, last: float = 0.1) -> float:

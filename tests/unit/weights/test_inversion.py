@@ -160,6 +160,25 @@ def test_with_a_prior_standard_deviations_are_trained_on_several_noise_samples(s
     assert rates[0] == pytest.approx(0.02) and max(rates) < 0.2 and rates[-1] == pytest.approx(0.2 * 0.145)
 
 
+def test_samples_of_one_shape_share_an_evaluation(space):
+    """The loss of several samples is the mean of each alone; images of another size are evaluated apart."""
+    made_of = TrainablePoint(space, space.coefficients[2], 100)
+    session = Session([made_of.weight_function([(layer, None)]) for layer in LAYERS])
+    generator, calls, whole = members.generator(1), [], session.denoised
+    session.latents.append(torch.randn(1, 6, 2, 3, generator=generator))
+    session.denoised = lambda noised, sigmas, rows: calls.append(list(rows)) or whole(noised, sigmas, rows)
+    drawn = [(0, 0.2), (2, 0.9), (1, 0.55), (0, 0.7)]
+    samples = [
+        (number, part, torch.randn(session.latents[number].shape, generator=generator)) for number, part in drawn
+    ]
+    mask = inversion.latent_mask(torch.rand(2, 4, 4, generator=generator).round(), session.latents[0])
+    for area, chosen in ((None, samples), (mask, [samples[0], *samples[2:]])):
+        each = torch.stack([inversion._loss(session, area, [sample]) for sample in chosen])
+        calls.clear()
+        torch.testing.assert_close(inversion._loss(session, area, chosen), each.mean(), rtol=1e-5, atol=0)
+        assert calls == ([[0, 1, 0], [2]] if area is None else [[0, 1, 0]])
+
+
 def test_a_run_starts_at_the_mean_and_lowers_the_loss(space):
     run, session = make(space, steps=60, learning_rate=0.3)
     assert not run.model.all_coefficients().any()
