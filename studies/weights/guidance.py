@@ -94,7 +94,7 @@ def measure_edit(study: Study, name: str, count: int) -> dict[str, dict]:
 
 def run(quick: bool = False) -> Path:
     """Measure and write; ``quick`` takes fewer members and one edit."""
-    count = 3 if quick else 100
+    count = 3 if quick else 50
     study = load(count)
     numbers = measure_identity(study, count)
     for name in EDITED[:1] if quick else EDITED:

@@ -111,7 +111,7 @@ def measure_edit(study: Study, name: str, slider: torch.Tensor | None, count: in
 
 def run(quick: bool = False) -> Path:
     """Measure and write; ``quick`` takes fewer members and one edit, and trains no slider."""
-    count = 3 if quick else 100
+    count = 3 if quick else 50
     study = load(count)
     names, numbers = list(EDITS)[: 1 if quick else None], {}
     trained = [None] if quick else sliders.train(study.sampler, {name: EDITS[name] for name in names})

@@ -126,7 +126,7 @@ def test_a_twin_differs_in_the_attribute_of_every_scene():
 
 
 def test_the_node_is_measured_as_it_runs(app, tmp_path, monkeypatch):
-    """Two steps of Adam at .1 move coefficients by up to .2 deviations; a point that is there is not trained again."""
+    """Two steps of Adam, at a tenth of the rate and a fifth of .55 of it; a point that is there is not trained again."""
     from studies.weights import node_inversion, setup
     from studies.world.scenes import render
 
@@ -135,7 +135,8 @@ def test_the_node_is_measured_as_it_runs(app, tmp_path, monkeypatch):
     (one,), settings = node_inversion.held_out(1), node_inversion.Settings(2, 0.1, 1, 1)
     image = render(one.scenes[0])
     point = node_inversion.invert(study, image, one, settings)
-    assert 0.05 < (point.coefficients / study.space.spread[1]).abs().max() < 0.21
+    moved = float((point.coefficients / study.space.spread[1]).abs().max())
+    assert moved == pytest.approx(0.1 * (0.1 + 0.2 * 0.55), rel=0.01)
     study.sampler.generator = None
     assert torch.equal(node_inversion.invert(study, image, one, settings).coefficients, point.coefficients)
 
