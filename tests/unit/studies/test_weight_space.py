@@ -126,7 +126,7 @@ def test_a_twin_differs_in_the_attribute_of_every_scene():
 
 
 def test_the_node_is_measured_as_it_runs(app, tmp_path, monkeypatch):
-    """Two steps of Adam, at a tenth of the rate and a fifth of .55 of it; a point that is there is not trained again."""
+    """Two steps of Adam, whose rate rises and falls; a point that is there is not trained again."""
     from studies.weights import node_inversion, setup
     from studies.world.scenes import render
 
