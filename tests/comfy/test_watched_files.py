@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 
+import newer
 import pytest
 import repository
 import resumable
@@ -95,3 +96,67 @@ def test_a_deleted_result_is_made_again(app, monkeypatch, node):
     file.unlink()
     queue.run("deleted", monkeypatch)
     assert not queue.cached and file.is_file()
+
+
+class Wired:
+    """An executor that runs a node at the end of a prompt, one of whose inputs comes by wire from a text."""
+
+    def __init__(self, app, cache="CLASSIC"):
+        app.classes["TestKept"] = resumable.Kept
+        self._executor = newer.executor(cache)
+
+    def run(self, node, given, name, value, output=0):
+        """What the node gave, and whether ComfyUI took it from its cache."""
+        prompt = {
+            id_: {"class_type": kind, "inputs": inputs}
+            for id_, (kind, inputs) in {
+                "space": resumable.BEFORE["space"],
+                "text": ("PrimitiveStringMultiline", {"value": value}),
+                "7": (node, {**given, name: ["text", 0]}),
+                "kept": ("TestKept", {"value": ["7", output]}),
+            }.items()
+        }
+        resumable.Kept.values.clear()
+        self._executor.execute(prompt, "prompt", {}, ["kept"])
+        messages = dict(self._executor.status_messages)
+        assert "execution_error" not in messages, messages["execution_error"]["exception_message"]
+        return resumable.Kept.values[-1:], "7" in messages["execution_cached"]["nodes"]
+
+
+def table(app, column):
+    """Labels of the demo space's members, in one column."""
+    (space,) = app.run("GBX_W2WLoadSpace", space_name="avatars-v2-w2w.safetensors")[:1]
+    rows = [f"{name},{number % 2}" for number, name in enumerate(space.members)]
+    return "\n".join([f"member,{column}", *rows])
+
+
+_FIT = {"space": ["space", 0], "method": "mean_difference", "components": 5, "attributes": ""}
+
+
+@pytest.mark.parametrize("cache", ["CLASSIC", "LRU"])
+def test_a_table_by_wire_is_no_file(app, cache):
+    """Labels of W2W Label Members come by wire: a text, which ComfyUI compares itself."""
+    wired, text = Wired(app, cache), table(app, f"text_{cache}")
+    assert wired.run("GBX_W2WFitDirections", _FIT, "labels", text)[1] is False
+    assert wired.run("GBX_W2WFitDirections", _FIT, "labels", text)[1] is True
+
+
+@pytest.mark.parametrize("cache", ["CLASSIC", "LRU"])
+def test_a_file_named_by_wire_is_read_again(app, cache):
+    import folder_paths
+
+    wired, file = Wired(app, cache), Path(folder_paths.get_input_directory(), f"wired_{cache}.csv")
+    for column in ("first", "second", "third"):
+        file.write_text(table(app, column))
+        (space,), cached = wired.run("GBX_W2WFitDirections", _FIT, "labels", file.name)
+        assert not cached and list(space.directions) == [column]
+
+
+def test_a_deleted_result_whose_name_came_by_wire_is_made_again(app):
+    import folder_paths
+
+    wired, file = Wired(app), Path(folder_paths.get_folder_paths("w2w")[0], "wired.safetensors")
+    given = {name: value for name, value in resumable.NODES["GBX_W2WBuildSpace"][0].items() if name != "filename"}
+    assert [wired.run("GBX_W2WBuildSpace", given, "filename", "wired")[1] for _ in range(2)] == [False, True]
+    file.unlink()
+    assert wired.run("GBX_W2WBuildSpace", given, "filename", "wired")[1] is False and file.is_file()
