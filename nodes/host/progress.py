@@ -74,19 +74,31 @@ _LONG |= {"interpolate"}
 _MANY = 1 << 20
 
 
+class _StoppedAtOperation(BaseException):
+    """Stop within any operation of PyTorch: no error, so that nobody takes it for one of what is worked on."""
+
+
 class stoppable(TorchFunctionMode):  # noqa: N801, used as a function
-    """In a ``with`` block of this ComfyUI's interrupt is raised before the next operation of PyTorch after Stop.
+    """A ``with`` block of this ends in ComfyUI's interrupt at the next operation of PyTorch after Stop.
 
     Operations that can take seconds by themselves run in a thread meanwhile; what is left of them is thrown away.
     """
 
     def __torch_function__(self, operation, types, args=(), kwargs=None):
-        check_stop()
         work = functools.partial(operation, *args, **(kwargs or {}))
         many = getattr(operation, "__name__", "") in _LONG and any(
             isinstance(value, torch.Tensor) and value.numel() > _MANY for value in args
         )
-        return _waited(work) if many else work()
+        try:
+            check_stop()
+            return _waited(work) if many else work()
+        except Stopped as stop:
+            raise _StoppedAtOperation from stop
+
+    def __exit__(self, kind, error, trace):
+        super().__exit__(kind, error, trace)
+        if isinstance(error, _StoppedAtOperation):
+            raise Stopped from None
 
 
 _thread = threading.local()  # of a thread of ``interruptible``, abandoned: nobody waits for it any more

@@ -39,11 +39,54 @@ def test_stop_comes_while_a_long_operation_runs(management, progress, monkeypatc
         assert stopped.wait(60)
 
     monkeypatch.setattr(progress, "_MANY", 8)
-    with progress.stoppable():
+    with pytest.raises(management.InterruptProcessingException), progress.stoppable():
         assert torch.equal(torch.linalg.eigh(matrix)[0], torch.ones(8))
-        with pytest.raises(management.InterruptProcessingException):
-            torch.overrides.handle_torch_function(linalg_eigh, (matrix,), matrix)
+        torch.overrides.handle_torch_function(linalg_eigh, (matrix,), matrix)
     stopped.set()
+
+
+def test_stop_is_not_taken_for_an_error_of_what_is_read(management, progress):
+    """Readers say of a file whatever its parser raises; between two operations of the parser somebody presses Stop."""
+    ended = []
+    with pytest.raises(management.InterruptProcessingException), progress.stoppable():
+        management.interrupt_current_processing()
+        try:
+            torch.ones(3).sum()
+        except Exception as error:
+            ended.append(error)
+        ended.append("went on")
+    assert not ended and not management.processing_interrupted()
+    torch.ones(3).sum()
+
+
+@pytest.mark.parametrize(("form", "stop_at"), [("singular_values", 6), ("weight_updates", 2)])
+def test_a_build_that_is_stopped_while_it_reads_keeps_all(app, management, tmp_path, monkeypatch, form, stop_at):
+    """Where files that cannot be read are skipped, a stopped one would be missing from then on."""
+    import folder_paths
+    import members
+
+    for kind in ("loras", "w2w"):
+        (tmp_path / kind).mkdir()
+        folder_paths.add_model_folder_path(kind, str(tmp_path / kind), is_default=True)
+    members.write_folder(tmp_path / "loras" / f"read {form}", 4, rank=2)
+    reader = app.module("nodes.common.lora_reader")
+    real, read = reader._load, []
+
+    def load(*args):
+        read.append(None)
+        if len(read) == stop_at:
+            management.interrupt_current_processing()
+        return real(*args)
+
+    given = {"rank": 4, "energy": 0.99, "components": 3, "standardize": True, "on_mismatch": "skip"}
+    given |= {"folder": f"read {form}", "filename": f"read {form}", "form": form, "storage": "float32"}
+    given = {name: [value] for name, value in given.items()}
+    with monkeypatch.context() as patched:
+        patched.setattr(reader, "_load", load)
+        with pytest.raises(management.InterruptProcessingException):
+            app.run("GBX_W2WBuildSpace", **given)
+    space, report = app.run("GBX_W2WBuildSpace", **given)
+    assert len(space.members) == 4 and "cannot be read" not in report
 
 
 def test_a_node_without_a_model_is_stopped_between_two_operations(app, management, monkeypatch):
