@@ -13,7 +13,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -130,6 +130,22 @@ class Lora:
     text: Mapping[str, Factors] = field(default_factory=dict)
     dropped: dict[str, float] = field(default_factory=dict)
     stems: Mapping[str, str] = field(default_factory=dict)
+
+    def squared_norm(self) -> float:
+        """|dW|^2 of all layers."""
+        return sum(one.squared_norm() for layers in (self.layers, self.text) for one in layers.values())
+
+    def scaled(self, strength: float) -> Lora:
+        """The same LoRA at a strength."""
+
+        def times(layers: Mapping[str, Factors], layer: str) -> Factors:
+            return replace(layers[layer], scale=strength * layers[layer].scale)
+
+        layers, text = (
+            Layers({layer: functools.partial(times, own, layer) for layer in own}) for own in (self.layers, self.text)
+        )
+        dropped = {reason: strength**2 * norm for reason, norm in self.dropped.items()}
+        return Lora(layers, text, dropped, self.stems)
 
     def without_text(self) -> Lora:
         """The same with its text encoder layers among what is left out."""

@@ -110,6 +110,7 @@ def _extend(
             stack = torch.linalg.qr(stack.T, mode="r").R.T
         vectors, values, _ = torch.linalg.svd(stack, full_matrices=False)
         squares = values.double().square()
+        outside = float(squares.sum())  # what is left is exact then, below the rounding of another sum, too
     rest = outside - torch.cat([torch.zeros(1), squares]).cumsum(0)
     needed = int((rest > max(budget, _TINY * total)).sum())
     return torch.cat([basis, vectors[:, : min(needed, room, len(squares))]], dim=1)

@@ -66,6 +66,11 @@ class CoreStore:
         self._layout = CommonBasis.of_bases(shapes, left, right)
         return self._layout
 
+    @property
+    def norms(self) -> list[float]:
+        """|dW| of the members that stay: what their cores keep of it."""
+        return [sum(entry["kept"][row] for entry in self.entries.values()) ** 0.5 for row in self._rows]
+
     def blocks(self) -> list[slice]:
         """Blocks of columns of all cores, in order, each but the last a multiple of the quantization's group."""
         width = max(_BLOCK_BYTES // (4 * self._count) // GROUP * GROUP, GROUP)

@@ -16,20 +16,28 @@ from .rank_reduction import reduce_rank
 
 
 def reduce(
-    layers: Mapping[str, Factors], rank: int, tolerance: float = 1e-5, dtype: torch.dtype = torch.float32
+    layers: Mapping[str, Factors],
+    rank: int,
+    tolerance: float | Mapping[str, float] = 1e-5,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[dict[str, Factors], str]:
     """The layers at no more than a rank in a dtype, and a report of their size and of the change that is lost.
 
-    Each gets the smallest rank that loses at most ``tolerance`` of |dW|; ``rank`` 0 sets no other limit. Factors are
-    balanced, so that the range of float16 is enough for both.
+    Each gets the smallest rank that loses at most ``tolerance`` of |dW|, one for all or one for each layer; ``rank`` 0
+    sets no other limit. A layer that is no larger than its tolerance is left out. Factors are balanced, so that the
+    range of float16 is enough for both.
     """
     reduced, kept, whole, rounding, worst = {}, 0.0, 0.0, 0.0, (1.0, "")
     for layer, factors in layers.items():
+        least = tolerance if isinstance(tolerance, float) else tolerance.get(layer, 1e-5)
         exact, _, total = reduce_rank(factors, min(rank or factors.rank, factors.rank))
         pairs = exact.down.flatten(1).double().norm(dim=1) * exact.up.flatten(1).double().norm(dim=0)
         squares = pairs.square()
         rest = squares.flip(0).cumsum(0).flip(0)  # what goes with each pair and those after it
-        count = max(int((rest > tolerance**2 * total).sum()), 1)
+        count = int((rest > least**2 * total).sum())
+        if not count and least >= 1 and total:
+            continue
+        count = max(count, 1)
         exact = Factors(exact.down[:count], exact.up[:, :count])
         stored = Factors(exact.down.to(dtype, copy=True), exact.up.to(dtype, copy=True))
         part = float(squares[:count].sum())
@@ -38,13 +46,15 @@ def reduce(
         worst = min(worst, (part / total if total else 1.0, layer))
         reduced[layer] = stored
     ranks = [factors.rank for factors in reduced.values()]
+    left_out = len(layers) - len(reduced)
     size = sum(one.down.nbytes + one.up.nbytes for one in reduced.values())
     rounded = f"rounding to {str(dtype).removeprefix('torch.')} costs {(rounding / max(whole, 1e-300)) ** 0.5:.1e}"
     report = (
-        f"{len(ranks)} layers of rank {min(ranks)} to {max(ranks)}, {size / 1e6:.1f} MB: "
+        f"{len(ranks)} layers of rank {min(ranks, default=0)} to {max(ranks, default=0)}, {size / 1e6:.1f} MB: "
         f"{100 * kept / max(whole, 1e-300):.2f} % of the change is kept"
         + (f", least in {worst[1]}: {100 * worst[0]:.2f} %" if worst[1] else "")
         + f"; {rounded} of |dW|."
+        + (f" Left out: {left_out} layers that only rounding of the space changes." if left_out else "")
     )
     return reduced, report
 

@@ -18,7 +18,7 @@ from .quantization import GROUP
 
 _BLOCK_BYTES = 8 * 1024 * 1024
 _COMPARED = 2**20  # bytes
-_VERSION = 2
+_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,9 @@ class MemberSource:
 class MemberStore:
     """A folder with up to ``capacity`` vectors of ``size`` float32 numbers and a journal of the complete ones.
 
-    ``members``: name -> fractions of it that were lost, in the order of the rows. Opened again with the same key it
-    resumes; with another key it begins again. Raises WriteError where the disk is full or the folder read-only.
+    ``members``: name -> fractions of it that were lost, in the order of the rows; ``norms``: their |dW|. Opened again
+    with the same key it resumes; with another key it begins again. Raises WriteError where the disk is full or the
+    folder read-only.
     """
 
     group = GROUP
@@ -66,20 +67,22 @@ class MemberStore:
         whole = self._data.is_file()
         self._journal = open_journal(folder, "members", {"build": key, "width": self._width}, whole)
         self.members: dict[str, dict[str, float]] = {entry["name"]: entry["lost"] for entry in self._journal.entries}
+        self.norms: list[float] = [entry["norm"] for entry in self._journal.entries]
         if not self.members:
             with named_write_errors(self._data):
                 self._data.write_bytes(b"")
 
-    def add(self, name: str, flat: np.ndarray, lost: dict[str, float]) -> None:
-        """Write one member; it counts once its line in the journal is complete."""
+    def add(self, name: str, flat: np.ndarray, lost: dict[str, float], norm: float) -> None:
+        """Write one member with its |dW|; it counts once its line in the journal is complete."""
         row = len(self.members)
         with named_write_errors(self._data), open(self._data, "r+b") as file:
             numbers = np.ascontiguousarray(flat, np.float32).data
             for columns in self.blocks():
                 file.seek(self._start(columns, row))
                 file.write(numbers[columns])
-        self._journal.add({"name": name, "lost": lost})
+        self._journal.add({"name": name, "lost": lost, "norm": norm})
         self.members[name] = lost
+        self.norms.append(norm)
 
     def blocks(self) -> list[slice]:
         """The blocks of columns, in order."""

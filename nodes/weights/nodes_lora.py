@@ -139,7 +139,7 @@ class W2WToLoRA(io.ComfyNode):
     ) -> io.NodeOutput:
         from . import lora_writer
 
-        layers, report = lora_writer.reduce(point.lazy_layers(), rank, point.space.precision, _DTYPES[precision])
+        layers, report = lora_writer.reduce(point.lazy_layers(), rank, point.tolerances(), _DTYPES[precision])
         layers, stems, remark = _named(layers, point.space.stems, model)
         tensors, file, report = lora_writer.to_tensors(layers, stems), "", report + remark
         logging.info(report)
@@ -223,7 +223,7 @@ class W2WStyleMerge(io.ComfyNode):
         found, name = lora_reader.resolve_lora(style_lora_name, style_lora, folders.lora_path, ComfyAdapters())
         layers = point.layers()
         merged = style_merge.merge(layers, found.layers, (point_strength, style_strength))
-        merged, size = lora_writer.reduce(merged, 0, point.space.precision, _DTYPES[precision])
+        merged, size = lora_writer.reduce(merged, 0, point.tolerances(), _DTYPES[precision])
         merged, stems, remark = _named(merged, {**found.stems, **point.space.stems}, model)
         tensors = lora_writer.to_tensors(merged, stems)
         file = _save(tensors, filename_prefix, f"{point.name} and {name}")

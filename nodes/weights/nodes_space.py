@@ -107,6 +107,15 @@ class W2WBuildSpace(io.ComfyNode):
                     "in the report, or stop with an error. Other declared bases: a warning, or an error.",
                 ),
                 _STORAGE,
+                io.Combo.Input(
+                    "norm",
+                    options=list(space_builder.MemberNorm),
+                    default=space_builder.MemberNorm.EQUAL,
+                    optional=True,
+                    tooltip="Strength of the members: keep that of their files, or bring all to the median |dW| "
+                    "(equal), so that components show content instead of strength of training. Without effect on "
+                    "as_trained.",
+                ),
                 *(
                     LoraModel.Input(
                         f"lora_{number}",
@@ -137,6 +146,7 @@ class W2WBuildSpace(io.ComfyNode):
         standardize: list[bool],
         on_mismatch: list[str],
         storage: list[str],
+        norm: list[str] | None = None,
         lora_1: list | None = None,
         lora_2: list | None = None,
         lora_3: list | None = None,
@@ -149,7 +159,14 @@ class W2WBuildSpace(io.ComfyNode):
         connected = (lora_1, lora_2, lora_3, lora_4)
         loras = [lora for loras in connected for lora in loras or () if lora is not None]
         settings = space_builder.BuildSettings(
-            rank[0], components[0], form[0], standardize[0], on_mismatch[0], storage[0], energy[0]
+            rank[0],
+            components[0],
+            form[0],
+            standardize[0],
+            on_mismatch[0],
+            storage[0],
+            energy[0],
+            norm[0] if norm else space_builder.MemberNorm.EQUAL,
         )
         target = folders.new_space(filename[0])
         sources = _sources(folder[0], loras, ComfyAdapters(model[0] if model else None))

@@ -13,6 +13,9 @@ def project(space: Space, lora: Lora, components: int, name: str) -> tuple[Point
 
     Raises ValueError with one sentence when the LoRA is of another base model.
     """
+    norm, remark = lora.squared_norm() ** 0.5, ""
+    if space.common_norm and norm:
+        lora, remark = lora.scaled(space.common_norm / norm), f"\n{name} {at_own_strength(space, norm)}"
     try:
         flat, lost = space.flatten(lora)
     except ValueError as error:
@@ -21,7 +24,16 @@ def project(space: Space, lora: Lora, components: int, name: str) -> tuple[Point
     coefficients = whole.clone()
     coefficients[components:] = 0
     point = Point(space, coefficients, name)
-    return point, describe(point, flat, whole, lost, lora)
+    return point, describe(point, flat, whole, lost, lora) + remark
+
+
+def at_own_strength(space: Space, norm: float) -> str:
+    """The end of a sentence on a LoRA of a norm in a space whose members were brought to one."""
+    common = space.common_norm or norm
+    return (
+        f"has |dW| {norm:.3g} and is brought to the members' {common:.3g}: strength {norm / common:.2f} in W2W Apply "
+        "gives its own."
+    )
 
 
 def describe(point: Point, flat: torch.Tensor, whole: torch.Tensor, lost: dict[str, float], lora: Lora) -> str:

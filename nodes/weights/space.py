@@ -6,8 +6,9 @@ number by number and not whitened: the spread of coefficient k is s_k / sqrt(n -
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property, partial
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ...kernels import BASIS_GROUP as GROUP
 from ...kernels import flat_weights
 from ..common.lora_keys import trim_shape
 from ..common.lora_reader import Factors, Layers, Lora
@@ -24,6 +26,9 @@ from .rank_reduction import align_signs, reduce_rank
 
 _ROWS = 64
 _STEPS_BYTES = 2**24
+#: The root mean square error of rounding to float16, of values and of those near its least; that of sums in float32
+#: (measured, largest of eight real files: 5e-7); how much of all that may be cut.
+_HALF, _LEAST_HALF, _SUMS, _MARGIN = 2**-10 / 12**0.5 / (1.5 / math.log(2)) ** 0.5, 2**-24 / 12**0.5, 2e-6, 1.5
 
 
 class Form(StrEnum):
@@ -108,6 +113,16 @@ class Space:
     def groups(self) -> list[list[str]]:
         """Members that are near copies of each other, such as checkpoints of one training."""
         return self.about.get("groups", [])
+
+    @property
+    def common_norm(self) -> float | None:
+        """The |dW| that members were brought to; None where they kept their own."""
+        return self.about.get("common_norm")
+
+    @cached_property
+    def strengths(self) -> torch.Tensor:
+        """What each member's dW was multiplied by (n,)."""
+        return strengths_of(self.about) if self.common_norm else torch.ones(len(self.members))
 
     @property
     def stems(self) -> dict[str, str]:
@@ -217,6 +232,33 @@ class Point:
         """The low-rank factors of the model by layer, views of one flat vector that is rebuilt at each call."""
         return self.space.layout.unflatten(self.flat)
 
+    def tolerances(self) -> dict[str, float]:
+        """What of each layer's |dW| is rounding of the stored space: singular values below it say nothing.
+
+        Rounding errors are independent, and those of the components add up with the squares of their coefficients: a
+        member may be small in a layer where the components that make it up are not.
+        """
+        space, layout = self.space, self.space.layout
+        if not isinstance(layout, CommonBasis):
+            return {slot.layer: space.precision for slot in layout.slots}
+        flat, found = self.flat, {}
+        weights = space.pad(self.coefficients).square()
+        of_bases = 0.0 if layout.left.dtype == torch.float32 else 2 * _HALF**2
+        for slot in layout.slots:
+            columns = slice(slot.offset, slot.end)
+            squares = space.basis[:, columns].float().square()
+            errors = _SUMS**2 * squares
+            if space.basis_scale is not None:
+                groups = torch.arange(slot.offset, slot.end) // GROUP
+                errors = space.basis_scale[:, groups].square() / 12
+            elif space.basis.dtype == torch.float16:
+                errors = (_HALF**2 * squares).clamp_min(_LEAST_HALF**2)
+            noise = float(space.deviation[0]) ** 2 * float(weights @ errors.sum(1))
+            noise += _SUMS**2 * float(space.mean[columns].square().sum())
+            square = float(flat[columns].double().square().sum())
+            found[slot.layer] = max(_MARGIN * (noise / max(square, 1e-300) + of_bases) ** 0.5, 1e-5)
+        return found
+
     def lazy_layers(self) -> Layers:
         """The same, each made when it is used: all of them at once are larger than the space."""
         flat, layout = self.flat, self.space.layout
@@ -226,6 +268,12 @@ class Point:
     def with_coefficients(self, coefficients: torch.Tensor, name: str) -> Point:
         """Another point of the same space."""
         return Point(self.space, coefficients.float(), name)
+
+
+def strengths_of(about: Mapping[str, Any]) -> torch.Tensor:
+    """What brings members of the norms that a space notes to its common norm (n,): 1 without one, and for norm 0."""
+    norms, common = about["norms"], about["common_norm"]
+    return torch.tensor([common / norm if common and norm > 0 else 1.0 for norm in norms])
 
 
 def flatten_lora(

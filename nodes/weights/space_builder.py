@@ -15,7 +15,7 @@ import hashlib
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -34,7 +34,7 @@ from .member_groups import find_groups
 from .member_store import MemberSource, MemberStore
 from .quantization import Storage, quantize
 from .rank_reduction import sign_reference
-from .space import Form, Space, flatten_lora
+from .space import Form, Space, flatten_lora, strengths_of
 
 if TYPE_CHECKING:
     from .core_store import CoreStore
@@ -52,6 +52,13 @@ class OnMismatch(StrEnum):
     ERROR = "error"
 
 
+class MemberNorm(StrEnum):
+    """At which |dW| members enter: as their files have it, or all at the median of them."""
+
+    KEEP = "keep"
+    EQUAL = "equal"
+
+
 @dataclass(frozen=True)
 class BuildSettings:
     """How to build: see W2W Build Space."""
@@ -63,6 +70,7 @@ class BuildSettings:
     on_mismatch: str = OnMismatch.SKIP
     storage: str = Storage.FLOAT32
     energy: float = 0.99
+    norm: str = MemberNorm.KEEP
 
 
 @dataclass
@@ -286,7 +294,8 @@ def _add(
     except ValueError as error:
         skipped.add(source.name, str(error), settings)
         return
-    store.add(source.name, flat.numpy(), lost)
+    norm = sum(one.squared_norm() for one in layout.unflatten(flat).values()) ** 0.5
+    store.add(source.name, flat.numpy(), lost, norm)
 
 
 def _decompose(
@@ -301,10 +310,13 @@ def _decompose(
     """Both passes over the stored members, and the file of the space."""
     count = len(store.members)
     mean, deviation = np.zeros(layout.size), np.ones(layout.size)
+    about = {**about, "norms": store.norms, "common_norm": _common_norm(store.norms, settings)}
+    strengths = strengths_of(about).numpy()[:, None]
+    times = strengths**0.5 if settings.form == Form.SINGULAR_VALUES else strengths  # a root for each of two factors
     gram, along, square = np.zeros((count, count), order="F"), np.zeros(count), 0.0
     updates = settings.form == Form.WEIGHT_UPDATES
     for columns in track(store.blocks()):
-        stored = store.read(columns)
+        stored = store.read(columns) * times
         mean[columns] = stored.mean(axis=0, dtype=np.float64)
         block = stored - mean[columns]
         if settings.standardize:
@@ -317,8 +329,6 @@ def _decompose(
             square += float(mean[columns] @ mean[columns])
     about = {**about, "twins": _twins(gram, list(store.members))}
     about["groups"] = find_groups(list(store.members), gram, along if updates else None, square)
-    if updates:
-        about["norms"] = np.sqrt(np.maximum(gram.diagonal() + 2 * along + square, 0.0)).tolist()
     if updates and (variance := gram.trace() / ((count - 1) * layout.size)) > 0:
         deviation[:] = variance**0.5  # one for all: coefficients of the size that standardized numbers give
         gram /= variance
@@ -336,13 +346,24 @@ def _decompose(
         for name, value in tensors.items():
             file.put(name, value)
         for columns in track(store.blocks()):
-            block = store.read(columns)
+            block = store.read(columns) * times
             block -= mean[columns].astype(np.float32)
-            rows = (weights.T @ torch.from_numpy(block)).double() / torch.from_numpy(deviation[columns])
-            numbers, scale = quantize(rows.float(), settings.storage)
+            axes = (weights.T @ torch.from_numpy(block)).double() / torch.from_numpy(deviation[columns])
+            numbers, scale = quantize(axes.float(), settings.storage)
             file.put_columns("basis", columns.start, numbers)
             if scale is not None:
                 file.put_columns("basis_scale", columns.start // store.group, scale)
+
+
+def _common_norm(norms: Sequence[float], settings: BuildSettings) -> float | None:
+    """The |dW| that every member is brought to; None where they keep their own.
+
+    In the form AS_TRAINED they do: members have the start of their factors in common, and would no longer.
+    """
+    positive = [norm for norm in norms if norm > 0]
+    if settings.norm == MemberNorm.KEEP or settings.form == Form.AS_TRAINED or not positive:
+        return None
+    return float(np.median(positive))
 
 
 def _twins(gram: np.ndarray, members: list[str]) -> list[list[str]]:

@@ -10,7 +10,10 @@ from .space import Form, Point, Space
 _ENOUGH = 0.95
 _MORE = " Part of some members is missing: set a larger rank, or 0."
 _FACTOR = 3
-_UNEQUAL = "They differ by more than 3: the first components show strength of training more than content."
+_UNEQUAL = (
+    " They differ by more than 3: the first components show strength of training more than content; set norm to equal."
+)
+_BROUGHT = "; all are brought to {:.3g}, and strength |dW| / {:.3g} in W2W Apply gives a member's own."
 _SHOWN = 5  # members of a group that are named
 _HISTOGRAMS = 12  # components whose coefficients are plotted
 _FALSE_ALARMS, _FEWEST = 0.05, 8  # the fraction of members that the warning would name; the least to measure it on
@@ -39,10 +42,11 @@ def describe_space(space: Space) -> str:
         )
     lines += [f"Left out on average: {why}, {100 * part:.2f} %." for why, part in space.about.get("lost", {}).items()]
     if norms := space.about.get("norms"):
-        low, high = min(norms), max(norms)
+        low, high, common = min(norms), max(norms), space.common_norm
         lines.append(
-            f"|dW| of the members: {low:.3g} to {high:.3g}."
-            + (f" {_UNEQUAL}" if high > _FACTOR * max(low, 1e-300) else "")
+            f"|dW| of the members: {low:.3g} to {high:.3g}"
+            + (_BROUGHT.format(common, common) if common else ".")
+            + ("" if high <= _FACTOR * max(low, 1e-300) or common else _UNEQUAL)
         )
     lines += [f"{first} and {second} have the same weights." for first, second in space.about.get("twins", [])]
     lines += [

@@ -128,7 +128,8 @@ class UpdateBuilder:
             slot, space = self._slots[layer], self._start
             columns, (p, q) = slice(slot.offset, slot.end), slot.shape
             numbers = space.coefficients @ space.basis[:, columns].float()
-            stored = (space.mean[columns] + space.deviation[columns] * numbers).view(-1, p, q)
+            stored = (space.mean[columns] + space.deviation[columns] * numbers) / space.strengths[:, None]
+            stored = stored.view(-1, p, q)
         for row, source in enumerate(self._sources):
             if source.name in changes:
                 cores[row] = made[source.name]

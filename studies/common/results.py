@@ -74,8 +74,13 @@ def assets_hash(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def write(name: str, command: str, seed: int, assets: Path, numbers: dict[str, dict]) -> Path:
-    """Write ``studies/results/<name>.json`` under a temporary name and rename it."""
+def write(
+    name: str, command: str, seed: int, assets: Path, numbers: dict[str, dict], sources: dict | None = None
+) -> Path:
+    """Write ``studies/results/<name>.json`` under a temporary name and rename it.
+
+    ``sources``: what else was measured than the assets, such as files by their hashes.
+    """
     import torch
 
     RESULTS.mkdir(parents=True, exist_ok=True)
@@ -92,6 +97,7 @@ def write(name: str, command: str, seed: int, assets: Path, numbers: dict[str, d
         "versions": versions,
         "machine": machine,
         "assets": {"world": assets.name, "sha256": assets_hash(assets)},
+        **({} if sources is None else {"sources": sources}),
         "numbers": numbers,
     }
     path = RESULTS / f"{name}.json"

@@ -3,7 +3,9 @@
 Steps, in order: train (LoRAs of a population, a cohort at a time), release (the space of these LoRAs), learned (the
 space that the pack ships, trained as a whole), learned_measure (the two side by side), measure, guidance, matched,
 invert (the node W2W Invert), fits and ceiling (what limits a collected space), names (every layer of LoRAs of ten
-networks beside Load LoRA, on the ComfyUI that COMFYUI_DIR names).
+networks beside Load LoRA, on the ComfyUI that COMFYUI_DIR names), random_labels (how often a label without meaning counts
+as a direction), folder (any folder of LoRAs that --loras names: norms, likeness, sizes), sdxl (the way from twenty LoRAs
+of SDXL's shapes to a file, with time and memory).
 Without a step all run; `--quick` measures the shipped space with fewer samples. Finished parts are kept in
 .cache/weights.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 from ..common import host
 
@@ -28,6 +31,9 @@ NAMES = (
     "fits",
     "ceiling",
     "names",
+    "random_labels",
+    "folder",
+    "sdxl",
 )
 
 
@@ -37,6 +43,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("steps", nargs="*", metavar="STEP", help=", ".join(NAMES))
     parser.add_argument("--people", type=int, default=512, help="how many identities to train")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further cohort after so long")
+    parser.add_argument("--loras", type=Path, help="for the step folder: a folder of LoRAs of one base model")
     parser.add_argument("--quick", action="store_true", help="measure with fewer samples, in under five minutes")
     options = parser.parse_args(argv)
     unknown = [step for step in options.steps if step not in NAMES]
@@ -71,6 +78,20 @@ def main(argv: Sequence[str]) -> int:
             from . import lora_names
 
             print(lora_names.run(options.quick))
+        elif step == "random_labels":
+            from . import random_labels
+
+            print(random_labels.run(options.quick))
+        elif step == "folder" and options.loras:
+            from . import lora_folder
+
+            print(lora_folder.run(options.loras))
+        elif step == "folder":
+            print("Step folder is left out: name one by --loras.")
+        elif step == "sdxl":
+            from . import sdxl_journey
+
+            print(sdxl_journey.run(FOLDER / "sdxl"))
         elif step == "learned":
             _learned(options.people)
         elif step == "learned_measure":

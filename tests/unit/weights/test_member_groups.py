@@ -6,7 +6,6 @@ import pytest
 import torch
 from glassbox.nodes.common import lora_reader
 from glassbox.nodes.weights import (
-    directions,
     member_groups,
     member_sources,
     points,
@@ -14,39 +13,9 @@ from glassbox.nodes.weights import (
     space_builder,
     space_report,
 )
-from glassbox.nodes.weights.flat_layout import Layout
-from glassbox.nodes.weights.space import Space
 from safetensors.torch import save_file
 
-
-def people(count, copies, seed, alike=0.96, size=2000, planted=0.0):
-    """A space of people with near copies of a cosine, from PCA, and a random label for each person.
-
-    ``planted``: how far apart the two sides of the label lie, in lengths of a person.
-    """
-    generator = np.random.default_rng(seed)
-    label = np.repeat(generator.permutation(np.arange(count) % 2), copies).astype(np.float32)
-    base = np.repeat(generator.normal(size=(count, size)), copies, axis=0)
-    base += planted * np.outer(label, generator.normal(size=size))
-    noise = generator.normal(size=base.shape) * (1 / alike - 1) ** 0.5
-    rows = base + (noise if copies > 1 else 0)
-    names = [f"p{number // copies} {number % copies}" for number in range(len(rows))]
-    mean = rows.mean(axis=0)
-    centered = rows - mean
-    gram = centered @ centered.T
-    groups = member_groups.find_groups(names, np.triu(gram), centered @ mean, float(mean @ mean))
-    left, values, _ = np.linalg.svd(centered, full_matrices=False)
-    kept = len(rows) - 1
-    space = Space(
-        Layout.of({}, 1, 1.0), torch.zeros(0), torch.zeros(0), torch.zeros(kept, 0),
-        torch.from_numpy(left[:, :kept] * values[:kept]).float(), tuple(names), torch.from_numpy(values).float(),
-        about={"groups": groups},
-    )  # fmt: skip
-    return space, torch.from_numpy(label)
-
-
-def passed(space, label) -> bool:
-    return not directions.fit(space, {"random": label}, 1000, "most_reliable")["random"].noise
+from studies.weights.random_labels import passed, people
 
 
 def test_copies_are_found_and_people_are_not():

@@ -235,10 +235,10 @@ def test_a_stopped_build_resumes(folder, tmp_path, monkeypatch):
     added = []
     add = MemberStore.add
 
-    def counting(self, name, flat, lost):
+    def counting(self, name, *rest):
         if len(added) == 5:
             raise StoppedError
-        add(self, name, flat, lost)
+        add(self, name, *rest)
         added.append(name)
 
     monkeypatch.setattr(MemberStore, "add", counting)
@@ -277,7 +277,7 @@ def test_stored_blocks_are_columns_of_the_data(tmp_path, monkeypatch):
     data = np.random.default_rng(0).standard_normal((3, 5000)).astype(np.float32)
     held = MemberStore(tmp_path / "a", "key", 3, 5000)
     for row in range(3):
-        held.add(str(row), data[row], {})
+        held.add(str(row), data[row], {}, 1.0)
     assert len(held.blocks()) == 5
     again = MemberStore(tmp_path / "a", "key", 3, 5000)
     assert list(again.members) == ["0", "1", "2"]
