@@ -3,9 +3,9 @@
 Steps, in order: train (LoRAs of a population, a cohort at a time), release (the space of these LoRAs), learned (the
 space that the pack ships, trained as a whole), learned_measure (the two side by side), measure, guidance, matched,
 invert (the node W2W Invert), fits and ceiling (what limits a collected space), names (every layer of LoRAs of ten
-networks beside Load LoRA, on the ComfyUI that COMFYUI_DIR names), random_labels (how often a label without meaning counts
-as a direction), folder (any folder of LoRAs that --loras names: norms, likeness, sizes), sdxl (the way from twenty LoRAs
-of SDXL's shapes to a file, with time and memory).
+networks beside Load LoRA, on the ComfyUI that COMFYUI_DIR names), random_labels (how often a label without meaning
+counts as a direction), folder (any folder of LoRAs that --loras names: norms, likeness, sizes), sdxl (the way from
+twenty LoRAs of SDXL's shapes to a file, with time and memory).
 Without a step all run; `--quick` measures the shipped space with fewer samples. Finished parts are kept in
 .cache/weights.
 """
