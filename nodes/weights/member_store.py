@@ -58,6 +58,7 @@ class MemberStore:
     """
 
     group = GROUP
+    rounding = 0.0
 
     def __init__(self, folder: Path, key: str, capacity: int, size: int):
         self._capacity, self._size = capacity, size

@@ -315,7 +315,7 @@ def flatten_lora(
 
 def _check(name: str, factors: Factors, size, rank: int, form: str) -> None:
     inputs, outputs = trim_shape(factors.down.shape[1:]), factors.up.shape[0]
-    if (inputs, outputs) != size:
+    if (torch.Size(inputs).numel(), outputs) != (torch.Size(size[0]).numel(), size[1]):
         raise ValueError(
             f"has {name} of {inputs} inputs and {outputs} outputs, and the space has {size[0]} and {size[1]}: it is "
             "made for another base model."

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from ..common.atomic_write import file_lock
-from ..common.lora_keys import base_of, declared_base, trim_shape, usual_stem
+from ..common.lora_keys import base_of, declared_base, usual_stem
 from ..common.lora_reader import Lora, Shape
 from ..common.safetensors_files import tensor_file
 from . import space_file
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .core_store import CoreStore
 
 _REFERENCE_MEMBERS = 64
+_MEASURED = 8  # blocks of columns on which the error of storage is measured
 _SAME = 1e-2  # relative distance of members that differ by the rounding of their files
 _TINY = 1e-12  # singular values below this fraction of the first are rounding
 Track = Callable[[Iterable], Iterable]
@@ -203,17 +204,22 @@ def _common_layers(
         stems = {**header.stems, **stems}
         if base := declared_base(header.metadata):
             bases.setdefault(base, []).append(source.name)
-    votes: Counter = Counter((layer, shape) for shapes in found.values() for layer, shape in shapes.items())
+    votes: Counter = Counter((layer, _counts(shape)) for shapes in found.values() for layer, shape in shapes.items())
+    most: dict[str, tuple[int, ...]] = {}
+    for (layer, counts), _ in votes.most_common():
+        most.setdefault(layer, counts)
     sizes: dict[str, Shape] = {}
-    for (layer, shape), _ in votes.most_common():
-        sizes.setdefault(layer, shape)
+    for shapes in found.values():  # as a kernel where one file has it so, since others have it as a matrix
+        for layer, shape in shapes.items():
+            if _counts(shape) == most[layer] and len(shape[0]) > len(sizes.get(layer, ((), ()))[0]):
+                sizes[layer] = shape
     fitting, layers = [], set()
     for source in sources:
         shapes = found.get(source.name)
         if shapes is None:
             continue
-        shared = [layer for layer in shapes if votes[layer, shapes[layer]] * 2 >= len(found)]
-        odd = next((layer for layer, shape in shapes.items() if not _same(sizes[layer], shape)), None)
+        shared = [layer for layer in shapes if votes[layer, _counts(shapes[layer])] * 2 >= len(found)]
+        odd = next((layer for layer, shape in shapes.items() if _counts(shape) != most[layer]), None)
         if odd or not shared:
             skipped.add(source.name, _other_base(odd, shapes, sizes), settings)
         else:
@@ -244,8 +250,9 @@ def _other_base(odd: str | None, shapes: dict, sizes: dict) -> str:
     return f"{odd} has inputs and outputs {shapes[odd]} here and {sizes[odd]} in most others."
 
 
-def _same(one: Shape, other: Shape) -> bool:
-    return one == other or all(trim_shape(a) == trim_shape(b) for a, b in zip(one, other, strict=True))
+def _counts(shape: Shape) -> tuple[int, ...]:
+    """How many inputs and outputs a layer has: trainers write a kernel as it is, or as a matrix."""
+    return tuple(torch.Size(side).numel() for side in shape)
 
 
 def _layout(sources: list[MemberSource], sizes: dict[str, Shape], settings: BuildSettings) -> Layout:
@@ -342,14 +349,22 @@ def _decompose(
     specification = {name: (value.dtype, tuple(value.shape)) for name, value in tensors.items()}
     specification |= space_file.basis_tensors(kept.shape[1], layout.size, settings.storage)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tensor_file(target, specification, space_file.header(space, settings.storage, None), space_file.read) as file:
+
+    def axes(columns: slice) -> torch.Tensor:
+        block = store.read(columns) * times
+        block -= mean[columns].astype(np.float32)
+        return ((weights.T @ torch.from_numpy(block)).double() / torch.from_numpy(deviation[columns])).float()
+
+    error = None
+    if settings.storage != Storage.FLOAT32:
+        some = map(axes, store.blocks()[:: max(len(store.blocks()) // _MEASURED, 1)])
+        shown = space.coefficients[:_REFERENCE_MEMBERS]
+        error = space_file.storage_error(some, shown, settings.storage, store.rounding)
+    with tensor_file(target, specification, space_file.header(space, settings.storage, error), space_file.read) as file:
         for name, value in tensors.items():
             file.put(name, value)
         for columns in track(store.blocks()):
-            block = store.read(columns) * times
-            block -= mean[columns].astype(np.float32)
-            axes = (weights.T @ torch.from_numpy(block)).double() / torch.from_numpy(deviation[columns])
-            numbers, scale = quantize(axes.float(), settings.storage)
+            numbers, scale = quantize(axes(columns), settings.storage)
             file.put_columns("basis", columns.start, numbers)
             if scale is not None:
                 file.put_columns("basis_scale", columns.start // store.group, scale)

@@ -226,6 +226,21 @@ def small_tensors(space: Space, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     return tensors
 
 
+def storage_error(
+    blocks: Iterable[torch.Tensor], members: torch.Tensor, storage: str, bases: float = 0.0
+) -> StorageError:
+    """The error on blocks of columns (k, w) of a basis and of ``members`` (m, k); ``bases``: that of layers' bases."""
+    lost = total = 0.0
+    apart, whole = torch.zeros(len(members)), torch.zeros(len(members))
+    for block in blocks:
+        change = block - dequantize(*quantize(block, storage))
+        lost, total = lost + float(change.square().sum()), total + float(block.square().sum())
+        apart += (members @ change).square().sum(dim=1)
+        whole += (members @ block).square().sum(dim=1)
+    relative = (apart / whole.clamp_min(1e-30) + bases**2).sqrt()
+    return StorageError((lost / max(total, 1e-300)) ** 0.5, float(relative.mean()))
+
+
 def _measure_error(space: Space, storage: str) -> StorageError:
     lost = total = 0.0
     members = space.coefficients[:_ROWS]

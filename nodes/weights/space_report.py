@@ -8,6 +8,7 @@ from .projection import nearest_members
 from .space import Form, Point, Space
 
 _ENOUGH = 0.95
+_EXACT = 1e-3  # relative, of what members' changes may lose by storage without a remark
 _MORE = " Part of some members is missing: set a larger rank, or 0."
 _FACTOR = 3
 _UNEQUAL = (
@@ -176,4 +177,5 @@ def _storage_error(space: Space) -> str:
     error = space.about.get("storage_error")
     if not error:
         return ""
-    return f" (relative error {error['basis']:.1e} of the basis, {error['members']:.1e} of rebuilt members)"
+    much = "; that is more than 1e-3, and float32 is exact" if error["members"] > _EXACT else ""
+    return f" (relative error {error['basis']:.1e} of the basis, {error['members']:.1e} of rebuilt members{much})"

@@ -138,3 +138,43 @@ def test_tolerances_are_what_storage_costs(tmp_path, storage):
         for layer in true:
             off = (projection.difference(true[layer], found[layer]) / true[layer].squared_norm()) ** 0.5
             assert tolerances[layer] / 4 < off < tolerances[layer], (name, layer)
+
+
+@pytest.mark.parametrize("form", ["weight_updates", "singular_values"])
+def test_kernels_as_matrices_and_as_kernels_are_one_layer(tmp_path, form):
+    """ComfyUI's own trainer writes factors of a 3 x 3 kernel as matrices, kohya's with the window; dW to 1e-4."""
+    layer, folder, updates = "down_blocks.0.resnets.0.conv1", tmp_path / "loras", {}
+    folder.mkdir()
+    for number in range(4):
+        generator = members.generator(number)
+        down, up = torch.randn(2, 20, 3, 3, generator=generator), torch.randn(24, 2, 1, 1, generator=generator)
+        updates[f"m{number}"] = up.flatten(1).double() @ down.flatten(1).double()
+        if number % 2 == 0:
+            down, up = down.flatten(1), up.flatten(1)
+        save_file(members.kohya({layer: (down, up)}, 2.0), folder / f"m{number}.safetensors")
+    rank = 2 if form == "singular_values" else 0
+    space = build(folder, tmp_path / "space.safetensors", form=form, rank=rank)
+    assert len(space.members) == 4 and not space.about["skipped"]
+    for name, update in updates.items():
+        made = points.member_point(space, name).layers()[layer]
+        assert made.down.shape[1:] == (20, 3, 3)
+        assert (torch.mm(*made.matrices(torch.float64)) - update).norm() < 1e-4 * update.norm()
+
+
+@pytest.mark.parametrize("storage", ["float16", "int8"])
+def test_a_build_says_what_storage_costs(tmp_path, storage):
+    """Within a fifth of the error of members' dW from their mean, against the space in float32."""
+    write(tmp_path / "loras")
+    exact, small = (
+        build(tmp_path / "loras", tmp_path / f"{one}.safetensors", storage=one, norm="equal")
+        for one in ("float32", storage)
+    )
+    mean = made(points.member_point(exact, "m0").with_coefficients(torch.zeros(exact.components), "mean"))
+    errors = []
+    for name in exact.members:
+        true, found = (made(points.member_point(space, name)) for space in (exact, small))
+        errors.append(float((found - true).norm() / (true - mean).norm()))
+    assert small.about["storage_error"]["members"] == pytest.approx(sum(errors) / len(errors), rel=0.2)
+    text = space_report.describe_space(small)
+    assert ("more than 1e-3, and float32 is exact" in text) == (storage == "int8")
+    assert "storage_error" not in exact.about
