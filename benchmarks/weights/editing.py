@@ -32,7 +32,7 @@ def measure(turns: int = 5) -> dict[str, dict]:
         numbers[f"SDXL, {count} edits"] = results.bootstrap(values, what, "ms", np.median)
         numbers[f"SDXL, {count} edits over 1"] = results.bootstrap(values / taken[1], "paired", "ratio", np.median)
         moved = edit(point, texts[count])
-        kept = sum(value.nbytes for value in vars(moved).values() if isinstance(value, torch.Tensor))
+        kept = moved.coefficients.nbytes + sum(step.nbytes for step, _ in moved.steps or ())
         numbers[f"SDXL, {count} edits: kept by the point"] = results.number(kept, 1, "bytes", "tensors of the point")
     return numbers | _ranges(turns)
 

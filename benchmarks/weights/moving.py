@@ -6,6 +6,7 @@ How ComfyUI then adds the patches to the weights is the same for this pack and t
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from studies.common.turns import times
 from .network import sd15_layout, sd15_model
 
 OURS, STOCK, OFFICIAL = "this pack", "stock LoRA load", "official rebuild"
+#: One slider that moves beside others, and the same after loading the space, when nothing is kept.
+BESIDE = {f"this pack, beside {others} others": others for others in (5, 19)}
+FIRST = {f"{name}, first": others for name, others in {OURS: 0, **BESIDE}.items()}
 
 
 def measure(moves: int, components: int) -> dict[str, dict]:
@@ -33,9 +37,10 @@ def measure(moves: int, components: int) -> dict[str, dict]:
     what, numbers = f"one move, {components} components, SD1.5 layout, processor time of one thread", {}
     for name, values in taken.items():
         numbers[f"slider, {name}"] = results.bootstrap(values, what, "ms", np.median)
-    for name in (STOCK, OFFICIAL):
-        ratio = taken[OURS] / taken[name]
-        numbers[f"slider, {OURS} over {name}"] = results.bootstrap(ratio, "paired", "ratio", np.median)
+    for ours in (OURS, *BESIDE, *FIRST):
+        for name in (STOCK, OFFICIAL):
+            ratio = taken[ours] / taken[name]
+            numbers[f"slider, {ours} over {name}"] = results.bootstrap(ratio, "paired", "ratio", np.median)
     return numbers
 
 
@@ -53,8 +58,9 @@ def _contenders(components: int) -> dict:
     save_file(export.to_tensors(point.layers()), file)
     official, direction = space.basis.T.contiguous(), space.directions["beard"].vector
 
-    def ours(strength: float):
-        moved = edit(point, f"beard: {strength}")
+    def ours(strength: float, others: int = 0, first: bool = False):
+        start = replace(point, space=replace(space)) if first else point
+        moved = edit(start, ", ".join([f"beard: {strength}", *(f"d{number}: 0.3" for number in range(others))]))
         return patches.apply_lora(model, export.to_tensors(moved.layers()), 1.0, 0.0, 1.0)
 
     def stock(_: float, kept=folder):
@@ -65,15 +71,20 @@ def _contenders(components: int) -> dict:
         flat = ((point.coefficients + strength * direction)[None] @ official.T) * space.deviation + space.mean
         return space.layout.unflatten(flat[0])
 
-    return {OURS: ours, STOCK: stock, OFFICIAL: rebuilt}
+    ways = {OURS: ours, STOCK: stock, OFFICIAL: rebuilt}
+    ways |= {name: partial(ours, others=others) for name, others in BESIDE.items()}
+    return ways | {name: partial(ours, others=others, first=True) for name, others in FIRST.items()}
 
 
 def made_up_space(components: int):
-    """A space of the SD1.5 layout with random numbers and one direction."""
+    """A space of the SD1.5 layout with random numbers and directions."""
     spaces, layout = host.pack("nodes.weights.space"), sd15_layout()
     generator = torch.Generator().manual_seed(0)
     basis = torch.randn(components, layout.size, generator=generator) / layout.size**0.5
     mean, deviation = torch.randn(layout.size, generator=generator), torch.rand(layout.size, generator=generator)
     rows = torch.randn(2, components, generator=generator)
     space = spaces.Space(layout, 0.01 * mean, 0.01 * deviation, basis, rows, ("a", "b"), torch.ones(2))
-    return space.with_directions({"beard": spaces.Direction(torch.randn(components, generator=generator), 1.0)})
+    names = ["beard", *(f"d{number}" for number in range(max(BESIDE.values())))]
+    return space.with_directions(
+        {name: spaces.Direction(torch.randn(components, generator=generator), 1.0) for name in names}
+    )

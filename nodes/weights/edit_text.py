@@ -26,9 +26,8 @@ def edit(
         [(name, names, units == Units.RAW, debiasing) for name, _ in edits],
         lambda keys: direction_steps(space, [key[0] for key in keys], *keys[0][1:]),
     )
-    coefficients, applied = point.coefficients, []
-    for (name, strength), step in zip(edits, steps, strict=True):
-        if strength:
-            coefficients = coefficients + strength * step
-            applied.append(f"{name} {strength:+g}")
-    return point.with_coefficients(coefficients, ", ".join([point.name, *applied])) if applied else point
+    applied = [(name, strength, step) for (name, strength), step in zip(edits, steps, strict=True) if strength]
+    if not applied:
+        return point
+    labels = [f"{name} {strength:+g}" for name, strength, _ in applied]
+    return point.with_steps([(step, strength) for _, strength, step in applied], ", ".join([point.name, *labels]))

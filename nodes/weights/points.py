@@ -58,18 +58,16 @@ def sweep(
     A direction is the name of one of the space's own, in units of its largest projection, or "PC 3", in standard
     deviations. ``preserved`` directions are held fixed.
     """
-    steps = [(first, direction_step(point.space, first.strip(), preserved, raw=False))]
-    if second:
-        steps.append((second, direction_step(point.space, second.strip(), preserved, raw=False)))
+    along = direction_step(point.space, first.strip(), preserved, raw=False)
+    upward = direction_step(point.space, second.strip(), preserved, raw=False) if second else None
     points, labels = [], []
-    for down in values if second else [None]:
+    for down in values if second else [0.0]:
         for across in values:
-            coefficients = point.coefficients + across * steps[0][1]
-            label = f"{first} {across:+.2f}"
-            if down is not None:
-                coefficients = coefficients + down * steps[1][1]
+            steps, label = [(along, across)], f"{first} {across:+.2f}"
+            if upward is not None:
+                steps.append((upward, down))
                 label += f", {second} {down:+.2f}"
-            points.append(point.with_coefficients(coefficients, f"{point.name}, {label}"))
+            points.append(point.with_steps(steps, f"{point.name}, {label}"))
             labels.append(label)
     return points, labels
 

@@ -29,6 +29,8 @@ _STEPS_BYTES = 2**24
 #: The root mean square error of rounding to float16, of values and of those near its least; that of sums in float32
 #: (measured, largest of eight real files: 5e-7); how much of all that may be cut.
 _HALF, _LEAST_HALF, _SUMS, _MARGIN = 2**-10 / 12**0.5 / (1.5 / math.log(2)) ** 0.5, 2**-24 / 12**0.5, 2e-6, 1.5
+#: A point and its edits are kept rebuilt up to so many vectors and bytes, where a basis has this many times the rows.
+_MOST_KEPT, _KEPT_BYTES, _KEPT_FRACTION = 8, 2**26, 32
 
 
 class Form(StrEnum):
@@ -174,6 +176,27 @@ class Space:
         """The flat vector float32 (D,) of coefficients (k,) or fewer, the rest being zero."""
         return flat_weights(self.pad(coefficients), self.basis, self.mean, self.deviation, self.basis_scale)
 
+    @cached_property
+    def most_kept(self) -> int:
+        """How many vectors (D,) of a point and its edits are kept: none where a rebuild is not much more work."""
+        return min(_MOST_KEPT, _KEPT_BYTES // (4 * max(self.layout.size, 1)), self.components // _KEPT_FRACTION)
+
+    @cached_property
+    def _kept(self) -> OrderedDict[tuple[bool, bytes], torch.Tensor]:
+        return OrderedDict()
+
+    def kept_flat(self, coefficients: torch.Tensor, change: bool) -> torch.Tensor:
+        """``rebuild`` of coefficients (k,), or the ``change`` of a flat vector by them, kept for the next call."""
+        key = change, coefficients.numpy().tobytes()
+        flat = self._kept.pop(key, None)
+        if flat is None:
+            mean = torch.zeros_like(self.mean) if change else self.mean
+            flat = flat_weights(self.pad(coefficients), self.basis, mean, self.deviation, self.basis_scale)
+        self._kept[key] = flat
+        while len(self._kept) * flat.nbytes > _KEPT_BYTES:
+            self._kept.popitem(last=False)
+        return flat
+
     def project(self, flat: torch.Tensor) -> torch.Tensor:
         """Coefficients float32 (k,) of a flat vector (D,). The deviation is used as it is, negative entries too."""
         return self._products((flat - self.mean) / self.deviation)
@@ -213,11 +236,17 @@ class Space:
 
 @dataclass(frozen=True)
 class Point:
-    """A model: coefficients float32 (k,) in a space. It keeps nothing else, so that many points take little memory."""
+    """A model: coefficients float32 (k,) in a space. It keeps no weights, so that many points take little memory.
+
+    A point with a few edits knows the coefficients of its ``origin`` and the ``steps`` from there, each a vector (k,)
+    and a strength; ``steps`` is None once there are too many for ``Space.most_kept``.
+    """
 
     space: Space
     coefficients: torch.Tensor
     name: str = "point"
+    origin: torch.Tensor | None = None
+    steps: tuple[tuple[torch.Tensor, float], ...] | None = ()
 
     def __str__(self) -> str:
         first = ", ".join(f"{one:+.2f}" for one in self.coefficients[:5].tolist())
@@ -225,8 +254,17 @@ class Point:
 
     @property
     def flat(self) -> torch.Tensor:
-        """The flat vector of the model's factors, float32 (D,), rebuilt at each call."""
-        return self.space.rebuild(self.coefficients)
+        """The flat vector of the model's factors, float32 (D,), a new one at each call.
+
+        Of a few edits origin and steps are rebuilt once each and added, whatever was computed before, so that a slider
+        that moves reads no basis; otherwise one rebuild from the summed coefficients.
+        """
+        if self.origin is None or not self.steps:
+            return self.space.rebuild(self.coefficients)
+        flat = self.space.kept_flat(self.origin, change=False).clone()
+        for step, strength in self.steps:
+            flat.add_(self.space.kept_flat(step, change=True), alpha=strength)
+        return flat
 
     def layers(self) -> dict[str, Factors]:
         """The low-rank factors of the model by layer, views of one flat vector that is rebuilt at each call."""
@@ -268,6 +306,16 @@ class Point:
     def with_coefficients(self, coefficients: torch.Tensor, name: str) -> Point:
         """Another point of the same space."""
         return Point(self.space, coefficients.float(), name)
+
+    def with_steps(self, steps: Sequence[tuple[torch.Tensor, float]], name: str) -> Point:
+        """The point after steps, each of a vector (k,) and a strength."""
+        coefficients = self.coefficients
+        for step, strength in steps:
+            coefficients = coefficients + strength * step
+        if self.steps is None or 1 + len(self.steps) + len(steps) > self.space.most_kept:
+            return Point(self.space, coefficients, name, steps=None)
+        origin = self.coefficients if self.origin is None else self.origin
+        return Point(self.space, coefficients, name, origin, (*self.steps, *steps))
 
 
 def strengths_of(about: Mapping[str, Any]) -> torch.Tensor:

@@ -11,6 +11,7 @@ from glassbox.nodes.common import named_strengths
 from glassbox.nodes.weights import (
     directions,
     edit_text,
+    flat_layout,
     identity_guidance,
     member_sources,
     points,
@@ -182,6 +183,57 @@ def test_many_edits_rebuild_once_and_a_point_keeps_no_weights(directed, monkeypa
     assert len(read) == 1
     kept = sum(one.nbytes for one in vars(moved).values() if isinstance(one, torch.Tensor))
     assert kept == 4 * directed.components and moved.name.count(", PC ") == count
+
+
+@pytest.fixture
+def deep():
+    """A space of 256 components, where a rebuild is much more work than adding what is kept."""
+    generator = torch.Generator().manual_seed(6)
+    layout = flat_layout.Layout.of(dict.fromkeys("ab", ((2, 5), (7, 2))), 2, 2.0)
+    mean, *basis = torch.randn(257, layout.size, generator=generator)
+    rows, vectors = torch.randn(9, 256, generator=generator), torch.randn(12, 256, generator=generator)
+    found = space_module.Space(
+        layout, mean, 0.1 + mean.abs(), torch.stack(basis), rows, tuple("abcdefghi"), torch.ones(9)
+    )
+    return found.with_directions({f"d{number}": Direction(one, 2.0) for number, one in enumerate(vectors)})
+
+
+def _text(count, moved=0.5):
+    return ", ".join([f"d0: {moved}", *(f"d{number}: {0.1 * number + 0.2}" for number in range(1, count))])
+
+
+@pytest.mark.parametrize("count", [1, 3, 7, 8, 12])
+def test_one_moved_slider_reads_no_basis_beside_few_others(deep, monkeypatch, count):
+    """Up to seven edits are kept rebuilt, more are one rebuild; what was computed before changes no number."""
+    read = []
+    whole = space_module.flat_weights
+    monkeypatch.setattr(space_module, "flat_weights", lambda *args: read.append(args) or whole(*args))
+    point = Point(deep, deep.coefficients[4])
+    few = count < 8
+    assert deep.most_kept == 8
+    first = edit_text.edit(point, _text(count)).flat
+    assert len(read) == (1 + count if few else 1)
+    moved = edit_text.edit(point, _text(count, -1.5))
+    after = moved.flat
+    assert len(read) == (1 + count if few else 2)
+    in_two = edit_text.edit(edit_text.edit(point, "d0: -1.5"), _text(count, -1.5).partition(", ")[2])
+    assert torch.equal(in_two.flat, after) and torch.equal(edit_text.edit(point, _text(count)).flat, first)
+    deep._kept.clear()
+    assert torch.equal(edit_text.edit(point, _text(count, -1.5)).flat, after)
+    wanted = deep.mean.double() + deep.deviation.double() * (moved.coefficients.double() @ deep.basis.double())
+    torch.testing.assert_close(after.double(), wanted, atol=1e-6 * float(wanted.abs().max()), rtol=1e-4)
+
+
+def test_kept_vectors_are_bounded_by_bytes(deep, monkeypatch):
+    monkeypatch.setattr(space_module, "_KEPT_BYTES", 3 * 4 * deep.layout.size)
+    assert deep.most_kept == 3
+    for row in deep.coefficients:
+        edit_text.edit(Point(deep, row), _text(2)).flat.add_(1.0)  # its own memory
+        assert sum(one.nbytes for one in deep._kept.values()) <= 3 * 4 * deep.layout.size
+    again = edit_text.edit(Point(deep, deep.coefficients[0]), _text(2))
+    direct = deep.rebuild(again.coefficients)
+    torch.testing.assert_close(again.flat, direct, atol=1e-5 * float(direct.abs().max()), rtol=1e-4)
+    assert edit_text.edit(Point(deep, deep.coefficients[0]), _text(3)).steps is None
 
 
 def test_edits_along_components_need_no_labels(space):
