@@ -10,7 +10,6 @@ from ..host.schema import Activations as ActivationsSocket
 from ..host.schema import schema
 from . import select_ids
 from .activations import Activations
-from .catalog_unet import catalog
 from .tap_inputs import CATEGORY, IDS, PAPER, PRESET, Rows
 
 
@@ -59,6 +58,7 @@ class ActivationCatalog(io.ComfyNode):
     @classmethod
     def execute(cls, model, preset: str, ids: str, width: int, height: int) -> io.NodeOutput:
         from . import catalog_table
+        from .catalog_unet import catalog
 
         specs = catalog(model.model.diffusion_model)
         selected = {spec.id for spec in select_ids.select(specs, preset, ids)}
@@ -133,6 +133,7 @@ def network_outline(kind: str, name: str, further: Mapping[str, dict]) -> dict:
     See `meta_networks.network` for the arguments.
     """
     from . import catalog_table, meta_networks_comfy
+    from .catalog_unet import catalog
 
     return catalog_table.outline(catalog(meta_networks_comfy.network(kind, name, further)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from comfy_api.latest import io
@@ -12,14 +13,14 @@ from ..host.hooks import hook_calls, observe, refuse_compiled
 from ..host.image_output import new_figure, to_image
 from ..host.progress import with_progress
 from ..host.schema import ActivationRecording, schema, seed
-from . import activation_edit, select_ids
+from . import select_ids
 from .activation_spec import ActivationSpec
-from .catalog_unet import catalog
-from .patching import PatchingSettings, kinds_of, patch, restored_fraction
-from .recorder import Recorder, Run
 from .select_ids import StepPredicate
-from .tap import TapSettings
 from .tap_inputs import CATEGORY, EDITABLE_PRESET, IDS, PRECISION, PRECISIONS
+
+if TYPE_CHECKING:
+    from .patching import PatchingSettings
+    from .recorder import Recorder, Run
 
 _PAPER = "Activation patching (causal tracing, arXiv 2202.05262), at the IDs of arXiv 2410.03558"
 _STEPS = {
@@ -94,6 +95,8 @@ class ActivationPatching(io.ComfyNode):
         strength: float,
         mask: torch.Tensor | None = None,
     ) -> io.NodeOutput:
+        from .patching import PatchingSettings
+
         refuse_compiled(model)
         run = recording.run_of(latent["samples"])
         if len(run.snapshots) < len(run.recorded) or not run.snapshots:
@@ -182,10 +185,10 @@ class ActivationPatchingMap(io.ComfyNode):
         precision: str,
         mask: torch.Tensor | None = None,
     ) -> io.NodeOutput:
-        from . import catalog_table, id_chart
+        from . import activation_edit, catalog_table, catalog_unet, id_chart, patching
 
         refuse_compiled(model)
-        every = catalog(model.model.diffusion_model)
+        every = catalog_unet.catalog(model.model.diffusion_model)
         specs = select_ids.select(every, preset, ids)
         activation_edit.editable_specs({spec.id: spec.channels for spec in specs}, every, "selection")
         recorder = _recorder(model, specs, select_ids.parse_steps(patched_steps), precision)
@@ -196,7 +199,7 @@ class ActivationPatchingMap(io.ComfyNode):
         source, target = sample(observe(model, recorder), source_positive), sample(model, positive)
         patched = _patched_one_by_one(model, recorder.run_of(source), specs, select_ids.parse_steps(patched_steps))
         runs = {id_: sample(one, positive) for id_, one in patched}
-        restored = {id_: restored_fraction(latent, source, target, mask) for id_, latent in runs.items()}
+        restored = {id_: patching.restored_fraction(latent, source, target, mask) for id_, latent in runs.items()}
         best = id_chart.best(restored, _BEST)
         figure = new_figure(id_chart.chart_width(len(restored)), _HEIGHT)
         id_chart.draw_bars(figure, {_TITLE: restored}, best, 0.0)
@@ -211,12 +214,17 @@ class ActivationPatchingMap(io.ComfyNode):
 
 def _editable(model, tensors: dict[str, torch.Tensor], selected: list[str]) -> list[ActivationSpec]:
     """The specs of recorded IDs in a model; raises ValueError for those that it lacks or that cannot be changed."""
+    from . import activation_edit
+    from .catalog_unet import catalog
+
     channels = {id_: tensors[id_].shape[1] for id_ in selected}
     return activation_edit.editable_specs(channels, catalog(model.model.diffusion_model), "recording")
 
 
 def _patched_one_by_one(model, run: Run, specs: list[ActivationSpec], selects: StepPredicate) -> Iterator[tuple]:
     """ID and clone of a MODEL of which this one activation is that of a recorded run, with ComfyUI's progress."""
+    from .patching import PatchingSettings
+
     run.require_recorded("Select other steps.")
     for spec in with_progress(specs):
         yield spec.id, _patched(model, run, [spec], selects, PatchingSettings())
@@ -224,6 +232,9 @@ def _patched_one_by_one(model, run: Run, specs: list[ActivationSpec], selects: S
 
 def _recorder(model, specs: list[ActivationSpec], selects: StepPredicate, precision: str) -> Recorder:
     """A recorder of activations in both conditionings."""
+    from .recorder import Recorder
+    from .tap import TapSettings
+
     settings = TapSettings(unconditional=True, dtype=PRECISIONS[precision])
     return Recorder(specs, settings, selects, lambda sigma: timestep_of(model, sigma))
 
@@ -233,6 +244,9 @@ def _patched(model, run: Run, specs: list[ActivationSpec], selects: StepPredicat
 
     Sampling raises ValueError for another number of steps than that of the recorded run.
     """
+    from . import activation_edit
+    from .patching import kinds_of, patch
+
     sources = {snapshot.step: snapshot.activations for snapshot in run.snapshots}
 
     def calling(call):

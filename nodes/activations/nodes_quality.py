@@ -10,11 +10,8 @@ from comfy_api.latest import io
 from ..host.hooks import refuse_compiled
 from ..host.image_output import new_figure, to_image
 from ..host.schema import schema, seed
-from . import paper_tables, select_ids
+from . import select_ids
 from .activation_spec import ActivationSpec
-from .catalog_unet import catalog
-from .tap import TapSettings
-from .tap_comfy import clean_latent, sigma_of, tap_noise_samples
 from .tap_inputs import CATEGORY, IDS, LEVEL, NOISE_UNIT, PAPER, POOL_SIZE, PRESET
 
 _HEIGHT = 700
@@ -125,6 +122,9 @@ class ActivationQuality(io.ComfyNode):
         vae=None,
     ) -> io.NodeOutput:
         from . import id_chart, quality
+        from .catalog_unet import catalog
+        from .tap import TapSettings
+        from .tap_comfy import clean_latent, sigma_of, tap_noise_samples
 
         refuse_compiled(model)
         specs = catalog(model.model.diffusion_model)
@@ -146,6 +146,8 @@ class ActivationQuality(io.ComfyNode):
 
 def _filtered_ids(specs: list[ActivationSpec], id_filter: str) -> set[str]:
     """The IDs that the paper's filter keeps, where the paper has one, or the general one; of a transformer all."""
+    from . import paper_tables
+
     if not select_ids.has_stages(specs):
         return {spec.id for spec in specs}
     by_paper = id_filter == IdFilter.PAPER_FILTER and paper_tables.architecture(specs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from comfy_api.latest import io
 
 from ..host.evaluate import timestep_of
@@ -9,10 +11,10 @@ from ..host.hooks import observe, refuse_compiled
 from ..host.schema import ActivationRecording, schema
 from ..host.schema import Activations as ActivationsSocket
 from . import select_ids
-from .catalog_unet import catalog
-from .recorder import Recorder
-from .tap import TapSettings
 from .tap_inputs import CATEGORY, IDS, PAPER, POOL_SIZE, PRECISION, PRECISIONS, PRESET, Rows
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
 
 
 class ActivationRecorder(io.ComfyNode):
@@ -72,6 +74,10 @@ class ActivationRecorder(io.ComfyNode):
         precision: str,
         mean_only: bool = False,
     ) -> io.NodeOutput:
+        from .catalog_unet import catalog
+        from .recorder import Recorder
+        from .tap import TapSettings
+
         refuse_compiled(model)
         selected = select_ids.select(catalog(model.model.diffusion_model), preset, ids)
         settings = TapSettings(rows != Rows.UNCONDITIONAL, rows != Rows.CONDITIONAL, pool_size, PRECISIONS[precision])

@@ -12,7 +12,6 @@ from ..host.progress import with_progress
 from ..host.schema import Activations as ActivationsSocket
 from ..host.schema import schema, seed
 from .activations import Activations
-from .catalog_unet import catalog
 from .tap_inputs import CATEGORY, PAPER
 
 _HEIGHT, _PARTS, _MODELS = 500, 4, 4
@@ -77,6 +76,7 @@ class CompareActivations(io.ComfyNode):
         cls, model, reference: Activations, activations: Activations, keep: int, **others: Activations | None
     ) -> io.NodeOutput:
         from . import catalog_table, comparison, id_chart
+        from .catalog_unet import catalog
 
         models = {"activations": activations} | {name: other for name, other in others.items() if other is not None}
         difference, cka = comparison.compare(reference, models, with_progress)

@@ -12,7 +12,6 @@ from ..host.evaluate import sample_seeds
 from ..host.image_output import new_figure, to_image
 from ..host.schema import later_seed, schema, seed
 from .seed_scout import Ranking, draw_sheet, report
-from .seed_scout_comfy import WordMaps, decoded_images, image_scorer
 
 _COLUMNS, _CELL, _LABELS = 6, 190, 70  # of the sheet: columns, and pixels of an image and of the text above it
 
@@ -110,6 +109,8 @@ class SeedScout(io.ComfyNode):
         reference: torch.Tensor | None = None,
         clip_vision=None,
     ) -> io.NodeOutput:
+        from .seed_scout_comfy import WordMaps, decoded_images, image_scorer
+
         if len(latent["samples"]) != 1:
             raise ValueError(
                 f"latent holds {len(latent['samples'])} images: set batch_size of Empty Latent Image to 1, since "

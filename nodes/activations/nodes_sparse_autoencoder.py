@@ -14,10 +14,7 @@ from ..host.progress import with_progress
 from ..host.schema import Activations as ActivationsSocket
 from ..host.schema import SparseAutoencoder as AutoencoderSocket
 from ..host.schema import schema
-from . import activation_edit
-from .activation_edit_comfy import steered_model
 from .activations import Activations
-from .catalog_unet import catalog, transformer_update
 from .tap_inputs import CATEGORY, END_PERCENT, ROWS, START_PERCENT, image_of, images_of
 
 if TYPE_CHECKING:
@@ -186,7 +183,9 @@ class SparseFeatureSteering(io.ComfyNode):
         rows: str,
         mask: torch.Tensor | None = None,
     ) -> io.NodeOutput:
-        from . import sparse_autoencoder
+        from . import activation_edit, sparse_autoencoder
+        from .activation_edit_comfy import steered_model
+        from .catalog_unet import catalog, transformer_update
 
         refuse_compiled(model)
         network, source = model.model.diffusion_model, "sparse autoencoder"

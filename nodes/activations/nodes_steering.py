@@ -18,12 +18,8 @@ from ..host.schema import Activations as ActivationsSocket
 from ..host.schema import SteeringDirection as DirectionSocket
 from ..host.schema import schema, seed
 from ..host.text_encoding import encode
-from . import activation_edit, select_ids
-from .activation_edit_comfy import steered_model
+from . import select_ids
 from .activations import Activations
-from .catalog_unet import catalog
-from .recorder import Recorder
-from .tap import TapSettings
 from .tap_inputs import CATEGORY, EDITABLE_PRESET, END_PERCENT, IDS, ROWS, START_PERCENT
 
 if TYPE_CHECKING:
@@ -97,7 +93,9 @@ class ActivationSteering(io.ComfyNode):
         preserve_norm: bool,
         mask: torch.Tensor | None = None,
     ) -> io.NodeOutput:
-        from . import steering
+        from . import activation_edit, steering
+        from .activation_edit_comfy import steered_model
+        from .catalog_unet import catalog
 
         refuse_compiled(model)
         channels = {id_: len(vector) for id_, vector in direction.vectors.items()}
@@ -229,7 +227,10 @@ class SteeringDirectionFromPrompts(io.ComfyNode):
         cfg: float,
         name: str = "",
     ) -> io.NodeOutput:
-        from . import steering
+        from . import activation_edit, steering
+        from .catalog_unet import catalog
+        from .recorder import Recorder
+        from .tap import TapSettings
 
         refuse_compiled(model)
         every = catalog(model.model.diffusion_model)

@@ -12,9 +12,6 @@ from ..host.schema import Activations as ActivationsSocket
 from ..host.schema import schema, seed
 from . import select_ids
 from .activations import mean
-from .catalog_unet import catalog
-from .tap import TapSettings
-from .tap_comfy import clean_latent, sigma_of, tap_noise_samples
 from .tap_inputs import (
     CATEGORY,
     IDS,
@@ -100,6 +97,9 @@ class LayerActivationTap(io.ComfyNode):
         vae=None,
     ) -> io.NodeOutput:
         from . import catalog_table
+        from .catalog_unet import catalog
+        from .tap import TapSettings
+        from .tap_comfy import clean_latent, sigma_of, tap_noise_samples
 
         refuse_compiled(model)
         specs = catalog(model.model.diffusion_model)

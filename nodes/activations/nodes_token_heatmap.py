@@ -6,13 +6,11 @@ import torch
 from comfy_api.latest import io
 from torch.nn import functional as F
 
-from ..host.compute import on_device
 from ..host.schema import Activations as ActivationsSocket
 from ..host.schema import schema
 from .activations import MAP_SIZES, Activations
 from .select_ids import ATTENTION_MEAN
 from .tap_inputs import CATEGORY, PAPER, images_of
-from .token_heatmap_comfy import placed_words
 
 
 class TokenHeatMap(io.ComfyNode):
@@ -85,6 +83,7 @@ class TokenHeatMap(io.ComfyNode):
         opacity: float,
     ) -> io.NodeOutput:
         from . import overlays
+        from .token_heatmap_comfy import placed_words
 
         selected = _attention_rows(activations, prompt_role)
         images = images_of(image, selected)
@@ -118,6 +117,7 @@ def _attention_rows(activations: Activations, prompt_role: str) -> Activations:
 
 
 def _heat_map(activations: Activations, tokens: list[int] | slice, positions: list[int], length: int) -> torch.Tensor:
+    from ..host.compute import on_device
     from . import token_heatmap
 
     if ATTENTION_MEAN in activations.tensors:

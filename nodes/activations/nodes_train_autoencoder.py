@@ -11,22 +11,16 @@ import torch
 from comfy_api.latest import io
 
 from ..common.resume import check_length, digest, file_digest, load_state, save_state
-from ..host.compute import compute_device
 from ..host.evaluate import PERCENT, sample_latents, sigma_at, timestep_of
 from ..host.folders import input_stamp, named_file, relative, resolve_input_file
 from ..host.hooks import observe, refuse_compiled
-from ..host.identity import clip_digest, model_digest, vae_digest
 from ..host.image_output import new_figure, to_image
 from ..host.progress import Progress
 from ..host.schema import SparseAutoencoder as AutoencoderSocket
 from ..host.schema import later_seed, schema, seed
 from ..host.text_encoding import encode
-from . import activation_edit, select_ids
+from . import select_ids
 from .activation_spec import ActivationSpec
-from .catalog_unet import catalog
-from .recorder import Recorder
-from .tap import TapSettings
-from .tap_comfy import tap_noise_samples
 from .tap_inputs import CATEGORY
 
 if TYPE_CHECKING:
@@ -145,7 +139,8 @@ class TrainSparseAutoencoder(io.ComfyNode):
         name: str,
         vae=None,
     ) -> io.NodeOutput:
-        from . import autoencoder_file, autoencoder_training
+        from . import activation_edit, autoencoder_file, autoencoder_training
+        from .catalog_unet import catalog
 
         refuse_compiled(model)
         if k > features:
@@ -160,7 +155,6 @@ class TrainSparseAutoencoder(io.ComfyNode):
         about = {
             **{"features": features, "k": k, "batch_size": batch_size, "learning_rate": learning_rate},
             **{"dead_after": dead_after, "seed": seed, "steps": steps, "cfg": cfg, "activation": selected[0].id},
-            **{"latent": digest(latent["samples"]), "clip": clip_digest(clip), "model": model_digest(model)},
             **source.identity(),
         }
         settings = autoencoder_training.TrainingSettings(features, k, learning_rate, dead_after, seed)
@@ -204,9 +198,14 @@ class _Source:
     cfg: float
 
     def identity(self) -> dict:
-        """The prompts, or the images by content with what encodes them."""
+        """The networks and the latent, and the prompts or the images by content with what encodes them."""
+        from ..host.identity import clip_digest, model_digest, vae_digest
+
         files = [file_digest(item) for item in self.items if isinstance(item, Path)]
         return {
+            "latent": digest(self.latent),
+            "clip": clip_digest(self.clip),
+            "model": model_digest(self.model),
             "prompts": digest(self.caption),
             "images": digest(files),
             "vae": vae_digest(self.vae) if files else None,
@@ -245,6 +244,9 @@ class _Source:
 
     def _sampled(self, prompt: str, seed: int) -> torch.Tensor:
         """Of all steps of a run: (steps * images, C, H, W)."""
+        from .recorder import Recorder
+        from .tap import TapSettings
+
         recorder = Recorder(
             [self.spec], TapSettings(dtype=torch.float32), lambda *_: True, lambda sigma: timestep_of(self.model, sigma)
         )
@@ -259,6 +261,8 @@ class _Source:
         from PIL import Image, ImageOps
 
         from ..common.pil_images import from_pil
+        from .tap import TapSettings
+        from .tap_comfy import tap_noise_samples
 
         size = (self.latent.shape[-1] * _PIXELS, self.latent.shape[-2] * _PIXELS)
         with Image.open(path) as opened:
@@ -276,6 +280,7 @@ def _train(source: _Source, settings: TrainingSettings, batch_size: int, steps: 
 
     Returns the trainer and the curve: steps, held-out explained variance and dead features, one row per chunk.
     """
+    from ..host.compute import compute_device
     from . import autoencoder_training
 
     held_out, progress = source.held_out(), Progress(steps)

@@ -9,7 +9,6 @@ import torch
 from comfy_api.latest import io
 from torch.nn import functional as F
 
-from ..host.compute import on_device
 from ..host.image_output import save_preview_images
 from ..host.progress import with_progress
 from ..host.schema import Activations as ActivationsSocket
@@ -97,6 +96,7 @@ class ActivationVisualizer(io.ComfyNode):
         size: int,
         weighting: str = Weighting.EQUAL,
     ) -> io.NodeOutput:
+        from ..host.compute import on_device
         from . import overlays, pca
 
         def colors(feature: torch.Tensor) -> torch.Tensor:
@@ -171,6 +171,7 @@ class ActivationSimilarity(io.ComfyNode):
         mask: torch.Tensor | None = None,
         per_head: bool = False,
     ) -> io.NodeOutput:
+        from ..host.compute import on_device
         from . import correspondence, overlays, point_list
 
         size, row = (image.shape[1], image.shape[2]), _first_row(activations, image_index, image)
@@ -322,6 +323,7 @@ def _matched(
 
     ``sizes``: (height, width) of both images. All hold where ``mutual`` is off.
     """
+    from ..host.compute import on_device
     from . import correspondence
 
     (height, width), (other_height, other_width) = sizes
@@ -341,6 +343,7 @@ def _transferred(
     feature: torch.Tensor, other: torch.Tensor, mask: torch.Tensor | None, size: tuple[int, int], mutual: bool
 ) -> torch.Tensor:
     """A mask of one image on another one of ``size``; black without one."""
+    from ..host.compute import on_device
     from . import correspondence
 
     if mask is None:

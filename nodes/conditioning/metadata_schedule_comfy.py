@@ -15,6 +15,7 @@ import comfy.conds
 import torch
 from comfy.patcher_extension import WrappersMP
 
+from ..host.evaluate import evaluating, levels_of
 from . import metadata_schedule, noise_rescale_comfy, size_metadata_comfy
 
 _KEY = "glassbox_metadata"
@@ -117,7 +118,11 @@ def _gating(layout: size_metadata_comfy.Layout, gates: _Gates):
             ]
         return executor(model, conds, x_in, timestep, model_options)
 
-    return wrapper
+    def evaluate(executor, model, conds, x_in, timestep, model_options):
+        with evaluating(timestep):
+            return wrapper(executor, model, conds, x_in, timestep, model_options)
+
+    return evaluate
 
 
 def _choices(schedules: Sequence[Schedule]) -> dict[str, tuple[bool, ...]]:
@@ -183,6 +188,6 @@ def _encoded(layout: size_metadata_comfy.Layout, model, stock, rows: Rows) -> co
 
 def _noise_fractions(model, timestep: torch.Tensor) -> list[float]:
     """The fraction u of noise of each image (training mixes noise levels in a batch); one where all are alike."""
-    sigmas = timestep.flatten().tolist()
+    sigmas = levels_of(timestep)
     sigmas = sigmas[:1] if len(set(sigmas)) == 1 else sigmas
     return [noise_rescale_comfy.noise_fraction(model.model_sampling, sigma) for sigma in sigmas]

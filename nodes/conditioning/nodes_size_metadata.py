@@ -9,11 +9,9 @@ from comfy_api.latest import io
 from ..host.evaluate import sigmas_of
 from ..host.image_output import new_figure, to_image
 from ..host.schema import schema
-from . import metadata_schedule_comfy, noise_rescale_comfy, size_metadata
-from . import size_metadata_comfy as host_metadata
+from . import noise_rescale_comfy, size_metadata
 from .metadata_schedule import GateCurve, GateMode, GateSchedule, PromptRole
 from .size_metadata import FieldGroup
-from .size_metadata_comfy import MetadataGuider as Guider
 
 CATEGORY = "Glassbox/Conditioning"
 PAPER = "On Improved Conditioning Mechanisms and Pre-training Strategies for Diffusion Models (arXiv 2411.03177)"
@@ -85,13 +83,14 @@ class MetadataConditioning(io.ComfyNode):
 
     @classmethod
     def execute(cls, model, conditioning: list, **widgets) -> io.NodeOutput:
-        layout = host_metadata.layout_of(model)
+        from . import size_metadata_comfy
+
+        layout = size_metadata_comfy.layout_of(model)
         entries = size_metadata.metadata_entries(**widgets)
         size_metadata.check_fields(entries, layout.fields, layout.model)
-        conditioned = host_metadata.write_metadata(conditioning, entries)
-        values = (
-            size_metadata.format_metadata(host_metadata.explicit_fields(layout, conditioned)) or "ComfyUI's defaults"
-        )
+        conditioned = size_metadata_comfy.write_metadata(conditioning, entries)
+        explicit = size_metadata_comfy.explicit_fields(layout, conditioned)
+        values = size_metadata.format_metadata(explicit) or "ComfyUI's defaults"
         return io.NodeOutput(conditioned, f"{layout.model} is conditioned on: {values}.")
 
 
@@ -163,7 +162,7 @@ class MetadataSchedule(io.ComfyNode):
 
     @classmethod
     def execute(cls, model, sigmas=None, **settings) -> io.NodeOutput:
-        from . import metadata_report
+        from . import metadata_report, metadata_schedule_comfy
 
         schedule = GateSchedule(**settings)
         gated = metadata_schedule_comfy.gated(model, schedule, inside=schedule.mode == GateMode.EMBEDDING)
@@ -208,13 +207,13 @@ class MetadataReport(io.ComfyNode):
 
     @classmethod
     def execute(cls, model, positive: list, latent: dict, negative=None, sigmas=None) -> io.NodeOutput:
-        from . import metadata_report
+        from . import metadata_report, metadata_schedule_comfy, size_metadata_comfy
 
-        layout, shape = host_metadata.layout_of(model), latent["samples"].shape
+        layout, shape = size_metadata_comfy.layout_of(model), latent["samples"].shape
         prompts = []
         for role, conditioning in (("positive", positive), ("negative", negative or [])):
             for number, (_, entry) in enumerate(conditioning, 1):
-                metadata = host_metadata.read_metadata(layout, {"prompt_type": role, **entry}, shape)
+                metadata = size_metadata_comfy.read_metadata(layout, {"prompt_type": role, **entry}, shape)
                 name = role if number == 1 else f"{role}, part {number}"
                 sigma_range = sigmas_of(model, entry.get("start_percent", 0.0), entry.get("end_percent", 1.0))
                 prompts.append(
@@ -286,13 +285,15 @@ class MetadataGuider(io.ComfyNode):
 
     @classmethod
     def execute(cls, model, positive, negative, cfg, metadata_strength, fields, reference_width, reference_height):
-        layout = host_metadata.layout_of(model)
+        from . import size_metadata_comfy
+
+        layout = size_metadata_comfy.layout_of(model)
         fields = tuple(name for name in FieldGroup(fields).names if name in layout.fields)
         reference = size_metadata.metadata_entries(reference_width, reference_height)
-        guider = Guider(model)
+        guider = size_metadata_comfy.MetadataGuider(model)
         guider.set_conds(
             positive,
-            host_metadata.write_metadata(positive, reference, forget=fields, prompt_type="positive"),
+            size_metadata_comfy.write_metadata(positive, reference, forget=fields, prompt_type="positive"),
             _with_reference(negative, reference, fields),
         )
         guider.set_strengths(cfg, metadata_strength)
@@ -301,9 +302,11 @@ class MetadataGuider(io.ComfyNode):
 
 def _with_reference(negative: list, reference: dict, fields: tuple[str, ...]) -> list:
     """A negative prompt whose own metadata becomes the reference; parts without such metadata stay as stock."""
+    from . import size_metadata_comfy
+
     return [
         *itertools.chain.from_iterable(
-            host_metadata.write_metadata([part], reference, forget=fields, prompt_type="negative")
+            size_metadata_comfy.write_metadata([part], reference, forget=fields, prompt_type="negative")
             if any(name in part[1] for name in fields)
             else [part]
             for part in negative

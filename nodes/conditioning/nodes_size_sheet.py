@@ -10,7 +10,6 @@ from ..host.image_output import new_figure, to_image
 from ..host.latent_shapes import pixels
 from ..host.progress import with_progress
 from ..host.schema import schema, seed
-from . import metadata_schedule_comfy, size_metadata_comfy
 from .metadata_schedule import GateCurve, GateMode, GateSchedule, PromptRole
 from .size_metadata import check_fields, format_metadata
 from .size_sheet import SweptField, draw_sheet, parse_multiples, swept_entries
@@ -85,6 +84,8 @@ class SizeSheet(io.ComfyNode):
     def execute(
         cls, model, positive, negative, vae, latent, field, values, gate_exponent, apply_to, seed, steps, cfg
     ) -> io.NodeOutput:
+        from . import metadata_schedule_comfy, size_metadata_comfy
+
         layout, canvas, multiples = size_metadata_comfy.layout_of(model), pixels(latent, model), parse_multiples(values)
         columns = [swept_entries(field, multiple, canvas) for multiple in multiples]
         check_fields(columns[0], layout.fields, layout.model)

@@ -15,7 +15,7 @@ from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from comfy.patcher_extension import WrappersMP
 
 from ..host import hooks
-from ..host.evaluate import name_of
+from ..host.evaluate import evaluating, levels_of, name_of
 from . import noise_rescale_comfy
 
 _TABLE = comfy.ldm.modules.diffusionmodules.mmdit.MMDiT
@@ -149,7 +149,6 @@ def rotated(patcher, rotate: Rotate):
     pixels = getattr(patcher.get_model_object("latent_format"), "spacial_downscale_ratio", 8)
 
     def call(executor, model, conds, x_in, timestep, model_options):
-        noise = noise_rescale_comfy.noise_fraction(model.model_sampling, float(timestep.max()))
         sides = [side * pixels for side in x_in.shape[-2:]]
 
         def replaced(module, args, output):
@@ -161,6 +160,8 @@ def rotated(patcher, rotate: Rotate):
             return torch.cat(parts, dim=-3)
 
         with ExitStack() as stack:
+            stack.enter_context(evaluating(timestep))
+            noise = noise_rescale_comfy.noise_fraction(model.model_sampling, max(levels_of(timestep)))
             for network in (model.diffusion_model, *_control_networks(conds)):
                 embedder = _embedder(network)
                 if embedder is not None:

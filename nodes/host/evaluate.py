@@ -5,7 +5,9 @@ LoRAs, ControlNets, areas, hooks and SDXL's size metadata take part exactly as i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import comfy.model_management
 import comfy.sample
@@ -43,6 +45,41 @@ def sigmas_of(patcher, start_percent: float, end_percent: float) -> tuple[float,
 def timestep_of(patcher, sigma: float) -> float:
     """The timestep that the network is given at a sigma: for SD1.5 and SDXL the integer timestep."""
     return float(patcher.get_model_object("model_sampling").timestep(torch.tensor(sigma)))
+
+
+@dataclass
+class _Evaluated:
+    timestep: torch.Tensor
+    levels: tuple[float, ...] = ()
+
+
+_evaluated: _Evaluated | None = None
+
+
+@contextmanager
+def evaluating(timestep: torch.Tensor) -> Iterator[None]:
+    """One evaluation at noise levels (rows,): within it ``levels_of`` the same tensor waits for the device once.
+
+    Blocks of several patches of a MODEL lie within each other. ComfyUI hands the tensor of an evaluation to each call
+    of the network as ``transformer_options["sigmas"]``.
+    """
+    global _evaluated
+    before = _evaluated
+    if before is None or before.timestep is not timestep:
+        _evaluated = _Evaluated(timestep)
+    try:
+        yield
+    finally:
+        _evaluated = before
+
+
+def levels_of(timestep: torch.Tensor) -> tuple[float, ...]:
+    """Noise levels (rows,) as numbers."""
+    if _evaluated is None or _evaluated.timestep is not timestep:
+        return tuple(timestep.flatten().tolist())
+    if not _evaluated.levels:
+        _evaluated.levels = tuple(timestep.flatten().tolist())
+    return _evaluated.levels
 
 
 def name_of(model) -> str:

@@ -19,6 +19,7 @@ from comfy.patcher_extension import WrappersMP
 from torch import nn
 
 from ..common.network_call import Area, Call, Part, is_on_schedule, step_of
+from .evaluate import evaluating, levels_of
 
 _ADAPTIVE = "dpm_adaptive_function"  # of ComfyUI: makes as many steps as it needs, between the ends of the schedule
 _ROLE = "glassbox_role"  # in an entry of a conditioning: its name in the guider
@@ -104,7 +105,7 @@ def observe(patcher, observer: Observer):
     compiled = False  # by a node behind this one
     done, seen = None, -1  # of an adaptive sampler: how many steps are over, and the step of the last evaluation
     evaluations = None  # in the prediction that is under way; None outside of one
-    sigma, schedule = None, _Schedule()  # sigma: of the evaluation that is under way; None outside of one
+    schedule = _Schedule()
 
     def predict(executor, *args, **kwargs):
         nonlocal evaluations
@@ -115,26 +116,23 @@ def observe(patcher, observer: Observer):
             evaluations = None
 
     def evaluate(executor, model, conds, x, timestep, model_options):
-        nonlocal evaluations, sigma, seen
-        before, sigma = sigma, float(timestep.flatten()[0])  # waits for the device: once per evaluation
-        levels = schedule.levels(model_options.get("transformer_options", {}))
-        evaluation = _evaluation(sigma, levels, main=not evaluations)
-        if done is not None:
-            evaluation = replace(evaluation, step=done, steps=done + 1, on_schedule=done != seen)
-            seen = done
-        observer.evaluating(evaluation)
-        evaluations = None if evaluations is None else evaluations + 1
-        try:
+        nonlocal evaluations, seen
+        with evaluating(timestep):
+            levels = schedule.levels(model_options.get("transformer_options", {}))
+            evaluation = _evaluation(levels_of(timestep)[0], levels, main=not evaluations)
+            if done is not None:
+                evaluation = replace(evaluation, step=done, steps=done + 1, on_schedule=done != seen)
+                seen = done
+            observer.evaluating(evaluation)
+            evaluations = None if evaluations is None else evaluations + 1
             result = executor(model, conds, x, timestep, model_options)
-        finally:
-            sigma = before
         observer.evaluated()
         return result
 
     clone.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, key, run)
     clone.add_wrapper_with_key(WrappersMP.PREDICT_NOISE, key, predict)
     clone.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, key, evaluate)
-    _hook_calls(clone, key, lambda call: observer.calling(replace(call, compiled=compiled)), False, lambda: sigma)
+    _hook_calls(clone, key, lambda call: observer.calling(replace(call, compiled=compiled)), False)
     return clone
 
 
@@ -147,7 +145,7 @@ def hook_calls(patcher, calling: Calling, needs_positive: bool = True):
     """
     clone, key = patcher.clone(), f"glassbox_calls_{uuid.uuid4().hex}"
     refuse_compiled_runs(clone, key)
-    _hook_calls(clone, key, calling, needs_positive, lambda: None)
+    _hook_calls(clone, key, calling, needs_positive)
     return clone
 
 
@@ -184,11 +182,12 @@ class RowRoles:
         finally:
             self._latent = before
 
-    def _evaluate(self, executor, model, conds, x, *args):
+    def _evaluate(self, executor, model, conds, x, timestep, *args):
         before = self._groups, self._evaluated
         self._groups, self._evaluated = [group or [] for group in conds], x.shape
         try:
-            return executor(model, conds, x, *args)
+            with evaluating(timestep):
+                return executor(model, conds, x, timestep, *args)
         finally:
             self._groups, self._evaluated = before
 
@@ -286,21 +285,13 @@ class _Schedule:
         return self._levels
 
 
-def _hook_calls(
-    patcher,
-    key: str,
-    calling: Calling,
-    needs_positive: bool,
-    known_sigma: Callable[[], float | None],
-) -> None:
-    """``known_sigma`` returns the noise level of a call, or None where it is to be fetched from the device."""
+def _hook_calls(patcher, key: str, calling: Calling, needs_positive: bool) -> None:
     roles, schedule = RowRoles(patcher, key, needs_positive), _Schedule()
 
     def call(executor, *args, **kwargs):
         options = kwargs.get("transformer_options") or (args[5] if len(args) > 5 else {})
-        network, level = executor.class_obj.diffusion_model, known_sigma()
-        if level is None:
-            level = float((kwargs["t"] if "t" in kwargs else args[1]).flatten()[0])
+        level = levels_of(options.get("sigmas", kwargs["t"] if "t" in kwargs else args[1]))[0]
+        network = executor.class_obj.diffusion_model
         context = kwargs.get("c_crossattn", args[3] if len(args) > 3 else None)
         parts = roles.parts_of(options, args[0], context)
         receivers = calling(Call(network, parts, len(args[0]), level, schedule.levels(options)))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..host.folders import resolve_optional_file
-from ..host.prompt_alignment import own_embedder
 
 if TYPE_CHECKING:
     from .image_similarity import Embed
@@ -76,6 +75,8 @@ JUDGES = {
 
 def image_judge(similarity: str, sscd_file: str, clip_vision, clip) -> tuple[Judge, Embed | None]:
     """The judge of a similarity and its embedding; raises ValueError where what it needs is absent."""
+    from ..host.prompt_alignment import own_embedder
+
     choice = Similarity(similarity)
     connected = Connected(resolve_optional_file(sscd_file, "SSCD file"), clip_vision, own_embedder(clip))
     for kind, judge in JUDGES.items():

@@ -16,6 +16,7 @@ from comfy.patcher_extension import WrappersMP
 from torch import nn
 
 from ..common.network_call import POSITIVE, TILED, Call
+from ..host.evaluate import evaluating, levels_of
 from ..host.hooks import Receivers, forward_hooks, hook_calls
 
 #: Factor of each channel by dotted path of the layer: (channels,), or (rows, channels) for factors of each row.
@@ -60,10 +61,11 @@ def with_scaled_by_prompt(
 
     def predict(executor, x, timestep, *args, **kwargs):
         nonlocal current
-        sampled = _sampled_prompts(executor.class_obj.conds, prompts, key, len(x), float(timestep.flatten()[0]))
-        if sampled != current[0]:
-            current = sampled, _of_images(sampled, [factors for _, factors in prompts])
-        return executor(x, timestep, *args, **kwargs)
+        with evaluating(timestep):
+            sampled = _sampled_prompts(executor.class_obj.conds, prompts, key, len(x), levels_of(timestep)[0])
+            if sampled != current[0]:
+                current = sampled, _of_images(sampled, [factors for _, factors in prompts])
+            return executor(x, timestep, *args, **kwargs)
 
     clone = hook_calls(patcher, _calling(lambda: current, sigmas, conditional_only))
     clone.add_wrapper_with_key(WrappersMP.PREDICT_NOISE, key, predict)

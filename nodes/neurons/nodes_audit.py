@@ -15,7 +15,6 @@ from ..host.image_output import new_figure, to_image
 from ..host.progress import Progress, with_progress
 from ..host.schema import schema, seed
 from . import nemo_inputs
-from .embedding_session_comfy import refuse_unsupported
 from .first_step_comfy import embedding, latent_shape
 from .image_similarity_comfy import Similarity, image_judge
 from .mask import CAVEATS
@@ -145,6 +144,7 @@ class MemorizationAudit(io.ComfyNode):
         clip=None,
     ) -> io.NodeOutput:
         from . import audit, image_similarity, neuron_figures, neuron_reports
+        from .embedding_session_comfy import refuse_unsupported
 
         refuse_unsupported(model, positive)
         judge, embed = image_judge(similarity, sscd_file, clip_vision, clip)

@@ -18,8 +18,6 @@ from .first_step_comfy import embedding, latent_shape, probe_outputs, value_outp
 from .mask import NeuronMask, SearchRecord, uniform_scales
 from .nemo_inputs import parse_prompts
 from .neuron_layers import NeuronLayer, NeuronType, neuron_layers, select_layers
-from .neuron_statistics_comfy import hidden_moments
-from .scan_file import Pace
 
 if TYPE_CHECKING:
     from .concept_neurons import Contrast
@@ -101,6 +99,7 @@ class ConceptNeurons(io.ComfyNode):
         cls, model, clip, concept_prompts, neutral_prompts, concept, neuron_type, layers, count, seed, width, height
     ) -> io.NodeOutput:
         from . import concept_neurons, neuron_reports
+        from .scan_file import Pace
 
         pairs = prompt_pairs(concept_prompts, neutral_prompts, concept)
         chosen = select_layers(neuron_layers(model.model.diffusion_model, neuron_type), layers)
@@ -144,6 +143,8 @@ def prompt_pairs(with_concept: str, without: str, concept: str) -> list[tuple[st
 
 def _activations(model, clip, layers: list[NeuronLayer], shape, text: str, seed: int) -> torch.Tensor:
     """Activation of each neuron of the layers on one prompt, one after the other, float64."""
+    from .neuron_statistics_comfy import hidden_moments
+
     conditioning = encode(clip, text)[1]
     if shape is None:
         values = value_outputs(model, embedding(conditioning), [layer.path for layer in layers])

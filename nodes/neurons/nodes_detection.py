@@ -19,11 +19,9 @@ from ..host.schema import NeuronMask as MaskSocket
 from ..host.schema import schema, seed
 from ..host.text_encoding import encode, literal
 from . import nemo_inputs
-from .detectors_comfy import score_prompts
 from .first_step_comfy import at_first_step, latent_shape
 from .nemo_inputs import FirstStepInputs, PromptSyntax, collect_prompts
 from .neuron_layers import NeuronType, neuron_layers
-from .scan_file import Pace
 
 CATEGORY, PAPER = nemo_inputs.CATEGORY, nemo_inputs.PAPER
 _LIST = "list of prompts"
@@ -136,6 +134,7 @@ class MemorizationScore(io.ComfyNode):
         **detectors,
     ) -> io.NodeOutput:
         from . import neuron_figures, neuron_reports
+        from .detectors_comfy import score_prompts
 
         texts = collect_prompts(prompts, resolve_optional_file(prompts_file, _LIST), least=1)
         step = FirstStepInputs(latent_shape(model, width, height), noise_samples, seed, timestep)
@@ -222,6 +221,7 @@ class CalibrateThreshold(io.ComfyNode):
         prompt_syntax=PromptSyntax.LITERAL,
     ) -> io.NodeOutput:
         from . import neuron_figures, neuron_reports, score_threshold
+        from .detectors_comfy import score_prompts
 
         ordinary = collect_prompts(prompts, resolve_optional_file(prompts_file, _LIST), least=3)
         memorized = collect_prompts(memorized_prompts)
@@ -367,6 +367,7 @@ class ScanReport(io.ComfyNode):
         masked_model=None,
     ) -> io.NodeOutput:
         from . import neuron_figures, neuron_reports
+        from .scan_file import Pace
 
         scores = neuron_reports.read_scores(table)
         searches = {} if mask is None else {search.prompt: search for search in mask.searches}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from comfy_api.latest import io
 
 from ..common.atomic_write import atomic_write
-from ..host import folders, prompt_alignment
+from ..host import folders
 from ..host.folders import input_stamp, resolve_input_file
 from ..host.image_output import new_figure, to_compare, to_image
 from ..host.progress import interruptible, with_progress
@@ -318,6 +318,8 @@ def _similarity_line(name: str, found: ImageSimilarity) -> str:
 
 
 def _alignment_line(batches: dict, prompt: str, clip, clip_vision) -> str:
+    from ..host import prompt_alignment
+
     try:
         found = {name: prompt_alignment.measure(prompt, images, clip, clip_vision) for name, images in batches.items()}
     except prompt_alignment.AbsentError as error:

@@ -18,7 +18,6 @@ from ..host.schema import later_seed, schema, seed
 from ..host.text_encoding import chunks, encode
 from ..host.text_encoding import known_words as vocabulary
 from . import nemo_inputs
-from .embedding_session_comfy import refuse_unsupported
 from .first_step_comfy import embedding, latent_shape
 from .memorization_score import OFFICIAL_TIMESTEP, seeded_noise
 from .neuron_layers import value_layers
@@ -145,6 +144,7 @@ class EmbeddingAdjustment(io.ComfyNode):
         cls, model, positive, negative, target_norm, steps, learning_rate, noise_samples, seed, width, height
     ) -> io.NodeOutput:
         from . import embedding_session_comfy, mitigations
+        from .embedding_session_comfy import refuse_unsupported
 
         refuse_unsupported(model, positive)
         bar, shape = Progress(steps), latent_shape(model, width, height)
@@ -365,6 +365,7 @@ class AdversarialUnlearning(io.ComfyNode):
         from ..host.training import adapters
         from . import neuron_figures, unlearning
         from .audit import AttackSettings
+        from .embedding_session_comfy import refuse_unsupported
 
         refuse_unsupported(model, positive)
         refuse_compiled(model)

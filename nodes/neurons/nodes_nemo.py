@@ -13,7 +13,6 @@ from ..common.resume import digest
 from ..host import folders
 from ..host.evaluate import sigmas_of
 from ..host.hooks import refuse_compiled
-from ..host.identity import clip_digest, model_digest
 from ..host.image_output import new_figure, to_image
 from ..host.progress import with_progress
 from ..host.schema import NeuronMask as MaskSocket
@@ -208,6 +207,7 @@ class NemoLocalize(io.ComfyNode):
         anchor="",
         prompt_syntax=PromptSyntax.LITERAL,
     ) -> io.NodeOutput:
+        from ..host.identity import clip_digest, model_digest
         from . import neuron_figures, neuron_reports, neuron_statistics
         from .prompt_search_comfy import AttributionSettings, MaskScan, PromptSearches, search_prompts
 

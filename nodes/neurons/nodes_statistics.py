@@ -15,7 +15,6 @@ from . import nemo_inputs, neuron_statistics
 from .first_step_comfy import latent_shape, probe_outputs
 from .nemo_inputs import PromptSyntax, collect_prompts
 from .neuron_layers import NeuronType, all_layers, neuron_layers, select_layers
-from .neuron_statistics_comfy import scan_statistics
 
 CATEGORY, PAPER = nemo_inputs.CATEGORY, nemo_inputs.PAPER
 _LIST = "list of prompts"
@@ -87,6 +86,7 @@ class NeuronStatistics(io.ComfyNode):
         prompt_syntax=PromptSyntax.LITERAL,
     ) -> io.NodeOutput:
         from . import neuron_reports, statistics_file
+        from .neuron_statistics_comfy import scan_statistics
 
         texts = collect_prompts(prompts, resolve_optional_file(prompts_file, _LIST))
         if len(texts) + (previous_statistics.count if previous_statistics else 0) < 2:

@@ -10,7 +10,6 @@ from ..host.image_output import new_figure, to_image
 from ..host.latent_shapes import matching_channels, view
 from ..host.progress import nothing_to_show
 from ..host.schema import schema, seed
-from .noise_objects_comfy import TransformedNoise, latent_for_stock_noise
 
 
 class CompositionNoise(io.ComfyNode):
@@ -94,6 +93,7 @@ class CompositionNoise(io.ComfyNode):
         cls, latent: dict, guide: dict, seed: int, strength: float, cutoff: float, low_cutoff: float, model=None
     ) -> io.NodeOutput:
         from . import composition
+        from .noise_objects_comfy import TransformedNoise, latent_for_stock_noise
 
         settings = composition.CompositionSettings(strength, cutoff, low_cutoff)
         layout = view(guide, model).parts[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
 
 import torch
 from comfy_api.latest import io
@@ -13,8 +14,10 @@ from ..host.progress import interruptible, with_progress
 from ..host.schema import schema, seed
 from .assignment import Cost, Grouping
 from .nearest import NearestForm
-from .noise_objects_comfy import PairedNoise, SeededNoise
 from .pairing import DrawnNoise, Pairing, PairingMode, PairingSettings, pair
+
+if TYPE_CHECKING:
+    from .noise_objects_comfy import PairedNoise
 
 CATEGORY = "Glassbox/Noise"
 _PAPERS = "Immiscible Diffusion (arXiv 2406.12303, NeurIPS 2024), Improved Immiscible Diffusion (arXiv 2505.18521)"
@@ -220,6 +223,8 @@ class ImmiscibleLatentBatch(io.ComfyNode):
 
     @classmethod
     def execute(cls, latent: dict, seed: int, model=None, **options) -> io.NodeOutput:
+        from .noise_objects_comfy import SeededNoise
+
         settings = PairingSettings(nearest_form=NearestForm.OFFICIAL, **options)
         pairing = _paired(SeededNoise(seed), settings, model).look(latent)
         numbered = {**latent, "batch_index": pairing.numbers} if pairing.moved else latent
@@ -308,6 +313,7 @@ class NoiseGainPreview(io.ComfyNode):
 
 def _paired(noise, settings: PairingSettings, model) -> PairedNoise:
     """NOISE whose samples are paired with each LATENT that it is drawn for."""
+    from .noise_objects_comfy import PairedNoise
 
     def pair_latent(batch, drawn, draw, seed: int) -> Pairing:
         return pair(settings, batch, drawn, DrawnNoise(batch.numbers, draw), seed, call=interruptible)

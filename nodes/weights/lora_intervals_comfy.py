@@ -12,6 +12,7 @@ import torch
 from comfy.patcher_extension import WrappersMP
 
 from ...kernels import low_rank_apply
+from ..host.evaluate import evaluating, levels_of
 from ..host.quantized import as_used
 
 
@@ -68,12 +69,18 @@ def apply_lora(patcher, tensors: dict[str, torch.Tensor], strength: float, start
         clone.add_weight_wrapper(name, as_used(patcher, name, Change(span, adapter.weights, strength, part)))
 
     def call(executor, x, t, *args, **kwargs):
-        before, span.now = span.now, float(t.flatten()[0])
+        options = kwargs.get("transformer_options") or (args[3] if len(args) > 3 else {})
+        before, span.now = span.now, levels_of(options.get("sigmas", t))[0]
         try:
             return executor(x, t, *args, **kwargs)
         finally:
             span.now = before
 
+    def evaluate(executor, model, conds, x, timestep, *args):
+        with evaluating(timestep):
+            return executor(model, conds, x, timestep, *args)
+
+    clone.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, key, evaluate)
     clone.add_wrapper_with_key(WrappersMP.APPLY_MODEL, key, call)
     return clone
 

@@ -6,7 +6,7 @@ import logging
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from comfy_api.latest import io
@@ -15,20 +15,14 @@ from ..common.lora_keys import TEXT
 from ..common.loss_curve import outline
 from ..common.resume import FinishedEarly, Identity, digest
 from ..host.folders import named_file
-from ..host.identity import model_digest
 from ..host.image_output import new_figure, to_image
 from ..host.progress import FinishNow, LiveCurve, Progress, nothing_to_show
 from ..host.schema import W2WPoint, W2WSpace, schema
-from .inversion import (
-    Inversion,
-    InversionSettings,
-    TrainablePoint,
-    describe_inversion,
-    draw_losses,
-    latent_mask,
-)
 from .point_inputs import CATEGORY, COMPONENTS_MAX, PAPER, SEED_MAX
 from .space import Point, Space
+
+if TYPE_CHECKING:
+    from .inversion import Inversion, TrainablePoint
 
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _PREVIEW_PERCENT = 0.4
@@ -197,8 +191,10 @@ class W2WInvert(io.ComfyNode):
         prior: float = 0.0001,
         noise_samples: int = 6,
     ) -> io.NodeOutput:
+        from ..host.identity import model_digest
         from ..host.training import trainer
         from . import space_report
+        from .inversion import Inversion, InversionSettings, TrainablePoint, describe_inversion, draw_losses
 
         start = start_point.coefficients if start_point is not None else space.coefficients[0, :0]
         latents = list(latent["samples"].split(1))
@@ -255,6 +251,7 @@ class _Run:
 
     def train(self, session) -> None:
         from . import inversion_checkpoint
+        from .inversion import latent_mask
 
         inversion = self.inversion
         if self.checkpoint is not None:

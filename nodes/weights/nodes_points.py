@@ -11,7 +11,7 @@ from ..common import lora_reader, named_strengths
 from ..common.lora_reader import NONE
 from ..host import folders
 from ..host.schema import LoraModel, W2WPoint, W2WSpace, schema, seed
-from . import directions, points
+from . import directions
 from .point_inputs import CATEGORY, COMPONENTS_MAX, PAPER, POINT_TOOLTIP, PRESERVED
 from .space import Point, Space
 
@@ -89,7 +89,7 @@ class W2WSample(io.ComfyNode):
     def execute(
         cls, space: Space, seed: int, count: int, components: int, spread: float, source: str, member_name: str
     ) -> io.NodeOutput:
-        from . import projection
+        from . import points, projection
 
         if source == PointSource.MEMBER:
             sampled = [points.member_point(space, member_name.strip())]
@@ -194,6 +194,8 @@ class W2WMix(io.ComfyNode):
     def execute(
         cls, first_point: Point, second_point: Point, start_fraction: float, end_fraction: float, count: int
     ) -> io.NodeOutput:
+        from . import points
+
         mixed = points.mix(first_point, second_point, start_fraction, end_fraction, count)
         return io.NodeOutput(mixed, [point.name for point in mixed])
 
@@ -244,6 +246,8 @@ class W2WSweep(io.ComfyNode):
         count: int,
         preserved_directions: str,
     ) -> io.NodeOutput:
+        from . import points
+
         width = (max_strength - min_strength) / max(count - 1, 1)
         values = [min_strength + number * width for number in range(count)]
         preserved = named_strengths.parse_names(preserved_directions)

@@ -8,7 +8,6 @@ from typing import ClassVar
 from comfy_api.latest import io
 
 from ..host import folders
-from ..host.identity import model_digest
 from ..host.progress import with_progress
 from ..host.schema import LoraModel, W2WSpace, schema
 from . import directions, space_builder, space_file
@@ -154,6 +153,7 @@ class W2WBuildSpace(io.ComfyNode):
         model: list | None = None,
     ) -> io.NodeOutput:
         from ..host.adapter_updates import ComfyAdapters
+        from ..host.identity import model_digest
         from . import space_report
 
         connected = (lora_1, lora_2, lora_3, lora_4)

@@ -9,7 +9,6 @@ from ..host.image_output import new_figure, to_compare, to_image
 from ..host.progress import check_stop, interruptible
 from ..host.schema import W2WPoint, W2WSpace, schema
 from .point_inputs import CATEGORY, PAPER
-from .points import check_same_space
 from .space import Point, Space
 
 _PANEL = 220  # pixels of an image on a sheet
@@ -44,6 +43,7 @@ class W2WReport(io.ComfyNode):
     @classmethod
     def execute(cls, space: Space, point: Point | None = None) -> io.NodeOutput:
         from . import labels, space_report
+        from .points import check_same_space
 
         mean = Point(space, space.pad(space.coefficients[0, :0]), "mean")
         if point is not None:

@@ -14,15 +14,14 @@ from comfy_api.latest import io
 from ..common import resume
 from ..common.loss_curve import outline
 from ..host.folders import named_file, people_folder
-from ..host.identity import model_digest
 from ..host.image_output import new_figure, to_image
 from ..host.progress import FinishNow, LiveCurve, Progress, with_progress
 from ..host.schema import W2WSpace, schema
-from . import member_folders, space_training
+from . import member_folders
 from .point_inputs import CATEGORY, PAPER, SEED_MAX
 
 if TYPE_CHECKING:
-    from . import learned_space_comfy
+    from . import learned_space_comfy, space_training
 
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _KIND = "space training", 1
@@ -256,8 +255,9 @@ class W2WTrainSpace(io.ComfyNode):
         checkpoint_name: str,
         checkpoint_interval: int,
     ) -> io.NodeOutput:
+        from ..host.identity import model_digest
         from ..host.training import trainer
-        from . import learned_space, learned_space_comfy
+        from . import learned_space, learned_space_comfy, space_training
 
         path = people_folder(folder)
         people = learned_space_comfy.gather(

@@ -10,7 +10,7 @@ import torch
 from comfy.patcher_extension import WrappersMP
 
 from ..host import lora_targets
-from ..host.evaluate import sigmas_of
+from ..host.evaluate import levels_of, sigmas_of
 from ..host.hooks import RowRoles
 from ..host.quantized import as_used
 from . import lora_writer
@@ -64,7 +64,7 @@ def guide(patcher, base: float, variants: Sequence[tuple[float, dict[str, torch.
                 "This guider has two negative prompts, and end_percent would leave out both: set it to 1, or use a "
                 "guider with one."
             )
-        alone = any(positive) and end and float(timestep.flatten()[0]) < end
+        alone = any(positive) and end and levels_of(timestep)[0] < end
         if alone:
             conds = [group if is_positive else None for group, is_positive in zip(conds, positive, strict=True)]
         own = [None if is_positive and not base else group for group, is_positive in zip(conds, positive, strict=True)]

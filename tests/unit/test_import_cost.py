@@ -41,7 +41,7 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 # Beyond Python's own modules and what ComfyUI has loaded by itself: nothing. Heavy packages belong into functions.
 _ALLOWED: set[str] = set()
 _WEB = repository.ROOT / "web"
-_MOST_MODULES = 161  # of this pack, some 40 of them the files of nodes and 25 the ComfyUI halves of methods
+_MOST_MODULES = 130  # of this pack, some 40 of them the files of nodes
 
 
 def _new_modules(script: str, **values: str) -> set[str]:
