@@ -3,7 +3,7 @@
 Building spaces, a step of an inversion against the bare network, and what an identity costs in a population that is
 trained at once. `--large` is an inversion on SD1.5 in its real size instead: minutes a step. `--many` is a space of
 5,000 members instead, built by this pack alone, `--updates` one on weight updates of SDXL LoRAs, `--guidance` a step of
-sampling with identity guidance, `--edits` up to 100 edits at once at SDXL's shape, `--sliders` a slider's move at SD1.5's.
+sampling with identity guidance, `--edits` up to 100 edits at once at SDXL's shape, `--sliders` a slider at SD1.5's.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def test_bodies_of_execute_are_short():
 
 
 def test_host_holds_what_several_families_need():
-    assert gates.host_lines() <= 3330
+    assert gates.host_lines() <= 3380
 
 
 def test_documents_are_short_and_code_explains_itself():
