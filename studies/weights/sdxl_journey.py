@@ -35,7 +35,7 @@ class Steps:
         self.numbers: dict[str, dict] = {}
 
     def __call__(self, name: str, work):
-        most, done = [0], threading.Event()
+        most, done = [_own_memory()], threading.Event()
 
         def watch():
             while not done.wait(0.05):
