@@ -111,8 +111,8 @@ class W2WBuildSpace(io.ComfyNode):
                     options=list(space_builder.MemberNorm),
                     default=space_builder.MemberNorm.EQUAL,
                     optional=True,
-                    tooltip="Strength of the members: keep that of their files, or bring all to the median |dW| "
-                    "(equal), so that components show content instead of strength of training. Without effect on "
+                    tooltip="Strength of the members: keep that of their files, or bring all to the median norm "
+                    "of dW (equal), so that components show content instead of strength of training. Without effect on "
                     "as_trained.",
                 ),
                 *(
