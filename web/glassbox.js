@@ -20,6 +20,7 @@ const PANELS = {
   GBX_NeuronMaskEdit: ["widgets/neuron_chart", (module) => module.addNeuronChart(true)],
   GBX_NeuronReport: ["widgets/compare", (module) => module.addCompare],
   GBX_SparseFeatureSteering: ["canvas/live_queue", (module) => module.addLiveSwitch],
+  GBX_TokenHeatMap: ["widgets/word_maps", (module) => module.addWordMaps],
   GBX_TrainLoraImmiscible: ["widgets/live_curve", (module) => module.addLiveCurve],
   GBX_W2WEdit: ["widgets/edit_sliders", (module) => module.addEditSliders],
   GBX_W2WInvert: ["widgets/live_curve", (module) => module.addLiveCurve],

@@ -198,9 +198,15 @@ class CpuCopies:
 def mean(batches: Iterable[Activations]) -> Activations:
     """The mean of activations of the same rows, summed in float32, in their own type; settings are the last's."""
     sums: dict[str, torch.Tensor] = {}
-    count, rows = 0, None
+    count, rows, texts = 0, None, None
     for last in batches:
         count += 1
+        if sums and last.settings.get(TEXT_MARKS) != texts:
+            raise ValueError(
+                "The recorded steps are of different prompts (a prompt schedule), whose words have no common map. "
+                "Record and average steps of one prompt."
+            )
+        texts = last.settings.get(TEXT_MARKS)
         if sums and last.rows != rows:
             raise ValueError("The recorded steps have different rows. Average fewer steps, or record conditional rows.")
         rows = last.rows

@@ -34,6 +34,9 @@ class Segmenter:
     side: int
     names: tuple[str, ...]
 
+    def __str__(self) -> str:
+        return f"FEW_SHOT_SEGMENTER: {', '.join(self.names)}\n{len(self.channels)} IDs at {self.side} x {self.side}"
+
 
 @dataclass(frozen=True)
 class Segmentation:

@@ -129,7 +129,10 @@ class TrainFewShotSegmenter(io.ComfyNode):
         predicted = few_shot.segment(segmenter, activations, with_progress).labels
         truth = F.interpolate(labels[:, None].float(), size=(resolution, resolution), mode="nearest")[:, 0].long()
         scores = few_shot.mean_iou(predicted, truth, len(masks) + 1).tolist()
-        lines = [f"{name}: IoU {score:.3f}" for name, score in zip(("background", *names), scores, strict=True)]
+        lines = [
+            f"{name}: IoU {score:.3f}" if bool((truth == part).any()) else f"{name}: no pixel at this resolution"
+            for part, (name, score) in enumerate(zip(("background", *names), scores, strict=True))
+        ]
         return io.NodeOutput(segmenter, "\n".join(["On the training images:", *lines]))
 
 

@@ -33,6 +33,7 @@ class LayerActivationTap(io.ComfyNode):
             advanced=(
                 "pool_size",
                 "precision",
+                "largest_size",
             ),
             display_name="Layer Activation Tap",
             category=CATEGORY,
@@ -66,10 +67,18 @@ class LayerActivationTap(io.ComfyNode):
                 io.Image.Input(
                     "image",
                     optional=True,
-                    tooltip="Images of any size that the VAE supports. The paper uses 512 x 512 for SD1.5 and 1024 x "
-                    "1024 for SDXL.",
+                    tooltip="Images of any size and kind. The paper uses 512 x 512 for SD1.5 and 1024 x 1024 for SDXL.",
                 ),
                 io.Vae.Input("vae", optional=True, tooltip="VAE that encodes image."),
+                io.Int.Input(
+                    "largest_size",
+                    default=1024,
+                    min=0,
+                    max=16384,
+                    optional=True,
+                    tooltip="Longer side in pixels: a larger image is scaled down to it, since the time of attention "
+                    "grows with the square of its positions. 0: any size.",
+                ),
             ],
             outputs=[
                 ActivationsSocket.Output(display_name="activations", tooltip="Activations with one row per image."),
@@ -95,21 +104,28 @@ class LayerActivationTap(io.ComfyNode):
         latent: dict | None = None,
         image: torch.Tensor | None = None,
         vae=None,
+        largest_size: int = 1024,
     ) -> io.NodeOutput:
         from . import catalog_table
         from .catalog_unet import catalog
         from .tap import TapSettings
-        from .tap_comfy import clean_latent, sigma_of, tap_noise_samples
+        from .tap_comfy import announce, clean_latent, sigma_of, tap_noise_samples
 
         refuse_compiled(model)
         specs = catalog(model.model.diffusion_model)
         selected = select_ids.select(specs, preset, ids)
         settings = TapSettings(pool_size=pool_size, dtype=PRECISIONS[precision])
-        latent, sigma = clean_latent(latent, image, vae), sigma_of(model, specs, noise_unit, level)
+        latent = clean_latent(latent, image, vae, largest_size)
+        size, sigma = (
+            announce(model, positive, latent, selected, settings, noise_samples),
+            sigma_of(model, specs, noise_unit, level),
+        )
         tapped = mean(tap_noise_samples(model, positive, latent, sigma, selected, settings, seed, noise_samples))
         about = {"seed": seed, "noise_samples": noise_samples, "preset": preset}
         tapped = replace(tapped, settings=about | tapped.settings)
-        return io.NodeOutput(tapped, tapped.report(), ui={"glassbox_network": [catalog_table.outline(specs)]})
+        return io.NodeOutput(
+            tapped, f"{tapped.report()}\n{size}", ui={"glassbox_network": [catalog_table.outline(specs)]}
+        )
 
 
 NODES = [LayerActivationTap]

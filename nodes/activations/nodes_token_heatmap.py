@@ -12,6 +12,8 @@ from .activations import MAP_SIZES, Activations
 from .select_ids import ATTENTION_MEAN
 from .tap_inputs import CATEGORY, PAPER, images_of
 
+_IMAGES = 16  # in the panel
+
 
 class TokenHeatMap(io.ComfyNode):
     EVALUATES = False
@@ -82,7 +84,9 @@ class TokenHeatMap(io.ComfyNode):
         normalize_per_word: bool,
         opacity: float,
     ) -> io.NodeOutput:
+        from ..host.image_output import save_preview_images
         from . import overlays
+        from .token_heatmap import word_panel
         from .token_heatmap_comfy import placed_words
 
         selected = _attention_rows(activations, prompt_role)
@@ -90,6 +94,8 @@ class TokenHeatMap(io.ComfyNode):
         positions, length, tokens = placed_words(selected, clip, prompt, words)
         maps = torch.stack([_heat_map(selected, tokens, found, length) for found in positions.values()])
         shares = [float(one.mean()) * len(found) for one, found in zip(maps, positions.values(), strict=True)]
+        panel = word_panel(maps[:, :_IMAGES], list(map(len, positions.values())), list(positions), shares)
+        panel["images"] = save_preview_images(images[:_IMAGES], 0)
         names = [f"{word}  {share:.1%}" for word, share in zip(positions, shares, strict=True)]
         over = (2, 3) if normalize_per_word else (0, 1, 2, 3)
         low, high = maps.amin(over, keepdim=True), maps.amax(over, keepdim=True)
@@ -98,7 +104,7 @@ class TokenHeatMap(io.ComfyNode):
         lines = [(word, overlays.overlay(shown, one, opacity)) for word, one in zip(names, maps, strict=True)]
         figure = overlays.contact_sheet(lines, side=256, columns=min(max(1, 4 // len(images)), len(lines)))
         masks = F.interpolate(maps.flatten(0, 1)[:, None], size=images.shape[1:3], mode="bilinear")[:, 0]
-        return io.NodeOutput(figure, masks, "\n".join(positions))
+        return io.NodeOutput(figure, masks, "\n".join(positions), ui={"glassbox_words": [panel]})
 
 
 def _attention_rows(activations: Activations, prompt_role: str) -> Activations:

@@ -260,13 +260,13 @@ class _Source:
         """Of one image at a random noise level: (1, C, H, W)."""
         from PIL import Image, ImageOps
 
-        from ..common.pil_images import from_pil
+        from ..common.pil_images import from_pil, in_8_bits
         from .tap import TapSettings
         from .tap_comfy import tap_noise_samples
 
         size = (self.latent.shape[-1] * _PIXELS, self.latent.shape[-2] * _PIXELS)
         with Image.open(path) as opened:
-            image = ImageOps.fit(ImageOps.exif_transpose(opened).convert("RGB"), size, Image.Resampling.LANCZOS)
+            image = ImageOps.fit(in_8_bits(ImageOps.exif_transpose(opened)), size, Image.Resampling.LANCZOS)
         pixels = from_pil(image)[None]
         fraction = float(torch.rand((), generator=torch.Generator().manual_seed(seed)))
         sigma, latent = sigma_at(self.model, fraction, PERCENT), {"samples": self.vae.encode(pixels)}

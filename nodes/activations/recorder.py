@@ -10,13 +10,15 @@ from typing import Any
 import torch
 
 from .activation_spec import ActivationSpec
-from .activations import Activations, cpu_copy, mean
+from .activations import TEXT_MARKS, Activations, cpu_copy, mean
 from .select_ids import StepPredicate
 from .tap import CallTap, TapSettings, call_settings, merge
 
 #: Bytes of activations that a recorder keeps: of a list of results, or of samplers in a row, the last ones that fit.
 KEPT_BYTES = 4 * 2**30
 _TOLERANCE = 1e-2
+#: Of a step that the sampler or another node has left out.
+NOT_EVALUATED = "The network was not evaluated."
 _COMPILED = "The MODEL ran through torch.compile, which cannot be hooked: leave the compiling node out."
 
 
@@ -132,7 +134,7 @@ class Recorder:
         recorded = tuple(sorted({*self._recorded, *self._snapshots}))
         for step in range(self._steps):
             if self._selects(step, self._steps) and step not in recorded:
-                self._skipped.setdefault(step, "The network was not evaluated.")
+                self._skipped.setdefault(step, NOT_EVALUATED)
         if self._mean_only and self._snapshots:
             step = max(self._snapshots)
             self._fold()
@@ -215,6 +217,9 @@ class Recorder:
             if before is not None and _shapes(before) != _shapes(activations):
                 self._skipped.setdefault(step, "It has other rows or sizes than the steps before.")
                 return
+            if before is not None and before.settings.get(TEXT_MARKS) != settings.get(TEXT_MARKS):
+                self._skipped.setdefault(step, "Its prompt is another one than that of the steps before.")
+                return
             self._fold()
         self._snapshots[step] = Snapshot(step, activations)
 
@@ -236,6 +241,11 @@ class Recorder:
 
     def run_of(self, latent: torch.Tensor) -> Run:
         """The run with this final latent; raises ValueError when none of the kept runs has it."""
+        if not self._runs:
+            raise ValueError(
+                "This recording has no run: connect the MODEL of Activation Recorder to the sampler. If that is done, "
+                "ComfyUI has kept the sampler's result and not the recorder (--cache-lru): change the sampler's seed."
+            )
         latent = latent.detach().to("cpu", torch.float32)
         same_shape = [run for run in self._runs if run.latent.shape == latent.shape]
         run = min(reversed(same_shape), key=lambda run: _distance(run.latent, latent), default=None)

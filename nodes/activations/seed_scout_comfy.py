@@ -12,7 +12,7 @@ from ..host.hooks import observe, refuse_compiled
 from ..host.progress import Progress, check_stop
 from ..host.text_encoding import read_prompt
 from .catalog_unet import catalog
-from .recorder import Recorder
+from .recorder import NOT_EVALUATED, Recorder
 from .seed_scout import Ranking, Scores, layout_likeness, word_coverage
 from .select_ids import ATTENTION_MEAN
 from .tap import TapSettings
@@ -61,7 +61,7 @@ class WordMaps:
     def read(self, samples: torch.Tensor) -> None:
         """Add the maps of the run that ended with these latents, a mean over its steps."""
         run = self._recorder.run_of(samples)
-        if not run.snapshots:
+        if not run.snapshots or set(run.skipped.values()) - {NOT_EVALUATED}:
             raise ValueError(f"The attention to the words could not be read. {run.skipped_report()}")
         recorded = run.average()
         found, length, tokens = placed_words(recorded, *self._text)

@@ -54,6 +54,10 @@ class SparseAutoencoder:
     input_id: str = ""
     about: dict[str, object] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        features, channels = self.encoder.shape
+        return f"SPARSE_AUTOENCODER: {features} features, {self.k} at a position\n{channels} channels at {self.id}"
+
     @property
     def ids(self) -> list[str]:
         """The IDs to tap or record for it."""

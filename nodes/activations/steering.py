@@ -35,6 +35,10 @@ class SteeringDirection:
     source: str
     name: str = ""
 
+    def __str__(self) -> str:
+        first, *_, last = (*self.vectors, *self.vectors)
+        return f"STEERING_DIRECTION: {self.name or self.source}\n{len(self.vectors)} IDs: {first} to {last}"
+
     def report(self) -> str:
         """One line per ID: channels and length."""
         lines = [f"{id_}  {len(vector)} channels, length {vector.norm():.4g}" for id_, vector in self.vectors.items()]

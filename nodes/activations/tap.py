@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -184,6 +185,25 @@ class CallTap:
     def _frames_as_rows(self, tokens: torch.Tensor) -> torch.Tensor:
         """Tokens (rows, frames * positions, C) as (rows * frames, positions, C)."""
         return tokens.unflatten(1, (self.layout.frames, -1)).flatten(0, 1)
+
+
+def kept_bytes(
+    specs: list[ActivationSpec], size: tuple[int, int], rows: int, tokens: int, settings: TapSettings
+) -> int:
+    """About how many bytes ``specs`` take of ``rows`` latents of ``size`` (H, W), with a text of ``tokens``.
+
+    Exact where sides divide evenly and no other tokens are in an attention.
+    """
+    total = 0
+    for spec in specs:
+        height, width = (-(-side // spec.scale) for side in size)
+        if spec.kind == Kind.MAP:
+            keys = height * width if spec.id.endswith("self-map") else tokens
+            total += spec.queries_and_keys.heads * height * width * keys
+        else:
+            sides = (max(side // settings.pool_size, 1) for side in (height, width))
+            total += (spec.channels or tokens) * math.prod(sides)
+    return rows * total * settings.dtype.itemsize
 
 
 def call_settings(calls: list[CallTap], specs: list[ActivationSpec]) -> dict[str, Any]:

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Iterator
 
 import torch
+from comfy.model_management import get_free_memory
+from comfy_execution.utils import get_executing_context
+from torch.nn import functional as F
 
 from ..common.pil_images import rgb
 from ..host import evaluate as host
 from ..host.hooks import hook_calls
 from ..host.progress import with_progress
+from ..host.routes import running_server
 from ..host.schema import later_seed
 from . import paper_tables
 from .activation_spec import ActivationSpec
 from .activations import Activations
-from .tap import CallTap, TapSettings, call_settings, merge
+from .tap import CallTap, TapSettings, call_settings, kept_bytes, merge
 from .tap_inputs import NoiseUnit
+
+_USUAL = 64 * 64  # latent positions of an image of 512 x 512 pixels
+#: From how many times that, and from how many bytes of activations on, a tap says before what it will take.
+_MUCH, _MUCH_MEMORY = 16.0, 2**30
 
 
 def tap_noise_samples(
@@ -38,17 +48,61 @@ def tap_noise_samples(
             return calls[-1].receivers()
 
         host.evaluate(hook_calls(model, calling), positive, latent, sigma, later_seed(seed, number))
+        if not calls:
+            raise ValueError(
+                "No part of the conditioning acts at this noise level (timestep ranges). Tap another level, or a "
+                "conditioning without ranges."
+            )
         tensors, rows = merge(calls, specs)
         yield Activations(tensors, rows, sigma, timestep, call_settings(calls, specs))
 
 
-def clean_latent(latent: dict | None, image: torch.Tensor | None, vae) -> dict:
-    """The images as a LATENT; raises ValueError unless exactly one of latent and image is connected."""
+def clean_latent(latent: dict | None, image: torch.Tensor | None, vae, largest_size: int = 0) -> dict:
+    """The images as a LATENT, larger ones scaled to a longer side of ``largest_size`` pixels before (0: as they are).
+
+    Sides become multiples of the VAE's factor by scaling, since ComfyUI would cut them, and what is cut off the left
+    and the top shifts all positions. Raises ValueError unless exactly one of latent and image is connected.
+    """
     if latent is not None and image is None:
         return latent
     if latent is None and image is not None and vae is not None:
-        return {"samples": vae.encode(rgb(image))}
+        return {"samples": vae.encode(_scaled(rgb(image).float(), largest_size, vae.spacial_compression_encode()))}
     raise ValueError("Connect either latent, or image together with vae.")
+
+
+def _scaled(images: torch.Tensor, largest: int, multiple: int) -> torch.Tensor:
+    """Images (B, H, W, 3) of at most that side (0: any), whose sides are multiples."""
+    factor = min(largest / max(images.shape[1:3]), 1.0) if largest else 1.0
+    size = [max(round(side * factor / multiple), 1) * multiple for side in images.shape[1:3]]
+    if size == list(images.shape[1:3]):
+        return images
+    scaled = F.interpolate(images.movedim(-1, 1), size=size, mode="bicubic", antialias=True)
+    return scaled.movedim(1, -1).clamp(0, 1)
+
+
+def announce(
+    model, positive: list, latent: dict, specs: list[ActivationSpec], settings: TapSettings, noise_samples: int
+) -> str:
+    """What a tap will take, in a line, shown before it begins where it is much; ValueError beyond free memory."""
+    samples, tokens = latent["samples"], positive[0][0].shape[1]
+    size, rows = (samples.shape[-2], samples.shape[-1]), len(samples) * math.prod(samples.shape[2:-2])
+    needed, work = kept_bytes(specs, size, rows, tokens, settings), rows * noise_samples * math.prod(size) / _USUAL
+    line = (
+        f"{rows} images of {size[1]} x {size[0]} latent positions, {noise_samples} evaluations: {work:.1f} times the "
+        f"positions of one 512 x 512 image (self-attention grows with their square), {needed / 2**30:.2f} GiB of "
+        "activations."
+    )
+    if needed > get_free_memory(torch.device("cpu")):
+        raise ValueError(
+            f"The activations would not fit into memory: {line} Set largest_size, set a larger pool_size, or select "
+            "fewer IDs (those that end in self-map are the largest)."
+        )
+    if work > _MUCH or needed > _MUCH_MEMORY:
+        logging.info("%s", line)
+        running, server = get_executing_context(), running_server()
+        if running is not None and server is not None:
+            server.send_progress_text(line, running.node_id)
+    return line
 
 
 def sigma_of(model, specs: list[ActivationSpec], unit: str, level: float) -> float:

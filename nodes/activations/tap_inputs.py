@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 
 import torch
 
 from ..common.pil_images import rgb
-from .activations import FRAMES, Activations, Weighting
+from .activations import FRAMES, MAP_SIZES, Activations, Weighting
 from .select_ids import Preset
 
 CATEGORY = "Glassbox/Activations"
 PAPER = "Not All Diffusion Model Activations Have Been Evaluated as Discriminative Features (arXiv 2410.03558)"
+_ASPECT = 0.03  # relative difference of aspect ratios beside a cell's, as of sides scaled to a VAE's multiple
 PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -120,7 +122,7 @@ def image_of(images: torch.Tensor, activations: Activations, row: int) -> torch.
     """The image (H, W, 3) of a row, from the batch (B, H, W, C) that was tapped.
 
     Of a decoded video, which has more images than its latent has frames, the one at the same fraction of its length.
-    Raises ValueError when the batch does not have it.
+    Raises ValueError when the batch does not have it, or its images have another aspect ratio than the tapped ones.
     """
     count, number = len(images), activations.rows[row].image
     frames = activations.settings.get(FRAMES, 1)
@@ -134,7 +136,20 @@ def image_of(images: torch.Tensor, activations: Activations, row: int) -> torch.
             f"The activations belong to at least {number + 1} images, and the image batch has {count}. Connect the "
             "images that were tapped."
         )
+    grid, size = _finest_grid(activations), images.shape[1:3]
+    if grid and abs(size[0] * grid[1] / (size[1] * grid[0]) - 1) > _ASPECT + 1 / grid[0] + 1 / grid[1]:
+        raise ValueError(
+            f"The image has {size[1]} x {size[0]} pixels and the activations {grid[1]} x {grid[0]} positions, which is "
+            "another aspect ratio. Connect the images that were tapped."
+        )
     return rgb(images[number])
+
+
+def _finest_grid(activations: Activations) -> tuple[int, int] | None:
+    """Height and width of the positions of the finest activation; None where that is not known."""
+    grids = [tuple(size) for size in activations.settings.get(MAP_SIZES, {}).values()]
+    grids += [tuple(one.shape[-2:]) for id_, one in activations.tensors.items() if not id_.endswith("-map")]
+    return max(grids, key=math.prod, default=None)
 
 
 def images_of(images: torch.Tensor, activations: Activations) -> torch.Tensor:

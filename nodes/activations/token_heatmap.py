@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from functools import partial
 
@@ -9,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 _SAME = 0.1  # relative difference of a token's marks: half precision makes .01, another word some 1
+_PANEL_SIDE = 48  # cells: what is sent to a canvas for each word and image
 _RATES = (0.37, 1.13, 1.71, 2.39)  # of sines that are as good as random
 
 
@@ -59,6 +61,26 @@ def daam_heat_map(
         summed = run(partial(enlarged, own=tuple(sizes[id_])), word)
         total, count = total + summed.unflatten(0, (len(attention), -1)), count + attention.shape[1]
     return (total / count).mean(1)
+
+
+def word_panel(maps: torch.Tensor, tokens: list[int], words: list[str], shares: list[float]) -> dict:
+    """What the panel of words is given of heat maps (words, images, H, W): at most 48 cells a side, in bytes.
+
+    Each word with its share of the attention, its largest value at a place (the sum over its ``tokens``), and its maps
+    as fractions of that, (images, H, W) in base64.
+    """
+    size = [min(side, _PANEL_SIDE) for side in maps.shape[2:]]
+    cells = F.adaptive_avg_pool2d(maps.float(), size) * torch.tensor(tokens).view(-1, 1, 1, 1)
+    largest = cells.amax((1, 2, 3)).clamp_min(1e-12)
+    as_bytes = (cells / largest.view(-1, 1, 1, 1) * 255).round().clamp(0, 255).to(torch.uint8).cpu().numpy()
+    found = zip(words, shares, largest.tolist(), as_bytes, strict=True)
+    return {
+        "size": size,
+        "words": [
+            {"word": word, "share": share, "largest": most, "map": base64.b64encode(one.tobytes()).decode()}
+            for word, share, most, one in found
+        ],
+    }
 
 
 def heat_map(attention: torch.Tensor, positions: list[int], length: int) -> torch.Tensor:

@@ -19,6 +19,13 @@ def to_pil(image: torch.Tensor) -> Image.Image:
     return Image.fromarray((rgb(image).clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy())
 
 
+def in_8_bits(image: Image.Image) -> Image.Image:
+    """A PIL image in RGB; gray ones of 16 bits keep their shades, where ``convert`` makes what is above 255 white."""
+    if image.mode.startswith("I"):
+        image = Image.fromarray((np.asarray(image, np.float32) / 257).round().clip(0, 255).astype(np.uint8))
+    return image.convert("RGB")
+
+
 def from_pil(image: Image.Image | np.ndarray) -> torch.Tensor:
     """float32 (H, W) or (H, W, C) in 0..1 on the CPU, of an image or of pixels of 8 bits."""
     pixels = np.asarray(image)

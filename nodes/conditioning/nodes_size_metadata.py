@@ -91,7 +91,8 @@ class MetadataConditioning(io.ComfyNode):
         conditioned = size_metadata_comfy.write_metadata(conditioning, entries)
         explicit = size_metadata_comfy.explicit_fields(layout, conditioned)
         values = size_metadata.format_metadata(explicit) or "ComfyUI's defaults"
-        return io.NodeOutput(conditioned, f"{layout.model} is conditioned on: {values}.")
+        report = f"{layout.model} is conditioned on: {values}. {size_metadata.crop_remark(entries)}".strip()
+        return io.NodeOutput(conditioned, report)
 
 
 class MetadataSchedule(io.ComfyNode):

@@ -84,6 +84,16 @@ def metadata_entries(
     return {name: value for name, value in entries.items() if value}
 
 
+def crop_remark(entries: Values) -> str:
+    """A sentence where a crop begins beyond the original image, else nothing."""
+    beyond = [
+        name
+        for name, crop, side in (("crop_left", "crop_w", "width"), ("crop_top", "crop_h", "height"))
+        if side in entries and entries.get(crop, 0) >= entries[side]
+    ]
+    return f"{' and '.join(beyond)} lies beyond the original image: check its size." if beyond else ""
+
+
 def check_fields(entries: Iterable[str], fields: Iterable[str], model: str) -> None:
     """Raise ValueError when an entry is set that the model has no input for."""
     unknown = [name for name in entries if name not in set(fields)]

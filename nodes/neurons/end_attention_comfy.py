@@ -8,7 +8,7 @@ import comfy.sample
 import torch
 
 from ... import kernels
-from ..common.network_call import Call
+from ..common.network_call import TILED, Call
 from ..host.hooks import Receivers, hook_calls
 
 
@@ -38,11 +38,14 @@ def sample_with_attention(
         positive = [part.positive for part in call.parts]
         if step < count - 1 or not any(positive):
             return None
+        if any(part.positive and (part.area is None or not part.area.whole) for part in call.parts):
+            raise ValueError(f"{TILED}: the attention in the last step has no one map.")
         rows = call.where(positive, call.rows)
-        receivers = [(f"{path}.to_q", functools.partial(keep_query, path, rows)) for path in paths]
+        receivers = [(f"{path}.to_q", functools.partial(keep_query, path, rows, call)) for path in paths]
         return [*receivers, *((f"{path}.to_k", functools.partial(keep_map, path, rows)) for path in paths)], ()
 
-    def keep_query(path: str, rows: torch.Tensor, query: torch.Tensor) -> None:
+    def keep_query(path: str, rows: torch.Tensor, call: Call, query: torch.Tensor) -> None:
+        call.require(len(query))
         queries[path] = query[rows.to(query.device)]
 
     def keep_map(path: str, rows: torch.Tensor, key: torch.Tensor) -> None:

@@ -61,6 +61,9 @@ class NeuronMask:
     fingerprint: Fingerprint = field(default_factory=dict)
     history: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        return f"NEURON_MASK: {self.count} neurons of {len(self.scales)} layers\nof {len(self.searches)} searches"
+
     @property
     def count(self) -> int:
         """How many neurons are masked."""

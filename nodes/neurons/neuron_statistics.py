@@ -44,6 +44,10 @@ class Statistics:
     fingerprint: Fingerprint = field(default_factory=dict)
     source: str = ""
 
+    def __str__(self) -> str:
+        neurons = sum(len(one.mean) for one in self.layers.values())
+        return f"NEURON_STATISTICS: {neurons} neurons of {len(self.layers)} layers\nover {self.count} prompts"
+
     def deviation(self, path: str) -> torch.Tensor:
         """Unbiased standard deviation of each neuron, (C,)."""
         return (self.layers[path].squares / max(self.count - 1, 1)).sqrt()

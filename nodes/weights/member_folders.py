@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from ..common.pil_images import from_pil
+from ..common.pil_images import from_pil, in_8_bits
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
@@ -31,7 +31,7 @@ class MemberImage:
                 upright = ImageOps.exif_transpose(image)
                 see_through = "A" in upright.getbands() or "transparency" in upright.info
                 opaque = from_pil(upright.convert("RGBA").getchannel("A")) if see_through else None
-                pixels = from_pil(upright.convert("RGB"))
+                pixels = from_pil(in_8_bits(upright))
         except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise ValueError(f"cannot be read ({type(error).__name__})") from None
         if opaque is not None and not opaque.any():

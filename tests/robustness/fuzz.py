@@ -382,9 +382,14 @@ def run(comfyui_folder: Path, arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--stop", nargs="*", metavar="NODE", help="instead, measure how long Stop waits in every node, or in these"
     )
+    parser.add_argument("--calls", type=int, metavar="PROMPTS", help="instead, compare hooking nodes with a reference")
     parser.add_argument("--only", type=int, metavar="NUMBER", help="print one prompt, run it and print its end")
     options = parser.parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # at the smallest sizes more threads only wait for each other
+    if options.calls is not None:
+        from . import calls
+
+        return calls.run(comfyui_folder, options.calls, options.seed)
     base = FOLDER / "base"
     if options.restart:
         shutil.rmtree(FOLDER, ignore_errors=True)

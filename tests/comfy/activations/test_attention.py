@@ -3,7 +3,7 @@
 import pytest
 import reduced
 import torch
-from tapping import World, hooks_left
+from tapping import PATTERN, World, hooks_left
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +173,47 @@ def test_joined_prompts_typed_as_one_are_a_sentence(demo):
     tapped = demo.tap("attn-mean", positive=joined)
     with pytest.raises(ValueError, match=r"of texts that were joined .* enter one"):
         heat(demo, tapped, torch.zeros(2, 128, 128, 3), "portrait, red hair blue hoodie", "hoodie")
+
+
+def scheduled(demo, *texts):
+    """Prompts one after the other, each in its part of the run (noise, then image)."""
+    run, joined = demo.app.run, []
+    for number, text in enumerate(texts):
+        (made,) = run("CLIPTextEncode", clip=demo.clip, text=text)
+        start, end = number / len(texts), (number + 1) / len(texts) - 1e-3
+        joined += run("ConditioningSetTimestepRange", conditioning=made, start=start, end=end)[0]
+    return joined
+
+
+@pytest.mark.parametrize("mean_only", [False, True])
+def test_words_of_a_prompt_schedule_are_those_of_their_own_steps(demo, mean_only):
+    """Each prompt's words in its steps as if it were alone there; what would mix them is a sentence."""
+    texts = "portrait, red hair", "portrait, blue hoodie"
+    given = {**PATTERN, "ids": "attn-mean", "recorded_steps": "all", "rows": "conditional", "mean_only": mean_only}
+    model, recording = demo.app.run("GBX_ActivationRecorder", model=demo.model, **given)
+    latent, how = demo.latent(1), {"steps": 4, "scheduler": "simple"}
+    samples = demo.sample(model, latent, positive=scheduled(demo, *texts), **how)
+    read = {"recording": recording, "latent": samples}
+    image, masks = torch.zeros(1, 128, 128, 3), []
+    if not mean_only:
+        with pytest.raises(ValueError, match="of different prompts"):
+            demo.app.run("GBX_ReadActivations", **read, step_index=0, average=True)
+    else:
+        report = demo.app.run("GBX_ReadActivations", **read, step_index=0)[2]
+        assert "Not recorded: steps 2, 3. Its prompt is another one" in report
+    for step, own, other in ((0, *texts), (-1, *texts[::-1])):
+        activations = demo.app.run("GBX_ReadActivations", **read, step_index=step)[0]
+        if mean_only and step:
+            continue
+        masks.append(heat(demo, activations, image, own, own.split()[-1])[1])
+        with pytest.raises(ValueError, match="not the text that these activations were encoded from"):
+            heat(demo, activations, image, other, other.split()[-1])
+    alone, record = demo.app.run("GBX_ActivationRecorder", model=demo.model, **given)
+    (first,) = demo.app.run("CLIPTextEncode", clip=demo.clip, text=texts[0])
+    run = demo.sample(alone, latent, positive=first, **how)
+    own = demo.app.run("GBX_ReadActivations", recording=record, latent=run, step_index=0)[0]
+    if not mean_only:
+        assert torch.equal(masks[0], heat(demo, own, image, texts[0], "hair")[1])
 
 
 def test_sdxl_s_two_unlike_texts_are_a_sentence(app):

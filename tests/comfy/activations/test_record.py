@@ -139,6 +139,13 @@ def test_a_recording_belongs_to_its_latent(demo):
         demo.read(recording, demo.latent())
 
 
+def test_a_recorder_that_was_made_again_names_the_cache(demo):
+    """With --cache-lru ComfyUI may keep a sampler's result and make its recorder again, which knows of no run."""
+    samples = demo.sample(demo.record("last")[0])
+    with pytest.raises(ValueError, match=r"has no run: .* kept the sampler's result .* change the sampler's seed"):
+        demo.read(demo.record("last")[1], samples)
+
+
 def test_a_canceled_run_leaves_nothing(demo):
     from comfy.model_management import InterruptProcessingException
 

@@ -35,6 +35,16 @@ def train(demo, tapped, **changes):
     return demo.app.run("GBX_TrainFewShotSegmenter", **given)
 
 
+def test_a_part_without_a_pixel_has_no_score(demo, faces):
+    """Masks that cover the image leave no background, and one smaller than a cell is nowhere."""
+    left, dot = torch.zeros(2, 128, 128), torch.zeros(2, 128, 128)
+    left[..., :64], dot[:, 0, 1] = 1, 1
+    given = {"part_1": left, "part_2": dot, "part_3": 1 - left, "resolution": 16}
+    _, report = train(demo, faces[3].select_rows([0, 1]), **given)
+    nowhere = ["no pixel at this resolution" in line for line in report.splitlines()[1:]]
+    assert nowhere == [True, False, True, False]
+
+
 def test_a_segmenter_is_trained_and_applied(demo, faces):
     image, hair, skin, tapped = faces
     few = tapped.select_rows([0, 1])

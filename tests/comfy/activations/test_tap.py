@@ -1,5 +1,8 @@
 """Layer Activation Tap: values, noise levels, what takes part, and that nothing stays behind."""
 
+import copy
+from types import SimpleNamespace
+
 import pytest
 import reduced
 import torch
@@ -185,3 +188,121 @@ def test_fp16_and_pooling_reduce_memory(demo):
     assert small.shape[-2:] == (4, 4) and small.dtype == torch.float16
     assert (small.float() - torch.nn.functional.avg_pool2d(full, 4)).abs().max() < 2e-3 * full.abs().max()
     assert small.untyped_storage().nbytes() * 32 == full.untyped_storage().nbytes()
+
+
+# Photographs, of any size and kind.
+
+
+def tap_image(demo, image, **changes):
+    """The activations of an image, and the pixels that the VAE is given."""
+    watched, given = copy.copy(demo.vae), []
+    watched.encode = lambda pixels: given.append(pixels) or demo.vae.encode(pixels)
+    return demo.tap("mid-vit-out", latent=None, image=image, vae=watched, **changes), given[0]
+
+
+def slope(height, width):
+    """An image (1, H, W, 3) whose red rises from left to right and whose green rises downward."""
+    down, right = torch.linspace(0, 1, height), torch.linspace(0, 1, width)
+    return torch.stack(
+        [right.expand(height, -1), down[:, None].expand(-1, width), torch.full((height, width), 0.5)], 2
+    )[None]
+
+
+@pytest.mark.parametrize(
+    ("size", "largest", "expected"),
+    [
+        ((47, 61), 0, (48, 64)),
+        ((15, 23), 0, (16, 24)),
+        ((5, 40), 0, (8, 40)),
+        ((64, 96), 64, (40, 64)),
+        ((300, 2000), 128, (16, 128)),
+        ((96, 64), 1024, (96, 64)),
+    ],
+)
+def test_images_are_scaled_and_never_cut(demo, size, largest, expected):
+    """What is left out at the left and the top would shift every position; both edges of the image stay."""
+    image = slope(*size)
+    tapped, pixels = tap_image(demo, image, largest_size=largest)
+    assert pixels.shape == (1, *expected, 3)
+    cells = torch.tensor(expected)
+    for axis, channel in ((0, 1), (1, 0)):
+        middle = pixels[0, :, :, channel].mean(1 - axis)
+        places = (torch.arange(cells[axis]) + 0.5) / cells[axis]
+        ideal = ((places * size[axis] - 0.5) / (size[axis] - 1)).clamp(0, 1)
+        assert (middle - ideal).abs().max() < 0.06
+    assert torch.isfinite(tapped.tensors["mid-vit-out"].float()).all()
+    if size == expected:
+        assert torch.equal(pixels, image)
+
+
+@pytest.mark.parametrize("kind", ["gray", "alpha", "half", "gray and alpha"])
+def test_images_of_every_kind_are_their_colors(demo, kind):
+    image = slope(64, 48)
+    colors = image
+    if kind.startswith("gray"):
+        colors = image[..., :1].expand(-1, -1, -1, 3)
+        image = image[..., : 1 if kind == "gray" else 2]
+    elif kind == "alpha":
+        image = torch.cat([image, torch.full((1, 64, 48, 1), 0.3)], 3)
+    else:
+        image = image.half()
+        colors = image.float()
+    one, other = (tap_image(demo, each)[0].tensors["mid-vit-out"] for each in (image, colors))
+    assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "LA", "P", "1"])
+def test_files_of_every_kind_are_tapped_and_shown(demo, mode):
+    import folder_paths
+    import numpy as np
+    from PIL import Image
+
+    pixels = (slope(40, 64)[0, :, :, 0].numpy() * 255).astype(np.uint8)
+    Image.fromarray(pixels).convert(mode).save(f"{folder_paths.get_input_directory()}/kind.png")
+    (loaded, _) = demo.app.run("LoadImage", image="kind.png")
+    tapped, _ = tap_image(demo, loaded)
+    given = {"activations": tapped, "image": loaded, "image_index": 0, "points": "50%, 50%", "opacity": 0.5}
+    figure, mask = demo.app.run("GBX_ActivationSimilarity", **given)
+    assert figure.shape[-1] == 3 and mask.shape == (1, 40, 64) and torch.isfinite(figure).all()
+
+
+@pytest.mark.parametrize("ids", ["*", "unet-in, *-res-out", "attn-mean"])
+@pytest.mark.parametrize("pool_size", [1, 2])
+def test_the_memory_of_a_tap_is_known_before(reduced_world, ids, pool_size):
+    _, world = reduced_world
+    app = world.app
+    module = app.module("nodes.activations.tap")
+    specs = app.module("nodes.activations.select_ids").select(
+        app.module("nodes.activations.catalog_unet").catalog(world.model.model.diffusion_model), "custom_ids", ids
+    )
+    specs = [spec for spec in specs if spec.id != "attn"]  # a join of several layers' maps
+    tapped = world.tap(",".join(spec.id for spec in specs), latent=world.latent(2, 128, 64), pool_size=pool_size)
+    settings = module.TapSettings(pool_size=pool_size, dtype=torch.float32)
+    tokens = world.positive[0][0].shape[1]
+    expected = sum(one.nbytes for one in tapped.tensors.values())
+    assert module.kept_bytes(specs, (16, 8), 2, tokens, settings) == expected
+
+
+def test_what_a_large_tap_takes_is_shown_before_it_begins(demo, monkeypatch):
+    module, shown = demo.app.module("nodes.activations.tap_comfy"), []
+    evaluate = module.host.evaluate
+    monkeypatch.setattr(module, "logging", SimpleNamespace(info=lambda _, line: shown.append(line)))
+    monkeypatch.setattr(module.host, "evaluate", lambda *given: shown.append("evaluated") or evaluate(*given))
+    demo.tap("unet-in", latent=demo.latent(1, 128, 128))
+    assert shown == ["evaluated"]
+    monkeypatch.setattr(module, "_MUCH", 0.5)
+    demo.tap("unet-in", latent=demo.latent(2, 128, 128), noise_samples=16)
+    assert shown[1].startswith("2 images of 16 x 16 latent positions, 16 evaluations: 2.0 times")
+    assert shown[2:] == ["evaluated"] * 16
+    monkeypatch.setattr(module, "get_free_memory", lambda _: 1000)
+    with pytest.raises(ValueError, match=r"would not fit into memory: .* Set largest_size"):
+        demo.tap("unet-in", latent=demo.latent(1, 128, 128))
+
+
+def test_images_of_another_aspect_ratio_are_refused(demo):
+    tapped, _ = tap_image(demo, slope(96, 128))
+    given = {"activations": tapped, "image_index": 0, "points": "50%, 50%", "opacity": 0.5}
+    for size in ((96, 128), (48, 64), (93, 131)):  # the last one's cells are as square as they can be
+        demo.app.run("GBX_ActivationSimilarity", image=slope(*size), **given)
+    with pytest.raises(ValueError, match=r"another aspect ratio\. Connect the images that were tapped"):
+        demo.app.run("GBX_ActivationSimilarity", image=slope(128, 64), **given)

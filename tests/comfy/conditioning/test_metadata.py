@@ -62,6 +62,16 @@ def test_conditioning_tells_what_stock_nodes_tell(app, models):
     assert text == "SDXL is conditioned on: original 512 x 256, crop 7 left 11 top, target 640 x 768."
 
 
+@pytest.mark.parametrize(
+    ("crop", "remark"),
+    [((511, 0), False), ((512, 0), True), ((0, 256), True)],
+)
+def test_a_crop_beyond_the_image_is_remarked(app, models, crop, remark):
+    size = {"original_width": 512, "original_height": 256, "crop_left": crop[0], "crop_top": crop[1]}
+    _, text = with_metadata(app, models["sdxl"], prompt("sdxl"), **size)
+    assert ("lies beyond the original image: check its size." in text) == remark
+
+
 def test_conditioning_without_a_choice_is_stock(app, models):
     ours, text = with_metadata(app, models["sdxl"], prompt("sdxl"))
     assert torch.equal(

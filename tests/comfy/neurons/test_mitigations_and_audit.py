@@ -65,8 +65,8 @@ def world(app):
 
 
 def call_of(network):
-    """A call of the network as far as scaling reads it."""
-    return SimpleNamespace(network=network, require=lambda rows: None)
+    """A call of the network with one row outside of a run, as far as scaling reads it."""
+    return SimpleNamespace(network=network, require=lambda rows: None, parts=(), rows=1)
 
 
 def test_attention_scaling_hides_the_padding_and_scales_the_first_logit(world):
@@ -80,7 +80,7 @@ def test_attention_scaling_hides_the_padding_and_scales_the_first_logit(world):
     pack = world.app.module("nodes.neurons.attention_scaling_comfy")
     hidden = torch.arange(77) >= real
     with torch.inference_mode():
-        with pack._changed(call_of(world.model.model.diffusion_model), [path], 1.25, hidden, torch.tensor([True])):
+        with pack._changed(call_of(world.model.model.diffusion_model), [path], 1.25, hidden):
             found = module(x, context=context)
         q, k, v = (layer(value) for layer, value in ((module.to_q, x), (module.to_k, context), (module.to_v, context)))
         q, k, v = (part.view(1, part.shape[1], module.heads, -1).transpose(1, 2) for part in (q, k, v))
@@ -99,7 +99,7 @@ def test_attention_scaling_beside_a_longer_negative_prompt(world):
     module, hidden = network.get_submodule(path), torch.arange(77) >= 6
     context, x = torch.randn(1, 77, 128), torch.randn(1, 16, module.to_q.in_features)
     pack = world.app.module("nodes.neurons.attention_scaling_comfy")
-    with torch.inference_mode(), pack._changed(call_of(network), [path], 1.25, hidden, torch.tensor([True])):
+    with torch.inference_mode(), pack._changed(call_of(network), [path], 1.25, hidden):
         once, twice = module(x, context=context), module(x, context=context.repeat(1, 2, 1))
     assert torch.allclose(once, twice, atol=1e-5)
 
