@@ -29,6 +29,7 @@ _BUILD = {
     "standardize": True,
     "on_mismatch": "skip",
     "storage": "float32",
+    "norm": "keep",
 }
 _SAMPLE = {"seed": 1, "count": 1, "components": 100, "spread": 1.0, "source": "random", "member_name": ""}
 _EDIT = {"preserved_directions": "", "units": "max_projection", "debiasing": "joint"}
