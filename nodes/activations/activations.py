@@ -74,6 +74,10 @@ class Activations:
             rows=tuple(self.rows[row] for row in rows),
         )
 
+    def with_tensors(self, tensors: Iterable[torch.Tensor]) -> Activations:
+        """The same with other tensors in their place, in order, such as copies on a device."""
+        return replace(self, tensors=dict(zip(self.tensors, tensors, strict=True)))
+
     @property
     def features(self) -> dict[str, torch.Tensor]:
         """All tensors but the attention maps. Raises ValueError when there is none."""

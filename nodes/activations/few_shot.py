@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn import functional as F
@@ -37,6 +37,10 @@ class Segmenter:
     def __str__(self) -> str:
         return f"FEW_SHOT_SEGMENTER: {', '.join(self.names)}\n{len(self.channels)} IDs at {self.side} x {self.side}"
 
+    def to(self, device: torch.device) -> Segmenter:
+        """The same with its networks on a device."""
+        return replace(self, members=self.members.to(device))
+
 
 @dataclass(frozen=True)
 class Segmentation:
@@ -44,6 +48,10 @@ class Segmentation:
 
     labels: torch.Tensor
     divergence: torch.Tensor
+
+    def to(self, device: torch.device) -> Segmentation:
+        """The same on a device."""
+        return Segmentation(self.labels.to(device), self.divergence.to(device))
 
     @property
     def uncertainty(self) -> torch.Tensor:
@@ -64,7 +72,7 @@ class PixelFeatures:
         self._side = side
         positions = torch.arange(side, device=joined.device)
         self._vertical, self._horizontal = (neighbors(positions, side, count) for count in size)
-        self.width, self.count = joined.shape[1], len(joined) * side * side
+        self.width, self.count, self.device = joined.shape[1], len(joined) * side * side, joined.device
 
     def map(self, affine: Callable[[torch.Tensor], torch.Tensor]) -> PixelFeatures:
         """The table of ``affine`` of each pixel's activations: computed at the cells, since weights sum to 1."""
@@ -124,11 +132,13 @@ def segment(segmenter: Segmenter, activations: Activations, watch=iter, side: in
             "the same preset or IDs on the same model."
         )
     side, rows = side or segmenter.side, len(activations.rows)
-    table = PixelFeatures(activations, side).map(segmenter.members.first_layer)
+    table = PixelFeatures(activations, side)
+    members = segmenter.members if table.device.type == "cpu" else segmenter.members.to(table.device)
+    table = table.map(members.first_layer)
     labels, divergence = [], []
     for part in watch(range(-(-table.count // _CHUNK))):
-        pixels = torch.arange(part * _CHUNK, min((part + 1) * _CHUNK, table.count))
-        probabilities = segmenter.members.probabilities_of(table(pixels))
+        pixels = torch.arange(part * _CHUNK, min((part + 1) * _CHUNK, table.count), device=table.device)
+        probabilities = members.probabilities_of(table(pixels))
         labels.append(probabilities.argmax(-1).mode(0).values)
         divergence.append(jensen_shannon(probabilities))
     return Segmentation(torch.cat(labels).view(rows, side, side), torch.cat(divergence).view(rows, side, side))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from comfy_api.latest import io
 from torch.nn import functional as F
@@ -56,10 +58,13 @@ class ActivationClusters(io.ComfyNode):
         opacity: float,
         weighting: str = Weighting.EQUAL,
     ) -> io.NodeOutput:
+        from ..host.compute import compute_device, on_device
         from . import kmeans, overlays
 
         images = images_of(image, activations)
-        labels = kmeans.cluster(activations.joined(weighting), clusters, seed, with_progress, interruptible)
+        joined = activations.joined(weighting)
+        run = None if compute_device(joined).type == "cpu" else on_device
+        labels = kmeans.cluster(joined, clusters, seed, with_progress, interruptible, run)
         labels = kmeans.sort_by_size(kmeans.resize_labels(labels, clusters, images.shape[1:3]), clusters)
         masks = F.one_hot(labels, clusters).movedim(-1, 1).flatten(0, 1).float()
         return io.NodeOutput(overlays.draw_labels(images, labels, opacity), masks)
@@ -125,8 +130,12 @@ class TrainFewShotSegmenter(io.ComfyNode):
 
         masks = [parts[f"part_{number}"] for number in range(1, _PARTS + 1) if parts.get(f"part_{number}") is not None]
         labels, names = few_shot.part_labels(masks, activations), _names(part_names, len(masks))
-        segmenter = few_shot.train(activations, labels, names, resolution, seed, epochs, with_progress)
-        predicted = few_shot.segment(segmenter, activations, with_progress).labels
+        segmenter = _on_device(
+            lambda given, known: few_shot.train(given, known, names, resolution, seed, epochs, with_progress),
+            activations,
+            labels,
+        )
+        predicted = _on_device(lambda given: few_shot.segment(segmenter, given, with_progress), activations).labels
         truth = F.interpolate(labels[:, None].float(), size=(resolution, resolution), mode="nearest")[:, 0].long()
         scores = few_shot.mean_iou(predicted, truth, len(masks) + 1).tolist()
         lines = [
@@ -183,7 +192,7 @@ class ApplyFewShotSegmenter(io.ComfyNode):
 
         images, count = images_of(image, activations), len(segmenter.names) + 1
         side = max(segmenter.side, min(max(images.shape[1:3]), SIDE))
-        found = few_shot.segment(segmenter, activations, with_progress, side)
+        found = _on_device(lambda given: few_shot.segment(segmenter, given, with_progress, side), activations)
         labels = kmeans.resize_labels(found.labels, count, images.shape[1:3])
         masks = F.one_hot(labels, count)[..., 1:].movedim(-1, 1).flatten(0, 1).float()
         uncertainty = found.divergence[:, None] / torch.log(torch.tensor(float(min(count, MEMBERS))))
@@ -194,6 +203,16 @@ class ApplyFewShotSegmenter(io.ComfyNode):
             fractions = [f"{name} {(row == part).float().mean():.1%}" for part, name in enumerate(segmenter.names, 1)]
             lines.append(f"image {number}: {', '.join(fractions)}; uncertainty {value:.4f}")
         return io.NodeOutput(figure, masks, uncertainty, "\n".join(lines))
+
+
+def _on_device(work: Callable, activations: Activations, *beside: torch.Tensor):
+    """``work`` of ACTIVATIONS and tensors beside them on ComfyUI's device, and what it returns on the CPU."""
+    from ..host.compute import on_device
+
+    def moved(*tensors: torch.Tensor):
+        return work(activations.with_tensors(tensors[len(beside) :]), *tensors[: len(beside)])
+
+    return on_device(moved, *beside, *activations.tensors.values())
 
 
 def _names(text: str, count: int) -> tuple[str, ...]:

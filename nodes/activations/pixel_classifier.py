@@ -37,6 +37,11 @@ class Ensemble:
     parameters: dict[str, torch.Tensor]
     buffers: dict[str, torch.Tensor]
 
+    def to(self, device: torch.device) -> Ensemble:
+        """The same with its tensors on a device."""
+        parameters = {name: value.detach().to(device) for name, value in self.parameters.items()}
+        return Ensemble(self.network, parameters, {name: value.to(device) for name, value in self.buffers.items()})
+
     def probabilities(self, pixels: torch.Tensor) -> torch.Tensor:
         """Class probabilities float32 (members, N, classes) of pixels (N, D)."""
         return self.probabilities_of(self.first_layer(pixels.float()))
@@ -70,11 +75,18 @@ def train(
 ) -> Ensemble:
     """Train on ``len(labels)`` pixels; ``pixels(indices)`` returns their activations (N, width), ``labels`` is (P,).
 
+    Everything is on the device of the labels; what is drawn is drawn on the CPU.
+
     At most ``epochs`` passes over all pixels; an incomplete last batch is dropped, as in the paper's code. ``watch``
     wraps the range of training parts and may stop by raising. Global generators are not used.
     """
     with torch.inference_mode(False), torch.enable_grad():
-        return _train(pixels, labels.clone(), initial(width, classes, seed), seed, epochs, watch)
+        members = initial(width, classes, seed)
+        if labels.device.type != "cpu":
+            members = members.to(labels.device)
+            for value in members.parameters.values():
+                value.requires_grad_()
+        return _train(pixels, labels.clone(), members, seed, epochs, watch)
 
 
 def initial(width: int, classes: int, seed: int) -> Ensemble:
@@ -103,13 +115,17 @@ def _train(pixels: Pixels, labels: torch.Tensor, members: Ensemble, seed: int, e
     size = min(_BATCH, len(labels))
     batches = max(len(labels) // size, 1)
     total = epochs * batches
-    lowest, since = torch.full((MEMBERS,), torch.inf), torch.zeros(MEMBERS, dtype=torch.int64)
-    stopped = torch.zeros(MEMBERS, dtype=torch.bool)
+    device = labels.device
+    lowest = torch.full((MEMBERS,), torch.inf, device=device)
+    since = torch.zeros(MEMBERS, dtype=torch.int64, device=device)
+    stopped = torch.zeros(MEMBERS, dtype=torch.bool, device=device)
     result = _copy(members)
     for report in watch(range(-(-total // _REPORT))):
         for number in range(report * _REPORT, min((report + 1) * _REPORT, total)):
             if number % batches == 0:
-                orders = torch.stack([torch.randperm(len(labels), generator=generator) for _ in range(MEMBERS)])
+                orders = torch.stack([torch.randperm(len(labels), generator=generator) for _ in range(MEMBERS)]).to(
+                    device
+                )
             place = number % batches * size
             losses = step(members, optimizer, pixels, labels, orders[:, place : place + size])
             since = torch.where(losses < lowest, 0, since + 1)

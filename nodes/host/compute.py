@@ -28,7 +28,8 @@ def compute_device(*tensors: torch.Tensor, needed: int = 0) -> torch.device:
 def on_device(work: Callable[..., Result], *tensors: torch.Tensor, needed: int = 0) -> Result:
     """``work(*tensors)`` on ComfyUI's device, with its tensors back on the CPU; on the CPU where there is no room.
 
-    ``work`` returns a tensor or a tuple of tensors. On the CPU the tensors are given as they are.
+    ``work`` returns a tensor, a tuple of tensors or what has a method ``to`` of its own. On the CPU the tensors are
+    given as they are.
     """
     device = compute_device(*tensors, needed=needed)
     if device.type == "cpu":

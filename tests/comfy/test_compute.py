@@ -1,5 +1,7 @@
 """Work follows ComfyUI's device, with its memory requests, and is the same there: on a device that there is not."""
 
+import sys
+
 import pytest
 import torch
 from spy_device import SpyDevice
@@ -98,3 +100,43 @@ def test_an_autoencoder_is_trained_on_the_device_and_saved_from_the_cpu(app, spy
         found, autoencoder = trained(lambda one: one.to(spy.device))
     assert not any(spy.is_there(one) for one in (*found.values(), autoencoder.encoder, autoencoder.usual))
     assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_clusters_are_found_on_the_device(app, compute, spy):
+    """Four blobs: the clusters of scikit-learn, which is what the CPU has; without blobs as good a sum of squares."""
+    kmeans = app.module("nodes.activations.kmeans")
+    blobs = drawn(4, 16, seed=5)[:, :, None, None].expand(4, 16, 5, 6) + 0.05 * drawn(4, 16, 5, 6)
+    with spy:
+        found = kmeans.cluster(blobs, 4, 0, run=compute.on_device)
+    assert spy.moves["there"] == 8 and torch.equal(found, kmeans.cluster(blobs, 4, 0))
+    cloud = torch.nn.functional.normalize(drawn(1, 8, 20, 20, seed=6), dim=1)
+    points = cloud.movedim(1, -1).flatten(0, 2)
+
+    def squares(labels):
+        groups = [points[labels.flatten() == label] for label in range(5)]
+        return sum(float((group - group.mean(0)).square().sum()) for group in groups)
+
+    with spy:
+        found = kmeans.cluster(cloud, 5, 3, run=compute.on_device)
+    assert squares(found) <= 1.03 * squares(kmeans.cluster(cloud, 5, 3))
+
+
+def test_a_few_shot_segmenter_is_trained_and_used_on_the_device(app, compute, spy, monkeypatch):
+    monkeypatch.setattr(sys.modules["torch.optim.adam"], "_device_dtype_check_for_fused", lambda *_, **__: None)
+    few_shot, given = app.module("nodes.activations.few_shot"), app.module("nodes.activations.activations")
+    nodes = app.module("nodes.activations.nodes_segment")
+    tapped = given.Activations({"a": drawn(2, 3, 4, 4), "b": drawn(2, 2, 2, 2, seed=1)}, (given.Row(0),) * 2, 1.0, 5.0)
+    labels = (drawn(2, 16, 16, seed=2) > 0).long()
+
+    def made():
+        segmenter = nodes._on_device(lambda a, known: few_shot.train(a, known, ("x",), 16, 0, 1), tapped, labels)
+        return segmenter, nodes._on_device(lambda a: few_shot.segment(segmenter, a), tapped)
+
+    segmenter = few_shot.train(tapped, labels, ("x",), 16, 0, 1)
+    expected = few_shot.segment(segmenter, tapped)
+    with spy:
+        moved, found = made()
+    assert spy.requests and spy.moves["there"] >= 5
+    for name, value in segmenter.members.parameters.items():
+        assert torch.equal(value, moved.members.parameters[name]) and not spy.is_there(moved.members.parameters[name])
+    assert torch.equal(found.labels, expected.labels) and torch.equal(found.divergence, expected.divergence)

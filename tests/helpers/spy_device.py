@@ -15,14 +15,16 @@ class SpyDevice(TorchFunctionMode):
         super().__init__()
         self.device = torch.device("meta")
         self.moves = {"there": 0, "back": 0}
-        self._there: dict[int, torch.Tensor] = {}  # kept, so that no other tensor gets its number
+        self._there: dict[int, torch.Tensor] = {}  # kept, so that no other tensor gets its memory
 
     def __torch_function__(self, operation, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         tensors = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
-        there = [id(one) in self._there for one in tensors]
+        there = [_memory(one) in self._there for one in tensors]
         if operation == torch.Tensor.device.__get__:
             return self.device if there[0] else operation(*args)
+        if operation is torch._has_compatible_shallow_copy_type:  # whether a module may keep its parameter objects
+            return False
         if operation is torch.Tensor.cpu:
             operation, args = torch.Tensor.to, (args[0], "cpu")
         if operation is torch.Tensor.to and len(args) > 1 and isinstance(args[1], torch.device | str):
@@ -42,8 +44,15 @@ class SpyDevice(TorchFunctionMode):
         return result
 
     def is_there(self, tensor: torch.Tensor) -> bool:
-        return id(tensor) in self._there
+        return _memory(tensor) in self._there
 
     def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        self._there[id(tensor)] = tensor
+        self._there[_memory(tensor)] = tensor
         return tensor
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """What tensors of one memory have in common, also where torch.func has wrapped them."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor.untyped_storage().data_ptr() or id(tensor)
