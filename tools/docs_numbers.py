@@ -2,8 +2,9 @@
 
 Every line `<!-- numbers RESULT: PATTERN -->` in README.md, docs/ or a README.md of studies/ or benchmarks/ is followed
 by a table of the numbers of studies/results/RESULT.json whose names match the regular expression PATTERN, up to the
-line `<!-- end -->`. `<!-- nodes -->` is followed in the same way by a table of the pack's nodes, and
-`<!-- plot ... -->` by a plot (docs_plots.py); `<!-- value RESULT: NAME -->` by one number, within a line.
+line `<!-- end -->`. `<!-- nodes -->` is followed in the same way by a table of the pack's nodes, `<!-- costs -->` by
+one of what they cost (bench_nodes.json), and `<!-- plot ... -->` by a plot (docs_plots.py); and a line may hold
+`<!-- value RESULT: NAME -->`, which is followed by one number.
 tests/node_contract.json is written from the nodes' schemas. `--check` changes nothing and fails when something is out
 of date. `python run.py study show RESULT [PATTERN]` prints a result's numbers as such a table.
 """
@@ -29,6 +30,8 @@ DOCUMENTS = (
 )
 _BLOCK = re.compile(r"(<!-- numbers (?P<result>[\w.-]+): (?P<pattern>.+?) -->\n).*?(?=<!-- end -->)", re.S)
 _VALUE = re.compile(r"(<!-- value (?P<result>[\w.-]+): (?P<name>.+?) -->).*?(?=<!-- end -->)")
+_COSTS = re.compile(r"(<!-- costs -->\n).*?(?=<!-- end -->)", re.S)
+_COST_KEYS = ("takes", "of an evaluation", "over rival", "rival", "memory")
 _NODES = re.compile(r"(<!-- nodes -->\n).*?(?=<!-- end -->)", re.S)
 
 
@@ -64,6 +67,30 @@ def with_nodes(text: str, rows: list[tuple[str, str, str]]) -> str:
     """A document with its table of nodes (display name, category, description) made again."""
     lines = ["| node | where | what it does |", "|---|---|---|", *(f"| **{a}** | {b} | {c} |" for a, b, c in rows), ""]
     return _NODES.sub(lambda block: block[1] + "\n".join(lines), text)
+
+
+def with_costs(text: str, rows: dict[str, str], path: Path = RESULTS / "bench_nodes.json") -> str:
+    """A document with its table of costs made again; ``rows``: display names by the IDs of nodes."""
+
+    def table_of(block: re.Match) -> str:
+        numbers = json.loads(path.read_text("utf-8"))["numbers"]
+        networks = list(dict.fromkeys(name.partition(",")[0] for name in numbers if ", network: " in name))
+        nodes = dict.fromkeys(name.partition(",")[0] for name in numbers if name.endswith(": takes"))
+        heads = [f"{name}: ms, of an evaluation, of the rival" for name in networks]
+        lines = [f"| node | work | rival | {' | '.join(heads)} | MiB |", "|---|---|---|" + "---|" * (len(networks) + 1)]
+        for node in nodes:
+            found = {name: {key: numbers[f"{node}, {name}: {key}"] for key in _COST_KEYS} for name in networks}
+            cells = [
+                " · ".join(f"{each[key]['value']:.2g}" for key in ("takes", "of an evaluation", "over rival"))
+                for each in found.values()
+            ]
+            memory = " · ".join(f"{each['memory']['value']:.3g}" for each in found.values())
+            about = next(iter(found.values()))
+            names = rows[f"GBX_{node}"], about["takes"]["what"], about["rival"]["what"], *cells, memory
+            lines.append(f"| {' | '.join(names)} |")
+        return "\n".join([block[1] + lines[0], *lines[1:], ""])
+
+    return _COSTS.sub(table_of, text)
 
 
 def schemas() -> list:
@@ -111,7 +138,8 @@ def main(argv: Sequence[str]) -> int:
     for document in DOCUMENTS:
         text = document.read_text("utf-8")
         plots |= docs_plots.requested(text)
-        current[document] = docs_plots.filled(with_nodes(filled(text), nodes(listed)), document)
+        costs = with_costs(filled(text), {schema.node_id: schema.display_name for schema in listed})
+        current[document] = docs_plots.filled(with_nodes(costs, nodes(listed)), document)
     for path, text in current.items():
         if not path.is_file() or path.read_text("utf-8") != text:
             stale.append(path.relative_to(ROOT).as_posix())

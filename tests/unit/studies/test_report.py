@@ -1,6 +1,7 @@
 """Documents get their tables from the result files."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -49,3 +50,23 @@ def test_numbers_of_a_result_are_printed(results, monkeypatch, capsys):
 def test_nodes_are_listed():
     text = docs_numbers.with_nodes("<!-- nodes -->\n<!-- end -->", [("A Node", "glassbox/x", "Does it.")])
     assert "| **A Node** | glassbox/x | Does it. |\n<!-- end -->" in text
+
+
+def test_costs_have_a_row_a_node(tmp_path):
+    about = {"n": 3, "unit": "", "what": "one word"}
+    values = {"takes": 7.0, "rival": 14.0, "over rival": 0.5, "of an evaluation": 0.00123, "memory": 3.25}
+    numbers = {f"TokenHeatMap, SD1.5: {name}": {"value": value, **about} for name, value in values.items()}
+    numbers["SD1.5, network: operations"] = {"value": 1.6, **about}
+    path = tmp_path / "bench_nodes.json"
+    path.write_text(json.dumps({"numbers": numbers}))
+    text = docs_numbers.with_costs("<!-- costs -->\nold\n<!-- end -->", {"GBX_TokenHeatMap": "Token Heat Map"}, path)
+    assert "| Token Heat Map | one word | one word | 7 · 0.0012 · 0.5 | 3.25 |" in text and "old" not in text
+    assert docs_numbers.with_costs(text, {"GBX_TokenHeatMap": "Token Heat Map"}, path) == text
+
+
+def test_every_node_has_a_row_of_costs_or_a_reason():
+    from benchmarks.nodes.rows import ROWS, WITHOUT_ROW
+
+    named = [row.node for row in ROWS] + [node for nodes in WITHOUT_ROW.values() for node in nodes.split()]
+    listed = (Path(docs_numbers.ROOT) / "tests" / "node_ids.txt").read_text("utf-8").split()
+    assert sorted(f"GBX_{node}" for node in named) == sorted(listed)
