@@ -9,12 +9,13 @@ from comfy_api.latest import io
 
 from ..host import folders
 from ..host.progress import with_progress
-from ..host.schema import LoraModel, W2WSpace, schema
+from ..host.schema import LoraModel, W2WPoint, W2WSpace, schema
 from . import directions, space_builder, space_file
 from .member_sources import folder_stamp
 from .point_inputs import CATEGORY, COMPONENTS_MAX, PAPER
+from .points import check_same_space
 from .quantization import Storage
-from .space import Form, Space
+from .space import Form, Point, Space
 
 _SPACE = W2WSpace.Output(
     display_name="space", tooltip="For W2W Sample, W2W Fit Directions, W2W Project LoRA and others."
@@ -215,21 +216,34 @@ class W2WSaveSpace(io.ComfyNode):
             node_id="GBX_W2WSaveSpace",
             display_name="W2W Save Space",
             category=CATEGORY,
-            description=f"Saves a weight space with its labels and directions to one file in models/w2w. {PAPER}.",
-            search_aliases=["weight space", "weights2weights", "export space", "quantize basis", "keep space"],
+            description="Saves a weight space with its labels and directions to one file in models/w2w, on request "
+            f"with a point as a further member. {PAPER}.",
+            search_aliases=["weight space", "weights2weights", "export space", "quantize basis", "add a person"],
             is_output_node=True,
             inputs=[
                 W2WSpace.Input("space", tooltip="Space to save, for example with new directions."),
                 _filename("my-space-with-directions"),
                 _STORAGE,
+                W2WPoint.Input(
+                    "new_member",
+                    optional=True,
+                    tooltip="Point of this space that joins as a member, for example a person found by W2W Invert. The "
+                    "other members stay as they are.",
+                ),
+                io.String.Input("member_name", optional=True, default="", tooltip="Name of the new member."),
             ],
             outputs=[_SPACE, _REPORT],
         )
 
     @classmethod
-    def execute(cls, space: Space, filename: str, storage: str) -> io.NodeOutput:
+    def execute(
+        cls, space: Space, filename: str, storage: str, new_member: Point | None = None, member_name: str = ""
+    ) -> io.NodeOutput:
         from . import space_report
 
+        if new_member is not None:
+            check_same_space(Point(space, space.coefficients[0], space.name), new_member)
+            space = space.with_member(member_name.strip(), new_member.coefficients)
         target = folders.new_space(filename)
         error = space_file.write(space, target, storage, track=with_progress)
         saved = space_file.read(target)

@@ -233,6 +233,31 @@ class Space:
         """The same space with these directions beside its own."""
         return replace(self, directions={**self.directions, **directions})
 
+    def with_member(self, name: str, coefficients: torch.Tensor) -> Space:
+        """The same space, mean and axes, with one member more whose labels are unknown.
+
+        Raises ValueError for a name that is empty or taken.
+        """
+        if not name or name in self.members:
+            raise ValueError(
+                f"{name!r} is a member of {self.name} already: choose another member_name."
+                if name
+                else "The new member has no name: fill member_name."
+            )
+        row = self.pad(coefficients)[None].float()
+
+        def one_more(column: torch.Tensor | None, value: float) -> torch.Tensor | None:
+            return None if column is None else torch.cat([column, column.new_tensor([value])])
+
+        return replace(
+            self,
+            members=(*self.members, name),
+            coefficients=torch.cat([self.coefficients, row[:, : self.known]]),
+            kept=one_more(self.kept, 1.0),
+            squares=one_more(self.squares, float(row.double().square().sum())),
+            labels={label: torch.cat([column, torch.full((1,), torch.nan)]) for label, column in self.labels.items()},
+        )
+
 
 @dataclass(frozen=True)
 class Point:

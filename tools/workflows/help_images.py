@@ -1,4 +1,4 @@
-"""The images of the help pages in web/docs and of the README, made from the demo run's images."""
+"""The images of the help pages in web/docs, made from the demo run's images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from tools.launcher.paths import ROOT, write_atomically
 FOLDER = ROOT / "web" / "docs" / "images"
 _WIDTH = 640  # pixels of the widest image
 _TILE = 128  # pixels of a generated image beside others
-_FRONT, _GAP = 480, 16  # height of the README's image, and the space between its parts
 _FIGURE = 250  # a drawn figure has no side shorter than this
 
 
@@ -110,30 +109,6 @@ def write(name: str, generated: Path) -> Path:
     target = FOLDER / f"{name}.jpg"
     write_atomically(target, content.getvalue())
     return target
-
-
-def write_front(generated: Path) -> Path:
-    """Write docs/images/front.png, the README's first image: panels on the canvas beside what they change."""
-    images = ROOT / "docs" / "images"
-    edits = [Image.open(generated / f"demo_weights_edit_{number}.png").convert("RGB") for number in (1, 2, 3)]
-    parts = [
-        Image.open(images / "canvas_sliders.png").convert("RGB"),
-        _tiled(edits, 1).resize((2 * _TILE, 6 * _TILE), Image.Resampling.NEAREST),
-        Image.open(images / "canvas_network_map.png").convert("RGB"),
-        Image.open(generated / "demo_activations_token_heat_map_1.png").convert("RGB"),
-    ]
-    scaled = [
-        part.resize((round(part.width * _FRONT / part.height), _FRONT), Image.Resampling.LANCZOS) for part in parts
-    ]
-    page = Image.new("RGB", (sum(part.width + _GAP for part in scaled) - _GAP, _FRONT), "white")
-    left = 0
-    for part in scaled:
-        page.paste(part, (left, 0))
-        left += part.width + _GAP
-    content = io.BytesIO()
-    page.save(content, "PNG", optimize=True)
-    write_atomically(images / "front.png", content.getvalue())
-    return images / "front.png"
 
 
 def write_positions() -> Path:

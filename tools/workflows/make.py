@@ -117,7 +117,6 @@ def _help_images(generated: Path) -> int:
     for name in help_images.IMAGES:
         print(f"{help_images.write(name, generated).name} written")
     print(f"{help_images.write_positions().name} written")
-    print(f"{help_images.write_front(generated).name} written")
     return 0
 
 

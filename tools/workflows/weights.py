@@ -340,7 +340,7 @@ def demo_weights_edit_photo(w: Workflow) -> None:
         gradient_checkpointing=False,
     )
     w.group("Edit")
-    edited, _ = w.add("GBX_W2WEdit", point=point, edits="dark skin: 0.6")
+    edited, _ = w.add("GBX_W2WEdit", point=point, edits="dark skin: 0.4")
     model, _ = w.add("GBX_W2WGuidance", model=demo.model, point=point, edited_point=edited, **_GUIDED)
     w.group("Back into the image")
     whole = sampled_into(

@@ -1,5 +1,6 @@
 """Spaces inside a real ComfyUI: built, saved, loaded, reported, and the one that the pack ships."""
 
+import dataclasses
 import threading
 
 import members
@@ -108,6 +109,26 @@ def test_the_space_that_the_pack_ships_fits_its_model(family, app):
         "GBX_W2WFitDirections", space=space, labels="", method="most_reliable", components=1000, attributes=""
     )
     assert {"beard", "dark skin", "round glasses"} <= set(directed.directions) and "conditional_difference" in report
+
+
+def test_a_point_joins_as_a_member(family, app):
+    """Nothing else changes: mean, axes and the other members; its labels are unknown, and its model is its own."""
+    labels = "\n".join(["member,tall", *(f"{name},{row % 2}" for row, name in enumerate(family.space.members))])
+    space, _ = app.run(
+        "GBX_W2WFitDirections", space=family.space, labels=labels, method="mean_difference", components=4, attributes=""
+    )
+    point = family.point.with_coefficients(0.5 * space.coefficients[0] + 0.25 * space.coefficients[1], "inverted")
+    space = dataclasses.replace(space, labels={"tall": torch.ones(len(space.members))})
+    given = {"space": space, "filename": "joined", "storage": "float32"}
+    joined, report = app.run("GBX_W2WSaveSpace", **given, new_member=point, member_name=" Ada ")
+    assert joined.members == (*space.members, "Ada") and f"{len(joined.members)} members" in report
+    assert torch.equal(joined.basis, space.basis) and torch.equal(joined.mean, space.mean)
+    assert torch.equal(joined.coefficients[:-1], space.coefficients) and joined.directions.keys() == {"tall"}
+    torch.testing.assert_close(joined.rebuild(joined.coefficients[-1]), point.flat, rtol=1e-5, atol=1e-6)
+    assert joined.labels["tall"][-1].isnan() and (joined.labels["tall"][:-1] == 1).all()
+    for name, member, sentence in (("m0", space.members[0], "a member of"), ("m1", "", "no name")):
+        with pytest.raises(ValueError, match=sentence):
+            app.run("GBX_W2WSaveSpace", **{**given, "filename": name}, new_member=point, member_name=member)
 
 
 def test_a_report_stops_between_its_figures(family, app, monkeypatch):
