@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from ..common.lora_reader import Factors, Lora
@@ -17,7 +19,7 @@ def project(space: Space, lora: Lora, components: int, name: str) -> tuple[Point
     if space.common_norm and norm:
         lora, remark = lora.scaled(space.common_norm / norm), f"\n{name} {at_own_strength(space, norm)}"
     try:
-        flat, lost = space.flatten(lora)
+        flat, lost = space.flatten(_on_projections(space, lora) if space.learned else lora)
     except ValueError as error:
         raise ValueError(f"{name} {error}") from None
     whole = space.project(flat)
@@ -25,6 +27,20 @@ def project(space: Space, lora: Lora, components: int, name: str) -> tuple[Point
     coefficients[components:] = 0
     point = Point(space, coefficients, name)
     return point, describe(point, flat, whole, lost, lora) + remark
+
+
+def _on_projections(space: Space, lora: Lora) -> Lora:
+    """The LoRA on the down factors R that all members of a learned space share: up = dW R^+ by least squares.
+
+    So files of any rank and factors have a place there, a point's own export among them.
+    """
+    shared, layers = space.layout.unflatten(space.mean), dict(lora.layers)
+    for name in shared.keys() & layers.keys():
+        (up, down), (other, projection) = layers[name].matrices(torch.float64), shared[name].matrices(torch.float64)
+        if (len(up), down.shape[1]) == (len(other), projection.shape[1]):  # else a sentence names the layer
+            up = up @ (down @ torch.linalg.pinv(projection)) / shared[name].scale
+            layers[name] = replace(shared[name], up=up.float().view(shared[name].up.shape))
+    return replace(lora, layers=layers)
 
 
 def at_own_strength(space: Space, norm: float) -> str:

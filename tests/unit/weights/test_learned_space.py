@@ -228,6 +228,38 @@ def test_a_point_is_a_lora_of_exactly_the_rank_and_the_file_is_read_unchanged(tm
     assert (flat - wanted).norm() < 0.01 * wanted.norm()
 
 
+def test_files_of_any_rank_and_factors_are_projected_onto_the_shared_ones():
+    """A point's export of each layer's own rank comes back; of another LoRA the update nearest to its own is taken."""
+    from glassbox.nodes.common.lora_reader import Factors, Lora
+    from glassbox.nodes.weights import projection
+
+    updates = made()
+    space = updates.space(tuple(map(str, range(MEMBERS))), "toy", "toy")
+    point = projection.Point(space, 0.4 * space.coefficients[0] - 0.3 * space.coefficients[1], "point")
+    layers = {}
+    for name, factors in point.layers().items():
+        up, down = factors.matrices(torch.float64)
+        left, values, right = torch.linalg.svd(up @ down, full_matrices=False)
+        kept = int((values > 1e-6 * values[0]).sum())
+        layers[name] = Factors(
+            right[:kept].view(kept, *factors.down.shape[1:]), left[:, :kept] * values[:kept] / 3, 3.0
+        )
+    found, report = projection.project(space, Lora(layers), 100, "export")
+    torch.testing.assert_close(found.coefficients, point.coefficients, rtol=1e-4, atol=1e-4)
+    assert "explains 100.0 %" in report
+    generator, strange = torch.Generator().manual_seed(5), {}
+    for name, factors in layers.items():
+        sides = torch.randn(6, factors.down.flatten(1).shape[1], generator=generator), len(factors.up)
+        strange[name] = Factors(sides[0], torch.randn(sides[1], 6, generator=generator), 0.5)
+    found, _ = projection.project(space, Lora(strange), 100, "strange")
+    shared, wanted = space.layout.unflatten(space.mean), dict[str, Factors]()
+    for name, factors in strange.items():
+        up, down = factors.matrices(torch.float64)
+        nearest = torch.linalg.lstsq(shared[name].down.double().flatten(1).T, (up @ down).T).solution.T
+        wanted[name] = Factors(shared[name].down, nearest.float() / shared[name].scale, shared[name].scale)
+    torch.testing.assert_close(found.coefficients, space.project(space.layout.flatten(wanted)), rtol=1e-4, atol=1e-4)
+
+
 def test_a_member_more_costs_its_code_and_nothing_else():
     def kept(members):
         updates = made(members)
