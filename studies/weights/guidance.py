@@ -1,4 +1,5 @@
-"""Identity guidance: a member's weights on both sides of CFG or on the positive side only, paired, on random members.
+"""Identity guidance: a member's weights on both sides of CFG or on the positive side only, paired, on random members
+of the collected space.
 
 `python run.py study weights guidance` writes ``studies/results/weights_guidance.json``. Members are sampled at
 random from all of the space; each is judged in two images of other scenes and noise, which are also compared with
@@ -19,6 +20,7 @@ from ..world.faces import ATTRIBUTES, IDENTITY
 from ..world.release import ASSETS
 from ..world.scenes import render
 from .image_sampler import ANCESTRAL
+from .release import FILE
 from .setup import EDITS, NOISE, Study, factors, fractions, load, prompts, truth
 
 GUIDED_UNTIL = 400.0  # timestep: 60 % of the noise levels
@@ -94,8 +96,8 @@ def measure_edit(study: Study, name: str, count: int) -> dict[str, dict]:
 
 def run(quick: bool = False) -> Path:
     """Measure and write; ``quick`` takes fewer members and one edit."""
-    count = 3 if quick else 50
-    study = load(count)
+    count = 3 if quick else 100
+    study = load(count, FILE)
     numbers = measure_identity(study, count)
     for name in EDITED[:1] if quick else EDITED:
         numbers |= measure_edit(study, name, count)

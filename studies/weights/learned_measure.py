@@ -50,17 +50,17 @@ def measure_members(studies: dict[str, Study], count: int) -> dict[str, dict]:
     return numbers
 
 
-def measure_sampling(studies: dict[str, Study], count: int) -> dict[str, dict]:
+def measure_sampling(studies: dict[str, Study], count: int, way: str) -> dict[str, dict]:
     """Whether sampled points are the same person in two images of other scenes and noise."""
     group, numbers = studies["learned"].members(count=count), {}
     for name, study in studies.items():
         points = host.pack("nodes.weights.points").sample(study.space, 7, count, study.space.components, 1.0)
         first, second = (
-            study.read(factors(points), prompts(group, one), NOISE + 10_000 * one, **WAYS[BOTH])[0] for one in (0, 1)
+            study.read(factors(points), prompts(group, one), NOISE + 10_000 * one, **WAYS[way])[0] for one in (0, 1)
         )
         what = "attributes recognized equally in two images of one sampled point"
-        numbers[f"{name}, sampled: consistent"] = results.bootstrap(fractions(first, second), what, "fraction")
-        numbers[f"{name}, sampled: chance agreement"] = results.bootstrap(
+        numbers[f"{name}, sampled, {way}: consistent"] = results.bootstrap(fractions(first, second), what, "fraction")
+        numbers[f"{name}, sampled, {way}: chance agreement"] = results.bootstrap(
             fractions(first, np.roll(second, 1, 0)), "the same of two sampled points", "fraction"
         )
     return numbers
@@ -107,7 +107,8 @@ def run(quick: bool = False) -> Path:
     studies = {name: load(few or 100, path) for name, path in SPACES.items()}
     parts = {
         "members": lambda: measure_members(studies, few or 100),
-        "sampling": lambda: measure_sampling(studies, few or 60),
+        "sampling": lambda: measure_sampling(studies, few or 60, BOTH),
+        "sampling, guided": lambda: measure_sampling(studies, few or 60, GUIDED),
         "pair": lambda: measure_pair(studies, few or 60),
     }
     name = "weights_learned" + "_quick" * quick

@@ -1,4 +1,4 @@
-"""The paper's claims measured on the demo world with its shipped space; writes ``studies/results/weights.json``.
+"""The paper's claims on the demo world, in a space collected as in the paper; writes ``studies/results/weights.json``.
 
 What an identity is, is known here: skin, hair, its color, facial hair and accessory. The judge reads them in images;
 its own error on renders of the same people is printed beside. Every image is of a scene that was not trained on, and
@@ -18,6 +18,7 @@ from ..world.faces import IDENTITY
 from ..world.release import ASSETS
 from ..world.scenes import render
 from . import editing, inversion, space_size, styles
+from .release import FILE
 from .setup import NOISE, Study, factors, fractions, identity, load, prompts, truth
 
 
@@ -72,7 +73,7 @@ def measure_sampling(study: Study) -> dict[str, dict]:
 
 def run(quick: bool = False) -> Path:
     """Measure everything; ``quick`` takes fewer people and one edit, and leaves out sizes and styles."""
-    study = load(5 if quick else 24)
+    study = load(5 if quick else 24, FILE)
     count, numbers = 5 if quick else 10, {}
     parts = {
         "judge": lambda: measure_judge(study),

@@ -24,10 +24,11 @@ from .image_sampler import ANCESTRAL
 from .inversion import held_out
 from .people import caption, people
 from .release import ASSET, FILE
-from .setup import NOISE, Study, factors, identity, load, prompts, truth
+from .setup import NOISE, Study, factors, fractions, identity, load, prompts, truth
 
 POINTS = host.ROOT / ".cache" / "weights" / "inverted"
 QUICK = 3
+SHOWN = ("both sides", "positive side to 60 %")
 DRAWINGS = {"": render, ", pencil drawing": styles.pencil_drawing}
 
 
@@ -43,7 +44,7 @@ class Settings:
 
 
 SETTINGS = {
-    "the node's defaults": Settings(120, 0.15, 40, 14),
+    "the node's defaults": Settings(120, 0.15, 40, 4),
     "collected space, the paper's settings": Settings(400, 0.1, 10, 2, FILE),
 }
 
@@ -52,6 +53,7 @@ def run(quick: bool = False) -> Path:
     """Measure and write; ``quick`` takes fewer people and only the node's defaults."""
     group, numbers = held_out(QUICK if quick else max(one.people for one in SETTINGS.values())), {}
     warn = host.pack("nodes.weights.space_report").warn_outside
+    seen_of: dict[str, list[np.ndarray]] = {way: [] for way in SHOWN}
     for name, settings in list(SETTINGS.items())[: 1 if quick else None]:
         study = load(len(group), settings.space)
         if settings.space == ASSET:
@@ -63,13 +65,21 @@ def run(quick: bool = False) -> Path:
         for kind, draw in DRAWINGS.items():
             count = min(len(group), settings.drawings if kind else settings.people)
             found = [invert(study, draw(one.scenes[0]), one, settings) for one in group[:count]]
-            for way in ("both sides", "positive side to 60 %"):
+            for way in SHOWN:
                 seen = study.read(factors(found), texts[:count], **WAYS[way])[0]
                 what = f"; {settings.steps} steps at {settings.rate:g}, float32"
                 numbers[f"{name}{kind}, {way}: identity"] = identity(seen, known[:count], what)
+                if not kind:
+                    seen_of[way].append(fractions(seen, known[:count]))
             warned = np.array([bool(warn(point)) for point in found])
             numbers[f"{name}{kind}: warned"] = results.fraction(warned, f"reports that warn of a point outside{what}")
             print(name, kind, numbers[f"{name}{kind}, {way}: identity"]["value"], warned.mean(), flush=True)
+    for way, (first, *others) in seen_of.items():
+        for other in others:
+            gain = first[: len(other)] - other
+            numbers[f"the node's defaults less the paper's way, {way}: identity"] = results.bootstrap(
+                gain, "paired difference on the same people", "fraction"
+            )
     command = "python run.py study weights invert" + (" --quick" if quick else "")
     return results.write("weights_invert_quick" if quick else "weights_invert", command, NOISE, ASSETS, numbers)
 
