@@ -70,7 +70,7 @@ def word_panel(maps: torch.Tensor, tokens: list[int], words: list[str], shares: 
     as fractions of that, (images, H, W) in base64.
     """
     size = [min(side, _PANEL_SIDE) for side in maps.shape[2:]]
-    cells = F.adaptive_avg_pool2d(maps.float(), size) * torch.tensor(tokens).view(-1, 1, 1, 1)
+    cells = F.adaptive_avg_pool2d(maps.float(), (size[0], size[1])) * torch.tensor(tokens).view(-1, 1, 1, 1)
     largest = cells.amax((1, 2, 3)).clamp_min(1e-12)
     as_bytes = (cells / largest.view(-1, 1, 1, 1) * 255).round().clamp(0, 255).to(torch.uint8).cpu().numpy()
     found = zip(words, shares, largest.tolist(), as_bytes, strict=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import math
 import re
 import sys
@@ -19,13 +18,13 @@ from typing import Any, Protocol
 
 import torch
 
+from . import peft_files
 from .lora_keys import ALPHA, DOWN, FULL, RESHAPE, UP, LoraKey, parse
 from .safetensors_files import open_tensors
 
 _PICKLES = {".pt", ".pth", ".bin", ".ckpt"}
 #: Files that may hold a LoRA.
 SUFFIXES = (".safetensors", ".sft", *sorted(_PICKLES))
-_PEFT_STEM = "adapter_model"
 #: Among names of LoRA files: no file.
 NONE = "none"
 _COMFYUI_ALONE = "it is read inside ComfyUI alone, by its own adapters."
@@ -34,10 +33,6 @@ _NO_LORA = "holds no LoRA of a diffusion model: give a LoRA file of kohya, diffu
 
 #: The shape of a layer's inputs, such as (320,) or (320, 3, 3), and of its outputs, such as (320,) or (320, 1, 1).
 Shape = tuple[tuple[int, ...], tuple[int, ...]]
-
-
-class MissingPeftError(RuntimeError):
-    """A PEFT adapter cannot be read without the package peft."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +192,7 @@ def keep_open(
 
 def _name_of(path: Path) -> str:
     """What errors call a file or an adapter folder."""
-    return path.parent.name if path.name.startswith(_PEFT_STEM) else path.name
+    return path.parent.name if path.name.startswith(peft_files.STEM) else path.name
 
 
 def _load(
@@ -205,13 +200,13 @@ def _load(
 ) -> tuple[dict[str, torch.Tensor], dict]:
     """The tensors of the wanted layers and the configuration; ``opened`` keeps what need not be read again."""
     try:
-        weights = _peft_weights(path) if path.is_dir() else path
+        weights = peft_files.weights(path) if path.is_dir() else path
         if not opened:
             tensors_of, metadata = _open(weights, stack)
-            opened.append((tensors_of, {**_peft_config(weights), **_embedded_config(metadata)}))
+            opened.append((tensors_of, {**peft_files.config(weights), **peft_files.embedded_config(metadata)}))
         tensors_of, config = opened[0] if weights.suffix.lower() not in _PICKLES else opened.pop()
         return tensors_of(wanted), config
-    except MissingPeftError:
+    except peft_files.MissingPeftError:
         raise
     except Exception as error:  # whatever a damaged file makes its parser raise
         reason = (str(error).splitlines() or [""])[0][:200] or type(error).__name__
@@ -471,40 +466,6 @@ def _wanted_keys(keys: tuple[str, ...], wanted: Callable[[str], bool] | None) ->
     return [key for key in keys if wanted is None or (found := parse(key)) is None or wanted(found.layer)]
 
 
-def _peft_weights(folder: Path) -> Path:
-    """The weights of a PEFT folder, such as NAME/unet/adapter_model.safetensors."""
-    for inside in (".", "unet", "transformer"):
-        if (path := folder / inside / "adapter_model.safetensors").is_file():
-            return path
-    raise ValueError(f"{folder.name} is a folder without adapter_model.safetensors: give LoRA files.")
-
-
-def _peft_config(path: Path) -> dict:
-    """The configuration beside the weights of a PEFT adapter; empty for other files."""
-    if not path.name.startswith(_PEFT_STEM) or not (path.parent / "adapter_config.json").is_file():
-        return {}
-    return peft_package().PeftConfig.from_pretrained(str(path.parent)).to_dict()
-
-
 def _pattern(patterns: Mapping, layer: str) -> str | None:
     """The key of PEFT's ``alpha_pattern`` that names a layer."""
     return next((key for key in patterns if re.match(rf"(.*\.)?({key})$", layer)), None)
-
-
-def peft_package():
-    """The package peft; raises MissingPeftError without it."""
-    try:
-        import peft
-    except ImportError as error:
-        raise MissingPeftError("A PEFT adapter folder needs the package peft: pip install peft") from error
-    return peft
-
-
-def _embedded_config(metadata: Mapping[str, str]) -> dict:
-    """The configuration that newer diffusers writes into the header of a LoRA file."""
-    try:
-        about = json.loads(metadata.get("lora_adapter_metadata", "{}"))
-    except ValueError:
-        return {}
-    of_network = ((*key.partition("."), value) for key, value in about.items())
-    return {name: value for owner, _, name, value in of_network if owner in ("unet", "transformer")}

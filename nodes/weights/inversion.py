@@ -202,9 +202,9 @@ def _loss(
         shapes.setdefault(sample[2].shape, []).append(sample)
     losses = []
     for alike in shapes.values():
-        numbers, fractions, noises = zip(*alike, strict=True)
+        numbers, fractions, drawn = zip(*alike, strict=True)
         latent = torch.cat([session.latents[number] for number in numbers]).to(session.device)
-        noise = torch.cat(noises).to(latent.dtype).to(session.device)
+        noise = torch.cat(drawn).to(latent.dtype).to(session.device)
         sigmas = torch.tensor([sigma_at(session, fraction) for fraction in fractions], device=session.device)
         answer = session.denoised(session.noised(latent, noise, sigmas), sigmas, numbers)
         scales = torch.tensor([prediction_scale(session.sampling, sigma) for sigma in sigmas.tolist()])

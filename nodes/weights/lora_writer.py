@@ -8,9 +8,10 @@ from pathlib import Path
 
 import torch
 
+from ..common import peft_files
 from ..common.atomic_write import atomic_write
 from ..common.lora_keys import TEXT, base_of, keys
-from ..common.lora_reader import Factors, peft_package
+from ..common.lora_reader import Factors
 from .projection import difference
 from .rank_reduction import reduce_rank
 
@@ -107,7 +108,7 @@ def write_peft(layers: dict[str, Factors], folder: Path) -> str:
 
     network = {layer: factors for layer, factors in layers.items() if not layer.startswith(TEXT)}
     ranks = {layer: factors.rank for layer, factors in network.items()}
-    config = peft_package().LoraConfig(
+    config = peft_files.package().LoraConfig(
         r=max(ranks.values()),
         lora_alpha=max(ranks.values()),
         target_modules=list(network),

@@ -13,7 +13,6 @@ from ..host.schema import LoraModel, W2WPoint, W2WSpace, schema
 from . import directions, space_builder, space_file
 from .member_sources import folder_stamp
 from .point_inputs import CATEGORY, COMPONENTS_MAX, PAPER
-from .points import check_same_space
 from .quantization import Storage
 from .space import Form, Point, Space
 
@@ -239,10 +238,10 @@ class W2WSaveSpace(io.ComfyNode):
     def execute(
         cls, space: Space, filename: str, storage: str, new_member: Point | None = None, member_name: str = ""
     ) -> io.NodeOutput:
-        from . import space_report
+        from . import points, space_report
 
         if new_member is not None:
-            check_same_space(Point(space, space.coefficients[0], space.name), new_member)
+            points.check_same_space(Point(space, space.coefficients[0], space.name), new_member)
             space = space.with_member(member_name.strip(), new_member.coefficients)
         target = folders.new_space(filename)
         error = space_file.write(space, target, storage, track=with_progress)

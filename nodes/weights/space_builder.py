@@ -209,8 +209,8 @@ def _common_layers(
     for (layer, counts), _ in votes.most_common():
         most.setdefault(layer, counts)
     sizes: dict[str, Shape] = {}
-    for shapes in found.values():  # as a kernel where one file has it so, since others have it as a matrix
-        for layer, shape in shapes.items():
+    for own in found.values():  # as a kernel where one file has it so, since others have it as a matrix
+        for layer, shape in own.items():
             if _counts(shape) == most[layer] and len(shape[0]) > len(sizes.get(layer, ((), ()))[0]):
                 sizes[layer] = shape
     fitting, layers = [], set()

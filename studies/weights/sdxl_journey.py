@@ -139,8 +139,10 @@ def journey(app, model, folder: Path, files: list[Path], steps: Steps) -> dict[s
     (space, _) = steps("load the space", lambda: app.run("GBX_W2WLoadSpace", space_name="twenty.safetensors"))
     labels = "member,beard\n" + "\n".join(f"{path.stem},{number % 2}" for number, path in enumerate(files))
     fit = {"labels": labels, "method": "most_reliable", "components": 1000, "attributes": ""}
-    directed, told, *_ = steps("label and fit a direction", lambda: app.run("GBX_W2WFitDirections", space=space, **fit))
-    print(told)
+    directed, report, *_ = steps(
+        "label and fit a direction", lambda: app.run("GBX_W2WFitDirections", space=space, **fit)
+    )
+    print(report)
     draw = {"seed": 1, "count": 1, "components": 1000, "spread": 1.0, "source": "random", "member_name": ""}
     points, *_ = steps("sample a point", lambda: app.run("GBX_W2WSample", space=directed, **draw))
     how = {"preserved_directions": "", "units": "max_projection", "debiasing": "joint"}
@@ -159,16 +161,16 @@ def journey(app, model, folder: Path, files: list[Path], steps: Steps) -> dict[s
 
     total = sum(one.squared_norm() for one in edited.lazy_layers().values())
     for rank in _RANKS:
-        lora, _, told = steps(f"export at rank {rank}", lambda rank=rank: export(edited, rank))
-        print(told)
+        lora, _, report = steps(f"export at rank {rank}", lambda rank=rank: export(edited, rank))
+        print(report)
         size = sum(value.nbytes for value in lora.values()) / 1e6
         kept = _square(lora) / total
         numbers[f"sampled point, rank {rank}: size"] = results.number(size, 1, "MB", "float16; 0: nothing is lost")
         numbers[f"sampled point, rank {rank}: kept"] = results.number(kept, 1, "fraction", "of |dW|^2")
     member = draw | {"source": "member", "member_name": files[3].stem}
     (own,), *_ = app.run("GBX_W2WSample", space=directed, **member)
-    lora, file, told = steps("export a member to a file", lambda: export(own, 0, "loras/member"))
-    print(told)
+    lora, file, report = steps("export a member to a file", lambda: export(own, 0, "loras/member"))
+    print(report)
     ratio = _size(folder / "output" / file) / _size(files[3])
     numbers["unedited member: size"] = results.number(ratio, 1, "ratio", "of the export at rank 0 over its own file")
     (loaded,) = steps("stock load", lambda: app.run("LoraModelLoader", model=model, lora=lora, strength_model=1.0))

@@ -18,7 +18,7 @@ _OLD_WORDS = re.compile(
     r"(?<![a-z])(?:paints?|painted|told|asked|said|noises|anew|colours?|centred?|oracles?)(?![a-z])",
     re.IGNORECASE,
 )
-_NODE_ID = re.compile(r"GBX_\w+")
+_NODE_ID = re.compile(r"GBX_\w+|\b(?:Activation|Demo)Picture\b")
 #: Where large files may lie: what the pack ships, and the weights that the next world is trained on from.
 _LARGE = (repository.ROOT / "assets", repository.ROOT / "studies" / "world" / "checkpoint")
 

@@ -47,7 +47,7 @@ def test_alone_it_is_the_mean_difference_and_unknown_labels_count_as_their_mean(
 
 
 def test_alternatives_and_parts_of_an_attribute_are_not_held():
-    """Of colors that exclude each other one is told by the others, which would leave nothing of it but a penalty."""
+    """Of colors that exclude each other one follows from the others, which would leave nothing of it but a penalty."""
     random = np.random.default_rng(3)
     color = random.choice(4, size=N, p=(0.5, 0.3, 0.15, 0.05))
     colors = [(color == one).astype(float) for one in range(4)]

@@ -36,7 +36,7 @@ class LoraConfig:
 
 
 def test_an_adapter_folder_is_never_written_over(tmp_path, monkeypatch):
-    monkeypatch.setattr(lora_writer, "peft_package", lambda: SimpleNamespace(LoraConfig=LoraConfig))
+    monkeypatch.setattr(lora_writer.peft_files, "package", lambda: SimpleNamespace(LoraConfig=LoraConfig))
     layers = {name: lora_reader.Factors(down, up) for name, (down, up) in members.factors(1).items()}
     lora_writer.write_peft(layers, tmp_path / "new" / "adapter")
     before = (tmp_path / "new" / "adapter" / "adapter_model.safetensors").read_bytes()

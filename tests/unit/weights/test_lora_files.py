@@ -65,7 +65,7 @@ def test_alpha_of_a_peft_folder(made, peft, tmp_path):
 def test_a_peft_folder_without_peft_is_one_sentence(made, tmp_path, monkeypatch):
     folder = members.write_peft_folder(tmp_path / "ada", made, alpha=27)
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(lora_reader.MissingPeftError, match="pip install peft"):
+    with pytest.raises(lora_reader.peft_files.MissingPeftError, match="pip install peft"):
         lora_reader.read(folder)
 
 

@@ -5,7 +5,7 @@ import json
 import members
 import pytest
 import torch
-from glassbox.nodes.weights import directions, edit_text, member_sources, space_builder
+from glassbox.nodes.weights import directions, edit_text, identity_guidance, member_sources, points, space_builder
 from glassbox.nodes.weights.space import Point
 
 
@@ -67,3 +67,15 @@ def test_the_members_are_projected_once_a_space(space, monkeypatch):
     first = directions.slider_ranges(many)
     monkeypatch.setattr(torch.Tensor, "__matmul__", None)
     assert directions.slider_ranges(many) == first
+
+
+@pytest.mark.parametrize(("identity", "edit"), [(1.0, 1.0), (0.6, -0.5), (2.0, 0.0), (0.0, 0.0), (0.0, 1.5)])
+def test_guidance_terms_are_the_formula_of_identity_guidance(space, identity, edit):
+    """e_base + s_identity (e_point - e_base) + s_edit (e_edited - e_point), with numbers for the predictions."""
+    first, second = points.sample(space, 0, 2, 7, 1.0)
+    prediction = {id(first): 2.0, id(second): -0.7}
+    base, terms = identity_guidance.guidance_terms(first, second, identity, edit)
+    found = base * 5.0 + sum(weight * prediction[id(point)] for weight, point in terms)
+    assert found == pytest.approx(5.0 + identity * (2.0 - 5.0) + edit * (-0.7 - 2.0), abs=1e-12)
+    assert base + sum(weight for weight, _ in terms) == pytest.approx(1, abs=1e-12)
+    assert all(weight for weight, _ in terms)
