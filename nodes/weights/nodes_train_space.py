@@ -330,6 +330,7 @@ class _Run:
         members = dict(zip(people.names, map(list, training.data.images), strict=True))
         data = [people.latents, people.conditions, list(training.data.conditions), training.data.weights]
         self.identity = {**identity, **settings, "layers": training.updates.layout.to_json(), "members": members}
+        self.identity["components"] = training.updates.codes.shape[1]
         self.identity["images"] = resume.digest(data)
         found = resume.load_state(checkpoint, *_KIND, self.identity)
         if found is not None:
