@@ -45,6 +45,7 @@ class W2WBuildSpace(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return schema(
             node_id="GBX_W2WBuildSpace",
+            advanced=("standardize",),
             display_name="W2W Build Space",
             category=CATEGORY,
             description="Builds a weight space from LoRAs of one base model: every LoRA becomes a point, the axes "
