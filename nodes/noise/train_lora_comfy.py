@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 
@@ -52,7 +52,9 @@ def checkpoint_of(model, clip, options: PairedTrainingOptions, data: TrainingDat
         return None
     identity = options.identity(data) | {"existing_lora": digest(existing)}
     identity |= {"model": model_digest(model), "clip": clip_digest(clip)}
-    return CheckpointFile(named_file(name, ".safetensors"), identity, options.sampling(data))
+    sampling = options.sampling(data)
+    inputs = digest([asdict(options), sampling])
+    return CheckpointFile(named_file(name, ".safetensors"), identity, sampling, inputs)
 
 
 def train(

@@ -12,8 +12,8 @@ from .inversion import Inversion
 _KIND, _VERSION = "inversion", 2
 
 
-def save(run: Inversion, path: Path, identity: Identity) -> None:
-    """Write coefficients, Adam's moments and losses, whole or not at all."""
+def save(run: Inversion, path: Path, identity: Identity, inputs: str = "") -> None:
+    """Write coefficients, Adam's moments and losses, whole or not at all; ``inputs`` changes with any of the node."""
     state = run.optimizer.state_dict()["state"].get(0, {})
     tensors = {name: torch.as_tensor(value) for name, value in state.items()}
     tensors["coefficients"] = run.model.coefficients
@@ -21,18 +21,20 @@ def save(run: Inversion, path: Path, identity: Identity) -> None:
     if run.best is not None:
         tensors["held_out"] = torch.tensor(list(run.held_out.items()), dtype=torch.float64)
         tensors["best"] = run.best
-    save_state(path, _KIND, _VERSION, identity, tensors)
+    save_state(path, _KIND, _VERSION, identity, tensors, {"finished": inputs if run.finished_early else ""})
 
 
-def restore(run: Inversion, path: Path, identity: Identity) -> None:
+def restore(run: Inversion, path: Path, identity: Identity, inputs: str = "") -> None:
     """Set a run to the state in the file; nothing when there is no file.
+
+    What the person has finished early stays so for the same ``inputs``.
 
     Raises ValueError when it belongs to another run, or to a longer one.
     """
     found = load_state(path, _KIND, _VERSION, identity)
     if found is None:
         return
-    tensors, _ = found
+    tensors, about = found
     coefficients, losses = run.model.coefficients, tensors.get("losses", torch.zeros(()))
     shapes = {"coefficients": coefficients.shape}
     if losses.ndim and len(losses):  # else it was stopped before its first step
@@ -54,4 +56,5 @@ def restore(run: Inversion, path: Path, identity: Identity) -> None:
     run.losses[:] = losses.tolist()
     run.held_out = {int(step): value for step, value in held_out.tolist()}
     run.best = tensors.get("best")
+    run.finished_early = bool(inputs) and isinstance(about, dict) and about.get("finished") == inputs
     run.model.refresh()

@@ -212,7 +212,8 @@ class W2WInvert(io.ComfyNode):
             identity |= {"model": model_digest(model), "precision": precision} if path else {}
             seen = {"space": space, "latent": latents, "positive": positive, "mask": mask, "start_point": start}
             identity |= {name: digest(value) for name, value in seen.items()} if path else {}
-            run = _Run(inversion, vae, mask, path, identity, preview_interval)
+            inputs = digest([settings, preview_interval, gradient_checkpointing])
+            run = _Run(inversion, vae, mask, path, identity, inputs, preview_interval)
             trainer.run(
                 model,
                 weight_functions(model, trainable),
@@ -245,6 +246,7 @@ class _Run:
     mask: torch.Tensor | None
     checkpoint: Path | None
     identity: Identity
+    inputs: str
     preview_interval: int
     restored: torch.Tensor | None = None
     seconds: float = 0.0
@@ -255,7 +257,7 @@ class _Run:
 
         inversion = self.inversion
         if self.checkpoint is not None:
-            inversion_checkpoint.restore(inversion, self.checkpoint, self.identity)
+            inversion_checkpoint.restore(inversion, self.checkpoint, self.identity, self.inputs)
         mask = None if self.mask is None else latent_mask(self.mask, session.latents[0])
         progress, live, first = Progress(inversion.settings.steps), LiveCurve(), inversion.done
         finish = FinishNow()
@@ -263,7 +265,7 @@ class _Run:
 
         def on_step(done: int) -> None:
             if self.checkpoint is not None and done % _CHECKPOINT_INTERVAL == 0:
-                inversion_checkpoint.save(inversion, self.checkpoint, self.identity)
+                inversion_checkpoint.save(inversion, self.checkpoint, self.identity, self.inputs)
             live.show(self.curve)
             preview = self.preview_interval and done % self.preview_interval == 0
             progress.show(done, self._restore(session) if preview else None)
@@ -271,13 +273,14 @@ class _Run:
 
         try:
             with finish:
-                inversion.run(session, mask, on_step)
+                if not inversion.finished_early:
+                    inversion.run(session, mask, on_step)
         except FinishedEarly:
             inversion.finished_early = inversion.done < inversion.settings.steps
         finally:
             self.seconds = (time.perf_counter() - started) / max(inversion.done - first, 1)
             if self.checkpoint is not None:
-                inversion_checkpoint.save(inversion, self.checkpoint, self.identity)
+                inversion_checkpoint.save(inversion, self.checkpoint, self.identity, self.inputs)
         inversion.take_best()
         self._restore(session)
 

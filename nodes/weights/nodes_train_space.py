@@ -285,6 +285,7 @@ class W2WTrainSpace(io.ComfyNode):
             kept = named_file(checkpoint_name, ".safetensors") if checkpoint_name.strip() else None
             run = _Run(training, people, vae, preview_interval, kept, checkpoint_interval)
             if kept is not None:
+                run.inputs = resume.digest([settings, gradient_checkpointing, preview_interval, checkpoint_interval])
                 run.resume(kept, {"model": model_digest(model), "precision": precision})
             with learned_space_comfy.changed(changed, updates):
                 trainer.run(
@@ -317,6 +318,7 @@ class _Run:
     checkpoint: Path | None
     checkpoint_interval: int
     identity: dict = field(default_factory=dict)
+    inputs: str = ""  # changes with any of the node: what the person has finished early goes on for others alone
     images: Any = None
     seconds: float = 0.0
     fit: tuple[float, float] = (0.0, 0.0)
@@ -324,18 +326,18 @@ class _Run:
     def resume(self, checkpoint: Path, identity: dict) -> None:
         """Go on from the checkpoint, if there is one of the same work: all that a step computes with."""
         training, people = self.training, self.people
-        settings = {
-            name: value for name, value in dataclasses.asdict(training.settings).items() if name != "batch_size"
-        }
+        settings = dataclasses.asdict(training.settings)
+        settings |= {"members_per_step": settings.pop("members"), "images_per_member": settings.pop("images")}
+        del settings["batch_size"]
         members = dict(zip(people.names, map(list, training.data.images), strict=True))
         data = [people.latents, people.conditions, list(training.data.conditions), training.data.weights]
         self.identity = {**identity, **settings, "layers": training.updates.layout.to_json(), "members": members}
-        self.identity["components"] = training.updates.codes.shape[1]
-        self.identity["images"] = resume.digest(data)
+        self.identity |= {"components": training.updates.codes.shape[1], "images": resume.digest(data)}
         found = resume.load_state(checkpoint, *_KIND, self.identity)
         if found is not None:
             try:
                 training.restore(found[0])
+                training.finished_early = found[1] == self.inputs
             except (KeyError, ValueError, RuntimeError):
                 raise resume.damaged(checkpoint.name) from None
 
@@ -355,7 +357,8 @@ class _Run:
 
         try:
             with finish:
-                training.run(session, on_step)
+                if not training.finished_early:
+                    training.run(session, on_step)
         except resume.FinishedEarly:
             training.finished_early = training.steps_done < training.settings.steps
         finally:
@@ -371,7 +374,8 @@ class _Run:
 
     def _save(self) -> None:
         if self.checkpoint is not None:
-            resume.save_state(self.checkpoint, *_KIND, self.identity, self.training.state())
+            finished = self.inputs if self.training.finished_early else None
+            resume.save_state(self.checkpoint, *_KIND, self.identity, self.training.state(), finished)
 
     def _sample(self, session) -> torch.Tensor:
         """The first two members and a sampled point, decoded."""

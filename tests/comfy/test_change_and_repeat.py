@@ -4,22 +4,16 @@ The inputs are those of the schema, so that a new one is tried here. What is kep
 a run with the change and a name of its own says what is right.
 """
 
+import copy
+import shutil
 from pathlib import Path
 
+import members
 import pytest
 import resumable
 import torch
+from resumable import equal
 
-#: Inputs that change nothing of what is kept: how often it is written or shown, and with how much memory.
-FREE = {
-    "GBX_TrainLoraImmiscible": {
-        *("checkpoint_interval", "validation_interval", "sample_interval", "on_stop"),
-        *("gradient_checkpointing", "checkpoint_depth"),
-    },
-    "GBX_W2WInvert": {"gradient_checkpointing", "preview_interval"},
-    "GBX_MemorizationScore": {"filename_prefix"},
-    "GBX_NeuronStatistics": {"filename_prefix"},
-}
 #: What stands before a node in place of what was there: another of each kind.
 OTHER = {
     "other_model": ("RescaleCFG", {"model": ["world", 0], "multiplier": 0.5}),
@@ -39,11 +33,15 @@ OTHER = {
         {"model": ["world", 0], "clip": ["world", 1], "prompts": "a\nb", "prompts_file": "", "filename_prefix": ""}
         | {"layers": "output_blocks.5.1"},
     ),
+    "other_vae": ("TestOtherVAE", {"vae": ["world", 2]}),
+    "lora": ("TestLora", {"number": 20}),
 }
 #: By kind of socket what is linked there instead.
 SOCKETS = {
     "MODEL": ["other_model", 0],
     "CLIP": ["other_clip", 0],
+    "VAE": ["other_vae", 0],
+    "LORA_MODEL": ["lora", 0],
     "CONDITIONING": ["other_positive", 0],
     "LATENT": ["other_latent", 0],
     "MASK": ["image", 1],
@@ -64,20 +62,70 @@ VALUES = {
     ("GBX_NemoLocalize", "layers"): {},  # the statistics refuse layers that they do not cover
     ("GBX_NeuronStatistics", "layers"): {"layers": "output_blocks.4.1"},
     ("GBX_NeuronStatistics", "previous_statistics"): {"previous_statistics": ["earlier", 0]},
+    ("GBX_TrainSparseAutoencoder", "activation_id"): {"activation_id": "up-level0-repeat0-vit-out"},
+    ("GBX_TrainSparseAutoencoder", "image_folder"): {
+        **{"image_folder": "other images", "prompts": "portrait", "vae": ["world", 2]}
+    },
+    ("autoencoder of images", "prompts"): {"prompts": "portrait, red hair"},
+    ("GBX_W2WTrainSpace", "prompt"): {"prompt": "portrait, red hair"},
+    ("GBX_W2WTrainSpace", "components"): {"components": 1},
+    ("GBX_W2WTrainSpace", "layers"): {"layers": "attn1.to_k"},
+    ("GBX_W2WTrainSpace", "batch_size"): {"batch_size": 1},
 }
 _EARLIER = {**resumable.NODES["GBX_NeuronStatistics"][0], "prompts": "portrait, red hair\nportrait"}
 BEFORE = {**OTHER, "earlier": ("GBX_NeuronStatistics", _EARLIER), "text": ("PrimitiveString", {"value": "portrait"})}
-NODES = [node for node in resumable.NODES if node not in ("GBX_TrainSparseAutoencoder", "GBX_W2WBuildSpace")]
+_IMAGES = {"image_folder": "resumable images", "prompts": "portrait", "vae": ["world", 2], "features": 8}
+#: Nodes, some twice: other inputs keep other things.
+CASES = {
+    **{node: (node, {}) for node in resumable.NODES},
+    "autoencoder of images": ("GBX_TrainSparseAutoencoder", _IMAGES),
+    "space of weight updates": ("GBX_W2WBuildSpace", {"form": "weight_updates", "rank": 2, "energy": 0.9}),
+}
 
 
-def another(node, field, given):
+class OtherVAE:
+    """A node of ComfyUI whose VAE has one weight more than before."""
+
+    RETURN_TYPES, FUNCTION, CATEGORY = ("VAE",), "change", "test"
+
+    @classmethod
+    def INPUT_TYPES(cls):  # noqa: N802
+        return {"required": {"vae": ("VAE", {})}}
+
+    def change(self, vae):
+        other = copy.copy(vae)
+        other.patcher = vae.patcher.clone()
+        other.first_stage_model = copy.deepcopy(vae.first_stage_model)
+        other.patcher.model = other.first_stage_model
+        with torch.no_grad():
+            next(other.first_stage_model.parameters()).mul_(1.1)
+        return (other,)
+
+
+class Lora:
+    """A node of ComfyUI that gives one more LoRA of those in the folder."""
+
+    RETURN_TYPES, FUNCTION, CATEGORY = ("LORA_MODEL",), "make", "test"
+
+    @classmethod
+    def INPUT_TYPES(cls):  # noqa: N802
+        return {"required": {"number": ("INT", {})}}
+
+    def make(self, number):
+        return (members.kohya(members.factors(number, 2)),)
+
+
+def another(case, node, field, given):
     """Inputs of a node in which one has another value than ``given``."""
     if node == "GBX_NeuronStatistics" and field.id in ("prompts", "prompts_file"):
         return {}  # a longer list goes on; a shorter one is refused, see the next test
     if field.id == "prompts_file":
         return {"prompts_file": "more.txt"}
-    if (node, field.id) in VALUES:
-        return VALUES[node, field.id]
+    for of in (case, node):
+        if (of, field.id) in VALUES:
+            return VALUES[of, field.id]
+    if "folder" in field.id:
+        return {field.id: given[field.id].replace("resumable", "other")}
     if field.get_io_type() in SOCKETS:
         return {field.id: SOCKETS[field.get_io_type()]}
     value = given.get(field.id, getattr(field, "default", None))
@@ -98,48 +146,47 @@ def files(app, tmp_path_factory):
     import folder_paths
 
     Path(folder_paths.get_input_directory(), "more.txt").write_text("portrait, red hair\nportrait, sunglasses\n")
-    resumable.make_loras(app, tmp_path_factory.mktemp("changed"))
-
-
-def content(value):
-    if hasattr(value, "coefficients"):
-        return value.coefficients
-    if hasattr(value, "layers"):
-        return torch.cat([moments.mean for moments in value.layers.values()])
-    if isinstance(value, dict):
-        return dict(value)
-    return value
-
-
-def equal(one, other):
-    one, other = content(one), content(other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
-    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+    resumable.make_files(app, tmp_path_factory.mktemp("changed"))
+    app.classes |= {"TestOtherVAE": OtherVAE, "TestLora": Lora}
+    loras = Path(folder_paths.get_folder_paths("loras")[0])
+    shutil.copytree(loras / "resumable", loras / "other", ignore=lambda folder, names: sorted(names)[:2])
+    for kind in ("people", "images"):
+        folder = Path(folder_paths.get_input_directory())
+        shutil.copytree(folder / f"resumable {kind}", folder / f"other {kind}")
+    (folder / "other people" / "person_01" / "0.txt").write_text("portrait, red hair")
+    (folder / "other images" / "0.png").unlink()
+    (folder / "resumable images" / "0.png").rename(folder / "other images" / "0.png")
+    shutil.copy(folder / "other images" / "1.png", folder / "resumable images" / "0.png")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("node", NODES)
-def test_every_input_counts(app, monkeypatch, node):
-    given, file, _ = resumable.NODES[node]
-    queue, wrong = resumable.Queue(app, node), []
-    plain = queue.run(f"{node}_changed", monkeypatch, BEFORE)
+@pytest.mark.parametrize("case", CASES)
+def test_every_input_counts(app, monkeypatch, case):
+    node, more = CASES[case]
+    given, file = {**resumable.NODES[node][0], **more}, resumable.NODES[node][1]
+    queue, wrong, tried = resumable.Queue(app, node), [], 0
+    plain = queue.run(f"{case} changed", monkeypatch, BEFORE, **more)
+    half = queue.work // 2
     for field in app.classes[node].GET_SCHEMA().inputs:
-        changed = another(node, field, given)
+        changed = another(case, node, field, given)
         if field.id == file or all(given.get(name) == value for name, value in changed.items()):
             continue
+        name, tried = f"{case} changed", tried + 1
+        if node == "GBX_W2WBuildSpace":  # what it keeps is of a stopped build
+            queue.run(name := f"{case} {field.id} stopped", monkeypatch, BEFORE, stop_at=half, **more)
         try:
-            found = queue.run(f"{node}_changed", monkeypatch, BEFORE, **changed)
+            found = queue.run(name, monkeypatch, BEFORE, **{**more, **changed})
         except resumable.Failed as refusal:
-            refused = "was made with another" in str(refusal) or "are wanted" in str(refusal)
-            if field.id in FREE.get(node, ()) or not refused:
+            refused = any(part in str(refusal) for part in ("made with another", "are wanted", "made for another base"))
+            if field.id in resumable.FREE.get(node, ()) or not refused:
                 wrong.append(f"{field.id}: {refusal}")
             continue
-        free = field.id in FREE.get(node, ())
-        right = plain if free else queue.run(f"{node}_{field.id}", monkeypatch, BEFORE, **changed)
+        free = field.id in resumable.FREE.get(node, ())
+        right = plain if free else queue.run(f"{case} {field.id}", monkeypatch, BEFORE, **{**more, **changed})
         if not equal(found, right):
             wrong.append(f"{field.id}: neither refused nor made again ({changed})")
     assert not wrong, "\n".join(wrong)
+    assert tried > len(given) - 3
 
 
 def test_statistics_of_prompts_that_left_the_list_are_refused(app, monkeypatch):

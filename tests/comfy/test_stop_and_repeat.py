@@ -2,30 +2,12 @@
 
 import pytest
 import resumable
-import torch
+from resumable import equal
 
 
 @pytest.fixture(scope="module", autouse=True)
-def loras(app, tmp_path_factory):
-    resumable.make_loras(app, tmp_path_factory.mktemp("resumable"))
-
-
-def content(value):
-    """The numbers of an output."""
-    if hasattr(value, "coefficients"):
-        return value.coefficients
-    if hasattr(value, "layers"):
-        return torch.cat([moments.mean for moments in value.layers.values()])
-    if hasattr(value, "decoder"):
-        return value.decoder
-    if isinstance(value, dict):
-        return torch.cat([tensor.flatten() for tensor in value.values()])
-    return value
-
-
-def equal(one, other):
-    one, other = content(one), content(other)
-    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+def files(app, tmp_path_factory):
+    resumable.make_files(app, tmp_path_factory.mktemp("resumable"))
 
 
 @pytest.mark.parametrize("node", resumable.NODES)
@@ -49,3 +31,35 @@ def test_with_every_cache_of_comfyui(app, monkeypatch, cache):
     assert queue.run(f"repeat/{cache}", monkeypatch, stop_at=whole_work - 2) is None
     again = queue.run(f"repeat/{cache}", monkeypatch)
     assert not queue.cached and queue.work < whole_work and equal(again, whole)
+
+
+_FREE = {
+    "GBX_TrainLoraImmiscible": "validation_interval",
+    "GBX_W2WInvert": "preview_interval",
+    "GBX_W2WTrainSpace": "checkpoint_interval",
+}
+
+
+@pytest.mark.parametrize(("node", "free"), _FREE.items())
+def test_what_was_finished_early_stays_so_in_another_server(app, monkeypatch, node, free):
+    """Until an input of the node changes: then it goes on, to what the whole is."""
+    progress, name = app.module("nodes.host.progress"), f"{node}_finished"
+    check = progress.FinishNow.check
+
+    def pressing(self):
+        pressed.append(None)
+        if len(pressed) == 2:
+            self._pressed.set()
+        check(self)
+
+    with monkeypatch.context() as patched:
+        pressed = []
+        patched.setattr(progress.FinishNow, "check", pressing)
+        finished = resumable.Queue(app, node).run(name, monkeypatch)
+    assert len(pressed) == 2
+    again = resumable.Queue(app, node)
+    assert equal(again.run(name, monkeypatch), finished)
+    kept_work = again.work
+    went_on = again.run(name, monkeypatch, **{free: 7})
+    assert again.work > kept_work and not equal(went_on, finished)
+    assert equal(went_on, resumable.Queue(app, node).run(f"{name}_whole", monkeypatch, **{free: 7}))

@@ -79,8 +79,8 @@ def test_a_changed_file_is_read_again(app, tmp_path_factory, node, name, place):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def loras(app, tmp_path_factory):
-    resumable.make_loras(app, tmp_path_factory.mktemp("watched"))
+def files(app, tmp_path_factory):
+    resumable.make_files(app, tmp_path_factory.mktemp("watched"))
 
 
 @pytest.mark.parametrize("node", ["GBX_W2WBuildSpace", "GBX_MemorizationScore"])

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
+from pathlib import Path
 from typing import ClassVar
 
 import members
 import newer
+import repository
+import torch
+from PIL import Image
 from trainer_inputs import DEFAULTS
 
 _PEOPLE = ("mirella thrum", "bandor pyke", "zorvex quill", "sybil orcrane")
@@ -94,7 +99,7 @@ NODES: dict[str, tuple[dict, str, int]] = {
             "image_folder": "",
             "features": 16,
             "k": 4,
-            "training_steps": 60,
+            "training_steps": 12,
             "batch_size": 8,
             "learning_rate": 0.001,
             "dead_after": 10,
@@ -103,6 +108,35 @@ NODES: dict[str, tuple[dict, str, int]] = {
             "cfg": 1.0,
         },
         "name",
+        0,
+    ),
+    "GBX_W2WTrainSpace": (
+        {
+            **_WORLD,
+            "vae": ["world", 2],
+            "folder": "resumable people",
+            "prompt": "portrait",
+            "rank": 2,
+            "components": 64,
+            "steps": 4,
+            "learning_rate": 0.01,
+            "members_per_step": 2,
+            "images_per_member": 2,
+            "batch_size": 8,
+            "resolution": 64,
+            "seed": 3,
+            "layers": "",
+            "code_rate": 7.5,
+            "projection_rate": 0.75,
+            "prior": 0.1,
+            "end_percent": 0.85,
+            "caption_dropout": 0.5,
+            "precision": "fp32",
+            "gradient_checkpointing": False,
+            "preview_interval": 0,
+            "checkpoint_interval": 1,
+        },
+        "checkpoint_name",
         0,
     ),
     "GBX_W2WBuildSpace": (
@@ -122,14 +156,60 @@ NODES: dict[str, tuple[dict, str, int]] = {
 }
 
 
-def make_loras(app, folder) -> None:
-    """A folder of LoRAs named "resumable", and a place for spaces."""
+#: Inputs that change nothing of what is kept: how often it is written or shown, and with how much memory.
+FREE = {
+    "GBX_TrainLoraImmiscible": {
+        *("checkpoint_interval", "validation_interval", "sample_interval", "on_stop"),
+        *("gradient_checkpointing", "checkpoint_depth"),
+    },
+    "GBX_W2WInvert": {"gradient_checkpointing", "preview_interval"},
+    "GBX_MemorizationScore": {"filename_prefix"},
+    "GBX_NeuronStatistics": {"filename_prefix"},
+    "GBX_W2WTrainSpace": {"batch_size", "gradient_checkpointing", "preview_interval", "checkpoint_interval"},
+}
+
+
+def make_files(app, folder) -> None:
+    """A place for spaces, and folders named "resumable": LoRAs, images of people, and images."""
     import folder_paths
 
     for kind in ("loras", "w2w"):
         (folder / kind).mkdir()
         folder_paths.add_model_folder_path(kind, str(folder / kind), is_default=True)
     members.write_folder(folder / "loras" / "resumable", 8, rank=2)
+    app.module("nodes.weights.learned_space_comfy")._STEPS = 2  # of previews, which take most of the time
+    people = Path(folder_paths.get_input_directory(), "resumable people")
+    if not people.exists():
+        for name, count in (("person_00", 2), ("person_01", 1), ("person_02", 1)):
+            (people / name).mkdir(parents=True)
+            for image in sorted((repository.ROOT / "assets" / "avatars-v2-people" / name).glob("*.webp"))[:count]:
+                shutil.copy(image, people / name)
+        for number, color in enumerate(("red", "green", "blue")):
+            images = people.with_name("resumable images")
+            images.mkdir(exist_ok=True)
+            Image.new("RGB", (64, 64), color).save(images / f"{number}.png")
+
+
+def content(value):
+    """What two runs have in common where they did the same: tensors or plain data."""
+    if hasattr(value, "basis"):
+        parts = (value.mean, value.deviation, value.basis, value.basis_scale, value.coefficients)
+        return torch.cat([part.double().flatten() for part in parts if part is not None])
+    if hasattr(value, "coefficients"):
+        return value.coefficients
+    if hasattr(value, "layers"):
+        return torch.cat([moments.mean for moments in value.layers.values()])
+    if hasattr(value, "decoder"):
+        return value.decoder
+    if isinstance(value, dict):
+        return torch.cat([value[name].flatten() for name in sorted(value)])
+    return value
+
+
+def equal(one, other) -> bool:
+    """Whether two outputs are the same, to the last bit."""
+    one, other = content(one), content(other)
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
 
 
 class Kept:

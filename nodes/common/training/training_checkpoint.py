@@ -20,11 +20,13 @@ class CheckpointFile:
     """A checkpoint file and the identity of the run that may continue from it.
 
     ``sampling``: what its sample images depend on besides; those of another are left out, and sampled again.
+    ``inputs``: changes with any input of the node; a run that the person has finished early goes on for others alone.
     """
 
     path: Path
     identity: Identity
     sampling: str = ""
+    inputs: str = ""
 
     def save(self, training, visits: list[int], position: tuple[int, torch.Tensor]) -> None:
         """Write the run's state, whole or not at all; raises WriteError where it cannot be written."""
@@ -46,6 +48,7 @@ class CheckpointFile:
             "sampling": self.sampling,
             "sampled": [step for step, _ in history.samples],
             **{name: getattr(history, name) for name in _NUMBERS},
+            "finished": None if history.finished_at is None else [*history.finished_at, self.inputs],
         }
         save_state(self.path, _KIND, _VERSION, self.identity, tensors, about)
 
@@ -68,6 +71,8 @@ class CheckpointFile:
             for name in _NUMBERS:
                 setattr(history, name, float(state[name]))
             training.steps_done = operator.index(state["steps"])
+            *ended, inputs = state.get("finished") or [None]
+            history.finished_at = tuple(map(operator.index, ended)) if ended and inputs == self.inputs else None
             if noise is not None:
                 noise.visits[:] = [int(count) for count in tensors["visits"]]
             sampler.restore(operator.index(state["position"]), tensors["generator"])

@@ -12,6 +12,7 @@ from enum import StrEnum
 
 import torch
 
+from ..resume import FinishedEarly
 from .batch_sampler import BatchPrefetcher, TrainingBatch
 from .session import Session
 from .training_checkpoint import CheckpointFile
@@ -163,7 +164,8 @@ class Training:
 
     `on_step` is called with the optimizer steps done and the latents sampled at this step, if any. `average`: what
     validation and samples see in place of the parameters. `empty_row`: the session's condition of images whose caption
-    is dropped. `weights`: for each image of the session how much each position counts.
+    is dropped. `weights`: for each image of the session how much each position counts. `finishing`: exceptions by which
+    the person ends the run with what it has.
     """
 
     parameters: Mapping[str, torch.nn.Parameter]
@@ -179,14 +181,15 @@ class Training:
     average: WeightAverage | None = None
     empty_row: int | None = None
     weights: Sequence[torch.Tensor] | None = None
+    finishing: tuple[type[BaseException], ...] = (FinishedEarly,)
 
     def run(self, session: Session, prefetcher: BatchPrefetcher) -> None:
         """Train to the plan's end from where the run is; whatever interrupts it leaves a checkpoint first."""
         plan, resumable = self.plan, None
         batches = prefetcher.batches((plan.steps - self.steps_done) * plan.accumulation)
-        self._evaluate(session)
         learned: list[tuple[float, TrainingBatch, float]] = []
         try:
+            self._evaluate(session)
             for batch in batches:
                 learned.append(self._backward(session, batch))
                 if len(learned) == plan.accumulation:
@@ -198,6 +201,10 @@ class Training:
                         self._save(batch)
         except DivergedError:
             resumable = None
+            raise
+        except self.finishing:
+            if 0 < self.steps_done < plan.steps:
+                self.history.finished_at = self.steps_done, plan.steps
             raise
         finally:
             self.optimizer.zero_grad()

@@ -188,14 +188,13 @@ class TrainingRun:
         training.on_step = functools.partial(self.monitor.show, self, session)
         if self.checkpoint is not None:
             self.checkpoint.restore(training, noise, sampler)
+        training.finishing = (FinishedEarly,) if options.on_stop == OnStop.CANCEL else (FinishedEarly, self.interrupt)
         try:
-            training.run(session, BatchPrefetcher(images, sampler, noise, call=self.call))
-        except (self.interrupt, FinishedEarly) as reason:
-            canceled = isinstance(reason, self.interrupt) and options.on_stop == OnStop.CANCEL
-            if canceled or training.steps_done == 0:
+            if training.history.finished_at is None:
+                training.run(session, BatchPrefetcher(images, sampler, noise, call=self.call))
+        except training.finishing:
+            if training.steps_done == 0:
                 raise
-            if training.steps_done < training.plan.steps:
-                training.history.finished_at = training.steps_done, training.plan.steps
         finally:
             training.on_step = lambda done, latents: None  # else a circle, which holds the session and its model
         if training.average is not None:
