@@ -314,13 +314,17 @@ def split_half(
     """Mean cosine of directions fitted to random halves of the members, and the floor of permuted labels.
 
     Each half has its part of both classes and is centered by itself: the means of two halves are opposite, which would
-    count against their agreement. Of more than 4,000 members 4,000 are taken. NaN where a class has fewer than
+    count against their agreement. CONDITIONAL_DIFFERENCE counts coefficients in their standard deviations: learned ones
+    vary most along few axes, on which halves of permuted labels agree by chance. Of more than 4,000 members 4,000 are
+    taken. NaN where a class has fewer than
     four members; the floor also without permutations. ``own``: what is fitted in place of the labels (n,).
     """
     generator, own = np.random.default_rng(0), target if own is None else own
     if len(target) > _HALVED_MEMBERS:
         rows = generator.permutation(len(target))[:_HALVED_MEMBERS]
         numbers, target, own = numbers[rows], target[rows], own[rows]
+    if method == FitMethod.CONDITIONAL_DIFFERENCE:
+        numbers = numbers / numbers.std(axis=0).clip(1e-300)
     classes = _binarize(target)
     if min(classes.sum(), (~classes).sum()) < 4:
         return math.nan, math.nan

@@ -77,3 +77,16 @@ def test_fitted_in_a_space_it_leaves_the_other_label_alone():
     assert np.linalg.norm(in_codes - added[0]) < 1.0
     by_default = directions.fit(space, {"beard": given["beard"]}, K, "most_reliable", beside=given)["beard"]
     assert torch.equal(by_default.vector, fitted.vector) and "conditional_difference" in by_default.about
+
+
+def test_reliability_counts_every_axis_alike():
+    """Where few axes hold most of the variance, a label's difference passes and those of random labels do not."""
+    random = np.random.default_rng(11)
+    label = (random.random(N) < 0.25).astype(float)
+    shift = np.where(np.arange(K) < 5, 0.0, random.choice([-0.8, 0.8], K))
+    numbers = (random.normal(size=(N, K)) + np.outer(label, shift)) * np.geomspace(100, 0.5, K)
+    reliability, floor = directions.split_half(numbers, label, "conditional_difference")
+    assert reliability > floor + 0.2
+    by_chance = [(random.random(N) < 0.25).astype(float) for _ in range(20)]
+    passed = [directions.split_half(numbers, one, "conditional_difference") for one in by_chance]
+    assert sum(found > bar for found, bar in passed) <= 1
