@@ -244,7 +244,9 @@ class Space:
                 if name
                 else "The new member has no name: fill member_name."
             )
-        row = self.pad(coefficients)[None].float()
+        row, about = self.pad(coefficients)[None].float(), dict(self.about)
+        if self.common_norm:  # which a point has: nothing is multiplied
+            about["norms"] = [*about["norms"], self.common_norm]
 
         def one_more(column: torch.Tensor | None, value: float) -> torch.Tensor | None:
             return None if column is None else torch.cat([column, column.new_tensor([value])])
@@ -256,6 +258,7 @@ class Space:
             kept=one_more(self.kept, 1.0),
             squares=one_more(self.squares, float(row.double().square().sum())),
             labels={label: torch.cat([column, torch.full((1,), torch.nan)]) for label, column in self.labels.items()},
+            about=about,
         )
 
 

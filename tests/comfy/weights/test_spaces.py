@@ -118,13 +118,16 @@ def test_a_point_joins_as_a_member(family, app):
         "GBX_W2WFitDirections", space=family.space, labels=labels, method="mean_difference", components=4, attributes=""
     )
     point = family.point.with_coefficients(0.5 * space.coefficients[0] + 0.25 * space.coefficients[1], "inverted")
-    space = dataclasses.replace(space, labels={"tall": torch.ones(len(space.members))})
+    norms = {"norms": [4.0] * len(space.members), "common_norm": 2.0}
+    labels = {"tall": torch.ones(len(space.members))}
+    space = dataclasses.replace(space, labels=labels, about={**space.about, **norms})
     given = {"space": space, "filename": "joined", "storage": "float32"}
     joined, report = app.run("GBX_W2WSaveSpace", **given, new_member=point, member_name=" Ada ")
     assert joined.members == (*space.members, "Ada") and f"{len(joined.members)} members" in report
     assert torch.equal(joined.basis, space.basis) and torch.equal(joined.mean, space.mean)
     assert torch.equal(joined.coefficients[:-1], space.coefficients) and joined.directions.keys() == {"tall"}
     torch.testing.assert_close(joined.rebuild(joined.coefficients[-1]), point.flat, rtol=1e-5, atol=1e-6)
+    assert joined.strengths.tolist() == [0.5] * len(space.members) + [1.0]
     assert joined.labels["tall"][-1].isnan() and (joined.labels["tall"][:-1] == 1).all()
     for name, member, sentence in (("m0", space.members[0], "a member of"), ("m1", "", "no name")):
         with pytest.raises(ValueError, match=sentence):
