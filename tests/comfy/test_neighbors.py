@@ -6,6 +6,7 @@ The stand-ins behave as the kinds of nodes that their names say; none is anybody
 import pytest
 import reduced
 import torch
+from robustness import call_reference
 from tapping import World
 
 SPATIAL, QUERY = "up-level1-repeat0-res-out", "up-level0-repeat0-vit-block0-cross-q"
@@ -169,35 +170,7 @@ def test_a_tap_beside_tiles_names_them(demo):
 
 
 def coupled(demo, model, sides):
-    """Regional prompts: the rows of some conditionings (0: positive) are doubled inside cross-attention.
-
-    With a region's text in the second ones; both are averaged afterwards.
-    """
-    region = text(demo, "portrait, blue hoodie")[0][0]
-
-    def patch(q, k, v, options):
-        parts = options["cond_or_uncond"]
-        found = [[], [], []]
-        for side, *tensors in zip(parts, *(tensor.chunk(len(parts)) for tensor in (q, k, v)), strict=True):
-            for out, tensor, other in zip(found, tensors, (tensors[0], region, region), strict=True):
-                out.append(tensor)
-                if side in sides:
-                    out.append(other.to(tensor).expand_as(tensor))
-        return tuple(map(torch.cat, found))
-
-    def joined(out, options):
-        parts = options["cond_or_uncond"]
-        single = len(out) // sum(2 if side in sides else 1 for side in parts)
-        rows, result = list(out.split(single)), []
-        for side in parts:
-            one = rows.pop(0)
-            result.append((one + rows.pop(0)) / 2 if side in sides else one)
-        return torch.cat(result)
-
-    clone = model.clone()
-    clone.set_model_attn2_patch(patch)
-    clone.set_model_attn2_output_patch(joined)
-    return clone
+    return call_reference.coupled(model, text(demo, "portrait, blue hoodie")[0][0], sides)
 
 
 COUPLES = [(0,), (1,), (0, 1)]
