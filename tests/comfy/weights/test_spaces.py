@@ -33,10 +33,12 @@ def test_spaces_are_saved_and_loaded_with_their_directions(family, app):
             app.run("GBX_W2WSaveSpace", space=family.directed[0], filename=name, storage="int8")
 
 
-def test_the_loader_lists_and_refuses(family, app):
+def test_the_loader_lists_and_refuses(family, app, monkeypatch, tmp_path):
     import folder_paths
 
     folders = app.module("nodes.host.folders")
+    suffixes = folder_paths.folder_names_and_paths["w2w"][1]
+    monkeypatch.setitem(folder_paths.folder_names_and_paths, "w2w", ([str(tmp_path)], suffixes))
     family.build(filename="listed")
     folder_paths.filename_list_cache.clear()  # a list younger than half a second is not read again
     assert "listed.safetensors" in folders.space_names()
