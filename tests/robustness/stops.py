@@ -25,7 +25,7 @@ from tools.launcher import paths, studies
 from tools.launcher.in_process import Comfy, describe, start
 from tools.launcher.widgets import Input, inputs
 
-from . import fuzz
+from . import prompts
 
 _RESULT, _OF = "stop", "stop of "  # the result file, and how the name of a node's number begins
 _LIMIT = 3.0  # seconds until a node is stopped
@@ -162,7 +162,7 @@ class Inputs:
 
     def __init__(self, comfy: Comfy, base: Path):
         self._comfy, self._base, self._made = comfy, base, {}
-        self.generator = fuzz.Generator({name: describe(name, node) for name, node in comfy.classes.items()}, 0)
+        self.generator = prompts.Generator({name: describe(name, node) for name, node in comfy.classes.items()}, 0)
         self._model, self._clip, self._vae = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
 
     def of(self, node: str) -> dict:

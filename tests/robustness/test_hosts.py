@@ -22,7 +22,7 @@ import repository
 import tapping
 import torch
 import weight_nodes
-from robustness import fuzz
+from robustness import fuzz, prompts
 
 from tools.launcher import in_process
 
@@ -55,7 +55,7 @@ class Host:
 
     def __init__(self, app, root):
         described = {name: in_process.describe(name, node) for name, node in app.classes.items()}
-        self.app, self.generator, self._made = app, fuzz.Generator(described, 0), {}
+        self.app, self.generator, self._made = app, prompts.Generator(described, 0), {}
         self._names = (f"glassbox/trained_{number}" for number in itertools.count())  # a training resumes by its name
         self._expected: dict[str, torch.Tensor] = {}
         self.model, self.clip, _ = app.run("GBX_LoadDemoModel", weights="avatars-v2")

@@ -6,7 +6,7 @@ import itertools
 import json
 
 import pytest
-from robustness import fuzz
+from robustness import fuzz, prompts
 
 from tools.launcher.errors import LaunchError
 
@@ -39,15 +39,15 @@ _INFO = {
 
 @pytest.fixture(scope="module")
 def generator():
-    return fuzz.Generator(_INFO, seed=3)
+    return prompts.Generator(_INFO, seed=3)
 
 
 def test_prompt_depends_on_seed_and_number_only(generator):
-    other = fuzz.Generator(_INFO, seed=3)
+    other = prompts.Generator(_INFO, seed=3)
     texts = [json.dumps(generator.make(number)) for number in range(40)]
     assert texts == [json.dumps(other.make(number)) for number in reversed(range(40))][::-1]
     assert len(set(texts)) > 30
-    assert json.dumps(fuzz.Generator(_INFO, seed=4).make(1)) != texts[1]
+    assert json.dumps(prompts.Generator(_INFO, seed=4).make(1)) != texts[1]
 
 
 def test_nodes_of_the_pack_take_turns_and_end_in_an_output(generator):
@@ -79,7 +79,7 @@ def test_some_inputs_are_wrong(generator):
 
 def test_pack_that_is_not_loaded_is_one_sentence():
     with pytest.raises(LaunchError, match="has not loaded the pack"):
-        fuzz.Generator({"KSampler": _INFO["KSampler"]}, seed=1)
+        prompts.Generator({"KSampler": _INFO["KSampler"]}, seed=1)
 
 
 @pytest.mark.parametrize(
