@@ -7,6 +7,7 @@ import canvas_page
 import pytest
 from playwright.sync_api import expect
 
+from tools.launcher.canvas import _QUEUE
 from tools.workflows.canvas import make
 
 pytestmark = canvas_page.EACH_RENDERER
@@ -41,7 +42,7 @@ def _describe(w):
         precision="fp32",
         lora_precision="fp32",
     )
-    w.add("PreviewAny", source=outputs[-1])
+    w.add("PreviewAny", source=outputs[6])  # the report
 
 
 @pytest.fixture(scope="module")
@@ -90,3 +91,20 @@ def test_in_a_subgraph_the_curve_finds_its_node(canvas, trained, object_info):
     curve = {"steps": 9, "smooth": 25, "each": [[1, 0.5]], "mean": [[1, 0.5]], "validation": []}
     canvas.page.evaluate(_TELL, {"node": place, "curve": curve})
     expect(canvas.page.locator(".glassbox-curve .glassbox-status")).to_have_text("Step 1 of 9 · training 0.5")
+
+
+def test_finish_now_ends_the_node_with_what_it_has(canvas, object_info):
+    canvas.load(make("curve", _describe, object_info))
+    canvas.look_at(_NODE)
+    panel = canvas.page.locator(".glassbox-curve")
+    button, status = panel.get_by_role("button", name="Finish now"), panel.locator(".glassbox-status")
+    expect(button).to_be_hidden()
+    canvas.set(_NODE, "seed", secrets.randbelow(2**40))
+    canvas.set(_NODE, "steps", 50_000)
+    canvas.page.evaluate(_QUEUE)
+    expect(status).to_have_text(re.compile(r"Step [2-9]\d* of 50\D?000"))
+    button.click()
+    expect(button).to_be_hidden()
+    canvas.run()  # which finds it in the cache
+    done = int(re.match(r"Step (\d+) of 50\D?000", status.text_content())[1])
+    assert 2 <= done < 1000 and canvas.errors == []

@@ -56,7 +56,7 @@ def test_what_was_finished_early_stays_so_in_another_server(app, monkeypatch, no
         pressed = []
         patched.setattr(progress.FinishNow, "check", pressing)
         finished = resumable.Queue(app, node).run(name, monkeypatch)
-    assert len(pressed) == 2
+    assert 2 <= len(pressed) <= 3  # once more after what is validated and sampled at the end
     again = resumable.Queue(app, node)
     assert equal(again.run(name, monkeypatch), finished)
     kept_work = again.work

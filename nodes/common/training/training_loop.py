@@ -202,9 +202,11 @@ class Training:
         except DivergedError:
             resumable = None
             raise
-        except self.finishing:
+        except self.finishing as reason:
             if 0 < self.steps_done < plan.steps:
                 self.history.finished_at = self.steps_done, plan.steps
+                if isinstance(reason, FinishedEarly):  # after a Stop nobody waits for images
+                    self._evaluate(session)
             raise
         finally:
             self.optimizer.zero_grad()
@@ -262,7 +264,8 @@ class Training:
         plan, done, latents = self.plan, self.steps_done, None
 
         def is_due(every: int, seen: list[tuple]) -> bool:
-            return (done == plan.steps or (every > 0 and done % every == 0)) and not (seen and seen[-1][0] == done)
+            last = done == plan.steps or self.history.finished_at is not None
+            return (last or (every > 0 and done % every == 0)) and not (seen and seen[-1][0] == done)
 
         with contextlib.nullcontext() if self.average is None else self.average.installed():
             if self.validation is not None and is_due(plan.validation_interval, self.history.validation):

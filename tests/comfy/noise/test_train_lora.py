@@ -197,8 +197,8 @@ def test_stop_cancels_and_keeps_what_it_has_where_that_was_chosen(app, trained, 
     assert resumed["loss_map"] == whole["loss_map"] and "finished_at" not in whole["loss_map"]
 
 
-def test_finish_now_keeps_what_it_has(app, trained, monkeypatch):
-    """Pressed during the third step: three steps; during the last one the run is whole."""
+def test_finish_now_keeps_what_it_has(app, parts, trained, monkeypatch):
+    """Pressed during the third step: three steps, validated and with images; during the last one the run is whole."""
     nodes = app.module("nodes.noise.train_lora_comfy")
     real, steps = nodes.FinishNow.check, []
 
@@ -210,8 +210,10 @@ def test_finish_now_keeps_what_it_has(app, trained, monkeypatch):
 
     monkeypatch.setattr(nodes.FinishNow, "check", check)
     pressed = 3
-    finished = trained()
+    finished = trained(held_out=2, vae=parts[2])
     assert finished["steps"] == 3 and "finished at 3 of 4 steps" in finished["report"]
+    assert [step for step, _ in finished["loss_map"]["validation"]] == [0, 2, 3]
+    assert len(finished["images"]) == 3 and not torch.equal(finished["images"][1], finished["images"][2])
     steps.clear()
     pressed = 4
     assert "finished at" not in trained()["report"]
