@@ -166,3 +166,16 @@ def test_bad_input_raises_a_readable_error(world):
     unknown = world.pack.NeuronMask(world.union.scales)
     with pytest.raises(ValueError, match="does not say which prompts"):
         world.masked(unknown, masked_prompts="own")
+
+
+def test_a_prompt_encoded_on_another_device_keeps_its_mask(world):
+    """Rounding of a tenth of a permille of the largest component is the same prompt; of a tenth it is another one."""
+    own = world.masked(world.union, masked_prompts="own", apply_to="positive")
+    (embedding, options), *_ = world.texts[FIRST]
+    for size, expected in ((1e-4, {FIRST}), (0.1, set())):
+        world.texts["rounded"] = [[embedding + size * embedding.abs().max(), options]]
+        try:
+            found = world.silenced(own, positive=world.texts["rounded"])
+        finally:
+            del world.texts["rounded"]
+        assert dict(found)["rounded"] == expected

@@ -325,3 +325,14 @@ def test_the_preview_says_when_there_is_nothing(app):
 def test_bad_input_raises_one_sentence(immiscible, given, choices, sentence):
     with pytest.raises(ValueError, match=sentence):
         immiscible(latent(**given), **choices)
+
+
+def test_a_latent_is_blank_where_each_channel_has_one_value(app):
+    """An empty latent of SD3 or Flux has a value of its own in each channel; a latent of single positions never is."""
+    view = app.module("nodes.host.latent_shapes").view
+    values = torch.arange(4.0)[None, :, None, None]
+    samples = torch.cat([values.expand(1, 4, 8, 6), torch.zeros(1, 4, 8, 6), gaussian(1, 4, 8, 6)])
+    samples = torch.cat([samples, samples[:1]])
+    samples[3, 2, 7, 5] += 0.01
+    assert view({"samples": samples}, None).blank.tolist() == [True, True, False, False]
+    assert view({"samples": values}, None).blank.tolist() == [False]
