@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from .activation_spec import ActivationSpec
 from .activations import TEXT_MARKS, Activations, cpu_copy, mean
@@ -19,6 +20,9 @@ KEPT_BYTES = 4 * 2**30
 _TOLERANCE = 1e-2
 #: Of a step that the sampler or another node has left out.
 NOT_EVALUATED = "The network was not evaluated."
+#: Latents that samplers have handed out -> the runs on them with what was recorded, as long as something keeps the
+#: latent: with --cache-lru ComfyUI may keep a result and make its recorder again.
+_results: WeakIdKeyDictionary = WeakIdKeyDictionary()
 _COMPILED = "The MODEL ran through torch.compile, which cannot be hooked: leave the compiling node out."
 
 
@@ -30,7 +34,7 @@ class Snapshot:
     activations: Activations
 
 
-@dataclass(frozen=True)
+@dataclass
 class Run:
     """A finished run: its latent, the number of its steps, the recorded ones, and why others were not recorded.
 
@@ -93,7 +97,7 @@ class Recorder:
         mean_only: bool = False,
     ):
         self._specs, self._settings, self._selects, self._timestep_of = specs, settings, selects, timestep_of
-        self._mean_only = mean_only
+        self._mean_only, self._what = mean_only, (specs, settings, mean_only)
         self._runs: list[Run] = []
         self._reset()
 
@@ -115,18 +119,19 @@ class Recorder:
         self._reset()
 
     def finished(self, latent: torch.Tensor) -> None:
-        latent = latent.detach().to("cpu", torch.float32, copy=True)
+        result, latent = latent, latent.detach().to("cpu", torch.float32, copy=True)
         try:
             run = self._finished(latent)
         except Exception as error:  # a watcher never ends a run
             run = Run(latent, self._steps, (), (), dict.fromkeys(range(self._steps), str(error)))
         self._runs.append(run)
+        _results.setdefault(result, []).append((self._what, run))
         self._reset()
         total = 0
-        for number in reversed(range(len(self._runs))):
-            total += self._runs[number].bytes
-            if total > KEPT_BYTES and number < len(self._runs) - 1 and self._runs[number].snapshots:
-                self._runs[number] = replace(self._runs[number], snapshots=(), evicted=True)
+        for run in reversed(self._runs):
+            total += run.bytes
+            if total > KEPT_BYTES and run is not self._runs[-1] and run.snapshots:
+                run.snapshots, run.evicted = (), True
 
     def _finished(self, latent: torch.Tensor) -> Run:
         self._keep_pending()
@@ -241,13 +246,14 @@ class Recorder:
 
     def run_of(self, latent: torch.Tensor) -> Run:
         """The run with this final latent; raises ValueError when none of the kept runs has it."""
-        if not self._runs:
+        runs = self._runs or [run for what, run in _results.get(latent, ()) if what == self._what and self._fits(run)]
+        if not runs:
             raise ValueError(
                 "This recording has no run: connect the MODEL of Activation Recorder to the sampler. If that is done, "
                 "ComfyUI has kept the sampler's result and not the recorder (--cache-lru): change the sampler's seed."
             )
         latent = latent.detach().to("cpu", torch.float32)
-        same_shape = [run for run in self._runs if run.latent.shape == latent.shape]
+        same_shape = [run for run in runs if run.latent.shape == latent.shape]
         run = min(reversed(same_shape), key=lambda run: _distance(run.latent, latent), default=None)
         if run is None or _distance(run.latent, latent) > _TOLERANCE:
             raise ValueError(
@@ -255,6 +261,10 @@ class Recorder:
                 "that sampler's own LATENT (output of SamplerCustomAdvanced) to Get Recorded Activations."
             )
         return run
+
+    def _fits(self, run: Run) -> bool:
+        """Whether the steps of a run that were to be recorded are those of this recorder."""
+        return {*run.recorded, *run.skipped} == {step for step in range(run.steps) if self._selects(step, run.steps)}
 
 
 def _shapes(activations: Activations) -> tuple:

@@ -139,11 +139,18 @@ def test_a_recording_belongs_to_its_latent(demo):
         demo.read(recording, demo.latent())
 
 
-def test_a_recorder_that_was_made_again_names_the_cache(demo):
+def test_a_recorder_that_was_made_again_finds_what_the_result_keeps(demo):
     """With --cache-lru ComfyUI may keep a sampler's result and make its recorder again, which knows of no run."""
-    samples = demo.sample(demo.record("last")[0])
-    with pytest.raises(ValueError, match=r"has no run: .* kept the sampler's result .* change the sampler's seed"):
-        demo.read(demo.record("last")[1], samples)
+    model, recording = demo.record("0,2")
+    samples = demo.sample(model)
+    before, *_ = demo.read(recording, samples)
+    del model, recording
+    again, *_ = demo.read(demo.record("0,2")[1], samples)
+    assert all(torch.equal(value, again.tensors[id_]) for id_, value in before.tensors.items())
+    copied = {"samples": samples["samples"].clone()}
+    for recorder, latent in ((demo.record("0,1")[1], samples), (demo.record("0,2")[1], copied)):
+        with pytest.raises(ValueError, match=r"has no run: .* kept the sampler's result .* change the sampler's seed"):
+            demo.read(recorder, latent)
 
 
 def test_a_canceled_run_leaves_nothing(demo):
