@@ -144,6 +144,24 @@ def test_a_mask_with_tiles_is_refused_and_names_tiling(demo, together):
         demo.sample(tiled(steered(demo, mask=left_half()), together))
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_stock_context_windows_over_a_batch(demo, before):
+    """Windows of two of four images: steered as without them; one mask for each image cannot be placed."""
+    latent, masks = demo.latent(4, seed=3), torch.rand(4, 128, 128, generator=torch.Generator().manual_seed(1))
+    given = {"context_length": 2, "context_overlap": 0, "context_schedule": "standard_static", "context_stride": 1}
+    given |= {"closed_loop": False, "fuse_method": "relative", "dim": 0}
+
+    def sample(**changes):
+        model = demo.model if before else steered(demo, **changes)
+        (model,) = demo.app.run("ContextWindowsManual", model=model, **given)
+        return demo.sample(steered(demo, model=model, **changes) if before else model, latent)["samples"]
+
+    expected = demo.sample(steered(demo), latent)["samples"]
+    assert (sample() - expected).abs().max() <= 1e-4 * expected.abs().max()
+    with pytest.raises(ValueError, match="tiles or context windows, whose place in the image is not known"):
+        sample(mask=masks)
+
+
 def test_without_a_mask_tiles_are_steered_alike(demo):
     """Rows of several tiles in one call are distinguished by their texts."""
     apart, together = (demo.sample(tiled(steered(demo), one))["samples"] for one in (False, True))

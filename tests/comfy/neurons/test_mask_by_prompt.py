@@ -179,3 +179,24 @@ def test_a_prompt_encoded_on_another_device_keeps_its_mask(world):
         finally:
             del world.texts["rounded"]
         assert dict(found)["rounded"] == expected
+
+
+def test_windows_over_images_with_a_prompt_each_are_refused(world):
+    """Stock context windows of one image each: a row does not say of which image it is."""
+    given = {"context_length": 1, "context_overlap": 0, "context_schedule": "standard_static", "context_stride": 1}
+    given |= {"closed_loop": False, "fuse_method": "relative", "dim": 0}
+    texts = torch.cat([world.texts[text][0][0] for text in (SECOND, FIRST, OTHER)])
+    own = world.masked(world.union, masked_prompts="own")
+    windows = world.app.run("ContextWindowsManual", model=own, **given)[0]
+
+    def sample(model):  # as many images as noise levels, without which the stock windows do not run in 0.3.75
+        settings = {"seed": 7, "steps": 2, "cfg": 3.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
+        settings |= {"positive": [[texts, {}]], "negative": world.texts[""]}
+        latent = {"samples": torch.zeros(3, 24, 8, 8)}
+        return world.app.run("KSampler", model=model, latent_image=latent, **settings)[0]["samples"]
+
+    expected = sample(own)
+    changed = (expected - sample(world.model)).flatten(1).abs().amax(1)
+    assert (changed[:2] > 0).all() and changed[2] == 0
+    with pytest.raises(ValueError, match=r"context windows, .*: it is not known which image a row belongs to"):
+        sample(windows)
