@@ -281,7 +281,8 @@ class Trial:
             else:
                 made._made.pop(one.kind, None)
                 new = made._link(one.kind, 1, plain=False)
-            free = one.name in self._free.get(kind, ())  # what is kept may be rounded otherwise
+            # What is kept may be rounded otherwise, and in a time budget a run that goes on finds more.
+            free = one.name in self._free.get(kind, ()) or one.name == "time_budget"
             if new is not None and new != old and old != _NAME and not free:
                 nodes[chosen]["inputs"][one.name] = new
                 return nodes, f"{kind}.{one.name}: {str(old)[:60]} -> {str(new)[:60]}"
