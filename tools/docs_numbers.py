@@ -69,6 +69,12 @@ def with_nodes(text: str, rows: list[tuple[str, str, str]]) -> str:
     return _NODES.sub(lambda block: block[1] + "\n".join(lines), text)
 
 
+def _short(number: dict, times: int = 1) -> str:
+    """Two digits, without an exponent."""
+    value = number["value"] * times
+    return f"{float(f'{value:.2g}'):f}".rstrip("0").rstrip(".") if value < 100 else f"{value:.0f}"
+
+
 def with_costs(text: str, rows: dict[str, str], path: Path = RESULTS / "bench_nodes.json") -> str:
     """A document with its table of costs made again; ``rows``: display names by the IDs of nodes."""
 
@@ -81,10 +87,10 @@ def with_costs(text: str, rows: dict[str, str], path: Path = RESULTS / "bench_no
         for node in nodes:
             found = {name: {key: numbers[f"{node}, {name}: {key}"] for key in _COST_KEYS} for name in networks}
             cells = [
-                " · ".join(f"{each[key]['value']:.2g}" for key in ("takes", "of an evaluation", "over rival"))
+                f"{_short(each['takes'])} · {_short(each['of an evaluation'], 100)} % · {_short(each['over rival'])}"
                 for each in found.values()
             ]
-            memory = " · ".join(f"{each['memory']['value']:.3g}" for each in found.values())
+            memory = " · ".join(_short(each["memory"]) for each in found.values())
             about = next(iter(found.values()))
             names = rows[f"GBX_{node}"], about["takes"]["what"], about["rival"]["what"], *cells, memory
             lines.append(f"| {' | '.join(names)} |")

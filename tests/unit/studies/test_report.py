@@ -60,7 +60,7 @@ def test_costs_have_a_row_a_node(tmp_path):
     path = tmp_path / "bench_nodes.json"
     path.write_text(json.dumps({"numbers": numbers}))
     text = docs_numbers.with_costs("<!-- costs -->\nold\n<!-- end -->", {"GBX_TokenHeatMap": "Token Heat Map"}, path)
-    assert "| Token Heat Map | one word | one word | 7 · 0.0012 · 0.5 | 3.25 |" in text and "old" not in text
+    assert "| Token Heat Map | one word | one word | 7 · 0.12 % · 0.5 | 3.2 |" in text and "old" not in text
     assert docs_numbers.with_costs(text, {"GBX_TokenHeatMap": "Token Heat Map"}, path) == text
 
 
