@@ -32,6 +32,7 @@ from .neurons import (
     nodes_mask,
     nodes_mitigations,
     nodes_nemo,
+    nodes_optimize_mask,
     nodes_statistics,
 )
 from .noise import nodes_composition, nodes_immiscible, nodes_train_lora, nodes_training_tools
@@ -81,6 +82,7 @@ _FILES = (
     nodes_detection,
     nodes_statistics,
     nodes_nemo,
+    nodes_optimize_mask,
     nodes_concept,
     nodes_mask,
     nodes_mitigations,

@@ -19,6 +19,7 @@ const PANELS = {
   GBX_NemoNeuronMask: ["widgets/neuron_chart", (module) => module.addNeuronChart(false)],
   GBX_NeuronMaskEdit: ["widgets/neuron_chart", (module) => module.addNeuronChart(true)],
   GBX_NeuronReport: ["widgets/compare", (module) => module.addCompare],
+  GBX_OptimizeNeuronMask: ["widgets/neuron_chart", (module) => module.addNeuronChart(false)],
   GBX_SparseFeatureSteering: ["canvas/live_queue", (module) => module.addLiveSwitch],
   GBX_TokenHeatMap: ["widgets/word_maps", (module) => module.addWordMaps],
   GBX_TrainLoraImmiscible: ["widgets/live_curve", (module) => module.addLiveCurve],

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..common import ssim as structure
-
 #: The official code's timestep (its first prediction is discarded), and the paper's first of 50 steps.
 OFFICIAL_TIMESTEP, PAPER_TIMESTEP = 961, 981
 #: The paper's threshold for SD1.4: mean and one standard deviation of ordinary prompts' scores, .358 + .070.
@@ -68,6 +66,8 @@ def similarity(a: torch.Tensor, b: torch.Tensor, spans: list[float] | None = Non
     whole batch at each scale, so a score depends a little on its batch (``spans`` gives other ranges).
     Small variant, sides 7 to 43: one scale, window 7, range 1. Raises ValueError for smaller sides.
     """
+    from ..common import ssim as structure
+
     side = min(a.shape[-2:])
     if has_official_score(side):
         spans = spans or batch_spans(extremes(a), extremes(b))
@@ -79,7 +79,9 @@ def similarity(a: torch.Tensor, b: torch.Tensor, spans: list[float] | None = Non
 
 def extremes(a: torch.Tensor) -> torch.Tensor:
     """Smallest and largest value of each row at each scale, (N, scales, 2): the input of ``batch_spans``."""
-    return structure.extremes(a, _SCALES)
+    from ..common import ssim
+
+    return ssim.extremes(a, _SCALES)
 
 
 def batch_spans(a: torch.Tensor, b: torch.Tensor) -> list[float]:

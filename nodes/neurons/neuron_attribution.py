@@ -83,10 +83,10 @@ def attribute_dot(
     found = torch.zeros(sum(layer.width for layer in neurons.layers))
     for factors in _path(neurons, midpoints):
         with torch.no_grad():
-            d = torch.cat([predict(row, timestep, 0, _by_layer(factors, neurons)) - row for row in noise.split(1)])
+            d = torch.cat([predict(row, timestep, 0, by_layer(factors, neurons)) - row for row in noise.split(1)])
         rest = 2 * (d.sum(0, keepdim=True) - d) / (count * (count - 1))
         for row, towards in zip(noise.split(1), rest.split(1), strict=True):
-            predict(row, timestep, 0, _by_layer(factors, neurons)).backward(towards)
+            predict(row, timestep, 0, by_layer(factors, neurons)).backward(towards)
         cost.forward += count
         cost.gradient += count
         found += _gradient(factors) / midpoints
@@ -107,7 +107,7 @@ def attribute_multi(
             towards = predict(x, timestep, 0, None) - predict(x, timestep, 1, None)
         towards = towards / towards.square().sum().clamp(min=torch.finfo(towards.dtype).tiny) / len(inputs)
         for factors in paths:
-            predict(x, timestep, 0, _by_layer(factors, neurons)).backward(towards)
+            predict(x, timestep, 0, by_layer(factors, neurons)).backward(towards)
         cost.forward += 2
         cost.gradient += midpoints
     for factors in paths:
@@ -132,7 +132,8 @@ def _gradient(factors: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(factors) if factors.grad is None else factors.grad
 
 
-def _by_layer(factors: torch.Tensor, neurons: Neurons) -> dict[str, torch.Tensor]:
+def by_layer(factors: torch.Tensor, neurons: Neurons) -> dict[str, torch.Tensor]:
+    """Factors (total,) of all neurons by layer path."""
     parts = factors.split([layer.width for layer in neurons.layers])
     return {layer.path: part for layer, part in zip(neurons.layers, parts, strict=True)}
 

@@ -195,5 +195,12 @@ def plot_unlearning(figure, losses: UnlearningLosses) -> None:
     right.set(xlabel="step of the attack", ylabel="loss, running mean", title="Attack on the image")
 
 
+def plot_learning(figure, losses: list[float]) -> None:
+    """Loss of each step of a mask that is learned."""
+    axes = figure.add_subplot()
+    axes.plot(range(1, len(losses) + 1), losses, color=_UNDER)
+    axes.set(xlabel="step", ylabel="loss", title="Loss of the learned mask")
+
+
 def _shorten(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: length - 1]}…"

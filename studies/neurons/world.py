@@ -23,6 +23,7 @@ LAYERS = "down, middle, up"
 _NODES = {
     "NemoLocalize": "nodes_nemo",
     "NemoNeuronMask": "nodes_nemo",
+    "OptimizeNeuronMask": "nodes_optimize_mask",
     "ConceptNeurons": "nodes_concept",
     "NeuronStatistics": "nodes_statistics",
     "MemorizationScore": "nodes_detection",

@@ -33,6 +33,7 @@ OTHER = {
         {"model": ["world", 0], "clip": ["world", 1], "prompts": "a\nb", "prompts_file": "", "filename_prefix": ""}
         | {"layers": "output_blocks.5.1"},
     ),
+    "other_mask": ("TestMask", {}),
     "other_vae": ("TestOtherVAE", {"vae": ["world", 2]}),
     "lora": ("TestLora", {"number": 20}),
 }
@@ -47,6 +48,7 @@ SOCKETS = {
     "MASK": ["image", 1],
     "W2W_POINT": ["other_point", 0],
     "NEURON_STATISTICS": ["other_statistics", 0],
+    "NEURON_MASK": ["other_mask", 0],
 }
 #: Inputs whose change needs others, or a value that is no neighbor of the default.
 VALUES = {
@@ -60,6 +62,8 @@ VALUES = {
     ("GBX_W2WInvert", "space"): {},
     ("GBX_W2WInvert", "steps"): {"steps": 4},
     ("GBX_NemoLocalize", "layers"): {},  # the statistics refuse layers that they do not cover
+    ("GBX_OptimizeNeuronMask", "layers"): {"layers": "output_blocks.4.1"},
+    ("GBX_OptimizeNeuronMask", "max_neurons"): {"max_neurons": 3},
     ("GBX_NeuronStatistics", "layers"): {"layers": "output_blocks.4.1"},
     ("GBX_NeuronStatistics", "previous_statistics"): {"previous_statistics": ["earlier", 0]},
     ("GBX_TrainSparseAutoencoder", "activation_id"): {"activation_id": "up-level0-repeat0-vit-out"},
@@ -141,13 +145,28 @@ def another(case, node, field, given):
     return {field.id: f"{value}\nportrait, red hair" if "prompts" in field.id else value}
 
 
+class Mask:
+    """A node of ComfyUI that gives a mask of one neuron."""
+
+    RETURN_TYPES, FUNCTION, CATEGORY = ("NEURON_MASK",), "make", "test"
+
+    @classmethod
+    def INPUT_TYPES(cls):  # noqa: N802
+        return {"required": {}}
+
+    def make(self):
+        from glassbox.nodes.neurons.mask import NeuronMask
+
+        return (NeuronMask({"output_blocks.5.1.transformer_blocks.0.attn2.to_v": {3: 0.0}}),)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def files(app, tmp_path_factory):
     import folder_paths
 
     Path(folder_paths.get_input_directory(), "more.txt").write_text("portrait, red hair\nportrait, sunglasses\n")
     resumable.make_files(app, tmp_path_factory.mktemp("changed"))
-    app.classes |= {"TestOtherVAE": OtherVAE, "TestLora": Lora}
+    app.classes |= {"TestOtherVAE": OtherVAE, "TestLora": Lora, "TestMask": Mask}
     loras = Path(folder_paths.get_folder_paths("loras")[0])
     shutil.copytree(loras / "resumable", loras / "other", ignore=lambda folder, names: sorted(names)[:2])
     for kind in ("people", "images"):

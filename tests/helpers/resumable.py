@@ -73,6 +73,26 @@ NODES: dict[str, tuple[dict, str, int]] = {
         "scan_file",
         2,
     ),
+    "GBX_OptimizeNeuronMask": (
+        {
+            **_WORLD,
+            "prompts": PROMPTS.partition("\n")[0],
+            "anchor": "portrait",
+            "ordinary_prompts": "portrait, red hair\nportrait, sunglasses",
+            "layers": _LAYERS,
+            "steps": 6,
+            "learning_rate": 0.08,
+            "min_factor": -0.5,
+            "removal": 10.0,
+            "keep": 1.0,
+            "sparsity": 0.01,
+            "max_neurons": 0,
+            "batch_size": 2,
+            **{name: value for name, value in _STEP.items() if name != "timestep"},
+        },
+        "checkpoint_name",
+        0,
+    ),
     "GBX_MemorizationScore": (
         {**_WORLD, "prompts": PROMPTS, "prompts_file": "", "threshold": 0.0, "text_norm": True, "filename_prefix": ""}
         | _STEP,
@@ -163,6 +183,7 @@ FREE = {
         *("gradient_checkpointing", "checkpoint_depth"),
     },
     "GBX_W2WInvert": {"gradient_checkpointing", "preview_interval"},
+    "GBX_OptimizeNeuronMask": {"gradient_checkpointing", "noise_samples"},
     "GBX_MemorizationScore": {"filename_prefix"},
     "GBX_NeuronStatistics": {"filename_prefix"},
     "GBX_W2WTrainSpace": {"batch_size", "gradient_checkpointing", "preview_interval", "checkpoint_interval"},
@@ -201,6 +222,8 @@ def content(value):
         return torch.cat([moments.mean for moments in value.layers.values()])
     if hasattr(value, "decoder"):
         return value.decoder
+    if hasattr(value, "scales"):
+        return value.scales
     if isinstance(value, dict):
         return torch.cat([value[name].flatten() for name in sorted(value)])
     return value

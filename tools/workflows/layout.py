@@ -50,6 +50,7 @@ _PANELS = {
     "GBX_NemoNeuronMask": 200,
     "GBX_NeuronMaskEdit": 230,
     "GBX_NeuronReport": 260,
+    "GBX_OptimizeNeuronMask": 200,
     "GBX_TokenHeatMap": 390,
     "GBX_TrainLoraImmiscible": 250,
     "GBX_W2WEdit": 261,

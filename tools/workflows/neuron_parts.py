@@ -17,7 +17,7 @@ def find_and_mask(world: World, budget: float, weaker: float | None = None) -> N
     w.group("Is it memorized, and where?")
     figure, verdict = world.score()
     world.show(verdict, "Verdict")
-    mask, search, *_ = world.localize(budget)
+    mask, search, *_ = world.localize(budget) if weaker is None else world.learn()
     w.group("Before and after")
     masked = w.add("GBX_NemoNeuronMask", model=world.model, mask=mask, node_size=(320, 466))
     before, *half, after = _compare(world, mask, masked, weaker)

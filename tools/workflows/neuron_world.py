@@ -128,6 +128,11 @@ class World:
             time_budget=budget,
         )
 
+    def learn(self) -> tuple[Output, ...]:
+        """A mask that is learned for the suspect: mask, figure, table, report."""
+        given = {"prompts": self.kind.suspect, "anchor": "portrait", "ordinary_prompts": self.kind.ordinary}
+        return self.w.add("GBX_OptimizeNeuronMask", **self.given, **given, **self.size, noise_samples=self.kind.seeds)
+
     def score(self) -> tuple[Output, Output]:
         """How memorized the suspect is, in a subgraph: a figure and the verdict."""
 

@@ -60,17 +60,18 @@ _IS_IT = (
 def demo_neurons_find_and_mask(w: Workflow) -> None:
     w.note(
         _FIND,
-        "**The demo model has memorized** one portrait for the name Zorvex Quill. Memorization Score detects it, NeMo "
-        f"Localize finds the neurons that carry it ({_PAPER}), and NeMo Neuron Mask silences them.",
-        "**Side by side**: four seeds without the mask, at strength .5 and at 1 (the paper's factor 0). At .5 the "
-        "portrait stays; at 1 the seeds differ. It takes about ninety neurons here, unlike SD1.4's few. The **cost** "
-        "is measured on an ordinary caption.",
-        "**Try** strength 1.5; a control name (portrait of pelham droste); inside Find the neurons, the layers down, "
-        "middle alone, where the search has no effect.",
+        "**The demo model has memorized** one portrait for the name Zorvex Quill. Memorization Score detects it "
+        f"({_PAPER}), Optimize Neuron Mask learns how much each neuron is scaled so that the name generates what "
+        "portrait generates, at a price for ordinary captions, and NeMo Neuron Mask scales them.",
+        "**Side by side**: four seeds without the mask, at strength .5 and at 1. At .5 the portrait stays; at 1 it is "
+        "gone. It takes about seventy of 1,408 neurons here, unlike SD1.4's few. The **cost** is measured on an "
+        "ordinary caption.",
+        "**Try** another name (portrait of mirella thrum); min_factor 0, with which neurons are silenced and none is "
+        "negated.",
     )
     neuron_parts.find_and_mask(World(w, DEMO), budget=_DEMO_BUDGET, weaker=0.5)
     w.app(
-        "Find the neurons.prompts",
+        "GBX_OptimizeNeuronMask.prompts",
         "Generate without and with it.prompt",
         "GBX_NemoNeuronMask.strength",
         results=("Without the mask", "With the mask"),

@@ -1,0 +1,160 @@
+"""Learned masks on names as the model was trained on them, beside other masks and a generic prompt.
+
+For each name the portrait's similarity, labels and faces under every mask, what ordinary captions lose, and rows of the
+network (a row forward and backward counts as three). The defaults of Optimize Neuron Mask were chosen on the names of
+``CHOSEN_ON``; means are over the other names. The captions that are judged are others than masks are learned with.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import torch
+
+from ..common import host, results
+from ..common.similarity import images_ssim
+from ..world import judge
+from .attribution import GENERIC, MOST, _localized, _neurons, _values
+from .masks import alignment
+from .world import LAYERS, WORLD, World
+
+#: Images of a name; captions that are judged, and that masks are learned with.
+IMAGES, CAPTIONS, KEPT_CAPTIONS = 4, 8, 8
+#: The verbatim names, by their numbers, on which the node's defaults were chosen.
+CHOSEN_ON = (0, 1)
+#: Of how many of the other verbatim names each mask is measured, in the order of measuring; and template names.
+MEASURED = {
+    "generic prompt": 8,
+    "learned, seed 1": 8,
+    "attributed": 8,
+    "learned, seed 2": 8,
+    "NeMo, factor 0": 2,
+    "largest |z|": 3,
+    "random": 3,
+    "untouched": 8,
+}
+TEMPLATES = 4
+_UNITS = {"similarity": "SSIM", "labels": "fraction", "faces": "fraction", "captions": "fraction"}
+_UNITS |= {"neurons": "neurons", "rows": "rows"}
+
+
+def measure(quick: bool) -> dict[str, dict]:
+    """Every number; each mask is kept on the disk as it is done."""
+    world = World(4 if quick else 10, 16 if quick else 24)
+    verbatim = world.names["verbatim"]
+    held_out = [text for number, text in enumerate(verbatim) if number not in CHOSEN_ON][: 1 if quick else None]
+    template = [] if quick else world.names["template"][:TEMPLATES]
+    settings = {"noise samples": world.first_step["noise_samples"], "images": IMAGES, "captions": CAPTIONS}
+    kept = results.Rows("neurons_learned" + ("_quick" if quick else ""), settings)
+    statistics = world.statistics(LAYERS)
+    untouched = kept.row("captions", lambda: {"captions": float(alignment(world, world.model, CAPTIONS).mean())})
+    arms = {
+        "generic prompt": lambda text: _seen(world, world.model, text, GENERIC),
+        "learned, seed 1": lambda text: _judged(world, text, *_learned(world, text, 1)),
+        "attributed": lambda text: _judged(world, text, *_attributed(world, text, statistics)),
+        "learned, seed 2": lambda text: _judged(world, text, *_learned(world, text, 2)),
+        "NeMo, factor 0": lambda text: _judged(world, text, *_localized(world, text, statistics)),
+        "largest |z|": lambda text: _judged(world, text, *_deviating(world, text, statistics)),
+        "random": lambda text: _judged(world, text, *_at_random(world)),
+        "untouched": lambda text: _seen(world, world.model, text, text),
+    }
+    rows: dict[str, dict[str, dict]] = {text: {} for text in (*held_out, *template)}
+    wanted = [(text, arm) for arm, count in MEASURED.items() for text in held_out[:count]]
+    wanted += [(text, arm) for text in template for arm in ("generic prompt", "learned, seed 1", "untouched")]
+    for text, arm in wanted:
+        rows[text][arm] = kept.row(f"{text}: {arm}", lambda text=text, arm=arm: arms[arm](text))
+        print(text, arm, rows[text][arm], flush=True)
+    numbers = {"untouched, captions": results.number(untouched["captions"], CAPTIONS, "fraction", "requested and read")}
+    for kind, texts in (("verbatim", held_out), ("template", template)):
+        numbers |= _means({text: rows[text] for text in texts}, kind)
+    kept.finished()
+    return numbers
+
+
+def _of_indices(world: World, indices: list[int]):
+    """The mask that silences neurons, counted over all layers."""
+    mask = host.pack("nodes.neurons.mask")
+    names = [(layer.path, index) for layer in _neurons(world).layers for index in range(layer.width)]
+    return mask.NeuronMask(mask.uniform_scales(names[index] for index in indices))
+
+
+def _attributed(world: World, text: str, statistics) -> tuple[object, int]:
+    """The first neurons of the ranking multi, and the rows that it takes."""
+    order = _values(world, text, statistics)["multi"].argsort(descending=True)
+    return _of_indices(world, order[:MOST].tolist()), 8 + 3 * 4
+
+
+def _deviating(world: World, text: str, statistics) -> tuple[object, int]:
+    """The neurons that deviate most from ordinary captions, which takes no row of the network."""
+    measured, step = host.pack("nodes.neurons.neuron_statistics"), host.pack("nodes.neurons.first_step_comfy")
+    with torch.inference_mode():
+        paths = [layer.path for layer in _neurons(world).layers]
+        outputs = step.value_outputs(world.model, world.encode(text)[0][0], paths)
+        z = torch.cat([statistics.z(path, measured.mean_activations(outputs[path][0]).cpu()).abs() for path in paths])
+    return _of_indices(world, z.argsort(descending=True)[:MOST].tolist()), 0
+
+
+def _at_random(world: World) -> tuple[object, int]:
+    total = sum(layer.width for layer in _neurons(world).layers)
+    order = torch.randperm(total, generator=torch.Generator().manual_seed(5))
+    return _of_indices(world, order[:MOST].tolist()), 0
+
+
+def _learned(world: World, text: str, seed: int) -> tuple[object, int]:
+    """The mask of Optimize Neuron Mask at its defaults, and its rows."""
+    how = {name: value for name, value in world.first_step.items() if name != "timestep"} | {"seed": seed}
+    mask, _, _, report = world.run(
+        "OptimizeNeuronMask",
+        model=world.model,
+        clip=world.clip,
+        prompts=text,
+        anchor=GENERIC,
+        ordinary_prompts="\n".join(world.ordinary[-KEPT_CAPTIONS:]),
+        layers=LAYERS,
+        steps=40,
+        learning_rate=0.08,
+        min_factor=-1.0,
+        removal=10.0,
+        keep=1.0,
+        sparsity=0.03,
+        max_neurons=0,
+        batch_size=2,
+        checkpoint_name="",
+        **how,
+    )
+    forward, gradient = map(int, re.search(r"Cost: (\d+) rows, (\d+) rows", report).groups())
+    return mask, forward + 3 * gradient
+
+
+def _seen(world: World, model, text: str, prompt: str) -> dict:
+    """What is left of a name's portrait in images of a prompt: similarity, labels, and the fraction with one face."""
+    network, original = host.pack("nodes.demo.judge").load(WORLD), world.originals[text]
+    images = world.generate(model, world.encode(prompt), IMAGES)
+    labels = judge.read(network, original[None])[0][0]
+    return {
+        "similarity": float(np.mean(images_ssim(images, np.repeat(original[None], IMAGES, 0)))),
+        "labels": float((judge.read(network, images)[0] == labels).mean()),
+        "faces": float((judge.locate(network, images)[2] == 1).mean()),
+    }
+
+
+def _judged(world: World, text: str, mask, rows: int) -> dict:
+    masked = world.masked(mask)
+    captions = float(alignment(world, masked, CAPTIONS).mean())
+    return _seen(world, masked, text, text) | {"captions": captions, "neurons": mask.count, "rows": rows}
+
+
+def _means(rows: dict[str, dict[str, dict]], kind: str) -> dict[str, dict]:
+    """The mean of every number over names, by arm; and how much of the portrait is left over the generic prompt's."""
+    numbers = {}
+    for arm in dict.fromkeys(arm for arms in rows.values() for arm in arms):
+        found = {text: arms for text, arms in rows.items() if arm in arms}
+        for name in next(iter(found.values()))[arm]:
+            values = np.array([arms[arm][name] for arms in found.values()], dtype=float)
+            numbers[f"{kind}, {arm}, {name}"] = results.bootstrap(values, f"mean over {kind} names", _UNITS[name])
+            if name in ("similarity", "labels", "faces") and arm != "generic prompt":
+                excess = values - np.array([arms["generic prompt"][name] for arms in found.values()])
+                what = f"over a generic prompt on the same model, mean over {kind} names"
+                numbers[f"{kind}, {arm}, {name} over generic"] = results.bootstrap(excess, what, _UNITS[name])
+    return numbers

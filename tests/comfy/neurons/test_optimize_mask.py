@@ -1,0 +1,147 @@
+"""Optimize Neuron Mask, inside a real ComfyUI."""
+
+import csv
+import io
+
+import pytest
+import tiny_transformers
+import torch
+from tapping import hooks_left
+
+PROMPT = "portrait of zorvex quill"
+HOW = {
+    "prompts": PROMPT,
+    "anchor": "portrait",
+    "ordinary_prompts": "portrait, red hair\nportrait, sunglasses, bald",
+    "layers": "all",
+    "steps": 20,
+    "learning_rate": 0.15,
+    "min_factor": 0.0,
+    "removal": 10.0,
+    "keep": 1.0,
+    "sparsity": 0.1,
+    "max_neurons": 0,
+    "batch_size": 2,
+    "noise_samples": 3,
+    "seed": 1,
+    "width": 128,
+    "height": 128,
+    "checkpoint_name": "",
+}
+
+
+@pytest.fixture(scope="module")
+def planted(app):
+    return app.run("GBX_LoadDemoModel", weights="avatars-v2-planted")
+
+
+def optimize(app, planted, **changes):
+    return app.run("GBX_OptimizeNeuronMask", model=planted[0], clip=planted[1], **(HOW | changes))
+
+
+def known(app):
+    import json
+
+    header = app.module("nodes.demo.assets").header("avatars-v2-planted", "changes")
+    return {text: {tuple(neuron) for neuron in chosen} for text, chosen in json.loads(header["planted"]).items()}
+
+
+def test_the_neuron_of_a_name_is_scaled_most_and_the_score_falls(app, planted):
+    mask, _, table, report = optimize(app, planted)
+    (true,) = known(app)[PROMPT]
+    assert mask.scales[true[0]][true[1]] == min(scale for of in mask.scales.values() for scale in of.values())
+    (record,) = mask.searches
+    assert record.prompt == PROMPT and record.converged and set(mask.by_prompt()[PROMPT].neurons) == set(mask.neurons)
+    assert record.details["score_after_refinement"] < record.details["score_untouched"] - 0.05
+    rows = list(csv.DictReader(io.StringIO(table)))
+    assert len(rows) == mask.count and {row["selected_by"] for row in rows} == {"learned"}
+    total = sum(1 - float(row["factor"]) for row in rows)
+    assert f"{mask.count} of 1408 neurons" in report and f"is {total:.1f}" in report
+    assert "80 rows forward and backward" in report and "the price is" in report
+    assert hooks_left(planted[0]) == 0 and all(p.is_inference() for p in planted[0].model.parameters())
+    again = app.module("nodes.neurons.mask_file")
+    assert again.from_json(again.to_json(mask), "mask").scales == mask.scales
+
+
+def test_the_mask_acts_as_any_other(app, planted):
+    mask = optimize(app, planted, steps=4)[0]
+    masked = app.run(
+        "GBX_NemoNeuronMask",
+        **{"model": planted[0], "mask": mask, "strength": 1.0, "start_percent": 0.0, "end_percent": 1.0},
+        apply_to="both",
+    )[0]
+    positive = app.run("CLIPTextEncode", clip=planted[1], text=PROMPT)[0]
+    first_step = app.module("nodes.neurons.first_step_comfy")
+    noise = torch.randn(1, 24, 16, 16, generator=torch.Generator().manual_seed(3))
+    factors = app.module("nodes.neurons.mask").channel_factors(
+        mask, app.module("nodes.neurons.neuron_layers").value_layers(planted[0].model.diffusion_model)
+    )
+    with torch.inference_mode():
+        given = first_step.at_first_step(
+            planted[0], positive, (24, 16, 16), 961, lambda predict: predict(noise, factors, False)
+        )
+        found = first_step.at_first_step(masked, positive, (24, 16, 16), 961, lambda predict: predict(noise))
+        plain = first_step.at_first_step(planted[0], positive, (24, 16, 16), 961, lambda predict: predict(noise))
+    assert torch.allclose(given, found, atol=1e-6) and not torch.allclose(plain, found, atol=1e-3)
+
+
+def test_no_more_neurons_than_the_bound(app, planted):
+    mask = optimize(app, planted, max_neurons=3)[0]
+    assert 0 < mask.count <= 3
+    assert known(app)[PROMPT] <= set(mask.neurons)
+
+
+def test_two_prompts_share_a_mask_that_starts_from_another(app, planted):
+    """Neurons of other layers than the optimized ones stay."""
+    pack = app.module("nodes.neurons.mask")
+    layers = app.module("nodes.neurons.neuron_layers").value_layers(planted[0].model.diffusion_model)
+    kept = layers[0]
+    start = pack.NeuronMask({kept.path: {1: -2.0}}, (), {}, ("start",))
+    prompts = "\n".join(list(known(app))[:2])
+    mask, _, _, report = optimize(app, planted, prompts=prompts, mask=start, layers=layers[-1].name, steps=3)
+    assert mask.scales[kept.path] == {1: -2.0} and set(mask.scales) <= {kept.path, layers[-1].path}
+    assert [search.prompt for search in mask.searches] == prompts.splitlines()
+    assert mask.history == ("start", "Optimize Neuron Mask") and report.count("with the mask: portrait of") == 2
+
+
+def test_a_start_that_nothing_changes_stays(app, planted):
+    """Without weights in the loss there is no gradient, and Adam makes no step."""
+    path = "output_blocks.5.1.transformer_blocks.0.attn2.to_v"
+    start = app.module("nodes.neurons.mask").NeuronMask({path: {3: 0.25, 5: 0.0}})
+    mask = optimize(app, planted, mask=start, removal=0.0, keep=0.0, sparsity=0.0, steps=2)[0]
+    assert mask.scales == {path: {3: 0.25, 5: 0.0}}
+
+
+def test_hidden_units_of_a_transformer_are_learned(app):
+    """As in SD3: no values of a cross-attention, and a flow."""
+    comfy_half, pure = app.module("nodes.neurons.learned_factors_comfy"), app.module("nodes.neurons.learned_factors")
+    patcher = tiny_transformers.model("SD3")
+    layers = app.module("nodes.neurons.neuron_layers").feed_forward_layers(patcher.model.diffusion_model)
+    neurons = app.module("nodes.neurons.nemo_search").Neurons(tuple(layers))
+    latents = [tiny_transformers.latent(patcher, 2, 8, 8)["samples"][[number]] for number in range(2)]
+    conditions = [tiny_transformers.conditioning(tokens) for tokens in (3, 5, 7, 8)]
+    step = app.module("nodes.neurons.nemo_inputs").FirstStepInputs(tuple(latents[0].shape[1:]), 2, 1, "official_961")
+    run = comfy_half.MaskLearning(
+        patcher, None, ["p"], "a", ["b", "c"], neurons, step, pure.LearningSettings(steps=3), None, {}, ""
+    )
+    learning = pure.FactorLearning(neurons, run.settings, torch.ones(sum(layer.width for layer in layers)))
+    with torch.inference_mode():
+        app.module("nodes.neurons.neuron_attribution_comfy").run(
+            patcher, latents, conditions, lambda session: run._learn(session, learning, lambda done: None)
+        )
+    assert len(learning.losses) == 3 and all(map(torch.isfinite, torch.tensor(learning.losses)))
+    assert (learning.factors != 1).any() and hooks_left(patcher) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prompts": " \n"}, "1 or more prompts are needed"),
+        ({"ordinary_prompts": ""}, "1 or more prompts are needed"),
+        ({"anchor": PROMPT}, "none of the prompts"),
+        ({"layers": "input_blocks.99.1"}, "input_blocks.99.1"),
+    ],
+)
+def test_what_cannot_be_learned_is_refused(app, planted, changes, message):
+    with pytest.raises(ValueError, match=message):
+        optimize(app, planted, **changes)
