@@ -222,6 +222,14 @@ def test_a_newer_comfyui_gets_its_own_patcher(app, monkeypatch):
     assert all(torch.equal(states[0][name], value) for name, value in states[1].items())
 
 
+def test_the_autoencoder_is_loaded_again_for_another_device(demo):
+    """As newer ComfyUI does for a copy of a VAE."""
+    patcher = demo[2].patcher
+    load, given = patcher.cached_patcher_init
+    copy, own = load(*given).model.state_dict(), patcher.model.state_dict()
+    assert copy.keys() == own.keys() and all(torch.equal(copy[name], value) for name, value in own.items())
+
+
 def test_patch_autoencoder_of_another_size_is_explained(app, tmp_path, monkeypatch):
     from safetensors.torch import save_file
 
