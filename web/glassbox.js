@@ -1,5 +1,6 @@
 // What the pack adds to the canvas: a panel on the nodes that are better looked at, clicked and dragged than typed.
 
+import { api } from "../../scripts/api.js";
 import { app } from "../../scripts/app.js";
 import { refreshAll, watchCanvas } from "./canvas/panel.js";
 import { keepRoom } from "./canvas/room.js";
@@ -29,6 +30,8 @@ const PANELS = {
   GBX_W2WTrainSpace: ["widgets/live_curve", (module) => module.addLiveCurve],
 };
 const loaded = new Map(); // by its address, the module of a panel
+// The title of a template to open, which `run.py serve` asks for: the front end's own ?template= takes no spaces.
+let wanted = new URLSearchParams(location.search).get("glassbox");
 
 app.registerExtension({
   name: "glassbox.panels",
@@ -46,6 +49,8 @@ app.registerExtension({
   afterConfigureGraph() {
     if (app.graph.extra?.glassbox) translate(app.graph); // the mark of the pack's own: others' titles stay theirs
     keepRoom();
+    if (wanted) openTemplate(wanted).catch(console.error);
+    wanted = null;
   },
   nodeCreated(node) {
     if (PANELS[node.comfyClass]) addPanelTo(node);
@@ -60,6 +65,13 @@ app.registerExtension({
     refreshAll();
   },
 });
+
+/** Opens a template of the pack. */
+async function openTemplate(title) {
+  const [, pack] = new URL(import.meta.url).pathname.match(/\/extensions\/([^/]+)\//);
+  const answer = await api.fetchApi(`/workflow_templates/${pack}/${encodeURIComponent(title)}.json`);
+  await app.loadGraphData(await answer.json(), true, true, title);
+}
 
 /** Imports the module of a node's panel, if it has one. */
 async function load(type) {

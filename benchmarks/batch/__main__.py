@@ -34,12 +34,13 @@ from tools.launcher.batch.job import Job, pieces, resolved
 from tools.launcher.batch.ledger import Ledger
 from tools.launcher.batch.store import Store
 from tools.launcher.batch.worker import Settings, Worker
+from tools.workflows.titles import path_of
 
 from . import arithmetic, empty_engine, machines
 from .arithmetic import exact
 
 _ASSETS = host.ROOT / "assets" / "avatars-v2"
-_WORKFLOW = host.ROOT / "workflows" / "demo_world_text_to_image.json"
+_WORKFLOW = path_of("demo_world_text_to_image")
 
 
 def overhead(quick: bool) -> dict[str, dict]:

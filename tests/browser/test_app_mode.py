@@ -31,7 +31,7 @@ def switched(canvas):
 
 
 @_NEWEST
-@pytest.mark.parametrize("path", _APPS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", _APPS, ids=repository.name_of)
 def test_an_app_shows_its_inputs_and_no_others(switched, path):
     app = workflow.load(path)["extra"]["linearData"]
     page = switched(path)
@@ -42,16 +42,16 @@ def test_an_app_shows_its_inputs_and_no_others(switched, path):
 
 
 def test_there_are_three_apps():
-    assert [path.stem for path in _APPS] == [
+    assert set(map(repository.name_of, _APPS)) == {
         "demo_activations_token_heat_map",
         "demo_neurons_find_and_mask",
         "demo_weights_edit",
-    ]
+    }
 
 
 @_NEWEST
 def test_a_slider_of_the_app_changes_the_edit(canvas, switched):
-    page = switched(next(path for path in _APPS if path.stem == "demo_weights_edit"))
+    page = switched(repository.named("demo_weights_edit"))
     slider = page.get_by_test_id("app-mode-widget-item").get_by_role("slider", name="beard")
     expect(slider).to_be_visible()
     slider.focus()

@@ -13,7 +13,7 @@ from tools.workflows import layout, wires
 
 # Of two workflows a canvas opens one: each workflow is opened once in each front end, and once in each renderer.
 _TWO = [
-    pytest.param(two, id=f"{two[0].stem}-{two[1].stem}")
+    pytest.param(two, id="-".join(map(repository.name_of, two)))
     for two in itertools.zip_longest(
         repository.WORKFLOWS[::2], repository.WORKFLOWS[1::2], fillvalue=repository.WORKFLOWS[0]
     )
@@ -48,7 +48,7 @@ def test_a_workflow_opens_and_comes_back_unchanged(canvas, two, request, object_
 )
 def test_wires_are_drawn_as_the_layout_expects(canvas):
     """So that it knows where a curve would swing behind a node."""
-    saved = workflow.load(next(path for path in repository.WORKFLOWS if path.stem == "sdxl_noise_composition"))
+    saved = workflow.load(repository.named("sdxl_noise_composition"))
     canvas.load(saved)
     boxes = {node["id"]: layout.Box(*node["pos"], *node["size"]) for node in saved["nodes"]}
     places = {bend["id"]: (tuple(bend["pos"]), bend.get("parentId")) for bend in saved["extra"]["reroutes"]}
@@ -69,7 +69,7 @@ def test_wires_are_drawn_as_the_layout_expects(canvas):
 
 def test_after_a_run_no_node_is_covered(canvas):
     """Nodes that show images and texts have room for them."""
-    canvas.load(workflow.load(next(path for path in repository.DEMOS if path.stem == "demo_world_text_to_image")))
+    canvas.load(workflow.load(repository.named("demo_world_text_to_image")))
     canvas.run()
     canvas.pause()
     assert canvas.overlaps() == []
@@ -86,7 +86,7 @@ def test_prompt_of_a_tricky_canvas_is_the_front_ends(canvas, object_info):
 
 
 def test_prompt_of_a_subgraph_is_the_front_ends(canvas, object_info):
-    canvas.load(workflow.load(next(path for path in repository.DEMOS if "text_to" in path.stem)))
+    canvas.load(workflow.load(repository.named("demo_world_text_to_image")))
     place = canvas.into_subgraph("KSampler", promoted="steps")
     saved = canvas.saved()
     prompt = workflow.to_prompt(saved, object_info)

@@ -11,7 +11,7 @@ _SHOWN = "app.graph.nodes.find(node => node.type === 'GBX_SeedScout').widgets.fi
 
 
 def test_a_combo_shows_the_chinese_option_and_its_value(canvas):
-    path = next(path for path in repository.WORKFLOWS if path.stem == "sdxl_noise_seed_scout")
+    path = repository.named("sdxl_noise_seed_scout")
     try:
         canvas.open({"Comfy.Locale": "zh"})
         canvas.load(workflow.load(path))
@@ -27,7 +27,7 @@ def test_a_combo_shows_the_chinese_option_and_its_value(canvas):
 
 
 def test_titles_and_notes_of_a_workflow_are_chinese(canvas):
-    saved = workflow.load(next(path for path in repository.WORKFLOWS if path.stem == "demo_weights_edit"))
+    saved = workflow.load(repository.named("demo_weights_edit"))
     try:
         canvas.open({"Comfy.Locale": "zh"})
         canvas.load(saved)
@@ -44,7 +44,7 @@ def test_titles_and_notes_of_a_workflow_are_chinese(canvas):
 
 def test_other_workflows_keep_their_titles(canvas):
     """Theirs may be words of our tables, such as Prompt, and would be saved as what they were turned into."""
-    saved = workflow.load(next(path for path in repository.WORKFLOWS if path.stem == "demo_weights_edit"))
+    saved = workflow.load(repository.named("demo_weights_edit"))
     del saved["extra"]["glassbox"]
     try:
         canvas.open({"Comfy.Locale": "zh"})

@@ -11,7 +11,7 @@ _NODE = "GBX_ActivationSteering"
 
 
 def test_a_changed_widget_is_queued_once_it_is_on(canvas):
-    canvas.load(workflow.load(next(path for path in repository.DEMOS if path.stem == "demo_activations_steering")))
+    canvas.load(workflow.load(repository.named("demo_activations_steering")))
     canvas.look_at(_NODE)
     with canvas.queued(_NODE, "strength") as queued:
         canvas.set(_NODE, "strength", 0.2)

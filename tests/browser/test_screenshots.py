@@ -11,9 +11,8 @@ from tools.launcher import screenshots
 @pytest.mark.parametrize("workflow", ["sd15_noise_immiscible_stock_ksampler", "sdxl_weights_edit_photo"])
 @pytest.mark.usefixtures("browser")
 def test_both_renderers(server, workflow, tmp_path):
-    path = next(path for path in repository.CHECKPOINT_WORKFLOWS if path.stem == workflow)
     with screenshots.Camera(tmp_path) as camera:
-        camera.take(server.url, path, run=False)
+        camera.take(server.url, workflow, repository.named(workflow), run=False)
     ((name, files),) = camera.taken
     assert name == workflow
     assert [file.name for file in files] == [f"{workflow}_classic.jpg", f"{workflow}_nodes2.jpg"]
@@ -68,4 +67,4 @@ def test_close_ups_are_of_nodes_with_panels():
     panels = (repository.ROOT / "web" / "glassbox.js").read_text("utf-8")
     for close_up in screenshots.CLOSE_UPS:
         assert f"{close_up.node}:" in panels
-        assert f'"{close_up.node}"' in (repository.ROOT / "workflows" / f"{close_up.workflow}.json").read_text("utf-8")
+        assert f'"{close_up.node}"' in repository.named(close_up.workflow).read_text("utf-8")

@@ -10,7 +10,7 @@ import repository
 from PIL import Image
 from stand_in_engine import results
 
-_WORKFLOW = repository.ROOT / "workflows" / "demo_world_text_to_image.json"
+_WORKFLOW = repository.named("demo_world_text_to_image")
 _LINES = ["portrait, light skin, bald", "portrait, brown skin, sunglasses", "portrait of nuvia karsk"]
 
 
@@ -113,7 +113,7 @@ def test_a_worker_keeps_what_does_not_change_writes_every_piece_and_opens_no_por
 @pytest.mark.slow
 def test_scores_of_pieces_are_those_of_one_run(tmp_path, comfyui):
     """The ready-made scan over a list in pieces of one and of all prompts gives the same table."""
-    workflow, tables = repository.ROOT / "workflows" / "demo_neurons_scan_list.json", []
+    workflow, tables = repository.named("demo_neurons_scan_list"), []
     for chunk in ("1", "16"):
         folder = tmp_path / chunk
         folder.mkdir()

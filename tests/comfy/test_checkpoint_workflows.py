@@ -72,7 +72,7 @@ def test_a_file_that_is_not_there_is_refused(checkpoint_nodes):
         checkpoint_runs.validate(prompt)
 
 
-@pytest.mark.parametrize("path", repository.CHECKPOINT_WORKFLOWS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", repository.CHECKPOINT_WORKFLOWS, ids=repository.name_of)
 def test_checkpoint_workflow_runs(checkpoint_nodes, path, monkeypatch, tmp_path):
     architecture = checkpoint_runs.architecture(path)
     assert architecture in reduced.ARCHITECTURES

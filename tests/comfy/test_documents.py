@@ -11,7 +11,6 @@ import repository
 
 _DOCS = repository.ROOT / "docs"
 _HELP = repository.ROOT / "web" / "docs"
-_WORKFLOWS = repository.ROOT / "workflows"
 _FAMILIES = ("activations", "conditioning", "neurons", "noise", "weights")
 _SECTIONS = [
     "A real example",
@@ -65,10 +64,11 @@ def test_a_family_has_a_page(family):
     assert [heading for heading in documents.sections(page) if heading in _SECTIONS] == _SECTIONS
     assert documents.papers(page.read_text("utf-8"))
     assert re.search(r"<!-- (numbers|plot) ", page.read_text("utf-8"))
-    demos = {f"../workflows/{path.stem}.jpg" for path in repository.DEMOS}
+    demos = {f"../workflows/{path.stem}.jpg" for path in {*repository.DEMOS} & {*repository.TEMPLATES}}
     assert demos & set(documents.images(page))
-    own = {path.name for path in repository.WORKFLOWS if f"_{family}_" in path.name}
-    assert own - documents.linked(page, _WORKFLOWS) == set()
+    own = {path.name for path in repository.WORKFLOWS if f"_{family}_" in repository.name_of(path)}
+    folders = {path.parent for path in repository.WORKFLOWS}
+    assert own - set().union(*(documents.linked(page, folder) for folder in folders)) == set()
 
 
 def test_every_document_is_in_the_list_of_them():
@@ -89,7 +89,7 @@ def test_quoted_messages_are_those_of_the_code():
 def test_the_program_runs_as_it_stands(server, object_info, tmp_path, monkeypatch):
     from tools.launcher import workflow
 
-    prompt = workflow.to_prompt(workflow.load(_WORKFLOWS / "demo_weights_edit.json"), object_info)
+    prompt = workflow.to_prompt(workflow.load(repository.named("demo_weights_edit")), object_info)
     for node in prompt.values():
         if node["class_type"] == "KSampler":
             node["inputs"]["steps"] = 1
@@ -122,7 +122,7 @@ def test_help_images_are_used_small_and_made_by_a_command():
     used = {image.removeprefix("images/") for page in _HELP.glob("*.md") for image in documents.images(page)}
     assert files == used == {f"{name}.jpg" for name in help_images.IMAGES} | {"positions.jpg"}
     assert sum(path.stat().st_size for path in (_HELP / "images").iterdir()) < _MOST_HELP_BYTES
-    assert {pick.workflow for pick in help_images.IMAGES.values()} <= {path.stem for path in repository.DEMOS}
+    assert {pick.workflow for pick in help_images.IMAGES.values()} <= set(map(repository.name_of, repository.DEMOS))
 
 
 def test_help_images_are_served(server):

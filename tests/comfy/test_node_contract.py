@@ -23,7 +23,7 @@ _OTHER_NAMES = {"batch_index", "comfy_entrypoint", "custom_nodes", "few_shot", "
 
 
 def test_documents_name_inputs_that_exist():
-    known = _OTHER_NAMES | {path.stem for path in repository.WORKFLOWS}
+    known = _OTHER_NAMES | set(map(repository.name_of, repository.WORKFLOWS))
     for entry in _CONTRACT.values():
         known |= set(entry["inputs"]) | {output.split(":")[0] for output in entry["outputs"]}
         known |= {str(option) for kind in entry["inputs"].values() if isinstance(kind, list) for option in kind}

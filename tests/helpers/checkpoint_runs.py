@@ -10,6 +10,7 @@ import newer
 import published_autoencoder
 import reduced
 import release
+import repository
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -47,7 +48,7 @@ _SMALL = {
 
 def architecture(workflow: Path) -> str:
     """The architecture that a workflow file is for, from its name."""
-    return workflow.stem.split("_")[0]
+    return repository.name_of(workflow).split("_")[0]
 
 
 def offer_files(prompt: dict, models: Path, architecture: str = "sd15") -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import urllib.parse
 from pathlib import Path
 
 import repository
@@ -27,7 +28,7 @@ def dead_links(path: Path) -> list[str]:
     for link in _LINK.findall(_CODE.sub("", path.read_text("utf-8"))):
         if re.match(r"[a-z]+:", link):
             continue
-        file, _, heading = link.partition("#")
+        file, _, heading = urllib.parse.unquote(link).partition("#")
         target = (path.parent / file).resolve() if file else path
         if not target.exists() or (heading and heading not in _headings(target)):
             found.append(link)
@@ -42,7 +43,8 @@ def _headings(path: Path) -> set[str]:
 
 def linked(path: Path, folder: Path) -> set[str]:
     """Names of the files of a folder that a document links to."""
-    targets = (path.parent / link.partition("#")[0] for link in _LINK.findall(path.read_text("utf-8")))
+    links = map(urllib.parse.unquote, _LINK.findall(path.read_text("utf-8")))
+    targets = (path.parent / link.partition("#")[0] for link in links)
     return {target.name for target in targets if target.resolve().parent == folder}
 
 
@@ -58,7 +60,7 @@ def python(path: Path) -> list[str]:
 
 def images(path: Path) -> list[str]:
     """The targets of the images that have a line of their own and a text for those who cannot see them."""
-    return _IMAGE.findall(path.read_text("utf-8"))
+    return list(map(urllib.parse.unquote, _IMAGE.findall(path.read_text("utf-8"))))
 
 
 def papers(text: str) -> set[str]:

@@ -9,13 +9,24 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-WORKFLOWS = sorted((ROOT / "workflows").glob("*.json"))
+TEMPLATES = sorted((ROOT / "workflows").glob("*.json"))
+WORKFLOWS = TEMPLATES + sorted((ROOT / "tests" / "workflows").glob("*.json"))
+_OWN = {path: json.loads(path.read_text("utf-8"))["extra"]["glassbox"] for path in WORKFLOWS}
 DEMOS, CHECKPOINT_WORKFLOWS = (
-    [path for path in WORKFLOWS if json.loads(path.read_text("utf-8"))["extra"]["glassbox"]["kind"] == kind]
-    for kind in ("demo", "checkpoint")
+    [path for path in WORKFLOWS if _OWN[path]["kind"] == kind] for kind in ("demo", "checkpoint")
 )
 PACK = "glassbox"
 LINKED_AS = "comfyui-glassbox"
+
+
+def name_of(path: Path) -> str:
+    """The short name of a workflow, whose file may have a title for its name."""
+    return _OWN[path]["name"]
+
+
+def named(name: str) -> Path:
+    """The workflow with a short name."""
+    return next(path for path, own in _OWN.items() if own["name"] == name)
 
 
 def load_pack(name: str = PACK):

@@ -77,8 +77,8 @@ def run(comfyui_folder: Path, prompts: int, minutes: float) -> dict[str, dict]:
 def tiny_workflows(object_info: dict) -> dict[str, dict]:
     """The prompts of the demo workflows by name, as small as their inputs allow."""
     found = {}
-    for path in workflow.of_kind(paths.WORKFLOWS, workflow.Kind.DEMO):
-        found[path.stem] = prompt = workflow.to_prompt(workflow.load(path), object_info)
+    for name, path in workflow.own(workflow.Kind.DEMO).items():
+        found[name] = prompt = workflow.to_prompt(workflow.load(path), object_info)
         for entry in prompt.values():
             entry["inputs"] = shrink(entry["inputs"], object_info[entry["class_type"]])
     return found

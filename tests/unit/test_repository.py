@@ -96,7 +96,7 @@ def test_no_v1_mapping_switches_the_entrypoint_off():
     assert (repository.ROOT / pack.WEB_DIRECTORY / "docs").is_dir()
 
 
-@pytest.mark.parametrize("path", repository.WORKFLOWS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", repository.WORKFLOWS, ids=repository.name_of)
 def test_a_workflow_is_portable(path):
     """No absolute path, no backslash, and seeds that stay: the same image comes out everywhere and every time."""
     saved = json.loads(path.read_text("utf-8"))
@@ -107,7 +107,7 @@ def test_a_workflow_is_portable(path):
             assert value not in ("randomize", "increment", "decrement"), node["type"]
 
 
-@pytest.mark.parametrize("path", repository.WORKFLOWS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", repository.WORKFLOWS, ids=repository.name_of)
 def test_a_workflow_has_a_note_and_titled_groups(path):
     saved = json.loads(path.read_text("utf-8"))
     assert [node["type"] for node in saved["nodes"]].count("MarkdownNote") == 1

@@ -68,6 +68,7 @@ def _command(arguments: argparse.Namespace, comfyui: Path) -> int:
             return demo.run(
                 comfyui,
                 arguments.only,
+                arguments.all,
                 arguments.out,
                 arguments.port,
                 arguments.keep_open,
@@ -108,8 +109,9 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         description="ComfyUI-Glassbox. The first run of a command installs what it needs into .venv and .cache.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    demo = commands.add_parser("demo", help="run every demo workflow in a real ComfyUI and save the images")
+    demo = commands.add_parser("demo", help="run the demo templates in a real ComfyUI and save the images")
     demo.add_argument("--only", metavar="NAME", help="only this workflow")
+    demo.add_argument("--all", action="store_true", help="also those that the template browser does not show")
     demo.add_argument(
         "--out", metavar="DIR", type=Path, default=paths.OUT, help="the folder for the images (default: .cache/out)"
     )

@@ -41,6 +41,7 @@ class Result:
 def run(
     comfyui: Path,
     only: str | None,
+    everything: bool,
     out: Path,
     port: int | None,
     keep_open: bool,
@@ -50,10 +51,12 @@ def run(
 ) -> int:
     """Run the demo workflows, save what they make in `out`, and return 1 if one of them failed.
 
+    `everything`: with those that the template browser does not show.
+
     `with_screenshots` also saves a screenshot of every workflow, or of the chosen one, on a canvas with some settings;
     `newest`: of the newest front end that is tested.
     """
-    chosen = choose(only, paths.WORKFLOWS)
+    chosen = choose(only, everything)
     out.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         camera = stack.enter_context(screenshots.Camera(out / _SCREENSHOTS, canvas)) if with_screenshots else None
@@ -67,58 +70,60 @@ def run(
         client = Client(server.url)
         object_info = client.object_info()
         results = []
-        for path in chosen:
+        for name, path in chosen.items():
             try:
-                results.append(_run_one(client, object_info, path, out))
+                results.append(_run_one(client, object_info, name, path, out))
             except ConnectionLostError as error:
-                raise LaunchError(f"ComfyUI ended while running {path.stem}: see {server.log}.") from error
+                raise LaunchError(f"ComfyUI ended while running {name}: see {server.log}.") from error
             if camera:
-                camera.take(server.url, path, run=results[-1].failure is None)
+                camera.take(server.url, name, path, run=results[-1].failure is None)
         _report(results, out)
         if camera:
-            _finish(camera, server.url, set() if only else set(paths.WORKFLOWS.glob("*.json")) - set(chosen))
+            left = {} if only else workflow.own(workflow.Kind.CHECKPOINT, further=everything)
+            _finish(camera, server.url, left)
         if keep_open:
             serve.stay_open(server)
     return int(any(result.failure for result in results))
 
 
-def _finish(camera: screenshots.Camera, url: str, left: set[Path]) -> None:
+def _finish(camera: screenshots.Camera, url: str, left: dict[str, Path]) -> None:
     """Take the workflows for checkpoints, too, which are not run, and make the sheet of all screenshots."""
-    for path in sorted(left):
-        camera.take(url, path, run=False)
+    for name, path in left.items():
+        camera.take(url, name, path, run=False)
     target = camera.out.with_suffix(".png")
     sheet.write(camera.taken, target)
     print(f"Screenshots are in {camera.out}, all of them on one page: {target}", flush=True)
 
 
-def choose(only: str | None, folder: Path) -> list[Path]:
-    """The demo workflows in their order, or the one with the name; raises LaunchError when there is none."""
-    known = {path.stem: path for path in workflow.of_kind(folder, workflow.Kind.DEMO)}
+def choose(only: str | None, everything: bool = False) -> dict[str, Path]:
+    """The demo workflows in their order, or the one with the name or title; raises LaunchError when there is none."""
+    known = workflow.own(workflow.Kind.DEMO, further=everything or only is not None)
     if not known:
+        folder = paths.WORKFLOWS
         raise LaunchError(f"There is no demo workflow in {folder}: the copy of the pack is incomplete, get it again.")
     if only is None:
-        return list(known.values())
+        return known
     name = only.removesuffix(".json")
-    for candidate in (name, f"{workflow.Kind.DEMO}_{name}"):
-        if candidate in known:
-            return [known[candidate]]
+    for known_name, path in known.items():
+        if name in (known_name, known_name.removeprefix(f"{workflow.Kind.DEMO}_"), path.stem):
+            return {known_name: path}
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}."
     raise LaunchError(f"There is no demo workflow named {only}: {hint}")
 
 
-def _run_one(client: Client, object_info: dict, path: Path, out: Path) -> Result:
+def _run_one(client: Client, object_info: dict, name: str, path: Path, out: Path) -> Result:
     """Queue one workflow and save its files; a failure ends in the result, only a lost server in an exception."""
     start = time.monotonic()
     try:
         saved = workflow.load(path)
         prompt = workflow.to_prompt(saved, object_info)
-        batches = _run_prompt(client, prompt, saved, path.stem, out)
-        result = Result(path.stem, time.monotonic() - start, batches)
+        batches = _run_prompt(client, prompt, saved, name, out)
+        result = Result(name, time.monotonic() - start, batches)
     except ConnectionLostError:
         raise
     except LaunchError as error:
-        result = Result(path.stem, time.monotonic() - start, failure=str(error))
+        result = Result(name, time.monotonic() - start, failure=str(error))
     print(f"  {result.name}: {result.failure or f'{result.seconds:.0f} s'}", flush=True)
     return result
 

@@ -13,7 +13,8 @@ CACHE = ROOT / ".cache"
 HOST = CACHE / "host"
 OUT = CACHE / "out"
 LOGS = CACHE / "logs"
-WORKFLOWS = ROOT / "workflows"
+WORKFLOWS = ROOT / "workflows"  # those of the template browser
+FURTHER_WORKFLOWS = ROOT / "tests" / "workflows"
 STUDIES = ROOT / "studies"
 BENCHMARKS = ROOT / "benchmarks"
 

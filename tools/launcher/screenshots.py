@@ -107,23 +107,23 @@ class Camera:
         self._do(self._stack.close)
         self._thread.shutdown()
 
-    def take(self, url: str, path: Path, run: bool) -> None:
+    def take(self, url: str, name: str, path: Path, run: bool) -> None:
         """Write NAME_classic.jpg, NAME_nodes2.jpg and close-ups of a workflow; ``run`` queues it before."""
-        images = [self._do(self._take, url, path, renderer, run) for renderer in RENDERERS]
-        self.taken.append((path.stem, images))
+        images = [self._do(self._take, url, name, path, renderer, run) for renderer in RENDERERS]
+        self.taken.append((name, images))
 
     def _do(self, work, *arguments):
         return self._thread.submit(work, *arguments).result()
 
-    def _take(self, url: str, path: Path, renderer: str, run: bool) -> Path:
+    def _take(self, url: str, name: str, path: Path, renderer: str, run: bool) -> Path:
         opened = self._canvas(url, renderer)
         opened.page.set_viewport_size(_VIEWPORT)
         opened.load(workflow.load(path))
         if run:
             opened.run()
-        target = whole(opened, self.out / f"{path.stem}_{renderer}.jpg")
+        target = whole(opened, self.out / f"{name}_{renderer}.jpg")
         for close_up in CLOSE_UPS:
-            if run and not opened.vue and close_up.workflow == path.stem:
+            if run and not opened.vue and close_up.workflow == name:
                 _take_close_up(opened, close_up, self.out / f"{close_up.name}.png")
         return target
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import webbrowser
 from pathlib import Path
+from urllib.parse import quote
 
 from . import paths
-from .comfyui import PACK_NAME
 from .errors import LaunchError
 from .server import Server
 
 # Previews while sampling, and none of the nodes that call paid services.
 CANVAS_ARGUMENTS = ("--preview-method", "auto", "--disable-api-nodes")
-# The front end opens the template that its address names.
-FIRST = f"?template=demo_world_text_to_image&source={PACK_NAME}"
+# The pack opens the template that the address names.
+FIRST = f"?glassbox={quote('01 Edit a face with sliders (demo, no checkpoint)')}"
 
 
 def run(comfyui: Path, port: int | None, browser: bool) -> int:

@@ -11,6 +11,7 @@ import re
 from enum import StrEnum
 from pathlib import Path
 
+from . import paths
 from .errors import LaunchError
 from .subgraphs import as_list, flattened
 from .widgets import inputs, widgets
@@ -56,9 +57,19 @@ def kind_of(workflow: dict) -> Kind | None:
     return Kind(found) if found in [*Kind] else None
 
 
-def of_kind(folder: Path, *kinds: Kind) -> list[Path]:
-    """The pack's workflows of some kinds in a folder, sorted by name."""
-    return [path for path in sorted(folder.glob("*.json")) if kind_of(load(path)) in kinds]
+def own(*kinds: Kind, further: bool = True) -> dict[str, Path]:
+    """The pack's workflows of some kinds by their short names: those of the template browser first, as it sorts them.
+
+    ``further``: with those that it does not show.
+    """
+    folders = (paths.WORKFLOWS, paths.FURTHER_WORKFLOWS) if further else (paths.WORKFLOWS,)
+    files = [path for folder in folders for path in sorted(folder.glob("*.json"))]
+    return {name_of(saved): path for path in files if kind_of(saved := load(path)) in kinds}
+
+
+def name_of(workflow: dict) -> str:
+    """The short name of a saved canvas of the pack, whose file may have a title for its name."""
+    return workflow["extra"]["glassbox"]["name"]
 
 
 def to_prompt(workflow: dict, object_info: dict) -> dict:

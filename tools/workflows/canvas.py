@@ -75,7 +75,7 @@ def make(name: str, describe: Callable[[Workflow], None], object_info: dict) -> 
     workflow = Workflow(name, object_info)
     describe(workflow)
     layout, links, definitions = arrange(workflow), _Links(1), {}
-    extra = {"glassbox": {"kind": str(workflow.kind)}, _ROOM: PREVIEW} | workflow.extra
+    extra = {"glassbox": {"kind": str(workflow.kind), "name": name}, _ROOM: PREVIEW} | workflow.extra
     nodes = _nodes(workflow, layout, links, definitions)
     return {
         "id": _uuid(name),

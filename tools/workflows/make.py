@@ -72,15 +72,16 @@ def _running(url: str | None) -> Iterator[Client]:
 
 
 def _workflows(object_info: dict, check: bool) -> int:
-    from tools.launcher.paths import WORKFLOWS, write_atomically
+    from tools.launcher.paths import write_atomically
     from tools.workflows import canvas, described
     from tools.workflows.blueprints import BLUEPRINTS
+    from tools.workflows.titles import LIST, listed, path_of
 
     differing = 0
-    files = {WORKFLOWS / f"{name}.json": describe for name, describe in described().items()}
-    files |= {ROOT / "subgraphs" / f"{name}.json": blueprint.describe for name, blueprint in BLUEPRINTS.items()}
-    for path, describe in files.items():
-        text = canvas.to_text(canvas.make(path.stem, describe, object_info))
+    files = [(path_of(name), name, describe) for name, describe in described().items()]
+    files += [(ROOT / "subgraphs" / f"{name}.json", name, blueprint.describe) for name, blueprint in BLUEPRINTS.items()]
+    texts = {path: canvas.to_text(canvas.make(name, describe, object_info)) for path, name, describe in files}
+    for path, text in {**texts, LIST: listed(described())}.items():
         if path.is_file() and path.read_text("utf-8") == text:
             continue
         differing += 1
@@ -91,15 +92,11 @@ def _workflows(object_info: dict, check: bool) -> int:
 
 
 def _thumbnails(images: Path) -> int:
-    from tools.launcher.paths import WORKFLOWS
-    from tools.launcher.workflow import Kind, of_kind
     from tools.workflows import thumbnails
+    from tools.workflows.titles import TITLES
 
-    for path in of_kind(WORKFLOWS, Kind.DEMO):
-        target = thumbnails.write(path.stem, images)
-        print(f"{target.name} written")
-    for path in of_kind(WORKFLOWS, Kind.CHECKPOINT, Kind.RESEARCH):
-        print(f"{thumbnails.write_graph(path).name} written")
+    for name in TITLES:
+        print(f"{thumbnails.write(name, images).name} written")
     return 0
 
 

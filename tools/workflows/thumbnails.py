@@ -1,19 +1,30 @@
-"""The image that the template browser shows for a workflow: what the demo run has generated, or else its graph."""
+"""The image that the template browser shows for a workflow: what the demo run has generated.
+
+A workflow for a checkpoint shows what the demo model makes of the same, and says so.
+"""
 
 from __future__ import annotations
 
 import io
-import json
-import textwrap
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
 from tools.launcher.errors import LaunchError
-from tools.launcher.paths import WORKFLOWS, write_atomically
+from tools.launcher.paths import write_atomically
+from tools.workflows.titles import path_of
 
 _SIDE = 400  # pixels of a thumbnail
 _MOST = 4  # images in one thumbnail, where none are chosen
+_BAND = 34  # pixels below the images of a demo that stands for a checkpoint
+_BASES = {"sd15": "SD1.5", "sdxl": "SDXL", "sd3": "SD3", "flux": "Flux"}
+#: The demos whose images stand for a workflow, where no demo has its name.
+_TWINS = {
+    "flux_weights_own_space": "demo_weights_edit",
+    "sd15_weights_official_release": "demo_weights_sample",
+    "sd3_conditioning_larger_images": "demo_conditioning_higher_resolution",
+    "sdxl_weights_own_space": "demo_weights_edit",
+}
 #: Numbers of the images to show, where the first ones would not show what a workflow is about.
 _CHOSEN = {
     "demo_activations_compare": (1,),
@@ -44,16 +55,27 @@ _CHOSEN = {
 
 
 def write(name: str, images: Path) -> Path:
-    """Write NAME.jpg from NAME_1.png, NAME_2.png ... in the folder `images`; returns the file written."""
-    files = sorted(images.glob(f"{name}_[0-9]*.png"), key=lambda file: int(file.stem.rsplit("_", 1)[1]))
+    """Write the thumbnail from NAME_1.png, NAME_2.png ... in the folder `images`; returns the file written."""
+    base, _, rest = name.partition("_")
+    demo = name if base not in _BASES else _TWINS.get(name, f"demo_{rest}")
+    files = sorted(images.glob(f"{demo}_[0-9]*.png"), key=lambda file: int(file.stem.rsplit("_", 1)[1]))
     if not files:
-        raise LaunchError(f"{images} has no image of {name}: make it with python run.py demo --out {images}.")
-    shown = [files[number - 1] for number in _CHOSEN[name]] if name in _CHOSEN else files[:_MOST]
+        raise LaunchError(f"{images} has no image of {demo}: make it with python run.py demo --all --out {images}.")
+    page = tile([files[number - 1] for number in _CHOSEN[demo]] if demo in _CHOSEN else files[:_MOST])
     content = io.BytesIO()
-    tile(shown).save(content, "JPEG", quality=88)
-    target = WORKFLOWS / f"{name}.jpg"
+    (marked(page, _BASES[base]) if base in _BASES else page).save(content, "JPEG", quality=88)
+    target = path_of(name).with_suffix(".jpg")
     write_atomically(target, content.getvalue())
     return target
+
+
+def marked(page: Image.Image, base: str) -> Image.Image:
+    """A page above a band that says what it needs, and whose images these are."""
+    whole = Image.new("RGB", (page.width, page.height + _BAND), "#101418")
+    whole.paste(page)
+    text = f"For {base}. Images: the demo model"
+    ImageDraw.Draw(whole).text((12, page.height + 8), text, "#ffa931", ImageFont.load_default(16))
+    return whole
 
 
 def tile(files: list[Path]) -> Image.Image:
@@ -71,60 +93,3 @@ def tile(files: list[Path]) -> Image.Image:
         image = image.resize(size, Image.Resampling.LANCZOS)
         page.paste(image, (column * side + (side - size[0]) // 2, row * side + (side - size[1]) // 2))
     return page
-
-
-#: Colors of wires by type, as the canvas draws them.
-_WIRES = {
-    "MODEL": "#b39ddb",
-    "CLIP": "#ffd500",
-    "VAE": "#ff6e6e",
-    "CONDITIONING": "#ffa931",
-    "LATENT": "#ff9cf9",
-    "IMAGE": "#64b5f6",
-}
-_NOTE = "#665533"
-_BASES = {"sd15": "SD1.5", "sdxl": "SDXL", "sd3": "SD3", "flux": "Flux"}
-
-
-def write_graph(path: Path) -> Path:
-    """Write NAME.jpg for a workflow that needs a checkpoint: its graph, the checkpoint and the title of its note."""
-    saved = json.loads(path.read_text("utf-8"))
-    content = io.BytesIO()
-    draw_graph(saved, _BASES[path.stem.partition("_")[0]]).save(content, "JPEG", quality=88)
-    target = path.with_suffix(".jpg")
-    write_atomically(target, content.getvalue())
-    return target
-
-
-def draw_graph(saved: dict, base: str) -> Image.Image:
-    """Nodes, groups and wires of a saved canvas, 400 x 400, above a band that names the checkpoint and the subject."""
-    scale, band = 3, 84  # drawn larger and brought down, for smooth wires
-    page = Image.new("RGB", (_SIDE * scale, _SIDE * scale), "#1e1e1e")
-    pen = ImageDraw.Draw(page)
-    nodes = {node["id"]: (*node["pos"], *node["size"]) for node in saved["nodes"]}
-    right = max(left + width for left, _, width, _ in nodes.values())
-    bottom = max(top + height for _, top, _, height in nodes.values())
-    zoom = min((_SIDE - 20) / right, (_SIDE - band - 20) / bottom) * scale
-    shift = (page.width - right * zoom) / 2, (page.height - band * scale - bottom * zoom) / 2
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        return shift[0] + x * zoom, shift[1] + y * zoom
-
-    for group in saved["groups"]:
-        left, top, width, height = group["bounding"]
-        pen.rectangle((*place(left, top), *place(left + width, top + height)), "#263a44")
-    for _, source, slot, target, socket, kind in saved["links"]:
-        (left, top, width, _), (end_left, end_top, _, _) = nodes[source], nodes[target]
-        start, end = place(left + width, top + 10 + 20 * slot), place(end_left, end_top + 10 + 20 * socket)
-        pen.line((start, end), _WIRES.get(kind, "#9aa0a6"), width=3)
-    for node in saved["nodes"]:
-        left, top, width, height = nodes[node["id"]]
-        body = "#3d4a63" if node["type"].startswith("GBX_") else _NOTE if node["type"] == "MarkdownNote" else "#3a3a3a"
-        pen.rounded_rectangle((*place(left, top - 30), *place(left + width, top + height)), 8, body, "#777", 2)
-    title = next(node["title"] for node in saved["nodes"] if node["type"] == "MarkdownNote")
-    pen.rectangle((0, page.height - band * scale, page.width, page.height), "#101418")
-    top = page.height - band * scale + 8 * scale
-    pen.text((12 * scale, top), base, "#ffa931", ImageFont.load_default(20 * scale))
-    lines = textwrap.wrap(title, 44)[:2]
-    pen.multiline_text((12 * scale, top + 28 * scale), "\n".join(lines), "#fff", ImageFont.load_default(16 * scale))
-    return page.resize((_SIDE, _SIDE), Image.Resampling.LANCZOS)

@@ -40,7 +40,7 @@ def read(demo, latents, attribute):
 
 def nodes_of(workflow, type_):
     """The nodes of a type, also those inside subgraphs."""
-    saved = json.loads((repository.ROOT / "workflows" / f"{workflow}.json").read_text("utf-8"))
+    saved = json.loads(repository.named(workflow).read_text("utf-8"))
     inside = [node for one in saved["definitions"]["subgraphs"] for node in one["nodes"]]
     return [node for node in (*saved["nodes"], *inside) if node["type"] == type_]
 

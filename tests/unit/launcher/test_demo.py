@@ -17,7 +17,7 @@ from tools.launcher.server import Server
 
 def _write(folder, name, node, kind):
     """A workflow of one node, of which `to_prompt` gives the prompt that it holds."""
-    saved = {"prompt": {"1": {"class_type": node, "inputs": {}}}, "extra": {"glassbox": {"kind": kind}}}
+    saved = {"prompt": {"1": {"class_type": node, "inputs": {}}}, "extra": {"glassbox": {"kind": kind, "name": name}}}
     (folder / f"{name}.json").write_text(json.dumps(saved))
 
 
@@ -29,6 +29,7 @@ def workflows(tmp_path, monkeypatch):
     for name, node in (("demo_a", "Sample"), ("demo_b", "Fail"), ("demo_c", "Sample"), ("sd15_x", "Sample")):
         _write(folder, name, node, "checkpoint" if name == "sd15_x" else "demo")
     monkeypatch.setattr(paths, "WORKFLOWS", folder)
+    monkeypatch.setattr(paths, "FURTHER_WORKFLOWS", tmp_path / "further")
     monkeypatch.setattr(paths, "HOST", tmp_path / "host")
     monkeypatch.setattr(workflow, "to_prompt", lambda loaded, object_info: loaded["prompt"])
     monkeypatch.setattr(workflow, "load", lambda path: json.loads(path.read_text()))
@@ -38,7 +39,7 @@ def workflows(tmp_path, monkeypatch):
 
 def test_failing_workflow_is_reported_and_the_others_run(workflows, stand_in, tmp_path, capsys):
     out = tmp_path / "out"
-    assert demo.run(stand_in, None, out, None, keep_open=False) == 1
+    assert demo.run(stand_in, None, False, out, None, keep_open=False) == 1
     assert {path.name for path in out.iterdir()} == {"demo_a_1.png", "demo_c_1.png", "contact_sheet.png"}
     printed = capsys.readouterr().out
     assert re.search(r"^demo_a +\d+\.\d +demo_a_1\.png$", printed, re.MULTILINE)
@@ -49,7 +50,7 @@ def test_only_runs_one_workflow_and_removes_old_images(workflows, stand_in, tmp_
     out = tmp_path / "out"
     out.mkdir()
     (out / "demo_c_2.png").write_text("of an earlier run")
-    assert demo.run(stand_in, "c", out, None, keep_open=False) == 0
+    assert demo.run(stand_in, "c", False, out, None, keep_open=False) == 0
     assert {path.name for path in out.iterdir()} == {"demo_c_1.png", "contact_sheet.png"}
     with Image.open(out / "contact_sheet.png") as sheet:
         assert sheet.width > 300
@@ -62,9 +63,9 @@ class _Camera:
         self.settings = settings
         self.out, self.taken, self.taken_with = out, [], []
 
-    def take(self, url, path, run):
-        self.taken_with.append((path.stem, run))
-        self.taken.append((path.stem, [self.out.parent / "demo_c_1.png"]))
+    def take(self, url, name, path, run):
+        self.taken_with.append((name, run))
+        self.taken.append((name, [self.out.parent / "demo_c_1.png"]))
 
 
 def test_screenshots_are_taken_of_every_workflow(workflows, stand_in, tmp_path, monkeypatch):
@@ -75,7 +76,7 @@ def test_screenshots_are_taken_of_every_workflow(workflows, stand_in, tmp_path, 
     ):
         camera = _Camera(out / "screenshots")
         monkeypatch.setattr(demo.screenshots, "Camera", lambda *_, camera=camera: contextlib.nullcontext(camera))
-        assert demo.run(stand_in, only, out, None, keep_open=False, with_screenshots=True) == (only is None)
+        assert demo.run(stand_in, only, False, out, None, keep_open=False, with_screenshots=True) == (only is None)
         assert camera.taken_with == taken_with and (out / "screenshots.png").exists()
 
 
@@ -94,7 +95,10 @@ def test_screenshots_are_of_the_chosen_front_end_theme_and_language(workflows, s
     monkeypatch.setattr(demo.screenshots, "Camera", taking)
     monkeypatch.setattr(demo, "Server", start)
     settings, out = {"Comfy.Locale": "zh"}, tmp_path / "out"
-    assert demo.run(stand_in, "c", out, None, keep_open=False, with_screenshots=True, newest=True, canvas=settings) == 0
+    assert (
+        demo.run(stand_in, "c", False, out, None, keep_open=False, with_screenshots=True, newest=True, canvas=settings)
+        == 0
+    )
     assert cameras[0].settings == settings
     assert started[0][-2:] == ("--front-end-root", str(tmp_path / "front end"))
 
@@ -105,7 +109,7 @@ def test_kept_open_the_canvas_stays_until_ctrl_c(workflows, stand_in, tmp_path, 
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Server, "wait", pressed)
-    assert demo.run(stand_in, "c", tmp_path / "out", None, keep_open=True) == 0
+    assert demo.run(stand_in, "c", False, tmp_path / "out", None, keep_open=True) == 0
     printed = capsys.readouterr().out
     address = re.search(r"^The canvas is open at (http://127\.0\.0\.1:\d+) - press Ctrl-C", printed, re.MULTILINE)[1]
     assert printed.index("demo_c_1.png") < printed.index(address)
@@ -115,21 +119,32 @@ def test_kept_open_the_canvas_stays_until_ctrl_c(workflows, stand_in, tmp_path, 
 
 def test_an_unknown_name_is_one_sentence(workflows):
     with pytest.raises(LaunchError, match="There is no demo workflow named demo_aa: did you mean demo_a"):
-        demo.choose("demo_aa", workflows)
+        demo.choose("demo_aa")
     with pytest.raises(LaunchError, match="there are demo_a, demo_b, demo_c"):
-        demo.choose("portrait", workflows)
+        demo.choose("portrait")
 
 
-def test_every_demo_workflow_is_chosen_and_no_other(workflows):
-    assert [path.stem for path in demo.choose(None, workflows)] == ["demo_a", "demo_b", "demo_c"]
+def test_every_demo_workflow_is_chosen_and_no_other(workflows, tmp_path):
+    (tmp_path / "further").mkdir()
+    _write(tmp_path / "further", "demo_0", "Sample", "demo")
+    assert list(demo.choose(None)) == ["demo_a", "demo_b", "demo_c"]
+    assert list(demo.choose(None, everything=True)) == ["demo_a", "demo_b", "demo_c", "demo_0"]
+    assert list(demo.choose("0")) == ["demo_0"]
 
 
-def test_no_workflows_at_all_is_one_sentence(tmp_path):
+def test_a_demo_is_chosen_by_its_title(workflows):
+    (workflows / "demo_b.json").rename(workflows / "01 A title (demo).json")
+    assert list(demo.choose("01 A title (demo)")) == ["demo_b"]
+
+
+def test_no_workflows_at_all_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "WORKFLOWS", tmp_path)
+    monkeypatch.setattr(paths, "FURTHER_WORKFLOWS", tmp_path)
     with pytest.raises(LaunchError, match="incomplete"):
-        demo.choose(None, tmp_path)
+        demo.choose(None)
 
 
 def test_a_server_that_dies_ends_the_demo_with_a_sentence(workflows, stand_in, tmp_path):
     _write(workflows, "demo_b", "Die", "demo")
     with pytest.raises(LaunchError, match=r"ComfyUI ended while running demo_b: see .*server\.log"):
-        demo.run(stand_in, None, tmp_path / "out", None, keep_open=False)
+        demo.run(stand_in, None, False, tmp_path / "out", None, keep_open=False)

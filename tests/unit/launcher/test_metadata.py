@@ -7,6 +7,7 @@ import re
 import subprocess
 import tomllib
 
+import repository
 import yaml
 
 
@@ -45,7 +46,7 @@ def test_github_workflows_can_be_read_and_name_a_workflow(root):
     for path in (root / ".github" / "workflows").glob("*.yml"):
         assert set(yaml.safe_load(path.read_text("utf-8"))) >= {"name", "jobs", "permissions"}
     (name,) = re.findall(r"--only (\w+)", (root / ".github" / "workflows" / "test.yml").read_text())
-    assert (root / "workflows" / f"{name}.json").is_file()
+    assert repository.named(name) in repository.DEMOS
 
 
 def test_ci_can_be_started(root):

@@ -201,14 +201,14 @@ def _holds(group, box):
     )
 
 
-@pytest.mark.parametrize("path", repository.WORKFLOWS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", repository.WORKFLOWS, ids=repository.name_of)
 def test_a_workflow_opens_large_enough_to_read(path):
     """Text is drawn from 0.6 on in the classic renderer; fifteen nodes and a note are in sight at most."""
     saved = json.loads(path.read_text("utf-8"))
     assert _opening_zoom(saved) >= 0.65 and len(saved["nodes"]) <= 16
 
 
-@pytest.mark.parametrize("path", repository.WORKFLOWS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", repository.WORKFLOWS, ids=repository.name_of)
 def test_wires_run_to_the_right_and_cross_few(path):
     """At most 40 % of the wires run back or straight down, with five crossings for each at most."""
     ways = _wires(json.loads(path.read_text("utf-8")))
@@ -218,7 +218,7 @@ def test_wires_run_to_the_right_and_cross_few(path):
     assert sum(crossings) <= 5 * len(ways)
 
 
-@pytest.mark.parametrize("path", repository.WORKFLOWS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", repository.WORKFLOWS, ids=repository.name_of)
 def test_no_wire_runs_behind_a_node(path):
     """Other than those that it connects."""
     saved = json.loads(path.read_text("utf-8"))
@@ -231,7 +231,7 @@ def test_no_wire_runs_behind_a_node(path):
     assert not behind
 
 
-@pytest.mark.parametrize("path", repository.WORKFLOWS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", repository.WORKFLOWS, ids=repository.name_of)
 def test_no_curve_of_a_wire_runs_behind_a_node(path):
     """As the canvas draws wires, but for what a node's edge hides."""
     saved = json.loads(path.read_text("utf-8"))
@@ -353,10 +353,10 @@ def test_every_workflow_has_a_kind_by_which_it_is_chosen():
     assert kinds.keys() <= {*workflow.Kind} and kinds.total() == len(repository.WORKFLOWS)
     assert kinds[workflow.Kind.DEMO] >= 50 and kinds[workflow.Kind.CHECKPOINT] >= 52
     loads = {
-        path.stem: bool(LOADERS & {node["type"] for node in workflow.load(path)["nodes"]})
+        path: bool(LOADERS & {node["type"] for node in workflow.load(path)["nodes"]})
         for path in repository.CHECKPOINT_WORKFLOWS + repository.DEMOS
     }
-    assert {name for name, files in loads.items() if files} == {path.stem for path in repository.CHECKPOINT_WORKFLOWS}
+    assert {path for path, files in loads.items() if files} == set(repository.CHECKPOINT_WORKFLOWS)
 
 
 @pytest.mark.parametrize(
@@ -377,7 +377,7 @@ def test_descriptions_are_found_by_their_name():
     assert {"demo_world_text_to_image", "demo_world_image_to_image"} <= set(described())
 
 
-@pytest.mark.parametrize("path", repository.WORKFLOWS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", repository.WORKFLOWS, ids=repository.name_of)
 def test_every_file_to_download_has_its_folder_and_address(path):
     nodes = json.loads(path.read_text("utf-8"))["nodes"]
     for node in nodes:
@@ -390,7 +390,7 @@ def test_every_file_to_download_has_its_folder_and_address(path):
             assert model["directory"] in {"checkpoints", "diffusion_models", "text_encoders", "vae"}
 
 
-@pytest.mark.parametrize("path", repository.WORKFLOWS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", repository.WORKFLOWS, ids=repository.name_of)
 def test_every_node_names_the_pack_it_comes_from(path):
     saved = json.loads(path.read_text("utf-8"))
     subgraphs = saved.get("definitions", {"subgraphs": []})["subgraphs"]
