@@ -31,8 +31,13 @@ def column_count(labels: list[str], columns: int) -> int:
     return len(rows) if len(rows) <= _ROW else math.ceil(math.sqrt(len(rows)))
 
 
-def draw_sheet(figure, images: list[torch.Tensor], labels: list[str], columns: int, title: str) -> None:
-    """Images (H, W, 3) on a matplotlib figure, row by row; raises ValueError unless each has a label."""
+def draw_sheet(
+    figure, images: list[torch.Tensor], labels: list[str], columns: int, title: str, larger: float = 1.0
+) -> None:
+    """Images (H, W, 3) on a matplotlib figure, row by row; raises ValueError unless each has a label.
+
+    ``larger``: how many times as large as usual the texts over images are.
+    """
     if len(images) != len(labels):
         raise ValueError(f"There are {len(images)} images and {len(labels)} labels: connect one label for each image.")
     if len(images) > _MOST:
@@ -46,7 +51,8 @@ def draw_sheet(figure, images: list[torch.Tensor], labels: list[str], columns: i
         axes.set(xticks=[], yticks=[])
         if titles is None:
             axes.set_title(
-                "\n".join(line for part in label.split("\n") for line in textwrap.wrap(part, 34)), fontsize=8
+                "\n".join(line for part in label.split("\n") for line in textwrap.wrap(part, 34)),
+                fontsize=8 * larger,
             )
         elif number < columns:
             axes.set_title(titles[0][number])

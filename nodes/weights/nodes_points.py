@@ -80,7 +80,7 @@ class W2WSample(io.ComfyNode):
                 io.String.Output(
                     display_name="label",
                     is_output_list=True,
-                    tooltip="Name and nearest members of each point, for W2W Sheet.",
+                    tooltip="Name and nearest members of each point, for Labeled Sheet.",
                 ),
             ],
         )

@@ -1,6 +1,8 @@
-"""Figures: of a space and of a point in it (W2W Report), and the images of many points on one sheet (W2W Sheet)."""
+"""Figures: of a space and of a point in it (W2W Report), and images on one sheet with their labels (Labeled Sheet)."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from comfy_api.latest import io
@@ -11,7 +13,7 @@ from ..host.schema import W2WPoint, W2WSpace, schema
 from .point_inputs import CATEGORY, PAPER
 from .space import Point, Space
 
-_PANEL = 220  # pixels of an image on a sheet
+_PANEL = 220  # pixels of an image on a sheet, by default
 
 
 class W2WReport(io.ComfyNode):
@@ -65,16 +67,19 @@ class W2WSheet(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return schema(
             node_id="GBX_W2WSheet",
-            display_name="W2W Sheet",
-            category=CATEGORY,
-            description="Puts the images of a list of points on one labeled sheet: an XY grid with values on its axes "
-            f"after W2W Sweep, an overview after W2W Sample. {PAPER}; also one batch of frames for an animation.",
-            search_aliases=["weight space", "weights2weights", "xy plot", "labeled grid", "overview", "animation"],
+            display_name="Labeled Sheet",
+            category="Glassbox/Images",
+            description="Puts images on one sheet with their labels, enlarged: before and after, an XY grid with "
+            f"values on its axes after W2W Sweep, an overview after W2W Sample ({PAPER}); also as a batch of frames.",
+            search_aliases=["before and after", "compare", "xy plot", "labeled grid", "W2W Sheet"],
             is_input_list=True,
             inputs=[
                 io.Image.Input("images", tooltip="The images, one for each label: a list or a batch, all of one size."),
                 io.String.Input(
-                    "labels", force_input=True, tooltip="The label output of W2W Sweep, W2W Mix or W2W Sample."
+                    "labels",
+                    force_input=True,
+                    optional=True,
+                    tooltip="The label output of W2W Sweep, W2W Mix or W2W Sample; without it, label_text counts.",
                 ),
                 io.Int.Input(
                     "columns",
@@ -84,6 +89,21 @@ class W2WSheet(io.ComfyNode):
                     tooltip="Images in a row. 0: the grid of W2W Sweep, else one row of up to six, else a square.",
                 ),
                 io.String.Input("title", default="", tooltip="Title over the sheet; empty for none."),
+                io.String.Input(
+                    "label_text",
+                    default="",
+                    multiline=True,
+                    optional=True,
+                    tooltip="One label a line, for each image in order; empty: numbers.",
+                ),
+                io.Int.Input(
+                    "image_width",
+                    default=_PANEL,
+                    min=64,
+                    max=1024,
+                    optional=True,
+                    tooltip="Width of each image on the sheet in pixels; small images are enlarged.",
+                ),
             ],
             outputs=[
                 io.Image.Output(display_name="figure", tooltip="The labeled sheet as one image."),
@@ -93,20 +113,28 @@ class W2WSheet(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, images: list[torch.Tensor], labels: list[str], columns: list[int], title: list[str]
+        cls,
+        images: list[torch.Tensor],
+        columns: list[int],
+        title: list[str],
+        labels: Sequence[str] = (),
+        label_text: Sequence[str] = ("",),
+        image_width: Sequence[int] = (_PANEL,),
     ) -> io.NodeOutput:
         from . import contact_sheet
 
         if len({batch.shape[1:] for batch in images}) > 1:
             raise ValueError("The images have different sizes: give images of one size.")
         frames = torch.cat(images)
+        labels = list(labels) or label_text[0].splitlines() or [str(number + 1) for number in range(len(frames))]
         count = contact_sheet.column_count(labels, columns[0])
-        text = 10 if contact_sheet.grid_labels(labels, count) else 50
-        height = _PANEL * frames.shape[1] // frames.shape[2] + text
-        figure = new_figure(_PANEL * count + 60, height * -(-len(labels) // count) + 60)
+        larger = max(image_width[0] / _PANEL, 1.0)
+        text = 10 if contact_sheet.grid_labels(labels, count) else round(50 * larger)
+        height = image_width[0] * frames.shape[1] // frames.shape[2] + text
+        figure = new_figure(image_width[0] * count + 60, height * -(-len(labels) // count) + 60)
 
         def drawn() -> torch.Tensor:
-            contact_sheet.draw_sheet(figure, list(frames), labels, count, title[0].strip())
+            contact_sheet.draw_sheet(figure, list(frames), labels, count, title[0].strip(), larger)
             return to_image(figure)
 
         return io.NodeOutput(interruptible(drawn), frames, ui=to_compare(list(frames), labels, shown=(0, -1)))

@@ -32,11 +32,11 @@ def test_titles_and_notes_of_a_workflow_are_chinese(canvas):
         canvas.open({"Comfy.Locale": "zh"})
         canvas.load(saved)
         shown = canvas.saved()
-        assert [group["title"] for group in shown["groups"]] == ["模型和提示词", "编辑一个身份", "图像"]
+        assert [group["title"] for group in shown["groups"]] == ["一个人", "拖动滑块", "之前和之后"]
         note = next(node for node in shown["nodes"] if node["type"] == "MarkdownNote")
-        assert note["title"] == "可叠加的编辑" and note["widgets_values"][0].startswith("**一个身份**")
-        assert "再加深肤色" in {node.get("title") for node in shown["nodes"]}
-        canvas.page.get_by_text("沿空间的方向移动").first.wait_for()
+        assert note["title"] == "用滑块编辑人脸" and note["widgets_values"][0].startswith("先**运行**一次")
+        assert "人物和提示词" in {node.get("title") for node in shown["nodes"]}
+        canvas.page.get_by_text("图像几秒内就会跟上").first.wait_for()
         assert canvas.errors == []
     finally:
         canvas.open({})

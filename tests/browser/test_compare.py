@@ -1,4 +1,4 @@
-"""The compare panel of W2W Sheet on a real canvas, used as a person would."""
+"""The compare panel of Labeled Sheet on a real canvas, used as a person would."""
 
 import canvas_page
 import pytest

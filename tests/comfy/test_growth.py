@@ -153,7 +153,7 @@ CASES = {
     "strengths": _feature_strengths,
     "neurons": _neurons,
     **dict.fromkeys(("GBX_ResizeToBuckets.images", "GBX_ResizeToBuckets.masks"), _buckets),
-    **dict.fromkeys(("GBX_W2WSheet.images", "GBX_W2WSheet.labels"), _sheet),
+    **dict.fromkeys(("GBX_W2WSheet.images", "GBX_W2WSheet.labels", "GBX_W2WSheet.label_text"), _sheet),
     **dict.fromkeys(("GBX_W2WLabelMembers.images", "GBX_W2WLabelMembers.names"), _label_table),
     "GBX_NoiseGainPreview.latents": _latent_batches,
     **{f"GBX_TrainLoraImmiscible.{name}": _training_data for name in ("latents", "positive", "masks", "captions")},

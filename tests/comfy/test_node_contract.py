@@ -50,8 +50,8 @@ def test_a_name_that_is_no_identifier_is_found(inputs, outputs):
     assert len(node_contract.bad_names({"GBX_Made": {"inputs": inputs, "outputs": outputs}})) == 1
 
 
-def test_categories_are_the_families():
-    families = {"Activations", "Conditioning", "Demo", "Neurons", "Noise", "Weights"}
+def test_categories_are_the_families_and_what_all_use():
+    families = {"Activations", "Conditioning", "Demo", "Images", "Neurons", "Noise", "Weights"}
     assert {node["category"] for node in _CONTRACT.values()} == {f"Glassbox/{family}" for family in families}
 
 

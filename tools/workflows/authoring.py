@@ -53,6 +53,7 @@ class Node:
     group: int
     title: str | None = None
     size: tuple[int, int] | None = None  # width and height in canvas units; None: what its widgets need
+    properties: dict[str, object] = field(default_factory=dict)  # what scripts of the pack keep of it
     values: dict[str, object] = field(default_factory=dict)
     sources: dict[str, Output] = field(default_factory=dict)
     inside: Subgraph | None = None  # the nodes that it stands for
@@ -127,14 +128,23 @@ class Workflow:
         self.groups.append(title)
 
     def add(
-        self, type_: str, /, *, node_title: str | None = None, node_size: tuple[int, int] | None = None, **given: object
+        self,
+        type_: str,
+        /,
+        *,
+        node_title: str | None = None,
+        node_size: tuple[int, int] | None = None,
+        node_properties: dict[str, object] | None = None,
+        **given: object,
     ) -> Output | tuple[Output, ...]:
         """Add a node and return its outputs: the one, or a tuple; `given` are its inputs, outputs or plain values."""
         if type_ not in self._object_info:
             raise AuthoringError(f"{self.name}: ComfyUI does not know the node {type_}.")
         if not self.groups and self.first_id == 1:
             raise AuthoringError(f"{self.name}: begin a group before the node {type_}.")
-        return self._filled(self._new(type_, self._object_info[type_], node_title, node_size), given)
+        node = self._new(type_, self._object_info[type_], node_title, node_size)
+        node.properties |= node_properties or {}
+        return self._filled(node, given)
 
     def subgraph(
         self, title: str, describe: Callable[..., Output | tuple[Output, ...] | dict[str, Output]], **given: object

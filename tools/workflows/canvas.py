@@ -225,7 +225,7 @@ def _node(node: Node, order: int, box: Box, links: _Links, definitions: dict[str
         "mode": 0,
         "inputs": _sockets(node, links),
         "outputs": [],
-        "properties": {} if node.type == NOTE else _properties(node),
+        "properties": {} if node.type == NOTE else _properties(node) | node.properties,
         "widgets_values": [node.values[widget.name] for widget in widgets(node.info)],
     }
     if node.title:

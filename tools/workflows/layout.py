@@ -99,7 +99,7 @@ def arrange(workflow: Workflow) -> Layout:
         for node, size in zip(workflow.nodes, given, strict=True):
             width, height = size or _size(node)
             width = max(width, _title_width(node))
-            if roomy and node.type in _SHOWS_IMAGE:
+            if roomy and node.type in _SHOWS_IMAGE and not size:
                 height += max(width + _CAPTION - _IMAGE[1], 0)
             node.size = width, height
         choices = itertools.product((True, False), repeat=2)

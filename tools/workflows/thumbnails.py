@@ -15,6 +15,7 @@ from tools.launcher.paths import write_atomically
 from tools.workflows.titles import path_of
 
 _SIDE = 400  # pixels of a thumbnail
+_LOWEST = 200  # pixels from top to bottom at least
 _MOST = 4  # images in one thumbnail, where none are chosen
 _BAND = 34  # pixels below the images of a demo that stands for a checkpoint
 _BASES = {"sd15": "SD1.5", "sdxl": "SDXL", "sd3": "SD3", "flux": "Flux"}
@@ -48,9 +49,9 @@ _CHOSEN = {
     "demo_noise_composition": (5, 6, 7, 1, 2, 3),
     "demo_noise_from_scratch": (1, 2),
     "demo_noise_seed_scout": (3, 4, 5, 10, 11, 12),
-    "demo_weights_edit": (1, 2),
     "demo_weights_label_members": (1, 2, 3, 4, 41, 42),
     "demo_weights_sample": (1, 2, 3, 4, 5, 6),
+    "demo_weights_sweep": (1,),
 }
 
 
@@ -81,15 +82,19 @@ def marked(page: Image.Image, base: str) -> Image.Image:
 def tile(files: list[Path]) -> Image.Image:
     """One image that holds the given ones: a single one whole, up to four in two columns, more in three."""
     columns = 1 if len(files) == 1 else 2 if len(files) <= 4 else 3
-    side = _SIDE // columns
-    rows = -(-len(files) // columns)
-    page = Image.new("RGB", (_SIDE, side * rows), "white")
-    for index, file in enumerate(files):
-        row, column = divmod(index, columns)
+    side, images = _SIDE // columns, []
+    for file in files:
         with Image.open(file) as opened:
             image = opened.convert("RGB")
         scale = side / max(image.size)
         size = (max(round(image.width * scale), 1), max(round(image.height * scale), 1))
-        image = image.resize(size, Image.Resampling.LANCZOS)
-        page.paste(image, (column * side + (side - size[0]) // 2, row * side + (side - size[1]) // 2))
+        images.append(image.resize(size, Image.Resampling.LANCZOS))
+    rows = [images[first : first + columns] for first in range(0, len(images), columns)]
+    heights = [max(image.height for image in row) for row in rows]
+    page = Image.new("RGB", (_SIDE, max(sum(heights), _LOWEST)), "white")
+    top = (page.height - sum(heights)) // 2
+    for row, height in zip(rows, heights, strict=True):
+        for column, image in enumerate(row):
+            page.paste(image, (column * side + (side - image.width) // 2, top + (height - image.height) // 2))
+        top += height
     return page

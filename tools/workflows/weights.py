@@ -126,6 +126,10 @@ class Demo:
         prompts = {"positive": self.positive, "negative": self.negative}
         return self.w.subgraph(title, inside, **given, **prompts, vae=self.vae, seed=53, steps=steps, cfg=3.0)
 
+    def mixed(self, title: str, inside: Callable[..., dict], **given: Output | int) -> tuple[Output, ...]:
+        """What a subgraph makes of points with the demo model and the prompt."""
+        return self._image(title, inside, model=self.model, **given)
+
     def save(self, images: Output, name: str, title: str | None = None) -> None:
         self.w.add("SaveImage", images=images, filename_prefix=f"glassbox/weights_{name}", node_title=title)
 
@@ -156,33 +160,44 @@ def demo_weights_sample(w: Workflow) -> None:
 
 def demo_weights_edit(w: Workflow) -> None:
     w.note(
-        "Edits that add up",
-        f"**One identity** is moved along directions of the space ({PAPER}, section 3.3): a beard, then dark skin. "
-        "A strength of 1 is the largest projection of a member.",
-        "**W2W Fit Directions**, in the subgraph, fits the directions to labels of the members; its report has the "
-        "accuracy of each on held-out members. `preserved_directions` keeps other attributes. Edits do not succeed "
-        "with every identity: see the success rates in studies/weights.",
-        "**Try** the sliders of W2W Edit; `beard: 2`; negative strengths; `long hair` as preserved direction; another "
-        "member, or a random point.",
+        "Edit a face with sliders",
+        "**Run** it once, then drag a slider of W2W Edit: *Live* is on, so that the image follows in a few seconds.",
+        f"**The person** is one of 512 drawn people of a space ({PAPER}, section 3.3). At 1 an attribute is as strong "
+        "as in the member furthest out. Not every edit succeeds with everybody: studies/weights counts them.",
+        "**Try** two sliders at once, another member_name, or another prompt: it is the same person.",
     )
-    demo = Demo(w, with_space=False)
-    w.group("One identity, edited")
-    person, _ = demo.directed_member()
-    first, _ = w.add("GBX_W2WEdit", point=person, edits="beard: 1", node_title="Beard")
-    second, _ = w.add("GBX_W2WEdit", point=first, edits="dark skin: 1", node_title="And dark skin")
-    w.group("Images")
-    for point, name, title in (
-        (person, "person", "A member"),
-        (first, "beard", "Beard"),
-        (second, "beard_dark_skin", "And dark skin"),
-    ):
-        demo.save(demo.image(point, guided=True), name, title)
-    w.app(
-        "A member with directions.member_name",
-        "Beard.sliders",
-        "Prompt.prompt",
-        results=("A member", "Beard"),
-    )
+    w.group("A person")
+
+    def person(w: Workflow, member_name: Output, prompt: Output) -> dict[str, Output]:
+        model, clip, vae = w.add("GBX_LoadDemoModel")
+        space, _ = w.add("GBX_W2WLoadSpace", space_name=_SPACE)
+        space, _ = w.add("GBX_W2WFitDirections", space=space)
+        point, _, _ = w.add("GBX_W2WSample", space=space, source="member", member_name=member_name)
+        positive = w.add("CLIPTextEncode", clip=clip, text=prompt, node_title="Prompt")
+        negative = w.add("CLIPTextEncode", clip=clip, text="", node_title="Negative prompt")
+        return {"point": point, "model": model, "positive": positive, "negative": negative, "vae": vae}
+
+    shown = {"member_name": _MEMBER, "prompt": _PROMPT}
+    point, model, positive, negative, vae = w.subgraph("Person and prompt", person, **shown)
+    w.group("Drag the sliders")
+    shape = {"node_properties": {"glassbox_live": True}, "node_size": (400, 640)}
+    edited, _ = w.add("GBX_W2WEdit", point=point, edits="beard: 1", **shape)
+    w.group("Before and after")
+
+    def both(w: Workflow, model: Output, before: Output, after: Output, **given: Output) -> Output:
+        images = [
+            _sampled(w, model=w.add("GBX_W2WGuidance", model=model, point=one, **_GUIDED)[0], **given)
+            for one in (before, after)
+        ]
+        batch = w.add("ImageBatch", image1=images[0], image2=images[1])
+        return w.add("GBX_W2WSheet", images=batch, label_text="before\nafter", image_width=512)[0]
+
+    given = {"before": point, "after": edited, "positive": positive, "negative": negative, "vae": vae}
+    sheet = w.subgraph("Generate both", both, model=model, **given, seed=53, steps=_STEPS, cfg=3.0)
+    name = {"filename_prefix": "glassbox/weights_edit", "node_title": "Before and after"}
+    w.add("SaveImage", images=sheet, node_size=(610, 480), **name)
+    inputs = "Person and prompt.member_name", "GBX_W2WEdit.sliders", "Person and prompt.prompt"
+    w.app(*inputs, results=("Before and after",))
 
 
 def demo_weights_guidance(w: Workflow) -> None:
@@ -238,7 +253,7 @@ def demo_weights_sweep(w: Workflow) -> None:
     w.note(
         "A grid of strengths",
         "**Along two directions** one person changes step by step: along a row the beard, down a column dark skin "
-        f"({PAPER}). W2W Sheet puts the values on the axes.",
+        f"({PAPER}). Labeled Sheet puts the values on the axes.",
         "**Between two people** of the space a straight line leads from one to the other: a strip and an animation.",
         "**Try** `PC 1`, `PC 2` and so on instead of names: the axes of largest variance; or a count of 5.",
     )
@@ -253,24 +268,22 @@ def demo_weights_sweep(w: Workflow) -> None:
         return {"member": person, "random person": another}
 
     person, another = w.subgraph("Two people", people, space_name=_SPACE, member_name=_MEMBER, seed=8)
-    grid, labels = w.add(
-        "GBX_W2WSweep",
-        point=person,
-        direction="beard",
-        second_direction="dark skin",
-        min_strength=-1.0,
-        max_strength=1.0,
-        count=3,
-    )
+    ends = {"min_strength": -1.0, "max_strength": 1.0}
+    grid, labels = w.add("GBX_W2WSweep", point=person, direction="beard", second_direction="dark skin", count=3, **ends)
     w.group("Images of the grid")
     sheet, _ = w.add("GBX_W2WSheet", images=demo.image(grid), labels=labels)
     demo.save(sheet, "grid")
     w.group("Interpolation")
-    line, names = w.add(
-        "GBX_W2WMix", first_point=person, second_point=another, start_fraction=0.0, end_fraction=1.0, count=5
-    )
-    _, frames = w.add("GBX_W2WSheet", images=demo.image(line), labels=names)
-    demo.save(frames, "line")
+
+    def inside(w: Workflow, model: Output, first: Output, second: Output, count: Output, **given: Output):
+        ends = {"start_fraction": 0.0, "end_fraction": 1.0}
+        line, names = w.add("GBX_W2WMix", first_point=first, second_point=second, count=count, **ends)
+        images = _sampled(w, model=w.add("GBX_W2WApply", model=model, point=line)[0], **given)
+        sheet, frames = w.add("GBX_W2WSheet", images=images, labels=names)
+        return {"strip": sheet, "frames": frames}
+
+    strip, frames = demo.mixed("Mix and generate", inside, first=person, second=another, count=5)
+    demo.save(strip, "line")
     w.add("SaveAnimatedWEBP", images=frames, filename_prefix="glassbox/weights_animation", fps=4.0, method="default")
 
 

@@ -108,6 +108,27 @@ def test_a_sheet_of_a_sweep_and_of_samples(family, app):
         app.run("GBX_W2WSheet", images=[images[0], images[1][:, :8]], labels=["a", "b"], columns=[0], title=[""])
 
 
+def test_a_sheet_has_typed_labels_and_images_of_a_width(app, monkeypatch):
+    sheet, titles = app.module("nodes.weights.contact_sheet"), []
+    draw = sheet.draw_sheet
+
+    def noting(figure, images, labels, *given):
+        titles.append(labels)
+        draw(figure, images, labels, *given)
+
+    monkeypatch.setattr(sheet, "draw_sheet", noting)
+    images = [torch.rand(2, 24, 16, 3)]
+    for text, expected in (("before\nafter", ["before", "after"]), ("", ["1", "2"])):
+        small, large = (
+            app.run("GBX_W2WSheet", images=images, columns=[0], title=[""], label_text=[text], image_width=[width])[0]
+            for width in (100, 400)
+        )
+        assert titles.pop() == titles.pop() == expected
+        assert large.shape[2] - small.shape[2] == 300 * len(expected)
+    with pytest.raises(ValueError, match="There are 2 images and 1 labels"):
+        app.run("GBX_W2WSheet", images=images, columns=[0], title=[""], label_text=["one"])
+
+
 def label(app, family, **changed):
     given = {"words": "brown skin / pale skin", "prompt": "portrait, WORD", "folder": "", **changed}
     wires = {name: given.pop(name) for name in ("images", "names") if name in given}
