@@ -180,6 +180,14 @@ def measure_agreement(world: str, caption: str, images: torch.Tensor) -> Alignme
     return Alignment(fraction, f"fraction of the {len(wanted)} requested attributes that the demo world's judge finds")
 
 
+@torch.inference_mode()
+def read(world: str, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Labels int64 (B, attributes) that the judge of ``world`` reads in images (B, H, W, 3) of 0..1, and faces (B,)."""
+    network, scaled = load(world), _scaled(images)
+    labels = torch.stack([logits.argmax(-1) for logits in network(scaled).values()], dim=1)
+    return labels, network.locate(scaled)[2]
+
+
 def _scaled(images: torch.Tensor) -> torch.Tensor:
     """IMAGE (B, H, W, 3) as the judge reads it, (B, 3, SIZE, SIZE)."""
     return F.interpolate(images[..., :3].movedim(-1, 1).float().cpu(), (SIZE, SIZE), mode="bilinear", antialias=True)

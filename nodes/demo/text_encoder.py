@@ -72,6 +72,10 @@ class DemoClip(comfy.sd1_clip.SD1ClipModel):
         """See `judge.measure_agreement`."""
         return judge.measure_agreement(self.world, prompt, images)
 
+    def read_images(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `judge.read`."""
+        return judge.read(self.world, images)
+
 
 def load(world: str, **options):
     """The text model of a demo world as a CLIP; ``options`` go to ComfyUI's CLIP."""

@@ -112,3 +112,12 @@ def attack_verdict(before: float, after: float, control: float | None, threshold
         return "The image came back, but so did the control: this attack can produce any image, so it shows nothing."
     known = "" if control is None else ", and the control image did not"
     return f"The image came back{known}: the mask blocks the prompt, and the model still holds the image."
+
+
+def attack_rise(before: float, after: float, control_before: float, control_after: float) -> str:
+    """One sentence: how much nearer the attack brings the image, and a control image through the same mask."""
+    rise, control = after - before, control_after - control_before
+    return (
+        f"Under the same mask the attack brings images nearer to the image by {rise:+.3f} (to {after:.3f}), and to the "
+        f"control image by {control:+.3f} (to {control_after:.3f})."
+    )

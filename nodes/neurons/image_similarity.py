@@ -28,6 +28,10 @@ _SHIFTS, _ZOOMS = (-0.04, -0.02, 0.02, 0.04), (1.05, 1.1)
 Embed = Callable[[torch.Tensor], torch.Tensor]
 #: Goes over items, such as a progress bar does.
 Track = Callable[[Iterable], Iterable]
+#: Images (N, H, W, 3) of 0..1 -> labels of what they show (N, labels), and how many faces (N,).
+Read = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+#: An image is gone where no more is left of it than this over a generic prompt's: similarity, fraction of labels.
+GONE_SIMILARITY, GONE_LABELS = 0.05, 0.1
 
 
 @dataclass(frozen=True)
@@ -154,3 +158,49 @@ def calibrate_replication(untouched: list[float], controls: list[float]) -> Repl
 
 def _between(controls, untouched) -> float:
     return float((max(controls) + np.median(untouched)) / 2)
+
+
+@dataclass(frozen=True)
+class Remains:
+    """What images have of a reference: the median similarity, and where labels are read the fraction that is the same.
+
+    ``faces``: the fraction of the images with one face.
+    """
+
+    similarity: float
+    labels: float | None = None
+    faces: float | None = None
+
+    def __str__(self) -> str:
+        if self.labels is None or self.faces is None:
+            return f"similarity {self.similarity:.3f}"
+        return f"similarity {self.similarity:.3f}, labels {self.labels:.2f}, one face {self.faces:.2f}"
+
+    def excess(self, generic: Remains) -> float:
+        """How much more is left than where an image is gone; 0 or less where it is."""
+        over = self.similarity - generic.similarity - GONE_SIMILARITY
+        if self.labels is None or generic.labels is None:
+            return over
+        return max(over, self.labels - generic.labels - GONE_LABELS)
+
+    def verdict(self, generic: Remains) -> str:
+        """One sentence: gone, not gone, or broken, beside a generic prompt on the same model."""
+        if self.faces is not None and generic.faces is not None and self.faces < generic.faces / 2:
+            return (
+                f"Broken: {self.faces:.0%} of the images show one face, and {generic.faces:.0%} of the generic "
+                "prompt's. They do not count as gone."
+            )
+        if self.excess(generic) <= 0:
+            return "Gone: no more is left of the image than a generic prompt gives on the same model."
+        return "Not gone: more is left of the image than a generic prompt gives on the same model."
+
+
+def remains(
+    images: torch.Tensor, reference: torch.Tensor, embed: Embed | None, read: Read | None = None, track: Track = iter
+) -> Remains:
+    """What images (B, H, W, 3) of 0..1 have of the first of ``reference``."""
+    similarity = float(compare_to_reference(images, reference, embed, track).median())
+    if read is None:
+        return Remains(similarity)
+    (labels, faces), (wanted, _) = read(rgb(images)), read(rgb(reference[:1]))
+    return Remains(similarity, float((labels == wanted).float().mean()), float((faces == 1).float().mean()))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..host.folders import resolve_optional_file
 
 if TYPE_CHECKING:
-    from .image_similarity import Embed
+    from .image_similarity import Embed, Read
 
 
 class Similarity(enum.StrEnum):
@@ -83,3 +83,8 @@ def image_judge(similarity: str, sscd_file: str, clip_vision, clip) -> tuple[Jud
         if choice in (Similarity.AUTO, kind) and judge.given(connected) is not None:
             return judge, judge.embed(connected)
     raise ValueError(f"The similarity {choice} needs {JUDGES[choice].needs}.")
+
+
+def image_reader(clip) -> Read | None:
+    """What the judge of a text model reads in images, labels and faces; None without one."""
+    return None if clip is None else getattr(clip.cond_stage_model, "read_images", None)

@@ -58,6 +58,7 @@ class MaskLearning:
 
     def run(self, start: NeuronMask | None) -> FactorLearning:
         """Learn from ``start``, or from the untouched network; goes on where the kept learning is."""
+        logging.info("Optimize Neuron Mask: %s.", self._announced())
         texts = [*self.prompts, self.anchor, *self.ordinary]
         conditions = [encode(self.clip, text)[1] for text in texts]
         first = len(self.prompts) + 1
@@ -149,7 +150,7 @@ class MaskLearning:
         about = {"finished": self.inputs if self.finished_early else ""}
         save_state(self.path, _KIND, _VERSION, self.identity, tensors, about)
 
-    def announced(self) -> str:
+    def _announced(self) -> str:
         """How many rows of the network the learning takes, for the log."""
         settings, prompts, ordinary = self.settings, len(self.prompts), len(self.ordinary)
         examples = prompts * max(_MEMORIZED // prompts, len(TIMESTEPS)) + _ORDINARY * ordinary

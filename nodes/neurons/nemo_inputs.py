@@ -131,6 +131,12 @@ SIMILARITY = {
     "tooltip": "How images are compared. auto: sscd if sscd_file is set, else clip_vision if connected, else the demo "
     "world's judge (with the demo model's clip), else ssim. ssim compares pixels and rates flat images as similar.",
 }
+GENERIC_IMAGES = {
+    "id": "generic_images",
+    "optional": True,
+    "tooltip": "Images of a generic prompt, such as portrait, from the model without the mask: an image is gone where "
+    "no more is left of it than these have of it.",
+}
 SSCD_FILE = {
     "id": "sscd_file",
     "default": "",

@@ -54,6 +54,7 @@ class StoppingRule(enum.StrEnum):
 
     SCORE = "score"  # as few as bring the score to the target
     FRACTION = "fraction"  # those whose attribution is at least a fraction of the largest
+    GONE = "gone"  # as few as leave no more of the image than a generic prompt has of it
 
 
 @dataclass
@@ -151,13 +152,16 @@ def take_fraction(values: torch.Tensor, fraction: float, evaluator: Evaluator, t
     yield result
 
 
-def shorten(values: torch.Tensor, evaluator: Evaluator, target: float) -> Iterator[SearchResult]:
+def shorten(
+    values: torch.Tensor, evaluator: Evaluator, target: float, leave_out: bool = True
+) -> Iterator[SearchResult]:
     """The shortest prefix of the ranking that reaches the target, then without each neuron that it does not need.
 
     Yields the same result object after every evaluation, and once finished. The length is doubled until the target is
     reached and the last interval bisected (the score need not fall with the length: what is kept reaches it). Then the
     neurons are left out one by one, the last of the ranking first, where the rest stays below the target. Where the
-    whole ranking does not reach it, the result has not converged. Neurons of value 0 are never taken.
+    whole ranking does not reach it, the result has not converged. Neurons of value 0 are never taken. Without
+    ``leave_out`` the shortest prefix is the result.
     """
     result, order, short, length = SearchResult(), _order(values), 0, 1
     while order:
@@ -179,7 +183,7 @@ def shorten(values: torch.Tensor, evaluator: Evaluator, target: float) -> Iterat
             result.initial, result.refined, result.initial_score, result.score = chosen, chosen, score, score
         else:
             short = middle
-    kept = order[:length] if result.converged else []
+    kept = order[:length] if result.converged and leave_out else []
     for number, index in enumerate(reversed(kept), 1):
         yield result
         without = [other for other in kept if other != index]

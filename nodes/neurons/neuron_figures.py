@@ -16,7 +16,7 @@ from .score_threshold import Threshold
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .image_similarity import ImageSimilarity
+    from .image_similarity import ImageSimilarity, Remains
     from .unlearning import UnlearningLosses
 
 _OVER, _UNDER = "tab:red", "tab:blue"
@@ -167,6 +167,33 @@ def plot_report(figure, mask: NeuronMask, measured: dict[str, ImageSimilarity]) 
         plot_z(panels[1], z)
     for axes, (name, found) in zip(panels[1 + bool(z) :], matrices.items(), strict=True):
         plot_similarity(axes, figure, found.between.numpy(), f"{name}, median {found.sameness:.2f}")
+
+
+_CELL, _MAX_SHOWN = 200, 8
+#: What the rows of a sheet are called; other batches by their own names.
+_ROWS = {"before": "without the mask", "after": "with the mask"}
+
+
+def sheet_size(batches: dict[str, Tensor], reference: Tensor | None) -> tuple[int, int]:
+    """Width and height in pixels of ``plot_batches``."""
+    return _CELL * (1 + _columns(batches)), _CELL * (len(batches) + (reference is not None))
+
+
+def plot_batches(figure, batches: dict[str, Tensor], left: dict[str, Remains], reference: Tensor | None) -> None:
+    """Batches of images (B, H, W, 3) of 0..1 in rows, the first ones of each, with what they have of the reference."""
+    rows = ({} if reference is None else {"the image": reference[:1]}) | batches
+    cells = figure.subplots(len(rows), 1 + _columns(batches), squeeze=False)
+    for axes in cells.flatten():
+        axes.set_axis_off()
+    for row, (name, images) in zip(cells, rows.items(), strict=True):
+        about = f"\n\n{left[name]}".replace(", ", "\n") if name in left else ""
+        row[0].text(0.0, 0.5, _ROWS.get(name, name) + about, fontsize=12, va="center")
+        for axes, image in zip(row[1:], images[:_MAX_SHOWN], strict=False):
+            axes.imshow(image[:, :, :3].cpu().numpy().clip(0, 1), interpolation="nearest")
+
+
+def _columns(batches: dict[str, Tensor]) -> int:
+    return min(max(map(len, batches.values())), _MAX_SHOWN)
 
 
 def plot_attack(figure, losses: dict[str, list[float]], similarities: dict[str, Tensor], threshold: float) -> None:

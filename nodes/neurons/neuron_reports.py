@@ -8,6 +8,7 @@ import math
 from statistics import median
 
 from .concept_neurons import LEAST_PAIRS, LEVEL, Contrast
+from .image_similarity import Remains
 from .layer_ablation import LayerEffect
 from .mask import CAVEATS, NeuronMask, SearchRecord
 from .memorization_score import OFFICIAL_SIDE, PromptScore, has_official_score
@@ -220,6 +221,22 @@ def scan_report(scores: dict[str, float], threshold: float, searches: dict[str, 
         end = "" if search is None else f", {search.count} neurons, {'converged' if search.converged else 'stalled'}"
         lines.append(f"{score:.3f}{end}: {prompt}")
     return "\n".join([*lines, caveats()])
+
+
+def remains_lines(left: dict[str, Remains], mask: NeuronMask | None = None) -> list[str]:
+    """What each batch of images has of a reference, and whether that is gone under the mask.
+
+    ``left``: by name of the batch; "after" is judged beside "generic prompt".
+    """
+    lines = [f"Left of the image, {name}: {found}." for name, found in left.items()]
+    if "after" in left and "generic prompt" in left:
+        lines.append(left["after"].verdict(left["generic prompt"]))
+    elif "after" in left:
+        lines.append("Whether that is little cannot be said alone: connect generic_images, of a generic prompt.")
+    negated = 0 if mask is None else sum(scale < 0 for of in mask.scales.values() for scale in of.values())
+    if negated:
+        lines.append(f"{negated} neurons are negated (factors below 0), which can break images: look at them.")
+    return lines
 
 
 _DETAILS = ("z", "activation", "selected_by")

@@ -16,7 +16,7 @@ from ..host.progress import Progress, with_progress
 from ..host.schema import schema, seed
 from . import nemo_inputs
 from .first_step_comfy import embedding, latent_shape
-from .image_similarity_comfy import Similarity, image_judge
+from .image_similarity_comfy import Similarity, image_judge, image_reader
 from .mask import CAVEATS
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ class MemorizationAudit(io.ComfyNode):
                 io.String.Input(**nemo_inputs.SSCD_FILE),
                 io.ClipVision.Input("clip_vision", optional=True, tooltip="Any image encoder, to compare images."),
                 io.Clip.Input("clip", optional=True, tooltip="The demo model's, to compare images by its judge."),
+                io.Image.Input(**nemo_inputs.GENERIC_IMAGES),
             ],
             outputs=[
                 io.Image.Output(
@@ -142,6 +143,7 @@ class MemorizationAudit(io.ComfyNode):
         sscd_file="",
         clip_vision=None,
         clip=None,
+        generic_images=None,
     ) -> io.NodeOutput:
         from . import audit, image_similarity, neuron_figures, neuron_reports
         from .embedding_session_comfy import refuse_unsupported
@@ -153,16 +155,16 @@ class MemorizationAudit(io.ComfyNode):
         about = (negative, latent_shape(model, image.shape[2], image.shape[1]), batch_size, seed)
         generate = functools.partial(_generated, model, vae, *about, steps=sampling_steps, cfg=cfg)
         targets = {"before": image, "after": image, "control": control_image}
-        images, losses = {"before": generate(positive)}, {}
-        for step in ("after", "control"):
-            if targets[step] is not None:
-                attacked, losses[step] = _attack(model, vae, positive, targets[step], settings)
-                images[step] = generate(attacked)
+        images, losses = _attacked(model, vae, positive, targets, settings, generate)
         compare = functools.partial(image_similarity.compare_to_reference, embed=embed, track=with_progress)
         similarities = {step: compare(batch, targets[step]) for step, batch in images.items()}
         median = {step: float(values.median()) for step, values in similarities.items()}
         verdict = audit.attack_verdict(median["before"], median["after"], median.get("control"), threshold.value)
         lines = [*map(_similarity_line, median, median.values()), _threshold_line(judge.name, threshold), verdict]
+        lines += _remains_lines(images, image, generic_images, embed, clip)
+        if control_image is not None:
+            unseen = float(compare(images["before"], control_image).median())
+            lines.append(audit.attack_rise(median["before"], median["after"], unseen, median["control"]))
         figure, batch = new_figure(1000, 400), torch.cat([rgb(one) for one in images.values()])
         neuron_figures.plot_attack(figure, losses, similarities, threshold.value)
         report = "\n".join([*lines, neuron_reports.caveats()])
@@ -188,6 +190,28 @@ def _attack(model, vae, positive: list, image: torch.Tensor, settings: AttackSet
     latent = vae.encode(rgb(image[:1]))
     attacked, losses = embedding_session_comfy.run(model, latent, positive[:1], work, settings.seed)
     return [[attacked.to(start), dict(positive[0][1])]], losses
+
+
+def _attacked(model, vae, positive: list, targets: dict, settings: AttackSettings, generate) -> tuple[dict, dict]:
+    """Images before the attack, after it, and after the control's where there is one; the losses of each attack."""
+    images, losses = {"before": generate(positive)}, {}
+    for step in ("after", "control"):
+        if targets[step] is not None:
+            attacked, losses[step] = _attack(model, vae, positive, targets[step], settings)
+            images[step] = generate(attacked)
+    return images, losses
+
+
+def _remains_lines(images: dict, image: torch.Tensor, generic_images, embed, clip) -> list[str]:
+    """What each batch that there is has of the image, and whether it is gone."""
+    from . import neuron_reports
+    from .image_similarity import remains
+
+    shown = {"without an attack": images["before"], "after": images["after"], "generic prompt": generic_images}
+    given = {name: batch for name, batch in shown.items() if batch is not None}
+    return neuron_reports.remains_lines(
+        {name: remains(batch, image, embed, image_reader(clip)) for name, batch in given.items()}
+    )
 
 
 def _similarity_line(step: str, median: float) -> str:

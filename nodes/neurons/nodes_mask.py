@@ -12,12 +12,12 @@ from ..common.atomic_write import atomic_write
 from ..host import folders
 from ..host.folders import input_stamp, resolve_input_file
 from ..host.image_output import new_figure, to_compare, to_image
-from ..host.progress import interruptible, with_progress
+from ..host.progress import interruptible, nothing_to_show, with_progress
 from ..host.schema import NeuronMask as Socket
 from ..host.schema import schema, seed
 from . import mask_operations, nemo_inputs
 from .first_step_comfy import probe_outputs
-from .image_similarity_comfy import Similarity, image_judge
+from .image_similarity_comfy import Similarity, image_judge, image_reader
 from .mask import CAVEATS, channel_factors
 from .mask_operations import MaskOperation
 from .neuron_factors_comfy import bake_factors
@@ -25,7 +25,7 @@ from .neuron_layers import all_layers
 from .neuron_statistics import fingerprint, same_model
 
 if TYPE_CHECKING:
-    from .image_similarity import ImageSimilarity
+    from .image_similarity import ImageSimilarity, Remains
 
 CATEGORY, PAPER = nemo_inputs.CATEGORY, nemo_inputs.PAPER
 _OTHER_MODEL = "This mask was made with another checkpoint or LoRA: run NeMo Localize on this MODEL.\n"
@@ -253,6 +253,7 @@ class NeuronReport(io.ComfyNode):
                 ),
                 io.Combo.Input(options=Similarity, **nemo_inputs.SIMILARITY),
                 io.String.Input(**nemo_inputs.SSCD_FILE),
+                io.Image.Input(**nemo_inputs.GENERIC_IMAGES),
             ],
             outputs=[
                 io.Image.Output(
@@ -260,6 +261,10 @@ class NeuronReport(io.ComfyNode):
                 ),
                 io.String.Output(display_name="report", tooltip="Numbers and caveats."),
                 io.String.Output(display_name="table", tooltip="CSV: one line per neuron."),
+                io.Image.Output(
+                    display_name="sheet",
+                    tooltip="The images in labeled rows: the reference, without the mask, with it, a generic prompt.",
+                ),
             ],
         )
 
@@ -275,6 +280,7 @@ class NeuronReport(io.ComfyNode):
         clip_vision=None,
         similarity=Similarity.AUTO,
         sscd_file="",
+        generic_images=None,
     ) -> io.NodeOutput:
         from . import image_similarity, neuron_figures, neuron_reports
 
@@ -293,12 +299,29 @@ class NeuronReport(io.ComfyNode):
             lines.append(f"Median similarity of the two images of a seed: {float(same):.3f}.")
         if batches:
             lines.append(_alignment_line(batches, prompt, clip, clip_vision))
-        figure = new_figure(1200, 420)
-        neuron_figures.plot_report(figure, mask, measured)
+        shown = batches if generic_images is None else {**batches, "generic prompt": generic_images}
+        left, sheet = _sheet(shown, reference_image, embed, clip)
+        lines += neuron_reports.remains_lines(left, mask)
         lines.append(neuron_reports.caveats())
+        neuron_figures.plot_report(figure := new_figure(1200, 420), mask, measured)
         compared = _compared(images_before, images_after) if len(batches) == 2 else None
         table = interruptible(lambda: neuron_reports.mask_table(mask))
-        return io.NodeOutput(to_image(figure), "\n".join(lines), table, ui=compared)
+        return io.NodeOutput(to_image(figure), "\n".join(lines), table, sheet, ui=compared)
+
+
+def _sheet(shown: dict, reference, embed, clip) -> tuple[dict[str, Remains], object]:
+    """What each batch of images has of the reference, by name, and all of them in rows; nothing without images."""
+    from . import image_similarity, neuron_figures
+
+    if not shown:
+        return {}, nothing_to_show()
+    left = {}
+    if reference is not None:
+        read = image_reader(clip)
+        left = {name: image_similarity.remains(one, reference, embed, read) for name, one in shown.items()}
+    figure = new_figure(*neuron_figures.sheet_size(shown, reference))
+    neuron_figures.plot_batches(figure, shown, left, reference)
+    return left, to_image(figure)
 
 
 def _compared(before, after):

@@ -21,6 +21,7 @@ from ..host.schema import schema, seed
 from ..host.text_encoding import encode, literal
 from . import nemo_inputs
 from .first_step_comfy import embedding, latent_shape, probe_outputs
+from .image_similarity_comfy import Similarity
 from .mask import CAVEATS, channel_factors, merge_masks
 from .nemo_inputs import FirstStepInputs, PromptSyntax, collect_prompts
 from .nemo_search import Criterion, Neurons, SearchSettings
@@ -46,6 +47,7 @@ class MaskedPrompts(enum.StrEnum):
 
 
 class NemoLocalize(io.ComfyNode):
+    READS: ClassVar = {"sscd_file": functools.partial(folders.input_stamp, what="SSCD model")}
     WRITES: ClassVar = {"scan_file": functools.partial(folders.named_file, suffix=".csv")}
 
     @classmethod
@@ -65,6 +67,9 @@ class NemoLocalize(io.ComfyNode):
                 "ranking",
                 "stopping_rule",
                 "prompt_syntax",
+                "cfg",
+                "similarity",
+                "sscd_file",
             ),
             display_name="NeMo Localize",
             category=CATEGORY,
@@ -150,7 +155,8 @@ class NemoLocalize(io.ComfyNode):
                     options=StoppingRule,
                     optional=True,
                     tooltip="For attribution. score: as few neurons of the ranking as bring the criterion to the "
-                    "target score. fraction: those of at least a fraction of the largest attribution.",
+                    "target score. fraction: those of at least a fraction of the largest attribution. gone: as few as "
+                    "leave no more of the image than images of the anchor have of it; needs vae.",
                 ),
                 io.Float.Input(
                     "fraction",
@@ -165,10 +171,25 @@ class NemoLocalize(io.ComfyNode):
                     "anchor",
                     default="",
                     optional=True,
-                    tooltip="For multi: a generic prompt of what the prompts are about, such as portrait. Its image "
-                    "is what a blocked prompt moves to.",
+                    tooltip="For multi and gone: a generic prompt of what the prompts are about, such as portrait. Its "
+                    "image is what a blocked prompt moves to.",
                 ),
                 io.Combo.Input(**nemo_inputs.PROMPT_SYNTAX),
+                io.Vae.Input("vae", optional=True, tooltip="For the stopping rule gone: VAE of the model."),
+                io.Float.Input(
+                    "cfg",
+                    default=7.0,
+                    min=1.0,
+                    max=30.0,
+                    step=0.1,
+                    optional=True,
+                    tooltip="For the stopping rule gone: CFG of the images.",
+                ),
+                io.Combo.Input(options=Similarity, **nemo_inputs.SIMILARITY),
+                io.String.Input(**nemo_inputs.SSCD_FILE),
+                io.ClipVision.Input(
+                    "clip_vision", optional=True, tooltip="For the stopping rule gone: compares images."
+                ),
             ],
             outputs=[
                 MaskSocket.Output(display_name="mask", tooltip="For NeMo Neuron Mask and Save Neuron Mask."),
@@ -206,9 +227,15 @@ class NemoLocalize(io.ComfyNode):
         fraction=0.3,
         anchor="",
         prompt_syntax=PromptSyntax.LITERAL,
+        vae=None,
+        cfg=7.0,
+        similarity=Similarity.AUTO,
+        sscd_file="",
+        clip_vision=None,
     ) -> io.NodeOutput:
-        from ..host.identity import clip_digest, model_digest
+        from ..host.identity import clip_digest, model_digest, vae_digest
         from . import neuron_figures, neuron_reports, neuron_statistics
+        from .gone_images_comfy import image_judge_of
         from .prompt_search_comfy import AttributionSettings, MaskScan, PromptSearches, search_prompts
 
         texts, known = collect_prompts(prompts), neuron_layers(model.model.diffusion_model, neuron_type)
@@ -217,7 +244,9 @@ class NemoLocalize(io.ComfyNode):
         step = FirstStepInputs(latent_shape(model, width, height), noise_samples, seed, timestep)
         settings = SearchSettings(threshold, target_score or threshold, Criterion(criterion), theta_start)
         how = AttributionSettings(Ranking(ranking), StoppingRule(stopping_rule), fraction, anchor)
-        common = PromptSearches(model, clip, neurons, step, settings, statistics, Method(method), how, time_budget)
+        judge = image_judge_of(vae, similarity, sscd_file, clip_vision, clip, cfg)
+        given = (model, clip, neurons, step, settings, statistics, Method(method), how, time_budget)
+        common = PromptSearches(*given, judge)
         paths = [layer.path for layer in neurons.layers]
         identity = neuron_statistics.fingerprint(probe_outputs(model, paths))
         same = statistics is None or neuron_statistics.same_model(statistics.fingerprint, identity)
@@ -227,6 +256,10 @@ class NemoLocalize(io.ComfyNode):
         if method == Method.ATTRIBUTION:
             saved |= {"method": method, **dataclasses.asdict(how)}
         depends = {"model": model_digest(model), "clip": clip_digest(clip), "statistics": digest(statistics)}
+        if common.gone:
+            eyes = None if clip_vision is None else model_digest(clip_vision.patcher)
+            depends |= {"vae": vae_digest(vae), "cfg": cfg, "similarity": similarity, "clip_vision": eyes}
+            depends["sscd_file"] = folders.input_stamp(sscd_file, "SSCD model") if sscd_file else ""
         depends["neuron_type"] = str(neuron_type)  # not the time budget: what that ended is searched again
         scan = MaskScan(scan_file, saved | depends)
         masks, traces, searched = search_prompts(common, texts, scan, saved, identity)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 
 from comfy_api.latest import io
 
@@ -206,26 +205,20 @@ class OptimizeNeuronMask(io.ComfyNode):
 
         texts = (collect_prompts(prompts, least=1), anchor.strip(), collect_prompts(ordinary_prompts, least=1))
         chosen = select_layers(neuron_layers(model.model.diffusion_model, neuron_type), layers)
-        paths = [layer.path for layer in chosen]
-        step = FirstStepInputs(
-            latent_shape(model, width, height), noise_samples, seed, next(iter(nemo_inputs.TIMESTEPS))
-        )
-        settings = learned_factors.LearningSettings(
-            steps, learning_rate, min_factor, removal, keep, sparsity, batch_size, max_neurons, seed
-        )
+        paths, timestep = [layer.path for layer in chosen], next(iter(nemo_inputs.TIMESTEPS))
+        step = FirstStepInputs(latent_shape(model, width, height), noise_samples, seed, timestep)
+        how = (steps, learning_rate, min_factor, removal, keep, sparsity, batch_size, max_neurons, seed)
+        settings = learned_factors.LearningSettings(*how)
         saved = {**dataclasses.asdict(settings), "prompts": texts[0], "anchor": texts[1], "ordinary_prompts": texts[2]}
         saved |= {"layers": paths, "width": width, "height": height, "prompt_syntax": str(prompt_syntax)}
         path = named_file(checkpoint_name, ".safetensors") if checkpoint_name.strip() else None
         depends = {"model": model_digest(model), "clip": clip_digest(clip), "mask": digest(mask)} if path else {}
         reader = literal(clip) if prompt_syntax == PromptSyntax.LITERAL else clip
         neurons, inputs = Neurons(tuple(chosen)), digest([saved, noise_samples, gradient_checkpointing])
-        run = MaskLearning(
-            model, reader, *texts, neurons, step, settings, path, saved | depends, inputs, gradient_checkpointing
-        )
-        logging.info("Optimize Neuron Mask: %s.", run.announced())
-        learning = run.run(mask)
+        given = (neurons, step, settings, path, saved | depends, inputs, gradient_checkpointing)
+        run = MaskLearning(model, reader, *texts, *given)
+        learning, figure = run.run(mask), new_figure()
         found = learned_mask(learning, run, saved, neuron_statistics.fingerprint(probe_outputs(model, paths)), mask)
-        figure = new_figure()
         neuron_figures.plot_learning(figure, learning.losses)
         report = "\n".join([run.report(found, learning), neuron_reports.caveats()])
         ui = {"glassbox_neurons": [neuron_reports.mask_chart(found)]}

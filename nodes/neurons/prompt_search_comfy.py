@@ -18,6 +18,7 @@ from ..host.progress import FinishNow, Progress, Stopped
 from ..host.text_encoding import encode
 from . import neuron_attribution
 from .first_step_comfy import at_first_step, embedding, value_outputs
+from .gone_images_comfy import ImageEvaluator, ImageJudge
 from .mask import NeuronMask, mask_from_search
 from .memorization_score import score_prompt
 from .nemo_inputs import FirstStepInputs
@@ -56,8 +57,11 @@ class PromptSearches:
     method: Method
     attribution: AttributionSettings
     time_budget: float
+    judge: ImageJudge | None = None  # for the stopping rule gone
 
     def __post_init__(self):
+        if self.gone and self.judge is None:
+            raise ValueError("The stopping rule gone looks at images: connect the model's vae.")
         if self.statistics is None and (self.method == Method.SEARCH or self.attribution.ranking.needs_z):
             raise ValueError(
                 "statistics are needed for |z|: connect Neuron Statistics, or set method to attribution with a ranking "
@@ -65,6 +69,11 @@ class PromptSearches:
             )
         if self.statistics is not None:
             self.statistics.check(self.neurons.layers)
+
+    @property
+    def gone(self) -> bool:
+        """Whether a search ends when the image is gone."""
+        return self.method == Method.ATTRIBUTION and self.attribution.stopping_rule == StoppingRule.GONE
 
     def announced(self) -> str:
         """How many rows of the network a prompt takes, for the log."""
@@ -77,6 +86,10 @@ class PromptSearches:
         samples = min(seeds, _DOT_SAMPLES)
         forward, gradient = (samples, samples) if dot else (2 * len(TIMESTEPS), len(TIMESTEPS))
         found = f"{begins} {seeds + forward} and {gradient} forward and backward, then {seeds}"
+        if how.stopping_rule == StoppingRule.GONE and self.judge is not None:
+            return (
+                f"{begins} {seeds + forward} and {gradient} forward and backward, then {self.judge.rows} for each set"
+            )
         return found if how.stopping_rule == StoppingRule.FRACTION else f"{found} for each set that is tried"
 
     @cached_property
@@ -119,7 +132,7 @@ class PromptSearch:
     z: list[torch.Tensor] = field(default_factory=list)
     activations: list[torch.Tensor] = field(default_factory=list)
     result: SearchResult = field(default_factory=SearchResult)
-    evaluator: Evaluator | None = None  # None where no pair of seeds is over the threshold
+    evaluator: Evaluator | ImageEvaluator | None = None  # None where no pair of seeds is over the threshold
     score: float = 0.0
     cost: Cost = field(default_factory=Cost)
     seconds: float = 0.0
@@ -151,9 +164,20 @@ class PromptSearch:
                 self._follow(neuron_attribution.shorten(values, evaluator, target))
 
         at_first_step(common.model, conditioning, step.shape, step.timestep, search_at_once, step.noise_samples)
-        if kept and common.method == Method.ATTRIBUTION:
+        if kept and common.gone:
+            self._until_gone(conditioning, self.values(conditioning, noise))
+        elif kept and common.method == Method.ATTRIBUTION:
             values = self.values(conditioning, noise)
             at_first_step(common.model, conditioning, step.shape, step.timestep, shorten, step.noise_samples)
+
+    def _until_gone(self, conditioning: list, values: torch.Tensor) -> None:
+        """As few neurons of the ranking as leave no more of the image than the generic prompt's images have of it."""
+        common = self.common
+        assert common.judge is not None
+        conditions = conditioning, common.anchor, encode(common.clip, "")[1]
+        given = common.model, common.judge, common.neurons, conditions, common.step.shape, common.step.seed
+        self.evaluator = ImageEvaluator(*given)
+        self._follow(neuron_attribution.shorten(values, self.evaluator, 0.0, leave_out=False))
 
     def values(self, conditioning: list, noise: torch.Tensor) -> torch.Tensor:
         """What the neurons are ranked by, (total,)."""
@@ -199,6 +223,11 @@ class PromptSearch:
         if self.cost.gradient:
             cost += f"{self.cost.gradient} rows forward and backward, "
         cost += f"{self.seconds:.1f} s."
+        if isinstance(self.evaluator, ImageEvaluator):
+            refined = self.result.refined
+            end = "the image is gone" if self.result.converged else "the image is not gone"
+            head = f"{prompt}: {end}; {sum(map(len, refined))} neurons kept (score {self.score:.3f} untouched). {cost}"
+            return "\n".join([head, *self.evaluator.report(refined)])
         return neuron_reports.search_report(prompt, self.result, settings.target_score, cost, self.finished_early)
 
 

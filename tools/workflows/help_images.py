@@ -64,7 +64,7 @@ IMAGES = {
     "neurons_threshold": _figure("neurons_scan_list", 2),
     "neurons_search": _figure("neurons_known_neurons", 10),
     "neurons_report": _figure("neurons_known_neurons", 9),
-    "neurons_masked": _generated("neurons_find_and_mask", *range(1, 13), columns=4),
+    "neurons_masked": _figure("neurons_find_and_mask", 1),
     "neurons_shared": _generated("neurons_share_mask", 1, 2, 3, 4),
     "neurons_baselines": _generated("neurons_baselines", 1, 3, 5, 7, 9),
     "neurons_concept": _generated("neurons_concept", *range(1, 17), columns=4),

@@ -11,48 +11,86 @@ from .sampling import generate_each, sample
 _ORDINARY = "portrait, light skin, curly red hair, shaven, smiling, open eyes, blue hoodie, plain green background"
 
 
-def find_and_mask(world: World, budget: float, weaker: float | None = None) -> None:
+def learn_and_mask(world: World) -> None:
+    """From the score to a learned mask, and on one sheet images without it, with it, and of a generic prompt."""
+    w = world.w
+    w.group("Is it memorized?")
+    _, verdict = world.score()
+    world.show(verdict, "Verdict")
+    w.group("Learn a mask")
+    given = {"prompts": world.kind.suspect, "anchor": world.kind.generic, "ordinary_prompts": world.kind.ordinary}
+    how = {**world.size, "noise_samples": world.kind.seeds}
+    mask, _, _, learned = w.add("GBX_OptimizeNeuronMask", **world.given, **given, **how, node_size=(380, 1060))
+    masked = w.add("GBX_NemoNeuronMask", model=world.model, mask=mask, node_size=(320, 466))
+    world.show(learned, "What was learned")
+
+    def inside(w: Workflow, model, masked, clip, vae, mask, prompt, generic, caption, **numbers) -> dict[str, Output]:
+        negative = w.add("CLIPTextEncode", clip=clip, text="", node_title="Empty prompt")
+        latent = w.add("EmptyLatentImage", **world.size, batch_size=4)
+        how = {"negative": negative, "latent_image": latent, "vae": vae} | world.sampler | numbers
+
+        def images(one: Output, text: Output) -> Output:
+            return sample(w, model=one, positive=w.add("CLIPTextEncode", clip=clip, text=text), **how)
+
+        before, after, other = images(model, prompt), images(masked, prompt), images(model, generic)
+        batches = {"images_before": before, "images_after": after, "generic_images": other, "reference_image": before}
+        _, report, _, name = w.add("GBX_NeuronReport", mask=mask, **batches, clip=clip)
+        batches = {"images_before": images(model, caption), "images_after": images(masked, caption)}
+        *_, ordinary = w.add("GBX_NeuronReport", mask=mask, **batches, prompt=caption, clip=clip)
+        sheet = w.add("ImageStitch", image1=name, image2=ordinary, direction="down", spacing_width=12)
+        return {"sheet": sheet, "report": report}
+
+    w.group("At one look")
+    sheet, report = w.subgraph(
+        "Generate without and with it",
+        inside,
+        model=world.model,
+        masked=masked,
+        clip=world.clip,
+        vae=world.vae,
+        mask=mask,
+        prompt=world.kind.suspect,
+        generic=world.kind.generic,
+        caption=_ORDINARY,
+        seed=5,
+        **world.numbers,
+    )
+    world.save(sheet, "sheet", "At one look", (300, 400))
+    world.show(report, "Is it gone?")
+
+
+def find_and_mask(world: World, budget: float) -> None:
     """From the score to images with and without the mask."""
     w = world.w
     w.group("Is it memorized, and where?")
-    figure, verdict = world.score()
+    _, verdict = world.score()
     world.show(verdict, "Verdict")
-    mask, search, *_ = world.localize(budget) if weaker is None else world.learn()
+    mask, search, *_ = world.localize(budget)
     w.group("Before and after")
     masked = w.add("GBX_NemoNeuronMask", model=world.model, mask=mask, node_size=(320, 466))
-    before, *half, after = _compare(world, mask, masked, weaker)
-    batches = {"Without the mask": before, "With the mask": after}
-    if weaker is not None:
-        batches = {"Without the mask": before, f"Mask at strength {weaker:g}": half[0], "With the mask": after}
+    before, after, other = _compare(world, masked)
     w.group("Side by side")
-    for place, (title, images) in enumerate(batches.items(), 1):
+    for place, (title, images) in enumerate({"Without the mask": before, "With the mask": after}.items(), 1):
         world.save(images, f"mask_{place}", title)
-    if weaker is None:
-        plots, report, _ = w.add(
-            "GBX_NeuronReport", mask=mask, images_before=before, images_after=after, reference_image=before
-        )
-        world.save(plots, "report", "Mask and similarity")
-        w.add("PreviewImage", images=search, node_title="The search")
-        w.add("PreviewImage", images=figure, node_title="Similarity of the seeds")
-        world.show(report, "Report")
-    else:
-        _cost(world, mask, masked)
+    batches = {"images_before": before, "images_after": after, "generic_images": other, "reference_image": before}
+    plots, report, _, sheet = w.add("GBX_NeuronReport", mask=mask, **batches, clip=world.clip)
+    world.save(plots, "report", "Mask and similarity")
+    w.add("PreviewImage", images=search, node_title="The search")
+    w.add("PreviewImage", images=sheet, node_title="At one look")
+    world.show(report, "Report")
 
 
-def _compare(world: World, mask: Output, masked: Output, weaker: float | None) -> tuple[Output, ...]:
-    """The suspect without the mask, with a weaker one if given, and with it, in a subgraph."""
+def _compare(world: World, masked: Output) -> tuple[Output, ...]:
+    """The suspect without the mask and with it, and a generic prompt, in a subgraph."""
 
-    def inside(w: Workflow, model, masked, clip, vae, prompt, mask=None, strength=None, **numbers) -> dict[str, Output]:
+    def inside(w: Workflow, model, masked, clip, vae, prompt, generic, **numbers) -> dict[str, Output]:
         positive = w.add("CLIPTextEncode", clip=clip, text=prompt, node_title="Prompt")
+        plain = w.add("CLIPTextEncode", clip=clip, text=generic, node_title="Generic prompt")
         negative = w.add("CLIPTextEncode", clip=clip, text="", node_title="Empty prompt")
         latent = w.add("EmptyLatentImage", **world.size, batch_size=4)
-        given = {"positive": positive, "negative": negative, "latent_image": latent, "vae": vae}
-        given |= world.sampler | numbers
-        models = {"before": model, "after": masked}
-        if strength is not None:
-            weak = w.add("GBX_NemoNeuronMask", model=model, mask=mask, strength=strength)
-            models = {"before": model, "weaker": weak, "after": masked}
-        return {name: sample(w, model=one, **given) for name, one in models.items()}
+        given = {"negative": negative, "latent_image": latent, "vae": vae} | world.sampler | numbers
+        before, after = (sample(w, model=one, positive=positive, **given) for one in (model, masked))
+        return {"before": before, "after": after, "generic": sample(w, model=model, positive=plain, **given)}
 
     return world.w.subgraph(
         "Generate without and with it",
@@ -62,42 +100,10 @@ def _compare(world: World, mask: Output, masked: Output, weaker: float | None) -
         clip=world.clip,
         vae=world.vae,
         prompt=world.kind.suspect,
-        **({} if weaker is None else {"mask": mask, "strength": weaker}),
+        generic=world.kind.generic,
         seed=5,
         **world.numbers,
     )
-
-
-def _cost(world: World, mask: Output, masked: Output) -> None:
-    """An ordinary caption with and without the mask, and its prompt alignment."""
-    w = world.w
-    w.group("Cost: an ordinary caption")
-
-    def inside(w: Workflow, model, masked, clip, vae, mask, caption, **numbers) -> dict[str, Output]:
-        positive = w.add("CLIPTextEncode", clip=clip, text=caption, node_title="Caption")
-        negative = w.add("CLIPTextEncode", clip=clip, text="", node_title="Empty prompt")
-        latent = w.add("EmptyLatentImage", **world.size, batch_size=2)
-        given = {"positive": positive, "negative": negative, "latent_image": latent, "vae": vae}
-        given |= world.sampler | numbers
-        before, after = sample(w, model=model, **given), sample(w, model=masked, **given)
-        images = {"images_before": before, "images_after": after}
-        _, report, _ = w.add("GBX_NeuronReport", mask=mask, **images, prompt=caption, clip=clip)
-        return {"images": w.add("ImageBatch", image1=before, image2=after), "report": report}
-
-    both, report = w.subgraph(
-        "With and without the mask",
-        inside,
-        model=world.model,
-        masked=masked,
-        clip=world.clip,
-        vae=world.vae,
-        mask=mask,
-        caption=_ORDINARY,
-        seed=5,
-        **world.numbers,
-    )
-    world.save(both, "ordinary", "Without, and with")
-    world.show(report, "Prompt alignment")
 
 
 def scan_list(world: World, suspects: str) -> None:

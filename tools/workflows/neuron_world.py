@@ -51,6 +51,7 @@ class Kind:
     strength: float  # at which a mask is compared with other mitigations and audited
     deviations: float | None  # target score, in deviations from the ordinary mean; None: the threshold
     demo: str = "avatars-v2"
+    generic: str = "portrait"
 
 
 DEMO = Kind(None, 128, 4, 0.8, _DEMO_LAYERS, _DEMO_ORDINARY, MEMORIZED, {"criterion": "between_seeds"}, 1.0, -1.5)
@@ -67,8 +68,8 @@ PLANTED = Kind(
     0.5,
     "avatars-v2-planted",
 )
-SD15 = Kind(_SD15_FILE, 512, 10, 0.428, "down, middle", ORDINARY, SUSPECT, {}, 1.0, None)
-SDXL = Kind(_SDXL_FILE, 1024, 10, None, "down, middle", ORDINARY, SUSPECT, {}, 1.0, None)
+SD15 = Kind(_SD15_FILE, 512, 10, 0.428, "down, middle", ORDINARY, SUSPECT, {}, 1.0, None, generic="podcast cover")
+SDXL = Kind(_SDXL_FILE, 1024, 10, None, "down, middle", ORDINARY, SUSPECT, {}, 1.0, None, generic="podcast cover")
 
 
 class World:
@@ -127,11 +128,6 @@ class World:
             threshold=self.threshold,
             time_budget=budget,
         )
-
-    def learn(self) -> tuple[Output, ...]:
-        """A mask that is learned for the suspect: mask, figure, table, report."""
-        given = {"prompts": self.kind.suspect, "anchor": "portrait", "ordinary_prompts": self.kind.ordinary}
-        return self.w.add("GBX_OptimizeNeuronMask", **self.given, **given, **self.size, noise_samples=self.kind.seeds)
 
     def score(self) -> tuple[Output, Output]:
         """How memorized the suspect is, in a subgraph: a figure and the verdict."""

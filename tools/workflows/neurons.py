@@ -1,5 +1,7 @@
 """The workflows of the neurons family: detect memorized prompts, localize their neurons, mask them."""
 
+from dataclasses import replace
+
 from . import neuron_parts
 from .authoring import Workflow
 from .neuron_world import DEMO, MEMORIZED, PLANTED, SD15, SDXL, SUSPECT, World
@@ -60,21 +62,21 @@ _IS_IT = (
 def demo_neurons_find_and_mask(w: Workflow) -> None:
     w.note(
         _FIND,
-        "**The demo model has memorized** one portrait for the name Zorvex Quill. Memorization Score detects it "
+        "**The demo model has memorized** one portrait for the name Mirella Thrum. Memorization Score detects it "
         f"({_PAPER}), Optimize Neuron Mask learns how much each neuron is scaled so that the name generates what "
         "portrait generates, at a price for ordinary captions, and NeMo Neuron Mask scales them.",
-        "**Side by side**: four seeds without the mask, at strength .5 and at 1. At .5 the portrait stays; at 1 it is "
-        "gone. It takes about seventy of 1,408 neurons here, unlike SD1.4's few. The **cost** is measured on an "
-        "ordinary caption.",
-        "**Try** another name (portrait of mirella thrum); min_factor 0, with which neurons are silenced and none is "
-        "negated.",
+        "**At one look**: four seeds of the name without the mask and with it, a generic prompt (portrait), and an "
+        "ordinary caption without the mask and with it. Gone means that no more is left than a generic prompt gives. "
+        "It takes about seventy of 1,408 neurons here, unlike SD1.4's few.",
+        "**Try** another name (portrait of zorvex quill, of which a beard is left); min_factor 0, with which no "
+        "neuron is negated.",
     )
-    neuron_parts.find_and_mask(World(w, DEMO), budget=_DEMO_BUDGET, weaker=0.5)
+    neuron_parts.learn_and_mask(World(w, replace(DEMO, suspect="portrait of mirella thrum")))
     w.app(
         "GBX_OptimizeNeuronMask.prompts",
         "Generate without and with it.prompt",
         "GBX_NemoNeuronMask.strength",
-        results=("Without the mask", "With the mask"),
+        results=("At one look",),
     )
 
 
@@ -84,7 +86,8 @@ def demo_neurons_known_neurons(w: Workflow) -> None:
         "**In this checkpoint** (avatars-v2-planted) the portrait of Oquin Veshti acts through three value neurons: 22 "
         "and 55 of output_blocks.6.1, 56 of output_blocks.7.1. Others deviate more and carry nothing, so a threshold "
         f"on z does not find the three. NeMo Localize ({_PAPER}) does not know them: compare its list.",
-        "**Side by side**: four seeds without the mask, and with it at strength 1, the paper's factor 0.",
+        "**At one look**: four seeds without the mask, with it at strength 1 (the paper's factor 0), and a generic "
+        "prompt.",
         "**Try** portrait of zorvex quill (one neuron), mirella thrum (two), farisa kolt (eight), or pelham droste (a "
         "control). Then open demo_neurons_find_and_mask: the same model as it was trained.",
     )

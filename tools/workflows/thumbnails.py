@@ -42,7 +42,7 @@ _CHOSEN = {
     "demo_conditioning_size_sweep": (1, 3, 5, 7, 9, 11),
     "demo_neurons_baselines": (1, 3, 5, 7, 9),
     "demo_neurons_concept": (1, 2, 3, 9, 10, 11),
-    "demo_neurons_find_and_mask": (1, 2, 3, 5, 6, 7, 9, 10, 11),
+    "demo_neurons_find_and_mask": (1,),
     "demo_neurons_scan_and_mask": (2,),
     "demo_neurons_unlearning": (1, 5, 7, 13, 9, 10),
     "demo_neurons_known_neurons": (1, 2, 3, 5, 6, 7),

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 
 import pytest
 import tiny_transformers
@@ -62,6 +63,24 @@ def test_as_many_neurons_are_taken_as_the_score_needs(app, planted):
     assert record.converged and record.details["score_after_refinement"] <= 0.7
     assert known(app)[PROMPT] <= set(mask.neurons) and mask.count <= 8
     assert "first of the ranking: 1 neurons, score" in report
+
+
+def test_as_many_neurons_are_taken_as_make_the_image_go(app, planted):
+    """Beside a generic prompt on the same model; the report names what is left, and the rows of the images count."""
+    given = {"stopping_rule": "gone", "anchor": "portrait", "vae": planted[2], "cfg": 3.0}
+    mask, _, _, report = localize(app, planted, **given)
+    assert known(app)[PROMPT] <= set(mask.neurons)
+    assert "Left of the image, untouched: similarity 0." in report and "generic prompt: similarity 0." in report
+    assert ("the image is gone;" in report) == mask.searches[0].converged == ("Gone: no more is left" in report)
+    (rows,) = re.findall(r"(\d+) rows in (\d+) evaluations", report)
+    images = 1 + 2 + 4 + 2 * (int(rows[1]) - 3)
+    assert int(rows[0]) == 24 * images + 8  # 12 steps with CFG, and the 8 rows of the ranking
+    assert hooks_left(planted[0]) == 0
+
+
+def test_the_rule_gone_needs_images(app, planted):
+    with pytest.raises(ValueError, match="connect the model's vae"):
+        localize(app, planted, stopping_rule="gone")
 
 
 @pytest.mark.parametrize("given", [{"method": "search"}, {"ranking": "dot_z"}])

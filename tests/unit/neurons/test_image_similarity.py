@@ -5,10 +5,12 @@ import pytest
 import torch
 from glassbox.nodes.neurons import image_similarity, sscd
 from glassbox.nodes.neurons.image_similarity import (
+    Remains,
     calibrate_replication,
     compare_images,
     compare_pairs,
     compare_to_reference,
+    remains,
 )
 from safetensors.torch import save_file
 from sklearn.datasets import load_sample_images
@@ -140,3 +142,43 @@ def test_other_files_are_no_sscd_weights(tmp_path, content):
     path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
     with pytest.raises(ValueError, match="holds no SSCD weights"):
         sscd.load_sscd(path)
+
+
+def read(images):
+    """Labels: which third of the range each channel's mean is in; faces: 1 where an image is not dark."""
+    means = images.mean((1, 2))
+    return (means * 3).long(), (means.mean(1) > 0.2).long()
+
+
+def test_remains_are_the_median_similarity_the_equal_labels_and_the_faces(photos):
+    reference = photos[:1]
+    batch = torch.cat([reference, photos[1:], torch.zeros_like(reference)])
+    found = remains(batch, reference, embed, read)
+    each = compare_to_reference(batch, reference, embed)
+    assert found.similarity == pytest.approx(float(each.median())) and float(each[0]) == pytest.approx(1.0, abs=1e-5)
+    equal = sum(int((read(image[None])[0] == read(reference)[0]).sum()) for image in batch)
+    assert found.labels == pytest.approx(equal / 9) and 1 / 3 < found.labels < 1
+    assert found.faces == pytest.approx(2 / 3)
+    assert remains(batch, reference, embed) == Remains(found.similarity)
+
+
+GENERIC = Remains(0.5, 0.3, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("left", "excess", "said"),
+    [
+        (Remains(0.54, 0.39, 1.0), -0.01, "Gone"),
+        (Remains(0.54, 0.92, 1.0), 0.52, "Not gone"),
+        (Remains(0.70, 0.31, 0.75), 0.15, "Not gone"),
+        (Remains(0.13, 0.25, 0.25), -0.15, "Broken"),
+    ],
+)
+def test_an_image_is_gone_where_a_generic_prompt_has_as_much_of_it(left, excess, said):
+    assert left.excess(GENERIC) == pytest.approx(excess) and left.verdict(GENERIC).startswith(said)
+
+
+def test_without_labels_the_similarity_decides():
+    assert Remains(0.6).excess(Remains(0.5)) == pytest.approx(0.05)
+    assert Remains(0.5).verdict(Remains(0.5)).startswith("Gone") and str(Remains(0.5)) == "similarity 0.500"
+    assert str(GENERIC) == "similarity 0.500, labels 0.30, one face 1.00"

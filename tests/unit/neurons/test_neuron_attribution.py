@@ -140,6 +140,12 @@ def test_neurons_that_are_not_needed_are_left_out():
     assert result.score == pytest.approx(0.3) and result.initial_score == pytest.approx(0.3)
 
 
+def test_without_leaving_out_the_shortest_prefix_is_the_result():
+    evaluator = Scores(0.1, 0.3, 0.0, 0.4, 0.1, 0.0, 0.1)
+    result = last(attribution.shorten(VALUES, evaluator, 0.35, leave_out=False))
+    assert result.refined == [[1, 2], [0]] and result.converged and result.finished and len(evaluator.sets) == 4
+
+
 def test_a_target_that_is_out_of_reach_ends_with_the_whole_ranking():
     result = last(attribution.shorten(VALUES, Scores(0.1, 0.1, 0.1, 0.1, 0.1, 0.4, 0.1), 0.3))
     assert result.refined == [[0, 1, 2], [0, 1, 3]] and not result.converged and result.finished
