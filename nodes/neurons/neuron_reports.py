@@ -232,7 +232,7 @@ def remains_lines(left: dict[str, Remains], mask: NeuronMask | None = None) -> l
     if "after" in left and "generic prompt" in left:
         lines.append(left["after"].verdict(left["generic prompt"]))
     elif "after" in left:
-        lines.append("Whether that is little cannot be said alone: connect generic_images, of a generic prompt.")
+        lines.append("Whether that is little cannot be judged alone: connect generic_images, of a generic prompt.")
     negated = 0 if mask is None else sum(scale < 0 for of in mask.scales.values() for scale in of.values())
     if negated:
         lines.append(f"{negated} neurons are negated (factors below 0), which can break images: look at them.")

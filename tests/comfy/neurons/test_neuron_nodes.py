@@ -394,33 +394,6 @@ def test_the_report_compares_images(world, app):
     assert table.count("\n") == 41
 
 
-def test_the_report_judges_what_is_left_beside_a_generic_prompt(world, app):
-    """The person of the image, the same person again, and other people, by the judge on the wire."""
-    person, other, third = (
-        app.run("GBX_DemoPicture", image_index=number, count=3, part="face")[0] for number in (0, 9, 18)
-    )
-    given = {"mask": world.mask(), "reference_image": person[:1], "clip": world.clip}
-
-    def judged(after, **more):
-        *_, report, _, sheet = app.run("GBX_NeuronReport", **given, images_before=person, images_after=after, **more)
-        assert sheet.ndim == 4 and (sheet.amax((0, 3)) - sheet.amin((0, 3))).max() > 0.5
-        return report, sheet.shape
-
-    same, shape = judged(person[:1].repeat(3, 1, 1, 1), generic_images=other)
-    assert "Left of the image, after: similarity 1.000, labels 1.00, one face 1.00." in same and "Not gone" in same
-    gone, _ = judged(third, generic_images=third)
-    assert "Gone: no more is left" in gone and "generic prompt: similarity 0." in gone
-    broken, _ = judged(torch.rand(3, 128, 128, 3, generator=torch.Generator().manual_seed(1)), generic_images=other)
-    assert "Broken" in broken
-    alone, smaller = judged(other)
-    assert "cannot be said alone" in alone and "Gone" not in alone and smaller[1] < shape[1]
-
-
-def test_the_report_counts_negated_neurons(world, app):
-    mask = app.module("nodes.neurons.mask").NeuronMask({"input_blocks.1.1.a": {1: -0.5, 2: 0.0, 3: -1.0}})
-    assert "2 neurons are negated" in app.run("GBX_NeuronReport", mask=mask)[1]
-
-
 def test_the_report_measures_prompt_alignment(world, app):
     images, _, caption = app.run("GBX_DemoPicture", image_index=0, count=2, part="face")
 

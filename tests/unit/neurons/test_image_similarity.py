@@ -166,7 +166,7 @@ GENERIC = Remains(0.5, 0.3, 1.0)
 
 
 @pytest.mark.parametrize(
-    ("left", "excess", "said"),
+    ("left", "excess", "verdict"),
     [
         (Remains(0.54, 0.39, 1.0), -0.01, "Gone"),
         (Remains(0.54, 0.92, 1.0), 0.52, "Not gone"),
@@ -174,8 +174,8 @@ GENERIC = Remains(0.5, 0.3, 1.0)
         (Remains(0.13, 0.25, 0.25), -0.15, "Broken"),
     ],
 )
-def test_an_image_is_gone_where_a_generic_prompt_has_as_much_of_it(left, excess, said):
-    assert left.excess(GENERIC) == pytest.approx(excess) and left.verdict(GENERIC).startswith(said)
+def test_an_image_is_gone_where_a_generic_prompt_has_as_much_of_it(left, excess, verdict):
+    assert left.excess(GENERIC) == pytest.approx(excess) and left.verdict(GENERIC).startswith(verdict)
 
 
 def test_without_labels_the_similarity_decides():
