@@ -1,4 +1,4 @@
-"""Activation Steering: add directions to activations while any sampler runs, and where the directions come from."""
+"""Activation Steering, its directions and where they come from; Edit by Words: both act while any sampler runs."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .steering import SteeringDirection
 
 _PAPER = "Activation addition (arXiv 2308.10248), at the IDs of arXiv 2410.03558"
+_WORDS_EXAMPLE = "brown hair -> red hair: 2, glasses: 1"
 _PROMPTS_MAX = 256
 _DIRECTIONS_MAX = 8
 _NAME = {"id": "name", "default": "", "optional": True, "tooltip": "Name of the direction for Mix Steering Directions."}
@@ -382,7 +383,66 @@ class LoadSteeringDirection(io.ComfyNode):
         return io.NodeOutput(direction, direction.report())
 
 
+class EditByWords(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="GBX_EditByWords",
+            display_name="Edit by Words",
+            category=CATEGORY,
+            description="Returns a MODEL that changes words while any sampler runs: what its cross-attention reads in "
+            "one text, minus what it reads in another, times a strength. For strengths over 1, where a changed prompt "
+            "is too weak: existing images, and the last part of a run. Strength 0 is identical to the input model.",
+            search_aliases=[
+                "prompt editing",
+                "edit image with text",
+                "concept slider",
+                "change hair color",
+                "prompt to prompt",
+                "semantic guidance",
+            ],
+            inputs=[
+                io.Model.Input("model", tooltip="SD1.x, SD2.x, SDXL or the demo model."),
+                io.Clip.Input("clip", tooltip="The CLIP that encodes the prompt, with its LoRAs."),
+                io.String.Input(
+                    "edits",
+                    default="",
+                    multiline=True,
+                    tooltip=f"Words and strengths: {_WORDS_EXAMPLE}. Before the arrow what to move away from. "
+                    "1 is as strong as a changed prompt. Negative strengths reverse an edit.",
+                ),
+                io.String.Input(
+                    "prompt",
+                    default="",
+                    multiline=True,
+                    tooltip="The prompt that is sampled: words before an arrow are replaced in it, others are added to "
+                    "it, and the edit moves away from it. Empty: the words of the edits alone.",
+                ),
+                io.Float.Input(**START_PERCENT | {"tooltip": "Fraction of the run at which the edits start."}),
+                io.Float.Input(**END_PERCENT | {"tooltip": "Fraction of the run at which the edits end."}),
+                io.Mask.Input(
+                    "mask", optional=True, tooltip="Area to change, one mask for all images or one per image."
+                ),
+            ],
+            outputs=[
+                io.Model.Output(display_name="model", tooltip="The edited model, for the sampler."),
+                io.String.Output(display_name="report", tooltip="The two texts of each edit."),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, model, clip, edits: str, prompt: str, start_percent, end_percent, mask=None) -> io.NodeOutput:
+        from . import word_edit
+        from .word_edit_comfy import edited_model
+
+        refuse_compiled(model)
+        read = word_edit.read_edits(edits, prompt)
+        report = "\n".join(one.describe() for one in read) or "No edits: the model is the input model."
+        return io.NodeOutput(edited_model(model, clip, read, start_percent, end_percent, mask), report)
+
+
 NODES = [
+    EditByWords,
     ActivationSteering,
     SteeringDirectionFromPrompts,
     SteeringDirectionFromActivations,

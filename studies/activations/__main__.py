@@ -37,13 +37,14 @@ QUICK = Size(faces=12, levels=(50, 300), trained=6, tested=12, splits=2, draws=2
 
 def main(argv: Sequence[str]) -> int:
     """Measure, write, and print where."""
-    from . import joining, patching, sparse_features, steering
+    from . import joining, patching, sparse_features, steering, words
 
     parts = {
         "steering": steering.main,
         "joining": joining.main,
         "patching": patching.main,
         "sparse": sparse_features.main,
+        "words": words.main,
     }
     if argv and argv[0] in parts:
         return parts[argv[0]](argv[1:])

@@ -138,6 +138,9 @@ CASES = {
         "masked": ("demo", lambda w, _: {"direction": direction(w), "strength": 2.0, "mask": region(w)}),
         "norm": ("demo", lambda w, _: {"direction": direction(w), "strength": 2.0, "preserve_norm": True}),
     },
+    "GBX_EditByWords": {
+        "masked": ("demo", lambda w, _: {"clip": w.clip, "edits": "portrait -> beard: 2", "mask": region(w)})
+    },
     "GBX_ResolutionNoiseRescale": {
         mode: ("demo", lambda w, _, mode=mode: {"base_width": 32, "latent": w.latent(1, 64, 96), "mode": mode})
         for mode in ("sampler_only", "retimed")

@@ -82,6 +82,12 @@ def _named_strengths(app, count):
     return lambda: parse("\n".join(f"name {number}: 0.5" for number in range(count)))
 
 
+def _word_edits(app, count):
+    read = app.module("nodes.activations.word_edit").read_edits
+    edits = "\n".join(f"word{number} -> name{number}: 0.5" for number in range(count))
+    return lambda: read(edits, "")
+
+
 def _feature_strengths(app, count):
     parse = app.module("nodes.activations.sparse_autoencoder").parse_strengths
     return lambda: parse("\n".join(f"{number} = 0.5" for number in range(count)), 1000)
@@ -150,6 +156,8 @@ CASES = {
     "GBX_W2WFitDirections.labels": _member_labels,
     "edits": _edits,
     "GBX_MixSteeringDirections.edits": _named_strengths,
+    "GBX_EditByWords.edits": _word_edits,
+    "GBX_EditByWords.prompt": _word_edits,
     "strengths": _feature_strengths,
     "neurons": _neurons,
     **dict.fromkeys(("GBX_ResizeToBuckets.images", "GBX_ResizeToBuckets.masks"), _buckets),

@@ -29,6 +29,8 @@ _TWINS = {
 #: Numbers of the images to show, where the first ones would not show what a workflow is about.
 _CHOSEN = {
     "demo_activations_compare": (1,),
+    "demo_activations_edit_image_by_words": (1, 2, 3, 5),
+    "demo_activations_edit_late_by_words": (1, 3, 5, 2, 4, 6),
     "demo_activations_patching": (1, 2, 3, 5, 6, 7, 9, 10, 11),
     "demo_activations_point_similarity": (9, 10, 13, 14, 21, 22),
     "demo_activations_record": (1, 5, 9, 2, 6, 10),

@@ -19,9 +19,11 @@ TITLES = {
     "demo_noise_composition": "07 Set the layout with noise (demo)",
     "demo_conditioning_higher_resolution": "08 Go beyond the training size without a second head (demo)",
     "demo_noise_seed_scout": "09 Find the best of sixteen seeds early (demo)",
+    "demo_activations_edit_image_by_words": "10 Change a word in an image (demo)",
     "sdxl_weights_own_space": "11 Make sliders from your own LoRAs (SDXL)",
     "sdxl_weights_edit_photo": "12 Find a person from one photo and edit them (SDXL)",
     "sdxl_weights_train_space": "13 Learn sliders from folders of images (SDXL)",
+    "sdxl_activations_edit_image_by_words": "14 Change a word in an image (SDXL)",
     "sdxl_activations_token_heat_map": "15 See where each word acts, a heat map (SDXL)",
     "sdxl_noise_seed_scout": "16 Find the best of sixteen seeds early (SDXL)",
     "sdxl_noise_composition": "17 Set the layout with noise (SDXL)",
@@ -53,6 +55,7 @@ TITLES = {
     "demo_activations_clusters": "43 Segment faces without training (demo)",
     "demo_conditioning_size_sweep": "44 Sharper or softer with the original size (demo)",
     "demo_world_text_to_image": "45 Generate faces with the demo model (demo)",
+    "demo_activations_edit_late_by_words": "46 Change a word late in a run (demo)",
 }
 
 

@@ -1,4 +1,4 @@
-// W2W Edit, Mix Steering Directions: a slider for each direction. The node's text `edits` is all that they read and write.
+// W2W Edit, Mix Steering Directions, Edit by Words: a slider for each direction or words. The node's text `edits` is all that they read and write.
 
 import { lastOutput } from "../canvas/outputs.mjs";
 import { LiveSwitch } from "../canvas/live_queue.mjs";
@@ -14,6 +14,7 @@ const HIDE = "glassbox_hide_zero";
 const HEIGHT = 250;
 const DIRECTION = "STEERING_DIRECTION";
 const UNFITTED = { low: -1, high: 1, raw: 1 };
+const WORDS = { low: -4, high: 4, raw: 1 };
 const COMPONENT = { low: -3, high: 3, raw: 1 }; // in standard deviations of the members, whatever the units
 
 export function addEditSliders(node) {
@@ -22,6 +23,10 @@ export function addEditSliders(node) {
 
 export function addDirectionSliders(node) {
   new DirectionSliders(node);
+}
+
+export function addWordSliders(node) {
+  new WordSliders(node);
 }
 
 /** What both have. `directions` have names and ranges; `space` is null until all of them are known. */
@@ -194,6 +199,25 @@ class DirectionSliders extends EditSliders {
     this.directions = names.filter(Boolean).map((name) => ({ name, ...UNFITTED }));
     this.space = names.includes(undefined) ? null : { name: say("Directions"), directions: this.directions };
     this.draw();
+  }
+}
+
+/** Edit by Words: what the text names, each with the strengths that were measured to be of use. */
+class WordSliders extends EditSliders {
+  directions = [];
+  raw = false;
+  unit = "1 is the changed prompt";
+  words = { none: "Write words and a strength, such as brown hair -> red hair: 2" };
+
+  update() {
+    this.space = { name: say("Words"), directions: this.directions };
+    this.draw();
+  }
+
+  known(strengths) {
+    this.directions = [...strengths.keys()].map((name) => ({ name, ...WORDS }));
+    if (this.space) this.space.directions = this.directions;
+    return super.known();
   }
 }
 

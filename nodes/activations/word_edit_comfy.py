@@ -1,0 +1,177 @@
+"""Edits by words in the cross-attention of a U-Net, for exactly as long as one call of the network."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from comfy.ldm.modules import attention
+from comfy.patcher_extension import WrappersMP
+from torch import nn
+
+from ..common.network_call import Call
+from ..host.evaluate import sigmas_of
+from ..host.hooks import Receivers, hook_calls
+from ..host.text_encoding import encode
+from .activation_edit import mask_at
+from .word_edit import KeysValues, WordEdit, attention_difference
+
+_TEMPORAL = "time_stack"  # of Stable Video Diffusion: attention between frames
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """An edit's encoded texts (rows, tokens, channels), and its strength."""
+
+    toward: torch.Tensor
+    away: torch.Tensor
+    strength: float
+
+
+def edited_model(patcher, clip, edits: list[WordEdit], start_percent: float, end_percent: float, mask=None):
+    """A clone of a MODEL with edits by words in a part of the run; the MODEL itself where nothing is changed.
+
+    ``mask`` (M, H, W) in 0..1 of the image, None for all of it. Raises ValueError for networks without cross-attention
+    and for a CLIP of another model.
+    """
+    texts = [_Texts(_encoded(clip, one.toward), _encoded(clip, one.away), one.strength) for one in edits]
+    texts = [one for one in texts if not torch.equal(one.toward, one.away)]
+    if not texts or (mask is not None and not mask.any()):
+        return patcher
+    paths = _cross_attentions(patcher.model.diffusion_model, texts[0].toward.shape[2])
+    (first, last), cache = sigmas_of(patcher, start_percent, end_percent), _KeysValues(texts)
+
+    def calling(call: Call):
+        if not last <= call.sigma <= first or not any(part.positive for part in call.parts):
+            return None
+        return _CallEdit(call, paths, texts, cache, mask).receivers()
+
+    def run(executor, *args, **kwargs):
+        try:
+            return executor(*args, **kwargs)
+        finally:
+            cache.clear()
+
+    clone = hook_calls(patcher, calling)
+    clone.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, f"glassbox_words_{uuid.uuid4().hex}", run)
+    return clone
+
+
+def _encoded(clip, text: str) -> torch.Tensor:
+    entries = encode(clip, text)[1]
+    if len(entries) != 1:
+        raise ValueError("This CLIP changes along the run (scheduled hooks): connect a CLIP without hooks.")
+    return entries[0][0]
+
+
+def _cross_attentions(network: nn.Module, channels: int) -> list[str]:
+    """Paths of the modules that read a text of so many channels."""
+    found = [
+        (path, module.to_k.in_features)
+        for path, module in network.named_modules()
+        if path.endswith(".attn2") and _TEMPORAL not in path
+    ]
+    if not found:
+        raise ValueError(
+            "This MODEL has no cross-attention of its own (as SD3 and Flux have none): use SD1.5, SD2, SDXL or the "
+            "demo model."
+        )
+    wrong = next((width for _, width in found if width != channels), None)
+    if wrong is not None:
+        raise ValueError(
+            f"The CLIP encodes texts of {channels} channels and the MODEL reads {wrong}: connect the CLIP of the model."
+        )
+    return [path for path, _ in found]
+
+
+class _KeysValues:
+    """Keys and values of the texts in each layer, kept as long as the layer's weights stay what they were.
+
+    Weights change within a run in many ways (hooks, changes that act at some noise levels, patches of layers in low
+    VRAM). The network's own keys and values of the same prompt, which are there anyway, show it.
+    """
+
+    def __init__(self, texts: list[_Texts]):
+        self._texts = texts
+        self._kept: dict[str, tuple[KeysValues, list[tuple[KeysValues, KeysValues]]]] = {}
+
+    def clear(self) -> None:
+        """Free the memory."""
+        self._kept.clear()
+
+    def of(self, path: str, module: nn.Module, own: KeysValues) -> list[tuple[KeysValues, KeysValues]]:
+        """Toward and away of each edit. ``own``: what the layer has made of the prompt of one image."""
+        before, made = self._kept.get(path, (None, []))
+        if before is None or not all(map(_same, before, own)):
+            made = [(self._make(module, one.toward, own), self._make(module, one.away, own)) for one in self._texts]
+            self._kept[path] = (own[0].clone(), own[1].clone()), made
+        return made
+
+    def _make(self, module: nn.Module, text: torch.Tensor, own: KeysValues) -> KeysValues:
+        text = text.to(own[0])
+        # Not through __call__: other nodes' hooks on these layers expect the rows of the call.
+        return module.to_k.forward(text), module.to_v.forward(text)
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.device == other.device and one.dtype == other.dtype and torch.equal(one, other)
+
+
+class _CallEdit:
+    """Receivers for one call that collect queries, keys and values, and change what goes into the output layers."""
+
+    def __init__(self, call: Call, paths: list[str], texts: list[_Texts], cache: _KeysValues, mask):
+        self._call, self._paths, self._texts, self._cache, self._mask = call, paths, texts, cache, mask
+        self._made: dict[str, torch.Tensor] = {}  # by "q", "k" and "v": of the layer under way
+        self._grid: tuple[int, int] = (0, 0)
+
+    def receivers(self) -> Receivers:
+        """Of outputs, and of first inputs."""
+        outputs = [(f"{path}.to_{name}", partial(self._keep, name)) for path in self._paths for name in ("q", "k", "v")]
+        grids = dict.fromkeys(path.partition(".transformer_blocks.")[0] for path in self._paths)
+        inputs = [(grid, self._keep_grid) for grid in grids] if self._mask is not None else []
+        return outputs, [*inputs, *((f"{path}.to_out", partial(self._change, path)) for path in self._paths)]
+
+    def _keep(self, name: str, output: torch.Tensor) -> None:
+        self._made[name] = output
+
+    def _keep_grid(self, feature: torch.Tensor) -> None:
+        self._grid = (feature.shape[-2], feature.shape[-1])
+
+    def _change(self, path: str, attended: torch.Tensor) -> torch.Tensor:
+        """The attention's output (rows, N, heads * d) with the edits in the rows of the positive prompt."""
+        query, key, value = (self._made.pop(name) for name in ("q", "k", "v"))
+        module = self._call.network.get_submodule(path)
+        attend = partial(_attend, module)
+        self._call.require(len(query))
+        changed = attended.clone()
+        for part, rows in self._call.split(changed):
+            if not part.positive:
+                continue
+            queries = query[part.rows]
+            texts = self._cache.of(path, module, (key[part.rows][:1], value[part.rows][:1]))
+            added = sum(
+                one.strength * attention_difference(queries, *pair, attend)
+                for one, pair in zip(self._texts, texts, strict=True)
+            )
+            if self._mask is not None:
+                added = added * self._placed(added, part.area)
+            changed[part.rows] = rows + added
+        return changed
+
+    def _placed(self, added: torch.Tensor, area) -> torch.Tensor:
+        """The mask at the positions of a layer: (rows, N, 1)."""
+        height, width = self._grid
+        if added.shape[1] != height * width:
+            raise ValueError(
+                f"A layer has {added.shape[1]} tokens for {height} x {width} positions, because another node merges "
+                "or tiles tokens, so the mask cannot be placed. Connect the MODEL from before that node."
+            )
+        feature = added.transpose(1, 2).unflatten(2, self._grid)
+        return mask_at(self._mask, feature, 1, area).to(added).flatten(2).transpose(1, 2)
+
+
+def _attend(module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return attention.optimized_attention(query, key, value, module.heads, attn_precision=module.attn_precision)

@@ -1,0 +1,250 @@
+"""Is Edit by Words better than changing the prompt? `python run.py study activations words [--quick]`.
+
+**Existing images**: the 24 rendered faces of the demo world through image to image, four attributes, against the
+changed prompt at the same denoise, at a higher denoise and at a higher CFG. **New images** whose caption names the
+attribute, changed late in the run, against the changed prompt from the same step and from the first. The demo world's
+judge reads everything. Units are faces, and captions.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ..common import host, results
+from ..world.captions import FACIAL_HAIR, HAIR, MOUTH
+from ..world.faces import COLORLESS_HAIR
+from .steering import CAPTIONS, CFG, SEED, STEPS, Steered
+
+#: Attribute, the value that is requested, the trait of the caption that names it.
+TARGETS = (
+    ("hair_color", "red", "hair"),
+    ("clothing_color", "green", "clothing"),
+    ("skin", "brown", "skin"),
+    ("accessory", "sunglasses", "accessory"),
+)
+#: Denoise, CFG, strength of the edit and its form; strength None: the changed prompt.
+EXISTING = {
+    "prompt": (0.6, CFG, None, ""),
+    "edit 2 in the prompt": (0.6, CFG, 2.0, "prompt"),
+    "edit 2, words alone": (0.6, CFG, 2.0, "words"),
+    "prompt at CFG 6": (0.6, 6.0, None, ""),
+    "prompt at denoise .8": (0.8, CFG, None, ""),
+    "prompt at denoise .5": (0.5, CFG, None, ""),
+    "edit 3 in the prompt at denoise .5": (0.5, CFG, 3.0, "prompt"),
+}
+#: From which fraction of the run, and the strength of the edit; None: the changed prompt.
+NEW = {
+    "prompt": (0.0, None),
+    "prompt from 37.5 %": (0.375, None),
+    "edit 2 from 37.5 %": (0.375, 2.0),
+    "prompt from 25 %": (0.25, None),
+    "edit 2 from 25 %": (0.25, 2.0),
+}
+FACES, SEEDS = 24, 2
+
+
+def caption(traits: dict[str, str]) -> str:
+    """A full caption of what the judge reads in an image."""
+    color = traits["hair_color"] if traits["hair"] in COLORLESS_HAIR else ""
+    return ", ".join(
+        [
+            "portrait",
+            f"{traits['skin']} skin",
+            HAIR[traits["hair"]].format(traits["hair_color"]),
+            " ".join(FACIAL_HAIR[traits["facial_hair"]].format(color).split()),
+            "no glasses" if traits["accessory"] == "none" else traits["accessory"],
+            f"{traits['clothing_color']} {traits['clothing']}",
+            MOUTH[traits["mouth"]],
+        ]
+    )
+
+
+def words(traits: dict[str, str], attribute: str, value: str) -> tuple[str, str] | None:
+    """What stands in the caption for an attribute, and what stands there instead; None where it is there already."""
+    if traits[attribute] == value or (attribute == "hair_color" and traits["hair"] in COLORLESS_HAIR):
+        return None
+    before, after = (caption({**traits, attribute: one}).split(", ") for one in (traits[attribute], value))
+    return next((one, other) for one, other in zip(before, after, strict=True) if one != other)
+
+
+class Edited(Steered):
+    """The demo model, its readings, and both ways to change a word."""
+
+    def names(self, images: torch.Tensor) -> list[dict[str, str]]:
+        """What the judge reads in images (B, H, W, 3), by attribute."""
+        logits = self.judge(images.movedim(-1, 1).float())
+        found = {name: value.argmax(-1).tolist() for name, value in logits.items()}
+        return [
+            {name: self.judge.labels[name][found[name][row]] for name in self.judge.labels}
+            for row in range(len(images))
+        ]
+
+    def encode(self, text: str):
+        """A CONDITIONING."""
+        return self.clip.encode_from_tokens_scheduled(self.clip.tokenize(text))
+
+    def edit(self, text: str, prompt: str, start: float):
+        """The MODEL with edits."""
+        node = host.pack("nodes.activations.nodes_steering").EditByWords
+        return node.execute(self.model, self.clip, text, prompt, start, 1.0).result[0]
+
+    def timed(self, before: str, after: str, start: float):
+        """A CONDITIONING of one text up to a fraction of the run, and of another from there on."""
+        import node_helpers
+
+        early, late = ({"start_percent": 0.0, "end_percent": start}, {"start_percent": start, "end_percent": 1.0})
+        if not start:
+            return self.encode(after)
+        return [
+            *node_helpers.conditioning_set_values(self.encode(before), early),
+            *node_helpers.conditioning_set_values(self.encode(after), late),
+        ]
+
+    @torch.inference_mode()
+    def images(self, model, positive, latent: torch.Tensor, seeds: Sequence[int], cfg: float, denoise: float):
+        """Images (B, H, W, 3) sampled from latents with stock noise."""
+        import comfy.sample
+
+        noise = torch.cat([self._evaluate.noise_for(latent[:1], seed) for seed in seeds])
+        given = {"denoise": denoise, "disable_pbar": True}
+        samples = comfy.sample.sample(
+            model, noise, STEPS, cfg, "euler", "normal", positive, self.encode(""), latent, **given
+        )
+        return self._vae.decode(samples)
+
+    @torch.inference_mode()
+    def latents(self, images: torch.Tensor) -> torch.Tensor:
+        """Latents of images."""
+        return self._vae.encode(images)
+
+
+def existing_row(edited: Edited, image: torch.Tensor, number: int) -> dict:
+    """Of one face, for each attribute and method: reached, the fraction of others kept, and pixels changed."""
+    traits, latent, row = edited.names(image)[0], edited.latents(image), {}
+    plain = caption(traits)
+    for attribute, value, _ in TARGETS:
+        pair = words(traits, attribute, value)
+        if pair is None:
+            continue
+        away, toward = pair
+        for name, (denoise, cfg, strength, form) in EXISTING.items():
+            if strength is None:
+                model, positive = edited.model, edited.encode(plain.replace(away, toward))
+            else:
+                text = f"{away} -> {toward}: {strength}"
+                model, positive = edited.edit(text, plain if form == "prompt" else "", 0.0), edited.encode(plain)
+            found = edited.images(model, positive, latent, [SEED + number], cfg, denoise)
+            row[f"{attribute}/{name}"] = _read(edited, found, image, [traits], attribute, value)
+    return row
+
+
+def new_row(edited: Edited, number: int) -> dict:
+    """The same of one caption, over the seeds, beside what the caption itself gives."""
+    row, latent = {}, edited.blank.expand(SEEDS, -1, -1, -1)
+    parts = CAPTIONS[number % len(CAPTIONS)] | _VARIED[number]
+    plain = ", ".join(["portrait", *parts.values()])
+    seeds = [100 * number + one for one in range(SEEDS)]
+    base = edited.images(edited.model, edited.encode(plain), latent, seeds, CFG, 1.0)
+    traits = edited.names(base)
+    for attribute, value, part in TARGETS:
+        away = parts[part]
+        toward = {"accessory": value, "skin": f"{value} skin"}.get(attribute, "")
+        toward = toward or " ".join(value if one in _COLORS else one for one in away.split())
+        if toward == away:
+            continue
+        for name, (start, strength) in NEW.items():
+            if strength is None:
+                model, positive = edited.model, edited.timed(plain, plain.replace(away, toward), start)
+            else:
+                text = f"{away} -> {toward}: {strength}"
+                model, positive = edited.edit(text, plain, start), edited.encode(plain)
+            found = edited.images(model, positive, latent, seeds, CFG, 1.0)
+            row[f"{attribute}/{name}"] = _read(edited, found, base, traits, attribute, value)
+    return row
+
+
+_COLORS = ("black", "brown", "blonde", "gray", "pink", "blue", "white", "red", "green", "yellow", "platinum")
+#: What the ten captions have instead of those of the steering study.
+_VARIED = (
+    {}, {}, {}, {},
+    {"hair": "curly black hair", "clothing": "pink hoodie", "skin": "pale skin"},
+    {"hair": "straight brown hair", "clothing": "yellow shirt", "skin": "light skin"},
+    {"hair": "platinum bun", "clothing": "white sweater", "skin": "black skin"},
+    {"hair": "gray quiff", "clothing": "black overall", "skin": "tanned skin", "accessory": "no glasses"},
+    {"hair": "black afro", "clothing": "blue shirt", "accessory": "round glasses"},
+    {"hair": "blonde mohawk", "clothing": "red hoodie", "skin": "light skin"},
+)  # fmt: skip
+
+
+def _read(edited: Edited, found, before, traits: list[dict], attribute: str, value: str) -> list[float]:
+    """Reached, other attributes kept, mean absolute change of the pixels: means over the images."""
+    read = edited.names(found)
+    others = [name for name in traits[0] if name != attribute]
+    kept = [np.mean([one[name] == was[name] for name in others]) for one, was in zip(read, traits, strict=True)]
+    reached = [one[attribute] == value for one in read]
+    return [float(np.mean(reached)), float(np.mean(kept)), float((found - before).abs().mean())]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure, write, and print where."""
+    parser = argparse.ArgumentParser(prog="run.py study activations words", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="six faces and five captions")
+    options = parser.parse_args(argv)
+    host.prepare()
+    assets = host.pack("nodes.demo.assets")
+    world = assets.worlds()[0]
+    edited = Edited(world)
+    name, command = "activations_words", "python run.py study activations words"
+    faces, captions = FACES, len(_VARIED)
+    if options.quick:
+        name, command, faces, captions = f"{name}_quick", f"{command} --quick", 6, 5
+    rows = results.Rows(name, {"existing": EXISTING, "new": NEW, "targets": TARGETS, "seeds": SEEDS, "steps": STEPS})
+    images = assets.load_images(world, 0, faces, "face")[0]
+    numbers: dict[str, dict] = {}
+    units = {
+        "existing": [(f"face {one}", lambda one=one: existing_row(edited, images[one : one + 1], one))
+                     for one in range(faces)],
+        "new": [(f"caption {one}", lambda one=one: new_row(edited, one)) for one in range(captions)],
+    }  # fmt: skip
+    for kind, some in units.items():
+        done = []
+        for unit, make in some:
+            done.append(rows.row(unit, make))
+            print(unit, flush=True)
+        summarize(kind, done, EXISTING if kind == "existing" else NEW, numbers)
+    print(results.write(name, command, SEED, assets.ASSETS / world, numbers))
+    rows.finished()
+    return 0
+
+
+def summarize(kind: str, rows: list[dict], methods: dict, numbers: dict) -> None:
+    """Means over units of each method, and paired differences of each edit with its rivals."""
+    unit = "faces" if kind == "existing" else "captions"
+
+    def table(method: str, attributes: Sequence[str]) -> np.ndarray:
+        per_unit = [[row[f"{one}/{method}"] for one in attributes if f"{one}/{method}" in row] for row in rows]
+        return np.array([np.mean(found, 0) for found in per_unit if found])
+
+    every = [attribute for attribute, *_ in TARGETS]
+    for label, chosen in {"all": every, **{one: [one] for one in every}}.items():
+        for method in methods:
+            values = table(method, chosen)
+            for column, what in enumerate(("reached", "others kept", "pixels changed")):
+                about = f"{what}, mean over {unit}, by the judge" if column < 2 else "mean absolute change, 0 to 1"
+                numbers[f"{kind}, {label}: {method}: {what}"] = results.bootstrap(values[:, column], about, "fraction")
+    edits = [method for method in methods if method.startswith("edit")]
+    for edit in edits:
+        own = methods[edit][0]
+        for rival in (
+            one for one in methods if not one.startswith("edit") and (one == "prompt" or methods[one][0] == own)
+        ):
+            pairs = table(edit, every) - table(rival, every)
+            for column, what in enumerate(("reached", "others kept", "pixels changed")):
+                about = f"{what}: {edit} minus {rival}, paired over {unit}"
+                numbers[f"{kind}: {edit} minus {rival}: {what}"] = results.bootstrap(
+                    pairs[:, column], about, "fraction"
+                )

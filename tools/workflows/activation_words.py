@@ -1,0 +1,155 @@
+"""The workflows of Edit by Words: change a word in an image, and change it late in a run, beside their rivals."""
+
+from __future__ import annotations
+
+from .activations import SDXL, save
+from .authoring import Output, Workflow
+from .sampling import encode, sample
+
+_EDITED, _CHANGED = "Edit by Words", "Changed prompt"
+_FACE = (
+    "portrait, light skin, short brown hair, shaven, no glasses, blue hoodie, smiling, open eyes, plain gray background"
+)
+_CAPTION = "portrait, light skin, short blonde hair, shaven, no glasses, yellow hoodie, smiling"
+_PHOTO = "a photo of a woman with brown hair in a red coat, a street in the background"
+
+
+def demo_activations_edit_image_by_words(w: Workflow) -> None:
+    w.note(
+        "Change a word in an image",
+        "**Image to image** at denoise 0.6 keeps the face; the changed prompt alone is too weak there.",
+        "**Edit by Words** reads in every cross-attention the prompt with the word changed, minus the prompt, and adds "
+        "it twice. Strength 1 would be the changed prompt.",
+        "**The rivals**: the changed prompt at the same denoise, at CFG 6 and at denoise 0.8, which loses more of the "
+        "image.",
+        "**Try** other edits, such as `yellow hoodie -> green hoodie: 2`, several at once, a mask, or the sliders with "
+        "*Live*.",
+    )
+    w.group("Model and image")
+    model, clip, vae = w.add("GBX_LoadDemoModel")
+    image, _, _ = w.add("GBX_DemoPicture", image_index=2, count=1)
+    _image(w, (model, clip, vae), image, _CAPTION, "no glasses -> sunglasses: 2", 3.0, 8, "edit_image")
+
+
+def sdxl_activations_edit_image_by_words(w: Workflow) -> None:
+    w.note(
+        "SDXL: change a word in an image",
+        "**Load an image** and describe it in the prompt. Image to image at denoise 0.6 keeps most of it.",
+        "**Edit by Words** reads in every cross-attention the prompt with the word changed, minus the prompt, and adds "
+        "it twice. Strength 1 would be the changed prompt.",
+        "**Not measured on SDXL**: the strength is that of the demo model. Compare with the changed prompt, at CFG 12 "
+        "and at denoise 0.8.",
+    )
+    w.group("Model and image")
+    model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name=SDXL)
+    loaded, _ = w.add("LoadImage", image="example.png")
+    image = w.add("ImageScale", image=loaded, upscale_method="lanczos", width=1024, height=1024, crop="center")
+    _image(w, (model, clip, vae), image, _PHOTO, "brown hair -> red hair: 2", 6.0, 25, "sdxl_edit_image")
+
+
+def demo_activations_edit_late_by_words(w: Workflow) -> None:
+    w.note(
+        "Change a word late in a run",
+        "**The first 37.5 %** of the steps decide the composition. A word that is changed after them changes little "
+        "else, and a changed prompt comes too late: **Edit by Words** at strength 2 does not.",
+        "**The rival** needs stock nodes alone: the changed prompt from 25 % of the steps. For new images whose "
+        "caption does not name the attribute it is the cheapest way, and Edit by Words is no better.",
+        "**Try** other starts, and strengths from 1 to 3.",
+    )
+    w.group("Model and prompt")
+    model, clip, vae = w.add("GBX_LoadDemoModel")
+    _late(w, (model, clip, vae), _FACE, ("brown hair", "red hair"), 128, 3.0, 16, "edit_late")
+
+
+def sdxl_activations_edit_late_by_words(w: Workflow) -> None:
+    w.note(
+        "SDXL: change a word late in a run",
+        "**The first 37.5 %** of the steps decide the composition. A word that is changed after them changes little "
+        "else: Edit by Words at strength 2, beside the changed prompt from 25 %, which needs stock nodes alone.",
+        "**Not measured on SDXL**: start and strength are those of the demo model.",
+        "**Try** other starts, and strengths from 1 to 3.",
+    )
+    w.group("Model and prompt")
+    model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name=SDXL)
+    _late(w, (model, clip, vae), _PHOTO, ("brown hair", "red hair"), 1024, 6.0, 25, "sdxl_edit_late")
+
+
+def _image(
+    w: Workflow, loaded: tuple[Output, ...], image: Output, text: str, edit: str, cfg: float, steps: int, name: str
+) -> None:
+    model, clip, vae = loaded
+    words, _, strength = edit.partition(":")
+    before, after = (one.strip() for one in words.split("->"))
+    positive, negative = encode(w, clip, text)
+    changed = w.add("CLIPTextEncode", clip=clip, text=text.replace(before, after), node_title="Changed prompt")
+    latent = w.add("VAEEncode", pixels=image, vae=vae)
+    w.group("Edit")
+    edited, report = w.add("GBX_EditByWords", model=model, clip=clip, edits=f"{words}:{strength}", prompt=text)
+    w.add("PreviewAny", source=report, node_title="What is compared")
+
+    def each(w: Workflow, model: Output, edited: Output, positive: Output, changed: Output, **given: Output):
+        runs = {
+            "edit": (edited, positive, cfg, 0.6),
+            "changed": (model, changed, cfg, 0.6),
+            "higher cfg": (model, changed, 2 * cfg, 0.6),
+            "higher denoise": (model, changed, cfg, 0.8),
+        }
+        return {
+            title: _sampled(w, name, model=own, positive=prompt, cfg=own_cfg, denoise=denoise, **given)
+            for title, (own, prompt, own_cfg, denoise) in runs.items()
+        }
+
+    given = {"model": model, "edited": edited, "positive": positive, "changed": changed, "negative": negative}
+    given |= {"latent_image": latent, "vae": vae, "seed": 0, "steps": steps}
+    w.group("Before and after")
+    save(w, _shown(w, image, name), f"{name}_before", "Before")
+    titles = (_EDITED, _CHANGED, f"Changed prompt at CFG {2 * cfg:g}", "Changed prompt at denoise 0.8")
+    for number, (made, title) in enumerate(
+        zip(w.subgraph("Image to image each way", each, **given), titles, strict=True)
+    ):
+        save(w, made, f"{name}_{number}", title)
+
+
+def _late(w: Workflow, loaded, text: str, words: tuple[str, str], side: int, cfg: float, steps: int, name: str) -> None:
+    model, clip, vae = loaded
+    before, after = words
+    positive, negative = encode(w, clip, text)
+    changed = w.add("CLIPTextEncode", clip=clip, text=text.replace(before, after), node_title="Changed prompt")
+    latent = w.add("EmptyLatentImage", width=side, height=side, batch_size=2)
+    w.group("Edit")
+    given = {"edits": f"{before} -> {after}: 2", "prompt": text, "start_percent": 0.375}
+    edited, report = w.add("GBX_EditByWords", model=model, clip=clip, **given)
+    w.add("PreviewAny", source=report, node_title="What is compared")
+
+    def each(w: Workflow, model: Output, edited: Output, positive: Output, changed: Output, **given: Output):
+        early = w.add("ConditioningSetTimestepRange", conditioning=positive, start=0.0, end=0.25)
+        late = w.add("ConditioningSetTimestepRange", conditioning=changed, start=0.25, end=1.0)
+        timed = w.add("ConditioningCombine", conditioning_1=early, conditioning_2=late)
+        runs = {
+            "before": (model, positive),
+            "edit": (edited, positive),
+            "timed": (model, timed),
+            "changed": (model, changed),
+        }
+        return {
+            title: _sampled(w, name, model=own, positive=prompt, denoise=1.0, **given)
+            for title, (own, prompt) in runs.items()
+        }
+
+    given = {"model": model, "edited": edited, "positive": positive, "changed": changed, "negative": negative}
+    given |= {"latent_image": latent, "vae": vae, "seed": 0, "steps": steps, "cfg": cfg}
+    w.group("Before and after")
+    titles = ("Before", f"{_EDITED} from 37.5 %", f"{_CHANGED} from 25 %", _CHANGED)
+    for number, (made, title) in enumerate(zip(w.subgraph("Generate each way", each, **given), titles, strict=True)):
+        save(w, made, f"{name}_{number}", title)
+
+
+def _sampled(w: Workflow, name: str, vae: Output, **given: Output | float) -> Output:
+    return _shown(w, sample(w, vae, **given), name)
+
+
+def _shown(w: Workflow, image: Output, name: str) -> Output:
+    """Enlarged, where it is of the demo model, so that it can be seen."""
+    if name.startswith("sdxl"):
+        return image
+    return w.add("ImageScale", image=image, upscale_method="lanczos", width=384, height=384, crop="disabled")
