@@ -112,7 +112,8 @@ class _KeysValues:
     def _make(self, module: nn.Module, text: torch.Tensor, own: KeysValues) -> KeysValues:
         text = text.to(own[0])
         # Not through __call__: other nodes' hooks on these layers expect the rows of the call.
-        return module.to_k.forward(text), module.to_v.forward(text)
+        to_k, to_v = (module.get_submodule(name) for name in ("to_k", "to_v"))
+        return to_k.forward(text), to_v.forward(text)
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -131,8 +132,9 @@ class _CallEdit:
         """Of outputs, and of first inputs."""
         outputs = [(f"{path}.to_{name}", partial(self._keep, name)) for path in self._paths for name in ("q", "k", "v")]
         grids = dict.fromkeys(path.partition(".transformer_blocks.")[0] for path in self._paths)
-        inputs = [(grid, self._keep_grid) for grid in grids] if self._mask is not None else []
-        return outputs, [*inputs, *((f"{path}.to_out", partial(self._change, path)) for path in self._paths)]
+        inputs: list = [(grid, self._keep_grid) for grid in grids] if self._mask is not None else []
+        inputs += [(f"{path}.to_out", partial(self._change, path)) for path in self._paths]
+        return outputs, inputs
 
     def _keep(self, name: str, output: torch.Tensor) -> None:
         self._made[name] = output
@@ -152,10 +154,9 @@ class _CallEdit:
                 continue
             queries = query[part.rows]
             texts = self._cache.of(path, module, (key[part.rows][:1], value[part.rows][:1]))
-            added = sum(
-                one.strength * attention_difference(queries, *pair, attend)
-                for one, pair in zip(self._texts, texts, strict=True)
-            )
+            added = torch.zeros_like(rows)
+            for one, pair in zip(self._texts, texts, strict=True):
+                added = added + one.strength * attention_difference(queries, *pair, attend)
             if self._mask is not None:
                 added = added * self._placed(added, part.area)
             changed[part.rows] = rows + added

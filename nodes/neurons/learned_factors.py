@@ -126,8 +126,10 @@ class FactorLearning:
         late = self.done >= settings.steps - round(_LATE * settings.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = settings.learning_rate * (_LATE_RATE if late else 1.0)
-        drawn = (_drawn(examples, settings.rows, settings.seed, self.done) for examples in (memorized, ordinary))
-        loss, self.factors.grad = self.gradient(predict, *drawn, cost)
+        memorized, ordinary = (
+            _drawn(examples, settings.rows, settings.seed, self.done) for examples in (memorized, ordinary)
+        )
+        loss, self.factors.grad = self.gradient(predict, memorized, ordinary, cost)
         self.optimizer.step()
         with torch.no_grad():
             self.factors.clamp_(settings.low, 1.0)

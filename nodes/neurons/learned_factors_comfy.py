@@ -193,7 +193,8 @@ def learned_mask(
     searches = []
     for text in run.prompts:
         before, after = run.scores[text]
-        details = {"finished": not run.finished_early, "score_untouched": before, "score_after_refinement": after}
+        details: dict = {"finished": not run.finished_early, "score_untouched": before}
+        details["score_after_refinement"] = after
         details |= {"z": {}, "activation": {}, "selected_by": selected, "settings": settings}
         searches.append(SearchRecord(text, found, not run.finished_early, details))
     kept = () if start is None else start.history

@@ -12,6 +12,7 @@ import enum
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -66,6 +67,14 @@ class Neurons:
             for layer, part in zip(self.layers, parts, strict=True)
             if bool(part.any())
         }
+
+
+class SetScores(Protocol):
+    """Scores a set (total,) of silenced neurons: small where little is left of what they carry."""
+
+    neurons: Neurons
+
+    def score(self, mask: torch.Tensor) -> float: ...
 
 
 class Evaluator:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .nemo_search import Chosen, Evaluator, Neurons, SearchResult, SelectionStep
+from .nemo_search import Chosen, Evaluator, Neurons, SearchResult, SelectionStep, SetScores
 
 #: Timesteps of ``multi``, from nearly pure noise to where the image is laid out.
 TIMESTEPS = (961, 800, 640, 480)
@@ -153,7 +153,7 @@ def take_fraction(values: torch.Tensor, fraction: float, evaluator: Evaluator, t
 
 
 def shorten(
-    values: torch.Tensor, evaluator: Evaluator, target: float, leave_out: bool = True
+    values: torch.Tensor, evaluator: SetScores, target: float, leave_out: bool = True
 ) -> Iterator[SearchResult]:
     """The shortest prefix of the ranking that reaches the target, then without each neuron that it does not need.
 
@@ -188,6 +188,7 @@ def shorten(
         yield result
         without = [other for other in kept if other != index]
         chosen = _by_layer_indices(without, evaluator.neurons)
+        assert isinstance(evaluator, Evaluator)
         below = evaluator.score_below(evaluator.neurons.mask(chosen), target) if without else None
         if below is not None:
             kept, result.refined, result.score = without, chosen, below
@@ -201,7 +202,7 @@ def _order(values: torch.Tensor) -> list[int]:
     return [index for index in values.argsort(descending=True, stable=True).tolist() if float(values[index]) > 0]
 
 
-def _silenced(indices: list[int], evaluator: Evaluator, trace: list[SelectionStep]) -> tuple[Chosen, float]:
+def _silenced(indices: list[int], evaluator: SetScores, trace: list[SelectionStep]) -> tuple[Chosen, float]:
     """Neurons that are counted over all layers as indices in each layer, and the score with them silenced."""
     chosen = _by_layer_indices(indices, evaluator.neurons)
     score = evaluator.score(evaluator.neurons.mask(chosen))

@@ -38,9 +38,11 @@ class OptimizeNeuronMask(io.ComfyNode):
         return schema(
             node_id="GBX_OptimizeNeuronMask",
             advanced=(
+                "layers",
                 "learning_rate",
                 "removal",
                 "keep",
+                "sparsity",
                 "batch_size",
                 "noise_samples",
                 "width",
@@ -53,7 +55,8 @@ class OptimizeNeuronMask(io.ComfyNode):
             category=nemo_inputs.CATEGORY,
             description="Learns by gradient how much each neuron is scaled, so that memorized prompts generate what a "
             "generic prompt does, at a price for what ordinary prompts lose and for the size of the mask. Finish now "
-            f"keeps the mask learned so far. {CAVEATS[0]} {CAVEATS[1]}",
+            "keeps the mask learned so far. No paper: the neurons are those of Finding NeMo. "
+            f"{CAVEATS[0]} {CAVEATS[1]}",
             search_aliases=["nemo", "learn neuron mask", "memorization mitigation", "unlearn", "neuron attribution"],
             inputs=[
                 io.Model.Input(**nemo_inputs.MODEL),
@@ -215,8 +218,9 @@ class OptimizeNeuronMask(io.ComfyNode):
         depends = {"model": model_digest(model), "clip": clip_digest(clip), "mask": digest(mask)} if path else {}
         reader = literal(clip) if prompt_syntax == PromptSyntax.LITERAL else clip
         neurons, inputs = Neurons(tuple(chosen)), digest([saved, noise_samples, gradient_checkpointing])
-        given = (neurons, step, settings, path, saved | depends, inputs, gradient_checkpointing)
-        run = MaskLearning(model, reader, *texts, *given)
+        run = MaskLearning(
+            model, reader, *texts, neurons, step, settings, path, saved | depends, inputs, gradient_checkpointing
+        )
         learning, figure = run.run(mask), new_figure()
         found = learned_mask(learning, run, saved, neuron_statistics.fingerprint(probe_outputs(model, paths)), mask)
         neuron_figures.plot_learning(figure, learning.losses)

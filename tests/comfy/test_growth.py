@@ -144,7 +144,9 @@ def _wire_loras(app, count):
 
 #: By the input, or by node and input where nodes read it in different ways.
 CASES = {
-    **dict.fromkeys(("prompts", "memorized_prompts", "concept_prompts", "neutral_prompts"), _prompts),
+    **dict.fromkeys(
+        ("prompts", "memorized_prompts", "ordinary_prompts", "concept_prompts", "neutral_prompts"), _prompts
+    ),
     **dict.fromkeys(("toward_prompts", "away_prompts"), _prompts),
     "ids": _ids,
     "points": _points,

@@ -18,7 +18,7 @@ from glassbox.nodes.common.training import run_comparison, training_loop, traini
 from glassbox.nodes.conditioning import metadata_report, noise_rescale, size_sheet
 from glassbox.nodes.conditioning.metadata_schedule import GateSchedule
 from glassbox.nodes.neurons import merged_results, neuron_figures
-from glassbox.nodes.neurons.image_similarity import ImageSimilarity
+from glassbox.nodes.neurons.image_similarity import ImageSimilarity, Remains
 from glassbox.nodes.neurons.layer_ablation import LayerEffect
 from glassbox.nodes.neurons.mask import NeuronMask, SearchRecord
 from glassbox.nodes.neurons.memorization_score import PromptScore
@@ -364,6 +364,23 @@ def test_search():
     assert panel.horizontals() == {"target score 0.428": 0.428} and len(panel.legend) == 3
     assert (panel.title, panel.xlabel, panel.ylabel) == ("Initial selection", "neurons silenced", "remaining score")
     assert panel.xlim[0] == 0
+
+
+def test_losses_of_a_learned_mask():
+    losses = [3.0, 1.5, 1.75, 0.5]
+    (line,) = (panel := drawn(neuron_figures.plot_learning, losses).panels[0]).lines.values()
+    np.testing.assert_allclose(line, pairs([1, 2, 3, 4], losses))
+    assert (panel.title, panel.xlabel, panel.ylabel) == ("Loss of the learned mask", "step", "loss")
+
+
+def test_batches_of_a_report():
+    red, blue = (torch.zeros(2, 8, 12, 3) for _ in range(2))
+    red[..., 0], blue[..., 2] = 1, 1
+    left = {"before": Remains(0.9, 1.0, 1.0), "after": Remains(0.5, 0.25, 0.5)}
+    drawing = drawn(neuron_figures.plot_batches, {"before": red, "after": blue[:1]}, left, red[:1] / 2)
+    shown = [np.asarray(panel.images[0]) if panel.images else None for panel in drawing.panels]
+    colors = [None if image is None else image[0, 0, :3].tolist() for image in shown]
+    assert colors == [None, [0.5, 0, 0], None, None, [1, 0, 0], [1, 0, 0], None, [0, 0, 1], None]
 
 
 def test_layer_counts():
