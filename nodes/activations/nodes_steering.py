@@ -394,6 +394,7 @@ class EditByWords(io.ComfyNode):
             "one text, minus what it reads in another, times a strength. For strengths over 1, where a changed prompt "
             "is too weak: existing images, and the last part of a run. Strength 0 is identical to the input model.",
             search_aliases=[
+                "diffusion features",
                 "prompt editing",
                 "edit image with text",
                 "concept slider",
