@@ -392,7 +392,8 @@ class EditByWords(io.ComfyNode):
             category=CATEGORY,
             description="Returns a MODEL that changes words while any sampler runs: what its cross-attention reads in "
             "one text, minus what it reads in another, times a strength. For strengths over 1, where a changed prompt "
-            "is too weak: existing images, and the last part of a run. Strength 0 is identical to the input model.",
+            "is too weak: existing images, and the last part of a run. Strength 0 is identical to the input model. "
+            "No paper: the difference is taken as in negative prompting, inside cross-attention.",
             search_aliases=[
                 "diffusion features",
                 "prompt editing",

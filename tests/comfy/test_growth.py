@@ -144,9 +144,8 @@ def _wire_loras(app, count):
 
 #: By the input, or by node and input where nodes read it in different ways.
 CASES = {
-    **dict.fromkeys(
-        ("prompts", "memorized_prompts", "ordinary_prompts", "concept_prompts", "neutral_prompts"), _prompts
-    ),
+    **dict.fromkeys(("prompts", "memorized_prompts", "ordinary_prompts"), _prompts),
+    **dict.fromkeys(("concept_prompts", "neutral_prompts"), _prompts),
     **dict.fromkeys(("toward_prompts", "away_prompts"), _prompts),
     "ids": _ids,
     "points": _points,
@@ -159,7 +158,6 @@ CASES = {
     "edits": _edits,
     "GBX_MixSteeringDirections.edits": _named_strengths,
     "GBX_EditByWords.edits": _word_edits,
-    "GBX_EditByWords.prompt": _word_edits,
     "strengths": _feature_strengths,
     "neurons": _neurons,
     **dict.fromkeys(("GBX_ResizeToBuckets.images", "GBX_ResizeToBuckets.masks"), _buckets),

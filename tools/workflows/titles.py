@@ -45,7 +45,6 @@ TITLES = {
     "flux_weights_own_space": "33 Make sliders from your own LoRAs (Flux)",
     "sd3_conditioning_larger_images": "34 Larger images than the model was trained on (SD3)",
     "demo_weights_train_space": "35 Learn sliders from folders of images (demo)",
-    "demo_weights_build_space": "36 Make sliders from a folder of LoRAs (demo)",
     "demo_weights_sweep": "37 A grid of beard against dark skin (demo)",
     "demo_weights_to_lora": "38 Save a person as a LoRA for any ComfyUI (demo)",
     "demo_neurons_known_neurons": "39 Three neurons that hold one portrait (demo)",
