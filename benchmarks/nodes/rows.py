@@ -330,7 +330,8 @@ ROWS = (
 #: Nodes without a row, by what their cost is.
 WITHOUT_ROW = {
     "evaluations of the network and what the rows above say": """
-        ActivationPatching ActivationQuality AdversarialUnlearning CalibrateThreshold ConceptNeurons EmbeddingAdjustment
+        ActivationPatching ActivationQuality AdversarialUnlearning CalibrateThreshold ConceptNeurons EditByWords
+        EmbeddingAdjustment OptimizeNeuronMask
         LayerAblation MemorizationAudit NemoLocalize PatchingMap PromptSteeringDirection SeedScout SizeSheet W2WGuidance
         W2WGuider W2WLabelMembers AttentionScaling""",
     "a benchmark of its own: activations": "ActivationRecorder LayerActivationTap SparseFeatureSteering",
