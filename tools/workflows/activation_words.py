@@ -82,32 +82,30 @@ def _image(
     before, after = (one.strip() for one in words.split("->"))
     positive, negative = encode(w, clip, text)
     changed = w.add("CLIPTextEncode", clip=clip, text=text.replace(before, after), node_title="Changed prompt")
-    latent = w.add("VAEEncode", pixels=image, vae=vae)
     w.group("Edit")
     edited, report = w.add("GBX_EditByWords", model=model, clip=clip, edits=f"{words}:{strength}", prompt=text)
     w.add("PreviewAny", source=report, node_title="What is compared")
 
-    def each(w: Workflow, model: Output, edited: Output, positive: Output, changed: Output, **given: Output):
-        runs = {
-            "edit": (edited, positive, cfg, 0.6),
-            "changed": (model, changed, cfg, 0.6),
-            "higher cfg": (model, changed, 2 * cfg, 0.6),
-            "higher denoise": (model, changed, cfg, 0.8),
-        }
-        return {
-            title: _sampled(w, name, model=own, positive=prompt, cfg=own_cfg, denoise=denoise, **given)
-            for title, (own, prompt, own_cfg, denoise) in runs.items()
-        }
+    def each(w: Workflow, model: Output, edited: Output, positive: Output, changed: Output, image: Output, **given):
+        latent = w.add("VAEEncode", pixels=image, vae=given["vae"])
+        shown = _shown(w, image, name)
+        for own, prompt, own_cfg, denoise in (
+            (edited, positive, cfg, 0.6),
+            (model, changed, cfg, 0.6),
+            (model, changed, 2 * cfg, 0.6),
+            (model, changed, cfg, 0.8),
+        ):
+            how = {"positive": prompt, "cfg": own_cfg, "denoise": denoise, "latent_image": latent}
+            shown = w.add("ImageBatch", image1=shown, image2=_sampled(w, name, model=own, **how, **given))
+        labels = ("before", _EDITED, _CHANGED, f"at CFG {2 * cfg:g}", "at denoise 0.8")
+        return w.add("GBX_W2WSheet", images=shown, label_text="\n".join(labels), columns=5, image_width=320)[0]
 
     given = {"model": model, "edited": edited, "positive": positive, "changed": changed, "negative": negative}
-    given |= {"latent_image": latent, "vae": vae, "seed": 0, "steps": steps}
+    given |= {"image": image, "vae": vae, "seed": 0, "steps": steps}
     w.group("Before and after")
-    save(w, _shown(w, image, name), f"{name}_before", "Before")
-    titles = (_EDITED, _CHANGED, f"Changed prompt at CFG {2 * cfg:g}", "Changed prompt at denoise 0.8")
-    for number, (made, title) in enumerate(
-        zip(w.subgraph("Image to image each way", each, **given), titles, strict=True)
-    ):
-        save(w, made, f"{name}_{number}", title)
+    sheet = w.subgraph("Image to image each way", each, **given)
+    size = {"node_size": (760, 260), "node_title": "Before and after"}
+    w.add("SaveImage", images=sheet, filename_prefix=f"glassbox/{name}", **size)
 
 
 def _late(w: Workflow, loaded, text: str, words: tuple[str, str], side: int, cfg: float, steps: int, name: str) -> None:

@@ -48,7 +48,7 @@ IMAGES = {
     "activation_file": _figure("activations_record", 13),
     "activation_words": _figure("activations_token_heat_map", 1),
     "activation_steering": _generated("activations_steering", *range(1, 9), columns=4),
-    "edit_by_words": _generated("activations_edit_image_by_words", 1, 3, 2, 5),
+    "edit_by_words": _figure("activations_edit_image_by_words", 1),
     "activation_patching": _generated("activations_patching", *range(1, 13), columns=4),
     "activation_patching_map": _figure("activations_patching", 13),
     "activation_comparison": _figure("activations_compare", 1),

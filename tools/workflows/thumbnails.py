@@ -29,7 +29,6 @@ _TWINS = {
 #: Numbers of the images to show, where the first ones would not show what a workflow is about.
 _CHOSEN = {
     "demo_activations_compare": (1,),
-    "demo_activations_edit_image_by_words": (1, 2, 3, 5),
     "demo_activations_edit_late_by_words": (1, 3, 5, 2, 4, 6),
     "demo_activations_patching": (1, 2, 3, 5, 6, 7, 9, 10, 11),
     "demo_activations_point_similarity": (9, 10, 13, 14, 21, 22),
@@ -47,7 +46,7 @@ _CHOSEN = {
     "demo_neurons_find_and_mask": (1,),
     "demo_neurons_scan_and_mask": (2,),
     "demo_neurons_unlearning": (1, 5, 7, 13, 9, 10),
-    "demo_neurons_known_neurons": (1, 2, 3, 5, 6, 7),
+    "demo_neurons_known_neurons": (11,),
     "demo_noise_composition": (5, 6, 7, 1, 2, 3),
     "demo_noise_from_scratch": (1, 2),
     "demo_noise_seed_scout": (3, 4, 5, 10, 11, 12),
