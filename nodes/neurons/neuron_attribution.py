@@ -16,6 +16,7 @@ import enum
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
@@ -188,8 +189,7 @@ def shorten(
         yield result
         without = [other for other in kept if other != index]
         chosen = _by_layer_indices(without, evaluator.neurons)
-        assert isinstance(evaluator, Evaluator)
-        below = evaluator.score_below(evaluator.neurons.mask(chosen), target) if without else None
+        below = cast(Evaluator, evaluator).score_below(evaluator.neurons.mask(chosen), target) if without else None
         if below is not None:
             kept, result.refined, result.score = without, chosen, below
         result.progress = 0.5 + 0.5 * number / length

@@ -1,4 +1,5 @@
-// W2W Edit, Mix Steering Directions, Edit by Words: a slider for each direction or words. The node's text `edits` is all that they read and write.
+// W2W Edit, Mix Steering Directions, Edit by Words: a slider for each direction, or for words. The node's text `edits` is
+// all that they read and write.
 
 import { lastOutput } from "../canvas/outputs.mjs";
 import { LiveSwitch } from "../canvas/live_queue.mjs";
@@ -207,16 +208,16 @@ class WordSliders extends EditSliders {
   directions = [];
   raw = false;
   unit = "1 is the changed prompt";
+  space = { directions: [] };
   words = { none: "Write words and a strength, such as brown hair -> red hair: 2" };
 
   update() {
-    this.space = { name: say("Words"), directions: this.directions };
     this.draw();
   }
 
   known(strengths) {
     this.directions = [...strengths.keys()].map((name) => ({ name, ...WORDS }));
-    if (this.space) this.space.directions = this.directions;
+    this.space = { name: say("Words"), directions: this.directions };
     return super.known();
   }
 }
