@@ -184,7 +184,13 @@ class Training:
     finishing: tuple[type[BaseException], ...] = (FinishedEarly,)
 
     def run(self, session: Session, prefetcher: BatchPrefetcher) -> None:
-        """Train to the plan's end from where the run is; whatever interrupts it leaves a checkpoint first."""
+        """Train to the plan's end from where the run is; whatever interrupts it leaves a checkpoint first.
+
+        A run that was finished early is only validated and sampled, where a Stop came in between.
+        """
+        if self.history.finished_at is not None:
+            self._evaluate(session)
+            return
         plan, resumable = self.plan, None
         batches = prefetcher.batches((plan.steps - self.steps_done) * plan.accumulation)
         learned: list[tuple[float, TrainingBatch, float]] = []
@@ -205,7 +211,7 @@ class Training:
         except self.finishing as reason:
             if 0 < self.steps_done < plan.steps:
                 self.history.finished_at = self.steps_done, plan.steps
-                if isinstance(reason, FinishedEarly):  # after a Stop nobody waits for images
+                if isinstance(reason, FinishedEarly):  # not after a Stop, which should not wait for images
                     self._evaluate(session)
             raise
         finally:

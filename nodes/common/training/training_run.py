@@ -190,8 +190,7 @@ class TrainingRun:
             self.checkpoint.restore(training, noise, sampler)
         training.finishing = (FinishedEarly,) if options.on_stop == OnStop.CANCEL else (FinishedEarly, self.interrupt)
         try:
-            if training.history.finished_at is None:
-                training.run(session, BatchPrefetcher(images, sampler, noise, call=self.call))
+            training.run(session, BatchPrefetcher(images, sampler, noise, call=self.call))
         except training.finishing:
             if training.steps_done == 0:
                 raise

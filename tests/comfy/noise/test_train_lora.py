@@ -219,6 +219,34 @@ def test_finish_now_keeps_what_it_has(app, parts, trained, monkeypatch):
     assert "finished at" not in trained()["report"]
 
 
+def test_stop_while_a_finished_run_is_sampled_leaves_its_images_to_the_next(app, parts, trained, monkeypatch):
+    """Finish now in the third step, Stop in the first evaluation of the sample images, and the same again."""
+    from comfy import model_management
+
+    session, nodes = app.module("nodes.host.training.trainer").Session, app.module("nodes.noise.train_lora_comfy")
+    check, evaluate, calls = nodes.FinishNow.check, session.denoised, []
+
+    def press(self):
+        calls.append(None)
+        if len(calls) == 3:
+            self._pressed.set()
+        check(self)
+
+    def stop(self, *given, **more):
+        if len(calls) == 3:
+            model_management.interrupt_current_processing()
+        return evaluate(self, *given, **more)
+
+    run = {"vae": parts[2], "checkpoint_name": "training/finished_and_stopped", "sample_interval": 0}
+    with monkeypatch.context() as patched:
+        patched.setattr(nodes.FinishNow, "check", press)
+        patched.setattr(session, "denoised", stop)
+        with pytest.raises(model_management.InterruptProcessingException):
+            trained(**run)
+    again = trained(**run)
+    assert again["steps"] == 3 and isinstance(again["images"], torch.Tensor) and "finished at 3 of 4" in again["report"]
+
+
 def test_validation_does_not_depend_on_the_pairing_and_samples_are_generated(parts, captions, trained):
     how = {"held_out": 2, "vae": parts[2], "sample_positive": captions[:2], "sample_negative": captions[3:]}
     drawn, paired = (trained(pairing=mode, **how) for mode in ("off", "pool"))
