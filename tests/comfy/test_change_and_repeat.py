@@ -12,7 +12,9 @@ import members
 import pytest
 import resumable
 import torch
+import weight_nodes
 from resumable import equal
+from safetensors.torch import save_file
 
 #: What stands before a node in place of what was there: another of each kind.
 OTHER = {
@@ -56,6 +58,7 @@ VALUES = {
     ("GBX_TrainLoraImmiscible", "caption_dropout"): {"caption_dropout": 0.5, "empty_caption": ["other_positive", 0]},
     ("GBX_TrainLoraImmiscible", "clip"): {"clip": ["world", 1], "captions": ["text", 0]},
     ("GBX_TrainLoraImmiscible", "captions"): {"clip": ["world", 1], "captions": ["text", 0]},
+    ("GBX_TrainLoraImmiscible", "existing_lora"): {"existing_lora": "existing.safetensors"},
     ("GBX_TrainLoraImmiscible", "vae"): {},
     ("GBX_TrainLoraImmiscible", "steps"): {"steps": 3},
     ("GBX_W2WInvert", "vae"): {},
@@ -168,6 +171,7 @@ def files(app, tmp_path_factory):
     resumable.make_files(app, tmp_path_factory.mktemp("changed"))
     app.classes |= {"TestOtherVAE": OtherVAE, "TestLora": Lora, "TestMask": Mask}
     loras = Path(folder_paths.get_folder_paths("loras")[0])
+    save_file(members.kohya(members.factors(3, 2, weight_nodes.LAYERS)), loras / "existing.safetensors")
     shutil.copytree(loras / "resumable", loras / "other", ignore=lambda folder, names: sorted(names)[:2])
     for kind in ("people", "images"):
         folder = Path(folder_paths.get_input_directory())
