@@ -1,9 +1,10 @@
-"""What each node's own work costs beside the obvious way to do it: `python run.py bench nodes [--quick] [NODE ...]`.
+"""What each node's own work costs beside the obvious way to do it: `run.py bench nodes [--quick | --start] [NODE ...]`.
 
 At SD1.5's shapes at 512 pixels and SDXL's at 1,024, on random numbers, in the processor's time of one thread, node and
 rival in turns in one process. The network does not run: its operations and bytes are counted on PyTorch's meta device,
 and divided by the speed of a large product of matrices in the same process, the least time that an evaluation takes
-here. `python run.py study report` puts the table into docs/performance.md.
+here. `python run.py study report` puts the table into docs/performance.md. `--start` is what the pack adds to the start
+of ComfyUI's server, and nothing else.
 """
 
 from __future__ import annotations
@@ -27,7 +28,14 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="run.py bench nodes", description=__doc__.splitlines()[0])
     parser.add_argument("nodes", nargs="*", metavar="NODE", help="IDs without GBX_; writes nothing")
     parser.add_argument("--quick", action="store_true", help="SD1.5's shapes alone, in fewer turns; writes nothing")
+    parser.add_argument("--start", action="store_true", help="the start of a server with the pack and without")
     options = parser.parse_args(argv)
+    if options.start:
+        from . import starting
+
+        numbers, command = starting.measure(10), "python run.py bench nodes --start"
+        print(results.write("bench_nodes_start", command, 0, host.ROOT / "assets" / "avatars-v2", numbers))
+        return 0
     unknown = set(options.nodes) - {row.node for row in ROWS}
     if unknown:
         parser.error(f"there is no row of {', '.join(sorted(unknown))}")

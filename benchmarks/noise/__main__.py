@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     kinds.add_argument("--lora-large", action="store_true", help="the same at SD1.5's shape: minutes")
     options = parser.parse_args(argv)
     kind = next((name for name in ("quick", "lora", "lora_large") if getattr(options, name)), "")
-    special = {"lora": lambda: lora_step.measure(16), "lora_large": lambda: lora_step.measure_large(5)}
+    special = {"lora": lambda: lora_step.measure(96), "lora_large": lambda: lora_step.measure_large(5)}
     numbers = special[kind]() if kind in special else assigning.measure(options.quick) | nearest.measure(options.quick)
     command = "python run.py bench noise" + (f" --{kind.replace('_', '-')}" if kind else "")
     name = "bench_noise" + (f"_{kind}" if kind else "")

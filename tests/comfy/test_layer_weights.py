@@ -196,7 +196,7 @@ class Change(torch.nn.Module):
             self.down = torch.nn.Parameter(gaussian(rank, inner, seed=seed + 1) * 0.1)
 
     def factors(self):
-        return self.up, self.down
+        return self.up, self.down, 1.0
 
     def forward(self, weight):
         return weight + (self.up @ self.down).view(weight.shape).to(weight.dtype)

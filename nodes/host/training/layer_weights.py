@@ -139,17 +139,18 @@ def _share(places: Iterable[tuple[dict, str]]) -> None:
         table[name] = made[id(old)][1]
 
 
-Factors = tuple[torch.Tensor, torch.Tensor]
+Factors = tuple[torch.Tensor, torch.Tensor, float]
 
 
 def low_rank(function: WeightFunction) -> Callable[[], Factors | None] | None:
-    """What gives the factors (out, rank), (rank, in) whose product a function adds to a weight; None for any other.
+    """What gives the factors (out, rank), (rank, in) whose product a function adds to a weight, and what it is times.
 
-    A function says so by a method ``factors``, which may return None while nothing is to be added.
+    None for any other function. One says so by a method ``factors``, which may return None while nothing is to be added.
     """
     if isinstance(function, LoraDiff) and function.lora_mid is None:
         up, down = (next(side.parameters()) for side in (function.lora_up, function.lora_down))
-        return lambda: (up * (function.alpha / function.rank), down)
+        scale = float(function.alpha) / function.rank
+        return lambda: (up, down, scale)
     return getattr(function, "factors", None)
 
 
@@ -164,13 +165,15 @@ def _adding(function: WeightFunction):
     assert factors is not None
 
     def add(layer: Any, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-        if (pair := factors()) is None:
+        if (found := factors()) is None:
             return output
-        up, down = (factor.to(args[0].dtype) for factor in pair)
+        up, down, scale = found
+        up, down = up.to(args[0].dtype), down.to(args[0].dtype)
         if isinstance(layer, nn.Linear):
-            return output + F.linear(F.linear(args[0], down), up)
+            inner = F.linear(args[0], down)
+            return torch.addmm(output.flatten(0, -2), inner.flatten(0, -2), up.t(), alpha=scale).view(output.shape)
         inner = layer._conv_forward(args[0], down.view(len(down), *layer.weight.shape[1:]), None)
         pointwise = next(call for kind, call in _CONVOLUTIONS.items() if isinstance(layer, kind))
-        return output + pointwise(inner, up.view(*up.shape, *[1] * (inner.ndim - 2)))
+        return output.add(pointwise(inner, up.view(*up.shape, *[1] * (inner.ndim - 2))), alpha=scale)
 
     return add
