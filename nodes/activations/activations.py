@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -74,9 +74,14 @@ class Activations:
             rows=tuple(self.rows[row] for row in rows),
         )
 
-    def with_tensors(self, tensors: Iterable[torch.Tensor]) -> Activations:
-        """The same with other tensors in their place, in order, such as copies on a device."""
-        return replace(self, tensors=dict(zip(self.tensors, tensors, strict=True)))
+    def computed(self, run: Callable, work: Callable, *beside: torch.Tensor):
+        """``work(activations, *beside)`` where ``run(work, *tensors)`` does it: `host.compute.on_device` for one."""
+
+        def moved(*tensors: torch.Tensor):
+            own = dict(zip(self.tensors, tensors[len(beside) :], strict=True))
+            return work(replace(self, tensors=own), *tensors[: len(beside)])
+
+        return run(moved, *beside, *self.tensors.values())
 
     @property
     def features(self) -> dict[str, torch.Tensor]:

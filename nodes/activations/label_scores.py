@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -37,30 +38,42 @@ class LabelScores:
 
 
 def by_points(
-    activations: Activations, text: str, size: tuple[int, int], side: int, threshold: float, watch: Watch
+    activations: Activations, text: str, size: tuple[int, int], side: int, threshold: float, watch: Watch, run: Callable
 ) -> LabelScores:
-    """PCK of every activation on the points of ``parse_points``; other arguments are those of ``point_hits``."""
+    """PCK of every activation on the points of ``parse_points``; other arguments are those of ``point_hits``.
+
+    ``run(work, *tensors)`` computes, as `host.compute.on_device` does.
+    """
     points = parse_points(text, len(activations.rows), size)
-    scores = {
-        id_: float(point_hits(value, points, size, side, threshold).float().mean())
-        for id_, value in watch(activations.features.items())
-    }
+
+    def hits(value: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        return point_hits(value, places, size, side, threshold).float().mean()
+
+    scores = {id_: float(run(hits, value, points)) for id_, value in watch(activations.features.items())}
     return LabelScores(f"PCK@{threshold:g}", scores, float(same_place_hits(points, size, threshold).float().mean()))
 
 
 def by_parts(
-    activations: Activations, labels: torch.Tensor, trained: int, side: int, seed: int, epochs: int, watch: Watch
+    activations: Activations,
+    labels: torch.Tensor,
+    trained: int,
+    side: int,
+    seed: int,
+    epochs: int,
+    watch: Watch,
+    run: Callable,
 ) -> LabelScores:
-    """Mean IoU of every activation; the arguments are those of ``part_iou``.
+    """Mean IoU of every activation; the arguments are those of ``part_iou``, and ``run`` as in `by_points`.
 
     Raises ValueError when all rows are ``trained`` on.
     """
     if trained >= len(labels):
         raise ValueError(f"train_images is {trained} of {len(labels)} images: leave at least one to score.")
-    scores = {
-        id_: float(part_iou(activations.select([id_]), labels, trained, side, seed, epochs).mean())
-        for id_ in watch(activations.features)
-    }
+
+    def iou(one: Activations, known: torch.Tensor) -> torch.Tensor:
+        return part_iou(one, known, trained, side, seed, epochs).mean()
+
+    scores = {id_: float(activations.select([id_]).computed(run, iou, labels)) for id_ in watch(activations.features)}
     return LabelScores("mean IoU", scores, float(same_place_iou(labels, trained, side).mean()))
 
 
@@ -88,7 +101,7 @@ def point_hits(
     row, and is found when it lies within ``threshold`` times the longer side of the image from that row's point.
     """
     height, width = size
-    scale = torch.tensor([side / width, side / height])
+    scale = torch.tensor([side / width, side / height], device=points.device)
     found = []
     for first, second in itertools.permutations(range(len(points)), 2):
         matches, _ = correspondence.nearest_points(feature[first], feature[second], points[first] * scale, side)

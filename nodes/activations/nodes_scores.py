@@ -190,6 +190,7 @@ class ScoreActivations(io.ComfyNode):
         filename_prefix: str,
         **parts: torch.Tensor,
     ) -> io.NodeOutput:
+        from ..host.compute import on_device
         from . import few_shot, id_chart, label_scores
 
         masks, rows = [mask for _, mask in sorted(parts.items()) if mask is not None], len(activations.rows)
@@ -202,10 +203,12 @@ class ScoreActivations(io.ComfyNode):
             )
         if masks:
             labels = few_shot.part_labels(masks, activations)
-            found = label_scores.by_parts(activations, labels, train_images, resolution, seed, epochs, with_progress)
+            found = label_scores.by_parts(
+                activations, labels, train_images, resolution, seed, epochs, with_progress, on_device
+            )
         else:
             size = (image.shape[1], image.shape[2])
-            found = label_scores.by_points(activations, points, size, resolution, threshold, with_progress)
+            found = label_scores.by_points(activations, points, size, resolution, threshold, with_progress, on_device)
         best = id_chart.best(found.scores, keep)
         figure = new_figure(id_chart.chart_width(len(found.scores)), _HEIGHT)
         id_chart.draw_bars(figure, {found.title(rows): found.scores}, best, found.guess)

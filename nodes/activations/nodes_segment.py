@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from comfy_api.latest import io
 from torch.nn import functional as F
@@ -126,18 +124,19 @@ class TrainFewShotSegmenter(io.ComfyNode):
     def execute(
         cls, activations: Activations, part_names: str, resolution: int, epochs: int, seed: int, **parts: torch.Tensor
     ) -> io.NodeOutput:
+        from ..host.compute import on_device
         from . import few_shot
 
         masks = [parts[f"part_{number}"] for number in range(1, _PARTS + 1) if parts.get(f"part_{number}") is not None]
         labels, names = few_shot.part_labels(masks, activations), _names(part_names, len(masks))
-        segmenter = _on_device(
+        segmenter = activations.computed(
+            on_device,
             lambda given, known: few_shot.train(given, known, names, resolution, seed, epochs, with_progress),
-            activations,
             labels,
         )
-        predicted = _on_device(lambda given: few_shot.segment(segmenter, given, with_progress), activations).labels
+        predicted = activations.computed(on_device, lambda given: few_shot.segment(segmenter, given, with_progress))
         truth = F.interpolate(labels[:, None].float(), size=(resolution, resolution), mode="nearest")[:, 0].long()
-        scores = few_shot.mean_iou(predicted, truth, len(masks) + 1).tolist()
+        scores = few_shot.mean_iou(predicted.labels, truth, len(masks) + 1).tolist()
         lines = [
             f"{name}: IoU {score:.3f}" if bool((truth == part).any()) else f"{name}: no pixel at this resolution"
             for part, (name, score) in enumerate(zip(("background", *names), scores, strict=True))
@@ -188,11 +187,12 @@ class ApplyFewShotSegmenter(io.ComfyNode):
 
     @classmethod
     def execute(cls, segmenter, activations: Activations, image: torch.Tensor, opacity: float) -> io.NodeOutput:
+        from ..host.compute import on_device
         from . import few_shot, kmeans, overlays
 
         images, count = images_of(image, activations), len(segmenter.names) + 1
         side = max(segmenter.side, min(max(images.shape[1:3]), SIDE))
-        found = _on_device(lambda given: few_shot.segment(segmenter, given, with_progress, side), activations)
+        found = activations.computed(on_device, lambda one: few_shot.segment(segmenter, one, with_progress, side))
         labels = kmeans.resize_labels(found.labels, count, images.shape[1:3])
         masks = F.one_hot(labels, count)[..., 1:].movedim(-1, 1).flatten(0, 1).float()
         uncertainty = found.divergence[:, None] / torch.log(torch.tensor(float(min(count, MEMBERS))))
@@ -203,16 +203,6 @@ class ApplyFewShotSegmenter(io.ComfyNode):
             fractions = [f"{name} {(row == part).float().mean():.1%}" for part, name in enumerate(segmenter.names, 1)]
             lines.append(f"image {number}: {', '.join(fractions)}; uncertainty {value:.4f}")
         return io.NodeOutput(figure, masks, uncertainty, "\n".join(lines))
-
-
-def _on_device(work: Callable, activations: Activations, *beside: torch.Tensor):
-    """``work`` of ACTIVATIONS and tensors beside them on ComfyUI's device, and what it returns on the CPU."""
-    from ..host.compute import on_device
-
-    def moved(*tensors: torch.Tensor):
-        return work(activations.with_tensors(tensors[len(beside) :]), *tensors[: len(beside)])
-
-    return on_device(moved, *beside, *activations.tensors.values())
 
 
 def _names(text: str, count: int) -> tuple[str, ...]:

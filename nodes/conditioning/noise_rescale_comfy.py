@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from . import noise_rescale
 
 SAMPLER_ONLY, RETIMED = "sampler_only", "retimed"
 MODES = (SAMPLER_ONLY, RETIMED)
+_ON_CPU: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _ENDLESS = 1e8  # ComfyUI's percent_to_sigma gives 999999999.9 for "from the very start"
 
 
@@ -32,6 +34,7 @@ def noise_fraction(sampling, sigma: float) -> float:
         return min(max(sigma, 0.0), 1.0)
     if sigma <= 0:
         return 0.0
+    sampling = _on_cpu(sampling)
     if _is_discrete(sampling):
         # Not the length of the table: distilled models (LCM) keep 50 sigmas of the 1000 timesteps.
         place, last = float(sampling.timestep(torch.tensor([sigma]))), sampling.num_timesteps - 1
@@ -39,6 +42,15 @@ def noise_fraction(sampling, sigma: float) -> float:
         table = sampling.log_sigmas
         place, last = float((torch.tensor(sigma).log() - table).abs().argmin()), len(table) - 1
     return min(max(place / last, 0.0), 1.0)
+
+
+def _on_cpu(sampling):
+    """A schedule whose tables lie on the CPU, so that looking a place up in them does not wait for the device."""
+    if all(table.device.type == "cpu" for table in sampling.buffers()):
+        return sampling
+    if sampling not in _ON_CPU:
+        _ON_CPU[sampling] = copy.deepcopy(sampling).cpu()
+    return _ON_CPU[sampling]
 
 
 def schedule_sigmas(patcher, scheduler: str, steps: int) -> torch.Tensor:

@@ -124,13 +124,13 @@ def test_clusters_are_found_on_the_device(app, compute, spy):
 def test_a_few_shot_segmenter_is_trained_and_used_on_the_device(app, compute, spy, monkeypatch):
     monkeypatch.setattr(sys.modules["torch.optim.adam"], "_device_dtype_check_for_fused", lambda *_, **__: None)
     few_shot, given = app.module("nodes.activations.few_shot"), app.module("nodes.activations.activations")
-    nodes = app.module("nodes.activations.nodes_segment")
     tapped = given.Activations({"a": drawn(2, 3, 4, 4), "b": drawn(2, 2, 2, 2, seed=1)}, (given.Row(0),) * 2, 1.0, 5.0)
     labels = (drawn(2, 16, 16, seed=2) > 0).long()
 
     def made():
-        segmenter = nodes._on_device(lambda a, known: few_shot.train(a, known, ("x",), 16, 0, 1), tapped, labels)
-        return segmenter, nodes._on_device(lambda a: few_shot.segment(segmenter, a), tapped)
+        run = compute.on_device
+        segmenter = tapped.computed(run, lambda a, known: few_shot.train(a, known, ("x",), 16, 0, 1), labels)
+        return segmenter, tapped.computed(run, lambda a: few_shot.segment(segmenter, a))
 
     segmenter = few_shot.train(tapped, labels, ("x",), 16, 0, 1)
     expected = few_shot.segment(segmenter, tapped)
@@ -140,3 +140,19 @@ def test_a_few_shot_segmenter_is_trained_and_used_on_the_device(app, compute, sp
     for name, value in segmenter.members.parameters.items():
         assert torch.equal(value, moved.members.parameters[name]) and not spy.is_there(moved.members.parameters[name])
     assert torch.equal(found.labels, expected.labels) and torch.equal(found.divergence, expected.divergence)
+
+
+def test_activations_are_scored_on_the_device(app, compute, spy, monkeypatch):
+    monkeypatch.setattr(sys.modules["torch.optim.adam"], "_device_dtype_check_for_fused", lambda *_, **__: None)
+    scores, given = app.module("nodes.activations.label_scores"), app.module("nodes.activations.activations")
+    tapped = given.Activations({"a": drawn(3, 3, 4, 4), "b": drawn(3, 2, 2, 2, seed=1)}, (given.Row(0),) * 3, 1.0, 5.0)
+    labels, points = (drawn(3, 16, 16, seed=2) > 0).long(), "\n\n".join(["1, 2\n9, 12"] * 3)
+
+    def found(run):
+        by_parts = scores.by_parts(tapped, labels, 2, 16, 0, 1, iter, run)
+        return by_parts, scores.by_points(tapped, points, (16, 16), 16, 0.2, iter, run)
+
+    expected = found(lambda work, *tensors: work(*tensors))
+    with spy:
+        assert found(compute.on_device) == expected
+    assert spy.moves["there"] >= 8 and spy.moves["back"] == 4 and len(spy.requests) == 4

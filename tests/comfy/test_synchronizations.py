@@ -1,10 +1,12 @@
 """How often a sampling run waits for the device because of this pack: counted on the CPU, where it costs nothing."""
 
+import copy
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from spy_device import SpyDevice
 from tapping import World
 from torch.overrides import TorchFunctionMode
 
@@ -89,6 +91,19 @@ def test_noise_levels_are_fetched_once_an_evaluation(demo, order):
     few, many = (_fetches(demo, model, steps) for steps in (1, 3))
     assert few.count("levels_of") == 1 and many.count("levels_of") == 3
     assert len(many) - len(few) == 2, "besides, nothing is fetched in every step"
+
+
+def test_places_in_a_schedule_are_looked_up_on_the_cpu(demo):
+    """Its tables lie where the model is; they are fetched once, and the places are the same."""
+    rescale = demo.app.module("nodes.conditioning.noise_rescale_comfy")
+    sampling = copy.deepcopy(demo.model.get_model_object("model_sampling"))
+    expected = [rescale.noise_fraction(sampling, sigma) for sigma in (0.3, 4.0)]
+    with SpyDevice() as spy:
+        sampling.to(spy.device)
+        found = [rescale.noise_fraction(sampling, sigma) for sigma in (0.3, 4.0)]
+        tables = len(list(sampling.buffers()))
+    assert found == expected and 0 < expected[0] < expected[1] < 1
+    assert spy.moves == {"there": tables, "back": tables}
 
 
 def test_a_fetch_is_counted():

@@ -145,7 +145,8 @@ Factors = tuple[torch.Tensor, torch.Tensor, float]
 def low_rank(function: WeightFunction) -> Callable[[], Factors | None] | None:
     """What gives the factors (out, rank), (rank, in) whose product a function adds to a weight, and what it is times.
 
-    None for any other function. One says so by a method ``factors``, which may return None while nothing is to be added.
+    None for any other function. One says so by a method ``factors``, which may return None while nothing is
+    to be added.
     """
     if isinstance(function, LoraDiff) and function.lora_mid is None:
         up, down = (next(side.parameters()) for side in (function.lora_up, function.lora_down))
