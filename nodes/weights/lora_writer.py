@@ -63,14 +63,16 @@ def reduce(
 def file_stems(layers: Mapping[str, Factors], stems: Mapping[str, str]) -> dict[str, str]:
     """Each layer's name in a file where no MODEL says it; ``stems``: the names in the files that it comes from.
 
-    Layers of Stable Diffusion's U-Nets have the usual names, which most programs read. What peft alone calls
-    `base_model.model.` is `transformer.` elsewhere.
+    Layers of Stable Diffusion's U-Nets have the usual names, which most programs read; the embeddings of its text
+    encoders have none. What peft alone calls `base_model.model.` is `transformer.` elsewhere.
     """
     base = base_of({name: factors.down[0].numel() for name, factors in layers.items()})
+    own = {layer: stem for layer, stem in stems.items() if layer.startswith(TEXT) and "_embeddings_" in layer}
     if base in ("SD1.x", "SD2.x"):  # kohya's name where there is no second one
-        return {layer: layer.replace(f"{TEXT}1_", f"{TEXT}_", 1) for layer in layers if layer.startswith(f"{TEXT}1_")}
+        first = f"{TEXT}1_text_model_encoder_"
+        return own | {one: one.replace(f"{TEXT}1", TEXT, 1) for one in layers if one.startswith(first)}
     if base == "SDXL":
-        return {}
+        return own
     peft = re.compile(r"base_model\.model\.(?!diffusion_model\.)")
     return {layer: peft.sub("transformer.", stem).removeprefix("base_model.model.") for layer, stem in stems.items()}
 
@@ -78,16 +80,21 @@ def file_stems(layers: Mapping[str, Factors], stems: Mapping[str, str]) -> dict[
 def to_tensors(layers: Mapping[str, Factors], stems: Mapping[str, str] | None = None) -> dict[str, torch.Tensor]:
     """Tensors by key, alpha written for every layer: without it a loader would take a scale of 1.
 
-    ``stems``: layers' names where they are not the usual ones; None takes those of ``file_stems``.
+    ``stems``: layers' names where they are not the usual ones; None takes those of ``file_stems``. Factors that are
+    parts of larger tensors are copied, so that these can be freed; others are taken as they are.
     """
     tensors, stems = {}, file_stems(layers, {}) if stems is None else stems
     for layer, factors in layers.items():
         down, up, alpha = keys(layer, stems.get(layer, ""))
-        tensors[down] = factors.down.contiguous().clone()
-        shape = (*factors.up.shape[:2], *(1,) * (factors.down.ndim - 2))
-        tensors[up] = factors.up.reshape(shape).contiguous().clone()
+        tensors[down] = _alone(factors.down)
+        tensors[up] = _alone(factors.up.reshape(*factors.up.shape[:2], *(1,) * (factors.down.ndim - 2)))
         tensors[alpha] = torch.tensor(float(factors.scale * factors.rank))
     return tensors
+
+
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.contiguous()
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def write(tensors: dict[str, torch.Tensor], path: Path, about: str) -> None:

@@ -1,14 +1,15 @@
 """Every layer of every LoRA: what the pack applies and exports, beside ComfyUI's own Load LoRA, cell by cell.
 
 Networks are ComfyUI's own classes, narrow and two blocks deep, with random weights. For each scheme of names that its
-loader knows for a network, a file holds a LoRA of every matrix; for each kind of adapter, one of up to six layers of
-each shape. A cell compares dW of all weights: Load LoRA of the file, W2W Apply of the file as it is read, and Load LoRA
-of the file that the pack exports without the MODEL.
+loader knows for a network or its text encoders, a file holds a LoRA of every matrix; for each kind of adapter, one of
+up to six layers of each shape. A cell compares dW of all weights: Load LoRA of the file, W2W Apply of the file as it is
+read, and Load LoRA of the file that the pack exports without the MODEL.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import torch
 
@@ -84,6 +85,27 @@ SCHEMES = {
     "diffusers": ("transformer.", "unet."),
     "bare": "",
 }
+#: Text encoders by network, as ComfyUI names them, and how the schemes' names of their layers begin.
+ENCODERS = {
+    "SD1.5": ("clip_l",),
+    "SDXL": ("clip_l", "clip_g"),
+    "SD3": ("clip_l", "clip_g", "t5xxl"),
+    "Flux": ("clip_l", "t5xxl"),
+}
+TEXT_SCHEMES = {
+    "kohya, one encoder": "lora_te_",
+    "kohya, OneTrainer": "lora_te",
+    "ComfyUI": "text_encoders.",
+    "diffusers": "text_encoder",
+}
+_CLIP = {
+    "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 96, "eos_token_id": 2,
+    "hidden_act": "gelu", "max_position_embeddings": 77, "vocab_size": 96,
+}  # fmt: skip
+_T5 = {
+    "num_layers": 2, "d_model": 64, "d_kv": 16, "num_heads": 3, "d_ff": 96, "dense_act_fn": "gelu_pytorch_tanh",
+    "is_gated_act": True, "model_type": "t5", "vocab_size": 32,
+}  # fmt: skip
 _PARTS = {"kohya": ("lora_down.weight", "lora_up.weight"), "OneTrainer": ("lora_down.weight", "lora_up.weight"),
           "SimpleTuner": ("lora_down.weight", "lora_up.weight")}  # fmt: skip
 _LAYERS = 6
@@ -97,6 +119,8 @@ def run(quick: bool):
     numbers = {}
     for network in NETWORKS:
         numbers |= compare(network)
+    for network in ENCODERS:
+        numbers |= compare_text(network)
     wrong = sum(1 for one in numbers.values() if one["value"] > 1e-3)
     what = "cells where a weight is missing or dW differs by more than 1e-3"
     numbers["cells that differ"] = results.number(float(wrong), len(numbers), "cells", what)
@@ -124,6 +148,38 @@ def compare(network: str, kinds=KINDS) -> dict[str, dict]:
                 file |= {f"{stem}.{part}": value for part, value in made.items()}
         if file:
             cells |= _cells(patcher, file, f"{network}, {kind}")
+    return cells
+
+
+def compare_text(network: str) -> dict[str, dict]:
+    """The same of a network's text encoders, by scheme, in files that hold the network, too."""
+    import comfy.lora
+    import comfy.sd
+
+    reader, targets = host.pack("nodes.common.lora_reader"), host.pack("nodes.host.lora_targets")
+    writer, patches = host.pack("nodes.weights.lora_writer"), host.pack("nodes.weights.lora_intervals_comfy")
+    clip, cells, model = text_encoders(network), {}, checkpoint(network)
+    beside = schemes(model)["ComfyUI, AI Toolkit"]
+    table = comfy.lora.model_lora_keys_clip(clip.cond_stage_model, {})
+    for scheme, stems in _by_scheme(clip.patcher, table, TEXT_SCHEMES).items():
+        down, up = ("lora_A.weight", "lora_B.weight") if scheme == "ComfyUI" else ("lora_down.weight", "lora_up.weight")
+        file = {}
+        for seed, (stem, shape) in enumerate({**stems, **beside}.items()):
+            file |= {f"{stem}.{part}": value for part, value in adapter("LoRA", shape, seed, down, up).items()}
+
+        def stock(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            return updates(comfy.sd.load_lora_for_models(None, clip, tensors, 0, 1.0)[1].patcher)
+
+        wanted, lora = stock(file), reader.parse_tensors(file)
+        fit = targets.fit(clip.patcher, lora.text, lora.stems, of_text=True)
+        applied = patches.apply_text_lora(clip, writer.to_tensors(fit.layers, fit.stems), 1.0)
+        layers = {name: lora.layers[name] for name in lora.layers} | dict(lora.text)
+        exported = writer.to_tensors(layers, writer.file_stems(layers, lora.stems))
+        found = {"W2W Apply": updates(applied.patcher), "export, then Load LoRA": stock(exported)}
+        for path, made in found.items():
+            what = f"largest over {len(wanted)} weights of text encoders that Load LoRA changes by the file"
+            error = results.number(_error(made, wanted), len(wanted), "relative error of dW", what)
+            cells[f"{network}, text encoders, {scheme}: {path}"] = error
     return cells
 
 
@@ -178,14 +234,50 @@ def schemes(patcher) -> dict[str, dict[str, tuple[int, ...]]]:
     """For each scheme the names of all matrices, one a weight or part of it, with their shapes."""
     import comfy.lora
 
+    return _by_scheme(patcher, comfy.lora.model_lora_keys_unet(patcher.model, {}), SCHEMES)
+
+
+def _by_scheme(patcher, table: dict, starts: dict) -> dict[str, dict[str, tuple[int, ...]]]:
     weights, found = patcher.model.state_dict(), {}
-    for name, target in comfy.lora.model_lora_keys_unet(patcher.model, {}).items():
+    for name, target in table.items():
         key, part = (target, None) if isinstance(target, str) else (target[0], target[1])
         if key not in weights or weights[key].ndim < 2 or not key.endswith(".weight"):
             continue
         shape = list(weights[key].shape)
         if part is not None:
             shape[part[0]] = part[2]
-        scheme = next(one for one, start in SCHEMES.items() if name.startswith(start))
-        found.setdefault(scheme, {})[key, part] = name, tuple(shape)
+        scheme = next((one for one, start in starts.items() if name.startswith(start)), None)
+        if scheme is not None:
+            found.setdefault(scheme, {})[key, part] = name, tuple(shape)
     return {scheme: dict(names.values()) for scheme, names in found.items()}
+
+
+def text_encoders(network: str):
+    """What Load LoRA needs of a CLIP: the encoders of a network, narrow, with random weights."""
+    import comfy.clip_model
+    import comfy.model_patcher
+    import comfy.ops
+    import comfy.text_encoders.t5
+
+    model = torch.nn.Module()
+    with torch.inference_mode(False), torch.no_grad():
+        for name in ENCODERS[network]:
+            kind, config = (
+                (comfy.text_encoders.t5.T5, _T5) if name == "t5xxl" else (comfy.clip_model.CLIPTextModel, _CLIP)
+            )
+            part = torch.nn.Module()
+            part.transformer = kind(config, torch.float32, "cpu", comfy.ops.manual_cast)
+            model.add_module(name, part)
+        for seed, parameter in enumerate(model.parameters()):
+            parameter.copy_(draw(seed, *parameter.shape))
+    patcher = comfy.model_patcher.ModelPatcher(model, torch.device("cpu"), torch.device("cpu"))
+    return _clip(model, patcher)
+
+
+def _clip(model, patcher):
+    return SimpleNamespace(
+        cond_stage_model=model,
+        patcher=patcher,
+        clone=lambda: _clip(model, patcher.clone()),
+        add_patches=patcher.add_patches,
+    )

@@ -167,6 +167,7 @@ def journey(app, model, folder: Path, files: list[Path], steps: Steps) -> dict[s
         kept = _square(lora) / total
         numbers[f"sampled point, rank {rank}: size"] = results.number(size, 1, "MB", "float16; 0: nothing is lost")
         numbers[f"sampled point, rank {rank}: kept"] = results.number(kept, 1, "fraction", "of |dW|^2")
+        del lora  # else the next step's memory counts it
     member = draw | {"source": "member", "member_name": files[3].stem}
     (own,), *_ = app.run("GBX_W2WSample", space=directed, **member)
     lora, file, report = steps("export a member to a file", lambda: export(own, 0, "loras/member"))

@@ -15,6 +15,15 @@ def test_every_layer_is_applied_and_exported(app, network):
     assert all(one["n"] >= 5 for one in cells.values())
 
 
+@pytest.mark.parametrize("network", ["SD1.5", "SDXL"])
+def test_every_layer_of_text_encoders_is_applied_and_exported(app, network):
+    """Embeddings and projections, too, which exports without a MODEL named as no loader does."""
+    from studies.weights import lora_names
+
+    cells = lora_names.compare_text(network)
+    assert len(cells) == 8 and {cell: one["value"] for cell, one in cells.items() if one["value"] > 1e-3} == {}
+
+
 def test_a_layer_that_the_model_lacks_is_named(app, caplog):
     """Three names with reasons, then a count, in the report and the log; the others are applied."""
     import torch

@@ -333,3 +333,16 @@ def test_a_full_rank_export_is_the_smallest_that_loses_nothing():
         found = torch.mm(*reduced["a"].matrices(torch.float64))
         assert float((found - wanted).norm() / wanted.norm()) < tolerance
         assert "1 layers of rank 3 to 3" in report and "100.00 % of the change is kept" in report
+
+
+def test_factors_are_copied_where_they_are_parts_of_larger_tensors(made):
+    """Of a space's vector, which can be freed then; a factor on memory of its own is not held twice."""
+    flat = torch.arange(12.0)
+    own, part = torch.ones(2, 3), flat[3:9].view(2, 3)
+    factors = {"mid_block.attentions.0.proj_in": lora_reader.Factors(part, torch.ones(5, 2))}
+    factors["mid_block.attentions.0.proj_out"] = lora_reader.Factors(own, torch.ones(5, 4)[:, ::2])
+    tensors = lora_writer.to_tensors(factors)
+    assert all(one.untyped_storage().nbytes() == one.nbytes for one in tensors.values())
+    found = {name.rpartition("_proj_")[2]: one for name, one in tensors.items()}
+    assert found["out.lora_down.weight"].data_ptr() == own.data_ptr()
+    assert torch.equal(found["in.lora_down.weight"], part) and found["out.lora_up.weight"].shape == (5, 2)
