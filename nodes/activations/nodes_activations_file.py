@@ -11,7 +11,7 @@ from ..host.folders import existing_file, next_file, output_stamp, relative
 from ..host.schema import Activations as ActivationsSocket
 from ..host.schema import schema
 from .activations import Activations
-from .tap_inputs import CATEGORY, PAPER
+from .tap_inputs import FILES, PAPER
 
 
 class FileFormat(StrEnum):
@@ -27,7 +27,7 @@ class SaveActivations(io.ComfyNode):
         return schema(
             node_id="GBX_SaveActivations",
             display_name="Save Activations",
-            category=CATEGORY,
+            category=FILES,
             description="Saves activations with their IDs, rows and settings to one .safetensors file, or exports them "
             f"to NumPy. {PAPER}.",
             search_aliases=["diffusion features", "export features", "write safetensors", "numpy", "npz"],
@@ -68,7 +68,7 @@ class LoadActivations(io.ComfyNode):
         return schema(
             node_id="GBX_LoadActivations",
             display_name="Load Activations",
-            category=CATEGORY,
+            category=FILES,
             description=f"Loads a file of Save Activations. {PAPER}.",
             search_aliases=[
                 "diffusion features",

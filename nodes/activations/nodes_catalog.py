@@ -10,7 +10,7 @@ from ..host.schema import Activations as ActivationsSocket
 from ..host.schema import schema
 from . import select_ids
 from .activations import Activations
-from .tap_inputs import CATEGORY, IDS, PAPER, PRESET, Rows
+from .tap_inputs import IDS, MEASURE, PAPER, PRESET, RESEARCH, Rows
 
 
 class ActivationCatalog(io.ComfyNode):
@@ -21,7 +21,7 @@ class ActivationCatalog(io.ComfyNode):
         return schema(
             node_id="GBX_ActivationCatalog",
             display_name="Activation Catalog",
-            category=CATEGORY,
+            category=RESEARCH,
             description="Lists every activation of the MODEL by ID, with its module, channels and size, and whether "
             f"the paper's pool, filter and sets contain it. Also draws a map of the network. {PAPER}.",
             search_aliases=["diffusion features", "list layers", "list blocks", "layer names", "network map"],
@@ -77,7 +77,7 @@ class SelectActivations(io.ComfyNode):
         return schema(
             node_id="GBX_SelectActivations",
             display_name="Select Activations",
-            category=CATEGORY,
+            category=MEASURE,
             description=f"Selects activations by ID or wildcard, and images and rows by number. {PAPER}.",
             search_aliases=[
                 "diffusion features",

@@ -16,7 +16,7 @@ from ..host.schema import ActivationRecording, schema, seed
 from . import select_ids
 from .activation_spec import ActivationSpec
 from .select_ids import StepPredicate
-from .tap_inputs import CATEGORY, EDITABLE_PRESET, IDS, PRECISION, PRECISIONS
+from .tap_inputs import EDITABLE_PRESET, IDS, PRECISION, PRECISIONS, RESEARCH, STEER
 
 if TYPE_CHECKING:
     from .patching import PatchingSettings
@@ -38,7 +38,7 @@ class ActivationPatching(io.ComfyNode):
         return schema(
             node_id="GBX_ActivationPatching",
             display_name="Activation Patching",
-            category=CATEGORY,
+            category=STEER,
             description="Returns a MODEL whose activations are replaced by, or mixed with, those that Activation "
             "Recorder recorded in another run, while any sampler runs. Strength 0 is identical to the input model. "
             f"{_PAPER}.",
@@ -127,7 +127,7 @@ class ActivationPatchingMap(io.ComfyNode):
             node_id="GBX_PatchingMap",
             advanced=("precision",),
             display_name="Activation Patching Map",
-            category=CATEGORY,
+            category=RESEARCH,
             description="Samples two prompts from the same noise, then the second one again for each ID with that "
             "activation patched in from the first, and measures how much of the first image each restores. "
             f"{_PAPER}.",

@@ -12,7 +12,7 @@ from ..host.image_output import new_figure, to_image
 from ..host.schema import schema, seed
 from . import select_ids
 from .activation_spec import ActivationSpec
-from .tap_inputs import CATEGORY, IDS, LEVEL, NOISE_UNIT, PAPER, POOL_SIZE, PRESET
+from .tap_inputs import IDS, LEVEL, NOISE_UNIT, PAPER, POOL_SIZE, PRESET, RESEARCH
 
 _HEIGHT = 700
 
@@ -36,7 +36,7 @@ class ActivationQuality(io.ComfyNode):
                 "pool_size",
             ),
             display_name="Activation Quality",
-            category=CATEGORY,
+            category=RESEARCH,
             description="Measures remaining diffusion noise, granularity and locality of each activation, which the "
             f"paper's filter is based on, and filters by a rule or by limits on the measurements. {PAPER}.",
             search_aliases=[

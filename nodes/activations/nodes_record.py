@@ -11,7 +11,7 @@ from ..host.hooks import observe, refuse_compiled
 from ..host.schema import ActivationRecording, schema
 from ..host.schema import Activations as ActivationsSocket
 from . import select_ids
-from .tap_inputs import CATEGORY, IDS, PAPER, POOL_SIZE, PRECISION, PRECISIONS, PRESET, Rows
+from .tap_inputs import IDS, MEASURE, PAPER, POOL_SIZE, PRECISION, PRECISIONS, PRESET, Rows
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -23,7 +23,7 @@ class ActivationRecorder(io.ComfyNode):
         return schema(
             node_id="GBX_ActivationRecorder",
             display_name="Activation Recorder",
-            category=CATEGORY,
+            category=MEASURE,
             description="Returns a MODEL that records activations while any sampler runs on it. The image stays "
             f"bit-identical. Get Recorded Activations returns them afterwards. {PAPER}.",
             search_aliases=[
@@ -92,7 +92,7 @@ class GetRecordedActivations(io.ComfyNode):
         return schema(
             node_id="GBX_ReadActivations",
             display_name="Get Recorded Activations",
-            category=CATEGORY,
+            category=MEASURE,
             description="Returns the activations that Activation Recorder recorded in the sampling run of a latent. "
             f"{PAPER}.",
             search_aliases=[

@@ -12,7 +12,7 @@ from ..host.progress import with_progress
 from ..host.schema import Activations as ActivationsSocket
 from ..host.schema import schema, seed
 from .activations import Activations
-from .tap_inputs import CATEGORY, PAPER
+from .tap_inputs import MEASURE, PAPER, RESEARCH
 
 _HEIGHT, _PARTS, _MODELS = 500, 4, 4
 _KEEP = io.Int.Input("keep", default=5, min=1, max=200, tooltip="How many IDs the output ids lists, best first.")
@@ -26,7 +26,7 @@ class CompareActivations(io.ComfyNode):
         return schema(
             node_id="GBX_CompareActivations",
             display_name="Compare Activations",
-            category=CATEGORY,
+            category=MEASURE,
             description="Measures where models differ inside from a first one, such as a checkpoint with a LoRA at "
             "several strengths: relative difference and linear CKA (arXiv 1905.00414) of each activation on the same "
             f"images, as a chart and on the map of the network. IDs are those of {PAPER}.",
@@ -106,7 +106,7 @@ class ScoreActivations(io.ComfyNode):
             node_id="GBX_ScoreActivations",
             advanced=("resolution", "epochs"),
             display_name="Score Activations",
-            category=CATEGORY,
+            category=RESEARCH,
             description="Scores every activation on labels of your own, to find the best one for your task and model: "
             "points that correspond between images (PCK), or part masks (mean IoU of the paper's pixel classifier). "
             f"{PAPER}.",

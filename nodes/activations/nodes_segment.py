@@ -11,7 +11,7 @@ from ..host.schema import Activations as ActivationsSocket
 from ..host.schema import FewShotSegmenter, schema, seed
 from .activations import Activations, Weighting
 from .pixel_classifier import EPOCHS, MEMBERS, SIDE
-from .tap_inputs import CATEGORY, PAPER, WEIGHTING, images_of
+from .tap_inputs import PAPER, SEE, WEIGHTING, images_of
 
 _OPACITY = io.Float.Input("opacity", default=0.6, min=0.0, max=1.0, step=0.05, tooltip="Opacity of the colors.")
 _PARTS = 8
@@ -23,7 +23,7 @@ class ActivationClusters(io.ComfyNode):
         return schema(
             node_id="GBX_ActivationClusters",
             display_name="Activation Clusters",
-            category=CATEGORY,
+            category=SEE,
             description="Segments images without training or text: k-means over the activations of all positions of "
             f"all images, so that a cluster is the same part in each image. {PAPER}.",
             search_aliases=["diffusion features", "k-means", "unsupervised segmentation", "segment", "masks"],
@@ -74,7 +74,7 @@ class TrainFewShotSegmenter(io.ComfyNode):
         return schema(
             node_id="GBX_TrainFewShotSegmenter",
             display_name="Train Few-Shot Segmenter",
-            category=CATEGORY,
+            category=SEE,
             description=f"Learns parts from a few images with masks: {MEMBERS} small networks vote on each pixel's "
             f"activations, as in the paper's experiments with 30 images. {PAPER}.",
             search_aliases=[
@@ -150,7 +150,7 @@ class ApplyFewShotSegmenter(io.ComfyNode):
         return schema(
             node_id="GBX_FewShotSegmenter",
             display_name="Few-Shot Segmenter",
-            category=CATEGORY,
+            category=SEE,
             description="Finds the learned parts in other images by majority vote of the trained networks, and shows "
             f"where they disagree. {PAPER}.",
             search_aliases=[

@@ -15,7 +15,7 @@ from ..host.schema import Activations as ActivationsSocket
 from ..host.schema import SparseAutoencoder as AutoencoderSocket
 from ..host.schema import schema
 from .activations import Activations
-from .tap_inputs import CATEGORY, END_PERCENT, ROWS, START_PERCENT, image_of, images_of
+from .tap_inputs import END_PERCENT, ROWS, SEE, START_PERCENT, STEER, image_of, images_of
 
 if TYPE_CHECKING:
     from .sparse_autoencoder import SparseAutoencoder
@@ -31,7 +31,7 @@ class LoadSparseAutoencoder(io.ComfyNode):
         return schema(
             node_id="GBX_LoadSparseAutoencoder",
             display_name="Load Sparse Autoencoder",
-            category=CATEGORY,
+            category=SEE,
             is_experimental=True,
             description="Loads a file of Train Sparse Autoencoder, or a published folder of SDXL Unbox with "
             f"config.json, state_dict.pth and mean.pt. {_PAPER}.",
@@ -66,7 +66,7 @@ class SparseFeatures(io.ComfyNode):
         return schema(
             node_id="GBX_SparseFeatures",
             display_name="Sparse Features",
-            category=CATEGORY,
+            category=SEE,
             is_experimental=True,
             description="Shows the strongest features of an image: where each acts, and the images of the batch in "
             f"which it acts most. With a mask, the features of that part. {_PAPER}.",
@@ -141,7 +141,7 @@ class SparseFeatureSteering(io.ComfyNode):
         return schema(
             node_id="GBX_SparseFeatureSteering",
             display_name="Sparse Feature Steering",
-            category=CATEGORY,
+            category=STEER,
             is_experimental=True,
             description="Returns a MODEL whose features are made stronger or weaker while any sampler runs, in the "
             f"whole image or inside a brushed mask. Strength 0 is identical to the input model. {_PAPER}.",

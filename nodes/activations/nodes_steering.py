@@ -20,7 +20,7 @@ from ..host.schema import schema, seed
 from ..host.text_encoding import encode
 from . import select_ids
 from .activations import Activations
-from .tap_inputs import CATEGORY, EDITABLE_PRESET, END_PERCENT, IDS, ROWS, START_PERCENT
+from .tap_inputs import EDITABLE_PRESET, END_PERCENT, FILES, IDS, ROWS, START_PERCENT, STEER
 
 if TYPE_CHECKING:
     from .steering import SteeringDirection
@@ -45,7 +45,7 @@ class ActivationSteering(io.ComfyNode):
         return schema(
             node_id="GBX_ActivationSteering",
             display_name="Activation Steering",
-            category=CATEGORY,
+            category=STEER,
             description="Returns a MODEL that adds a direction to its activations while any sampler runs. Mix "
             f"Steering Directions joins several. Strength 0 is identical to the input model. {_PAPER}.",
             search_aliases=[
@@ -114,7 +114,7 @@ class SteeringDirectionFromActivations(io.ComfyNode):
         return schema(
             node_id="GBX_SteeringDirection",
             display_name="Steering Direction",
-            category=CATEGORY,
+            category=STEER,
             description="Computes a direction for Activation Steering: the difference of means of two sets of "
             f"activations, or a principal component of one. {_PAPER}.",
             search_aliases=[
@@ -172,7 +172,7 @@ class SteeringDirectionFromPrompts(io.ComfyNode):
             node_id="GBX_PromptSteeringDirection",
             advanced=("recorded_steps",),
             display_name="Steering Direction from Prompts",
-            category=CATEGORY,
+            category=STEER,
             description="Computes a direction for Activation Steering from two sets of prompts: samples each prompt, "
             f"records its activations, and takes the difference of means. {_PAPER}.",
             search_aliases=[
@@ -266,7 +266,7 @@ class MixSteeringDirections(io.ComfyNode):
         return schema(
             node_id="GBX_MixSteeringDirections",
             display_name="Mix Steering Directions",
-            category=CATEGORY,
+            category=STEER,
             description="Adds up several directions, each times its strength, for one Activation Steering. The "
             f"strengths are sliders. {_PAPER}.",
             search_aliases=[
@@ -315,7 +315,7 @@ class SaveSteeringDirection(io.ComfyNode):
         return schema(
             node_id="GBX_SaveSteeringDirection",
             display_name="Save Steering Direction",
-            category=CATEGORY,
+            category=FILES,
             description=f"Saves a steering direction as a .safetensors file. {_PAPER}.",
             search_aliases=[
                 "diffusion features",
@@ -353,7 +353,7 @@ class LoadSteeringDirection(io.ComfyNode):
         return schema(
             node_id="GBX_LoadSteeringDirection",
             display_name="Load Steering Direction",
-            category=CATEGORY,
+            category=FILES,
             description=f"Loads a file of Save Steering Direction. {_PAPER}.",
             search_aliases=[
                 "diffusion features",
@@ -389,7 +389,7 @@ class EditByWords(io.ComfyNode):
         return schema(
             node_id="GBX_EditByWords",
             display_name="Edit by Words",
-            category=CATEGORY,
+            category=STEER,
             description="Returns a MODEL that changes words while any sampler runs: what its cross-attention reads in "
             "one text, minus what it reads in another, times a strength. For strengths over 1, where a changed prompt "
             "is too weak: existing images, and the last part of a run. Strength 0 is identical to the input model. "

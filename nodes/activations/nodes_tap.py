@@ -13,7 +13,6 @@ from ..host.schema import schema, seed
 from . import select_ids
 from .activations import mean
 from .tap_inputs import (
-    CATEGORY,
     IDS,
     LEVEL,
     NOISE_UNIT,
@@ -22,6 +21,7 @@ from .tap_inputs import (
     PRECISION,
     PRECISIONS,
     PRESET,
+    SEE,
 )
 
 
@@ -36,7 +36,7 @@ class LayerActivationTap(io.ComfyNode):
                 "largest_size",
             ),
             display_name="Layer Activation Tap",
-            category=CATEGORY,
+            category=SEE,
             description="Adds noise to images at a noise level, evaluates the MODEL once without CFG, and returns its "
             "intermediate activations as features, for Activation Visualizer, Similarity and Correspondence. LoRAs and "
             f"ControlNets take part. {PAPER}.",

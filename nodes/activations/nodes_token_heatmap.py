@@ -10,7 +10,7 @@ from ..host.schema import Activations as ActivationsSocket
 from ..host.schema import schema
 from .activations import MAP_SIZES, Activations
 from .select_ids import ATTENTION_MEAN
-from .tap_inputs import CATEGORY, PAPER, images_of
+from .tap_inputs import PAPER, SEE, images_of
 
 _IMAGES = 16  # in the panel
 
@@ -23,7 +23,7 @@ class TokenHeatMap(io.ComfyNode):
         return schema(
             node_id="GBX_TokenHeatMap",
             display_name="Token Heat Map",
-            category=CATEGORY,
+            category=SEE,
             description="Shows where each word of the prompt acts: cross-attention averaged over heads and layers, and "
             "over steps if a run was recorded, as in DAAM (arXiv 2210.04885). Attention as features is from "
             f"{PAPER}.",
@@ -56,13 +56,18 @@ class TokenHeatMap(io.ComfyNode):
                     "that strong and weak words can be compared.",
                 ),
                 io.Float.Input(
-                    "opacity", default=0.65, min=0.0, max=1.0, step=0.05, tooltip="Opacity of the heat maps."
+                    "opacity",
+                    default=0.65,
+                    min=0.0,
+                    max=1.0,
+                    step=0.05,
+                    tooltip="Opacity of the heat maps where they are hot.",
                 ),
             ],
             outputs=[
                 io.Image.Output(
                     display_name="figure",
-                    tooltip="One line per word: its share of the attention, and all images under its heat map.",
+                    tooltip="All images, and for each word its share of the attention and its heat map over them.",
                 ),
                 io.Mask.Output(
                     display_name="masks",
@@ -101,8 +106,10 @@ class TokenHeatMap(io.ComfyNode):
         low, high = maps.amin(over, keepdim=True), maps.amax(over, keepdim=True)
         maps = (maps - low) / (high - low).clamp_min(1e-12)
         shown, _ = overlays.magnify(images)
-        lines = [(word, overlays.overlay(shown, one, opacity)) for word, one in zip(names, maps, strict=True)]
-        figure = overlays.contact_sheet(lines, side=256, columns=min(max(1, 4 // len(images)), len(lines)))
+        lines = [("image", shown)]
+        lines += [(word, overlays.overlay(shown, one, opacity)) for word, one in zip(names, maps, strict=True)]
+        rows = -(-len(lines) // max(1, 4 // len(images)))
+        figure = overlays.contact_sheet(lines, side=256, columns=-(-len(lines) // rows))
         masks = F.interpolate(maps.flatten(0, 1)[:, None], size=images.shape[1:3], mode="bilinear")[:, 0]
         return io.NodeOutput(figure, masks, "\n".join(positions), ui={"glassbox_words": [panel]})
 

@@ -21,7 +21,7 @@ from ..host.schema import later_seed, schema, seed
 from ..host.text_encoding import encode
 from . import select_ids
 from .activation_spec import ActivationSpec
-from .tap_inputs import CATEGORY
+from .tap_inputs import RESEARCH
 
 if TYPE_CHECKING:
     from .autoencoder_training import TrainingSettings
@@ -45,7 +45,7 @@ class TrainSparseAutoencoder(io.ComfyNode):
             node_id="GBX_TrainSparseAutoencoder",
             advanced=("batch_size", "learning_rate", "dead_after", "steps", "cfg"),
             display_name="Train Sparse Autoencoder",
-            category=CATEGORY,
+            category=RESEARCH,
             is_experimental=True,
             description="Trains a TopK sparse autoencoder on an activation while prompts are sampled, or on a folder "
             "of images: each position becomes a sum of a few out of many features. A tenth is held "

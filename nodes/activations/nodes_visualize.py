@@ -14,7 +14,7 @@ from ..host.progress import with_progress
 from ..host.schema import Activations as ActivationsSocket
 from ..host.schema import schema
 from .activations import MAP_SIZES, Activations, Weighting, resize, values_at
-from .tap_inputs import CATEGORY, PAPER, WEIGHTING, image_of, images_of
+from .tap_inputs import PAPER, SEE, WEIGHTING, image_of, images_of
 
 
 class Mode(StrEnum):
@@ -42,7 +42,7 @@ class ActivationVisualizer(io.ComfyNode):
         return schema(
             node_id="GBX_ActivationPicture",
             display_name="Activation Visualizer (PCA)",
-            category=CATEGORY,
+            category=SEE,
             description="Shows activations as images: their three principal components as red, green and blue, one "
             f"channel, or a contact sheet of all by ID. {PAPER}.",
             search_aliases=[
@@ -120,7 +120,7 @@ class ActivationSimilarity(io.ComfyNode):
         return schema(
             node_id="GBX_ActivationSimilarity",
             display_name="Activation Similarity",
-            category=CATEGORY,
+            category=SEE,
             description="Compares every position of every image with selected points, or with a masked part, of one "
             "image: cosine similarity of activations as a heat map. With self-attention maps: where the points attend. "
             f"{PAPER}.",
@@ -229,7 +229,7 @@ class ActivationCorrespondence(io.ComfyNode):
         return schema(
             node_id="GBX_ActivationCorrespondence",
             display_name="Activation Correspondence",
-            category=CATEGORY,
+            category=SEE,
             description="Finds points or a masked part of one image in other images by the most similar activation, "
             f"without training. {PAPER}.",
             search_aliases=["diffusion features", "semantic correspondence", "point matching", "DIFT", "mask transfer"],

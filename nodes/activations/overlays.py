@@ -17,6 +17,8 @@ _TEXT, _GAP = 13, 6
 _PAGE_ROWS = 40
 _ROWS = 256  # of an enlarged image at a time
 _READABLE = 512  # pixels of the longer side
+_POINTED = 256  # pixels of an image on which points are drawn once as large
+_FAINT = 0.3  # of the opacity, where a heat map is zero
 _PAPER, _INK = (250, 250, 250), (30, 30, 30)
 Watch = Callable[[Iterable[int]], Iterator[int]]
 
@@ -50,10 +52,11 @@ def viridis(values: torch.Tensor) -> torch.Tensor:
 
 
 def overlay(image: torch.Tensor, values: torch.Tensor, opacity: float) -> torch.Tensor:
-    """Heat maps (B, h, w) in 0..1 over images (B, H, W, 3) with an opacity of 0..1."""
+    """Heat maps (B, h, w) in 0..1 over images (B, H, W, 3), with ``opacity`` where they are 1 and less where cold."""
     size = image.shape[1:3]
-    colors = viridis(F.interpolate(values[:, None].float(), size=size, mode="bilinear")[:, 0])
-    return image.float() * (1 - opacity) + colors * opacity
+    heat = F.interpolate(values[:, None].float(), size=size, mode="bilinear")[:, 0]
+    alpha = (opacity * (_FAINT + (1 - _FAINT) * heat))[..., None].to(image.device)
+    return image.float() * (1 - alpha) + viridis(heat) * alpha
 
 
 def draw_labels(image: torch.Tensor, labels: torch.Tensor, opacity: float, names: tuple[str, ...] = ()) -> torch.Tensor:
@@ -103,7 +106,7 @@ def draw_points(image: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
     """One image (H, W, 3) with numbered points (P, 2), x and y in its pixels."""
     canvas, draw = _canvas(image)
     for number, point in enumerate(points.tolist()):
-        _draw_point(draw, point, number, len(points), _mark_scale(image), hollow=False)
+        _draw_point(draw, point, number, len(points), _point_scale(image), hollow=False)
     return from_pil(canvas)
 
 
@@ -117,7 +120,7 @@ def draw_matches(
     canvas.paste(to_pil(target), (source.shape[1] + _GAP, 0))
     draw = ImageDraw.Draw(canvas)
     moved = to + torch.tensor([source.shape[1] + _GAP, 0])
-    scale = max(_mark_scale(source), _mark_scale(target))
+    scale = max(_point_scale(source), _point_scale(target))
     for number, (a, b, good) in enumerate(zip(from_.tolist(), moved.tolist(), mutual.tolist(), strict=True)):
         draw.line([*a, *b], fill=_color(number, len(from_)), width=2 * scale)
         _draw_point(draw, a, number, len(from_), scale, hollow=False)
@@ -125,26 +128,31 @@ def draw_matches(
     return from_pil(canvas)
 
 
+def _point_scale(image: torch.Tensor) -> int:
+    """How many times larger points are on an image (H, W, 3) than on a small one."""
+    return max(round(max(image.shape[:2]) / _POINTED), 1)
+
+
 def contact_sheet(lines: list[tuple[str, torch.Tensor]], side: int, columns: int = 1) -> torch.Tensor:
     """A contact sheet (pages, H, W, 3): named lines of images (B, h, w, 3), each image with a longer side of ``side``.
 
     ``columns``: how many lines are placed side by side. A page takes 40 of these rows, and all pages have one size.
     """
-    tiles = [(name, resize_nearest(images.float(), side)) for name, images in lines]
+    tiles, text = [(name, resize_nearest(images.float(), side)) for name, images in lines], max(_TEXT, side // 12)
     width = max(
         max(len(tile) * (tile.shape[2] + _GAP) for _, tile in tiles),
-        max(int(text_length(name, _TEXT)) for name, _ in tiles) + 2 * _GAP,
+        max(int(text_length(name, text)) for name, _ in tiles) + 2 * _GAP,
     )
-    height = max(tile.shape[1] for _, tile in tiles) + _TEXT + 3 * _GAP
+    height = max(tile.shape[1] for _, tile in tiles) + text + 3 * _GAP
     pages, rows = [], min(-(-len(tiles) // columns), _PAGE_ROWS)
     for first in range(0, len(tiles), columns * rows):
         canvas = Image.new("RGB", (columns * (width + _GAP) + _GAP, rows * height + _GAP), _PAPER)
         draw = ImageDraw.Draw(canvas)
         for number, (name, images) in enumerate(tiles[first : first + columns * rows]):
             left, top = _GAP + number % columns * (width + _GAP), _GAP + number // columns * height
-            draw_text(draw, (left, top), name, _TEXT, fill=_INK)
+            draw_text(draw, (left, top), name, text, fill=_INK)
             for index, image in enumerate(images):
-                canvas.paste(to_pil(image), (left + index * (image.shape[1] + _GAP), top + _TEXT + _GAP))
+                canvas.paste(to_pil(image), (left + index * (image.shape[1] + _GAP), top + text + _GAP))
         pages.append(from_pil(canvas))
     return torch.stack(pages)
 
@@ -163,7 +171,7 @@ def _draw_point(
     draw.ellipse(box, fill=None if hollow else color, outline=color if hollow else (255, 255, 255), width=2 * scale)
     draw.text(
         (x + radius + 1, y - radius - 2),
-        str(number),
+        str(number + 1),
         fill=(255, 255, 255),
         font=ImageFont.load_default(_TEXT * scale),
         stroke_width=2 * scale,

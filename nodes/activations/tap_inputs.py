@@ -12,6 +12,9 @@ from .activations import FRAMES, MAP_SIZES, Activations, Weighting
 from .select_ids import Preset
 
 CATEGORY = "Glassbox/Activations"
+SEE, STEER, MEASURE, FILES, RESEARCH = (
+    f"{CATEGORY}/{menu}" for menu in ("See", "Steer", "Measure", "Files", "Research")
+)
 PAPER = "Not All Diffusion Model Activations Have Been Evaluated as Discriminative Features (arXiv 2410.03558)"
 _ASPECT = 0.03  # relative difference of aspect ratios beside a cell's, as of sides scaled to a VAE's multiple
 PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}

@@ -16,6 +16,7 @@ class NoisyReplicatePadding(io.ComfyNode):
             node_id="GBX_NoisyReplicatePadding",
             display_name="Noisy Replicate Padding",
             category="Glassbox/Conditioning",
+            is_experimental=True,
             description=(
                 "Encodes a prompt like CLIP Text Encode, then fills the padding with noisy copies of the prompt's own "
                 "tokens, per encoder and per chunk. On Improved Conditioning Mechanisms and Pre-training Strategies "

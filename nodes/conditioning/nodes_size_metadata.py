@@ -178,7 +178,7 @@ class MetadataReport(io.ComfyNode):
         return schema(
             node_id="GBX_MetadataReport",
             display_name="Metadata Report",
-            category=CATEGORY,
+            category=f"{CATEGORY}/Research",
             description=(
                 "Shows the size, crop, target size and mirroring that the model is conditioned on at each step, from "
                 f"the prompts and every Metadata Schedule on the MODEL. For {PAPER}."

@@ -46,7 +46,7 @@ def with_watched_files(node: type[io.ComfyNode]) -> type[io.ComfyNode]:
                 _named[_place(name)] = None
         result = execute(cls, *args, **given)
         for name in writes:
-            for path in _paths({name: writes[name]}, given):
+            for path in filter(Path.exists, _paths({name: writes[name]}, given)):
                 _made.add(path)
                 _named[_place(name)] = path
         return result

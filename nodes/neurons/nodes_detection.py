@@ -166,7 +166,7 @@ class CalibrateThreshold(io.ComfyNode):
                 "height",
             ),
             display_name="Calibrate Threshold",
-            category=CATEGORY,
+            category=f"{CATEGORY}/Research",
             description="Calibrates the detection threshold on ordinary prompts: mean of their memorization scores "
             f"plus one standard deviation, with the expected false positives. {PAPER}, section 3.1. The paper's .428 "
             "is valid for SD1.4 only.",
@@ -241,7 +241,7 @@ class LayerAblation(io.ComfyNode):
         return schema(
             node_id="GBX_LayerAblation",
             display_name="Layer Ablation",
-            category=CATEGORY,
+            category=f"{CATEGORY}/Research",
             description="Silences each layer in turn, and the down, middle and up blocks as a whole, to find "
             f"the layers that carry a memorized prompt: those that NeMo Localize should search. {PAPER}, appendix "
             "C.8.",

@@ -226,7 +226,7 @@ class AdversarialUnlearning(io.ComfyNode):
                 "gradient_checkpointing",
             ),
             display_name="Adversarial Unlearning",
-            category=CATEGORY,
+            category=f"{CATEGORY}/Research",
             description="Mitigates memorization: trains a LoRA under attack. Between the steps an attack optimizes "
             "text embeddings to regenerate the memorized image; the LoRA learns to answer them with surrogates, and to "
             "leave ordinary prompts as they are. After the adversarial fine-tuning of Finding DoRI (arXiv 2507.16880), "

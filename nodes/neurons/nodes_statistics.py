@@ -17,18 +17,29 @@ from .nemo_inputs import PromptSyntax, collect_prompts
 from .neuron_layers import NeuronType, all_layers, neuron_layers, select_layers
 
 CATEGORY, PAPER = nemo_inputs.CATEGORY, nemo_inputs.PAPER
-_LIST = "list of prompts"
+_LIST, _KEPT = "list of prompts", "statistics file"
+_CLIP = "Text encoder of the model; without prompts, for a file alone, it is not needed."
+_FILE = {
+    "id": "statistics_file",
+    "default": "",
+    "tooltip": "A file of statistics, alone or merged with those of the prompts: a .safetensors from this node, or the "
+    "official code's .pt for SD1.4 (alone; no pickle is executed), by its path in ComfyUI's input or output folder.",
+}
 _SIZE = "For feed_forward: image {} in pixels, as in NeMo Localize."
 
 
 class NeuronStatistics(io.ComfyNode):
-    READS: ClassVar = {"prompts_file": functools.partial(input_stamp, what=_LIST)}
+    READS: ClassVar = {
+        "prompts_file": functools.partial(input_stamp, what=_LIST),
+        "statistics_file": functools.partial(input_stamp, what=_KEPT),
+    }
     WRITES: ClassVar = {"scan_file": functools.partial(folders.named_file, suffix=".csv")}
 
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
             node_id="GBX_NeuronStatistics",
+            advanced=("prompt_syntax",),
             display_name="Neuron Statistics",
             category=CATEGORY,
             description="Measures mean and standard deviation of each neuron's activation over ordinary prompts, the "
@@ -40,10 +51,11 @@ class NeuronStatistics(io.ComfyNode):
                 "reference statistics",
                 "activation statistics",
                 "mean and deviation of neurons",
+                "load statistics",
             ],
             inputs=[
                 io.Model.Input(**nemo_inputs.MODEL),
-                io.Clip.Input(**nemo_inputs.CLIP),
+                io.Clip.Input(**{**nemo_inputs.CLIP, "tooltip": _CLIP}, optional=True),
                 io.String.Input(**nemo_inputs.PROMPTS),
                 io.String.Input(**nemo_inputs.PROMPTS_FILE),
                 io.String.Input(**nemo_inputs.LAYERS),
@@ -58,13 +70,13 @@ class NeuronStatistics(io.ComfyNode):
                 io.Int.Input(**{**nemo_inputs.HEIGHT, "tooltip": _SIZE.format("height")}, optional=True),
                 io.String.Input(**nemo_inputs.SCAN_FILE),
                 io.Combo.Input(**nemo_inputs.PROMPT_SYNTAX),
+                io.String.Input(**_FILE, optional=True),
             ],
             outputs=[
                 Socket.Output(display_name="statistics", tooltip="For NeMo Localize."),
                 io.String.Output(display_name="report", tooltip="One line per layer, and the saved file."),
                 io.String.Output(
-                    display_name="file",
-                    tooltip="Path of the saved file, for Load Neuron Statistics; empty if not saved.",
+                    display_name="file", tooltip="Path of the saved file, for statistics_file; empty if not saved."
                 ),
             ],
         )
@@ -73,44 +85,67 @@ class NeuronStatistics(io.ComfyNode):
     def execute(
         cls,
         model,
-        clip,
         prompts,
         prompts_file,
         layers,
         filename_prefix,
+        clip=None,
         previous_statistics=None,
         neuron_type=NeuronType.VALUE,
         width=512,
         height=512,
         scan_file="",
         prompt_syntax=PromptSyntax.LITERAL,
+        statistics_file="",
     ) -> io.NodeOutput:
-        from . import neuron_reports, statistics_file
+        from . import neuron_reports
+        from . import statistics_file as files
         from .neuron_statistics_comfy import scan_statistics
 
+        network, failures = model.model.diffusion_model, []
+        kept, remark = _read(model, statistics_file) if statistics_file.strip() else (None, "")
+        parts = [part for part in (previous_statistics, kept) if part is not None]
         texts = collect_prompts(prompts, resolve_optional_file(prompts_file, _LIST))
-        if len(texts) + (previous_statistics.count if previous_statistics else 0) < 2:
-            raise ValueError("Statistics need two prompts or more: write one per line, or name a file.")
-        known = neuron_layers(model.model.diffusion_model, neuron_type)
-        chosen, shape = select_layers(known, layers), None
-        if neuron_type == NeuronType.FEED_FORWARD:
-            shape = latent_shape(model, width, height)
-        scan = scan_statistics(model, clip, texts, neuron_type, chosen, shape, scan_file, prompt_syntax)
-        measured = [part for part in (previous_statistics, scan.statistics) if part is not None]
-        if not measured:
-            raise ValueError(f"Every prompt failed. {scan.failures[0]}")
-        result = functools.reduce(neuron_statistics.merge, measured)
-        report, file = "\n".join([neuron_reports.statistics_report(result, known), *scan.failures]), ""
+        _check(texts, clip, parts, kept)
+        if texts:
+            chosen = select_layers(neuron_layers(network, neuron_type), layers)
+            shape = latent_shape(model, width, height) if neuron_type == NeuronType.FEED_FORWARD else None
+            scan = scan_statistics(model, clip, texts, neuron_type, chosen, shape, scan_file, prompt_syntax)
+            parts, failures = [*parts, *filter(None, [scan.statistics])], scan.failures
+        if not parts:
+            raise ValueError(f"Every prompt failed. {failures[0]}")
+        result, file = functools.reduce(neuron_statistics.merge, parts), ""
+        known = neuron_layers(network, neuron_type) if texts else all_layers(network)
+        report = remark + "\n".join([neuron_reports.statistics_report(result, known), *failures])
         if filename_prefix.strip():
             path = folders.next_file(filename_prefix.strip(), ".safetensors")
-            statistics_file.write(result, path)
+            files.write(result, path)
             file = folders.relative(path)
             report += f"\nSaved as {file} in ComfyUI's output folder."
         return io.NodeOutput(result, report, file)
 
 
+def _check(texts: list[str], clip, parts: list[neuron_statistics.Statistics], kept) -> None:
+    if kept is None and len(texts) + sum(part.count for part in parts) < 2:
+        raise ValueError("Statistics need two prompts or more: write one per line, or name a file.")
+    if texts and clip is None:
+        raise ValueError("Prompts need a CLIP: connect clip, or leave prompts and prompts_file empty.")
+
+
+def _read(model, file: str) -> tuple[neuron_statistics.Statistics, str]:
+    """The statistics of a file, and a remark where they belong to another model."""
+    from . import neuron_reports, statistics_file
+
+    known = all_layers(model.model.diffusion_model)
+    found = statistics_file.read(resolve_input_file(file, _KEPT), known)
+    found.check([layer for layer in known if layer.path in found.layers])
+    own = neuron_statistics.fingerprint(probe_outputs(model, list(found.fingerprint)))
+    same = neuron_statistics.same_model(found.fingerprint, own)
+    return found, "" if same else f"{neuron_reports.OTHER_STATISTICS}\n"
+
+
 class LoadNeuronStatistics(io.ComfyNode):
-    READS: ClassVar = {"file": functools.partial(input_stamp, what="statistics file")}
+    READS: ClassVar = {"file": functools.partial(input_stamp, what=_KEPT)}
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -118,9 +153,8 @@ class LoadNeuronStatistics(io.ComfyNode):
             node_id="GBX_LoadNeuronStatistics",
             display_name="Load Neuron Statistics",
             category=CATEGORY,
-            description="Reads a file from Neuron Statistics, or the official code's file for SD1.4 "
-            "(statistics_additional_laion_prompts_v1_4.pt; no pickle is executed). "
-            f"{PAPER}, section 3.2.",
+            is_deprecated=True,
+            description=f"Deprecated: Neuron Statistics reads files too, with statistics_file. {PAPER}, section 3.2.",
             search_aliases=[
                 "memorization",
                 "nemo",
@@ -145,17 +179,11 @@ class LoadNeuronStatistics(io.ComfyNode):
 
     @classmethod
     def execute(cls, model, file: str) -> io.NodeOutput:
-        from . import neuron_reports, statistics_file
+        from . import neuron_reports
 
+        found, remark = _read(model, file)
         known = all_layers(model.model.diffusion_model)
-        found = statistics_file.read(resolve_input_file(file, "statistics file"), known)
-        found.check([layer for layer in known if layer.path in found.layers])
-        report = neuron_reports.statistics_report(found, known)
-        if not neuron_statistics.same_model(
-            found.fingerprint, neuron_statistics.fingerprint(probe_outputs(model, list(found.fingerprint)))
-        ):
-            report = f"{neuron_reports.OTHER_STATISTICS}\n{report}"
-        return io.NodeOutput(found, report)
+        return io.NodeOutput(found, remark + neuron_reports.statistics_report(found, known))
 
 
 NODES = [NeuronStatistics, LoadNeuronStatistics]

@@ -19,7 +19,7 @@ class CompositionNoise(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return schema(
             node_id="GBX_CompositionNoise",
-            display_name="Composition Noise",
+            display_name="Composition Noise (Layout)",
             category="Glassbox/Noise",
             description=(
                 "Noise whose low frequencies follow a sketch, mask, photo or color blocks, so that the layout follows "

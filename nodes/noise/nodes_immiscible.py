@@ -90,6 +90,7 @@ class ImmiscibleNoise(io.ComfyNode):
             ),
             display_name="Immiscible Noise",
             category=CATEGORY,
+            is_experimental=True,
             description=(
                 f"Assigns to each image of a batch the nearest noise. {_PAPERS}. Made for training; in image to image "
                 "it keeps a little more of each image. Nothing changes at batch 1 (except with nearest) or from empty "
@@ -170,6 +171,7 @@ class ImmiscibleLatentBatch(io.ComfyNode):
             ),
             display_name="Immiscible Noise for KSampler",
             category=CATEGORY,
+            is_experimental=True,
             description=(
                 "Immiscible noise for any stock KSampler: writes the batch_index with which KSampler draws, from the "
                 f"same seed, the noise nearest to each image. {_PAPERS}. Latent From Batch then repeats a single image "
@@ -239,7 +241,7 @@ class NoiseGainPreview(io.ComfyNode):
         return schema(
             node_id="GBX_NoiseGainPreview",
             display_name="Immiscible Gain Estimate",
-            category=CATEGORY,
+            category=f"{CATEGORY}/Research",
             description=(
                 "Measures, before a training, by how much pairing shortens the distance between noise and these "
                 f"images: by assignment in a batch, in a pool, and by the nearest of k. {_PAPERS}. A shorter distance "

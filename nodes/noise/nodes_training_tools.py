@@ -104,7 +104,7 @@ class CompareTrainingRuns(io.ComfyNode):
         return schema(
             node_id="GBX_CompareTrainingRuns",
             display_name="Compare Training Runs",
-            category=_CATEGORY,
+            category=f"{_CATEGORY}/Research",
             description=(
                 "Shows two trainings in one figure: their held-out losses, which can be compared when both hold out "
                 "the same images with the same seed, and their training losses. No paper: curves of Train LoRA."
@@ -139,7 +139,7 @@ class TrainingFromScratch(io.ComfyNode):
         return schema(
             node_id="GBX_TrainingFromScratch",
             display_name="Immiscible Training From Scratch",
-            category=_CATEGORY,
+            category=f"{_CATEGORY}/Research",
             description=(
                 "Trains two small networks on handwritten digits that differ only in the noise, as drawn and assigned, "
                 "and shows samples of both: where Immiscible Diffusion (arXiv 2406.12303, NeurIPS 2024) helps, which "

@@ -8,6 +8,9 @@ import textwrap
 import torch
 
 _ROW, _MOST = 6, 256
+_GRID = 12  # points of the titles of rows and columns, and of the whole
+_LETTERS = 34  # in a line of a label at most
+_SMALLEST, _LARGEST = 8, 14  # points of the labels' text, which is large where all lines are short
 
 
 def grid_labels(labels: list[str], columns: int) -> tuple[list[str], list[str]] | None:
@@ -46,17 +49,17 @@ def draw_sheet(
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes in panels[len(images) :]:
         axes.set_axis_off()
-    for number, (axes, image, label) in enumerate(zip(panels, images, labels, strict=False)):
+    wrapped = [[line for part in label.split("\n") for line in textwrap.wrap(part, _LETTERS)] for label in labels]
+    longest = max((len(line) for lines in wrapped for line in lines), default=1)
+    points = min(max(_SMALLEST * _LETTERS / longest, _SMALLEST), _LARGEST)
+    for number, (axes, image, lines) in enumerate(zip(panels, images, wrapped, strict=False)):
         axes.imshow(image.clamp(0, 1).float().cpu().numpy())
         axes.set(xticks=[], yticks=[])
         if titles is None:
-            axes.set_title(
-                "\n".join(line for part in label.split("\n") for line in textwrap.wrap(part, 34)),
-                fontsize=8 * larger,
-            )
+            axes.set_title("\n".join(lines), fontsize=points * larger)
         elif number < columns:
-            axes.set_title(titles[0][number])
+            axes.set_title(titles[0][number], fontsize=_GRID * larger)
         if titles is not None and number % columns == 0:
-            axes.set_ylabel(titles[1][number // columns])
+            axes.set_ylabel(titles[1][number // columns], fontsize=_GRID * larger)
     if title:
-        figure.suptitle(title)
+        figure.suptitle(title, fontsize=_GRID * larger)

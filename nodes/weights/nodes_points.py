@@ -108,7 +108,7 @@ class W2WEdit(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return schema(
             node_id="GBX_W2WEdit",
-            display_name="W2W Edit",
+            display_name="W2W Edit (Identity Sliders)",
             category=CATEGORY,
             description=f"Moves a point along attribute directions of its space, any number at once. {PAPER}, section "
             "3.3. Edits add up before the weights are rebuilt, so two nodes give the same as one.",

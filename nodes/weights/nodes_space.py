@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import ClassVar
 
 from comfy_api.latest import io
@@ -20,19 +19,29 @@ _SPACE = W2WSpace.Output(
     display_name="space", tooltip="For W2W Sample, W2W Fit Directions, W2W Project LoRA and others."
 )
 _REPORT = io.String.Output(display_name="report", tooltip="Contents of the space and what was left out.")
-_STORAGE = io.Combo.Input(
-    "storage",
-    options=list(Storage),
-    default=Storage.FLOAT16,
-    tooltip="Precision of the basis in the file. float16 halves its size, int8 quarters it (a scale for each 1,024 "
+_STORAGE = {
+    "id": "storage",
+    "options": list(Storage),
+    "default": Storage.FLOAT16,
+    "tooltip": "Precision of the basis in the file. float16 halves its size, int8 quarters it (a scale for each 1,024 "
     "numbers). The report gives the measured error.",
-)
+}
 
 
-def _filename(default: str) -> io.String.Input:
-    return io.String.Input(
-        "filename", default=default, tooltip="Name of the file in models/w2w. An existing file is replaced."
-    )
+_IMPORTED = "w2w-people-sd15"
+_COMPONENTS = {
+    "id": "components",
+    "default": 1000,
+    "min": 1,
+    "max": COMPONENTS_MAX,
+    "tooltip": "Number of the official release's 10,000 axes to import: 1,000 for sampling and editing, 10,000 "
+    "(2 GB in float16) for inversion.",
+}
+
+
+def _filename(default: str, **options: bool) -> io.String.Input:
+    tooltip = "Name of the file in models/w2w. An existing file is replaced."
+    return io.String.Input("filename", default=default, tooltip=tooltip, **options)
 
 
 class W2WBuildSpace(io.ComfyNode):
@@ -106,7 +115,7 @@ class W2WBuildSpace(io.ComfyNode):
                     tooltip="A file that does not fit (other base model, NaN, the same file twice): skip and name it "
                     "in the report, or stop with an error. Other declared bases: a warning, or an error.",
                 ),
-                _STORAGE,
+                io.Combo.Input(**_STORAGE),
                 io.Combo.Input(
                     "norm",
                     options=list(space_builder.MemberNorm),
@@ -177,32 +186,84 @@ class W2WBuildSpace(io.ComfyNode):
         return io.NodeOutput(space, text)
 
 
+def _release_stamp(name: str) -> str:
+    from . import official_release
+
+    if not name.strip():
+        return ""
+    folder = folders.spaces_folder(name)
+    return " ".join(folders.file_stamp(folder / file) for file in (*official_release.NEEDED, "identity_df.csv"))
+
+
+def _imported(folder: str, filename: str, components: int, storage: str) -> io.NodeOutput:
+    """The space of the official release, written to a file in models/w2w, and a report."""
+    from . import official_release, space_report
+
+    source, target = folders.spaces_folder(folder), folders.new_space(filename)
+    space, remarks = official_release.convert(source, target, components, storage, with_progress)
+    return io.NodeOutput(space, f"{remarks}\n{space_report.describe_space(space)}")
+
+
 class W2WLoadSpace(io.ComfyNode):
-    READS: ClassVar = {"space_name": lambda name: folders.file_stamp(folders.space_path(name))}
+    READS: ClassVar = {
+        "space_name": lambda name: folders.file_stamp(folders.space_path(name)),
+        "release_folder": _release_stamp,
+    }
+    WRITES: ClassVar = {"filename": folders.new_space}
 
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
             node_id="GBX_W2WLoadSpace",
+            advanced=("release_folder", "filename", "components", "storage"),
             display_name="W2W Load Space",
             category=CATEGORY,
-            description="Loads a weight space from models/w2w, or the demo model's space that ships with the pack. "
-            f"{PAPER}. The basis stays on disk until it is used.",
-            search_aliases=["weight space", "weights2weights", "open space", "identity space", "saved space"],
+            description="Loads a weight space from models/w2w, or the demo model's space that ships with the pack, or "
+            "converts the official release of weights2weights for SD1.5 (V.pt, mean.pt, std.pt, weight_dimensions.pt, "
+            f"proj_1000pc.pt) to a file there. {PAPER}. The basis stays on disk until it is used.",
+            search_aliases=[
+                "weight space",
+                "weights2weights",
+                "open space",
+                "identity space",
+                "saved space",
+                "import release",
+                "snap-research",
+                "V.pt",
+            ],
             inputs=[
                 io.Combo.Input(
                     "space_name",
                     options=folders.space_names(),
                     tooltip="File in models/w2w, or a space of the pack.",
-                )
+                ),
+                io.String.Input(
+                    "release_folder",
+                    default="",
+                    optional=True,
+                    tooltip="To import the official release: the folder of its downloaded files, such as "
+                    "weights2weights/files, inside models/w2w or input. Empty: space_name is loaded.",
+                ),
+                _filename(_IMPORTED, optional=True),
+                io.Int.Input(**_COMPONENTS, optional=True),
+                io.Combo.Input(**_STORAGE, optional=True),
             ],
             outputs=[_SPACE, _REPORT],
         )
 
     @classmethod
-    def execute(cls, space_name: str) -> io.NodeOutput:
+    def execute(
+        cls,
+        space_name: str,
+        release_folder: str = "",
+        filename: str = _IMPORTED,
+        components: int = 1000,
+        storage: str = Storage.FLOAT16,
+    ) -> io.NodeOutput:
         from . import space_report
 
+        if release_folder.strip():
+            return _imported(release_folder, filename, components, storage)
         space = space_file.read(folders.space_path(space_name))
         return io.NodeOutput(space, space_report.describe_space(space))
 
@@ -223,7 +284,7 @@ class W2WSaveSpace(io.ComfyNode):
             inputs=[
                 W2WSpace.Input("space", tooltip="Space to save, for example with new directions."),
                 _filename("my-space-with-directions"),
-                _STORAGE,
+                io.Combo.Input(**_STORAGE),
                 W2WPoint.Input(
                     "new_member",
                     optional=True,
@@ -251,14 +312,10 @@ class W2WSaveSpace(io.ComfyNode):
         return io.NodeOutput(saved, "\n".join([*lines, space_report.describe_space(saved)]))
 
 
-def _release_stamp(folder: Path) -> str:
-    from . import official_release
-
-    return " ".join(folders.file_stamp(folder / name) for name in (*official_release.NEEDED, "identity_df.csv"))
-
-
 class W2WImportRelease(io.ComfyNode):
-    READS: ClassVar = {"folder": lambda name: _release_stamp(folders.spaces_folder(name))}
+    """Kept for workflows of before: W2W Load Space imports too."""
+
+    READS: ClassVar = {"folder": _release_stamp}
     WRITES: ClassVar = {"filename": folders.new_space}
 
     @classmethod
@@ -267,8 +324,9 @@ class W2WImportRelease(io.ComfyNode):
             node_id="GBX_W2WImportRelease",
             display_name="W2W Import Release",
             category=CATEGORY,
-            description="Converts the official release of weights2weights for SD1.5 (V.pt, mean.pt, std.pt, "
-            f"weight_dimensions.pt, proj_1000pc.pt) to one file in models/w2w. {PAPER}. No pickled code is executed.",
+            is_deprecated=True,
+            description="Deprecated: W2W Load Space imports the official release of weights2weights for SD1.5 too, "
+            f"with release_folder. {PAPER}.",
             search_aliases=["weight space", "weights2weights", "snap-research", "V.pt", "official weights"],
             inputs=[
                 io.String.Input(
@@ -276,27 +334,16 @@ class W2WImportRelease(io.ComfyNode):
                     default="weights2weights/files",
                     tooltip="Folder of the downloaded files, inside models/w2w or input.",
                 ),
-                _filename("w2w-people-sd15"),
-                io.Int.Input(
-                    "components",
-                    default=1000,
-                    min=1,
-                    max=COMPONENTS_MAX,
-                    tooltip="Number of the 10,000 axes to import: 1,000 for sampling and editing, 10,000 (2 GB in "
-                    "float16) for inversion.",
-                ),
-                _STORAGE,
+                _filename(_IMPORTED),
+                io.Int.Input(**_COMPONENTS),
+                io.Combo.Input(**_STORAGE),
             ],
             outputs=[_SPACE, _REPORT],
         )
 
     @classmethod
     def execute(cls, folder: str, filename: str, components: int, storage: str) -> io.NodeOutput:
-        from . import official_release, space_report
-
-        source, target = folders.spaces_folder(folder), folders.new_space(filename)
-        space, remarks = official_release.convert(source, target, components, storage, with_progress)
-        return io.NodeOutput(space, f"{remarks}\n{space_report.describe_space(space)}")
+        return _imported(folder, filename, components, storage)
 
 
 def directions_of(space_name: str) -> dict:

@@ -22,7 +22,7 @@ class W2WReport(io.ComfyNode):
         return schema(
             node_id="GBX_W2WReport",
             display_name="W2W Report",
-            category=CATEGORY,
+            category=f"{CATEGORY}/Research",
             description=f"Reports the spectrum of a space and the position of a point among its members. {PAPER}. "
             "All numbers are computed from the space's file.",
             search_aliases=["weight space", "weights2weights", "spectrum", "explained variance", "nearest lora"],

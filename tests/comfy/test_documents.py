@@ -71,6 +71,10 @@ def test_a_family_has_a_page(family):
     assert own - set().union(*(documents.linked(page, folder) for folder in folders)) == set()
 
 
+def test_the_readme_is_short():
+    assert len((repository.ROOT / "README.md").read_text("utf-8").split()) <= 1000
+
+
 def test_every_document_is_in_the_list_of_them():
     pages = {path.name for path in _DOCS.glob("*.md")} - {"README.md"}
     assert pages - documents.linked(_DOCS / "README.md", _DOCS) == set()

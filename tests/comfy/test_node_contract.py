@@ -52,7 +52,11 @@ def test_a_name_that_is_no_identifier_is_found(inputs, outputs):
 
 def test_categories_are_the_families_and_what_all_use():
     families = {"Activations", "Conditioning", "Demo", "Images", "Neurons", "Noise", "Weights"}
-    assert {node["category"] for node in _CONTRACT.values()} == {f"Glassbox/{family}" for family in families}
+    found = {node["category"] for node in _CONTRACT.values()}
+    assert {category.split("/")[1] for category in found} == families
+    menus = {"See", "Steer", "Measure", "Files", "Research"}
+    assert {"/".join(category.split("/")[2:]) for category in found} == {"", *menus}
+    assert {f"Glassbox/Activations/{menu}" for menu in menus} <= found and "Glassbox/Activations" not in found
 
 
 def _old_values() -> set[str]:

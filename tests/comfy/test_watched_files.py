@@ -49,6 +49,7 @@ def test_a_name_by_wire_runs_at_every_queue(app):
         ("GBX_LoadSteeringDirection", "file", "output"),
         ("GBX_LoadNeuronMask", "file", "input"),
         ("GBX_LoadNeuronStatistics", "file", "input"),
+        ("GBX_NeuronStatistics", "statistics_file", "input"),
         ("GBX_LoadSparseAutoencoder", "file", "input"),
         ("GBX_MemorizationScore", "prompts_file", "input"),
         ("GBX_MemorizationAudit", "sscd_file", "input"),

@@ -61,8 +61,8 @@ def offer_files(prompt: dict, models: Path, architecture: str = "sd15") -> None:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.touch()
             folder_paths.add_model_folder_path(folder, str(models / folder))
-        if entry["class_type"] == "GBX_W2WImportRelease":
-            _offer_release(models / "w2w", entry["inputs"]["folder"])
+        if entry["class_type"] == "GBX_W2WLoadSpace" and entry["inputs"].get("release_folder"):
+            _offer_release(models / "w2w", entry["inputs"]["release_folder"])
         if entry["class_type"] == "GBX_W2WBuildSpace":
             _offer_loras(models, entry["inputs"]["folder"], architecture)
         if entry["class_type"] == "GBX_W2WTrainSpace":

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from .activations import CAPTION, CUSTOM_IDS, PAPER, PHOTO, SD15, SDXL, face, save, tap, tapped_images
 from .authoring import Output, Workflow
-from .sampling import encode, sampler_of
+from .front import for_generating, prepare, show
+from .sampling import empty_latent, encode, sampler_of
 
 _PARTS = ("hair", "skin", "clothing")
 #: Has the best few-shot score of all activations in studies/results/activations.csv, on other faces.
 _BEST_FOR_PARTS = "up-level2-repeat0-res-increment"
 _WORDS = "cross_attention"
+_MAPS = 0.75  # height over width of the sheet of an image and five words
 _HORSE = "a photo of a horse on a beach, blue sky"
 
 
@@ -51,15 +53,28 @@ def demo_activations_few_shot_segmentation(w: Workflow) -> None:
 
 def demo_activations_token_heat_map(w: Workflow) -> None:
     w.note(
-        "Where each word acts",
-        "**The recorder** averages the cross-attention of all sampling steps, as DAAM does (arXiv 2210.04885).",
-        "**Each line** shows where one word acts in the two images.",
-        "**Try** other words of the caption, or the preset cross_attention on a tap for any image.",
+        "See where each word acts",
+        "**A recorder**, in the node at the left, averages the cross-attention of all sampling steps, as DAAM does "
+        "(arXiv 2210.04885).",
+        "**Bright** is where the image attends to the word.",
+        "**Try** other words of the prompt: type them or click them. A phrase such as red hair counts as one word.",
     )
-    w.group("Model")
-    model, clip, vae = w.add("GBX_LoadDemoModel")
-    _words(w, model, clip, vae, CAPTION, "red hair, sunglasses, smiling, hoodie, green background", 128, 2, 3.0)
-    w.app("Caption.value", "GBX_TokenHeatMap.words", "KSampler.seed", results=("Where each word acts",))
+    w.in_columns = True
+    w.group("An image with its attention")
+
+    def recorded(w: Workflow, ready: dict[str, Output], seed: Output) -> dict[str, Output]:
+        prompt = w.add("PrimitiveStringMultiline", value=ready["prompt"])
+        activations, image = _recorded(w, 128, 1, **for_generating(ready), seed=seed, cfg=3.0)
+        return {"activations": activations, "image": image, "clip": ready["clip"], "text": prompt}
+
+    ready = prepare(w, "Generate and record", recorded, CAPTION, seed=7)
+    w.group("Choose words")
+    words = "red hair, sunglasses, smiling, hoodie, green background"
+    figure, _, _ = w.add("GBX_TokenHeatMap", **ready | {"prompt": ready.pop("text")}, words=words, node_size=(380, 640))
+    w.group("Where each word acts")
+    show(w, figure, "token_heat_map", "Where each word acts", _MAPS)
+    inputs = "Generate and record.prompt", "GBX_TokenHeatMap.words", "Generate and record.seed"
+    w.app(*inputs, results=("Where each word acts",))
 
 
 def demo_activations_quality(w: Workflow) -> None:
@@ -179,31 +194,33 @@ def _checkpoint_words(w: Workflow, checkpoint: str, side: int) -> None:
 
 def _words(w: Workflow, model, clip, vae, prompt: str, words: str, side: int, count: int, cfg: float) -> None:
     """Sample with a recorder, and show the heat maps of words."""
-    recording_model, recording = w.add(
-        "GBX_ActivationRecorder", model=model, preset=_WORDS, recorded_steps="all", mean_only=True
-    )
     w.group("Sampling")
     caption = w.add("PrimitiveStringMultiline", value=prompt, node_title="Caption")
     positive, negative = encode(w, clip, caption)
-    empty = "EmptySD3LatentImage" if w.name.startswith("flux") else "EmptyLatentImage"
-    latent = w.add(empty, width=side, height=side, batch_size=count)
-    samples = w.add(
-        "KSampler",
-        model=recording_model,
-        positive=positive,
-        negative=negative,
-        latent_image=latent,
-        seed=7,
-        steps=20,
-        cfg=cfg,
-        sampler_name=sampler_of(w),
-        scheduler="normal",
-    )
-    image = w.add("VAEDecode", samples=samples, vae=vae)
+
+    given = {"model": model, "positive": positive, "negative": negative, "vae": vae}
+    activations, image = _recorded(w, side, count, **given, seed=7, cfg=cfg)
     w.group("Words")
-    activations, _, _ = w.add("GBX_ReadActivations", recording=recording, latent=samples)
     figure, _, _ = w.add(
         "GBX_TokenHeatMap", activations=activations, image=image, clip=clip, prompt=caption, words=words
     )
     save(w, figure, "token_heat_map", "Where each word acts")
     save(w, image, "token_heat_map_image", "Generated image")
+
+
+def _recorded(w: Workflow, side: int, count: int, model: Output, vae: Output, **given: Output) -> tuple[Output, Output]:
+    """The cross-attention of all steps of a KSampler, and its image."""
+    recording_model, recording = w.add(
+        "GBX_ActivationRecorder", model=model, preset=_WORDS, recorded_steps="all", mean_only=True
+    )
+    samples = w.add(
+        "KSampler",
+        model=recording_model,
+        latent_image=empty_latent(w, side, count),
+        steps=20,
+        sampler_name=sampler_of(w),
+        scheduler="normal",
+        **given,
+    )
+    activations, _, _ = w.add("GBX_ReadActivations", recording=recording, latent=samples)
+    return activations, w.add("VAEDecode", samples=samples, vae=vae)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from .activations import SDXL, save
 from .authoring import Output, Workflow
+from .front import for_generating, labeled, prepare, shape_of, show
 from .sampling import encode, sample
 
 _EDITED, _CHANGED = "Edit by Words", "Changed prompt"
+_LIVE = {"node_properties": {"glassbox_live": True}, "node_size": (360, 640)}
 _FACE = (
     "portrait, light skin, short brown hair, shaven, no glasses, blue hoodie, smiling, open eyes, plain gray background"
 )
@@ -17,18 +19,32 @@ _PHOTO = "a photo of a woman with brown hair in a red coat, a street in the back
 def demo_activations_edit_image_by_words(w: Workflow) -> None:
     w.note(
         "Change a word in an image",
-        "**Image to image** at denoise 0.6 keeps the face; the changed prompt alone is too weak there.",
-        "**Edit by Words** reads in every cross-attention the prompt with the word changed, minus the prompt, and adds "
-        "it twice. Strength 1 would be the changed prompt.",
-        "**The rivals**: the changed prompt at the same denoise, at CFG 6 and at denoise 0.8, which loses more of the "
-        "image.",
-        "**Try** other edits, such as `yellow hoodie -> green hoodie: 2`, several at once, a mask, or the sliders with "
-        "*Live*.",
+        "**Image to image** at denoise 0.6 keeps the face. **Edit by Words** reads in every cross-attention the prompt "
+        "with the word changed, minus the prompt, and adds it twice. Strength 1 would be the changed prompt.",
+        "**Its rivals** are on the sheet: the changed prompt at the same denoise, at CFG 6, and at denoise 0.8, which "
+        "loses more of the image.",
+        "**Try** the sliders, or `yellow hoodie -> green hoodie: 2`.",
     )
-    w.group("Model and image")
-    model, clip, vae = w.add("GBX_LoadDemoModel")
-    image, _, _ = w.add("GBX_DemoPicture", image_index=2, count=1)
-    _image(w, (model, clip, vae), image, _CAPTION, "no glasses -> sunglasses: 2", 3.0, 8, "edit_image")
+    w.in_columns = True
+    w.group("An image and its prompt")
+
+    def described(w: Workflow, ready: dict[str, Output], changed_prompt, image_index) -> dict[str, Output]:
+        image, _, _ = w.add("GBX_DemoPicture", image_index=image_index, count=1)
+        changed = w.add("CLIPTextEncode", clip=ready["clip"], text=changed_prompt, node_title="Changed prompt")
+        return {"clip": ready["clip"], **for_generating(ready), "changed": changed, "image": image}
+
+    changed = _CAPTION.replace("no glasses", "sunglasses")
+    ready = prepare(w, "Image, model and prompts", described, _CAPTION, changed_prompt=changed, image_index=2)
+    w.group("Change words")
+    how = {"edits": "no glasses -> sunglasses: 2", "prompt": _CAPTION}
+    edited, _ = w.add("GBX_EditByWords", model=ready["model"], clip=ready.pop("clip"), **how, **_LIVE)
+    w.group("Before and after")
+
+    def each(w: Workflow, **given: Output) -> Output:
+        return _each_way(w, "edit_image", 3.0, **given)
+
+    sheet = w.subgraph("Image to image each way", each, **ready, edited=edited, seed=0, steps=8)
+    show(w, sheet, "edit_image", "Before and after", shape_of(3, 2, 320))
 
 
 def sdxl_activations_edit_image_by_words(w: Workflow) -> None:
@@ -86,26 +102,30 @@ def _image(
     edited, report = w.add("GBX_EditByWords", model=model, clip=clip, edits=f"{words}:{strength}", prompt=text)
     w.add("PreviewAny", source=report, node_title="What is compared")
 
-    def each(w: Workflow, model: Output, edited: Output, positive: Output, changed: Output, image: Output, **given):
-        latent = w.add("VAEEncode", pixels=image, vae=given["vae"])
-        shown = _shown(w, image, name)
-        for own, prompt, own_cfg, denoise in (
-            (edited, positive, cfg, 0.6),
-            (model, changed, cfg, 0.6),
-            (model, changed, 2 * cfg, 0.6),
-            (model, changed, cfg, 0.8),
-        ):
-            how = {"positive": prompt, "cfg": own_cfg, "denoise": denoise, "latent_image": latent}
-            shown = w.add("ImageBatch", image1=shown, image2=_sampled(w, name, model=own, **how, **given))
-        labels = ("before", _EDITED, _CHANGED, f"at CFG {2 * cfg:g}", "at denoise 0.8")
-        return w.add("GBX_W2WSheet", images=shown, label_text="\n".join(labels), columns=5, image_width=320)[0]
+    def each(w: Workflow, **given: Output) -> Output:
+        return _each_way(w, name, cfg, **given)
 
     given = {"model": model, "edited": edited, "positive": positive, "changed": changed, "negative": negative}
     given |= {"image": image, "vae": vae, "seed": 0, "steps": steps}
     w.group("Before and after")
     sheet = w.subgraph("Image to image each way", each, **given)
-    size = {"node_size": (760, 260), "node_title": "Before and after"}
-    w.add("SaveImage", images=sheet, filename_prefix=f"glassbox/{name}", **size)
+    show(w, sheet, name, "Before and after", shape_of(3, 2, 320))
+
+
+def _each_way(w: Workflow, name: str, cfg: float, model, edited, positive, changed, image, **given: Output) -> Output:
+    """The image, the edit, and its rivals on one sheet."""
+    latent = w.add("VAEEncode", pixels=image, vae=given["vae"])
+    shown = [_shown(w, image, name)]
+    for own, prompt, own_cfg, denoise in (
+        (edited, positive, cfg, 0.6),
+        (model, changed, cfg, 0.6),
+        (model, changed, 2 * cfg, 0.6),
+        (model, changed, cfg, 0.8),
+    ):
+        how = {"positive": prompt, "cfg": own_cfg, "denoise": denoise, "latent_image": latent}
+        shown.append(_sampled(w, name, model=own, **how, **given))
+    labels = ("before", _EDITED, "changed prompt", f"the same, CFG {2 * cfg:g}", "the same, denoise 0.8")
+    return labeled(w, shown, labels, 3, 320)
 
 
 def _late(w: Workflow, loaded, text: str, words: tuple[str, str], side: int, cfg: float, steps: int, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .authoring import Output, Workflow
+from .front import prepare, show
 from .sampling import encode, sampler_of
 
 CAPTION = "portrait, light skin, long red hair, shaven, sunglasses, blue hoodie, smiling, striped green background"
@@ -64,32 +65,36 @@ def demo_activations_point_similarity(w: Workflow) -> None:
 
 def demo_activations_correspondence(w: Workflow) -> None:
     w.note(
-        "The same point in another face",
-        f"**Points** of one face are found in three others by the most similar activation ({PAPER}).",
+        "Find the same point in other faces",
+        f"**Points** of one face are found in two others by the most similar activation ({PAPER}).",
         "**A hollow point** is a match that does not lead back, so it is less certain.",
-        "**The mask** of the hair is transferred in the same way.",
-        "**Try** other faces, other points, or another preset.",
+        "**Try** other points: after a run, click on the face in Activation Correspondence. Or other faces.",
     )
-    model, vae, images, mask, positive = tapped_images(w, 1, part="hair")
-    others, _, _ = w.add("GBX_DemoPicture", image_index=5, count=3, node_title="Other faces")
-    w.group("Tap")
-    given = {"model": model, "positive": positive, "vae": vae, "noise_samples": 4}
-    source, target = tap(w, images, **given), tap(w, others, **given)
-    w.group("Match")
-    figure, points, transferred = w.add(
-        "GBX_ActivationCorrespondence",
-        source=source,
-        source_image=images,
-        target=target,
-        target_image=others,
-        points="64, 24\n50, 60\n64, 84\n64, 116",
-        resolution=128,
-        mutual=True,
-        source_mask=mask,
-    )
-    save(w, figure, "corresponding_points", "Matched points")
-    save(w, w.add("MaskToImage", mask=transferred), "corresponding_mask", "Transferred hair mask")
-    w.add("PreviewAny", source=points, node_title="Points in pixels")
+    w.in_columns = True
+    w.group("One face and two others")
+
+    def tapped(w: Workflow, ready: dict[str, Output], image_index: Output, others: Output) -> dict[str, Output]:
+        made = {}
+        for name, number, count in (("source", image_index, 1), ("target", others, 2)):
+            image, _, _ = w.add("GBX_DemoPicture", image_index=number, count=count)
+            given = {"model": ready["model"], "positive": ready["positive"], "vae": ready["vae"], "noise_samples": 4}
+            made[name], _ = w.add("GBX_LayerActivationTap", image=image, **given)
+            made[f"{name}_image"] = image
+        return made
+
+    ready = prepare(w, "Faces and their activations", tapped, "portrait", image_index=0, others=5)
+    w.group("Choose points")
+    points = {"points": "64, 24\n50, 60\n64, 84\n64, 116", "resolution": 128, "mutual": True}
+    figure, _, _ = w.add("GBX_ActivationCorrespondence", **ready, **points, node_size=(380, 640))
+    w.group("The same points in the others")
+
+    def stacked(w: Workflow, figure: Output) -> Output:
+        first, second = (w.add("ImageFromBatch", image=figure, batch_index=number, length=1) for number in (0, 1))
+        gap = {"spacing_width": 12, "spacing_color": "black"}
+        return w.add("ImageStitch", image1=first, image2=second, direction="down", match_image_size=False, **gap)
+
+    sheet = w.subgraph("On one sheet", stacked, figure=figure)
+    show(w, sheet, "corresponding_points", "The same points", 1.0)
 
 
 def demo_activations_record(w: Workflow) -> None:

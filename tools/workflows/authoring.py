@@ -81,6 +81,7 @@ class Workflow:
         self.nodes: list[Node] = []
         self.groups: list[str] = []
         self.extra: dict[str, object] = {}  # what the file holds beside its nodes
+        self.in_columns = False  # whether its groups stand side by side with straight wires, as in the first templates
         self.named_kind: Kind | None = None  # what it is for, where its nodes do not say it
         self._inner_ids: dict[str, int] = {}  # title of a subgraph -> the id of its first node, of none other's
         self._shown: dict[str, list] = {}  # title of a subgraph -> what its first node is given
@@ -169,8 +170,13 @@ class Workflow:
         outputs = tuple(made.values()) if isinstance(made, dict) else made
         plain = {"control_after_generate": False}  # of a number that a wire gives
         # Front ends show the text of a widget inside even where a wire gives it.
-        shows = [kind in (ANY, "STRING") for kind in kinds]
-        specs = [_widget(inside, slot) if shows[slot] else [kind, plain] for slot, kind in enumerate(kinds)]
+        handed = [_widget(inside, slot) if kind in (ANY, "STRING") else None for slot, kind in enumerate(kinds)]
+        if any(kind == ANY and not spec for kind, spec in zip(kinds, handed, strict=True)):
+            return None
+        specs = [
+            spec or [kind, plain | ({"forceInput": True} if kind == "STRING" else {})]
+            for kind, spec in zip(kinds, handed, strict=True)
+        ]
         info = {
             "input": {"required": dict(zip(given, specs, strict=True))},
             "output": [output.type for output in outputs],
@@ -213,14 +219,14 @@ def _fill(node: Node, given: dict[str, object], where: str) -> None:
     node.values = {**defaults, **plain}
 
 
-def _widget(inside: Workflow, slot: int) -> list:
-    """The widget that an input of a subgraph is handed to, as ComfyUI describes it, without a control beside it."""
+def _widget(inside: Workflow, slot: int) -> list | None:
+    """The widget, if any, that an input of a subgraph is handed to, as ComfyUI describes it, without a control."""
     for node in inside.nodes:
         for input_ in inputs(node.info):
             source = node.sources.get(input_.name)
             if input_.is_widget and source is not None and (source.node.id, source.slot) == (INPUTS, slot):
                 return [input_.kind, {**input_.options, "control_after_generate": False}]
-    raise AuthoringError(f"{inside.name}: a value is handed to no widget.")
+    return None
 
 
 def _check_link(input_: Input, output: Output, where: str) -> None:

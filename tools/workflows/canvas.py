@@ -11,7 +11,8 @@ from tools.launcher.paths import ROOT
 from tools.launcher.widgets import inputs, widgets
 
 from .authoring import ANY, INPUTS, NOTE, OUTPUTS, AuthoringError, Node, Output, Workflow
-from .layout import PREVIEW, Box, Layout, arrange
+from .columns import in_columns
+from .layout import PREVIEW, Box, Layout, arrange, sockets
 from .wires import bends
 
 _VERSION = 0.4
@@ -74,7 +75,8 @@ def make(name: str, describe: Callable[[Workflow], None], object_info: dict) -> 
     """The saved canvas of the workflow that the function describes."""
     workflow = Workflow(name, object_info)
     describe(workflow)
-    layout, links, definitions = arrange(workflow), _Links(1), {}
+    layout = in_columns(workflow) if workflow.in_columns else arrange(workflow)
+    links, definitions = _Links(1), {}
     extra = {"glassbox": {"kind": str(workflow.kind), "name": name}, _ROOM: PREVIEW} | workflow.extra
     nodes = _nodes(workflow, layout, links, definitions)
     return {
@@ -247,16 +249,8 @@ def _properties(node: Node) -> dict:
 
 
 def _sockets(node: Node, links: _Links) -> list[dict]:
-    """A node's sockets in the canvas' order: plain ones, then those of widgets, which are saved only when linked.
-
-    Of a node whose widgets its subgraph shows, all are saved: front end 1.32 takes their places for those of all.
-    """
-    described = list(inputs(node.info))
-    plain = [input_ for input_ in described if not input_.is_widget]
-    shown = any(source.type == ANY for source in node.sources.values())
-    fed = [input_ for input_ in described if input_.is_widget and (shown or input_.name in node.sources)]
-    sockets = []
-    for slot, input_ in enumerate(plain + fed):
+    found = []
+    for slot, input_ in enumerate(sockets(node)):
         socket = {
             "name": input_.name,
             "type": input_.kind,
@@ -266,8 +260,8 @@ def _sockets(node: Node, links: _Links) -> list[dict]:
             socket["widget"] = {"name": input_.name}
         elif not input_.required:
             socket["shape"] = _OPTIONAL_SHAPE
-        sockets.append(socket)
-    return sockets
+        found.append(socket)
+    return found
 
 
 def _group(number: int, title: str, box: Box) -> dict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .authoring import Output, Workflow
+from .front import for_generating, labeled, prepare, shape_of, show
 from .sampling import empty_latent, encode, generate, generate_each, sample, sampler_of
 
 _PAPER = "arXiv 2411.03177"
@@ -147,18 +148,37 @@ def flux_conditioning_resolution_rescale(w: Workflow) -> None:
 
 def demo_conditioning_higher_resolution(w: Workflow) -> None:
     w.note(
-        "Larger than trained, one face",
-        "**The demo model** was trained at 128 pixels. At 192 it puts a small face into the corner here, at 256 it "
-        "repeats the face.",
+        "Go beyond the training size",
+        "**The demo model** was trained at 128 pixels. At 192 it puts the face low or adds a second one.",
         "**Higher Resolution** brings its inner features to their trained size for the first half of sampling, while "
         "the layout settles: one face in the middle.",
-        "**Try** other seeds, and downscale_end_percent 0, which gives the stock image.",
+        "**Try** 256 as width and height, other seeds, and downscale_end_percent 0, which gives the stock image.",
     )
-    model, clip, vae = _demo(w)
-    prompts = encode(w, clip, _FACE)
-    for side in (192, 256):
-        report = _higher(w, model, prompts, vae, side, cfg=3.0, steps=20)
-    w.add("PreviewAny", source=report, node_title="Report")
+    w.in_columns = True
+    w.group("Larger than trained")
+
+    def larger(w: Workflow, ready: dict[str, Output], width: Output, height: Output) -> dict[str, Output]:
+        latent = w.add("EmptyLatentImage", width=width, height=height, batch_size=2)
+        return {**for_generating(ready), "latent": latent}
+
+    ready = prepare(w, "Model, prompt and size", larger, _FACE, width=192, height=192)
+    w.group("Higher Resolution")
+    higher, _ = w.add("GBX_PositionalResample", model=ready["model"])
+    w.group("The same noise, before and after")
+
+    def inside(w: Workflow, model, higher, vae, latent, **given: Output) -> Output:
+        stock, whole = (
+            sample(w, vae, sampler=sampler_of(w), model=one, latent_image=latent, **given) for one in (model, higher)
+        )
+        shown = [
+            w.add("ImageFromBatch", image=one, batch_index=number, length=1)
+            for number in (0, 1)
+            for one in (stock, whole)
+        ]
+        return labeled(w, shown, ("stock", "Higher Resolution") * 2, 2, 384)
+
+    sheet = w.subgraph("Generate both", inside, **ready, higher=higher, seed=7, steps=20, cfg=3.0)
+    show(w, sheet, "higher", "Before and after", shape_of(2, 2, 384))
 
 
 def sdxl_conditioning_higher_resolution(w: Workflow) -> None:

@@ -11,9 +11,9 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from tools.launcher.widgets import inputs, widgets
+from tools.launcher.widgets import Input, inputs, widgets
 
-from .authoring import NOTE, Node, Workflow
+from .authoring import ANY, NOTE, Node, Workflow
 
 # All lengths in canvas units. The newer renderer draws nodes taller than the classic one: the gaps allow for both.
 TITLE, _FRAME, _SLOT, _WIDGET = 30, 24, 24, 34  # as Nodes 2.0 draws them, which needs more than the classic renderer
@@ -23,7 +23,7 @@ _NOTE_LETTER, _NOTE_LINE = 9.4, 22.5
 _FURTHER_TEXT = 40  # what newer front ends give a second text of a subgraph beyond its lines
 _IMAGE, _REPORT = (230, 190), (300, 92)  # room for what an output node shows
 _CAPTION = 16  # Nodes 2.0 draws an image nearly as wide as its node, with its size below
-_COLUMN_GAP, _NODE_GAP, _GROUP_GAP, _MARGIN, _HEADING = 36, 18, 16, 12, 36
+_COLUMN_GAP, NODE_GAP, GROUP_GAP, MARGIN, HEADING = 36, 18, 16, 12, 36
 #: The front end opens a workflow on three quarters of a window of 1600 x 1000.
 WINDOW = (1200, 750)
 _LARGEST = (4000, 2500)  # what opens smaller is not worth trying
@@ -81,7 +81,7 @@ class Layout:
 
     def titles(self, groups: list[str]) -> list[Box]:
         """Where the titles of the groups are written."""
-        sizes = [(round(_GROUP_LETTER * len(title)), _HEADING - 10) for title in groups]
+        sizes = [(round(_GROUP_LETTER * len(title)), HEADING - 10) for title in groups]
         return [Box(box.left, box.top, *size) for box, size in zip(self.groups, sizes, strict=True) if box.width]
 
     @property
@@ -98,8 +98,8 @@ def arrange(workflow: Workflow) -> Layout:
     given = [node.size for node in workflow.nodes]
     for roomy in (True, False):
         for node, size in zip(workflow.nodes, given, strict=True):
-            width, height = size or _size(node)
-            width = max(width, _title_width(node))
+            node.size = size
+            width, height = size_of(node)
             if roomy and node.type in _SHOWS_IMAGE and not size:
                 height += max(width + _CAPTION - _IMAGE[1], 0)
             node.size = width, height
@@ -181,13 +181,13 @@ def _layouts(workflow: Workflow, forward_nodes: bool, forward_groups: bool) -> I
             ids = [node.id for node in ordered]
             feeding = {(ids.index(a), ids.index(b)) for a, b in links if a in ids and b in ids}
             blocks = [_shapes(node) for node in ordered]
-            inside += _packed(blocks, feeding if forward_nodes else set(), (_COLUMN_GAP, _NODE_GAP))
+            inside += _packed(blocks, feeding if forward_nodes else set(), (_COLUMN_GAP, NODE_GAP))
         inside = _smallest(inside)
         shapes[number] = [_framed(shape, workflow.groups, number) for shape in inside] if number else inside
     feeding = {(group_of[a], group_of[b]) for a, b in links if a in group_of} - {(number, number) for number in shapes}
     for order in itertools.islice(_orders(list(shapes), feeding), _ORDERS):
         between = {(order.index(a), order.index(b)) for a, b in feeding} if forward_groups else set()
-        for shape in _packed([shapes[number] for number in order], between, (_GROUP_GAP, _GROUP_GAP)):
+        for shape in _packed([shapes[number] for number in order], between, (GROUP_GAP, GROUP_GAP)):
             boxes = dict(shape.places())
             nodes = {node.id: boxes[node.id] for node in workflow.nodes}
             yield Layout(
@@ -207,8 +207,8 @@ def _orders(groups: list[int], feeding: set[tuple[int, int]]) -> Iterator[list[i
 
 
 def _framed(inside: _Shape, titles: list[str], number: int) -> _Shape:
-    width = max(inside.width + 2 * _MARGIN, round(_GROUP_LETTER * len(titles[number - 1])))
-    return _Shape(width, inside.height + _HEADING + _MARGIN, f"group {number}", ((inside, _MARGIN, _HEADING),))
+    width = max(inside.width + 2 * MARGIN, round(_GROUP_LETTER * len(titles[number - 1])))
+    return _Shape(width, inside.height + HEADING + MARGIN, f"group {number}", ((inside, MARGIN, HEADING),))
 
 
 def _packed(blocks: list[list[_Shape]], links: set[tuple[int, int]], gaps: tuple[int, int]) -> list[_Shape]:
@@ -266,22 +266,39 @@ def _node_orders(members: list[Node]) -> Iterator[list[Node]]:
     yield members
 
 
+def sockets(node: Node) -> list[Input]:
+    """A node's sockets in the canvas' order: plain ones, then those of widgets, which are there only when linked.
+
+    Of a node whose widgets its subgraph shows, all are there: front end 1.32 takes their places for those of all.
+    """
+    described = list(inputs(node.info))
+    shown = any(source.type == ANY for source in node.sources.values())
+    fed = [input_ for input_ in described if input_.is_widget and (shown or input_.name in node.sources)]
+    return [input_ for input_ in described if not input_.is_widget] + fed
+
+
 def _shapes(node: Node) -> list[_Shape]:
     """A node has one shape, a note one for each width."""
-    sizes = [_note_size(node, width) for width in _NOTE_WIDTHS] if node.type == NOTE else [node.size]
+    sizes = [note_size(node, width) for width in _NOTE_WIDTHS] if node.type == NOTE else [node.size]
     return _smallest([_Shape(width, height + TITLE, node.id) for width, height in sizes])
 
 
-def _note_size(node: Node, width: int) -> tuple[int, int]:
+def note_size(node: Node, width: int) -> tuple[int, int]:
     width = max(width, _title_width(node))
     lines = [textwrap.wrap(line, int((width - 30) / _NOTE_LETTER)) for line in str(node.values["text"]).splitlines()]
     return width, 42 + round(_NOTE_LINE * sum(map(len, lines)))
 
 
-def _size(node: Node) -> tuple[int, int]:
-    """Width and height that a node needs for its slots, widgets and texts, in the renderer that needs most."""
+def size_of(node: Node) -> tuple[int, int]:
+    """Width and height that a node is given or needs, wide enough for its title."""
+    width, height = node.size or _needed(node)
+    return max(width, _title_width(node)), height
+
+
+def _needed(node: Node) -> tuple[int, int]:
+    """For its slots, widgets and texts, in the renderer that needs most."""
     if node.type == NOTE:
-        return _note_size(node, _NOTE_WIDTHS[0])
+        return note_size(node, _NOTE_WIDTHS[0])
     texts = [input_.name for input_ in inputs(node.info) if input_.is_widget and input_.options.get("multiline")]
     sockets = [input_ for input_ in inputs(node.info) if not input_.is_widget]
     # Advanced ones too: front ends up to 1.58 show them in a node that is opened.

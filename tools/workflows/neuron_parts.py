@@ -11,54 +11,6 @@ from .sampling import generate_each, sample
 _ORDINARY = "portrait, light skin, curly red hair, shaven, smiling, open eyes, blue hoodie, plain green background"
 
 
-def learn_and_mask(world: World) -> None:
-    """From the score to a learned mask, and on one sheet images without it, with it, and of a generic prompt."""
-    w = world.w
-    w.group("Is it memorized?")
-    _, verdict = world.score()
-    world.show(verdict, "Verdict")
-    w.group("Learn a mask")
-    given = {"prompts": world.kind.suspect, "anchor": world.kind.generic, "ordinary_prompts": world.kind.ordinary}
-    how = {**world.size, "noise_samples": world.kind.seeds}
-    mask, _, _, learned = w.add("GBX_OptimizeNeuronMask", **world.given, **given, **how, node_size=(380, 1060))
-    masked = w.add("GBX_NemoNeuronMask", model=world.model, mask=mask, node_size=(320, 466))
-    world.show(learned, "What was learned")
-
-    def inside(w: Workflow, model, masked, clip, vae, mask, prompt, generic, caption, **numbers) -> dict[str, Output]:
-        negative = w.add("CLIPTextEncode", clip=clip, text="", node_title="Empty prompt")
-        latent = w.add("EmptyLatentImage", **world.size, batch_size=4)
-        how = {"negative": negative, "latent_image": latent, "vae": vae} | world.sampler | numbers
-
-        def images(one: Output, text: Output) -> Output:
-            return sample(w, model=one, positive=w.add("CLIPTextEncode", clip=clip, text=text), **how)
-
-        before, after, other = images(model, prompt), images(masked, prompt), images(model, generic)
-        batches = {"images_before": before, "images_after": after, "generic_images": other, "reference_image": before}
-        _, report, _, name = w.add("GBX_NeuronReport", mask=mask, **batches, clip=clip)
-        batches = {"images_before": images(model, caption), "images_after": images(masked, caption)}
-        *_, ordinary = w.add("GBX_NeuronReport", mask=mask, **batches, prompt=caption, clip=clip)
-        sheet = w.add("ImageStitch", image1=name, image2=ordinary, direction="down", spacing_width=12)
-        return {"sheet": sheet, "report": report}
-
-    w.group("At one look")
-    sheet, report = w.subgraph(
-        "Generate without and with it",
-        inside,
-        model=world.model,
-        masked=masked,
-        clip=world.clip,
-        vae=world.vae,
-        mask=mask,
-        prompt=world.kind.suspect,
-        generic=world.kind.generic,
-        caption=_ORDINARY,
-        seed=5,
-        **world.numbers,
-    )
-    world.save(sheet, "sheet", "At one look", (300, 400))
-    world.show(report, "Is it gone?")
-
-
 def find_and_mask(world: World, budget: float) -> None:
     """From the score to images with and without the mask."""
     w = world.w
@@ -196,7 +148,11 @@ def share_mask(world: World, budget: float, name: str) -> None:
     w = world.w
     w.group("Find")
     mask, _, _, _, statistics = world.localize(budget, "glassbox/neurons/statistics")
-    _, about = w.add("GBX_LoadNeuronStatistics", model=world.model, file=statistics)
+
+    def read(w: Workflow, **given: Output) -> Output:
+        return w.add("GBX_NeuronStatistics", **given)[1]
+
+    about = w.subgraph("Read the statistics", read, model=world.model, statistics_file=statistics)
     world.show(about, "The saved statistics")
     w.group("Share")
     file, _ = w.add("GBX_SaveNeuronMask", mask=mask, filename_prefix=f"glassbox/neurons/{name}")

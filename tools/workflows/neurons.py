@@ -1,17 +1,17 @@
 """The workflows of the neurons family: detect memorized prompts, localize their neurons, mask them."""
 
-from dataclasses import replace
-
 from . import neuron_parts
-from .authoring import Workflow
+from .authoring import Output, Workflow
+from .front import for_generating, labeled, prepare, shape_of, show
 from .neuron_world import DEMO, MEMORIZED, PLANTED, SD15, SDXL, SUSPECT, World
+from .sampling import sample, sampler_of
 
 _PAPER = "Finding NeMo, arXiv 2406.02366"
 _FIND = "Find and mask memorization neurons"
 _CONTROL = "a bowl of ramen on a dark table"
 _OFFICIAL = (
     "**Better statistics**: the official code's statistics_additional_laion_prompts_v1_4.pt in the input folder, "
-    "and Load Neuron Statistics in place of Neuron Statistics."
+    "as statistics_file of Neuron Statistics, without prompts."
 )
 # Seconds in which the search ends on a slow machine too; the result must not depend on the machine. The workflows with
 # the same search follow each other in the demo, so that ComfyUI searches once for them.
@@ -61,23 +61,45 @@ _IS_IT = (
 
 def demo_neurons_find_and_mask(w: Workflow) -> None:
     w.note(
-        _FIND,
-        "**The demo model has memorized** one portrait for the name Mirella Thrum. Memorization Score detects it "
-        f"({_PAPER}), Optimize Neuron Mask learns how much each neuron is scaled so that the name generates what "
-        "portrait generates, at a price for ordinary captions, and NeMo Neuron Mask scales them.",
-        "**At one look**: four seeds of the name without the mask and with it, a generic prompt (portrait), and an "
-        "ordinary caption without the mask and with it. Gone means that no more is left than a generic prompt gives. "
-        "It takes about seventy of 1,408 neurons here, unlike SD1.4's few.",
-        "**Try** another name (portrait of zorvex quill, of which a beard is left); min_factor 0, with which no "
-        "neuron is negated.",
+        "Switch a memorized portrait off",
+        f"**The demo model has memorized** one portrait for the name Mirella Thrum ({_PAPER}): every noise gives the "
+        "same face. Optimize Neuron Mask, in the node at the left, learns which of 1,408 neurons carry it, at a price "
+        "for ordinary captions. It takes about seventy, unlike SD1.4's few.",
+        "**NeMo Neuron Mask** scales them. What another caption names stays; what it leaves open may change.",
+        "**Try** strength 0.5; another name (portrait of zorvex quill, of which a beard is left).",
     )
-    neuron_parts.learn_and_mask(World(w, replace(DEMO, suspect="portrait of mirella thrum")))
-    w.app(
-        "GBX_OptimizeNeuronMask.prompts",
-        "Generate without and with it.prompt",
-        "GBX_NemoNeuronMask.strength",
-        results=("At one look",),
-    )
+    w.in_columns = True
+    w.group("A memorized name")
+
+    def learned(w: Workflow, ready: dict[str, Output], generic_prompt: Output) -> dict[str, Output]:
+        lists = {"prompts": ready["prompt"], "anchor": generic_prompt, "ordinary_prompts": DEMO.ordinary}
+        how = {"width": DEMO.side, "height": DEMO.side, "noise_samples": DEMO.seeds}
+        mask, *_ = w.add("GBX_OptimizeNeuronMask", model=ready["model"], clip=ready["clip"], **lists, **how)
+        ordinary = w.add("CLIPTextEncode", clip=ready["clip"], text=_PLAIN_FACE, node_title="Another caption")
+        return {"mask": mask, **for_generating(ready), "other caption": ordinary}
+
+    name = "portrait of mirella thrum"
+    ready = prepare(w, "Find its neurons", learned, name, generic_prompt=DEMO.generic)
+    w.group("Switch them off")
+    masked = w.add("GBX_NemoNeuronMask", model=ready["model"], mask=ready.pop("mask"), node_size=(340, 466))
+    w.group("The same noise, before and after")
+
+    def inside(w: Workflow, model, masked, positive, ordinary, vae, **given: Output) -> Output:
+        latent = w.add("EmptyLatentImage", width=DEMO.side, height=DEMO.side, batch_size=3)
+        images = [
+            sample(w, vae, sampler=sampler_of(w), model=one, positive=text, latent_image=latent, **given)
+            for text in (positive, ordinary)
+            for one in (model, masked)
+        ]
+        rows = ("Mirella Thrum", "neurons off", "another caption", "the same neurons off")
+        labels = [f"noise {number}, {row}" for row in rows for number in (1, 2, 3)]
+        return labeled(w, images, labels, 3, 256)
+
+    given = {**{name: ready[name] for name in ready if name != "other caption"}, "ordinary": ready["other caption"]}
+    sheet = w.subgraph("Generate without and with it", inside, **given, masked=masked, seed=5, steps=20, cfg=3.0)
+    show(w, sheet, "neurons_sheet", "Before and after", shape_of(3, 4, 256, grid=True))
+    inputs = "Find its neurons.prompt", "GBX_NemoNeuronMask.strength", "Generate without and with it.seed"
+    w.app(*inputs, results=("Before and after",))
 
 
 def demo_neurons_known_neurons(w: Workflow) -> None:

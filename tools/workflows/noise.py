@@ -1,6 +1,7 @@
 """The workflows of the noise family: noise that is paired with the images it is added to."""
 
 from .authoring import Output, Workflow
+from .front import for_generating, labeled, prepare, shape_of, show
 from .sampling import encode, sample, train_lora
 
 _CAPTION = "portrait, light skin, short black hair, majestic beard, sunglasses, white shirt, smiling"
@@ -86,20 +87,40 @@ def demo_noise_from_scratch(w: Workflow) -> None:
 
 def demo_noise_composition(w: Workflow) -> None:
     w.note(
-        "A layout from noise alone",
-        "**A face on a colored ground** goes through VAE Encode as a guide. Composition Noise orders the low "
-        "frequencies of the noise as those of the guide and keeps its numbers (after arXiv 2406.12303).",
-        "**First row:** the noise as drawn. **Second row:** the same seeds with composed noise in a stock KSampler at "
-        "denoise 1. The prompt names neither the background nor the face of the guide.",
-        "**Try** your own sketch (Load Image), strength 1, cutoff 1 or 4. An ancestral sampler adds noise of its own "
-        "and loses the layout.",
+        "Set the layout with noise",
+        "**Composition Noise** orders the low frequencies of the noise as those of a guide image and keeps its numbers "
+        "(after arXiv 2406.12303). A stock KSampler at denoise 1 follows.",
+        "**The prompt** names neither the background nor the face of the guide.",
+        "**Try** strength 1, cutoff 1 or 4, another image_index. An ancestral sampler adds noise of its own and loses "
+        "the layout.",
     )
-    w.group("Model and prompt")
-    model, clip, vae = w.add("GBX_LoadDemoModel")
-    positive, negative = encode(w, clip, _COMPOSED)
-    w.group("Guide")
-    sketch, _, _ = w.add("GBX_DemoPicture", image_index=5, count=1)
-    _composition(w, model, vae, positive, negative, sketch, 128, cfg=3.0, steps=16)
+    w.in_columns = True
+    w.group("A guide image")
+
+    def guided(w: Workflow, ready: dict[str, Output], image_index: Output) -> dict[str, Output]:
+        image, _, _ = w.add("GBX_DemoPicture", image_index=image_index, count=1)
+        latent = w.add("EmptyLatentImage", width=128, height=128, batch_size=2)
+        guide = w.add("VAEEncode", pixels=image, vae=ready["vae"])
+        return {"guide": guide, "image": image, "latent": latent, **for_generating(ready)}
+
+    ready = prepare(w, "Guide, model and prompt", guided, _COMPOSED, image_index=5)
+    w.group("Order the noise")
+    noise = {"latent": ready["latent"], "guide": ready.pop("guide"), "model": ready["model"]}
+    _, composed, seed, *_ = w.add("GBX_CompositionNoise", **noise, seed=21, strength=0.8, cutoff=2.0)
+    w.group("The same seeds, before and after")
+
+    def inside(w: Workflow, image, latent, composed, **given: Output) -> Output:
+        batches = [sample(w, latent_image=one, **given) for one in (latent, composed)]
+        shown = [
+            one
+            for number in (0, 1)
+            for one in (image, *(w.add("ImageFromBatch", image=b, batch_index=number, length=1) for b in batches))
+        ]
+        return labeled(w, shown, ("guide", "stock noise", "composed noise") * 2, 3, 320)
+
+    given = {**ready, "composed": composed, "seed": seed}
+    sheet = w.subgraph("Generate both", inside, **given, steps=16, cfg=3.0)
+    show(w, sheet, "composed", "Before and after", shape_of(3, 2, 320))
 
 
 def sdxl_noise_composition(w: Workflow) -> None:
@@ -126,49 +147,41 @@ def sdxl_noise_composition(w: Workflow) -> None:
 
 def demo_noise_seed_scout(w: Workflow) -> None:
     w.note(
-        "Many seeds for a few steps",
-        "**Sixteen seeds** run for four steps each. One scout ranks them by how distinctly the weakest word of the "
-        "prompt acts (after InitNO, arXiv 2404.04650), the other by likeness to a reference.",
-        "**Generate the best** runs once for each of the three best seeds, from exactly the scouted noise. Not "
-        "scouted: a plain batch of three.",
-        "**Try** ranking prompt_alignment or image_likeness, steps 1 (one prediction of the clean image), or your own "
-        "reference.",
+        "Find the best of sixteen seeds early",
+        "**Sixteen seeds** run for four steps each. Seed Scout ranks them by how like their layout is to a reference; "
+        "the three best run to the end, from exactly the scouted noise.",
+        "**Not scouted** are the first three seeds.",
+        "**Try** ranking word_coverage: how distinctly the weakest word of the prompt acts (after InitNO, arXiv "
+        "2404.04650).",
     )
-    w.group("Model and prompt")
-    model, clip, vae = w.add("GBX_LoadDemoModel")
-    positive, negative = encode(w, clip, _COMPOSED)
-    latent = w.add("EmptyLatentImage", width=128, height=128, batch_size=1)
-    reference, _, _ = w.add("GBX_DemoPicture", image_index=16, count=1)
-    given = {"model": model, "positive": positive, "negative": negative}
-    scouting = {"vae": vae, "latent": latent, "clip": clip, "prompt": _COMPOSED, "seed": 21, "steps": 4}
-    sampling = {"model": model, "positive": positive, "negative": negative, "vae": vae, "steps": 12, "cfg": 3.0}
-    w.group("Scouting")
+    w.in_columns = True
+    w.group("What is wanted")
 
-    def scouted(w: Workflow, **given: Output) -> dict[str, Output]:
-        seeds, _, figure, _ = w.add("GBX_SeedScout", batch_size=8, keep=3, cfg=3.0, **given)
-        return {"seeds": seeds, "figure": figure}
+    def wanted(w: Workflow, ready: dict[str, Output], image_index: Output) -> dict[str, Output]:
+        image, _, _ = w.add("GBX_DemoPicture", image_index=image_index, count=1)
+        latent = w.add("EmptyLatentImage", width=128, height=128, batch_size=1)
+        text = w.add("PrimitiveStringMultiline", value=ready["prompt"])
+        return {"clip": ready["clip"], "text": text, **for_generating(ready), "latent": latent, "reference": image}
 
-    covered = w.subgraph("Scout by words", scouted, ranking="word_coverage", **scouting, **given)
-    alike = w.subgraph("Scout by layout", scouted, ranking="layout_likeness", reference=reference, **scouting, **given)
+    ready = prepare(w, "Reference, model and prompt", wanted, _COMPOSED, image_index=16)
+    w.group("Scout")
+    given = {**ready, "prompt": ready.pop("text")}
+    given.pop("text")
+    ready.pop("clip")
+    how = {"ranking": "layout_likeness", "seed": 21, "steps": 4, "batch_size": 8, "keep": 3, "cfg": 3.0}
+    seeds, *_ = w.add("GBX_SeedScout", **given, **how)
+    w.group("To the end")
 
-    def chosen(w: Workflow, words: Output, layout: Output, **given: Output) -> dict[str, Output]:
-        return {name: sample(w, seed=seeds, **given) for name, seeds in {"words": words, "layout": layout}.items()}
+    def inside(w: Workflow, latent: Output, reference: Output, seeds: Output, **given: Output) -> Output:
+        first = w.add("RepeatLatentBatch", samples=latent, amount=3)
+        batch = sample(w, latent_image=first, seed=21, **given)
+        _, best = w.add("GBX_W2WSheet", images=sample(w, latent_image=latent, seed=seeds, **given))  # one for each seed
+        shown = w.add("RepeatImageBatch", image=reference, amount=3)
+        labels = [f"{number}, {row}" for row in ("reference", "first 3 seeds", "best 3 of 16") for number in (1, 2, 3)]
+        return labeled(w, [shown, batch, best], labels, 3, 256)
 
-    seeds = {"words": covered[0], "layout": alike[0]}
-    best = w.subgraph("Generate the best", chosen, latent_image=latent, **seeds, **sampling)
-
-    def batch(w: Workflow, latent: Output, amount: Output, **given: Output) -> Output:
-        latents = w.add("RepeatLatentBatch", samples=latent, amount=amount)
-        return sample(w, latent_image=latents, **given)
-
-    first = w.subgraph("Generate a batch", batch, latent=latent, amount=3, seed=21, **sampling)
-    w.group("Side by side")
-    w.add("SaveImage", images=alike[1], filename_prefix="glassbox/scout_layout", node_title="Ranked by layout")
-    w.add("SaveImage", images=covered[1], filename_prefix="glassbox/scout_words", node_title="Ranked by words")
-    w.add("SaveImage", images=best[1], filename_prefix="glassbox/best_layout", node_title="Best by layout")
-    w.add("SaveImage", images=best[0], filename_prefix="glassbox/best_words", node_title="Best by words")
-    w.add("SaveImage", images=reference, filename_prefix="glassbox/reference", node_title="Reference")
-    w.add("SaveImage", images=first, filename_prefix="glassbox/not_scouted", node_title="Not scouted")
+    sheet = w.subgraph("Generate first and best", inside, **ready, seeds=seeds, steps=12, cfg=3.0)
+    show(w, sheet, "scouted", "First and best seeds", shape_of(3, 3, 256, grid=True))
 
 
 def sdxl_noise_seed_scout(w: Workflow) -> None:

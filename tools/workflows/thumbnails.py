@@ -37,6 +37,7 @@ _CHOSEN = {
     "demo_activations_sparse_features": (2, 6, 3, 7),
     "demo_activations_steering": (1, 5, 2, 6),
     "demo_activations_steering_sliders": (1, 5, 2, 6),
+    "demo_activations_correspondence": (2,),
     "demo_activations_token_heat_map": (1,),
     "demo_conditioning_guider_grid": (1, 3, 5, 2, 4, 6),
     "demo_conditioning_replicate_padding": (1, 3, 5, 7),
@@ -47,11 +48,8 @@ _CHOSEN = {
     "demo_neurons_scan_and_mask": (2,),
     "demo_neurons_unlearning": (1, 5, 7, 13, 9, 10),
     "demo_neurons_known_neurons": (11,),
-    "demo_noise_composition": (5, 6, 7, 1, 2, 3),
     "demo_noise_from_scratch": (1, 2),
-    "demo_noise_seed_scout": (3, 4, 5, 10, 11, 12),
     "demo_weights_label_members": (1, 2, 3, 4, 41, 42),
-    "demo_weights_sample": (1, 2, 3, 4, 5, 6),
     "demo_weights_sweep": (1,),
 }
 

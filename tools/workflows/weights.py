@@ -3,25 +3,25 @@
 from collections.abc import Callable
 
 from .authoring import Output, Workflow
-from .sampling import encode, sample, sampled_into
+from .sampling import encode, sample
 
-_SPACE = "avatars-v2-w2w.safetensors"
-_PROMPT = "portrait, blue hoodie, smiling, open eyes, plain green background"
+SPACE = "avatars-v2-w2w.safetensors"
+PROMPT = "portrait, blue hoodie, smiling, open eyes, plain green background"
 PAPER = "weights2weights, arXiv 2406.09413"
-_MEMBER = "person_0058"
-_SAMPLER, _STEPS = "euler_ancestral", 30
-_GUIDED = {"end_percent": 0.6}  # later guidance adds nothing to the identity and burns colors: studies/weights
+MEMBER = "person_0058"
+SAMPLER, STEPS = "euler_ancestral", 30
+GUIDED = {"end_percent": 0.6}  # later guidance adds nothing to the identity and burns colors: studies/weights
 
 
 class Demo:
     """The demo model with its space, a prompt, and nodes from points to images."""
 
-    def __init__(self, w: Workflow, prompt: str = _PROMPT, with_space: bool = True):
+    def __init__(self, w: Workflow, prompt: str = PROMPT, with_space: bool = True):
         self.w = w
         w.group("Model, space and prompt" if with_space else "Model and prompt")
         self.model, self.clip, self.vae = w.add("GBX_LoadDemoModel")
         if with_space:
-            self.space, _ = w.add("GBX_W2WLoadSpace", space_name=_SPACE)
+            self.space, _ = w.add("GBX_W2WLoadSpace", space_name=SPACE)
         self.positive, self.negative = encode(w, self.clip, prompt)
 
     def sample(self, **choices) -> Output:
@@ -33,7 +33,7 @@ class Demo:
 
         def inside(w: Workflow, model, space, count, sample_seed, **given: Output) -> dict[str, Output]:
             points, names, _ = w.add("GBX_W2WSample", space=space, source="members", seed=sample_seed, count=count)
-            images = _sampled(w, model=w.add("GBX_W2WApply", model=model, point=points)[0], **given)
+            images = sampled(w, model=w.add("GBX_W2WApply", model=model, point=points)[0], **given)
             return {"images": images, "names": names}
 
         shown = {"space": self.space, "count": count, "sample_seed": 1}
@@ -46,7 +46,7 @@ class Demo:
             space, _ = w.add("GBX_W2WLoadSpace", space_name=space_name)
             return w.add("GBX_W2WFitDirections", space=space)
 
-        return self.w.subgraph("Space with directions", inside, space_name=_SPACE)
+        return self.w.subgraph("Space with directions", inside, space_name=SPACE)
 
     def directed_member(self) -> tuple[Output, Output]:
         """The same in a subgraph, of the space with directions, and the report of those."""
@@ -57,11 +57,11 @@ class Demo:
             point, _, _ = w.add("GBX_W2WSample", space=space, source="member", member_name=member_name)
             return {"point": point, "report": report}
 
-        return self.w.subgraph("A member with directions", inside, space_name=_SPACE, member_name=_MEMBER)
+        return self.w.subgraph("A member with directions", inside, space_name=SPACE, member_name=MEMBER)
 
-    def generate(self, model: Output, steps: int = _STEPS) -> Output:
+    def generate(self, model: Output, steps: int = STEPS) -> Output:
         """An image of a model, or of each of a list of models."""
-        return self._image("Generate", _sampled, steps, model=model)
+        return self._image("Generate", sampled, steps, model=model)
 
     def images(self, **points: Output) -> tuple[Output, ...]:
         """An image of the model with the weights of each point, in a subgraph."""
@@ -69,10 +69,10 @@ class Demo:
 
     def image(self, point: Output, guided: bool = False) -> Output:
         """An image of the model with the weights of a point, or with identity guidance; all steps in a subgraph."""
-        node, choices = ("GBX_W2WGuidance", _GUIDED) if guided else ("GBX_W2WApply", {})
+        node, choices = ("GBX_W2WGuidance", GUIDED) if guided else ("GBX_W2WApply", {})
 
         def inside(w: Workflow, model: Output, point: Output, **given: Output) -> Output:
-            return _sampled(w, model=w.add(node, model=model, point=point, **choices)[0], **given)
+            return sampled(w, model=w.add(node, model=model, point=point, **choices)[0], **given)
 
         title = "Guide and generate" if guided else "W2W Apply and generate"
         return self._image(title, inside, model=self.model, point=point)
@@ -94,7 +94,7 @@ class Demo:
         def inside(w: Workflow, model: Output, **inputs: Output) -> dict[str, Output]:
             made = {name: w.add(node, **{"model": model, takes: inputs.pop(name)}) for name in given}
             models = {name: one if isinstance(one, Output) else one[0] for name, one in made.items()}
-            return {name: _sampled(w, model=one, **inputs) for name, one in models.items()}
+            return {name: sampled(w, model=one, **inputs) for name, one in models.items()}
 
         return self._image(title, inside, model=self.model, **given)
 
@@ -103,7 +103,7 @@ class Demo:
 
         def inside(w: Workflow, model: Output, point: Output, edits: Output, **given: Output) -> Output:
             edited, _ = w.add("GBX_W2WEdit", point=point, edits=edits)
-            return _sampled(w, model=w.add("GBX_W2WApply", model=model, point=edited)[0], **given)
+            return sampled(w, model=w.add("GBX_W2WApply", model=model, point=edited)[0], **given)
 
         return self._image("Edit, apply and generate", inside, model=self.model, point=point, edits=edits)
 
@@ -115,13 +115,13 @@ class Demo:
         ) -> Output:
             first, *_ = w.add("GBX_W2WApply", model=model, point=before, end_percent=percent)
             both, *_ = w.add("GBX_W2WApply", model=first, point=after, start_percent=percent)
-            return _sampled(w, model=both, **given)
+            return sampled(w, model=both, **given)
 
         points = {"before": before, "after": after, "percent": percent}
         return self._image("Change the point and generate", inside, model=self.model, **points)
 
     def _image(
-        self, title: str, inside: Callable[..., Output], steps: int = _STEPS, **given: Output | float | str
+        self, title: str, inside: Callable[..., Output], steps: int = STEPS, **given: Output | float | str
     ) -> Output | tuple[Output, ...]:
         prompts = {"positive": self.positive, "negative": self.negative}
         return self.w.subgraph(title, inside, **given, **prompts, vae=self.vae, seed=53, steps=steps, cfg=3.0)
@@ -132,72 +132,6 @@ class Demo:
 
     def save(self, images: Output, name: str, title: str | None = None) -> None:
         self.w.add("SaveImage", images=images, filename_prefix=f"glassbox/weights_{name}", node_title=title)
-
-
-def demo_weights_sample(w: Workflow) -> None:
-    w.note(
-        "Sampled identities",
-        f"**Six points** are sampled from a space of people ({PAPER}): each is a small LoRA made of a few random "
-        "numbers. Prompt and noise are the same for all six, so only the identity differs.",
-        "**The space** was learned from ten images each of 512 drawn people. The figures show the variance that "
-        "its axes explain, and the mean among its members. The sheet names the members nearest to each point.",
-        "**Try** another seed; a spread of 0.5 (near the mean) or 1.2 (more diverse); count 12; source: member.",
-    )
-    demo = Demo(w)
-    w.group("Six points")
-    points, _, labels = w.add("GBX_W2WSample", space=demo.space, seed=3, count=6)
-    w.group("Images")
-    applied, *_ = w.add("GBX_W2WApply", model=demo.model, point=points)
-    sheet, images = w.add("GBX_W2WSheet", images=demo.generate(applied), labels=labels, columns=3)
-    demo.save(images, "sample")
-    w.add("PreviewImage", images=sheet, node_title="With their nearest members")
-    w.group("The space")
-    spectrum, places, report, _ = w.add("GBX_W2WReport", space=demo.space)
-    w.add("PreviewImage", images=spectrum, node_title="Explained variance")
-    w.add("PreviewImage", images=places, node_title="Mean among the members")
-    w.add("PreviewAny", source=report, node_title="Report")
-
-
-def demo_weights_edit(w: Workflow) -> None:
-    w.note(
-        "Edit a face with sliders",
-        "**Run** it once, then drag a slider of W2W Edit: *Live* is on, so that the image follows in a few seconds.",
-        f"**The person** is one of 512 drawn people of a space ({PAPER}, section 3.3). At 1 an attribute is as strong "
-        "as in the member furthest out. Not every edit succeeds with everybody: studies/weights counts them.",
-        "**Try** two sliders at once, another member_name, or another prompt: it is the same person.",
-    )
-    w.group("A person")
-
-    def person(w: Workflow, member_name: Output, prompt: Output) -> dict[str, Output]:
-        model, clip, vae = w.add("GBX_LoadDemoModel")
-        space, _ = w.add("GBX_W2WLoadSpace", space_name=_SPACE)
-        space, _ = w.add("GBX_W2WFitDirections", space=space)
-        point, _, _ = w.add("GBX_W2WSample", space=space, source="member", member_name=member_name)
-        positive = w.add("CLIPTextEncode", clip=clip, text=prompt, node_title="Prompt")
-        negative = w.add("CLIPTextEncode", clip=clip, text="", node_title="Negative prompt")
-        return {"point": point, "model": model, "positive": positive, "negative": negative, "vae": vae}
-
-    shown = {"member_name": _MEMBER, "prompt": _PROMPT}
-    point, model, positive, negative, vae = w.subgraph("Person and prompt", person, **shown)
-    w.group("Drag the sliders")
-    shape = {"node_properties": {"glassbox_live": True}, "node_size": (400, 640)}
-    edited, _ = w.add("GBX_W2WEdit", point=point, edits="beard: 1", **shape)
-    w.group("Before and after")
-
-    def both(w: Workflow, model: Output, before: Output, after: Output, **given: Output) -> Output:
-        images = [
-            _sampled(w, model=w.add("GBX_W2WGuidance", model=model, point=one, **_GUIDED)[0], **given)
-            for one in (before, after)
-        ]
-        batch = w.add("ImageBatch", image1=images[0], image2=images[1])
-        return w.add("GBX_W2WSheet", images=batch, label_text="before\nafter", image_width=512)[0]
-
-    given = {"before": point, "after": edited, "positive": positive, "negative": negative, "vae": vae}
-    sheet = w.subgraph("Generate both", both, model=model, **given, seed=53, steps=_STEPS, cfg=3.0)
-    name = {"filename_prefix": "glassbox/weights_edit", "node_title": "Before and after"}
-    w.add("SaveImage", images=sheet, node_size=(610, 480), **name)
-    inputs = "Person and prompt.member_name", "GBX_W2WEdit.sliders", "Person and prompt.prompt"
-    w.app(*inputs, results=("Before and after",))
 
 
 def demo_weights_guidance(w: Workflow) -> None:
@@ -219,7 +153,7 @@ def demo_weights_guidance(w: Workflow) -> None:
     demo.save(demo.image(person), "applied_identity", "Identity, W2W Apply")
     demo.save(demo.image(edited), "applied_edit", "Edit, W2W Apply")
     w.group("Identity guidance")
-    model, _ = w.add("GBX_W2WGuidance", model=demo.model, point=person, **_GUIDED)
+    model, _ = w.add("GBX_W2WGuidance", model=demo.model, point=person, **GUIDED)
     demo.save(demo.generate(model), "guided_identity", "Identity, guidance")
     guider, report = w.add(
         "GBX_W2WGuider",
@@ -229,23 +163,23 @@ def demo_weights_guidance(w: Workflow) -> None:
         cfg=3.0,
         point=person,
         edited_point=edited,
-        **_GUIDED,
+        **GUIDED,
     )
     w.add("PreviewAny", source=report, node_title="Evaluations per step")
 
-    def sampled(w: Workflow, guider: Output, model: Output, vae: Output, noise_seed: Output, steps: Output) -> Output:
+    def guided(w: Workflow, guider: Output, model: Output, vae: Output, noise_seed: Output, steps: Output) -> Output:
         samples, _ = w.add(
             "SamplerCustomAdvanced",
             noise=w.add("RandomNoise", noise_seed=noise_seed),
             guider=guider,
-            sampler=w.add("KSamplerSelect", sampler_name=_SAMPLER),
+            sampler=w.add("KSamplerSelect", sampler_name=SAMPLER),
             sigmas=w.add("BasicScheduler", model=model, scheduler="normal", steps=steps, denoise=1.0),
             latent_image=w.add("EmptyLatentImage", width=128, height=128, batch_size=1),
         )
         return w.add("VAEDecode", samples=samples, vae=vae)
 
-    numbers = {"noise_seed": 53, "steps": _STEPS}
-    image = w.subgraph("Generate with a guider", sampled, guider=guider, model=demo.model, vae=demo.vae, **numbers)
+    numbers = {"noise_seed": 53, "steps": STEPS}
+    image = w.subgraph("Generate with a guider", guided, guider=guider, model=demo.model, vae=demo.vae, **numbers)
     demo.save(image, "guided_edit", "Edit, guidance")
 
 
@@ -267,7 +201,7 @@ def demo_weights_sweep(w: Workflow) -> None:
         another, _, _ = w.add("GBX_W2WSample", space=space, seed=seed)
         return {"member": person, "random person": another}
 
-    person, another = w.subgraph("Two people", people, space_name=_SPACE, member_name=_MEMBER, seed=8)
+    person, another = w.subgraph("Two people", people, space_name=SPACE, member_name=MEMBER, seed=8)
     ends = {"min_strength": -1.0, "max_strength": 1.0}
     grid, labels = w.add("GBX_W2WSweep", point=person, direction="beard", second_direction="dark skin", count=3, **ends)
     w.group("Images of the grid")
@@ -278,7 +212,7 @@ def demo_weights_sweep(w: Workflow) -> None:
     def inside(w: Workflow, model: Output, first: Output, second: Output, count: Output, **given: Output):
         ends = {"start_fraction": 0.0, "end_fraction": 1.0}
         line, names = w.add("GBX_W2WMix", first_point=first, second_point=second, count=count, **ends)
-        images = _sampled(w, model=w.add("GBX_W2WApply", model=model, point=line)[0], **given)
+        images = sampled(w, model=w.add("GBX_W2WApply", model=model, point=line)[0], **given)
         sheet, frames = w.add("GBX_W2WSheet", images=images, labels=names)
         return {"strip": sheet, "frames": frames}
 
@@ -326,54 +260,6 @@ def demo_weights_invert(w: Workflow) -> None:
     demo.save(restored, "restored", "Restored from noise")
     demo.save(demo.image(point), "inverted", "Image of the inverted point")
     demo.save(demo.edited(point, "dark skin: 1"), "inverted_edited", "With darker skin")
-
-
-def demo_weights_edit_photo(w: Workflow) -> None:
-    w.note(
-        "Edit the person in an image",
-        "**From an image and back:** W2W Invert finds the point of the person, W2W Edit moves it, and image to image "
-        f"with a mask puts the edited person back ({PAPER}, sections 3.3 and 3.4). The background stays as it is.",
-        "**The mask** limits the loss of the inversion, the noise of the sampler and the area that is replaced.",
-        "**Try** the sliders; more steps of W2W Invert; a lower denoise, which keeps more.",
-    )
-    demo = Demo(w, "portrait, yellow hoodie, smiling, dotted blue background", with_space=False)
-    w.group("Image")
-    image, mask, _ = w.add("GBX_DemoPicture", image_index=5, count=1)
-    latent = w.add("VAEEncode", pixels=image, vae=demo.vae)
-    space, _ = demo.directed_space()
-    w.group("Inversion")
-    point, *_ = w.add(
-        "GBX_W2WInvert",
-        model=demo.model,
-        space=space,
-        latent=latent,
-        positive=demo.positive,
-        mask=mask,
-        precision="fp32",
-        gradient_checkpointing=False,
-    )
-    w.group("Edit")
-    edited, _ = w.add("GBX_W2WEdit", point=point, edits="dark skin: 0.4")
-    model, _ = w.add("GBX_W2WGuidance", model=demo.model, point=point, edited_point=edited, **_GUIDED)
-    w.group("Back into the image")
-    whole = sampled_into(
-        w,
-        False,
-        sampler=_SAMPLER,
-        model=model,
-        positive=demo.positive,
-        negative=demo.negative,
-        image=image,
-        mask=mask,
-        latent=latent,
-        vae=demo.vae,
-        seed=53,
-        steps=_STEPS,
-        cfg=3.0,
-        denoise=0.8,
-    )
-    demo.save(image, "photo", "Input image")
-    demo.save(whole, "photo_edited", "Edited")
 
 
 def demo_weights_delayed_injection(w: Workflow) -> None:
@@ -458,7 +344,7 @@ def demo_weights_label_members(w: Workflow) -> None:
     def member(w: Workflow, space: Output, member_name: Output) -> Output:
         return w.add("GBX_W2WSample", space=space, source="member", member_name=member_name)[0]
 
-    person = w.subgraph("A member", member, space=space, member_name=_MEMBER)
+    person = w.subgraph("A member", member, space=space, member_name=MEMBER)
     edited, _ = w.add("GBX_W2WEdit", point=person, edits="pale skin: -1")
     demo.save(demo.image(person, guided=True), "labeled_person", "A member")
     demo.save(demo.image(edited, guided=True), "labeled_edit", "Edited")
@@ -490,7 +376,7 @@ def demo_weights_to_lora(w: Workflow) -> None:
     demo.save(mixed, "merged", "With another person")
 
 
-def _sampled(w: Workflow, **given: Output) -> Output:
+def sampled(w: Workflow, **given: Output) -> Output:
     return sample(
-        w, sampler=_SAMPLER, latent_image=w.add("EmptyLatentImage", width=128, height=128, batch_size=1), **given
+        w, sampler=SAMPLER, latent_image=w.add("EmptyLatentImage", width=128, height=128, batch_size=1), **given
     )

@@ -2,7 +2,7 @@
 
 from .authoring import Output, Workflow
 from .sampling import encode, generate, sample, sampled_into
-from .weights import PAPER
+from .weights import PAPER, SPACE
 
 
 def sdxl_weights_edit_photo(w: Workflow) -> None:
@@ -74,7 +74,7 @@ def sd15_weights_official_release(w: Workflow) -> None:
         "The official space of 65,000 people",
         f"**Identities** sampled from the official space for SD1.5 ({PAPER}) and edited. Put the folder `files` of "
         "Snapchat/weights2weights (Hugging Face; non-commercial) in models/w2w/weights2weights, with its labels "
-        "written as identity_df.csv once (see the help page of W2W Import Release).",
+        "written as identity_df.csv once (see the help page of W2W Load Space).",
         "**The checkpoint** of its members is Realistic Vision 5.1; others of SD1.5 work less well. The prompt "
         "contains 'sks person', CFG is 3.",
         "**Try** other attributes of CelebA in W2W Fit Directions and `edits`.",
@@ -82,7 +82,7 @@ def sd15_weights_official_release(w: Workflow) -> None:
     )
     w.group("Model and space")
     model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name="realisticVisionV51_v51VAE.safetensors")
-    space, note = w.add("GBX_W2WImportRelease", folder="weights2weights/files", filename="w2w-people-sd15")
+    space, note = w.add("GBX_W2WLoadSpace", space_name=SPACE, release_folder="weights2weights/files")
     w.add("PreviewAny", source=note, node_title="Import report")
     directed, report = w.add(
         "GBX_W2WFitDirections",

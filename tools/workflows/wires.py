@@ -97,6 +97,21 @@ def bends(boxes: dict[int, Box], wires: list[Wire], others: Iterable[Box] = ()) 
     return found
 
 
+def are_straight(boxes: dict[int, Box], wires: list[Wire], others: Iterable[Box] = ()) -> bool:
+    """Whether all wires run to the right without a bend, clear of nodes, and with curves clear of ``others``."""
+    shown = (replace(box, top=box.top - TITLE, height=box.height + TITLE) for box in boxes.values())
+    nodes = np.array([(box.left, box.top, box.left + box.width, box.top + box.height) for box in shown], float)
+    starts, ends = np.array([_ends(boxes, wire) for wire in wires], float).transpose(1, 0, 2)
+    if (ends[:, 0] < starts[:, 0]).any() or not _free(nodes, starts, ends).all():
+        return False
+    titles = [replace(box, top=box.top + TITLE, height=box.height - TITLE) for box in others]
+    return not any(
+        is_behind(box, curve)
+        for wire, _, curve, _ in curves(boxes, {wire: [] for wire in wires})
+        for box in (*titles, *(box for id_, box in boxes.items() if id_ not in (wire[0], wire[2])))
+    )
+
+
 def curves(boxes: dict[int, Box], ways: dict[Wire, list[Point]]) -> Iterator[tuple[Wire, int, np.ndarray, list[float]]]:
     """Each piece of each wire as the canvas draws it: the wire, its number, points [n, 2], and its swing at both ends.
 

@@ -18,6 +18,7 @@ export function keepRoom() {
 function hold(graph, height) {
   for (const node of graph.nodes) {
     if (node.subgraph) hold(node.subgraph, height);
+    if (node.type === "MarkdownNote") node.widgets[0].element?.classList.add("glassbox-note");
     const add = node.addCustomWidget;
     node.addCustomWidget = function (widget) {
       if (widget.name === PREVIEW) widget.computeLayoutSize = () => ({ minHeight: height, minWidth: 1 });

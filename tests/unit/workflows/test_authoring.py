@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import repository
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from tools.launcher import workflow
 from tools.launcher.workflow import to_prompt
-from tools.workflows import canvas, described, layout, wires
+from tools.workflows import canvas, columns, described, layout, wires
 from tools.workflows.authoring import LOADERS, AuthoringError, Workflow
 
 INFO = {
@@ -245,6 +246,35 @@ def test_no_curve_of_a_wire_runs_behind_a_node(path):
         if id_ not in (wire[0], wire[2]) and wires.is_behind(box, curve)
     }
     assert not behind
+
+
+@pytest.mark.parametrize("path", repository.TEMPLATES[:10], ids=repository.name_of)
+def test_the_first_templates_show_one_large_image_behind_straight_wires(path):
+    saved = json.loads(path.read_text("utf-8"))
+    assert len(saved["nodes"]) <= 7 and "reroutes" not in saved["extra"]
+    (image,) = [node for node in saved["nodes"] if node["type"] in ("SaveImage", "PreviewImage")]
+    assert image["size"][0] - 20 >= 400 / _opening_zoom(saved)
+    assert image["pos"][0] == max(node["pos"][0] for node in saved["nodes"])
+
+
+def test_columns_stand_where_all_wires_are_straight():
+    def describe(w):
+        w.in_columns = True
+        w.note("Columns", "One.", "Two.", "Three.")
+        w.group("Model")
+        model, clip = w.add("Load")
+        w.group("Text")
+        cond = w.add("Text", clip=clip)
+        w.group("Image")
+        w.add("SaveImage", images=w.add("Generate", model=model, cond=cond))
+
+    w = Workflow("columns", INFO)
+    describe(w)
+    placed = columns.in_columns(w)
+    assert "reroutes" not in canvas.make("columns", describe, INFO)["extra"]
+    text = next(node.id for node in w.nodes if node.type == "Text")
+    level = replace(placed.nodes[text], top=placed.nodes[next(n.id for n in w.nodes if n.type == "Load")].top)
+    assert not wires.are_straight(placed.nodes | {text: level}, [(2, 0, 4, 0)])
 
 
 _EDGE = 5  # canvas units, beside those of wires.is_behind

@@ -1,0 +1,126 @@
+"""The first workflows of the weights family: sampled people, sliders, and the person of one image."""
+
+from __future__ import annotations
+
+from .authoring import Output, Workflow
+from .front import for_generating, labeled, prepare, shape_of, show
+from .sampling import sample
+from .weights import GUIDED, MEMBER, PAPER, PROMPT, SAMPLER, SPACE, STEPS, sampled
+
+#: W2W Edit with its sliders live.
+_LIVE = {"node_properties": {"glassbox_live": True}, "node_size": (360, 760)}
+
+
+def demo_weights_sample(w: Workflow) -> None:
+    w.note(
+        "Meet people who never existed",
+        f"**Six people** are sampled from a space of 512 drawn people ({PAPER}): each is a small LoRA made of a few "
+        "random numbers. Prompt and noise are the same for all, so only the person differs.",
+        "**None of them** is a member: the label output of W2W Sample names the members nearest to each.",
+        "**Try** another seed; a spread of 0.5 (near the mean) or 1.2 (more diverse); source: member.",
+    )
+    w.in_columns = True
+    w.group("What is needed")
+
+    def space(w: Workflow, ready: dict[str, Output]) -> dict[str, Output]:
+        return {"space": w.add("GBX_W2WLoadSpace", space_name=SPACE)[0], **for_generating(ready)}
+
+    ready = prepare(w, "Model, space and prompt", space, PROMPT)
+    w.group("Sample people")
+    points, *_ = w.add("GBX_W2WSample", space=ready.pop("space"), seed=3, count=6)
+    w.group("The same prompt and noise for each")
+
+    def inside(w: Workflow, model: Output, points: Output, **given: Output) -> Output:
+        images = sampled(w, model=w.add("GBX_W2WApply", model=model, point=points)[0], **given)
+        return labeled(w, [images], [f"new person {number}" for number in range(1, 7)], 3, 320)
+
+    sheet = w.subgraph("Generate each", inside, **ready, points=points, seed=53, steps=STEPS, cfg=3.0)
+    show(w, sheet, "weights_sample", "Sampled people", shape_of(3, 2, 320))
+
+
+def demo_weights_edit(w: Workflow) -> None:
+    w.note(
+        "Edit a face with sliders",
+        "**Run** it once, then drag a slider of W2W Edit: *Live* is on, so that the image follows in a few seconds.",
+        f"**The person** is one of 512 drawn people of a space ({PAPER}, section 3.3). At 1 an attribute is as strong "
+        "as in the member furthest out. Not every edit succeeds with everybody: studies/weights counts them.",
+        "**Try** two sliders at once, another member_name, or another prompt: it is the same person.",
+    )
+    w.in_columns = True
+    w.group("A person")
+
+    def person(w: Workflow, ready: dict[str, Output], member_name: Output) -> dict[str, Output]:
+        space, _ = w.add("GBX_W2WLoadSpace", space_name=SPACE)
+        space, _ = w.add("GBX_W2WFitDirections", space=space)
+        point, _, _ = w.add("GBX_W2WSample", space=space, source="member", member_name=member_name)
+        return {"point": point, **for_generating(ready)}
+
+    ready = prepare(w, "Person and prompt", person, PROMPT, member_name=MEMBER)
+    point = ready.pop("point")
+    w.group("Drag the sliders")
+    edited, _ = w.add("GBX_W2WEdit", point=point, edits="beard: 1", **_LIVE)
+    w.group("Before and after")
+
+    def both(w: Workflow, model: Output, before: Output, after: Output, **given: Output) -> Output:
+        images = [
+            sampled(w, model=w.add("GBX_W2WGuidance", model=model, point=one, **GUIDED)[0], **given)
+            for one in (before, after)
+        ]
+        return labeled(w, images, ("before", "after"), 2, 512)
+
+    given = {"before": point, **ready, "after": edited}
+    sheet = w.subgraph("Generate both", both, **given, seed=53, steps=STEPS, cfg=3.0)
+    show(w, sheet, "weights_edit", "Before and after", shape_of(2, 1, 512))
+    inputs = "Person and prompt.member_name", "GBX_W2WEdit.sliders", "Person and prompt.prompt"
+    w.app(*inputs, results=("Before and after",))
+
+
+def demo_weights_edit_photo(w: Workflow) -> None:
+    w.note(
+        "Find a person from one image and edit them",
+        "**W2W Invert**, in the node at the left, finds the person of one image in the space: 120 steps that train a "
+        f"few coefficients ({PAPER}, section 3.4). W2W Edit moves that point.",
+        "**Image to image** puts the person back. A mask limits both to the person: the background stays as it is.",
+        "**Try** the sliders; another image_index; more steps.",
+    )
+    w.in_columns = True
+    w.group("One image")
+
+    def found(w: Workflow, ready: dict[str, Output], image_index: Output, steps: Output) -> dict[str, Output]:
+        image, mask, _ = w.add("GBX_DemoPicture", image_index=image_index)
+        space, _ = w.add("GBX_W2WLoadSpace", space_name=SPACE)
+        space, _ = w.add("GBX_W2WFitDirections", space=space)
+        point, *_ = w.add(
+            "GBX_W2WInvert",
+            model=ready["model"],
+            space=space,
+            latent=w.add("VAEEncode", pixels=image, vae=ready["vae"]),
+            positive=ready["positive"],
+            mask=mask,
+            steps=steps,
+            precision="fp32",
+            gradient_checkpointing=False,
+        )
+        return {"point": point, **for_generating(ready), "image": image, "mask": mask}
+
+    caption = "portrait, yellow hoodie, smiling, dotted blue background"
+    ready = prepare(w, "Find the person", found, caption, image_index=5, steps=120)
+    point = ready.pop("point")
+    w.group("Edit the person")
+    edited, _ = w.add("GBX_W2WEdit", point=point, edits="dark skin: 0.4", **_LIVE)
+    w.group("Back into the image")
+
+    def inside(w: Workflow, model, before, after, image, mask, vae, **given: Output) -> Output:
+        latent = w.add("VAEEncode", pixels=image, vae=vae)
+        noised = w.add("SetLatentNoiseMask", samples=latent, mask=mask)
+        shown = [image]
+        for edit in ({}, {"edited_point": after}):
+            guided, _ = w.add("GBX_W2WGuidance", model=model, point=before, **edit, **GUIDED)
+            made = sample(w, vae, sampler=SAMPLER, model=guided, latent_image=noised, denoise=0.8, **given)
+            place = {"x": 0, "y": 0, "resize_source": False}
+            shown.append(w.add("ImageCompositeMasked", destination=image, source=made, mask=mask, **place))
+        return labeled(w, shown, ("image", "person found", "edited"), 3, 384)
+
+    given = {"before": point, **ready, "after": edited}
+    sheet = w.subgraph("Put the person back", inside, **given, seed=53, steps=STEPS, cfg=3.0)
+    show(w, sheet, "weights_photo", "The image, the person found, and edited", shape_of(3, 1, 384))
