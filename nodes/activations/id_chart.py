@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 _BEST, _OTHER = "#e66101", "#b8c4d0"
-_INCHES, _SMALL, _MOST_NAMES = 0.16, 6, 120
+_INCHES, _MOST_BARS = 0.16, 120  # of a bar; bars that count for the width
+_FEW, _NAME = 24, 9  # names on an axis at most, and the points of their text
 
 
 def chart_width(count: int) -> int:
     """Width in pixels of the figure for a number of activations."""
-    return max(700, min(round(count * _INCHES * 100), round(_MOST_NAMES * _INCHES * 100)))
+    return max(700, min(round(count * _INCHES * 100), round(_MOST_BARS * _INCHES * 100)))
 
 
 def name_axis(axis, ids: list[str]) -> None:
-    """Name the bars of a matplotlib axis by ID, at most 120 of them."""
-    step = -(-len(ids) // _MOST_NAMES)
-    axis.set_xticks(range(len(ids))[::step], ids[::step], rotation=90, fontsize=_SMALL)
+    """Name the bars of a matplotlib axis: each, where they are few, else the families of layers that they belong to.
+
+    A family is what follows each other with the same first two parts of the ID, such as up-level1.
+    """
+    if len(ids) <= _FEW:
+        axis.set_xticks(range(len(ids)), ids, rotation=30, ha="right", fontsize=_NAME)
+        return
+    families = [
+        (name, len(list(group))) for name, group in itertools.groupby("-".join(id_.split("-")[:2]) for id_ in ids)
+    ]
+    starts = [0, *itertools.accumulate(count for _, count in families)]
+    for start in starts[1:-1]:
+        for one in axis.figure.axes:
+            one.axvline(start - 0.5, color="#909090", linewidth=0.6)
+    middles = [start + (count - 1) / 2 for start, (_, count) in zip(starts, families, strict=False)]
+    names = [name for name, _ in families]
+    step = -(-len(names) // _FEW)
+    axis.set_xticks(middles[::step], names[::step], rotation=30, ha="right", fontsize=_NAME)
 
 
 def best(values: dict[str, float], count: int) -> list[str]:

@@ -16,6 +16,9 @@ from .tap_inputs import MEASURE, PAPER, RESEARCH
 
 _HEIGHT, _PARTS, _MODELS = 500, 4, 4
 _KEEP = io.Int.Input("keep", default=5, min=1, max=200, tooltip="How many IDs the output ids lists, best first.")
+_LABELED = (
+    "The activations have {rows} rows, and image has {images} images. Tap the images that are labeled, at least two."
+)
 
 
 class CompareActivations(io.ComfyNode):
@@ -197,10 +200,7 @@ class ScoreActivations(io.ComfyNode):
         if bool(points.strip()) == bool(masks):
             raise ValueError("Enter points, or connect part_1 and other masks, one of both.")
         if len(image) != rows or rows < 2:
-            raise ValueError(
-                f"The activations have {rows} rows, and image has {len(image)} images. Tap the images that are "
-                "labeled, at least two."
-            )
+            raise ValueError(_LABELED.format(rows=rows, images=len(image)))
         if masks:
             labels = few_shot.part_labels(masks, activations)
             found = label_scores.by_parts(
@@ -213,10 +213,9 @@ class ScoreActivations(io.ComfyNode):
         figure = new_figure(id_chart.chart_width(len(found.scores)), _HEIGHT)
         id_chart.draw_bars(figure, {found.title(rows): found.scores}, best, found.guess)
         path = next_file(filename_prefix, ".txt")
+        lines = "".join(f"{id_}  # {found.name} {found.scores[id_]:.3f}\n" for id_ in best)
         with atomic_write(path) as temporary:
-            temporary.write_text(
-                "".join(f"{id_}  # {found.name} {found.scores[id_]:.3f}\n" for id_ in best), encoding="utf-8"
-            )
+            temporary.write_text(lines, encoding="utf-8")
         return io.NodeOutput(to_image(figure), found.report(), "\n".join(best), relative(path))
 
 

@@ -240,11 +240,22 @@ def test_lines_of_ids():
     assert drawing.panels[0].legend == ["one", "two"] and drawing.panels[-1].xticks == ["a", "b"]
 
 
-def test_many_ids_are_named_in_part():
+def test_many_ids_are_named_by_the_families_that_they_belong_to():
     figure = figures.new()
     axis = figure.add_subplot()
-    id_chart.name_axis(axis, [f"id-{n}" for n in range(250)])
-    assert figures.read(figure).panels[0].xticks == [f"id-{n}" for n in range(0, 250, 3)]
+    ids = [f"{stage}-repeat{n // 4}-out{n}" for stage in ("down-level0", "mid-block", "up-level1") for n in range(10)]
+    id_chart.name_axis(axis, ids)
+    assert figures.read(figure).panels[0].xticks == ["down-level0", "mid-block", "up-level1"]
+    assert list(axis.get_xticks()) == [4.5, 14.5, 24.5]
+    assert [line.get_xdata()[0] for line in axis.lines] == [9.5, 19.5]
+
+
+def test_a_few_ids_and_at_most_24_families_are_named():
+    axes = figures.new().subplots(2, 1)
+    id_chart.name_axis(axes[0], [f"id-{n}" for n in range(24)])
+    id_chart.name_axis(axes[1], [f"vit-block{n}" for n in range(57)])
+    names = [[label.get_text() for label in axis.get_xticklabels()] for axis in axes]
+    assert names == [[f"id-{n}" for n in range(24)], [f"vit-block{n}" for n in range(0, 57, 3)]]
 
 
 @pytest.mark.parametrize("grid", [True, False])
