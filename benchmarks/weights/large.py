@@ -18,7 +18,7 @@ def measure(steps: int, components: int) -> dict[str, dict]:
     """bfloat16 with gradient checkpointing, the node's defaults."""
     model, space = sd15_model(torch.bfloat16, filled=True), made_up_space(components)
     train, inversion = host.pack("nodes.host.training.trainer"), host.pack("nodes.weights.inversion")
-    nodes = host.pack("nodes.weights.nodes_invert")
+    nodes = host.pack("nodes.weights.inversion_comfy")
     draws = torch.Generator().manual_seed(0)
     latent = torch.randn(1, 4, 64, 64, generator=draws)
     condition = [[torch.randn(1, 77, 768, generator=draws), {}]]

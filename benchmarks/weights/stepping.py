@@ -20,7 +20,7 @@ def measure_inversion(steps: int) -> dict[str, dict]:
     """A step of W2W Invert, and forward and backward of the network to the same weights, in turns, float32."""
     generator = Generator.load(WORLD)
     train, inversion = host.pack("nodes.host.training.trainer"), host.pack("nodes.weights.inversion")
-    nodes, files = host.pack("nodes.weights.nodes_invert"), host.pack("nodes.weights.space_file")
+    nodes, files = host.pack("nodes.weights.inversion_comfy"), host.pack("nodes.weights.space_file")
     space = files.read(host.ROOT / "assets" / f"{WORLD}-w2w.safetensors")
     latent = torch.randn(1, CHANNELS, 16, 16, generator=torch.Generator().manual_seed(0))
     condition, seconds = generator.condition(["portrait"]), {"step": [], "floor": []}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +30,10 @@ class LabelScores:
     def title(self, images: int) -> str:
         """Of a chart of the scores."""
         return f"{self.name}, {images} images. Dashed: the same place, {self.guess:.3f}"
+
+    def lines(self, ids: Iterable[str]) -> str:
+        """These IDs with their scores as comments, as a file that an ``ids`` input reads."""
+        return "".join(f"{id_}  # {self.name} {self.scores[id_]:.3f}\n" for id_ in ids)
 
     def report(self) -> str:
         """As text, a line for each activation."""

@@ -16,9 +16,6 @@ from .tap_inputs import MEASURE, PAPER, RESEARCH
 
 _HEIGHT, _PARTS, _MODELS = 500, 4, 4
 _KEEP = io.Int.Input("keep", default=5, min=1, max=200, tooltip="How many IDs the output ids lists, best first.")
-_LABELED = (
-    "The activations have {rows} rows, and image has {images} images. Tap the images that are labeled, at least two."
-)
 
 
 class CompareActivations(io.ComfyNode):
@@ -197,25 +194,26 @@ class ScoreActivations(io.ComfyNode):
         from . import few_shot, id_chart, label_scores
 
         masks, rows = [mask for _, mask in sorted(parts.items()) if mask is not None], len(activations.rows)
+        how = with_progress, on_device
         if bool(points.strip()) == bool(masks):
             raise ValueError("Enter points, or connect part_1 and other masks, one of both.")
         if len(image) != rows or rows < 2:
-            raise ValueError(_LABELED.format(rows=rows, images=len(image)))
+            raise ValueError(
+                f"The activations have {rows} rows, and image has {len(image)} images. Tap the images that are "
+                "labeled, at least two."
+            )
         if masks:
             labels = few_shot.part_labels(masks, activations)
-            found = label_scores.by_parts(
-                activations, labels, train_images, resolution, seed, epochs, with_progress, on_device
-            )
+            found = label_scores.by_parts(activations, labels, train_images, resolution, seed, epochs, *how)
         else:
             size = (image.shape[1], image.shape[2])
-            found = label_scores.by_points(activations, points, size, resolution, threshold, with_progress, on_device)
+            found = label_scores.by_points(activations, points, size, resolution, threshold, *how)
         best = id_chart.best(found.scores, keep)
         figure = new_figure(id_chart.chart_width(len(found.scores)), _HEIGHT)
         id_chart.draw_bars(figure, {found.title(rows): found.scores}, best, found.guess)
         path = next_file(filename_prefix, ".txt")
-        lines = "".join(f"{id_}  # {found.name} {found.scores[id_]:.3f}\n" for id_ in best)
         with atomic_write(path) as temporary:
-            temporary.write_text(lines, encoding="utf-8")
+            temporary.write_text(found.lines(best), encoding="utf-8")
         return io.NodeOutput(to_image(figure), found.report(), "\n".join(best), relative(path))
 
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 _PAPER = "Activation addition (arXiv 2308.10248), at the IDs of arXiv 2410.03558"
 _WORDS_EXAMPLE = "brown hair -> red hair: 2, glasses: 1"
-_PROMPTS_MAX = 256
 _DIRECTIONS_MAX = 8
 _NAME = {"id": "name", "default": "", "optional": True, "tooltip": "Name of the direction for Mix Steering Directions."}
 
@@ -237,13 +236,7 @@ class SteeringDirectionFromPrompts(io.ComfyNode):
         every = catalog(model.model.diffusion_model)
         specs = select_ids.select(every, preset, ids)
         activation_edit.editable_specs({spec.id: spec.channels for spec in specs}, every, "selection")
-        prompts = [
-            [line.strip() for line in text.splitlines() if line.strip()] for text in (toward_prompts, away_prompts)
-        ]
-        if not all(prompts) or sum(map(len, prompts)) > _PROMPTS_MAX:
-            raise ValueError(
-                f"Enter at least one prompt of each kind, one per line, and at most {_PROMPTS_MAX} in all."
-            )
+        prompts = steering.contrasted_prompts(toward_prompts, away_prompts)
         selects, settings = select_ids.parse_steps(recorded_steps), TapSettings(dtype=torch.float32)
         negative = encode(clip, "")[1]
 

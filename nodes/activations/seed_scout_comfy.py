@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..host import prompt_alignment
+from ..common import prompt_alignment
 from ..host.evaluate import timestep_of
 from ..host.hooks import observe, refuse_compiled
 from ..host.progress import Progress, check_stop

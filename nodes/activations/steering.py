@@ -24,6 +24,7 @@ from .activations import Activations
 from .pca import principal_components
 
 FORMAT_VERSION = 1
+_PROMPTS_MAX = 256
 _FORMAT = "glassbox steering direction"
 
 
@@ -65,6 +66,14 @@ def mean_difference(toward: Activations, away: Activations) -> SteeringDirection
         )
     vectors = {id_: value.float().mean((0, 2, 3)) - second[id_].float().mean((0, 2, 3)) for id_, value in first.items()}
     return SteeringDirection(vectors, "Difference of means")
+
+
+def contrasted_prompts(toward: str, away: str) -> list[list[str]]:
+    """The prompts of both kinds, one a line. Raises ValueError where a kind has none, and for too many."""
+    prompts = [[line.strip() for line in text.splitlines() if line.strip()] for text in (toward, away)]
+    if not all(prompts) or sum(map(len, prompts)) > _PROMPTS_MAX:
+        raise ValueError(f"Enter at least one prompt of each kind, one per line, and at most {_PROMPTS_MAX} in all.")
+    return prompts
 
 
 def contrast(

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..host.prompt_alignment import AbsentError, Alignment
+from ..common.prompt_alignment import AbsentError, Alignment
 from . import assets
 from .architecture import SIZE
 

@@ -9,7 +9,7 @@ import comfy.sd
 import comfy.sd1_clip
 import torch
 
-from ..host.prompt_alignment import Alignment
+from ..common.prompt_alignment import Alignment
 from . import architecture, assets, judge
 
 CLIP_NAME = "l"

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from ..host.evaluate import sample_images
+from ..host.folders import input_stamp
+from ..host.identity import model_digest, vae_digest
 from ..host.schema import later_seed
 from .image_similarity import Embed, Read, Remains, remains
 from .image_similarity_comfy import image_judge, image_reader
@@ -92,3 +94,11 @@ def image_judge_of(vae, similarity: str, sscd_file: str, clip_vision, clip, cfg:
         return None
     _, embed = image_judge(similarity, sscd_file, clip_vision, clip)
     return ImageJudge(vae, embed, image_reader(clip), cfg)
+
+
+def judge_identity(vae, cfg: float, similarity: str, sscd_file: str, clip_vision) -> dict:
+    """What the judgement of images depends on."""
+    eyes = None if clip_vision is None else model_digest(clip_vision.patcher)
+    stamp = input_stamp(sscd_file, "SSCD model") if sscd_file else ""
+    found = {"vae": vae_digest(vae), "cfg": cfg, "similarity": similarity, "clip_vision": eyes}
+    return {**found, "sscd_file": stamp}

@@ -75,7 +75,7 @@ JUDGES = {
 
 def image_judge(similarity: str, sscd_file: str, clip_vision, clip) -> tuple[Judge, Embed | None]:
     """The judge of a similarity and its embedding; raises ValueError where what it needs is absent."""
-    from ..host.prompt_alignment import own_embedder
+    from ..common.prompt_alignment import own_embedder
 
     choice = Similarity(similarity)
     connected = Connected(resolve_optional_file(sscd_file, "SSCD file"), clip_vision, own_embedder(clip))

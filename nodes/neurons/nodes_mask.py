@@ -341,7 +341,7 @@ def _similarity_line(name: str, found: ImageSimilarity) -> str:
 
 
 def _alignment_line(batches: dict, prompt: str, clip, clip_vision) -> str:
-    from ..host import prompt_alignment
+    from ..common import prompt_alignment
 
     try:
         found = {name: prompt_alignment.measure(prompt, images, clip, clip_vision) for name, images in batches.items()}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import functools
 from typing import ClassVar
 
 from comfy_api.latest import io
 
-from ..common.resume import digest
 from ..host import folders
 from ..host.evaluate import sigmas_of
 from ..host.hooks import refuse_compiled
@@ -20,7 +18,7 @@ from ..host.schema import NeuronStatistics as StatisticsSocket
 from ..host.schema import schema, seed
 from ..host.text_encoding import encode, literal
 from . import nemo_inputs
-from .first_step_comfy import embedding, latent_shape, probe_outputs
+from .first_step_comfy import embedding, latent_shape
 from .image_similarity_comfy import Similarity
 from .mask import CAVEATS, channel_factors, merge_masks
 from .nemo_inputs import FirstStepInputs, PromptSyntax, collect_prompts
@@ -233,9 +231,8 @@ class NemoLocalize(io.ComfyNode):
         sscd_file="",
         clip_vision=None,
     ) -> io.NodeOutput:
-        from ..host.identity import clip_digest, model_digest, vae_digest
-        from . import neuron_figures, neuron_reports, neuron_statistics
-        from .gone_images_comfy import image_judge_of
+        from . import neuron_figures, neuron_reports
+        from .gone_images_comfy import image_judge_of, judge_identity
         from .prompt_search_comfy import AttributionSettings, MaskScan, PromptSearches, search_prompts
 
         texts, known = collect_prompts(prompts), neuron_layers(model.model.diffusion_model, neuron_type)
@@ -247,26 +244,16 @@ class NemoLocalize(io.ComfyNode):
         judge = image_judge_of(vae, similarity, sscd_file, clip_vision, clip, cfg)
         given = (model, clip, neurons, step, settings, statistics, Method(method), how, time_budget)
         common = PromptSearches(*given, judge)
-        paths = [layer.path for layer in neurons.layers]
-        identity = neuron_statistics.fingerprint(probe_outputs(model, paths))
-        same = statistics is None or neuron_statistics.same_model(statistics.fingerprint, identity)
-        lines = [] if same else [neuron_reports.OTHER_STATISTICS]
-        saved = {**step.settings, "layers": paths, "width": width, "height": height, **dataclasses.asdict(settings)}
-        saved["prompt_syntax"] = prompt_syntax
-        if method == Method.ATTRIBUTION:
-            saved |= {"method": method, **dataclasses.asdict(how)}
-        depends = {"model": model_digest(model), "clip": clip_digest(clip), "statistics": digest(statistics)}
-        if common.gone:
-            eyes = None if clip_vision is None else model_digest(clip_vision.patcher)
-            depends |= {"vae": vae_digest(vae), "cfg": cfg, "similarity": similarity, "clip_vision": eyes}
-            depends["sscd_file"] = folders.input_stamp(sscd_file, "SSCD model") if sscd_file else ""
-        depends["neuron_type"] = str(neuron_type)  # not the time budget: what that ended is searched again
-        scan = MaskScan(scan_file, saved | depends)
+        identity = common.fingerprint()
+        saved = common.saved(width, height) | {"prompt_syntax": prompt_syntax}
+        images = judge_identity(vae, cfg, similarity, sscd_file, clip_vision) if common.gone else {}
+        scan = MaskScan(scan_file, saved | common.identity() | images | {"neuron_type": str(neuron_type)})
         masks, traces, searched = search_prompts(common, texts, scan, saved, identity)
         mask, figure = merge_masks(masks), new_figure()
         neuron_figures.plot_search(figure, traces, settings.target_score)
-        report = "\n".join([*lines, *searched, neuron_reports.score_variant(step.side), neuron_reports.caveats()])
+        lines = [*common.remarks(identity), *searched, neuron_reports.score_variant(step.side)]
         ui = {"glassbox_neurons": [neuron_reports.mask_chart(mask)]}
+        report = "\n".join([*lines, neuron_reports.caveats()])
         return io.NodeOutput(mask, to_image(figure), neuron_reports.mask_table(mask), report, ui=ui)
 
 

@@ -6,25 +6,28 @@ import hashlib
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 import torch
 
+from ..common.resume import digest
 from ..host import folders
 from ..host.evaluate import sample_latents
+from ..host.identity import clip_digest, model_digest
 from ..host.progress import FinishNow, Progress, Stopped
 from ..host.text_encoding import encode
 from . import neuron_attribution
-from .first_step_comfy import at_first_step, embedding, value_outputs
+from .first_step_comfy import at_first_step, embedding, probe_outputs, value_outputs
 from .gone_images_comfy import ImageEvaluator, ImageJudge
 from .mask import NeuronMask, mask_from_search
 from .memorization_score import score_prompt
 from .nemo_inputs import FirstStepInputs
 from .nemo_search import Evaluator, Neurons, SearchResult, SearchSettings, SelectionStep, search, selection_schedule
 from .neuron_attribution import TIMESTEPS, Cost, Method, Ranking, StoppingRule
-from .neuron_statistics import Fingerprint, Statistics, mean_activations
+from .neuron_reports import OTHER_STATISTICS
+from .neuron_statistics import Fingerprint, Statistics, fingerprint, mean_activations, same_model
 from .neuron_statistics_comfy import hidden_moments
 from .scan_file import Pace, ScanFile
 
@@ -74,6 +77,28 @@ class PromptSearches:
     def gone(self) -> bool:
         """Whether a search ends when the image is gone."""
         return self.method == Method.ATTRIBUTION and self.attribution.stopping_rule == StoppingRule.GONE
+
+    def fingerprint(self) -> Fingerprint:
+        """What tells the MODEL from others: outputs of the layers for a fixed input."""
+        return fingerprint(probe_outputs(self.model, [layer.path for layer in self.neurons.layers]))
+
+    def remarks(self, identity: Fingerprint) -> list[str]:
+        """A line where the statistics are of another model than the one of this fingerprint."""
+        same = self.statistics is None or same_model(self.statistics.fingerprint, identity)
+        return [] if same else [OTHER_STATISTICS]
+
+    def saved(self, width: int, height: int) -> dict:
+        """The settings as a mask's file shows them."""
+        paths = [layer.path for layer in self.neurons.layers]
+        found = {**self.step.settings, "layers": paths, "width": width, "height": height, **asdict(self.settings)}
+        if self.method == Method.ATTRIBUTION:
+            found |= {"method": self.method.value, **asdict(self.attribution)}
+        return found
+
+    def identity(self) -> dict:
+        """What a search depends on beside its settings, but for the time budget: what that ended is searched again."""
+        models = {"model": model_digest(self.model), "clip": clip_digest(self.clip)}
+        return {**models, "statistics": digest(self.statistics)}
 
     def announced(self) -> str:
         """How many rows of the network a prompt takes, for the log."""

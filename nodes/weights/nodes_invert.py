@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 import logging
-import time
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import torch
 from comfy_api.latest import io
 
-from ..common.lora_keys import TEXT
-from ..common.loss_curve import outline
-from ..common.resume import FinishedEarly, Identity, digest
 from ..host.folders import named_file
 from ..host.image_output import new_figure, to_image
-from ..host.progress import FinishNow, LiveCurve, Progress, nothing_to_show
+from ..host.progress import nothing_to_show
 from ..host.schema import W2WPoint, W2WSpace, schema
 from .point_inputs import CATEGORY, COMPONENTS_MAX, PAPER, SEED_MAX
 from .space import Point, Space
-
-if TYPE_CHECKING:
-    from .inversion import Inversion, TrainablePoint
-
-_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-_PREVIEW_PERCENT = 0.4
-_CHECKPOINT_INTERVAL = 50
 
 
 class W2WInvert(io.ComfyNode):
@@ -101,7 +87,7 @@ class W2WInvert(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "precision",
-                    options=list(_DTYPES),
+                    options=["bf16", "fp32"],
                     tooltip="Precision of the model; the coefficients are always float32.",
                 ),
                 io.Boolean.Input(
@@ -191,134 +177,28 @@ class W2WInvert(io.ComfyNode):
         prior: float = 0.0001,
         noise_samples: int = 6,
     ) -> io.NodeOutput:
-        from ..host.identity import model_digest
-        from ..host.training import trainer
-        from . import space_report
-        from .inversion import Inversion, InversionSettings, TrainablePoint, describe_inversion, draw_losses
+        from . import inversion, inversion_comfy, space_report
 
-        start = start_point.coefficients if start_point is not None else space.coefficients[0, :0]
-        latents = list(latent["samples"].split(1))
-        path = named_file(checkpoint_name, ".safetensors") if checkpoint_name.strip() else None
         if not space.learned:
             prior, noise_samples = 0.0, 1
-        with torch.inference_mode(False):
-            trainable = TrainablePoint(space, start.clone(), components, model.load_device, whitened=prior > 0)
-            settings = InversionSettings(
-                steps, learning_rate, weight_decay, components, seed, early_stop, prior, noise_samples
-            )
-            inversion = Inversion(trainable, settings)
-            # with a prior the rate falls to the last step; else nothing depends on their number
-            identity = {name: value for name, value in asdict(settings).items() if name != "steps" or prior}
-            identity |= {"model": model_digest(model), "precision": precision} if path else {}
-            seen = {"space": space, "latent": latents, "positive": positive, "mask": mask, "start_point": start}
-            identity |= {name: digest(value) for name, value in seen.items()} if path else {}
-            inputs = digest([settings, preview_interval, gradient_checkpointing])
-            run = _Run(inversion, vae, mask, path, identity, inputs, preview_interval)
-            trainer.run(
-                model,
-                weight_functions(model, trainable),
-                latents,
-                [positive] * len(latents),
-                run.train,
-                dtype=_DTYPES[precision],
-                checkpointing=gradient_checkpointing,
-                seed=seed,
-            )
-        point = Point(space, trainable.all_coefficients(), "inverted")
+        settings = inversion.InversionSettings(
+            steps, learning_rate, weight_decay, components, seed, early_stop, prior, noise_samples
+        )
+        images = inversion_comfy.Images(list(latent["samples"].split(1)), positive, mask, vae)
+        start = space.coefficients[0, :0] if start_point is None else start_point.coefficients
+        path = named_file(checkpoint_name, ".safetensors") if checkpoint_name.strip() else None
+        how = inversion_comfy.How(precision, gradient_checkpointing, preview_interval, path)
+        point, run = inversion_comfy.invert(model, space, settings, images, start, how)
         figure = new_figure()
-        draw_losses(figure, inversion)
+        inversion.draw_losses(figure, run.inversion)
         restored = run.restored if run.restored is not None else nothing_to_show()
-        lines = [describe_inversion(inversion, run.seconds), space_report.describe_point(point)]
+        lines = [inversion.describe_inversion(run.inversion, run.seconds), space_report.describe_point(point)]
         if outside := space_report.warn_outside(point):
             logging.warning("W2W Invert: %s", outside)
             lines.append(outside)
-        losses = {"loss": list(inversion.losses)}
-        report = "\n".join(lines)
-        return io.NodeOutput(point, restored, to_image(figure), losses, report, ui={"glassbox_curve": [run.curve()]})
-
-
-@dataclass
-class _Run:
-    """One execution: training with previews, checkpoints, and Finish now."""
-
-    inversion: Inversion
-    vae: Any
-    mask: torch.Tensor | None
-    checkpoint: Path | None
-    identity: Identity
-    inputs: str
-    preview_interval: int
-    restored: torch.Tensor | None = None
-    seconds: float = 0.0
-
-    def train(self, session) -> None:
-        from . import inversion_checkpoint
-        from .inversion import latent_mask
-
-        inversion = self.inversion
-        if self.checkpoint is not None:
-            inversion_checkpoint.restore(inversion, self.checkpoint, self.identity, self.inputs)
-        mask = None if self.mask is None else latent_mask(self.mask, session.latents[0])
-        progress, live, first = Progress(inversion.settings.steps), LiveCurve(), inversion.done
-        finish = FinishNow()
-        started = time.perf_counter()
-
-        def on_step(done: int) -> None:
-            if self.checkpoint is not None and done % _CHECKPOINT_INTERVAL == 0:
-                inversion_checkpoint.save(inversion, self.checkpoint, self.identity, self.inputs)
-            live.show(self.curve)
-            preview = self.preview_interval and done % self.preview_interval == 0
-            progress.show(done, self._restore(session) if preview else None)
-            finish.check()
-
-        try:
-            with finish:
-                if not inversion.finished_early:
-                    inversion.run(session, mask, on_step)
-        except FinishedEarly:
-            inversion.finished_early = inversion.done < inversion.settings.steps
-        finally:
-            self.seconds = (time.perf_counter() - started) / max(inversion.done - first, 1)
-            if self.checkpoint is not None:
-                inversion_checkpoint.save(inversion, self.checkpoint, self.identity, self.inputs)
-        inversion.take_best()
-        self._restore(session)
-
-    def curve(self) -> dict:
-        """The losses as the canvas draws them."""
-        return outline(self.inversion.losses, self.inversion.settings.steps)
-
-    def _restore(self, session) -> torch.Tensor | None:
-        """The images as the point restores them from noise, decoded; None without a VAE."""
-        if self.vae is None:
-            return None
-        latents = torch.cat(session.latents).to(session.device)
-        sigmas = torch.full((len(latents),), session.sigma(_PREVIEW_PERCENT), device=session.device)
-        noise = torch.randn(latents.shape, generator=torch.Generator().manual_seed(self.inversion.settings.seed))
-        with torch.no_grad():
-            noised = session.noised(latents, noise.to(latents), sigmas)
-            answer = session.denoised(noised, sigmas, range(len(latents)))
-        with torch.inference_mode():
-            images = self.vae.decode(session.as_latent(answer))
-        self.restored = images.reshape(-1, *images.shape[-3:])
-        session.reload()
-        return self.restored
-
-
-def weight_functions(model, trainable: TrainablePoint) -> dict:
-    """A weight function for every weight of the MODEL that the space changes."""
-    from ..host.lora_targets import mismatch, targets
-
-    space = trainable.space
-    sizes = {name: (up[0], torch.Size(down[1:]).numel()) for name, (down, up) in space.layout.shapes.items()}
-    layers = [name for name in space.layout.unflatten(torch.zeros(space.layout.size)) if not name.startswith(TEXT)]
-    found = targets(model.model, {name: space.stems.get(name, "") for name in layers})
-    by_weight: dict[str, list] = {}
-    for name in layers:
-        if name not in found or mismatch(found[name], sizes[name]):
-            raise ValueError(f"The model has no layer {name} of these sizes: the space is made for another base model.")
-        by_weight.setdefault(found[name].key, []).append((name, found[name].part))
-    return {weight: trainable.weight_function(parts) for weight, parts in by_weight.items()}
+        losses = {"loss": list(run.inversion.losses)}
+        ui = {"glassbox_curve": [run.curve()]}
+        return io.NodeOutput(point, restored, to_image(figure), losses, "\n".join(lines), ui=ui)
 
 
 NODES = [W2WInvert]

@@ -194,7 +194,7 @@ def _agreement(
     clip_vision,
 ) -> tuple[dict[str, torch.Tensor], str]:
     """How well the images of each member agree with each word, NaN without images, and what that is."""
-    from ..host import prompt_alignment
+    from ..common import prompt_alignment
 
     if "WORD" not in prompt:
         raise ValueError("The prompt has no WORD that stands for each word: write portrait of a person, WORD.")

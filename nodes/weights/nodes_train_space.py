@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-import time
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
-import torch
 from comfy_api.latest import io
 
-from ..common import resume
-from ..common.loss_curve import outline
 from ..host.folders import named_file, people_folder
 from ..host.image_output import new_figure, to_image
-from ..host.progress import FinishNow, LiveCurve, Progress, with_progress
+from ..host.progress import with_progress
 from ..host.schema import W2WSpace, schema
 from . import member_folders
 from .point_inputs import CATEGORY, PAPER, SEED_MAX
-
-if TYPE_CHECKING:
-    from . import learned_space_comfy, space_training
-
-_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-_KIND = "space training", 1
 
 
 def _rate(name: str, default: float, what: str) -> io.Float.Input:
@@ -188,7 +175,7 @@ class W2WTrainSpace(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "precision",
-                    options=list(_DTYPES),
+                    options=["bf16", "fp32"],
                     tooltip="Precision of the model; what is trained is always float32.",
                 ),
                 io.Boolean.Input(
@@ -255,142 +242,27 @@ class W2WTrainSpace(io.ComfyNode):
         checkpoint_name: str,
         checkpoint_interval: int,
     ) -> io.NodeOutput:
-        from ..host.identity import model_digest
-        from ..host.training import trainer
-        from . import learned_space, learned_space_comfy, space_training
+        from . import learned_space_comfy, space_training, space_training_comfy
 
         path = people_folder(folder)
-        people = learned_space_comfy.gather(
-            member_folders.find_members(path, prompt), clip, vae, resolution, with_progress
-        )
-        changed = learned_space_comfy.layers_of(model, layers)
-        layout, base = learned_space_comfy.layout_of(model, changed, rank)
+        found = member_folders.find_members(path, prompt)
+        people = learned_space_comfy.gather(found, clip, vae, resolution, with_progress)
         settings = space_training.SpaceTrainingSettings(
-            steps,
-            learning_rate,
-            members_per_step,
-            images_per_member,
-            code_rate,
-            projection_rate,
-            prior,
-            end_percent,
-            caption_dropout,
-            batch_size,
-            seed,
+            *(steps, learning_rate, members_per_step, images_per_member, code_rate, projection_rate, prior),
+            *(end_percent, caption_dropout, batch_size, seed),
         )
-        count = min(components, len(people.names))
-        with torch.inference_mode(False):
-            updates = learned_space.LearnedUpdates(layout, len(people.names), count, seed % 2**63, model.load_device)
-            training = space_training.SpaceTraining(updates, people.data, settings)
-            kept = named_file(checkpoint_name, ".safetensors") if checkpoint_name.strip() else None
-            run = _Run(training, people, vae, preview_interval, kept, checkpoint_interval)
-            if kept is not None:
-                run.inputs = resume.digest([settings, gradient_checkpointing, preview_interval, checkpoint_interval])
-                run.resume(kept, {"model": model_digest(model), "precision": precision})
-            with learned_space_comfy.changed(changed, updates):
-                trainer.run(
-                    model,
-                    {},
-                    people.latents,
-                    people.conditions,
-                    run.train,
-                    dtype=_DTYPES[precision],
-                    checkpointing=gradient_checkpointing,
-                    seed=seed,
-                )
-            space = updates.space(people.names, path.name, base)
+        checkpoint = named_file(checkpoint_name, ".safetensors") if checkpoint_name.strip() else None
+        how = space_training_comfy.How(
+            precision, gradient_checkpointing, preview_interval, checkpoint, checkpoint_interval
+        )
+        shape = space_training_comfy.Shape(layers, rank, components)
+        space, run = space_training_comfy.train(model, vae, people, path.name, shape, settings, how)
         figure = new_figure()
-        space_training.draw_losses(figure, training)
-        report = [space_training.describe_training(training, space, run.seconds, run.fit), *people.remarks]
-        losses = {"loss": list(training.losses)}
+        space_training.draw_losses(figure, run.training)
+        report = [space_training.describe_training(run.training, space, run.seconds, run.fit), *people.remarks]
+        losses = {"loss": list(run.training.losses)}
         ui = {"glassbox_curve": [run.curve()]}
         return io.NodeOutput(space, run.images, to_image(figure), losses, "\n".join(report), ui=ui)
-
-
-@dataclass
-class _Run:
-    """One execution: training with previews, checkpoints, and Finish now."""
-
-    training: space_training.SpaceTraining
-    people: learned_space_comfy.People
-    vae: Any
-    preview_interval: int
-    checkpoint: Path | None
-    checkpoint_interval: int
-    identity: dict = field(default_factory=dict)
-    inputs: str = ""  # changes with any of the node: what the person has finished early goes on for others alone
-    images: Any = None
-    seconds: float = 0.0
-    fit: tuple[float, float] = (0.0, 0.0)
-
-    def resume(self, checkpoint: Path, identity: dict) -> None:
-        """Go on from the checkpoint, if there is one of the same work: all that a step computes with."""
-        training, people = self.training, self.people
-        settings = dataclasses.asdict(training.settings)
-        settings |= {"members_per_step": settings.pop("members"), "images_per_member": settings.pop("images")}
-        del settings["batch_size"]
-        members = dict(zip(people.names, map(list, training.data.images), strict=True))
-        data = [people.latents, people.conditions, list(training.data.conditions), training.data.weights]
-        self.identity = {**identity, **settings, "layers": training.updates.layout.to_json(), "members": members}
-        self.identity |= {"components": training.updates.codes.shape[1], "images": resume.digest(data)}
-        found = resume.load_state(checkpoint, *_KIND, self.identity)
-        if found is not None:
-            try:
-                training.restore(found[0])
-                training.finished_early = found[1] == self.inputs
-            except (KeyError, ValueError, RuntimeError):
-                raise resume.damaged(checkpoint.name) from None
-
-    def train(self, session) -> None:
-        """Train in a session of the model."""
-        training = self.training
-        progress, live, finish, first = Progress(training.settings.steps), LiveCurve(), FinishNow(), training.steps_done
-        started = time.perf_counter()
-
-        def on_step(done: int) -> None:
-            if done % self.checkpoint_interval == 0:
-                self._save()
-            live.show(self.curve)
-            due = self.preview_interval and done % self.preview_interval == 0 and done < training.settings.steps
-            progress.show(done, self._sample(session) if due else None)
-            finish.check()
-
-        try:
-            with finish:
-                if not training.finished_early:
-                    training.run(session, on_step)
-        except resume.FinishedEarly:
-            training.finished_early = training.steps_done < training.settings.steps
-        finally:
-            self.seconds = (time.perf_counter() - started) / max(training.steps_done - first, 1)
-            if training.steps_done > first:
-                self._save()
-        self.fit = training.fit(session)
-        progress.show(training.steps_done, self._sample(session))
-
-    def curve(self) -> dict:
-        """The losses as the canvas draws them."""
-        return outline(self.training.losses, self.training.settings.steps)
-
-    def _save(self) -> None:
-        if self.checkpoint is not None:
-            finished = self.inputs if self.training.finished_early else None
-            resume.save_state(self.checkpoint, *_KIND, self.identity, self.training.state(), finished)
-
-    def _sample(self, session) -> torch.Tensor:
-        """The first two members and a sampled point, decoded."""
-        from . import learned_space_comfy
-
-        updates, data, seed = self.training.updates, self.training.data, self.training.settings.seed
-        drawn = updates.sampled_code(torch.Generator().manual_seed(seed % 2**63))
-        codes = torch.cat([updates.codes.detach()[:2], drawn[None]])
-        rows = [data.conditions[data.images[0][0]]] * 3
-        latents = learned_space_comfy.sample(session, updates, codes, rows, self.people.empty, seed)
-        with torch.no_grad():  # not inference mode, in whose tensors PyTorch's watch on changes in place (Flux) fails
-            images = self.vae.decode(session.as_latent(latents))
-        self.images = images.reshape(-1, *images.shape[-3:])
-        session.reload()
-        return self.images
 
 
 NODES = [W2WTrainSpace]

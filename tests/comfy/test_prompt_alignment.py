@@ -7,7 +7,7 @@ import torch
 
 def test_agreement_with_clip(app, tmp_path):
     """SDXL's CLIP-G beside a small CLIP_VISION: the cosine of what ComfyUI's own models give."""
-    pack, clip = app.module("nodes.host.prompt_alignment"), reduced.checkpoint("sdxl")[1]
+    pack, clip = app.module("nodes.common.prompt_alignment"), reduced.checkpoint("sdxl")[1]
     images, seen = (
         torch.rand(3, 40, 40, 3, generator=torch.Generator().manual_seed(0)),
         reduced.clip_vision(tmp_path, 64),

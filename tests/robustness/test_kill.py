@@ -65,7 +65,7 @@ class Jobs:
         return save(outputs[1]) + repr(outputs[2]).encode()
 
     def invert(self, name):
-        self._comfy.module("nodes.weights.nodes_invert")._CHECKPOINT_INTERVAL = 1
+        self._comfy.module("nodes.weights.inversion_comfy")._CHECKPOINT_INTERVAL = 1
         latent = {"samples": torch.randn(1, 24, 8, 8, generator=members.generator(0))}
         choices = {
             "steps": 4,

@@ -74,7 +74,7 @@ def test_a_run_and_what_it_leaves(app, given):
 def test_the_gradient_is_that_of_finite_differences(app, given):
     """Through ComfyUI's model path in float32: central differences of the loss along three coefficients, 2 %."""
     train, inversion = app.module("nodes.host.training.trainer"), app.module("nodes.weights.inversion")
-    nodes = app.module("nodes.weights.nodes_invert")
+    nodes = app.module("nodes.weights.inversion_comfy")
     space = given["space"]
     with torch.inference_mode(False):
         made = inversion.TrainablePoint(space, space.coefficients[1].clone(), 100)
@@ -144,7 +144,7 @@ def test_stop_cancels_and_the_same_inversion_goes_on(app, given, monkeypatch):
 
 
 def test_finish_now_takes_the_point_trained_so_far(app, given, monkeypatch):
-    nodes = app.module("nodes.weights.nodes_invert")
+    nodes = app.module("nodes.weights.inversion_comfy")
     real, steps = nodes.FinishNow.check, []
 
     def check(self):

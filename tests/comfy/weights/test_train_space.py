@@ -82,7 +82,7 @@ def test_a_run_and_what_it_leaves(app, demo, people):
 
 def test_the_same_again_and_a_resumed_run_are_bit_equal(app, demo, people, monkeypatch):
     whole = train(app, demo, caption_dropout=0.5, prior=0.1)
-    nodes = app.module("nodes.weights.nodes_train_space")
+    nodes = app.module("nodes.weights.space_training_comfy")
     from comfy.model_management import InterruptProcessingException
 
     calls = []
@@ -112,7 +112,7 @@ def test_the_same_again_and_a_resumed_run_are_bit_equal(app, demo, people, monke
 
 
 def test_finish_now_takes_the_space_trained_so_far(app, demo, people, monkeypatch):
-    nodes = app.module("nodes.weights.nodes_train_space")
+    nodes = app.module("nodes.weights.space_training_comfy")
     real, steps = nodes.FinishNow.check, []
 
     def check(self):

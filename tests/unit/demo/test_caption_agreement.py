@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from glassbox.nodes.common.prompt_alignment import AbsentError
 from glassbox.nodes.demo import assets, judge
-from glassbox.nodes.host.prompt_alignment import AbsentError
 
 WORLD = "avatars-v2"
 
