@@ -10,6 +10,7 @@ exactly kept, and all other frequencies are untouched. What changes is where in 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,13 @@ import torch
 from .batch_matrix import check_finite
 
 _IMAGES = 8  # at a time, so that no single operation takes long
+# Of 40 images of the demo world none has more latent values beyond three standard deviations than 4.5 %. White on black
+# has 5.6 and 6.9 %, lines on white 15 and 16 %.
+_FAR = 0.05
+
+
+#: Strength and cutoff of the shapes that need no numbers.
+SHAPES = {"soft": (0.8, 2.0), "firm": (0.4, 4.0)}
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,34 @@ def compose_noise(settings: CompositionSettings, noise: torch.Tensor, guide: tor
     return torch.cat(
         [(one.double() + (rows.T @ change @ columns).to(one.device)).to(one.dtype) for one, change in parts]
     )
+
+
+def mask_guide(mask: torch.Tensor, like: torch.Tensor, foreground: torch.Tensor, background: torch.Tensor):
+    """A guide of two colors: latent values (C,) where a mask (M, h, w) in 0..1 is 1, and where it is 0.
+
+    Returns (M, C, 1, ..., H, W) float32 of the size of the latent `like` (B, C, ..., H, W). Raises ValueError for a
+    mask that is the same everywhere.
+    """
+    if mask.amax() - mask.amin() < 1e-6:
+        raise ValueError("The mask is the same everywhere: draw the area that the foreground color gets.")
+    mask = _sized(mask, like.shape[-2:])
+    guide = foreground[:, None, None] * mask + background[:, None, None] * (1 - mask)
+    return guide.reshape(*guide.shape[:2], *[1] * (like.ndim - 4), *guide.shape[-2:])
+
+
+def part_means(latents: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean latent values (C,) of images (B, C, ..., H, W) inside of a mask (M, h, w), and outside of it."""
+    mask = _sized(mask, latents.shape[-2:]).mean(dim=0)[0].to(latents)
+    mean = latents.float().movedim(1, 0).flatten(1, -3).mean(dim=1)
+    return tuple((mean * part).sum(dim=(1, 2)) / part.sum().clamp(min=1e-6) for part in (mask, 1 - mask))
+
+
+def latent_of_color(color: Sequence[float], factors: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """The shortest latent (C,) whose color by a linear preview, factors (C, 3) and bias (3,), is RGB in -1..1.
+
+    Latents of unit variance have it as their most likely one: z = F (F^T F)^-1 (rgb - bias).
+    """
+    return factors @ torch.linalg.solve(factors.T @ factors, torch.as_tensor(color, dtype=factors.dtype) - bias)
 
 
 def band_coordinates(settings: CompositionSettings, latent: torch.Tensor, other_size=None) -> torch.Tensor:
@@ -103,20 +139,33 @@ def low_pass(settings: CompositionSettings, latent: torch.Tensor) -> torch.Tenso
 
 
 def describe_composition(
-    settings: CompositionSettings, before: torch.Tensor, after: torch.Tensor, guide: torch.Tensor
+    settings: CompositionSettings, before: torch.Tensor, after: torch.Tensor, guide: torch.Tensor, source: str
 ) -> str:
-    """What moved, as text."""
+    """What moved, as text. ``source``: what the guide is."""
     count, total = band_coordinates(settings, before)[0].numel(), before[0].numel()
     norms = [float(torch.linalg.vector_norm(noise[0].double())) for noise in (before, after)]
     follow = [float(layout_correlation(settings, noise, guide).mean()) for noise in (before, after)]
     return "\n".join(
         [
+            f"The noise follows {source}.",
             f"Band of {settings.low:g} to {settings.cutoff:g} cycles per side: {count:,} of {total:,} numbers, "
             f"strength {settings.strength:g}.",
             f"Correlation of the noise with the guide in the band: {follow[0]:+.3f} before, {follow[1]:+.3f} after.",
             f"Norm of the first noise sample {norms[0]:.4f} before, {norms[1]:.4f} after; standard deviation "
             f"{float(before.double().std()):.4f} before, {float(after.double().std()):.4f} after.",
         ]
+    )
+
+
+def describe_distance(guide: torch.Tensor) -> str:
+    """A line for the report where a guide in the scale of the model lies farther out than images do; else nothing."""
+    far = float((guide.abs() > 3).float().mean())
+    if far <= _FAR:
+        return ""
+    return (
+        f"\nThe guide lies far from the images of this model: {far:.1%} of its latent values are larger than 3 (images "
+        f"seldom have {_FAR:.0%}), as those of drawings in black and white are. The layout may not follow; a photo, or "
+        "mask with two colors of such images, lies nearer."
     )
 
 
@@ -153,6 +202,12 @@ def _cosines(count: int, side: int) -> torch.Tensor:
     basis = torch.cos(math.pi * frequency[:, None] * (place + 0.5) / side) * math.sqrt(2 / side)
     basis[0] /= math.sqrt(2)
     return basis
+
+
+def _sized(mask: torch.Tensor, size) -> torch.Tensor:
+    """A mask (M, h, w) or (h, w) at the size of a latent, by averaging: (M, 1, H, W) float32."""
+    mask = mask.float().reshape(-1, 1, *mask.shape[-2:])
+    return torch.nn.functional.interpolate(mask, tuple(size), mode="area")
 
 
 def _unflatten(coordinates: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -7,9 +7,19 @@ import functools
 from comfy_api.latest import io
 
 from ..host.image_output import new_figure, to_image
-from ..host.latent_shapes import matching_channels, view
+from ..host.latent_shapes import matching_channels
 from ..host.progress import nothing_to_show
 from ..host.schema import schema, seed
+
+SHAPES = ("soft", "firm")  # of composition.SHAPES
+FOREGROUND, BACKGROUND = "#edb98a", "#6b9eed"
+
+
+_NO_LATENT = "No latent for KSampler: it needs model, and no flow model. Use noise with SamplerCustomAdvanced."
+
+
+def _color(name: str, default: str, tooltip: str) -> io.String.Input:
+    return io.String.Input(name, default=default, optional=True, tooltip=tooltip)
 
 
 class CompositionNoise(io.ComfyNode):
@@ -22,7 +32,7 @@ class CompositionNoise(io.ComfyNode):
             display_name="Composition Noise (Layout)",
             category="Glassbox/Noise",
             description=(
-                "Noise whose low frequencies follow a sketch, mask, photo or color blocks, so that the layout follows "
+                "Noise whose low frequencies follow a photo, or a mask in two colors, so that the layout follows "
                 "at denoise 1 without a ControlNet. Reorders the numbers of the drawn noise and keeps their set: the "
                 "assignment of Immiscible Diffusion (arXiv 2406.12303) within one noise sample."
             ),
@@ -33,13 +43,15 @@ class CompositionNoise(io.ComfyNode):
                 "structured noise",
                 "noise from image",
                 "regional colors",
+                "mask to image",
             ],
             inputs=[
                 io.Latent.Input("latent", tooltip="The latent that the sampler gets, such as Empty Latent Image."),
                 io.Latent.Input(
                     "guide",
+                    optional=True,
                     tooltip="The layout: an image through VAE Encode. One for the whole batch, or one per image; its "
-                    "size may differ.",
+                    "size may differ. With mask: images of this model, whose mean values are the two colors.",
                 ),
                 seed("Seed of the noise, as in KSampler and Random Noise."),
                 io.Float.Input(
@@ -73,6 +85,26 @@ class CompositionNoise(io.ComfyNode):
                     optional=True,
                     tooltip="Scales the guide as the model sees it, and is needed for the latent output.",
                 ),
+                io.Combo.Input(
+                    "shape",
+                    options=["custom", *SHAPES],
+                    default="custom",
+                    optional=True,
+                    tooltip="soft: strength 0.8, cutoff 2. firm: strength 0.4, cutoff 4. custom: as entered above.",
+                ),
+                io.Mask.Input(
+                    "mask",
+                    optional=True,
+                    tooltip="The layout as an area in two colors: those entered here, or those of guide. One for the "
+                    "whole batch, or one per image.",
+                ),
+                _color("foreground", FOREGROUND, "Color where the mask is white, when no guide is connected."),
+                _color("background", BACKGROUND, "Color where the mask is black, when no guide is connected."),
+                io.Vae.Input(
+                    "vae",
+                    optional=True,
+                    tooltip="Encodes the two colors. Without it they come from the model's preview of colors.",
+                ),
             ],
             outputs=[
                 io.Noise.Output(display_name="noise", tooltip="For SamplerCustomAdvanced; any model."),
@@ -90,25 +122,38 @@ class CompositionNoise(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, latent: dict, guide: dict, seed: int, strength: float, cutoff: float, low_cutoff: float, model=None
+        cls,
+        latent: dict,
+        seed: int,
+        strength: float,
+        cutoff: float,
+        low_cutoff: float,
+        guide: dict | None = None,
+        model=None,
+        shape: str = "custom",
+        mask=None,
+        foreground: str = FOREGROUND,
+        background: str = BACKGROUND,
+        vae=None,
     ) -> io.NodeOutput:
         from . import composition
+        from .composition_comfy import guide_latent
         from .noise_objects_comfy import TransformedNoise, latent_for_stock_noise
 
+        strength, cutoff = composition.SHAPES.get(shape, (strength, cutoff))
         settings = composition.CompositionSettings(strength, cutoff, low_cutoff)
-        layout = view(guide, model).parts[0]
         if model is not None and strength:
             latent = {**latent, "samples": matching_channels(latent["samples"], model)}
+        layout, source = guide_latent(latent["samples"], guide, mask, (foreground, background), model, vae)
         noise = TransformedNoise(seed, functools.partial(composition.compose_noise, settings, guide=layout))
         before, after = noise.look(latent)
-        report = composition.describe_composition(settings, before, after, layout)
+        report = composition.describe_composition(settings, before, after, layout, source)
+        report += composition.describe_distance(layout) if model is not None else ""
         for_ksampler = latent if strength == 0 else None
         if strength and model is not None:
             for_ksampler = latent_for_stock_noise(model, latent, before, after)
         if for_ksampler is None:
-            report += (
-                "\nNo latent for KSampler: it needs model, and no flow model. Use noise with SamplerCustomAdvanced."
-            )
+            report += f"\n{_NO_LATENT}"
         figure = new_figure(900, 330)
         composition.draw_composition(figure, settings, before, after, layout)
         output = nothing_to_show() if for_ksampler is None else for_ksampler

@@ -2,8 +2,8 @@
 
 Parts: ring (points in the plane), digits, classes (digits by class), batches (digits in small batches), world (small
 denoisers of the demo world from scratch), lora (a LoRA on the demo model), composition (layout from a guide's low
-frequencies), scout (seeds ranked after a few steps). Each writes studies/results/noise_PART.json. Without a part all of
-them run.
+frequencies), layouts (the same beside img2img and blends, with masks and sketches as guides), scout (seeds ranked after
+a few steps). Each writes studies/results/noise_PART.json. Without a part all of them run.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ PARTS = {
     "world": "world:measure",
     "lora": "lora:measure",
     "composition": "composition:measure",
+    "layouts": "layouts:measure",
     "scout": "scout:measure",
 }
 

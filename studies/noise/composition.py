@@ -61,14 +61,20 @@ def follow(images: np.ndarray, guide: np.ndarray) -> np.ndarray:
 
 
 @torch.inference_mode()
-def sample(generator, prompts: list[torch.Tensor], steps: int, transform) -> np.ndarray:
-    """Euler samples uint8 (N, 128, 128, 3); image i from the noise of seed SEED + i, changed by `transform`."""
+def sample(
+    generator, prompts: list[torch.Tensor], steps: int, transform, latent: torch.Tensor | None = None, denoise=1.0
+) -> np.ndarray:
+    """Euler samples uint8 (N, 128, 128, 3); image i from the noise of seed SEED + i, changed by `transform`.
+
+    `latent` (1, C, H, W), in the model's scale: img2img from it at `denoise`, as KSampler rounds it.
+    """
     import comfy.sample
 
     zeros = torch.zeros(1, CHANNELS, SIDE // 8, SIDE // 8)
     noise = torch.cat([comfy.sample.prepare_noise(zeros, SEED + index) for index in range(len(prompts))])
     negative = sampled_images.encoded(generator, [""])[0].expand(len(prompts), -1, -1)
     conditions = [[[rows, {}]] for rows in (torch.cat(prompts), negative)]
+    start = zeros if latent is None else generator.model.get_model_object("latent_format").process_out(latent)
     latent = comfy.sample.sample(
         generator.model,
         transform(noise),
@@ -77,7 +83,8 @@ def sample(generator, prompts: list[torch.Tensor], steps: int, transform) -> np.
         "euler",
         "normal",
         *conditions,
-        torch.zeros_like(noise),
+        start.expand_as(noise),
+        denoise=denoise,
         disable_pbar=True,
         seed=SEED,
     )

@@ -18,6 +18,11 @@ def demo(app):
 
 
 @pytest.fixture(scope="module")
+def vae(app):
+    return app.run("GBX_LoadDemoModel", weights="avatars-v2")[2]
+
+
+@pytest.fixture(scope="module")
 def composed(app, demo):
     def run(latent, **changed):
         given = {"guide": {"samples": gaussian(1, 24, 16, 16, seed=3)}, "seed": SEED, "strength": 0.8, "cutoff": 2.0}
@@ -103,3 +108,60 @@ def test_flow_models_take_the_noise_alone(app, demo, composed):
     noise, for_ksampler, _, report, _ = composed(empty(), model=flow)
     assert isinstance(for_ksampler, ExecutionBlocker) and "SamplerCustomAdvanced" in report
     assert noise.generate_noise(empty()).shape == (2, 24, 16, 16)
+
+
+def area():
+    mask = torch.zeros(1, 128, 128)
+    mask[:, 40:, 30:100] = 1
+    return mask
+
+
+@pytest.fixture(scope="module")
+def by_mask(composed):
+    def run(**changed):
+        return composed(empty(), **{"guide": None, "mask": area(), "shape": "firm", **changed})
+
+    return run
+
+
+def test_a_mask_needs_no_vae_and_takes_the_guides_colors(by_mask, vae):
+    runs = {"preview": by_mask(), "guide": by_mask(guide={"samples": gaussian(8, 24, 16, 16, seed=3)})}
+    runs["vae"] = by_mask(vae=vae)
+    noises = {name: outputs[0].generate_noise(empty()) for name, outputs in runs.items()}
+    assert "by the model's preview" in runs["preview"][3] and "mean values" in runs["guide"][3]
+    assert "by the VAE" in runs["vae"][3] and "strength 0.4" in runs["vae"][3]
+    one, other = noises["preview"].flatten(), noises["vae"].flatten()
+    drawn = by_mask(strength=0.0, shape="custom")[0].generate_noise(empty()).flatten()
+    moved = torch.nn.functional.cosine_similarity(one - drawn, other - drawn, dim=0)
+    assert moved > 0.3 and not torch.equal(one, other)
+    assert not torch.equal(noises["guide"], noises["preview"])
+
+
+def test_colors_change_the_noise_of_a_mask(by_mask):
+    one, other = (by_mask(background=color)[0].generate_noise(empty()) for color in ("#6b9eed", "fff4a0"))
+    assert not torch.equal(one, other)
+
+
+def test_a_shape_replaces_both_numbers_and_custom_neither(composed):
+    given = {"strength": 0.8, "cutoff": 2.0}
+    old, custom, soft, firm, by_hand = (
+        composed(empty(), **given, **more)[0].generate_noise(empty())
+        for more in ({}, {"shape": "custom"}, {"shape": "soft"}, {"shape": "firm"}, {})
+    )
+    assert torch.equal(old, custom) and torch.equal(old, soft) and torch.equal(old, by_hand)
+    numbers = composed(empty(), strength=0.4, cutoff=4.0)[0].generate_noise(empty())
+    assert torch.equal(firm, numbers) and not torch.equal(firm, soft)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"mask": None}, "connect a guide, a mask"),
+        ({"background": "sky blue"}, "is no color"),
+        ({"model": None}, "connect vae or model"),
+        ({"mask": torch.zeros(1, 8, 8)}, "same everywhere"),
+    ],
+)
+def test_masks_that_cannot_be_followed_are_refused(by_mask, changed, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        by_mask(**changed)

@@ -3,11 +3,16 @@
 import pytest
 import torch
 from glassbox.nodes.noise.composition import (
+    SHAPES,
     CompositionSettings,
     band_coordinates,
     compose_noise,
     describe_composition,
+    describe_distance,
+    latent_of_color,
     layout_correlation,
+    mask_guide,
+    part_means,
     reorder,
 )
 from scipy import stats
@@ -105,7 +110,7 @@ def test_each_image_depends_on_itself_alone():
 
 def test_the_report_names_the_band():
     noise = gaussian(*SHAPE)
-    text = describe_composition(FULL, noise, compose_noise(FULL, noise, halves()), halves())
+    text = describe_composition(FULL, noise, compose_noise(FULL, noise, halves()), halves(), "the guide")
     assert "Band of 0 to 3 cycles per side" in text and "before" in text
 
 
@@ -126,3 +131,71 @@ def test_guides_that_do_not_fit_are_refused(noise, guide, sentence):
 def test_an_empty_band_is_refused():
     with pytest.raises(ValueError, match="is empty"):
         CompositionSettings(1.0, 2.0, 2.0)
+
+
+def half_mask(height=32, width=48):
+    """White in the left third, gray in one column of the next."""
+    mask = torch.zeros(1, height, width)
+    mask[..., : width // 3] = 1
+    mask[..., width // 3] = 0.5
+    return mask
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_mask_in_two_colors_is_followed(shape):
+    settings, noise = CompositionSettings(*SHAPES[shape]), gaussian(*SHAPE)
+    guide = mask_guide(half_mask(), noise, torch.tensor([2.0, -1, 0, 1]), torch.tensor([-1.0, 1, 0.5, 0]))
+    composed = compose_noise(settings, noise, guide)
+    before, after = (float(layout_correlation(settings, one, guide).mean()) for one in (noise, composed))
+    assert abs(before) < 0.3 < before + 0.3 < after
+
+
+def test_the_guide_of_a_mask_has_its_colors_by_area():
+    """A latent pixel under half a gray column: its part of white, by hand."""
+    guide = mask_guide(half_mask(), gaussian(*SHAPE), torch.tensor([2.0, -1, 0, 1]), torch.tensor([-1.0, 1, 0.5, 0]))
+    assert guide.shape == (1, 4, 16, 24)
+    torch.testing.assert_close(guide[0, 0, 3, 7:10], torch.tensor([2.0, -0.25, -1.0]))
+
+
+def test_guides_of_masks_fit_video():
+    noise = gaussian(2, 4, 3, 16, 24)
+    guide = mask_guide(half_mask(), noise, *gaussian(2, 4, seed=4))
+    assert guide.shape == (1, 4, 1, 16, 24)
+    frame = compose_noise(FULL, noise[:, :, 1], guide[:, :, 0])
+    torch.testing.assert_close(compose_noise(FULL, noise, guide)[:, :, 1], frame)
+
+
+@pytest.mark.parametrize("frames", [(), (3,)])
+def test_means_inside_and_outside_by_brute_force(frames):
+    latents, mask = gaussian(5, 4, *frames, 16, 24, seed=7), half_mask()
+    weights = mask[0].reshape(16, 2, 24, 2).mean(dim=(1, 3)).double()
+    every = latents.movedim(1, -1).flatten(0, -4).double()  # (images and frames, H, W, C)
+    inside, outside = (
+        sum(w[y, x] * every[:, y, x].mean(0) for y in range(16) for x in range(24)) / w.sum()
+        for w in (weights, 1 - weights)
+    )
+    found = part_means(latents, mask)
+    torch.testing.assert_close(found[0].double(), inside, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found[1].double(), outside, atol=1e-5, rtol=1e-5)
+
+
+def test_the_latent_of_a_color_is_the_shortest_that_shows_it():
+    factors, bias, color = gaussian(7, 3, seed=1), gaussian(3, seed=2), [0.2, -0.5, 0.9]
+    latent = latent_of_color(color, factors, bias)
+    torch.testing.assert_close(latent @ factors + bias, torch.tensor(color), atol=1e-5, rtol=1e-5)
+    shortest = torch.linalg.pinv(factors.T.double()) @ (torch.tensor(color) - bias).double()
+    torch.testing.assert_close(latent.double(), shortest, atol=1e-5, rtol=1e-5)
+
+
+def test_a_mask_without_an_area_is_refused():
+    with pytest.raises(ValueError, match="same everywhere"):
+        mask_guide(torch.ones(1, 8, 8), gaussian(*SHAPE), *gaussian(2, 4))
+
+
+def test_a_guide_far_from_images_is_named():
+    """Exactly 6 % beyond 3, and 4 %, of values that are small elsewhere."""
+    guide = gaussian(1, 4, 10, 10).clamp(-2, 2)
+    guide.flatten()[:16] = -3.5
+    assert describe_distance(guide) == ""
+    guide.flatten()[:24] = -3.5
+    assert "6.0% of its latent values" in describe_distance(guide)
