@@ -14,6 +14,7 @@ const PANELS = {
   GBX_ActivationCorrespondence: ["widgets/point_picker", (module) => module.addPointPicker("source_image")],
   GBX_ActivationSimilarity: ["widgets/point_picker", (module) => module.addPointPicker("image", "mask")],
   GBX_ActivationSteering: ["canvas/live_queue", (module) => module.addLiveSwitch],
+  GBX_CompositionNoise: ["widgets/color_pickers", (module) => module.addColorPickers("foreground", "background")],
   GBX_EditByWords: ["widgets/edit_sliders", (module) => module.addWordSliders],
   GBX_LayerActivationTap: ["widgets/network_map", (module) => module.addNetworkMap],
   GBX_MixSteeringDirections: ["widgets/edit_sliders", (module) => module.addDirectionSliders],

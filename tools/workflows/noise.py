@@ -87,6 +87,7 @@ def demo_noise_from_scratch(w: Workflow) -> None:
 
 def demo_noise_composition(w: Workflow) -> None:
     w.note(
+<<<<<<< HEAD
         "Set the layout with noise",
         "**Composition Noise** orders the low frequencies of the noise as those of a guide image and keeps its numbers "
         "(after arXiv 2406.12303). A stock KSampler at denoise 1 follows.",
@@ -121,28 +122,66 @@ def demo_noise_composition(w: Workflow) -> None:
     given = {**ready, "composed": composed, "seed": seed}
     sheet = w.subgraph("Generate both", inside, **given, steps=16, cfg=3.0)
     show(w, sheet, "composed", "Before and after", shape_of(3, 2, 320))
+=======
+        "A layout from noise alone",
+        "**A face on a colored ground** goes through VAE Encode as a guide. Composition Noise orders the low "
+        "frequencies of the noise as those of the guide and keeps its numbers (after arXiv 2406.12303).",
+        "**First row:** the noise as drawn. **Second row:** the same seeds with composed noise in a stock KSampler at "
+        "denoise 1. The prompt names neither the background nor the face of the guide.",
+        "**Try** your own photo (Load Image), strength 1, cutoff 1 or 4. An ancestral sampler adds noise of its own "
+        "and loses the layout.",
+    )
+    w.group("Model and prompt")
+    model, clip, vae = w.add("GBX_LoadDemoModel")
+    positive, negative = encode(w, clip, _COMPOSED)
+    w.group("Guide")
+    image, _, _ = w.add("GBX_DemoPicture", image_index=5, count=1)
+    guide = w.add("VAEEncode", pixels=image, vae=vae)
+    _composition(w, model, vae, positive, negative, image, 128, 3.0, 16, guide=guide)
+
+
+def demo_noise_composition_mask(w: Workflow) -> None:
+    w.note(
+        "A layout from a mask alone",
+        "**A mask in two colors** is the guide: skin inside, blue outside. Composition Noise orders the low "
+        "frequencies of the noise as those of the guide (after arXiv 2406.12303). No VAE is needed.",
+        "**First row:** the noise as drawn. **Second row:** the same seeds with composed noise.",
+        "**Try** other colors, shape firm, your own mask (Load Image), or images of the model as guide: their mean "
+        "values inside and outside of the mask are then the two colors.",
+    )
+    w.group("Model and prompt")
+    model, clip, vae = w.add("GBX_LoadDemoModel")
+    positive, negative = encode(w, clip, _COMPOSED)
+    w.group("Guide")
+    _, mask, _ = w.add("GBX_DemoPicture", image_index=5, count=1, part="face")
+    shown = w.add("MaskToImage", mask=mask)
+    _composition(w, model, vae, positive, negative, shown, 128, 3.0, 16, mask=mask, shape="soft")
+>>>>>>> 52070047 (Show masks in two colors: pickers, help, workflows, Chinese)
 
 
 def sdxl_noise_composition(w: Workflow) -> None:
     w.note(
         "SDXL: a layout from noise alone",
-        "**Two blocks of color** go through VAE Encode as a guide: warm light on the left, dark blue on the right. "
-        "Composition Noise orders the low frequencies of the noise as those of the guide (after arXiv 2406.12303).",
+        "**A mask in two colors** is the guide: warm light on the left, dark blue on the right. Composition Noise "
+        "orders the low frequencies of the noise as those of the guide (after arXiv 2406.12303).",
         "**First row:** the noise as drawn. **Second row:** the same seeds with composed noise.",
-        "**Try** your own sketch (Load Image) instead of the blocks, and strengths from 0.5 to 1.",
+        "**Try** your own mask (Load Image), other colors, shape firm, or a photo through VAE Encode as guide without "
+        "a mask.",
     )
     w.group("Model and prompt")
     model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name="sd_xl_base_1.0.safetensors")
     positive, negative = encode(w, clip, _TOWN)
     w.group("Guide")
 
-    def blocks(w: Workflow) -> Output:
-        left = w.add("EmptyImage", width=512, height=1024, batch_size=1, color=0xF0B060, node_title="Left")
-        right = w.add("EmptyImage", width=1024, height=1024, batch_size=1, color=0x101840, node_title="Right")
-        return w.add("ImageCompositeMasked", destination=right, source=left, x=0, y=0, resize_source=False)
+    def halves(w: Workflow) -> dict[str, Output]:
+        left = w.add("SolidMask", value=1.0, width=512, height=1024, node_title="Left")
+        whole = w.add("SolidMask", value=0.0, width=1024, height=1024, node_title="Whole image")
+        mask = w.add("MaskComposite", destination=whole, source=left, x=0, y=0, operation="add")
+        return {"mask": mask, "image": w.add("MaskToImage", mask=mask)}
 
-    sketch = w.subgraph("Two blocks of color", blocks)
-    _composition(w, model, vae, positive, negative, sketch, 1024, cfg=7.0, steps=25)
+    mask, shown = w.subgraph("The left half", halves)
+    colors = {"foreground": "#f0b060", "background": "#101840"}
+    _composition(w, model, vae, positive, negative, shown, 1024, 7.0, 25, mask=mask, shape="soft", **colors)
 
 
 def demo_noise_seed_scout(w: Workflow) -> None:
@@ -280,13 +319,14 @@ def sdxl_noise_train_lora(w: Workflow) -> None:
     _train_on_folder(w, "sd_xl_base_1.0.safetensors", 1024)
 
 
-def _composition(w: Workflow, model, vae, positive, negative, sketch, side: int, cfg: float, steps: int) -> None:
-    """The same seeds with the noise as drawn and composed after a sketch."""
-    guide = w.add("VAEEncode", pixels=sketch, vae=vae)
+def _composition(
+    w: Workflow, model, vae, positive, negative, shown: Output, side: int, cfg: float, steps: int, **guide: Output | str
+) -> None:
+    """The same seeds with the noise as drawn and composed after a guide."""
     w.group("Noise")
     latent = w.add("EmptyLatentImage", width=side, height=side, batch_size=4)
     _, composed, seed, report, figure = w.add(
-        "GBX_CompositionNoise", latent=latent, guide=guide, seed=21, strength=0.8, cutoff=2.0, model=model
+        "GBX_CompositionNoise", latent=latent, seed=21, strength=0.8, cutoff=2.0, model=model, **guide
     )
     w.group("Sampling")
     given = {
@@ -305,7 +345,7 @@ def _composition(w: Workflow, model, vae, positive, negative, sketch, side: int,
     w.group("Side by side")
     w.add("SaveImage", images=images[1], filename_prefix="glassbox/composed", node_title="Composed noise")
     w.add("SaveImage", images=images[0], filename_prefix="glassbox/as_drawn", node_title="Noise as drawn")
-    w.add("SaveImage", images=sketch, filename_prefix="glassbox/guide", node_title="Guide")
+    w.add("SaveImage", images=shown, filename_prefix="glassbox/guide", node_title="Guide")
     w.add("SaveImage", images=figure, filename_prefix="glassbox/composition", node_title="Low frequencies")
     w.add("PreviewAny", source=report, node_title="Report")
 
