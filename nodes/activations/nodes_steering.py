@@ -397,7 +397,7 @@ class EditByWords(io.ComfyNode):
                 "semantic guidance",
             ],
             inputs=[
-                io.Model.Input("model", tooltip="SD1.x, SD2.x, SDXL or the demo model."),
+                io.Model.Input("model", tooltip="SD1.x, SD2.x, SDXL, SD3, Flux or the demo model."),
                 io.Clip.Input("clip", tooltip="The CLIP that encodes the prompt, with its LoRAs."),
                 io.String.Input(
                     "edits",

@@ -36,6 +36,16 @@ class WordEdit:
         return f"{self.strength:g}: toward {self.toward!r}, away from {self.away!r}"
 
 
+@dataclass(frozen=True)
+class EncodedEdit:
+    """An edit's encoded texts (rows, tokens, channels), its strength, and both texts pooled (1, channels)."""
+
+    toward: torch.Tensor
+    away: torch.Tensor
+    strength: float
+    pooled: tuple[torch.Tensor, torch.Tensor] | None = None
+
+
 def read_edits(text: str, prompt: str = "") -> list[WordEdit]:
     """Edits such as ``brown hair -> red hair: 2, glasses: 1``, without those that change nothing.
 

@@ -1,9 +1,8 @@
-"""Edits by words in the cross-attention of a U-Net, for exactly as long as one call of the network."""
+"""Edits by words in a sampling run: in the cross-attention of U-Nets here, in SD3 and Flux by the other half."""
 
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -16,37 +15,38 @@ from ..host.evaluate import sigmas_of
 from ..host.hooks import Receivers, hook_calls
 from ..host.text_encoding import encode
 from .activation_edit import mask_at
-from .word_edit import KeysValues, WordEdit, attention_difference
+from .word_edit import EncodedEdit, KeysValues, WordEdit, attention_difference
+from .word_edit_transformer_comfy import edited_call, text_width
 
 _TEMPORAL = "time_stack"  # of Stable Video Diffusion: attention between frames
-
-
-@dataclass(frozen=True)
-class _Texts:
-    """An edit's encoded texts (rows, tokens, channels), and its strength."""
-
-    toward: torch.Tensor
-    away: torch.Tensor
-    strength: float
 
 
 def edited_model(patcher, clip, edits: list[WordEdit], start_percent: float, end_percent: float, mask=None):
     """A clone of a MODEL with edits by words in a part of the run; the MODEL itself where nothing is changed.
 
-    ``mask`` (M, H, W) in 0..1 of the image, None for all of it. Raises ValueError for networks without cross-attention
-    and for a CLIP of another model.
+    ``mask`` (M, H, W) in 0..1 of the image, None for all of it. Raises ValueError for networks whose attention to the
+    text is of neither kind, and for a CLIP of another model.
     """
-    texts = [_Texts(_encoded(clip, one.toward), _encoded(clip, one.away), one.strength) for one in edits]
+    texts = [_encoded(clip, one) for one in edits]
     texts = [one for one in texts if not torch.equal(one.toward, one.away)]
     if not texts or (mask is not None and not mask.any()):
         return patcher
-    paths = _cross_attentions(patcher.model.diffusion_model, texts[0].toward.shape[2])
+    network = patcher.model.diffusion_model
+    width, paths = text_width(network), []
+    if width is None:
+        paths = _cross_attentions(network)
+        width = network.get_submodule(f"{paths[0]}.to_k").in_features
+    if width != texts[0].toward.shape[2]:
+        raise ValueError(
+            f"The CLIP encodes texts of {texts[0].toward.shape[2]} channels and the MODEL reads {width}: connect the "
+            "CLIP of the model."
+        )
     (first, last), cache = sigmas_of(patcher, start_percent, end_percent), _KeysValues(texts)
 
     def calling(call: Call):
         if not last <= call.sigma <= first or not any(part.positive for part in call.parts):
             return None
-        return _CallEdit(call, paths, texts, cache, mask).receivers()
+        return _CallEdit(call, paths, texts, cache, mask).receivers() if paths else edited_call(call, texts, mask)
 
     def run(executor, *args, **kwargs):
         try:
@@ -59,31 +59,23 @@ def edited_model(patcher, clip, edits: list[WordEdit], start_percent: float, end
     return clone
 
 
-def _encoded(clip, text: str) -> torch.Tensor:
-    entries = encode(clip, text)[1]
-    if len(entries) != 1:
+def _encoded(clip, edit: WordEdit) -> EncodedEdit:
+    found = [encode(clip, text)[1] for text in (edit.toward, edit.away)]
+    if any(len(entries) != 1 for entries in found):
         raise ValueError("This CLIP changes along the run (scheduled hooks): connect a CLIP without hooks.")
-    return entries[0][0]
+    (toward, further), (away, others) = (entries[0] for entries in found)
+    pooled = (further.get("pooled_output"), others.get("pooled_output"))
+    return EncodedEdit(toward, away, edit.strength, None if any(one is None for one in pooled) else pooled)
 
 
-def _cross_attentions(network: nn.Module, channels: int) -> list[str]:
-    """Paths of the modules that read a text of so many channels."""
-    found = [
-        (path, module.to_k.in_features)
-        for path, module in network.named_modules()
-        if path.endswith(".attn2") and _TEMPORAL not in path
-    ]
-    if not found:
+def _cross_attentions(network: nn.Module) -> list[str]:
+    """Paths of the modules that read the text."""
+    paths = [path for path, _ in network.named_modules() if path.endswith(".attn2") and _TEMPORAL not in path]
+    if not paths:
         raise ValueError(
-            "This MODEL has no cross-attention of its own (as SD3 and Flux have none): use SD1.5, SD2, SDXL or the "
-            "demo model."
+            "How this MODEL reads its text is not known here: use SD1.5, SD2, SDXL, SD3, Flux or the demo model."
         )
-    wrong = next((width for _, width in found if width != channels), None)
-    if wrong is not None:
-        raise ValueError(
-            f"The CLIP encodes texts of {channels} channels and the MODEL reads {wrong}: connect the CLIP of the model."
-        )
-    return [path for path, _ in found]
+    return paths
 
 
 class _KeysValues:
@@ -93,7 +85,7 @@ class _KeysValues:
     VRAM). The network's own keys and values of the same prompt, which are there anyway, show it.
     """
 
-    def __init__(self, texts: list[_Texts]):
+    def __init__(self, texts: list[EncodedEdit]):
         self._texts = texts
         self._kept: dict[str, tuple[KeysValues, list[tuple[KeysValues, KeysValues]]]] = {}
 
@@ -123,7 +115,7 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 class _CallEdit:
     """Receivers for one call that collect queries, keys and values, and change what goes into the output layers."""
 
-    def __init__(self, call: Call, paths: list[str], texts: list[_Texts], cache: _KeysValues, mask):
+    def __init__(self, call: Call, paths: list[str], texts: list[EncodedEdit], cache: _KeysValues, mask):
         self._call, self._paths, self._texts, self._cache, self._mask = call, paths, texts, cache, mask
         self._made: dict[str, torch.Tensor] = {}  # by "q", "k" and "v": of the layer under way
         self._grid: tuple[int, int] = (0, 0)

@@ -2,6 +2,7 @@
 
 import pytest
 import reduced
+import tiny_transformers
 import torch
 from tapping import World, hooks_left
 
@@ -197,10 +198,10 @@ def test_a_run_that_fails_leaves_no_hooks_and_no_memory(demo):
 
 
 def test_networks_and_texts_that_do_not_fit(app, demo):
-    flux, clip, _ = reduced.checkpoint("flux")
+    other, clip = tiny_transformers.model("Lumina2"), reduced.checkpoint("flux")[1]
     given = {"edits": "red: 1", "prompt": "", "start_percent": 0.0, "end_percent": 1.0}
-    with pytest.raises(ValueError, match="no cross-attention of its own"):
-        app.run("GBX_EditByWords", model=flux, clip=clip, **given)
+    with pytest.raises(ValueError, match="is not known here"):
+        app.run("GBX_EditByWords", model=other, clip=clip, **given)
     with pytest.raises(ValueError, match="connect the CLIP of the model"):
         app.run("GBX_EditByWords", model=demo.model, clip=clip, **given)
 
@@ -222,9 +223,11 @@ def test_operations_of_an_edit(app, monkeypatch, family, side, adm):
         network = unet.UNetModel(**config, device="meta", operations=comfy.ops.disable_weight_init)
     width = config["context_dim"]
     text = torch.zeros(1, 77, width, device="meta")
-    paths, cache = half._cross_attentions(network, width), half._KeysValues([half._Texts(text, text, 1.0)])
+    paths, cache = half._cross_attentions(network), half._KeysValues([half.EncodedEdit(text, text, 1.0)])
     parts = tuple(call.Part(role, slice(row, row + 1), call.WHOLE) for row, role in enumerate(("positive", "negative")))
-    edit = half._CallEdit(call.Call(network, parts, 2, 1.0, ()), paths, [half._Texts(text, text, 1.0)], cache, None)
+    edit = half._CallEdit(
+        call.Call(network, parts, 2, 1.0, ()), paths, [half.EncodedEdit(text, text, 1.0)], cache, None
+    )
     x, context = torch.zeros(2, 4, side, side, device="meta"), text.expand(2, -1, -1)
     y = None if adm is None else torch.zeros(2, adm, device="meta")
 

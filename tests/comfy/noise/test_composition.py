@@ -127,14 +127,14 @@ def by_mask(composed):
 def test_a_mask_needs_no_vae_and_takes_the_guides_colors(by_mask, vae):
     runs = {"preview": by_mask(), "guide": by_mask(guide={"samples": gaussian(8, 24, 16, 16, seed=3)})}
     runs["vae"] = by_mask(vae=vae)
-    noises = {name: outputs[0].generate_noise(empty()) for name, outputs in runs.items()}
+    noise_of = {name: outputs[0].generate_noise(empty()) for name, outputs in runs.items()}
     assert "by the model's preview" in runs["preview"][3] and "mean values" in runs["guide"][3]
     assert "by the VAE" in runs["vae"][3] and "strength 0.4" in runs["vae"][3]
-    one, other = noises["preview"].flatten(), noises["vae"].flatten()
+    one, other = noise_of["preview"].flatten(), noise_of["vae"].flatten()
     drawn = by_mask(strength=0.0, shape="custom")[0].generate_noise(empty()).flatten()
     moved = torch.nn.functional.cosine_similarity(one - drawn, other - drawn, dim=0)
     assert moved > 0.3 and not torch.equal(one, other)
-    assert not torch.equal(noises["guide"], noises["preview"])
+    assert not torch.equal(noise_of["guide"], noise_of["preview"])
 
 
 def test_colors_change_the_noise_of_a_mask(by_mask):
