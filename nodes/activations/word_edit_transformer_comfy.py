@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
 
 import torch
 from comfy.ldm.flux.model import Flux
@@ -61,7 +62,8 @@ class _CallEdit:
     """The blocks of one call, and the texts that are carried through them."""
 
     def __init__(self, call: Call, edits: list[EncodedEdit], mask, latent: torch.Tensor, kwargs: dict):
-        self._call, self._kwargs, self._network = call, kwargs, call.network
+        self._call, self._kwargs = call, kwargs
+        self._network: Any = call.network
         self._edits, self._mask, self._latent = edits, mask, latent
         positive = [part for part in call.parts if part.positive]
         rows = [torch.arange(call.rows)[part.rows] for part, _ in call.split(latent) if part.positive]
@@ -91,12 +93,13 @@ class _CallEdit:
 
     def _pooled(self) -> dict:
         own = self._kwargs.get("y")
-        if own is None or self._mask is not None or any(one.pooled is None for one in self._edits):
+        if own is None or self._mask is not None:
             return {}
         moved = own.clone()
         for one in self._edits:
-            toward, away = (pooled.to(own) for pooled in one.pooled)
-            moved[self._rows, : toward.shape[1]] += one.strength * (toward - away)
+            if one.pooled is not None:
+                toward, away = (pooled.to(own) for pooled in one.pooled)
+                moved[self._rows, : toward.shape[1]] += one.strength * (toward - away)
         return {"y": moved}
 
     def _text(self, text: torch.Tensor, own: torch.Tensor) -> _Text | None:

@@ -84,10 +84,11 @@ def part_means(latents: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor,
     """Mean latent values (C,) of images (B, C, ..., H, W) inside of a mask (M, h, w), and outside of it."""
     mask = _sized(mask, latents.shape[-2:]).mean(dim=0)[0].to(latents)
     mean = latents.float().movedim(1, 0).flatten(1, -3).mean(dim=1)
-    return tuple((mean * part).sum(dim=(1, 2)) / part.sum().clamp(min=1e-6) for part in (mask, 1 - mask))
+    inside, outside = ((mean * part).sum(dim=(1, 2)) / part.sum().clamp(min=1e-6) for part in (mask, 1 - mask))
+    return inside, outside
 
 
-def latent_of_color(color: Sequence[float], factors: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def latent_of_color(color: Sequence[float] | torch.Tensor, factors: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """The shortest latent (C,) whose color by a linear preview, factors (C, 3) and bias (3,), is RGB in -1..1.
 
     Latents of unit variance have it as their most likely one: z = F (F^T F)^-1 (rgb - bias).

@@ -55,7 +55,7 @@ def _previewed(model, *colors: torch.Tensor) -> list[torch.Tensor]:
     """Latent values (C,) of colors in 0..1, by the linear preview that ComfyUI shows while it samples."""
     form = None if model is None else model.get_model_object("latent_format")
     factors = getattr(form, "latent_rgb_factors", None)
-    if factors is None or len(factors) != form.latent_channels:
+    if form is None or factors is None or len(factors) != form.latent_channels:
         raise ValueError(
             "Two colors need the VAE, or a MODEL with a preview in colors: connect vae or model, or a guide, whose "
             "values inside and outside of the mask are then taken."

@@ -37,7 +37,7 @@ QUICK = Size(faces=12, levels=(50, 300), trained=6, tested=12, splits=2, draws=2
 
 def main(argv: Sequence[str]) -> int:
     """Measure, write, and print where."""
-    from . import joining, patching, sparse_features, steering, words
+    from . import joining, patching, silent, sparse_features, steering, words
 
     parts = {
         "steering": steering.main,
@@ -45,6 +45,7 @@ def main(argv: Sequence[str]) -> int:
         "patching": patching.main,
         "sparse": sparse_features.main,
         "words": words.main,
+        "silent": silent.main,
     }
     if argv and argv[0] in parts:
         return parts[argv[0]](argv[1:])

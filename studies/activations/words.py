@@ -45,6 +45,7 @@ NEW = {
     "edit 2 from 25 %": (0.25, 2.0),
 }
 FACES, SEEDS = 24, 2
+READINGS = ("reached", "others kept", "pixels changed")
 
 
 def caption(traits: dict[str, str]) -> str:
@@ -127,7 +128,7 @@ def existing_row(edited: Edited, image: torch.Tensor, number: int) -> dict:
     traits, latent, row = edited.names(image)[0], edited.latents(image), {}
     plain = caption(traits)
     for attribute, value, _ in TARGETS:
-        pair = words(traits, attribute, value)
+        pair = words(traits, {attribute: value})
         if pair is None:
             continue
         away, toward = pair
@@ -138,14 +139,14 @@ def existing_row(edited: Edited, image: torch.Tensor, number: int) -> dict:
                 text = f"{away} -> {toward}: {strength}"
                 model, positive = edited.edit(text, plain if form == "prompt" else "", 0.0), edited.encode(plain)
             found = edited.images(model, positive, latent, [SEED + number], cfg, denoise)
-            row[f"{attribute}/{name}"] = _read(edited, found, image, [traits], attribute, value)
+            row[f"{attribute}/{name}"] = read_images(edited, found, image, [traits], {attribute: value})
     return row
 
 
 def new_row(edited: Edited, number: int) -> dict:
     """The same of one caption, over the seeds, beside what the caption itself gives."""
     row, latent = {}, edited.blank.expand(SEEDS, -1, -1, -1)
-    parts = CAPTIONS[number % len(CAPTIONS)] | _VARIED[number]
+    parts = CAPTIONS[number % len(CAPTIONS)] | VARIED[number]
     plain = ", ".join(["portrait", *parts.values()])
     seeds = [100 * number + one for one in range(SEEDS)]
     base = edited.images(edited.model, edited.encode(plain), latent, seeds, CFG, 1.0)
@@ -163,13 +164,13 @@ def new_row(edited: Edited, number: int) -> dict:
                 text = f"{away} -> {toward}: {strength}"
                 model, positive = edited.edit(text, plain, start), edited.encode(plain)
             found = edited.images(model, positive, latent, seeds, CFG, 1.0)
-            row[f"{attribute}/{name}"] = _read(edited, found, base, traits, attribute, value)
+            row[f"{attribute}/{name}"] = read_images(edited, found, base, traits, {attribute: value})
     return row
 
 
 _COLORS = ("black", "brown", "blonde", "gray", "pink", "blue", "white", "red", "green", "yellow", "platinum")
 #: What the ten captions have instead of those of the steering study.
-_VARIED = (
+VARIED = (
     {}, {}, {}, {},
     {"hair": "curly black hair", "clothing": "pink hoodie", "skin": "pale skin"},
     {"hair": "straight brown hair", "clothing": "yellow shirt", "skin": "light skin"},
@@ -180,12 +181,12 @@ _VARIED = (
 )  # fmt: skip
 
 
-def _read(edited: Edited, found, before, traits: list[dict], attribute: str, value: str) -> list[float]:
-    """Reached, other attributes kept, mean absolute change of the pixels: means over the images."""
+def read_images(edited: Edited, found, before, traits: list[dict], wanted: dict[str, str]) -> list[float]:
+    """All wanted values reached, other attributes kept, mean absolute change of the pixels: means over the images."""
     read = edited.names(found)
-    others = [name for name in traits[0] if name != attribute]
+    others = [name for name in traits[0] if name not in wanted]
     kept = [np.mean([one[name] == was[name] for name in others]) for one, was in zip(read, traits, strict=True)]
-    reached = [one[attribute] == value for one in read]
+    reached = [all(one[name] == value for name, value in wanted.items()) for one in read]
     return [float(np.mean(reached)), float(np.mean(kept)), float((found - before).abs().mean())]
 
 
@@ -199,7 +200,7 @@ def main(argv: Sequence[str]) -> int:
     world = assets.worlds()[0]
     edited = Edited(world)
     name, command = "activations_words", "python run.py study activations words"
-    faces, captions = FACES, len(_VARIED)
+    faces, captions = FACES, len(VARIED)
     if options.quick:
         name, command, faces, captions = f"{name}_quick", f"{command} --quick", 6, 5
     rows = results.Rows(name, {"existing": EXISTING, "new": NEW, "targets": TARGETS, "seeds": SEEDS, "steps": STEPS})
@@ -225,26 +226,35 @@ def summarize(kind: str, rows: list[dict], methods: dict, numbers: dict) -> None
     """Means over units of each method, and paired differences of each edit with its rivals."""
     unit = "faces" if kind == "existing" else "captions"
 
-    def table(method: str, attributes: Sequence[str]) -> np.ndarray:
-        per_unit = [[row[f"{one}/{method}"] for one in attributes if f"{one}/{method}" in row] for row in rows]
-        return np.array([np.mean(found, 0) for found in per_unit if found])
-
     every = [attribute for attribute, *_ in TARGETS]
     for label, chosen in {"all": every, **{one: [one] for one in every}}.items():
         for method in methods:
-            values = table(method, chosen)
-            for column, what in enumerate(("reached", "others kept", "pixels changed")):
-                about = f"{what}, mean over {unit}, by the judge" if column < 2 else "mean absolute change, 0 to 1"
-                numbers[f"{kind}, {label}: {method}: {what}"] = results.bootstrap(values[:, column], about, "fraction")
+            tabled(f"{kind}, {label}: {method}", rows, chosen, method, unit, numbers)
     edits = [method for method in methods if method.startswith("edit")]
     for edit in edits:
         own = methods[edit][0]
         for rival in (
             one for one in methods if not one.startswith("edit") and (one == "prompt" or methods[one][0] == own)
         ):
-            pairs = table(edit, every) - table(rival, every)
-            for column, what in enumerate(("reached", "others kept", "pixels changed")):
-                about = f"{what}: {edit} minus {rival}, paired over {unit}"
-                numbers[f"{kind}: {edit} minus {rival}: {what}"] = results.bootstrap(
-                    pairs[:, column], about, "fraction"
-                )
+            paired(f"{kind}: {edit} minus {rival}", rows, every, (edit, rival), unit, numbers)
+
+
+def tabled(name: str, rows: list[dict], labels: Sequence[str], method: str, unit: str, numbers: dict) -> None:
+    """Means over units of a method's readings."""
+    values = _table(rows, labels, method)
+    for column, what in enumerate(READINGS):
+        about = f"{what}, mean over {unit}, by the judge" if column < 2 else "mean absolute change, 0 to 1"
+        numbers[f"{name}: {what}"] = results.bootstrap(values[:, column], about, "fraction")
+
+
+def paired(name: str, rows: list[dict], labels: Sequence[str], two: tuple[str, str], unit: str, numbers: dict) -> None:
+    """Means over units of one method's readings less those of another."""
+    pairs = _table(rows, labels, two[0]) - _table(rows, labels, two[1])
+    for column, what in enumerate(READINGS):
+        about = f"{what}: {two[0]} minus {two[1]}, paired over {unit}"
+        numbers[f"{name}: {what}"] = results.bootstrap(pairs[:, column], about, "fraction")
+
+
+def _table(rows: list[dict], labels: Sequence[str], method: str) -> np.ndarray:
+    per_unit = [[row[f"{one}/{method}"] for one in labels if f"{one}/{method}" in row] for row in rows]
+    return np.array([np.mean(found, 0) for found in per_unit if found])
