@@ -30,7 +30,7 @@ def guide_latent(
         return mask_guide(mask, like, *means), "the mask, in the guide's mean values inside and outside of it"
     inside, outside = map(_rgb, colors)
     if vae is not None:
-        image = _painted(mask, like, vae, inside, outside)
+        image = _colored(mask, like, vae, inside, outside)
         return view({"samples": vae.encode(image)}, model).parts[0], "the mask in two colors, by the VAE"
     return mask_guide(mask, like, *_previewed(model, inside, outside)), "the mask in two colors, by the model's preview"
 
@@ -43,7 +43,7 @@ def _rgb(color: str) -> torch.Tensor:
     return torch.tensor(list(bytes.fromhex(found[1]))) / 255
 
 
-def _painted(mask: torch.Tensor, like: torch.Tensor, vae, inside: torch.Tensor, outside: torch.Tensor) -> torch.Tensor:
+def _colored(mask: torch.Tensor, like: torch.Tensor, vae, inside: torch.Tensor, outside: torch.Tensor) -> torch.Tensor:
     """The mask in two colors: an image (M, H, W, 3) as large as the latent."""
     factor = vae.spacial_compression_encode()
     size = tuple(round(side * factor) for side in like.shape[-2:])

@@ -148,16 +148,15 @@ class CompositionNoise(io.ComfyNode):
         noise = TransformedNoise(seed, functools.partial(composition.compose_noise, settings, guide=layout))
         before, after = noise.look(latent)
         report = composition.describe_composition(settings, before, after, layout, source)
-        report += composition.describe_distance(layout) if model is not None else ""
         for_ksampler = latent if strength == 0 else None
-        if strength and model is not None:
-            for_ksampler = latent_for_stock_noise(model, latent, before, after)
-        if for_ksampler is None:
-            report += f"\n{_NO_LATENT}"
+        if model is not None:
+            report += composition.describe_distance(layout)
+            for_ksampler = for_ksampler or latent_for_stock_noise(model, latent, before, after)
         figure = new_figure(900, 330)
         composition.draw_composition(figure, settings, before, after, layout)
-        output = nothing_to_show() if for_ksampler is None else for_ksampler
-        return io.NodeOutput(noise, output, seed, report, to_image(figure))
+        if for_ksampler is None:
+            return io.NodeOutput(noise, nothing_to_show(), seed, f"{report}\n{_NO_LATENT}", to_image(figure))
+        return io.NodeOutput(noise, for_ksampler, seed, report, to_image(figure))
 
 
 NODES = [CompositionNoise]

@@ -45,17 +45,17 @@ class Scene:
             self._method.latent_of_color([one / 127.5 - 1 for one in rgb], factors, bias) for rgb in (SKIN, ground)
         ]
         lines = Image.fromarray(self.photo).convert("L").filter(ImageFilter.FIND_EDGES).point(lambda v: 255 * (v < 40))
-        self.two_colors = self.painted(SKIN, ground)
+        self.two_colors = self.colored(SKIN, ground)
         self.guides = {
             "photograph": self.encoded(self.photo),
             "mask, two colors by the VAE": self.encoded(self.two_colors),
             "mask, two colors without a VAE": self._method.mask_guide(mask, stock, *preview),
             "mask, means of stock latents": self._method.mask_guide(mask, stock, *self._method.part_means(stock, mask)),
-            "mask, white on black": self.encoded(self.painted((255,) * 3, (0,) * 3)),
+            "mask, white on black": self.encoded(self.colored((255,) * 3, (0,) * 3)),
             "line drawing": self.encoded(np.asarray(lines.convert("RGB"))),
         }
 
-    def painted(self, inside, outside) -> np.ndarray:
+    def colored(self, inside, outside) -> np.ndarray:
         """The outline in two colors: uint8 (H, W, 3)."""
         mask = self.person[..., None]
         return (mask * np.array(inside) + (1 - mask) * np.array(outside)).round().astype(np.uint8)
