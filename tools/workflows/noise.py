@@ -5,8 +5,8 @@ from .front import for_generating, labeled, prepare, shape_of, show
 from .sampling import encode, sample, train_lora
 
 _CAPTION = "portrait, light skin, short black hair, majestic beard, sunglasses, white shirt, smiling"
-_COMPOSED = "portrait, light skin, long black hair, shaven, round glasses, white hoodie, smiling, open eyes"
-_TOWN = "a small town by the sea at dusk, watercolor"
+COMPOSED = "portrait, light skin, long black hair, shaven, round glasses, white hoodie, smiling, open eyes"
+TOWN = "a small town by the sea at dusk, watercolor"
 _FOX = "a red fox and a blue owl on a snowy wooden fence, golden hour"
 _NEGATIVE, _DISTANCES = "Negative prompt (empty)", "Distances before and after"
 _SHOWN = ("batch_size", "steps", "learning_rate", "rank")  # of the settings of a training
@@ -87,7 +87,6 @@ def demo_noise_from_scratch(w: Workflow) -> None:
 
 def demo_noise_composition(w: Workflow) -> None:
     w.note(
-<<<<<<< HEAD
         "Set the layout with noise",
         "**Composition Noise** orders the low frequencies of the noise as those of a guide image and keeps its numbers "
         "(after arXiv 2406.12303). A stock KSampler at denoise 1 follows.",
@@ -104,7 +103,7 @@ def demo_noise_composition(w: Workflow) -> None:
         guide = w.add("VAEEncode", pixels=image, vae=ready["vae"])
         return {"guide": guide, "image": image, "latent": latent, **for_generating(ready)}
 
-    ready = prepare(w, "Guide, model and prompt", guided, _COMPOSED, image_index=5)
+    ready = prepare(w, "Guide, model and prompt", guided, COMPOSED, image_index=5)
     w.group("Order the noise")
     noise = {"latent": ready["latent"], "guide": ready.pop("guide"), "model": ready["model"]}
     _, composed, seed, *_ = w.add("GBX_CompositionNoise", **noise, seed=21, strength=0.8, cutoff=2.0)
@@ -122,66 +121,6 @@ def demo_noise_composition(w: Workflow) -> None:
     given = {**ready, "composed": composed, "seed": seed}
     sheet = w.subgraph("Generate both", inside, **given, steps=16, cfg=3.0)
     show(w, sheet, "composed", "Before and after", shape_of(3, 2, 320))
-=======
-        "A layout from noise alone",
-        "**A face on a colored ground** goes through VAE Encode as a guide. Composition Noise orders the low "
-        "frequencies of the noise as those of the guide and keeps its numbers (after arXiv 2406.12303).",
-        "**First row:** the noise as drawn. **Second row:** the same seeds with composed noise in a stock KSampler at "
-        "denoise 1. The prompt names neither the background nor the face of the guide.",
-        "**Try** your own photo (Load Image), strength 1, cutoff 1 or 4. An ancestral sampler adds noise of its own "
-        "and loses the layout.",
-    )
-    w.group("Model and prompt")
-    model, clip, vae = w.add("GBX_LoadDemoModel")
-    positive, negative = encode(w, clip, _COMPOSED)
-    w.group("Guide")
-    image, _, _ = w.add("GBX_DemoPicture", image_index=5, count=1)
-    guide = w.add("VAEEncode", pixels=image, vae=vae)
-    _composition(w, model, vae, positive, negative, image, 128, 3.0, 16, guide=guide)
-
-
-def demo_noise_composition_mask(w: Workflow) -> None:
-    w.note(
-        "A layout from a mask alone",
-        "**A mask in two colors** is the guide: skin inside, blue outside. Composition Noise orders the low "
-        "frequencies of the noise as those of the guide (after arXiv 2406.12303). No VAE is needed.",
-        "**First row:** the noise as drawn. **Second row:** the same seeds with composed noise.",
-        "**Try** other colors, shape firm, your own mask (Load Image), or images of the model as guide: their mean "
-        "values inside and outside of the mask are then the two colors.",
-    )
-    w.group("Model and prompt")
-    model, clip, vae = w.add("GBX_LoadDemoModel")
-    positive, negative = encode(w, clip, _COMPOSED)
-    w.group("Guide")
-    _, mask, _ = w.add("GBX_DemoPicture", image_index=5, count=1, part="face")
-    shown = w.add("MaskToImage", mask=mask)
-    _composition(w, model, vae, positive, negative, shown, 128, 3.0, 16, mask=mask, shape="soft")
->>>>>>> 52070047 (Show masks in two colors: pickers, help, workflows, Chinese)
-
-
-def sdxl_noise_composition(w: Workflow) -> None:
-    w.note(
-        "SDXL: a layout from noise alone",
-        "**A mask in two colors** is the guide: warm light on the left, dark blue on the right. Composition Noise "
-        "orders the low frequencies of the noise as those of the guide (after arXiv 2406.12303).",
-        "**First row:** the noise as drawn. **Second row:** the same seeds with composed noise.",
-        "**Try** your own mask (Load Image), other colors, shape firm, or a photo through VAE Encode as guide without "
-        "a mask.",
-    )
-    w.group("Model and prompt")
-    model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name="sd_xl_base_1.0.safetensors")
-    positive, negative = encode(w, clip, _TOWN)
-    w.group("Guide")
-
-    def halves(w: Workflow) -> dict[str, Output]:
-        left = w.add("SolidMask", value=1.0, width=512, height=1024, node_title="Left")
-        whole = w.add("SolidMask", value=0.0, width=1024, height=1024, node_title="Whole image")
-        mask = w.add("MaskComposite", destination=whole, source=left, x=0, y=0, operation="add")
-        return {"mask": mask, "image": w.add("MaskToImage", mask=mask)}
-
-    mask, shown = w.subgraph("The left half", halves)
-    colors = {"foreground": "#f0b060", "background": "#101840"}
-    _composition(w, model, vae, positive, negative, shown, 1024, 7.0, 25, mask=mask, shape="soft", **colors)
 
 
 def demo_noise_seed_scout(w: Workflow) -> None:
@@ -202,7 +141,7 @@ def demo_noise_seed_scout(w: Workflow) -> None:
         text = w.add("PrimitiveStringMultiline", value=ready["prompt"])
         return {"clip": ready["clip"], "text": text, **for_generating(ready), "latent": latent, "reference": image}
 
-    ready = prepare(w, "Reference, model and prompt", wanted, _COMPOSED, image_index=16)
+    ready = prepare(w, "Reference, model and prompt", wanted, COMPOSED, image_index=16)
     w.group("Scout")
     given = {**ready, "prompt": ready.pop("text")}
     given.pop("text")
@@ -319,37 +258,6 @@ def sdxl_noise_train_lora(w: Workflow) -> None:
     _train_on_folder(w, "sd_xl_base_1.0.safetensors", 1024)
 
 
-def _composition(
-    w: Workflow, model, vae, positive, negative, shown: Output, side: int, cfg: float, steps: int, **guide: Output | str
-) -> None:
-    """The same seeds with the noise as drawn and composed after a guide."""
-    w.group("Noise")
-    latent = w.add("EmptyLatentImage", width=side, height=side, batch_size=4)
-    _, composed, seed, report, figure = w.add(
-        "GBX_CompositionNoise", latent=latent, seed=21, strength=0.8, cutoff=2.0, model=model, **guide
-    )
-    w.group("Sampling")
-    given = {
-        "model": model,
-        "positive": positive,
-        "negative": negative,
-        "steps": steps,
-        "cfg": cfg,
-        "sampler_name": "euler",
-        "scheduler": "normal",
-        "seed": seed,
-    }
-    images = [
-        w.add("VAEDecode", samples=w.add("KSampler", latent_image=x, **given), vae=vae) for x in (latent, composed)
-    ]
-    w.group("Side by side")
-    w.add("SaveImage", images=images[1], filename_prefix="glassbox/composed", node_title="Composed noise")
-    w.add("SaveImage", images=images[0], filename_prefix="glassbox/as_drawn", node_title="Noise as drawn")
-    w.add("SaveImage", images=shown, filename_prefix="glassbox/guide", node_title="Guide")
-    w.add("SaveImage", images=figure, filename_prefix="glassbox/composition", node_title="Low frequencies")
-    w.add("PreviewAny", source=report, node_title="Report")
-
-
 def _immiscible(w: Workflow, noise: Output, latent: Output, model: Output) -> tuple[Output, Output, Output]:
     """The noise of Immiscible Noise, its figure and report."""
     paired, _, report, figure = w.add("GBX_ImmiscibleNoise", noise=noise, latent=latent, model=model)
@@ -374,7 +282,7 @@ def _first_pass(w: Workflow, checkpoint: str, size: int) -> tuple[Output, Output
     """A batch of four from a caption: its latent, the VAE, and what a KSampler for the second pass is given."""
     w.group("Model and caption")
     model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name=checkpoint)
-    positive, negative = encode(w, clip, _TOWN)
+    positive, negative = encode(w, clip, TOWN)
     w.group("First pass")
     empty = w.add("EmptyLatentImage", width=size, height=size, batch_size=4)
     given = {
