@@ -8,6 +8,7 @@ from collections.abc import Iterable
 _BEST, _OTHER = "#e66101", "#b8c4d0"
 _INCHES, _MOST_BARS = 0.16, 120  # of a bar; bars that count for the width
 _FEW, _NAME = 24, 9  # names on an axis at most, and the points of their text
+_SEEN = 100  # a family is named that takes this part of the axis or more
 
 
 def chart_width(count: int) -> int:
@@ -30,8 +31,12 @@ def name_axis(axis, ids: list[str]) -> None:
     for start in starts[1:-1]:
         for one in axis.figure.axes:
             one.axvline(start - 0.5, color="#909090", linewidth=0.6)
-    middles = [start + (count - 1) / 2 for start, (_, count) in zip(starts, families, strict=False)]
-    names = [name for name, _ in families]
+    named = [
+        (start + (count - 1) / 2, name)
+        for start, (name, count) in zip(starts, families, strict=False)
+        if count * _SEEN >= len(ids)
+    ]
+    middles, names = [place for place, _ in named], [name for _, name in named]
     step = -(-len(names) // _FEW)
     axis.set_xticks(middles[::step], names[::step], rotation=30, ha="right", fontsize=_NAME)
 

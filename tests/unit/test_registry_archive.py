@@ -1,8 +1,10 @@
 """The archive that the ComfyUI registry distributes: what git tracks, less what .comfyignore leaves out."""
 
+import re
 import subprocess
 import sys
 import zipfile
+from urllib.parse import unquote
 
 import pytest
 import repository
@@ -35,11 +37,25 @@ def test_it_holds_what_a_user_needs(archive):
     top = {path.name for path in folder.iterdir() if path.suffix != ".md"}
     assert top == {
         *("__init__.py", "nodes", "kernels", "web", "workflows", "assets", "locales", "subgraphs", "run.py"),
-        "tools",
+        *("tools", "docs", "studies"),
         *("pyproject.toml", "requirements.txt", "LICENSE", ".comfyignore", "CITATION.cff"),
     }
     assert {path.name for path in (folder / "tools").iterdir()} == {"__init__.py", "launcher"}
     assert size < _MOST_BYTES
+
+
+def test_what_readme_help_pages_and_tooltips_name_is_there(archive):
+    folder, _ = archive
+    named = {
+        (path.parent / unquote(link)).resolve(): f"{path.name}: {link}"
+        for path in (folder / "README.md", *(folder / "web" / "docs").glob("*.md"))
+        for link in re.findall(r'(?:\]\(|src=")(?!https?:|#)([^)#" ]+)', path.read_text("utf-8"))
+    }
+    for path in (*(folder / "web" / "docs").glob("*.md"), *(folder / "nodes").rglob("*.py")):
+        found = re.findall(r"docs/\w+\.md", path.read_text("utf-8"))
+        named |= {(folder / document).resolve(): f"{path.name}: {document}" for document in found}
+    assert len(named) > 50
+    assert sorted(where for path, where in named.items() if not path.exists()) == []
 
 
 @pytest.mark.parametrize(
