@@ -4,16 +4,15 @@ import pytest
 
 from tools.workflows.canvas import make
 
-# What a person reads in the node: Markdown that is drawn, or a text field.
+# What a person reads in Preview Any: Markdown that is drawn, or a text field. The classic renderer's widgets do not name
+# their node: those of all nodes are read.
 _DRAWN = """id => {
-    const widgets = app.graph.getNodeById(id).widgets.map(widget => widget.element ?? widget.inputEl)
-    const node = document.querySelector(`[data-node-id="${id}"]`)
-    const shown = LiteGraph.vueNodesMode ? [node] : widgets.filter(Boolean)
-    return shown.map(element => {
-        const drawn = element.querySelector(".tiptap, .comfy-markdown-content")
-        const field = element.matches("textarea") ? element : element.querySelector("textarea")
-        return drawn ? drawn.innerText : field?.value ?? ""
-    }).join("\\n")
+    const inside = LiteGraph.vueNodesMode ? `[data-node-id="${id}"]` : ".dom-widget"
+    return [...document.querySelectorAll(inside)].flatMap(element => {
+        const drawn = [...element.querySelectorAll(".tiptap, .comfy-markdown-content")].map(shown => shown.innerText)
+        const fields = [...element.querySelectorAll("textarea")].map(field => field.value)
+        return drawn.length ? drawn : fields
+    })
 }"""
 _WRITTEN = "id => app.nodeOutputs[id].text.join('\\n')"
 
@@ -26,16 +25,11 @@ def _directions(w):
     return w.add("GBX_W2WFitDirections", space=_space(w)[0])
 
 
-def _words(w):
-    model, clip, _ = w.add("GBX_LoadDemoModel")
-    return w.add("GBX_EditByWords", model=model, clip=clip, edits="bald -> red hair: 2", prompt="portrait, bald")
-
-
 def _lines(text: str) -> list[str]:
     return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
 
 
-@pytest.mark.parametrize("made", [_space, _directions, _words])
+@pytest.mark.parametrize("made", [_space, _directions])
 def test_a_report_is_drawn_line_by_line_as_it_is_written(canvas, object_info, made):
     """No line joins another, and none becomes a heading or loses its number."""
 
@@ -50,4 +44,4 @@ def test_a_report_is_drawn_line_by_line_as_it_is_written(canvas, object_info, ma
     canvas.look_at("PreviewAny")
     (shown,) = [node["id"] for node in saved["nodes"] if node["type"] == "PreviewAny"]
     written = _lines(canvas.page.evaluate(_WRITTEN, shown))
-    assert len(written) > 1 and _lines(canvas.page.evaluate(_DRAWN, shown)) == written
+    assert len(written) > 1 and written in [_lines(text) for text in canvas.page.evaluate(_DRAWN, shown)]

@@ -44,9 +44,9 @@ def labeled(w: Workflow, images: Sequence[Output], labels: Sequence[str], column
     return w.add("GBX_W2WSheet", images=batch, label_text="\n".join(labels), columns=columns, image_width=width)[0]
 
 
-def show(w: Workflow, sheet: Output, name: str, title: str, shape: float) -> None:
+def show(w: Workflow, sheet: Output, name: str, title: str, shape: float, width: int = _WIDTH) -> None:
     """The sheet in a node in which it is drawn large; ``shape``: its height over its width."""
-    size = (_WIDTH, round((_WIDTH - 20) * shape) + _AROUND)
+    size = (width, round((width - 20) * shape) + _AROUND)
     w.add("SaveImage", images=sheet, filename_prefix=f"glassbox/{name}", node_title=title, node_size=size)
 
 

@@ -86,7 +86,7 @@ IMAGES = {
     "space_mix": _figure("weights_sweep", 2),
     "space_delayed": _generated("weights_delayed_injection", 1, 2, 3, 4),
     "space_inverted": _generated("weights_invert", 1, 2, 3, 4),
-    "space_lora": _generated("weights_to_lora", 1, 2, 3, 4),
+    "space_lora": _figure("weights_to_lora", 1),
     "demo_generated": _generated("world_text_to_image", 1, 2, 3, 4),
     "demo_drawn": _generated("activations_point_similarity", 1, 2, 3, 4),
 }

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from .authoring import Output, Workflow
+from .front import labeled, shape_of, show
 from .sampling import encode, sample
 
 SPACE = "avatars-v2-w2w.safetensors"
@@ -370,10 +371,15 @@ def demo_weights_to_lora(w: Workflow) -> None:
     w.group("Images")
     applied, projected = demo.images(applied=person, projected=again)
     stock, mixed = demo.with_loras(stock=lora, merged=merged)
-    demo.save(applied, "applied", "W2W Apply")
-    demo.save(stock, "stock", "ComfyUI's own loader")
-    demo.save(projected, "projected", "Projected back into the space")
-    demo.save(mixed, "merged", "With another person")
+
+    def sheet(w: Workflow, **images: Output) -> Output:
+        names = ("W2W Apply", "the same as a LoRA", "LoRA, projected back", "with another person")
+        return labeled(w, list(images.values()), names, 2, 320)
+
+    images = {"applied": applied, "stock": stock, "projected": projected, "merged": mixed}
+    show(
+        w, w.subgraph("On one sheet", sheet, **images), "weights_lora", "One person as a LoRA", shape_of(2, 2, 320), 480
+    )
 
 
 def sampled(w: Workflow, **given: Output) -> Output:
