@@ -4,7 +4,7 @@ import pytest
 
 from tools.workflows.canvas import make
 
-# What a person reads in Preview Any: Markdown that is drawn, or a text field. The classic renderer's widgets do not name
+# What a person reads in Preview Any: drawn Markdown or a text field. The classic renderer's widgets do not name
 # their node: those of all nodes are read.
 _DRAWN = """id => {
     const inside = LiteGraph.vueNodesMode ? `[data-node-id="${id}"]` : ".dom-widget"
