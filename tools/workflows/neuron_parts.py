@@ -153,8 +153,8 @@ def share_mask(world: World, budget: float, name: str) -> None:
         return w.add("GBX_NeuronStatistics", **given)[1]
 
     about = w.subgraph("Read the statistics", read, model=world.model, statistics_file=statistics)
-    world.show(about, "The saved statistics")
     w.group("Share")
+    world.show(about, "The saved statistics")
     file, _ = w.add("GBX_SaveNeuronMask", mask=mask, filename_prefix=f"glassbox/neurons/{name}")
     loaded, _, report = w.add("GBX_LoadNeuronMask", file=file, model=world.model)
     control, _ = w.add("GBX_NeuronMaskEdit", mask=loaded, model=world.model, operation="random_control", seed=3)
