@@ -161,7 +161,8 @@ def _each_way(w: Workflow, name: str, cfg: float, model, edited, positive, chang
     ):
         how = {"positive": prompt, "cfg": own_cfg, "denoise": denoise, "latent_image": latent}
         shown.append(_sampled(w, name, model=own, **how, **given))
-    labels = ("before", _EDITED, "changed prompt", f"the same, CFG {2 * cfg:g}", "the same, denoise 0.8")
+    prompt = "changed prompt"
+    labels = ("before", _EDITED, prompt, f"{prompt}, CFG {2 * cfg:g}", f"{prompt}, denoise 0.8")
     return labeled(w, shown, labels, 3, 320)
 
 

@@ -154,12 +154,12 @@ def demo_noise_seed_scout(w: Workflow) -> None:
         first = w.add("RepeatLatentBatch", samples=latent, amount=3)
         batch = sample(w, latent_image=first, seed=21, **given)
         _, best = w.add("GBX_W2WSheet", images=sample(w, latent_image=latent, seed=seeds, **given))  # one for each seed
-        shown = w.add("RepeatImageBatch", image=reference, amount=3)
-        labels = [f"{number}, {row}" for row in ("reference", "first 3 seeds", "best 3 of 16") for number in (1, 2, 3)]
-        return labeled(w, [shown, batch, best], labels, 3, 256)
+        found = [f"{one} of 16" for one in ("best", "second best", "third best")]
+        labels = ["layout wanted", *(f"seed {number}, not chosen" for number in (1, 2, 3)), "layout wanted", *found]
+        return labeled(w, [reference, batch, reference, best], labels, 4, 256)
 
     sheet = w.subgraph("Generate first and best", inside, **ready, seeds=seeds, steps=12, cfg=3.0)
-    show(w, sheet, "scouted", "First and best seeds", shape_of(3, 3, 256, grid=True))
+    show(w, sheet, "scouted", "First and best seeds", shape_of(4, 2, 256))
 
 
 def sdxl_noise_seed_scout(w: Workflow) -> None:

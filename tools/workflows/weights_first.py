@@ -119,7 +119,7 @@ def demo_weights_edit_photo(w: Workflow) -> None:
             made = sample(w, vae, sampler=SAMPLER, model=guided, latent_image=noised, denoise=0.8, **given)
             place = {"x": 0, "y": 0, "resize_source": False}
             shown.append(w.add("ImageCompositeMasked", destination=image, source=made, mask=mask, **place))
-        return labeled(w, shown, ("image", "person found", "edited"), 3, 384)
+        return labeled(w, shown, ("image", "person found, generated", "person edited"), 3, 384)
 
     given = {"before": point, **ready, "after": edited}
     sheet = w.subgraph("Put the person back", inside, **given, seed=53, steps=STEPS, cfg=3.0)
