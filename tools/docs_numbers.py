@@ -1,6 +1,6 @@
 """Put measured numbers and the list of nodes into the documents: `python run.py study report [--check]`.
 
-Every line `<!-- numbers RESULT: PATTERN -->` in README.md, docs/ or a README.md of studies/ or benchmarks/ is followed
+Every line `<!-- numbers RESULT: PATTERN -->` in README.md, docs/, studies/ or a README.md of benchmarks/ is followed
 by a table of the numbers of studies/results/RESULT.json whose names match the regular expression PATTERN, up to the
 line `<!-- end -->`. `<!-- nodes -->` is followed in the same way by a table of the pack's nodes, `<!-- costs -->` by
 one of what they cost (bench_nodes.json), and `<!-- plot ... -->` by a plot (docs_plots.py); and a line may hold
@@ -25,7 +25,7 @@ DOCUMENTS = (
     ROOT / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
     ROOT / "studies" / "README.md",
-    *sorted((ROOT / "studies").glob("*/README.md")),
+    *sorted((ROOT / "studies").glob("*/*.md")),
     *sorted((ROOT / "benchmarks").glob("*/README.md")),
 )
 _BLOCK = re.compile(r"(<!-- numbers (?P<result>[\w.-]+): (?P<pattern>.+?) -->\n).*?(?=<!-- end -->)", re.S)
@@ -58,7 +58,8 @@ def filled(text: str, results: Path = RESULTS) -> str:
         return block[1] + table(numbers(block["result"]), block["pattern"])
 
     def value(found: re.Match) -> str:
-        return f"{found[1]}{numbers(found['result'])['numbers'][found['name']]['value']:.2f}"
+        number = numbers(found["result"])["numbers"][found["name"]]["value"]
+        return f"{found[1]}{number if isinstance(number, int) else f'{number:.2f}'}"
 
     return _VALUE.sub(value, _BLOCK.sub(replace, text))
 

@@ -19,6 +19,18 @@ _SECTIONS = [
     "With a real checkpoint",
     "Limits and common mistakes",
 ]
+_MOST_PAGE_WORDS, _MOST_STUDY_WORDS = 900, 800
+# Looked up and not read, or lists that a command makes.
+_REFERENCE = {
+    "api",
+    "architecture",
+    "citations",
+    "nodes",
+    "performance",
+    "real_checkpoints",
+    "troubleshooting",
+    "workflows",
+}
 _MOST_HELP_BYTES = 3_000_000
 _MOST_WORDS, _MOST_WORDS_PER_INPUT = 500, 18
 # What somebody who has read a family's paper types into the search.
@@ -56,6 +68,27 @@ def test_no_link_is_dead():
 def test_a_dead_link_would_be_found(tmp_path, text, dead):
     (tmp_path / "a.md").write_text(text)
     assert documents.dead_links(tmp_path / "a.md") == dead
+
+
+def test_written_pages_and_studies_are_short():
+    pages = {path: _MOST_PAGE_WORDS for path in _DOCS.glob("*.md") if path.stem not in _REFERENCE}
+    studies = dict.fromkeys((repository.ROOT / "studies").glob("*/README.md"), _MOST_STUDY_WORDS)
+    assert len(studies) == len(_FAMILIES) + 1
+    words = {path: documents.written_words(path) for path in pages | studies}
+    assert {path.name: words[path] for path, most in (pages | studies).items() if words[path] > most} == {}
+
+
+def test_words_of_plots_and_markers_do_not_count(tmp_path):
+    plot = "<!-- plot a b: c -->\n![many words](a.png)\n<!-- end -->"
+    (tmp_path / "a.md").write_text(f"# Title\n\nValue <!-- value b: long name -->0.5<!-- end -->.\n\n{plot}\n")
+    assert documents.written_words(tmp_path / "a.md") == 4
+
+
+def test_written_pages_and_studies_have_no_generated_tables():
+    pages = [path for path in _DOCS.glob("*.md") if path.stem not in _REFERENCE]
+    studies = (repository.ROOT / "studies").glob("*/README.md")
+    tables = [path for path in (*pages, *studies) if "<!-- numbers " in path.read_text("utf-8")]
+    assert tables == []
 
 
 @pytest.mark.parametrize("family", _FAMILIES)

@@ -14,6 +14,8 @@ _LINK = re.compile(r"(?:\]\(|\bsrc=\")([^()\s\"]+)[)\"]")
 _PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _IMAGE = re.compile(r"^!\[[^\]]+\]\(([^)\s]+)\)$", re.MULTILINE)
 _MESSAGES = re.compile(r"^\| `([^`|]+)` \|", re.MULTILINE)
+_PLOT = re.compile(r"<!-- plot .*?<!-- end -->", re.DOTALL)
+_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _ARXIV = re.compile(r"\d{4}\.\d{5}")
 
 
@@ -39,6 +41,11 @@ def _headings(path: Path) -> set[str]:
     """The anchors of a document's headings, as GitHub makes them."""
     lines = re.findall(r"^#+ (.+)$", _CODE.sub("", path.read_text("utf-8")), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", line.lower()).strip().replace(" ", "-") for line in lines}
+
+
+def written_words(path: Path) -> int:
+    """Words of a document without plots, whose texts a command makes, and without the markers of values."""
+    return len(_COMMENT.sub("", _PLOT.sub("", path.read_text("utf-8"))).split())
 
 
 def linked(path: Path, folder: Path) -> set[str]:
