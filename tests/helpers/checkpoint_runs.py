@@ -130,11 +130,12 @@ def swap_loaders(monkeypatch, architecture: str) -> None:
 
 
 def cut(prompt: dict) -> dict:
-    """The prompt with few steps and a small image."""
-    return {
-        node: {**entry, "inputs": {**entry["inputs"], **{k: v for k, v in _SMALL.items() if k in entry["inputs"]}}}
+    """The prompt with few steps and a small image; masks keep their sizes, of which one is a part of another."""
+    small = {
+        node: {k: v for k, v in _SMALL.items() if k in entry["inputs"] and entry["class_type"] != "SolidMask"}
         for node, entry in prompt.items()
     }
+    return {node: {**entry, "inputs": {**entry["inputs"], **small[node]}} for node, entry in prompt.items()}
 
 
 def validate(prompt: dict) -> list[str]:

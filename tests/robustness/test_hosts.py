@@ -67,7 +67,7 @@ class Host:
         latent = {"samples": self.sample(watched)}
         self.given = {"point": family.point, "space": family.space, "recording": recording, "latent": latent}
         one = {"latent": {"samples": latent["samples"][:1]}, "clip": self.clip, "prompt": "portrait, red hair"}
-        self._of_node = {"GBX_SeedScout": one | {"words": "hair"}}
+        self._of_node = {"GBX_SeedScout": one | {"words": "hair"}, "GBX_NeuronStatistics": {"clip": self.clip}}
 
     def run(
         self, node: str, model=None, prompts: Mapping | None = None, after=None, guider: str = "CFGGuider", **given

@@ -74,7 +74,7 @@ def test_the_report_of_a_composition_by_dense_sums():
         ]
         return sum(float(torch.corrcoef(pair)[0, 1]) for pair in pairs) / 2
 
-    lines = composition.describe_composition(settings, noise, after, guide)
+    lines = composition.describe_composition(settings, noise, after, guide, "an image")
     assert f"Band of 0.5 to 2 cycles per side: {3 * len(band)} of 180 numbers, strength 0.5." in lines
     assert f"in the band: {follow(noise):+.3f} before, {follow(after):+.3f} after." in lines
     assert f"{float(noise[0].norm()):.4f} before, {float(after[0].norm()):.4f} after" in lines
