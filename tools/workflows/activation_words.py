@@ -13,7 +13,7 @@ _FACE = (
     "portrait, light skin, short brown hair, shaven, no glasses, blue hoodie, smiling, open eyes, plain gray background"
 )
 _CAPTION = "portrait, light skin, short blonde hair, shaven, no glasses, yellow hoodie, smiling"
-_SILENT = "portrait, light skin, short brown hair, shaven{}, blue hoodie, smiling, plain gray background"
+_SILENT = "portrait, light skin, long gray hair{}, smiling, blue hoodie, gray background"
 _PHOTO = "a photo of a woman with brown hair in a red coat, a street in the background"
 
 
@@ -104,7 +104,7 @@ def demo_activations_timed_prompt(w: Workflow) -> None:
     w.group("Model and prompts")
     model, clip, vae = w.add("GBX_LoadDemoModel")
     positive, negative = encode(w, clip, _SILENT.format(""))
-    changed = w.add("CLIPTextEncode", clip=clip, text=_SILENT.format(", sunglasses"), node_title="Changed prompt")
+    changed = w.add("CLIPTextEncode", clip=clip, text=_SILENT.format(", round glasses"), node_title="Changed prompt")
     latent = w.add("EmptyLatentImage", width=128, height=128, batch_size=3)
     w.group("Timed prompt")
     early = w.add("ConditioningSetTimestepRange", conditioning=positive, start=0.0, end=0.25)
