@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from .tap import CallTap, TapSettings, call_settings, merge
 
 #: Bytes of activations that a recorder keeps: of a list of results, or of samplers in a row, the last ones that fit.
 KEPT_BYTES = 4 * 2**30
+_MUCH = 2**30
 _TOLERANCE = 1e-2
 #: Of a step that the sampler or another node has left out.
 NOT_EVALUATED = "The network was not evaluated."
@@ -226,7 +228,21 @@ class Recorder:
                 self._skipped.setdefault(step, "Its prompt is another one than that of the steps before.")
                 return
             self._fold()
+        if not self._snapshots and not self._recorded:
+            self._announce(activations)
         self._snapshots[step] = Snapshot(step, activations)
+
+    def _announce(self, first: Activations) -> None:
+        """Say what a run will take, where it is much; after its first recorded step, which shows the sizes."""
+        steps = 1 if self._mean_only else sum(self._selects(step, self._steps) for step in range(self._steps))
+        bytes_ = steps * sum(tensor.nbytes for tensor in first.tensors.values())
+        if bytes_ > _MUCH:
+            logging.warning(
+                "Activation Recorder will keep %.1f GiB, %d steps: mean_only keeps the memory of one, the preset "
+                "cross_attention the mean over heads and layers.",
+                bytes_ / 2**30,
+                steps,
+            )
 
     def _drop_unselected(self) -> None:
         """Drop what was selected as the last step so far, of a sampler whose number of steps is known at the end."""

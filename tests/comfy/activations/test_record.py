@@ -23,6 +23,17 @@ def test_recorded_images_are_bit_equal(demo, sampler):
     assert hooks_left(demo.model) == 0
 
 
+def test_a_large_run_says_after_its_first_step_what_it_will_keep(demo, monkeypatch, caplog):
+    monkeypatch.setattr(demo.app.module("nodes.activations.recorder"), "_MUCH", 2**20)
+    recording_model, recording = demo.record(ids="*-out\n*-self-q")
+    activations, _, _ = demo.read(recording, demo.sample(recording_model), -1)
+    kept = 3 * sum(tensor.nbytes for tensor in activations.tensors.values())
+    assert kept > 2**20 and caplog.text.count(f"will keep {kept / 2**30:.1f} GiB, 3 steps") == 1
+    monkeypatch.undo()
+    demo.sample(demo.record(ids="*-out")[0])
+    assert caplog.text.count("will keep") == 1
+
+
 def test_conditional_rows_of_a_recording_are_those_of_a_tap(demo):
     """The first step of a run sees the start noise; a tap at that noise level with that seed sees the same."""
     ids = "up-level1-repeat0-res-out"
