@@ -95,7 +95,7 @@ def test_other_files_are_refused(tmp_path):
 def test_the_documented_reader_reads_a_file(activations, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     activations_file.write(activations, tmp_path / "activations_00001_.safetensors")
-    (program,) = documents.python(repository.ROOT / "docs" / "activations.md")
+    (program,) = documents.python(repository.ROOT / "web" / "docs" / "GBX_SaveActivations.md")
     found = {}
-    exec(compile(program, "docs/activations.md", "exec"), found)
+    exec(compile(program, "GBX_SaveActivations.md", "exec"), found)
     assert list(found["features"]) == list(activations.tensors) and found["about"]["sigma"] == 0.25
