@@ -237,12 +237,8 @@ class Recorder:
         steps = 1 if self._mean_only else sum(self._selects(step, self._steps) for step in range(self._steps))
         bytes_ = steps * sum(tensor.nbytes for tensor in first.tensors.values())
         if bytes_ > _MUCH:
-            logging.warning(
-                "Activation Recorder will keep %.1f GiB, %d steps: mean_only keeps the memory of one, the preset "
-                "cross_attention the mean over heads and layers.",
-                bytes_ / 2**30,
-                steps,
-            )
+            what = f"{steps} steps; with mean_only it is one" if steps > 1 else "one step: set pool_size for less"
+            logging.warning("Activation Recorder will keep %.1f GiB, of %s.", bytes_ / 2**30, what)
 
     def _drop_unselected(self) -> None:
         """Drop what was selected as the last step so far, of a sampler whose number of steps is known at the end."""

@@ -65,6 +65,7 @@ class _CallEdit:
         self._call, self._kwargs = call, kwargs
         self._network: Any = call.network
         self._edits, self._mask, self._latent = edits, mask, latent
+        self._numbered: bool | None = None
         positive = [part for part in call.parts if part.positive]
         rows = [torch.arange(call.rows)[part.rows] for part, _ in call.split(latent) if part.positive]
         self._rows = torch.cat(rows).to(latent.device)
@@ -147,7 +148,9 @@ class _CallEdit:
         if length == own:
             return rows
         first = rows[:, :, :1]
-        if not bool((rows[:, :, :own] == first).all()):
+        if self._numbered is None:  # asked once a call: the answer waits for the device
+            self._numbered = not bool((rows[:, :, :own] == first).all())
+        if self._numbered:
             raise ValueError("This model numbers the tokens of its text: use words of the same number of tokens.")
         return torch.cat((first.expand(-1, -1, length, *rows.shape[3:]), rows[:, :, own:]), 2)
 

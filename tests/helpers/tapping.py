@@ -30,8 +30,8 @@ class World:
         level = {"noise_unit": "paper_t", "level": 50.0}
         return self.app.run("GBX_LayerActivationTap", **{**PATTERN, **given, **level, **changes, "ids": ids})[0]
 
-    def record(self, recorded_steps="all", rows="both", ids="up-level1-*-res-out", model=None):
-        given = {**PATTERN, "ids": ids, "recorded_steps": recorded_steps, "rows": rows}
+    def record(self, recorded_steps="all", rows="both", ids="up-level1-*-res-out", model=None, **more):
+        given = {**PATTERN, "ids": ids, "recorded_steps": recorded_steps, "rows": rows, **more}
         return self.app.run("GBX_ActivationRecorder", model=model or self.model, **given)
 
     def read(self, recording, samples, index=0):

@@ -28,10 +28,12 @@ def test_a_large_run_says_after_its_first_step_what_it_will_keep(demo, monkeypat
     recording_model, recording = demo.record(ids="*-out\n*-self-q")
     activations, _, _ = demo.read(recording, demo.sample(recording_model), -1)
     kept = 3 * sum(tensor.nbytes for tensor in activations.tensors.values())
-    assert kept > 2**20 and caplog.text.count(f"will keep {kept / 2**30:.1f} GiB, 3 steps") == 1
+    assert kept > 2**20 and caplog.text.count(f"will keep {kept / 2**30:.1f} GiB, of 3 steps;") == 1
+    demo.sample(demo.record(ids="*-out\n*-self-q", mean_only=True)[0])
+    assert caplog.text.count("GiB, of one step:") == 1
     monkeypatch.undo()
     demo.sample(demo.record(ids="*-out")[0])
-    assert caplog.text.count("will keep") == 1
+    assert caplog.text.count("will keep") == 2
 
 
 def test_conditional_rows_of_a_recording_are_those_of_a_tap(demo):
