@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+import types
 
 import pytest
 import tiny_transformers
@@ -175,3 +176,23 @@ def test_stop_leaves_no_hook_and_no_parameter(app, planted, attribution, monkeyp
     with pytest.raises(management.InterruptProcessingException):
         localize(app, planted)
     assert hooks_left(planted[0]) == 0 and all(p.is_inference() for p in planted[0].model.parameters())
+
+
+def test_what_a_search_depends_on_are_the_settings_of_its_method(app):
+    """A scan that is resumed with another ranking or fraction is another scan; for search they do nothing."""
+    searches, inputs = app.module("nodes.neurons.prompt_search_comfy"), app.module("nodes.neurons.nemo_inputs")
+    search = app.module("nodes.neurons.nemo_search")
+    kinds = app.module("nodes.neurons.neuron_attribution")
+    step = inputs.FirstStepInputs((24, 12, 16), 3, 1, "official_961")
+    settings = search.SearchSettings(0.2, 0.7, search.Criterion.BETWEEN_SEEDS, 5.0)
+
+    def saved(method, **how):
+        statistics = types.SimpleNamespace(check=lambda layers: None)
+        given = (None, None, search.Neurons(()), step, settings, statistics, method)
+        return searches.PromptSearches(*given, searches.AttributionSettings(**how), 0.0).saved(128, 96)
+
+    first = saved(kinds.Method.ATTRIBUTION)
+    assert first["width"] == 128 and first["height"] == 96 and first["threshold"] == 0.2 and first["seed"] == 1
+    for change in ({"fraction": 0.4}, {"anchor": "a person"}, {"ranking": kinds.Ranking.DOT}):
+        assert saved(kinds.Method.ATTRIBUTION, **change) != first
+        assert saved(kinds.Method.SEARCH, **change) == saved(kinds.Method.SEARCH) != first
