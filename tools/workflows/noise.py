@@ -128,7 +128,7 @@ def demo_noise_seed_scout(w: Workflow) -> None:
         "Find the best of sixteen seeds early",
         "**Sixteen seeds** run for four steps each. Seed Scout ranks them by how like their layout is to a reference; "
         "the three best run to the end, from exactly the scouted noise.",
-        "**Not scouted** are the first three seeds.",
+        "**Above them** a plain batch of the first seed.",
         "**Try** ranking word_coverage: how distinctly the weakest word of the prompt acts (after InitNO, arXiv "
         "2404.04650).",
     )
@@ -155,7 +155,7 @@ def demo_noise_seed_scout(w: Workflow) -> None:
         batch = sample(w, latent_image=first, seed=21, **given)
         _, best = w.add("GBX_W2WSheet", images=sample(w, latent_image=latent, seed=seeds, **given))  # one for each seed
         found = [f"{one} of 16" for one in ("best", "second best", "third best")]
-        labels = ["layout wanted", *(f"seed {number}, not chosen" for number in (1, 2, 3)), "layout wanted", *found]
+        labels = ["layout wanted", *(f"plain batch, {number}" for number in (1, 2, 3)), "layout wanted", *found]
         return labeled(w, [reference, batch, reference, best], labels, 4, 256)
 
     sheet = w.subgraph("Generate first and best", inside, **ready, seeds=seeds, steps=12, cfg=3.0)
