@@ -148,7 +148,7 @@ class _CallEdit:
         if length == own:
             return rows
         first = rows[:, :, :1]
-        if self._numbered is None:  # asked once a call: the answer waits for the device
+        if self._numbered is None:  # looked up once a call, which waits for the device
             self._numbered = not bool((rows[:, :, :own] == first).all())
         if self._numbered:
             raise ValueError("This model numbers the tokens of its text: use words of the same number of tokens.")
