@@ -36,7 +36,7 @@ def test_a_workflow_opens_and_comes_back_unchanged(canvas, two, request, object_
     assert canvas.overlaps() == []
     assert canvas.errors == []
     again = canvas.saved()
-    assert _values(again) == _values(saved)
+    assert _values(again) == _values(saved, object_info)
     assert _links(again) == _links(saved)
     assert _queued(workflow.to_prompt(saved, object_info), object_info) == _queued(canvas.prompt(), object_info)
     canvas.show_results()
@@ -136,14 +136,20 @@ def _described(object_info: dict, entry: dict) -> list[str]:
     return [input_.name for input_ in widgets.inputs(object_info[entry["class_type"]])]
 
 
-def _values(saved: dict) -> dict:
-    """What each node saves; of nodes of a newer ComfyUI it may be more than our file has."""
+def _values(saved: dict, object_info: dict | None = None) -> dict:
+    """What each node saves; of nodes of a newer ComfyUI it may be more than our file has.
+
+    object_info: fills in the defaults that the file leaves out at the end.
+    """
     every = not newer.than_tested()
-    return {
-        node["id"]: node.get("widgets_values") or []
+    found = {
+        node["id"]: (node["type"], node.get("widgets_values") or [])
         for node in saved["nodes"]
         if every or node["type"].startswith("GBX_")
     }
+    ours = {type_ for type_, _ in found.values() if type_.startswith("GBX_")} if object_info else ()
+    defaults = {type_: [widget.default for widget in widgets.widgets(object_info[type_])] for type_ in ours}
+    return {id_: values + defaults.get(type_, [])[len(values) :] for id_, (type_, values) in found.items()}
 
 
 def _links(saved: dict) -> set:

@@ -24,6 +24,7 @@ class Widget:
     in_prompt: bool = True  # False: the front end's own, such as the control after generate
     dynamic_prompts: bool = False  # True: comments are removed from the text when it is queued
     advanced: bool = False  # True: newer front ends show it on request
+    optional: bool = False  # True: nodes run without it, with their own default
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ def _of_input(input_: Input) -> Iterator[Widget]:
         default_value(input_),
         dynamic_prompts=bool(options.get("dynamicPrompts")),
         advanced=bool(options.get("advanced")),
+        optional=not input_.required,
     )
     if options.get("control_after_generate", input_.kind == "INT" and input_.name in _SEEDS):
         yield Widget("control_after_generate", "fixed", in_prompt=False)

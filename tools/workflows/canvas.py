@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable
 
 from tools.launcher.paths import ROOT
-from tools.launcher.widgets import inputs, widgets
+from tools.launcher.widgets import Widget, inputs, widgets
 
 from .authoring import ANY, INPUTS, NOTE, OUTPUTS, AuthoringError, Node, Output, Workflow
 from .columns import in_columns
@@ -68,6 +68,7 @@ MODELS = {
 }
 #: The packs that nodes come from, as ComfyUI's registry names them, and a version that has them.
 _OURS = {"cnr_id": "glassbox", "ver": tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]}
+_PREFIX = "GBX_"
 _STOCK = {"cnr_id": "comfy-core", "ver": "0.3.75"}
 
 
@@ -228,7 +229,7 @@ def _node(node: Node, order: int, box: Box, links: _Links, definitions: dict[str
         "inputs": _sockets(node, links),
         "outputs": [],
         "properties": {} if node.type == NOTE else _properties(node) | node.properties,
-        "widgets_values": [node.values[widget.name] for widget in widgets(node.info)],
+        "widgets_values": _values(node),
     }
     if node.title:
         saved["title"] = node.title
@@ -237,12 +238,28 @@ def _node(node: Node, order: int, box: Box, links: _Links, definitions: dict[str
     return saved
 
 
+def _values(node: Node) -> list:
+    """Values of the widgets in their order, without the last of our optional ones while they keep their default.
+
+    Front ends set as many widgets as there are values: an optional input that is added later changes no file. Defaults
+    of other packs may change with their version, so theirs are all written.
+    """
+    known = widgets(node.info)
+    while known and node.type.startswith(_PREFIX) and _at_default(known[-1], node):
+        known.pop()
+    return [node.values[widget.name] for widget in known]
+
+
+def _at_default(widget: Widget, node: Node) -> bool:
+    return widget.optional and node.values[widget.name] == widget.default
+
+
 def _properties(node: Node) -> dict:
     """What the front end needs to help with a node that is not installed and with files that are missing."""
     if node.inside:
         return {"proxyWidgets": [[_OWN, widget.name] for widget in widgets(node.info)]}
     named = [value for value in node.values.values() if isinstance(value, str) and value in MODELS]
-    properties = {"Node name for S&R": node.type, **(_OURS if node.type.startswith("GBX_") else _STOCK)}
+    properties = {"Node name for S&R": node.type, **(_OURS if node.type.startswith(_PREFIX) else _STOCK)}
     if named:
         properties["models"] = [{"name": name, "url": MODELS[name][1], "directory": MODELS[name][0]} for name in named]
     return properties
@@ -261,6 +278,8 @@ def _sockets(node: Node, links: _Links) -> list[dict]:
         elif not input_.required:
             socket["shape"] = _OPTIONAL_SHAPE
         found.append(socket)
+    while found and node.type.startswith(_PREFIX) and found[-1].get("shape") and found[-1]["link"] is None:
+        found.pop()  # as with values: what is last, optional and without a link
     return found
 
 

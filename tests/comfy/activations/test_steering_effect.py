@@ -48,9 +48,10 @@ def nodes_of(workflow, type_):
 def direction_of(demo, node, count):
     """What a node computes, from ``count`` images per prompt."""
     toward, away, preset, ids, *_ = node["widgets_values"]
+    name = "".join(node["widgets_values"][9:])  # left out while it is empty
     (latent,) = demo.app.run("EmptyLatentImage", width=128, height=128, batch_size=count)
     given = {"toward_prompts": toward, "away_prompts": away, "preset": preset, "ids": ids, "recorded_steps": "all"}
-    given |= {"seed": 1000, "steps": STEPS, "cfg": 3.0, "name": node["widgets_values"][-1]}
+    given |= {"seed": 1000, "steps": STEPS, "cfg": 3.0, "name": name}
     return demo.app.run("GBX_PromptSteeringDirection", model=demo.model, clip=demo.clip, latent=latent, **given)[0]
 
 

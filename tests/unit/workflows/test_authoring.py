@@ -1,5 +1,6 @@
 """Describing a workflow, its layout, and the canvas JSON made from it."""
 
+import copy
 import itertools
 import json
 from collections import Counter
@@ -69,6 +70,60 @@ def test_the_same_description_makes_the_same_text():
 def test_seeds_are_fixed():
     saved = canvas.make("example", example, INFO)
     assert next(node for node in saved["nodes"] if node["type"] == "Generate")["widgets_values"] == [7, "fixed", 8.0]
+
+
+_OURS = {
+    "GBX_Score": {
+        "input": {
+            "required": {"model": ["MODEL"], "width": ["INT", {"default": 64}]},
+            "optional": {
+                "mask": ["MASK"],
+                "seed": ["INT", {"default": 0, "control_after_generate": True}],
+                "cfg": ["FLOAT", {"default": 5.0}],
+                "syntax": [["literal", "weights"], {}],
+                "vae": ["VAE"],
+            },
+        },
+        "output": ["IMAGE"],
+        "output_name": ["IMAGE"],
+        "display_name": "Score",
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "values"),
+    [
+        ({}, [64, 0, "fixed"]),
+        ({"cfg": 5.0, "syntax": "literal"}, [64, 0, "fixed"]),
+        ({"cfg": 4.0}, [64, 0, "fixed", 4.0]),
+        ({"syntax": "weights"}, [64, 0, "fixed", 5.0, "weights"]),
+    ],
+)
+def test_optional_values_at_their_default_are_left_out_at_the_end(given, values):
+    """Behind a seed they begin after its control, whose first value on the canvas is another than in our files."""
+    info = {**INFO, **_OURS}
+
+    def describe(w):
+        w.group("Model")
+        w.add("SaveImage", images=w.add("GBX_Score", model=w.add("Load")[0], **given))
+
+    saved = canvas.make("score", describe, info)
+    node = next(node for node in saved["nodes"] if node["type"] == "GBX_Score")
+    assert node["widgets_values"] == values and [socket["name"] for socket in node["inputs"]] == ["model"]
+    entry = next(one for one in to_prompt(saved, info).values() if one["class_type"] == "GBX_Score")
+    assert entry["inputs"] == {"model": ["1", 0], "width": 64, "seed": 0, "cfg": 5.0, "syntax": "literal"} | given
+
+
+def test_a_new_optional_input_changes_no_file():
+    info, newer = ({**INFO, **copy.deepcopy(_OURS)} for _ in range(2))
+    newer["GBX_Score"]["input"]["optional"] |= {"anchor": ["STRING", {"default": ""}], "clip": ["CLIP"]}
+
+    def describe(w):
+        w.group("Model")
+        w.add("SaveImage", images=w.add("GBX_Score", model=w.add("Load")[0], node_size=(300, 400)))
+
+    assert canvas.make("score", describe, info) == canvas.make("score", describe, newer)
 
 
 def test_links_and_slots_agree():
