@@ -3,8 +3,9 @@
 Every line `<!-- numbers RESULT: PATTERN -->` in README.md, docs/, studies/ or a README.md of benchmarks/ is followed
 by a table of the numbers of studies/results/RESULT.json whose names match the regular expression PATTERN, up to the
 line `<!-- end -->`. `<!-- nodes -->` is followed in the same way by a table of the pack's nodes, `<!-- costs -->` by
-one of what they cost (bench_nodes.json), and `<!-- plot ... -->` by a plot (docs_plots.py); and a line may hold
-`<!-- value RESULT: NAME -->`, which is followed by one number.
+one of what they cost (bench_nodes.json), `<!-- plot ... -->` by a plot (docs_plots.py), and `<!-- inputs -->` in the
+help pages of web/docs/ by the node's inputs; and a line may hold `<!-- value RESULT: NAME -->`, which is followed by
+one number.
 tests/node_contract.json is written from the nodes' schemas. `--check` changes nothing and fails when something is out
 of date. `python run.py study show RESULT [PATTERN]` prints a result's numbers as such a table.
 """
@@ -16,6 +17,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from . import docs_plots, node_contract
 
@@ -33,6 +35,10 @@ _VALUE = re.compile(r"(<!-- value (?P<result>[\w.-]+): (?P<name>.+?) -->).*?(?=<
 _COSTS = re.compile(r"(<!-- costs -->\n).*?(?=<!-- end -->)", re.S)
 _COST_KEYS = ("takes", "of an evaluation", "over rival", "rival", "memory")
 _NODES = re.compile(r"(<!-- nodes -->\n).*?(?=<!-- end -->)", re.S)
+HELP = ROOT / "web" / "docs"
+_INPUTS = re.compile(r"(<!-- inputs -->\n).*?(?=<!-- end -->)", re.S)
+_MARKUP = re.compile(r"[*<~]|(?<!\w)_")  # what Markdown would take for its own in a tooltip
+_MOST_OPTIONS = 8
 
 
 def table(result: dict, pattern: str) -> str:
@@ -68,6 +74,42 @@ def with_nodes(text: str, rows: list[tuple[str, str, str]]) -> str:
     """A document with its table of nodes (display name, category, description) made again."""
     lines = ["| node | where | what it does |", "|---|---|---|", *(f"| **{a}** | {b} | {c} |" for a, b, c in rows), ""]
     return _NODES.sub(lambda block: block[1] + "\n".join(lines), text)
+
+
+def with_inputs(text: str, fields: Iterable) -> str:
+    """A help page with its list of inputs made again: name, kind, range and default, and the tooltip."""
+    lines = "".join(f"- `{field.id}` ({_kind(field)}): {_plain(field.tooltip)}\n" for field in fields)
+    return _INPUTS.sub(lambda block: block[1] + lines, text)
+
+
+def _kind(field: Any) -> str:
+    """The values to choose from, or an input's type and range; its default where that is not the first value."""
+    values, default = node_contract.kind(field), getattr(field, "default", None)
+    if values == "FILE":
+        return "file"
+    if isinstance(values, list):
+        short = len(values) <= _MOST_OPTIONS
+        found = [f"one of {', '.join(f'`{value}`' for value in values)}" if short else str(field.get_io_type())]
+        default = None if short and default == values[0] else default
+    else:
+        found = [str(field.get_io_type())]
+        found += ["optional"] if field.optional and not hasattr(field, "default") else []
+    if getattr(field, "max", None) is not None and field.max < 2**53:  # above that, of a seed
+        found.append(f"{_written(field.min)} to {_written(field.max)}")
+    if default not in (None, ""):
+        found.append(f"default `{_written(default)}`")
+    return ", ".join(found)
+
+
+def _written(value: Any) -> str:
+    """As programs write it in a prompt, on one line, and 1 for 1.0."""
+    if isinstance(value, str):
+        return value.replace("\n", " / ")
+    return json.dumps(int(value) if isinstance(value, float) and value.is_integer() else value)
+
+
+def _plain(tooltip: str) -> str:
+    return _MARKUP.sub(r"\\\g<0>", tooltip).replace("\n", " / ")
 
 
 def _short(number: dict, times: int = 1) -> str:
@@ -147,6 +189,9 @@ def main(argv: Sequence[str]) -> int:
         plots |= docs_plots.requested(text)
         costs = with_costs(filled(text), {schema.node_id: schema.display_name for schema in listed})
         current[document] = docs_plots.filled(with_nodes(costs, nodes(listed)), document)
+    for schema in listed:
+        page = HELP / f"{schema.node_id}.md"
+        current[page] = with_inputs(page.read_text("utf-8"), schema.inputs)
     for path, text in current.items():
         if not path.is_file() or path.read_text("utf-8") != text:
             stale.append(path.relative_to(ROOT).as_posix())

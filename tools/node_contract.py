@@ -24,12 +24,12 @@ def table(schemas: Iterable) -> str:
 def _node(schema) -> dict:
     return {
         "category": schema.category,
-        "inputs": {field.id: _kind(field) for field in schema.inputs},
+        "inputs": {field.id: kind(field) for field in schema.inputs},
         "outputs": [f"{slot.display_name or slot.io_type}: {slot.io_type}" for slot in schema.outputs],
     }
 
 
-def _kind(field) -> str | list:
+def kind(field) -> str | list:
     """An input's type, or the values to choose from; "FILE" where those are files on the machine."""
     options = getattr(field, "options", None)
     if options is None:

@@ -14,7 +14,7 @@ _LINK = re.compile(r"(?:\]\(|\bsrc=\")([^()\s\"]+)[)\"]")
 _PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _IMAGE = re.compile(r"^!\[[^\]]+\]\(([^)\s]+)\)$", re.MULTILINE)
 _MESSAGES = re.compile(r"^\| `([^`|]+)` \|", re.MULTILINE)
-_PLOT = re.compile(r"<!-- plot .*?<!-- end -->", re.DOTALL)
+_GENERATED = re.compile(r"<!-- (plot|inputs) .*?<!-- end -->", re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _ARXIV = re.compile(r"\d{4}\.\d{5}")
 
@@ -44,8 +44,8 @@ def _headings(path: Path) -> set[str]:
 
 
 def written_words(path: Path) -> int:
-    """Words of a document without plots, whose texts a command makes, and without the markers of values."""
-    return len(_COMMENT.sub("", _PLOT.sub("", path.read_text("utf-8"))).split())
+    """Words of a document without what a command makes: plots, lists of inputs, and the markers of values."""
+    return len(_COMMENT.sub("", _GENERATED.sub("", path.read_text("utf-8"))).split())
 
 
 def linked(path: Path, folder: Path) -> set[str]:
@@ -104,6 +104,8 @@ def help_problems(page: Path, inputs: list[str]) -> list[str]:
     mistakes = text.partition("\n## Common mistakes\n")[2]
     if len(re.findall(r"^- ", mistakes, re.MULTILINE)) < 2:
         found.append("it names fewer than two common mistakes")
+    if "## Inputs\n\n<!-- inputs -->\n" not in text:
+        found.append("it has no section Inputs with <!-- inputs --> and <!-- end -->, which run.py study report fills")
     lines = [line for line in text.splitlines() if line.startswith("- `")]
     found += [f"no line of its list begins with {name}" for name in inputs if not any(f"`{name}`" in x for x in lines)]
     return found

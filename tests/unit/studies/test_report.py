@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -50,6 +51,42 @@ def test_numbers_of_a_result_are_printed(results, monkeypatch, capsys):
 def test_nodes_are_listed():
     text = docs_numbers.with_nodes("<!-- nodes -->\n<!-- end -->", [("A Node", "glassbox/x", "Does it.")])
     assert "| **A Node** | glassbox/x | Does it. |\n<!-- end -->" in text
+
+
+def _field(id_, kind, tooltip="What it is.", optional=False, **given):
+    return SimpleNamespace(id=id_, get_io_type=lambda: kind, tooltip=tooltip, optional=optional, **given)
+
+
+@pytest.mark.parametrize(
+    ("field", "line"),
+    [
+        (_field("model", "MODEL"), "- `model` (MODEL): What it is."),
+        (_field("mask", "MASK", optional=True), "- `mask` (MASK, optional): What it is."),
+        (_field("k", "INT", default=8, min=1, max=64), "- `k` (INT, 1 to 64, default `8`): What it is."),
+        (
+            _field("cfg", "FLOAT", default=0.5, min=0.0, max=30.0),
+            "- `cfg` (FLOAT, 0 to 30, default `0.5`): What it is.",
+        ),
+        (_field("seed", "INT", default=0, min=0, max=2**64 - 1), "- `seed` (INT, default `0`): What it is."),
+        (_field("on", "BOOLEAN", default=False, optional=True), "- `on` (BOOLEAN, default `false`): What it is."),
+        (_field("form", "COMBO", options=["a", "b_c"]), "- `form` (one of `a`, `b_c`): What it is."),
+        (
+            _field("form", "COMBO", options=["a", "b"], default="b"),
+            "- `form` (one of `a`, `b`, default `b`): What it is.",
+        ),
+        (_field("many", "COMBO", options=[*"abcdefghi"], default="c"), "- `many` (COMBO, default `c`): What it is."),
+        (_field("file", "COMBO", options=["a.safetensors"]), "- `file` (file): What it is."),
+        (
+            _field("ids", "STRING", "Such as up-*-q,\n<end> or _z.", default=""),
+            r"- `ids` (STRING): Such as up-\*-q, / \<end> or \_z.",
+        ),
+    ],
+)
+def test_the_inputs_of_a_help_page_come_from_the_schema(field, line):
+    page = "## Inputs\n\n<!-- inputs -->\n- `old`: x\n<!-- end -->\n\n- `ids`: more.\n"
+    text = docs_numbers.with_inputs(page, [field])
+    assert text == f"## Inputs\n\n<!-- inputs -->\n{line}\n<!-- end -->\n\n- `ids`: more.\n"
+    assert docs_numbers.with_inputs(text, [field]) == text
 
 
 def test_costs_have_a_row_a_node(tmp_path):
