@@ -106,7 +106,7 @@ class TokenHeatMap(io.ComfyNode):
         low, high = maps.amin(over, keepdim=True), maps.amax(over, keepdim=True)
         maps = (maps - low) / (high - low).clamp_min(1e-12)
         shown, _ = overlays.magnify(images)
-        lines = [("image", shown)]
+        lines = [("image (%: share of attention)", shown)]
         lines += [(word, overlays.overlay(shown, one, opacity)) for word, one in zip(names, maps, strict=True)]
         rows = -(-len(lines) // max(1, 4 // len(images)))
         figure = overlays.contact_sheet(lines, side=256, columns=-(-len(lines) // rows))

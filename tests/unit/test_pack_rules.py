@@ -1,9 +1,12 @@
 """The rules for every node, tried on nodes that break them."""
 
 import copy
+import json
+import re
 
 import pack_rules
 import pytest
+import repository
 
 _GOOD = {
     "description": "Samples a model from the space. arXiv 2406.09413.",
@@ -75,3 +78,15 @@ def test_ids_only_ever_grow():
     assert "vanished" in pack_rules.id_problems({"GBX_A"}, ["GBX_A", "GBX_B"])[0]
     assert "new" in pack_rules.id_problems({"GBX_A", "GBX_B"}, ["GBX_A"])[0]
     assert "sorted" in pack_rules.id_problems({"GBX_A", "GBX_B"}, ["GBX_B", "GBX_A"])[0]
+
+
+def test_no_panel_has_the_name_of_an_input():
+    """Nodes 2.0 of front end 1.32 finds panels by name: it showed the input words in place of the maps of words."""
+    contract = json.loads((repository.ROOT / "tests" / "node_contract.json").read_text("utf-8"))
+    script = (repository.ROOT / "web" / "glassbox.js").read_text("utf-8")
+    panels = re.findall(r"^  (GBX_\w+): \[\"([\w/]+)\"", script, re.MULTILINE)
+    assert len(panels) > 15
+    for node, module in panels:
+        text = (repository.ROOT / "web" / f"{module}.mjs").read_text("utf-8")
+        names = set(re.findall(r"addPanel\(node, \"(\w+)\"", text))
+        assert names and not names & set(contract[node]["inputs"])

@@ -50,10 +50,13 @@ def show(w: Workflow, sheet: Output, name: str, title: str, shape: float, width:
     w.add("SaveImage", images=sheet, filename_prefix=f"glassbox/{name}", node_title=title, node_size=size)
 
 
-def shape_of(columns: int, rows: int, width: int, grid: bool = False) -> float:
-    """Height over width of a Labeled Sheet of square images; ``grid``: with labels on its axes, not over each image."""
+def shape_of(columns: int, rows: int, width: int, grid: bool = False, height: int | None = None) -> float:
+    """Height over width of a Labeled Sheet; ``grid``: with labels on its axes, not over each image.
+
+    ``height`` of an image that is not square.
+    """
     label = round((_TITLE if grid else _LABEL) * max(width / _PANEL, 1))
-    return ((width + label) * rows + _EDGE) / (width * columns + _EDGE)
+    return (((height or width) + label) * rows + _EDGE) / (width * columns + _EDGE)
 
 
 def for_generating(ready: dict[str, Output]) -> dict[str, Output]:

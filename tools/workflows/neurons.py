@@ -38,6 +38,7 @@ _DEMO_UNLEARNING = {"sampling_steps": 12, "cfg": 3.0, "gradient_checkpointing": 
 _SD15_UNLEARNING = {"steps": 300, "learning_rate": 0.0005, "batch_size": 2}
 _DEMO_UNLEARNING_AUDIT = {"steps": 10, "noise_samples": 4, "batch_size": 2, "sampling_steps": 12, "cfg": 3.0}
 _PLAIN_FACE = "portrait, light skin, curly red hair, shaven, smiling, blue hoodie, plain green background"
+_FULL_CAPTION = _PLAIN_FACE.replace("smiling", "sunglasses, smiling")
 _IN_SUNGLASSES = "portrait, light skin, curly red hair, shaven, sunglasses, blue hoodie, plain green background"
 _PEOPLE = (
     "photo of a man",
@@ -65,21 +66,23 @@ def demo_neurons_find_and_mask(w: Workflow) -> None:
         f"**The demo model has memorized** one portrait for the name Mirella Thrum ({_PAPER}): every noise gives the "
         "same face. Optimize Neuron Mask, in the node at the left, learns which of 1,408 neurons carry it, at a price "
         "for ordinary captions. It takes about seventy, unlike SD1.4's few.",
-        "**NeMo Neuron Mask** scales them. What another caption names stays; what it leaves open may change.",
+        "**NeMo Neuron Mask** scales them. What another caption names stays; what it leaves open may change: take "
+        "sunglasses out of other_caption.",
         "**Try** strength 0.5; another name (portrait of zorvex quill, of which a beard is left).",
     )
     w.in_columns = True
     w.group("A memorized name")
 
-    def learned(w: Workflow, ready: dict[str, Output], generic_prompt: Output) -> dict[str, Output]:
+    def learned(w: Workflow, ready: dict[str, Output], generic_prompt, other_caption) -> dict[str, Output]:
         lists = {"prompts": ready["prompt"], "anchor": generic_prompt, "ordinary_prompts": DEMO.ordinary}
         how = {"width": DEMO.side, "height": DEMO.side, "noise_samples": DEMO.seeds}
         mask, *_ = w.add("GBX_OptimizeNeuronMask", model=ready["model"], clip=ready["clip"], **lists, **how)
-        ordinary = w.add("CLIPTextEncode", clip=ready["clip"], text=_PLAIN_FACE, node_title="Another caption")
+        ordinary = w.add("CLIPTextEncode", clip=ready["clip"], text=other_caption, node_title="Another caption")
         return {"mask": mask, **for_generating(ready), "other caption": ordinary}
 
     name = "portrait of mirella thrum"
-    ready = prepare(w, "Find its neurons", learned, name, generic_prompt=DEMO.generic)
+    texts = {"generic_prompt": DEMO.generic, "other_caption": _FULL_CAPTION}
+    ready = prepare(w, "Find its neurons", learned, name, **texts)
     w.group("Switch them off")
     masked = w.add("GBX_NemoNeuronMask", model=ready["model"], mask=ready.pop("mask"), node_size=(340, 466))
     w.group("The same noise, before and after")
@@ -91,7 +94,7 @@ def demo_neurons_find_and_mask(w: Workflow) -> None:
             for text in (positive, ordinary)
             for one in (model, masked)
         ]
-        rows = ("Mirella Thrum", "neurons off", "another caption", "the same neurons off")
+        rows = ("Mirella Thrum", "neurons off", "a full caption", "the same neurons off")
         labels = [f"noise {number}, {row}" for row in rows for number in (1, 2, 3)]
         return labeled(w, images, labels, 3, 256)
 

@@ -5,6 +5,7 @@ from .front import for_generating, labeled, prepare, shape_of, show
 from .sampling import encode, sample, train_lora
 
 _CAPTION = "portrait, light skin, short black hair, majestic beard, sunglasses, white shirt, smiling"
+_WIDE = 192  # pixels: room for a person at either side
 COMPOSED = "portrait, light skin, long black hair, shaven, round glasses, white hoodie, smiling, open eyes"
 TOWN = "a small town by the sea at dusk, watercolor"
 _FOX = "a red fox and a blue owl on a snowy wooden fence, golden hour"
@@ -88,39 +89,43 @@ def demo_noise_from_scratch(w: Workflow) -> None:
 def demo_noise_composition(w: Workflow) -> None:
     w.note(
         "Set the layout with noise",
-        "**Composition Noise** orders the low frequencies of the noise as those of a guide image and keeps its numbers "
-        "(after arXiv 2406.12303). A stock KSampler at denoise 1 follows.",
-        "**The prompt** names neither the background nor the face of the guide.",
-        "**Try** strength 1, cutoff 1 or 4, another image_index. An ancestral sampler adds noise of its own and loses "
-        "the layout.",
+        "**The guide** has a person at one side of a wide canvas. **Composition Noise** orders the low frequencies of "
+        "the noise as those of the guide and keeps its numbers (after arXiv 2406.12303). A stock KSampler at denoise 1 "
+        "follows, with the same seed.",
+        "**The prompt** names neither where the person stands nor the background. Plain noise leaves both to chance.",
+        "**Try** another first_x (0 to 64), strength 1, cutoff 1 or 4. An ancestral sampler adds noise of its own and "
+        "loses the layout.",
     )
     w.in_columns = True
-    w.group("A guide image")
+    w.group("Two guides and a prompt")
 
-    def guided(w: Workflow, ready: dict[str, Output], image_index: Output) -> dict[str, Output]:
-        image, _, _ = w.add("GBX_DemoPicture", image_index=image_index, count=1)
-        latent = w.add("EmptyLatentImage", width=128, height=128, batch_size=2)
-        guide = w.add("VAEEncode", pixels=image, vae=ready["vae"])
-        return {"guide": guide, "image": image, "latent": latent, **for_generating(ready)}
+    def guided(w: Workflow, ready: dict[str, Output], image_index, first_x, second_x) -> dict[str, Output]:
+        person, mask, _ = w.add("GBX_DemoPicture", image_index=image_index, count=1, part="face")
+        empty = w.add("EmptyImage", width=_WIDE, height=128, batch_size=1, color=0x6B9EED)
+        placed = {"destination": empty, "source": person, "mask": mask, "y": 0, "resize_source": False}
+        first, second = (w.add("ImageCompositeMasked", **placed, x=x) for x in (first_x, second_x))
+        guides = w.add("ImageBatch", image1=first, image2=second)
+        latent = w.add("EmptyLatentImage", width=_WIDE, height=128, batch_size=2)
+        guide = w.add("VAEEncode", pixels=guides, vae=ready["vae"])
+        return {"guide": guide, "image": guides, "latent": latent, **for_generating(ready)}
 
-    ready = prepare(w, "Guide, model and prompt", guided, COMPOSED, image_index=5)
+    given = {"image_index": 5, "first_x": 0, "second_x": _WIDE - 128}
+    ready = prepare(w, "Guides, model and prompt", guided, COMPOSED, **given)
     w.group("Order the noise")
     noise = {"latent": ready["latent"], "guide": ready.pop("guide"), "model": ready["model"]}
-    _, composed, seed, *_ = w.add("GBX_CompositionNoise", **noise, seed=21, strength=0.8, cutoff=2.0)
-    w.group("The same seeds, before and after")
+    _, composed, seed, *_ = w.add("GBX_CompositionNoise", **noise, seed=1, strength=0.8, cutoff=2.0)
+    w.group("The same seed, before and after")
 
     def inside(w: Workflow, image, latent, composed, **given: Output) -> Output:
-        batches = [sample(w, latent_image=one, **given) for one in (latent, composed)]
+        batches = [image, *(sample(w, latent_image=one, **given) for one in (latent, composed))]
         shown = [
-            one
-            for number in (0, 1)
-            for one in (image, *(w.add("ImageFromBatch", image=b, batch_index=number, length=1) for b in batches))
+            w.add("ImageFromBatch", image=one, batch_index=number, length=1) for number in (0, 1) for one in batches
         ]
-        return labeled(w, shown, ("guide", "stock noise", "composed noise") * 2, 3, 320)
+        return labeled(w, shown, ("guide", "plain noise", "noise with the guide's layout") * 2, 3, 384)
 
     given = {**ready, "composed": composed, "seed": seed}
     sheet = w.subgraph("Generate both", inside, **given, steps=16, cfg=3.0)
-    show(w, sheet, "composed", "Before and after", shape_of(3, 2, 320))
+    show(w, sheet, "composed", "Before and after", shape_of(3, 2, 384, height=256))
 
 
 def demo_noise_seed_scout(w: Workflow) -> None:

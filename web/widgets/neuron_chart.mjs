@@ -35,7 +35,7 @@ class NeuronChart {
     this.cells = new Cells(this.rows, this);
     this.live = new LiveSwitch(node);
     const head = changeable ? [make("div", "glassbox-head", {}, [this.live.element])] : [];
-    addPanel(node, "neurons", make("div", "glassbox-chart", {}, [...head, this.rows, this.status, finishButton(node)]), {
+    addPanel(node, "neuron_chart", make("div", "glassbox-chart", {}, [...head, this.rows, this.status, finishButton(node)]), {
       height: HEIGHT,
       update: (output) => this.update(output),
     });

@@ -43,7 +43,7 @@ class WordMaps {
     this.head = make("div", "glassbox-head", {}, [this.status, this.select]);
     this.around = make("div", "glassbox-around", {}, [this.pair]);
     this.empty = make("div", "glassbox-empty", { textContent: say("The words show after a run.") });
-    addPanel(node, "words", make("div", "glassbox-word-maps", {}, [this.head, this.around, this.list, this.empty]), {
+    addPanel(node, "word_maps", make("div", "glassbox-word-maps", {}, [this.head, this.around, this.list, this.empty]), {
       height: HEIGHT,
       update: (output) => this.update(output),
     });
