@@ -10,7 +10,7 @@ from comfy_api.latest import io
 
 from ..host.evaluate import sample_seeds
 from ..host.image_output import new_figure, to_image
-from ..host.schema import later_seed, schema, seed
+from ..host.schema import NOISE, later_seed, schema, seed
 from .seed_scout import Ranking, draw_sheet, report
 
 _COLUMNS, _CELL, _LABELS = 6, 190, 70  # of the sheet: columns, and pixels of an image and of the text above it
@@ -23,7 +23,7 @@ class SeedScout(io.ComfyNode):
             node_id="GBX_SeedScout",
             advanced=("batch_size",),
             display_name="Seed Scout",
-            category="Glassbox/Noise",
+            category=NOISE,
             description=(
                 "Tries many seeds for a few steps each and ranks them: by how well the words of the prompt act in the "
                 "image (cross-attention, after InitNO, arXiv 2404.04650), by likeness to a reference image, or by "

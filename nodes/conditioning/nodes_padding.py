@@ -5,7 +5,7 @@ from __future__ import annotations
 from comfy_api.latest import io
 
 from ..host import text_encoding
-from ..host.schema import schema, seed
+from ..host.schema import CONDITIONING, schema, seed
 from .replicate_padding import Padding, PaddingSettings, PromptChunk, describe_padding, replace_padding
 
 
@@ -15,7 +15,7 @@ class NoisyReplicatePadding(io.ComfyNode):
         return schema(
             node_id="GBX_NoisyReplicatePadding",
             display_name="Noisy Replicate Padding",
-            category="Glassbox/Conditioning",
+            category=CONDITIONING,
             is_experimental=True,
             description=(
                 "Encodes a prompt like CLIP Text Encode, then fills the padding with noisy copies of the prompt's own "

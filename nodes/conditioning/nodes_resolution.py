@@ -10,13 +10,12 @@ from ..host import latent_shapes
 from ..host.evaluate import name_of, sigmas_of
 from ..host.image_output import new_figure, to_image
 from ..host.progress import nothing_to_show
-from ..host.schema import schema
+from ..host.schema import CONDITIONING, schema
 from . import noise_rescale_comfy
 from .noise_rescale_comfy import SAMPLER_ONLY
 from .position_resample import Alignment, PositionSettings, describe_positions, resample_table
 from .rotary_scaling import RotaryMethod, RotarySettings, describe_rotary, rotate
 
-CATEGORY = "Glassbox/Conditioning"
 PAPER = "On Improved Conditioning Mechanisms and Pre-training Strategies for Diffusion Models (arXiv 2411.03177)"
 _SIDE = 16384
 _STEPS = 20
@@ -30,7 +29,7 @@ class ResolutionNoiseRescale(io.ComfyNode):
         return schema(
             node_id="GBX_ResolutionNoiseRescale",
             display_name="Resolution Noise Rescale",
-            category=CATEGORY,
+            category=CONDITIONING,
             description=(
                 "Scales the noise schedule to the size of the image: sigma' = s sigma with s the linear ratio of the "
                 "sizes, for eps, v and EDM models; the same law as a shift for flow models and Flux. "
@@ -150,7 +149,7 @@ class PositionalResample(io.ComfyNode):
             node_id="GBX_PositionalResample",
             advanced=["alignment", "rotary_method", "rotary_strength", "rotary_exponent", "downscale_end_percent"],
             display_name="Higher Resolution",
-            category=CATEGORY,
+            category=CONDITIONING,
             description=(
                 "Fewer repeated parts in images larger than the model was trained at. SD1.5, SDXL and other U-Nets: "
                 "inner features at their trained size while the layout settles (Deep Shrink). Flux, Qwen-Image, "

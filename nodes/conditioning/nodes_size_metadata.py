@@ -8,12 +8,11 @@ from comfy_api.latest import io
 
 from ..host.evaluate import sigmas_of
 from ..host.image_output import new_figure, to_image
-from ..host.schema import schema
+from ..host.schema import CONDITIONING, schema
 from . import noise_rescale_comfy, size_metadata
 from .metadata_schedule import GateCurve, GateMode, GateSchedule, PromptRole
 from .size_metadata import FieldGroup
 
-CATEGORY = "Glassbox/Conditioning"
 PAPER = "On Improved Conditioning Mechanisms and Pre-training Strategies for Diffusion Models (arXiv 2411.03177)"
 _SIDE = 16384
 _STEPS = 20
@@ -41,7 +40,7 @@ class MetadataConditioning(io.ComfyNode):
         return schema(
             node_id="GBX_MetadataConditioning",
             display_name="Metadata Conditioning",
-            category=CATEGORY,
+            category=CONDITIONING,
             description=(
                 "Sets SDXL-style micro-conditioning: original size, crop, target size and mirroring; refuses fields "
                 f"that this MODEL has no input for. Control conditions of {PAPER}, first in SDXL (arXiv 2307.01952)."
@@ -101,7 +100,7 @@ class MetadataSchedule(io.ComfyNode):
         return schema(
             node_id="GBX_MetadataSchedule",
             display_name="Metadata Schedule",
-            category=CATEGORY,
+            category=CONDITIONING,
             description=(
                 "Schedules size conditioning over the timesteps: a cosine gate gives the model a neutral reference "
                 "while the content is decided, and the requested size only late, so that another size changes the "
@@ -178,7 +177,7 @@ class MetadataReport(io.ComfyNode):
         return schema(
             node_id="GBX_MetadataReport",
             display_name="Metadata Report",
-            category=f"{CATEGORY}/Research",
+            category=f"{CONDITIONING}/Research",
             description=(
                 "Shows the size, crop, target size and mirroring that the model is conditioned on at each step, from "
                 f"the prompts and every Metadata Schedule on the MODEL. For {PAPER}."
@@ -241,7 +240,7 @@ class MetadataGuider(io.ComfyNode):
         return schema(
             node_id="GBX_MetadataGuider",
             display_name="Metadata Guider",
-            category=CATEGORY,
+            category=CONDITIONING,
             description=(
                 "Guidance with separate strengths for text and for size metadata: λ(β e(text, metadata) + (1 - β) "
                 "e(text, reference)) + (1 - λ) e(negative, reference). Two evaluations per step at β 0 or 1, three "

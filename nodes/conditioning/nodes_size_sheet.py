@@ -9,7 +9,7 @@ from ..host.evaluate import sample_images
 from ..host.image_output import new_figure, to_image
 from ..host.latent_shapes import pixels
 from ..host.progress import with_progress
-from ..host.schema import schema, seed
+from ..host.schema import CONDITIONING, schema, seed
 from .metadata_schedule import GateCurve, GateMode, GateSchedule, PromptRole
 from .size_metadata import check_fields, format_metadata
 from .size_sheet import SweptField, draw_sheet, parse_multiples, swept_entries
@@ -23,7 +23,7 @@ class SizeSheet(io.ComfyNode):
         return schema(
             node_id="GBX_SizeSheet",
             display_name="Size Sheet",
-            category="Glassbox/Conditioning",
+            category=CONDITIONING,
             description=(
                 "One labeled sheet of images over original size, target size or crop, smaller and larger than the "
                 "image, with the stock model and with the gate of Metadata Schedule. On Improved Conditioning "

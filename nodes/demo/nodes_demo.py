@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
-from ..host.schema import schema
+from ..host.schema import DEMO, schema
 from . import assets
 
-CATEGORY = "Glassbox/Demo"
 IMAGES = 24
 
 
@@ -17,7 +16,7 @@ class LoadDemoModel(io.ComfyNode):
         return schema(
             node_id="GBX_LoadDemoModel",
             display_name="Load Glassbox Demo Model",
-            category=CATEGORY,
+            category=DEMO,
             description=(
                 "A small diffusion model of drawn faces that comes with the pack (8 million parameters, 128 x 128 "
                 "pixels, CFG about 3), so that every node can be tried within a minute and without a GPU. Stock nodes "
@@ -58,7 +57,7 @@ class DemoImage(io.ComfyNode):
         return schema(
             node_id="GBX_DemoPicture",
             display_name="Load Glassbox Demo Image",
-            category=CATEGORY,
+            category=DEMO,
             description=(
                 f"{IMAGES} rendered faces of the demo world, each with its true caption and the true mask of each "
                 "part: input for image to image, correspondence, segmentation and inversion. No paper: drawn by "

@@ -48,6 +48,8 @@ def schema(advanced: Collection[str] = (), **fields) -> io.Schema:
     return io.Schema(**{name: value for name, value in fields.items() if name in _KNOWN})
 
 
+#: Menus of nodes that share no file of inputs.
+CONDITIONING, DEMO, IMAGES, NOISE = (f"Glassbox/{menu}" for menu in ("Conditioning", "Demo", "Images", "Noise"))
 #: The largest seed that ComfyUI's samplers take.
 SEED_MAX = 0xFFFFFFFFFFFFFFFF
 

@@ -9,7 +9,7 @@ from comfy_api.latest import io
 from ..host.image_output import new_figure, to_image
 from ..host.latent_shapes import matching_channels
 from ..host.progress import nothing_to_show
-from ..host.schema import schema, seed
+from ..host.schema import NOISE, schema, seed
 
 SHAPES = ("soft", "firm")  # of composition.SHAPES
 FOREGROUND, BACKGROUND = "#edb98a", "#6b9eed"
@@ -30,7 +30,7 @@ class CompositionNoise(io.ComfyNode):
         return schema(
             node_id="GBX_CompositionNoise",
             display_name="Composition Noise (Layout)",
-            category="Glassbox/Noise",
+            category=NOISE,
             description=(
                 "Noise whose low frequencies follow a photo, or a mask in two colors, so that the layout follows "
                 "at denoise 1 without a ControlNet. Reorders the numbers of the drawn noise and keeps their set: the "

@@ -11,7 +11,7 @@ from comfy_api.latest import io
 from ..host.image_output import new_figure, to_image
 from ..host.latent_shapes import view
 from ..host.progress import interruptible, with_progress
-from ..host.schema import schema, seed
+from ..host.schema import NOISE, schema, seed
 from .assignment import Cost, Grouping
 from .nearest import NearestForm
 from .pairing import DrawnNoise, Pairing, PairingMode, PairingSettings, pair
@@ -19,7 +19,6 @@ from .pairing import DrawnNoise, Pairing, PairingMode, PairingSettings, pair
 if TYPE_CHECKING:
     from .noise_objects_comfy import PairedNoise
 
-CATEGORY = "Glassbox/Noise"
 _PAPERS = "Immiscible Diffusion (arXiv 2406.12303, NeurIPS 2024), Improved Immiscible Diffusion (arXiv 2505.18521)"
 
 _POOL_MAX = 4096
@@ -89,7 +88,7 @@ class ImmiscibleNoise(io.ComfyNode):
                 "penalty",
             ),
             display_name="Immiscible Noise",
-            category=CATEGORY,
+            category=NOISE,
             is_experimental=True,
             description=(
                 f"Assigns to each image of a batch the nearest noise. {_PAPERS}. Made for training; in image to image "
@@ -170,7 +169,7 @@ class ImmiscibleLatentBatch(io.ComfyNode):
                 "penalty",
             ),
             display_name="Immiscible Noise for KSampler",
-            category=CATEGORY,
+            category=NOISE,
             is_experimental=True,
             description=(
                 "Immiscible noise for any stock KSampler: writes the batch_index with which KSampler draws, from the "
@@ -241,7 +240,7 @@ class NoiseGainPreview(io.ComfyNode):
         return schema(
             node_id="GBX_NoiseGainPreview",
             display_name="Immiscible Gain Estimate",
-            category=f"{CATEGORY}/Research",
+            category=f"{NOISE}/Research",
             description=(
                 "Measures, before a training, by how much pairing shortens the distance between noise and these "
                 f"images: by assignment in a batch, in a pool, and by the nearest of k. {_PAPERS}. A shorter distance "

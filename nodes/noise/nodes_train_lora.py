@@ -15,7 +15,7 @@ from ..common.training.training_run import OnStop, TrainingRun
 from ..host.folders import lora_stamp
 from ..host.image_output import new_figure, to_image
 from ..host.progress import nothing_to_show
-from ..host.schema import schema, seed
+from ..host.schema import NOISE, schema, seed
 from ..host.training import adapters
 from .assignment import Grouping
 from .nearest import NearestForm
@@ -372,7 +372,7 @@ class TrainLoraImmiscible(io.ComfyNode):
             node_id="GBX_TrainLoraImmiscible",
             advanced=_ADVANCED,
             display_name="Train LoRA (Exact Resume)",
-            category="Glassbox/Noise",
+            category=NOISE,
             description=(
                 "Trains a LoRA with validation on held-out images, sample images, checkpoints that resume exactly, "
                 "learning-rate schedules, min-SNR, buckets of sizes, and Finish now; optionally with noise "

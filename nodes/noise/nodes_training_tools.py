@@ -8,9 +8,7 @@ from comfy_api.latest import io
 from ..host.evaluate import untouched
 from ..host.image_output import new_figure, to_image
 from ..host.progress import Progress, check_stop, nothing_to_show, with_progress
-from ..host.schema import schema, seed
-
-_CATEGORY = "Glassbox/Noise"
+from ..host.schema import NOISE, schema, seed
 
 
 class ResizeToBuckets(io.ComfyNode):
@@ -19,7 +17,7 @@ class ResizeToBuckets(io.ComfyNode):
         return schema(
             node_id="GBX_ResizeToBuckets",
             display_name="Resize Images Into Buckets",
-            category=_CATEGORY,
+            category=NOISE,
             description=(
                 "Resizes training images to a few sizes of about one area, each to that of the nearest shape, and "
                 "crops the rest, for Make Training Dataset. No paper: NovelAI's aspect-ratio bucketing."
@@ -104,7 +102,7 @@ class CompareTrainingRuns(io.ComfyNode):
         return schema(
             node_id="GBX_CompareTrainingRuns",
             display_name="Compare Training Runs",
-            category=f"{_CATEGORY}/Research",
+            category=f"{NOISE}/Research",
             description=(
                 "Shows two trainings in one figure: their held-out losses, which can be compared when both hold out "
                 "the same images with the same seed, and their training losses. No paper: curves of Train LoRA."
@@ -139,7 +137,7 @@ class TrainingFromScratch(io.ComfyNode):
         return schema(
             node_id="GBX_TrainingFromScratch",
             display_name="Immiscible Training From Scratch",
-            category=f"{_CATEGORY}/Research",
+            category=f"{NOISE}/Research",
             description=(
                 "Trains two small networks on handwritten digits that differ only in the noise, as drawn and assigned, "
                 "and shows samples of both: where Immiscible Diffusion (arXiv 2406.12303, NeurIPS 2024) helps, which "

@@ -14,6 +14,7 @@ import difflib
 import math
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,7 +53,6 @@ _FOLDS = 5
 # At 2, 6 of 100 random labels of sixty people passed.
 _DEVIATIONS = 2.5
 _HALVINGS, _PERMUTATIONS, _HALVED_MEMBERS = 5, 10, 4000
-_CLASSIFIERS = (FitMethod.SVM, FitMethod.LOGISTIC_REGRESSION)
 #: A support vector machine was never the most reliable on the demo world, and takes longer than the others together.
 _COMPARED = (FitMethod.MEAN_DIFFERENCE, FitMethod.RIDGE, FitMethod.LEAST_SQUARES)
 _PENALTIES = np.logspace(-3, 2, 11)  # in units of the coefficients' mean squared norm over the members
@@ -249,17 +249,19 @@ def describe(directions: dict[str, Direction]) -> str:
 
 def fit_normal(numbers: np.ndarray, target: np.ndarray, method: str) -> np.ndarray:
     """The vector (k,) that a method fits to labels (n,) of members' coefficients (n, k), of any length."""
-    if method == FitMethod.LEAST_SQUARES:
-        return np.linalg.lstsq(numbers, target, rcond=None)[0]
-    if method == FitMethod.MEAN_DIFFERENCE:
-        classes = _binarize(target)
-        return numbers[classes].mean(axis=0) - numbers[~classes].mean(axis=0)
-    if method == FitMethod.CONDITIONAL_DIFFERENCE:
-        centered = target - target.mean()
-        return centered @ numbers / max(float(centered @ centered), 1e-300)
-    if method == FitMethod.RIDGE:
-        return fit_ridge(numbers, target)
-    return _classifier(method).fit(numbers, _binarize(target)).coef_[0]
+    return FITTERS[FitMethod(method)](numbers, target)
+
+
+def fit_mean_difference(numbers: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Mean of the members with the attribute less that of those without."""
+    classes = _binarize(target)
+    return numbers[classes].mean(axis=0) - numbers[~classes].mean(axis=0)
+
+
+def fit_conditional_difference(numbers: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """The slope of each coefficient on what ``without_others`` leaves of a label."""
+    centered = target - target.mean()
+    return centered @ numbers / max(float(centered @ centered), 1e-300)
 
 
 def without_others(target: np.ndarray, others: Sequence[np.ndarray]) -> np.ndarray:
@@ -378,7 +380,7 @@ def _cross_validate(
 def _predict(numbers: np.ndarray, target: np.ndarray, own: np.ndarray, new: np.ndarray, method: str) -> np.ndarray:
     """Classes of new members. What has no threshold of its own gets the best one on the fitted members."""
     if method in _CLASSIFIERS:
-        return _classifier(method).fit(numbers, _binarize(target)).predict(new)
+        return _CLASSIFIERS[FitMethod(method)]().fit(numbers, _binarize(target)).predict(new)
     normal = fit_normal(numbers, own, method)
     fitted, classes = numbers @ normal, _binarize(target)
     return new @ normal > best_cut(fitted, classes)
@@ -411,8 +413,20 @@ def _scikit_learn(method: str):
     return sklearn
 
 
-def _classifier(method: str):
-    sklearn = _scikit_learn(method)
-    if method == FitMethod.SVM:
-        return sklearn.svm.LinearSVC(C=0.01, max_iter=20_000, random_state=0)
-    return sklearn.linear_model.LogisticRegression(C=0.01, max_iter=2_000)
+#: With a threshold of their own.
+_CLASSIFIERS: dict[FitMethod, Callable[[], Any]] = {
+    FitMethod.SVM: lambda: _scikit_learn(FitMethod.SVM).svm.LinearSVC(C=0.01, max_iter=20_000, random_state=0),
+    FitMethod.LOGISTIC_REGRESSION: lambda: _scikit_learn(FitMethod.LOGISTIC_REGRESSION).linear_model.LogisticRegression(
+        C=0.01, max_iter=2_000
+    ),
+}
+#: (numbers (n, k), labels (n,)) -> vector (k,): a row a method, beside MOST_RELIABLE, which chooses among them.
+FITTERS: dict[FitMethod, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    FitMethod.LEAST_SQUARES: lambda numbers, target: np.linalg.lstsq(numbers, target, rcond=None)[0],
+    FitMethod.MEAN_DIFFERENCE: fit_mean_difference,
+    FitMethod.CONDITIONAL_DIFFERENCE: fit_conditional_difference,
+    FitMethod.RIDGE: fit_ridge,
+} | {
+    method: lambda numbers, target, of=classifier: of().fit(numbers, _binarize(target)).coef_[0]
+    for method, classifier in _CLASSIFIERS.items()
+}

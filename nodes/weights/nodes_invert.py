@@ -10,8 +10,8 @@ from comfy_api.latest import io
 from ..host.folders import named_file
 from ..host.image_output import new_figure, to_image
 from ..host.progress import nothing_to_show
-from ..host.schema import W2WPoint, W2WSpace, schema
-from .point_inputs import CATEGORY, COMPONENTS_MAX, PAPER, SEED_MAX
+from ..host.schema import W2WPoint, W2WSpace, schema, seed
+from .point_inputs import CATEGORY, COMPONENTS_MAX, PAPER
 from .space import Point, Space
 
 
@@ -77,14 +77,7 @@ class W2WInvert(io.ComfyNode):
                     tooltip="Number of first coefficients to train (paper: 10,000, and 1,000 for images unlike those "
                     "of the members). Few underfit, many overfit.",
                 ),
-                io.Int.Input(
-                    "seed",
-                    default=0,
-                    min=0,
-                    max=SEED_MAX,
-                    control_after_generate=True,
-                    tooltip="Seed of the noise and noise levels of the steps.",
-                ),
+                seed("Seed of the noise and noise levels of the steps."),
                 io.Combo.Input(
                     "precision",
                     options=["bf16", "fp32"],

@@ -9,7 +9,7 @@ from comfy_api.latest import io
 
 from ..host.image_output import new_figure, to_compare, to_image
 from ..host.progress import check_stop, interruptible
-from ..host.schema import W2WPoint, W2WSpace, schema
+from ..host.schema import IMAGES, W2WPoint, W2WSpace, schema
 from .point_inputs import CATEGORY, PAPER
 from .space import Point, Space
 
@@ -68,7 +68,7 @@ class W2WSheet(io.ComfyNode):
         return schema(
             node_id="GBX_W2WSheet",
             display_name="Labeled Sheet",
-            category="Glassbox/Images",
+            category=IMAGES,
             description="Puts images on one sheet with their labels, enlarged: before and after, an XY grid with "
             f"values on its axes after W2W Sweep, an overview after W2W Sample ({PAPER}); also as a batch of frames.",
             search_aliases=["before and after", "compare", "xy plot", "labeled grid", "W2W Sheet"],

@@ -9,9 +9,9 @@ from comfy_api.latest import io
 from ..host.folders import named_file, people_folder
 from ..host.image_output import new_figure, to_image
 from ..host.progress import with_progress
-from ..host.schema import W2WSpace, schema
+from ..host.schema import W2WSpace, schema, seed
 from . import member_folders
-from .point_inputs import CATEGORY, PAPER, SEED_MAX
+from .point_inputs import CATEGORY, PAPER
 
 
 def _rate(name: str, default: float, what: str) -> io.Float.Input:
@@ -131,14 +131,7 @@ class W2WTrainSpace(io.ComfyNode):
                     tooltip="Images are resized to sizes of this square's area, each to that of the nearest shape, and "
                     "cropped: 512 for SD1.5, 1024 for SDXL, SD3 and Flux, 128 for the demo model.",
                 ),
-                io.Int.Input(
-                    "seed",
-                    default=0,
-                    min=0,
-                    max=SEED_MAX,
-                    control_after_generate=True,
-                    tooltip="Seed of the start, the order of people and images, noise and noise levels.",
-                ),
+                seed("Seed of the start, the order of people and images, noise and noise levels."),
                 io.String.Input(
                     "layers",
                     default="",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 CATEGORY = "Glassbox/Weights"
 PAPER = "weights2weights (arXiv 2406.09413)"
-SEED_MAX = 0xFFFFFFFFFFFFFFFF
 COMPONENTS_MAX = 100_000
 
 POINT_TOOLTIP = "Point of a space, from W2W Sample, W2W Edit or another W2W node."
