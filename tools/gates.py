@@ -1,4 +1,4 @@
-"""Counts what keeps the house in order: `python -P tools/gates.py`.
+"""Counts what keeps the house in order, and what it takes to extend it: `python -P tools/gates.py`.
 
 Every function counts one thing in a repository; tests/unit/tools/test_gates.py holds what each may be at most.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -105,7 +106,16 @@ def counts(root: Path = ROOT) -> dict[str, float | list[str]]:
         f"bodies of execute of more than {LONGEST_BODY} lines": long_bodies(root),
         "words of the written documents": document_words(root),
         f"runs of {EQUAL_LINES} equal lines": equal_runs(root),
-    }
+    } | {f"files to touch for {name}, texts apart": trial.files for name, trial in _trials().items()}
+
+
+def _trials() -> dict:
+    """The additions of tools/trials.py, which lies beside this file."""
+    if "tools.trials" not in sys.modules:  # started as a program
+        runpy.run_path(str(ROOT / "run.py"))["load_package"]("tools")
+    from tools.trials import TRIALS
+
+    return TRIALS
 
 
 def _sources(folder: Path) -> Iterator[Path]:

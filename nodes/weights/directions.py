@@ -11,6 +11,7 @@ training, are one member with their mean: else they stand on both sides of a fol
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 from collections.abc import Callable, Sequence
 from enum import StrEnum
@@ -249,7 +250,7 @@ def describe(directions: dict[str, Direction]) -> str:
 
 def fit_normal(numbers: np.ndarray, target: np.ndarray, method: str) -> np.ndarray:
     """The vector (k,) that a method fits to labels (n,) of members' coefficients (n, k), of any length."""
-    return FITTERS[FitMethod(method)](numbers, target)
+    return FITTERS[method](numbers, target)
 
 
 def fit_mean_difference(numbers: np.ndarray, target: np.ndarray) -> np.ndarray:
@@ -380,7 +381,7 @@ def _cross_validate(
 def _predict(numbers: np.ndarray, target: np.ndarray, own: np.ndarray, new: np.ndarray, method: str) -> np.ndarray:
     """Classes of new members. What has no threshold of its own gets the best one on the fitted members."""
     if method in _CLASSIFIERS:
-        return _CLASSIFIERS[FitMethod(method)]().fit(numbers, _binarize(target)).predict(new)
+        return _CLASSIFIERS[method]().fit(numbers, _binarize(target)).predict(new)
     normal = fit_normal(numbers, own, method)
     fitted, classes = numbers @ normal, _binarize(target)
     return new @ normal > best_cut(fitted, classes)
@@ -413,20 +414,23 @@ def _scikit_learn(method: str):
     return sklearn
 
 
+def _hyperplane(method: FitMethod, numbers: np.ndarray, target: np.ndarray) -> np.ndarray:
+    return _CLASSIFIERS[method]().fit(numbers, _binarize(target)).coef_[0]
+
+
 #: With a threshold of their own.
-_CLASSIFIERS: dict[FitMethod, Callable[[], Any]] = {
+_CLASSIFIERS: dict[str, Callable[[], Any]] = {
     FitMethod.SVM: lambda: _scikit_learn(FitMethod.SVM).svm.LinearSVC(C=0.01, max_iter=20_000, random_state=0),
     FitMethod.LOGISTIC_REGRESSION: lambda: _scikit_learn(FitMethod.LOGISTIC_REGRESSION).linear_model.LogisticRegression(
         C=0.01, max_iter=2_000
     ),
 }
 #: (numbers (n, k), labels (n,)) -> vector (k,): a row a method, beside MOST_RELIABLE, which chooses among them.
-FITTERS: dict[FitMethod, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+FITTERS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     FitMethod.LEAST_SQUARES: lambda numbers, target: np.linalg.lstsq(numbers, target, rcond=None)[0],
     FitMethod.MEAN_DIFFERENCE: fit_mean_difference,
     FitMethod.CONDITIONAL_DIFFERENCE: fit_conditional_difference,
     FitMethod.RIDGE: fit_ridge,
-} | {
-    method: lambda numbers, target, of=classifier: of().fit(numbers, _binarize(target)).coef_[0]
-    for method, classifier in _CLASSIFIERS.items()
+    FitMethod.SVM: functools.partial(_hyperplane, FitMethod.SVM),
+    FitMethod.LOGISTIC_REGRESSION: functools.partial(_hyperplane, FitMethod.LOGISTIC_REGRESSION),
 }

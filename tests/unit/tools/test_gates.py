@@ -1,10 +1,22 @@
-"""What keeps the house in order is counted right, and holds."""
+"""What keeps the house in order is counted right, and holds; what extends it does."""
 
+import sys
 import textwrap
+import types
 
 import pytest
 
 from tools import gates
+from tools.trials import TRIALS, Trial
+
+#: Files to touch for an addition, without those that hold texts.
+_MOST_FILES = {
+    "the guidance formula": 1,
+    "a direction fitter": 2,
+    "a network's blocks and attention": 1,
+    "a detector of memorization": 2,
+    "a rescale law": 2,
+}
 
 
 @pytest.fixture
@@ -98,3 +110,34 @@ def test_the_lines_that_explain_are_docstrings_and_comments(house):
     source = '"""What it is.\n\nMore.\n"""\n\n# why\na = 1  # not alone\n'
     source += '\n\ndef f():\n    """What it does."""\n    return "text"\n'
     assert gates.docstring_fraction(house({"nodes/a.py": source})) == pytest.approx(6 / 12)
+
+
+def test_an_addition_touches_few_files():
+    assert {name: len(trial.files) for name, trial in TRIALS.items()} == _MOST_FILES
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_an_addition_works_in_these_files(name, tmp_path, monkeypatch):
+    trial = TRIALS[name]
+    trial.apply(gates.ROOT, tmp_path)
+    for file in trial.files:
+        compile((tmp_path / file).read_text("utf-8"), file, "exec")
+    _run(trial, tmp_path, monkeypatch)
+    with pytest.raises((AssertionError, AttributeError, KeyError, ValueError)):
+        _run(trial, gates.ROOT, monkeypatch)
+
+
+def _run(trial, root, monkeypatch):
+    """Run a trial's program on a copy of the pack, as the package `edited`."""
+    for known in [name for name in sys.modules if name.partition(".")[0] == "edited"]:
+        monkeypatch.delitem(sys.modules, known)
+    package = types.ModuleType("edited")
+    package.__path__ = [str(root)]
+    monkeypatch.setitem(sys.modules, "edited", package)
+    exec(trial.program, {})
+
+
+def test_an_edit_without_its_place_is_named(house, tmp_path):
+    root = house({"nodes/a.py": "a = 1", "kernels/b.py": ""})
+    with pytest.raises(ValueError, match=r"nodes/a.py has 0 places 'b = 1': write the trial again"):
+        Trial({"nodes/a.py": [("b = 1", "c = 1")]}, "").apply(root, tmp_path / "copy")
