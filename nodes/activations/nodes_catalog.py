@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from comfy_api.latest import io
 
 from ..host.schema import Activations as ActivationsSocket
-from ..host.schema import schema
+from ..host.schema import int_input, schema
 from . import select_ids
 from .activations import Activations
 from .tap_inputs import IDS, MEASURE, PAPER, PRESET, RESEARCH, Rows
@@ -33,12 +33,8 @@ class ActivationCatalog(io.ComfyNode):
                 ),
                 io.Combo.Input(**PRESET),
                 io.String.Input(**IDS),
-                io.Int.Input(
-                    "width", default=1024, min=64, max=16384, step=8, tooltip="Image width in pixels, for the report."
-                ),
-                io.Int.Input(
-                    "height", default=1024, min=64, max=16384, step=8, tooltip="Image height in pixels, for the report."
-                ),
+                int_input("width", 1024, (64, 16384, 8), "Image width in pixels, for the report."),
+                int_input("height", 1024, (64, 16384, 8), "Image height in pixels, for the report."),
             ],
             outputs=[
                 io.Image.Output(

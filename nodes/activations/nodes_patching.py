@@ -12,7 +12,7 @@ from ..host.evaluate import sample_latents, timestep_of
 from ..host.hooks import hook_calls, observe, refuse_compiled
 from ..host.image_output import new_figure, to_image
 from ..host.progress import with_progress
-from ..host.schema import ActivationRecording, schema, seed
+from ..host.schema import ActivationRecording, float_input, int_input, schema, seed
 from . import select_ids
 from .activation_spec import ActivationSpec
 from .select_ids import StepPredicate
@@ -66,13 +66,11 @@ class ActivationPatching(io.ComfyNode):
                     tooltip="Which of the recorded IDs: IDs or wildcards, separated by commas or line breaks.",
                 ),
                 io.String.Input(**_STEPS),
-                io.Float.Input(
+                float_input(
                     "strength",
-                    default=1.0,
-                    min=0.0,
-                    max=1.0,
-                    step=0.05,
-                    tooltip="0 keeps the activations of the run, 1 replaces them by the recorded ones.",
+                    1.0,
+                    (0.0, 1.0, 0.05),
+                    "0 keeps the activations of the run, 1 replaces them by the recorded ones.",
                 ),
                 io.Mask.Input(
                     "mask", optional=True, tooltip="Area to patch, one mask for all images or one per image."
@@ -149,8 +147,8 @@ class ActivationPatchingMap(io.ComfyNode):
                 io.String.Input(**IDS),
                 io.String.Input(**_STEPS),
                 seed("Seed of the noise, the same for all runs."),
-                io.Int.Input("steps", default=10, min=1, max=1000, tooltip="Sampling steps of each run (euler)."),
-                io.Float.Input("cfg", default=3.0, min=1.0, max=100.0, step=0.1, tooltip="CFG scale."),
+                int_input("steps", 10, (1, 1000), "Sampling steps of each run (euler)."),
+                float_input("cfg", 3.0, (1.0, 100.0, 0.1), "CFG scale."),
                 io.Combo.Input(**PRECISION),
                 io.Mask.Input("mask", optional=True, tooltip="Area in which the image is compared."),
             ],

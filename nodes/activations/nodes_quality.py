@@ -9,7 +9,7 @@ from comfy_api.latest import io
 
 from ..host.hooks import refuse_compiled
 from ..host.image_output import new_figure, to_image
-from ..host.schema import schema, seed
+from ..host.schema import float_input, int_input, schema, seed
 from . import select_ids
 from .activation_spec import ActivationSpec
 from .tap_inputs import IDS, LEVEL, NOISE_UNIT, PAPER, POOL_SIZE, PRESET, RESEARCH
@@ -54,12 +54,11 @@ class ActivationQuality(io.ComfyNode):
                 io.Combo.Input(**NOISE_UNIT),
                 io.Float.Input(**LEVEL),
                 seed("Seed of the first noise sample."),
-                io.Int.Input(
+                int_input(
                     "noise_samples",
-                    default=4,
-                    min=2,
-                    max=256,
-                    tooltip="Noise samples per image, one evaluation each. The noise is what differs between them.",
+                    4,
+                    (2, 256),
+                    "Noise samples per image, one evaluation each. The noise is what differs between them.",
                 ),
                 io.Int.Input(**POOL_SIZE),
                 io.Combo.Input(
@@ -69,21 +68,14 @@ class ActivationQuality(io.ComfyNode):
                     "general_filter for other U-Nets. general_filter: its rules on any U-Net. Both keep all IDs of a "
                     "transformer, for which there is no rule. measured: the two limits below.",
                 ),
-                io.Float.Input(
+                float_input(
                     "max_noise_fraction",
-                    default=0.5,
-                    min=0.0,
-                    max=1.0,
-                    step=0.01,
-                    tooltip="For measured: largest fraction of variance that may come from the noise.",
+                    0.5,
+                    (0.0, 1.0, 0.01),
+                    "For measured: largest fraction of variance that may come from the noise.",
                 ),
-                io.Float.Input(
-                    "max_locality",
-                    default=0.2,
-                    min=-2.0,
-                    max=2.0,
-                    step=0.01,
-                    tooltip="For measured: largest locality above that of the latent.",
+                float_input(
+                    "max_locality", 0.2, (-2.0, 2.0, 0.01), "For measured: largest locality above that of the latent."
                 ),
                 io.Latent.Input(
                     "latent",

@@ -8,7 +8,7 @@ from comfy_api.latest import io
 
 from ..host.evaluate import timestep_of
 from ..host.hooks import observe, refuse_compiled
-from ..host.schema import ActivationRecording, schema
+from ..host.schema import ActivationRecording, int_input, schema
 from ..host.schema import Activations as ActivationsSocket
 from . import select_ids
 from .tap_inputs import IDS, MEASURE, PAPER, POOL_SIZE, PRECISION, PRECISIONS, PRESET, Rows
@@ -107,12 +107,11 @@ class GetRecordedActivations(io.ComfyNode):
                 io.Latent.Input(
                     "latent", tooltip="The sampler's own output. It selects the run and makes sure that it is finished."
                 ),
-                io.Int.Input(
+                int_input(
                     "step_index",
-                    default=0,
-                    min=-1000,
-                    max=1000,
-                    tooltip="Which of the recorded steps: 0 is the first recorded one, -1 the last.",
+                    0,
+                    (-1000, 1000),
+                    "Which of the recorded steps: 0 is the first recorded one, -1 the last.",
                 ),
                 io.Boolean.Input(
                     "average",

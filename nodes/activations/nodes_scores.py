@@ -10,12 +10,12 @@ from ..host.folders import next_file, relative
 from ..host.image_output import new_figure, to_image
 from ..host.progress import with_progress
 from ..host.schema import Activations as ActivationsSocket
-from ..host.schema import schema, seed
+from ..host.schema import float_input, int_input, schema, seed
 from .activations import Activations
 from .tap_inputs import MEASURE, PAPER, RESEARCH
 
 _HEIGHT, _PARTS, _MODELS = 500, 4, 4
-_KEEP = io.Int.Input("keep", default=5, min=1, max=200, tooltip="How many IDs the output ids lists, best first.")
+_KEEP = int_input("keep", 5, (1, 200), "How many IDs the output ids lists, best first.")
 
 
 class CompareActivations(io.ComfyNode):
@@ -124,33 +124,26 @@ class ScoreActivations(io.ComfyNode):
                     tooltip="One block of 'x, y' lines per image, separated by blank lines, in pixels or percent. The "
                     "same points in the same order in each. Not needed with masks.",
                 ),
-                io.Float.Input(
+                float_input(
                     "threshold",
-                    default=0.1,
-                    min=0.001,
-                    max=1.0,
-                    step=0.01,
-                    tooltip="For points: largest distance that counts as found, as a fraction of the image's longer "
+                    0.1,
+                    (0.001, 1.0, 0.01),
+                    "For points: largest distance that counts as found, as a fraction of the image's longer "
                     "side. Usual is 0.1.",
                 ),
-                io.Int.Input(
+                int_input(
                     "train_images",
-                    default=2,
-                    min=1,
-                    max=4096,
-                    tooltip="For masks: the first images, which the classifier learns from. The others are scored.",
+                    2,
+                    (1, 4096),
+                    "For masks: the first images, which the classifier learns from. The others are scored.",
                 ),
-                io.Int.Input(
+                int_input(
                     "resolution",
-                    default=64,
-                    min=8,
-                    max=1024,
-                    step=8,
-                    tooltip="Positions per side that points are searched in, or pixels per side of the masks.",
+                    64,
+                    (8, 1024, 8),
+                    "Positions per side that points are searched in, or pixels per side of the masks.",
                 ),
-                io.Int.Input(
-                    "epochs", default=3, min=1, max=1000, tooltip="For masks: passes over all pixels for each ID."
-                ),
+                int_input("epochs", 3, (1, 1000), "For masks: passes over all pixels for each ID."),
                 seed("For masks: seed of the classifier."),
                 _KEEP,
                 io.String.Input(

@@ -10,7 +10,7 @@ from comfy_api.latest import io
 
 from ..host.evaluate import sample_seeds
 from ..host.image_output import new_figure, to_image
-from ..host.schema import NOISE, later_seed, schema, seed
+from ..host.schema import NOISE, float_input, int_input, later_seed, schema, seed
 from .seed_scout import Ranking, draw_sheet, report
 
 _COLUMNS, _CELL, _LABELS = 6, 190, 70  # of the sheet: columns, and pixels of an image and of the text above it
@@ -59,19 +59,16 @@ class SeedScout(io.ComfyNode):
                     "line breaks. Empty: every word.",
                 ),
                 seed("The first seed; the others are seed + 1, seed + 2, ..."),
-                io.Int.Input("count", default=16, min=2, max=256, tooltip="How many seeds to scout."),
-                io.Int.Input("keep", default=4, min=1, max=256, tooltip="How many of the best seeds to output."),
-                io.Int.Input(
+                int_input("count", 16, (2, 256), "How many seeds to scout."),
+                int_input("keep", 4, (1, 256), "How many of the best seeds to output."),
+                int_input(
                     "steps",
-                    default=4,
-                    min=1,
-                    max=200,
-                    tooltip="Euler steps per scouted seed, normal scheduler. 1: one prediction of the clean image.",
+                    4,
+                    (1, 200),
+                    "Euler steps per scouted seed, normal scheduler. 1: one prediction of the clean image.",
                 ),
-                io.Float.Input("cfg", default=7.0, min=0.0, max=100.0, step=0.1, tooltip="CFG, as in KSampler."),
-                io.Int.Input(
-                    "batch_size", default=4, min=1, max=64, tooltip="Seeds at a time: more is faster on a GPU."
-                ),
+                float_input("cfg", 7.0, (0.0, 100.0, 0.1), "CFG, as in KSampler."),
+                int_input("batch_size", 4, (1, 64), "Seeds at a time: more is faster on a GPU."),
                 io.Clip.Input("clip", optional=True, tooltip="The CLIP that encoded the prompt."),
                 io.Image.Input("reference", optional=True, tooltip="What the image should be like; its first image."),
                 io.ClipVision.Input("clip_vision", optional=True, tooltip="For image_likeness and prompt_alignment."),

@@ -8,12 +8,12 @@ from torch.nn import functional as F
 
 from ..host.progress import interruptible, with_progress
 from ..host.schema import Activations as ActivationsSocket
-from ..host.schema import FewShotSegmenter, schema, seed
+from ..host.schema import FewShotSegmenter, float_input, int_input, schema, seed
 from .activations import Activations, Weighting
 from .pixel_classifier import EPOCHS, MEMBERS, SIDE
 from .tap_inputs import PAPER, SEE, WEIGHTING, images_of
 
-_OPACITY = io.Float.Input("opacity", default=0.6, min=0.0, max=1.0, step=0.05, tooltip="Opacity of the colors.")
+_OPACITY = float_input("opacity", 0.6, (0.0, 1.0, 0.05), "Opacity of the colors.")
 _PARTS = 8
 
 
@@ -32,7 +32,7 @@ class ActivationClusters(io.ComfyNode):
                     "activations", tooltip="Tapped activations, one row per image. Several are joined."
                 ),
                 io.Image.Input("image", tooltip="The images that were tapped. The masks have their size."),
-                io.Int.Input("clusters", default=6, min=2, max=64, tooltip="Number of clusters."),
+                int_input("clusters", 6, (2, 64), "Number of clusters."),
                 seed("Seed of k-means. The best of four starts is used."),
                 _OPACITY,
                 io.Combo.Input(**WEIGHTING),
@@ -92,20 +92,17 @@ class TrainFewShotSegmenter(io.ComfyNode):
                     default="",
                     tooltip="Names of the parts, comma-separated, such as hair, skin. Optional.",
                 ),
-                io.Int.Input(
+                int_input(
                     "resolution",
-                    default=SIDE,
-                    min=16,
-                    max=1024,
-                    step=8,
-                    tooltip="Pixels per side in training. The paper uses 256. Lower is faster.",
+                    SIDE,
+                    (16, 1024, 8),
+                    "Pixels per side in training. The paper uses 256. Lower is faster.",
                 ),
-                io.Int.Input(
+                int_input(
                     "epochs",
-                    default=EPOCHS,
-                    min=1,
-                    max=1000,
-                    tooltip="Maximum passes over all pixels. From the fourth on, each network stops after 50 batches "
+                    EPOCHS,
+                    (1, 1000),
+                    "Maximum passes over all pixels. From the fourth on, each network stops after 50 batches "
                     "without a lower loss. The paper uses 100.",
                 ),
                 seed("Seed of the initial weights and of the pixel order."),

@@ -13,7 +13,7 @@ from ..host.hooks import refuse_compiled
 from ..host.progress import with_progress
 from ..host.schema import Activations as ActivationsSocket
 from ..host.schema import SparseAutoencoder as AutoencoderSocket
-from ..host.schema import schema
+from ..host.schema import float_input, int_input, schema
 from .activations import Activations
 from .tap_inputs import END_PERCENT, ROWS, SEE, START_PERCENT, STEER, image_of, images_of
 
@@ -77,12 +77,10 @@ class SparseFeatures(io.ComfyNode):
                     "activations", tooltip="Activations of the images, tapped or recorded with the autoencoder's ids."
                 ),
                 io.Image.Input("image", tooltip="The images that were tapped, better dozens."),
-                io.Int.Input("image_index", default=0, min=0, max=4095, tooltip="Image whose features are shown."),
-                io.Int.Input("count", default=6, min=1, max=64, tooltip="How many features to show."),
-                io.Int.Input("top_images", default=4, min=1, max=32, tooltip="Images per feature, strongest first."),
-                io.Float.Input(
-                    "opacity", default=0.65, min=0.0, max=1.0, step=0.05, tooltip="Opacity of the heat maps."
-                ),
+                int_input("image_index", 0, (0, 4095), "Image whose features are shown."),
+                int_input("count", 6, (1, 64), "How many features to show."),
+                int_input("top_images", 4, (1, 32), "Images per feature, strongest first."),
+                float_input("opacity", 0.65, (0.0, 1.0, 0.05), "Opacity of the heat maps."),
                 io.Mask.Input(
                     "mask", optional=True, tooltip="Part of the image: features that act inside more than outside."
                 ),

@@ -16,7 +16,7 @@ from ..host.hooks import observe, refuse_compiled
 from ..host.progress import with_progress
 from ..host.schema import Activations as ActivationsSocket
 from ..host.schema import SteeringDirection as DirectionSocket
-from ..host.schema import schema, seed
+from ..host.schema import float_input, int_input, schema, seed
 from ..host.text_encoding import encode
 from . import select_ids
 from .activations import Activations
@@ -58,13 +58,11 @@ class ActivationSteering(io.ComfyNode):
             inputs=[
                 io.Model.Input("model", tooltip="Model that the direction was computed on, with its LoRAs."),
                 DirectionSocket.Input("direction", tooltip="Steering direction at one or several IDs."),
-                io.Float.Input(
+                float_input(
                     "strength",
-                    default=1.0,
-                    min=-100.0,
-                    max=100.0,
-                    step=0.05,
-                    tooltip="Factor of the direction. 1 adds a difference of means as it is, negative values subtract.",
+                    1.0,
+                    (-100.0, 100.0, 0.05),
+                    "Factor of the direction. 1 adds a difference of means as it is, negative values subtract.",
                 ),
                 io.Float.Input(**START_PERCENT),
                 io.Float.Input(**END_PERCENT),
@@ -130,12 +128,8 @@ class SteeringDirectionFromActivations(io.ComfyNode):
                     options=[method.value for method in Method],
                     tooltip="mean_difference: mean of toward minus mean of away. principal_component: of toward alone.",
                 ),
-                io.Int.Input(
-                    "component",
-                    default=0,
-                    min=0,
-                    max=63,
-                    tooltip="For principal_component: its number from 0, by descending variance.",
+                int_input(
+                    "component", 0, (0, 63), "For principal_component: its number from 0, by descending variance."
                 ),
                 ActivationsSocket.Input(
                     "away", optional=True, tooltip="The same activations of what to steer away from."
@@ -201,8 +195,8 @@ class SteeringDirectionFromPrompts(io.ComfyNode):
                     tooltip=f"Steps to record: {select_ids.STEPS_EXAMPLE}. Steps count from 0.",
                 ),
                 seed("Seed of the noise, the same for all prompts."),
-                io.Int.Input("steps", default=10, min=1, max=1000, tooltip="Sampling steps per prompt (euler)."),
-                io.Float.Input("cfg", default=3.0, min=1.0, max=100.0, step=0.1, tooltip="CFG scale."),
+                int_input("steps", 10, (1, 1000), "Sampling steps per prompt (euler)."),
+                float_input("cfg", 3.0, (1.0, 100.0, 0.1), "CFG scale."),
                 io.String.Input(**_NAME),
             ],
             outputs=[

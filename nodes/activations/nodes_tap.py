@@ -9,7 +9,7 @@ from comfy_api.latest import io
 
 from ..host.hooks import refuse_compiled
 from ..host.schema import Activations as ActivationsSocket
-from ..host.schema import schema, seed
+from ..host.schema import int_input, schema, seed
 from . import select_ids
 from .activations import mean
 from .tap_inputs import (
@@ -52,12 +52,11 @@ class LayerActivationTap(io.ComfyNode):
                 io.Combo.Input(**NOISE_UNIT),
                 io.Float.Input(**LEVEL),
                 seed("Seed of the noise, the same as a KSampler's."),
-                io.Int.Input(
+                int_input(
                     "noise_samples",
-                    default=1,
-                    min=1,
-                    max=256,
-                    tooltip="Noise samples to average (seed, seed + 1, ...), one evaluation each. The paper uses 1.",
+                    1,
+                    (1, 256),
+                    "Noise samples to average (seed, seed + 1, ...), one evaluation each. The paper uses 1.",
                 ),
                 io.Int.Input(**POOL_SIZE),
                 io.Combo.Input(**PRECISION),
@@ -70,14 +69,13 @@ class LayerActivationTap(io.ComfyNode):
                     tooltip="Images of any size and kind. The paper uses 512 x 512 for SD1.5 and 1024 x 1024 for SDXL.",
                 ),
                 io.Vae.Input("vae", optional=True, tooltip="VAE that encodes image."),
-                io.Int.Input(
+                int_input(
                     "largest_size",
-                    default=1024,
-                    min=0,
-                    max=16384,
-                    optional=True,
-                    tooltip="Longer side in pixels: a larger image is scaled down to it, since the time of attention "
+                    1024,
+                    (0, 16384),
+                    "Longer side in pixels: a larger image is scaled down to it, since the time of attention "
                     "grows with the square of its positions. 0: any size.",
+                    optional=True,
                 ),
             ],
             outputs=[

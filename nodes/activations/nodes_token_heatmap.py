@@ -7,7 +7,7 @@ from comfy_api.latest import io
 from torch.nn import functional as F
 
 from ..host.schema import Activations as ActivationsSocket
-from ..host.schema import schema
+from ..host.schema import float_input, schema
 from .activations import MAP_SIZES, Activations
 from .select_ids import ATTENTION_MEAN
 from .tap_inputs import PAPER, SEE, images_of
@@ -55,14 +55,7 @@ class TokenHeatMap(io.ComfyNode):
                     tooltip="Stretch each word's map to its own range in each image. Off: one range for all words, so "
                     "that strong and weak words can be compared.",
                 ),
-                io.Float.Input(
-                    "opacity",
-                    default=0.65,
-                    min=0.0,
-                    max=1.0,
-                    step=0.05,
-                    tooltip="Opacity of the heat maps where they are hot.",
-                ),
+                float_input("opacity", 0.65, (0.0, 1.0, 0.05), "Opacity of the heat maps where they are hot."),
             ],
             outputs=[
                 io.Image.Output(

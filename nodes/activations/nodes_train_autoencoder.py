@@ -17,7 +17,7 @@ from ..host.hooks import observe, refuse_compiled
 from ..host.image_output import new_figure, to_image
 from ..host.progress import Progress
 from ..host.schema import SparseAutoencoder as AutoencoderSocket
-from ..host.schema import later_seed, schema, seed
+from ..host.schema import float_input, int_input, later_seed, schema, seed
 from ..host.text_encoding import encode
 from . import select_ids
 from .activation_spec import ActivationSpec
@@ -76,28 +76,21 @@ class TrainSparseAutoencoder(io.ComfyNode):
                     default="",
                     tooltip="Folder of images in ComfyUI's input folder to use instead of sampled prompts. Needs vae.",
                 ),
-                io.Int.Input(
-                    "features", default=1024, min=2, max=131072, tooltip="Number of features. Usual is 4 per channel."
-                ),
-                io.Int.Input(
-                    "k", default=16, min=1, max=1024, tooltip="How many features are active at a position. 10 in SDXL."
-                ),
-                io.Int.Input("training_steps", default=2000, min=1, max=10_000_000, tooltip="Batches to train on."),
-                io.Int.Input("batch_size", default=1024, min=1, max=1_048_576, tooltip="Positions in a batch."),
-                io.Float.Input(
-                    "learning_rate", default=0.001, min=1e-7, max=1.0, step=1e-7, tooltip="Learning rate of Adam."
-                ),
-                io.Int.Input(
+                int_input("features", 1024, (2, 131072), "Number of features. Usual is 4 per channel."),
+                int_input("k", 16, (1, 1024), "How many features are active at a position. 10 in SDXL."),
+                int_input("training_steps", 2000, (1, 10_000_000), "Batches to train on."),
+                int_input("batch_size", 1024, (1, 1_048_576), "Positions in a batch."),
+                float_input("learning_rate", 0.001, (1e-7, 1.0, 1e-7), "Learning rate of Adam."),
+                int_input(
                     "dead_after",
-                    default=100,
-                    min=1,
-                    max=1_000_000,
-                    tooltip="A feature counts as dead after this many batches without activity, and is then trained on "
+                    100,
+                    (1, 1_000_000),
+                    "A feature counts as dead after this many batches without activity, and is then trained on "
                     "the error of the others.",
                 ),
                 seed("Seed of the start, the order and the noise."),
-                io.Int.Input("steps", default=10, min=1, max=1000, tooltip="Sampling steps per prompt (euler)."),
-                io.Float.Input("cfg", default=3.0, min=1.0, max=100.0, step=0.1, tooltip="CFG scale."),
+                int_input("steps", 10, (1, 1000), "Sampling steps per prompt (euler)."),
+                float_input("cfg", 3.0, (1.0, 100.0, 0.1), "CFG scale."),
                 io.String.Input(
                     "name",
                     default="glassbox/autoencoder",

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from ..host.image_output import save_preview_images
 from ..host.progress import with_progress
 from ..host.schema import Activations as ActivationsSocket
-from ..host.schema import schema
+from ..host.schema import float_input, int_input, schema
 from .activations import MAP_SIZES, Activations, Weighting, resize, values_at
 from .tap_inputs import PAPER, SEE, WEIGHTING, image_of, images_of
 
@@ -31,9 +31,7 @@ _POINTS = io.String.Input(
     multiline=True,
     tooltip="One 'x, y' per line, in pixels of the image or in percent (50%, 30%), or the JSON of a point editor.",
 )
-_IMAGE_INDEX = io.Int.Input(
-    "image_index", default=0, min=0, max=4095, tooltip="Image of the batch that the points or the mask are on, from 0."
-)
+_IMAGE_INDEX = int_input("image_index", 0, (0, 4095), "Image of the batch that the points or the mask are on, from 0.")
 
 
 class ActivationVisualizer(io.ComfyNode):
@@ -67,19 +65,9 @@ class ActivationVisualizer(io.ComfyNode):
                     tooltip="Fit components and ranges to all images together, so that a color means the same in each. "
                     "Off: fit each image alone, with more contrast.",
                 ),
-                io.Int.Input(
-                    "channel",
-                    default=0,
-                    min=0,
-                    max=65535,
-                    tooltip="For mode channel: its number among all joined channels, from 0.",
-                ),
-                io.Int.Input(
-                    "size",
-                    default=512,
-                    min=16,
-                    max=8192,
-                    tooltip="Longer side of each image in pixels. On a contact sheet a quarter of it.",
+                int_input("channel", 0, (0, 65535), "For mode channel: its number among all joined channels, from 0."),
+                int_input(
+                    "size", 512, (16, 8192), "Longer side of each image in pixels. On a contact sheet a quarter of it."
                 ),
                 io.Combo.Input(**WEIGHTING),
             ],
@@ -134,9 +122,7 @@ class ActivationSimilarity(io.ComfyNode):
                 io.Image.Input("image", tooltip="The images that were tapped, to draw on."),
                 _IMAGE_INDEX,
                 _POINTS,
-                io.Float.Input(
-                    "opacity", default=0.65, min=0.0, max=1.0, step=0.05, tooltip="Opacity of the heat map."
-                ),
+                float_input("opacity", 0.65, (0.0, 1.0, 0.05), "Opacity of the heat map."),
                 io.Combo.Input(**WEIGHTING),
                 io.Mask.Input("mask", optional=True, tooltip="Part to compare with, instead of points."),
                 io.Boolean.Input(
@@ -240,13 +226,11 @@ class ActivationCorrespondence(io.ComfyNode):
                 io.Image.Input("target_image", tooltip="Target images that were tapped."),
                 _IMAGE_INDEX,
                 _POINTS,
-                io.Int.Input(
+                int_input(
                     "resolution",
-                    default=512,
-                    min=8,
-                    max=2048,
-                    step=8,
-                    tooltip="Positions per side that are searched. Activations are resized to it. The paper uses 512.",
+                    512,
+                    (8, 2048, 8),
+                    "Positions per side that are searched. Activations are resized to it. The paper uses 512.",
                 ),
                 io.Boolean.Input(
                     "mutual",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from comfy_api.latest import io
 
 from ..host import text_encoding
-from ..host.schema import CONDITIONING, schema, seed
+from ..host.schema import CONDITIONING, float_input, schema, seed
 from .replicate_padding import Padding, PaddingSettings, PromptChunk, describe_padding, replace_padding
 
 
@@ -44,13 +44,11 @@ class NoisyReplicatePadding(io.ComfyNode):
                     tooltip="noisy_copies: as in the paper. copies: without noise. zeros: a common baseline. stock: "
                     "the output of CLIP Text Encode, bit for bit.",
                 ),
-                io.Float.Input(
+                float_input(
                     "strength",
-                    default=0.02,
-                    min=0.0,
-                    max=10.0,
-                    step=0.01,
-                    tooltip="Noise on the copies, in standard deviations of each channel over the prompt; 0.02 to 0.2 "
+                    0.02,
+                    (0.0, 10.0, 0.01),
+                    "Noise on the copies, in standard deviations of each channel over the prompt; 0.02 to 0.2 "
                     "is usual. 0: plain copies.",
                 ),
                 io.Boolean.Input(

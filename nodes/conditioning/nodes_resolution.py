@@ -10,7 +10,7 @@ from ..host import latent_shapes
 from ..host.evaluate import name_of, sigmas_of
 from ..host.image_output import new_figure, to_image
 from ..host.progress import nothing_to_show
-from ..host.schema import CONDITIONING, schema
+from ..host.schema import CONDITIONING, float_input, int_input, schema
 from . import noise_rescale_comfy
 from .noise_rescale_comfy import SAMPLER_ONLY
 from .position_resample import Alignment, PositionSettings, describe_positions, resample_table
@@ -49,37 +49,18 @@ class ResolutionNoiseRescale(io.ComfyNode):
                     tooltip="Any model that samples from noise. Sampling patches already on it (zero terminal SNR, "
                     "shift, another rescale) are kept.",
                 ),
-                io.Int.Input(
-                    "width",
-                    default=1024,
-                    min=16,
-                    max=_SIDE,
-                    step=8,
-                    tooltip="Width of the generated image, when no latent is connected.",
+                int_input("width", 1024, (16, _SIDE, 8), "Width of the generated image, when no latent is connected."),
+                int_input(
+                    "height", 1024, (16, _SIDE, 8), "Height of the generated image, when no latent is connected."
                 ),
-                io.Int.Input(
-                    "height",
-                    default=1024,
-                    min=16,
-                    max=_SIDE,
-                    step=8,
-                    tooltip="Height of the generated image, when no latent is connected.",
-                ),
-                io.Int.Input(
+                int_input(
                     "base_width",
-                    default=0,
-                    min=0,
-                    max=_SIDE,
-                    step=8,
-                    tooltip="Width the model was trained at. 0: the known size of this model family.",
+                    0,
+                    (0, _SIDE, 8),
+                    "Width the model was trained at. 0: the known size of this model family.",
                 ),
-                io.Int.Input(
-                    "base_height",
-                    default=0,
-                    min=0,
-                    max=_SIDE,
-                    step=8,
-                    tooltip="Height the model was trained at. 0: the same as the width.",
+                int_input(
+                    "base_height", 0, (0, _SIDE, 8), "Height the model was trained at. 0: the same as the width."
                 ),
                 io.Combo.Input(
                     "mode",
@@ -177,13 +158,11 @@ class PositionalResample(io.ComfyNode):
                     "Qwen-Image, Lumina 2, Z-Image), SD3 or SD3.5. PixArt, HunyuanDiT and AuraFlow fit their positions "
                     "to the size by themselves and are refused.",
                 ),
-                io.Int.Input(
+                int_input(
                     "base_size",
-                    default=0,
-                    min=0,
-                    max=_SIDE,
-                    step=16,
-                    tooltip="Pixels per side that the model was trained at; images up to it stay as they are. 0: the "
+                    0,
+                    (0, _SIDE, 16),
+                    "Pixels per side that the model was trained at; images up to it stay as they are. 0: the "
                     "known size of this model family.",
                 ),
                 io.Combo.Input(
@@ -198,31 +177,25 @@ class PositionalResample(io.ComfyNode):
                     tooltip="Rotary positions: ntk lowers slow frequencies and keeps fast ones; by_parts is the ramp "
                     "of YaRN; interpolation lowers all of them.",
                 ),
-                io.Float.Input(
+                float_input(
                     "rotary_strength",
-                    default=2.0,
-                    min=0.0,
-                    max=8.0,
-                    step=0.1,
-                    tooltip="Rotary positions: how much they are scaled at pure noise, the paper's lambda_s. 0 changes "
+                    2.0,
+                    (0.0, 8.0, 0.1),
+                    "Rotary positions: how much they are scaled at pure noise, the paper's lambda_s. 0 changes "
                     "nothing.",
                 ),
-                io.Float.Input(
+                float_input(
                     "rotary_exponent",
-                    default=2.0,
-                    min=0.0,
-                    max=16.0,
-                    step=0.1,
-                    tooltip="Rotary positions: how fast the scaling ends as noise falls, the paper's lambda_t. 0 keeps "
+                    2.0,
+                    (0.0, 16.0, 0.1),
+                    "Rotary positions: how fast the scaling ends as noise falls, the paper's lambda_t. 0 keeps "
                     "it for the whole run.",
                 ),
-                io.Float.Input(
+                float_input(
                     "downscale_end_percent",
-                    default=0.5,
-                    min=0.0,
-                    max=1.0,
-                    step=0.01,
-                    tooltip="U-Nets: up to which part of sampling inner features have their trained size. 0 changes "
+                    0.5,
+                    (0.0, 1.0, 0.01),
+                    "U-Nets: up to which part of sampling inner features have their trained size. 0 changes "
                     "nothing; more leaves fewer repeated parts and fewer details.",
                 ),
                 io.Latent.Input(

@@ -8,7 +8,7 @@ from comfy_api.latest import io
 
 from ..host.evaluate import sigmas_of
 from ..host.image_output import new_figure, to_image
-from ..host.schema import CONDITIONING, schema
+from ..host.schema import CONDITIONING, float_input, int_input, schema
 from . import noise_rescale_comfy, size_metadata
 from .metadata_schedule import GateCurve, GateMode, GateSchedule, PromptRole
 from .size_metadata import FieldGroup
@@ -31,7 +31,7 @@ _SIGMAS = io.Sigmas.Input(
 
 
 def _side(name: str, tooltip: str):
-    return io.Int.Input(name, default=0, min=0, max=_SIDE, tooltip=tooltip)
+    return int_input(name, 0, (0, _SIDE), tooltip)
 
 
 class MetadataConditioning(io.ComfyNode):
@@ -126,13 +126,11 @@ class MetadataSchedule(io.ComfyNode):
                     "with twice the exponent. warped_cosine: opens earlier as the exponent grows. constant: always "
                     "open, the paper's baseline.",
                 ),
-                io.Float.Input(
+                float_input(
                     "exponent",
-                    default=2.0,
-                    min=0.0,
-                    max=64.0,
-                    step=0.5,
-                    tooltip="How late the gate opens. 0: disables the schedule (identical to the stock model). cosine "
+                    2.0,
+                    (0.0, 64.0, 0.5),
+                    "How late the gate opens. 0: disables the schedule (identical to the stock model). cosine "
                     "with 2 is half open at the middle timestep, with 8 at a quarter.",
                 ),
                 _FIELDS,
@@ -259,21 +257,12 @@ class MetadataGuider(io.ComfyNode):
                 io.Conditioning.Input(
                     "negative", tooltip="The negative prompt; its own metadata becomes the reference."
                 ),
-                io.Float.Input(
-                    "cfg",
-                    default=7.0,
-                    min=0.0,
-                    max=100.0,
-                    step=0.1,
-                    tooltip="λ: how strongly the text guides, as in KSampler.",
-                ),
-                io.Float.Input(
+                float_input("cfg", 7.0, (0.0, 100.0, 0.1), "λ: how strongly the text guides, as in KSampler."),
+                float_input(
                     "metadata_strength",
-                    default=1.0,
-                    min=0.0,
-                    max=20.0,
-                    step=0.05,
-                    tooltip="β: how strongly the metadata guides. 0: as if set to the reference. 1: as much as the "
+                    1.0,
+                    (0.0, 20.0, 0.05),
+                    "β: how strongly the metadata guides. 0: as if set to the reference. 1: as much as the "
                     "text. Above 1: exaggerated.",
                 ),
                 _FIELDS,

@@ -9,7 +9,7 @@ from ..host.evaluate import sample_images
 from ..host.image_output import new_figure, to_image
 from ..host.latent_shapes import pixels
 from ..host.progress import with_progress
-from ..host.schema import CONDITIONING, schema, seed
+from ..host.schema import CONDITIONING, float_input, int_input, schema, seed
 from .metadata_schedule import GateCurve, GateMode, GateSchedule, PromptRole
 from .size_metadata import check_fields, format_metadata
 from .size_sheet import SweptField, draw_sheet, parse_multiples, swept_entries
@@ -54,13 +54,11 @@ class SizeSheet(io.ComfyNode):
                     tooltip="Multiples of the image's sides, comma-separated: 0.25 of 1024 is 256. For crops, of the "
                     "side that is cropped.",
                 ),
-                io.Float.Input(
+                float_input(
                     "gate_exponent",
-                    default=2.0,
-                    min=0.0,
-                    max=64.0,
-                    step=0.5,
-                    tooltip="A second row with the cosine gate of Metadata Schedule on the field. 0: no second row.",
+                    2.0,
+                    (0.0, 64.0, 0.5),
+                    "A second row with the cosine gate of Metadata Schedule on the field. 0: no second row.",
                 ),
                 io.Combo.Input(
                     "apply_to",
@@ -70,8 +68,8 @@ class SizeSheet(io.ComfyNode):
                     "workflows set it, with a weaker effect.",
                 ),
                 seed("Seed of the noise, the same in every image, as in KSampler."),
-                io.Int.Input("steps", default=20, min=1, max=200, tooltip="Euler steps with the normal scheduler."),
-                io.Float.Input("cfg", default=7.0, min=0.0, max=100.0, step=0.1, tooltip="CFG, as in KSampler."),
+                int_input("steps", 20, (1, 200), "Euler steps with the normal scheduler."),
+                float_input("cfg", 7.0, (0.0, 100.0, 0.1), "CFG, as in KSampler."),
             ],
             outputs=[
                 io.Image.Output(display_name="figure", tooltip="The labeled sheet."),

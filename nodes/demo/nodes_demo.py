@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
-from ..host.schema import DEMO, schema
+from ..host.schema import DEMO, int_input, schema
 from . import assets
 
 IMAGES = 24
@@ -65,19 +65,12 @@ class DemoImage(io.ComfyNode):
             ),
             search_aliases=["avatars", "test image", "ground truth mask", "example image", "sample face"],
             inputs=[
-                io.Int.Input(
-                    "image_index",
-                    default=0,
-                    min=0,
-                    max=IMAGES - 1,
-                    tooltip=f"Number of the first image, 0 to {IMAGES - 1}.",
-                ),
-                io.Int.Input(
+                int_input("image_index", 0, (0, IMAGES - 1), f"Number of the first image, 0 to {IMAGES - 1}."),
+                int_input(
                     "count",
-                    default=1,
-                    min=1,
-                    max=IMAGES,
-                    tooltip="How many images to load as one batch; after the last image comes the first.",
+                    1,
+                    (1, IMAGES),
+                    "How many images to load as one batch; after the last image comes the first.",
                 ),
                 io.Combo.Input(
                     "part",

@@ -61,6 +61,20 @@ def seed(tooltip: str, default: int = 0, control: bool = True) -> io.Int.Input:
     )
 
 
+def int_input(name: str, default: int, bounds: tuple[int, ...], tooltip: str, **further) -> io.Int.Input:
+    """An integer from a least to a largest value, in steps where ``bounds`` has a third number."""
+    return io.Int.Input(name, default=default, tooltip=tooltip, **_bounds(bounds), **further)
+
+
+def float_input(name: str, default: float, bounds: tuple[float, ...], tooltip: str, **further) -> io.Float.Input:
+    """As ``int_input``."""
+    return io.Float.Input(name, default=default, tooltip=tooltip, **_bounds(bounds), **further)
+
+
+def _bounds(bounds: tuple) -> dict:
+    return dict(zip(("min", "max", "step"), bounds, strict=False))
+
+
 def later_seed(seed: int, number: int) -> int:
     """The seed so many after another: after the largest one comes 0."""
     return (seed + number) % (SEED_MAX + 1)

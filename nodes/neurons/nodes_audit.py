@@ -13,7 +13,7 @@ from ..host.evaluate import sample_images
 from ..host.folders import input_stamp
 from ..host.image_output import new_figure, to_image
 from ..host.progress import Progress, with_progress
-from ..host.schema import schema, seed
+from ..host.schema import float_input, int_input, schema, seed
 from . import nemo_inputs
 from .first_step_comfy import embedding, latent_shape
 from .image_similarity_comfy import Similarity, image_judge, image_reader
@@ -54,40 +54,26 @@ class MemorizationAudit(io.ComfyNode):
                     tooltip="An image of the same kind that the model was not trained on: a fair attack does not "
                     "produce it.",
                 ),
-                io.Int.Input(
+                int_input(
                     "steps",
-                    default=50,
-                    min=1,
-                    max=2000,
-                    tooltip="Steps of the attack. Paper: 50; an image that is not memorized needs over 500.",
+                    50,
+                    (1, 2000),
+                    "Steps of the attack. Paper: 50; an image that is not memorized needs over 500.",
                 ),
-                io.Float.Input(
-                    "learning_rate",
-                    default=0.1,
-                    min=0.0001,
-                    max=1.0,
-                    step=0.0001,
-                    tooltip="Learning rate of Adam. Paper: .1.",
-                ),
-                io.Int.Input(
-                    "noise_samples", default=8, min=1, max=64, tooltip="Noise samples per attack step. Paper: 8."
-                ),
-                io.Int.Input("batch_size", default=4, min=1, max=64, tooltip="Images generated per check."),
-                io.Int.Input(
-                    "sampling_steps", default=20, min=1, max=200, tooltip="Steps to generate them, with Euler."
-                ),
-                io.Float.Input("cfg", default=7.0, min=1.0, max=30.0, step=0.1, tooltip="CFG to generate them."),
+                float_input("learning_rate", 0.1, (0.0001, 1.0, 0.0001), "Learning rate of Adam. Paper: .1."),
+                int_input("noise_samples", 8, (1, 64), "Noise samples per attack step. Paper: 8."),
+                int_input("batch_size", 4, (1, 64), "Images generated per check."),
+                int_input("sampling_steps", 20, (1, 200), "Steps to generate them, with Euler."),
+                float_input("cfg", 7.0, (1.0, 30.0, 0.1), "CFG to generate them."),
                 seed("Seed of the attack's noise and of the images.", 1),
                 io.Combo.Input(options=Similarity, **nemo_inputs.SIMILARITY),
-                io.Float.Input(
+                float_input(
                     "replication_threshold",
-                    default=0.0,
-                    min=0.0,
-                    max=1.0,
-                    step=0.001,
-                    optional=True,
-                    tooltip="Similarity above which an image counts as replicated. 0: calibrated on untouched_images "
+                    0.0,
+                    (0.0, 1.0, 0.001),
+                    "Similarity above which an image counts as replicated. 0: calibrated on untouched_images "
                     "and other_images; without these .7 for sscd (paper) and .73 for ssim.",
+                    optional=True,
                 ),
                 io.Image.Input(
                     "untouched_images",

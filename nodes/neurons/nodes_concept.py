@@ -11,7 +11,7 @@ from comfy_api.latest import io
 
 from ..host.progress import with_progress
 from ..host.schema import NeuronMask as MaskSocket
-from ..host.schema import later_seed, schema, seed
+from ..host.schema import int_input, later_seed, schema, seed
 from ..host.text_encoding import encode
 from . import nemo_inputs, neuron_statistics
 from .first_step_comfy import embedding, latent_shape, probe_outputs, value_outputs
@@ -70,12 +70,11 @@ class ConceptNeurons(io.ComfyNode):
                     default="all",
                     tooltip="Layers: down, middle, up, all, or names such as input_blocks.1.1, comma-separated.",
                 ),
-                io.Int.Input(
+                int_input(
                     "count",
-                    default=10,
-                    min=0,
-                    max=100000,
-                    tooltip="How many neurons: those of the largest absolute effect. 0: all that are beyond chance.",
+                    10,
+                    (0, 100000),
+                    "How many neurons: those of the largest absolute effect. 0: all that are beyond chance.",
                 ),
                 seed(
                     "Seed of the noise samples, one for each pair of prompts, and of the sign flips.", 1, control=False

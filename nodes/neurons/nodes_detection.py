@@ -16,7 +16,7 @@ from ..host.folders import input_stamp, resolve_optional_file
 from ..host.image_output import new_figure, to_image
 from ..host.progress import nothing_to_show, with_progress
 from ..host.schema import NeuronMask as MaskSocket
-from ..host.schema import schema, seed
+from ..host.schema import float_input, int_input, schema, seed
 from ..host.text_encoding import encode, literal
 from . import nemo_inputs
 from .first_step_comfy import at_first_step, latent_shape
@@ -90,14 +90,13 @@ class MemorizationScore(io.ComfyNode):
                     tooltip="Also measure whether what the text adds points along the unconditional prediction at a "
                     "low noise level (Asthana and Belagiannis). Costs one more evaluation of the noise samples.",
                 ),
-                io.Int.Input(
+                int_input(
                     "bright_ending_steps",
-                    default=0,
-                    min=0,
-                    max=1000,
-                    optional=True,
-                    tooltip="Also sample images in that many steps and measure the attention to the end token in the "
+                    0,
+                    (0, 1000),
+                    "Also sample images in that many steps and measure the attention to the end token in the "
                     "last one (Chen et al., Bright Ending). Costs two evaluations for each step. Paper: 50. 0: none.",
+                    optional=True,
                 ),
                 io.Combo.Input(**nemo_inputs.PROMPT_SYNTAX),
             ],
@@ -183,14 +182,11 @@ class CalibrateThreshold(io.ComfyNode):
                     tooltip="Optional: known memorized prompts, one per line, to measure how well the score detects "
                     "them.",
                 ),
-                io.Float.Input(
+                float_input(
                     "deviations",
-                    default=1.0,
-                    min=-3.0,
-                    max=6.0,
-                    step=0.1,
-                    tooltip="Standard deviations above the mean. Paper: 1, which about one ordinary prompt in six "
-                    "exceeds.",
+                    1.0,
+                    (-3.0, 6.0, 0.1),
+                    "Standard deviations above the mean. Paper: 1, which about one ordinary prompt in six exceeds.",
                 ),
                 *_FIRST_STEP,
                 io.String.Input(**nemo_inputs.SCAN_FILE),
@@ -316,15 +312,14 @@ class ScanReport(io.ComfyNode):
                 io.Vae.Input("vae", tooltip="VAE of the model."),
                 io.String.Input("table", force_input=True, tooltip="The table of Memorization Score."),
                 io.Float.Input(**nemo_inputs.THRESHOLD, force_input=True),
-                io.Int.Input(
+                int_input(
                     "image_count",
-                    default=16,
-                    min=0,
-                    max=200,
-                    tooltip="How many prompts get images, those of the highest score first. 0: none.",
+                    16,
+                    (0, 200),
+                    "How many prompts get images, those of the highest score first. 0: none.",
                 ),
-                io.Int.Input("steps", default=20, min=1, max=200, tooltip="Sampling steps, with Euler."),
-                io.Float.Input("cfg", default=7.0, min=1.0, max=30.0, step=0.1, tooltip="CFG of the images."),
+                int_input("steps", 20, (1, 200), "Sampling steps, with Euler."),
+                float_input("cfg", 7.0, (1.0, 30.0, 0.1), "CFG of the images."),
                 seed("Seed of the images, the same for every prompt.", 1, control=False),
                 io.Int.Input(**nemo_inputs.WIDTH),
                 io.Int.Input(**nemo_inputs.HEIGHT),

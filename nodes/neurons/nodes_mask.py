@@ -14,12 +14,13 @@ from ..host.folders import input_stamp, resolve_input_file
 from ..host.image_output import new_figure, to_compare, to_image
 from ..host.progress import interruptible, nothing_to_show, with_progress
 from ..host.schema import NeuronMask as Socket
-from ..host.schema import schema, seed
+from ..host.schema import float_input, int_input, schema, seed
 from . import mask_operations, nemo_inputs
 from .first_step_comfy import probe_outputs
 from .image_similarity_comfy import Similarity, image_judge, image_reader
 from .mask import CAVEATS, channel_factors
 from .mask_operations import MaskOperation
+from .memorization_score import PAPER_THRESHOLD
 from .neuron_factors_comfy import bake_factors
 from .neuron_layers import all_layers
 from .neuron_statistics import fingerprint, same_model
@@ -51,13 +52,7 @@ class NeuronMaskEdit(io.ComfyNode):
                     options=MaskOperation,
                     tooltip="union, intersection and subtract need other_mask; random_control needs the MODEL.",
                 ),
-                io.Int.Input(
-                    "count",
-                    default=10,
-                    min=1,
-                    max=100000,
-                    tooltip="For most_frequent and largest_z: how many neurons to keep.",
-                ),
+                int_input("count", 10, (1, 100000), "For most_frequent and largest_z: how many neurons to keep."),
                 io.String.Input(
                     "neurons",
                     default="",
@@ -151,14 +146,12 @@ class LoadNeuronMask(io.ComfyNode):
                 io.Model.Input(
                     "model", tooltip="The model that the mask was made for; the mask is checked against it."
                 ),
-                io.Float.Input(
+                float_input(
                     "threshold",
-                    default=nemo_inputs.THRESHOLD["default"],
-                    min=0.0,
-                    max=1.0,
-                    step=0.001,
+                    PAPER_THRESHOLD,
+                    (0.0, 1.0, 0.001),
+                    "For the official .csv: the --ssim_threshold of that run, at which its searches converged.",
                     optional=True,
-                    tooltip="For the official .csv: the --ssim_threshold of that run, at which its searches converged.",
                 ),
             ],
             outputs=[

@@ -14,7 +14,7 @@ from ..host.evaluate import sample_latents
 from ..host.hooks import refuse_compiled
 from ..host.image_output import new_figure, to_image
 from ..host.progress import Progress
-from ..host.schema import later_seed, schema, seed
+from ..host.schema import float_input, int_input, later_seed, schema, seed
 from ..host.text_encoding import chunks, encode
 from ..host.text_encoding import known_words as vocabulary
 from . import nemo_inputs
@@ -50,13 +50,11 @@ class AttentionScaling(io.ComfyNode):
                 io.Model.Input("model", tooltip="SD1.x, SD2.x, SDXL or the demo model."),
                 io.Clip.Input("clip", tooltip="Finds where the padding after the prompt begins."),
                 io.String.Input("prompt", default="", multiline=True, tooltip="The prompt that is sampled."),
-                io.Float.Input(
+                float_input(
                     "scale",
-                    default=1.25,
-                    min=0.0,
-                    max=10.0,
-                    step=0.05,
-                    tooltip="Factor on the attention logit of the first token. Paper: 1.25. 1 changes nothing.",
+                    1.25,
+                    (0.0, 10.0, 0.05),
+                    "Factor on the attention logit of the first token. Paper: 1.25. 1 changes nothing.",
                 ),
                 io.Boolean.Input(
                     "mask_padding",
@@ -104,30 +102,22 @@ class EmbeddingAdjustment(io.ComfyNode):
                 io.Model.Input("model", tooltip="SD1.x, SD2.x, SDXL or the demo model."),
                 io.Conditioning.Input("positive", tooltip="The memorized prompt."),
                 io.Conditioning.Input("negative", tooltip="The empty prompt, or the negative prompt in use."),
-                io.Float.Input(
+                float_input(
                     "target_norm",
-                    default=3.0,
-                    min=0.0,
-                    max=1000.0,
-                    step=0.05,
-                    tooltip="Stops at this text norm (see Memorization Score). Paper: 3 for SD1.4. Use the norm of "
+                    3.0,
+                    (0.0, 1000.0, 0.05),
+                    "Stops at this text norm (see Memorization Score). Paper: 3 for SD1.4. Use the norm of "
                     "ordinary prompts.",
                 ),
-                io.Int.Input("steps", default=10, min=1, max=1000, tooltip="Maximum number of steps. Paper: 10."),
-                io.Float.Input(
-                    "learning_rate",
-                    default=0.05,
-                    min=0.0001,
-                    max=1.0,
-                    step=0.0001,
-                    tooltip="Learning rate of AdamW. Official code: .05.",
+                int_input("steps", 10, (1, 1000), "Maximum number of steps. Paper: 10."),
+                float_input(
+                    "learning_rate", 0.05, (0.0001, 1.0, 0.0001), "Learning rate of AdamW. Official code: .05."
                 ),
-                io.Int.Input(
+                int_input(
                     "noise_samples",
-                    default=4,
-                    min=1,
-                    max=64,
-                    tooltip="Number of noise samples that the norm is averaged over. Paper: the sampled batch.",
+                    4,
+                    (1, 64),
+                    "Number of noise samples that the norm is averaged over. Paper: the sampled batch.",
                 ),
                 seed(nemo_inputs.SEED_TOOLTIP, 1, control=False),
                 io.Int.Input(**nemo_inputs.WIDTH),
@@ -182,12 +172,8 @@ class RandomTokens(io.ComfyNode):
             inputs=[
                 io.Clip.Input("clip", tooltip="Text encoder; the words come from its vocabulary."),
                 io.String.Input("prompt", default="", multiline=True, tooltip="The memorized prompt."),
-                io.Int.Input(
-                    "count",
-                    default=4,
-                    min=0,
-                    max=64,
-                    tooltip="Number of words. Finding NeMo compares 1, 4 and 10; 4 stop most replication.",
+                int_input(
+                    "count", 4, (0, 64), "Number of words. Finding NeMo compares 1, 4 and 10; 4 stop most replication."
                 ),
                 seed("Seed of the words and their places."),
                 io.String.Input(
@@ -258,70 +244,45 @@ class AdversarialUnlearning(io.ComfyNode):
                     tooltip="Ordinary prompts that the LoRA should not change, one per line; a dozen or more. One "
                     "image is generated for each.",
                 ),
-                io.Int.Input("steps", default=75, min=1, max=100000, tooltip="Steps of the training."),
-                io.Float.Input(
+                int_input("steps", 75, (1, 100000), "Steps of the training."),
+                float_input(
                     "learning_rate",
-                    default=0.004,
-                    min=0.000001,
-                    max=1.0,
-                    step=0.000001,
-                    tooltip="Learning rate of AdamW. Higher costs ordinary prompts, and so does more training.",
+                    0.004,
+                    (0.000001, 1.0, 0.000001),
+                    "Learning rate of AdamW. Higher costs ordinary prompts, and so does more training.",
                 ),
-                io.Int.Input(
-                    "batch_size",
-                    default=4,
-                    min=1,
-                    max=64,
-                    tooltip="Surrogates per step, and ordinary images per step.",
-                ),
-                io.Float.Input(
+                int_input("batch_size", 4, (1, 64), "Surrogates per step, and ordinary images per step."),
+                float_input(
                     "keep",
-                    default=2.0,
-                    min=0.0,
-                    max=1000.0,
-                    step=0.1,
-                    tooltip="Weight of the ordinary prompts in the loss. Paper: 1; more keeps them, and the image too.",
+                    2.0,
+                    (0.0, 1000.0, 0.1),
+                    "Weight of the ordinary prompts in the loss. Paper: 1; more keeps them, and the image too.",
                 ),
-                io.Int.Input(
+                int_input(
                     "attack_steps",
-                    default=2,
-                    min=0,
-                    max=1000,
-                    tooltip="Steps of the attack per step of the training. 0: none, plain fine-tuning of the prompt.",
+                    2,
+                    (0, 1000),
+                    "Steps of the attack per step of the training. 0: none, plain fine-tuning of the prompt.",
                 ),
-                io.Float.Input(
-                    "attack_learning_rate",
-                    default=0.1,
-                    min=0.0001,
-                    max=1.0,
-                    step=0.0001,
-                    tooltip="Learning rate of the attack. Paper: .1.",
+                float_input(
+                    "attack_learning_rate", 0.1, (0.0001, 1.0, 0.0001), "Learning rate of the attack. Paper: .1."
                 ),
-                io.Int.Input(
-                    "noise_samples", default=4, min=1, max=64, tooltip="Noise samples per attack step. Paper: 8."
-                ),
-                io.Int.Input(
+                int_input("noise_samples", 4, (1, 64), "Noise samples per attack step. Paper: 8."),
+                int_input(
                     "restart",
-                    default=50,
-                    min=1,
-                    max=2000,
-                    tooltip="Steps after which an attack starts again at the memorized prompt. Those of the audit: 50.",
+                    50,
+                    (1, 2000),
+                    "Steps after which an attack starts again at the memorized prompt. Those of the audit: 50.",
                 ),
-                io.Int.Input("rank", default=8, min=1, max=128, tooltip="The rank of the LoRA layers."),
+                int_input("rank", 8, (1, 128), "The rank of the LoRA layers."),
                 io.String.Input(
                     "layers",
                     default="attn2",
                     tooltip="Comma-separated words: only layers with one of them in their name are trained. attn2: the "
                     "cross-attention, through which a text acts. Empty trains all, and costs ordinary prompts more.",
                 ),
-                io.Int.Input(
-                    "sampling_steps",
-                    default=20,
-                    min=1,
-                    max=200,
-                    tooltip="Euler steps to generate the image of an ordinary prompt.",
-                ),
-                io.Float.Input("cfg", default=7.0, min=1.0, max=30.0, step=0.1, tooltip="CFG to generate them."),
+                int_input("sampling_steps", 20, (1, 200), "Euler steps to generate the image of an ordinary prompt."),
+                float_input("cfg", 7.0, (1.0, 30.0, 0.1), "CFG to generate them."),
                 seed("Seed of the ordinary images, the LoRA, its noise and that of the attack."),
                 io.Boolean.Input(
                     "gradient_checkpointing",

@@ -15,7 +15,7 @@ from ..host.image_output import new_figure, to_image
 from ..host.progress import with_progress
 from ..host.schema import NeuronMask as MaskSocket
 from ..host.schema import NeuronStatistics as StatisticsSocket
-from ..host.schema import schema, seed
+from ..host.schema import float_input, schema, seed
 from ..host.text_encoding import encode, literal
 from . import nemo_inputs
 from .first_step_comfy import embedding, latent_shape
@@ -111,22 +111,18 @@ class NemoLocalize(io.ComfyNode):
                 io.Combo.Input(**nemo_inputs.TIMESTEP),
                 io.Int.Input(**nemo_inputs.WIDTH),
                 io.Int.Input(**nemo_inputs.HEIGHT),
-                io.Float.Input(
+                float_input(
                     "theta_start",
-                    default=5.0,
-                    min=1.0,
-                    max=100.0,
-                    step=0.25,
-                    tooltip="Initial z-score threshold; lowered to 1.25 in 15 steps. Paper: 5. Raise it where many "
+                    5.0,
+                    (1.0, 100.0, 0.25),
+                    "Initial z-score threshold; lowered to 1.25 in 15 steps. Paper: 5. Raise it where many "
                     "neurons exceed it.",
                 ),
-                io.Float.Input(
+                float_input(
                     "time_budget",
-                    default=0.0,
-                    min=0.0,
-                    max=86400.0,
-                    step=1.0,
-                    tooltip="Seconds per prompt; then the search returns the best so far (more neurons than needed). "
+                    0.0,
+                    (0.0, 86400.0, 1.0),
+                    "Seconds per prompt; then the search returns the best so far (more neurons than needed). "
                     "0: no limit.",
                 ),
                 io.String.Input(**nemo_inputs.SCAN_FILE),
@@ -156,15 +152,7 @@ class NemoLocalize(io.ComfyNode):
                     "target score. fraction: those of at least a fraction of the largest attribution. gone: as few as "
                     "leave no more of the image than images of the anchor have of it; needs vae.",
                 ),
-                io.Float.Input(
-                    "fraction",
-                    default=0.3,
-                    min=0.0,
-                    max=1.0,
-                    step=0.01,
-                    optional=True,
-                    tooltip="For the stopping rule fraction.",
-                ),
+                float_input("fraction", 0.3, (0.0, 1.0, 0.01), "For the stopping rule fraction.", optional=True),
                 io.String.Input(
                     "anchor",
                     default="",
@@ -174,14 +162,8 @@ class NemoLocalize(io.ComfyNode):
                 ),
                 io.Combo.Input(**nemo_inputs.PROMPT_SYNTAX),
                 io.Vae.Input("vae", optional=True, tooltip="For the stopping rule gone: VAE of the model."),
-                io.Float.Input(
-                    "cfg",
-                    default=7.0,
-                    min=1.0,
-                    max=30.0,
-                    step=0.1,
-                    optional=True,
-                    tooltip="For the stopping rule gone: CFG of the images.",
+                float_input(
+                    "cfg", 7.0, (1.0, 30.0, 0.1), "For the stopping rule gone: CFG of the images.", optional=True
                 ),
                 io.Combo.Input(options=Similarity, **nemo_inputs.SIMILARITY),
                 io.String.Input(**nemo_inputs.SSCD_FILE),
@@ -272,21 +254,14 @@ class NemoNeuronMask(io.ComfyNode):
                 io.Model.Input("model", tooltip="The model that the mask was made for."),
                 MaskSocket.Input(**nemo_inputs.MASK),
                 io.Float.Input(**nemo_inputs.STRENGTH),
-                io.Float.Input(
-                    "start_percent",
-                    default=0.0,
-                    min=0.0,
-                    max=1.0,
-                    step=0.01,
-                    tooltip="Start of the mask in the sampling range. 0 is pure noise.",
+                float_input(
+                    "start_percent", 0.0, (0.0, 1.0, 0.01), "Start of the mask in the sampling range. 0 is pure noise."
                 ),
-                io.Float.Input(
+                float_input(
                     "end_percent",
-                    default=1.0,
-                    min=0.0,
-                    max=1.0,
-                    step=0.01,
-                    tooltip="End of the mask in the sampling range. 1 is the finished image.",
+                    1.0,
+                    (0.0, 1.0, 0.01),
+                    "End of the mask in the sampling range. 1 is the finished image.",
                 ),
                 io.Combo.Input(
                     "apply_to",

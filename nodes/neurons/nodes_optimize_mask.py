@@ -10,7 +10,7 @@ from ..common.resume import digest
 from ..host.folders import named_file
 from ..host.image_output import new_figure, to_image
 from ..host.schema import NeuronMask as MaskSocket
-from ..host.schema import schema, seed
+from ..host.schema import float_input, int_input, schema, seed
 from ..host.text_encoding import literal
 from . import nemo_inputs
 from .first_step_comfy import latent_shape, probe_outputs
@@ -81,63 +81,39 @@ class OptimizeNeuronMask(io.ComfyNode):
                     "used for.",
                 ),
                 io.String.Input(**{**nemo_inputs.LAYERS, "default": "all"}),
-                io.Int.Input(
-                    "steps",
-                    default=40,
-                    min=1,
-                    max=10_000,
-                    tooltip="Steps of Adam; the last 30 % at a quarter of the rate.",
-                ),
-                io.Float.Input(
-                    "learning_rate", default=0.08, min=0.0001, max=1.0, step=0.0001, tooltip="Learning rate of Adam."
-                ),
-                io.Float.Input(
+                int_input("steps", 40, (1, 10_000), "Steps of Adam; the last 30 % at a quarter of the rate."),
+                float_input("learning_rate", 0.08, (0.0001, 1.0, 0.0001), "Learning rate of Adam."),
+                float_input(
                     "min_factor",
-                    default=-1.0,
-                    min=-1.0,
-                    max=1.0,
-                    step=0.05,
-                    tooltip="Smallest factor of a neuron; the largest is 1, which changes nothing. 0: neurons are "
+                    -1.0,
+                    (-1.0, 1.0, 0.05),
+                    "Smallest factor of a neuron; the largest is 1, which changes nothing. 0: neurons are "
                     "silenced at most. Below 0 they may be negated: fewer neurons do, at a higher price.",
                 ),
-                io.Float.Input(
+                float_input(
                     "removal",
-                    default=10.0,
-                    min=0.0,
-                    max=1000.0,
-                    step=0.1,
-                    tooltip="Weight of what is left of the memorized prompts in the loss. With little of it the image "
-                    "stays.",
+                    10.0,
+                    (0.0, 1000.0, 0.1),
+                    "Weight of what is left of the memorized prompts in the loss. With little of it the image stays.",
                 ),
-                io.Float.Input(
-                    "keep",
-                    default=1.0,
-                    min=0.0,
-                    max=1000.0,
-                    step=0.1,
-                    tooltip="Weight of what ordinary prompts lose.",
-                ),
-                io.Float.Input(
+                float_input("keep", 1.0, (0.0, 1000.0, 0.1), "Weight of what ordinary prompts lose."),
+                float_input(
                     "sparsity",
-                    default=0.03,
-                    min=0.0,
-                    max=10.0,
-                    step=0.001,
-                    tooltip="Weight of the sum of 1 - factor over all neurons: more gives smaller masks.",
+                    0.03,
+                    (0.0, 10.0, 0.001),
+                    "Weight of the sum of 1 - factor over all neurons: more gives smaller masks.",
                 ),
-                io.Int.Input(
+                int_input(
                     "max_neurons",
-                    default=0,
-                    min=0,
-                    max=1_000_000,
-                    tooltip="At most so many neurons, those of the smallest factors. 0: as many as pay.",
+                    0,
+                    (0, 1_000_000),
+                    "At most so many neurons, those of the smallest factors. 0: as many as pay.",
                 ),
-                io.Int.Input(
+                int_input(
                     "batch_size",
-                    default=2,
-                    min=1,
-                    max=256,
-                    tooltip="Noised images of memorized prompts per step, and as many of ordinary ones.",
+                    2,
+                    (1, 256),
+                    "Noised images of memorized prompts per step, and as many of ordinary ones.",
                 ),
                 io.Int.Input(
                     **{**nemo_inputs.NOISE_SAMPLES, "tooltip": "Noise samples of the memorization score in the report."}

@@ -9,7 +9,7 @@ from comfy_api.latest import io
 from ..host.image_output import new_figure, to_image
 from ..host.latent_shapes import matching_channels
 from ..host.progress import nothing_to_show
-from ..host.schema import NOISE, schema, seed
+from ..host.schema import NOISE, float_input, schema, seed
 
 SHAPES = ("soft", "firm")  # of composition.SHAPES
 FOREGROUND, BACKGROUND = "#edb98a", "#6b9eed"
@@ -54,31 +54,25 @@ class CompositionNoise(io.ComfyNode):
                     "size may differ. With mask: images of this model, whose mean values are the two colors.",
                 ),
                 seed("Seed of the noise, as in KSampler and Random Noise."),
-                io.Float.Input(
+                float_input(
                     "strength",
-                    default=0.8,
-                    min=0.0,
-                    max=1.0,
-                    step=0.05,
-                    tooltip="How far the band follows the guide. 0: the noise of the seed, bit for bit. 1: the order "
+                    0.8,
+                    (0.0, 1.0, 0.05),
+                    "How far the band follows the guide. 0: the noise of the seed, bit for bit. 1: the order "
                     "of the guide alone, the same for all seeds.",
                 ),
-                io.Float.Input(
+                float_input(
                     "cutoff",
-                    default=2.0,
-                    min=0.5,
-                    max=64.0,
-                    step=0.5,
-                    tooltip="Highest frequency that follows the guide, in cycles per side of the image: 1 to 3 for the "
+                    2.0,
+                    (0.5, 64.0, 0.5),
+                    "Highest frequency that follows the guide, in cycles per side of the image: 1 to 3 for the "
                     "layout, more for finer shapes.",
                 ),
-                io.Float.Input(
+                float_input(
                     "low_cutoff",
-                    default=0.0,
-                    min=0.0,
-                    max=63.5,
-                    step=0.5,
-                    tooltip="Lowest frequency that follows the guide. 0: colors too. 0.5: not the mean color.",
+                    0.0,
+                    (0.0, 63.5, 0.5),
+                    "Lowest frequency that follows the guide. 0: colors too. 0.5: not the mean color.",
                 ),
                 io.Model.Input(
                     "model",

@@ -11,7 +11,7 @@ from comfy_api.latest import io
 from ..host.image_output import new_figure, to_image
 from ..host.latent_shapes import view
 from ..host.progress import interruptible, with_progress
-from ..host.schema import NOISE, schema, seed
+from ..host.schema import NOISE, float_input, int_input, schema, seed
 from .assignment import Cost, Grouping
 from .nearest import NearestForm
 from .pairing import DrawnNoise, Pairing, PairingMode, PairingSettings, pair
@@ -30,20 +30,18 @@ _COST = io.Combo.Input(
     tooltip="What assignment minimizes. dot_product: squared L2, exact and fast. l2_fp16: L2 in half precision as in "
     "the paper's code, nearly the same result, slow above 256 images.",
 )
-_POOL_SIZE = io.Int.Input(
+_POOL_SIZE = int_input(
     "pool_size",
-    default=256,
-    min=1,
-    max=_POOL_MAX,
-    tooltip="For pool: how many noise samples are assigned to the images at once, the same number to each (rounded "
+    256,
+    (1, _POOL_MAX),
+    "For pool: how many noise samples are assigned to the images at once, the same number to each (rounded "
     "up). Larger gains more and takes that many times the memory of one noise sample.",
 )
-_POOL_INDEX = io.Int.Input(
+_POOL_INDEX = int_input(
     "pool_index",
-    default=0,
-    min=0,
-    max=_POOL_MAX - 1,
-    tooltip="For pool: which of its noise samples each image gets, in the order in which they were drawn (wraps "
+    0,
+    (0, _POOL_MAX - 1),
+    "For pool: which of its noise samples each image gets, in the order in which they were drawn (wraps "
     "around). Over all indices every sample of the pool is used once.",
 )
 _GROUPING = io.Combo.Input(
@@ -58,13 +56,11 @@ _LABELS = io.String.Input(
     multiline=True,
     tooltip="For grouping: one line per image, the same line for images of one group, such as their captions.",
 )
-_PENALTY = io.Float.Input(
+_PENALTY = float_input(
     "penalty",
-    default=1.0,
-    min=0.0,
-    max=100.0,
-    step=0.1,
-    tooltip="For grouping penalty: the cost of noise from another group, in standard deviations of the cost. 0 "
+    1.0,
+    (0.0, 100.0, 0.1),
+    "For grouping penalty: the cost of noise from another group, in standard deviations of the cost. 0 "
     "ignores groups; from about 5 on, noise stays within them.",
 )
 _MODEL = io.Model.Input(
@@ -120,13 +116,11 @@ class ImmiscibleNoise(io.ComfyNode):
                 _COST,
                 _POOL_SIZE,
                 _POOL_INDEX,
-                io.Float.Input(
+                float_input(
                     "k",
-                    default=4.0,
-                    min=1.0,
-                    max=_K_MAX,
-                    step=0.5,
-                    tooltip="For nearest: how many noise samples to choose from. The papers use 4 (flow matching) to "
+                    4.0,
+                    (1.0, _K_MAX, 0.5),
+                    "For nearest: how many noise samples to choose from. The papers use 4 (flow matching) to "
                     "64 (Stable Diffusion from scratch); 1 changes nothing. Fractions need nearest_form dot_product.",
                 ),
                 io.Combo.Input(
@@ -201,12 +195,11 @@ class ImmiscibleLatentBatch(io.ComfyNode):
                 _COST,
                 _POOL_SIZE,
                 _POOL_INDEX,
-                io.Int.Input(
+                int_input(
                     "k",
-                    default=4,
-                    min=1,
-                    max=_K_MAX,
-                    tooltip="For nearest: how many noise samples of the seed to choose from; 1 changes nothing.",
+                    4,
+                    (1, _K_MAX),
+                    "For nearest: how many noise samples of the seed to choose from; 1 changes nothing.",
                 ),
                 _GROUPING,
                 _LABELS,
@@ -259,27 +252,13 @@ class NoiseGainPreview(io.ComfyNode):
                     tooltip="The images: a batch, or a list of batches of several sizes. Only images of one size "
                     "swap noise with each other.",
                 ),
-                io.Int.Input(
-                    "batch_size",
-                    default=4,
-                    min=1,
-                    max=_POOL_MAX,
-                    tooltip="Images in one training step or one sampling run.",
-                ),
-                io.Int.Input(
-                    "pool_size",
-                    default=256,
-                    min=1,
-                    max=_POOL_MAX,
-                    tooltip="How many noise samples a pool would assign at once.",
-                ),
-                io.Float.Input(
+                int_input("batch_size", 4, (1, _POOL_MAX), "Images in one training step or one sampling run."),
+                int_input("pool_size", 256, (1, _POOL_MAX), "How many noise samples a pool would assign at once."),
+                float_input(
                     "k",
-                    default=4.0,
-                    min=1.0,
-                    max=_K_MAX,
-                    step=0.5,
-                    tooltip="How many noise samples nearest would choose from; fractions by the dot product.",
+                    4.0,
+                    (1.0, _K_MAX, 0.5),
+                    "How many noise samples nearest would choose from; fractions by the dot product.",
                 ),
                 seed("Seed of the noise drawn for measuring, from a private generator."),
                 _MODEL,

@@ -15,7 +15,7 @@ from ..common.training.training_run import OnStop, TrainingRun
 from ..host.folders import lora_stamp
 from ..host.image_output import new_figure, to_image
 from ..host.progress import nothing_to_show
-from ..host.schema import NOISE, schema, seed
+from ..host.schema import NOISE, float_input, int_input, schema, seed
 from ..host.training import adapters
 from .assignment import Grouping
 from .nearest import NearestForm
@@ -72,36 +72,28 @@ def _inputs() -> list[io.Input]:
         io.Conditioning.Input("positive", tooltip="One caption for all images, or one for each, in their order."),
         *_pairing_inputs(),
         *_training_inputs(),
-        io.Int.Input(
+        int_input(
             "held_out",
-            default=0,
-            min=0,
-            max=10000,
-            tooltip="How many of the last images are kept out of training and used for the validation loss, always "
+            0,
+            (0, 10000),
+            "How many of the last images are kept out of training and used for the validation loss, always "
             "with the same noise and noise levels.",
         ),
-        io.Int.Input(
+        int_input(
             "validation_interval",
-            default=25,
-            min=0,
-            max=100000,
-            tooltip="Steps between two measurements of the validation loss; 0 measures only at the end.",
+            25,
+            (0, 100000),
+            "Steps between two measurements of the validation loss; 0 measures only at the end.",
         ),
-        io.Int.Input(
+        int_input(
             "sample_interval",
-            default=0,
-            min=0,
-            max=100000,
-            tooltip="Steps between two sets of sample images; 0 samples only at the end. Needs a VAE.",
+            0,
+            (0, 100000),
+            "Steps between two sets of sample images; 0 samples only at the end. Needs a VAE.",
         ),
-        io.Int.Input("sample_steps", default=12, min=1, max=200, tooltip="Euler steps of a sample image."),
-        io.Float.Input(
-            "sample_cfg",
-            default=3.0,
-            min=1.0,
-            max=30.0,
-            step=0.5,
-            tooltip="CFG of sample images; takes effect when sample_negative is connected.",
+        int_input("sample_steps", 12, (1, 200), "Euler steps of a sample image."),
+        float_input(
+            "sample_cfg", 3.0, (1.0, 30.0, 0.5), "CFG of sample images; takes effect when sample_negative is connected."
         ),
         io.String.Input(
             "checkpoint_name",
@@ -109,12 +101,11 @@ def _inputs() -> list[io.Input]:
             tooltip="Name of a file in the output folder, such as glassbox/training, from which an interrupted run "
             "resumes exactly; empty keeps none. With lr_schedule constant, raise steps to continue after the end.",
         ),
-        io.Int.Input(
+        int_input(
             "checkpoint_interval",
-            default=50,
-            min=0,
-            max=100000,
-            tooltip="Steps between two saves of the checkpoint; it is also saved at the end and at a stop.",
+            50,
+            (0, 100000),
+            "Steps between two saves of the checkpoint; it is also saved at the end and at a stop.",
         ),
         io.Combo.Input(
             "on_stop",
@@ -158,14 +149,11 @@ def _inputs() -> list[io.Input]:
 
 def _more_inputs() -> list[io.Input]:
     return [
-        io.Float.Input(
+        float_input(
             "alpha",
-            default=1.0,
-            min=0.01,
-            max=1024.0,
-            step=0.01,
-            tooltip="Alpha of new LoRA layers, which are scaled by alpha / rank. 1 as core; equal to the rank, the "
-            "scale is 1.",
+            1.0,
+            (0.01, 1024.0, 0.01),
+            "Alpha of new LoRA layers, which are scaled by alpha / rank. 1 as core; equal to the rank, the scale is 1.",
         ),
         io.String.Input(
             "layers",
@@ -173,14 +161,11 @@ def _more_inputs() -> list[io.Input]:
             tooltip="Comma-separated words: only layers with one of them in their name are trained, such as attn2, or "
             "to_q, to_v. Empty trains all, as core. Other layers of an existing LoRA are left out.",
         ),
-        io.Float.Input(
+        float_input(
             "caption_dropout",
-            default=0.0,
-            min=0.0,
-            max=1.0,
-            step=0.01,
-            tooltip="How often an image is trained with empty_caption instead of its own, for CFG. 0.1 is common; 0 as "
-            "core.",
+            0.0,
+            (0.0, 1.0, 0.01),
+            "How often an image is trained with empty_caption instead of its own, for CFG. 0.1 is common; 0 as core.",
         ),
         io.Combo.Input(
             "noise_levels",
@@ -188,46 +173,32 @@ def _more_inputs() -> list[io.Input]:
             tooltip="How noise levels are drawn. uniform: over the sampling range, as core. logit_normal: mostly in "
             "the middle, as SD3 (arXiv 2403.03206).",
         ),
-        io.Float.Input(
+        float_input(
             "logit_mean",
-            default=0.0,
-            min=-5.0,
-            max=5.0,
-            step=0.05,
-            tooltip="For logit_normal: above 0 trains more at high noise, below 0 more at low noise.",
+            0.0,
+            (-5.0, 5.0, 0.05),
+            "For logit_normal: above 0 trains more at high noise, below 0 more at low noise.",
         ),
-        io.Float.Input(
-            "logit_std",
-            default=1.0,
-            min=0.05,
-            max=5.0,
-            step=0.05,
-            tooltip="For logit_normal: how far the noise levels spread.",
-        ),
-        io.Float.Input(
+        float_input("logit_std", 1.0, (0.05, 5.0, 0.05), "For logit_normal: how far the noise levels spread."),
+        float_input(
             "ema_decay",
-            default=0.0,
-            min=0.0,
-            max=0.99999,
-            step=0.0001,
-            tooltip="Exponential moving average of the LoRA over the steps, which validation, samples and the result "
+            0.0,
+            (0.0, 0.99999, 0.0001),
+            "Exponential moving average of the LoRA over the steps, which validation, samples and the result "
             "then use. 0.99 for some hundred steps, 0.999 for thousands; 0 as core.",
         ),
-        io.Int.Input(
+        int_input(
             "checkpoint_depth",
-            default=1,
-            min=1,
-            max=5,
-            tooltip="For gradient_checkpointing: 1 recomputes whole blocks of the network, more their modules so many "
+            1,
+            (1, 5),
+            "For gradient_checkpointing: 1 recomputes whole blocks of the network, more their modules so many "
             "levels inside: less memory at once, more kept. The result is the same.",
         ),
-        io.Float.Input(
+        float_input(
             "text_encoder_rate",
-            default=1.0,
-            min=0.0,
-            max=10.0,
-            step=0.05,
-            tooltip="Learning rate of the text encoder as a multiple of learning_rate; takes effect when clip is "
+            1.0,
+            (0.0, 10.0, 0.05),
+            "Learning rate of the text encoder as a multiple of learning_rate; takes effect when clip is "
             "connected. 0.1 to 0.5 is common.",
         ),
     ]
@@ -243,20 +214,12 @@ def _pairing_inputs() -> list[io.Input]:
             "were worse there. pool: assigned over the whole training set, one sample at a time. assign: within each "
             "batch. nearest: the nearest of k for each image alone.",
         ),
-        io.Int.Input(
-            "pool_size",
-            default=256,
-            min=1,
-            max=4096,
-            tooltip="For pool: how many noise samples are assigned at once.",
-        ),
-        io.Float.Input(
+        int_input("pool_size", 256, (1, 4096), "For pool: how many noise samples are assigned at once."),
+        float_input(
             "k",
-            default=4.0,
-            min=1.0,
-            max=256,
-            step=0.5,
-            tooltip="For nearest: how many noise samples to choose from; 2 for very few images, else 4 to 8.",
+            4.0,
+            (1.0, 256, 0.5),
+            "For nearest: how many noise samples to choose from; 2 for very few images, else 4 to 8.",
         ),
         io.Combo.Input(
             "nearest_form",
@@ -270,56 +233,33 @@ def _pairing_inputs() -> list[io.Input]:
             tooltip="How assignment treats images of different captions: ignore them (as the paper), swap only within "
             "one caption, or with a penalty (C2OT, arXiv 2503.10636).",
         ),
-        io.Float.Input(
+        float_input(
             "penalty",
-            default=1.0,
-            min=0.0,
-            max=100.0,
-            step=0.1,
-            tooltip="For grouping penalty: the cost of noise from an image of another caption, in standard deviations.",
+            1.0,
+            (0.0, 100.0, 0.1),
+            "For grouping penalty: the cost of noise from an image of another caption, in standard deviations.",
         ),
     ]
 
 
 def _training_inputs() -> list[io.Input]:
     return [
-        io.Int.Input("batch_size", default=1, min=1, max=10000, tooltip="Images in one batch, all of one size."),
-        io.Int.Input(
-            "grad_accumulation_steps",
-            default=1,
-            min=1,
-            max=1024,
-            tooltip="Batches whose gradients are accumulated for one step.",
-        ),
-        io.Int.Input(
-            "steps", default=16, min=1, max=100000, tooltip="Length of the training, in steps or epochs (unit)."
-        ),
+        int_input("batch_size", 1, (1, 10000), "Images in one batch, all of one size."),
+        int_input("grad_accumulation_steps", 1, (1, 1024), "Batches whose gradients are accumulated for one step."),
+        int_input("steps", 16, (1, 100000), "Length of the training, in steps or epochs (unit)."),
         io.Combo.Input(
             "unit",
             options=list(LengthUnit),
             tooltip="steps: optimizer steps, with random images as in core. epochs: each shows every image once.",
         ),
-        io.Float.Input(
-            "learning_rate",
-            default=0.0005,
-            min=0.0000001,
-            max=1.0,
-            step=0.0000001,
-            tooltip="The highest learning rate.",
-        ),
+        float_input("learning_rate", 0.0005, (0.0000001, 1.0, 0.0000001), "The highest learning rate."),
         io.Combo.Input(
             "lr_schedule",
             options=list(LearningRateSchedule),
             tooltip="The learning rate after warm-up: constant, or down to 0 along a line or a cosine.",
         ),
-        io.Int.Input(
-            "warmup_steps",
-            default=0,
-            min=0,
-            max=100000,
-            tooltip="Steps over which the learning rate rises at the start.",
-        ),
-        io.Int.Input("rank", default=8, min=1, max=128, tooltip="The rank of the LoRA layers."),
+        int_input("warmup_steps", 0, (0, 100000), "Steps over which the learning rate rises at the start."),
+        int_input("rank", 8, (1, 128), "The rank of the LoRA layers."),
         io.Combo.Input(
             "optimizer",
             options=list(OPTIMIZERS),
@@ -337,14 +277,7 @@ def _training_inputs() -> list[io.Input]:
             tooltip="How noise levels count. plain: the error of the clean image, as core. epsilon: that of the noise, "
             "as most trainers. min_snr: between both (arXiv 2303.09556).",
         ),
-        io.Float.Input(
-            "snr_gamma",
-            default=5.0,
-            min=0.01,
-            max=100.0,
-            step=0.1,
-            tooltip="For min_snr: the highest weight; the paper uses 5.",
-        ),
+        float_input("snr_gamma", 5.0, (0.01, 100.0, 0.1), "For min_snr: the highest weight; the paper uses 5."),
         seed("Seed of the initial LoRA, the order of images, noise and noise levels."),
         io.Combo.Input("precision", options=list(_DTYPES), tooltip="Compute dtype of the model."),
         io.Combo.Input("lora_precision", options=list(_DTYPES), tooltip="Dtype of the LoRA."),

@@ -8,7 +8,7 @@ from comfy_api.latest import io
 from ..host.evaluate import untouched
 from ..host.image_output import new_figure, to_image
 from ..host.progress import Progress, check_stop, nothing_to_show, with_progress
-from ..host.schema import NOISE, schema, seed
+from ..host.schema import NOISE, float_input, int_input, schema, seed
 
 
 class ResizeToBuckets(io.ComfyNode):
@@ -31,29 +31,23 @@ class ResizeToBuckets(io.ComfyNode):
             ],
             inputs=[
                 io.Image.Input("images", tooltip="The training images, a list or batches of any sizes."),
-                io.Int.Input(
+                int_input(
                     "resolution",
-                    default=1024,
-                    min=64,
-                    max=8192,
-                    step=8,
-                    tooltip="Side of a square with the area of every size: 512 for SD1.5, 1024 for SDXL, SD3 and Flux.",
+                    1024,
+                    (64, 8192, 8),
+                    "Side of a square with the area of every size: 512 for SD1.5, 1024 for SDXL, SD3 and Flux.",
                 ),
-                io.Int.Input(
+                int_input(
                     "step",
-                    default=64,
-                    min=8,
-                    max=512,
-                    step=8,
-                    tooltip="Sides are multiples of this. Larger gives fewer sizes with more images each.",
+                    64,
+                    (8, 512, 8),
+                    "Sides are multiples of this. Larger gives fewer sizes with more images each.",
                 ),
-                io.Float.Input(
+                float_input(
                     "largest_ratio",
-                    default=2.0,
-                    min=1.0,
-                    max=8.0,
-                    step=0.1,
-                    tooltip="The longest shape: 2 is twice as wide as high. 1 cuts every image to a square.",
+                    2.0,
+                    (1.0, 8.0, 0.1),
+                    "The longest shape: 2 is twice as wide as high. 1 cuts every image to a square.",
                 ),
                 io.Mask.Input(
                     "masks", optional=True, tooltip="Masks of the images, in their order: resized and cropped alike."
@@ -151,22 +145,18 @@ class TrainingFromScratch(io.ComfyNode):
                 "optimal transport",
             ],
             inputs=[
-                io.Int.Input(
+                int_input(
                     "batch_size",
-                    default=256,
-                    min=1,
-                    max=1024,
-                    tooltip="Images in a training step, among which noise is assigned; 1 has nothing to assign.",
+                    256,
+                    (1, 1024),
+                    "Images in a training step, among which noise is assigned; 1 has nothing to assign.",
                 ),
-                io.Int.Input(
-                    "steps", default=1000, min=8, max=10000, tooltip="Training steps of each of the two networks."
-                ),
-                io.Int.Input(
+                int_input("steps", 1000, (8, 10000), "Training steps of each of the two networks."),
+                int_input(
                     "sample_steps",
-                    default=2,
-                    min=1,
-                    max=50,
-                    tooltip="Euler steps of the samples in images. The fewer, the more assigned noise shows.",
+                    2,
+                    (1, 50),
+                    "Euler steps of the samples in images. The fewer, the more assigned noise shows.",
                 ),
                 seed("Seed of the networks, the order of images and the noise: the same for both.", control=False),
             ],

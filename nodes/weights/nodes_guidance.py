@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
-from ..host.schema import W2WPoint, schema
+from ..host.schema import W2WPoint, float_input, schema
 from .point_inputs import CATEGORY, END, PAPER
 from .space import Point
 
@@ -85,14 +85,7 @@ class W2WGuider(io.ComfyNode):
                 io.Model.Input("model", tooltip="The base model of the space."),
                 io.Conditioning.Input("positive", tooltip="The prompt, without a description of the identity."),
                 io.Conditioning.Input("negative", tooltip="The negative prompt."),
-                io.Float.Input(
-                    "cfg",
-                    default=3.0,
-                    min=0.0,
-                    max=100.0,
-                    step=0.1,
-                    tooltip="Guidance scale of the positive side.",
-                ),
+                float_input("cfg", 3.0, (0.0, 100.0, 0.1), "Guidance scale of the positive side."),
                 *_INPUTS,
                 _EDITED,
                 _END,

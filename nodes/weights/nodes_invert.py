@@ -10,7 +10,7 @@ from comfy_api.latest import io
 from ..host.folders import named_file
 from ..host.image_output import new_figure, to_image
 from ..host.progress import nothing_to_show
-from ..host.schema import W2WPoint, W2WSpace, schema, seed
+from ..host.schema import W2WPoint, W2WSpace, float_input, int_input, schema, seed
 from .point_inputs import CATEGORY, COMPONENTS_MAX, PAPER
 from .space import Point, Space
 
@@ -44,37 +44,30 @@ class W2WInvert(io.ComfyNode):
                     "positive",
                     tooltip="Prompt with which the members were trained; 'sks person' for the official space.",
                 ),
-                io.Int.Input(
+                int_input(
                     "steps",
-                    default=120,
-                    min=1,
-                    max=100_000,
-                    tooltip="Steps of Adam. 120 for a space of W2W Train Space; 400, as in the paper, for others.",
+                    120,
+                    (1, 100_000),
+                    "Steps of Adam. 120 for a space of W2W Train Space; 400, as in the paper, for others.",
                 ),
-                io.Float.Input(
+                float_input(
                     "learning_rate",
-                    default=0.15,
-                    min=1e-6,
-                    max=10.0,
-                    step=0.001,
-                    tooltip="Learning rate of Adam. 0.15 for a space of W2W Train Space; others: 0.1, as in the paper, "
+                    0.15,
+                    (1e-6, 10.0, 0.001),
+                    "Learning rate of Adam. 0.15 for a space of W2W Train Space; others: 0.1, as in the paper, "
                     "and 1 for images unlike those of the members.",
                 ),
-                io.Float.Input(
+                float_input(
                     "weight_decay",
-                    default=1e-10,
-                    min=0.0,
-                    max=1.0,
-                    step=1e-10,
-                    tooltip="Weight decay of Adam towards the mean, as in the paper. Higher values stay nearer to the "
-                    "members.",
+                    1e-10,
+                    (0.0, 1.0, 1e-10),
+                    "Weight decay of Adam towards the mean, as in the paper. Higher values stay nearer to the members.",
                 ),
-                io.Int.Input(
+                int_input(
                     "components",
-                    default=10_000,
-                    min=1,
-                    max=COMPONENTS_MAX,
-                    tooltip="Number of first coefficients to train (paper: 10,000, and 1,000 for images unlike those "
+                    10_000,
+                    (1, COMPONENTS_MAX),
+                    "Number of first coefficients to train (paper: 10,000, and 1,000 for images unlike those "
                     "of the members). Few underfit, many overfit.",
                 ),
                 seed("Seed of the noise and noise levels of the steps."),
@@ -88,13 +81,11 @@ class W2WInvert(io.ComfyNode):
                     default=True,
                     tooltip="Recompute activations instead of storing them: slower, less memory.",
                 ),
-                io.Int.Input(
+                int_input(
                     "preview_interval",
-                    default=25,
-                    min=0,
-                    max=100_000,
-                    tooltip="Steps between previews of the image restored from noise; 0 turns previews off. Needs a "
-                    "VAE.",
+                    25,
+                    (0, 100_000),
+                    "Steps between previews of the image restored from noise; 0 turns previews off. Needs a VAE.",
                 ),
                 io.String.Input(
                     "checkpoint_name",
@@ -105,35 +96,30 @@ class W2WInvert(io.ComfyNode):
                 io.Mask.Input("mask", optional=True, tooltip="Area of the person: the loss counts only there."),
                 W2WPoint.Input("start_point", optional=True, tooltip="Initial point; default: the mean."),
                 io.Vae.Input("vae", optional=True, tooltip="Needed for previews and restored images."),
-                io.Int.Input(
+                int_input(
                     "early_stop",
-                    optional=True,
-                    default=0,
-                    min=0,
-                    max=100_000,
-                    step=25,
-                    tooltip="Steps without a lower loss on held-out noise after which training ends; the point of the "
+                    0,
+                    (0, 100_000, 25),
+                    "Steps without a lower loss on held-out noise after which training ends; the point of the "
                     "lowest loss is taken. 0: all steps, as in the paper. Costs about a tenth more time.",
-                ),
-                io.Float.Input(
-                    "prior",
                     optional=True,
-                    default=0.0001,
-                    min=0.0,
-                    max=10.0,
-                    step=0.00001,
-                    tooltip="In a space of W2W Train Space: how much the loss counts the sum of squares of the point's "
+                ),
+                float_input(
+                    "prior",
+                    0.0001,
+                    (0.0, 10.0, 0.00001),
+                    "In a space of W2W Train Space: how much the loss counts the sum of squares of the point's "
                     "coefficients, which are trained in standard deviations there, at a falling rate. 0: none of this. "
                     "Without effect in other spaces.",
-                ),
-                io.Int.Input(
-                    "noise_samples",
                     optional=True,
-                    default=6,
-                    min=1,
-                    max=64,
-                    tooltip="In a space of W2W Train Space: noise samples and noise levels of a step. A step takes as "
+                ),
+                int_input(
+                    "noise_samples",
+                    6,
+                    (1, 64),
+                    "In a space of W2W Train Space: noise samples and noise levels of a step. A step takes as "
                     "many times as long. Without effect in other spaces.",
+                    optional=True,
                 ),
             ],
             outputs=[

@@ -10,7 +10,7 @@ from comfy_api.latest import io
 
 from ..host import folders
 from ..host.progress import check_stop, interruptible
-from ..host.schema import W2WSpace, schema
+from ..host.schema import W2WSpace, int_input, schema
 from . import directions
 from .member_sources import folder_stamp
 from .point_inputs import CATEGORY, COMPONENTS_MAX, PAPER
@@ -152,12 +152,11 @@ class W2WFitDirections(io.ComfyNode):
                     "leave-one-out error, or a linear classifier of scikit-learn. conditional_difference: the "
                     "difference of members who differ in this label alone.",
                 ),
-                io.Int.Input(
+                int_input(
                     "components",
-                    default=1000,
-                    min=1,
-                    max=COMPONENTS_MAX,
-                    tooltip="Number of first coefficients to fit on. The paper uses 1,000 with 65,000 members: 100 are "
+                    1000,
+                    (1, COMPONENTS_MAX),
+                    "Number of first coefficients to fit on. The paper uses 1,000 with 65,000 members: 100 are "
                     "coarse, 10,000 entangle. Stay well below the number of members.",
                 ),
                 io.String.Input("attributes", default="", tooltip="Comma-separated attributes. Empty: all."),

@@ -14,7 +14,7 @@ from ..common.lora_keys import TEXT, FileFormat
 from ..common.lora_reader import NONE
 from ..host import folders
 from ..host.folders import next_file, relative
-from ..host.schema import LoraModel, W2WPoint, schema
+from ..host.schema import LoraModel, W2WPoint, float_input, int_input, schema
 from .point_inputs import CATEGORY, END, PAPER, POINT_TOOLTIP, START, STRENGTH
 from .space import Point
 
@@ -107,12 +107,11 @@ class W2WToLoRA(io.ComfyNode):
                     tooltip="Folder and name in ComfyUI's output folder; a number is added. Load LoRA lists files in "
                     "output/loras after a refresh. Empty: no file.",
                 ),
-                io.Int.Input(
+                int_input(
                     "rank",
-                    default=0,
-                    min=0,
-                    max=2048,
-                    tooltip="Largest rank of a layer; the report gives the change that is lost. 0: each layer's "
+                    0,
+                    (0, 2048),
+                    "Largest rank of a layer; the report gives the change that is lost. 0: each layer's "
                     "smallest rank that loses nothing.",
                 ),
                 io.Combo.Input(
@@ -171,22 +170,8 @@ class W2WStyleMerge(io.ComfyNode):
                     options=[NONE, *folders.lora_names()],
                     tooltip="File in models/loras, for the same base model.",
                 ),
-                io.Float.Input(
-                    "point_strength",
-                    default=1.0,
-                    min=-100.0,
-                    max=100.0,
-                    step=0.01,
-                    tooltip="Strength of the point's change.",
-                ),
-                io.Float.Input(
-                    "style_strength",
-                    default=1.0,
-                    min=-100.0,
-                    max=100.0,
-                    step=0.01,
-                    tooltip="Strength of the style's change.",
-                ),
+                float_input("point_strength", 1.0, (-100.0, 100.0, 0.01), "Strength of the point's change."),
+                float_input("style_strength", 1.0, (-100.0, 100.0, 0.01), "Strength of the style's change."),
                 io.String.Input(
                     "filename_prefix",
                     default="",

@@ -10,7 +10,7 @@ from comfy_api.latest import io
 from ..common import lora_reader, named_strengths
 from ..common.lora_reader import NONE
 from ..host import folders
-from ..host.schema import LoraModel, W2WPoint, W2WSpace, schema, seed
+from ..host.schema import LoraModel, W2WPoint, W2WSpace, float_input, int_input, schema, seed
 from . import directions
 from .point_inputs import CATEGORY, COMPONENTS_MAX, PAPER, POINT_TOOLTIP, PRESERVED
 from .space import Point, Space
@@ -44,27 +44,18 @@ class W2WSample(io.ComfyNode):
                     "Seed of the sampled coefficients. The first point of a seed has the coefficients that the "
                     "official code samples with it."
                 ),
-                io.Int.Input(
-                    "count",
-                    default=1,
-                    min=1,
-                    max=_COUNT_MAX,
-                    tooltip="Number of points, returned as a list, for random and members.",
-                ),
-                io.Int.Input(
+                int_input("count", 1, (1, _COUNT_MAX), "Number of points, returned as a list, for random and members."),
+                int_input(
                     "components",
-                    default=1000,
-                    min=1,
-                    max=COMPONENTS_MAX,
-                    tooltip="Number of first coefficients to sample (paper: 1,000); the others are 0.",
+                    1000,
+                    (1, COMPONENTS_MAX),
+                    "Number of first coefficients to sample (paper: 1,000); the others are 0.",
                 ),
-                io.Float.Input(
+                float_input(
                     "spread",
-                    default=1.0,
-                    min=0.0,
-                    max=10.0,
-                    step=0.05,
-                    tooltip="Factor of the standard deviations. Below 1: nearer to the mean; above 1: more diverse.",
+                    1.0,
+                    (0.0, 10.0, 0.05),
+                    "Factor of the standard deviations. Below 1: nearer to the mean; above 1: more diverse.",
                 ),
                 io.Combo.Input(
                     "source",
@@ -164,25 +155,16 @@ class W2WMix(io.ComfyNode):
             inputs=[
                 W2WPoint.Input("first_point", tooltip="First endpoint (fraction 0)."),
                 W2WPoint.Input("second_point", tooltip="Second endpoint (fraction 1), of the same space."),
-                io.Float.Input(
+                float_input(
                     "start_fraction",
-                    default=0.5,
-                    min=-3.0,
-                    max=4.0,
-                    step=0.05,
-                    tooltip="Position of the first point of the list on the line; values outside 0 to 1 extrapolate.",
+                    0.5,
+                    (-3.0, 4.0, 0.05),
+                    "Position of the first point of the list on the line; values outside 0 to 1 extrapolate.",
                 ),
-                io.Float.Input(
-                    "end_fraction",
-                    default=1.0,
-                    min=-3.0,
-                    max=4.0,
-                    step=0.05,
-                    tooltip="Position of the last point of the list on the line.",
+                float_input(
+                    "end_fraction", 1.0, (-3.0, 4.0, 0.05), "Position of the last point of the list on the line."
                 ),
-                io.Int.Input(
-                    "count", default=1, min=1, max=_COUNT_MAX, tooltip="Number of points; 1 uses start_fraction."
-                ),
+                int_input("count", 1, (1, _COUNT_MAX), "Number of points; 1 uses start_fraction."),
             ],
             outputs=[
                 W2WPoint.Output(display_name="point", is_output_list=True, tooltip=_POINTS),
@@ -218,13 +200,9 @@ class W2WSweep(io.ComfyNode):
                     "member), or PC and a number (strength 1 is a standard deviation).",
                 ),
                 io.String.Input("second_direction", default="", tooltip="Direction along a column; empty for one row."),
-                io.Float.Input(
-                    "min_strength", default=-1.0, min=-100.0, max=100.0, step=0.1, tooltip="First strength."
-                ),
-                io.Float.Input("max_strength", default=1.0, min=-100.0, max=100.0, step=0.1, tooltip="Last strength."),
-                io.Int.Input(
-                    "count", default=5, min=1, max=64, tooltip="Number of strengths in a row, and in a column."
-                ),
+                float_input("min_strength", -1.0, (-100.0, 100.0, 0.1), "First strength."),
+                float_input("max_strength", 1.0, (-100.0, 100.0, 0.1), "Last strength."),
+                int_input("count", 5, (1, 64), "Number of strengths in a row, and in a column."),
                 io.String.Input(**PRESERVED),
             ],
             outputs=[
@@ -273,12 +251,8 @@ class W2WProjectLoRA(io.ComfyNode):
                     options=[NONE, *folders.lora_names()],
                     tooltip="File in models/loras, for the base model of the space.",
                 ),
-                io.Int.Input(
-                    "components",
-                    default=1000,
-                    min=1,
-                    max=COMPONENTS_MAX,
-                    tooltip="Number of first coefficients to use; the others are 0.",
+                int_input(
+                    "components", 1000, (1, COMPONENTS_MAX), "Number of first coefficients to use; the others are 0."
                 ),
                 LoraModel.Input("lora", optional=True, tooltip="LoRA from another node, used instead of a file."),
             ],

@@ -8,7 +8,7 @@ from comfy_api.latest import io
 
 from ..host import folders
 from ..host.progress import with_progress
-from ..host.schema import LoraModel, W2WPoint, W2WSpace, schema
+from ..host.schema import LoraModel, W2WPoint, W2WSpace, float_input, int_input, schema
 from . import directions, space_builder, space_file
 from .member_sources import folder_stamp
 from .point_inputs import CATEGORY, COMPONENTS_MAX, PAPER
@@ -70,29 +70,25 @@ class W2WBuildSpace(io.ComfyNode):
                     "kohya, diffusers, PEFT, ComfyUI. Empty: only the connected LoRAs.",
                 ),
                 _filename("my-space"),
-                io.Int.Input(
+                int_input(
                     "rank",
-                    default=128,
-                    min=0,
-                    max=2048,
-                    tooltip="weight_updates: largest rank of a layer's common basis and of a point; 0: no limit. "
+                    128,
+                    (0, 2048),
+                    "weight_updates: largest rank of a layer's common basis and of a point; 0: no limit. "
                     "singular_values: rank to which each layer of each LoRA is reduced.",
                 ),
-                io.Float.Input(
+                float_input(
                     "energy",
-                    default=0.99,
-                    min=0.5,
-                    max=1.0,
-                    step=0.001,
-                    tooltip="weight_updates: each layer's common basis has the smallest rank that keeps this fraction "
+                    0.99,
+                    (0.5, 1.0, 0.001),
+                    "weight_updates: each layer's common basis has the smallest rank that keeps this fraction "
                     "of the members' squared change on average, up to rank.",
                 ),
-                io.Int.Input(
+                int_input(
                     "components",
-                    default=1000,
-                    min=1,
-                    max=COMPONENTS_MAX,
-                    tooltip="Number of axes to keep, at most the number of LoRAs minus 1. The paper edits with 1,000 "
+                    1000,
+                    (1, COMPONENTS_MAX),
+                    "Number of axes to keep, at most the number of LoRAs minus 1. The paper edits with 1,000 "
                     "and inverts with 10,000, of 65,000 members.",
                 ),
                 io.Combo.Input(

@@ -9,7 +9,7 @@ from comfy_api.latest import io
 
 from ..host.image_output import new_figure, to_compare, to_image
 from ..host.progress import check_stop, interruptible
-from ..host.schema import IMAGES, W2WPoint, W2WSpace, schema
+from ..host.schema import IMAGES, W2WPoint, W2WSpace, int_input, schema
 from .point_inputs import CATEGORY, PAPER
 from .space import Point, Space
 
@@ -81,12 +81,11 @@ class W2WSheet(io.ComfyNode):
                     optional=True,
                     tooltip="The label output of W2W Sweep, W2W Mix or W2W Sample; without it, label_text counts.",
                 ),
-                io.Int.Input(
+                int_input(
                     "columns",
-                    default=0,
-                    min=0,
-                    max=64,
-                    tooltip="Images in a row. 0: the grid of W2W Sweep, else one row of up to six, else a square.",
+                    0,
+                    (0, 64),
+                    "Images in a row. 0: the grid of W2W Sweep, else one row of up to six, else a square.",
                 ),
                 io.String.Input("title", default="", tooltip="Title over the sheet; empty for none."),
                 io.String.Input(
@@ -96,13 +95,12 @@ class W2WSheet(io.ComfyNode):
                     optional=True,
                     tooltip="One label a line, for each image in order; empty: numbers.",
                 ),
-                io.Int.Input(
+                int_input(
                     "image_width",
-                    default=_PANEL,
-                    min=64,
-                    max=1024,
+                    _PANEL,
+                    (64, 1024),
+                    "Width of each image on the sheet in pixels; small images are enlarged.",
                     optional=True,
-                    tooltip="Width of each image on the sheet in pixels; small images are enlarged.",
                 ),
             ],
             outputs=[

@@ -9,20 +9,13 @@ from comfy_api.latest import io
 from ..host.folders import named_file, people_folder
 from ..host.image_output import new_figure, to_image
 from ..host.progress import with_progress
-from ..host.schema import W2WSpace, schema, seed
+from ..host.schema import W2WSpace, float_input, int_input, schema, seed
 from . import member_folders
 from .point_inputs import CATEGORY, PAPER
 
 
 def _rate(name: str, default: float, what: str) -> io.Float.Input:
-    return io.Float.Input(
-        name,
-        default=default,
-        min=0.0,
-        max=100.0,
-        step=0.05,
-        tooltip=f"Learning rate of {what} as a multiple of learning_rate.",
-    )
+    return float_input(name, default, (0.0, 100.0, 0.05), f"Learning rate of {what} as a multiple of learning_rate.")
 
 
 def _stamp(folder: str) -> str:
@@ -76,59 +69,45 @@ class W2WTrainSpace(io.ComfyNode):
                     tooltip="Caption of images without a text file. Say what varies and nothing of who it is: what the "
                     "caption says, the space does not learn.",
                 ),
-                io.Int.Input(
-                    "rank", default=4, min=1, max=128, tooltip="Rank of every layer's update: a point is a LoRA of it."
-                ),
-                io.Int.Input(
+                int_input("rank", 4, (1, 128), "Rank of every layer's update: a point is a LoRA of it."),
+                int_input(
                     "components",
-                    default=64,
-                    min=1,
-                    max=1024,
-                    tooltip="Numbers of a person's code; the space has as many axes, at most the number of people "
-                    "minus 1.",
+                    64,
+                    (1, 1024),
+                    "Numbers of a person's code; the space has as many axes, at most the number of people minus 1.",
                 ),
-                io.Int.Input(
+                int_input(
                     "steps",
-                    default=600,
-                    min=1,
-                    max=1_000_000,
-                    tooltip="Steps of Adam. Everybody should come up in 50 steps or more: steps x members_per_step / "
-                    "people.",
+                    600,
+                    (1, 1_000_000),
+                    "Steps of Adam. Everybody should come up in 50 steps or more: steps x members_per_step / people.",
                 ),
-                io.Float.Input(
+                float_input(
                     "learning_rate",
-                    default=0.0002,
-                    min=1e-7,
-                    max=1.0,
-                    step=1e-7,
-                    tooltip="Learning rate of the shared directions at its highest; it falls to a tenth. Measured on "
+                    0.0002,
+                    (1e-7, 1.0, 1e-7),
+                    "Learning rate of the shared directions at its highest; it falls to a tenth. Measured on "
                     "the demo model alone, where 0.004 is best; start lower on others.",
                 ),
-                io.Int.Input(
-                    "members_per_step", default=8, min=1, max=1024, tooltip="People in a step, drawn at random."
-                ),
-                io.Int.Input(
+                int_input("members_per_step", 8, (1, 1024), "People in a step, drawn at random."),
+                int_input(
                     "images_per_member",
-                    default=3,
-                    min=1,
-                    max=64,
-                    tooltip="Images of each of them in a step; who has fewer comes with other noise.",
+                    3,
+                    (1, 64),
+                    "Images of each of them in a step; who has fewer comes with other noise.",
                 ),
-                io.Int.Input(
+                int_input(
                     "batch_size",
-                    default=4,
-                    min=1,
-                    max=1024,
-                    tooltip="Largest number of images in one evaluation of the model, of any people. Takes memory, and "
+                    4,
+                    (1, 1024),
+                    "Largest number of images in one evaluation of the model, of any people. Takes memory, and "
                     "changes nothing but the speed.",
                 ),
-                io.Int.Input(
+                int_input(
                     "resolution",
-                    default=512,
-                    min=64,
-                    max=4096,
-                    step=8,
-                    tooltip="Images are resized to sizes of this square's area, each to that of the nearest shape, and "
+                    512,
+                    (64, 4096, 8),
+                    "Images are resized to sizes of this square's area, each to that of the nearest shape, and "
                     "cropped: 512 for SD1.5, 1024 for SDXL, SD3 and Flux, 128 for the demo model.",
                 ),
                 seed("Seed of the start, the order of people and images, noise and noise levels."),
@@ -140,31 +119,22 @@ class W2WTrainSpace(io.ComfyNode):
                 ),
                 _rate("code_rate", 7.5, "the codes"),
                 _rate("projection_rate", 0.75, "the shared projections; 0 keeps them as drawn"),
-                io.Float.Input(
+                float_input(
                     "prior",
-                    default=0.0,
-                    min=0.0,
-                    max=100.0,
-                    step=0.0001,
-                    tooltip="Weight of the mean square of a code's numbers in the loss: higher keeps people nearer to "
+                    0.0,
+                    (0.0, 100.0, 0.0001),
+                    "Weight of the mean square of a code's numbers in the loss: higher keeps people nearer to "
                     "each other.",
                 ),
-                io.Float.Input(
+                float_input(
                     "end_percent",
-                    default=0.85,
-                    min=0.01,
-                    max=1.0,
-                    step=0.01,
-                    tooltip="Noise levels are drawn from the start of the sampling range (0, pure noise) up to here: "
+                    0.85,
+                    (0.01, 1.0, 0.01),
+                    "Noise levels are drawn from the start of the sampling range (0, pure noise) up to here: "
                     "who is seen is settled before.",
                 ),
-                io.Float.Input(
-                    "caption_dropout",
-                    default=0.0,
-                    min=0.0,
-                    max=1.0,
-                    step=0.01,
-                    tooltip="How often a caption is replaced by an empty prompt.",
+                float_input(
+                    "caption_dropout", 0.0, (0.0, 1.0, 0.01), "How often a caption is replaced by an empty prompt."
                 ),
                 io.Combo.Input(
                     "precision",
@@ -176,12 +146,11 @@ class W2WTrainSpace(io.ComfyNode):
                     default=True,
                     tooltip="Recompute activations instead of storing them: slower, less memory.",
                 ),
-                io.Int.Input(
+                int_input(
                     "preview_interval",
-                    default=100,
-                    min=0,
-                    max=1_000_000,
-                    tooltip="Steps between previews of two people and of a sampled point; 0: at the end alone.",
+                    100,
+                    (0, 1_000_000),
+                    "Steps between previews of two people and of a sampled point; 0: at the end alone.",
                 ),
                 io.String.Input(
                     "checkpoint_name",
@@ -189,12 +158,11 @@ class W2WTrainSpace(io.ComfyNode):
                     tooltip="Name of a file in the output folder, such as glassbox/space. After Stop the same "
                     "workflow queued again resumes from it exactly. Empty: no checkpoint.",
                 ),
-                io.Int.Input(
+                int_input(
                     "checkpoint_interval",
-                    default=50,
-                    min=1,
-                    max=1_000_000,
-                    tooltip="Steps between two saves of the checkpoint; it is also saved at the end and at a stop.",
+                    50,
+                    (1, 1_000_000),
+                    "Steps between two saves of the checkpoint; it is also saved at the end and at a stop.",
                 ),
             ],
             outputs=[
