@@ -11,26 +11,41 @@ import tricky_canvas
 from tools.launcher import widgets, workflow
 from tools.workflows import layout, wires
 
-# Of two workflows a canvas opens one: each workflow is opened once in each front end, and once in each renderer.
-_TWO = [
-    pytest.param(two, id="-".join(map(repository.name_of, two)))
-    for two in itertools.zip_longest(
-        repository.WORKFLOWS[::2], repository.WORKFLOWS[1::2], fillvalue=repository.WORKFLOWS[0]
-    )
-]
+
+def _pairs(paths):
+    """Two workflows for each test, of which a canvas opens one."""
+    return [
+        pytest.param(two, id="-".join(map(repository.name_of, two)))
+        for two in itertools.zip_longest(paths[::2], paths[1::2], fillvalue=paths[0])
+    ]
+
+
 _OPEN_THE_SECOND = [canvas_page.KINDS["pinned-nodes2"], canvas_page.KINDS["newest-classic"]]
 
 # Nodes whose widgets a script of the front end makes, out of the reach of object_info.
 _SCRIPTED = {"LoadImageOutput", "WebcamCapture", "RecordAudio", "Load3D", "Load3DAnimation", "Preview3D", "SaveGLB"}
 
 
-@pytest.mark.parametrize("two", _TWO)
-def test_a_workflow_opens_and_comes_back_unchanged(canvas, two, request, object_info):
+@pytest.mark.parametrize("two", _pairs(repository.TEMPLATES))
+def test_a_template_opens_and_comes_back_unchanged(canvas, two, request, object_info):
+    """Each is opened once in each front end, and once in each renderer."""
+    _opens(canvas, two[request.node.callspec.params["canvas"] in _OPEN_THE_SECOND], object_info)
+
+
+@canvas_page.EACH_RENDERER
+@pytest.mark.parametrize("turn", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("two", _pairs([path for path in repository.WORKFLOWS if path not in repository.TEMPLATES]))
+def test_a_further_workflow_opens_and_comes_back_unchanged(canvas, two, turn, object_info):
+    """The slow tests open each in the other front end and renderer, too."""
+    _opens(canvas, two[(turn + canvas.vue) % 2], object_info)
+
+
+def _opens(canvas, path, object_info):
     """Nothing is missing or covered, saving writes the same values, and Run queues the converter's prompt.
 
     Nor is anything covered by the texts and previews of a run.
     """
-    saved = workflow.load(two[request.node.callspec.params["canvas"] in _OPEN_THE_SECOND])
+    saved = workflow.load(path)
     canvas.load(saved)
     assert canvas.missing() == []
     assert canvas.overlaps() == []

@@ -13,10 +13,10 @@ import torch
 import trainer_inputs
 import weight_nodes
 
-STEPS = 3
+STEPS = 2  # one before and one after what begins or ends in the middle of the run
 BLOCK = "up-level1-repeat0-vit-out"
 SIZE = {"reference_width": 512, "reference_height": 256}
-SHOWN = {"base_size": 32, "downscale_end_percent": 0.7}
+SHOWN = {"base_size": 32, "downscale_end_percent": 0.4}
 LAYER = "output_blocks.3.1.transformer_blocks.0.attn2.to_v"
 
 
@@ -158,7 +158,7 @@ CASES = {
     "GBX_BakeNeuronMask": {"mask": ("demo", lambda w, _: {"mask": mask(w)})},
     "GBX_NemoNeuronMask": {
         "both": ("demo", lambda w, _: {"mask": mask(w), "apply_to": "both"}),
-        "positive": ("demo", lambda w, _: {"mask": mask(w), "apply_to": "positive", "end_percent": 0.6}),
+        "positive": ("demo", lambda w, _: {"mask": mask(w), "apply_to": "positive", "end_percent": 0.4}),
         "own": ("demo", lambda w, _: {"mask": mask(w), "masked_prompts": "own", "clip": w.clip}),
     },
     "GBX_AttentionScaling": {
@@ -173,7 +173,7 @@ CASES = {
         "whole": ("demo", lambda w, directory: {"point": weights(w, directory)[0]}),
         "part": (
             "demo",
-            lambda w, directory: {"point": weights(w, directory)[0], "start_percent": 0.2, "end_percent": 0.7},
+            lambda w, directory: {"point": weights(w, directory)[0], "start_percent": 0.4, "end_percent": 1.0},
         ),
     },
     "GBX_W2WGuidance": {
@@ -185,7 +185,7 @@ CASES = {
     "GBX_W2WGuider": {
         "with an end": (
             "demo",
-            lambda w, directory: {**w.sides, "point": weights(w, directory)[0], "end_percent": 0.7},
+            lambda w, directory: {**w.sides, "point": weights(w, directory)[0], "end_percent": 0.4},
         )
     },
 }

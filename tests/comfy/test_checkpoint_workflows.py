@@ -72,7 +72,15 @@ def test_a_file_that_is_not_there_is_refused(checkpoint_nodes):
         checkpoint_runs.validate(prompt)
 
 
-@pytest.mark.parametrize("path", repository.CHECKPOINT_WORKFLOWS, ids=repository.name_of)
+def _with_twins_slow(paths):
+    """SDXL's workflow is slow where SD1.5's, another U-Net, has the same nodes in it."""
+    names = set(map(repository.name_of, paths))
+    twins = {name for name in names if name.startswith("sdxl_") and name.replace("sdxl_", "sd15_", 1) in names}
+    slow = {name: [pytest.mark.slow] if name in twins else [] for name in names}
+    return [pytest.param(path, id=name, marks=slow[name]) for path in paths for name in [repository.name_of(path)]]
+
+
+@pytest.mark.parametrize("path", _with_twins_slow(repository.CHECKPOINT_WORKFLOWS))
 def test_checkpoint_workflow_runs(checkpoint_nodes, path, monkeypatch, tmp_path):
     architecture = checkpoint_runs.architecture(path)
     assert architecture in reduced.ARCHITECTURES

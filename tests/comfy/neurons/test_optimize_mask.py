@@ -39,6 +39,12 @@ def optimize(app, planted, **changes):
     return app.run("GBX_OptimizeNeuronMask", model=planted[0], clip=planted[1], **(HOW | changes))
 
 
+@pytest.fixture(scope="module")
+def learned(app, planted):
+    """What the node returns, for the tests that read it: twenty steps with gradients are dear."""
+    return optimize(app, planted)
+
+
 def known(app):
     import json
 
@@ -46,8 +52,8 @@ def known(app):
     return {text: {tuple(neuron) for neuron in chosen} for text, chosen in json.loads(header["planted"]).items()}
 
 
-def test_the_neuron_of_a_name_is_scaled_most_and_the_score_falls(app, planted):
-    mask, _, table, report = optimize(app, planted)
+def test_the_neuron_of_a_name_is_scaled_most_and_the_score_falls(app, planted, learned):
+    mask, _, table, report = learned
     (true,) = known(app)[PROMPT]
     assert mask.scales[true[0]][true[1]] == min(scale for of in mask.scales.values() for scale in of.values())
     (record,) = mask.searches
@@ -63,8 +69,8 @@ def test_the_neuron_of_a_name_is_scaled_most_and_the_score_falls(app, planted):
     assert again.from_json(again.to_json(mask), "mask").scales == mask.scales
 
 
-def test_the_mask_acts_as_any_other(app, planted):
-    mask = optimize(app, planted, steps=4)[0]
+def test_the_mask_acts_as_any_other(app, planted, learned):
+    mask = learned[0]
     masked = app.run(
         "GBX_NemoNeuronMask",
         **{"model": planted[0], "mask": mask, "strength": 1.0, "start_percent": 0.0, "end_percent": 1.0},
@@ -86,7 +92,7 @@ def test_the_mask_acts_as_any_other(app, planted):
 
 
 def test_no_more_neurons_than_the_bound(app, planted):
-    mask = optimize(app, planted, max_neurons=3)[0]
+    mask = optimize(app, planted, max_neurons=3, steps=8)[0]
     assert 0 < mask.count <= 3
     assert known(app)[PROMPT] <= set(mask.neurons)
 

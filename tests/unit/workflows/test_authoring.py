@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import repository
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tools.launcher import workflow
@@ -208,6 +208,7 @@ def test_a_wrong_description_is_reported(describe, sentence):
         describe(Workflow("w", INFO))
 
 
+@settings(max_examples=40)  # beside these every workflow of the pack is laid out
 @given(
     st.lists(
         st.tuples(
