@@ -5,7 +5,7 @@ import { app } from "../../scripts/app.js";
 import { refreshAll, watchCanvas } from "./canvas/panel.js";
 import { keepRoom } from "./canvas/room.js";
 import { forget } from "./canvas/server.js";
-import { sayOption, sayTitle, speak } from "./text/words.js";
+import { asWritten, sayOption, sayTitle, speak } from "./text/words.js";
 
 // The module of each node's panel, and what adds it to a node. The front end imports every .js of the pack when it starts;
 // a panel is an .mjs, imported for the first workflow or node that shows it.
@@ -41,6 +41,7 @@ app.registerExtension({
     const href = new URL("./glassbox.css", import.meta.url).href;
     document.head.append(Object.assign(document.createElement("link"), { rel: "stylesheet", href }));
     watchCanvas();
+    saveAsWritten(app.graph);
     await speak(app.extensionManager?.setting.get("Comfy.Locale"));
   },
   /** A workflow is opened: its panels are there before its nodes, which then get them at once. */
@@ -96,6 +97,19 @@ function addPanelTo(node) {
 function shorten(node) {
   const hidden = LiteGraph.vueNodesMode ? (node.widgets ?? []).filter((widget) => widget.advanced).length : 0;
   if (hidden) node.setSize([node.size[0], node.size[1] - hidden * (LiteGraph.NODE_WIDGET_HEIGHT + 4)]);
+}
+
+/** What is saved of the pack's workflows, in files and images, keeps the texts that they came with. */
+function saveAsWritten(graph) {
+  const before = graph.onSerialize;
+  graph.onSerialize = function (saved) {
+    before?.apply(this, arguments);
+    if (!saved.extra?.glassbox) return;
+    for (const { nodes, groups } of [saved, ...(saved.definitions?.subgraphs ?? [])]) {
+      for (const titled of [...groups, ...nodes]) if (titled.title) titled.title = asWritten(titled.title);
+      for (const { type, widgets_values: values } of nodes) if (type === "MarkdownNote") values[0] = asWritten(values[0]);
+    }
+  };
 }
 
 /** Shows titles and notes of the pack's workflows in the language of the canvas. */

@@ -27,6 +27,7 @@ _QUEUING = re.compile("/(prompt|queue)$")
 _DRAG = """slider => {
     for (slider.value of [0.1, 0.2, 0.3]) slider.dispatchEvent(new Event("input"))
 }"""
+_STEPS = "() => app.extensionManager.workflow.activeWorkflow.changeTracker.undoQueue.length"
 _OFFSET = "() => [...app.canvas.ds.offset].map(length => length * app.canvas.ds.scale)"
 # Whether the panel of a new node redraws when the graph changes: in no graph, and in one.
 _TOUCHED = """type => {
@@ -133,6 +134,42 @@ def test_a_drag_can_be_undone_at_once(canvas, sliders):
     assert "moustache" in _queued(canvas)
     canvas.page.keyboard.press("Control+z")
     expect(_number(sliders, "moustache")).to_have_value("0")
+
+
+@pytest.mark.parametrize("way", ["typed", "typed and left", "dragged out of the row", "dragged to 0", "stepped"])
+def test_a_change_is_one_step_of_undo(canvas, sliders, way):
+    row, page = _row(sliders, "beard"), canvas.page
+    box = row.locator("input[type=range]").bounding_box()
+    middle = box["y"] + box["height"] / 2
+    canvas.pause()
+    before = page.evaluate(_STEPS)
+    if way in ("typed", "typed and left", "stepped"):
+        row.locator("input[type=number]").click()
+        page.keyboard.press("Control+a")
+        if way == "stepped":
+            page.keyboard.press("ArrowUp")
+        else:
+            page.keyboard.type("-0.725", delay=120)
+        if way == "typed":
+            page.keyboard.press("Enter")
+        canvas.pause()
+        page.mouse.click(1200, 400)  # the empty canvas
+    else:
+        low, high = (float(row.locator("input[type=range]").get_attribute(end)) for end in ("min", "max"))
+        target, below = (low, 300) if way == "dragged out of the row" else (0, 0)
+        ends = [box["x"] + 6 + (box["width"] - 12) * (one - low) / (high - low) for one in (0.5, target)]
+        page.mouse.move(ends[0], middle)
+        page.mouse.down()
+        for step in range(1, 9):
+            page.mouse.move(ends[0] + (ends[1] - ends[0]) * step / 8, middle + below * step / 8)
+            page.wait_for_timeout(60)
+        page.mouse.up()
+    canvas.pause()
+    assert "beard: 0.5," not in _queued(canvas) and ("beard" in _queued(canvas)) == (way != "dragged to 0")
+    assert page.evaluate(_STEPS) == before + 1
+    canvas.undo()
+    expect(_number(sliders, "beard")).to_have_value("0.5")
+    assert _queued(canvas) == "beard: 0.5, bald: -0.25"
 
 
 def test_saved_loaded_copied_undone(canvas, sliders, object_info):

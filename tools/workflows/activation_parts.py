@@ -70,7 +70,7 @@ def demo_activations_token_heat_map(w: Workflow) -> None:
     ready = prepare(w, "Generate and record", recorded, CAPTION, seed=7)
     w.group("Choose words")
     words = "red hair, sunglasses, smiling, hoodie, green background"
-    figure, _, _ = w.add("GBX_TokenHeatMap", **ready | {"prompt": ready.pop("text")}, words=words, node_size=(380, 640))
+    figure, _, _ = w.add("GBX_TokenHeatMap", **ready | {"prompt": ready.pop("text")}, words=words, node_size=(380, 680))
     w.group("Where each word acts")
     show(w, figure, "token_heat_map", "Where each word acts", _MAPS)
     inputs = "Generate and record.prompt", "GBX_TokenHeatMap.words", "Generate and record.seed"
@@ -184,7 +184,7 @@ def _checkpoint_words(w: Workflow, checkpoint: str, side: int) -> None:
     w.note(
         "Where each word acts",
         "**The recorder** averages the cross-attention of all sampling steps, as DAAM does (arXiv 2210.04885).",
-        "**Each line** shows where one word acts. A phrase such as blue sky counts as one word.",
+        "**Each image** shows where one word acts. A phrase such as blue sky counts as one word.",
         "**Try** words of your own prompt, or `prompt_role` negative with rows both recorded.",
     )
     w.group("Model")

@@ -87,7 +87,7 @@ def sdxl_activations_sparse_features(w: Workflow) -> None:
     steered = w.add(
         "GBX_SparseFeatureSteering", model=model, autoencoder=autoencoder, strengths=strongest, mode="scale"
     )
-    image = generate(w, steered, *text, latent, vae, sampler="euler_ancestral", **numbers)
+    image = generate(w, steered, *text, latent, vae, sampler="euler_ancestral", what="steered", **numbers)
     save(w, image, "sdxl_sparse_steered", "Steered")
 
 

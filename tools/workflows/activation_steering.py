@@ -348,7 +348,7 @@ def sd15_activations_patching(w: Workflow) -> None:
     w.add("PreviewAny", source=report, node_title="What is patched")
     other = w.add("CLIPTextEncode", clip=clip, text="a bronze sculpture of a horse in a museum", node_title="Prompt")
     for name, one in (("plain", model), ("patched", patched)):
-        image = generate(w, one, other, negative, latent, vae, seed=0, steps=20, cfg=7.0)
+        image = generate(w, one, other, negative, latent, vae, what=name, seed=0, steps=20, cfg=7.0)
         save(w, image, f"sd15_patching_{name}", f"Second run, {name}")
 
 
@@ -387,8 +387,9 @@ def side_by_side(
     positive, negative = encode(w, clip, text)
     latent = w.add("EmptyLatentImage", width=side, height=side, batch_size=4)
     for model, title in zip(models, titles, strict=True):
-        steps = 8 if side == 128 else 20
-        image = generate(w, model, positive, negative, latent, vae, sampler=sampler_of(w), seed=0, steps=steps, cfg=cfg)
+        numbers = {"seed": 0, "steps": 8 if side == 128 else 20, "cfg": cfg}
+        how = {"what": title.lower(), "sampler": sampler_of(w)}
+        image = generate(w, model, positive, negative, latent, vae, **how, **numbers)
         save(w, image, f"{name}_{title.lower()}", title)
 
 

@@ -83,8 +83,7 @@ class Workflow:
         self.extra: dict[str, object] = {}  # what the file holds beside its nodes
         self.in_columns = False  # whether its groups stand side by side with straight wires, as in the first templates
         self.named_kind: Kind | None = None  # what it is for, where its nodes do not say it
-        self._inner_ids: dict[str, int] = {}  # title of a subgraph -> the id of its first node, of none other's
-        self._shown: dict[str, list] = {}  # title of a subgraph -> what its first node is given
+        self._titles: dict[str, int] = {}  # title of subgraphs -> how many have it
         self._object_info = object_info
 
     @property
@@ -153,16 +152,19 @@ class Workflow:
         """Add a node that holds the nodes that ``describe(inside, **inputs)`` adds, and return its outputs.
 
         ``describe`` returns them, by name or with the names that they have inside. ``given``: its inputs by name; plain
-        values are shown as the widgets inside that they are handed to.
+        values are shown as the widgets inside that they are handed to. A title that is taken gets a number: nodes that
+        share what they hold share their previews in Nodes 2.0.
         """
+        number = self._titles[title] = self._titles.get(title, 0) + 1
+        title = title if number == 1 else f"{title} {number}"
         kinds = [value.type if isinstance(value, Output) else ANY for value in given.values()]
         border = Node(INPUTS, "", {"output": kinds}, 0)
-        first_id = self._inner_ids.setdefault(title, self.first_id + _INNER * (1 + len(self._inner_ids)))
+        first_id = self.first_id + _INNER * sum(self._titles.values())
         inside = Workflow(f"{self.name}: {title}", self._object_info, first_id)
         inside.named_kind = self.kind
         made = describe(inside, **dict(zip(given, border.outputs, strict=True)))
-        shown = self._shown.setdefault(title, list(given.values()))
-        for node in inside.nodes:  # A widget inside starts with the value that the first node of its subgraph shows.
+        shown = list(given.values())
+        for node in inside.nodes:  # A widget inside starts with the value that its subgraph's node shows.
             handed = {name: shown[output.slot] for name, output in node.sources.items() if output.node is border}
             node.values |= {name: value for name, value in handed.items() if not isinstance(value, Output)}
         if isinstance(made, Output):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from tools.launcher.paths import ROOT
 from tools.launcher.widgets import Widget, inputs, widgets
 
-from .authoring import ANY, INPUTS, NOTE, OUTPUTS, AuthoringError, Node, Output, Workflow
+from .authoring import ANY, INPUTS, NOTE, OUTPUTS, Node, Output, Workflow
 from .columns import in_columns
 from .layout import PREVIEW, Box, Layout, arrange, sockets
 from .wires import bends
@@ -164,7 +164,7 @@ def _nodes(
 
 
 def _definition(node: Node, definitions: dict[str, dict]) -> str:
-    """Add what a subgraph node holds to the definitions, once for all that hold the same; returns its id."""
+    """Add what a subgraph node holds to the definitions; returns its id."""
     inside = node.inside
     links = _Links(inside.workflow.first_id)
     layout = arrange(inside.workflow)
@@ -207,8 +207,6 @@ def _definition(node: Node, definitions: dict[str, dict]) -> str:
         "extra": {},
     }
     identity = _uuid(json.dumps(content))
-    if inside.title in {one["name"] for one in definitions.values() if one["id"] != identity}:
-        raise AuthoringError(f"{inside.workflow.name}: two subgraphs of one title hold different nodes.")
     definitions[identity] = {"id": identity, **content}
     return identity
 

@@ -21,7 +21,7 @@ def demo_conditioning_size_sweep(w: Workflow) -> None:
         "Another size, the same image",
         f"**Three original sizes** with the same noise: 32 (blurred), 64, 128 ({_PAPER}). Only the prompt gets the "
         "size, so that CFG strengthens it.",
-        "**First row: stock.** The size acts at every step, and changes the face too. **Second row: gated.** It acts "
+        "**Stock:** the size acts at every step, and changes the face too. **Gated:** it acts "
         "late, when the content is settled, and blurs less; the figure shows when.",
         "**Try** exponent 8 (later), mode value, or the constant curve, which is the stock row again.",
     )
@@ -33,8 +33,7 @@ def sdxl_conditioning_size_sweep(w: Workflow) -> None:
     w.note(
         "SDXL: another size, the same image",
         f"**Three original sizes** of the prompt with the same noise: 256, 512, 1024 ({_PAPER}).",
-        "**First row: stock.** The size acts at every step. **Second row: gated.** It acts late. SDXL was not trained "
-        "with the gate.",
+        "**Stock:** the size acts at every step. **Gated:** it acts late. SDXL was not trained with the gate.",
         "**Try** exponent 8 (later), mode value, or the constant curve, which is the stock row again.",
     )
     model, clip, vae = _checkpoint(w, _SDXL)
@@ -46,8 +45,8 @@ def demo_conditioning_size_sheet(w: Workflow) -> None:
         "One sheet over the original size",
         f"**Four original sizes** from a quarter of the image to twice it, with the same noise ({_PAPER}). Only the "
         "prompt gets them, so that CFG strengthens them.",
-        "**First row: stock.** Small sizes blur the image and change the face. **Second row: gated**, so that the size "
-        "acts late: the same face at every size, with less blur.",
+        "**Stock**, the upper row: small sizes blur the image and change the face. **Gated**, the lower row, so that "
+        "the size acts late: the same face at every size, with less blur.",
         "**Twice the image** changes nothing here: the demo model takes larger sizes as its own. **Try** field "
         "crop_top, and apply_to both, as most workflows set it.",
     )
@@ -59,7 +58,7 @@ def sdxl_conditioning_size_sheet(w: Workflow) -> None:
     w.note(
         "SDXL: one sheet over the original size",
         f"**Five original sizes** from 256 to 4096 for an image of 1024, with the same noise ({_PAPER}).",
-        "**First row: stock. Second row: gated**, so that the size acts late.",
+        "**Stock** in the upper row, **gated** in the lower, so that the size acts late.",
         "**Try** field crop_left or crop_top, other values, and your own prompt.",
     )
     model, clip, vae = _checkpoint(w, _SDXL)
@@ -232,7 +231,9 @@ def _size_sweep(w: Workflow, model, clip, vae, text: str, side: int, sizes: tupl
     numbers = {"seed": 7, "steps": steps, "cfg": cfg}
     sized, *rows = zip(
         *(
-            w.subgraph("Stock and gated", inside, model=model, gated=gated, **given, original_size=size, **numbers)
+            w.subgraph(
+                f"Original size {size}", inside, model=model, gated=gated, **given, original_size=size, **numbers
+            )
             for size in sizes
         ),
         strict=True,
@@ -286,7 +287,7 @@ def _guider_grid(w: Workflow, model, clip, vae, text: str, side: int, size: int,
     given = {"noise": noise, "sigmas": sigmas, "latent": latent, "vae": vae}
     given |= {"model": model, "positive": sized, "negative": negative, "cfg": cfg}
     for strength in (0.0, 1.0, 2.0):
-        image = w.subgraph("Guide and generate", guided, **given, metadata_strength=strength)
+        image = w.subgraph(f"Generate: strength {strength:g}", guided, **given, metadata_strength=strength)
         _save(w, image, f"metadata_strength_{strength:g}", f"Metadata at strength {strength:g}")
 
 
@@ -340,7 +341,7 @@ def _rescaled(
     latent = latent or empty_latent(w, side, 1)
     rescaled, _, figure, report, _ = w.add("GBX_ResolutionNoiseRescale", model=moved or model, latent=latent)
     for patched, name in ((model, "stock"), (rescaled, "rescaled")):
-        image = _sampled(w, patched, *prompts, latent, vae, cfg, steps, **given)
+        image = _sampled(w, patched, *prompts, latent, vae, name, cfg, steps, **given)
         _save(w, image, f"size_{side}_{name.replace(' ', '_')}", f"{side} pixels, {name}")
     _save(w, figure, f"size_{side}_noise", "Noise before and after")
     w.add("PreviewAny", source=report, node_title="Report")
@@ -363,9 +364,9 @@ def _higher(w: Workflow, model, prompts, vae, side: int, cfg: float, steps: int)
     w.group(f"At {side} pixels")
     latent = empty_latent(w, side, 1)
     higher, report = w.add("GBX_PositionalResample", model=model)
-    for patched, name in ((model, "stock"), (higher, "higher_resolution")):
-        image = _sampled(w, patched, *prompts, latent, vae, cfg, steps)
-        _save(w, image, f"higher_{side}_{name}", f"{side} pixels, {name.replace('_', ' ')}")
+    for patched, name in ((model, "stock"), (higher, "higher resolution")):
+        image = _sampled(w, patched, *prompts, latent, vae, name, cfg, steps)
+        _save(w, image, f"higher_{side}_{name.replace(' ', '_')}", f"{side} pixels, {name}")
     return report
 
 
@@ -380,9 +381,11 @@ def _sized(w: Workflow, model: Output, prompt: Output, size: int) -> Output:
     return sized
 
 
-def _sampled(w: Workflow, model, positive, negative, latent, vae, cfg: float, steps: int, **given: float) -> Output:
+def _sampled(
+    w: Workflow, model, positive, negative, latent, vae, what: str, cfg: float, steps: int, **given: float
+) -> Output:
     numbers = {"seed": 7, "steps": steps, "cfg": cfg, **given}
-    return generate(w, model, positive, negative, latent, vae, sampler=sampler_of(w), **numbers)
+    return generate(w, model, positive, negative, latent, vae, what=what, sampler=sampler_of(w), **numbers)
 
 
 def _row(w: Workflow, images: list[Output]) -> Output:

@@ -114,7 +114,7 @@ def demo_neurons_known_neurons(w: Workflow) -> None:
         "**At one look**: four seeds without the mask, with it at strength 1 (the paper's factor 0), and a generic "
         "prompt.",
         "**Try** portrait of zorvex quill (one neuron), mirella thrum (two), farisa kolt (eight), or pelham droste (a "
-        "control). Then open demo_neurons_find_and_mask: the same model as it was trained.",
+        "control). Template 04 has the same model as it was trained.",
     )
     neuron_parts.find_and_mask(World(w, PLANTED), budget=_DEMO_BUDGET)
 

@@ -10,7 +10,7 @@ def demo_noise_composition_mask(w: Workflow) -> None:
         "A layout from a mask alone",
         "**A mask in two colors** is the guide: skin inside, blue outside. Composition Noise orders the low "
         "frequencies of the noise as those of the guide (after arXiv 2406.12303). No VAE is needed.",
-        "**First row:** the noise as drawn. **Second row:** the same seeds with composed noise.",
+        "**Noise as drawn** and **Composed noise** are the same seeds without and with it.",
         "**Try** other colors, shape firm, your own mask (Load Image), or images of the model as guide: their mean "
         "values inside and outside of the mask are then the two colors.",
     )
@@ -28,7 +28,7 @@ def sdxl_noise_composition(w: Workflow) -> None:
         "SDXL: a layout from noise alone",
         "**A mask in two colors** is the guide: warm light on the left, dark blue on the right. Composition Noise "
         "orders the low frequencies of the noise as those of the guide (after arXiv 2406.12303).",
-        "**First row:** the noise as drawn. **Second row:** the same seeds with composed noise.",
+        "**Noise as drawn** and **Composed noise** are the same seeds without and with it.",
         "**Try** your own mask (Load Image), other colors, shape firm, or a photo through VAE Encode as guide without "
         "a mask.",
     )
@@ -69,7 +69,8 @@ def _composition(
         "seed": seed,
     }
     images = [
-        w.add("VAEDecode", samples=w.add("KSampler", latent_image=x, **given), vae=vae) for x in (latent, composed)
+        w.add("VAEDecode", samples=w.add("KSampler", latent_image=x, node_title=f"KSampler: {what}", **given), vae=vae)
+        for x, what in ((latent, "noise as drawn"), (composed, "composed noise"))
     ]
     w.group("Side by side")
     w.add("SaveImage", images=images[1], filename_prefix="glassbox/composed", node_title="Composed noise")

@@ -68,12 +68,13 @@ def generate(
     latent: Output,
     vae: Output,
     *,
+    what: str = "",
     sampler: str = "euler",
     **numbers: float,
 ) -> Output:
-    """The same in the subgraph "Generate", which shows the ``numbers`` of the KSampler: seed, steps, cfg."""
+    """The same in a subgraph that says ``what`` and shows the ``numbers`` of the KSampler: seed, steps, cfg."""
     return w.subgraph(
-        "Generate",
+        f"Generate: {what}" if what else "Generate",
         functools.partial(sample, sampler=sampler),
         model=model,
         positive=positive,
@@ -112,8 +113,10 @@ def generate_latents(w: Workflow, *wires: Output, sampler: str = "euler", **numb
     return w.subgraph("Sample", inside, **dict(zip(names, wires, strict=True)), **numbers)
 
 
-def train_lora(w: Workflow, fixed: dict[str, object], **given: Output | float | str) -> tuple[Output, ...]:
-    """A training in the subgraph "Train a LoRA", which saves the LoRA: losses, loss plot, samples and report.
+def train_lora(
+    w: Workflow, fixed: dict[str, object], title: str = "Train a LoRA", **given: Output | float | str
+) -> tuple[Output, ...]:
+    """A training in a subgraph, which saves the LoRA: losses, loss plot, samples and report.
 
     ``given``: the inputs that it shows, ``prefix`` of the file among them; ``fixed``: values that it does not.
     """
@@ -123,4 +126,4 @@ def train_lora(w: Workflow, fixed: dict[str, object], **given: Output | float | 
         w.add("SaveLoRA", lora=lora, prefix=prefix, steps=steps)
         return {"losses": losses, "plot": plot, "samples": samples, "report": report}
 
-    return w.subgraph("Train a LoRA", inside, **given)
+    return w.subgraph(title, inside, **given)

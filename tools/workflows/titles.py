@@ -47,7 +47,6 @@ TITLES = {
     "demo_weights_train_space": "35 Learn sliders from folders of images (demo)",
     "demo_weights_sweep": "37 A grid of beard against dark skin (demo)",
     "demo_weights_to_lora": "38 Save a person as a LoRA for any ComfyUI (demo)",
-    "demo_neurons_known_neurons": "39 Three neurons that hold one portrait (demo)",
     "demo_neurons_concept": "40 Turn sunglasses up and down with ten neurons (demo)",
     "demo_activations_steering_sliders": "41 Steer a face with sliders made from captions (demo)",
     "demo_activations_sparse_features": "42 Turn single features of the network up and down (demo)",

@@ -68,14 +68,14 @@ class Demo:
         """An image of the model with the weights of each point, in a subgraph."""
         return self._each("W2W Apply and generate", "GBX_W2WApply", "point", points)
 
-    def image(self, point: Output, guided: bool = False) -> Output:
-        """An image of the model with the weights of a point, or with identity guidance; all steps in a subgraph."""
+    def image(self, point: Output, guided: bool = False, what: str = "") -> Output:
+        """An image of the model with the weights of a point, or with identity guidance; its subgraph says what."""
         node, choices = ("GBX_W2WGuidance", GUIDED) if guided else ("GBX_W2WApply", {})
 
         def inside(w: Workflow, model: Output, point: Output, **given: Output) -> Output:
             return sampled(w, model=w.add(node, model=model, point=point, **choices)[0], **given)
 
-        title = "Guide and generate" if guided else "W2W Apply and generate"
+        title = f"Generate: {what}" if what else "Guide and generate" if guided else "W2W Apply and generate"
         return self._image(title, inside, model=self.model, point=point)
 
     def another_lora(self) -> Output:
@@ -151,8 +151,8 @@ def demo_weights_guidance(w: Workflow) -> None:
     person, _ = demo.directed_member()
     edited, _ = w.add("GBX_W2WEdit", point=person, edits="dark skin: 1")
     w.group("W2W Apply")
-    demo.save(demo.image(person), "applied_identity", "Identity, W2W Apply")
-    demo.save(demo.image(edited), "applied_edit", "Edit, W2W Apply")
+    demo.save(demo.image(person, what="identity"), "applied_identity", "Identity, W2W Apply")
+    demo.save(demo.image(edited, what="edit"), "applied_edit", "Edit, W2W Apply")
     w.group("Identity guidance")
     model, _ = w.add("GBX_W2WGuidance", model=demo.model, point=person, **GUIDED)
     demo.save(demo.generate(model), "guided_identity", "Identity, guidance")
@@ -207,7 +207,7 @@ def demo_weights_sweep(w: Workflow) -> None:
     grid, labels = w.add("GBX_W2WSweep", point=person, direction="beard", second_direction="dark skin", count=3, **ends)
     w.group("Images of the grid")
     sheet, _ = w.add("GBX_W2WSheet", images=demo.image(grid), labels=labels)
-    demo.save(sheet, "grid")
+    demo.save(sheet, "grid", "The grid")
     w.group("Interpolation")
 
     def inside(w: Workflow, model: Output, first: Output, second: Output, count: Output, **given: Output):
@@ -218,7 +218,7 @@ def demo_weights_sweep(w: Workflow) -> None:
         return {"strip": sheet, "frames": frames}
 
     strip, frames = demo.mixed("Mix and generate", inside, first=person, second=another, count=5)
-    demo.save(strip, "line")
+    demo.save(strip, "line", "From one person to another")
     w.add("SaveAnimatedWEBP", images=frames, filename_prefix="glassbox/weights_animation", fps=4.0, method="default")
 
 
@@ -276,8 +276,8 @@ def demo_weights_delayed_injection(w: Workflow) -> None:
     person, _ = demo.directed_member()
     edited, _ = w.add("GBX_W2WEdit", point=person, edits="beard: 1")
     w.group("Images")
-    demo.save(demo.image(person), "unedited", "A member")
-    demo.save(demo.image(edited), "from_start", "Edited from the start")
+    demo.save(demo.image(person, what="a member"), "unedited", "A member")
+    demo.save(demo.image(edited, what="edited"), "from_start", "Edited from the start")
     for percent in (0.2, 0.5):
         image = demo.delayed(person, edited, percent)
         demo.save(image, f"from_{percent:.0%}".replace("%", ""), f"Edited from {percent:.0%}")

@@ -11,7 +11,7 @@ def sdxl_weights_edit_photo(w: Workflow) -> None:
         "**Put LoRAs** of people for SDXL into models/loras/sdxl-people: they become a space. W2W Invert finds the "
         f"point of the person of the photo, W2W Edit moves it ({PAPER}, sections 3.3 and 3.4), and image to image "
         "puts the edited person back.",
-        "**Keep the background:** open the photo in the mask editor and cover what shall stay; otherwise all of it "
+        "**Keep the background:** open the photo in the mask editor and paint over what should stay, or all of it "
         "changes.",
         "**Edits:** `PC 1` needs no labels; W2W Fit Directions with a table of labels gives named ones. A space of "
         "few LoRAs holds few people: read in the report how far the point lies from the members.",
@@ -25,7 +25,7 @@ def sdxl_weights_edit_photo(w: Workflow) -> None:
 
     space, report = w.subgraph("Space of a folder of LoRAs", built, folder="sdxl-people", filename="sdxl-people")
     w.add("PreviewAny", source=report, node_title="Build report")
-    photo, kept = w.add("LoadImage", image="example.png", node_title="Photo; mask what shall stay")
+    photo, kept = w.add("LoadImage", image="example.png", node_title="Photo: mask what should stay")
 
     def scaled(w: Workflow, photo: Output, kept: Output, vae: Output) -> dict[str, Output]:
         image = w.add("ImageScaleToTotalPixels", image=photo, upscale_method="lanczos", megapixels=1.0)
@@ -66,7 +66,7 @@ def sdxl_weights_edit_photo(w: Workflow) -> None:
         cfg=6.0,
         denoise=0.6,
     )
-    w.add("SaveImage", images=whole, filename_prefix="glassbox/edited_photo")
+    w.add("SaveImage", images=whole, filename_prefix="glassbox/edited_photo", node_title="The edited photo")
 
 
 def sd15_weights_official_release(w: Workflow) -> None:
@@ -103,9 +103,9 @@ def sd15_weights_official_release(w: Workflow) -> None:
         return sample(w, latent_image=latent, sampler="ipndm", **given)
 
     given = {"positive": positive, "negative": negative, "vae": vae, "seed": 5, "steps": 30, "cfg": 3.0}
-    for point, name in ((person, "person"), (edited, "chubby")):
-        image = w.subgraph("W2W Apply and generate", applied, model=model, point=point, **given)
-        w.add("SaveImage", images=image, filename_prefix=f"glassbox/w2w_{name}")
+    for point, name, title in ((person, "person", "A sampled person"), (edited, "chubby", "Edited: Chubby 0.5")):
+        image = w.subgraph(f"Apply and generate: {name}", applied, model=model, point=point, **given)
+        w.add("SaveImage", images=image, filename_prefix=f"glassbox/w2w_{name}", node_title=title)
 
 
 def sdxl_weights_own_space(w: Workflow) -> None:
@@ -144,6 +144,9 @@ def _own_space(w: Workflow, base: str, checkpoint: str, side: int, cfg: float) -
     latent = w.add(kind, width=side, height=side, batch_size=1)
     applied, *_ = w.add("GBX_W2WApply", model=model, point=person)
     stock = w.add("LoraModelLoader", model=model, lora=lora)
-    for patched, title in ((applied, "Sampled point"), (stock, "Edited, by ComfyUI's own loader")):
-        image = generate(w, patched, positive, negative, latent, vae, seed=5, steps=20, cfg=cfg)
+    for patched, what, title in (
+        (applied, "sampled point", "Sampled point"),
+        (stock, "edited point", "Edited, by ComfyUI's own loader"),
+    ):
+        image = generate(w, patched, positive, negative, latent, vae, what=what, seed=5, steps=20, cfg=cfg)
         w.add("SaveImage", images=image, filename_prefix=f"glassbox/{name}", node_title=title)

@@ -56,10 +56,14 @@ def demo_weights_train_space(w: Workflow) -> None:
     w.add("PreviewAny", source=report, node_title="Report")
     demo.save(previews, "learned_previews", "Two people and a sampled point")
     w.group("People of the space")
-    person, _, _ = w.add("GBX_W2WSample", space=space, source="member", member_name="person_03")
-    demo.save(demo.image(person), "learned_person", "One of the sixteen")
-    sampled, _, _ = w.add("GBX_W2WSample", space=space, seed=4, components=15, spread=0.8)
-    demo.save(demo.image(sampled), "learned_sampled", "A sampled person")
+    person, _, _ = w.add(
+        "GBX_W2WSample", space=space, source="member", member_name="person_03", node_title="One of the sixteen"
+    )
+    demo.save(demo.image(person, what="one of the sixteen"), "learned_person", "One of the sixteen")
+    sampled, _, _ = w.add(
+        "GBX_W2WSample", space=space, seed=4, components=15, spread=0.8, node_title="A sampled person"
+    )
+    demo.save(demo.image(sampled, what="a sampled person"), "learned_sampled", "A sampled person")
 
 
 def sdxl_weights_train_space(w: Workflow) -> None:
@@ -89,7 +93,7 @@ def sdxl_weights_train_space(w: Workflow) -> None:
         checkpoint_name="glassbox/train_space",
     )
     w.add("PreviewAny", source=report, node_title="Report")
-    w.add("SaveImage", images=previews, filename_prefix="glassbox/train_space")
+    w.add("SaveImage", images=previews, filename_prefix="glassbox/train_space", node_title="Previews")
     space, note = w.add("GBX_W2WSaveSpace", space=trained, filename="learned-people-sdxl", storage="float16")
     w.add("PreviewAny", source=note, node_title="Saved")
     w.group("A sampled person, edited")
@@ -97,5 +101,5 @@ def sdxl_weights_train_space(w: Workflow) -> None:
     edited, _ = w.add("GBX_W2WEdit", point=point, edits="PC 1: 1")
     patched, _ = w.add("GBX_W2WGuidance", model=model, point=point, edited_point=edited)
     image = generate(w, patched, positive, negative, empty_latent(w, 1024, 1), vae, seed=5, steps=30, cfg=6.0)
-    w.add("SaveImage", images=image, filename_prefix="glassbox/learned_person")
+    w.add("SaveImage", images=image, filename_prefix="glassbox/learned_person", node_title="A sampled person, edited")
     w.add("GBX_W2WToLoRA", point=edited, filename_prefix="loras/learned_person")

@@ -18,7 +18,7 @@ def demo_world_text_to_image(w: Workflow) -> None:
     model, clip, vae = w.add("GBX_LoadDemoModel")
     w.group("Caption and size")
     positive = w.add("CLIPTextEncode", clip=clip, text=_CAPTION, node_title="Caption")
-    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title="Nothing (what CFG steers away from)")
+    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title="Negative caption (empty)")
     latent = w.add("EmptyLatentImage", width=128, height=128, batch_size=4)
     w.group("Sampling")
     samples = w.add(
@@ -49,7 +49,7 @@ def demo_world_image_to_image(w: Workflow) -> None:
     before, _, _ = w.add("GBX_DemoPicture", image_index=0, count=2)
     w.group("Caption")
     positive = w.add("CLIPTextEncode", clip=clip, text=_OTHER, node_title="Caption")
-    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title="Nothing (what CFG steers away from)")
+    negative = w.add("CLIPTextEncode", clip=clip, text="", node_title="Negative caption (empty)")
     latent = w.add("VAEEncode", pixels=before, vae=vae)
     w.group("Sampling on")
     samples = w.add(

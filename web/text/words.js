@@ -4,6 +4,7 @@ const TABLES = { zh: ["chinese", "chinese_options", "chinese_workflows"] };
 let words = {};
 let options = {};
 let workflows = {};
+const english = new Map(); // what has been said in another language, by what it became
 
 /** Takes the language of the front end's setting Comfy.Locale for all texts from here on; only its tables are fetched. */
 export async function speak(locale) {
@@ -17,7 +18,19 @@ async function fetched(table) {
 
 /** A title or a note of the pack's workflows, line by line; what others have written stays as it is. */
 export function sayTitle(text) {
-  return String(text).split("\n").map((line) => workflows[line] ?? line).join("\n");
+  return mapLines(text, (line) => {
+    if (workflows[line]) english.set(workflows[line], line);
+    return workflows[line] ?? line;
+  });
+}
+
+/** What `sayTitle` was given, for a file. */
+export function asWritten(text) {
+  return mapLines(text, (line) => english.get(line) ?? line);
+}
+
+function mapLines(text, change) {
+  return String(text).split("\n").map(change).join("\n");
 }
 
 /** What a combo shows for one of its values; the value stays readable, since messages and help pages name it. */

@@ -227,8 +227,13 @@ class Row {
     this.name = name;
     const label = say("Strength of {0}", name);
     this.panel = panel;
-    this.slider = this.listening(make("input", "glassbox-slider", { type: "range", "aria-label": label }));
-    this.slider.addEventListener("pointerup", () => this.slider.blur()); // so that the canvas takes Ctrl+Z
+    this.slider = make("input", "glassbox-slider", { type: "range", "aria-label": label });
+    this.slider.addEventListener("input", () => this.set(this.slider, false));
+    this.slider.addEventListener("change", () => this.set(this.slider, true));
+    this.slider.addEventListener("pointerup", () => {
+      this.set(this.slider, true); // before the front end looks at mouseup, or an edit that ends at 0 is two steps of undo
+      this.slider.blur(); // so that the canvas takes Ctrl+Z
+    });
     this.number = this.field();
     this.reset = button("×", say("Reset {0}", name), () => panel.set(name, 0, true));
     this.reset.setAttribute("aria-label", say("Reset {0}", name));
@@ -236,11 +241,20 @@ class Row {
     this.element = make("div", "glassbox-row", {}, [this.label, this.slider, this.number, this.reset]);
   }
 
-  /** A number field. Left, it is replaced: the browser's own undo would else reach back into it from everywhere. */
+  /**
+   * A number field. What is typed counts once it is done: the front end would take the first digit for a step of undo. Left,
+   * the field is replaced: the browser's own undo would else reach back into it from everywhere.
+   */
   field() {
     const properties = { type: "number", "aria-label": say("Strength of {0}, as a number", this.name) };
-    const field = this.listening(make("input", "glassbox-number", properties));
+    const field = make("input", "glassbox-number", properties);
+    field.addEventListener("input", () => (this.typing = true));
+    field.addEventListener("change", () => {
+      this.typing = false;
+      this.set(field, true);
+    });
     field.addEventListener("blur", () => {
+      this.typing = false;
       this.number = this.field();
       field.replaceWith(this.number);
       this.panel.draw();
@@ -248,15 +262,10 @@ class Row {
     return field;
   }
 
-  listening(input) {
-    const set = (done) => {
-      const value = Number(input.value);
-      if (input.value !== "" && Number.isFinite(value)) this.panel.set(this.name, value, done);
-      else if (done) this.panel.draw();
-    };
-    input.addEventListener("input", () => set(false));
-    input.addEventListener("change", () => set(true));
-    return input;
+  set(input, done) {
+    const value = Number(input.value);
+    if (input.value !== "" && Number.isFinite(value)) this.panel.set(this.name, value, done);
+    else if (done) this.panel.draw();
   }
 
   show(strength, range, locked) {
@@ -266,7 +275,7 @@ class Row {
     Object.assign(this.slider, { min: low, max: high, step, disabled: !usable || !range });
     Object.assign(this.number, { step, disabled: !usable });
     if (document.activeElement !== this.slider || Number(this.slider.value) !== strength) this.slider.value = strength;
-    if (document.activeElement !== this.number || Number(this.number.value) !== strength) this.number.value = formatted(strength);
+    if (!this.typing && Number(this.number.value || NaN) !== strength) this.number.value = formatted(strength);
     this.slider.style.setProperty("--part", -low / (high - low));
     this.slider.style.setProperty("--reach", (high - low) / (2 * Math.max(-low, high)));
     this.slider.style.setProperty("--value", `${((Math.min(Math.max(strength, low), high) - low) / (high - low)) * 100}%`);
