@@ -56,7 +56,6 @@ def _opens(canvas, path, object_info):
     assert _queued(workflow.to_prompt(saved, object_info), object_info) == _queued(canvas.prompt(), object_info)
     canvas.show_results()
     assert canvas.overlaps() == []
-    assert canvas.outgrown() == []
 
 
 @pytest.mark.parametrize(

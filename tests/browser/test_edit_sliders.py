@@ -136,24 +136,23 @@ def test_a_drag_can_be_undone_at_once(canvas, sliders):
     expect(_number(sliders, "moustache")).to_have_value("0")
 
 
-@pytest.mark.parametrize("way", ["typed", "typed and left", "dragged out of the row", "dragged to 0", "stepped"])
+@pytest.mark.parametrize("way", ["typed", "dragged out of the row", "dragged to 0", "stepped"])
 def test_a_change_is_one_step_of_undo(canvas, sliders, way):
     row, page = _row(sliders, "beard"), canvas.page
     box = row.locator("input[type=range]").bounding_box()
     middle = box["y"] + box["height"] / 2
     canvas.pause()
     before = page.evaluate(_STEPS)
-    if way in ("typed", "typed and left", "stepped"):
+    if way in ("typed", "stepped"):
         row.locator("input[type=number]").click()
         page.keyboard.press("Control+a")
-        if way == "stepped":
-            page.keyboard.press("ArrowUp")
-        else:
-            page.keyboard.type("-0.725", delay=120)
         if way == "typed":
+            page.keyboard.type("-0.725", delay=120)
             page.keyboard.press("Enter")
+        else:
+            page.keyboard.press("ArrowUp")
         canvas.pause()
-        page.mouse.click(1200, 400)  # the empty canvas
+        row.locator("input[type=number]").blur()
     else:
         low, high = (float(row.locator("input[type=range]").get_attribute(end)) for end in ("min", "max"))
         target, below = (low, 300) if way == "dragged out of the row" else (0, 0)
