@@ -82,6 +82,13 @@ def test_wires_are_drawn_as_the_layout_expects(canvas):
     assert canvas.off_the_wires(expected) == []
 
 
+@pytest.mark.parametrize("name", ["demo_activations_token_heat_map", "demo_noise_composition"])
+def test_no_node_with_a_panel_outgrows_its_group(canvas, name):
+    canvas.load(workflow.load(repository.named(name)))
+    canvas.show_results()
+    assert canvas.outgrown() == []
+
+
 def test_after_a_run_no_node_is_covered(canvas):
     """Nodes that show images and texts have room for them."""
     canvas.load(workflow.load(repository.named("demo_world_text_to_image")))

@@ -41,6 +41,23 @@ _VUE_BOXES = """() => [...document.querySelectorAll('[data-node-id]')].map(eleme
     const box = element.getBoundingClientRect()
     return [Number(element.dataset.nodeId), box.x, box.y, box.width, box.height]
 })"""
+# Nodes that stand in a group and are drawn further down than it is, by more than its margin: by how much.
+_OUTGROWN = """() => {
+    const { scale, offset } = app.canvas.ds
+    const top = app.canvas.canvas.getBoundingClientRect().top
+    const bottom = node => {
+        const element = LiteGraph.vueNodesMode && document.querySelector(`[data-node-id="${node.id}"]`)
+        return element ? (element.getBoundingClientRect().bottom - top) / scale - offset[1] : node.pos[1] + node.size[1]
+    }
+    return app.graph.groups.flatMap(group => {
+        const [left, upper, width, height] = group.boundingRect ?? group._bounding
+        const within = ({ pos: [x, y] }) => x >= left && x < left + width && y >= upper && y < upper + height
+        return app.graph.nodes.filter(within).flatMap(node => {
+            const beyond = Math.round(bottom(node) - upper - height)
+            return beyond > 12 ? [`${node.title || node.type}: ${beyond}`] : []
+        })
+    })
+}"""
 # What a run shows, all at once: a long text in each Preview Any, and a preview in each node that samples.
 _SHOW_RESULTS = """async samplers => {
     const { api } = await import("/scripts/api.js")
@@ -164,6 +181,10 @@ class Canvas(canvas.Canvas):
         """Pairs of nodes that cover each other as drawn, by id."""
         boxes = self.page.evaluate(_VUE_BOXES if self.vue else _CLASSIC_BOXES)
         return [(a[0], b[0]) for index, a in enumerate(boxes) for b in boxes[index + 1 :] if _overlap(a[1:], b[1:])]
+
+    def outgrown(self) -> list[str]:
+        """The nodes that are drawn further down than the group they stand in."""
+        return self.page.evaluate(_OUTGROWN)
 
     @contextlib.contextmanager
     def queued(self, node_type: str, widget: str) -> Iterator[list]:

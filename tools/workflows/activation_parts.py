@@ -70,7 +70,7 @@ def demo_activations_token_heat_map(w: Workflow) -> None:
     ready = prepare(w, "Generate and record", recorded, CAPTION, seed=7)
     w.group("Choose words")
     words = "red hair, sunglasses, smiling, hoodie, green background"
-    figure, _, _ = w.add("GBX_TokenHeatMap", **ready | {"prompt": ready.pop("text")}, words=words, node_size=(380, 640))
+    figure, _, _ = w.add("GBX_TokenHeatMap", **ready | {"prompt": ready.pop("text")}, words=words, node_size=(380, 680))
     w.group("Where each word acts")
     show(w, figure, "token_heat_map", "Where each word acts", _MAPS)
     inputs = "Generate and record.prompt", "GBX_TokenHeatMap.words", "Generate and record.seed"

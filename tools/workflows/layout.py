@@ -44,6 +44,7 @@ _PANELS = {
     "GBX_ActivationCatalog": 388,
     "GBX_ActivationCorrespondence": 300,
     "GBX_ActivationSimilarity": 300,
+    "GBX_CompositionNoise": 30,
     "GBX_EditByWords": 261,
     "GBX_LayerActivationTap": 388,
     "GBX_MixSteeringDirections": 261,

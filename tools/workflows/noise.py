@@ -229,7 +229,7 @@ def demo_noise_train_lora(w: Workflow) -> None:
         "**The images** show one seed before and after training, **Compare Training Runs** both held-out losses.",
         "**Paired noise lowers the training loss by itself**, so only held-out losses and images can be compared; "
         "studies/noise does that over five seeds.",
-        "**Open** Train a LoRA for its losses while it trains, Finish now, and every setting. **Try** clip and "
+        "**Open** a Train node for its losses while it trains, Finish now, and every setting. **Try** clip and "
         "captions connected (the text encoder too), a checkpoint name.",
     )
     w.group("Model and images")
