@@ -72,6 +72,11 @@ class SeedScout(io.ComfyNode):
                 io.Clip.Input("clip", optional=True, tooltip="The CLIP that encoded the prompt."),
                 io.Image.Input("reference", optional=True, tooltip="What the image should be like; its first image."),
                 io.ClipVision.Input("clip_vision", optional=True, tooltip="For image_likeness and prompt_alignment."),
+                io.Noise.Input(
+                    "noise",
+                    optional=True,
+                    tooltip="Noise to scout, such as Composition Noise: first with its own seed, instead of seed.",
+                ),
             ],
             outputs=[
                 io.Int.Output(
@@ -82,6 +87,11 @@ class SeedScout(io.ComfyNode):
                 io.Image.Output(display_name="images", tooltip="The scouted images, best first."),
                 io.Image.Output(display_name="figure", tooltip="The sheet: every seed with its score, best first."),
                 io.String.Output(display_name="report", tooltip="Seeds and scores, best first."),
+                io.Noise.Output(
+                    display_name="noise",
+                    is_output_list=True,
+                    tooltip="The noise of the best seeds as a list, for SamplerCustomAdvanced.",
+                ),
             ],
         )
 
@@ -105,26 +115,29 @@ class SeedScout(io.ComfyNode):
         clip=None,
         reference: torch.Tensor | None = None,
         clip_vision=None,
+        noise=None,
     ) -> io.NodeOutput:
-        from .seed_scout_comfy import WordMaps, decoded_images, image_scorer
+        from .seed_scout_comfy import SeedsNoise, WordMaps, decoded_images, image_scorer
 
         if len(latent["samples"]) != 1:
             raise ValueError(
                 f"latent holds {len(latent['samples'])} images: set batch_size of Empty Latent Image to 1, since "
                 "KSampler runs once per seed."
             )
-        seeds, keep = [later_seed(seed, number) for number in range(count)], min(keep, count)
+        drawn, keep = SeedsNoise(noise, seed, latent), min(keep, count)
+        seeds = [later_seed(drawn.first, number) for number in range(count)]
         attention = WordMaps(model, clip, prompt, words) if ranking == Ranking.WORD_COVERAGE else None
         score = attention.scores if attention else image_scorer(ranking, prompt, reference, clip, clip_vision)
         watched, read = (attention.model, attention.read) if attention else (model, None)
-        sample = partial(sample_seeds, watched, positive, negative, latent, steps=steps, cfg=cfg)
+        sample = partial(sample_seeds, watched, positive, negative, latent, steps=steps, cfg=cfg, draw=drawn.draw)
         images = decoded_images(sample, vae, seeds, batch_size, read)
         scores = score(images)
         columns, order = min(_COLUMNS, count), scores.order()
         figure = new_figure(_CELL * columns, 40 + (_CELL + _LABELS) * math.ceil(count / columns))
         draw_sheet(figure, columns, images, seeds, scores, keep)
         best = [seeds[index] for index in order[:keep]]
-        return io.NodeOutput(best, images[order], to_image(figure), report(seeds, scores, keep))
+        kept = [drawn.of(one) for one in best]
+        return io.NodeOutput(best, images[order], to_image(figure), report(seeds, scores, keep), kept)
 
 
 NODES = [SeedScout]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import torch
+from comfy_extras.nodes_custom_sampler import Noise_RandomNoise
 
 from ..common import prompt_alignment
-from ..host.evaluate import timestep_of
+from ..host.evaluate import timestep_of, untouched
 from ..host.hooks import observe, refuse_compiled
 from ..host.progress import Progress, check_stop
 from ..host.text_encoding import read_prompt
@@ -38,6 +40,41 @@ def decoded_images(sample: Callable, vae, seeds: list[int], batch_size: int, rea
     if len(images) != len(seeds):
         raise ValueError("latent is a video: Seed Scout compares single images.")
     return images
+
+
+_SEEDLESS = "This noise does not follow a seed: connect Random Noise, alone or through Composition Noise."
+
+
+class SeedsNoise:
+    """The NOISE of each seed: a given NOISE with that seed, or stock noise, for a LATENT."""
+
+    def __init__(self, noise, seed: int, latent: dict):
+        self._noise, self._latent = noise or Noise_RandomNoise(seed), latent
+        if not isinstance(getattr(self._noise, "seed", None), int):
+            raise ValueError(_SEEDLESS)
+        self.first, self._drawn = self._noise.seed, None
+
+    def of(self, seed: int):
+        """The NOISE with a seed."""
+        return _seeded(self._noise, seed)
+
+    def draw(self, samples: torch.Tensor, seed: int) -> torch.Tensor:
+        """Its noise for the latent's tensor, without a trace in the global generators."""
+        with untouched():
+            drawn = self.of(seed).generate_noise({**self._latent, "samples": samples})
+        if self._drawn is not None and torch.equal(self._drawn, drawn):
+            raise ValueError(_SEEDLESS)
+        self._drawn = drawn
+        return drawn
+
+
+def _seeded(noise, seed: int):
+    """A copy with another seed, also of the NOISE that it changes."""
+    twin = copy.copy(noise)
+    twin.seed = seed
+    if getattr(noise, "inner", None) is not None:
+        twin.inner = _seeded(noise.inner, seed)
+    return twin
 
 
 class WordMaps:

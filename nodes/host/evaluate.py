@@ -163,15 +163,18 @@ def sample_images(
     return vae.decode(sample_latents(patcher, positive, negative, blank, how["steps"], how["cfg"], seed))
 
 
-def sample_seeds(patcher, positive: list, negative: list, latent: dict, seeds: list[int], steps: int, cfg: float):
+def sample_seeds(
+    patcher, positive: list, negative: list, latent: dict, seeds: list[int], steps: int, cfg: float, draw=noise_for
+):
     """Latents (N, C, ...) of N seeds in one batch, each as KSampler samples a LATENT of one image from that seed.
 
-    Euler with the normal schedule at denoise 1; every seed's noise is KSampler's bit for bit.
+    Euler with the normal schedule at denoise 1; every seed's noise is KSampler's bit for bit, or ``draw(latent, seed)``
+    of the latent's tensor.
     """
     single = comfy.sample.fix_empty_latent_channels(patcher, latent["samples"])
     return comfy.sample.sample(
         patcher,
-        torch.cat([noise_for(single, seed) for seed in seeds]),
+        torch.cat([draw(single, seed) for seed in seeds]),
         steps,
         cfg,
         "euler",

@@ -99,6 +99,11 @@ class CompositionNoise(io.ComfyNode):
                     optional=True,
                     tooltip="Encodes the two colors. Without it they come from the model's preview of colors.",
                 ),
+                io.Noise.Input(
+                    "noise",
+                    optional=True,
+                    tooltip="Noise to reorder, such as Random Noise, with its own seed instead of seed.",
+                ),
             ],
             outputs=[
                 io.Noise.Output(display_name="noise", tooltip="For SamplerCustomAdvanced; any model."),
@@ -129,6 +134,7 @@ class CompositionNoise(io.ComfyNode):
         foreground: str = FOREGROUND,
         background: str = BACKGROUND,
         vae=None,
+        noise=None,
     ) -> io.NodeOutput:
         from . import composition
         from .composition_comfy import guide_latent
@@ -139,18 +145,18 @@ class CompositionNoise(io.ComfyNode):
         if model is not None and strength:
             latent = {**latent, "samples": matching_channels(latent["samples"], model)}
         layout, source = guide_latent(latent["samples"], guide, mask, (foreground, background), model, vae)
-        noise = TransformedNoise(seed, functools.partial(composition.compose_noise, settings, guide=layout))
-        before, after = noise.look(latent)
+        made = TransformedNoise(seed, functools.partial(composition.compose_noise, settings, guide=layout), noise)
+        before, after = made.look(latent)
         report = composition.describe_composition(settings, before, after, layout, source)
-        for_ksampler = latent if strength == 0 else None
+        for_ksampler = latent if strength == 0 and noise is None else None
         if model is not None:
             report += composition.describe_distance(layout)
-            for_ksampler = for_ksampler or latent_for_stock_noise(model, latent, before, after)
+            for_ksampler = for_ksampler or latent_for_stock_noise(model, latent, made.seed, after)
         figure = new_figure(900, 330)
         composition.draw_composition(figure, settings, before, after, layout)
         if for_ksampler is None:
-            return io.NodeOutput(noise, nothing_to_show(), seed, f"{report}\n{_NO_LATENT}", to_image(figure))
-        return io.NodeOutput(noise, for_ksampler, seed, report, to_image(figure))
+            return io.NodeOutput(made, nothing_to_show(), made.seed, f"{report}\n{_NO_LATENT}", to_image(figure))
+        return io.NodeOutput(made, for_ksampler, made.seed, report, to_image(figure))
 
 
 NODES = [CompositionNoise]

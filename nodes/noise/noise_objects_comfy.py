@@ -35,14 +35,17 @@ class SeededNoise:
 
 
 class TransformedNoise:
-    """The noise that Random Noise and KSampler draw from a seed, then changed by ``transform`` (noise to noise)."""
+    """The noise of another NOISE, or else what stock nodes draw from a seed, changed by ``transform`` (noise to noise).
 
-    def __init__(self, seed: int, transform: Callable[[torch.Tensor], torch.Tensor]):
-        self.seed, self._transform = seed, transform
+    A copy with another ``seed``, and another ``inner``, is the same for that seed.
+    """
+
+    def __init__(self, seed: int, transform: Callable[[torch.Tensor], torch.Tensor], inner=None):
+        self.seed, self.inner, self._transform = inner.seed if inner else seed, inner, transform
 
     def drawn(self, latent: dict):
-        """The noise as stock nodes draw it, global generators included."""
-        return comfy.sample.prepare_noise(latent["samples"], self.seed, latent.get("batch_index"))
+        """The noise before the change, global generators left as stock nodes leave them."""
+        return self.inner.generate_noise(latent) if self.inner else stock_noise(latent, self.seed)
 
     def generate_noise(self, latent: dict):
         """The changed noise for a LATENT of one part; raises ValueError for several."""
@@ -57,8 +60,13 @@ class TransformedNoise:
             return self.drawn(latent), self.generate_noise(latent)
 
 
-def latent_for_stock_noise(patcher, latent: dict, drawn: torch.Tensor, changed: torch.Tensor) -> dict | None:
-    """A LATENT with which a stock KSampler of the same seed starts from the changed noise, at denoise 1.
+def stock_noise(latent: dict, seed: int):
+    """What Random Noise and KSampler draw from a seed for a LATENT."""
+    return comfy.sample.prepare_noise(latent["samples"], seed, latent.get("batch_index"))
+
+
+def latent_for_stock_noise(patcher, latent: dict, seed: int, changed: torch.Tensor) -> dict | None:
+    """A LATENT with which a stock KSampler of a seed starts from the changed noise, at denoise 1.
 
     KSampler adds its own noise at the first sigma to the latent: what is missing lies in the latent. None for models
     whose first sigma leaves nothing of the latent (flow models).
@@ -66,6 +74,8 @@ def latent_for_stock_noise(patcher, latent: dict, drawn: torch.Tensor, changed: 
     sampling = patcher.get_model_object("model_sampling")
     if isinstance(sampling, comfy.model_sampling.CONST):
         return None
+    with untouched():
+        drawn = stock_noise(latent, seed)
     largest, zero = sampling.sigma_max, torch.zeros_like(drawn)
     missing = sampling.noise_scaling(largest, changed - drawn, zero, True)
     content = latent["samples"]

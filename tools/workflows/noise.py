@@ -182,7 +182,7 @@ def sdxl_noise_seed_scout(w: Workflow) -> None:
     latent = w.add("EmptyLatentImage", width=1024, height=1024, batch_size=1)
     given = {"model": model, "positive": positive, "negative": negative, "cfg": 7.0}
     w.group("Scouting")
-    seeds, _, figure, report = w.add(
+    seeds, _, figure, report, _ = w.add(
         "GBX_SeedScout",
         vae=vae,
         latent=latent,

@@ -28,7 +28,7 @@ TITLES = {
     "sdxl_noise_seed_scout": "16 Find the best of sixteen seeds early (SDXL)",
     "sdxl_noise_composition": "17 Set the layout with noise (SDXL)",
     "sdxl_conditioning_higher_resolution": "18 Go to 2048 pixels without a second body (SDXL)",
-    "sdxl_conditioning_size_sweep": "19 Sharper or softer with the original size (SDXL)",
+    "sdxl_noise_portrait_desk": "19 Layout, seed, words and size on one desk (SDXL)",
     "sdxl_neurons_find_and_mask": "20 Find a memorized prompt and switch its neurons off (SDXL)",
     "sdxl_noise_train_lora": "21 Train a LoRA with immiscible noise (SDXL)",
     "sdxl_activations_correspondence": "22 Find the same point in another image (SDXL)",
@@ -53,7 +53,7 @@ TITLES = {
     "demo_activations_clusters": "43 Segment faces without training (demo)",
     "demo_conditioning_size_sweep": "44 Sharper or softer with the original size (demo)",
     "demo_world_text_to_image": "45 Generate faces with the demo model (demo)",
-    "demo_activations_edit_late_by_words": "46 Change a word late in a run (demo)",
+    "demo_noise_portrait_desk": "46 Layout, seed, sliders and size on one desk (demo)",
 }
 
 

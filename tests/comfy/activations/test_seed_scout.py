@@ -32,7 +32,8 @@ def ksampler(world, seed):
 
 def test_the_seeds_give_a_stock_ksampler_the_scouted_images(demo):
     """One seed at a time, bit for bit; ``images`` are in the order of the scores."""
-    seeds, images, figure, report = scout(demo, batch_size=1)
+    seeds, images, figure, report, noises = scout(demo, batch_size=1)
+    assert [noise.seed for noise in noises] == seeds
     assert len(seeds) == 2 and len(images) == 3 and figure.shape[0] == 1
     for seed, image in zip(seeds, images, strict=False):
         assert torch.equal(ksampler(demo, seed)[0], image)
@@ -80,7 +81,7 @@ def test_coverage_is_that_of_recorded_heat_maps(demo):
 @pytest.mark.parametrize("ranking", ["layout_likeness", "image_likeness"])
 def test_the_reference_itself_is_first(demo, ranking):
     reference = ksampler(demo, SEED + 2)
-    seeds, images, _, report = scout(demo, ranking=ranking, reference=reference)
+    seeds, images, _, report, _ = scout(demo, ranking=ranking, reference=reference)
     assert seeds[0] == SEED + 2 and (images[0] - reference[0]).abs().max() < 1e-3
     assert float(report.splitlines()[1].split()[3]) == pytest.approx(1, abs=1e-3)
 
@@ -98,8 +99,43 @@ def test_clip_vision_and_prompt_alignment_score_images(demo):
 
 def test_joint_attention_of_flux_is_covered(app):
     world = World(app, *reduced.checkpoint("flux"))
-    seeds, images, _, report = scout(world, latent=empty(world, 8), count=2, keep=1, steps=1, cfg=1.0)
+    seeds, images, _, report, _ = scout(world, latent=empty(world, 8), count=2, keep=1, steps=1, cfg=1.0)
     assert len(seeds) == 1 and images.shape == (2, 64, 64, 3) and "focus of the weakest word" in report
+
+
+def composed(world, seed, **changes):
+    """Composition Noise after a guide, over Random Noise."""
+    guide = {"samples": torch.randn(1, 24, 16, 16, generator=torch.Generator().manual_seed(3))}
+    noise = world.app.run("RandomNoise", noise_seed=seed)[0]
+    given = {"latent": empty(world), "guide": guide, "seed": 1, "strength": 0.8, "cutoff": 2.0, "low_cutoff": 0.0}
+    return world.app.run("GBX_CompositionNoise", **{**given, "noise": noise, **changes})[0]
+
+
+def test_what_is_scouted_of_a_noise_is_what_is_sampled(demo):
+    """Composition Noise is scouted from its own seed on, and the noise of the best is sampled to the same image."""
+    first = SEED + 5
+    before = torch.get_rng_state()
+    _, images, _, report, noises = scout(demo, noise=composed(demo, first), batch_size=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    best = [int(line.split()[2]) for line in report.splitlines()[1:]]
+    assert sorted(best) == [first, first + 1, first + 2] and [noise.seed for noise in noises] == best[:2]
+    for seed, noise, image in zip(best, noises, images, strict=False):
+        found = noise.generate_noise(empty(demo))
+        assert torch.equal(found, composed(demo, seed).generate_noise(empty(demo)))
+        assert not torch.equal(found, composed(demo, first + 7).generate_noise(empty(demo)))
+        given = {"model": demo.model, "positive": demo.positive, "negative": demo.negative, "cfg": 2.0}
+        guider = demo.app.run("CFGGuider", **given)[0]
+        sampler = demo.app.run("KSamplerSelect", sampler_name="euler")[0]
+        sigmas = demo.app.run("BasicScheduler", model=demo.model, scheduler="normal", steps=2, denoise=1.0)[0]
+        wires = {"noise": noise, "guider": guider, "sampler": sampler, "sigmas": sigmas, "latent_image": empty(demo)}
+        samples = demo.app.run("SamplerCustomAdvanced", **wires)[0]
+        assert torch.equal(demo.app.run("VAEDecode", samples=samples, vae=demo.vae)[0][0], image)
+
+
+def test_noise_that_follows_no_seed_is_refused(demo):
+    disabled = demo.app.run("DisableNoise")[0]
+    with pytest.raises(ValueError, match="does not follow a seed"):
+        scout(demo, noise=disabled)
 
 
 @pytest.mark.parametrize(

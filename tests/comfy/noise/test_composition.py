@@ -73,6 +73,19 @@ def test_strength_zero_is_stock(app, demo, composed):
     assert torch.equal(advanced(app, demo, noise), ksampler(app, demo, latent))
 
 
+def test_another_noise_is_reordered_and_its_seed_counts(app, demo, composed):
+    """Random Noise of the same seed gives the same; another noise is what is reordered, in both outputs."""
+    noise, for_ksampler, seed, *_ = composed(empty(), noise=app.run("RandomNoise", noise_seed=SEED)[0], seed=3)
+    expected, latent, *_ = composed(empty())
+    assert seed == SEED and torch.equal(noise.generate_noise(empty()), expected.generate_noise(empty()))
+    assert torch.equal(for_ksampler["samples"], latent["samples"])
+    disabled = app.run("DisableNoise")[0]
+    noise, for_ksampler, *_ = composed(empty(), noise=disabled, strength=0.0)
+    assert torch.equal(noise.generate_noise(empty()), torch.zeros(2, 24, 16, 16))
+    one, other = advanced(app, demo, noise), ksampler(app, demo, for_ksampler, disabled.seed)
+    assert torch.allclose(one, other, atol=1e-3 * float(one.abs().max()))
+
+
 def test_noise_and_latent_give_the_same_images(app, demo, composed):
     noise, for_ksampler, seed, report, figure = composed(empty())
     one, other = advanced(app, demo, noise), ksampler(app, demo, for_ksampler, seed)
