@@ -10,7 +10,7 @@ from .sampling import encode
 
 _TEXT = "portrait, blue hoodie, smiling, open eyes, plain background"
 _PHOTO = "a photo of a woman with brown hair in a red coat, a street in the background"
-_LIVE = {"node_properties": {"glassbox_live": True}, "node_size": (360, 560)}
+_LIVE = {"glassbox_live": True}
 _SWITCH = (
     "**Each part has a switch**: select *Higher Resolution*, *Composition Noise*, *Scout* or *Word map* and press "
     "Ctrl+B, which bypasses it. What is scouted is what is sampled: one noise goes through all of them."
@@ -29,7 +29,9 @@ def demo_noise_portrait_desk(w: Workflow) -> None:
     )
     w.group("Person and size")
 
-    def person(w: Workflow, member_name: Output, prompt: Output) -> dict[str, Output]:
+    def person(
+        w: Workflow, member_name: Output, prompt: Output, noise_seed: Output, image_index: Output
+    ) -> dict[str, Output]:
         model, clip, vae = w.add("GBX_LoadDemoModel")
         space, _ = w.add("GBX_W2WLoadSpace", space_name="avatars-v2-w2w.safetensors")
         space, _ = w.add("GBX_W2WFitDirections", space=space)
@@ -37,21 +39,22 @@ def demo_noise_portrait_desk(w: Workflow) -> None:
         positive = w.add("CLIPTextEncode", clip=clip, text=prompt, node_title="Prompt")
         negative = w.add("CLIPTextEncode", clip=clip, text="", node_title="Negative prompt")
         latent = w.add("EmptyLatentImage", width=128, height=128, batch_size=1)
-        made = {"model": model, "latent": latent, "point": point}
+        noise = w.add("RandomNoise", noise_seed=noise_seed)
+        reference, mask, _ = w.add("GBX_DemoPicture", image_index=image_index, count=1, part="face")
+        made = {"model": model, "latent": latent, "point": point, "noise": noise, "reference": reference, "mask": mask}
         return made | {"positive": positive, "negative": negative, "vae": vae, "clip": clip}
 
-    names = ("model", "latent", "point", "positive", "negative", "vae", "clip")
-    wires = w.subgraph("Person and prompt", person, member_name="person_0058", prompt=_TEXT)
-    ready = dict(zip(names, wires, strict=True))
-    point = ready.pop("point")
-    _enlarged(w, ready, 192)
+    names = ("model", "latent", "point", "noise", "reference", "mask", "positive", "negative", "vae", "clip")
+    shown = {"member_name": "person_0058", "prompt": _TEXT, "noise_seed": 20, "image_index": 5}
+    ready = dict(zip(names, w.subgraph("Person, prompt and layout", person, **shown), strict=True))
+    point, noise, reference, mask = (ready.pop(name) for name in ("point", "noise", "reference", "mask"))
+    _enlarged(w, ready, 160)
     w.group("Layout and seed")
-    reference, mask, _ = w.add("GBX_DemoPicture", image_index=5, count=1, part="face")
 
     def apply(w: Workflow, model: Output, point: Output) -> Output:
         return w.add("GBX_W2WApply", model=model, point=point)[0]
 
-    noise = _composed(w, ready, mask)
+    noise = _composed(w, ready, noise, mask)
 
     def scout(w: Workflow, noise: Output, point: Output, model: Output, **given: Output) -> dict[str, Output]:
         given |= {"model": apply(w, model, point), "ranking": "layout_likeness", "steps": 4, "cfg": 3.0}
@@ -60,13 +63,13 @@ def demo_noise_portrait_desk(w: Workflow) -> None:
 
     given = {name: wire for name, wire in ready.items() if name != "clip"}
     noise, sheet = w.subgraph("Scout", scout, noise=noise, point=point, reference=reference, **given, count=8)
-    w.add("PreviewImage", images=sheet, node_title="Scouted seeds", node_size=(420, 300))
+    w.add("PreviewImage", images=sheet, node_title="Scouted seeds", node_size=(320, 224))
     w.group("Drag the sliders")
-    edited, _ = w.add("GBX_W2WEdit", point=point, edits="beard: 1", **_LIVE)
+    edited, _ = w.add("GBX_W2WEdit", point=point, edits="beard: 1", node_properties=_LIVE, node_size=(360, 520))
     w.group("Portrait")
     image, large = _generated(w, ready, noise, apply, {"point": edited}, steps=12, cfg=3.0)
-    _shown(w, large, "portrait_desk", "Portrait", 640)
-    _shown(w, _mapped(w, ready, image, _TEXT, "hoodie, smiling, eyes"), "portrait_desk_words", "Word map", 300)
+    _shown(w, large, "portrait_desk", "Portrait", 450)
+    _shown(w, _mapped(w, ready, image, _TEXT, "hoodie, smiling, eyes"), "portrait_desk_words", "Where words act", 220)
 
 
 def sdxl_noise_portrait_desk(w: Workflow) -> None:
@@ -78,21 +81,23 @@ def sdxl_noise_portrait_desk(w: Workflow) -> None:
         "**Live**: bypass *Higher Resolution*, *Scout* and *Word map*, and the image follows each slider.",
         "**Not measured on SDXL**: strengths and colors are those of the demo model. **Try** your own mask and words.",
     )
-    w.group("Model and size")
+    w.group("Model and prompt")
     model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name=SDXL)
     positive, negative = encode(w, clip, _PHOTO)
-    latent = w.add("EmptyLatentImage", width=1024, height=1024, batch_size=1)
-    ready = {"model": model, "latent": latent, "positive": positive, "negative": negative, "vae": vae, "clip": clip}
-    _enlarged(w, ready, 1536)
-    w.group("Layout and seed")
 
-    def middle(w: Workflow) -> Output:
+    def start(w: Workflow, noise_seed: Output) -> dict[str, Output]:
         part = w.add("SolidMask", value=1.0, width=512, height=768, node_title="Person")
         whole = w.add("SolidMask", value=0.0, width=1024, height=1024, node_title="Whole image")
-        return w.add("MaskComposite", destination=whole, source=part, x=256, y=256, operation="add")
+        latent = w.add("EmptyLatentImage", width=1024, height=1024, batch_size=1)
+        mask = w.add("MaskComposite", destination=whole, source=part, x=256, y=256, operation="add")
+        return {"latent": latent, "noise": w.add("RandomNoise", noise_seed=noise_seed), "mask": mask}
 
-    mask = w.subgraph("A person in the middle", middle)
-    noise = _composed(w, ready, mask, foreground="#b03028", background="#8090a0")
+    latent, noise, mask = w.subgraph("Seed, and a person in the middle", start, noise_seed=20)
+    w.group("Size, layout and seed")
+    ready = {"model": model, "latent": latent, "positive": positive, "negative": negative, "vae": vae, "clip": clip}
+    _enlarged(w, ready, 1536)
+
+    noise = _composed(w, ready, noise, mask, foreground="#b03028", background="#8090a0")
 
     def scout(w: Workflow, noise: Output, words: Output, **given: Output) -> Output:
         given |= {"prompt": _PHOTO, "words": words, "ranking": "word_coverage", "steps": 6, "cfg": 6.0}
@@ -103,11 +108,13 @@ def sdxl_noise_portrait_desk(w: Workflow) -> None:
     noise = w.subgraph("Scout", scout, noise=noise, **ready, words="red coat, street", count=8)
     w.group("Drag the sliders")
     edits = {"edits": "brown hair -> red hair: 2, red coat -> blue coat: 0", "prompt": _PHOTO, "start_percent": 0.25}
-    ready["model"], _ = w.add("GBX_EditByWords", model=ready["model"], clip=clip, **edits, **_LIVE)
+    ready["model"], _ = w.add(
+        "GBX_EditByWords", model=ready["model"], clip=clip, **edits, node_properties=_LIVE, node_size=(340, 460)
+    )
     w.group("Portrait")
     image, _ = _generated(w, ready, noise, None, {}, steps=25, cfg=6.0)
-    _shown(w, image, "sdxl_desk", "Portrait", 640)
-    _shown(w, _mapped(w, ready, image, _PHOTO, "woman, hair, coat, street"), "sdxl_desk_words", "Word map", 300)
+    _shown(w, image, "sdxl_desk", "Portrait", 450)
+    _shown(w, _mapped(w, ready, image, _PHOTO, "woman, hair, coat, street"), "sdxl_desk_words", "Where words act", 220)
 
 
 def _enlarged(w: Workflow, ready: dict[str, Output], side: int) -> None:
@@ -122,10 +129,9 @@ def _enlarged(w: Workflow, ready: dict[str, Output], side: int) -> None:
     ready["model"], ready["latent"] = w.subgraph("Higher Resolution", inside, **given)
 
 
-def _composed(w: Workflow, ready: dict[str, Output], mask: Output, **colors: str) -> Output:
+def _composed(w: Workflow, ready: dict[str, Output], noise: Output, mask: Output, **colors: str) -> Output:
     """NOISE in the order of a mask in two colors."""
-    drawn = w.add("RandomNoise", noise_seed=7, node_title="First seed")
-    given = {"latent": ready["latent"], "model": ready["model"], "mask": mask, "noise": drawn, "shape": "soft"}
+    given = {"latent": ready["latent"], "model": ready["model"], "mask": mask, "noise": noise, "shape": "soft"}
     return w.add("GBX_CompositionNoise", **given, **colors)[0]
 
 
@@ -169,4 +175,4 @@ def _mapped(w: Workflow, ready: dict[str, Output], image: Output, prompt: str, w
 
 
 def _shown(w: Workflow, image: Output, file: str, title: str, height: int) -> None:
-    w.add("SaveImage", images=image, filename_prefix=f"glassbox/{file}", node_title=title, node_size=(560, height))
+    w.add("SaveImage", images=image, filename_prefix=f"glassbox/{file}", node_title=title, node_size=(420, height))

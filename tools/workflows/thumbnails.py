@@ -48,7 +48,7 @@ _CHOSEN = {
     "demo_neurons_scan_and_mask": (2,),
     "demo_neurons_unlearning": (1, 5, 7, 13, 9, 10),
     "demo_noise_from_scratch": (1, 2),
-    "demo_noise_portrait_desk": (1,),
+    "demo_noise_portrait_desk": (2,),
     "demo_weights_label_members": (1, 2, 3, 4, 41, 42),
     "demo_weights_sweep": (1,),
 }
