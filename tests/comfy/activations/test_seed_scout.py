@@ -32,8 +32,8 @@ def ksampler(world, seed):
 
 def test_the_seeds_give_a_stock_ksampler_the_scouted_images(demo):
     """One seed at a time, bit for bit; ``images`` are in the order of the scores."""
-    seeds, images, figure, report, noises = scout(demo, batch_size=1)
-    assert [noise.seed for noise in noises] == seeds
+    seeds, images, figure, report, drawn = scout(demo, batch_size=1)
+    assert [noise.seed for noise in drawn] == seeds
     assert len(seeds) == 2 and len(images) == 3 and figure.shape[0] == 1
     for seed, image in zip(seeds, images, strict=False):
         assert torch.equal(ksampler(demo, seed)[0], image)
@@ -115,11 +115,11 @@ def test_what_is_scouted_of_a_noise_is_what_is_sampled(demo):
     """Composition Noise is scouted from its own seed on, and the noise of the best is sampled to the same image."""
     first = SEED + 5
     before = torch.get_rng_state()
-    _, images, _, report, noises = scout(demo, noise=composed(demo, first), batch_size=1)
+    _, images, _, report, drawn = scout(demo, noise=composed(demo, first), batch_size=1)
     assert torch.equal(torch.get_rng_state(), before)
     best = [int(line.split()[2]) for line in report.splitlines()[1:]]
-    assert sorted(best) == [first, first + 1, first + 2] and [noise.seed for noise in noises] == best[:2]
-    for seed, noise, image in zip(best, noises, images, strict=False):
+    assert sorted(best) == [first, first + 1, first + 2] and [noise.seed for noise in drawn] == best[:2]
+    for seed, noise, image in zip(best, drawn, images, strict=False):
         found = noise.generate_noise(empty(demo))
         assert torch.equal(found, composed(demo, seed).generate_noise(empty(demo)))
         assert not torch.equal(found, composed(demo, first + 7).generate_noise(empty(demo)))
