@@ -63,10 +63,9 @@ def demo_noise_portrait_desk(w: Workflow) -> None:
 
     given = {name: wire for name, wire in ready.items() if name != "clip"}
     noise, sheet = w.subgraph("Scout", scout, noise=noise, point=point, reference=reference, **given, count=8)
-    w.add("PreviewImage", images=sheet, node_title="Scouted seeds", node_size=(280, 200))
+    w.add("PreviewImage", images=sheet, node_title="Scouted seeds", node_size=(260, 200))
     w.group("Drag the sliders")
-    edited, _ = w.add("GBX_W2WEdit", point=point, edits="beard: 1", node_properties=_LIVE, node_size=(340, 510))
-    w.group("Portrait")
+    edited, _ = w.add("GBX_W2WEdit", point=point, edits="beard: 1", node_properties=_LIVE, node_size=(340, 500))
     image, large = _generated(w, ready, noise, apply, {"point": edited}, steps=12, cfg=3.0)
     _shown(w, large, "portrait_desk", "Portrait", 400)
     _shown(w, _mapped(w, ready, image, _TEXT, "hoodie, smiling, eyes"), "portrait_desk_words", "Where words act", 220)
@@ -175,4 +174,4 @@ def _mapped(w: Workflow, ready: dict[str, Output], image: Output, prompt: str, w
 
 
 def _shown(w: Workflow, image: Output, file: str, title: str, height: int) -> None:
-    w.add("SaveImage", images=image, filename_prefix=f"glassbox/{file}", node_title=title, node_size=(360, height))
+    w.add("SaveImage", images=image, filename_prefix=f"glassbox/{file}", node_title=title, node_size=(370, height))

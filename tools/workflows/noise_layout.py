@@ -75,6 +75,6 @@ def _composition(
     w.group("Side by side")
     w.add("SaveImage", images=images[1], filename_prefix="glassbox/composed", node_title="Composed noise")
     w.add("SaveImage", images=images[0], filename_prefix="glassbox/as_drawn", node_title="Noise as drawn")
-    w.add("SaveImage", images=shown, filename_prefix="glassbox/guide", node_title="Guide")
+    w.add("SaveImage", images=shown, filename_prefix="glassbox/guide", node_title="Guide", node_size=(300, 300))
     w.add("SaveImage", images=figure, filename_prefix="glassbox/composition", node_title="Low frequencies")
     w.add("PreviewAny", source=report, node_title="Report")
