@@ -10,17 +10,17 @@ samples compared in half precision), torch.cdist with SciPy, and the one-liner l
 from __future__ import annotations
 
 import argparse
+import importlib
 from collections.abc import Sequence
 
 from studies.common import host, results
 
 SEED = 0
+PARTS = {"": "__main__:pairing", "--lora": "lora_step:measure", "--lora-large": "lora_step:measure_large"}
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the benchmarks and write studies/results/bench_noise.json."""
-    from . import assigning, lora_step, nearest
-
     parser = argparse.ArgumentParser(prog="run.py bench noise", description=__doc__.splitlines()[0])
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--quick", action="store_true", help="fewer sizes and turns, in under two minutes")
@@ -28,9 +28,17 @@ def main(argv: Sequence[str]) -> int:
     kinds.add_argument("--lora-large", action="store_true", help="the same at SD1.5's shape: minutes")
     options = parser.parse_args(argv)
     kind = next((name for name in ("quick", "lora", "lora_large") if getattr(options, name)), "")
-    special = {"lora": lambda: lora_step.measure(96), "lora_large": lambda: lora_step.measure_large(5)}
-    numbers = special[kind]() if kind in special else assigning.measure(options.quick) | nearest.measure(options.quick)
-    command = "python run.py bench noise" + (f" --{kind.replace('_', '-')}" if kind else "")
-    name = "bench_noise" + (f"_{kind}" if kind else "")
+    option = f"--{kind.replace('_', '-')}" if kind else ""
+    module, function = PARTS[option if option in PARTS else ""].split(":")
+    measure = getattr(importlib.import_module(f".{module}", __package__), function)
+    numbers = measure() if kind.startswith("lora") else measure(options.quick)
+    command, name = f"python run.py bench noise {option}".rstrip(), f"bench_noise_{kind}".rstrip("_")
     print(results.write(name, command, SEED, host.ROOT / "assets" / "avatars-v2", numbers))
     return 0
+
+
+def pairing(quick: bool) -> dict[str, dict]:
+    """The assignments and the nearest of k."""
+    from . import assigning, nearest
+
+    return assigning.measure(quick) | nearest.measure(quick)

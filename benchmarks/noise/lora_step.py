@@ -20,7 +20,7 @@ from ..activations.memory import counted
 _RANK, _SIDE, _NODE, _WHOLE, _PEFT = 8, 32, "Train LoRA", "whole-weight gradients", "PyTorch with PEFT"
 
 
-def measure(turns: int) -> dict[str, dict]:
+def measure(turns: int = 96) -> dict[str, dict]:
     """The demo model, one image of latent 16 x 16."""
     from studies.world.generate import Generator
     from studies.world.release import WORLD
@@ -30,7 +30,7 @@ def measure(turns: int) -> dict[str, dict]:
     return _measure("demo model", generator.model, latent, generator.condition(["portrait"]), turns)
 
 
-def measure_large(turns: int) -> dict[str, dict]:
+def measure_large(turns: int = 5) -> dict[str, dict]:
     """SD1.5's shape, one image of latent 32 x 32."""
     from ..weights.network import sd15_model
 

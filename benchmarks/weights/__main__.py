@@ -10,6 +10,7 @@ sampling with identity guidance, `--edits` up to 100 edits at once at SDXL's sha
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,11 +18,20 @@ from pathlib import Path
 from studies.common import host, results
 from studies.common.turns import threads
 
+PARTS = {
+    "": "__main__:building_and_stepping",
+    "--large": "large:measure",
+    "--many": "building:measure_many",
+    "--updates": "updates:measure",
+    "--guidance": "guiding:measure",
+    "--edits": "editing:measure",
+    "--sliders": "moving:measure",
+    "--desk": "desk:measure",
+}
+
 
 def main(argv: Sequence[str]) -> int:
     """Run the benchmarks, or one contender."""
-    from . import building, desk, editing, guiding, large, moving, stepping, updates
-
     parser = argparse.ArgumentParser(prog="run.py bench weights", description=__doc__.splitlines()[0])
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--quick", action="store_true", help="100 members only, and fewer turns")
@@ -35,21 +45,24 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--one", nargs=3, metavar=("CONTENDER", "N", "FILE"), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.one:
+        from . import building
+
         print(json.dumps(building.build_with(options.one[0], int(options.one[1]), Path(options.one[2]))))
         return 0
-    names = ("quick", "large", "many", "updates", "guidance", "edits", "sliders", "desk")
-    kind = next((name for name in names if getattr(options, name)), "")
-    special = {"large": lambda: large.measure(3, 1000), "many": lambda: building.measure_many(5000)}
-    special |= {"updates": updates.measure, "guidance": guiding.measure, "edits": editing.measure}
-    special |= {"sliders": lambda: moving.measure(50, 1000), "desk": lambda: desk.measure(12)}
-    numbers = special[kind]() if kind in special else _all(options.quick, building, stepping)
-    name, command = "bench_weights" + (f"_{kind}" if kind else ""), "python run.py bench weights"
-    command += f" --{kind}" if kind else ""
-    print(results.write(name, command, 0, host.ROOT / "assets" / "avatars-v2", numbers))
+    option = next((option for option in (*PARTS, "--quick") if option and getattr(options, option[2:])), "")
+    module, function = PARTS.get(option, PARTS[""]).split(":")
+    measure = getattr(importlib.import_module(f".{module}", __package__), function)
+    numbers = measure() if option in PARTS and option else measure(options.quick)
+    name, command = f"bench_weights_{option[2:]}".rstrip("_"), f"python run.py bench weights {option}".rstrip()
+    assets = [host.ROOT / "assets" / each for each in ("avatars-v2", "avatars-v2-w2w.safetensors")]
+    print(results.write(name, command, 0, assets if option in ("", "--quick", "--guidance", "--desk") else assets[:1], numbers))
     return 0
 
 
-def _all(quick: bool, building, stepping) -> dict[str, dict]:
+def building_and_stepping(quick: bool) -> dict[str, dict]:
+    """Spaces of growing size, an inversion's step, and a population's."""
+    from . import building, stepping
+
     numbers = building.measure({100: 3} if quick else {100: 5, 1000: 3})
     with threads(1):
         numbers |= stepping.measure_inversion(8 if quick else 24)

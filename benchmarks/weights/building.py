@@ -125,7 +125,7 @@ def measure(counts: dict[int, int]) -> dict[str, dict]:
     return numbers
 
 
-def measure_many(count: int) -> dict[str, dict]:
+def measure_many(count: int = 5000) -> dict[str, dict]:
     """This pack alone on so many members, and the least that the official way holds at once, counted.
 
     That way keeps the standardized members (n, D), and torch.svd makes U (n, n) and V (D, n) beside them, in float32:

@@ -18,7 +18,7 @@ NAME, OFF = "demo_noise_portrait_desk", ("Higher Resolution", "Scout", "Word map
 _BYPASSED = 4  # a mode of the canvas
 
 
-def measure(moves: int) -> dict[str, dict]:
+def measure(moves: int = 12) -> dict[str, dict]:
     """Moves of one slider in a row, after a first run; the parts of ``OFF`` are bypassed."""
     saved = workflow.load(path_of(NAME))
     for node in saved["nodes"]:

@@ -14,7 +14,7 @@ from .moving import made_up_space
 from .network import sd15_model
 
 
-def measure(steps: int, components: int) -> dict[str, dict]:
+def measure(steps: int = 3, components: int = 1000) -> dict[str, dict]:
     """bfloat16 with gradient checkpointing, the node's defaults."""
     model, space = sd15_model(torch.bfloat16, filled=True), made_up_space(components)
     train, inversion = host.pack("nodes.host.training.trainer"), host.pack("nodes.weights.inversion")

@@ -24,7 +24,7 @@ BESIDE = {f"this pack, beside {others} others": others for others in (5, 19)}
 FIRST = {f"{name}, first": others for name, others in {OURS: 0, **BESIDE}.items()}
 
 
-def measure(moves: int, components: int) -> dict[str, dict]:
+def measure(moves: int = 50, components: int = 1000) -> dict[str, dict]:
     """Moves in a row along one direction, each contender at each in alternation."""
     ways = _contenders(components)
     position: dict[str, int] = dict.fromkeys(ways, 0)

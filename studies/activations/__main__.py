@@ -9,6 +9,7 @@ table of all scores beside it, and plots into this folder.
 from __future__ import annotations
 
 import argparse
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from ..common import host, results
 
 FOLDER = Path(__file__).resolve().parent
 SEED = 20_241
+PARTS = {part: f"{part}:main" for part in ("steering", "joining", "patching", "words", "silent")}
+PARTS["sparse"] = "sparse_features:main"
 
 
 @dataclass(frozen=True)
@@ -37,18 +40,9 @@ QUICK = Size(faces=12, levels=(50, 300), trained=6, tested=12, splits=2, draws=2
 
 def main(argv: Sequence[str]) -> int:
     """Measure, write, and print where."""
-    from . import joining, patching, silent, sparse_features, steering, words
-
-    parts = {
-        "steering": steering.main,
-        "joining": joining.main,
-        "patching": patching.main,
-        "sparse": sparse_features.main,
-        "words": words.main,
-        "silent": silent.main,
-    }
-    if argv and argv[0] in parts:
-        return parts[argv[0]](argv[1:])
+    if argv and argv[0] in PARTS:
+        module, function = PARTS[argv[0]].split(":")
+        return getattr(importlib.import_module(f".{module}", __package__), function)(argv[1:])
     parser = argparse.ArgumentParser(prog="run.py study activations", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="measure less, in under five minutes")
     options = parser.parse_args(argv)

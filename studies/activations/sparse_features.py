@@ -172,7 +172,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"{entry}: {number['value']:.3f}", flush=True)
     if options.quick:
         name, command = f"{name}_quick", f"{command} --quick"
-    print(results.write(name, command, SEED, assets.ASSETS / world, numbers))
+    print(results.write(name, command, SEED, (assets.ASSETS / world, assets.ASSETS / ASSET), numbers))
     return 0
 
 

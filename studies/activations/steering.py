@@ -139,7 +139,8 @@ def main(argv: Sequence[str]) -> int:
         name, command = f"{name}_w2w", f"{command} --w2w"
     if options.quick:
         name, command = f"{name}_quick", f"{command} --quick"
-    print(results.write(name, command, SEED, assets.ASSETS / world, numbers))
+    measured = [world, SPACE] if options.w2w else [world]
+    print(results.write(name, command, SEED, [assets.ASSETS / each for each in measured], numbers))
     return 0
 
 

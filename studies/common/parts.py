@@ -16,9 +16,9 @@ def run(
     seed: int,
     argv: Sequence[str],
     command: str = "study",
-    worlds: Mapping[str, str] | None = None,
+    worlds: Mapping[str, Sequence[str]] | None = None,
 ) -> int:
-    """Measure the parts named in ``argv``, or all, on the shipped model, or on the one that ``worlds`` says of a part.
+    """Measure the parts named in ``argv``, or all, on the shipped model, or on the assets that ``worlds`` names.
 
     ``parts`` says for each name where its numbers come from, as "module:function" within ``package``; the function
     takes whether to be quick. Part P of study S goes to studies/results/S_P.json, or S_P_quick.json. A
@@ -37,7 +37,7 @@ def run(
         module, function = parts[part].split(":")
         numbers = getattr(importlib.import_module(f".{module}", package), function)(options.quick)
         name = ("bench_" if command == "bench" else "") + f"{study}_{part}" + ("_quick" if options.quick else "")
-        world = (worlds or {}).get(part, "avatars-v2")
+        world = (worlds or {}).get(part, ("avatars-v2",))
         line = f"python {started} {part}" + (" --quick" if options.quick else "")
-        print(results.write(name, line, seed, host.ROOT / "assets" / world, numbers), flush=True)
+        print(results.write(name, line, seed, [host.ROOT / "assets" / each for each in world], numbers), flush=True)
     return 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from . import host
+from . import freshness, host
 
 RESULTS = host.ROOT / "studies" / "results"
 FEWEST = 5  # independent units that an interval is given for
@@ -66,22 +66,33 @@ class Rows:
         self._path.unlink(missing_ok=True)
 
 
-def assets_hash(folder: Path) -> str:
-    """SHA-256 over the names and contents of the asset files that were measured."""
+def assets_hash(asset: Path) -> str:
+    """SHA-256 of an asset: of a file, or of the names and contents of a folder's weights, or else of its sources."""
+    if asset.is_file():
+        return hashlib.sha256(asset.read_bytes()).hexdigest()
     digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted(asset.glob("*.safetensors")) or sorted(asset.rglob("*.py")):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
 
 
 def write(
-    name: str, command: str, seed: int, assets: Path, numbers: dict[str, dict], sources: dict | None = None
+    name: str,
+    command: str,
+    seed: int,
+    assets: Path | Sequence[Path],
+    numbers: dict[str, dict],
+    sources: dict | None = None,
 ) -> Path:
     """Write ``studies/results/<name>.json`` under a temporary name and rename it.
 
-    ``sources``: what else was measured than the assets, such as files by their hashes.
+    ``assets``: what was measured, files or folders; their hashes are kept, and that of the study's code. ``sources``:
+    what else was measured, such as files by their hashes.
     """
     import torch
+
+    if isinstance(assets, Path):
+        assets = (assets,)
 
     RESULTS.mkdir(parents=True, exist_ok=True)
     machine = {
@@ -96,7 +107,8 @@ def write(
         "seed": seed,
         "versions": versions,
         "machine": machine,
-        "assets": {"world": assets.name, "sha256": assets_hash(assets)},
+        "assets": {asset.name: assets_hash(asset) for asset in assets},
+        "code": freshness.code_of(command),
         **({} if sources is None else {"sources": sources}),
         "numbers": numbers,
     }

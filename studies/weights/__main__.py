@@ -13,28 +13,20 @@ Without a step all run; `--quick` measures the shipped space with fewer samples.
 from __future__ import annotations
 
 import argparse
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..common import host
 
 FOLDER = host.ROOT / ".cache" / "weights"
-NAMES = (
-    "train",
-    "release",
-    "learned",
-    "learned_measure",
-    "measure",
-    "guidance",
-    "matched",
-    "invert",
-    "fits",
-    "ceiling",
-    "names",
-    "random_labels",
-    "folder",
-    "sdxl",
-)
+PARTS = {
+    name: f"{name}:run"
+    for name in ("learned_measure", "measure", "guidance", "matched", "fits", "ceiling", "random_labels")
+}
+PARTS |= {"invert": "node_inversion:run", "names": "lora_names:run"}
+PARTS |= {"folder": "lora_folder:run", "sdxl": "sdxl_journey:run"}
+NAMES = ("train", "release", "learned", *PARTS)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -50,56 +42,16 @@ def main(argv: Sequence[str]) -> int:
     if unknown:
         parser.error(f"there is no step {unknown[0]}: choose from {', '.join(NAMES)}")
     for step in options.steps or (("measure",) if options.quick else NAMES):
-        if step == "measure":
-            from . import measure
-
-            print(measure.run(options.quick))
-        elif step == "guidance":
-            from . import guidance
-
-            print(guidance.run(options.quick))
-        elif step == "matched":
-            from . import matched
-
-            print(matched.run(options.quick))
-        elif step == "fits":
-            from . import fits
-
-            print(fits.run(options.quick))
-        elif step == "invert":
-            from . import node_inversion
-
-            print(node_inversion.run(options.quick))
-        elif step == "ceiling":
-            from . import ceiling
-
-            print(ceiling.run(options.quick))
-        elif step == "names":
-            from . import lora_names
-
-            print(lora_names.run(options.quick))
-        elif step == "random_labels":
-            from . import random_labels
-
-            print(random_labels.run(options.quick))
-        elif step == "folder" and options.loras:
-            from . import lora_folder
-
-            print(lora_folder.run(options.loras))
-        elif step == "folder":
-            print("Step folder is left out: name one by --loras.")
-        elif step == "sdxl":
-            from . import sdxl_journey
-
-            print(sdxl_journey.run(FOLDER / "sdxl"))
-        elif step == "learned":
+        if step == "learned":
             _learned(options.people)
-        elif step == "learned_measure":
-            from . import learned_measure
-
-            print(learned_measure.run(options.quick))
-        else:
+        elif step not in PARTS:
             _population(options.people, options.minutes * 60, step == "release")
+        elif step == "folder" and not options.loras:
+            print("Step folder is left out: name one by --loras.")
+        else:
+            module, function = PARTS[step].split(":")
+            of = {"folder": options.loras, "sdxl": FOLDER / "sdxl"}.get(step, options.quick)
+            print(getattr(importlib.import_module(f".{module}", __package__), function)(of))
     return 0
 
 

@@ -118,4 +118,4 @@ def run(quick: bool = False) -> Path:
         numbers |= rows.row(part, measure)
         print(part, flush=True)
     command = "python run.py study weights learned_measure" + " --quick" * quick
-    return results.write(name, command, NOISE, ASSETS, numbers)
+    return results.write(name, command, NOISE, (ASSETS, ASSET), numbers)

@@ -19,6 +19,7 @@ from ..world.faces import ATTRIBUTES, IDENTITY
 from ..world.release import ASSETS
 from . import lora_sums, sliders
 from .guidance import WAYS
+from .release import ASSET
 from .setup import EDITS, NOISE, Study, factors, fractions, load, prompts, truth
 
 STRENGTHS = (0.25, 0.5, 0.75, 1.0)
@@ -118,4 +119,6 @@ def run(quick: bool = False) -> Path:
     for name, slider in zip(names, trained, strict=True):
         numbers |= measure_edit(study, name, slider, count)
     command = "python run.py study weights matched" + (" --quick" if quick else "")
-    return results.write("weights_matched_quick" if quick else "weights_matched", command, NOISE, ASSETS, numbers)
+    return results.write(
+        "weights_matched_quick" if quick else "weights_matched", command, NOISE, (ASSETS, ASSET), numbers
+    )

@@ -51,7 +51,5 @@ def main(argv: Sequence[str]) -> int:
     """Make the world ("train"), or measure the named parts of it."""
     if argv[:1] == ["train"]:
         return train(argv[1:])
-    from .release import WORLD
-
     chosen = [name for name in argv if name != "measure"]
-    return parts.run(__package__, __doc__, PARTS, 1_000_000, chosen, worlds=dict.fromkeys(PARTS, WORLD))
+    return parts.run(__package__, __doc__, PARTS, 1_000_000, chosen)

@@ -36,5 +36,5 @@ def run(comfyui_folder: Path, count: int, seed: int) -> int:
         value = sum(found[kind] for found in counts.values())
         numbers[PREFIX + kind] = results.number(value, count * len(SUBJECTS), "uses", f"of a node on a prompt {what}")
     command = f"python run.py fuzz --calls {count} --seed {seed}"
-    results.write(RESULT, command, seed, paths.ROOT / "tests" / "helpers", numbers)
+    results.write(RESULT, command, seed, paths.ROOT / "assets" / "avatars-v2", numbers)
     return int(any(found[kind] for found in counts.values() for kind in DEFECTS))

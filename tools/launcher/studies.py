@@ -2,7 +2,8 @@
 
 A study is `studies/NAME.py` or a folder `studies/NAME/` with a `__main__.py`, with a function `main(argv)` that returns
 None or an exit code; a benchmark is the same in benchmarks/. `run.py study report` rewrites the documents' tables,
-`run.py study show NAME` prints the numbers of a result.
+`run.py study show NAME` prints the numbers of a result, `run.py study stale` lists the results whose study's code
+is another one now, and `run.py study stale NAME` runs their quick part again: where no number differs, they hold.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .errors import LaunchError
 
 _FOLDERS = {"study": paths.STUDIES, "bench": paths.BENCHMARKS}
 _PLURAL = {"study": "studies", "bench": "benchmarks"}
-_REPORT, _SHOW = "report", "show"
+_REPORT, _SHOW, _STALE = "report", "show", "stale"
 
 
 def run(command: str, arguments: Sequence[str], folder: Path | None = None) -> int:
@@ -33,6 +34,8 @@ def run(command: str, arguments: Sequence[str], folder: Path | None = None) -> i
         from .. import docs_numbers
 
         return docs_numbers.show(arguments[1:])
+    if command == "study" and arguments[:1] == [_STALE]:
+        return _stale(arguments[1:])
     folder = folder or _FOLDERS[command]
     known = available(folder)
     name, *rest = arguments or [""]
@@ -43,6 +46,21 @@ def run(command: str, arguments: Sequence[str], folder: Path | None = None) -> i
         return 2
     module = load_module(known[name], _PLURAL[command], folder)
     return module.main(list(rest)) or 0
+
+
+def _stale(names: Sequence[str]) -> int:
+    """Print which results are older than their study's code, after those named were looked at again."""
+    freshness = load_module("common.freshness", "studies")
+    folder = paths.STUDIES / "results"
+    for name in names:
+        if not (folder / f"{name}_quick.json").is_file():
+            raise LaunchError(f"{name} has no quick part with a result: run it again as a whole.")
+        differing = freshness.same(folder, name, lambda arguments: run(arguments[0], arguments[1:]))
+        print(f"{name} differs in {', '.join(differing[:3])}." if differing else f"{name} holds.")
+    freshness = load_module("common.freshness", "studies")
+    found = freshness.stale(folder)
+    print("\n".join(found) or "Every result is as new as its study's code.")
+    return int(bool(found))
 
 
 def _listing(command: str, known: dict[str, str]) -> str:

@@ -109,12 +109,15 @@ def test_a_result_names_its_asset(tmp_path, monkeypatch):
     assets = tmp_path / "some-world"
     assets.mkdir()
     (assets / "a.safetensors").write_bytes(b"1")
-    path = results.write("x", "run.py study x", 3, assets, {"one": results.bootstrap(np.arange(5.0), "w", "u")})
+    space = tmp_path / "space.safetensors"
+    space.write_bytes(b"3")
+    numbers = {"one": results.bootstrap(np.arange(5.0), "w", "u")}
+    path = results.write("x", "python run.py fuzz", 3, (assets, space), numbers)
     content = json.loads(path.read_text())
-    assert content["assets"] == {"world": "some-world", "sha256": results.assets_hash(assets)}
+    assert content["assets"] == {each.name: results.assets_hash(each) for each in (assets, space)}
     assert content["numbers"]["one"]["value"] == 2.0 and content["seed"] == 3
     (assets / "a.safetensors").write_bytes(b"2")
-    assert results.assets_hash(assets) != content["assets"]["sha256"]
+    assert results.assets_hash(assets) != content["assets"]["some-world"]
 
 
 def test_frechet_distance_of_gaussians():
