@@ -63,11 +63,12 @@ def _model(name: str, model, point, conditions: list, channels: int, side: int, 
         finally:
             model.model.memory_required = required
 
-    patched = {BOTH: guided(model, point, None, 1.0, 0.0)[0], HALF: guided(model, point, None, 0.5, 0.0)[0]}
+    patched = {BOTH: guided(model, point, None, 1.0, 0.0, 1.0)[0], HALF: guided(model, point, None, 0.5, 0.0, 1.0)[0]}
     ways = {PLAIN: lambda: sampled(model), APART: apart}
     ways |= {way: lambda patcher=patcher: sampled(patcher) for way, patcher in patched.items()}
     taken = {way: values / steps for way, values in times(ways, turns, alone=True).items()}
-    what = f"a step, one image, rank 1 on {len(point.layers())} layers, processor time of one thread"
+    size = f"rank {point.space.layout.rank} on {len(point.layers())} layers"
+    what = f"a step, one image, {size}, processor time of one thread"
     numbers = {f"{name}, {way}": results.bootstrap(ms, what, "ms", np.median) for way, ms in taken.items()}
     paired = {
         f"{BOTH} over {PLAIN}": taken[BOTH] / taken[PLAIN],

@@ -102,7 +102,7 @@ def _planted(world, text: str, statistics) -> dict:
     return row
 
 
-def _localized(world, text: str, statistics, **changes) -> tuple[object, int]:
+def localized(world, text: str, statistics, **changes) -> tuple[object, int]:
     """A mask of the node at the paper's target, and the rows that it took."""
     how = {
         "model": world.model,
@@ -129,7 +129,7 @@ def _searched(world, text: str, statistics) -> dict:
     row, true = {}, world.planted[text]
     ways = {ranking: {"method": "attribution", "ranking": ranking} for ranking in ("multi", "multi_z", "dot_z")}
     for name, how in {"search": {}, **ways}.items():
-        mask, count = _localized(world, text, statistics, **how)
+        mask, count = localized(world, text, statistics, **how)
         hits = len(set(mask.neurons) & true)
         row[name] = {"precision": hits / max(mask.count, 1), "recall": hits / len(true), "neurons": mask.count}
         row[name]["rows"] = count
@@ -206,7 +206,7 @@ def _trained(world, text: str, statistics, quick: bool) -> dict:
             }
             for name, values in followed.items():
                 row[name]["captions"] = float(np.mean(values))
-        mask, rows = _localized(world, text, statistics, method="attribution", ranking=ranking)
+        mask, rows = localized(world, text, statistics, method="attribution", ranking=ranking)
         row[ranking] = seen(world.masked(mask), text) | {"neurons": mask.count, "rows": rows}
     return row
 

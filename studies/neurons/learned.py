@@ -15,7 +15,7 @@ import torch
 from ..common import host, results
 from ..common.similarity import images_ssim
 from ..world import judge
-from .attribution import GENERIC, MOST, _localized, _neurons, _values
+from .attribution import GENERIC, MOST, _neurons, _values, localized
 from .masks import alignment
 from .world import LAYERS, WORLD, World
 
@@ -28,11 +28,11 @@ MEASURED = {
     "generic prompt": 8,
     "learned, seed 1": 8,
     "attributed": 8,
-    "NeMo, factor 0": 1,
-    "learned, seed 2": 0,  # these are not measured yet
-    "largest |z|": 0,
-    "random": 0,
-    "untouched": 0,
+    "untouched": 8,
+    "largest |z|": 8,
+    "random": 8,
+    "NeMo, factor 0": 5,
+    "learned, seed 2": 5,
 }
 TEMPLATES = 0
 _UNITS = {"similarity": "SSIM", "labels": "fraction", "faces": "fraction", "captions": "fraction"}
@@ -54,7 +54,7 @@ def measure(quick: bool) -> dict[str, dict]:
         "learned, seed 1": lambda text: _judged(world, text, *_learned(world, text, 1)),
         "attributed": lambda text: _judged(world, text, *_attributed(world, text, statistics)),
         "learned, seed 2": lambda text: _judged(world, text, *_learned(world, text, 2)),
-        "NeMo, factor 0": lambda text: _judged(world, text, *_localized(world, text, statistics)),
+        "NeMo, factor 0": lambda text: _judged(world, text, *localized(world, text, statistics)),
         "largest |z|": lambda text: _judged(world, text, *_deviating(world, text, statistics)),
         "random": lambda text: _judged(world, text, *_at_random(world)),
         "untouched": lambda text: _seen(world, world.model, text, text),

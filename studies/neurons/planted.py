@@ -58,7 +58,7 @@ def measure(quick: bool) -> dict[str, dict]:
     return numbers
 
 
-def _sizes(world: World, text: str, statistics) -> dict[tuple[str, int], float]:
+def sizes(world: World, text: str, statistics) -> dict[tuple[str, int], float]:
     """|z| of every neuron for a prompt."""
     tokens, z = world.encode(text)[0][0][0], {}
     mean_activations = host.pack("nodes.neurons.neuron_statistics").mean_activations
@@ -73,7 +73,7 @@ def _separable(world: World, names: list[str], statistics) -> dict[str, dict]:
     """How far |z| alone separates planted neurons from all others."""
     f1, outside = [], []
     for text in names:
-        z = _sizes(world, text, statistics)
+        z = sizes(world, text, statistics)
         marked, values = np.array([neuron in world.planted[text] for neuron in z]), np.array([*z.values()])
         f1.append(planting.best_threshold_f1(values, marked))
         outside.append(planting.outside_top(values, marked))
@@ -89,7 +89,7 @@ def _separable(world: World, names: list[str], statistics) -> dict[str, dict]:
 
 def _rules(world: World, text: str, mask, statistics) -> dict[str, set]:
     """The neurons that each rule finds for a prompt, NeMo's first."""
-    z = _sizes(world, text, statistics)
+    z = sizes(world, text, statistics)
     ranked, count = sorted(z, key=z.get, reverse=True), mask.count
     drawn = np.random.default_rng(3).permutation(len(ranked))[:count]
     return {

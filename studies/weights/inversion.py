@@ -55,21 +55,23 @@ def measure(study: Study, count: int, quick: bool = False) -> dict[str, dict]:
     return numbers
 
 
-def held_out(count: int) -> list[Person]:
+def held_out(count: int, first: int = HELD_OUT) -> list[Person]:
     """People who are no members, in scenes that no member was trained in."""
-    return [person(HELD_OUT + number, SEED, own_scenes=True) for number in range(count)]
+    return [person(first + number, SEED, own_scenes=True) for number in range(count)]
 
 
-def find(sampler: ImageSampler, space, data: Encoded, way: str) -> tuple[torch.Tensor, float]:
-    """Flat factors (n, D) of people, and seconds in all."""
+def find(
+    sampler: ImageSampler, space, data: Encoded, way: str, steps: int = STEPS, rate: float | None = None
+) -> tuple[torch.Tensor, float]:
+    """Flat factors (n, D) of people, and seconds in all; ``steps`` and ``rate`` are those of a LoRA."""
     if way != LORA_TEN:
         data = Encoded(data.latents[:, :1], data.contexts[:, :1])
     started = time.perf_counter()
     if way == ONE:
         return coefficients(sampler, space, data), time.perf_counter() - started
     population = Population(sampler.trainer.layout, len(data.latents), sampler.trainer.plan.seed, device())
-    optimizer = torch.optim.AdamW([population.flat], lr=sampler.trainer.plan.learning_rate, weight_decay=0.01)
-    _train(sampler.trainer, population, data, optimizer)
+    optimizer = torch.optim.AdamW([population.flat], lr=rate or sampler.trainer.plan.learning_rate, weight_decay=0.01)
+    _train(sampler.trainer, population, data, optimizer, steps=steps)
     return population.flat.detach().cpu(), time.perf_counter() - started
 
 
@@ -93,10 +95,12 @@ def coefficients(sampler: ImageSampler, space, data: Encoded) -> torch.Tensor:
     return rebuild().detach().cpu()
 
 
-def _train(trainer: Trainer, population: Population, data: Encoded, optimizer, rebuild=None, prior=float) -> None:
+def _train(
+    trainer: Trainer, population: Population, data: Encoded, optimizer, rebuild=None, prior=float, steps: int = STEPS
+) -> None:
     with adapted(trainer.network, population):
-        for step in range(STEPS):
+        for step in range(steps):
             if rebuild is not None:
                 population.flat = rebuild()
             loss = trainer.loss(population, data, torch.Generator().manual_seed(77_000_000 + step))
-            descend(optimizer, loss + prior(), step, STEPS)
+            descend(optimizer, loss + prior(), step, steps)

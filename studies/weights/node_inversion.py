@@ -2,8 +2,10 @@
 
 `python run.py study weights invert` writes ``studies/results/weights_invert.json``. The node's defaults in the space
 that ships, in float32, and the paper's settings in the collected space; drawings lie outside both. Each person is read
-in another scene, with the point on both sides of CFG, and on the positive side to 60 % of the noise levels. Points are
-kept in .cache/weights/inverted, so that a run which was stopped goes on.
+in another scene, with the point on both sides of CFG, and on the positive side to 60 % of the noise levels. Rivals on
+the same people: a LoRA of the space's layers and rank from that image, whose steps and rate are the best on ten
+others; and a prompt that names each of the person's attributes. Points are kept in .cache/weights/inverted, so
+that a run which was stopped goes on.
 """
 
 from __future__ import annotations
@@ -16,13 +18,14 @@ import numpy as np
 import torch
 
 from ..common import host, results
+from ..world import captions, dataset, judge
 from ..world.release import ASSETS
 from ..world.scenes import render
 from . import styles
 from .guidance import WAYS
 from .image_sampler import ANCESTRAL
-from .inversion import held_out
-from .people import caption, people
+from .inversion import LORA_ONE, find, held_out
+from .people import caption, encode, people
 from .release import ASSET, FILE
 from .setup import NOISE, Study, factors, fractions, identity, load, prompts, truth
 
@@ -30,6 +33,11 @@ POINTS = host.ROOT / ".cache" / "weights" / "inverted"
 QUICK = 3
 SHOWN = ("both sides", "positive side to 60 %")
 DRAWINGS = {"": render, ", pencil drawing": styles.pencil_drawing}
+#: Steps and rates that a LoRA is tried with, on so many people of numbers from here on.
+TRIED, TRIERS, OTHERS = tuple((steps, rate) for steps in (50, 100, 200) for rate in (0.006, 0.018)), 10, 910_000
+
+_SCENE = [list(dataset.LABELS).index(name) for name in ("clothing", "clothing_color", "mouth", "background", "pattern")]
+_SCENE_ABOUT = "what the caption of the scene names, recognized", "fraction"
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,7 @@ def run(quick: bool = False) -> Path:
     group, numbers = held_out(QUICK if quick else max(one.people for one in SETTINGS.values())), {}
     warn = host.pack("nodes.weights.space_report").warn_outside
     seen_of: dict[str, list[np.ndarray]] = {way: [] for way in SHOWN}
+    followed: dict[str, np.ndarray] = {}
     for name, settings in list(SETTINGS.items())[: 1 if quick else None]:
         study = load(len(group), settings.space)
         if settings.space == ASSET:
@@ -66,14 +75,20 @@ def run(quick: bool = False) -> Path:
             count = min(len(group), settings.drawings if kind else settings.people)
             found = [invert(study, draw(one.scenes[0]), one, settings) for one in group[:count]]
             for way in SHOWN:
-                seen = study.read(factors(found), texts[:count], **WAYS[way])[0]
+                seen, images = study.read(factors(found), texts[:count], **WAYS[way])
                 what = f"; {settings.steps} steps at {settings.rate:g}, float32"
                 numbers[f"{name}{kind}, {way}: identity"] = identity(seen, known[:count], what)
                 if not kind:
                     seen_of[way].append(fractions(seen, known[:count]))
+                    followed.setdefault(way, scene_followed(study, images, group))
+                    numbers[f"{name}, {way}: scene"] = results.bootstrap(
+                        scene_followed(study, images, group), *_SCENE_ABOUT
+                    )
             warned = np.array([bool(warn(point)) for point in found])
             numbers[f"{name}{kind}: warned"] = results.fraction(warned, f"reports that warn of a point outside{what}")
             print(name, kind, numbers[f"{name}{kind}, {way}: identity"]["value"], warned.mean(), flush=True)
+        if settings.space == ASSET and not quick:
+            numbers |= _rivals(study, group, seen_of, followed)
     for way, (first, *others) in seen_of.items():
         for other in others:
             gain = first[: len(other)] - other
@@ -81,7 +96,57 @@ def run(quick: bool = False) -> Path:
                 gain, "paired difference on the same people", "fraction"
             )
     command = "python run.py study weights invert" + (" --quick" if quick else "")
-    return results.write("weights_invert_quick" if quick else "weights_invert", command, NOISE, ASSETS, numbers)
+    return results.write(
+        "weights_invert_quick" if quick else "weights_invert", command, NOISE, (ASSETS, ASSET), numbers
+    )
+
+
+def _rivals(study: Study, group: list, seen_of: dict, followed: dict) -> dict[str, dict]:
+    """A LoRA of each person's image, and a prompt that names the person, beside the node on the same people."""
+    numbers, generator, others = {}, study.sampler.generator, held_out(TRIERS, OTHERS)
+    tried, known = encode(others, generator), truth(others)
+    rows = results.Rows("weights_invert_lora", {"people": TRIERS, "first": OTHERS, "way": SHOWN[1]})
+
+    def score(steps: int, rate: float) -> dict:
+        flats, _ = find(study.sampler, study.space, tried, LORA_ONE, steps, rate)
+        seen = study.read(flats, prompts(others), **WAYS[SHOWN[1]])[0]
+        return {"identity": float(fractions(seen, known).mean())}
+
+    scores = {each: rows.row("{} {}".format(*each), lambda each=each: score(*each))["identity"] for each in TRIED}
+    steps, rate = max(scores, key=scores.__getitem__)
+    what = f"best on other people, at a rate of {rate:g}"
+    numbers[f"{LORA_ONE}: steps"] = results.number(steps, TRIERS, "steps", what)
+    flats, _ = find(study.sampler, study.space, encode(group, generator), LORA_ONE, steps, rate)
+    ways = {
+        LORA_ONE: (flats, prompts(group)),
+        "the base model": (study.base(len(group)), prompts(group)),
+        "the base model, each attribute named": (study.base(len(group)), named(group)),
+    }
+    paired = "paired difference on the same people", "fraction"
+    for name, (flats, texts) in ways.items():
+        for way in SHOWN:
+            seen, images = study.read(flats, texts, **WAYS[way])
+            scene, about = scene_followed(study, images, group), f"{name}, {way}"
+            numbers[f"{about}: identity"] = identity(seen, truth(group))
+            numbers[f"{about}: scene"] = results.bootstrap(scene, *_SCENE_ABOUT)
+            less = f"the node's defaults less {about}"
+            gain = seen_of[way][0] - fractions(seen, truth(group))
+            numbers[f"{less}: identity"] = results.bootstrap(gain, *paired)
+            numbers[f"{less}: scene"] = results.bootstrap(followed[way] - scene, *paired)
+            print(about, numbers[f"{about}: identity"]["value"], scene.mean(), flush=True)
+    rows.finished()
+    return numbers
+
+
+def scene_followed(study: Study, images: np.ndarray, group: list) -> np.ndarray:
+    """For each person the fraction (n,) of what the caption of the scene names that is read in the image."""
+    wanted = np.array([dataset.labels(one.further[0]) for one in group[: len(images)]])
+    return fractions(judge.read(study.network, images)[0], wanted, _SCENE)
+
+
+def named(group: list) -> list[str]:
+    """Captions of the scenes that are judged, which name everything that is seen."""
+    return [captions.full_caption(one.further[0]) for one in group]
 
 
 def invert(study: Study, image: np.ndarray, one, settings: Settings):
