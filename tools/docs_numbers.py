@@ -5,7 +5,7 @@ by a table of the numbers of studies/results/RESULT.json whose names match the r
 line `<!-- end -->`. `<!-- nodes -->` is followed in the same way by a table of the pack's nodes, `<!-- costs -->` by
 one of what they cost (bench_nodes.json), `<!-- plot ... -->` by a plot (docs_plots.py), and `<!-- inputs -->` in the
 help pages of web/docs/ by the node's inputs; and a line may hold `<!-- value RESULT: NAME -->`, which is followed by
-one number.
+one number, or `<!-- interval RESULT: NAME -->`, by its interval.
 tests/node_contract.json is written from the nodes' schemas. `--check` changes nothing and fails when something is out
 of date. `python run.py study show RESULT [PATTERN]` prints a result's numbers as such a table.
 """
@@ -31,7 +31,7 @@ DOCUMENTS = (
     *sorted((ROOT / "benchmarks").glob("*/README.md")),
 )
 _BLOCK = re.compile(r"(<!-- numbers (?P<result>[\w.-]+): (?P<pattern>.+?) -->\n).*?(?=<!-- end -->)", re.S)
-_VALUE = re.compile(r"(<!-- value (?P<result>[\w.-]+): (?P<name>.+?) -->).*?(?=<!-- end -->)")
+_VALUE = re.compile(r"(<!-- (?P<kind>value|interval) (?P<result>[\w.-]+): (?P<name>.+?) -->).*?(?=<!-- end -->)")
 _COSTS = re.compile(r"(<!-- costs -->\n).*?(?=<!-- end -->)", re.S)
 _COST_KEYS = ("takes", "of an evaluation", "over rival", "rival", "memory")
 _NODES = re.compile(r"(<!-- nodes -->\n).*?(?=<!-- end -->)", re.S)
@@ -64,7 +64,10 @@ def filled(text: str, results: Path = RESULTS) -> str:
         return block[1] + table(numbers(block["result"]), block["pattern"])
 
     def value(found: re.Match) -> str:
-        number = numbers(found["result"])["numbers"][found["name"]]["value"]
+        whole = numbers(found["result"])["numbers"][found["name"].replace("\\|", "|")]  # as tables of Markdown want it
+        if found["kind"] == "interval":
+            return f"{found[1]}{whole['low']:.2f} to {whole['high']:.2f}"
+        number = whole["value"]
         return f"{found[1]}{number if isinstance(number, int) else f'{number:.2f}'}"
 
     return _VALUE.sub(value, _BLOCK.sub(replace, text))

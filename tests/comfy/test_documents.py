@@ -9,6 +9,8 @@ import pack_rules
 import pytest
 import repository
 
+from tools import docs_numbers
+
 _DOCS = repository.ROOT / "docs"
 _HELP = repository.ROOT / "web" / "docs"
 _FAMILIES = ("activations", "conditioning", "neurons", "noise", "weights")
@@ -106,6 +108,25 @@ def test_a_family_has_a_page(family):
     # Those that the template browser does not show are in the list of all that a command makes, docs/workflows.md.
     own = {path.name for path in repository.TEMPLATES if f"_{family}_" in repository.name_of(path)}
     assert own - documents.linked(page, repository.ROOT / "workflows") == set()
+
+
+@pytest.mark.parametrize("page", docs_numbers.DOCUMENTS, ids=lambda page: str(page.relative_to(repository.ROOT)))
+def test_rows_of_a_table_have_the_cells_of_its_head(page):
+    """A name of a number with a bar in it would be two cells."""
+    cells = 0
+    for line in page.read_text("utf-8").splitlines():
+        found = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0
+        assert found == (cells or found) or not found, line
+        cells = found
+
+
+def test_what_does_not_hold_is_a_list_of_numbers_and_rivals():
+    text = (repository.ROOT / "docs" / "what_does_not_hold.md").read_text("utf-8")
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
+    assert 15 < len(rows) <= 25
+    for family, claim, found, rival in rows:
+        assert (repository.ROOT / "studies" / family / "README.md").is_file()
+        assert "<!-- value " in found and rival, claim
 
 
 def test_the_readme_is_short():

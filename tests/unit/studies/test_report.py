@@ -29,8 +29,8 @@ def test_a_table_is_made_again(results):
 
 
 def test_a_single_number_stays_within_its_line(results):
-    text = "It is <!-- value x: a one -->?<!-- end --> here."
-    assert docs_numbers.filled(text, results) == text.replace("?", "0.50")
+    text = "It is <!-- value x: a one -->?<!-- end --> (<!-- interval x: a one -->!<!-- end -->) here."
+    assert docs_numbers.filled(text, results) == text.replace("?", "0.50").replace("-->!<", "-->0.25 to 0.75<")
 
 
 def test_a_pattern_without_a_number_is_an_error(results):
