@@ -8,7 +8,7 @@ RESULT = "neurons_known"
 #: Column -> the way of the study.
 COLUMNS = {
     "memorized image": "",
-    "as trained": "untouched",
+    "untouched": "untouched",
     "gradient,\nfound neurons silent": "gradient",
     "NeMo's search": "NeMo",
     "|z| > 5": "|z| > 5",

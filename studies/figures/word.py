@@ -16,7 +16,7 @@ COLUMNS = {
 }
 BARS = tuple(
     Bars(title, "activations_words", {name: f"existing, all: {of}: {what}" for name, of in COLUMNS.items() if of})
-    for title, what in (("changed\nas asked\n(24 faces)", "reached"), ("all else\nkept", "others kept"))
+    for title, what in (("requested\nchange\n(24 faces)", "reached"), ("all else\nkept", "others kept"))
 )
 
 
