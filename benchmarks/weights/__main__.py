@@ -55,7 +55,8 @@ def main(argv: Sequence[str]) -> int:
     numbers = measure() if option in PARTS and option else measure(options.quick)
     name, command = f"bench_weights_{option[2:]}".rstrip("_"), f"python run.py bench weights {option}".rstrip()
     assets = [host.ROOT / "assets" / each for each in ("avatars-v2", "avatars-v2-w2w.safetensors")]
-    print(results.write(name, command, 0, assets if option in ("", "--quick", "--guidance", "--desk") else assets[:1], numbers))
+    with_space = option in ("", "--quick", "--guidance", "--desk")
+    print(results.write(name, command, 0, assets if with_space else assets[:1], numbers))
     return 0
 
 

@@ -1,7 +1,7 @@
 """Five figures, each a claim with its rivals: `python run.py study figures [FIGURE ...]`.
 
 known (planted neurons are found), person (somebody from one image), word (a word changed in an image), layout (a
-layout carried by noise), digits (assigned noise in training). Images are sampled anew, from the first seeds, names and
+layout carried by noise), digits (assigned noise in training). Images are sampled again, from the first seeds, names and
 faces of the study; the bars are the committed results. Written to docs/images/figures.
 """
 

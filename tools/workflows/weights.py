@@ -276,7 +276,7 @@ def demo_weights_delayed_injection(w: Workflow) -> None:
     person, _ = demo.directed_member()
     edited, _ = w.add("GBX_W2WEdit", point=person, edits="beard: 1")
     w.group("Images")
-    demo.save(demo.image(person, what="a member"), "unedited", "A member")
+    demo.save(demo.image(person, what="the member"), "unedited", "A member")
     demo.save(demo.image(edited, what="edited"), "from_start", "Edited from the start")
     for percent in (0.2, 0.5):
         image = demo.delayed(person, edited, percent)

@@ -11,7 +11,7 @@ def sdxl_weights_edit_photo(w: Workflow) -> None:
         "**Put LoRAs** of people for SDXL into models/loras/sdxl-people: they become a space. W2W Invert finds the "
         f"point of the person of the photo, W2W Edit moves it ({PAPER}, sections 3.3 and 3.4), and image to image "
         "puts the edited person back.",
-        "**Keep the background:** open the photo in the mask editor and paint over what should stay, or all of it "
+        "**Keep the background:** open the photo in the mask editor and brush over what should stay, or all of it "
         "changes.",
         "**Edits:** `PC 1` needs no labels; W2W Fit Directions with a table of labels gives named ones. A space of "
         "few LoRAs holds few people: read in the report how far the point lies from the members.",

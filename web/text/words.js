@@ -4,7 +4,7 @@ const TABLES = { zh: ["chinese", "chinese_options", "chinese_workflows"] };
 let words = {};
 let options = {};
 let workflows = {};
-const english = new Map(); // what has been said in another language, by what it became
+const english = new Map(); // English texts by what they became in another language
 
 /** Takes the language of the front end's setting Comfy.Locale for all texts from here on; only its tables are fetched. */
 export async function speak(locale) {
