@@ -65,3 +65,32 @@ def test_the_sampler_of_many_models_takes_comfyuis_steps(family, monkeypatch, an
         given["noise_sampler"] = lambda *_: noise.draw()
     wanted = (stock.sample_euler_ancestral if ancestral else stock.sample_euler)(denoised, first, sigmas, **given)
     torch.testing.assert_close(found, wanted, atol=1e-5 * float(wanted.abs().max()), rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("end_percent", "until"), [(1.0, 0.0), (0.6, 400.0)])
+def test_images_of_the_study_are_those_of_the_nodes(end_percent, until):
+    """Two members of the shipped space under W2W Guidance and Euler steps; the rest is float16 factors in the node."""
+    import comfy.sample
+
+    from studies.common import host
+    from studies.weights import image_sampler, setup
+
+    study = setup.load(2)
+    group, seeds, steps = study.members(count=2), (5, 6), 6
+    points, texts, generator = study.points(group), setup.prompts(group), study.sampler.generator
+    population = study.sampler._population(setup.factors(points), None)
+    drawn = image_sampler._Noise(range(5, 7))
+    with torch.no_grad():
+        ours = study.sampler._sample([population], texts, drawn, steps, False, 0.0, True, until)
+    node = host.pack("nodes.weights.nodes_guidance").W2WGuidance
+    for point, text, seed, found in zip(points, texts, seeds, ours.split(1), strict=True):
+        noise = image_sampler._Noise(range(seed, seed + 1)).draw()
+        with torch.inference_mode():
+            model = node.execute(generator.model, point, 1.0, 1.0, None, end_percent).result[0]
+            sides = generator.condition([text]), generator.condition([""])
+            given = (noise, steps, image_sampler.CFG, "euler", "normal", *sides, torch.zeros_like(noise))
+            latent = comfy.sample.sample(model, *given, disable_pbar=True)
+        wanted = generator.model.model.process_latent_in(latent)
+        error = (found - wanted).square().mean() / wanted.square().mean()
+        assert error < 1e-3
