@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import itertools
+import json
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from .errors import LaunchError
 from .server import Server
 
 _SHEET, _SCREENSHOTS = "contact_sheet.png", "screenshots"
+_UNTITLED = ("Save Image", "Preview Image")
 _LISTED = 2  # so many file names fit into a line of the table
 _IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".gif"}
 
@@ -29,13 +31,13 @@ class Result:
 
     name: str
     seconds: float
-    batches: tuple[tuple[Path, ...], ...] = ()
+    batches: tuple[sheet.Batch, ...] = ()
     failure: str | None = None
 
     @property
     def files(self) -> tuple[Path, ...]:
         """The files of all nodes."""
-        return tuple(itertools.chain.from_iterable(self.batches))
+        return tuple(file for batch in self.batches for file in batch.files)
 
 
 def run(
@@ -128,7 +130,7 @@ def _run_one(client: Client, object_info: dict, name: str, path: Path, out: Path
     return result
 
 
-def _run_prompt(client: Client, prompt: dict, saved: dict, name: str, out: Path) -> tuple[tuple[Path, ...], ...]:
+def _run_prompt(client: Client, prompt: dict, saved: dict, name: str, out: Path) -> tuple[sheet.Batch, ...]:
     line = ProgressLine(name, len(prompt))
 
     def show(progress: Progress) -> None:
@@ -144,20 +146,25 @@ def _run_prompt(client: Client, prompt: dict, saved: dict, name: str, out: Path)
         raise
     finally:
         line.clear()
-    return tuple(_save(client, entry, name, out))
+    titles = {node: made.get("_meta", {}).get("title", "") for node, made in prompt.items()}
+    batches = tuple(_save(client, entry, titles, name, out))
+    named = {file.name: batch.title for batch in batches for file in batch.files if batch.title}
+    if named:
+        paths.write_atomically(out / f"{name}_titles.json", json.dumps(named, indent=1).encode())
+    return batches
 
 
-def _save(client: Client, entry: dict, name: str, out: Path) -> Iterator[tuple[Path, ...]]:
+def _save(client: Client, entry: dict, titles: dict[str, str], name: str, out: Path) -> Iterator[sheet.Batch]:
     """Download what each node has made as NAME_1.png, NAME_2.png and so on, in place of what an earlier run left."""
-    for stale in out.glob(f"{name}_[0-9]*.*"):
+    for stale in (*out.glob(f"{name}_[0-9]*.*"), *out.glob(f"{name}_titles.json")):
         stale.unlink()
     numbers = itertools.count(1)
-    for _, batch in itertools.groupby(output_files(entry), key=lambda file: file.node):
+    for node, batch in itertools.groupby(output_files(entry), key=lambda file: file.node):
         saved = []
         for file in batch:
             saved.append(out / f"{name}_{next(numbers)}{Path(file.filename).suffix}")
             paths.write_atomically(saved[-1], client.download(file))
-        yield tuple(saved)
+        yield sheet.Batch(tuple(saved), "" if titles.get(node) in _UNTITLED else titles.get(node, ""))
 
 
 def _report(results: list[Result], out: Path) -> None:
@@ -165,7 +172,7 @@ def _report(results: list[Result], out: Path) -> None:
     rows = [(result.name, f"{result.seconds:.1f}", _made(result)) for result in results]
     print("\n" + table(("workflow", "seconds", "output files"), rows) + "\n")
     images = [
-        (result.name.removeprefix("demo_"), [batch for batch in map(_images, result.batches) if batch])
+        (result.name.removeprefix("demo_"), [batch for batch in map(_images, result.batches) if batch.files])
         for result in results
     ]
     if any(batches for _, batches in images):
@@ -173,8 +180,8 @@ def _report(results: list[Result], out: Path) -> None:
         print(f"Images are in {out}, all of them on one page: {out / _SHEET}", flush=True)
 
 
-def _images(batch: tuple[Path, ...]) -> tuple[Path, ...]:
-    return tuple(file for file in batch if file.suffix.lower() in _IMAGES)
+def _images(batch: sheet.Batch) -> sheet.Batch:
+    return batch._replace(files=tuple(file for file in batch.files if file.suffix.lower() in _IMAGES))
 
 
 def _made(result: Result) -> str:

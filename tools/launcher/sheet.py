@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -15,19 +16,27 @@ from . import paths
 _WIDTH = 1960
 _HEIGHT = 280  # pixels, of a row of images
 _WIDEST = 700
-_GAP, _LABEL, _TITLE = 20, 34, 22
+_GAP, _LABEL, _TITLE, _CAPTION = 20, 34, 22, 20
 _SMALL = 256  # pixels: images up to this side that follow each other share a tile
+_ROW = _LABEL + _HEIGHT + _CAPTION + _GAP
 _PAPER, _INK, _RULE = "#fbfaf7", "#22262b", "#c9543b"
 
 
-def write(images: Sequence[tuple[str, Sequence[Path | Sequence[Path]]]], target: Path) -> None:
+class Batch(NamedTuple):
+    """The images that one node made, and its title, which is written below them."""
+
+    files: Sequence[Path]
+    title: str = ""
+
+
+def write(images: Sequence[tuple[str, Sequence[Path | Batch]]], target: Path) -> None:
     """Write a PNG with every image; `images` holds names and their files, or batches of files."""
     rows = list(_rows([(name, tile) for name, files in images for tile in _tiles(files)]))
     width = _GAP + max(sum(tile.width + _GAP for _, tile in row) for row in rows)
-    page = Image.new("RGB", (width, _GAP + len(rows) * (_LABEL + _HEIGHT + _GAP)), _PAPER)
+    page = Image.new("RGB", (width, _GAP + len(rows) * _ROW), _PAPER)
     draw, titled = ImageDraw.Draw(page), set()
     for index, row in enumerate(rows):
-        left, top = _GAP, _GAP + index * (_LABEL + _HEIGHT + _GAP)
+        left, top = _GAP, _GAP + index * _ROW
         for name, band in groupby(row, key=lambda cell: cell[0]):
             tiles = [tile for _, tile in band]
             length = sum(tile.width + _GAP for tile in tiles) - _GAP
@@ -41,20 +50,29 @@ def write(images: Sequence[tuple[str, Sequence[Path | Sequence[Path]]]], target:
     paths.write_atomically(target, content.getvalue())
 
 
-def _tiles(files: Sequence[Path | Sequence[Path]]) -> Iterator[Image.Image]:
-    """One tile for each larger image, each batch of small ones, and small single ones that follow each other."""
-    batches = [(one,) if isinstance(one, Path) else tuple(one) for one in files]
-    opened = [(number, _opened(file)) for number, batch in enumerate(batches) for file in batch]
+def _tiles(files: Sequence[Path | Batch]) -> Iterator[Image.Image]:
+    """One tile for each larger image, each batch of small ones, and untitled small ones that follow each other."""
+    batches = [Batch((one,)) if isinstance(one, Path) else one for one in files]
+    opened = [(number, _opened(file)) for number, batch in enumerate(batches) for file in batch.files]
 
     def tile(one: tuple[int, Image.Image]) -> tuple[int, tuple[int, int]]:
-        return one[0] if len(batches[one[0]]) > 1 else -1, one[1].size
+        batch = batches[one[0]]
+        return one[0] if len(batch.files) > 1 or batch.title else -1, one[1].size
 
     for (_, (width, height)), group in groupby(opened, key=tile):
-        batch = [image for _, image in group]
-        if max(width, height) > _SMALL:
-            yield from map(_fitted, batch)
-        else:
-            yield _fitted(_mosaic(batch))
+        found = list(group)
+        title, batch = batches[found[0][0]].title, [image for _, image in found]
+        for image in batch if max(width, height) > _SMALL else [_mosaic(batch)]:
+            yield _captioned(_fitted(image), title)
+
+
+def _captioned(tile: Image.Image, title: str) -> Image.Image:
+    """A tile over the title of the node that made it."""
+    whole = Image.new("RGB", (tile.width, tile.height + _CAPTION), _PAPER)
+    whole.paste(tile)
+    draw, font = ImageDraw.Draw(whole), ImageFont.load_default(_CAPTION - 6)
+    draw.text((0, tile.height + 2), _shortened(draw, title, font, tile.width), _INK, font)
+    return whole
 
 
 def _opened(file: Path) -> Image.Image:

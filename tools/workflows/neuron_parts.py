@@ -306,6 +306,6 @@ def concept(world: World, present: str, absent: str, name: str, caption: str) ->
         **world.numbers,
     )
     w.group("Images")
-    titles = ("Untouched", "Strength 1: off", "The slider at 2: negated", "Random neurons, negated")
+    titles = ("Untouched", "Strength 1: off", "Slider at 2", "Random neurons, negated")
     for place, (title, one) in enumerate(zip(titles, images, strict=True), 1):
         world.save(one, f"concept_{place}", title)

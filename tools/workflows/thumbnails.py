@@ -6,6 +6,8 @@ A workflow for a checkpoint shows what the demo model makes of the same, and say
 from __future__ import annotations
 
 import io
+import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
@@ -17,6 +19,7 @@ from tools.workflows.titles import path_of
 _SIDE = 400  # pixels of a thumbnail
 _LOWEST = 200  # pixels from top to bottom at least
 _MOST = 4  # images in one thumbnail, where none are chosen
+_TITLE = 20  # pixels above an image
 _BAND = 34  # pixels below the images of a demo that stands for a checkpoint
 _BASES = {"sd15": "SD1.5", "sdxl": "SDXL", "sd3": "SD3", "flux": "Flux"}
 #: The demos whose images stand for a workflow, where no demo has its name.
@@ -61,7 +64,9 @@ def write(name: str, images: Path) -> Path:
     files = sorted(images.glob(f"{demo}_[0-9]*.png"), key=lambda file: int(file.stem.rsplit("_", 1)[1]))
     if not files:
         raise LaunchError(f"{images} has no image of {demo}: make it with python run.py demo --all --out {images}.")
-    page = tile([files[number - 1] for number in _CHOSEN[demo]] if demo in _CHOSEN else files[:_MOST])
+    named = images / f"{demo}_titles.json"
+    titles = json.loads(named.read_text("utf-8")) if named.is_file() else {}
+    page = tile([files[number - 1] for number in _CHOSEN[demo]] if demo in _CHOSEN else files[:_MOST], titles)
     content = io.BytesIO()
     (marked(page, _BASES[base]) if base in _BASES else page).save(content, "JPEG", quality=88)
     target = path_of(name).with_suffix(".jpg")
@@ -78,16 +83,22 @@ def marked(page: Image.Image, base: str) -> Image.Image:
     return whole
 
 
-def tile(files: list[Path]) -> Image.Image:
-    """One image that holds the given ones: a single one whole, up to four in two columns, more in three."""
+def tile(files: list[Path], titles: Mapping[str, str] | None = None) -> Image.Image:
+    """One image that holds the given ones: a single one whole, up to four in two columns, more in three.
+
+    ``titles``: of files by their names; where images of several nodes share the page, each has its own above it.
+    """
+    titles = titles or {}
+    labeled = len({titles.get(file.name) for file in files}) > 1
     columns = 1 if len(files) == 1 else 2 if len(files) <= 4 else 3
     side, images = _SIDE // columns, []
     for file in files:
         with Image.open(file) as opened:
             image = opened.convert("RGB")
-        scale = side / max(image.size)
+        scale = (side - _TITLE * labeled) / max(image.size)
         size = (max(round(image.width * scale), 1), max(round(image.height * scale), 1))
-        images.append(image.resize(size, Image.Resampling.LANCZOS))
+        image = image.resize(size, Image.Resampling.LANCZOS)
+        images.append(_labeled(image, titles.get(file.name, ""), side) if labeled else image)
     rows = [images[first : first + columns] for first in range(0, len(images), columns)]
     heights = [max(image.height for image in row) for row in rows]
     page = Image.new("RGB", (_SIDE, max(sum(heights), _LOWEST)), "white")
@@ -96,4 +107,16 @@ def tile(files: list[Path]) -> Image.Image:
         for column, image in enumerate(row):
             page.paste(image, (column * side + (side - image.width) // 2, top + (height - image.height) // 2))
         top += height
+    return page
+
+
+def _labeled(image: Image.Image, title: str, width: int) -> Image.Image:
+    """An image below its title, which is cut to the width of the page."""
+    font, page = ImageFont.load_default(_TITLE - 6), Image.new("RGB", (width, image.height + _TITLE), "white")
+    left = (width - image.width) // 2
+    page.paste(image, (left, _TITLE))
+    draw = ImageDraw.Draw(page)
+    while title and draw.textlength(title, font) > width - left:
+        title = title[:-1].rstrip()
+    draw.text((left, 3), title, "black", font)
     return page

@@ -51,12 +51,33 @@ def test_a_batch_has_a_tile_of_its_own(tmp_path):
     files = [tmp_path / f"{index}.png" for index in range(8)]
     for file in files:
         Image.new("RGB", (64, 64), (10, 20, 30)).save(file)
-    sheet.write([("demo_batches", [files[:4], files[4:]])], tmp_path / "two.png")
-    sheet.write([("demo_batch", [files])], tmp_path / "one.png")
-    sheet.write([("demo_singles", [files[:1], files[1:2], files[2], files[3]])], tmp_path / "singles.png")
+    sheet.write([("demo_batches", [sheet.Batch(files[:4]), sheet.Batch(files[4:])])], tmp_path / "two.png")
+    sheet.write([("demo_batch", [sheet.Batch(files)])], tmp_path / "one.png")
+    sheet.write(
+        [("demo_singles", [sheet.Batch(files[:1]), sheet.Batch(files[1:2]), files[2], files[3]])],
+        tmp_path / "singles.png",
+    )
     with (
         Image.open(tmp_path / "two.png") as two,
         Image.open(tmp_path / "one.png") as one,
         Image.open(tmp_path / "singles.png") as singles,
     ):
         assert two.width > one.width == singles.width
+
+
+def test_titles_stand_below_their_images(tmp_path):
+    files = [tmp_path / f"{index}.png" for index in range(2)]
+    for file in files:
+        Image.new("RGB", (64, 64), (10, 20, 30)).save(file)
+
+    def written(*titles: str) -> tuple[tuple[int, int], bytes]:
+        sheet.write(
+            [("demo", [sheet.Batch([file], title) for file, title in zip(files, titles, strict=True)])],
+            tmp_path / "s.png",
+        )
+        with Image.open(tmp_path / "s.png") as page:
+            return page.size, page.tobytes()
+
+    without, titled, others = written("", ""), written("before", "after"), written("before", "later")
+    assert titled[0][0] > without[0][0], "images with titles share no tile"
+    assert titled[0] == others[0] and titled[1] != others[1]

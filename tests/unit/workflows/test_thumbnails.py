@@ -1,5 +1,8 @@
 """Thumbnails come from the images of the demo run."""
 
+import json
+
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -55,6 +58,26 @@ def test_a_wide_image_keeps_its_shape(folder):
         assert image.size == (400, 200)
         assert image.getpixel((200, 100))[0] < 10
         assert image.getpixel((200, 20))[0] > 245
+
+
+def test_images_of_several_nodes_stand_below_their_titles(folder):
+    for number in range(1, 5):
+        Image.new("RGB", (128, 128), "red").save(folder / f"demo_a_{number}.png")
+    plain = Image.open(thumbnails.write("demo_a", folder)).convert("RGB")
+    titles = {
+        f"demo_a_{number}.png": ("Before", "After a very long title, which is cut")[number > 2]
+        for number in range(1, 5)
+    }
+    (folder / "demo_a_titles.json").write_text(json.dumps(titles))
+    titled = Image.open(thumbnails.write("demo_a", folder)).convert("RGB")
+    assert plain.size == titled.size == (400, 400)
+    strips = [titled.crop((0, top, 400, top + 20)) for top in (0, 200)]
+    assert all(strip.getpixel((390, 2))[1] > 240 and np.asarray(strip).min() < 90 for strip in strips)
+    assert strips[0].tobytes() != strips[1].tobytes() and plain.getpixel((100, 4))[1] < 20
+    one = dict.fromkeys(titles, "Before")
+    (folder / "demo_a_titles.json").write_text(json.dumps(one))
+    with Image.open(thumbnails.write("demo_a", folder)) as same:
+        assert same.convert("RGB").tobytes() == plain.tobytes(), "one title says nothing"
 
 
 def test_every_workflow_has_a_thumbnail():
