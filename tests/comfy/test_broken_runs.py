@@ -98,7 +98,7 @@ def direction(world):
 
 def patching(world):
     model, recording = world.record("all", "both", BLOCK)
-    latent = world.sample(model, world.latent(1, 64, 96))
+    latent = world.sample(model, world.latent(1, 64, 96), steps=STEPS)
     return {"recording": recording, "latent": latent, "ids": BLOCK, "strength": 0.5}
 
 
