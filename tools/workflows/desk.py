@@ -130,7 +130,7 @@ def _enlarged(w: Workflow, ready: dict[str, Output], side: int) -> None:
 
 def _composed(w: Workflow, ready: dict[str, Output], noise: Output, mask: Output, **colors: str) -> Output:
     """NOISE in the order of a mask in two colors."""
-    given = {"latent": ready["latent"], "model": ready["model"], "mask": mask, "noise": noise, "shape": "soft"}
+    given = {"latent": ready["latent"], "model": ready["model"], "mask": mask, "noise": noise}
     return w.add("GBX_CompositionNoise", **given, **colors)[0]
 
 
