@@ -322,7 +322,7 @@ def test_workers_that_are_killed_again_and_again(tmp_path, head, add_machine):
     machine = add_machine(2)
     job = Job(tmp_path, head.address, lines)
     process = job.start()
-    for count in (5, 12, 20):
+    for count in (5, 20):  # twice: a piece that three workers end with counts as failed, whatever ended them
         job.wait_for(count, process)
         _workers(machine)[0].kill()
     output, _ = process.communicate(timeout=_SECONDS)
