@@ -32,6 +32,8 @@ Track = Callable[[Iterable], Iterable]
 Read = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 #: An image is gone where no more is left of it than this over a generic prompt's: similarity, fraction of labels.
 GONE_SIMILARITY, GONE_LABELS = 0.05, 0.1
+#: What became of an image under a mask.
+GONE, KEPT, BROKEN = "gone", "not gone", "broken"
 
 
 @dataclass(frozen=True)
@@ -183,14 +185,21 @@ class Remains:
             return over
         return max(over, self.labels - generic.labels - GONE_LABELS)
 
-    def verdict(self, generic: Remains) -> str:
-        """One sentence: gone, not gone, or broken, beside a generic prompt on the same model."""
+    def end(self, generic: Remains) -> str:
+        """What became of the image, beside a generic prompt on the same model: ``GONE``, ``KEPT`` or ``BROKEN``."""
         if self.faces is not None and generic.faces is not None and self.faces < generic.faces / 2:
+            return BROKEN
+        return GONE if self.excess(generic) <= 0 else KEPT
+
+    def verdict(self, generic: Remains) -> str:
+        """One sentence on that."""
+        end = self.end(generic)
+        if end == BROKEN:
             return (
                 f"Broken: {self.faces:.0%} of the images show one face, and {generic.faces:.0%} of the generic "
                 "prompt's. They do not count as gone."
             )
-        if self.excess(generic) <= 0:
+        if end == GONE:
             return "Gone: no more is left of the image than a generic prompt gives on the same model."
         return "Not gone: more is left of the image than a generic prompt gives on the same model."
 

@@ -12,6 +12,7 @@ import torch
 from ..common.resume import FinishedEarly, Identity, damaged, load_state, save_state
 from ..host.evaluate import sample_latents
 from ..host.progress import FinishNow, Progress
+from ..host.schema import later_seed
 from ..host.text_encoding import encode
 from . import neuron_attribution_comfy
 from .first_step_comfy import at_first_step
@@ -22,12 +23,15 @@ from .nemo_inputs import FirstStepInputs
 from .nemo_search import Neurons
 from .neuron_attribution import TIMESTEPS, Cost, by_layer
 
-_KIND, _VERSION = "learned mask", 1
+_KIND, _VERSION = "learned mask", 2
 _CHECKPOINT_INTERVAL = 10
 #: The latents that noise is added to are sampled in so many steps, without CFG: any plausible image serves.
 _LATENT_STEPS = 8
-#: Noised latents of each memorized prompt at least, and of each ordinary one, over all timesteps.
+#: Noised latents of all memorized prompts at least, and of each ordinary one, over all timesteps.
 _MEMORIZED, _ORDINARY = 16, 2
+#: Images of the anchor that noise is added to for memorized prompts: sampling meets these under a mask that works. One
+#: that fits at images of ordinary prompts may leave a portrait without a face.
+_ANCHORS = 8
 
 
 @dataclass
@@ -61,11 +65,11 @@ class MaskLearning:
         logging.info("Optimize Neuron Mask: %s.", self._announced())
         texts = [*self.prompts, self.anchor, *self.ordinary]
         conditions = [encode(self.clip, text)[1] for text in texts]
-        first = len(self.prompts) + 1
-        bar = Progress(len(self.ordinary) + self.settings.steps)
+        sampled = [*conditions[len(self.prompts) + 1 :], *[conditions[len(self.prompts)]] * _ANCHORS]
+        bar = Progress(len(sampled) + self.settings.steps)
         blank, latents = torch.zeros(1, *self.step.shape), []
-        for number, positive in enumerate(conditions[first:]):
-            seed = self.settings.seed
+        for number, positive in enumerate(sampled):
+            seed = later_seed(self.settings.seed, max(0, number - len(self.ordinary) + 1))
             latents.append(sample_latents(self.model, positive, positive, blank, _LATENT_STEPS, 1.0, seed))
             self.cost.forward += _LATENT_STEPS
             bar.show(number + 1)
@@ -122,7 +126,10 @@ class MaskLearning:
         self.changed = mean_error(session.predicted, kept, factors, self.cost) if kept else 0.0
 
     def _inputs(self, session) -> tuple[list, list]:
-        """What the network sees of the latents, with timestep and row: for each prompt, and for each ordinary one."""
+        """What the network sees of the latents, with timestep and row: for each prompt, and for each ordinary one.
+
+        The latents are those of the ordinary prompts and then those of the anchor.
+        """
         generator, captions = torch.Generator().manual_seed(self.settings.seed), len(self.ordinary)
 
         def noised(latent: int, number: int, row: int) -> tuple[torch.Tensor, int, int]:
@@ -132,7 +139,9 @@ class MaskLearning:
 
         each = max(_MEMORIZED // len(self.prompts), len(TIMESTEPS))
         memorized = [
-            noised(number % captions, number, row) for row in range(len(self.prompts)) for number in range(each)
+            noised(captions + number % _ANCHORS, number, row)
+            for row in range(len(self.prompts))
+            for number in range(each)
         ]
         first = len(self.prompts) + 1
         half = len(TIMESTEPS) // _ORDINARY
@@ -154,7 +163,7 @@ class MaskLearning:
         """How many rows of the network the learning takes, for the log."""
         settings, prompts, ordinary = self.settings, len(self.prompts), len(self.ordinary)
         examples = prompts * max(_MEMORIZED // prompts, len(TIMESTEPS)) + _ORDINARY * ordinary
-        forward = _LATENT_STEPS * ordinary + 3 * examples + 2 * prompts * self.step.noise_samples
+        forward = _LATENT_STEPS * (ordinary + _ANCHORS) + 3 * examples + 2 * prompts * self.step.noise_samples
         return f"{forward} rows of the network and {2 * settings.rows * settings.steps} forward and backward"
 
     def report(self, mask: NeuronMask, learning: FactorLearning) -> str:

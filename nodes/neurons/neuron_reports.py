@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections.abc import Mapping
 from statistics import median
 
 from .concept_neurons import LEAST_PAIRS, LEVEL, Contrast
-from .image_similarity import Remains
+from .image_similarity import BROKEN, GONE, KEPT, Remains
 from .layer_ablation import LayerEffect
 from .mask import CAVEATS, NeuronMask, SearchRecord
 from .memorization_score import OFFICIAL_SIDE, PromptScore, has_official_score
@@ -189,37 +190,68 @@ def _verdict(score: float, threshold: float) -> str:
     return "memorized" if score > threshold else "not memorized"
 
 
-def sheet_titles(scores: dict[str, float], threshold: float, searches: dict[str, SearchRecord]) -> list[str]:
-    """Rank, score, verdict and number of found neurons of each prompt, and the prompt in a second line."""
+#: By prompt what a masked image and a generic prompt's have of the untouched image.
+Left = Mapping[str, tuple[Remains, Remains]]
+
+
+def sheet_titles(
+    scores: dict[str, float], threshold: float, searches: dict[str, SearchRecord], left: Left
+) -> list[str]:
+    """Rank, score, verdict, found neurons and what became of the image of each prompt; the prompt in a second line."""
     titles = []
     for rank, (prompt, score) in enumerate(scores.items(), 1):
         found = f", {searches[prompt].count} neurons" if prompt in searches else ""
+        found += f", {left[prompt][0].end(left[prompt][1])}" if prompt in searches and prompt in left else ""
         titles.append(f"{rank}. {score:.3f} {_verdict(score, threshold)}{found}\n{prompt}")
     return titles
 
 
-def scan_table(scores: dict[str, float], threshold: float, searches: dict[str, SearchRecord]) -> str:
-    """CSV, one line per prompt: prompt, score, is_memorized, neurons, converged; the last two only where searched."""
-    rows = []
+def scan_table(scores: dict[str, float], threshold: float, searches: dict[str, SearchRecord], left: Left) -> str:
+    """CSV, one line per prompt: prompt, score, is_memorized; neurons and converged where searched; and where judged
+    similarity, labels and one_face of the masked image, the same of the generic prompt's, and what became of it.
+    """
+    head, rows = ["prompt", "score", "is_memorized", "neurons", "converged"], []
     for prompt, score in scores.items():
         search = searches.get(prompt)
         found = ["", ""] if search is None else [search.count, search.converged]
-        rows.append([prompt, f"{score:.6f}", score > threshold, *found])
-    return table(rows, ["prompt", "score", "is_memorized", "neurons", "converged"])
+        rows.append([prompt, f"{score:.6f}", score > threshold, *found, *_judged(left, prompt)])
+    return table(rows, [*head, *_JUDGED] if left else head)
 
 
-def scan_report(scores: dict[str, float], threshold: float, searches: dict[str, SearchRecord]) -> str:
-    """How many prompts of a scan are memorized and searched, and what was found for each of them."""
+_MEASURES = ("similarity", "labels", "one_face")
+_JUDGED = (*_MEASURES, *(f"generic_{name}" for name in _MEASURES), "image")
+
+
+def _judged(left: Left, prompt: str) -> list[str]:
+    if prompt not in left:
+        return [""] * len(_JUDGED) if left else []
+    pair = left[prompt]
+    numbers = [value for one in pair for value in (one.similarity, one.labels, one.faces)]
+    return ["" if value is None else f"{value:.4f}" for value in numbers] + [pair[0].end(pair[1])]
+
+
+def scan_report(scores: dict[str, float], threshold: float, searches: dict[str, SearchRecord], left: Left) -> str:
+    """How many prompts of a scan are memorized and searched, what was found for each of them, and what is left."""
     over = {prompt: score for prompt, score in scores.items() if score > threshold}
     lines = [f"{len(over)} of {len(scores)} prompt(s) score over {threshold:.3f} and count as memorized."]
     found = [searches[prompt] for prompt in over if prompt in searches]
     if found:
         converged, typical = sum(search.converged for search in found), median(search.count for search in found)
         lines.append(f"{len(found)} of them have a mask; {converged} searches converged; median {typical:g} neurons.")
+    if ends := [left[prompt][0].end(left[prompt][1]) for prompt in over if prompt in left]:
+        lines.append(
+            f"Of {len(ends)} images under the mask {ends.count(GONE)} are gone, {ends.count(KEPT)} not gone, "
+            f"{ends.count(BROKEN)} broken, each beside the generic prompt's image, in one noise."
+        )
+    elif found:
+        lines.append("A score under the threshold is no image that is gone: set generic_prompt, or look at the sheet.")
     for prompt, score in over.items():
         search = searches.get(prompt)
         end = "" if search is None else f", {search.count} neurons, {'converged' if search.converged else 'stalled'}"
         lines.append(f"{score:.3f}{end}: {prompt}")
+        if prompt in left:
+            masked, generic = left[prompt]
+            lines.append(f"  {masked.end(generic)}: {masked}; generic prompt: {generic}")
     return "\n".join([*lines, caveats()])
 
 

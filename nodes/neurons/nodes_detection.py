@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from comfy_api.latest import io
@@ -20,8 +20,12 @@ from ..host.schema import float_input, int_input, schema, seed
 from ..host.text_encoding import encode, literal
 from . import nemo_inputs
 from .first_step_comfy import at_first_step, latent_shape
+from .image_similarity_comfy import Similarity, image_judge, image_reader
 from .nemo_inputs import FirstStepInputs, PromptSyntax, collect_prompts
 from .neuron_layers import NeuronType, neuron_layers
+
+if TYPE_CHECKING:
+    from .image_similarity import Remains
 
 CATEGORY, PAPER = nemo_inputs.CATEGORY, nemo_inputs.PAPER
 _LIST = "list of prompts"
@@ -330,15 +334,26 @@ class ScanReport(io.ComfyNode):
                     optional=True,
                     tooltip="The model with the mask: its image stands at the right of the untouched one.",
                 ),
+                io.String.Input(
+                    "generic_prompt",
+                    default="",
+                    optional=True,
+                    tooltip="With masked_model: a generic prompt of what the prompts are about, such as portrait. An "
+                    "image is gone where no more is left of it than an image of this prompt has. Empty: not judged.",
+                ),
             ],
             outputs=[
                 io.Image.Output(display_name="figure", tooltip="Histogram of the scores, and the threshold."),
                 io.Image.Output(
                     display_name="sheet", tooltip="The first image of each prompt, the highest score first."
                 ),
-                io.String.Output(display_name="table", tooltip="CSV: prompt, score, verdict, neurons, convergence."),
                 io.String.Output(
-                    display_name="report", tooltip="How many prompts are memorized, and what was found for them."
+                    display_name="table",
+                    tooltip="CSV: prompt, score, verdict, neurons, convergence, and what is left of the image.",
+                ),
+                io.String.Output(
+                    display_name="report",
+                    tooltip="How many prompts are memorized, what was found for them, and which images are gone.",
                 ),
             ],
         )
@@ -360,29 +375,55 @@ class ScanReport(io.ComfyNode):
         filename_prefix,
         mask=None,
         masked_model=None,
+        generic_prompt="",
     ) -> io.NodeOutput:
         from . import neuron_figures, neuron_reports
-        from .scan_file import Pace
 
         scores = neuron_reports.read_scores(table)
         searches = {} if mask is None else {search.prompt: search for search in mask.searches}
         shown, shape = [*scores][:image_count], latent_shape(model, width, height)
         models = [model] if masked_model is None else [model, masked_model]
-        images, negative = len(shown) * len(models), encode(clip, "")[1]
-        rows = images * steps * (1 if cfg == 1 else 2)
-        logging.info("Scan report: %d images, %d rows of the network.", images, rows)
-        pace, sampled = Pace(len(shown)), []
-        for text in with_progress(shown):
-            positive, how = encode(clip, text)[1], {"steps": steps, "cfg": cfg}
-            sampled.append([sample_images(one, vae, positive, negative, shape, 1, seed, **how)[0] for one in models])
-            logging.info("Scan report: %s.", pace.step())
+        judged = masked_model is not None and generic_prompt.strip()
+        wanted = [(text, models) for text in shown] + ([(generic_prompt, [model])] if judged else [])
+        sampled = _sample(wanted, clip, vae, shape, seed, steps=steps, cfg=cfg)
+        left = _remains(shown, sampled[:-1], sampled[-1][0], clip) if judged else {}
         figure = new_figure()
         neuron_figures.plot_histogram(figure, [*scores.values()], threshold)
-        sheet = _draw_pages(sampled, neuron_reports.sheet_titles(scores, threshold, searches), len(models))
-        found = neuron_reports.scan_table(scores, threshold, searches)
-        report = neuron_reports.scan_report(scores, threshold, searches)
+        titles = neuron_reports.sheet_titles(scores, threshold, searches, left)
+        sheet = _draw_pages(sampled[: len(shown)], titles, len(models))
+        found = neuron_reports.scan_table(scores, threshold, searches, left)
+        report = neuron_reports.scan_report(scores, threshold, searches, left)
         report += _saved(found, filename_prefix)
         return io.NodeOutput(to_image(figure), sheet, found, report)
+
+
+def _sample(wanted: list[tuple[str, list]], clip, vae, shape, seed: int, steps: int, cfg: float) -> list[list]:
+    """An image (H, W, 3) of each text by each of its models, all from the same noise."""
+    from .scan_file import Pace
+
+    images, negative = sum(len(models) for _, models in wanted), encode(clip, "")[1]
+    rows = images * steps * (1 if cfg == 1 else 2)
+    logging.info("Scan report: %d images, %d rows of the network.", images, rows)
+    pace, sampled = Pace(len(wanted)), []
+    for text, models in with_progress(wanted):
+        given = encode(clip, text)[1], negative, shape, 1, seed
+        sampled.append([sample_images(one, vae, *given, steps=steps, cfg=cfg)[0] for one in models])
+        logging.info("Scan report: %s.", pace.step())
+    return sampled
+
+
+def _remains(texts: list[str], images: list[list], generic, clip) -> dict[str, tuple[Remains, Remains]]:
+    """What the masked image of each text, and the generic prompt's image, have of the untouched image."""
+    from .image_similarity import remains
+
+    judge, read = image_judge(Similarity.AUTO, "", None, clip)[1], image_reader(clip)
+    return {
+        text: (
+            remains(masked[None], untouched[None], judge, read),
+            remains(generic[None], untouched[None], judge, read),
+        )
+        for text, (untouched, masked) in zip(texts, images, strict=True)
+    }
 
 
 def _draw_pages(images: list[list[torch.Tensor]], titles: list[str], models: int) -> torch.Tensor:

@@ -134,6 +134,7 @@ def scan_and_mask(world: World, suspects: str, folder: str = "", images: int = 1
         **world.size,
         mask=mask,
         masked_model=masked,
+        generic_prompt=world.kind.generic,
         filename_prefix=f"{folder}/report" if folder else "",
     )
     world.save(figure, "scan_and_mask_1", "Histogram of the scores")
