@@ -1,8 +1,10 @@
 """Learned masks on names as the model was trained on them, beside other masks and a generic prompt.
 
 For each name the portrait's similarity, labels and faces under every mask, what ordinary captions lose, and rows of the
-network (a row forward and backward counts as three). The defaults of Optimize Neuron Mask were chosen on the names of
-``CHOSEN_ON``; means are over the other names. The captions that are judged are others than masks are learned with.
+network (a row forward and backward counts as three). The names are two folds: how much the node's price for ordinary
+captions weighs is chosen on one and reported on the other (`FOLDS`, `KEEP`). The captions that are judged are others
+than masks are learned with. Three names also for feed-forward neurons, and for the attack of the audit on the learned
+mask, with a control image.
 """
 
 from __future__ import annotations
@@ -15,61 +17,94 @@ import torch
 from ..common import host, results
 from ..common.similarity import images_ssim
 from ..world import judge
+from ..world.scenes import random_scene, render
 from .attribution import GENERIC, MOST, _neurons, _values, localized
+from .audit import ATTACK, attacked
 from .masks import alignment
 from .world import LAYERS, WORLD, World
 
 #: Images of a name; captions that are judged, and that masks are learned with.
 IMAGES, CAPTIONS, KEPT_CAPTIONS = 4, 8, 8
-#: The verbatim names, by their numbers, on which the node's defaults were chosen.
-CHOSEN_ON = (0, 1)
-#: Of how many of the other verbatim names each mask is measured, in the order of measuring; and template names.
+#: The verbatim names by their numbers: what is chosen on one fold is reported on the other.
+FOLDS = (range(5), range(5, 10))
+#: Weights of what ordinary captions lose that are tried; the first is the node's default.
+KEEP = (1.0, 2.0)
+#: Of how many verbatim names each mask is measured, in the order of measuring; and of all template names.
 MEASURED = {
-    "generic prompt": 8,
-    "learned, seed 1": 8,
-    "attributed": 8,
-    "untouched": 8,
-    "largest |z|": 8,
-    "random": 8,
-    "NeMo, factor 0": 5,
-    "learned, seed 2": 5,
+    "generic prompt": 10,
+    "learned, keep 1": 10,
+    "learned, keep 2": 10,
+    "learned, another seed": 10,
+    "attributed": 10,
+    "learned, feed-forward": 3,
+    "attacked": 3,
+    "untouched": 10,
+    "largest |z|": 10,
+    "random": 10,
+    "NeMo, factor 0": 10,
 }
-TEMPLATES = 0
+TEMPLATE = ("generic prompt", "learned, keep 1", "untouched")
 _UNITS = {"similarity": "SSIM", "labels": "fraction", "faces": "fraction", "captions": "fraction"}
-_UNITS |= {"neurons": "neurons", "rows": "rows"}
+_UNITS |= {"neurons": "neurons", "rows": "rows"} | dict.fromkeys(ATTACK, "SSIM")
 
 
 def measure(quick: bool) -> dict[str, dict]:
     """Every number; each mask is kept on the disk as it is done."""
     world = World(4 if quick else 10, 16 if quick else 24)
-    verbatim = world.names["verbatim"]
-    held_out = [text for number, text in enumerate(verbatim) if number not in CHOSEN_ON][: 1 if quick else None]
-    template = [] if quick else world.names["template"][:TEMPLATES]
+    verbatim = world.names["verbatim"][: 1 if quick else None]
+    template = [] if quick else world.names["template"]
     settings = {"noise samples": world.first_step["noise_samples"], "images": IMAGES, "captions": CAPTIONS}
     kept = results.Rows("neurons_learned" + ("_quick" if quick else ""), settings)
     statistics = world.statistics(LAYERS)
     untouched = kept.row("captions", lambda: {"captions": float(alignment(world, world.model, CAPTIONS).mean())})
     arms = {
         "generic prompt": lambda text: _seen(world, world.model, text, GENERIC),
-        "learned, seed 1": lambda text: _judged(world, text, *_learned(world, text, 1)),
+        "learned, keep 1": lambda text: _judged(world, text, *_learned(world, text)),
+        "learned, keep 2": lambda text: _judged(world, text, *_learned(world, text, keep=2.0)),
+        "learned, another seed": lambda text: _judged(world, text, *_learned(world, text, seed=2)),
+        "learned, feed-forward": lambda text: _judged(world, text, *_learned(world, text, neuron_type="feed_forward")),
+        "attacked": lambda text: _attacked(world, text, quick),
         "attributed": lambda text: _judged(world, text, *_attributed(world, text, statistics)),
-        "learned, seed 2": lambda text: _judged(world, text, *_learned(world, text, 2)),
         "NeMo, factor 0": lambda text: _judged(world, text, *localized(world, text, statistics)),
         "largest |z|": lambda text: _judged(world, text, *_deviating(world, text, statistics)),
         "random": lambda text: _judged(world, text, *_at_random(world)),
         "untouched": lambda text: _seen(world, world.model, text, text),
     }
-    rows: dict[str, dict[str, dict]] = {text: {} for text in (*held_out, *template)}
-    wanted = [(text, arm) for arm, count in MEASURED.items() for text in held_out[:count]]
-    wanted += [(text, arm) for text in template for arm in ("generic prompt", "learned, seed 1", "untouched")]
+    rows: dict[str, dict[str, dict]] = {text: {} for text in (*verbatim, *template)}
+    wanted = [(text, arm) for arm, count in MEASURED.items() for text in verbatim[:count]]
+    wanted += [(text, arm) for text in template for arm in TEMPLATE]
     for text, arm in wanted:
         rows[text][arm] = kept.row(f"{text}: {arm}", lambda text=text, arm=arm: arms[arm](text))
         print(text, arm, rows[text][arm], flush=True)
     numbers = {"untouched, captions": results.number(untouched["captions"], CAPTIONS, "fraction", "requested and read")}
-    for kind, texts in (("verbatim", held_out), ("template", template)):
+    if not quick:
+        numbers |= _by_folds([rows[text] for text in verbatim])
+    for kind, texts in (("verbatim", verbatim), ("template", template)):
         numbers |= _means({text: rows[text] for text in texts}, kind)
     kept.finished()
     return numbers
+
+
+def _by_folds(rows: list[dict[str, dict]]) -> dict[str, dict]:
+    """Add to each name's rows, as "learned, by folds", those at the weight that is chosen on the other fold."""
+    numbers = {}
+    for number, fold in enumerate(FOLDS):
+        other = [row for place, row in enumerate(rows) if place not in fold]
+        best = min(KEEP, key=lambda keep: _missed(other, f"learned, keep {keep:g}"))
+        what = f"weight of ordinary captions, chosen on fold {2 - number}"
+        numbers[f"keep, fold {number + 1}"] = results.number(best, len(other), "weight", what)
+        for place in fold:
+            rows[place]["learned, by folds"] = rows[place][f"learned, keep {best:g}"]
+    return numbers
+
+
+def _missed(rows: list[dict[str, dict]], arm: str) -> tuple[float, float]:
+    """How much of the portrait is left over where it is gone, as Neuron Report judges; then what captions lose."""
+    similarity = host.pack("nodes.neurons.image_similarity")
+    limits = {"similarity": similarity.GONE_SIMILARITY, "labels": similarity.GONE_LABELS}
+    excess = [np.mean([row[arm][name] - row["generic prompt"][name] for row in rows]) - limits[name] for name in limits]
+    broken = np.mean([row["generic prompt"]["faces"] - row[arm]["faces"] for row in rows])
+    return max(0.0, *excess, float(broken)), -float(np.mean([row[arm]["captions"] for row in rows]))
 
 
 def _of_indices(world: World, indices: list[int]):
@@ -101,30 +136,36 @@ def _at_random(world: World) -> tuple[object, int]:
     return _of_indices(world, order[:MOST].tolist()), 0
 
 
-def _learned(world: World, text: str, seed: int) -> tuple[object, int]:
-    """The mask of Optimize Neuron Mask at its defaults, and its rows."""
-    how = {name: value for name, value in world.first_step.items() if name != "timestep"} | {"seed": seed}
-    mask, _, _, report = world.run(
-        "OptimizeNeuronMask",
-        model=world.model,
-        clip=world.clip,
-        prompts=text,
-        anchor=GENERIC,
-        ordinary_prompts="\n".join(world.ordinary[-KEPT_CAPTIONS:]),
-        layers=LAYERS,
-        steps=40,
-        learning_rate=0.08,
-        min_factor=-1.0,
-        removal=10.0,
-        keep=1.0,
-        sparsity=0.03,
-        max_neurons=0,
-        batch_size=2,
-        checkpoint_name="",
-        **how,
-    )
+def _learned(world: World, text: str, **changes) -> tuple[object, int]:
+    """The mask of Optimize Neuron Mask at its defaults but for changes, and its rows."""
+    how = {name: value for name, value in world.first_step.items() if name != "timestep"}
+    given = {
+        "model": world.model,
+        "clip": world.clip,
+        "prompts": text,
+        "anchor": GENERIC,
+        "ordinary_prompts": "\n".join(world.ordinary[-KEPT_CAPTIONS:]),
+        "layers": LAYERS,
+        "steps": 40,
+        "learning_rate": 0.08,
+        "min_factor": -1.0,
+        "removal": 10.0,
+        "keep": KEEP[0],
+        "sparsity": 0.03,
+        "max_neurons": 0,
+        "batch_size": 2,
+        "checkpoint_name": "",
+    }
+    mask, _, _, report = world.run("OptimizeNeuronMask", **(given | how | changes))
     forward, gradient = map(int, re.search(r"Cost: (\d+) rows, (\d+) rows", report).groups())
     return mask, forward + 3 * gradient
+
+
+def _attacked(world: World, text: str, quick: bool) -> dict:
+    """Similarity to the image before and after the attack on the learned mask, and to a control image after its own."""
+    control = render(random_scene(np.random.default_rng(99 + world.names["verbatim"].index(text))))
+    found = attacked(world, world.masked(_learned(world, text)[0]), text, quick, control)
+    return dict(zip(ATTACK, found, strict=True))
 
 
 def _seen(world: World, model, text: str, prompt: str) -> dict:
