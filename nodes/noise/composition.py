@@ -158,6 +158,17 @@ def describe_composition(
     )
 
 
+def describe_unused(shape: str, strength: float, cutoff: float) -> str:
+    """A line for the report where a shape sets other numbers than those entered; else nothing."""
+    used = SHAPES.get(shape, (strength, cutoff))
+    if used == (strength, cutoff):
+        return ""
+    return (
+        f"\nThe shape {shape} sets strength {used[0]:g} and cutoff {used[1]:g}; those entered, {strength:g} and "
+        f"{cutoff:g}, are not used. Set shape to custom to use them."
+    )
+
+
 def describe_distance(guide: torch.Tensor) -> str:
     """A line for the report where a guide in the scale of the model lies farther out than images do; else nothing."""
     far = float((guide.abs() > 3).float().mean())

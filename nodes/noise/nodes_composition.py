@@ -140,6 +140,7 @@ class CompositionNoise(io.ComfyNode):
         from .composition_comfy import guide_latent
         from .noise_objects_comfy import TransformedNoise, latent_for_stock_noise
 
+        unused = composition.describe_unused(shape, strength, cutoff)
         strength, cutoff = composition.SHAPES.get(shape, (strength, cutoff))
         settings = composition.CompositionSettings(strength, cutoff, low_cutoff)
         if model is not None and strength:
@@ -147,7 +148,7 @@ class CompositionNoise(io.ComfyNode):
         layout, source = guide_latent(latent["samples"], guide, mask, (foreground, background), model, vae)
         made = TransformedNoise(seed, functools.partial(composition.compose_noise, settings, guide=layout), noise)
         before, after = made.look(latent)
-        report = composition.describe_composition(settings, before, after, layout, source)
+        report = composition.describe_composition(settings, before, after, layout, source) + unused
         for_ksampler = latent if strength == 0 and noise is None else None
         if model is not None:
             report += composition.describe_distance(layout)

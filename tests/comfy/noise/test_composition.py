@@ -64,6 +64,21 @@ def advanced(app, demo, noise):
     )[0]["samples"]
 
 
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({}, None),
+        ({"shape": "custom", "strength": 0.55}, None),
+        ({"shape": "soft"}, None),  # sets what was entered
+        ({"shape": "soft", "cutoff": 3.0}, "shape soft sets strength 0.8 and cutoff 2; those entered, 0.8 and 3, are not"),
+        ({"shape": "firm", "strength": 0.0}, "shape firm sets strength 0.4 and cutoff 4; those entered, 0 and 2, are not"),
+    ],
+)
+def test_the_report_says_which_numbers_a_shape_leaves_unused(composed, given, line):
+    report = composed(empty(), **given)[3]
+    assert line in report if line else "are not used" not in report
+
+
 def test_strength_zero_is_stock(app, demo, composed):
     latent = empty()
     noise, for_ksampler, seed, *_ = composed(latent, strength=0.0)
