@@ -1,9 +1,8 @@
 """Is Edit by Words better than changing the prompt? `python run.py study activations words [--quick]`.
 
-**Existing images**: the 24 rendered faces of the demo world through image to image, four attributes, against the
-changed prompt at the same denoise, at a higher denoise and at a higher CFG. **New images** whose caption names the
-attribute, changed late in the run, against the changed prompt from the same step and from the first. The demo world's
-judge reads everything. Units are faces, and captions.
+Existing images: the 24 rendered faces of the demo world through image to image, four attributes, against the changed
+prompt at the same denoise, at a higher denoise and at a higher CFG. The demo world's judge reads everything; units are
+faces. ``--new``: new images instead (`new_images.py`); ``--choose``: their settings, on other captions.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ import torch
 from ..common import host, results
 from ..world.captions import FACIAL_HAIR, HAIR, MOUTH
 from ..world.faces import COLORLESS_HAIR
-from .steering import CAPTIONS, CFG, SEED, STEPS, Steered
+from . import new_images
+from .steering import CFG, SEED, STEPS, Steered
 
 #: Attribute, the value that is requested, the trait of the caption that names it.
 TARGETS = (
@@ -35,14 +35,6 @@ EXISTING = {
     "prompt at denoise .8": (0.8, CFG, None, ""),
     "prompt at denoise .5": (0.5, CFG, None, ""),
     "edit 3 in the prompt at denoise .5": (0.5, CFG, 3.0, "prompt"),
-}
-#: From which fraction of the run, and the strength of the edit; None: the changed prompt.
-NEW = {
-    "prompt": (0.0, None),
-    "prompt from 37.5 %": (0.375, None),
-    "edit 2 from 37.5 %": (0.375, 2.0),
-    "prompt from 25 %": (0.25, None),
-    "edit 2 from 25 %": (0.25, 2.0),
 }
 FACES, SEEDS = 24, 2
 READINGS = ("reached", "others kept", "pixels changed")
@@ -128,7 +120,7 @@ def existing_row(edited: Edited, image: torch.Tensor, number: int) -> dict:
     traits, latent, row = edited.names(image)[0], edited.latents(image), {}
     plain = caption(traits)
     for attribute, value, _ in TARGETS:
-        pair = words(traits, {attribute: value})
+        pair = words(traits, attribute, value)
         if pair is None:
             continue
         away, toward = pair
@@ -143,32 +135,6 @@ def existing_row(edited: Edited, image: torch.Tensor, number: int) -> dict:
     return row
 
 
-def new_row(edited: Edited, number: int) -> dict:
-    """The same of one caption, over the seeds, beside what the caption itself gives."""
-    row, latent = {}, edited.blank.expand(SEEDS, -1, -1, -1)
-    parts = CAPTIONS[number % len(CAPTIONS)] | VARIED[number]
-    plain = ", ".join(["portrait", *parts.values()])
-    seeds = [100 * number + one for one in range(SEEDS)]
-    base = edited.images(edited.model, edited.encode(plain), latent, seeds, CFG, 1.0)
-    traits = edited.names(base)
-    for attribute, value, part in TARGETS:
-        away = parts[part]
-        toward = {"accessory": value, "skin": f"{value} skin"}.get(attribute, "")
-        toward = toward or " ".join(value if one in _COLORS else one for one in away.split())
-        if toward == away:
-            continue
-        for name, (start, strength) in NEW.items():
-            if strength is None:
-                model, positive = edited.model, edited.timed(plain, plain.replace(away, toward), start)
-            else:
-                text = f"{away} -> {toward}: {strength}"
-                model, positive = edited.edit(text, plain, start), edited.encode(plain)
-            found = edited.images(model, positive, latent, seeds, CFG, 1.0)
-            row[f"{attribute}/{name}"] = read_images(edited, found, base, traits, {attribute: value})
-    return row
-
-
-_COLORS = ("black", "brown", "blonde", "gray", "pink", "blue", "white", "red", "green", "yellow", "platinum")
 #: What the ten captions have instead of those of the steering study.
 VARIED = (
     {}, {}, {}, {},
@@ -193,50 +159,48 @@ def read_images(edited: Edited, found, before, traits: list[dict], wanted: dict[
 def main(argv: Sequence[str]) -> int:
     """Measure, write, and print where."""
     parser = argparse.ArgumentParser(prog="run.py study activations words", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="six faces and five captions")
+    parser.add_argument("--quick", action="store_true", help="measure less, in under five minutes")
+    parser.add_argument("--new", action="store_true", help="new images instead")
+    parser.add_argument("--choose", action="store_true", help="scan the settings of new images, on other captions")
     options = parser.parse_args(argv)
     host.prepare()
     assets = host.pack("nodes.demo.assets")
     world = assets.worlds()[0]
-    edited = Edited(world)
-    name, command = "activations_words", "python run.py study activations words"
-    faces, captions = FACES, len(VARIED)
+    edited, name, command = Edited(world), "activations_words", "python run.py study activations words"
+    if options.choose:
+        name, command, measure = f"{name}_choice", f"{command} --choose", new_images.choose
+    elif options.new:
+        name, command, measure = f"{name}_new", f"{command} --new", new_images.report
+    else:
+        measure = existing
     if options.quick:
-        name, command, faces, captions = f"{name}_quick", f"{command} --quick", 6, 5
-    rows = results.Rows(name, {"existing": EXISTING, "new": NEW, "targets": TARGETS, "seeds": SEEDS, "steps": STEPS})
-    images = assets.load_images(world, 0, faces, "face")[0]
-    numbers: dict[str, dict] = {}
-    units = {
-        "existing": [(f"face {one}", lambda one=one: existing_row(edited, images[one : one + 1], one))
-                     for one in range(faces)],
-        "new": [(f"caption {one}", lambda one=one: new_row(edited, one)) for one in range(captions)],
-    }  # fmt: skip
-    for kind, some in units.items():
-        done = []
-        for unit, make in some:
-            done.append(rows.row(unit, make))
-            print(unit, flush=True)
-        summarize(kind, done, EXISTING if kind == "existing" else NEW, numbers)
-    print(results.write(name, command, SEED, assets.ASSETS / world, numbers))
-    rows.finished()
+        name, command = f"{name}_quick", f"{command} --quick"
+    print(results.write(name, command, SEED, assets.ASSETS / world, measure(edited, options.quick)))
+    results.Rows(name, {}).finished()
     return 0
 
 
-def summarize(kind: str, rows: list[dict], methods: dict, numbers: dict) -> None:
-    """Means over units of each method, and paired differences of each edit with its rivals."""
-    unit = "faces" if kind == "existing" else "captions"
-
+def existing(edited: Edited, quick: bool) -> dict[str, dict]:
+    """Means over faces of each method, and paired differences of each edit with its rivals."""
+    assets = host.pack("nodes.demo.assets")
+    count = 6 if quick else FACES
+    rows = results.Rows(
+        "activations_words" + "_quick" * quick, {"existing": EXISTING, "targets": TARGETS, "steps": STEPS}
+    )
+    images = assets.load_images(assets.worlds()[0], 0, count, "face")[0]
+    done, numbers = [], {}
+    for one in range(count):
+        done.append(rows.row(f"face {one}", lambda one=one: existing_row(edited, images[one : one + 1], one)))
+        print(f"face {one}", flush=True)
     every = [attribute for attribute, *_ in TARGETS]
     for label, chosen in {"all": every, **{one: [one] for one in every}}.items():
-        for method in methods:
-            tabled(f"{kind}, {label}: {method}", rows, chosen, method, unit, numbers)
-    edits = [method for method in methods if method.startswith("edit")]
-    for edit in edits:
-        own = methods[edit][0]
-        for rival in (
-            one for one in methods if not one.startswith("edit") and (one == "prompt" or methods[one][0] == own)
-        ):
-            paired(f"{kind}: {edit} minus {rival}", rows, every, (edit, rival), unit, numbers)
+        for method in EXISTING:
+            tabled(f"existing, {label}: {method}", done, chosen, method, "faces", numbers)
+    for edit in (method for method in EXISTING if method.startswith("edit")):
+        for rival in (one for one in EXISTING if not one.startswith("edit")):
+            if rival == "prompt" or EXISTING[rival][0] == EXISTING[edit][0]:
+                paired(f"existing: {edit} minus {rival}", done, every, (edit, rival), "faces", numbers)
+    return numbers
 
 
 def tabled(name: str, rows: list[dict], labels: Sequence[str], method: str, unit: str, numbers: dict) -> None:

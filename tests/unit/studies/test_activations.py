@@ -1,12 +1,13 @@
 """The study of the activations family: its scores against the pack's own, and its answers on made-up measurements."""
 
 import functools
+import json
 
 import numpy as np
 import pytest
 import torch
 
-from studies.activations import claims, labeled_faces, measure, scores
+from studies.activations import claims, labeled_faces, measure, new_images, scores, words
 from studies.common import host, results
 
 
@@ -116,3 +117,107 @@ def test_the_table_has_a_line_an_activation(found, tmp_path):
     measure.write_table(found, tmp_path / "table.csv")
     lines = (tmp_path / "table.csv").read_text("utf-8").splitlines()
     assert lines[0] == "id,pck_t50,miou,noise,granularity,locality,general_rule" and len(lines) == 1 + len(found.ids)
+
+
+TRAITS = {
+    "skin": "pale", "hair": "bob", "hair_color": "black", "facial_hair": "none", "accessory": "none",
+    "clothing": "hoodie", "clothing_color": "red", "mouth": "sad",
+}  # fmt: skip
+RED_BOB = "portrait, pale skin, red bob, shaven, no glasses, red hoodie, sad"
+
+
+class Recorded(words.Edited):
+    """Keeps what it is given to sample, and returns the image that it began with."""
+
+    model, clip, blank = "model", None, torch.zeros(1, 4, 4, 4)
+
+    def __init__(self):
+        self.sampled = []
+
+    def names(self, images):
+        return [dict(TRAITS) for _ in images]
+
+    def encode(self, text):
+        return text
+
+    def timed(self, before, after, start):
+        return before, after, start
+
+    def latents(self, images):
+        return images
+
+    def edit(self, text, prompt, start):
+        return text, prompt, start
+
+    def images(self, model, positive, latent, seeds, cfg, denoise):
+        self.sampled.append((model, positive, tuple(seeds), cfg, denoise))
+        return latent
+
+
+def test_a_row_of_an_existing_image_has_every_method_at_its_setting():
+    edited = Recorded()
+    row = words.existing_row(edited, torch.rand(1, 8, 8, 3), number=3)
+    reached = {"hair_color": 0.0, "clothing_color": 0.0, "skin": 0.0, "accessory": 0.0}
+    assert {key.partition("/")[0]: value[0] for key, value in row.items()} == reached
+    assert len(row) == 4 * len(words.EXISTING) and all(value[1:] == [1, 0] for value in row.values())
+    plain, seeds = RED_BOB.replace("red bob", "black bob"), (words.SEED + 3,)
+    assert edited.sampled[:3] == [
+        ("model", RED_BOB, seeds, 3.0, 0.6),
+        (("black bob -> red bob: 2.0", plain, 0.0), plain, seeds, 3.0, 0.6),
+        (("black bob -> red bob: 2.0", "", 0.0), plain, seeds, 3.0, 0.6),
+    ]
+
+
+def test_what_an_image_has_already_is_not_requested():
+    assert words.words(TRAITS, "clothing_color", "red") is None
+    assert words.words(TRAITS | {"hair": "bald"}, "hair_color", "red") is None  # nothing shows it
+    assert words.words(TRAITS, "accessory", "sunglasses") == ("no glasses", "sunglasses")
+
+
+def test_captions_of_new_images_differ_in_what_is_requested_alone():
+    for seed in (*new_images.REPORTED, *new_images.CHOSEN_ON):
+        scene = new_images.scene_of(seed)
+        for attributes in [(name,) for name in new_images.TARGETS] + list(new_images.SEVERAL.values()):
+            before, after, wanted = new_images.texts(scene, attributes)
+            pairs = list(zip(before.split(", "), after.split(", "), strict=True))
+            changed = [(one, other) for one, other in pairs if one != other]
+            assert len(changed) == len({new_images.TARGETS[name][2] for name in attributes})
+            for name, value in wanted.items():
+                was = scene.background if name == "background" else getattr(scene.face, name)
+                assert value in new_images.TARGETS[name][:2] and value != was
+
+
+class Listed(new_images.NewImages):
+    """Images without a model: what they read, and whether a mask came, is known."""
+
+    def __init__(self, edited, scene, seeds):
+        self._seeds, self.before = seeds, (None, new_images.METHODS["prompt"])
+
+    def changed(self, attributes, method, mask=None):
+        return attributes, method
+
+    def read(self, attributes, found):
+        return np.array([[len(attributes), method_number(found[1]), seed] for seed in self._seeds], float)
+
+    def in_area(self, attribute):
+        return {name: [[1.0] * len(self._seeds), [0.5] * len(self._seeds)] for name in ("in the area", "everywhere")}
+
+
+def method_number(method):
+    return list(new_images.METHODS.values()).index(method)
+
+
+def test_rows_of_new_images_come_seed_by_seed_and_are_taken_together(monkeypatch, tmp_path):
+    monkeypatch.setattr(new_images, "NewImages", Listed)
+    monkeypatch.setattr(results, "KEPT", tmp_path)
+    settings = {"methods": new_images.METHODS, "further": True}
+    rows = new_images.measured(None, "listed", settings, (700, 701), ((0,), (1,)))
+    kept = list(json.loads((tmp_path / "listed_rows.json").read_text("utf-8"))["rows"])
+    assert kept == [f"caption {one}, seeds ({seed},)" for seed in (0, 1) for one in (700, 701)]
+    assert len(rows) == 2 and rows[0]["skin/prompt"] == [[[1, 0, 0]], [[1, 0, 1]]]
+    assert rows[0]["three/prompt"] == [[[3, 0, 0]]]  # several at once, and the other methods: the first seeds alone
+    assert all(len(rows[1][f"skin/{name}"]) == 1 + (name in new_images.MAIN) for name in new_images.METHODS)
+    numbers = new_images.summary(rows, {"all": list(new_images.TARGETS)}, new_images.METHODS)
+    assert numbers["all: chosen edit"]["value"] == 1 and numbers["all: chosen edit, pixels changed"]["value"] == 0.5
+    other = numbers["all: edit 2 from 25 % minus prompt, other attributes changed"]
+    assert other["value"] == method_number(new_images.METHODS["edit 2 from 25 %"]) and other["n"] == 2
