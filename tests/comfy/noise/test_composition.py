@@ -70,8 +70,8 @@ def advanced(app, demo, noise):
         ({}, None),
         ({"shape": "custom", "strength": 0.55}, None),
         ({"shape": "soft"}, None),  # sets what was entered
-        ({"shape": "soft", "cutoff": 3.0}, "shape soft sets strength 0.8 and cutoff 2; those entered, 0.8 and 3, are not"),
-        ({"shape": "firm", "strength": 0.0}, "shape firm sets strength 0.4 and cutoff 4; those entered, 0 and 2, are not"),
+        ({"shape": "soft", "cutoff": 3.0}, "sets strength 0.8 and cutoff 2; those entered, 0.8 and 3, are not used"),
+        ({"shape": "firm", "strength": 0.0}, "sets strength 0.4 and cutoff 4; those entered, 0 and 2, are not used"),
     ],
 )
 def test_the_report_says_which_numbers_a_shape_leaves_unused(composed, given, line):
