@@ -3,7 +3,8 @@
 A line `<!-- plot NAME RESULT: PATTERN -->` in a document is followed by the image docs/images/plots/NAME.png, up to the
 line `<!-- end -->`. It shows the numbers of studies/results/RESULT.json whose names match PATTERN; they must share a
 unit. `<!-- plot NAME RESULT: PATTERN; COST; EFFECT -->` sets one against the other: a point for every name that PATTERN
-matches whole, between the numbers of that name with COST and with EFFECT behind it.
+matches whole, between the numbers of that name with COST and with EFFECT behind it. `; front` at its end joins those
+that no other point beats at both (more effect for less cost).
 """
 
 from __future__ import annotations
@@ -53,16 +54,33 @@ def _rows(block: re.Match) -> dict[str, dict]:
     numbers = json.loads(_source(block).read_text("utf-8"))["numbers"]
     pattern, *axes = block["pattern"].split("; ")
     if axes:
+        front, axes = axes[2:] == ["front"], axes[:2]
         cost, effect = (re.sub(r"^\W*", "", axis) for axis in axes)
         names = [name.removesuffix(axes[0]) for name in numbers if name.endswith(axes[0])]
         found = {name: [numbers[name + axis] for axis in axes] for name in names if re.fullmatch(pattern, name)}
         if not found:
             raise ValueError(f"The plot {block['name']} needs one unit an axis, and has no point.")
-        return {name: {"cost": both[0], "effect": both[1], "axes": [cost, effect]} for name, both in found.items()}
+        rows = {name: {"cost": both[0], "effect": both[1], "axes": [cost, effect]} for name, both in found.items()}
+        for name in pareto_front(rows) if front else ():
+            rows[name]["front"] = True
+        return rows
     rows = {name: number for name, number in numbers.items() if re.search(block["pattern"], name)}
     if len({number["unit"] for number in rows.values()}) != 1:
         raise ValueError(f"The plot {block['name']} needs numbers of one unit, and has {len(rows)}.")
     return rows
+
+
+def pareto_front(rows: dict[str, dict]) -> list[str]:
+    """The names of the points, by cost, that no other point equals or beats in cost and in effect."""
+    points = {name: (both["cost"]["value"], -both["effect"]["value"]) for name, both in rows.items()}
+    return sorted(
+        (
+            name
+            for name, (x, y) in points.items()
+            if not any(a <= x and b <= y and (a, b) != (x, y) for a, b in points.values())
+        ),
+        key=points.__getitem__,
+    )
 
 
 def stale(plots: dict[str, dict[str, dict]]) -> list[Path]:
@@ -118,6 +136,10 @@ def _against(rows: dict[str, dict]):
                     other = place[axis == "cost"]
                     draw(other, both[axis]["low"], both[axis]["high"], color=color, alpha=0.35)
             axes.annotate(strength, place, textcoords="offset points", xytext=(4, 3), fontsize=7, color=color)
+    front = [rows[name] for name in pareto_front(rows) if "front" in rows[name]]
+    if front:
+        x, y = ([both[axis]["value"] for both in front] for axis in ("cost", "effect"))
+        axes.plot(x, y, "k--", linewidth=1, alpha=0.5, zorder=0, label="Pareto front")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure

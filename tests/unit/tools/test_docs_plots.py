@@ -80,3 +80,19 @@ def test_a_number_without_an_interval_is_a_point(document):
 def test_a_plot_needs_numbers_of_one_unit(document, pattern):
     with pytest.raises(ValueError, match="one unit"):
         docs_plots.requested(f"<!-- plot made_new made: {pattern} -->\n<!-- end -->")
+
+
+def test_the_front_holds_what_no_other_point_beats(document):
+    points = {"none": (0, 0), "good": (0.1, 0.8), "beaten": (0.2, 0.8), "best": (0.3, 0.9), "worst": (0.4, 0.1)}
+    numbers = {}
+    for name, (cost, effect) in points.items():
+        both = {name: effect, f"{name}, changed": cost}
+        numbers |= {key: {"value": value, "unit": "fraction", **_NUMBER} for key, value in both.items()}
+    made = {"command": "python run.py study made", "numbers": numbers}
+    (docs_plots.ROOT / "studies" / "results" / "made.json").write_text(json.dumps(made))
+    line = "<!-- plot made_front made: .*; , changed; ; front -->\n<!-- end -->\n"
+    rows = docs_plots.requested(line)["made_front"]
+    assert [name for name in rows if "front" in rows[name]] == ["none", "good", "best"]
+    assert docs_plots.pareto_front(rows) == ["none", "good", "best"]
+    rows = docs_plots.requested(line.replace("; front", ""))["made_front"]
+    assert not any("front" in both for both in rows.values())
