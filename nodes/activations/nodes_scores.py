@@ -129,7 +129,7 @@ class ScoreActivations(io.ComfyNode):
                     0.1,
                     (0.001, 1.0, 0.01),
                     "For points: largest distance that counts as found, as a fraction of the image's longer "
-                    "side. Usual is 0.1.",
+                    "side. 0.1 is usual.",
                 ),
                 int_input(
                     "train_images",

@@ -32,7 +32,7 @@ class ActivationClusters(io.ComfyNode):
                     "activations", tooltip="Tapped activations, one row per image. Several are joined."
                 ),
                 io.Image.Input("image", tooltip="The images that were tapped. The masks have their size."),
-                int_input("clusters", 6, (2, 64), "Number of clusters."),
+                int_input("clusters", 6, (2, 64), "Number of clusters: more find smaller parts."),
                 seed("Seed of k-means. The best of four starts is used."),
                 _OPACITY,
                 io.Combo.Input(**WEIGHTING),

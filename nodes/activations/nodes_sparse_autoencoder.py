@@ -76,7 +76,7 @@ class SparseFeatures(io.ComfyNode):
                 ActivationsSocket.Input(
                     "activations", tooltip="Activations of the images, tapped or recorded with the autoencoder's ids."
                 ),
-                io.Image.Input("image", tooltip="The images that were tapped, better dozens."),
+                io.Image.Input("image", tooltip="The images that were tapped, preferably dozens."),
                 int_input("image_index", 0, (0, 4095), "Image whose features are shown."),
                 int_input("count", 6, (1, 64), "How many features to show."),
                 int_input("top_images", 4, (1, 32), "Images per feature, strongest first."),

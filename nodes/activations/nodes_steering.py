@@ -62,7 +62,8 @@ class ActivationSteering(io.ComfyNode):
                     "strength",
                     1.0,
                     (-100.0, 100.0, 0.05),
-                    "Factor of the direction. 1 adds a difference of means as it is, negative values subtract.",
+                    "Begin with 1, and lower it where the image breaks: 1 adds a difference of means as it is. "
+                    "Negative values steer the other way.",
                 ),
                 io.Float.Input(**START_PERCENT),
                 io.Float.Input(**END_PERCENT),
@@ -397,7 +398,7 @@ class EditByWords(io.ComfyNode):
                     "edits",
                     default="",
                     multiline=True,
-                    tooltip=f"Words and strengths: {_WORDS_EXAMPLE}. Before the arrow what to move away from. "
+                    tooltip=f"Words and strengths: {_WORDS_EXAMPLE}. Words before an arrow are what to move away from. "
                     "1 is as strong as a changed prompt. Negative strengths reverse an edit.",
                 ),
                 io.String.Input(

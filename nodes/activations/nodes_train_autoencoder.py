@@ -68,16 +68,21 @@ class TrainSparseAutoencoder(io.ComfyNode):
                     "prompts",
                     multiline=True,
                     default="",
-                    tooltip="Prompts to sample, one per line, at least two, better hundreds. With image_folder: one "
-                    "line that describes all images.",
+                    tooltip="Prompts to sample, one per line, at least two, preferably hundreds. With image_folder: "
+                    "one line that describes all images.",
                 ),
                 io.String.Input(
                     "image_folder",
                     default="",
                     tooltip="Folder of images in ComfyUI's input folder to use instead of sampled prompts. Needs vae.",
                 ),
-                int_input("features", 1024, (2, 131072), "Number of features. Usual is 4 per channel."),
-                int_input("k", 16, (1, 1024), "How many features are active at a position. 10 in SDXL."),
+                int_input("features", 1024, (2, 131072), "Number of features. 4 per channel is usual."),
+                int_input(
+                    "k",
+                    16,
+                    (1, 1024),
+                    "How many features are active at a position. Published SDXL autoencoders have 10.",
+                ),
                 int_input("training_steps", 2000, (1, 10_000_000), "Batches to train on."),
                 int_input("batch_size", 1024, (1, 1_048_576), "Positions in a batch."),
                 float_input("learning_rate", 0.001, (1e-7, 1.0, 1e-7), "Learning rate of Adam."),

@@ -21,8 +21,9 @@ PARTS = ("face", "skin", "hair", "facial_hair", "clothing", "accessory", "backgr
 
 
 def worlds() -> list[str]:
-    """Names of the demo worlds that are there, for example ["avatars-v2"]."""
-    return sorted(path.name for path in ASSETS.glob("*") if path.is_dir())
+    """Names of the demo worlds that are there, for example ["avatars-v2"]; a folder of folders of images is none."""
+    found = (path for path in ASSETS.glob("*") if path.is_dir())
+    return sorted(path.name for path in found if all(inside.is_file() for inside in path.iterdir()))
 
 
 def base(world: str) -> str:

@@ -27,7 +27,7 @@ class LoadDemoModel(io.ComfyNode):
                 io.Combo.Input(
                     "weights",
                     options=assets.worlds(),
-                    tooltip="Which checkpoint to load. The planted one generates the same images; each of its ten "
+                    tooltip="Which checkpoint to load. avatars-v2-planted generates the same images; each of its ten "
                     "memorized names acts through 1 to 8 known neurons.",
                 ),
             ],

@@ -134,8 +134,8 @@ SIMILARITY = {
 GENERIC_IMAGES = {
     "id": "generic_images",
     "optional": True,
-    "tooltip": "Images of a generic prompt, such as portrait, from the model without the mask: an image is gone where "
-    "no more is left of it than these have of it.",
+    "tooltip": "Images of a generic prompt, such as portrait, from the model without the mask: the memorized image "
+    "counts as gone where no more of it is left than these happen to show.",
 }
 SSCD_FILE = {
     "id": "sscd_file",

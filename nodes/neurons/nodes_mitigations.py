@@ -249,14 +249,15 @@ class AdversarialUnlearning(io.ComfyNode):
                     "learning_rate",
                     0.004,
                     (0.000001, 1.0, 0.000001),
-                    "Learning rate of AdamW. Higher costs ordinary prompts, and so does more training.",
+                    "Learning rate of AdamW. Higher rates and more steps change ordinary prompts more.",
                 ),
                 int_input("batch_size", 4, (1, 64), "Surrogates per step, and ordinary images per step."),
                 float_input(
                     "keep",
                     2.0,
                     (0.0, 1000.0, 0.1),
-                    "Weight of the ordinary prompts in the loss. Paper: 1; more keeps them, and the image too.",
+                    "Weight of the ordinary prompts in the loss. Paper: 1. More keeps them better, and the memorized "
+                    "image too.",
                 ),
                 int_input(
                     "attack_steps",
@@ -272,14 +273,16 @@ class AdversarialUnlearning(io.ComfyNode):
                     "restart",
                     50,
                     (1, 2000),
-                    "Steps after which an attack starts again at the memorized prompt. Those of the audit: 50.",
+                    "Steps after which an attack starts again at the memorized prompt. Memorization Audit attacks for "
+                    "50.",
                 ),
                 int_input("rank", 8, (1, 128), "The rank of the LoRA layers."),
                 io.String.Input(
                     "layers",
                     default="attn2",
                     tooltip="Comma-separated words: only layers with one of them in their name are trained. attn2: the "
-                    "cross-attention, through which a text acts. Empty trains all, and costs ordinary prompts more.",
+                    "cross-attention, through which a text acts. Empty trains all, which changes ordinary prompts "
+                    "more.",
                 ),
                 int_input("sampling_steps", 20, (1, 200), "Euler steps to generate the image of an ordinary prompt."),
                 float_input("cfg", 7.0, (1.0, 30.0, 0.1), "CFG to generate them."),

@@ -132,9 +132,9 @@ class NemoLocalize(io.ComfyNode):
                     options=Method,
                     default=Method.SEARCH,
                     optional=True,
-                    tooltip="search: the paper's, by z and activation, hundreds of rows of the network. attribution: "
-                    "neurons are ranked by a gradient, and as many taken as are needed; few rows, some of them with "
-                    "gradients.",
+                    tooltip="search: the paper's, by z and activation, with hundreds of evaluations. attribution: "
+                    "neurons are ranked by a gradient, and as many taken as are needed, with few evaluations, some of "
+                    "them with gradients.",
                 ),
                 io.Combo.Input(
                     "ranking",
@@ -152,7 +152,13 @@ class NemoLocalize(io.ComfyNode):
                     "target score. fraction: those of at least a fraction of the largest attribution. gone: as few as "
                     "leave no more of the image than images of the anchor have of it; needs vae.",
                 ),
-                float_input("fraction", 0.3, (0.0, 1.0, 0.01), "For the stopping rule fraction.", optional=True),
+                float_input(
+                    "fraction",
+                    0.3,
+                    (0.0, 1.0, 0.01),
+                    "For the stopping rule fraction: lower takes more neurons.",
+                    optional=True,
+                ),
                 io.String.Input(
                     "anchor",
                     default="",

@@ -88,15 +88,21 @@ class OptimizeNeuronMask(io.ComfyNode):
                     -1.0,
                     (-1.0, 1.0, 0.05),
                     "Smallest factor of a neuron; the largest is 1, which changes nothing. 0: neurons are "
-                    "silenced at most. Below 0 they may be negated: fewer neurons do, at a higher price.",
+                    "silenced at most. Below 0 they may be negated: fewer neurons are enough, and other prompts "
+                    "change more.",
                 ),
                 float_input(
                     "removal",
                     10.0,
                     (0.0, 1000.0, 0.1),
-                    "Weight of what is left of the memorized prompts in the loss. With little of it the image stays.",
+                    "Weight in the loss of what is left of the memorized prompts: raise it where the image stays.",
                 ),
-                float_input("keep", 1.0, (0.0, 1000.0, 0.1), "Weight of what ordinary prompts lose."),
+                float_input(
+                    "keep",
+                    1.0,
+                    (0.0, 1000.0, 0.1),
+                    "Weight in the loss of how far ordinary prompts change: raise it where they change too much.",
+                ),
                 float_input(
                     "sparsity",
                     0.03,
@@ -107,7 +113,7 @@ class OptimizeNeuronMask(io.ComfyNode):
                     "max_neurons",
                     0,
                     (0, 1_000_000),
-                    "At most so many neurons, those of the smallest factors. 0: as many as pay.",
+                    "At most this many neurons, those of the smallest factors. 0: no limit.",
                 ),
                 int_input(
                     "batch_size",

@@ -58,7 +58,8 @@ class CompositionNoise(io.ComfyNode):
                     "strength",
                     0.8,
                     (0.0, 1.0, 0.05),
-                    "How far the band follows the guide. 0: the noise of the seed, bit for bit. 1: the order "
+                    "How strictly the layout follows the guide: begin with 0.8, and lower it where images look alike. "
+                    "0: the noise of the seed, bit for bit. 1: the order "
                     "of the guide alone, the same for all seeds.",
                 ),
                 float_input(

@@ -109,7 +109,7 @@ class W2WInvert(io.ComfyNode):
                     0.0001,
                     (0.0, 10.0, 0.00001),
                     "In a space of W2W Train Space: how much the loss counts the sum of squares of the point's "
-                    "coefficients, which are trained in standard deviations there, at a falling rate. 0: none of this. "
+                    "coefficients, which are trained in standard deviations there, at a falling rate. 0: off. "
                     "Without effect in other spaces.",
                     optional=True,
                 ),
@@ -117,7 +117,7 @@ class W2WInvert(io.ComfyNode):
                     "noise_samples",
                     6,
                     (1, 64),
-                    "In a space of W2W Train Space: noise samples and noise levels of a step. A step takes as "
+                    "In a space of W2W Train Space: noise samples and noise levels of a step. A step takes that "
                     "many times as long. Without effect in other spaces.",
                     optional=True,
                 ),

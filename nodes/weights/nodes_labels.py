@@ -146,8 +146,8 @@ class W2WFitDirections(io.ComfyNode):
                     "method",
                     options=list(directions.FitMethod),
                     default=directions.FitMethod.MOST_RELIABLE,
-                    tooltip="most_reliable: for each direction that of the first three with the highest split-half "
-                    "reliability; in a learned space conditional_difference. least_squares as in the paper, "
+                    tooltip="most_reliable: for each direction, whichever of the first three has the highest "
+                    "split-half reliability; in a learned space conditional_difference. least_squares as in the paper, "
                     "mean_difference of the members with and without, ridge with components and penalty by "
                     "leave-one-out error, or a linear classifier of scikit-learn. conditional_difference: the "
                     "difference of members who differ in this label alone.",

@@ -110,8 +110,9 @@ class W2WEdit(io.ComfyNode):
                     "edits",
                     default="",
                     multiline=True,
-                    tooltip=f"Names and strengths: {named_strengths.EXAMPLE}. Negative strengths reverse the "
-                    "direction; 1 is the largest projection of a member. PC 1 is the first principal component.",
+                    tooltip=f"Names and strengths: {named_strengths.EXAMPLE}. Begin with 0.5: 1 is as strong as the "
+                    "member furthest out, such as the one with the most beard; negative strengths reverse the "
+                    "direction. PC 1 is the first principal component.",
                 ),
                 io.String.Input(**PRESERVED),
                 io.Combo.Input(

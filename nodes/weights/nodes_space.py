@@ -309,7 +309,7 @@ class W2WSaveSpace(io.ComfyNode):
 
 
 class W2WImportRelease(io.ComfyNode):
-    """Kept for workflows of before: W2W Load Space imports too."""
+    """Kept so that older workflows load: W2W Load Space imports too."""
 
     READS: ClassVar = {"folder": _release_stamp}
     WRITES: ClassVar = {"filename": folders.new_space}

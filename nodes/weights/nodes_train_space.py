@@ -15,7 +15,7 @@ from .point_inputs import CATEGORY, PAPER
 
 
 def _rate(name: str, default: float, what: str) -> io.Float.Input:
-    return float_input(name, default, (0.0, 100.0, 0.05), f"Learning rate of {what} as a multiple of learning_rate.")
+    return float_input(name, default, (0.0, 100.0, 0.05), f"Learning rate of {what}, as a multiple of learning_rate.")
 
 
 def _stamp(folder: str) -> str:
@@ -61,7 +61,7 @@ class W2WTrainSpace(io.ComfyNode):
                     default="people",
                     tooltip="Folder in ComfyUI's input or output folder with a folder of images for each person, whose "
                     "name it has. A text file beside an image, of the same name, is its caption. Where an image is "
-                    "transparent its error does not count.",
+                    "transparent, the loss does not count.",
                 ),
                 io.String.Input(
                     "prompt",
@@ -74,7 +74,7 @@ class W2WTrainSpace(io.ComfyNode):
                     "components",
                     64,
                     (1, 1024),
-                    "Numbers of a person's code; the space has as many axes, at most the number of people minus 1.",
+                    "Length of a person's code, and number of axes of the space: at most the number of people minus 1.",
                 ),
                 int_input(
                     "steps",
@@ -94,7 +94,7 @@ class W2WTrainSpace(io.ComfyNode):
                     "images_per_member",
                     3,
                     (1, 64),
-                    "Images of each of them in a step; who has fewer comes with other noise.",
+                    "Images of each person in a step; where there are fewer, they come again with other noise.",
                 ),
                 int_input(
                     "batch_size",
@@ -107,7 +107,7 @@ class W2WTrainSpace(io.ComfyNode):
                     "resolution",
                     512,
                     (64, 4096, 8),
-                    "Images are resized to sizes of this square's area, each to that of the nearest shape, and "
+                    "Images are resized to this square's area at the nearest aspect ratio, and "
                     "cropped: 512 for SD1.5, 1024 for SDXL, SD3 and Flux, 128 for the demo model.",
                 ),
                 seed("Seed of the start, the order of people and images, noise and noise levels."),
@@ -118,7 +118,7 @@ class W2WTrainSpace(io.ComfyNode):
                     "as attn2, or to_q, to_k, to_v. Empty: queries and values of attention, as in the paper.",
                 ),
                 _rate("code_rate", 7.5, "the codes"),
-                _rate("projection_rate", 0.75, "the shared projections; 0 keeps them as drawn"),
+                _rate("projection_rate", 0.75, "the shared projections (0 leaves them as drawn)"),
                 float_input(
                     "prior",
                     0.0,
@@ -131,7 +131,7 @@ class W2WTrainSpace(io.ComfyNode):
                     0.85,
                     (0.01, 1.0, 0.01),
                     "Noise levels are drawn from the start of the sampling range (0, pure noise) up to here: "
-                    "who is seen is settled before.",
+                    "by then it is settled who is seen.",
                 ),
                 float_input(
                     "caption_dropout", 0.0, (0.0, 1.0, 0.01), "How often a caption is replaced by an empty prompt."

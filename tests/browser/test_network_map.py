@@ -11,11 +11,25 @@ from tools.workflows.canvas import make
 pytestmark = canvas_page.EACH_RENDERER
 
 _NODE, _LIST = "GBX_ActivationCatalog", "custom_ids"
+_MANY = 1000
 _WIDTHS = itertools.count(256, 8)
 _EXECUTED = """([type, output]) => {
     const node = String(app.graph.nodes.find(node => node.type === type).id)
     const detail = { node, display_node: node, output, prompt_id: "a run" }
     window.comfyAPI.api.api.dispatchEvent(new CustomEvent("executed", { detail }))
+}"""
+
+# Counts from here on how often the text of IDs is written, and how often a box is.
+_COUNT = """type => {
+    window.counted = [0, 0]
+    const widget = app.graph.nodes.find(node => node.type === type).widgets.find(({ name }) => name === "ids")
+    const { callback } = widget
+    widget.callback = function () {
+        window.counted[0]++
+        return callback?.apply(this, arguments)
+    }
+    new MutationObserver(changes => { window.counted[1] += changes.length }).observe(
+        document.querySelector(".glassbox-net"), { subtree: true, attributeFilter: ["aria-selected"] })
 }"""
 
 
@@ -156,6 +170,30 @@ def test_a_transformer_is_drawn_as_its_blocks(canvas, network):
     canvas.set(_NODE, "preset", "paper_pool")
     expect(network.get_by_role("status")).to_have_text("The paper has no pool for this network.")
     assert canvas.errors == []
+
+
+def test_a_thousand_boxes_are_written_once_each(canvas, network):
+    """And their text as often as that of one: counted while they are selected and taken back."""
+    ids = [f"vit-block0-{number}" for number in range(_MANY)]
+    outline = {
+        "architecture": None,
+        "activations": [[id_, 128, 2, ""] for id_ in ids],
+        "groups": [{"place": "vit-block0", "members": list(range(_MANY))}],
+        "presets": {"recommended": [0]},
+    }
+    canvas.page.evaluate(_EXECUTED, [_NODE, {"glassbox_network": [outline]}])
+    expect(network.locator(".glassbox-box[data-id]")).to_have_count(_MANY)
+    canvas.set(_NODE, "preset", _LIST)
+    canvas.set(_NODE, "ids", "")
+    canvas.page.evaluate(_COUNT, _NODE)
+    counts = []
+    one, all_ = _box(network, ids[7]), network.get_by_text("0", exact=True)
+    for clicked, chosen in ((one, 1), (all_, _MANY), (all_, 0)):
+        clicked.click()
+        expect(_chosen(network)).to_have_count(chosen)
+        counts.append(canvas.page.evaluate("() => window.counted.splice(0, 2, 0, 0)"))
+    assert counts == [[2, 1], [2, _MANY - 1], [2, _MANY]]  # the front end calls back twice for a text
+    assert _queued(canvas) == (_LIST, [])
 
 
 def test_in_a_subgraph_the_model_comes_from_outside(canvas, network):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import subprocess
 import sys
@@ -63,8 +64,10 @@ def _command(arguments: argparse.Namespace, comfyui: Path) -> int:
     """Run a command inside the environment; each module is imported only where it is needed."""
     match arguments.command:
         case "demo":
-            from . import demo
+            from . import demo, screenshots
 
+            settings = screenshots.settings_of(arguments.theme, arguments.locale)
+            paired = functools.partial(screenshots.paired, newest=arguments.newest_front_end)
             return demo.run(
                 comfyui,
                 arguments.only,
@@ -74,7 +77,7 @@ def _command(arguments: argparse.Namespace, comfyui: Path) -> int:
                 arguments.keep_open,
                 arguments.screenshots,
                 arguments.newest_front_end,
-                {"Comfy.ColorPalette": arguments.theme, "Comfy.Locale": arguments.locale},
+                paired if arguments.pairs else lambda *_: settings,
             )
         case "serve":
             from . import serve
@@ -122,6 +125,11 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     demo.add_argument("--locale", choices=("en", "zh"), default="en", help="of the screenshots (default: en)")
     demo.add_argument(
         "--newest-front-end", action="store_true", help="use the newest front end that is tested, not ComfyUI's own"
+    )
+    demo.add_argument(
+        "--pairs",
+        action="store_true",
+        help="take themes and languages in turns: both front ends then show all pairs of them with the renderers",
     )
     demo.add_argument("--keep-open", action="store_true", help="keep the canvas open afterwards")
     serve = commands.add_parser("serve", help="open the canvas with the pack in a browser")

@@ -8,7 +8,7 @@ import itertools
 import json
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from .errors import LaunchError
 from .server import Server
 
 _SHEET, _SCREENSHOTS = "contact_sheet.png", "screenshots"
-_UNTITLED = ("Save Image", "Preview Image")
+_UNTITLED = ("Save Image", "Preview Image", "SaveAnimatedWEBP")
 _LISTED = 2  # so many file names fit into a line of the table
 _IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".gif"}
 
@@ -49,14 +49,14 @@ def run(
     keep_open: bool,
     with_screenshots: bool = False,
     newest: bool = False,
-    canvas: dict | None = None,
+    canvas: Callable[[str, int], dict] = lambda renderer, number: {},
 ) -> int:
     """Run the demo workflows, save what they make in `out`, and return 1 if one of them failed.
 
     `everything`: with those that the template browser does not show.
 
-    `with_screenshots` also saves a screenshot of every workflow, or of the chosen one, on a canvas with some settings;
-    `newest`: of the newest front end that is tested.
+    `with_screenshots` also saves a screenshot of every workflow, or of the chosen one, on a canvas with the settings
+    that `canvas` gives for a renderer and the workflow's number; `newest`: of the newest front end that is tested.
     """
     chosen = choose(only, everything)
     out.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -87,10 +88,11 @@ CLOSE_UPS = (
 class Camera:
     """Saves screenshots in a folder, from a thread of its own: Playwright must stay in the thread that started it.
 
-    ``settings``: of the front end. ``taken``: the names of workflows, each with its images.
+    ``settings``: those of the front end for a renderer and the number of the workflow. ``taken``: the names of
+    workflows, each with its images.
     """
 
-    def __init__(self, out: Path, settings: dict | None = None):
+    def __init__(self, out: Path, settings: Callable[[str, int], dict] = lambda renderer, number: {}):
         self.out, self.settings, self.taken = out, settings, []
         self._stack, self._thread = ExitStack(), ThreadPoolExecutor(1)
         self._browser, self._canvases = None, {}
@@ -128,10 +130,27 @@ class Camera:
         return target
 
     def _canvas(self, url: str, renderer: str) -> canvas.Canvas:
-        """The renderer's page, opened once for all workflows."""
-        if (url, renderer) not in self._canvases:
-            self._canvases[url, renderer] = open_bare(self._browser, url, RENDERERS[renderer], self.settings)
-        return self._canvases[url, renderer]
+        """The renderer's page with its settings, opened once for all workflows that have the same."""
+        settings = self.settings(renderer, len(self.taken))
+        key = url, renderer, *settings.values()
+        if key not in self._canvases:
+            self._canvases[key] = open_bare(self._browser, url, RENDERERS[renderer], settings)
+        return self._canvases[key]
+
+
+def settings_of(theme: str, locale: str) -> dict:
+    """The front end's settings for a theme (dark or light) and a language."""
+    return {"Comfy.ColorPalette": theme, "Comfy.Locale": locale}
+
+
+def paired(renderer: str, number: int, newest: bool) -> dict:
+    """Settings for the workflow of a number, so that few screenshots show all pairs.
+
+    Of each workflow, its two renderers on both front ends show every pair of renderer, front end and theme; of two that
+    follow each other, every pair of these with a language too.
+    """
+    dark = RENDERERS[renderer] == newest
+    return settings_of("dark" if dark else "light", "zh" if dark != bool(number % 2) else "en")
 
 
 def whole(opened: canvas.Canvas, target: Path) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .activations import CAPTION, CUSTOM_IDS, PAPER, PHOTO, SD15, SDXL, face, save, tap, tapped_images
 from .authoring import Output, Workflow
-from .front import for_generating, prepare, show
+from .front import for_generating, labeled, prepare, show
 from .sampling import empty_latent, encode, sampler_of
 
 _PARTS = ("hair", "skin", "clothing")
@@ -18,24 +18,24 @@ _HORSE = "a photo of a horse on a beach, blue sky"
 def demo_activations_clusters(w: Workflow) -> None:
     w.note(
         "Segmentation without training",
-        f"**Activation Clusters** segments six faces by their activations, without training ({PAPER}).",
+        f"**Activation Clusters** segments four faces by their activations, without training ({PAPER}).",
         "**A color** is the same cluster in every face. There is one mask per cluster and face.",
         "**Try** more clusters, or IDs of a finer level for finer borders.",
     )
-    model, vae, images, _, positive = tapped_images(w, 6)
+    model, vae, images, _, positive = tapped_images(w, 4)
     w.group("Tap")
     tapped, _ = w.add("GBX_LayerActivationTap", model=model, positive=positive, image=images, vae=vae, noise_samples=4)
     w.group("Cluster")
-    figure, masks = w.add("GBX_ActivationClusters", activations=tapped, image=images, clusters=6)
-    save(w, figure, "activation_clusters", "One color per cluster")
-    save(w, w.add("MaskToImage", mask=masks), "activation_cluster_masks", "The masks")
+    figure, _ = w.add("GBX_ActivationClusters", activations=tapped, image=images, clusters=6)
+    save(w, _above(w, images, figure, 4, "clusters"), "activation_clusters", "Faces and clusters")
 
 
 def demo_activations_few_shot_segmentation(w: Workflow) -> None:
     w.note(
         "Learn parts from twenty images",
         f"**Train Few-Shot Segmenter** learns hair, skin and clothing from twenty faces with masks ({PAPER}).",
-        "**Few-Shot Segmenter** finds them in four others. Uncertainty is bright where its ten networks disagree.",
+        "**Few-Shot Segmenter** finds them in four others. Its output uncertainty is high where its ten networks "
+        "disagree.",
         "**Try** fewer images, the preset recommended (selected for correspondence), or more epochs.",
     )
     w.group("Model and images")
@@ -48,7 +48,7 @@ def demo_activations_few_shot_segmentation(w: Workflow) -> None:
     tapped = [tap(w, image, noise_samples=2, **given) for image in (faces[0][0], others)]
     w.group("Train and apply")
     masks = [mask for _, mask, _ in faces]
-    _train_and_apply(w, tapped[0], masks, tapped[1], others, resolution=32, epochs=3)
+    _train_and_apply(w, tapped[0], masks, tapped[1], others, resolution=64, epochs=8, count=4)
 
 
 def demo_activations_token_heat_map(w: Workflow) -> None:
@@ -119,7 +119,7 @@ def sd15_activations_few_shot_segmentation(w: Workflow) -> None:
     w.group("Tap")
     tapped = [tap(w, image, model=model, positive=positive, vae=vae) for image in (known, unknown)]
     w.group("Train and apply")
-    _train_and_apply(w, tapped[0], masks, tapped[1], unknown, resolution=64, epochs=100)
+    _train_and_apply(w, tapped[0], masks, tapped[1], unknown, resolution=64, epochs=100, count=1)
 
 
 def flux_activations_tap_and_pca(w: Workflow) -> None:
@@ -162,7 +162,14 @@ def _flux(w: Workflow) -> tuple[Output, Output, Output]:
 
 
 def _train_and_apply(
-    w: Workflow, known: Output, masks: list[Output], unknown: Output, images: Output, resolution: int, epochs: int
+    w: Workflow,
+    known: Output,
+    masks: list[Output],
+    unknown: Output,
+    images: Output,
+    resolution: int,
+    epochs: int,
+    count: int,
 ) -> None:
     parts = {f"part_{number}": mask for number, mask in enumerate(masks, 1)}
     segmenter, report = w.add(
@@ -173,11 +180,21 @@ def _train_and_apply(
         epochs=epochs,
         **parts,
     )
-    figure, _, uncertainty, _ = w.add("GBX_FewShotSegmenter", segmenter=segmenter, activations=unknown, image=images)
+    figure, *_ = w.add("GBX_FewShotSegmenter", segmenter=segmenter, activations=unknown, image=images)
     w.group("Parts")
-    save(w, figure, "few_shot_parts", "Predicted parts")
-    save(w, w.add("MaskToImage", mask=uncertainty), "few_shot_uncertainty", "Uncertainty")
+    save(w, _above(w, images, figure, count, "/".join(_PARTS)), "few_shot_parts", "Predicted parts")
     w.add("PreviewAny", source=report, node_title="IoU on the training images")
+
+
+def _above(w: Workflow, images: Output, figure: Output, count: int, what: str) -> Output:
+    """A sheet with some images above what a figure shows of each."""
+
+    def sheet(w: Workflow, images: Output, figure: Output) -> Output:
+        enlarged = w.add("ImageScale", image=images, upscale_method="bicubic", width=512, height=512, crop="disabled")
+        labels = [f"face {number}, {row}" for row in ("image", what) for number in range(1, count + 1)]
+        return labeled(w, [enlarged, figure], labels, count, 256)
+
+    return w.subgraph("On one sheet", sheet, images=images, figure=figure)
 
 
 def _checkpoint_words(w: Workflow, checkpoint: str, side: int) -> None:

@@ -128,7 +128,7 @@ def demo_activations_patching(w: Workflow) -> None:
         node_size=(290, 332),
     )
     source, image, latent, negative, positive = _run(w, recording_model, clip, vae, _WITH, 128, 4, 8, 3.0)
-    save(w, image, "patching_source", "Recorded run")
+    save(w, image, "patching_source", "First run")
     w.group("Patched run")
     patched, _ = w.add("GBX_ActivationPatching", model=model, recording=recording, latent=source, ids=_CARRIER)
     without = w.add("CLIPTextEncode", clip=clip, text=_WITHOUT, node_title="Without sunglasses")
@@ -141,7 +141,7 @@ def demo_activations_patching(w: Workflow) -> None:
     given = {"positive": without, "negative": negative, "latent_image": latent, "vae": vae}
     images = w.subgraph("Generate both", both, plain=model, patched=patched, **given, seed=0, steps=8, cfg=3.0)
     for name, image in zip(("plain", "patched"), images, strict=True):
-        save(w, image, f"patching_{name}", f"Second run, {name}")
+        save(w, image, f"patching_{name}", f"Second, {name}")
     w.group("Which activation carries it")
     two = w.add("EmptyLatentImage", width=128, height=128, batch_size=2)
     figure, network, *_ = w.add(

@@ -8,7 +8,7 @@ from .sampling import empty_latent, encode, generate, generate_each, sample, sam
 
 _PAPER = "arXiv 2411.03177"
 _FACE = "portrait, light skin, long red hair, shaven, sunglasses, blue hoodie, smiling, striped green background"
-_OTHER = "portrait, black skin, short black hair, shaven, round glasses, red sweater, serious, plain yellow background"
+_OTHER = "portrait, light skin, short black hair, shaven, round glasses, red sweater, serious, plain yellow background"
 _SHORT = "portrait, light skin, black afro, sunglasses"
 _PHOTO = "a photo of a lighthouse on a cliff, evening light"
 _NEGATIVE = "Negative prompt (empty)"
@@ -130,7 +130,7 @@ def demo_conditioning_resolution_rescale(w: Workflow) -> None:
     larger = w.add("ImageScale", image=faces, upscale_method="bicubic", width=192, height=192, crop="disabled")
     latent = w.add("VAEEncode", pixels=larger, vae=vae)
     higher, _ = w.add("GBX_PositionalResample", model=model)
-    _rescaled(w, higher, prompts, vae, 192, "1.5 times", cfg=3.0, steps=20, latent=latent, denoise=0.6)
+    _rescaled(w, higher, prompts, vae, 192, "1.5 times", cfg=3.0, steps=20, latent=latent, before=larger, denoise=0.6)
 
 
 def sd15_conditioning_resolution_rescale(w: Workflow) -> None:
@@ -219,7 +219,7 @@ def _size_sweep(w: Workflow, model, clip, vae, text: str, side: int, sizes: tupl
     w.group("Gate")
     sigmas = w.add("BasicScheduler", model=model, scheduler="normal", steps=steps)
     gated, figure, _ = w.add("GBX_MetadataSchedule", model=model, sigmas=sigmas)
-    latent = w.add("EmptyLatentImage", width=side, height=side, batch_size=2)
+    latent = empty_latent(w, side, 1)
     w.group("Original sizes")
 
     def inside(w: Workflow, model, gated, positive, original_size, **given: Output) -> dict[str, Output]:
@@ -238,8 +238,17 @@ def _size_sweep(w: Workflow, model, clip, vae, text: str, side: int, sizes: tupl
         ),
         strict=True,
     )
-    for images, name in zip(rows, ("Stock", "Gated"), strict=True):
-        _save(w, _row(w, images), f"size_sweep_{name.lower()}", f"{name}: {', '.join(map(str, sizes))}")
+    labels = [f"size {size}, {name}" for name in ("stock", "gated") for size in sizes]
+
+    def sheet(w: Workflow, **images: Output) -> Output:
+        return labeled(w, list(images.values()), labels, len(sizes), max(side, 256))
+
+    shown = {
+        f"{name}_{size}": image
+        for name, row in zip(("stock", "gated"), rows, strict=True)
+        for size, image in zip(sizes, row, strict=True)
+    }
+    _save(w, w.subgraph("On one sheet", sheet, **shown), "size_sweep", "Stock and gated")
     w.group("Size metadata at each step")
     _save(w, figure, "size_gate", "The gate")
     metadata, _ = w.add(
@@ -331,18 +340,35 @@ def _checkpoint_rescale(w: Workflow, family: str, checkpoint: str, side: int, ti
 
 
 def _rescaled(
-    w: Workflow, model, prompts, vae, side: int, times: str, cfg: float, steps: int, moved=None, latent=None, **given
+    w: Workflow,
+    model,
+    prompts,
+    vae,
+    side: int,
+    times: str,
+    cfg: float,
+    steps: int,
+    moved=None,
+    latent=None,
+    before=None,
+    **given,
 ) -> None:
     """The same noise with and without rescaling; `moved` is what is rescaled, if not the model itself.
 
-    It begins with `latent`, if not with an empty one; `given` goes to the sampler.
+    It begins with `latent`, that of the two images `before`, if not with an empty one; `given` goes to the sampler.
     """
     w.group(f"At {side}, {times} the trained size")
     latent = latent or empty_latent(w, side, 1)
     rescaled, _, figure, report, _ = w.add("GBX_ResolutionNoiseRescale", model=moved or model, latent=latent)
+    images = {"image": before} if before else {}
     for patched, name in ((model, "stock"), (rescaled, "rescaled")):
-        image = _sampled(w, patched, *prompts, latent, vae, name, cfg, steps, **given)
-        _save(w, image, f"size_{side}_{name.replace(' ', '_')}", f"{side} pixels, {name}")
+        images[name] = _sampled(w, patched, *prompts, latent, vae, name, cfg, steps, **given)
+    labels = [f"face {number}, {name}" for name in images for number in (1, 2)] if before else list(images)
+
+    def sheet(w: Workflow, **images: Output) -> Output:
+        return labeled(w, list(images.values()), labels, 2, min(max(side, 256), 1024))
+
+    _save(w, w.subgraph("On one sheet", sheet, **images), f"size_{side}", f"{side} pixels, stock and rescaled")
     _save(w, figure, f"size_{side}_noise", "Noise before and after")
     w.add("PreviewAny", source=report, node_title="Report")
 
@@ -386,16 +412,6 @@ def _sampled(
 ) -> Output:
     numbers = {"seed": 7, "steps": steps, "cfg": cfg, **given}
     return generate(w, model, positive, negative, latent, vae, what=what, sampler=sampler_of(w), **numbers)
-
-
-def _row(w: Workflow, images: list[Output]) -> Output:
-    def joined(w: Workflow, **images: Output) -> Output:
-        first, *others = images.values()
-        for image in others:
-            first = w.add("ImageBatch", image1=first, image2=image)
-        return first
-
-    return w.subgraph("Images in a row", joined, **{f"image_{number}": one for number, one in enumerate(images, 1)})
 
 
 def _save(w: Workflow, image: Output, name: str, title: str) -> None:

@@ -433,4 +433,6 @@ def _side_by_side(
     w.add("SaveImage", images=figure, filename_prefix="glassbox/train_losses", node_title="Losses of both")
     for mode, title in (("pool", "Immiscible noise"), ("off", "Noise as drawn")):
         samples = shown[mode][1]
-        w.add("SaveImage", images=samples, filename_prefix=f"glassbox/train_{mode}", node_title=f"Samples: {title}")
+        w.add(
+            "SaveImage", images=samples, filename_prefix=f"glassbox/train_{mode}", node_title=f"{title}: before, after"
+        )

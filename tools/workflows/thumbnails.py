@@ -31,9 +31,10 @@ _TWINS = {
 }
 #: Numbers of the images to show, where the first ones would not show what a workflow is about.
 _CHOSEN = {
+    "demo_activations_clusters": (1,),
     "demo_activations_compare": (1,),
     "demo_activations_edit_late_by_words": (1, 3, 5, 2, 4, 6),
-    "demo_activations_patching": (1, 2, 3, 5, 6, 7, 9, 10, 11),
+    "demo_activations_patching": (1, 5, 9, 2, 6, 10),
     "demo_activations_point_similarity": (9, 10, 13, 14, 21, 22),
     "demo_activations_record": (1, 5, 9, 2, 6, 10),
     "demo_activations_score": (1, 2),
@@ -44,7 +45,8 @@ _CHOSEN = {
     "demo_activations_token_heat_map": (1,),
     "demo_conditioning_guider_grid": (1, 3, 5, 2, 4, 6),
     "demo_conditioning_replicate_padding": (1, 3, 5, 7),
-    "demo_conditioning_size_sweep": (1, 3, 5, 7, 9, 11),
+    "demo_conditioning_resolution_rescale": (1,),
+    "demo_conditioning_size_sweep": (1,),
     "demo_neurons_baselines": (1, 3, 5, 7, 9),
     "demo_neurons_concept": (1, 2, 3, 9, 10, 11),
     "demo_neurons_find_and_mask": (1,),
@@ -52,8 +54,10 @@ _CHOSEN = {
     "demo_neurons_unlearning": (1, 5, 7, 13, 9, 10),
     "demo_noise_from_scratch": (1, 2),
     "demo_noise_portrait_desk": (2,),
+    "demo_noise_train_lora": (2, 3, 4, 5),
     "demo_weights_label_members": (1, 2, 3, 4, 41, 42),
     "demo_weights_sweep": (1,),
+    "demo_weights_train_space": (4,),
 }
 
 

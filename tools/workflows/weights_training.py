@@ -1,6 +1,7 @@
 """The workflows of W2W Train Space: a space from folders of images."""
 
 from .authoring import Output, Workflow
+from .front import labeled
 from .sampling import empty_latent, encode, generate
 from .weights import PAPER, Demo
 
@@ -33,12 +34,12 @@ def demo_weights_train_space(w: Workflow) -> None:
         "**Sixteen people**, a folder of five images each, become a space in one training: everybody shares what is "
         "trained but a code of sixteen numbers (W2W Train Space; the joint training is Glassbox's own). Captions say "
         "what varies in an image, and nothing of who it is.",
-        "**Then it is a space like any other**: here one of the sixteen, and a sampled person. The report says "
-        "how much the codes say of who it is.",
+        "**Then it is a space like any other**: here one of the sixteen, the same moved by a slider, and a sampled "
+        "person. The report says how much the codes say of who it is.",
         "**With your own**: a folder in ComfyUI's input folder, in it a folder of images for each person. Use images "
         "of people who have agreed to it.",
-        "**Open** Train a space for its curve, Finish now and every setting. **Try** more steps; other people; W2W "
-        "Edit with `PC 1: 1`; W2W To LoRA.",
+        "**Open** Train a space for its curve, Finish now and every setting. **Try** more steps; other people; other "
+        "sliders of W2W Edit; W2W To LoRA.",
     )
     demo = Demo(w, with_space=False)
     w.group("Training")
@@ -55,15 +56,22 @@ def demo_weights_train_space(w: Workflow) -> None:
     )
     w.add("PreviewAny", source=report, node_title="Report")
     demo.save(previews, "learned_previews", "Two people and a sampled point")
-    w.group("People of the space")
+    w.group("A slider of the space")
     person, _, _ = w.add(
         "GBX_W2WSample", space=space, source="member", member_name="person_03", node_title="One of the sixteen"
     )
-    demo.save(demo.image(person, what="one of the sixteen"), "learned_person", "One of the sixteen")
+    edited, _ = w.add("GBX_W2WEdit", point=person, edits="PC 2: 1")
     sampled, _, _ = w.add(
         "GBX_W2WSample", space=space, seed=4, components=15, spread=0.8, node_title="A sampled person"
     )
-    demo.save(demo.image(sampled, what="a sampled person"), "learned_sampled", "A sampled person")
+    images = demo.images(person=person, edited=edited, sampled=sampled)
+
+    def sheet(w: Workflow, **images: Output) -> Output:
+        return labeled(w, list(images.values()), ("one of the sixteen", "PC 2: 1", "a sampled person"), 3, 320)
+
+    names = ("person", "edited", "sampled")
+    shown = w.subgraph("On one sheet", sheet, **dict(zip(names, images, strict=True)))
+    demo.save(shown, "learned_people", "People of the space")
 
 
 def sdxl_weights_train_space(w: Workflow) -> None:

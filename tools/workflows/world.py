@@ -2,7 +2,8 @@
 
 from .authoring import Workflow
 
-_CAPTION = "portrait, light skin, long red hair, shaven, sunglasses, smiling, blue hoodie, striped green background"
+_CAPTION = "portrait, long red hair, sunglasses, smiling"
+_SEEDS = "\n".join(f"noise {number}" for number in range(1, 5))
 _OTHER = "portrait, light skin, short black hair, majestic beard, sunglasses, white shirt, plain blue background"
 
 
@@ -17,7 +18,8 @@ def demo_world_text_to_image(w: Workflow) -> None:
     w.group("Model")
     model, clip, vae = w.add("GBX_LoadDemoModel")
     w.group("Caption and size")
-    positive = w.add("CLIPTextEncode", clip=clip, text=_CAPTION, node_title="Caption")
+    caption = w.add("PrimitiveStringMultiline", value=_CAPTION, node_title="Caption")
+    positive = w.add("CLIPTextEncode", clip=clip, text=caption, node_title="Caption, encoded")
     negative = w.add("CLIPTextEncode", clip=clip, text="", node_title="Negative caption (empty)")
     latent = w.add("EmptyLatentImage", width=128, height=128, batch_size=4)
     w.group("Sampling")
@@ -34,7 +36,8 @@ def demo_world_text_to_image(w: Workflow) -> None:
         scheduler="normal",
     )
     image = w.add("VAEDecode", samples=samples, vae=vae)
-    w.add("SaveImage", images=image, filename_prefix="glassbox/text_to_image")
+    sheet, _ = w.add("GBX_W2WSheet", images=image, columns=2, title=caption, label_text=_SEEDS, image_width=384)
+    w.add("SaveImage", images=sheet, filename_prefix="glassbox/text_to_image", node_title="Four faces")
 
 
 def demo_world_image_to_image(w: Workflow) -> None:

@@ -121,7 +121,8 @@ class NetworkMap {
     const { chosen, problem } = this.chosen();
     const locked = this.locked;
     for (const [index, element] of this.boxes.entries()) {
-      element.setAttribute("aria-selected", chosen.has(this.names[index]));
+      const selected = String(chosen.has(this.names[index]));
+      if (element.getAttribute("aria-selected") !== selected) element.setAttribute("aria-selected", selected);
     }
     this.map.setAttribute("aria-disabled", locked);
     this.problem = locked ? say("Set by a connection.") : problem;

@@ -51,3 +51,10 @@ def test_rows_are_added():
     changed[0] += rows[1]
     assert torch.equal(weights["conv.weight"], whole) and torch.equal(weights["to_v.weight"], changed)
     assert torch.equal(weights["other.weight"], before["other.weight"])
+
+
+def test_the_shipped_worlds_can_be_loaded():
+    """The people's folders of images are beside them, and no world."""
+    assert assets.worlds() == ["avatars-v2", "avatars-v2-planted"]
+    for world in assets.worlds():
+        assert assets.read(world, "text") and assets.captions(world)

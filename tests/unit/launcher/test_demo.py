@@ -10,7 +10,7 @@ import urllib.request
 import pytest
 from PIL import Image
 
-from tools.launcher import demo, environment, paths, workflow
+from tools.launcher import cli, demo, environment, paths, workflow
 from tools.launcher.errors import LaunchError
 from tools.launcher.server import Server
 
@@ -94,13 +94,29 @@ def test_screenshots_are_of_the_chosen_front_end_theme_and_language(workflows, s
 
     monkeypatch.setattr(demo.screenshots, "Camera", taking)
     monkeypatch.setattr(demo, "Server", start)
-    settings, out = {"Comfy.Locale": "zh"}, tmp_path / "out"
-    assert (
-        demo.run(stand_in, "c", False, out, None, keep_open=False, with_screenshots=True, newest=True, canvas=settings)
-        == 0
-    )
-    assert cameras[0].settings == settings
+    out, given = tmp_path / "out", ["demo", "--only", "c", "--screenshots", "--newest-front-end", "--out"]
+    for chosen in (["--locale", "zh"], ["--pairs"]):
+        assert cli._command(cli._parse([*given, str(out), *chosen]), stand_in) == 0
+    fixed, paired = cameras[0].settings, cameras[1].settings
+    assert fixed("classic", 0) == fixed("nodes2", 1) == {"Comfy.ColorPalette": "dark", "Comfy.Locale": "zh"}
+    assert paired("nodes2", 0) == {"Comfy.ColorPalette": "dark", "Comfy.Locale": "zh"}
     assert started[0][-2:] == ("--front-end-root", str(tmp_path / "front end"))
+
+
+def test_paired_screenshots_show_all_pairs():
+    """Of a workflow, those of renderer, front end and theme; of two workflows those of a language with each of them."""
+    seen = {
+        number: [
+            (renderer, newest, *demo.screenshots.paired(renderer, number, newest).values())
+            for renderer in ("classic", "nodes2")
+            for newest in (False, True)
+        ]
+        for number in (4, 5)
+    }
+    for one in seen.values():
+        assert all(len({(look[a], look[b]) for look in one}) == 4 for a, b in ((0, 1), (0, 2), (1, 2)))
+    together = seen[4] + seen[5]
+    assert all(len({(look[a], look[3]) for look in together}) == 4 for a in range(3))
 
 
 def test_kept_open_the_canvas_stays_until_ctrl_c(workflows, stand_in, tmp_path, monkeypatch, capsys):
