@@ -49,6 +49,7 @@ def _opens(canvas, path, object_info):
     canvas.load(saved)
     assert canvas.missing() == []
     assert canvas.overlaps() == []
+    assert canvas.outgrown() == []
     assert canvas.errors == []
     again = canvas.saved()
     assert _values(again) == _values(saved, object_info)

@@ -26,7 +26,7 @@ _TEN = {
     "demo_noise_seed_scout": "GBX_SeedScout",
     "demo_activations_edit_image_by_words": "GBX_EditByWords",
 }
-_EMPTY = (1500, 900)  # a place of the page without nodes while one is looked at
+_BESIDE = (1000, 940)  # a place of the page where a copy is pasted
 _BYPASSED = 4
 # The middle of a node's title on the page.
 _TITLE = """type => {
@@ -65,7 +65,7 @@ def test_bypass_copy_move_subgraph_and_undo(canvas, name):
     assert press("Control+b") == [1, _BYPASSED, start[2]]
     assert press("Control+b") == start
     press("Control+c")
-    canvas.page.mouse.move(*_EMPTY)
+    canvas.page.mouse.move(*_BESIDE)
     assert press("Control+v")[0] == 2
     assert press("Control+z") == start
     x, y = canvas.page.evaluate(_TITLE, type_)
@@ -101,7 +101,6 @@ def test_saved_loaded_and_dropped_as_an_image(canvas, name):
 
 
 def _click_title(canvas, type_: str) -> None:
-    canvas.page.mouse.click(*_EMPTY)
     canvas.page.mouse.click(*canvas.page.evaluate(_TITLE, type_))
     canvas.pause()
 

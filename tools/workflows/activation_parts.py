@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .activations import CAPTION, CUSTOM_IDS, PAPER, PHOTO, SD15, SDXL, face, save, tap, tapped_images
 from .authoring import Output, Workflow
-from .front import for_generating, labeled, prepare, show
+from .front import for_generating, prepare, rows, shape_of, show
 from .sampling import empty_latent, encode, sampler_of
 
 _PARTS = ("hair", "skin", "clothing")
@@ -27,7 +27,14 @@ def demo_activations_clusters(w: Workflow) -> None:
     tapped, _ = w.add("GBX_LayerActivationTap", model=model, positive=positive, image=images, vae=vae, noise_samples=4)
     w.group("Cluster")
     figure, _ = w.add("GBX_ActivationClusters", activations=tapped, image=images, clusters=6)
-    save(w, _above(w, images, figure, 4, "clusters"), "activation_clusters", "Faces and clusters")
+    show(
+        w,
+        rows(w, images, 4, {"clusters": figure}),
+        "activation_clusters",
+        "Faces and clusters",
+        shape_of(4, 2, 256, True),
+        480,
+    )
 
 
 def demo_activations_few_shot_segmentation(w: Workflow) -> None:
@@ -182,19 +189,8 @@ def _train_and_apply(
     )
     figure, *_ = w.add("GBX_FewShotSegmenter", segmenter=segmenter, activations=unknown, image=images)
     w.group("Parts")
-    save(w, _above(w, images, figure, count, "/".join(_PARTS)), "few_shot_parts", "Predicted parts")
+    save(w, rows(w, images, count, {"/".join(_PARTS): figure}), "few_shot_parts", "Predicted parts")
     w.add("PreviewAny", source=report, node_title="IoU on the training images")
-
-
-def _above(w: Workflow, images: Output, figure: Output, count: int, what: str) -> Output:
-    """A sheet with some images above what a figure shows of each."""
-
-    def sheet(w: Workflow, images: Output, figure: Output) -> Output:
-        enlarged = w.add("ImageScale", image=images, upscale_method="bicubic", width=512, height=512, crop="disabled")
-        labels = [f"face {number}, {row}" for row in ("image", what) for number in range(1, count + 1)]
-        return labeled(w, [enlarged, figure], labels, count, 256)
-
-    return w.subgraph("On one sheet", sheet, images=images, figure=figure)
 
 
 def _checkpoint_words(w: Workflow, checkpoint: str, side: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .authoring import Output, Workflow
-from .front import prepare, show
+from .front import prepare, rows, show
 from .sampling import encode, sampler_of
 
 CAPTION = "portrait, light skin, long red hair, shaven, sunglasses, blue hoodie, smiling, striped green background"
@@ -11,6 +11,7 @@ PAPER = "arXiv 2410.03558"
 PHOTO = "a cartoon portrait"
 SD15, SDXL = "v1-5-pruned-emaonly-fp16.safetensors", "sd_xl_base_1.0.safetensors"
 CUSTOM_IDS = "custom_ids"
+_LAID_OVER = 0.65  # opacity of colors over the image that they are of
 
 
 def demo_activations_tap_and_pca(w: Workflow) -> None:
@@ -36,7 +37,8 @@ def demo_activations_tap_and_pca(w: Workflow) -> None:
     figure = w.add("GBX_ActivationCatalog", model=model, width=128, height=128)[0]
     w.group("Visualize")
     colors = w.add("GBX_ActivationPicture", activations=best, size=256)
-    save(w, colors, "activation_colors", "Principal components")
+    laid = rows(w, images, 6, {"activations": colors}, _LAID_OVER)
+    save(w, laid, "activation_colors", "Principal components")
     save(w, sheet, "activation_sheet", "One level in forward order")
     save(w, figure, "activation_map", "The network")
     w.add("PreviewAny", source=report, node_title="Selected")
@@ -109,8 +111,8 @@ def demo_activations_record(w: Workflow) -> None:
     recording_model, recording = w.add("GBX_ActivationRecorder", model=model, recorded_steps="10%, last")
     w.group("Sampling")
     samples, image = _sample(w, recording_model, clip, vae, CAPTION, 128, count=4)
-    late = _read_two(w, recording, samples)
-    save(w, image, "recorded_faces", "Generated images")
+    late, shown = _read_two(w, recording, samples)
+    save(w, rows(w, image, 4, shown, _LAID_OVER), "recorded_faces", "Images and activations")
     w.group("Save and load")
     file = w.add("GBX_SaveActivations", activations=late)
     again, _ = w.add("GBX_LoadActivations", file=file)
@@ -157,8 +159,8 @@ def sd15_activations_record(w: Workflow) -> None:
     recording_model, recording = w.add("GBX_ActivationRecorder", model=model, recorded_steps="10%, last")
     w.group("Sampling")
     samples, image = _sample(w, recording_model, clip, vae, "a photo of a horse on a beach", 512, count=1, cfg=7.0)
-    _read_two(w, recording, samples)
-    save(w, image, "recorded_sd15", "Generated image")
+    _, shown = _read_two(w, recording, samples)
+    save(w, rows(w, image, 1, shown, _LAID_OVER), "recorded_sd15", "Image and activations")
 
 
 def _attention(w: Workflow, model: Output, positive: Output, image: Output, vae: Output, points: str) -> Output:
@@ -245,18 +247,19 @@ def _sample(w: Workflow, model, clip, vae, text: str, side: int, count: int, cfg
     return samples, w.add("VAEDecode", samples=samples, vae=vae)
 
 
-def _read_two(w: Workflow, recording: Output, samples: Output) -> Output:
-    """Show the first and the last recorded step; returns the last."""
+def _read_two(w: Workflow, recording: Output, samples: Output) -> tuple[Output, dict[str, Output]]:
+    """The activations of the last recorded step, and the first and the last as colors."""
     w.group("Recorded activations")
 
     def read(w: Workflow, **given: Output) -> tuple[Output, Output]:
         activations, _, _ = w.add("GBX_ReadActivations", **given)
         return activations, w.add("GBX_ActivationPicture", activations=activations, size=256)
 
-    for index, name in ((0, "early"), (-1, "late")):
-        activations, image = w.subgraph("Read a step", read, recording=recording, latent=samples, step_index=index)
-        save(w, image, f"recorded_{name}", f"Activations, {name}")
-    return activations
+    shown = {}
+    for index, name in ((0, "early step"), (-1, "last step")):
+        given = {"recording": recording, "latent": samples, "step_index": index}
+        activations, shown[name] = w.subgraph("Read a step", read, **given)
+    return activations, shown
 
 
 def save(w: Workflow, image: Output, name: str, title: str) -> None:

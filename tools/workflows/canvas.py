@@ -17,7 +17,7 @@ from .wires import bends
 
 _VERSION = 0.4
 _OPTIONAL_SHAPE = 7  # how LiteGraph draws the socket of an optional input
-_GROUP_COLOR, _NOTE_COLOR, _NOTE_BACKGROUND = "#3f789e", "#432", "#653"
+_GROUP_COLOR, _NOTE_COLOR, _NOTE_BACKGROUND = "#3f789e", "#432", "#2a211a"
 _BORDER, _FROM_BORDER = (120, 20), 60  # size of an end of a subgraph with a row per slot, its distance from the nodes
 _ROOM = "glassbox_preview"  # tells web/canvas/room.js how high previews are in this workflow
 _OWN = "-1"  # how a subgraph node names an input of its own among the widgets that it shows

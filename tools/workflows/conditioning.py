@@ -222,37 +222,24 @@ def _size_sweep(w: Workflow, model, clip, vae, text: str, side: int, sizes: tupl
     latent = empty_latent(w, side, 1)
     w.group("Original sizes")
 
-    def inside(w: Workflow, model, gated, positive, original_size, **given: Output) -> dict[str, Output]:
-        given["positive"] = _sized(w, model, positive, original_size)
-        stock, late = (sample(w, model=one, sampler=sampler, **given) for one in (model, gated))
-        return {"positive": given["positive"], "stock": stock, "gated": late}
-
-    sampler, given = sampler_of(w), {"positive": prompts[0], "negative": prompts[1], "latent_image": latent, "vae": vae}
-    numbers = {"seed": 7, "steps": steps, "cfg": cfg}
-    sized, *rows = zip(
-        *(
-            w.subgraph(
-                f"Original size {size}", inside, model=model, gated=gated, **given, original_size=size, **numbers
-            )
-            for size in sizes
-        ),
-        strict=True,
-    )
     labels = [f"size {size}, {name}" for name in ("stock", "gated") for size in sizes]
+    sampler = sampler_of(w)
 
-    def sheet(w: Workflow, **images: Output) -> Output:
-        return labeled(w, list(images.values()), labels, len(sizes), max(side, 256))
+    def inside(w: Workflow, model, gated, positive, **given: Output) -> dict[str, Output]:
+        sized = [_sized(w, model, positive, size) for size in sizes]
+        images = [
+            sample(w, model=one, sampler=sampler, positive=text, **given) for one in (model, gated) for text in sized
+        ]
+        return {"figure": labeled(w, images, labels, len(sizes), max(side, 256)), "smallest": sized[0]}
 
-    shown = {
-        f"{name}_{size}": image
-        for name, row in zip(("stock", "gated"), rows, strict=True)
-        for size, image in zip(sizes, row, strict=True)
-    }
-    _save(w, w.subgraph("On one sheet", sheet, **shown), "size_sweep", "Stock and gated")
+    given = {"positive": prompts[0], "negative": prompts[1], "latent_image": latent, "vae": vae}
+    numbers = {"seed": 7, "steps": steps, "cfg": cfg}
+    sheet, smallest = w.subgraph("Generate each size", inside, model=model, gated=gated, **given, **numbers)
+    show(w, sheet, "size_sweep", "Stock and gated", shape_of(len(sizes), 2, 256, grid=True), 480)
     w.group("Size metadata at each step")
     _save(w, figure, "size_gate", "The gate")
     metadata, _ = w.add(
-        "GBX_MetadataReport", model=gated, positive=sized[0], negative=prompts[1], latent=latent, sigmas=sigmas
+        "GBX_MetadataReport", model=gated, positive=smallest, negative=prompts[1], latent=latent, sigmas=sigmas
     )
     _save(w, metadata, "size_metadata", f"Size metadata for {sizes[0]}")
 

@@ -108,7 +108,7 @@ def sdxl_noise_portrait_desk(w: Workflow) -> None:
     w.group("Drag the sliders")
     edits = {"edits": "brown hair -> red hair: 2, red coat -> blue coat: 0", "prompt": _PHOTO, "start_percent": 0.25}
     ready["model"], _ = w.add(
-        "GBX_EditByWords", model=ready["model"], clip=clip, **edits, node_properties=_LIVE, node_size=(340, 460)
+        "GBX_EditByWords", model=ready["model"], clip=clip, **edits, node_properties=_LIVE, node_size=(340, 560)
     )
     w.group("Portrait")
     image, _ = _generated(w, ready, noise, None, {}, steps=25, cfg=6.0)

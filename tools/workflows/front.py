@@ -44,6 +44,24 @@ def labeled(w: Workflow, images: Sequence[Output], labels: Sequence[str], column
     return w.add("GBX_W2WSheet", images=batch, label_text="\n".join(labels), columns=columns, image_width=width)[0]
 
 
+def rows(w: Workflow, images: Output, count: int, figures: dict[str, Output], opacity: float = 1.0) -> Output:
+    """A sheet with ``count`` images above rows of what figures show of each, laid over it where it is not opaque."""
+
+    def inside(w: Workflow, images: Output, **figures: Output) -> Output:
+        enlarged = w.add("ImageScale", image=images, upscale_method="bicubic", width=512, height=512, crop="disabled")
+        shown = list(figures.values())
+        if opacity < 1:
+            blended = {"image1": enlarged, "blend_factor": opacity, "blend_mode": "normal"}
+            shown = [w.add("ImageBlend", image2=figure, **blended) for figure in shown]
+        each = ("image", *names)
+        labels = each if count == 1 else [f"face {number}, {row}" for row in each for number in range(1, count + 1)]
+        return labeled(w, [enlarged, *shown], labels, count, 256)
+
+    names = tuple(figures)
+    numbered = {f"figure_{number}": figure for number, figure in enumerate(figures.values(), 1)}
+    return w.subgraph("On one sheet", inside, images=images, **numbered)
+
+
 def show(w: Workflow, sheet: Output, name: str, title: str, shape: float, width: int = _WIDTH) -> None:
     """The sheet in a node in which it is drawn large; ``shape``: its height over its width."""
     size = (width, round((width - 20) * shape) + _AROUND)

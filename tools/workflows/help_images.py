@@ -36,16 +36,16 @@ def _generated(workflow: str, *numbers: int, columns: int = 0) -> Pick:
 
 
 IMAGES = {
-    "activation_map": _figure("activations_tap_and_pca", 8),
-    "activation_sheet": _figure("activations_tap_and_pca", 7),
-    "activation_colors": _generated("activations_tap_and_pca", 1, 2, 3, 4),
+    "activation_map": _figure("activations_tap_and_pca", 3),
+    "activation_sheet": _figure("activations_tap_and_pca", 2),
+    "activation_colors": _figure("activations_tap_and_pca", 1),
     "activation_clusters": _figure("activations_clusters", 1),
     "activation_points": _figure("activations_correspondence", 2),
     "activation_parts": _figure("activations_few_shot_segmentation", 1),
     "activation_similarity": _generated("activations_point_similarity", 9, 10, 11, 12),
     "activation_quality": _figure("activations_quality", 1),
-    "activation_record": _generated("activations_record", 1, 5, 9),
-    "activation_file": _figure("activations_record", 13),
+    "activation_record": _figure("activations_record", 1),
+    "activation_file": _figure("activations_record", 2),
     "activation_words": _figure("activations_token_heat_map", 1),
     "activation_steering": _generated("activations_steering", *range(1, 9), columns=4),
     "edit_by_words": _figure("activations_edit_image_by_words", 1),

@@ -36,7 +36,7 @@ _CHOSEN = {
     "demo_activations_edit_late_by_words": (1, 3, 5, 2, 4, 6),
     "demo_activations_patching": (1, 5, 9, 2, 6, 10),
     "demo_activations_point_similarity": (9, 10, 13, 14, 21, 22),
-    "demo_activations_record": (1, 5, 9, 2, 6, 10),
+    "demo_activations_record": (1,),
     "demo_activations_score": (1, 2),
     "demo_activations_sparse_features": (2, 6, 3, 7),
     "demo_activations_steering": (1, 5, 2, 6),

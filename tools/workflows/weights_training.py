@@ -1,7 +1,7 @@
 """The workflows of W2W Train Space: a space from folders of images."""
 
 from .authoring import Output, Workflow
-from .front import labeled
+from .front import labeled, shape_of, show
 from .sampling import empty_latent, encode, generate
 from .weights import PAPER, Demo
 
@@ -71,7 +71,7 @@ def demo_weights_train_space(w: Workflow) -> None:
 
     names = ("person", "edited", "sampled")
     shown = w.subgraph("On one sheet", sheet, **dict(zip(names, images, strict=True)))
-    demo.save(shown, "learned_people", "People of the space")
+    show(w, shown, "weights_learned_people", "People of the space", shape_of(3, 1, 320), 480)
 
 
 def sdxl_weights_train_space(w: Workflow) -> None:

@@ -148,7 +148,9 @@ class SpaceSliders extends EditSliders {
   async update(output) {
     const ran = (output?.glassbox_space ?? (await lastOutput(this.node, "glassbox_space")))?.at(-1);
     const before = chain(this.node, "point", ["W2W_POINT", "W2W_SPACE"]);
-    const name = before.map((node) => valueOf(node, "space_name")).find((value) => value);
+    // W2W Load Space makes a new file where it imports, whose directions show after a run.
+    const files = before.map((node) => !valueOf(node, "release_folder") && valueOf(node, "space_name"));
+    const name = files.find((value) => value);
     const fitted = before.some((node) => node.comfyClass === "GBX_W2WFitDirections");
     if (ran && (!name || sameFile(ran.name, name))) this.space = ran;
     else this.space = name ? promised(await ask("space", { space_name: name }), fitted) : null;
