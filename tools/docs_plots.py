@@ -129,7 +129,7 @@ def _against(rows: dict[str, dict]):
     for number, (name, points) in enumerate(lines.items()):
         color = f"C{number % 10}"
         x, y = ([both[axis]["value"] for _, both in points] for axis in ("cost", "effect"))
-        axes.plot(x, y, "o-" if len(points) > 1 else "D", color=color, label=name, alpha=0.8)
+        axes.plot(x, y, "o-" if len(points) > 1 else "Ds"[number // 10 % 2], color=color, label=name, alpha=0.8)
         for (strength, both), *place in zip(points, x, y, strict=True):
             for axis, draw in (("cost", axes.hlines), ("effect", axes.vlines)):
                 if "low" in both[axis]:
