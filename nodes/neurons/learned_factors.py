@@ -35,10 +35,10 @@ class LearningSettings:
     ``count``: at most so many neurons are scaled, 0 for any number.
     """
 
-    steps: int = 40
+    steps: int = 60
     learning_rate: float = 0.08
     low: float = 0.0
-    erase: float = 10.0
+    erase: float = 20.0
     keep: float = 1.0
     size: float = 0.03
     rows: int = 2

@@ -28,9 +28,9 @@ _CHECKPOINT_INTERVAL = 10
 #: The latents that noise is added to are sampled in so many steps, without CFG: any plausible image serves.
 _LATENT_STEPS = 8
 #: Noised latents of all memorized prompts at least, and of each ordinary one, over all timesteps.
-_MEMORIZED, _ORDINARY = 16, 2
-#: Images of the anchor that noise is added to for memorized prompts: sampling meets these under a mask that works. One
-#: that fits at images of ordinary prompts may leave a portrait without a face.
+_MEMORIZED, _ORDINARY = 64, 2
+#: Images of the anchor. Noise is added to these as to those of ordinary prompts: sampling meets them under a mask that
+#: works, and one that fits at others alone may leave a portrait without a face.
 _ANCHORS = 8
 
 
@@ -137,11 +137,13 @@ class MaskLearning:
             noise = torch.randn((1, *self.step.shape), generator=generator)
             return session.noised(latent, noise, timestep), timestep, row
 
-        each = max(_MEMORIZED // len(self.prompts), len(TIMESTEPS))
+        def place(number: int) -> int:
+            return captions + number // 2 % _ANCHORS if number % 2 else number // 2 % captions
+
+        levels = len(TIMESTEPS)
+        each = max(_MEMORIZED // len(self.prompts), levels)
         memorized = [
-            noised(captions + number % _ANCHORS, number, row)
-            for row in range(len(self.prompts))
-            for number in range(each)
+            noised(place(number // levels), number, row) for row in range(len(self.prompts)) for number in range(each)
         ]
         first = len(self.prompts) + 1
         half = len(TIMESTEPS) // _ORDINARY

@@ -81,7 +81,7 @@ class OptimizeNeuronMask(io.ComfyNode):
                     "used for.",
                 ),
                 io.String.Input(**{**nemo_inputs.LAYERS, "default": "all"}),
-                int_input("steps", 40, (1, 10_000), "Steps of Adam; the last 30 % at a quarter of the rate."),
+                int_input("steps", 60, (1, 10_000), "Steps of Adam; the last 30 % at a quarter of the rate."),
                 float_input("learning_rate", 0.08, (0.0001, 1.0, 0.0001), "Learning rate of Adam."),
                 float_input(
                     "min_factor",
@@ -93,7 +93,7 @@ class OptimizeNeuronMask(io.ComfyNode):
                 ),
                 float_input(
                     "removal",
-                    10.0,
+                    20.0,
                     (0.0, 1000.0, 0.1),
                     "Weight in the loss of what is left of the memorized prompts: raise it where the image stays.",
                 ),

@@ -41,7 +41,7 @@ MEASURED = {
     "untouched": 10,
     "largest |z|": 10,
     "random": 10,
-    "NeMo, factor 0": 10,
+    "NeMo, factor 0": 5,
 }
 TEMPLATE = ("generic prompt", "learned, keep 1", "untouched")
 _UNITS = {"similarity": "SSIM", "labels": "fraction", "faces": "fraction", "captions": "fraction"}
@@ -146,10 +146,10 @@ def _learned(world: World, text: str, **changes) -> tuple[object, int]:
         "anchor": GENERIC,
         "ordinary_prompts": "\n".join(world.ordinary[-KEPT_CAPTIONS:]),
         "layers": LAYERS,
-        "steps": 40,
+        "steps": 60,
         "learning_rate": 0.08,
         "min_factor": -1.0,
-        "removal": 10.0,
+        "removal": 20.0,
         "keep": KEEP[0],
         "sparsity": 0.03,
         "max_neurons": 0,
