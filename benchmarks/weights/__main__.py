@@ -4,7 +4,7 @@ Building spaces, a step of an inversion against the bare network, and what an id
 trained at once. `--large` is an inversion on SD1.5 in its real size instead: minutes a step. `--many` is a space of
 5,000 members instead, built by this pack alone, `--updates` one on weight updates of SDXL LoRAs, `--guidance` a step of
 sampling with identity guidance, `--edits` up to 100 edits at once at SDXL's shape, `--sliders` a slider at SD1.5's,
-`--desk` one of the portrait desk in a real server.
+`--desk` one of the portrait desk in a real server, `--learned` a step of W2W Train Space.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ PARTS = {
     "--edits": "editing:measure",
     "--sliders": "moving:measure",
     "--desk": "desk:measure",
+    "--learned": "learning:measure",
 }
 
 
@@ -42,6 +43,7 @@ def main(argv: Sequence[str]) -> int:
     kinds.add_argument("--sliders", action="store_true", help="a slider's move at SD1.5's shape, and nothing else")
     kinds.add_argument("--edits", action="store_true", help="many edits at SDXL's shape, slider ranges; nothing else")
     kinds.add_argument("--desk", action="store_true", help="a slider of the portrait desk in a server; nothing else")
+    kinds.add_argument("--learned", action="store_true", help="a step of W2W Train Space, and nothing else")
     parser.add_argument("--one", nargs=3, metavar=("CONTENDER", "N", "FILE"), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.one:
