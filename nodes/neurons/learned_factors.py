@@ -40,7 +40,7 @@ class LearningSettings:
     low: float = 0.0
     erase: float = 20.0
     keep: float = 1.0
-    size: float = 0.03
+    size: float = 0.04
     rows: int = 2
     count: int = 0
     seed: int = 0

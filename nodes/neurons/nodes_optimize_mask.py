@@ -105,7 +105,7 @@ class OptimizeNeuronMask(io.ComfyNode):
                 ),
                 float_input(
                     "sparsity",
-                    0.03,
+                    0.04,
                     (0.0, 10.0, 0.001),
                     "Weight of the sum of 1 - factor over all neurons: more gives smaller masks.",
                 ),

@@ -151,7 +151,7 @@ def _learned(world: World, text: str, **changes) -> tuple[object, int]:
         "min_factor": -1.0,
         "removal": 20.0,
         "keep": KEEP[0],
-        "sparsity": 0.03,
+        "sparsity": 0.04,
         "max_neurons": 0,
         "batch_size": 2,
         "checkpoint_name": "",
