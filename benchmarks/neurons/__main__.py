@@ -23,6 +23,7 @@ PARTS = {
     "long": "early_rejection:long",
     "mask": "sampling:mask",
     "statistics": "sampling:statistics",
+    "gradient": "gradients:measure",
 }
 
 
