@@ -6,7 +6,7 @@ from .sampling import empty_latent, encode, generate
 from .weights import PAPER, Demo
 
 #: Of W2W Train Space on the demo's sixteen people: a minute on one quiet core.
-_TRAINING = {
+TRAINING = {
     "steps": 90,
     "learning_rate": 0.004,
     "members_per_step": 16,
@@ -43,10 +43,10 @@ def demo_weights_train_space(w: Workflow) -> None:
     )
     demo = Demo(w, with_space=False)
     w.group("Training")
-    shown = {name: _TRAINING[name] for name in ("steps", "learning_rate")}
+    shown = {name: TRAINING[name] for name in ("steps", "learning_rate")}
     space, previews, report = _train_space(
         w,
-        {name: value for name, value in _TRAINING.items() if name not in shown},
+        {name: value for name, value in TRAINING.items() if name not in shown},
         model=demo.model,
         clip=demo.clip,
         vae=demo.vae,

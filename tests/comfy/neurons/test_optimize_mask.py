@@ -139,6 +139,27 @@ def test_hidden_units_of_a_transformer_are_learned(app):
     assert (learning.factors != 1).any() and hooks_left(patcher) == 0
 
 
+def test_memorized_prompts_are_seen_at_images_of_the_anchor_and_of_ordinary_prompts(app):
+    """Two memorized prompts and three ordinary ones: latents 0 to 2 are of these, 3 to 10 of the anchor."""
+    comfy_half, pure = app.module("nodes.neurons.learned_factors_comfy"), app.module("nodes.neurons.learned_factors")
+    step = app.module("nodes.neurons.nemo_inputs").FirstStepInputs((4, 8, 8), 2, 1, "official_961")
+    neurons = app.module("nodes.neurons.nemo_search").Neurons(())
+    given = (neurons, step, pure.LearningSettings(), None, {}, "")
+    run = comfy_half.MaskLearning(None, None, ["p", "q"], "a", ["b", "c", "d"], *given)
+
+    class Session:
+        def noised(self, latent, noise, timestep):
+            return latent, noise.sum().item()
+
+    memorized, ordinary = run._inputs(Session())
+    assert [row for _, _, row in memorized] == [0] * 32 + [1] * 32
+    first = [latent for (latent, _), _, row in memorized if row == 0]
+    assert first == [latent for latent in (0, 3, 1, 4, 2, 5, 0, 6) for _ in range(4)]
+    assert [timestep for _, timestep, _ in memorized[:8]] == [961, 800, 640, 480] * 2
+    assert len({noise for (_, noise), _, _ in memorized + ordinary}) == len(memorized) + len(ordinary)
+    assert [(latent, row) for (latent, _), _, row in ordinary] == [(n, 3 + n) for n in range(3) for _ in range(2)]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
