@@ -60,9 +60,9 @@ class ActivationSteering(io.ComfyNode):
                 DirectionSocket.Input("direction", tooltip="Steering direction at one or several IDs."),
                 float_input(
                     "strength",
-                    1.0,
+                    0.3,
                     (-100.0, 100.0, 0.05),
-                    "Begin with 1, and lower it where the image breaks: 1 adds a difference of means as it is. "
+                    "Begin with 0.3, and raise it while the image holds: 1 adds a difference of means as it is. "
                     "Negative values steer the other way.",
                 ),
                 io.Float.Input(**START_PERCENT),

@@ -2,7 +2,8 @@
 
 Existing images: the 24 rendered faces of the demo world through image to image, four attributes, against the changed
 prompt at the same denoise, at a higher denoise and at a higher CFG. The demo world's judge reads everything; units are
-faces. ``--new``: new images instead (`new_images.py`); ``--choose``: their settings, on other captions.
+faces. ``--new``: new images instead (`new_images.py`); ``--choose``: their settings, on other captions;
+``--steering``: constant directions (`steering_scan.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from ..common import host, results
 from ..world.captions import FACIAL_HAIR, HAIR, MOUTH
 from ..world.faces import COLORLESS_HAIR
-from . import new_images
+from . import new_images, steering_scan
 from .steering import CFG, SEED, STEPS, Steered
 
 #: Attribute, the value that is requested, the trait of the caption that names it.
@@ -161,6 +162,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="run.py study activations words", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="measure less, in under five minutes")
     parser.add_argument("--new", action="store_true", help="new images instead")
+    parser.add_argument("--steering", action="store_true", help="constant directions on captions that are silent")
     parser.add_argument("--choose", action="store_true", help="scan the settings of new images, on other captions")
     options = parser.parse_args(argv)
     host.prepare()
@@ -169,6 +171,8 @@ def main(argv: Sequence[str]) -> int:
     edited, name, command = Edited(world), "activations_words", "python run.py study activations words"
     if options.choose:
         name, command, measure = f"{name}_choice", f"{command} --choose", new_images.choose
+    elif options.steering:
+        name, command, measure = f"{name}_steering", f"{command} --steering", steering_scan.report
     elif options.new:
         name, command, measure = f"{name}_new", f"{command} --new", new_images.report
     else:

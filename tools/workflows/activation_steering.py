@@ -101,7 +101,7 @@ def demo_activations_steering_sliders(w: Workflow) -> None:
     w.group("Sliders")
     direction, report = w.add("GBX_MixSteeringDirections", edits="black skin: 0.5, green background: 0.4", **directions)
     w.add("PreviewAny", source=report, node_title="The sum")
-    steered = w.add("GBX_ActivationSteering", model=model, direction=direction)
+    steered = w.add("GBX_ActivationSteering", model=model, direction=direction, strength=1.0)
     side_by_side(
         w, (model, steered), clip, vae, _FACES[0].replace("light skin", "portrait"), "sliders", ("Plain", "Steered")
     )
@@ -264,7 +264,7 @@ def sd15_activations_steering_sliders(w: Workflow) -> None:
     w.group("Sliders")
     direction, report = w.add("GBX_MixSteeringDirections", edits="winter: 0.3, night: 0.3", **directions)
     w.add("PreviewAny", source=report, node_title="The sum")
-    steered = w.add("GBX_ActivationSteering", model=model, direction=direction)
+    steered = w.add("GBX_ActivationSteering", model=model, direction=direction, strength=1.0)
     side_by_side(w, (model, steered), clip, vae, "a photo of a dog", "sd15_sliders", ("Plain", "Steered"), 512, 7.0)
 
 

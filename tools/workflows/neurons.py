@@ -16,7 +16,7 @@ _OFFICIAL = (
 # Seconds in which the search ends on a slow machine too; the result must not depend on the machine. The workflows with
 # the same search follow each other in the demo, so that ComfyUI searches once for them.
 _DEMO_BUDGET = 240.0
-_DEMO_AUDIT = {"steps": 6, "noise_samples": 2, "batch_size": 1, "sampling_steps": 10, "cfg": 3.0}
+_DEMO_AUDIT = {"steps": 50, "noise_samples": 4, "batch_size": 1, "sampling_steps": 12, "cfg": 3.0}
 _SD15_AUDIT = {"steps": 50, "noise_samples": 4, "batch_size": 4, "sampling_steps": 20, "cfg": 7.0}
 #: A caption with a place for the concept, and what else twelve of them say.
 _FACE = "portrait, {1}, {2}, {0}, {3}"
@@ -303,7 +303,7 @@ def demo_neurons_baselines(w: Workflow) -> None:
         "carry the portrait, so NeMo has it easy; the studies measure all four on the model as it was trained, too.",
         "**Try** other strengths: scale 1.5, a lower target, one random word or ten.",
     )
-    neuron_parts.baselines(World(w, PLANTED), _DEMO_BUDGET, target=0.5, steps=12)
+    neuron_parts.baselines(World(w, PLANTED), _DEMO_BUDGET, target=0.8, steps=12)
 
 
 def sd15_neurons_baselines(w: Workflow) -> None:
@@ -324,8 +324,7 @@ def demo_neurons_audit(w: Workflow) -> None:
         "a text embedding to regenerate it through the masked model (Finding DoRI, arXiv 2507.16880).",
         "**The control** is an image that the model was not trained on; a fair attack does not produce it. The figure "
         "shows each image's similarity to its target.",
-        "**Six steps** are few: the paper uses 50. **Try** 50 (some minutes without a GPU), "
-        "or your own image and model.",
+        "**Fifty steps**, as in the paper. **Try** fewer, another mask, or your own image and model.",
     )
     world = World(w, PLANTED)
     neuron_parts.audit(world, _DEMO_BUDGET, lambda: w.add("GBX_DemoPicture", image_index=3, count=1)[0], _DEMO_AUDIT)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from studies.activations import claims, labeled_faces, measure, new_images, scores, words
+from studies.activations import claims, labeled_faces, measure, new_images, scores, steering_scan, words
 from studies.common import host, results
 
 
@@ -228,3 +228,38 @@ def test_rows_of_new_images_come_seed_by_seed_and_are_taken_together(monkeypatch
     assert numbers["all: prompt at CFG 6, pixels changed"]["value"] == 1
     for name in ("prompt at CFG 6", "chosen edit"):
         assert numbers[f"all: {name}, pixels over the prompt's"]["value"] == 1
+
+
+def test_silent_captions_lack_the_attribute_alone():
+    for number in (*new_images.REPORTED, *new_images.CHOSEN_ON):
+        scene = new_images.scene_of(number)
+        for attribute, (value, other, _) in steering_scan.TARGETS.items():
+            plain, one, two = (
+                steering_scan.caption(scene, attribute, each).split(", ") for each in (None, value, other)
+            )
+            assert (
+                len(one) == len(two) == len(plain) + 1
+                and [a == b for a, b in zip(one, two, strict=True)].count(False) == 1
+            )
+            assert [part for part in one if part in two] == plain and not any(part.endswith(" eyes") for part in one)
+
+
+def test_the_best_of_the_scan_is_compared_with_its_rivals(monkeypatch, tmp_path):
+    best, measured = ("residual blocks", 1.0), []
+
+    def row(edited, number, seed, along, settings, random):
+        measured.append((number, seed, random))
+        names = [steering_scan.named(*one) for one in settings]
+        names += [*steering_scan.RIVALS, steering_scan.RANDOM] if random else []
+        # The strongest reaches as much as the best, and changes more; the rivals reach nothing.
+        reached = {steering_scan.named(*best): [1.0, 0.1, 0.2], "residual blocks, strength 2": [1.0, 0.5, 0.4]}
+        return {f"{name}/{one}": reached.get(one, [0.0, 0.0, 0.0]) for name in steering_scan.TARGETS for one in names}
+
+    monkeypatch.setattr(steering_scan, "row", row)
+    monkeypatch.setattr(steering_scan, "directions", lambda edited, attribute: {})
+    monkeypatch.setattr(results, "KEPT", tmp_path)
+    numbers = steering_scan.report(None, quick=False)
+    assert measured == [(900, 50, None), (901, 50, None), *((number, 0, best) for number in new_images.REPORTED)]
+    assert numbers["skin: best of the scan minus random direction"]["value"] == 1
+    assert numbers["all: residual blocks, strength 2, other attributes changed"]["value"] == 0.5
+    assert numbers["scan: all transformers, strength 0.3"]["n"] == 2 and numbers["all: prompt"]["n"] == 10
