@@ -54,7 +54,7 @@ def _read_file(path: Path) -> SparseAutoencoder:
         raise ValueError(f"{path.name} cannot be read ({str(error)[:200]}). Train or download it again.") from None
     if not known:
         raise ValueError(
-            f"{path.name} is no sparse autoencoder of format version {FORMAT_VERSION}. Use a file of Train Sparse "
+            f"{path.name} is not a sparse autoencoder of format version {FORMAT_VERSION}. Use a file of Train Sparse "
             "Autoencoder, or a folder with config.json and state_dict.pth."
         )
     if not isinstance(id_, str) or not isinstance(input_id, str) or not isinstance(about, dict):

@@ -46,7 +46,7 @@ def network(kind: str, name: str, further: Mapping[str, dict] = MappingProxyType
             raise ValueError(f"There is no architecture '{name}': there are {', '.join(known)}.")
         return _unet(known[name])
     if kind not in FOLDERS:
-        raise ValueError(f"'{kind}' is no kind of network: take architecture, {', '.join(FOLDERS)}.")
+        raise ValueError(f"'{kind}' is not a kind of network: take architecture, {', '.join(FOLDERS)}.")
     path = folder_paths.get_full_path(kind, name)
     if path is None:
         raise ValueError(f"There is no {FOLDERS[kind]} '{name}' in models/{kind}.")

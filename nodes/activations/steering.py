@@ -163,7 +163,7 @@ def read(path: Path) -> SteeringDirection:
         raise ValueError(f"{path.name} cannot be read ({str(error)[:200]}).") from None
     if not known:
         raise ValueError(
-            f"{path.name} is no steering direction of format version {FORMAT_VERSION}. Use a file of Save Steering "
+            f"{path.name} is not a steering direction of format version {FORMAT_VERSION}. Use a file of Save Steering "
             "Direction."
         )
     if not vectors or not all(

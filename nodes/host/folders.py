@@ -44,7 +44,7 @@ def new_space(name: str) -> Path:
     """Where a weight space of this name goes in models/w2w; raises ValueError for a name that is no plain file name."""
     name = name.strip().removesuffix(".safetensors")
     if not _NAME.fullmatch(name) or len(name.encode()) > _LONGEST_NAME - 55:  # what is written beside it has endings
-        raise ValueError(f"{shown(name)} is no name for a file: use up to 200 letters, digits, spaces, '-' and '_'.")
+        raise ValueError(f"{shown(name)} is not a name for a file: use up to 200 letters, digits, spaces, '-' and '_'.")
     return Path(folder_paths.get_folder_paths(SPACES)[0]) / f"{name}.safetensors"
 
 
@@ -176,7 +176,7 @@ def next_file(prefix: str, suffix: str) -> Path:
     """
     root = folder_paths.get_output_directory()
     if _inside(root, prefix) is None:
-        raise ValueError(f"{shown(prefix)} is no prefix in ComfyUI's output folder: give one such as glassbox/name.")
+        raise ValueError(f"{shown(prefix)} is not a prefix in ComfyUI's output folder: give one such as glassbox/name.")
     try:
         folder, name, counter, _, _ = folder_paths.get_save_image_path(prefix, root)
     except Exception as error:

@@ -207,7 +207,7 @@ def read_prompts(path: Path) -> list[str]:
         found = parse_prompts(read_text(path))
     else:
         raise ValueError(
-            f"{path.name} is no list of prompts: give a .txt, a .csv with a column Caption, or a folder of .txt files."
+            f"{path.name} is not a list of prompts: give a .txt, a .csv with a column Caption, or a folder of .txt."
         )
     return [prompt for prompt in found if prompt]
 

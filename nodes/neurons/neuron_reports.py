@@ -244,7 +244,9 @@ def scan_report(scores: dict[str, float], threshold: float, searches: dict[str, 
             f"{ends.count(BROKEN)} broken, each beside the generic prompt's image, in one noise."
         )
     elif found:
-        lines.append("A score under the threshold is no image that is gone: set generic_prompt, or look at the sheet.")
+        lines.append(
+            "A score under the threshold does not mean that an image is gone: set generic_prompt, or look at the sheet."
+        )
     for prompt, score in over.items():
         search = searches.get(prompt)
         end = "" if search is None else f", {search.count} neurons, {'converged' if search.converged else 'stalled'}"

@@ -39,7 +39,7 @@ def _rgb(color: str) -> torch.Tensor:
     """The parts (3,) in 0..1 of a color."""
     found = _COLOR.fullmatch(color.strip())
     if not found:
-        raise ValueError(f"{color!r} is no color: enter six digits such as #edb98a.")
+        raise ValueError(f"{color!r} is not a color: enter six digits such as #edb98a.")
     return torch.tensor(list(bytes.fromhex(found[1]))) / 255
 
 

@@ -205,7 +205,7 @@ def _agreement(
             "the source members, and its names."
         )
     if unknown := next((name for name in names if name not in members), None):
-        raise ValueError(f"{unknown!r} is no member of the space: connect W2W Sample with the source members.")
+        raise ValueError(f"{unknown!r} is not a member of the space: connect W2W Sample with the source members.")
     if len({batch.shape[1:] for batch in images}) > 1:
         raise ValueError("The images have different sizes: give images of one size.")
     words = [word for line in lines for word in line]

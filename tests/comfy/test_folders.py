@@ -25,7 +25,7 @@ def test_names_stay_inside_their_folder(folders, tmp_path, name):
         with pytest.raises(ValueError):
             folders.named_file(name, ".txt")
         if name != "one\0.txt":
-            with pytest.raises(ValueError, match="is no prefix"):
+            with pytest.raises(ValueError, match="is not a prefix"):
                 folders.next_file(name, ".txt")
 
 

@@ -185,7 +185,7 @@ def test_a_shape_replaces_both_numbers_and_custom_neither(composed):
     ("changed", "sentence"),
     [
         ({"mask": None}, "connect a guide, a mask"),
-        ({"background": "sky blue"}, "is no color"),
+        ({"background": "sky blue"}, "is not a color"),
         ({"model": None}, "connect vae or model"),
         ({"mask": torch.zeros(1, 8, 8)}, "same everywhere"),
     ],

@@ -169,7 +169,7 @@ def test_labels_from_images_of_members(family, app, tmp_path):
     assert "CLIP cosine" in report and "5 unknown" in report
     for broken, why in (
         ({"names": names[:2]}, "3 images and 2 names"),
-        ({"names": ["stranger", *names[1:]]}, "'stranger' is no member"),
+        ({"names": ["stranger", *names[1:]]}, "'stranger' is not a member"),
         ({"prompt": "portrait"}, "no WORD that"),
         ({"clip_vision": None}, "no CLIP_VISION"),
     ):

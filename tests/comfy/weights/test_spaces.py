@@ -29,7 +29,7 @@ def test_spaces_are_saved_and_loaded_with_their_directions(family, app):
     assert torch.equal(loaded.directions["beard"].vector, family.directed[0].directions["beard"].vector)
     assert torch.equal(loaded.basis, saved.basis) and loaded.basis.dtype == torch.int8
     for name in ("../out", "", "a/b", ".hidden"):
-        with pytest.raises(ValueError, match="is no name for a file"):
+        with pytest.raises(ValueError, match="is not a name for a file"):
             app.run("GBX_W2WSaveSpace", space=family.directed[0], filename=name, storage="int8")
 
 
