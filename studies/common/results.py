@@ -67,11 +67,12 @@ class Rows:
 
 
 def assets_hash(asset: Path) -> str:
-    """SHA-256 of an asset: of a file, or of the names and contents of a folder's weights, or else of its sources."""
+    """SHA-256 of an asset: of a file, or of the names and contents of a folder's weights, else sources, else files."""
     if asset.is_file():
         return hashlib.sha256(asset.read_bytes()).hexdigest()
     digest = hashlib.sha256()
-    for path in sorted(asset.glob("*.safetensors")) or sorted(asset.rglob("*.py")):
+    files = sorted(asset.glob("*.safetensors")) or sorted(asset.rglob("*.py")) or sorted(asset.rglob("*.*"))
+    for path in files:
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
 

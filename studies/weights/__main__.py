@@ -5,7 +5,8 @@ space that the pack ships, trained as a whole), learned_measure (the two side by
 invert (the node W2W Invert), fits and ceiling (what limits a collected space), names (every layer of LoRAs of ten
 networks beside Load LoRA, on the ComfyUI that COMFYUI_DIR names), random_labels (how often a label without meaning
 counts as a direction), folder (any folder of LoRAs that --loras names: norms, likeness, sizes), sdxl (the way from
-twenty LoRAs of SDXL's shapes to a file, with time and memory), small (the demo workflow's space of sixteen people).
+twenty LoRAs of SDXL's shapes to a file, with time and memory), small (the demo workflow's space of sixteen people),
+factors (what a learned space depends on, one factor at a time: hours, in pieces that --minutes ends).
 Without a step all run; `--quick` measures the shipped space with fewer samples. Finished parts are kept in
 .cache/weights.
 """
@@ -25,7 +26,7 @@ PARTS = {
     for name in ("learned_measure", "measure", "guidance", "matched", "fits", "ceiling", "random_labels")
 }
 PARTS |= {"invert": "node_inversion:run", "names": "lora_names:run"}
-PARTS |= {"folder": "lora_folder:run", "sdxl": "sdxl_journey:run", "small": "small_space:run"}
+PARTS |= {"folder": "lora_folder:run", "sdxl": "sdxl_journey:run", "small": "small_space:run", "factors": "factors:run"}
 NAMES = ("train", "release", "learned", *PARTS)
 
 
@@ -34,7 +35,9 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="run.py study weights", description=__doc__.splitlines()[0])
     parser.add_argument("steps", nargs="*", metavar="STEP", help=", ".join(NAMES))
     parser.add_argument("--people", type=int, default=512, help="how many identities to train")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further cohort after so long")
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="begin no further cohort or space after so long"
+    )
     parser.add_argument("--loras", type=Path, help="for the step folder: a folder of LoRAs of one base model")
     parser.add_argument("--quick", action="store_true", help="measure with fewer samples, in under five minutes")
     options = parser.parse_args(argv)
@@ -51,7 +54,8 @@ def main(argv: Sequence[str]) -> int:
         else:
             module, function = PARTS[step].split(":")
             of = {"folder": options.loras, "sdxl": FOLDER / "sdxl"}.get(step, options.quick)
-            print(getattr(importlib.import_module(f".{module}", __package__), function)(of))
+            given = {"minutes": options.minutes} if step == "factors" else {}
+            print(getattr(importlib.import_module(f".{module}", __package__), function)(of, **given))
     return 0
 
 

@@ -16,6 +16,11 @@ from torch import nn
 
 from ..common import host
 
+#: Ends of the names of layers.
+QUERIES_AND_VALUES = ("attn1.to_q", "attn1.to_v", "attn2.to_q", "attn2.to_v")
+ATTENTION = (*QUERIES_AND_VALUES, "attn1.to_k", "attn2.to_k", "attn1.to_out.0", "attn2.to_out.0")
+FEED_FORWARD = ("ff.net.0.proj", "ff.net.2")
+
 
 class GroupedLinear(nn.Module):
     """A frozen linear layer with one pair of factors for each identity.
@@ -63,13 +68,19 @@ def initial(layout, seed: int) -> torch.Tensor:
     return flat
 
 
-def attention_layout(network: nn.Module, rank: int, alpha: float, prefix: str = "diffusion_model."):
-    """The layout of the query and value projections of all attention blocks, as in the paper's code."""
+def attention_layout(
+    network: nn.Module,
+    rank: int,
+    alpha: float,
+    prefix: str = "diffusion_model.",
+    layers: tuple[str, ...] = QUERIES_AND_VALUES,
+):
+    """The layout of the layers whose names end so; by default the paper's: queries and values of all attention."""
     keys, layouts = host.pack("nodes.common.lora_keys"), host.pack("nodes.weights.flat_layout")
     shapes = {
         keys.canonical(prefix + name): ((rank, module.weight.shape[1]), (module.weight.shape[0], rank))
         for name, module in network.named_modules()
-        if name.endswith(("attn1.to_q", "attn1.to_v", "attn2.to_q", "attn2.to_v"))
+        if name.endswith(layers)
     }
     return layouts.Layout.of(shapes, rank, alpha)
 
