@@ -38,7 +38,7 @@ def test_prompts_are_read_from_a_folder(tmp_path):
     [
         ("a.csv", b"caption\n" + b"x" * 200_000, "as a table"),
         ("a.csv", b"x,y\n1,2\n", "no column"),
-        ("a.json", b"[]", "no list"),
+        ("a.json", b"[]", "not a list"),
         ("a.txt", b"\xff\xfe\x00", "UTF-8"),
     ],
 )
