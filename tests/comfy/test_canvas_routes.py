@@ -48,7 +48,7 @@ def test_network_of_an_architecture(server, name, activations):
         ("space", {"space_name": "../../../etc/passwd"}, "There is no weight space"),
         ("space", {"space_name": _SPACE, "more": "1"}, "Pass these parameters"),
         ("network", {"kind": "architecture", "name": "sd99"}, "There is no architecture"),
-        ("network", {"kind": "loras", "name": "x"}, "no kind of network"),
+        ("network", {"kind": "loras", "name": "x"}, "not a kind of network"),
         ("network", {"kind": "checkpoints", "name": "../x.safetensors"}, "There is no checkpoint"),
     ],
 )
