@@ -453,7 +453,7 @@ def test_the_baked_model_goes_through_cores_saver_and_loader(world, monkeypatch,
         (
             "NeuronStatistics",
             {"prompts": "", "prompts_file": "../x.txt", "layers": "up", "filename_prefix": ""},
-            "not a list of prompts",
+            "no list of prompts",
         ),
         (
             "CalibrateThreshold",
