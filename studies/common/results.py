@@ -51,6 +51,9 @@ class Rows:
         kept = json.loads(self._path.read_text("utf-8")) if self._path.is_file() else {}
         self._rows = kept["rows"] if kept.get("settings") == self._settings else {}
 
+    def __contains__(self, unit: str) -> bool:
+        return unit in self._rows
+
     def row(self, unit: str, make: Callable[[], dict]) -> dict:
         """The row of a unit, from the disk or made now."""
         if unit not in self._rows:

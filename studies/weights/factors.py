@@ -35,7 +35,6 @@ LAYERS = {
     "and feed-forward": ATTENTION + FEED_FORWARD,
 }
 MEASURED, SAMPLED, IMAGES_EACH, A_STEP = 40, 24, 3, 16
-COLLECTED = "a LoRA each (the paper's way)"
 
 
 @dataclass(frozen=True)
@@ -72,31 +71,35 @@ SETTINGS = {"base": BASE} | {
     for name, values in VARIED.items()
     for value in values
 }
+_UNITS = {
+    "identity": "attributes of members recognized in an unseen scene",
+    "consistent": "attributes recognized equally in two images of one sampled point",
+    "chance agreement": "the same of two sampled points",
+}
+#: The paper's way.
+COLLECTED = {"a LoRA each": BASE, "a LoRA each, rank 1": replace(BASE, rank=1)}
 
 
 def run(quick: bool = False, minutes: float = float("inf"), folder: Path = host.ROOT / ".cache" / "weights") -> Path:
     """Train and judge what is not kept yet; writes what there is."""
     generator = Generator.load(WORLD)
-    settings = SETTINGS
+    arms = {"base": BASE, **COLLECTED, **SETTINGS}
     if quick:
-        settings = {name: replace(SETTINGS[name], steps=20, people=32) for name in ("base", "rank 1")}
-    name, started = "weights_factors" + "_quick" * quick, time.monotonic()
-    rows = results.Rows(
-        name, {"base": asdict(BASE), "measured": [MEASURED, SAMPLED]} | ({"quick": True} if quick else {})
-    )
+        arms = {name: replace(arms[name], steps=20, people=32) for name in ("base", "a LoRA each")}
+    name, started, left = "weights_factors" + "_quick" * quick, time.monotonic(), list[str]()
+    kept = results.Rows(name, {"base": asdict(BASE), "measured": [MEASURED, SAMPLED], "arms": len(arms)})
     numbers: dict[str, dict] = {}
-    for arm in ("base", COLLECTED, *list(settings)[1:]):
-        if time.monotonic() - started > 60 * minutes:
-            print(f"{arm} and what follows is left for another run.", flush=True)
-            break
-        make = (lambda: _collected(generator, settings["base"], folder)) if arm == COLLECTED else (
-            lambda arm=arm: _learned(generator, settings[arm], folder)
-        )  # fmt: skip
-        row = rows.row(arm, make)
+    for arm, setting in arms.items():
+        if arm not in kept and time.monotonic() - started > 60 * minutes:
+            left.append(arm)
+            continue
+        make = _collected if arm in COLLECTED else _learned
+        row = kept.row(arm, lambda make=make, setting=setting: make(generator, setting, folder))
         print(arm, {key: round(float(np.mean(value)), 3) for key, value in row.items()}, flush=True)
-        for key, value in row.items():
-            unit = "s" if key == "seconds" else "fraction"
-            numbers[f"{arm}: {key}"] = results.bootstrap(np.atleast_1d(value), "by the judge", unit)
+        for key in ("identity", "consistent", "chance agreement"):
+            numbers[f"{arm}: {key}"] = results.bootstrap(np.array(row[key]), _UNITS[key], "fraction")
+    if left:
+        print(f"Left for another run: {', '.join(left)}.")
     return results.write(name, "python run.py study weights factors", 0, ASSETS, numbers)
 
 
