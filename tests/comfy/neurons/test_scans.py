@@ -190,9 +190,9 @@ def test_the_report_ranks_prompts_and_shows_both_models(app, demo, monkeypatch):
 
 
 def test_the_report_says_which_images_are_gone_beside_a_generic_prompt(app, demo, monkeypatch):
-    """One prompt's masked image is the memorized one, another's that of the generic prompt, the third shows no face."""
+    """Two prompts' masked images are that of the generic prompt, one's is the memorized one, the last shows no face."""
     nodes, similarity = app.module("nodes.neurons.nodes_detection"), app.module("nodes.neurons.image_similarity")
-    masked, shown = demo[0].clone(), {"gone": 0.2, "kept": 0.4, "broken": 0.6, "portrait": 0.8}
+    masked, shown = demo[0].clone(), {"gone": 0.2, "gone too": 0.2, "kept": 0.4, "broken": 0.6, "portrait": 0.8}
     texts = [*shown]
 
     def sample(model, vae, positive, negative, shape, count, seed, **how):
@@ -212,9 +212,9 @@ def test_the_report_says_which_images_are_gone_beside_a_generic_prompt(app, demo
     )
     read = lambda images: (torch.ones(len(images), 2), (images[:, 0, 0, 0] > 0).long())  # noqa: E731
     monkeypatch.setattr(nodes, "image_reader", lambda clip: read)
-    table = "prompt,score,is_memorized\ngone,0.9,True\nkept,0.8,True\nbroken,0.7,True\n"
+    table = "prompt,score,is_memorized\ngone,0.95,True\ngone too,0.9,True\nkept,0.8,True\nbroken,0.7,True\n"
     given = {"model": demo[0], "clip": demo[1], "vae": demo[2], "table": table, "threshold": 0.6, "seed": 3}
-    given |= {"steps": 2, "cfg": 3.0, "width": 64, "height": 64, "filename_prefix": "", "image_count": 3}
+    given |= {"steps": 2, "cfg": 3.0, "width": 64, "height": 64, "filename_prefix": "", "image_count": 4}
     _, _, found, report = app.run("GBX_ScanReport", **given, masked_model=masked, generic_prompt="portrait")
     head, *rows = (line.split(",") for line in found.splitlines())
     assert head[-7:] == [
@@ -226,10 +226,10 @@ def test_the_report_says_which_images_are_gone_beside_a_generic_prompt(app, demo
         "generic_one_face",
         "image",
     ]
-    assert [row[-1] for row in rows] == [similarity.GONE, "not gone", similarity.BROKEN]
+    assert [row[-1] for row in rows] == [similarity.GONE, "gone", "not gone", similarity.BROKEN]
     assert float(rows[0][5]) == float(rows[0][8]) == pytest.approx(torch.cos(torch.tensor(1.8)).item(), abs=1e-3)
-    assert float(rows[1][5]) == 1 and [row[7] for row in rows] == ["1.0000", "1.0000", "0.0000"]
-    assert "Of 3 images under the mask 1 are gone, 1 not gone, 1 broken" in report
+    assert float(rows[2][5]) == 1 and [row[7] for row in rows] == ["1.0000", "1.0000", "1.0000", "0.0000"]
+    assert "Of 4 images under the mask 2 are gone, 1 not gone, 1 broken" in report
     assert not texts  # the generic prompt is sampled once, by the untouched model
 
 
