@@ -184,13 +184,11 @@ def parse_prompts(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def collect_prompts(text: str, path: Path | None = None, least: int = 0) -> list[str]:
+def collect_prompts(text: str, path: Path | None = None, least: int = 0, name: str = "prompts") -> list[str]:
     """The prompts of a text, and of a file or folder. Raises ValueError for fewer than ``least``."""
     found = parse_prompts(text) + (read_prompts(path) if path else [])
     if len(found) < least:
-        raise ValueError(
-            f"{least} or more prompts are needed and there are {len(found)}: write one per line, or name a file."
-        )
+        raise ValueError(f"{name} needs {least} or more prompts and has {len(found)}: write one per line.")
     return found
 
 

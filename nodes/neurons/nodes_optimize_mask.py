@@ -188,7 +188,8 @@ class OptimizeNeuronMask(io.ComfyNode):
         from . import learned_factors, neuron_figures, neuron_reports, neuron_statistics
         from .learned_factors_comfy import MaskLearning, learned_mask
 
-        texts = (collect_prompts(prompts, least=1), anchor.strip(), collect_prompts(ordinary_prompts, least=1))
+        ordinary = collect_prompts(ordinary_prompts, least=1, name="ordinary_prompts")
+        texts = (collect_prompts(prompts, least=1), anchor.strip(), ordinary)
         chosen = select_layers(neuron_layers(model.model.diffusion_model, neuron_type), layers)
         paths, timestep = [layer.path for layer in chosen], next(iter(nemo_inputs.TIMESTEPS))
         step = FirstStepInputs(latent_shape(model, width, height), noise_samples, seed, timestep)

@@ -298,7 +298,7 @@ def test_the_ordinary_target_is_the_model_without_the_lora(world):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"prompts": " \n"}, "1 or more prompts are needed"),
+        ({"prompts": " \n"}, "prompts needs 1 or more prompts and has 0"),
         ({"surrogates": torch.zeros(1, 128, 128, 3)}, "different sizes: scale the surrogates"),
         ({"layers": "attn9"}, "No layer of this MODEL has a name with one of attn9"),
     ],

@@ -163,8 +163,8 @@ def test_memorized_prompts_are_seen_at_images_of_the_anchor_and_of_ordinary_prom
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"prompts": " \n"}, "1 or more prompts are needed"),
-        ({"ordinary_prompts": ""}, "1 or more prompts are needed"),
+        ({"prompts": " \n"}, "^prompts needs 1 or more prompts and has 0"),
+        ({"ordinary_prompts": ""}, "^ordinary_prompts needs 1 or more prompts and has 0"),
         ({"anchor": PROMPT}, "none of the prompts"),
         ({"layers": "input_blocks.99.1"}, "input_blocks.99.1"),
     ],
