@@ -208,13 +208,15 @@ def test_every_switched_neuron_is_what_python_reads(call):
 
 def test_ranges_and_random_strengths(call):
     body = """const ranges = given.map(([low, high, raw]) => text.range({low, high, raw}, true));
-        return [ranges, text.randomStrengths(ranges, () => 1)]"""
-    ranges, strengths = call("ranges.mjs", body, [[-0.83, 1, 1], [-1, 1, 500000], [0, 1, 0.001]])
+        const least = [0.498, 0.5, 0.502].flatMap((draw) => text.randomStrengths([ranges[1]], () => draw));
+        return [ranges, text.randomStrengths(ranges, () => 1), least]"""
+    ranges, strengths, least = call("ranges.mjs", body, [[-0.83, 1, 1], [-1, 1, 500000], [0, 1, 0.001]])
     for found, (low, high) in zip(ranges, [(-0.83, 1), (-500000, 500000), (0, 0.001)], strict=True):
         assert found["low"] <= low * (1 - 1e-9) and found["high"] >= high * (1 - 1e-9)
         assert 10 <= (found["high"] - found["low"]) / found["step"] <= 2001
     for strength, found in itertools.zip_longest(strengths, ranges):
         assert strength == pytest.approx(found["high"] / 3**0.5, abs=found["step"])
+    assert least == [pytest.approx(sign * ranges[1]["step"]) for sign in (-1, 1, 1)]  # which would round to 0
 
 
 def test_curve_scales_ticks_and_text(call):

@@ -13,11 +13,11 @@ export function range(direction, raw) {
   };
 }
 
-/** A strength for each range; together they lead about as far as one direction does. */
+/** A strength for each range, never 0; together they lead about as far as one direction does. */
 export function randomStrengths(ranges, random = Math.random) {
   const part = 1 / Math.sqrt(Math.max(ranges.length, 1));
   return ranges.map(({ low, high, step }) => {
     const strength = (low + random() * (high - low)) * part;
-    return Math.round(strength / step) * step;
+    return (Math.round(strength / step) || Math.sign(strength) || 1) * step;
   });
 }

@@ -120,8 +120,7 @@ class EditSliders {
   randomize() {
     const directions = (this.space?.directions ?? []).filter((direction) => writable(direction.name) && !direction.noise);
     const strengths = randomStrengths(directions.map((direction) => range(direction, this.raw)));
-    const text = directions.map(({ name }, index) => (strengths[index] ? `${name}: ${formatted(strengths[index])}` : ""));
-    this.writeAll(text.filter(Boolean).join(", "));
+    this.writeAll(directions.map(({ name }, index) => `${name}: ${formatted(strengths[index])}`).join(", "));
   }
 
   setHidden(hidden) {
