@@ -83,11 +83,19 @@ def test_wires_are_drawn_as_the_layout_expects(canvas):
     assert canvas.off_the_wires(expected) == []
 
 
-@pytest.mark.parametrize("name", ["demo_activations_token_heat_map", "demo_noise_composition"])
-def test_no_node_with_a_panel_outgrows_its_group(canvas, name):
+@pytest.mark.parametrize(
+    "name", ["demo_activations_token_heat_map", "demo_noise_composition", "demo_neurons_share_mask"]
+)
+def test_no_node_outgrows_its_group(canvas, name):
     canvas.load(workflow.load(repository.named(name)))
     canvas.show_results()
     assert canvas.outgrown() == []
+
+
+def test_a_note_is_written_as_large_as_the_layout_expects(canvas):
+    canvas.load(workflow.load(repository.named("demo_weights_edit")))
+    written = canvas.page.locator('.glassbox-note .tiptap p, [node-type="MarkdownNote"] p').first
+    assert written.evaluate("line => getComputedStyle(line).fontSize") == "14px"
 
 
 def test_after_a_run_no_node_is_covered(canvas):

@@ -320,7 +320,7 @@ def sd15_activations_score(w: Workflow) -> None:
 
 def sd15_activations_patching(w: Workflow) -> None:
     w.note(
-        "Keep the layout of one image in another with SD1.5",
+        "Carry features of one image into another with SD1.5",
         "**The first run** is recorded at a residual output of the up-stage and one of its transformers.",
         "**Patched**: another prompt with these activations in the first half of the run, which keeps the layout "
         "(plug-and-play features; causal tracing, arXiv 2202.05262).",

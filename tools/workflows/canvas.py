@@ -80,6 +80,8 @@ def make(name: str, describe: Callable[[Workflow], None], object_info: dict) -> 
     links, definitions = _Links(1), {}
     extra = {"glassbox": {"kind": str(workflow.kind), "name": name}, _ROOM: PREVIEW} | workflow.extra
     nodes = _nodes(workflow, layout, links, definitions)
+    straight = workflow.in_columns  # or no place would have been found
+    bent = {} if straight else reroutes(links.saved, layout.nodes, layout.titles(workflow.groups))
     return {
         "id": _uuid(name),
         "revision": 0,
@@ -97,7 +99,7 @@ def make(name: str, describe: Callable[[Workflow], None], object_info: dict) -> 
         ],
         **({"definitions": {"subgraphs": list(definitions.values())}} if definitions else {}),
         "config": {},
-        "extra": extra | reroutes(links.saved, layout.nodes, layout.titles(workflow.groups)),
+        "extra": extra | bent,
         "version": _VERSION,
     }
 

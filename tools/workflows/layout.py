@@ -81,8 +81,8 @@ class Layout:
     groups: list[Box]
 
     def titles(self, groups: list[str]) -> list[Box]:
-        """Where the titles of the groups are written."""
-        sizes = [(round(_GROUP_LETTER * len(title)), HEADING - 10) for title in groups]
+        """Where the titles of the groups are written, so high that no wire fits between one and the nodes below."""
+        sizes = [(round(_GROUP_LETTER * len(title)), HEADING - 8) for title in groups]
         return [Box(box.left, box.top, *size) for box, size in zip(self.groups, sizes, strict=True) if box.width]
 
     @property
@@ -301,10 +301,11 @@ def _needed(node: Node) -> tuple[int, int]:
     if node.type == NOTE:
         return note_size(node, _NOTE_WIDTHS[0])
     texts = [input_.name for input_ in inputs(node.info) if input_.is_widget and input_.options.get("multiline")]
-    sockets = [input_ for input_ in inputs(node.info) if not input_.is_widget]
+    # A widget of a subgraph that is linked has its row beside its socket.
+    given = [input_ for input_ in sockets(node) if node.inside or not input_.is_widget]
     # Advanced ones too: front ends up to 1.58 show them in a node that is opened.
     rows = [widget for widget in widgets(node.info) if widget.in_prompt and widget.name not in texts]
-    height = _FRAME + _SLOT * max(len(sockets), len(node.info["output"]))
+    height = _FRAME + _SLOT * max(len(given), len(node.info["output"]))
     height += _WIDGET * (len(rows) + (node.type in _SWITCHED))
     height += sum(_text_height(str(node.values[text])) for text in texts) + _PANELS.get(node.type, 0)
     if node.inside is not None:

@@ -37,7 +37,7 @@ TITLES = {
     "sd15_neurons_find_and_mask": "25 Find a memorized prompt and switch its neurons off (SD1.5)",
     "sd15_neurons_scan_and_mask": "26 Scan a list of prompts for memorized images (SD1.5)",
     "sd15_activations_steering_sliders": "27 Steer summer to winter and day to night with sliders (SD1.5)",
-    "sd15_activations_patching": "28 Carry the layout of one image into another (SD1.5)",
+    "sd15_activations_patching": "28 Carry features of one image into another (SD1.5)",
     "sd15_activations_few_shot_segmentation": "29 Segment your own classes from a few masks (SD1.5)",
     "sd15_conditioning_resolution_rescale": "30 Right noise for larger images (SD1.5)",
     "flux_activations_token_heat_map": "31 See where each word acts, a heat map (Flux)",

@@ -91,8 +91,9 @@ def bends(boxes: dict[int, Box], wires: list[Wire], others: Iterable[Box] = ()) 
                 if last is not None:
                     upon[output] = upon.get(output, False) | _upon(points, last, point)
         found[wire] = [(int(points[point][0]), int(points[point][1])) for point in way]
+    titles = [_bare(box) for box in others]
     for _ in range(_PASSES):
-        if not _hold(boxes, found):
+        if not _hold(boxes, titles, found):
             break
     return found
 
@@ -104,11 +105,10 @@ def are_straight(boxes: dict[int, Box], wires: list[Wire], others: Iterable[Box]
     starts, ends = np.array([_ends(boxes, wire) for wire in wires], float).transpose(1, 0, 2)
     if (ends[:, 0] < starts[:, 0]).any() or not _free(nodes, starts, ends).all():
         return False
-    titles = [replace(box, top=box.top + TITLE, height=box.height - TITLE) for box in others]
     return not any(
         is_behind(box, curve)
         for wire, _, curve, _ in curves(boxes, {wire: [] for wire in wires})
-        for box in (*titles, *(box for id_, box in boxes.items() if id_ not in (wire[0], wire[2])))
+        for box in (*map(_bare, others), *(box for id_, box in boxes.items() if id_ not in (wire[0], wire[2])))
     )
 
 
@@ -151,15 +151,21 @@ def is_behind(box: Box, curve: np.ndarray) -> bool:
     return bool(((curve > low) & (curve < high)).all(1).any())
 
 
-def _hold(boxes: dict[int, Box], ways: dict[Wire, list[Point]]) -> bool:
-    """Add a point to each piece that runs behind a node, near the end at which it swings most; whether there were any.
+def _bare(title: Box) -> Box:
+    """The title of a group as a node whose body and title together are as large, at which ``is_behind`` looks whole."""
+    left, top = title.left - _BEHIND, title.top + TITLE - _BEHIND
+    return Box(left, top, title.width + 2 * _BEHIND, title.height - TITLE + 2 * _BEHIND)
+
+
+def _hold(boxes: dict[int, Box], titles: list[Box], ways: dict[Wire, list[Point]]) -> bool:
+    """Add a point to each piece behind a node or over a title, near the end at which it swings most; whether to any.
 
     All wires of an output that have the piece get the point.
     """
     added: dict[tuple, Point] = {}
     bends = {(*wire[:2], point) for wire, way in ways.items() for point in way}
     for wire, number, curve, swings in curves(boxes, ways):
-        others = [box for id_, box in boxes.items() if id_ not in (wire[0], wire[2])]
+        others = [*titles, *(box for id_, box in boxes.items() if id_ not in (wire[0], wire[2]))]
         if not any(is_behind(box, curve) for box in others):
             continue
         first, last = _ends(boxes, wire)

@@ -290,6 +290,22 @@ def test_no_curve_of_a_wire_runs_behind_a_node(path):
     assert not behind
 
 
+@pytest.mark.parametrize("path", repository.WORKFLOWS, ids=repository.name_of)
+def test_no_curve_of_a_wire_runs_over_the_title_of_a_group(path):
+    """Where the canvas writes it: 4 units from the left, between 6 and 30 from the top, 12 a letter."""
+    saved = json.loads(path.read_text("utf-8"))
+    boxes = {node["id"]: layout.Box(*node["pos"], *node["size"]) for node in saved["nodes"]}
+    ways = {link[1:5]: way[1:-1] for link, way in _wires(saved).items()}
+    over = {
+        (wire, group["title"])
+        for wire, _, curve, _ in wires.curves(boxes, ways)
+        for group, (left, top, _, _) in ((group, group["bounding"]) for group in saved["groups"])
+        for x, y in curve
+        if left + 4 < x < left + 4 + 12 * len(group["title"]) and top + 6 < y < top + 30
+    }
+    assert not over
+
+
 @pytest.mark.parametrize("path", repository.TEMPLATES[:10], ids=repository.name_of)
 def test_the_first_templates_show_one_large_image_behind_straight_wires(path):
     saved = json.loads(path.read_text("utf-8"))
