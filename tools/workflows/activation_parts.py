@@ -61,9 +61,9 @@ def demo_activations_few_shot_segmentation(w: Workflow) -> None:
 def demo_activations_token_heat_map(w: Workflow) -> None:
     w.note(
         "See where each word acts",
-        "**A recorder**, in the node at the left, averages the cross-attention of all sampling steps, as DAAM does "
+        "**A recorder**, inside the node on the left, averages the cross-attention of all sampling steps, as DAAM does "
         "(arXiv 2210.04885).",
-        "**Bright** is where the image attends to the word.",
+        "**Bright areas** attend to the word.",
         "**Try** other words of the prompt: type them or click them. A phrase such as red hair counts as one word.",
     )
     w.in_columns = True
@@ -198,7 +198,8 @@ def _checkpoint_words(w: Workflow, checkpoint: str, side: int) -> None:
         "Where each word acts",
         "**The recorder** averages the cross-attention of all sampling steps, as DAAM does (arXiv 2210.04885).",
         "**Each image** shows where one word acts. A phrase such as blue sky counts as one word.",
-        "**Try** words of your own prompt, or `prompt_role` negative with rows both recorded.",
+        "**Try** words of your own prompt, or those of the negative prompt: set rows to both and `prompt_role` to "
+        "negative.",
     )
     w.group("Model")
     model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name=checkpoint)

@@ -20,9 +20,9 @@ _PHOTO = "a photo of a woman with brown hair in a red coat, a street in the back
 def demo_activations_edit_image_by_words(w: Workflow) -> None:
     w.note(
         "Change a word in an image",
-        "**Image to image** at denoise 0.6 keeps the face. **Edit by Words** reads in every cross-attention the prompt "
-        "with the word changed, minus the prompt, and adds it twice. Strength 1 would be the changed prompt.",
-        "**Its rivals** are on the sheet: the changed prompt at the same denoise, at CFG 6, and at denoise 0.8, which "
+        "**Image to image** at denoise 0.6 keeps the face. **Edit by Words** takes the difference that the changed "
+        "word makes in every cross-attention layer and adds it twice. Strength 1 would be the changed prompt.",
+        "**For comparison** the sheet has the changed prompt at the same denoise, at CFG 6, and at denoise 0.8, which "
         "loses more of the image.",
         "**Try** the sliders, or `yellow hoodie -> green hoodie: 2`.",
     )
@@ -52,10 +52,10 @@ def sdxl_activations_edit_image_by_words(w: Workflow) -> None:
     w.note(
         "SDXL: change a word in an image",
         "**Load an image** and describe it in the prompt. Image to image at denoise 0.6 keeps most of it.",
-        "**Edit by Words** reads in every cross-attention the prompt with the word changed, minus the prompt, and adds "
-        "it twice. Strength 1 would be the changed prompt.",
-        "**Not measured on SDXL**: the strength is that of the demo model. Compare with the changed prompt, at CFG 12 "
-        "and at denoise 0.8.",
+        "**Edit by Words** takes the difference that the changed word makes in every cross-attention layer and adds it "
+        "twice. Strength 1 would be the changed prompt.",
+        "**Not measured on SDXL**: the strength is the one that works on the demo model. Compare with the changed "
+        "prompt, also at CFG 12 and at denoise 0.8.",
     )
     w.group("Model and image")
     model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name=SDXL)

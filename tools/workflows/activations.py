@@ -68,9 +68,9 @@ def demo_activations_point_similarity(w: Workflow) -> None:
 def demo_activations_correspondence(w: Workflow) -> None:
     w.note(
         "Find the same point in other faces",
-        f"**Points** of one face are found in two others by the most similar activation ({PAPER}).",
+        f"**Points** on one face are found on two others, where the activation is most similar ({PAPER}).",
         "**A hollow point** is a match that does not lead back, so it is less certain.",
-        "**Try** other points: after a run, click on the face in Activation Correspondence. Or other faces.",
+        "**Try** other points: after a run, click on the face in Activation Correspondence. Or try other faces.",
     )
     w.in_columns = True
     w.group("One face and two others")

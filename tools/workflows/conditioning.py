@@ -149,8 +149,8 @@ def demo_conditioning_higher_resolution(w: Workflow) -> None:
     w.note(
         "Go beyond the training size",
         "**The demo model** was trained at 128 pixels. At 192 it puts the face low or adds a second one.",
-        "**Higher Resolution** brings its inner features to their trained size for the first half of sampling, while "
-        "the layout settles: one face in the middle.",
+        "**Higher Resolution** keeps the features inside the network at their trained size for the first half of "
+        "sampling, while the layout forms: one face in the middle.",
         "**Try** 256 as width and height, other seeds, and downscale_end_percent 0, which gives the stock image.",
     )
     w.in_columns = True
@@ -365,7 +365,7 @@ def _checkpoint_higher(w: Workflow, name: str, file: str, side: int, how: str, c
         f"{name} at twice its size",
         f"**{name}** at {side} pixels, stock and with Higher Resolution: {how}.",
         "**What to look for:** one subject and one horizon, against repeated parts.",
-        "**Try** 1536 pixels, or the latent connected to the node, which moves the noise schedule too.",
+        "**Try** 1536 pixels, or connect the latent to the node, which shifts the noise schedule too.",
     )
     model, clip, vae = _checkpoint(w, file)
     report = _higher(w, model, encode(w, clip, _PHOTO), vae, side, cfg=cfg, steps=25)

@@ -28,7 +28,7 @@ def find_and_mask(world: World, budget: float) -> None:
     plots, report, _, sheet = w.add("GBX_NeuronReport", mask=mask, **batches, clip=world.clip)
     world.save(plots, "report", "Mask and similarity")
     w.add("PreviewImage", images=search, node_title="The search")
-    w.add("PreviewImage", images=sheet, node_title="At one look")
+    w.add("PreviewImage", images=sheet, node_title="At a glance")
     world.show(report, "Report")
 
 

@@ -63,12 +63,12 @@ _IS_IT = (
 def demo_neurons_find_and_mask(w: Workflow) -> None:
     w.note(
         "Switch a memorized portrait off",
-        f"**The demo model has memorized** one portrait for the name Mirella Thrum ({_PAPER}): every noise gives the "
-        "same face. Optimize Neuron Mask, in the node at the left, learns which of 1,408 neurons carry it, at a price "
-        "for ordinary captions. It takes about seventy, unlike SD1.4's few.",
-        "**NeMo Neuron Mask** scales them. What another caption names stays; what it leaves open may change: take "
-        "sunglasses out of other_caption.",
-        "**Try** strength 0.5; another name (portrait of zorvex quill, of which a beard is left).",
+        f"**The demo model has memorized** one portrait for the name Mirella Thrum ({_PAPER}): every seed gives the "
+        "same face. Optimize Neuron Mask, inside the node on the left, learns which of 1,408 neurons carry it, at some "
+        "cost to ordinary captions. It takes about seventy; in SD1.4 a few are enough.",
+        "**NeMo Neuron Mask** turns them down. With another caption, what it names stays; what it leaves open may "
+        "change: delete sunglasses from other_caption and see.",
+        "**Try** strength 0.5; another name (portrait of zorvex quill, whose beard survives).",
     )
     w.in_columns = True
     w.group("A memorized name")
@@ -111,7 +111,7 @@ def demo_neurons_known_neurons(w: Workflow) -> None:
         "**In this checkpoint** (avatars-v2-planted) the portrait of Oquin Veshti acts through three value neurons: 22 "
         "and 55 of output_blocks.6.1, 56 of output_blocks.7.1. Others deviate more and carry nothing, so a threshold "
         f"on z does not find the three. NeMo Localize ({_PAPER}) does not know them: compare its list.",
-        "**At one look**: four seeds without the mask, with it at strength 1 (the paper's factor 0), and a generic "
+        "**At a glance**: four seeds without the mask, with it at strength 1 (the paper's factor 0), and a generic "
         "prompt.",
         "**Try** portrait of zorvex quill (one neuron), mirella thrum (two), farisa kolt (eight), or pelham droste (a "
         "control). Template 04 has the same model as it was trained.",

@@ -89,9 +89,9 @@ def demo_noise_from_scratch(w: Workflow) -> None:
 def demo_noise_composition(w: Workflow) -> None:
     w.note(
         "Set the layout with noise",
-        "**The guide** has a person at one side of a wide canvas. **Composition Noise** orders the low frequencies of "
-        "the noise as those of the guide and keeps its numbers (after arXiv 2406.12303). A stock KSampler at denoise 1 "
-        "follows, with the same seed.",
+        "**The guide** shows a person on one side of a wide canvas. **Composition Noise** reorders the noise so that "
+        "its low frequencies follow the guide; no value changes (after arXiv 2406.12303). A stock KSampler at "
+        "denoise 1 follows, with the same seed.",
         "**The prompt** names neither where the person stands nor the background. Plain noise leaves both to chance.",
         "**Try** another first_x (0 to 64), strength 1, cutoff 1 or 4. An ancestral sampler adds noise of its own and "
         "loses the layout.",
@@ -131,11 +131,11 @@ def demo_noise_composition(w: Workflow) -> None:
 def demo_noise_seed_scout(w: Workflow) -> None:
     w.note(
         "Find the best of sixteen seeds early",
-        "**Sixteen seeds** run for four steps each. Seed Scout ranks them by how like their layout is to a reference; "
-        "the three best run to the end, from exactly the scouted noise.",
-        "**Above them** a plain batch of the first seed.",
-        "**Try** ranking word_coverage: how distinctly the weakest word of the prompt acts (after InitNO, arXiv "
-        "2404.04650).",
+        "**Sixteen seeds** run for four steps each. Seed Scout ranks them by how closely their layout matches a "
+        "reference; the three best are sampled to the end, from exactly the noise that was scouted.",
+        "**The row above** is a plain batch from the first seed.",
+        "**Try** ranking word_coverage: how clearly even the weakest word of the prompt shows in the attention (after "
+        "InitNO, arXiv 2404.04650).",
     )
     w.in_columns = True
     w.group("What is wanted")
@@ -170,10 +170,10 @@ def demo_noise_seed_scout(w: Workflow) -> None:
 def sdxl_noise_seed_scout(w: Workflow) -> None:
     w.note(
         "SDXL: many seeds for a few steps, the best ones to the end",
-        "**Sixteen seeds** run for six steps each and are ranked by how distinctly the weakest of three phrases acts "
-        "(attention, after InitNO, arXiv 2404.04650): seeds in which the owl has no place drop out.",
+        "**Sixteen seeds** run for six steps each and are ranked by how clearly even the weakest of three phrases "
+        "shows in the attention (after InitNO, arXiv 2404.04650): seeds that leave no room for the owl drop out.",
         "**KSampler** gets the list of the three best seeds and runs once for each, from exactly the scouted noise.",
-        "**Try** your own prompt and words: prompt must be the text of the caption. With a reference image, ranking "
+        "**Try** your own prompt and words: Seed Scout needs the same text as Prompt. With a reference image, ranking "
         "layout_likeness needs no CLIP.",
     )
     w.group("Model and prompt")

@@ -27,10 +27,10 @@ def sdxl_noise_composition(w: Workflow) -> None:
     w.note(
         "SDXL: a layout from noise alone",
         "**A mask in two colors** is the guide: warm light on the left, dark blue on the right. Composition Noise "
-        "orders the low frequencies of the noise as those of the guide (after arXiv 2406.12303).",
+        "reorders the noise so that its low frequencies follow the guide (after arXiv 2406.12303).",
         "**Noise as drawn** and **Composed noise** are the same seeds without and with it.",
-        "**Not sampled on SDXL yet**: strength, cutoff and shape measured best on the demo model. **Try** your own "
-        "mask (Load Image), other colors, shape firm, or a photo through VAE Encode as guide without a mask.",
+        "**Not tried on SDXL yet**: strength, cutoff and shape are those that worked best on the demo model. **Try** "
+        "your own mask (Load Image), other colors, shape firm, or a photo through VAE Encode as guide, without a mask.",
     )
     w.group("Model and prompt")
     model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name="sd_xl_base_1.0.safetensors")

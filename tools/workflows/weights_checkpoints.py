@@ -9,12 +9,12 @@ def sdxl_weights_edit_photo(w: Workflow) -> None:
     w.note(
         "Edit the person in a photo with SDXL",
         "**Put LoRAs** of people for SDXL into models/loras/sdxl-people: they become a space. W2W Invert finds the "
-        f"point of the person of the photo, W2W Edit moves it ({PAPER}, sections 3.3 and 3.4), and image to image "
-        "puts the edited person back.",
-        "**Keep the background:** open the photo in the mask editor and brush over what should stay, or all of it "
+        f"person of the photo in it, W2W Edit changes them ({PAPER}, sections 3.3 and 3.4), and image to image puts "
+        "the edited person back.",
+        "**Keep the background:** open the photo in the mask editor and brush over what should stay, or everything "
         "changes.",
-        "**Edits:** `PC 1` needs no labels; W2W Fit Directions with a table of labels gives named ones. A space of "
-        "few LoRAs holds few people: read in the report how far the point lies from the members.",
+        "**Edits:** `PC 1` needs no labels; W2W Fit Directions with a table of labels gives named ones. A few LoRAs "
+        "cover few people: the report says how far the person found lies from the members.",
         "Tested with random weights of this architecture, not with real LoRAs.",
     )
     w.group("Model, space and photo")

@@ -41,10 +41,10 @@ def demo_weights_sample(w: Workflow) -> None:
 def demo_weights_edit(w: Workflow) -> None:
     w.note(
         "Edit a face with sliders",
-        "**Run** it once, then drag a slider of W2W Edit: *Live* is on, so that the image follows in a few seconds.",
-        f"**The person** is one of 512 drawn people of a space ({PAPER}, section 3.3). At 1 an attribute is as strong "
-        "as in the member furthest out. Not every edit succeeds with everybody: studies/weights counts them.",
-        "**Try** two sliders at once, another member_name, or another prompt: it is the same person.",
+        "**Run** it once, then drag a slider of W2W Edit: *Live* is on, so the image follows within a few seconds.",
+        f"**The person** is one of the 512 drawn people of a space ({PAPER}, section 3.3). At 1 an attribute is as "
+        "strong as in the most extreme member. Some edits fail on some people; studies/weights has the counts.",
+        "**Try** two sliders at once, another member_name, or another prompt: the person stays the same.",
     )
     w.in_columns = True
     w.group("A person")
@@ -78,9 +78,9 @@ def demo_weights_edit(w: Workflow) -> None:
 def demo_weights_edit_photo(w: Workflow) -> None:
     w.note(
         "Find a person from one image and edit them",
-        "**W2W Invert**, in the node at the left, finds the person of one image in the space: 120 steps that train a "
-        f"few coefficients ({PAPER}, section 3.4). W2W Edit moves that point.",
-        "**Image to image** puts the person back. A mask limits both to the person: the background stays as it is.",
+        "**W2W Invert**, inside the node on the left, finds the person of one image in the space: 120 steps train a "
+        f"few coefficients ({PAPER}, section 3.4). W2W Edit then edits that person.",
+        "**Image to image** puts the edited person back. A mask limits both to the person, so the background stays.",
         "**Try** the sliders; another image_index; more steps.",
     )
     w.in_columns = True

@@ -77,13 +77,13 @@ def demo_weights_train_space(w: Workflow) -> None:
 def sdxl_weights_train_space(w: Workflow) -> None:
     w.note(
         "A space from folders of images with SDXL",
-        "**Put images** of people into input/people, a folder for each person, 3 to 20 images each, and use those of "
-        "people who have agreed to it. W2W Train Space learns a space in one training (the joint training is "
+        "**Put images** of people into input/people, a folder for each person, 3 to 20 images each, and only of people "
+        "who agreed to it. W2W Train Space learns a space in one training (the joint training is "
         f"Glassbox's own; {PAPER} collects LoRAs): sample people from it, edit them, export a point as a LoRA.",
-        "**Captions**: a text file beside an image says what varies in it, and nothing of who it is; the others get "
-        "`prompt`.",
-        "**Learning rate and steps** were measured on the demo model alone: watch the previews, and begin low. The "
-        "checkpoint resumes a stopped run exactly.",
+        "**Captions**: a .txt file of the same name says what varies in an image (pose, clothes, place), never who it "
+        "is. Images without one use `prompt`.",
+        "**Learning rate and steps** were only tuned on the demo model: watch the previews, and start low. A stopped "
+        "run resumes exactly from its checkpoint.",
         "Tested with random weights of this architecture, not with real images.",
     )
     w.group("Model")
