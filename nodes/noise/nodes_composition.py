@@ -33,7 +33,7 @@ class CompositionNoise(io.ComfyNode):
             category=NOISE,
             description=(
                 "Noise whose low frequencies follow a photo, or a mask in two colors, so that the layout follows "
-                "at denoise 1 without a ControlNet. Reorders the numbers of the drawn noise and keeps their set: the "
+                "at denoise 1 without a ControlNet. Reorders the values of the noise without changing any: the "
                 "assignment of Immiscible Diffusion (arXiv 2406.12303) within one noise sample."
             ),
             search_aliases=[

@@ -4,7 +4,9 @@ import itertools
 import re
 
 import canvas_page
+import members
 import pytest
+import release
 from playwright.sync_api import expect
 
 from tools.workflows.canvas import make
@@ -376,4 +378,38 @@ def test_live_runs_what_has_changed(canvas, sliders):
     sliders.get_by_label("Live").check()
     _row(sliders, "beard").locator("input[type=range]").press("End")
     canvas.page.wait_for_function(f"() => ({_SHOWN})().includes('beard +1')", timeout=120_000)
+    assert canvas.errors == []
+
+
+def test_directions_of_an_imported_release_show_after_a_run(canvas, request, object_info):
+    """Not those of space_name, which W2W Load Space passes over where it imports."""
+    server = request.getfixturevalue(request.node.callspec.params["canvas"][0])
+    folder = server.base / "input" / "release of the sliders"
+    projections = release.write(folder, members.LAYERS, count=20, components=8, known=6)["proj_1000pc"]
+    release.write_labels(folder, projections, ["Chubby", "Young"])
+    given = {"space_name": _SPACE, "release_folder": folder.name, "filename": "imported for the sliders"}
+
+    def describe(w):
+        w.note("Edits", "One.", "Two.", "Three.")
+        w.group("Edits")
+        imported, _ = w.add("GBX_W2WLoadSpace", **given, components=8)
+        space, _ = w.add("GBX_W2WFitDirections", space=imported, components=6)
+        point, _, _ = w.add("GBX_W2WSample", space=space)
+        w.add("PreviewAny", source=w.add(_NODE, point=point, edits="")[1])
+
+    canvas.load(make("import", describe, object_info))
+    canvas.look_at(_NODE)
+    panel = canvas.page.locator(".glassbox-sliders")
+    expect(panel.get_by_role("status")).to_contain_text("The directions show when the space is known")
+    expect(panel.locator(".glassbox-row")).to_have_count(0)
+    canvas.run()
+    expect(panel.locator(".glassbox-name")).to_contain_text(["Chubby", "Young"])
+    _number(panel, "Young").fill("0.5")
+    _number(panel, "Young").press("Tab")
+    assert _queued(canvas) == "Young: 0.5"
+    canvas.set("GBX_W2WLoadSpace", "release_folder", "")
+    canvas.page.mouse.move(5, 5)
+    panel.hover()
+    expect(panel.locator(".glassbox-row")).to_have_count(_LABELS + 1)
+    expect(panel.get_by_role("status")).to_have_text("The space has no direction 'Young'.")
     assert canvas.errors == []

@@ -8,6 +8,7 @@ import canvas_page
 import pytest
 import repository
 from PIL import Image, PngImagePlugin
+from playwright.sync_api import expect
 
 from tools.launcher import workflow
 
@@ -45,6 +46,31 @@ _DROP = """bytes => {
     data.items.add(new File([new Uint8Array(bytes)], "output.png", { type: "image/png" }))
     app.canvas.canvas.dispatchEvent(new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true }))
 }"""
+
+# Of each node that shows an image: how wide it is on the page, 0 for none, and how far it reaches beyond the page.
+_SHOWN = """() => app.graph.nodes.filter(({ type }) => ["SaveImage", "PreviewImage"].includes(type)).map(node => {
+    const { scale, offset } = app.canvas.ds
+    const { left, top } = app.canvas.canvas.getBoundingClientRect()
+    const element = LiteGraph.vueNodesMode && document.querySelector(`[data-node-id="${node.id}"]`)
+    const image = element ? [...element.querySelectorAll("img")].find(one => one.naturalWidth) : node.imgs?.[0]
+    const box = element ? image?.getBoundingClientRect() : {
+        width: node.size[0] * scale,
+        right: left + (node.pos[0] + node.size[0] + offset[0]) * scale,
+        bottom: top + (node.pos[1] + node.size[1] + offset[1]) * scale
+    }
+    const beyond = Math.max(box?.right - innerWidth, box?.bottom - innerHeight, 0)
+    return [image?.naturalWidth ? box.width : 0, beyond]
+})"""
+_COUNT_STEPS = """async () => {
+    const { api } = await import("/scripts/api.js")
+    window.steps = 0
+    api.addEventListener("progress", () => { window.steps++ })
+}"""
+_LAST = """async () => {
+    const runs = await (await fetch("/history")).json()
+    return Object.values(runs).at(-1)?.status.messages.map(([kind]) => kind)
+}"""
+_RUN_SECONDS = 600
 
 
 @pytest.mark.parametrize("name", _TEN)
@@ -97,6 +123,56 @@ def test_saved_loaded_and_dropped_as_an_image(canvas, name):
     canvas.page.wait_for_function("type => app.graph.nodes.some(node => node.type === type)", arg=_TEN[name])
     canvas.pause()
     assert canvas.prompt() == prompt
+    assert canvas.errors == []
+
+
+@pytest.mark.parametrize("name", _TEN)
+def test_after_a_run_the_image_is_in_sight(canvas, name):
+    """And no node covers another or has grown out of its group."""
+    canvas.load(workflow.load(repository.named(name)))
+    canvas.run()
+    canvas.page.wait_for_function(f"() => ({_SHOWN})().every(([width]) => width)")
+    canvas.pause()
+    ((width, beyond),) = canvas.page.evaluate(_SHOWN)
+    assert width >= 400 and beyond == 0
+    assert canvas.overlaps() == canvas.outgrown() == canvas.errors == []
+
+
+def test_canceled_by_its_button_and_run_again(canvas):
+    canvas.load(workflow.load(repository.named("demo_weights_edit")))
+    canvas.set("GBX_W2WEdit", "edits", "beard: 0.77")  # what was made before is not made again
+    canvas.page.evaluate(_COUNT_STEPS)
+    run, cancel = (
+        canvas.page.get_by_role("button", name="Run", exact=True),
+        canvas.page.get_by_label("Cancel current run"),
+    )
+    run.first.click()
+    canvas.page.wait_for_function("() => window.steps > 1", timeout=1000 * _RUN_SECONDS)
+    cancel.click()
+    expect(cancel).to_be_disabled()
+    assert "execution_interrupted" in canvas.page.evaluate(_LAST)
+    run.first.click()
+    canvas.page.wait_for_function(f"() => ({_SHOWN})().every(([width]) => width)", timeout=1000 * _RUN_SECONDS)
+    assert "execution_success" in canvas.page.evaluate(_LAST)
+    assert canvas.errors == []
+
+
+def test_activations_and_points_are_chosen_in_their_templates(canvas):
+    canvas.load(workflow.load(repository.named("demo_activations_clusters")))
+    canvas.look_at("GBX_LayerActivationTap")
+    canvas.page.locator('.glassbox-box[data-id="down-level0-repeat0-res-out"]').click()
+    assert canvas.value("GBX_LayerActivationTap", "preset") == "custom_ids"
+    assert "down-level0-repeat0-res-out" in canvas.value("GBX_LayerActivationTap", "ids").split()
+    canvas.load(workflow.load(repository.named("demo_activations_correspondence")))
+    canvas.run()
+    canvas.look_at("GBX_ActivationCorrespondence")
+    before = canvas.value("GBX_ActivationCorrespondence", "points")
+    box = canvas.page.locator(".glassbox-picker image").bounding_box()
+    canvas.page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 4)
+    points = canvas.value("GBX_ActivationCorrespondence", "points")
+    assert points.startswith(before) and len(points.splitlines()) == len(before.splitlines()) + 1
+    canvas.run()
+    assert "execution_success" in canvas.page.evaluate(_LAST)
     assert canvas.errors == []
 
 
