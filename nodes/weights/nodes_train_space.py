@@ -48,9 +48,9 @@ class W2WTrainSpace(io.ComfyNode):
             display_name="W2W Train Space",
             category=CATEGORY,
             description="Learns a weight space from images, one folder for each person, in one training: all people "
-            "share the trained weights, and each is a code of a few numbers. The result is a space as W2W Build Space makes one "
-            f"of many LoRAs. {PAPER} collects LoRAs; the joint training is Glassbox's own. Use images of people who "
-            "have agreed to it. Finish now takes the space trained so far.",
+            "share the trained weights, and each is a code of a few numbers. The result is a space as W2W Build Space "
+            f"makes one of many LoRAs. {PAPER} collects LoRAs; the joint training is Glassbox's own. Use images "
+            "of people who have agreed to it. Finish now takes the space trained so far.",
             search_aliases=["weight space", "weights2weights", "train identities", "many people", "lora training"],
             inputs=[
                 io.Model.Input("model", tooltip="The base model."),

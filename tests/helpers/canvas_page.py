@@ -41,7 +41,7 @@ _VUE_BOXES = """() => [...document.querySelectorAll('[data-node-id]')].map(eleme
     const box = element.getBoundingClientRect()
     return [Number(element.dataset.nodeId), box.x, box.y, box.width, box.height]
 })"""
-# Nodes that stand in a group and are drawn further down than it is: by how much.
+# Nodes that stand in a group and are drawn further down than it is, by more than two thirds of its margin: by how much.
 _OUTGROWN = """() => {
     const { scale, offset } = app.canvas.ds
     const top = app.canvas.canvas.getBoundingClientRect().top
@@ -54,7 +54,7 @@ _OUTGROWN = """() => {
         const within = ({ pos: [x, y] }) => x >= left && x < left + width && y >= upper && y < upper + height
         return app.graph.nodes.filter(within).flatMap(node => {
             const beyond = Math.round(bottom(node) - upper - height)
-            return beyond > 4 ? [`${node.title || node.type}: ${beyond}`] : []
+            return beyond > 8 ? [`${node.title || node.type}: ${beyond}`] : []
         })
     })
 }"""
