@@ -2,7 +2,8 @@
 
 Around a base of 64 people, ten images each, 32 components of rank 4 on queries and values: people, images, scenes of
 their own, components, rank, layers, projections frozen at random, a prior on codes, steps; the base with three seeds;
-and the paper's way, a LoRA for each person, at the base's rank, layers, images and rows. Each space is judged as in
+the paper's way, a LoRA for each person, at the base's rank, layers, images and rows; and a larger space, a hundred of
+its members judged, in common scenes and in everybody's own. Each space is judged as in
 `learned_measure`: members in an unseen scene, and whether a sampled point is one person in two images. Nothing is
 chosen here, so that all people are reported. Every space is a row that is kept; ``--minutes`` starts no further one.
 """
@@ -34,7 +35,7 @@ LAYERS = {
     "attention": ATTENTION,
     "and feed-forward": ATTENTION + FEED_FORWARD,
 }
-MEASURED, SAMPLED, IMAGES_EACH, A_STEP = 40, 24, 3, 16
+SAMPLED, IMAGES_EACH, A_STEP = 24, 3, 16
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Setting:
     prior: float = 0.0
     steps: int = 240
     seed: int = 0
+    measured: int = 40
 
 
 BASE = Setting()
@@ -76,6 +78,8 @@ _UNITS = {
     "consistent": "attributes recognized equally in two images of one sampled point",
     "chance agreement": "the same of two sampled points",
 }
+LARGER = replace(BASE, people=128, components=64, steps=600, measured=100)
+SETTINGS |= {"128 people": LARGER, "128 people, own scenes": replace(LARGER, own_scenes=True)}
 #: The paper's way.
 COLLECTED = {"a LoRA each": BASE, "a LoRA each, rank 1": replace(BASE, rank=1)}
 
@@ -87,7 +91,7 @@ def run(quick: bool = False, minutes: float = float("inf"), folder: Path = host.
     if quick:
         arms = {name: replace(arms[name], steps=20, people=32) for name in ("base", "a LoRA each")}
     name, started, left = "weights_factors" + "_quick" * quick, time.monotonic(), list[str]()
-    kept = results.Rows(name, {"base": asdict(BASE), "measured": [MEASURED, SAMPLED], "arms": len(arms)})
+    kept = results.Rows(name, {"base": asdict(BASE), "sampled": SAMPLED, "arms": len(arms)})
     numbers: dict[str, dict] = {}
     for arm, setting in arms.items():
         if arm not in kept and time.monotonic() - started > 60 * minutes:
@@ -132,7 +136,7 @@ def _learned(generator, setting: Setting, folder: Path) -> dict:
     seconds = time.perf_counter() - started
     draws = torch.Generator().manual_seed(setting.seed)
     sampled = torch.stack([updates.flat(updates.sampled_code(draws)) for _ in range(SAMPLED)])
-    members = torch.stack([updates.flat(code) for code in updates.codes.detach()[: min(MEASURED, len(group))]])
+    members = torch.stack([updates.flat(code) for code in updates.codes.detach()[: setting.measured]])
     return _judged(generator, trainer, layout, group, members, sampled) | {"seconds": seconds}
 
 
@@ -151,7 +155,7 @@ def _collected(generator, setting: Setting, folder: Path) -> dict:
     draws, mean = torch.Generator().manual_seed(setting.seed), flats.mean(0)
     noise = torch.randn(SAMPLED, len(flats), generator=draws)
     sampled = mean + noise @ (flats - mean) / (len(flats) - 1) ** 0.5
-    return _judged(generator, trainer, trainer.layout, group, flats[:MEASURED], sampled) | {"seconds": seconds}
+    return _judged(generator, trainer, trainer.layout, group, flats[: setting.measured], sampled) | {"seconds": seconds}
 
 
 def _judged(generator, trainer, layout, group, members: torch.Tensor, sampled: torch.Tensor) -> dict:

@@ -36,6 +36,9 @@ DRAWINGS = {"": render, ", pencil drawing": styles.pencil_drawing}
 #: Steps and rates that a LoRA is tried with, on so many people of numbers from here on.
 TRIED, TRIERS, OTHERS = tuple((steps, rate) for steps in (50, 100, 200) for rate in (0.006, 0.018)), 10, 910_000
 
+#: Numbers of images, and people that they are measured on: the node has one prompt for all of them.
+IMAGES, SEVERAL, PROMPT = (1, 3, 10), 20, "portrait"
+
 _SCENE = [list(dataset.LABELS).index(name) for name in ("clothing", "clothing_color", "mouth", "background", "pattern")]
 _SCENE_ABOUT = "what the caption of the scene names, recognized", "fraction"
 
@@ -73,7 +76,7 @@ def run(quick: bool = False) -> Path:
             numbers["members: warned"] = results.fraction(called, what)
         for kind, draw in DRAWINGS.items():
             count = min(len(group), settings.drawings if kind else settings.people)
-            found = [invert(study, draw(one.scenes[0]), one, settings) for one in group[:count]]
+            found = [invert(study, [draw(one.scenes[0])], caption(one.scenes[0]), settings) for one in group[:count]]
             for way in SHOWN:
                 seen, images = study.read(factors(found), texts[:count], **WAYS[way])
                 what = f"; {settings.steps} steps at {settings.rate:g}, float32"
@@ -99,6 +102,27 @@ def run(quick: bool = False) -> Path:
     return results.write(
         "weights_invert_quick" if quick else "weights_invert", command, NOISE, (ASSETS, ASSET), numbers
     )
+
+
+def run_images(quick: bool = False) -> Path:
+    """Measure the node at its defaults on one, three and ten images of a person with a prompt for all; and write."""
+    group, settings = held_out(QUICK if quick else SEVERAL), SETTINGS["the node's defaults"]
+    study, numbers, first = load(len(group), settings.space), {}, dict[str, np.ndarray]()
+    for count in IMAGES[: 2 if quick else None]:
+        found = []
+        for one in group:
+            found.append(invert(study, [render(scene) for scene in one.scenes[:count]], PROMPT, settings))
+            print(count, one.name, flush=True)
+        for way in SHOWN:
+            seen = fractions(study.read(factors(found), prompts(group), **WAYS[way])[0], truth(group))
+            about = f"{count} image{'s' * (count > 1)}, {way}: identity"
+            numbers[about] = results.bootstrap(seen, "attributes recognized in an unseen scene", "fraction")
+            if count > 1:
+                gain = seen - first[way]
+                numbers[f"{about} less one's"] = results.bootstrap(gain, "paired on the same people", "fraction")
+            first.setdefault(way, seen)
+    command = "python run.py study weights images" + (" --quick" if quick else "")
+    return results.write("weights_images" + "_quick" * quick, command, NOISE, (ASSETS, ASSET), numbers)
 
 
 def _rivals(study: Study, group: list, seen_of: dict, followed: dict) -> dict[str, dict]:
@@ -149,17 +173,17 @@ def named(group: list) -> list[str]:
     return [captions.full_caption(one.further[0]) for one in group]
 
 
-def invert(study: Study, image: np.ndarray, one, settings: Settings):
-    """The point that W2W Invert finds for an image uint8 (128, 128, 3) of a person, kept as a file."""
-    inputs = f"{results.assets_hash(ASSETS)} {settings.steps} {settings.rate} {caption(one.scenes[0])}".encode()
-    inputs += settings.space.read_bytes() + image.tobytes()
+def invert(study: Study, images: list[np.ndarray], text: str, settings: Settings):
+    """The point that W2W Invert finds for images uint8 (128, 128, 3) of a person and a prompt, kept as a file."""
+    inputs = f"{results.assets_hash(ASSETS)} {settings.steps} {settings.rate} {text}".encode()
+    inputs += settings.space.read_bytes() + b"".join(image.tobytes() for image in images)
     path = POINTS / f"{hashlib.sha256(inputs).hexdigest()[:24]}.pt"
     if path.is_file():
         return host.pack("nodes.weights.space").Point(study.space, torch.load(path, weights_only=True), "inverted")
     node, generator = host.pack("nodes.weights.nodes_invert").W2WInvert, study.sampler.generator
     with torch.inference_mode():
-        latent = {"samples": generator.vae.encode(torch.from_numpy(image)[None].float() / 255)}
-        positive = generator.condition([caption(one.scenes[0])])
+        latent = {"samples": generator.vae.encode(torch.from_numpy(np.stack(images)).float() / 255)}
+        positive = generator.condition([text])
     given = (generator.model, study.space, latent, positive, settings.steps, settings.rate)
     point = node.execute(*given, 1e-10, 10_000, 0, "fp32", False, 0, "").result[0]
     POINTS.mkdir(parents=True, exist_ok=True)

@@ -133,12 +133,12 @@ def test_the_node_is_measured_as_it_runs(app, tmp_path, monkeypatch):
     study = setup.load(1)
     monkeypatch.setattr(node_inversion, "POINTS", tmp_path)
     (one,), settings = node_inversion.held_out(1), node_inversion.Settings(2, 0.1, 1, 1)
-    image = render(one.scenes[0])
-    point = node_inversion.invert(study, image, one, settings)
+    images = [render(scene) for scene in one.scenes[:2]]
+    point = node_inversion.invert(study, images, "portrait", settings)
     moved = float((point.coefficients / study.space.spread[1]).abs().max())
     assert moved == pytest.approx(0.1 * (0.1 + 0.2 * 0.55), rel=0.01)
     study.sampler.generator = None
-    assert torch.equal(node_inversion.invert(study, image, one, settings).coefficients, point.coefficients)
+    assert torch.equal(node_inversion.invert(study, images, "portrait", settings).coefficients, point.coefficients)
 
 
 def test_a_collected_space_that_is_not_there_is_a_sentence(app, tmp_path, monkeypatch):
