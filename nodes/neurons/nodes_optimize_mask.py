@@ -200,9 +200,9 @@ class OptimizeNeuronMask(io.ComfyNode):
         path = named_file(checkpoint_name, ".safetensors") if checkpoint_name.strip() else None
         depends = {"model": model_digest(model), "clip": clip_digest(clip), "mask": digest(mask)} if path else {}
         reader = literal(clip) if prompt_syntax == PromptSyntax.LITERAL else clip
-        inputs = digest([saved, noise_samples, gradient_checkpointing])
-        kept = (path, saved | depends, inputs, gradient_checkpointing)
-        run = MaskLearning(model, reader, *texts, Neurons(tuple(chosen)), step, settings, *kept)
+        neurons, inputs = Neurons(tuple(chosen)), digest([saved, noise_samples, gradient_checkpointing])
+        run = MaskLearning(model, reader, *texts, neurons, step, settings, path, saved | depends, inputs)
+        run.checkpointing = gradient_checkpointing
         learning, figure = run.run(mask), new_figure()
         found = learned_mask(learning, run, saved, neuron_statistics.fingerprint(probe_outputs(model, paths)), mask)
         neuron_figures.plot_learning(figure, learning.losses)
