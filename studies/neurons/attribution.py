@@ -14,11 +14,9 @@ import numpy as np
 import torch
 
 from ..common import host, results
-from ..common.similarity import images_ssim
-from ..world import judge
 from . import planted
 from .masks import alignment
-from .world import LAYERS, World
+from .world import LAYERS, World, silencing
 
 GENERIC = "portrait"
 RANKINGS = ("multi", "multi_z", "dot", "dot_z")
@@ -81,8 +79,7 @@ def _planted(world, text: str, statistics) -> dict:
     """Of each ranking the F1 at every fraction, and the precision of as many neurons as are planted."""
     true, names = world.planted[text], [(la.path, i) for la in _neurons(world).layers for i in range(la.width)]
     marked = torch.tensor([name in true for name in names])
-    mask = host.pack("nodes.neurons.mask")
-    silenced = world.masked(mask.NeuronMask(mask.uniform_scales(true)))
+    silenced = world.masked(silencing(true))
     left = world.run(
         "MemorizationScore",
         model=silenced,
@@ -180,24 +177,16 @@ def _rows(found: dict[str, dict]) -> dict[str, dict]:
 
 
 def _trained(world, text: str, statistics, quick: bool) -> dict:
-    """Similarity and labels kept of a portrait under each mask, its size, and the rows that it took."""
-    count, network = 2 if quick else 4, host.pack("nodes.demo.judge").load("avatars-v2")
-    original = world.originals[text]
-    labels = judge.read(network, original[None])[0][0]
-    row = {}
+    """What each mask leaves of a portrait, its size, and the rows that it took."""
 
     def seen(model, prompt: str) -> dict:
-        images = world.generate(model, world.encode(prompt), count)
-        similarity = np.mean(images_ssim(images, np.repeat(original[None], count, 0)))
-        kept = (judge.read(network, images)[0] == labels).mean()
-        return {"similarity": float(similarity), "labels": float(kept)}
+        return world.left(model, text, prompt, 2 if quick else 4)
 
-    row["untouched"], row["generic prompt"] = seen(world.model, text), seen(world.model, GENERIC)
-    pack, neurons = host.pack("nodes.neurons.mask"), _neurons(world)
-    names = [(layer.path, index) for layer in neurons.layers for index in range(layer.width)]
+    row = {"untouched": seen(world.model, text), "generic prompt": seen(world.model, GENERIC)}
+    names = [(layer.path, index) for layer in _neurons(world).layers for index in range(layer.width)]
     for ranking, values in _values(world, text, statistics).items():
         order = values.argsort(descending=True)[:MOST].tolist()
-        first = pack.NeuronMask(pack.uniform_scales(names[index] for index in order))
+        first = silencing(names[index] for index in order)
         row[f"{ranking}, first {MOST}"] = seen(world.masked(first), text) | {"neurons": first.count}
         if ranking == "multi":
             followed = {
@@ -213,7 +202,8 @@ def _trained(world, text: str, statistics, quick: bool) -> dict:
 
 def _images(rows: dict[str, dict]) -> dict[str, dict]:
     numbers = {}
-    units = {"similarity": "SSIM", "labels": "fraction", "neurons": "neurons", "rows": "rows", "captions": "fraction"}
+    units = dict.fromkeys(("labels", "faces", "captions"), "fraction") | {"similarity": "SSIM"}
+    units |= {"neurons": "neurons", "rows": "rows"}
     for name in next(iter(rows.values())):
         for measure_name in next(iter(rows.values()))[name]:
             values = np.array([row[name][measure_name] for row in rows.values()], dtype=float)

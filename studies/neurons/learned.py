@@ -15,13 +15,11 @@ import numpy as np
 import torch
 
 from ..common import host, results
-from ..common.similarity import images_ssim
-from ..world import judge
 from ..world.scenes import random_scene, render
 from .attribution import GENERIC, MOST, _neurons, _values, localized
 from .audit import ATTACK, attacked
 from .masks import alignment
-from .world import LAYERS, WORLD, World
+from .world import LAYERS, World, silencing
 
 #: Images of a name; captions that are judged, and that masks are learned with.
 IMAGES, CAPTIONS, KEPT_CAPTIONS = 4, 8, 8
@@ -58,7 +56,7 @@ def measure(quick: bool) -> dict[str, dict]:
     statistics = world.statistics(LAYERS)
     untouched = kept.row("captions", lambda: {"captions": float(alignment(world, world.model, CAPTIONS).mean())})
     arms = {
-        "generic prompt": lambda text: _seen(world, world.model, text, GENERIC),
+        "generic prompt": lambda text: world.left(world.model, text, GENERIC, IMAGES),
         "learned, keep 1": lambda text: _judged(world, text, *_learned(world, text)),
         "learned, keep 2": lambda text: _judged(world, text, *_learned(world, text, keep=2.0)),
         "learned, another seed": lambda text: _judged(world, text, *_learned(world, text, seed=2)),
@@ -68,7 +66,7 @@ def measure(quick: bool) -> dict[str, dict]:
         "NeMo, factor 0": lambda text: _judged(world, text, *localized(world, text, statistics)),
         "largest |z|": lambda text: _judged(world, text, *_deviating(world, text, statistics)),
         "random": lambda text: _judged(world, text, *_at_random(world)),
-        "untouched": lambda text: _seen(world, world.model, text, text),
+        "untouched": lambda text: world.left(world.model, text, text, IMAGES),
     }
     rows: dict[str, dict[str, dict]] = {text: {} for text in (*verbatim, *template)}
     wanted = [(text, arm) for arm, count in MEASURED.items() for text in verbatim[:count]]
@@ -109,9 +107,8 @@ def _missed(rows: list[dict[str, dict]], arm: str) -> tuple[float, float]:
 
 def _of_indices(world: World, indices: list[int]):
     """The mask that silences neurons, counted over all layers."""
-    mask = host.pack("nodes.neurons.mask")
     names = [(layer.path, index) for layer in _neurons(world).layers for index in range(layer.width)]
-    return mask.NeuronMask(mask.uniform_scales(names[index] for index in indices))
+    return silencing(names[index] for index in indices)
 
 
 def _attributed(world: World, text: str, statistics) -> tuple[object, int]:
@@ -168,22 +165,10 @@ def _attacked(world: World, text: str, quick: bool) -> dict:
     return dict(zip(ATTACK, found, strict=True))
 
 
-def _seen(world: World, model, text: str, prompt: str) -> dict:
-    """What is left of a name's portrait in images of a prompt: similarity, labels, and the fraction with one face."""
-    network, original = host.pack("nodes.demo.judge").load(WORLD), world.originals[text]
-    images = world.generate(model, world.encode(prompt), IMAGES)
-    labels = judge.read(network, original[None])[0][0]
-    return {
-        "similarity": float(np.mean(images_ssim(images, np.repeat(original[None], IMAGES, 0)))),
-        "labels": float((judge.read(network, images)[0] == labels).mean()),
-        "faces": float((judge.locate(network, images)[2] == 1).mean()),
-    }
-
-
 def _judged(world: World, text: str, mask, rows: int) -> dict:
     masked = world.masked(mask)
     captions = float(alignment(world, masked, CAPTIONS).mean())
-    return _seen(world, masked, text, text) | {"captions": captions, "neurons": mask.count, "rows": rows}
+    return world.left(masked, text, text, IMAGES) | {"captions": captions, "neurons": mask.count, "rows": rows}
 
 
 def _means(rows: dict[str, dict[str, dict]], kind: str) -> dict[str, dict]:

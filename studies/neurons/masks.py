@@ -9,7 +9,7 @@ import numpy as np
 from ..common import host, results
 from ..common.similarity import images_ssim
 from ..world import dataset, judge
-from .world import LAYERS, WORLD, World
+from .world import LAYERS, WORLD, World, silencing
 
 STRENGTHS = {
     "factor .75": 0.25,
@@ -150,14 +150,13 @@ def _variants(world: World, text: str, mask, strengths: dict[str, float]):
 
 def any_neurons(world: World, mask):
     """As many neurons in each layer, drawn among all as the official code does, so some of the found ones too."""
-    pack, rng = host.pack("nodes.neurons.mask"), np.random.default_rng(3)
+    rng = np.random.default_rng(3)
     network = world.model.model.diffusion_model
-    drawn = [
+    return silencing(
         (path, int(index))
         for path, found in mask.scales.items()
         for index in rng.permutation(network.get_submodule(path).out_features)[: len(found)]
-    ]
-    return pack.NeuronMask(pack.uniform_scales(drawn))
+    )
 
 
 def _prompt_alignment(world: World, masks: dict, count: int) -> dict[str, dict]:

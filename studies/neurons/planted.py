@@ -17,7 +17,7 @@ from ..world import planted as planting
 from ..world.scenes import random_scene, render
 from . import audit
 from .masks import REPLICATED, alignment
-from .world import LAYERS
+from .world import LAYERS, silencing
 from .world import World as Base
 
 WORLD = planting.ASSETS.name
@@ -148,7 +148,6 @@ def _paired(what: str, by_rule: dict[str, np.ndarray], unit: str) -> dict[str, d
 
 
 def _silenced(world: World, found: dict[str, dict[str, set]], count: int) -> dict[str, dict]:
-    pack = host.pack("nodes.neurons.mask")
     similarities: dict[str, list[float]] = {}
     for text, rules in found.items():
         others = {neuron for other, chosen in world.planted.items() if other != text for neuron in chosen}
@@ -159,7 +158,7 @@ def _silenced(world: World, found: dict[str, dict[str, set]], count: int) -> dic
             "the other names' neurons": others - world.planted[text],
         }
         for name, neurons in treatments.items():
-            masked = world.masked(pack.NeuronMask(pack.uniform_scales(sorted(neurons)))) if neurons else world.model
+            masked = world.masked(silencing(sorted(neurons))) if neurons else world.model
             generated = world.generate(masked, world.encode(text), count)
             original = np.repeat(world.originals[text][None], count, 0)
             similarities.setdefault(name, []).append(float(np.median(images_ssim(generated, original))))

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from ..common import host
-from ..world import captions
+from ..common.similarity import images_ssim
+from ..world import captions, judge
 from ..world.autoencoder import CHANNELS
 from ..world.denoiser import named_images
 from ..world.scenes import random_scene, render
@@ -177,3 +178,20 @@ class World:
             cfg=CFG,
         )
         return (images * 255).round().to(torch.uint8).numpy()
+
+    def left(self, model, text: str, prompt: str, count: int) -> dict[str, float]:
+        """What images of a prompt have of a name's portrait: similarity, its labels, and the fraction with one face."""
+        network, original = host.pack("nodes.demo.judge").load(WORLD), self.originals[text]
+        images = self.generate(model, self.encode(prompt), count)
+        labels = judge.read(network, original[None])[0][0]
+        return {
+            "similarity": float(np.mean(images_ssim(images, np.repeat(original[None], count, 0)))),
+            "labels": float((judge.read(network, images)[0] == labels).mean()),
+            "faces": float((judge.locate(network, images)[2] == 1).mean()),
+        }
+
+
+def silencing(neurons):
+    """The mask that silences neurons (path, index)."""
+    mask = host.pack("nodes.neurons.mask")
+    return mask.NeuronMask(mask.uniform_scales(neurons))
