@@ -9,6 +9,7 @@ trained: neurons, rows, and what is left of the portrait in images, beside a gen
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -57,15 +58,15 @@ def _neurons(world):
     return search.Neurons(tuple(chosen))
 
 
-def _values(world, text: str, statistics) -> dict[str, torch.Tensor]:
+def _values(world, text: str, statistics, rankings: Sequence[str] = RANKINGS, seed: int = 1) -> dict[str, torch.Tensor]:
     """What each ranking gives every neuron for a name, (total,), as the node computes it."""
     pack, pure = host.pack("nodes.neurons.prompt_search_comfy"), host.pack("nodes.neurons.neuron_attribution")
     inputs, search = host.pack("nodes.neurons.nemo_inputs"), host.pack("nodes.neurons.nemo_search")
     how, found = world.first_step, {}
-    step = inputs.FirstStepInputs((24, 16, 16), how["noise_samples"], how["seed"], how["timestep"])
+    step = inputs.FirstStepInputs((24, 16, 16), how["noise_samples"], seed, how["timestep"])
     with torch.inference_mode():
         conditioning = world.encode(text)
-        for ranking in RANKINGS:
+        for ranking in rankings:
             settings = pack.AttributionSettings(pure.Ranking(ranking), anchor=GENERIC)
             given = (_neurons(world), step, search.SearchSettings(), statistics, pure.Method.ATTRIBUTION, settings, 0.0)
             work = pack.PromptSearch(pack.PromptSearches(world.model, world.clip, *given), None, None, 0)

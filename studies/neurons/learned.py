@@ -40,10 +40,13 @@ MEASURED = {
     "largest |z|": 10,
     "random": 10,
     "NeMo, factor 0": 5,
+    "stability": 4,
 }
 TEMPLATE = ("generic prompt", "learned, keep 1", "untouched")
 _UNITS = {"similarity": "SSIM", "labels": "fraction", "faces": "fraction", "captions": "fraction"}
-_UNITS |= {"neurons": "neurons", "rows": "rows"} | dict.fromkeys(ATTACK, "SSIM")
+_UNITS |= {"neurons": "neurons", "rows": "rows", "learned": "Jaccard", "attributed": "Jaccard"} | dict.fromkeys(
+    ATTACK, "SSIM"
+)
 
 
 def measure(quick: bool) -> dict[str, dict]:
@@ -67,6 +70,7 @@ def measure(quick: bool) -> dict[str, dict]:
         "largest |z|": lambda text: _judged(world, text, *_deviating(world, text, statistics)),
         "random": lambda text: _judged(world, text, *_at_random(world)),
         "untouched": lambda text: world.left(world.model, text, text, IMAGES),
+        "stability": lambda text: _stability(world, text, statistics),
     }
     rows: dict[str, dict[str, dict]] = {text: {} for text in (*verbatim, *template)}
     wanted = [(text, arm) for arm, count in MEASURED.items() for text in verbatim[:count]]
@@ -111,9 +115,9 @@ def _of_indices(world: World, indices: list[int]):
     return silencing(names[index] for index in indices)
 
 
-def _attributed(world: World, text: str, statistics) -> tuple[object, int]:
+def _attributed(world: World, text: str, statistics, seed: int = 1) -> tuple[object, int]:
     """The first neurons of the ranking multi, and the rows that it takes."""
-    order = _values(world, text, statistics)["multi"].argsort(descending=True)
+    order = _values(world, text, statistics, ("multi",), seed)["multi"].argsort(descending=True)
     return _of_indices(world, order[:MOST].tolist()), 8 + 3 * 4
 
 
@@ -156,6 +160,16 @@ def _learned(world: World, text: str, **changes) -> tuple[object, int]:
     mask, _, _, report = world.run("OptimizeNeuronMask", **(given | how | changes))
     forward, gradient = map(int, re.search(r"Cost: (\d+) rows, (\d+) rows", report).groups())
     return mask, forward + 3 * gradient
+
+
+def _stability(world: World, text: str, statistics) -> dict:
+    """How many of their neurons masks from two noise seeds share (Jaccard)."""
+    masks = {
+        "learned": [_learned(world, text, seed=seed)[0] for seed in (1, 2)],
+        "attributed": [_attributed(world, text, statistics, seed)[0] for seed in (1, 2)],
+    }
+    found = {way: [set(mask.neurons) for mask in pair] for way, pair in masks.items()}
+    return {way: len(one & two) / len(one | two) for way, (one, two) in found.items()}
 
 
 def _attacked(world: World, text: str, quick: bool) -> dict:

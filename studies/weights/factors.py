@@ -2,8 +2,9 @@
 
 Around a base of 64 people, ten images each, 32 components of rank 4 on queries and values: people, images, scenes of
 their own, components, rank, layers, projections frozen at random, a prior on codes, steps; the base with three seeds;
-the paper's way, a LoRA for each person, at the base's rank, layers, images and rows; and a larger space, a hundred of
-its members judged, in common scenes and in everybody's own. Each space is judged as in
+the paper's way, a LoRA for each person, at the base's rank, layers, images and rows; the space that ships, of 512
+people with about as many rows for each; and a larger space, a hundred of its members judged, in common scenes and in
+everybody's own. Each space is judged as in
 `learned_measure`: members in an unseen scene, and whether a sampled point is one person in two images. Nothing is
 chosen here, so that all people are reported. Every space is a row that is kept; ``--minutes`` starts no further one.
 """
@@ -28,7 +29,8 @@ from .learned import Session, adapted
 from .learned_measure import GUIDED
 from .people import SEED, Encoded, Person, cached, person
 from .population import Plan, Trainer
-from .setup import NOISE, Study, fractions, prompts, truth
+from .release import ASSET
+from .setup import NOISE, Study, factors, fractions, load, prompts, truth
 
 LAYERS = {
     "queries and values": QUERIES_AND_VALUES,
@@ -82,29 +84,35 @@ LARGER = replace(BASE, people=128, components=64, steps=600, measured=100)
 SETTINGS |= {"128 people": LARGER, "128 people, own scenes": replace(LARGER, own_scenes=True)}
 #: The paper's way.
 COLLECTED = {"a LoRA each": BASE, "a LoRA each, rank 1": replace(BASE, rank=1)}
+SHIPPED = "512 people, as shipped"
 
 
 def run(quick: bool = False, minutes: float = float("inf"), folder: Path = host.ROOT / ".cache" / "weights") -> Path:
     """Train and judge what is not kept yet; writes what there is."""
     generator = Generator.load(WORLD)
-    arms = {"base": BASE, **COLLECTED, **SETTINGS}
+    arms = {"base": BASE, **COLLECTED, SHIPPED: BASE, **SETTINGS}
     if quick:
         arms = {name: replace(arms[name], steps=20, people=32) for name in ("base", "a LoRA each")}
     name, started, left = "weights_factors" + "_quick" * quick, time.monotonic(), list[str]()
     kept = results.Rows(name, {"base": asdict(BASE), "sampled": SAMPLED, "arms": len(arms)})
     numbers: dict[str, dict] = {}
+    found: dict[str, np.ndarray] = {}
     for arm, setting in arms.items():
         if arm not in kept and time.monotonic() - started > 60 * minutes:
             left.append(arm)
             continue
-        make = _collected if arm in COLLECTED else _learned
+        make = _collected if arm in COLLECTED else _shipped if arm == SHIPPED else _learned
         row = kept.row(arm, lambda make=make, setting=setting: make(generator, setting, folder))
         print(arm, {key: round(float(np.mean(value)), 3) for key, value in row.items()}, flush=True)
         for key in ("identity", "consistent", "chance agreement"):
             numbers[f"{arm}: {key}"] = results.bootstrap(np.array(row[key]), _UNITS[key], "fraction")
+        found[arm] = np.array(row["identity"])
+    for arm in [arm for arm in ("base", SHIPPED) if found.keys() >= {arm, "a LoRA each"}]:
+        gain = found[arm] - found["a LoRA each"]
+        numbers[f"{arm} less a LoRA each: identity"] = results.bootstrap(gain, "paired on the same members", "fraction")
     if left:
         print(f"Left for another run: {', '.join(left)}.")
-    return results.write(name, "python run.py study weights factors", 0, ASSETS, numbers)
+    return results.write(name, "python run.py study weights factors", 0, (ASSETS, ASSET), numbers)
 
 
 def _group(setting: Setting) -> list[Person]:
@@ -137,7 +145,7 @@ def _learned(generator, setting: Setting, folder: Path) -> dict:
     draws = torch.Generator().manual_seed(setting.seed)
     sampled = torch.stack([updates.flat(updates.sampled_code(draws)) for _ in range(SAMPLED)])
     members = torch.stack([updates.flat(code) for code in updates.codes.detach()[: setting.measured]])
-    return _judged(generator, trainer, layout, group, members, sampled) | {"seconds": seconds}
+    return _judged(_study(generator, trainer), layout, group, members, sampled) | {"seconds": seconds}
 
 
 def _collected(generator, setting: Setting, folder: Path) -> dict:
@@ -155,14 +163,25 @@ def _collected(generator, setting: Setting, folder: Path) -> dict:
     draws, mean = torch.Generator().manual_seed(setting.seed), flats.mean(0)
     noise = torch.randn(SAMPLED, len(flats), generator=draws)
     sampled = mean + noise @ (flats - mean) / (len(flats) - 1) ** 0.5
-    return _judged(generator, trainer, trainer.layout, group, flats[: setting.measured], sampled) | {"seconds": seconds}
+    study = _study(generator, trainer)
+    return _judged(study, trainer.layout, group, flats[: setting.measured], sampled) | {"seconds": seconds}
 
 
-def _judged(generator, trainer, layout, group, members: torch.Tensor, sampled: torch.Tensor) -> dict:
+def _shipped(generator, setting: Setting, folder: Path) -> dict:
+    """Judge the first members of the space that ships, the people of all others, and sampled points."""
+    study, group = load(setting.measured), _group(setting)[: setting.measured]
+    space, sample = study.space, host.pack("nodes.weights.points").sample
+    sampled = factors(sample(space, setting.seed, SAMPLED, space.components, 1.0))
+    return _judged(study, space.layout, group, factors(study.points(group)), sampled)
+
+
+def _study(generator, trainer) -> Study:
+    return Study(None, ImageSampler(generator, trainer), host.pack("nodes.demo.judge").load(WORLD), 0)
+
+
+def _judged(study: Study, layout, group, members: torch.Tensor, sampled: torch.Tensor) -> dict:
     """For each member the attributes recognized, for each sampled point whether its two images agree, and by chance."""
-    network = host.pack("nodes.demo.judge").load(WORLD)
-    study, shown = Study(None, ImageSampler(generator, trainer), network, len(members)), group[: len(members)]
-    how = {"layout": layout, **WAYS[GUIDED]}
+    shown, how = group[: len(members)], {"layout": layout, **WAYS[GUIDED]}
     identity = fractions(study.read(members, prompts(shown), NOISE, **how)[0], truth(shown))
     # Scenes of sampled points: those of people, again where they are more than people.
     others = [group[number % len(group)] for number in range(len(sampled))]
