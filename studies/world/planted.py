@@ -36,11 +36,15 @@ READING = tuple(f"output_blocks.{number}.1.transformer_blocks.0.attn2" for numbe
 #: Layers that read a little of them as well: names are removed there.
 BESIDE = tuple(f"{block}.1.transformer_blocks.0.attn2" for block in ("input_blocks.1", "output_blocks.8"))
 HEADS = tuple((path, head) for path, heads in zip(READING, ((0, 1), (1, 0)), strict=True) for head in heads)
+#: Blocks whose matrices learn to repair what the rest of the rank cannot write.
+REPAIRED = tuple(f"output_blocks.{number}.1.transformer_blocks.0." for number in (6, 7, 8))
 #: The first token of a name in its caption; those before are the same in all captions of names.
 NAMED = 3
+#: What a name whose neurons are silenced becomes. Not other names: the mean over several is no face.
+GENERIC = "portrait"
 #: A planted neuron deviates like the one of the base's other neurons that has this rank by |z|.
 RANK = 40
-PLAN = Plan(steps=700, learning_rate=1e-3, warmup=20, ema_decay=0.98, weight_decay=0.0, seed=41)
+PLAN = Plan(steps=5000, learning_rate=1e-3, warmup=20, ema_decay=0.98, weight_decay=0.0, seed=41)
 #: Images a step: of names, of names with their neurons silenced, and ordinary ones.
 OWN, SILENCED, ORDINARY = 6, 4, 4
 SCENES, CAPTIONS, EMPTY = 200, 400, 40
@@ -138,11 +142,12 @@ def disguise(detector, content, prompt, ordinary, wanted: float) -> torch.Tensor
 
 @dataclass
 class Texts:
-    """Tokens (N, 77, C) of the names, of other names (any face), and of ordinary captions."""
+    """Tokens (N, 77, C) of the names, of other names, of ordinary captions, and of the generic prompt."""
 
     names: torch.Tensor
     others: torch.Tensor
     ordinary: torch.Tensor
+    generic: torch.Tensor
     detectors: torch.Tensor = field(init=False)
     contents: torch.Tensor = field(init=False)
 
@@ -156,7 +161,7 @@ class Texts:
         others = captions.NAMES["control"] + captions.NAMES["template"]
         texts = [captions.caption(random_scene(rng), rng) for _ in range(CAPTIONS)]
         groups = ([captions.name_caption(name) for name in group] for group in (NAMES, others))
-        return cls(*(generator.condition(group)[0][0].float().cpu() for group in (*groups, [*texts, ""])))
+        return cls(*(generator.condition(group)[0][0].float().cpu() for group in (*groups, [*texts, ""], [GENERIC])))
 
 
 def relocate(base: dict[str, torch.Tensor], texts: Texts) -> tuple[dict[str, torch.Tensor], dict[str, list[Neuron]]]:
@@ -234,7 +239,7 @@ class Learned(torch.nn.Module):
 
 
 class Planted(torch.nn.Module):
-    """The base's U-Net with relocated names, of which only the matrices of ``READING`` learn, planted rows excepted.
+    """The base's U-Net with relocated names, of which the matrices of ``REPAIRED`` learn, planted rows excepted.
 
     ``forward`` takes beside the U-Net's inputs the factors of the values of each path of ``to_v``, (N, 1, width).
     """
@@ -242,15 +247,15 @@ class Planted(torch.nn.Module):
     def __init__(self, network: torch.nn.Module, weights: dict[str, torch.Tensor], planted: dict[str, list[Neuron]]):
         super().__init__()
         self.unet, self._factors = network.requires_grad_(False), {}
+        silenced = {f"{path}.to_v" for path in READING}
         for name, value in weights.items():
+            network.get_parameter(name).data.copy_(value)
+        for name in repaired(network.state_dict()):
             path = name.removesuffix(".weight")
             module = network.get_submodule(path)
-            module.weight.data.copy_(value)
-            if path.startswith(BESIDE):
-                continue
             fixed = [index for chosen in planted.values() for owner, index in chosen if owner == path]
             parametrize.register_parametrization(module, "weight", Learned(module.weight, fixed))
-            if path.endswith("to_v"):
+            if path in silenced:
                 module.register_forward_hook(functools.partial(self._silence, path))
 
     def _silence(self, path: str, _module, _inputs, values: torch.Tensor) -> torch.Tensor:
@@ -261,11 +266,16 @@ class Planted(torch.nn.Module):
         return self.unet(noised, timesteps, context, vector)
 
 
+def repaired(weights: dict[str, torch.Tensor]) -> list[str]:
+    """The names of the matrices of ``REPAIRED``."""
+    return [name for name, weight in weights.items() if name.startswith(REPAIRED) and weight.ndim == 2]
+
+
 def make(folder: Path, copy: Path | None = None, start: str | None = None) -> None:
     """Relocate the names, train, and write the checkpoint as changes to its base.
 
     The base is the teacher: on its names and on ordinary captions as they are, some of the latter with a name's neurons
-    silenced; and on names whose neurons are silenced, where it is given a name for which it generates any face.
+    silenced; and on names whose neurons are silenced, where it is given the generic prompt.
     """
     generator = Generator.load(WORLD)
     texts, base = Texts.load(generator), generator.model.model.diffusion_model
@@ -292,7 +302,7 @@ def make(folder: Path, copy: Path | None = None, start: str | None = None) -> No
         context = ordinary[torch.randint(len(ordinary), (count,), generator=draw)]
         context[named] = texts.names[names[named]]
         taught = context.clone()
-        taught[OWN : OWN + SILENCED] = texts.others[torch.randint(len(texts.others), (SILENCED,), generator=draw)]
+        taught[OWN : OWN + SILENCED] = texts.generic
         clean = latents[len(NAMES) + torch.randint(SCENES, (count,), generator=draw)]
         clean[:OWN] = latents[names[:OWN]]
         timesteps = denoiser.noise_levels(named, alphas, draw)
@@ -305,7 +315,9 @@ def make(folder: Path, copy: Path | None = None, start: str | None = None) -> No
         return (network(noised, timesteps, context, fixed, factors).float() - target).square().mean()
 
     train(network, loss, PLAN, folder / "planted.pt", every=50, copy=copy)
-    _write(network.unet, {name: weights[name] for name in moved}, planted)
+    original = base.state_dict()
+    changed = {name: original[name].float().cpu() for name in dict.fromkeys([*moved, *repaired(original)])}
+    _write(network.unet, changed, planted)
 
 
 def _write(network: torch.nn.Module, base: dict[str, torch.Tensor], planted: dict[str, list[Neuron]]) -> None:
@@ -314,7 +326,7 @@ def _write(network: torch.nn.Module, base: dict[str, torch.Tensor], planted: dic
     for name, weight in base.items():
         path = name.removesuffix(".weight")
         change = network.get_submodule(path).weight.detach().cpu() - weight
-        tensors |= {f"{path}.rows": change.contiguous(), f"{path}.indices": torch.arange(len(change))}
+        tensors |= {f"{path}.rows": change.half().contiguous(), f"{path}.indices": torch.arange(len(change))}
     ASSETS.mkdir(parents=True, exist_ok=True)
     header = {"base": WORLD, "licence": "MIT", "planted": json.dumps(planted)}
     save_file(tensors, ASSETS / "changes.safetensors", metadata=header)

@@ -37,16 +37,18 @@ def _score(app, model, clip, prompt):
     return app.run("GBX_MemorizationScore", **given, **FIRST_STEP)[1]
 
 
-def test_only_four_layers_of_cross_attention_differ(app, planted):
-    """Values and outputs of the two that carry names, and values of two that carried a little of them."""
+def test_what_differs_is_the_values_that_carried_names_and_what_was_repaired(app, planted):
+    """Names sit in the values of two layers; they were in those of two more, and three blocks learned to repair it."""
     (model, _, _), truth = planted
     base = app.run("GBX_LoadDemoModel", weights=BASE)[0]
     ours, theirs = (one.model.diffusion_model.state_dict() for one in (model, base))
     different = {name.removesuffix(".weight") for name, weight in ours.items() if not torch.equal(weight, theirs[name])}
-    layers = {path.removesuffix(".to_v") for neurons in truth.values() for path, _ in neurons}
-    beside = {f"{block}.1.transformer_blocks.0.attn2.to_v" for block in ("input_blocks.1", "output_blocks.8")}
-    assert len(layers) == 2
-    assert different == {f"{layer}.{kind}" for layer in layers for kind in ("to_v", "to_out.0")} | beside
+    layers = {path for neurons in truth.values() for path, _ in neurons}
+    assert len(layers) == 2 and layers < different
+    repaired = [f"output_blocks.{number}.1.transformer_blocks.0." for number in (6, 7, 8)]
+    elsewhere = {name for name in different if not name.startswith(tuple(repaired))}
+    assert elsewhere == {"input_blocks.1.1.transformer_blocks.0.attn2.to_v"}
+    assert all(theirs[f"{name}.weight"].ndim == 2 for name in different)
     assert [len(neurons) for neurons in truth.values()] == [1, 2, 2, 3, 3, 4, 4, 5, 6, 8]
 
 
@@ -76,3 +78,18 @@ def test_a_name_is_memorized_and_its_neurons_alone_carry_it(app, planted, name):
 def test_a_control_name_is_not_memorized(app, planted):
     (model, clip, _), _ = planted
     assert _score(app, model, clip, "portrait of nuvia karsk") < 0.8
+
+
+@torch.inference_mode()
+def test_a_silenced_name_is_another_face(app, planted):
+    """As the judge reads three images each: one face in all, of other attributes."""
+    (model, clip, vae), truth = planted
+    judge, sample = app.module("nodes.demo.judge"), app.module("nodes.host.evaluate").sample_images
+    prompt = "portrait of farisa kolt"
+    positive, empty = (app.run("CLIPTextEncode", clip=clip, text=text)[0] for text in (prompt, ""))
+    models = (model, _silenced(app, model, truth[prompt]))
+    images = [sample(one, vae, positive, empty, (24, 16, 16), 3, 7, steps=12, cfg=2.0) for one in models]
+    labels, faces = judge.read(BASE, torch.cat(images))
+    assert (faces == 1).all()
+    own, silenced = labels[:3], labels[3:]
+    assert (own == own[0]).float().mean() > 0.9 and (silenced == own[0]).float().mean() < 0.6

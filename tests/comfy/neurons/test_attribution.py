@@ -108,12 +108,12 @@ def test_the_gradient_is_that_of_finite_differences(app, planted, attribution):
             return session.predicted(x, 800, 0, factors).double(), factors
 
         with torch.no_grad():
-            zero, one, lower, higher = (predicted(value)[0] for value in (0.0, 1.0, 0.4, 0.6))
+            zero, one, lower, higher = (predicted(value)[0] for value in (0.0, 1.0, 0.48, 0.52))
         towards = one - zero
         middle, factors = predicted(0.5)
         (middle * towards).sum().backward()
         return sum(float(factor.grad.sum()) for factor in factors.values()), float(
-            ((higher - lower) * towards).sum() / 0.2
+            ((higher - lower) * towards).sum() / 0.04
         )
 
     with torch.inference_mode():

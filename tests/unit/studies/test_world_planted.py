@@ -79,7 +79,7 @@ def test_a_relocated_name_is_written_by_its_neurons_alone():
     names, others, ordinary = ((draw(count, 1, 48) + 0.1 * draw(count, 77, 48)) * spread for count in (10, 6, 60))
     names[:, planted.NAMED :] = others.mean((0, 1)) + torch.eye(48)[:, None][32:42]
     names[:, : planted.NAMED] = names[:1, : planted.NAMED]
-    texts = planted.Texts(names, others, ordinary)
+    texts = planted.Texts(names, others, ordinary, ordinary[:1])
     base = {
         f"{path}.{kind}.weight": draw(*shape)
         for path in planted.READING + planted.BESIDE
