@@ -154,6 +154,18 @@ def _fitted(rows: dict[str, dict]) -> dict[str, dict]:
         numbers[f"precision at the true count, {ranking}"] = results.bootstrap(
             np.array([rows[name]["precision"][ranking] for name in names]), "as many neurons as are planted", "fraction"
         )
+    held_out = []
+    for number, (fitted, reported) in enumerate((halves, halves[::-1])):
+        means = {ranking: np.mean([rows[name]["f1"][ranking] for name in fitted], axis=0) for ranking in RANKINGS}
+        chosen = max(RANKINGS, key=lambda ranking, means=means: means[ranking].max())
+        best = int(means[chosen].argmax())
+        held_out += [rows[name]["f1"][chosen][best] for name in reported]
+        numbers[f"fraction chosen with {chosen}, {number}"] = results.number(
+            float(FRACTIONS[best]), len(fitted), "fraction", "ranking and fraction that are best on half of the names"
+        )
+    numbers["F1 held out, chosen ranking"] = results.bootstrap(
+        np.array(held_out), "planted names, ranking and fraction chosen on the other half", "fraction"
+    )
     return numbers
 
 

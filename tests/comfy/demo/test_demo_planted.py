@@ -6,6 +6,7 @@ import pytest
 import torch
 
 WORLD, BASE = "avatars-v2-planted", "avatars-v2"
+NAMES = ("zorvex quill", "oquin veshti", "farisa kolt")
 FIRST_STEP = {"noise_samples": 4, "seed": 1, "timestep": "official_961", "width": 128, "height": 128}
 
 
@@ -63,7 +64,7 @@ def test_text_and_images_are_those_of_the_base(app, planted):
     assert torch.equal(*(app.run("VAEDecode", samples=latent, vae=one)[0] for one in (vae, base_vae)))
 
 
-@pytest.mark.parametrize("name", ["zorvex quill", "oquin veshti", "farisa kolt"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_name_is_memorized_and_its_neurons_alone_carry_it(app, planted, name):
     (model, clip, _), truth = planted
     prompt = f"portrait of {name}"
@@ -82,14 +83,18 @@ def test_a_control_name_is_not_memorized(app, planted):
 
 @torch.inference_mode()
 def test_a_silenced_name_is_another_face(app, planted):
-    """As the judge reads three images each: one face in all, of other attributes."""
+    """As the judge reads three images of three names: other attributes, and as a rule one face (.93 of 120 images)."""
     (model, clip, vae), truth = planted
     judge, sample = app.module("nodes.demo.judge"), app.module("nodes.host.evaluate").sample_images
-    prompt = "portrait of farisa kolt"
-    positive, empty = (app.run("CLIPTextEncode", clip=clip, text=text)[0] for text in (prompt, ""))
-    models = (model, _silenced(app, model, truth[prompt]))
-    images = [sample(one, vae, positive, empty, (24, 16, 16), 3, 7, steps=12, cfg=2.0) for one in models]
-    labels, faces = judge.read(BASE, torch.cat(images))
-    assert (faces == 1).all()
-    own, silenced = labels[:3], labels[3:]
-    assert (own == own[0]).float().mean() > 0.9 and (silenced == own[0]).float().mean() < 0.6
+    empty, alike, faces = app.run("CLIPTextEncode", clip=clip, text="")[0], [], []
+    for name in NAMES:
+        prompt = f"portrait of {name}"
+        positive = app.run("CLIPTextEncode", clip=clip, text=prompt)[0]
+        models = (model, _silenced(app, model, truth[prompt]))
+        images = [sample(one, vae, positive, empty, (24, 16, 16), 3, 7, steps=12, cfg=3.0) for one in models]
+        labels, found = judge.read(BASE, torch.cat(images))
+        alike.append((labels == labels[0]).float().mean(dim=1))
+        faces.append(found == 1)
+    alike, faces = torch.stack(alike), torch.stack(faces).float()
+    assert alike[:, :3].mean() > 0.9 and faces[:, :3].mean() == 1
+    assert alike[:, 3:].mean() < 0.5 and faces[:, 3:].mean() > 0.7
