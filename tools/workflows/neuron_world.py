@@ -47,7 +47,7 @@ class Kind:
     layers: str
     ordinary: str
     suspect: str
-    search: dict[str, str]
+    search: dict[str, str | float]
     strength: float  # at which a mask is compared with other mitigations and audited
     deviations: float | None  # target score, in deviations from the ordinary mean; None: the threshold
     demo: str = "avatars-v2"

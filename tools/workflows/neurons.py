@@ -1,5 +1,7 @@
 """The workflows of the neurons family: detect memorized prompts, localize their neurons, mask them."""
 
+from dataclasses import replace
+
 from . import neuron_parts
 from .authoring import Output, Workflow
 from .front import for_generating, labeled, prepare, shape_of, show
@@ -110,13 +112,17 @@ def demo_neurons_known_neurons(w: Workflow) -> None:
         "Silence a memorized portrait in three known neurons",
         "**In this checkpoint** (avatars-v2-planted) the portrait of Oquin Veshti acts through three value neurons: 22 "
         "and 55 of output_blocks.6.1, 56 of output_blocks.7.1. Others deviate more and carry nothing, so a threshold "
-        f"on z does not find the three. NeMo Localize ({_PAPER}) does not know them: compare its list.",
+        "on z does not find the three. NeMo Localize does not know them: compare its list.",
+        "**How it searches**: by one gradient (method attribution, ranking dot_z), with all neurons from 8 % of the "
+        f"largest attribution on. Set method to search, the paper's ({_PAPER}): it stops after two of the three.",
         "**At a glance**: four seeds without the mask, with it at strength 1 (the paper's factor 0), and a generic "
         "prompt.",
         "**Try** portrait of zorvex quill (one neuron), mirella thrum (two), farisa kolt (eight), or pelham droste (a "
         "control). Template 04 has the same model as it was trained.",
     )
-    neuron_parts.find_and_mask(World(w, PLANTED), budget=_DEMO_BUDGET)
+    how = {"method": "attribution", "ranking": "dot_z", "stopping_rule": "fraction", "fraction": 0.08}
+    kind = replace(PLANTED, search=PLANTED.search | how | {"anchor": PLANTED.generic})
+    neuron_parts.find_and_mask(World(w, kind), budget=_DEMO_BUDGET)
 
 
 def sd15_neurons_find_and_mask(w: Workflow) -> None:
