@@ -63,7 +63,7 @@ IMAGES = {
     "neurons_scan": _figure("neurons_scan_list", 1),
     "neurons_scan_report": _figure("neurons_scan_and_mask", 2),
     "neurons_threshold": _figure("neurons_scan_list", 2),
-    "neurons_search": _figure("neurons_known_neurons", 10),
+    "neurons_search": _figure("neurons_known_neurons", 11),
     "neurons_report": _figure("neurons_known_neurons", 9),
     "neurons_masked": _figure("neurons_find_and_mask", 1),
     "neurons_shared": _generated("neurons_share_mask", 1, 2, 3, 4),
