@@ -37,7 +37,7 @@ DRAWINGS = {"": render, ", pencil drawing": styles.pencil_drawing}
 TRIED, TRIERS, OTHERS = tuple((steps, rate) for steps in (50, 100, 200) for rate in (0.006, 0.018)), 10, 910_000
 
 #: Numbers of images, and people that they are measured on: the node has one prompt for all of them.
-IMAGES, SEVERAL, PROMPT = (1, 3, 10), 20, "portrait"
+IMAGES, SEVERAL, PROMPT = (1, 3, 10), 12, "portrait"
 
 _SCENE = [list(dataset.LABELS).index(name) for name in ("clothing", "clothing_color", "mouth", "background", "pattern")]
 _SCENE_ABOUT = "what the caption of the scene names, recognized", "fraction"
