@@ -4,9 +4,9 @@ Around a base of 64 people, ten images each, 32 components of rank 4 on queries 
 their own, components, rank, layers, projections frozen at random, a prior on codes, steps; the base with three seeds;
 the paper's way, a LoRA for each person, at the base's rank, layers, images and rows; the space that ships, of 512
 people with about as many rows for each; and a larger space, a hundred of its members judged, in common scenes and in
-everybody's own. Each space is judged as in
-`learned_measure`: members in an unseen scene, and whether a sampled point is one person in two images. Nothing is
-chosen here, so that all people are reported. Every space is a row that is kept; ``--minutes`` starts no further one.
+everybody's own. Each space is judged as in `learned_measure`: members in an unseen scene, and whether a sampled point
+is one person in two images. Nothing is chosen here, so that all people are reported. Every space is a row that is kept;
+``--minutes`` starts no further one.
 """
 
 from __future__ import annotations
