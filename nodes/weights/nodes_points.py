@@ -26,6 +26,7 @@ class PointSource(StrEnum):
     MEAN = "mean"
     MEMBER = "member"
     MEMBERS = "members"
+    NEAR_MEMBERS = "near_members"
 
 
 class W2WSample(io.ComfyNode):
@@ -44,7 +45,12 @@ class W2WSample(io.ComfyNode):
                     "Seed of the sampled coefficients. The first point of a seed has the coefficients that the "
                     "official code samples with it."
                 ),
-                int_input("count", 1, (1, _COUNT_MAX), "Number of points, returned as a list, for random and members."),
+                int_input(
+                    "count",
+                    1,
+                    (1, _COUNT_MAX),
+                    "Number of points, returned as a list, for random, members and near_members.",
+                ),
                 int_input(
                     "components",
                     1000,
@@ -61,7 +67,8 @@ class W2WSample(io.ComfyNode):
                     "source",
                     options=list(PointSource),
                     tooltip="random: sampled points. mean: the mean of the members. member: the member of member_name. "
-                    "members: count members drawn at random, for W2W Label Members.",
+                    "members: count members drawn at random, for W2W Label Members. near_members: random members, each "
+                    "moved by half a standard deviation; less new than random, and more consistent.",
                 ),
                 io.String.Input("member_name", default="", tooltip="Name of the member, for the source member."),
             ],
@@ -86,6 +93,8 @@ class W2WSample(io.ComfyNode):
             sampled = [points.member_point(space, member_name.strip())]
         elif source == PointSource.MEMBERS:
             sampled = points.random_members(space, seed, count)
+        elif source == PointSource.NEAR_MEMBERS:
+            sampled = points.near_members(space, seed, count, components, spread)
         elif source == PointSource.MEAN:
             sampled = [Point(space, space.pad(space.coefficients[0, :0]), "mean")]
         else:

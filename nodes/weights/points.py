@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from .directions import direction_step
@@ -37,6 +39,24 @@ def random_members(space: Space, seed: int, count: int) -> list[Point]:
     """``count`` different members drawn at random, or all of them, in their order."""
     order = torch.randperm(len(space.members), generator=torch.Generator().manual_seed(seed))
     return [member_point(space, space.members[row]) for row in sorted(order[:count].tolist())]
+
+
+def near_members(space: Space, seed: int, count: int, components: int, spread: float) -> list[Point]:
+    """Points near members drawn at random: a smoothed bootstrap (Efron 1979) that keeps the members' mean and spread.
+
+    beta = mean + sqrt(1 - h^2) (member - mean) + h deviation N(0, 1) with h = spread / 2, in the first ``components``.
+    """
+    components = min(components, space.known)
+    mean, deviation = (part[:components] for part in space.spread)
+    generator, h = torch.Generator().manual_seed(seed), spread / 2
+    points = []
+    for number in range(count):
+        row = int(torch.randint(len(space.members), (1,), generator=generator))
+        apart = space.coefficients[row, :components] - mean
+        noise = torch.randn(components, generator=generator)
+        moved = mean + math.sqrt(max(0.0, 1 - h * h)) * apart + h * deviation * noise
+        points.append(Point(space, space.pad(moved), f"near {space.members[row]} {seed}.{number}"))
+    return points
 
 
 def mix(first: Point, second: Point, start: float, end: float, count: int) -> list[Point]:
