@@ -59,16 +59,16 @@ class Setting:
 
 BASE = Setting()
 VARIED = {
-    "people": (16, 128, 32, 256),
+    "people": (16, 32, 128, 256),
     "images": (1, 3),
     "own_scenes": (True,),
     "seed": (1, 2),
-    "rank": (1, 8, 2),
-    "components": (8, 64, 16),
+    "rank": (1, 2, 8),
+    "components": (8, 16, 64),
     "layers": tuple(LAYERS)[1:],
     "frozen": (True,),
     "prior": (1e-4, 1e-3),
-    "steps": (120, 480, 60),
+    "steps": (60, 120, 480),
 }
 SETTINGS = {"base": BASE} | {
     f"{name} {value}".replace(" True", ""): replace(BASE, **{name: value})
