@@ -4,7 +4,8 @@
 attribute, with identity guidance up to 60 % in every contender, the same scene, caption and noise for all. W2W and
 the slider (arXiv 2311.12092) have a curve of strengths, the prompt one point; at the prompt's mean kept fraction the
 curves are interpolated, again in every bootstrap draw of the members. The floor is a random direction of the same
-length.
+length. "Kept" counts the other attributes that are read as before the edit, misreadings too; "the person's" those that
+are read as they are. Every edit is kept as it is done, so that a run which was stopped goes on.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ STRENGTHS = (0.25, 0.5, 0.75, 1.0)
 SLIDER_STRENGTHS = (0.5, 1.0, 2.0)
 CHANCE_STRENGTHS = (0.5, 1.0)
 GUIDED = WAYS["positive side to 60 %"]
+#: How much an edit leaves of the other attributes.
+KEPT = {"kept": "other attributes recognized as before", "the person's": "other attributes recognized as they are"}
 
 
 def reached_at(kept_goal: float, kept: np.ndarray, reached: np.ndarray) -> float:
@@ -57,14 +60,15 @@ def measure_edit(study: Study, name: str, slider: torch.Tensor | None, count: in
     wanted = [ATTRIBUTES[attribute].index(value) for value in values]
     rest = [number for number in range(len(IDENTITY)) if number != column]
     before = study.read(plain, texts, **GUIDED)[0]
-    known = np.where(truth(group) < 0, -1, before)
+    own = truth(group)
+    known = np.where(own < 0, -1, before)
 
     def judged(flats: torch.Tensor, captions=texts, layout=layout) -> np.ndarray:
         after = study.read(flats, captions, layout=layout, **GUIDED)[0]
-        return np.stack([np.isin(after[:, column], wanted), fractions(after, known, rest)], axis=1)
+        return np.stack([np.isin(after[:, column], wanted), *(fractions(after, one, rest) for one in (known, own))], 1)
 
     others = study.preserved(name)
-    unedited = np.stack([np.isin(before[:, column], wanted), np.ones(len(group))], axis=1)
+    unedited = np.stack([np.isin(before[:, column], wanted), np.ones(len(group)), fractions(before, own, rest)], axis=1)
     w2w = [judged(study.edited(points, f"{name}: {strength}", others)) for strength in STRENGTHS]
     learned = []
     for strength in () if slider is None else SLIDER_STRENGTHS:
@@ -87,20 +91,24 @@ def measure_edit(study: Study, name: str, slider: torch.Tensor | None, count: in
     }
     if not learned:
         del ways["slider"]
-    numbers = {f"{name}, unedited: reached": results.fraction(unedited[:, 0], f"{name} recognized")}
-    listed = {"prompt": prompt} | {
+    numbers, listed = dict[str, dict](), {"unedited": unedited, "prompt": prompt}
+    listed |= {
         f"{way} {strength}": rows
         for way, (strengths, found) in ways.items()
         for strength, rows in zip(strengths, found, strict=True)
     }
     for way, rows in listed.items():
         numbers[f"{name}, {way}: reached"] = results.fraction(rows[:, 0], f"{name} recognized")
-        numbers[f"{name}, {way}: kept"] = results.bootstrap(
-            rows[:, 1], "other attributes recognized as before", "fraction"
-        )
+        for place, (kind, what) in enumerate(KEPT.items(), 1):
+            numbers[f"{name}, {way}: {kind}"] = results.bootstrap(rows[:, place], what, "fraction")
+    for strength, rows in zip(STRENGTHS, w2w, strict=True):
+        for place, kind in enumerate(("reached", *KEPT)):
+            numbers[f"{name}, W2W {strength} less prompt: {kind}"] = results.bootstrap(
+                rows[:, place] - prompt[:, place], "paired difference on the same members", "fraction"
+            )
     curves = {way: np.stack([unedited, *found], axis=1) for way, (_, found) in ways.items()}
     for way, curve in curves.items():
-        joined = np.concatenate([curve, prompt[:, None]], axis=1)
+        joined = np.concatenate([curve, prompt[:, None]], axis=1)[..., :2]
         numbers[f"{name}, {way} less prompt at its loss: reached"] = results.bootstrap(
             joined,
             "reached where as much of the other attributes is kept; paired",
@@ -114,11 +122,12 @@ def run(quick: bool = False) -> Path:
     """Measure and write; ``quick`` takes fewer members and one edit, and trains no slider."""
     count = 3 if quick else 50
     study = load(count)
-    names, numbers = list(EDITS)[: 1 if quick else None], {}
+    names, numbers, stem = list(EDITS)[: 1 if quick else None], {}, "weights_matched" + "_quick" * quick
     trained = [None] if quick else sliders.train(study.sampler, {name: EDITS[name] for name in names})
+    kept = results.Rows(stem, {"count": count, "space": results.assets_hash(ASSET)})
     for name, slider in zip(names, trained, strict=True):
-        numbers |= measure_edit(study, name, slider, count)
+        numbers |= kept.row(name, lambda name=name, slider=slider: measure_edit(study, name, slider, count))
     command = "python run.py study weights matched" + (" --quick" if quick else "")
-    return results.write(
-        "weights_matched_quick" if quick else "weights_matched", command, NOISE, (ASSETS, ASSET), numbers
-    )
+    path = results.write(stem, command, NOISE, (ASSETS, ASSET), numbers)
+    kept.finished()
+    return path
