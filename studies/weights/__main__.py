@@ -2,12 +2,12 @@
 
 Steps, in order: train (LoRAs of a population, a cohort at a time), release (the space of these LoRAs), learned (the
 space that the pack ships, trained as a whole), learned_measure (the two side by side), sampling (by which law), twins
-(what limits an edit), measure, guidance, matched, invert (the node W2W Invert), images (the same from one, three and
-ten images), fits and ceiling (what limits a collected space), names (every layer of LoRAs of ten networks beside Load
-LoRA, on the ComfyUI that COMFYUI_DIR names), random_labels (how often a label without meaning counts as a direction),
-folder (any folder of LoRAs that --loras names: norms, likeness, sizes), sdxl (the way from twenty LoRAs of SDXL's
-shapes to a file, with time and memory), small (the demo workflow's space of sixteen people), factors (what a learned
-space depends on, one factor at a time: hours, in pieces that --minutes ends).
+(what limits an edit), matched, delayed (edits that start late), measure, guidance, invert (the node W2W Invert), images
+(the same from one, three and ten images), fits and ceiling (what limits a collected space), names (every layer of LoRAs
+of ten networks beside Load LoRA, on the ComfyUI that COMFYUI_DIR names), random_labels (how often a label without
+meaning counts as a direction), folder (any folder of LoRAs that --loras names: norms, likeness, sizes), sdxl (the way
+from twenty LoRAs of SDXL's shapes to a file, with time and memory), small (the demo workflow's space of sixteen
+people), factors (what a learned space depends on, one factor at a time: hours, in pieces that --minutes ends).
 Without a step all run; `--quick` measures the shipped space with fewer samples. Finished parts are kept in
 .cache/weights.
 """
@@ -22,8 +22,9 @@ from pathlib import Path
 from ..common import host
 
 FOLDER = host.ROOT / ".cache" / "weights"
-OWN = ("learned_measure", "sampling", "twins", "measure", "guidance", "matched", "fits", "ceiling", "random_labels")
-PARTS = {name: f"{name}:run" for name in OWN}
+OF_SHIPPED = ("learned_measure", "sampling", "twins", "matched", "delayed")
+OF_COLLECTED = ("measure", "guidance", "fits", "ceiling", "random_labels")
+PARTS = {name: f"{name}:run" for name in OF_SHIPPED + OF_COLLECTED}
 PARTS |= {"invert": "node_inversion:run", "images": "node_inversion:run_images", "names": "lora_names:run"}
 PARTS |= {"folder": "lora_folder:run", "sdxl": "sdxl_journey:run", "small": "small_space:run", "factors": "factors:run"}
 NAMES = ("train", "release", "learned", *PARTS)
