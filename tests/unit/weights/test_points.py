@@ -66,26 +66,6 @@ def test_samples_have_the_members_spread_and_leave_the_generator_alone(space):
     assert not torch.equal(many[0], many[1])
 
 
-@pytest.mark.parametrize("spread", [0.0, 1.0, 3.0])
-def test_points_near_members_keep_the_law_of_the_members(space, spread):
-    """Mean and standard deviation of a smoothed bootstrap (to 5 standard errors); its members come back at 0."""
-    found = points.near_members(space, 5, 4000, 1000, spread)
-    rows = [space.members.index(point.name.split()[1]) for point in found]
-    near, many = space.coefficients[rows], torch.stack([point.coefficients for point in found])
-    assert set(rows) == set(range(COUNT))
-    (mean, deviation), h = space.spread, spread / 2
-    kept = max(0.0, 1 - h * h) ** 0.5
-    # Rows are drawn among n members, whose deviation about their mean is sqrt((n - 1) / n) of the unbiased one.
-    wanted = deviation * (kept**2 * (COUNT - 1) / COUNT + h * h) ** 0.5
-    left = (many - mean - kept * (near - mean)).std(0)
-    torch.testing.assert_close(left, h * deviation, rtol=0.06, atol=1e-5)
-    torch.testing.assert_close(many.std(0), wanted, rtol=0.06, atol=1e-5)
-    assert float(((many.mean(0) - mean) / wanted.clamp_min(1e-6)).abs().max()) < 5 / 4000**0.5
-    if spread == 0:
-        torch.testing.assert_close(many, near, atol=1e-6, rtol=1e-5)
-    assert not points.near_members(space, 5, 1, 3, spread)[0].coefficients[3:].any()
-
-
 def test_least_squares_is_the_pseudoinverse(space, known_labels):
     """Official `get_direction`: n = pinverse @ labels on the first components, no intercept, padded with zeros."""
     fitted = directions.fit(space, known_labels, 6, directions.FitMethod.LEAST_SQUARES)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from glassbox.nodes.common import lora_reader
-from glassbox.nodes.weights import member_sources, space_builder, space_file, space_report
+from glassbox.nodes.weights import member_sources, points, space_builder, space_file, space_report
 from glassbox.nodes.weights.member_store import MemberStore
 from glassbox.nodes.weights.rank_reduction import align_signs, reduce_rank, sign_reference
 from glassbox.nodes.weights.space import Point
@@ -358,3 +358,23 @@ def test_the_mean_has_no_cosines_to_the_members(trained, scale, lines):
     space_report.draw_point(figure, Point(trained, scale * trained.coefficients[3], "it"))
     last = figure.axes[-1]
     assert len(last.lines) == lines and len(last.texts) == (lines == 0)
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0, 3.0])
+def test_points_near_members_keep_the_law_of_the_members(trained, spread):
+    """Mean and standard deviation of a smoothed bootstrap (to 5 standard errors); its members come back at 0."""
+    found = points.near_members(trained, 5, 4000, 1000, spread)
+    rows = [trained.members.index(point.name.split()[1]) for point in found]
+    near, many = trained.coefficients[rows], torch.stack([point.coefficients for point in found])
+    assert set(rows) == set(range(COUNT))
+    (mean, deviation), h = trained.spread, spread / 2
+    kept = max(0.0, 1 - h * h) ** 0.5
+    # Rows are drawn among n members, whose deviation about their mean is sqrt((n - 1) / n) of the unbiased one.
+    wanted = deviation * (kept**2 * (COUNT - 1) / COUNT + h * h) ** 0.5
+    left = (many - mean - kept * (near - mean)).std(0)
+    torch.testing.assert_close(left, h * deviation, rtol=0.06, atol=1e-5)
+    torch.testing.assert_close(many.std(0), wanted, rtol=0.06, atol=1e-5)
+    assert float(((many.mean(0) - mean) / wanted.clamp_min(1e-6)).abs().max()) < 5 / 4000**0.5
+    if spread == 0:
+        torch.testing.assert_close(many, near, atol=1e-6, rtol=1e-5)
+    assert not points.near_members(trained, 5, 1, 3, spread)[0].coefficients[3:].any()
