@@ -61,7 +61,8 @@ class W2WSample(io.ComfyNode):
                     "spread",
                     1.0,
                     (0.0, 10.0, 0.05),
-                    "Factor of the standard deviations. Below 1: nearer to the mean; above 1: more diverse.",
+                    "Factor of the standard deviations. Below 1: nearer to the mean, or with near_members to the "
+                    "member; above 1: more diverse.",
                 ),
                 io.Combo.Input(
                     "source",

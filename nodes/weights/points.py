@@ -42,8 +42,9 @@ def random_members(space: Space, seed: int, count: int) -> list[Point]:
 
 
 def near_members(space: Space, seed: int, count: int, components: int, spread: float) -> list[Point]:
-    """Points near members drawn at random: a smoothed bootstrap (Efron 1979) that keeps the members' mean and spread.
+    """Points near members drawn at random: a smoothed bootstrap (Efron 1979).
 
+    Up to a spread of 2 they keep the members' mean and deviation:
     beta = mean + sqrt(1 - h^2) (member - mean) + h deviation N(0, 1) with h = spread / 2, in the first ``components``.
     """
     components = min(components, space.known)

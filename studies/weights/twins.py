@@ -73,7 +73,7 @@ def kept(path: Path, make: Callable[[], torch.Tensor]) -> torch.Tensor:
 
 
 def measure_edit(study: Study, name: str, group: list[Person]) -> dict[str, dict]:
-    """Reached, kept and the person's of every way, and each way's paired differences from the prompt."""
+    """Reached, kept and the person's of every way, and how near the direction is to the twins' mean step."""
     attribute, values, words, _ = EDITS[name]
     column, own = IDENTITY.index(attribute), truth(group)
     wanted = [ATTRIBUTES[attribute].index(value) for value in values]
