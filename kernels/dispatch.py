@@ -1,8 +1,9 @@
-"""Which backend runs: eager PyTorch, or the first kernel that takes the input and agrees with eager on this GPU.
+"""Which backend runs: eager PyTorch, or the first kernel that takes the input and agrees with eager
+on this GPU.
 
-GLASSBOX_KERNELS or ``use`` choose: "auto" (the default), "eager", or one kernel backend, "triton" or "cuda", of which
-then every kernel that takes the input runs without a comparison. Kernels run on CUDA devices; Triton's also on the CPU
-in its interpreter.
+GLASSBOX_KERNELS or ``use`` choose: "auto" (the default), "eager", or one kernel backend, "triton"
+or "cuda", of which then every kernel that takes the input runs without a comparison. Kernels run on
+CUDA devices; Triton's also on the CPU in its interpreter.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -22,7 +24,8 @@ from . import checks, self_check
 from .self_check import once
 from .table import CUDA, TABLE, TRITON, unfit
 
-AUTO, EAGER = "auto", "eager"
+AUTO = "auto"
+EAGER = "eager"
 SETTINGS = (AUTO, EAGER, TRITON, CUDA)
 VARIABLE = "GLASSBOX_KERNELS"
 
@@ -34,7 +37,8 @@ def use(backend: str | None) -> str | None:
     global _chosen
     if backend is not None and backend not in SETTINGS:
         raise ValueError(f"There is no backend {backend}: choose one of {', '.join(SETTINGS)}.")
-    before, _chosen = _chosen, backend
+    before = _chosen
+    _chosen = backend
     return before
 
 
@@ -44,22 +48,31 @@ def setting() -> str:
         return _chosen
     named = os.environ.get(VARIABLE, "").strip().lower() or AUTO
     if named not in SETTINGS:
-        once(f"{VARIABLE} is {named}, which is none of {', '.join(SETTINGS)}: {AUTO} is used.", logging.WARNING)
+        once(
+            f"{VARIABLE} is {named}, which is none of {', '.join(SETTINGS)}: {AUTO} is used.",
+            logging.WARNING,
+        )
         return AUTO
     return named
 
 
-def call(operation: str, **arguments):
+def call(operation: str, **arguments: Any) -> Any:
     """Check the input, choose a backend and run it, in full precision even under autocast."""
     getattr(checks, operation)(**arguments)
     device = device_of(arguments)
     eager = function(EAGER, operation)
-    with torch.autocast(device.type, enabled=False) if _autocast(device) else contextlib.nullcontext():
+    with (
+        torch.autocast(device.type, enabled=False)
+        if _autocast(device)
+        else contextlib.nullcontext()
+    ):
         for backend in kernels_for(operation, arguments, device):
             kernel = function(backend, operation)
             if setting() == backend:
                 return kernel(**arguments)
-            result = self_check.run(backend, operation, kernel, eager, arguments, device)
+            result = self_check.run(
+                backend, operation, kernel=kernel, eager=eager, arguments=arguments, device=device
+            )
             if result is not None:
                 return result
         return eager(**arguments)
@@ -68,7 +81,11 @@ def call(operation: str, **arguments):
 def kernels_for(operation: str, arguments: Mapping, device: torch.device) -> Iterator[str]:
     """The backends whose kernel takes these arguments here, best first."""
     wanted = setting()
-    if wanted == EAGER or torch.compiler.is_compiling() or (wanted == AUTO and device.type != "cuda"):
+    if (
+        wanted == EAGER
+        or torch.compiler.is_compiling()
+        or (wanted == AUTO and device.type != "cuda")
+    ):
         return
     for backend, kernel in TABLE[operation].kernels.items():
         if wanted in (AUTO, backend):
@@ -89,9 +106,11 @@ def function(backend: str, operation: str) -> Callable:
     if backend == EAGER:
         return getattr(importlib.import_module(f".eager.{module}", __package__), operation)
 
-    def on_its_device(**arguments):
+    def on_its_device(**arguments: Any) -> Any:
         found = getattr(importlib.import_module(f".{backend}.{module}", __package__), operation)
-        with torch.cuda.device_of(next(iter(tensors(arguments)))):  # kernels are launched on the current device
+        with torch.cuda.device_of(
+            next(iter(tensors(arguments)))
+        ):  # kernels are launched on the current device
             return found(**arguments)
 
     return on_its_device
@@ -110,7 +129,11 @@ def device_of(arguments: Mapping) -> torch.device:
 def missing(backend: str, device: torch.device) -> str | None:
     """Why no kernel of a backend can run on a device, or None."""
     if backend == CUDA:
-        return None if device.type == "cuda" and torch.version.hip is None else "CUDA C++ needs an NVIDIA GPU"
+        return (
+            None
+            if device.type == "cuda" and torch.version.hip is None
+            else "CUDA C++ needs an NVIDIA GPU"
+        )
     if importlib.util.find_spec("triton") is None:
         package = "triton-windows" if sys.platform == "win32" else "triton"
         return f"Triton is not installed (pip install {package})"
@@ -127,5 +150,7 @@ def _autocast(device: torch.device) -> bool:
 
 @functools.cache
 def _interpreted() -> bool:
-    """Whether the kernels run in Triton's interpreter, which is settled when they are first imported."""
+    """Whether the kernels run in Triton's interpreter, which is settled when they are first
+    imported.
+    """
     return importlib.import_module(".triton.common", __package__).INTERPRETED

@@ -1,7 +1,9 @@
-"""A kernel's first call with a class of inputs is compared with eager; what is right runs, what is wrong is remembered.
+"""A kernel's first call with a class of inputs is compared with eager; what is right runs, what is
+wrong is remembered.
 
-Remembered on disk are wrong results alone, for this GPU, driver, PyTorch, Triton and source of the kernels. Whatever
-fails otherwise (a compiler that is missing, a full disk) is left out until the next start. Nothing is timed.
+Remembered on disk are wrong results alone, for this GPU, driver, PyTorch, Triton and source of the
+kernels. Whatever fails otherwise (a compiler that is missing, a full disk) is left out until the
+next start. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -32,8 +35,17 @@ _runs: dict[tuple, bool] = {}
 _wrong: dict[str, dict[str, str]] = {}
 
 
-def run(backend: str, operation: str, kernel: Callable, eager: Callable, arguments: Mapping, device: torch.device):
-    """The result of a kernel that agrees with eager for such arguments, else None; the first time eager's own."""
+def run(
+    backend: str,
+    operation: str,
+    kernel: Callable,
+    eager: Callable,
+    arguments: Mapping,
+    device: torch.device,
+) -> Any:
+    """The result of a kernel that agrees with eager for such arguments, else None; the first time
+    eager's own.
+    """
     key = (backend, operation, str(device), *(_class(value) for value in arguments.values()))
     with _lock:
         if key not in _runs:
@@ -42,7 +54,15 @@ def run(backend: str, operation: str, kernel: Callable, eager: Callable, argumen
                 return None
             if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
                 return None
-            return _compare(key, backend, operation, kernel, eager, arguments, device)
+            return _compare(
+                key,
+                backend,
+                operation=operation,
+                kernel=kernel,
+                eager=eager,
+                arguments=arguments,
+                device=device,
+            )
     if not _runs[key]:
         return None
     try:
@@ -61,7 +81,15 @@ def once(line: str, level: int = logging.INFO) -> None:
         log.log(level, line)
 
 
-def _compare(key, backend, operation, kernel, eager, arguments, device):
+def _compare(
+    key: tuple,
+    backend: str,
+    operation: str,
+    kernel: Callable,
+    eager: Callable,
+    arguments: Mapping,
+    device: torch.device,
+) -> Any:
     with full_precision():
         wanted = eager(**arguments)
     try:
@@ -74,7 +102,8 @@ def _compare(key, backend, operation, kernel, eager, arguments, device):
     if error:
         name = f"{backend} {operation}"
         once(
-            f"The {backend} kernel of {operation} is wrong on this GPU and will not run: {error}. Please report it.",
+            f"The {backend} kernel of {operation} is wrong on this GPU and will not run: {error}. "
+            "Please report it.",
             logging.WARNING,
         )
         _wrong[machine_name(device)][name] = error
@@ -86,7 +115,8 @@ def _leave_out(key: tuple, backend: str, operation: str, error: Exception) -> No
     _runs[key] = False
     first = (str(error).strip().splitlines() or [""])[0][:200]
     once(
-        f"The {backend} kernel of {operation} is left out until the next start: {type(error).__name__}: {first}",
+        f"The {backend} kernel of {operation} is left out until the next start: "
+        f"{type(error).__name__}: {first}",
         logging.WARNING,
     )
 
@@ -97,29 +127,35 @@ def _known_wrong(name: str, device: torch.device) -> bool:
         _wrong[machine] = _remembered(_read(), machine)
         for known, error in _wrong[machine].items():
             once(
-                f"The kernel {known} does not run: it was wrong on this GPU before ({error}). To try it "
-                f"again, delete {memory_file()}.",
+                f"The kernel {known} does not run: it was wrong on this GPU before ({error}). To "
+                f"try it again, delete {memory_file()}.",
                 logging.WARNING,
             )
     return name in _wrong[machine]
 
 
-def disagreement(operation: str, found, wanted, arguments: Mapping) -> str | None:
+def disagreement(operation: str, found: Any, wanted: Any, arguments: Mapping) -> str | None:
     """How a kernel's result differs from eager's beyond the tolerance of the operation, or None.
 
-    Of a result (numbers, index) only rows with the same index are compared, and almost all must have it.
+    Of a result (numbers, index) only rows with the same index are compared, and almost all must
+    have it.
     """
     entry = TABLE[operation]
     scale = entry.scale(arguments) if entry.scale else 0.0
     if isinstance(wanted, tuple):
-        (found, index), (wanted, expected) = found, wanted
+        found, index = found
+        wanted, expected = wanted
         if index.shape != expected.shape or index.dtype != expected.dtype:
-            return f"{index.dtype} {tuple(index.shape)} instead of {expected.dtype} {tuple(expected.shape)}"
+            return (
+                f"{index.dtype} {tuple(index.shape)} instead of {expected.dtype} "
+                f"{tuple(expected.shape)}"
+            )
         same = index == expected
         stray = int((~same).sum())
         if stray > max(1, _STRAY_INDICES * len(expected)) or not same.any():
             return f"{stray} of {len(expected)} indices differ"
-        found, wanted = found[same], wanted[same]
+        found = found[same]
+        wanted = wanted[same]
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         return f"{found.dtype} {tuple(found.shape)} instead of {wanted.dtype} {tuple(wanted.shape)}"
     finite = wanted.isfinite()
@@ -128,7 +164,8 @@ def disagreement(operation: str, found, wanted, arguments: Mapping) -> str | Non
     if not finite.any():
         return None
     rounding = torch.finfo(wanted.dtype).eps
-    found, wanted = found[finite].double(), wanted[finite].double()
+    found = found[finite].double()
+    wanted = wanted[finite].double()
     size = max(float(wanted.abs().max()), 1e-30)
     error = float((found - wanted).abs().max())
     wrong = error > entry.tolerance * (scale or size) + rounding * size
@@ -160,10 +197,16 @@ def machine_name(device: torch.device) -> str:
 def full_precision() -> Iterator[None]:
     """Products in float32 without TF32 for the reference, whatever the process has chosen."""
     try:
-        before, choose, full = torch.get_float32_matmul_precision(), torch.set_float32_matmul_precision, "highest"
-    except RuntimeError:  # somebody chose by the name that PyTorch has since 2.9, and the two do not mix
+        before = torch.get_float32_matmul_precision()
+        choose = torch.set_float32_matmul_precision
+        full = "highest"
+    except (
+        RuntimeError
+    ):  # somebody chose by the name that PyTorch has since 2.9, and the two do not mix
         matmul = torch.backends.cuda.matmul
-        before, choose, full = matmul.fp32_precision, functools.partial(setattr, matmul, "fp32_precision"), "ieee"
+        before = matmul.fp32_precision
+        choose = functools.partial(setattr, matmul, "fp32_precision")
+        full = "ieee"
     choose(full)
     try:
         yield
@@ -171,19 +214,24 @@ def full_precision() -> Iterator[None]:
         choose(before)
 
 
-def _class(value) -> tuple:
+def _class(value: Any) -> tuple:
     """What distinguishes arguments for which a kernel is compiled or launched in another way.
 
-    Of a tensor its type, its sizes to a factor of two, and what is a multiple of 16, as Triton specializes.
+    Of a tensor its type, its sizes to a factor of two, and what is a multiple of 16, as Triton
+    specializes.
     """
     if isinstance(value, torch.Tensor):
-        aligned = tuple(number % 16 == 0 for number in (value.data_ptr(), *value.shape, *value.stride()))
+        aligned = tuple(
+            number % 16 == 0 for number in (value.data_ptr(), *value.shape, *value.stride())
+        )
         return value.dtype, tuple(size.bit_length() for size in value.shape), aligned
     return type(value), value.bit_length() if isinstance(value, int) else None
 
 
 def _triton_version() -> str:
-    """By the module: the package that brings it is called triton, triton-windows, pytorch-triton or otherwise."""
+    """By the module: the package that brings it is called triton, triton-windows, pytorch-triton or
+    otherwise.
+    """
     try:
         return importlib.import_module("triton").__version__
     except Exception:  # none, or one that does not fit this PyTorch or Python
@@ -193,7 +241,9 @@ def _triton_version() -> str:
 @functools.cache
 def _source() -> str:
     digest = hashlib.sha256()
-    for path in sorted(path for path in Path(__file__).parent.rglob("*") if path.suffix in (".py", ".cu", ".cuh")):
+    for path in sorted(
+        path for path in Path(__file__).parent.rglob("*") if path.suffix in (".py", ".cu", ".cuh")
+    ):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
@@ -214,7 +264,9 @@ def _remembered(content: dict, machine: str) -> dict[str, str]:
 
 
 def _write(machine: str, wrong: dict[str, str]) -> None:
-    """Add to the file, which other processes write too; a folder that cannot be written does not matter."""
+    """Add to the file, which other processes write too; a folder that cannot be written does not
+    matter.
+    """
     content = _read()
     content[machine] = _remembered(content, machine) | wrong
     try:

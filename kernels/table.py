@@ -1,4 +1,6 @@
-"""Every operation: its modules, which inputs each kernel takes, and how a kernel is compared with eager; as data."""
+"""Every operation: its modules, which inputs each kernel takes, and how a kernel is compared with
+eager; as data.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +9,27 @@ from dataclasses import dataclass, field
 
 import torch
 
-TRITON, CUDA = "triton", "cuda"
+TRITON = "triton"
+CUDA = "cuda"
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _ANY_LENGTH = (1, 2**31 - 1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Kernel:
     """One operation's kernel of one backend; arguments go by their names in the public function.
 
-    ``dtypes``: the types of each tensor. ``sizes``: least and most of (argument, dimension). ``dense``: tensors that
-    must be contiguous; of all others only the last dimension must be. ``elsewhere``: tensors that may lie on another
-    device. ``mixed``: tensors that are left to PyTorch when they are all of one type.
+    ``dtypes``: the types of each tensor. ``vectors``: tensors of one dimension. ``sizes``: least
+    and most of (argument, dimension). ``dense``: tensors that must be contiguous; of all others
+    only the last dimension must be.
+    ``elsewhere``: tensors that may lie on another device. ``mixed``: tensors that are left to
+    PyTorch when they are all of one type.
     """
 
     module: str
     dtypes: Mapping[str, tuple[torch.dtype, ...]]
     sizes: Mapping[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    vectors: tuple[str, ...] = ()
     dense: tuple[str, ...] = ()
     elsewhere: tuple[str, ...] = ()
     mixed: tuple[str, ...] = ()
@@ -33,8 +39,9 @@ class Kernel:
 class Operation:
     """``module``: of eager. ``kernels``: by backend, the preferred one first.
 
-    ``tolerance``: the largest error of a kernel, besides one rounding to the type of the result, over the largest
-    number of the result, or over ``scale`` of the arguments where the result does not show what numbers are rounded.
+    ``tolerance``: the largest error of a kernel, besides one rounding to the type of the result,
+    over the largest number of the result, or over ``scale`` of the arguments where the result does
+    not show what numbers are rounded.
     """
 
     module: str
@@ -44,8 +51,12 @@ class Operation:
 
 
 def _of_products(arguments: Mapping) -> float:
-    """Of all pairs of rows the largest root of the sum of squared products, on which independent roundings act."""
-    data, noise = (arguments[name].double().nan_to_num(0, 0, 0).square() for name in ("data", "noise"))
+    """Of all pairs of rows the largest root of the sum of squared products, on which independent
+    roundings act.
+    """
+    data, noise = (
+        arguments[name].double().nan_to_num(0, 0, 0).square() for name in ("data", "noise")
+    )
     return float((data @ noise.T).max().sqrt())
 
 
@@ -53,15 +64,16 @@ _POINT = {"coefficients": FLOATS, "mean": FLOATS, "deviation": FLOATS, "basis_sc
 # Float32 is left to cuBLAS, which reads it once too.
 _POINT_KERNELS = {
     backend: Kernel(
-        module,
+        module=module,
         dtypes=_POINT | {"basis": (torch.int8, torch.bfloat16, torch.float16)},
         sizes={("basis", 0): (1, 2**20), ("basis", 1): _ANY_LENGTH},
+        vectors=("coefficients", "mean"),
     )
     for backend, module in ((TRITON, "low_rank"), (CUDA, "launch"))
 }
 _CHANGE_KERNELS = {
     backend: Kernel(
-        module,
+        module=module,
         dtypes={"weight": FLOATS, "up": FLOATS, "down": FLOATS},
         sizes={("down", 0): (1, 1024)},
         dense=("weight",),
@@ -71,7 +83,11 @@ _CHANGE_KERNELS = {
     for backend, module in ((TRITON, "low_rank"), (CUDA, "launch"))
 }
 _DRAWN_KERNELS = {
-    backend: Kernel(module, dtypes={"data": FLOATS, "seeds": (torch.int64,)}, sizes={("data", 1): (1, 2**26)})
+    backend: Kernel(
+        module=module,
+        dtypes={"data": FLOATS, "seeds": (torch.int64,)},
+        sizes={("data", 1): (1, 2**26)},
+    )
     for backend, module in ((TRITON, "nearest_drawn"), (CUDA, "launch"))
 }
 
@@ -81,13 +97,18 @@ TABLE = {
         "assignment_cost",
         {
             TRITON: Kernel(
-                "assignment_cost",
+                module="assignment_cost",
                 dtypes={"data": FLOATS, "noise": FLOATS},
                 # Below one tile each way a launch costs more than the product.
-                sizes={("data", 0): (64, 2**15), ("noise", 0): (64, 2**15), ("data", 1): (1, 2**24)},
+                sizes={
+                    ("data", 0): (64, 2**15),
+                    ("noise", 0): (64, 2**15),
+                    ("data", 1): (1, 2**24),
+                },
             )
         },
-        tolerance=0.02,  # of factors rounded to bfloat16: 2^-9 sqrt(2 / 3) each, eight deviations and a margin
+        # of factors rounded to bfloat16: 2^-9 sqrt(2 / 3) each, eight deviations and a margin
+        tolerance=0.02,
         scale=_of_products,
     ),
     "flat_weights": Operation("low_rank", _POINT_KERNELS),
@@ -96,10 +117,11 @@ TABLE = {
         "mean_attention",
         {
             TRITON: Kernel(
-                "mean_attention",
-                dtypes={"query": FLOATS, "key": FLOATS},
-                # A grid has at most 65,535 programs along its second dimension: rows times heads here.
-                sizes={("query", 0): (1, 256), ("key", 1): (1, 2**20)},
+                module="mean_attention",
+                dtypes={"query": FLOATS, "key": FLOATS, "mask": FLOATS},
+                # A grid has at most 65,535 programs along its second dimension: rows times heads
+                # here.
+                sizes={("query", 0): (1, 256), ("query", 1): (1, 255), ("key", 2): (1, 2**20)},
             )
         },
     ),
@@ -136,6 +158,8 @@ def _unfit_tensor(kernel: Kernel, name: str, tensor: torch.Tensor) -> str | None
         return f"is {str(tensor.dtype).removeprefix('torch.')}"
     if not tensor.numel():
         return "is empty"
+    if name in kernel.vectors and tensor.ndim != 1:
+        return f"has {tensor.ndim} dimensions"
     if name in kernel.dense and not tensor.is_contiguous():
         return "is not contiguous"
     if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:

@@ -17,7 +17,9 @@ NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
 _PROGRAMS = 512  # keep the largest of today's GPUs busy
 
 
-def nearest_drawn(data: torch.Tensor, seeds: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def nearest_drawn(
+    data: torch.Tensor, seeds: torch.Tensor, k: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """See ``kernels.nearest_drawn``."""
     rows, size = data.shape
     pieces = -(-size // 1024)
@@ -26,7 +28,9 @@ def nearest_drawn(data: torch.Tensor, seeds: torch.Tensor, k: int) -> tuple[torc
     distances = torch.empty(rows, k, pieces, device=data.device)
     kernel = kernels("nearest_drawn", NUMBER=NUMBERS[data.dtype], ROUNDS=ROUNDS)
     kernel["distances"](
-        (rows * pieces, -(-k // each), 1), (256, 1, 1), [data, seeds, distances, size, pieces, k, each, data.stride(0)]
+        (rows * pieces, -(-k // each), 1),
+        (256, 1, 1),
+        [data, seeds, distances, size, pieces, k, each, data.stride(0)],
     )
     index = distances.sum(dim=2).argmin(dim=1)
     result = torch.empty(rows, size, device=data.device)
@@ -34,7 +38,13 @@ def nearest_drawn(data: torch.Tensor, seeds: torch.Tensor, k: int) -> tuple[torc
     return result, index
 
 
-def flat_weights(coefficients, basis, mean, deviation, basis_scale=None) -> torch.Tensor:
+def flat_weights(
+    coefficients: torch.Tensor,
+    basis: torch.Tensor,
+    mean: torch.Tensor,
+    deviation: torch.Tensor,
+    basis_scale: torch.Tensor | None = None,
+) -> torch.Tensor:
     """See ``kernels.flat_weights``."""
     rows, size = basis.shape
     columns = 128 * 16 // basis.element_size()
@@ -53,27 +63,50 @@ def flat_weights(coefficients, basis, mean, deviation, basis_scale=None) -> torc
     kernel["combine"](
         (blocks, pieces, 1),
         (128, 1, 1),
-        [coefficients.float().contiguous(), basis, scale, sums, rows, size, basis.stride(0), scale.stride(0), length],
+        [
+            coefficients.float().contiguous(),
+            basis,
+            scale,
+            sums,
+            rows,
+            size,
+            basis.stride(0),
+            scale.stride(0),
+            length,
+        ],
     )
     return torch.addcmul(mean.float(), deviation.float(), sums.sum(dim=0))
 
 
-def low_rank_apply(weight, up, down, strength: float) -> torch.Tensor:
+def low_rank_apply(
+    weight: torch.Tensor, up: torch.Tensor, down: torch.Tensor, strength: float
+) -> torch.Tensor:
     """See ``kernels.low_rank_apply``."""
-    up, down = (factor.to(weight.device, torch.float32).flatten(1).contiguous() for factor in (up, down))
-    (rank, columns), rows = down.shape, len(up)
+    up, down = (
+        factor.to(weight.device, torch.float32).flatten(1).contiguous() for factor in (up, down)
+    )
+    rank, columns = down.shape
+    rows = len(up)
     result = torch.empty_like(weight)
     aligned = columns % 4 == 0 and weight.data_ptr() % (4 * weight.element_size()) == 0
     kernel = kernels("low_rank_apply", NUMBER=NUMBERS[weight.dtype], ALIGNED=int(aligned))
-    bits = struct.unpack("<i", struct.pack("<f", strength))[0]  # PyTorch passes every float as a double
+    bits = struct.unpack("<i", struct.pack("<f", strength))[
+        0
+    ]  # PyTorch passes every float as a double
     kernel["apply"](
-        (-(-rows // 32) * -(-columns // 128), 1, 1), (256, 1, 1), [weight, up, down, result, bits, rows, columns, rank]
+        (-(-rows // 32) * -(-columns // 128), 1, 1),
+        (256, 1, 1),
+        [weight, up, down, result, bits, rows, columns, rank],
     )
     return result
 
 
 #: The functions of each source.
-FUNCTIONS = {"nearest_drawn": ["distances", "draw"], "flat_weights": ["combine"], "low_rank_apply": ["apply"]}
+FUNCTIONS = {
+    "nearest_drawn": ["distances", "draw"],
+    "flat_weights": ["combine"],
+    "low_rank_apply": ["apply"],
+}
 
 
 def kernels(name: str, **constants: int) -> dict[str, Callable]:
@@ -87,4 +120,6 @@ def _loaded(name: str, device: int, constants: tuple) -> Any:
 
     library = _utils._get_nvrtc_library()
     capability = "{}{}".format(*torch.cuda.get_device_capability(device))
-    return _utils._cuda_load_module(nvrtc.compiled(library, name, capability, dict(constants)), FUNCTIONS[name])
+    return _utils._cuda_load_module(
+        nvrtc.compiled(library, name, capability, dict(constants)), FUNCTIONS[name]
+    )

@@ -8,5 +8,6 @@ import torch
 def assignment_cost(data: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     """See ``kernels.assignment_cost``."""
     products = data.float() @ noise.float().T
-    columns, rows = products.mean(dim=0), products.mean(dim=1, keepdim=True)
+    columns = products.mean(dim=0)
+    rows = products.mean(dim=1, keepdim=True)
     return (columns - columns.mean() + rows).sub_(products)

@@ -6,14 +6,18 @@ import torch
 
 from . import block_bytes
 
-#: Bytes of a block of similarities on a CPU, or a tenth of the inputs where that is more: each block reads all targets.
+#: Bytes of a block of similarities on a CPU, or a tenth of the inputs where that is more: each
+#: block reads all targets.
 BLOCK = 1 << 23
 
 
-def best_match(queries: torch.Tensor, targets: torch.Tensor, mutual: bool = False):
+def best_match(
+    queries: torch.Tensor, targets: torch.Tensor, mutual: bool = False
+) -> tuple[torch.Tensor, ...]:
     """See ``kernels.best_match``."""
     size = max(block_bytes(queries.device, BLOCK), (queries.nbytes + targets.nbytes) // 10) // 4
-    rows, step = max(size // len(targets), 1), len(targets)
+    rows = max(size // len(targets), 1)
+    step = len(targets)
     if targets.dtype != torch.float32:  # a part is cast at a time
         step = max(size // max(targets.shape[1], 1), 1)
     similarity = queries.new_empty(len(queries), dtype=torch.float32)
@@ -28,7 +32,11 @@ def best_match(queries: torch.Tensor, targets: torch.Tensor, mutual: bool = Fals
         units = units * _inverse_norm(units)[:, None]
         block = buffer[: len(units)]
         for column in range(0, len(targets), step):
-            torch.mm(units, targets[column : column + step].float().T, out=block[:, column : column + step])
+            torch.mm(
+                units,
+                targets[column : column + step].float().T,
+                out=block[:, column : column + step],
+            )
         del units  # before the next ones are made
         block *= target_scale
         index[part] = block.argmax(dim=1)
@@ -41,7 +49,11 @@ def best_match(queries: torch.Tensor, targets: torch.Tensor, mutual: bool = Fals
             column_index = torch.where(better, row + first, column_index)
     if not mutual:
         return similarity, index
-    return similarity, index, column_index[index] == torch.arange(len(queries), device=queries.device)
+    return (
+        similarity,
+        index,
+        column_index[index] == torch.arange(len(queries), device=queries.device),
+    )
 
 
 def _inverse_norm(vectors: torch.Tensor) -> torch.Tensor:

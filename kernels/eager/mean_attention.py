@@ -1,4 +1,6 @@
-"""Attention probabilities averaged over heads, all heads of some positions at a time: whole maps would not fit."""
+"""Attention probabilities averaged over heads, all heads of some positions at a time: whole maps
+would not fit.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +12,43 @@ from . import block_bytes
 BLOCK = 1 << 20
 
 
-def mean_attention(query, key, heads: int, first: int | None = None) -> torch.Tensor:
+def mean_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    scale: float | None = None,
+    begin: int = 0,
+    count: int | None = None,
+) -> torch.Tensor:
     """See ``kernels.mean_attention``."""
-    (rows, positions, width), keys = query.shape, key.shape[1]
-    channels, wanted = width // heads, first or keys
-    key = (key.float() * channels**-0.5).view(rows, keys, heads, channels).permute(0, 2, 3, 1).contiguous()
-    query = query.unflatten(2, (heads, channels)).transpose(1, 2)
-    result = query.new_empty(rows, positions, wanted, dtype=torch.float32)
+    rows, heads, positions, channels = query.shape
+    shared, keys = key.shape[1:3]
+    end = keys if count is None else begin + count
+    factor = channels**-0.5 if scale is None else scale
+    key = (key.float() * factor).transpose(2, 3).contiguous()
+    if shared < heads:  # by views: (rows, heads of keys, queries of each, positions, d)
+        query = query.unflatten(1, (shared, -1))
+        key = key[:, :, None]
+    result = query.new_empty(rows, positions, end - begin, dtype=torch.float32)
     size = max(block_bytes(query.device, BLOCK) // (4 * heads * keys), 1)  # positions of any rows
-    height, parts = max(size // max(positions, 1), 1), max(-(-positions // size), 1)
+    height = max(size // max(positions, 1), 1)
+    parts = max(-(-positions // size), 1)
     length = max(-(-positions // parts), 1)  # parts of equal length
     for row in range(0, rows, height):
         some = slice(row, row + height)
         for start in range(0, positions, length):
             part = slice(start, start + length)
-            scores = query[some, :, part].float() @ key[some]
-            result[some, part] = scores.softmax(dim=-1)[..., :wanted].mean(dim=1)
+            scores = query[some, ..., part, :].float() @ key[some]
+            if shared < heads:
+                scores = scores.flatten(1, 2)
+            if mask is not None:
+                scores = scores + _of(mask, some, part)
+            result[some, part] = scores.softmax(dim=-1)[..., begin:end].mean(dim=1)
     return result
+
+
+def _of(mask: torch.Tensor, rows: slice, positions: slice) -> torch.Tensor:
+    """A mask's part for some rows and positions, which may be one for all."""
+    if len(mask) > 1:
+        mask = mask[rows]
+    return (mask[:, :, positions] if mask.shape[2] > 1 else mask).float()

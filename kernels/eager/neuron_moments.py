@@ -14,7 +14,8 @@ def neuron_moments(values: torch.Tensor) -> torch.Tensor:
     """See ``kernels.neuron_moments``."""
     prompts = max(block_bytes(values.device, BLOCK) // max(4 * values[0].numel(), 1), 1)
     block = torch.empty_like(values[:prompts], dtype=torch.float32)
-    means, largest = [], []
+    means = []
+    largest = []
     for part in values.split(prompts):
         sizes = block[: len(part)].copy_(part).abs_()
         means.append(sizes.mean(dim=1))
@@ -22,5 +23,9 @@ def neuron_moments(values: torch.Tensor) -> torch.Tensor:
     activations = torch.cat(means).double()
     mean = activations.mean(dim=0)
     squares = (activations - mean).square().sum(dim=0)
-    extremes = activations.amin(dim=0), activations.amax(dim=0), torch.cat(largest).amax(dim=0).double()
+    extremes = (
+        activations.amin(dim=0),
+        activations.amax(dim=0),
+        torch.cat(largest).amax(dim=0).double(),
+    )
     return torch.stack([mean, squares, *extremes])

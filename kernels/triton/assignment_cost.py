@@ -1,8 +1,10 @@
-"""The products of all rows with all others on tensor cores, and their sum and double centering in one more pass.
+"""The products of all rows with all others on tensor cores, and their sum and double centering in
+one more pass.
 
-The sum over D is cut into pieces, so that a small batch fills the GPU. Each program stores its tile of one piece with
-the sums of the tile's rows, columns and whole; the second kernel adds the pieces in a fixed order and subtracts the
-means. Factors are rounded to bfloat16 in registers (float16 stays), sums are float32.
+The sum over D is cut into pieces, so that a small batch fills the GPU. Each program stores its tile
+of one piece with the sums of the tile's rows, columns and whole; the second kernel adds the pieces
+in a fixed order and subtracts the means. Factors are rounded to bfloat16 in registers (float16
+stays), sums are float32.
 """
 
 from __future__ import annotations
@@ -13,21 +15,30 @@ import triton.language as tl
 
 from . import common
 
-SUM_ROWS, SUM_COLUMNS, SUMS = 32, 64, 1024
+SUM_ROWS = 32
+SUM_COLUMNS = 64
+SUMS = 1024
 _PROGRAMS = 128  # one on each multiprocessor: a tile of 128 x 128 fills one
 
 
 def launch(target: str, single: bool) -> dict:
     """Tile and warps; ``single``: whether a factor is float32. 64 KiB of shared memory suffice."""
     rows = 64 if target == common.RDNA else 128
-    return {"ROWS": rows, "COLUMNS": 128, "DEPTH": 32 if single or target != common.NVIDIA else 64, "num_warps": 8}
+    return {
+        "ROWS": rows,
+        "COLUMNS": 128,
+        "DEPTH": 32 if single or target != common.NVIDIA else 64,
+        "num_warps": 8,
+    }
 
 
 def assignment_cost(data: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     """See ``kernels.assignment_cost``."""
-    (rows, size), columns = data.shape, len(noise)
+    rows, size = data.shape
+    columns = len(noise)
     tile = launch(common.target(data), torch.float32 in (data.dtype, noise.dtype))
-    down, across = triton.cdiv(rows, tile["ROWS"]), triton.cdiv(columns, tile["COLUMNS"])
+    down = triton.cdiv(rows, tile["ROWS"])
+    across = triton.cdiv(columns, tile["COLUMNS"])
     length, count = common.pieces(size, tile["DEPTH"], down * across, _PROGRAMS)
     products = torch.empty(count, rows, columns, device=data.device)
     row_sums = torch.empty(count * across, rows, device=data.device)
@@ -92,11 +103,13 @@ def _products(
     DEPTH: tl.constexpr,
 ):
     across = tl.cdiv(columns, COLUMNS)
-    row_tile, column_tile = tl.program_id(0) // across, tl.program_id(0) % across
+    row_tile = tl.program_id(0) // across
+    column_tile = tl.program_id(0) % across
     row = row_tile * ROWS + tl.arange(0, ROWS)
     column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
     piece = tl.program_id(1)
-    first, last = piece * length, tl.minimum((piece + 1) * length, size)
+    first = piece * length
+    last = tl.minimum((piece + 1) * length, size)
     x_rows = data + row.to(tl.int64)[:, None] * data_stride
     z_rows = noise + column.to(tl.int64)[:, None] * noise_stride
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -105,18 +118,29 @@ def _products(
         x = tl.load(x_rows + place, mask=(row < rows)[:, None] & (place < size), other=0)
         z = tl.load(z_rows + place, mask=(column < columns)[:, None] & (place < size), other=0)
         if INTERPRETED:  # it multiplies the bits of bfloat16 as if they were integers (Triton 3.7)
-            x, z = x.to(tl.float32), z.to(tl.float32)
+            x = x.to(tl.float32)
+            z = z.to(tl.float32)
         elif not HALF:
-            x, z = x.to(tl.bfloat16), z.to(tl.bfloat16)
+            x = x.to(tl.bfloat16)
+            z = z.to(tl.bfloat16)
         total = tl.dot(x, tl.trans(z), total)
     # Rows and columns beyond the end are 0 and add nothing to the sums.
-    long_row, long_piece = row.to(tl.int64), piece.to(tl.int64)
+    long_row = row.to(tl.int64)
+    long_piece = piece.to(tl.int64)
     target = products + (long_piece * rows + long_row[:, None]) * columns + column[None, :]
     tl.store(target, total, mask=(row < rows)[:, None] & (column < columns)[None, :])
-    tl.store(row_sums + (long_piece * across + column_tile) * rows + row, tl.sum(total, axis=1), mask=row < rows)
+    tl.store(
+        row_sums + (long_piece * across + column_tile) * rows + row,
+        tl.sum(total, axis=1),
+        mask=row < rows,
+    )
     down = tl.cdiv(rows, ROWS)
     by_column = tl.sum(total, axis=0)
-    tl.store(column_sums + (long_piece * down + row_tile) * columns + column, by_column, mask=column < columns)
+    tl.store(
+        column_sums + (long_piece * down + row_tile) * columns + column,
+        by_column,
+        mask=column < columns,
+    )
     tl.store(tile_sums + piece * down * across + tl.program_id(0), tl.sum(by_column, axis=0))
 
 

@@ -1,4 +1,6 @@
-"""From a point of a weight space to weights, with each number of the basis and of a weight read once."""
+"""From a point of a weight space to weights, with each number of the basis and of a weight read
+once.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,15 @@ import triton.language as tl
 from .. import BASIS_GROUP
 from . import common
 
-BASIS_ROWS, BLOCK = 8, 512  # a block lies within one group of an int8 basis
+# a block lies within one group of an int8 basis
+BASIS_ROWS = 8
+BLOCK = 512
 
 
 def launch(target: str, wide: bool) -> dict:
-    """Tile, ranks at a time and precision; ``wide``: whether the factors are multiplied in float32."""
+    """Tile, ranks at a time and precision; ``wide``: whether the factors are multiplied in
+    float32.
+    """
     columns = 64 if target == common.RDNA else 128
     return {
         "ROWS": 32,
@@ -24,14 +30,20 @@ def launch(target: str, wide: bool) -> dict:
     }
 
 
-def flat_weights(coefficients, basis, mean, deviation, basis_scale=None) -> torch.Tensor:
+def flat_weights(
+    coefficients: torch.Tensor,
+    basis: torch.Tensor,
+    mean: torch.Tensor,
+    deviation: torch.Tensor,
+    basis_scale: torch.Tensor | None = None,
+) -> torch.Tensor:
     """See ``kernels.flat_weights``."""
     rows, size = basis.shape
     blocks = triton.cdiv(size, BLOCK)
     length, count = common.pieces(rows, BASIS_ROWS, blocks, common.PROGRAMS)
     sums = torch.empty(count, size, device=basis.device)
     scaled = basis_scale is not None
-    scale = basis_scale if scaled else coefficients
+    scale = coefficients if basis_scale is None else basis_scale
     _combine[(blocks, count)](
         coefficients,
         basis,
@@ -51,10 +63,13 @@ def flat_weights(coefficients, basis, mean, deviation, basis_scale=None) -> torc
     return torch.addcmul(mean.float(), deviation.float(), sums.sum(dim=0))
 
 
-def low_rank_apply(weight, up, down, strength: float) -> torch.Tensor:
+def low_rank_apply(
+    weight: torch.Tensor, up: torch.Tensor, down: torch.Tensor, strength: float
+) -> torch.Tensor:
     """See ``kernels.low_rank_apply``."""
     up, down = (factor.to(weight.device).flatten(1).contiguous() for factor in (up, down))
-    (rank, columns), rows = down.shape, len(up)
+    rank, columns = down.shape
+    rows = len(up)
     result = torch.empty_like(weight)
     tile = launch(common.target(weight), common.wide(up, down))
     grid = (triton.cdiv(rows, tile["ROWS"]) * triton.cdiv(columns, tile["COLUMNS"]),)
@@ -85,13 +100,17 @@ def _combine(
     first = tl.program_id(1) * length
     for start in range(first, tl.minimum(first + length, rows), ROWS):
         row = (start + tl.arange(0, ROWS)).to(tl.int64)
-        factor = tl.load(coefficients + row * coefficient_stride, mask=row < rows, other=0).to(tl.float32)
+        factor = tl.load(coefficients + row * coefficient_stride, mask=row < rows, other=0).to(
+            tl.float32
+        )
         used = factor != 0
         if SCALED:
             group = tl.program_id(0) * BLOCK // GROUP
             factor *= tl.load(scale + row * scale_stride + group, mask=used, other=0).to(tl.float32)
         numbers = tl.load(
-            basis + row[:, None] * basis_stride + place[None, :], mask=used[:, None] & (place < size)[None, :], other=0
+            basis + row[:, None] * basis_stride + place[None, :],
+            mask=used[:, None] & (place < size)[None, :],
+            other=0,
         )
         total += tl.sum(factor[:, None] * numbers.to(tl.float32), axis=0)
     tl.store(sums + tl.program_id(1).to(tl.int64) * size + place, total, mask=place < size)
@@ -123,7 +142,9 @@ def _apply(
     for first in range(0, rank, DEPTH):
         part = first + tl.arange(0, DEPTH)
         left = tl.load(
-            up + row.to(tl.int64) * rank + part[None, :], mask=(row < rows) & (part < rank)[None, :], other=0
+            up + row.to(tl.int64) * rank + part[None, :],
+            mask=(row < rows) & (part < rank)[None, :],
+            other=0,
         )
         right = tl.load(
             down + part[:, None].to(tl.int64) * columns + column,
@@ -131,6 +152,7 @@ def _apply(
             other=0,
         )
         if WIDE:
-            left, right = left.to(tl.float32), right.to(tl.float32)
+            left = left.to(tl.float32)
+            right = right.to(tl.float32)
         total = tl.dot(left, right, total, input_precision=PRECISION)
     tl.store(result + place, before.to(tl.float32) + strength * total, mask=there)

@@ -1,13 +1,23 @@
-"""One number for each activation: as a bar chart in forward order, as a table, as a list of the best IDs."""
+"""One number for each activation: as a bar chart in forward order, as a table, as a list of the
+best IDs.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _BEST, _OTHER = "#e66101", "#b8c4d0"
-_INCHES, _MOST_BARS = 0.16, 120  # of a bar; bars that count for the width
-_FEW, _NAME = 24, 9  # names on an axis at most, and the points of their text
+# of a bar; bars that count for the width
+_INCHES = 0.16
+_MOST_BARS = 120
+# names on an axis at most, and the points of their text
+_FEW = 24
+_NAME = 9
 _SEEN = 100  # a family is named that takes this part of the axis or more
 
 
@@ -16,8 +26,9 @@ def chart_width(count: int) -> int:
     return max(700, min(round(count * _INCHES * 100), round(_MOST_BARS * _INCHES * 100)))
 
 
-def name_axis(axis, ids: list[str]) -> None:
-    """Name the bars of a matplotlib axis: each, where they are few, else the families of layers that they belong to.
+def name_axis(axis: Any, ids: list[str]) -> None:
+    """Name the bars of a matplotlib axis: each, where they are few, else the families of layers
+    that they belong to.
 
     A family is what follows each other with the same first two parts of the ID, such as up-level1.
     """
@@ -25,7 +36,8 @@ def name_axis(axis, ids: list[str]) -> None:
         axis.set_xticks(range(len(ids)), ids, rotation=30, ha="right", fontsize=_NAME)
         return
     families = [
-        (name, len(list(group))) for name, group in itertools.groupby("-".join(id_.split("-")[:2]) for id_ in ids)
+        (name, len(list(group)))
+        for name, group in itertools.groupby("-".join(id_.split("-")[:2]) for id_ in ids)
     ]
     starts = [0, *itertools.accumulate(count for _, count in families)]
     for start in starts[1:-1]:
@@ -36,17 +48,25 @@ def name_axis(axis, ids: list[str]) -> None:
         for start, (name, count) in zip(starts, families, strict=False)
         if count * _SEEN >= len(ids)
     ]
-    middles, names = [place for place, _ in named], [name for _, name in named]
+    middles = [place for place, _ in named]
+    names = [name for _, name in named]
     step = -(-len(names) // _FEW)
     axis.set_xticks(middles[::step], names[::step], rotation=30, ha="right", fontsize=_NAME)
 
 
 def best(values: dict[str, float], count: int) -> list[str]:
-    """The IDs with the largest values, largest first; of equal values the first in forward order."""
+    """The IDs with the largest values, largest first; of equal values the first in forward
+    order.
+    """
     return sorted(values, key=lambda id_: -values[id_])[:count]
 
 
-def draw_bars(figure, charts: dict[str, dict[str, float]], highlighted: Iterable[str], baseline: float | None) -> None:
+def draw_bars(
+    figure: Figure,
+    charts: dict[str, dict[str, float]],
+    highlighted: Iterable[str],
+    baseline: float | None,
+) -> None:
     """One chart per title on a matplotlib figure, one above the other, IDs in forward order.
 
     Some IDs are highlighted; a dashed line lies at ``baseline``.
@@ -64,8 +84,10 @@ def draw_bars(figure, charts: dict[str, dict[str, float]], highlighted: Iterable
     name_axis(axes[-1], list(values))
 
 
-def draw_lines(figure, charts: dict[str, dict[str, dict[str, float]]]) -> None:
-    """One chart per title as ``draw_bars``, each with a named line for several models, first dark, last light."""
+def draw_lines(figure: Figure, charts: dict[str, dict[str, dict[str, float]]]) -> None:
+    """One chart per title as ``draw_bars``, each with a named line for several models, first dark,
+    last light.
+    """
     from matplotlib import colormaps
 
     axes = figure.subplots(len(charts), 1, sharex=True, squeeze=False)[:, 0]
@@ -81,7 +103,9 @@ def draw_lines(figure, charts: dict[str, dict[str, dict[str, float]]]) -> None:
 
 
 def table(columns: dict[str, dict[str, float]]) -> str:
-    """One line per activation in forward order, one column per name, each number with three decimals."""
+    """One line per activation in forward order, one column per name, each number with three
+    decimals.
+    """
     ids = list(next(iter(columns.values())))
     width = max(map(len, ids))
     lines = ["  ".join([f"{'ID':{width}}", *(f"{name:>6}" for name in columns)])]

@@ -8,8 +8,8 @@ from typing import ClassVar
 from comfy_api.latest import io
 
 from ..host.folders import existing_file, next_file, output_stamp, relative
-from ..host.schema import Activations as ActivationsSocket
 from ..host.schema import schema
+from ..host.sockets import Activations as ActivationsSocket
 from .activations import Activations
 from .tap_inputs import FILES, PAPER
 
@@ -28,12 +28,22 @@ class SaveActivations(io.ComfyNode):
             node_id="GBX_SaveActivations",
             display_name="Save Activations",
             category=FILES,
-            description="Saves activations with their IDs, rows and settings to one .safetensors file, or exports them "
-            f"to NumPy. {PAPER}.",
-            search_aliases=["diffusion features", "export features", "write safetensors", "numpy", "npz"],
+            description=(
+                "Saves activations with their IDs, rows and settings to one .safetensors file, or "
+                f"exports them to NumPy. {PAPER}."
+            ),
+            search_aliases=[
+                "diffusion features",
+                "export features",
+                "write safetensors",
+                "numpy",
+                "npz",
+            ],
             is_output_node=True,
             inputs=[
-                ActivationsSocket.Input("activations", tooltip="Activations of a tap or a recording."),
+                ActivationsSocket.Input(
+                    "activations", tooltip="Activations of a tap or recording."
+                ),
                 io.String.Input(
                     "filename_prefix",
                     default="glassbox/activations",
@@ -42,10 +52,16 @@ class SaveActivations(io.ComfyNode):
                 io.Combo.Input(
                     "format",
                     options=[value.value for value in FileFormat],
-                    tooltip="safetensors: for Load Activations. npz: for numpy.load, one array per ID.",
+                    tooltip=(
+                        "safetensors: for Load Activations. npz: for numpy.load, one array per ID."
+                    ),
                 ),
             ],
-            outputs=[io.String.Output(display_name="file", tooltip="Path inside ComfyUI's output folder.")],
+            outputs=[
+                io.String.Output(
+                    display_name="file", tooltip="Path inside ComfyUI's output folder."
+                )
+            ],
         )
 
     @classmethod
@@ -69,7 +85,7 @@ class LoadActivations(io.ComfyNode):
             node_id="GBX_LoadActivations",
             display_name="Load Activations",
             category=FILES,
-            description=f"Loads a file of Save Activations. {PAPER}.",
+            description=f"Loads a file saved by Save Activations. {PAPER}.",
             search_aliases=[
                 "diffusion features",
                 "import features",
@@ -81,12 +97,16 @@ class LoadActivations(io.ComfyNode):
                 io.String.Input(
                     "file",
                     default="glassbox/activations_00001_.safetensors",
-                    tooltip="Path inside ComfyUI's output folder, as Save Activations returns it.",
+                    tooltip="Path inside ComfyUI's output folder, as returned by Save Activations.",
                 ),
             ],
             outputs=[
-                ActivationsSocket.Output(display_name="activations", tooltip="The saved activations."),
-                io.String.Output(display_name="report", tooltip="One line per activation: ID, shape, type."),
+                ActivationsSocket.Output(
+                    display_name="activations", tooltip="The saved activations."
+                ),
+                io.String.Output(
+                    display_name="report", tooltip="One line per activation: ID, shape, type."
+                ),
             ],
         )
 

@@ -1,4 +1,6 @@
-"""Activation Steering, its directions and where they come from; Edit by Words: both act while any sampler runs."""
+"""Activation Steering, its directions and where they come from; Edit by Words: both act while any
+sampler runs.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +16,27 @@ from ..host.evaluate import sample_latents, timestep_of
 from ..host.folders import existing_file, next_file, output_stamp, relative
 from ..host.hooks import observe, refuse_compiled
 from ..host.progress import with_progress
-from ..host.schema import Activations as ActivationsSocket
-from ..host.schema import SteeringDirection as DirectionSocket
 from ..host.schema import float_input, int_input, schema, seed
+from ..host.sockets import Activations as ActivationsSocket
+from ..host.sockets import SteeringDirection as DirectionSocket
 from ..host.text_encoding import encode
 from . import select_ids
 from .activations import Activations
 from .tap_inputs import EDITABLE_PRESET, END_PERCENT, FILES, IDS, ROWS, START_PERCENT, STEER
 
 if TYPE_CHECKING:
+    from ..host.socket_types import CLIP, ModelPatcher
     from .steering import SteeringDirection
 
 _PAPER = "Activation addition (arXiv 2308.10248), at the IDs of arXiv 2410.03558"
 _WORDS_EXAMPLE = "brown hair -> red hair: 2, glasses: 1"
 _DIRECTIONS_MAX = 8
-_NAME = {"id": "name", "default": "", "optional": True, "tooltip": "Name of the direction for Mix Steering Directions."}
+_NAME = {
+    "id": "name",
+    "default": "",
+    "optional": True,
+    "tooltip": "Name of the direction for Mix Steering Directions.",
+}
 
 
 class Method(StrEnum):
@@ -45,8 +53,11 @@ class ActivationSteering(io.ComfyNode):
             node_id="GBX_ActivationSteering",
             display_name="Activation Steering",
             category=STEER,
-            description="Returns a MODEL that adds a direction to its activations while any sampler runs. Mix "
-            f"Steering Directions joins several. Strength 0 is identical to the input model. {_PAPER}.",
+            description=(
+                "Adds a direction to activations while any sampler runs on the returned MODEL. "
+                "Combine several with Mix Steering Directions. Strength 0 is identical to the "
+                f"input model. {_PAPER}."
+            ),
             search_aliases=[
                 "diffusion features",
                 "activation addition",
@@ -56,14 +67,18 @@ class ActivationSteering(io.ComfyNode):
                 "edit features",
             ],
             inputs=[
-                io.Model.Input("model", tooltip="Model that the direction was computed on, with its LoRAs."),
-                DirectionSocket.Input("direction", tooltip="Steering direction at one or several IDs."),
+                io.Model.Input(
+                    "model", tooltip="The model used to compute the direction, with its LoRAs."
+                ),
+                DirectionSocket.Input(
+                    "direction", tooltip="Steering direction for one or several IDs."
+                ),
                 float_input(
                     "strength",
                     0.3,
                     (-100.0, 100.0, 0.05),
-                    "Begin with 0.3, and raise it while the image holds: 1 adds a difference of means as it is. "
-                    "Negative values steer the other way.",
+                    "Start with 0.3 and increase until the image breaks; 1 adds a mean "
+                    "difference unscaled. Negative values steer the other way.",
                 ),
                 io.Float.Input(**START_PERCENT),
                 io.Float.Input(**END_PERCENT),
@@ -71,19 +86,23 @@ class ActivationSteering(io.ComfyNode):
                 io.Boolean.Input(
                     "preserve_norm",
                     default=False,
-                    tooltip="Rescale each position to its length before the addition.",
+                    tooltip="Rescale each position to its original norm after the addition.",
                 ),
                 io.Mask.Input(
-                    "mask", optional=True, tooltip="Area to steer, one mask for all images or one per image."
+                    "mask",
+                    optional=True,
+                    tooltip="Area to steer, one mask for all images or one per image.",
                 ),
             ],
-            outputs=[io.Model.Output(display_name="model", tooltip="The steered model, for the sampler.")],
+            outputs=[
+                io.Model.Output(display_name="model", tooltip="The steered model, for the sampler.")
+            ],
         )
 
     @classmethod
     def execute(
         cls,
-        model,
+        model: ModelPatcher,
         direction: SteeringDirection,
         strength: float,
         start_percent: float,
@@ -98,12 +117,26 @@ class ActivationSteering(io.ComfyNode):
 
         refuse_compiled(model)
         channels = {id_: len(vector) for id_, vector in direction.vectors.items()}
-        specs = activation_edit.editable_specs(channels, catalog(model.model.diffusion_model), "direction")
+        specs = activation_edit.editable_specs(
+            channels, catalog(model.model.diffusion_model), "direction"
+        )
         specs = [spec for spec in specs if direction.vectors[spec.id].any()]
         if strength == 0 or not specs or (mask is not None and not mask.any()):
             return io.NodeOutput(model)
-        edit = steering.steer(direction, steering.SteeringSettings(strength, preserve_norm, mask))
-        return io.NodeOutput(steered_model(model, specs, edit, start_percent, end_percent, rows))
+        edit = steering.steer(
+            direction,
+            steering.SteeringSettings(strength=strength, preserve_norm=preserve_norm, mask=mask),
+        )
+        return io.NodeOutput(
+            steered_model(
+                model,
+                specs,
+                edit=edit,
+                start_percent=start_percent,
+                end_percent=end_percent,
+                rows=rows,
+            )
+        )
 
 
 class SteeringDirectionFromActivations(io.ComfyNode):
@@ -113,8 +146,10 @@ class SteeringDirectionFromActivations(io.ComfyNode):
             node_id="GBX_SteeringDirection",
             display_name="Steering Direction",
             category=STEER,
-            description="Computes a direction for Activation Steering: the difference of means of two sets of "
-            f"activations, or a principal component of one. {_PAPER}.",
+            description=(
+                "Computes a direction for Activation Steering: the mean difference of two sets "
+                f"of activations, or a principal component of one. {_PAPER}."
+            ),
             search_aliases=[
                 "diffusion features",
                 "steering vector",
@@ -123,36 +158,55 @@ class SteeringDirectionFromActivations(io.ComfyNode):
                 "concept direction",
             ],
             inputs=[
-                ActivationsSocket.Input("toward", tooltip="Tapped or recorded activations of what to steer toward."),
+                ActivationsSocket.Input(
+                    "toward", tooltip="Activations to steer toward, tapped or recorded."
+                ),
                 io.Combo.Input(
                     "method",
                     options=[method.value for method in Method],
-                    tooltip="mean_difference: mean of toward minus mean of away. principal_component: of toward alone.",
+                    tooltip=(
+                        "mean_difference: mean of toward minus mean of away. "
+                        "principal_component: from toward alone."
+                    ),
                 ),
                 int_input(
-                    "component", 0, (0, 63), "For principal_component: its number from 0, by descending variance."
+                    "component",
+                    0,
+                    (0, 63),
+                    "For principal_component: component index from 0, by descending variance.",
                 ),
                 ActivationsSocket.Input(
-                    "away", optional=True, tooltip="The same activations of what to steer away from."
+                    "away",
+                    optional=True,
+                    tooltip="Activations to steer away from, with the same IDs.",
                 ),
                 io.String.Input(**_NAME),
             ],
             outputs=[
-                DirectionSocket.Output(display_name="direction", tooltip="For Activation Steering."),
-                io.String.Output(display_name="report", tooltip="Channels and length at each ID."),
+                DirectionSocket.Output(
+                    display_name="direction", tooltip="For Activation Steering."
+                ),
+                io.String.Output(display_name="report", tooltip="Channels and norm for each ID."),
             ],
         )
 
     @classmethod
     def execute(
-        cls, toward: Activations, method: str, component: int, away: Activations | None = None, name: str = ""
+        cls,
+        toward: Activations,
+        method: str,
+        component: int,
+        away: Activations | None = None,
+        name: str = "",
     ) -> io.NodeOutput:
         from . import steering
 
         if method == Method.PRINCIPAL_COMPONENT:
             direction = steering.principal_direction(toward, component)
         elif away is None:
-            raise ValueError("mean_difference needs away: connect the activations of what to steer away from.")
+            raise ValueError(
+                "mean_difference needs away: connect the activations of what to steer away from."
+            )
         else:
             direction = steering.mean_difference(toward, away)
         direction = replace(direction, name=name.strip())
@@ -167,8 +221,10 @@ class SteeringDirectionFromPrompts(io.ComfyNode):
             advanced=("recorded_steps",),
             display_name="Steering Direction from Prompts",
             category=STEER,
-            description="Computes a direction for Activation Steering from two sets of prompts: samples each prompt, "
-            f"records its activations, and takes the difference of means. {_PAPER}.",
+            description=(
+                "Computes a direction for Activation Steering from two sets of prompts: samples "
+                f"each prompt, records its activations, and takes the mean difference. {_PAPER}."
+            ),
             search_aliases=[
                 "diffusion features",
                 "steering vector",
@@ -180,13 +236,23 @@ class SteeringDirectionFromPrompts(io.ComfyNode):
                 io.Model.Input("model", tooltip="Model to steer."),
                 io.Clip.Input("clip", tooltip="CLIP that encodes the prompts."),
                 io.Latent.Input(
-                    "latent", tooltip="Empty latent whose size is used. Its batch is the seeds per prompt."
+                    "latent",
+                    tooltip=(
+                        "Empty latent; sets the size. Its batch size is the number of seeds per "
+                        "prompt."
+                    ),
                 ),
                 io.String.Input(
-                    "toward_prompts", multiline=True, default="", tooltip="What to steer toward. One prompt per line."
+                    "toward_prompts",
+                    multiline=True,
+                    default="",
+                    tooltip="Prompts to steer toward, one per line.",
                 ),
                 io.String.Input(
-                    "away_prompts", multiline=True, default="", tooltip="What to steer away from. One prompt per line."
+                    "away_prompts",
+                    multiline=True,
+                    default="",
+                    tooltip="Prompts to steer away from, one per line.",
                 ),
                 io.Combo.Input(**EDITABLE_PRESET),
                 io.String.Input(**IDS),
@@ -201,16 +267,18 @@ class SteeringDirectionFromPrompts(io.ComfyNode):
                 io.String.Input(**_NAME),
             ],
             outputs=[
-                DirectionSocket.Output(display_name="direction", tooltip="For Activation Steering."),
-                io.String.Output(display_name="report", tooltip="Channels and length at each ID."),
+                DirectionSocket.Output(
+                    display_name="direction", tooltip="For Activation Steering."
+                ),
+                io.String.Output(display_name="report", tooltip="Channels and norm for each ID."),
             ],
         )
 
     @classmethod
     def execute(
         cls,
-        model,
-        clip,
+        model: ModelPatcher,
+        clip: CLIP,
         latent: dict,
         toward_prompts: str,
         away_prompts: str,
@@ -230,15 +298,29 @@ class SteeringDirectionFromPrompts(io.ComfyNode):
         refuse_compiled(model)
         every = catalog(model.model.diffusion_model)
         specs = select_ids.select(every, preset, ids)
-        activation_edit.editable_specs({spec.id: spec.channels for spec in specs}, every, "selection")
+        activation_edit.editable_specs(
+            {spec.id: spec.channels for spec in specs}, every, "selection"
+        )
         prompts = steering.contrasted_prompts(toward_prompts, away_prompts)
-        selects, settings = select_ids.parse_steps(recorded_steps), TapSettings(dtype=torch.float32)
+        selects = select_ids.parse_steps(recorded_steps)
+        settings = TapSettings(dtype=torch.float32)
         negative = encode(clip, "")[1]
 
         def record(prompt: str) -> Activations:
             recorder = Recorder(specs, settings, selects, lambda sigma: timestep_of(model, sigma))
-            positive, watched = encode(clip, prompt)[1], observe(model, recorder)
-            run = recorder.run_of(sample_latents(watched, positive, negative, latent["samples"], steps, cfg, seed))
+            positive = encode(clip, prompt)[1]
+            watched = observe(model, recorder)
+            run = recorder.run_of(
+                sample_latents(
+                    watched,
+                    positive,
+                    negative=negative,
+                    latent=latent["samples"],
+                    steps=steps,
+                    cfg=cfg,
+                    seed=seed,
+                )
+            )
             run.require_recorded("Select other steps in recorded_steps.")
             return run.average()
 
@@ -255,8 +337,10 @@ class MixSteeringDirections(io.ComfyNode):
             node_id="GBX_MixSteeringDirections",
             display_name="Mix Steering Directions",
             category=STEER,
-            description="Adds up several directions, each times its strength, for one Activation Steering. The "
-            f"strengths are sliders. {_PAPER}.",
+            description=(
+                "Weighted sum of several directions, for one Activation Steering. The strengths "
+                f"are sliders. {_PAPER}."
+            ),
             search_aliases=[
                 "diffusion features",
                 "concept sliders",
@@ -270,17 +354,24 @@ class MixSteeringDirections(io.ComfyNode):
                     "edits",
                     default="",
                     multiline=True,
-                    tooltip=f"Names and strengths: {named_strengths.EXAMPLE}. Negative strengths reverse a direction. "
-                    "A direction without a name has that of its input.",
+                    tooltip=(
+                        f"Names and strengths: {named_strengths.EXAMPLE}. Negative strengths "
+                        "reverse a direction. A direction without a name is named after its "
+                        "input."
+                    ),
                 ),
                 *(
-                    DirectionSocket.Input(f"direction_{number}", optional=True, tooltip="Another direction.")
+                    DirectionSocket.Input(
+                        f"direction_{number}", optional=True, tooltip="A further direction."
+                    )
                     for number in range(2, _DIRECTIONS_MAX + 1)
                 ),
             ],
             outputs=[
-                DirectionSocket.Output(display_name="direction", tooltip="For Activation Steering."),
-                io.String.Output(display_name="report", tooltip="Channels and length at each ID."),
+                DirectionSocket.Output(
+                    display_name="direction", tooltip="For Activation Steering."
+                ),
+                io.String.Output(display_name="report", tooltip="Channels and norm for each ID."),
             ],
         )
 
@@ -292,7 +383,10 @@ class MixSteeringDirections(io.ComfyNode):
         names = {id_: direction.name or id_ for id_, direction in sockets.items()}
         directions = {names[id_]: direction for id_, direction in sockets.items()}
         if len(directions) < len(names):
-            raise ValueError("Two directions have the same name: enter another name in the node that computes one.")
+            raise ValueError(
+                "Two directions have the same name: enter another name in the node that computes "
+                "one."
+            )
         mixed = steering.mix(directions, edits)
         return io.NodeOutput(mixed, mixed.report(), ui={"glassbox_directions": [names]})
 
@@ -321,7 +415,11 @@ class SaveSteeringDirection(io.ComfyNode):
                     tooltip="Folder and name inside ComfyUI's output folder. A number is appended.",
                 ),
             ],
-            outputs=[io.String.Output(display_name="file", tooltip="Path inside ComfyUI's output folder.")],
+            outputs=[
+                io.String.Output(
+                    display_name="file", tooltip="Path inside ComfyUI's output folder."
+                )
+            ],
         )
 
     @classmethod
@@ -342,7 +440,7 @@ class LoadSteeringDirection(io.ComfyNode):
             node_id="GBX_LoadSteeringDirection",
             display_name="Load Steering Direction",
             category=FILES,
-            description=f"Loads a file of Save Steering Direction. {_PAPER}.",
+            description=f"Loads a file saved by Save Steering Direction. {_PAPER}.",
             search_aliases=[
                 "diffusion features",
                 "import steering vector",
@@ -354,12 +452,17 @@ class LoadSteeringDirection(io.ComfyNode):
                 io.String.Input(
                     "file",
                     default="glassbox/direction_00001_.safetensors",
-                    tooltip="Path inside ComfyUI's output folder, as Save Steering Direction returns it.",
+                    tooltip=(
+                        "Path inside ComfyUI's output folder, as returned by Save Steering "
+                        "Direction."
+                    ),
                 ),
             ],
             outputs=[
-                DirectionSocket.Output(display_name="direction", tooltip="For Activation Steering."),
-                io.String.Output(display_name="report", tooltip="Channels and length at each ID."),
+                DirectionSocket.Output(
+                    display_name="direction", tooltip="For Activation Steering."
+                ),
+                io.String.Output(display_name="report", tooltip="Channels and norm for each ID."),
             ],
         )
 
@@ -376,12 +479,15 @@ class EditByWords(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return schema(
             node_id="GBX_EditByWords",
-            display_name="Edit by Words",
+            display_name="Edit by Words (Edit Image)",
             category=STEER,
-            description="Returns a MODEL that changes words while any sampler runs: what its cross-attention reads in "
-            "one text, minus what it reads in another, times a strength. For strengths over 1, where a changed prompt "
-            "is too weak: existing images, and the last part of a run. Strength 0 is identical to the input model. "
-            "No paper: the difference is taken as in negative prompting, inside cross-attention.",
+            description=(
+                "Adds (target - source) x strength to the cross-attention output, like a "
+                "negative prompt applied inside attention. Use it for edits stronger than "
+                "rewording the prompt gives: existing images, or the last steps of a run. "
+                "Strength 0 is bit-identical. No paper: the difference of negative prompting, "
+                "inside cross-attention."
+            ),
             search_aliases=[
                 "diffusion features",
                 "prompt editing",
@@ -392,43 +498,80 @@ class EditByWords(io.ComfyNode):
                 "semantic guidance",
             ],
             inputs=[
-                io.Model.Input("model", tooltip="SD1.x, SD2.x, SDXL, SD3, Flux or the demo model."),
-                io.Clip.Input("clip", tooltip="The CLIP that encodes the prompt, with its LoRAs."),
+                io.Model.Input(
+                    "model", tooltip="Model for images or video that is prompted with text."
+                ),
+                io.Clip.Input("clip", tooltip="The CLIP used for the prompt, with its LoRAs."),
                 io.String.Input(
                     "edits",
                     default="",
                     multiline=True,
-                    tooltip=f"Words and strengths: {_WORDS_EXAMPLE}. Words before an arrow are what to move away from. "
-                    "1 is as strong as a changed prompt. Negative strengths reverse an edit.",
+                    tooltip=(
+                        f"Words and strengths: {_WORDS_EXAMPLE}. Words before an arrow are the "
+                        "source, words after it the target. 1 is as strong as rewording the "
+                        "prompt. Negative strengths reverse an edit."
+                    ),
                 ),
                 io.String.Input(
                     "prompt",
                     default="",
                     multiline=True,
-                    tooltip="The prompt that is sampled: words before an arrow are replaced in it, others are added to "
-                    "it, and the edit moves away from it. Empty: the words of the edits alone.",
+                    tooltip=(
+                        "The sampled prompt: the source is this prompt, and the target has the "
+                        "words replaced, or appended if there is no arrow. Empty: the words of "
+                        "the edits alone."
+                    ),
                 ),
-                io.Float.Input(**START_PERCENT | {"tooltip": "Fraction of the run at which the edits start."}),
-                io.Float.Input(**END_PERCENT | {"tooltip": "Fraction of the run at which the edits end."}),
+                io.Float.Input(
+                    **START_PERCENT | {"tooltip": "Start of the edits, as a fraction of the run."}
+                ),
+                io.Float.Input(
+                    **END_PERCENT | {"tooltip": "End of the edits, as a fraction of the run."}
+                ),
                 io.Mask.Input(
-                    "mask", optional=True, tooltip="Area to change, one mask for all images or one per image."
+                    "mask",
+                    optional=True,
+                    tooltip="Area to change, one mask for all images or one per image.",
                 ),
             ],
             outputs=[
                 io.Model.Output(display_name="model", tooltip="The edited model, for the sampler."),
-                io.String.Output(display_name="report", tooltip="The two texts of each edit."),
+                io.String.Output(
+                    display_name="report", tooltip=("The source and target text of each edit.")
+                ),
             ],
         )
 
     @classmethod
-    def execute(cls, model, clip, edits: str, prompt: str, start_percent, end_percent, mask=None) -> io.NodeOutput:
+    def execute(
+        cls,
+        model: ModelPatcher,
+        clip: CLIP,
+        edits: str,
+        prompt: str,
+        start_percent: float,
+        end_percent: float,
+        mask: torch.Tensor | None = None,
+    ) -> io.NodeOutput:
         from . import word_edit
         from .word_edit_comfy import edited_model
 
         refuse_compiled(model)
         read = word_edit.read_edits(edits, prompt)
-        report = "\n".join(one.describe() for one in read) or "No edits: the model is the input model."
-        return io.NodeOutput(edited_model(model, clip, read, start_percent, end_percent, mask), report)
+        report = (
+            "\n".join(one.describe() for one in read) or "No edits: the model is the input model."
+        )
+        return io.NodeOutput(
+            edited_model(
+                model,
+                clip,
+                edits=read,
+                start_percent=start_percent,
+                end_percent=end_percent,
+                mask=mask,
+            ),
+            report,
+        )
 
 
 NODES = [

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from comfy_api.latest import io
 
 from ..host.hooks import refuse_compiled
-from ..host.schema import Activations as ActivationsSocket
 from ..host.schema import int_input, schema, seed
+from ..host.sockets import Activations as ActivationsSocket
 from . import select_ids
 from .activations import mean
 from .tap_inputs import (
@@ -24,6 +25,9 @@ from .tap_inputs import (
     SEE,
 )
 
+if TYPE_CHECKING:
+    from ..host.socket_types import VAE, ModelPatcher
+
 
 class LayerActivationTap(io.ComfyNode):
     @classmethod
@@ -37,15 +41,30 @@ class LayerActivationTap(io.ComfyNode):
             ),
             display_name="Layer Activation Tap",
             category=SEE,
-            description="Adds noise to images at a noise level, evaluates the MODEL once without CFG, and returns its "
-            "intermediate activations as features, for Activation Visualizer, Similarity and Correspondence. LoRAs and "
-            f"ControlNets take part. {PAPER}.",
-            search_aliases=["diffusion features", "DIFT", "hyperfeatures", "feature extraction", "hidden states"],
+            description=(
+                "Adds noise to images at a noise level, evaluates the MODEL once without CFG, "
+                "and returns its intermediate activations as features, for Activation "
+                "Visualizer, Similarity and Correspondence. LoRAs and ControlNets apply. "
+                f"{PAPER}."
+            ),
+            search_aliases=[
+                "diffusion features",
+                "DIFT",
+                "hyperfeatures",
+                "feature extraction",
+                "hidden states",
+            ],
             inputs=[
-                io.Model.Input("model", tooltip="Model with a U-Net or a supported transformer, with its LoRAs."),
+                io.Model.Input(
+                    "model",
+                    tooltip="Model with a U-Net or a supported transformer, with its LoRAs.",
+                ),
                 io.Conditioning.Input(
                     "positive",
-                    tooltip="Text that describes the images, such as 'a photo of a horse'. There is no negative.",
+                    tooltip=(
+                        "Text that describes the images, e.g. 'a photo of a horse'. There is no "
+                        "negative prompt."
+                    ),
                 ),
                 io.Combo.Input(**PRESET),
                 io.String.Input(**IDS),
@@ -56,32 +75,42 @@ class LayerActivationTap(io.ComfyNode):
                     "noise_samples",
                     1,
                     (1, 256),
-                    "Noise samples to average (seed, seed + 1, ...), one evaluation each. The paper uses 1.",
+                    "Noise samples to average (seed, seed + 1, ...), one evaluation each. The "
+                    "paper uses 1.",
                 ),
                 io.Int.Input(**POOL_SIZE),
                 io.Combo.Input(**PRECISION),
                 io.Latent.Input(
-                    "latent", optional=True, tooltip="Clean latents. Connect this, or image together with vae."
+                    "latent",
+                    optional=True,
+                    tooltip="Clean latents. Connect either this, or image with vae.",
                 ),
                 io.Image.Input(
                     "image",
                     optional=True,
-                    tooltip="Images of any size and kind. The paper uses 512 x 512 for SD1.5 and 1024 x 1024 for SDXL.",
+                    tooltip=(
+                        "Images of any size. The paper uses 512 x 512 for SD1.5 and 1024 x 1024 "
+                        "for SDXL."
+                    ),
                 ),
                 io.Vae.Input("vae", optional=True, tooltip="VAE that encodes image."),
                 int_input(
                     "largest_size",
                     1024,
                     (0, 16384),
-                    "Longer side in pixels: a larger image is scaled down to it, since the time of attention "
-                    "grows with the square of its positions. 0: any size.",
+                    "Maximum longer side in pixels: larger images are scaled down, since "
+                    "attention time grows with the square of the number of positions. 0: no "
+                    "limit.",
                     optional=True,
                 ),
             ],
             outputs=[
-                ActivationsSocket.Output(display_name="activations", tooltip="Activations with one row per image."),
+                ActivationsSocket.Output(
+                    display_name="activations", tooltip="Activations with one row per image."
+                ),
                 io.String.Output(
-                    display_name="report", tooltip="Noise level, then one line per activation: ID, shape, type."
+                    display_name="report",
+                    tooltip="Noise level, then one line per activation: ID, shape, type.",
                 ),
             ],
         )
@@ -89,7 +118,7 @@ class LayerActivationTap(io.ComfyNode):
     @classmethod
     def execute(
         cls,
-        model,
+        model: ModelPatcher,
         positive: list,
         preset: str,
         ids: str,
@@ -101,7 +130,7 @@ class LayerActivationTap(io.ComfyNode):
         precision: str,
         latent: dict | None = None,
         image: torch.Tensor | None = None,
-        vae=None,
+        vae: VAE | None = None,
         largest_size: int = 1024,
     ) -> io.NodeOutput:
         from . import catalog_table
@@ -114,15 +143,33 @@ class LayerActivationTap(io.ComfyNode):
         selected = select_ids.select(specs, preset, ids)
         settings = TapSettings(pool_size=pool_size, dtype=PRECISIONS[precision])
         latent = clean_latent(latent, image, vae, largest_size)
-        size, sigma = (
-            announce(model, positive, latent, selected, settings, noise_samples),
-            sigma_of(model, specs, noise_unit, level),
+        size = announce(
+            model,
+            positive,
+            latent=latent,
+            specs=selected,
+            settings=settings,
+            noise_samples=noise_samples,
         )
-        tapped = mean(tap_noise_samples(model, positive, latent, sigma, selected, settings, seed, noise_samples))
+        sigma = sigma_of(model, specs, noise_unit, level)
+        tapped = mean(
+            tap_noise_samples(
+                model,
+                positive,
+                latent=latent,
+                sigma=sigma,
+                specs=selected,
+                settings=settings,
+                seed=seed,
+                noise_samples=noise_samples,
+            )
+        )
         about = {"seed": seed, "noise_samples": noise_samples, "preset": preset}
         tapped = replace(tapped, settings=about | tapped.settings)
         return io.NodeOutput(
-            tapped, f"{tapped.report()}\n{size}", ui={"glassbox_network": [catalog_table.outline(specs)]}
+            tapped,
+            f"{tapped.report()}\n{size}",
+            ui={"glassbox_network": [catalog_table.outline(specs)]},
         )
 
 

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from ..host.image_output import save_preview_images
 from ..host.progress import with_progress
-from ..host.schema import Activations as ActivationsSocket
 from ..host.schema import float_input, int_input, schema
+from ..host.sockets import Activations as ActivationsSocket
 from .activations import MAP_SIZES, Activations, Weighting, resize, values_at
 from .tap_inputs import PAPER, SEE, WEIGHTING, image_of, images_of
 
@@ -29,9 +29,13 @@ _POINTS = io.String.Input(
     "points",
     default="64, 48",
     multiline=True,
-    tooltip="One 'x, y' per line, in pixels of the image or in percent (50%, 30%), or the JSON of a point editor.",
+    tooltip=(
+        "One 'x, y' per line, in image pixels or percent (50%, 30%), or the JSON of a point editor."
+    ),
 )
-_IMAGE_INDEX = int_input("image_index", 0, (0, 4095), "Image of the batch that the points or the mask are on, from 0.")
+_IMAGE_INDEX = int_input(
+    "image_index", 0, (0, 4095), "Index of the image with the points or the mask, from 0."
+)
 
 
 class ActivationVisualizer(io.ComfyNode):
@@ -41,8 +45,10 @@ class ActivationVisualizer(io.ComfyNode):
             node_id="GBX_ActivationPicture",
             display_name="Activation Visualizer (PCA)",
             category=SEE,
-            description="Shows activations as images: their three principal components as red, green and blue, one "
-            f"channel, or a contact sheet of all by ID. {PAPER}.",
+            description=(
+                "Shows activations as images: the first three principal components as red, green "
+                f"and blue, a single channel, or a contact sheet of all IDs. {PAPER}."
+            ),
             search_aliases=[
                 "diffusion features",
                 "PCA",
@@ -52,26 +58,47 @@ class ActivationVisualizer(io.ComfyNode):
             ],
             inputs=[
                 ActivationsSocket.Input(
-                    "activations", tooltip="Tapped activations. Several are joined, except on a contact sheet."
+                    "activations",
+                    tooltip=(
+                        "Tapped activations. Several IDs are concatenated, except on a contact "
+                        "sheet."
+                    ),
                 ),
                 io.Combo.Input(
                     "mode",
                     options=[mode.value for mode in Mode],
-                    tooltip="pca_rgb: principal components as colors. channel: one channel. contact_sheet: all IDs.",
+                    tooltip=(
+                        "pca_rgb: principal components as colors. channel: one channel. "
+                        "contact_sheet: all IDs."
+                    ),
                 ),
                 io.Boolean.Input(
                     "joint_fit",
                     default=True,
-                    tooltip="Fit components and ranges to all images together, so that a color means the same in each. "
-                    "Off: fit each image alone, with more contrast.",
+                    tooltip=(
+                        "Fit components and ranges to all images together, so a color means the "
+                        "same in each. Off: fit each image separately, with more contrast."
+                    ),
                 ),
-                int_input("channel", 0, (0, 65535), "For mode channel: its number among all joined channels, from 0."),
                 int_input(
-                    "size", 512, (16, 8192), "Longer side of each image in pixels. On a contact sheet a quarter of it."
+                    "channel",
+                    0,
+                    (0, 65535),
+                    "For mode channel: index among all concatenated channels, from 0.",
+                ),
+                int_input(
+                    "size",
+                    512,
+                    (16, 8192),
+                    "Longer side of each image in pixels; a quarter of it on a contact sheet.",
                 ),
                 io.Combo.Input(**WEIGHTING),
             ],
-            outputs=[io.Image.Output(display_name="images", tooltip="One image per row, or one contact sheet.")],
+            outputs=[
+                io.Image.Output(
+                    display_name="images", tooltip="One image per row, or one contact sheet."
+                )
+            ],
         )
 
     @classmethod
@@ -91,7 +118,9 @@ class ActivationVisualizer(io.ComfyNode):
             return on_device(lambda one: pca.pca_colors(one, joint_fit), feature)
 
         if mode == Mode.CONTACT_SHEET:
-            tiles = [(id_, colors(value)) for id_, value in with_progress(activations.features.items())]
+            tiles = [
+                (id_, colors(value)) for id_, value in with_progress(activations.features.items())
+            ]
             columns = max(1, 8 // len(activations.rows))
             return io.NodeOutput(overlays.contact_sheet(tiles, max(size // 4, 16), columns))
         feature = activations.joined(weighting)
@@ -109,22 +138,35 @@ class ActivationSimilarity(io.ComfyNode):
             node_id="GBX_ActivationSimilarity",
             display_name="Activation Similarity",
             category=SEE,
-            description="Compares every position of every image with selected points, or with a masked part, of one "
-            "image: cosine similarity of activations as a heat map. With self-attention maps: where the points attend. "
-            f"{PAPER}.",
-            search_aliases=["diffusion features", "heat map", "cosine similarity", "click a point", "self-attention"],
+            description=(
+                "Heat map of the cosine similarity between selected points, or a masked part, of "
+                "one image and every position of every image. With self-attention maps: where "
+                f"the points attend. {PAPER}."
+            ),
+            search_aliases=[
+                "diffusion features",
+                "heat map",
+                "cosine similarity",
+                "click a point",
+                "self-attention",
+            ],
             inputs=[
                 ActivationsSocket.Input(
                     "activations",
-                    tooltip="Tapped activations of the images, one row per image. Several are joined. IDs that end in "
-                    "self-map alone: the attention of the image of image_index.",
+                    tooltip=(
+                        "Tapped activations of the images, one row per image. Several IDs are "
+                        "concatenated. With IDs ending in self-map only: the attention within "
+                        "the image of image_index."
+                    ),
                 ),
-                io.Image.Input("image", tooltip="The images that were tapped, to draw on."),
+                io.Image.Input("image", tooltip="The tapped images, to draw on."),
                 _IMAGE_INDEX,
                 _POINTS,
                 float_input("opacity", 0.65, (0.0, 1.0, 0.05), "Opacity of the heat map."),
                 io.Combo.Input(**WEIGHTING),
-                io.Mask.Input("mask", optional=True, tooltip="Part to compare with, instead of points."),
+                io.Mask.Input(
+                    "mask", optional=True, tooltip="Part to compare with; replaces points."
+                ),
                 io.Boolean.Input(
                     "per_head",
                     default=False,
@@ -135,12 +177,17 @@ class ActivationSimilarity(io.ComfyNode):
             outputs=[
                 io.Image.Output(
                     display_name="figure",
-                    tooltip="The images under their heat maps. The range is that of the whole batch. Of attention: "
-                    "each map up to its own maximum.",
+                    tooltip=(
+                        "The images under their heat maps, with one range for the batch. For "
+                        "attention, each map has its own maximum."
+                    ),
                 ),
                 io.Mask.Output(
                     display_name="similarity",
-                    tooltip="Cosine similarity at the size of the images. Negative values are 0. Or the attention.",
+                    tooltip=(
+                        "Cosine similarity, or attention, at the size of the images; negative "
+                        "values are clipped to 0."
+                    ),
                 ),
             ],
         )
@@ -160,10 +207,16 @@ class ActivationSimilarity(io.ComfyNode):
         from ..host.compute import on_device
         from . import correspondence, overlays, point_list
 
-        size, row = (image.shape[1], image.shape[2]), _first_row(activations, image_index, image)
+        size = (image.shape[1], image.shape[2])
+        row = _first_row(activations, image_index, image)
         ui = {"glassbox_images": save_preview_images(image, image_index)}
         if all(id_.endswith("self-map") for id_ in activations.tensors):
-            return io.NodeOutput(*_attention_figure(activations, image, row, points, opacity, per_head), ui=ui)
+            return io.NodeOutput(
+                *_attention_figure(
+                    activations, image, row=row, points=points, opacity=opacity, per_head=per_head
+                ),
+                ui=ui,
+            )
         feature = activations.joined(weighting)
         if mask is None:
             marks = point_list.parse(points, size)
@@ -171,9 +224,12 @@ class ActivationSimilarity(io.ComfyNode):
             references = values_at(feature[row], rows, columns, size)
         else:
             marks = None
-            references = correspondence.mask_direction(feature[row], mask[min(image_index, len(mask) - 1)])
+            references = correspondence.mask_direction(
+                feature[row], mask[min(image_index, len(mask) - 1)]
+            )
         values = on_device(correspondence.similarity, feature, references)
-        low, high = values.amin(), values.amax()
+        low = values.amin()
+        high = values.amax()
         images, factor = overlays.magnify(images_of(image, activations))
         figure = overlays.overlay(images, (values - low) / (high - low).clamp_min(1e-6), opacity)
         if marks is not None:
@@ -183,9 +239,16 @@ class ActivationSimilarity(io.ComfyNode):
 
 
 def _attention_figure(
-    activations: Activations, image: torch.Tensor, row: int, points: str, opacity: float, per_head: bool
+    activations: Activations,
+    image: torch.Tensor,
+    row: int,
+    points: str,
+    opacity: float,
+    per_head: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the points of a row attend: figures (heads or 1, H, W, 3), and the maps (heads or 1, H, W)."""
+    """Where the points of a row attend: figures (heads or 1, H, W, 3), and the maps (heads or 1, H,
+    W).
+    """
     from . import overlays, point_list
 
     size = (image.shape[1], image.shape[2])
@@ -200,12 +263,19 @@ def _attention_figure(
 
 
 def _self_attention(activations: Activations, row: int, points: torch.Tensor) -> torch.Tensor:
-    """Where one row's points (P, 2), as fractions, attend: (heads of all IDs, H, W) at the largest map's size."""
+    """Where one row's points (P, 2), as fractions, attend: (heads of all IDs, H, W) at the largest
+    map's size.
+    """
     from . import attention_maps
 
     sizes = activations.settings[MAP_SIZES]
-    size = max((tuple(sizes[id_]) for id_ in activations.tensors), key=lambda size: size[0] * size[1])
-    maps = [attention_maps.attention_from(one[row], sizes[id_], points) for id_, one in activations.tensors.items()]
+    size = max(
+        (tuple(sizes[id_]) for id_ in activations.tensors), key=lambda size: size[0] * size[1]
+    )
+    maps = [
+        attention_maps.attention_from(one[row], sizes[id_], points)
+        for id_, one in activations.tensors.items()
+    ]
     return torch.cat([resize(one[None], size)[0] for one in maps])
 
 
@@ -216,42 +286,68 @@ class ActivationCorrespondence(io.ComfyNode):
             node_id="GBX_ActivationCorrespondence",
             display_name="Activation Correspondence",
             category=SEE,
-            description="Finds points or a masked part of one image in other images by the most similar activation, "
-            f"without training. {PAPER}.",
-            search_aliases=["diffusion features", "semantic correspondence", "point matching", "DIFT", "mask transfer"],
+            description=(
+                "Finds points or a masked part of one image in other images by nearest "
+                f"activation, without training. {PAPER}."
+            ),
+            search_aliases=[
+                "diffusion features",
+                "semantic correspondence",
+                "point matching",
+                "DIFT",
+                "mask transfer",
+            ],
             inputs=[
-                ActivationsSocket.Input("source", tooltip="Activations of the image with the points."),
-                io.Image.Input("source_image", tooltip="Source images that were tapped."),
-                ActivationsSocket.Input("target", tooltip="The same activations of the images to search."),
-                io.Image.Input("target_image", tooltip="Target images that were tapped."),
+                ActivationsSocket.Input(
+                    "source", tooltip="Activations of the image with the points."
+                ),
+                io.Image.Input("source_image", tooltip="The tapped source images."),
+                ActivationsSocket.Input(
+                    "target", tooltip="Activations of the target images, with the same IDs."
+                ),
+                io.Image.Input("target_image", tooltip="The tapped target images."),
                 _IMAGE_INDEX,
                 _POINTS,
                 int_input(
                     "resolution",
                     512,
                     (8, 2048, 8),
-                    "Positions per side that are searched. Activations are resized to it. The paper uses 512.",
+                    "Positions per side in the search; activations are resized to it. The paper "
+                    "uses 512.",
                 ),
                 io.Boolean.Input(
                     "mutual",
                     default=False,
-                    tooltip="Check that a match also leads back. Points that do not are drawn hollow, and the mask "
-                    "omits them.",
+                    tooltip=(
+                        "Require mutual nearest neighbors. Points that fail are drawn hollow, "
+                        "and the mask omits them."
+                    ),
                 ),
                 io.Combo.Input(**WEIGHTING),
                 io.Mask.Input(
-                    "source_mask", optional=True, tooltip="Part of the source image to transfer to each target."
+                    "source_mask",
+                    optional=True,
+                    tooltip="Part of the source image to transfer to each target.",
                 ),
             ],
             outputs=[
                 io.Image.Output(
-                    display_name="figure", tooltip="Source and target side by side with the points, one per target."
+                    display_name="figure",
+                    tooltip="Source and target side by side with the points, one per target.",
                 ),
                 io.String.Output(
                     display_name="points",
-                    tooltip="Matches, one 'x, y' per line in pixels of the target. A blank line separates targets.",
+                    tooltip=(
+                        "Matches, one 'x, y' per line in target pixels. A blank line separates "
+                        "targets."
+                    ),
                 ),
-                io.Mask.Output(display_name="mask", tooltip="The source mask on each target. Black without one."),
+                io.Mask.Output(
+                    display_name="mask",
+                    tooltip=(
+                        "The source mask transferred to each target; black if no mask is connected."
+                    ),
+                ),
             ],
         )
 
@@ -271,27 +367,41 @@ class ActivationCorrespondence(io.ComfyNode):
     ) -> io.NodeOutput:
         from . import overlays, point_list
 
-        channels = [{id_: value.shape[1] for id_, value in one.features.items()} for one in (source, target)]
+        channels = [
+            {id_: value.shape[1] for id_, value in one.features.items()} for one in (source, target)
+        ]
         if channels[0] != channels[1]:
             raise ValueError(
-                "Source and target hold different activations. Tap both with the same preset or IDs on the same model."
+                "Source and target hold different activations. Tap both with the same preset or "
+                "IDs on the same model."
             )
         row = _first_row(source, image_index, source_image)
-        feature, shown = source.select_rows([row]).joined(weighting)[0], image_of(source_image, source, row)
+        feature = source.select_rows([row]).joined(weighting)[0]
+        shown = image_of(source_image, source, row)
         marks = point_list.parse(points, _size(shown))
         part = None if source_mask is None else source_mask[min(image_index, len(source_mask) - 1)]
         left, factor = overlays.magnify(shown[None], max(target_image.shape[1:3]))
-        figures, texts, masks = [], [], []
+        figures = []
+        texts = []
+        masks = []
         for number in range(len(target.rows)):
             other = target.select_rows([number]).joined(weighting)[0]
             other_image = image_of(target_image, target, number)
             right, times = overlays.magnify(other_image[None], max(left.shape[1:3]))
             sizes = _size(shown), _size(other_image)
-            matches, holds = _matched(feature, other, marks, sizes, resolution, mutual)
-            ends = (marks + 0.5) * factor, (matches + 0.5) * times
-            figures.append(overlays.draw_matches(left[0], right[0], *ends, holds))
+            matches, holds = _matched(
+                feature, other, marks=marks, sizes=sizes, resolution=resolution, mutual=mutual
+            )
+            figure = overlays.draw_matches(
+                left[0],
+                right[0],
+                from_=(marks + 0.5) * factor,
+                to=(matches + 0.5) * times,
+                mutual=holds,
+            )
+            figures.append(figure)
             texts.append(point_list.to_text(matches))
-            masks.append(_transferred(feature, other, part, sizes[1], mutual))
+            masks.append(_transferred(feature, other, mask=part, size=sizes[1], mutual=mutual))
         ui = {"glassbox_images": save_preview_images(source_image, image_index)}
         return io.NodeOutput(torch.stack(figures), "\n\n".join(texts), torch.stack(masks), ui=ui)
 
@@ -301,9 +411,15 @@ def _size(image: torch.Tensor) -> tuple[int, int]:
 
 
 def _matched(
-    feature: torch.Tensor, other: torch.Tensor, marks: torch.Tensor, sizes: tuple, resolution: int, mutual: bool
+    feature: torch.Tensor,
+    other: torch.Tensor,
+    marks: torch.Tensor,
+    sizes: tuple,
+    resolution: int,
+    mutual: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where points (P, 2) of an image are in another one, in its pixels, and which hold: also lead back.
+    """Where points (P, 2) of an image are in another one, in its pixels, and which hold: also lead
+    back.
 
     ``sizes``: (height, width) of both images. All hold where ``mutual`` is off.
     """
@@ -313,18 +429,28 @@ def _matched(
     (height, width), (other_height, other_width) = sizes
     queries = marks * torch.tensor([resolution / width, resolution / height])
 
-    def match(feature: torch.Tensor, other: torch.Tensor, points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        matches, _ = correspondence.nearest_points(feature, other, points, resolution, with_progress)
+    def match(
+        feature: torch.Tensor, other: torch.Tensor, points: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        matches, _ = correspondence.nearest_points(
+            feature, other, points=points, side=resolution, watch=with_progress
+        )
         if not mutual:
             return matches, matches.new_ones(len(matches), dtype=torch.bool)
-        return matches, correspondence.mutual_points(feature, other, points, matches, resolution, with_progress)
+        return matches, correspondence.mutual_points(
+            feature, other, points=points, matches=matches, side=resolution, watch=with_progress
+        )
 
     matches, holds = on_device(match, feature, other, queries)
     return matches * torch.tensor([other_width / resolution, other_height / resolution]), holds
 
 
 def _transferred(
-    feature: torch.Tensor, other: torch.Tensor, mask: torch.Tensor | None, size: tuple[int, int], mutual: bool
+    feature: torch.Tensor,
+    other: torch.Tensor,
+    mask: torch.Tensor | None,
+    size: tuple[int, int],
+    mutual: bool,
 ) -> torch.Tensor:
     """A mask of one image on another one of ``size``; black without one."""
     from ..host.compute import on_device
@@ -342,7 +468,9 @@ def _first_row(activations: Activations, image_index: int, images: torch.Tensor)
     rows = [number for number, row in enumerate(activations.rows) if row.image == image_index]
     if not rows or image_index >= len(images):
         count = min(max(row.image for row in activations.rows) + 1, len(images))
-        raise ValueError(f"There is no image {image_index}: activations and images have {count}, counted from 0.")
+        raise ValueError(
+            f"There is no image {image_index}: activations and images have {count}, counted from 0."
+        )
     return rows[0]
 
 

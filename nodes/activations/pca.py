@@ -1,4 +1,6 @@
-"""Activations as colors: the three principal components of their channels as red, green and blue, or one channel."""
+"""Activations as colors: the three principal components of their channels as red, green and blue,
+or one channel.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,18 @@ from torch.nn import functional as F
 
 #: Above this many channels and positions the components are computed by a randomized method.
 _EXACT = 2048
-_OVERSAMPLING, _ITERATIONS = 8, 6
+_OVERSAMPLING = 8
+_ITERATIONS = 6
 
 
-def principal_components(feature: torch.Tensor, count: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean (C,) and principal components (count, C) of a feature (rows, C, H, W) over all positions of all rows.
+def principal_components(
+    feature: torch.Tensor, count: int = 3
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean (C,) and principal components (count, C) of a feature (rows, C, H, W) over all positions
+    of all rows.
 
-    By descending variance. The sign is fixed: in each component the channel with the largest weight is positive.
-    Components that a tiny feature does not have are zero.
+    By descending variance. The sign is fixed: in each component the channel with the largest weight
+    is positive. Components that a tiny feature does not have are zero.
     """
     points = feature.float().movedim(1, -1).flatten(0, -2)
     mean = points.mean(0)
@@ -22,37 +28,53 @@ def principal_components(feature: torch.Tensor, count: int = 3) -> tuple[torch.T
     if min(points.shape) <= _EXACT:
         components = _exact(points, count)
     else:
-        with torch.random.fork_rng(devices=[points.device] if points.is_cuda else []):  # pca_lowrank draws from these
+        with torch.random.fork_rng(
+            devices=[points.device] if points.is_cuda else []
+        ):  # pca_lowrank draws from these
             torch.default_generator.manual_seed(0)
             if points.is_cuda:
                 torch.cuda.manual_seed(0)
-            components = torch.pca_lowrank(points, count + _OVERSAMPLING, center=False, niter=_ITERATIONS)[2].T[:count]
+            components = torch.pca_lowrank(
+                points, count + _OVERSAMPLING, center=False, niter=_ITERATIONS
+            )[2].T[:count]
     largest = components.gather(1, components.abs().argmax(1, keepdim=True))
     return mean, components * torch.where(largest < 0, -1.0, 1.0)
 
 
 def pca_colors(feature: torch.Tensor, joint: bool = True) -> torch.Tensor:
-    """A feature (rows, C, H, W) as colors (rows, H, W, 3) in 0..1: three components, each stretched to its range.
+    """A feature (rows, C, H, W) as colors (rows, H, W, 3) in 0..1: three components, each stretched
+    to its range.
 
-    ``joint`` fits components and ranges to all rows at once, so that a color means the same in each row.
+    ``joint`` fits components and ranges to all rows at once, so that a color means the same in each
+    row.
     """
     if not joint:
         return torch.cat([pca_colors(row) for row in feature.split(1)])
     mean, components = principal_components(feature)
-    return _stretch(torch.einsum("bchw,kc->bhwk", feature.float() - mean[:, None, None], components))
+    return _stretch(
+        torch.einsum("bchw,kc->bhwk", feature.float() - mean[:, None, None], components)
+    )
 
 
 def channel_image(feature: torch.Tensor, channel: int) -> torch.Tensor:
-    """One channel of a feature (rows, C, H, W) as (rows, H, W) in 0..1 over all rows; raises ValueError without it."""
+    """One channel of a feature (rows, C, H, W) as (rows, H, W) in 0..1 over all rows; raises
+    ValueError without it.
+    """
     if not 0 <= channel < feature.shape[1]:
-        raise ValueError(f"There is no channel {channel}: these activations have {feature.shape[1]}, counted from 0.")
+        raise ValueError(
+            f"There is no channel {channel}: these activations have {feature.shape[1]}, counted "
+            "from 0."
+        )
     return _stretch(feature[:, channel].float()[..., None])[..., 0]
 
 
 def _stretch(values: torch.Tensor) -> torch.Tensor:
-    """Values (..., channels), each channel scaled from its range over everything else to 0..1; a constant gives 0."""
+    """Values (..., channels), each channel scaled from its range over everything else to 0..1; a
+    constant gives 0.
+    """
     flat = values.flatten(0, -2)
-    low, high = flat.amin(0), flat.amax(0)
+    low = flat.amin(0)
+    high = flat.amax(0)
     return (values - low) / (high - low).clamp_min(1e-12)
 
 

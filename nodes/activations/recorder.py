@@ -6,26 +6,33 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .activation_spec import ActivationSpec
-from .activations import TEXT_MARKS, Activations, cpu_copy, mean
+from .activations import Activations, CpuCopies, DeviceCopies, cpu_copy, mean
 from .select_ids import StepPredicate
-from .tap import CallTap, TapSettings, call_settings, merge
+from .tap import CallTap, EvaluatedTexts, TapSettings, call_settings, merge
 
-#: Bytes of activations that a recorder keeps: of a list of results, or of samplers in a row, the last ones that fit.
+if TYPE_CHECKING:
+    from ..common.network_call import Call
+
+#: Bytes of activations that a recorder keeps: of a list of results, or of samplers in a row, the
+#: last ones that fit.
 KEPT_BYTES = 4 * 2**30
 _MUCH = 2**30
 _TOLERANCE = 1e-2
 #: Of a step that the sampler or another node has left out.
 NOT_EVALUATED = "The network was not evaluated."
-#: Latents that samplers have handed out -> the runs on them with what was recorded, as long as something keeps the
-#: latent: with --cache-lru ComfyUI may keep a result and make its recorder again.
+#: Latents that samplers have handed out -> the runs on them with what was recorded, as long as
+#: something keeps the latent: with --cache-lru ComfyUI may keep a result and make its recorder
+#: again.
 _results: WeakIdKeyDictionary = WeakIdKeyDictionary()
-_COMPILED = "The MODEL ran through torch.compile, which cannot be hooked: leave the compiling node out."
+_COMPILED = (
+    "The MODEL ran through torch.compile, which cannot be hooked: leave the compiling node out."
+)
 
 
 @dataclass(frozen=True)
@@ -38,9 +45,11 @@ class Snapshot:
 
 @dataclass
 class Run:
-    """A finished run: its latent, the number of its steps, the recorded ones, and why others were not recorded.
+    """A finished run: its latent, the number of its steps, the recorded ones, and why others were
+    not recorded.
 
-    ``snapshots``: one per recorded step, or the mean over them; ``evicted``: given up for those of later runs.
+    ``snapshots``: one per recorded step, or the mean over them; ``evicted``: given up for those of
+    later runs.
     """
 
     latent: torch.Tensor
@@ -53,7 +62,9 @@ class Run:
     @property
     def bytes(self) -> int:
         """How much memory the activations take."""
-        tensors = [one for snapshot in self.snapshots for one in snapshot.activations.tensors.values()]
+        tensors = [
+            one for snapshot in self.snapshots for one in snapshot.activations.tensors.values()
+        ]
         return sum(tensor.nbytes for tensor in tensors)
 
     def average(self) -> Activations:
@@ -64,14 +75,14 @@ class Run:
         """Raise ValueError with ``remedy``, a sentence, if no step was recorded."""
         if self.evicted:
             raise ValueError(
-                f"The activations of this run were given up: a recorder keeps {KEPT_BYTES / 2**30:.0f} GiB, and later "
-                "runs filled them. Record fewer steps or IDs, set mean_only or a larger pool_size, or queue again with "
-                "fewer results."
+                "The activations of this run were given up: a recorder keeps "
+                f"{KEPT_BYTES / 2**30:.0f} GiB, and later runs filled them. Record fewer steps or "
+                "IDs, set mean_only or a larger pool_size, or queue again with fewer results."
             )
         if not self.snapshots:
             raise ValueError(
-                f"Nothing was recorded in this run of {self.steps} steps (0 to {self.steps - 1}). {remedy} "
-                f"{self.skipped_report()}".strip()
+                f"Nothing was recorded in this run of {self.steps} steps (0 to {self.steps - 1}). "
+                f"{remedy} {self.skipped_report()}".strip()
             )
 
     def skipped_report(self) -> str:
@@ -79,15 +90,18 @@ class Run:
         reasons: dict[str, list[int]] = {}
         for step, reason in sorted(self.skipped.items()):
             reasons.setdefault(reason, []).append(step)
-        return "\n".join(f"Not recorded: steps {', '.join(map(str, steps))}. {why}" for why, steps in reasons.items())
+        return "\n".join(
+            f"Not recorded: steps {', '.join(map(str, steps))}. {why}"
+            for why, steps in reasons.items()
+        )
 
 
 class Recorder:
     """Observes the runs on a MODEL and keeps one evaluation of each selected step.
 
-    The last at the step's own noise level, because samplers of higher order also evaluate ahead and between the steps;
-    if there is none, the first. Whatever cannot be recorded is skipped with its reason, and the run goes on. A run that
-    fails or is canceled leaves nothing.
+    The last at the step's own noise level, because samplers of higher order also evaluate ahead and
+    between the steps; if there is none, the first. Whatever cannot be recorded is skipped with its
+    reason, and the run goes on. A run that fails or is canceled leaves nothing.
     """
 
     def __init__(
@@ -98,8 +112,12 @@ class Recorder:
         timestep_of: Callable[[float], float],
         mean_only: bool = False,
     ):
-        self._specs, self._settings, self._selects, self._timestep_of = specs, settings, selects, timestep_of
-        self._mean_only, self._what = mean_only, (specs, settings, mean_only)
+        self._specs = specs
+        self._settings = settings
+        self._selects = selects
+        self._timestep_of = timestep_of
+        self._mean_only = mean_only
+        self._what = (specs, settings, mean_only)
         self._runs: list[Run] = []
         self._reset()
 
@@ -107,6 +125,9 @@ class Recorder:
         self._snapshots: dict[int, Snapshot] = {}
         self._recorded: list[int] = []
         self._sum: Activations | None = None
+        self._texts: dict[
+            int, EvaluatedTexts
+        ] = {}  # by step, of the snapshots and of the last step in the sum
         self._skipped: dict[int, str] = {}
         self._calls: list[CallTap] | None = None
         self._pending: list[CallTap] | None = None
@@ -121,11 +142,18 @@ class Recorder:
         self._reset()
 
     def finished(self, latent: torch.Tensor) -> None:
-        result, latent = latent, latent.detach().to("cpu", torch.float32, copy=True)
+        result = latent
+        latent = _packed(latent).detach().to("cpu", torch.float32, copy=True)
         try:
             run = self._finished(latent)
         except Exception as error:  # a watcher never ends a run
-            run = Run(latent, self._steps, (), (), dict.fromkeys(range(self._steps), str(error)))
+            run = Run(
+                latent=latent,
+                steps=self._steps,
+                recorded=(),
+                snapshots=(),
+                skipped=dict.fromkeys(range(self._steps), str(error)),
+            )
         self._runs.append(run)
         _results.setdefault(result, []).append((self._what, run))
         self._reset()
@@ -133,7 +161,8 @@ class Recorder:
         for run in reversed(self._runs):
             total += run.bytes
             if total > KEPT_BYTES and run is not self._runs[-1] and run.snapshots:
-                run.snapshots, run.evicted = (), True
+                run.snapshots = ()
+                run.evicted = True
 
     def _finished(self, latent: torch.Tensor) -> Run:
         self._keep_pending()
@@ -147,35 +176,56 @@ class Recorder:
             self._fold()
             assert self._sum is not None
             tensors = {
-                id_: cpu_copy(value / len(recorded), self._settings.dtype) for id_, value in self._sum.tensors.items()
+                id_: cpu_copy(value / len(recorded), self._settings.dtype)
+                for id_, value in self._sum.tensors.items()
             }
             self._snapshots = {step: Snapshot(step, replace(self._sum, tensors=tensors))}
         snapshots = tuple(self._timed(self._snapshots[step]) for step in sorted(self._snapshots))
         skipped = {step: reason for step, reason in self._skipped.items() if step not in recorded}
-        return Run(latent, self._steps, recorded, snapshots, skipped)
+        return Run(
+            latent=latent,
+            steps=self._steps,
+            recorded=recorded,
+            snapshots=snapshots,
+            skipped=skipped,
+        )
 
     def _timed(self, snapshot: Snapshot) -> Snapshot:
-        """With the timestep, which is computed on the device: not before the run is over, to wait for it only then."""
+        """With timestep and marks of texts, which are on the device: read when the run is over, to
+        wait only then.
+        """
         timestep = self._timestep_of(snapshot.activations.sigma)
-        return replace(snapshot, activations=replace(snapshot.activations, timestep=timestep))
+        settings = snapshot.activations.settings | self._texts[snapshot.step].setting()
+        return replace(
+            snapshot,
+            activations=replace(snapshot.activations, timestep=timestep, settings=settings),
+        )
 
-    def evaluating(self, evaluation) -> None:
+    def evaluating(self, evaluation: Any) -> None:
         self._keep_pending()
-        self._steps, self._evaluation, self._problem = evaluation.steps, evaluation, None
+        self._steps = evaluation.steps
+        self._evaluation = evaluation
+        self._problem = None
         selected = evaluation.main and self._selects(evaluation.step, evaluation.steps)
         better = evaluation.on_schedule or evaluation.step not in self._snapshots
         self._calls = [] if selected and better else None
 
-    def calling(self, call):
+    def calling(self, call: Call) -> tuple | None:
         if self._calls is None or self._problem is not None:
             return None
         if call.compiled:
             self._problem = _COMPILED
             return None
         try:
-            tap = CallTap(self._specs, self._settings, call)
-            outputs, inputs = tap.receivers()
-            for path, _ in (*outputs, *inputs):
+            # A mean is summed where the network is, and copied once, at the end of the run.
+            tap = CallTap(
+                self._specs,
+                self._settings,
+                call,
+                DeviceCopies() if self._mean_only else CpuCopies(),
+            )
+            outputs, inputs, attentions = tap.receivers()
+            for path, _ in (*outputs, *inputs, *attentions):
                 call.network.get_submodule(path)
         except Exception as error:  # a watcher never ends a run
             self._problem = str(error)
@@ -183,12 +233,15 @@ class Recorder:
         if not tap.tensors:
             return None
         self._calls.append(tap)
-        return [(path, self._guard(one)) for path, one in outputs], [(path, self._guard(one)) for path, one in inputs]
+        return self._guarded(outputs), self._guarded(inputs), self._guarded(attentions)
+
+    def _guarded(self, receivers: list[tuple[str, Callable]]) -> list[tuple[str, Callable]]:
+        return [(path, self._guard(receive)) for path, receive in receivers]
 
     def _guard(self, receive: Callable) -> Callable:
         """The receiver, without the exceptions that it raises: the step is then not recorded."""
 
-        def guarded(tensor) -> None:
+        def guarded(tensor: Any) -> None:
             if self._problem is None:
                 try:
                     receive(tensor)
@@ -198,14 +251,19 @@ class Recorder:
         return guarded
 
     def evaluated(self) -> None:
-        self._pending, self._calls = self._calls, None
+        self._pending = self._calls
+        self._calls = None
 
     def _keep_pending(self) -> None:
-        """Keep the evaluation before. By now the device was waited for anyway, so its copies are there."""
-        calls, self._pending = self._pending, None
+        """Keep the evaluation before. By now the device was waited for anyway, so its copies are
+        there.
+        """
+        calls = self._pending
+        self._pending = None
         if calls is None:
             return
-        step, sigma = self._evaluation.step, self._evaluation.sigma
+        step = self._evaluation.step
+        sigma = self._evaluation.sigma
         if self._problem is None and not calls:
             self._problem = "No row of that conditioning was evaluated."
         if self._problem is None:
@@ -217,66 +275,109 @@ class Recorder:
             self._skipped.setdefault(step, self._problem)
             return
         settings = {"step": step, "steps": self._steps, **call_settings(calls, self._specs)}
-        activations = Activations(tensors, rows, sigma, math.nan, settings)  # finished() knows the timestep
+        activations = Activations(
+            tensors=tensors, rows=rows, sigma=sigma, timestep=math.nan, settings=settings
+        )  # finished() knows the timestep
         self._drop_unselected()
         if self._mean_only and step not in self._snapshots:
             before = self._sum or next((one.activations for one in self._snapshots.values()), None)
+            texts = EvaluatedTexts.of(calls)
             if before is not None and _shapes(before) != _shapes(activations):
                 self._skipped.setdefault(step, "It has other rows or sizes than the steps before.")
                 return
-            if before is not None and before.settings.get(TEXT_MARKS) != settings.get(TEXT_MARKS):
-                self._skipped.setdefault(step, "Its prompt is another one than that of the steps before.")
+            if not all(texts.same_as(others) for others in self._texts.values()):
+                self._skipped.setdefault(
+                    step, "Its prompt is another one than that of the steps before."
+                )
                 return
             self._fold()
         if not self._snapshots and not self._recorded:
             self._announce(activations)
+        if self._mean_only:
+            self._texts = {
+                recorded: texts
+                for recorded, texts in self._texts.items()
+                if recorded in self._snapshots
+            }
+        self._texts[step] = EvaluatedTexts.of(calls)
         self._snapshots[step] = Snapshot(step, activations)
 
     def _announce(self, first: Activations) -> None:
-        """Say what a run will take, where it is much; after its first recorded step, which shows the sizes."""
-        steps = 1 if self._mean_only else sum(self._selects(step, self._steps) for step in range(self._steps))
+        """Say what a run will take, where it is much; after its first recorded step, which shows
+        the sizes.
+        """
+        steps = (
+            1
+            if self._mean_only
+            else sum(self._selects(step, self._steps) for step in range(self._steps))
+        )
         bytes_ = steps * sum(tensor.nbytes for tensor in first.tensors.values())
         if bytes_ > _MUCH:
-            what = f"{steps} steps; with mean_only it is one" if steps > 1 else "one step: set pool_size for less"
+            what = (
+                f"{steps} steps; with mean_only it is one"
+                if steps > 1
+                else "one step: set pool_size for less"
+            )
             logging.warning("Activation Recorder will keep %.1f GiB, of %s.", bytes_ / 2**30, what)
 
     def _drop_unselected(self) -> None:
-        """Drop what was selected as the last step so far, of a sampler whose number of steps is known at the end."""
+        """Drop what was selected as the last step so far, of a sampler whose number of steps is
+        known at the end.
+        """
         self._snapshots = {
-            step: snapshot for step, snapshot in self._snapshots.items() if self._selects(step, self._steps)
+            step: snapshot
+            for step, snapshot in self._snapshots.items()
+            if self._selects(step, self._steps)
         }
 
     def _fold(self) -> None:
-        """Add the snapshot of the step before to the sum, so that one step is in memory and not all."""
+        """Add the snapshot of the step before to the sum, so that one step is in memory and not
+        all.
+        """
         for step, snapshot in self._snapshots.items():
             tensors = {id_: value.float() for id_, value in snapshot.activations.tensors.items()}
             if self._sum is not None:
-                tensors = {id_: self._sum.tensors[id_].add_(value) for id_, value in tensors.items()}
+                tensors = {
+                    id_: self._sum.tensors[id_].add_(value) for id_, value in tensors.items()
+                }
             self._sum = replace(snapshot.activations, tensors=tensors)
             self._recorded.append(step)
         self._snapshots = {}
 
     def run_of(self, latent: torch.Tensor) -> Run:
         """The run with this final latent; raises ValueError when none of the kept runs has it."""
-        runs = self._runs or [run for what, run in _results.get(latent, ()) if what == self._what and self._fits(run)]
+        runs = self._runs or [
+            run for what, run in _results.get(latent, ()) if what == self._what and self._fits(run)
+        ]
         if not runs:
             raise ValueError(
-                "This recording has no run: connect the MODEL of Activation Recorder to the sampler. If that is done, "
-                "ComfyUI has kept the sampler's result and not the recorder (--cache-lru): change the sampler's seed."
+                "This recording has no run: connect the MODEL of Activation Recorder to the "
+                "sampler. If that is done, ComfyUI has kept the sampler's result and not the "
+                "recorder (--cache-lru): change the sampler's seed."
             )
-        latent = latent.detach().to("cpu", torch.float32)
+        latent = _packed(latent).detach().to("cpu", torch.float32)
         same_shape = [run for run in runs if run.latent.shape == latent.shape]
         run = min(reversed(same_shape), key=lambda run: _distance(run.latent, latent), default=None)
         if run is None or _distance(run.latent, latent) > _TOLERANCE:
             raise ValueError(
-                "No recorded run produced this latent. Connect the MODEL of Activation Recorder to the sampler, and "
-                "that sampler's own LATENT (output of SamplerCustomAdvanced) to Get Recorded Activations."
+                "No recorded run produced this latent. Connect the MODEL of Activation Recorder "
+                "to the sampler, and that sampler's own LATENT (output of SamplerCustomAdvanced) "
+                "to Get Recorded Activations."
             )
         return run
 
     def _fits(self, run: Run) -> bool:
         """Whether the steps of a run that were to be recorded are those of this recorder."""
-        return {*run.recorded, *run.skipped} == {step for step in range(run.steps) if self._selects(step, run.steps)}
+        return {*run.recorded, *run.skipped} == {
+            step for step in range(run.steps) if self._selects(step, run.steps)
+        }
+
+
+def _packed(latent: Any) -> torch.Tensor:
+    """A latent, or one of several parts (video with sound) in a row, as ComfyUI samples them."""
+    if not getattr(latent, "is_nested", False):
+        return latent
+    return torch.cat([part.flatten(1)[:, None] for part in latent.unbind()], dim=-1)
 
 
 def _shapes(activations: Activations) -> tuple:

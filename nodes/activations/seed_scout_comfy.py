@@ -1,9 +1,12 @@
-"""What Seed Scout ranks images by: the attention to words while they are sampled, or a judge of the images."""
+"""What Seed Scout ranks images by: the attention to words while they are sampled, or a judge of the
+images.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from comfy_extras.nodes_custom_sampler import Noise_RandomNoise
@@ -11,23 +14,50 @@ from comfy_extras.nodes_custom_sampler import Noise_RandomNoise
 from ..common import prompt_alignment
 from ..host.evaluate import timestep_of, untouched
 from ..host.hooks import observe, refuse_compiled
+from ..host.latent_shapes import split
 from ..host.progress import Progress, check_stop
 from ..host.text_encoding import read_prompt
 from .catalog_unet import catalog
 from .recorder import NOT_EVALUATED, Recorder
-from .seed_scout import Ranking, Scores, layout_likeness, word_coverage
+from .seed_scout import (
+    Ranking,
+    Scores,
+    diversity,
+    layout_likeness,
+    layout_vectors,
+    word_coverage,
+)
 from .select_ids import ATTENTION_MEAN
 from .tap import TapSettings
 from .token_heatmap import heat_map
 from .token_heatmap_comfy import placed_words
 
+if TYPE_CHECKING:
+    from ..host.socket_types import CLIP, VAE, ClipVisionModel, ModelPatcher, NoiseSource
 
-def decoded_images(sample: Callable, vae, seeds: list[int], batch_size: int, read: Callable | None) -> torch.Tensor:
-    """The images (N, H, W, 3) of seeds, with a preview: ``sample(seeds)`` returns latents, which ``read`` sees too.
+
+_VIDEO = "latent is a video: Seed Scout compares single images."
+
+
+def require_image(samples: torch.Tensor) -> None:
+    """Raise ValueError for the samples of a LATENT that is a video, of several frames or with
+    sound.
+    """
+    is_video = len(split(samples)) > 1 or (samples.ndim == 5 and samples.shape[2] > 1)
+    if is_video:
+        raise ValueError(_VIDEO)
+
+
+def decoded_images(
+    sample: Callable, vae: VAE, seeds: list[int], batch_size: int, read: Callable | None
+) -> torch.Tensor:
+    """The images (N, H, W, 3) of seeds, with a preview: ``sample(seeds)`` returns latents, which
+    ``read`` sees too.
 
     Raises ValueError for videos.
     """
-    decoded, progress = [], Progress(len(seeds))
+    decoded = []
+    progress = Progress(len(seeds))
     for begin in range(0, len(seeds), batch_size):
         check_stop()
         part = seeds[begin : begin + batch_size]
@@ -38,23 +68,27 @@ def decoded_images(sample: Callable, vae, seeds: list[int], batch_size: int, rea
         progress.show(begin + len(part), decoded[-1])
     images = torch.cat(decoded)
     if len(images) != len(seeds):
-        raise ValueError("latent is a video: Seed Scout compares single images.")
+        raise ValueError(_VIDEO)
     return images
 
 
-_SEEDLESS = "This noise does not follow a seed: connect Random Noise, alone or through Composition Noise."
+_SEEDLESS = (
+    "This noise does not follow a seed: connect Random Noise, alone or through Composition Noise."
+)
 
 
 class SeedsNoise:
     """The NOISE of each seed: a given NOISE with that seed, or stock noise, for a LATENT."""
 
-    def __init__(self, noise, seed: int, latent: dict):
-        self._noise, self._latent = noise or Noise_RandomNoise(seed), latent
+    def __init__(self, noise: NoiseSource | None, seed: int, latent: dict):
+        self._noise = noise or Noise_RandomNoise(seed)
+        self._latent = latent
         if not isinstance(getattr(self._noise, "seed", None), int):
             raise ValueError(_SEEDLESS)
-        self.first, self._drawn = self._noise.seed, None
+        self.first = self._noise.seed
+        self._drawn: torch.Tensor | None = None
 
-    def of(self, seed: int):
+    def of(self, seed: int) -> NoiseSource:
         """The NOISE with a seed."""
         return _seeded(self._noise, seed)
 
@@ -68,19 +102,20 @@ class SeedsNoise:
         return drawn
 
 
-def _seeded(noise, seed: int):
+def _seeded(noise: NoiseSource, seed: int) -> NoiseSource:
     """A copy with another seed, also of the NOISE that it changes."""
-    twin = copy.copy(noise)
+    twin: Any = copy.copy(noise)
     twin.seed = seed
-    if getattr(noise, "inner", None) is not None:
-        twin.inner = _seeded(noise.inner, seed)
+    inner = getattr(noise, "inner", None)
+    if inner is not None:
+        twin.inner = _seeded(inner, seed)
     return twin
 
 
 class WordMaps:
     """The words' heat maps (N, H, W) of the sampling runs on ``model``, a clone of a MODEL."""
 
-    def __init__(self, model, clip, prompt: str, words: str):
+    def __init__(self, model: ModelPatcher, clip: CLIP, prompt: str, words: str):
         if clip is None:
             raise ValueError("word_coverage needs clip: connect the CLIP that encoded the prompt.")
         refuse_compiled(model)
@@ -88,10 +123,18 @@ class WordMaps:
         self._text = clip, prompt, words
         specs = catalog(model.model.diffusion_model)
         if not any(spec.id == ATTENTION_MEAN for spec in specs):
-            raise ValueError("The image-to-text attention of this model cannot be read: use another ranking.")
+            raise ValueError(
+                "The image-to-text attention of this model cannot be read: use another ranking."
+            )
         mean = [spec for spec in specs if spec.id == ATTENTION_MEAN]
         settings = TapSettings(dtype=torch.float32)
-        self._recorder = Recorder(mean, settings, lambda *_: True, lambda sigma: timestep_of(model, sigma), True)
+        self._recorder = Recorder(
+            specs=mean,
+            settings=settings,
+            selects=lambda *_: True,
+            timestep_of=lambda sigma: timestep_of(model, sigma),
+            mean_only=True,
+        )
         self.model = observe(model, self._recorder)
         self._maps: dict[str, torch.Tensor] = {}
 
@@ -99,7 +142,9 @@ class WordMaps:
         """Add the maps of the run that ended with these latents, a mean over its steps."""
         run = self._recorder.run_of(samples)
         if not run.snapshots or set(run.skipped.values()) - {NOT_EVALUATED}:
-            raise ValueError(f"The attention to the words could not be read. {run.skipped_report()}")
+            raise ValueError(
+                f"The attention to the words could not be read. {run.skipped_report()}"
+            )
         recorded = run.average()
         found, length, tokens = placed_words(recorded, *self._text)
         attention = recorded.tensors[ATTENTION_MEAN][:, tokens]
@@ -113,22 +158,48 @@ class WordMaps:
 
 
 def image_scorer(
-    ranking: str, prompt: str, reference: torch.Tensor | None, clip, clip_vision
+    ranking: str,
+    prompt: str,
+    reference: torch.Tensor | None,
+    clip: CLIP,
+    clip_vision: ClipVisionModel,
 ) -> Callable[[torch.Tensor], Scores]:
-    """What scores images (N, H, W, 3); raises ValueError when an input that it needs is not connected."""
+    """What scores images (N, H, W, 3); raises ValueError when an input that it needs is not
+    connected.
+    """
     if ranking == Ranking.PROMPT_ALIGNMENT:
         return lambda images: _alignment(prompt, images, clip, clip_vision)
+    if ranking == Ranking.DIVERSITY:
+        return _diversity_scorer(clip, clip_vision)
     if reference is None:
-        raise ValueError(f"{ranking} needs reference: connect the image that the result should be like.")
+        raise ValueError(
+            f"{ranking} needs reference: connect the image that the result should be like."
+        )
     first = reference[:1]
     if ranking == Ranking.LAYOUT_LIKENESS:
         return lambda images: layout_likeness(images, first)
     own = prompt_alignment.own_embedder(clip)
     if clip_vision is not None:
-        return lambda images: _likeness(lambda part: clip_vision.encode_image(part)["image_embeds"], images, first)
+        return lambda images: _likeness(
+            lambda part: clip_vision.encode_image(part)["image_embeds"], images, first
+        )
     if own is None:
         raise ValueError("image_likeness needs clip_vision: connect one from Load CLIP Vision.")
     return lambda images: _likeness(own, images, first)
+
+
+def _diversity_scorer(
+    clip: CLIP | None, clip_vision: ClipVisionModel | None
+) -> Callable[[torch.Tensor], Scores]:
+    """By embeddings of the images where something embeds them, else by layout and colors."""
+    own = prompt_alignment.own_embedder(clip)
+    if clip_vision is not None:
+        return lambda images: diversity(
+            clip_vision.encode_image(images)["image_embeds"].cpu(), "embeddings"
+        )
+    if own is not None:
+        return lambda images: diversity(own(images).cpu(), "embeddings")
+    return lambda images: diversity(layout_vectors(images), "layout and colors")
 
 
 def _likeness(embed: Callable, images: torch.Tensor, reference: torch.Tensor) -> Scores:
@@ -137,7 +208,9 @@ def _likeness(embed: Callable, images: torch.Tensor, reference: torch.Tensor) ->
     return Scores(values.cpu(), "cosine of the embeddings of image and reference")
 
 
-def _alignment(prompt: str, images: torch.Tensor, clip, clip_vision) -> Scores:
+def _alignment(
+    prompt: str, images: torch.Tensor, clip: CLIP, clip_vision: ClipVisionModel
+) -> Scores:
     try:
         alignment = prompt_alignment.measure(prompt, images, clip, clip_vision)
     except prompt_alignment.AbsentError as error:

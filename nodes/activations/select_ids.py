@@ -1,4 +1,6 @@
-"""Which activations: by preset, by list, by wildcard. And which steps of a run: ``"0, 5-9, 50%, last"``."""
+"""Which activations: by preset, by list, by wildcard. And which steps of a run: ``"0, 5-9, 50%,
+last"``.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from .activation_spec import ActivationSpec, Kind
 
 
 class Preset(StrEnum):
-    """Values of the ``preset`` input; those named ours and legacy are the paper's sets (``paper_tables.SETS``)."""
+    """Values of the ``preset`` input; those named ours and legacy are the paper's sets
+    (``paper_tables.SETS``).
+    """
 
     RECOMMENDED = "recommended"
     OURS_V1_5 = "ours_v1_5"
@@ -37,7 +41,8 @@ class Preset(StrEnum):
 ATTENTION_MEAN = "attn-mean"
 _PLACE = re.compile(r"up-level(\d+)-repeat(\d+)-(.+)")
 _WILDCARD = re.compile(r"[*?[]")
-_SUGGESTIONS, _MAX_PATTERNS = 3, 2000
+_SUGGESTIONS = 3
+_MAX_PATTERNS = 2000
 _DAAM_SKIPPED_SCALE = 8
 
 
@@ -48,7 +53,8 @@ class NoSuchActivationError(ValueError):
 def select(specs: list[ActivationSpec], preset: str, patterns: str = "") -> list[ActivationSpec]:
     """The specs of a preset, in forward order; ``patterns`` matter for ``Preset.CUSTOM_IDS`` alone.
 
-    Raises NoSuchActivationError when the preset is not for this network or a pattern matches nothing.
+    Raises NoSuchActivationError when the preset is not for this network or a pattern matches
+    nothing.
     """
     if preset == Preset.CUSTOM_IDS:
         ids = set(match_ids([spec.id for spec in specs], patterns))
@@ -58,14 +64,20 @@ def select(specs: list[ActivationSpec], preset: str, patterns: str = "") -> list
 
 
 def match_ids(ids: list[str], patterns: str) -> list[str]:
-    """Those of ``ids`` that any pattern matches, in their order; raises NoSuchActivationError as ``select`` does.
+    """Those of ``ids`` that any pattern matches, in their order; raises NoSuchActivationError as
+    ``select`` does.
 
-    Patterns are IDs with ``*`` and ``?``, separated by commas, spaces or line breaks; ``#`` begins a comment.
+    Patterns are IDs with ``*`` and ``?``, separated by commas, spaces or line breaks; ``#`` begins
+    a comment.
     """
     lines = (line.split("#", 1)[0] for line in patterns.splitlines())
-    wanted = dict.fromkeys(pattern for line in lines for pattern in re.split(r"[,\s]+", line) if pattern)
+    wanted = dict.fromkeys(
+        pattern for line in lines for pattern in re.split(r"[,\s]+", line) if pattern
+    )
     if not wanted:
-        raise NoSuchActivationError("No activation is named. Enter IDs or wildcards such as up-level1-*-cross-q.")
+        raise NoSuchActivationError(
+            "No activation is named. Enter IDs or wildcards such as up-level1-*-cross-q."
+        )
     if len(wanted) > _MAX_PATTERNS:
         raise NoSuchActivationError(
             f"There are {len(wanted)} IDs and wildcards, and at most {_MAX_PATTERNS} are allowed."
@@ -73,9 +85,15 @@ def match_ids(ids: list[str], patterns: str) -> list[str]:
     selected: set[str] = set()
     known = set(ids)
     for pattern in wanted:
-        matches = [id_ for id_ in ids if fnmatchcase(id_, pattern)] if _WILDCARD.search(pattern) else {pattern} & known
+        matches = (
+            [id_ for id_ in ids if fnmatchcase(id_, pattern)]
+            if _WILDCARD.search(pattern)
+            else {pattern} & known
+        )
         if not matches:
-            raise NoSuchActivationError(f"No activation matches '{pattern[:80]}'{_suggestion(pattern[:80], ids)}.")
+            raise NoSuchActivationError(
+                f"No activation matches '{pattern[:80]}'{_suggestion(pattern[:80], ids)}."
+            )
         selected.update(matches)
     return [id_ for id_ in ids if id_ in selected]
 
@@ -88,7 +106,9 @@ def _suggestion(pattern: str, ids: list[str]) -> str:
 
 
 def preset_ids(specs: list[ActivationSpec], preset: str, architecture: str | None) -> list[str]:
-    """IDs of a preset other than ``CUSTOM_IDS``; ``architecture`` as in ``paper_tables``. Raises as ``select`` does."""
+    """IDs of a preset other than ``CUSTOM_IDS``; ``architecture`` as in ``paper_tables``. Raises as
+    ``select`` does.
+    """
     if preset == Preset.RECOMMENDED:
         return recommended(specs, architecture)
     if preset == Preset.GENERAL_FILTER:
@@ -98,8 +118,8 @@ def preset_ids(specs: list[ActivationSpec], preset: str, architecture: str | Non
     if preset in (Preset.CROSS_ATTENTION, Preset.CROSS_ATTENTION_MEAN):
         if not any(spec.id == ATTENTION_MEAN for spec in specs):
             raise NoSuchActivationError(
-                "The image-to-text attention of this model cannot be read, so there is no cross-attention preset. "
-                f"Use '{Preset.RECOMMENDED}' or '{Preset.CUSTOM_IDS}'."
+                "The image-to-text attention of this model cannot be read, so there is no "
+                f"cross-attention preset. Use '{Preset.RECOMMENDED}' or '{Preset.CUSTOM_IDS}'."
             )
         if preset == Preset.CROSS_ATTENTION and has_stages(specs):
             return daam_maps(specs)
@@ -107,15 +127,18 @@ def preset_ids(specs: list[ActivationSpec], preset: str, architecture: str | Non
     if preset in (Preset.PAPER_POOL, Preset.PAPER_FILTER):
         if architecture is None:
             raise NoSuchActivationError(
-                f"The paper has no '{preset}' for this model. Use '{Preset.GENERAL_FILTER}' or '{Preset.CUSTOM_IDS}'."
+                f"The paper has no '{preset}' for this model. Use '{Preset.GENERAL_FILTER}' or "
+                f"'{Preset.CUSTOM_IDS}'."
             )
-        return paper_tables.flagged(architecture, "pool" if preset == Preset.PAPER_POOL else "filter")
+        return paper_tables.flagged(
+            architecture, "pool" if preset == Preset.PAPER_POOL else "filter"
+        )
     owner, ids = paper_tables.SETS[preset]
     if owner != architecture:
         family = {"sd15": "SD1.5", "sdxl": "SDXL"}[owner]
         raise NoSuchActivationError(
-            f"'{preset}' is a set for {family}, and this model is not one. Use '{Preset.RECOMMENDED}' or "
-            f"'{Preset.CUSTOM_IDS}'."
+            f"'{preset}' is a set for {family}, and this model is not one. Use "
+            f"'{Preset.RECOMMENDED}' or '{Preset.CUSTOM_IDS}'."
         )
     return list(ids)
 
@@ -123,16 +146,23 @@ def preset_ids(specs: list[ActivationSpec], preset: str, architecture: str | Non
 def recommended(specs: list[ActivationSpec], architecture: str | None) -> list[str]:
     """The paper's set for SD1.5 and SDXL; elsewhere a set by analogy.
 
-    By analogy: the residual output of the last repeat of the middle level of the up-stage, and the self-attention keys
-    of the first repeat of the last level, which matched points best on the demo model when each counts alike, on the
-    images that it was chosen from (``studies/activations/joining.py`` separates them). Of a transformer, the output
-    of its middle block.
+    By analogy: the residual output of the last repeat of the middle level of the up-stage, and the
+    self-attention keys of the first repeat of the last level, which matched points best on the demo
+    model when each counts alike, on the images that it was chosen from
+    (``studies/activations/joining.py`` separates them). Of a transformer, the output of its middle
+    block.
     """
     if architecture:
-        return list(paper_tables.SETS[Preset.OURS_V1_5 if architecture == "sd15" else Preset.OURS_XL][1])
+        return list(
+            paper_tables.SETS[Preset.OURS_V1_5 if architecture == "sd15" else Preset.OURS_XL][1]
+        )
     places = _places(specs)
     if not places:
-        blocks = [spec.id for spec in specs if spec.id.startswith("vit-block") and spec.id.endswith("-out")]
+        blocks = [
+            spec.id
+            for spec in specs
+            if spec.id.startswith("vit-block") and spec.id.endswith("-out")
+        ]
         blocks = [id_ for id_ in blocks if not id_.endswith("attn-out")]
         return [blocks[len(blocks) // 2]]
     last = max(level for level, _, part in places.values() if part == "vit-out")
@@ -145,39 +175,48 @@ def recommended(specs: list[ActivationSpec], architecture: str | None) -> list[s
 
 
 def general_filter(specs: list[ActivationSpec]) -> list[str]:
-    """The paper's filter rules (section 5.1) on any U-Net of this scheme; the exact cut is this pack's.
+    """The paper's filter rules (section 5.1) on any U-Net of this scheme; the exact cut is this
+    pack's.
 
-    Of the up-stage, without levels that have no transformer: no increments, no ffn-inner, no self-v, no maps. Before
-    the last repeat of the middle level: residual, cross-q, block and transformer outputs. In that repeat: these and
-    self-q, self-k. After it: self-q and self-k alone, whose locality suppresses the diffusion noise.
+    Of the up-stage, without levels that have no transformer: no increments, no ffn-inner, no
+    self-v, no maps. Before the last repeat of the middle level: residual, cross-q, block and
+    transformer outputs. In that repeat: these and self-q, self-k. After it: self-q and self-k
+    alone, whose locality suppresses the diffusion noise.
     """
     places = _places(specs)
     if not places:
         raise NoSuchActivationError(
-            f"'{Preset.GENERAL_FILTER}' is for U-Nets, and this model is a transformer. Use '{Preset.RECOMMENDED}', "
-            f"'{Preset.ALL_FEATURES}' or '{Preset.CUSTOM_IDS}'."
+            f"'{Preset.GENERAL_FILTER}' is for U-Nets, and this model is a transformer. Use "
+            f"'{Preset.RECOMMENDED}', '{Preset.ALL_FEATURES}' or '{Preset.CUSTOM_IDS}'."
         )
     with_transformer = {level for level, _, part in places.values() if part == "vit-out"}
     later = _later_half(places)
     kept = []
     for id_, (level, repeat, part) in places.items():
-        smooth = part in ("res-out", "vit-out") or bool(re.fullmatch(r"vit-block\d+-(cross-q|out)", part))
+        smooth = part in ("res-out", "vit-out") or bool(
+            re.fullmatch(r"vit-block\d+-(cross-q|out)", part)
+        )
         local = bool(re.fullmatch(r"vit-block\d+-self-[qk]", part))
         place = (level, repeat)
-        if level in with_transformer and ((smooth and place <= later) or (local and place >= later)):
+        if level in with_transformer and (
+            (smooth and place <= later) or (local and place >= later)
+        ):
             kept.append(id_)
     return kept
 
 
 def daam_maps(specs: list[ActivationSpec]) -> list[str]:
-    """The cross-attention maps of a U-Net that DAAM reads: all but the middle block and an eighth of the latent's side.
+    """The cross-attention maps of a U-Net that DAAM reads: all but the middle block and an eighth
+    of the latent's side.
 
     DAAM 0.2.0: ``locate_middle_block=False`` and ``factor != 8``.
     """
     return [
         spec.id
         for spec in specs
-        if spec.id.endswith("cross-map") and not spec.id.startswith("mid") and spec.scale != _DAAM_SKIPPED_SCALE
+        if spec.id.endswith("cross-map")
+        and not spec.id.startswith("mid")
+        and spec.scale != _DAAM_SKIPPED_SCALE
     ]
 
 
@@ -193,14 +232,18 @@ def _places(specs: list[ActivationSpec]) -> dict[str, tuple[int, int, str]]:
 
 
 def _later_half(places: dict[str, tuple[int, int, str]]) -> tuple[int, int]:
-    """Level and repeat at which the later half of the up-stage begins: the last repeat of the middle level."""
+    """Level and repeat at which the later half of the up-stage begins: the last repeat of the
+    middle level.
+    """
     pairs = [(level, repeat) for level, repeat, _ in places.values()]
     middle = (max(pairs)[0] + 1) // 2
     return max(pair for pair in pairs if pair[0] == middle)
 
 
 STEPS_EXAMPLE = "all, steps such as 0, 5-9, last, or fractions of the run such as 25%, 50%"
-_NUMBER, _RANGE, _PERCENT = re.compile(r"\d+"), re.compile(r"(\d+)\s*-\s*(\d+)"), re.compile(r"(\d+(?:\.\d+)?)\s*%")
+_NUMBER = re.compile(r"\d+")
+_RANGE = re.compile(r"(\d+)\s*-\s*(\d+)")
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 
 StepPredicate = Callable[[int, int], bool]
 
@@ -208,9 +251,14 @@ StepPredicate = Callable[[int, int], bool]
 def parse_steps(text: str) -> StepPredicate:
     """A predicate of step (from 0) and number of steps: whether the text selects that step.
 
-    A fraction of the run is the step that contains it: 0% the first, 100% the last. Raises ValueError for other text.
+    A fraction of the run is the step that contains it: 0% the first, 100% the last. Raises
+    ValueError for other text.
     """
-    predicates = [_parse_step(part.strip().lower(), text) for part in re.split(r"[,;\n]+", text) if part.strip()]
+    predicates = [
+        _parse_step(part.strip().lower(), text)
+        for part in re.split(r"[,;\n]+", text)
+        if part.strip()
+    ]
     if not predicates:
         raise ValueError(f"No step is selected. Enter {STEPS_EXAMPLE}.")
     return lambda step, steps: any(selects(step, steps) for selects in predicates)
@@ -224,7 +272,8 @@ def _parse_step(part: str, text: str) -> StepPredicate:
     if _NUMBER.fullmatch(part):
         return lambda step, steps: step == int(part)
     if match := _RANGE.fullmatch(part):
-        first, last = int(match[1]), int(match[2])
+        first = int(match[1])
+        last = int(match[2])
         return lambda step, steps: first <= step <= last
     if (match := _PERCENT.fullmatch(part)) and float(match[1]) <= 100:
         fraction = float(match[1]) / 100

@@ -15,8 +15,12 @@ CATEGORY = "Glassbox/Activations"
 SEE, STEER, MEASURE, FILES, RESEARCH = (
     f"{CATEGORY}/{menu}" for menu in ("See", "Steer", "Measure", "Files", "Research")
 )
-PAPER = "Not All Diffusion Model Activations Have Been Evaluated as Discriminative Features (arXiv 2410.03558)"
-_ASPECT = 0.03  # relative difference of aspect ratios beside a cell's, as of sides scaled to a VAE's multiple
+PAPER = (
+    "Not All Diffusion Model Activations Have Been Evaluated as Discriminative Features (arXiv "
+    "2410.03558)"
+)
+# relative difference of aspect ratios beside a cell's, as of sides scaled to a VAE's multiple
+_ASPECT = 0.03
 PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -29,7 +33,9 @@ class NoiseUnit(StrEnum):
 
 
 class Rows(StrEnum):
-    """Values of the ``rows`` inputs: rows of the positive conditioning, of the negative one, or of both."""
+    """Values of the ``rows`` inputs: rows of the positive conditioning, of the negative one, or of
+    both.
+    """
 
     CONDITIONAL = "conditional"
     UNCONDITIONAL = "unconditional"
@@ -40,10 +46,13 @@ PRESET = {
     "id": "preset",
     "options": [preset.value for preset in Preset],
     "default": Preset.RECOMMENDED.value,
-    "tooltip": "Which activations. recommended: the paper's set for SD1.5, SD2.1 and SDXL, a similar set elsewhere. "
-    "ours_* and legacy_*: the paper's sets. paper_filter and paper_pool: the paper's lists. general_filter: its rules "
-    "on any U-Net. cross_attention: for Token Heat Map, as in DAAM. cross_attention_mean: mean of all layers. "
-    "custom_ids: the IDs in the ids input.",
+    "tooltip": (
+        "Activations to return. recommended: the paper's set for SD1.5, SD2.1 and SDXL, a "
+        "similar set elsewhere. ours_* and legacy_*: the paper's sets. paper_filter and "
+        "paper_pool: the paper's lists. general_filter: its rules on any U-Net. cross_attention: "
+        "for Token Heat Map, as in DAAM. cross_attention_mean: mean of all layers. custom_ids: "
+        "the IDs in the ids input."
+    ),
 }
 #: Each of these holds activations that can be read but not changed.
 _READ_ALONE = (
@@ -54,23 +63,29 @@ _READ_ALONE = (
 EDITABLE_PRESET = {
     **PRESET,
     "options": [preset.value for preset in Preset if preset not in _READ_ALONE],
-    "tooltip": "Which activations. recommended: the paper's set for SD1.5, SD2.1 and SDXL, a similar set elsewhere. "
-    "ours_* and legacy_*: the paper's sets. paper_filter: the paper's list. general_filter: its rules "
-    "on any U-Net. custom_ids: the IDs in the ids input.",
+    "tooltip": (
+        "Activations to return. recommended: the paper's set for SD1.5, SD2.1 and SDXL, a "
+        "similar set elsewhere. ours_* and legacy_*: the paper's sets. paper_filter: the paper's "
+        "list. general_filter: its rules on any U-Net. custom_ids: the IDs in the ids input."
+    ),
 }
 IDS = {
     "id": "ids",
     "default": "",
     "multiline": True,
-    "tooltip": "For preset custom_ids: IDs or wildcards, separated by commas or line breaks, such as "
-    "up-level1-*-cross-q. Activation Catalog lists all. IDs that end in -map are attention probabilities, which are "
-    "large.",
+    "tooltip": (
+        "For preset custom_ids: IDs or wildcards, separated by commas or line breaks, e.g. "
+        "up-level1-*-cross-q. Activation Catalog lists all. IDs ending in -map are attention "
+        "probabilities and need much memory."
+    ),
 }
 NOISE_UNIT = {
     "id": "noise_unit",
     "options": [unit.value for unit in NoiseUnit],
-    "tooltip": "Unit of level. paper_t: the paper's t, 0 to 999. percent: ComfyUI's fraction of a run, 0 is noise and "
-    "1 is clean. sigma: sigma.",
+    "tooltip": (
+        "Unit of level. paper_t: the paper's timestep t, 0 to 999. percent: ComfyUI's fraction "
+        "of a run, 0 is noise and 1 is clean. sigma: the noise level itself."
+    ),
 }
 LEVEL = {
     "id": "level",
@@ -85,7 +100,9 @@ POOL_SIZE = {
     "default": 1,
     "min": 1,
     "max": 64,
-    "tooltip": "Average over squares of this many positions per side. 2 needs a quarter of the memory.",
+    "tooltip": (
+        "Average-pool squares of this many positions per side. 2 needs a quarter of the memory."
+    ),
 }
 PRECISION = {
     "id": "precision",
@@ -95,8 +112,10 @@ PRECISION = {
 WEIGHTING = {
     "id": "weighting",
     "options": [weighting.value for weighting in Weighting],
-    "tooltip": "How several IDs are joined. equal: each at unit length, so that all count alike. raw: as recorded, as "
-    "in the paper, where the longest dominates.",
+    "tooltip": (
+        "Concatenation of several IDs. equal: each normalized to unit length, so all count "
+        "equally. raw: unscaled, as in the paper; the largest norm dominates."
+    ),
 }
 START_PERCENT = {
     "id": "start_percent",
@@ -104,7 +123,7 @@ START_PERCENT = {
     "min": 0.0,
     "max": 1.0,
     "step": 0.01,
-    "tooltip": "Fraction of the run at which steering starts.",
+    "tooltip": "Start of steering, as a fraction of the run.",
 }
 END_PERCENT = {
     "id": "end_percent",
@@ -112,22 +131,26 @@ END_PERCENT = {
     "min": 0.0,
     "max": 1.0,
     "step": 0.01,
-    "tooltip": "Fraction of the run at which steering ends.",
+    "tooltip": "End of steering, as a fraction of the run.",
 }
 ROWS = {
     "id": "rows",
     "options": [rows.value for rows in Rows],
-    "tooltip": "Rows of the positive conditioning (CFG amplifies it), of the negative one, or both.",
+    "tooltip": (
+        "Rows to steer: positive conditioning (CFG amplifies the effect), negative, or both."
+    ),
 }
 
 
 def image_of(images: torch.Tensor, activations: Activations, row: int) -> torch.Tensor:
     """The image (H, W, 3) of a row, from the batch (B, H, W, C) that was tapped.
 
-    Of a decoded video, which has more images than its latent has frames, the one at the same fraction of its length.
-    Raises ValueError when the batch does not have it, or its images have another aspect ratio than the tapped ones.
+    Of a decoded video, which has more images than its latent has frames, the one at the same
+    fraction of its length. Raises ValueError when the batch does not have it, or its images have
+    another aspect ratio than the tapped ones.
     """
-    count, number = len(images), activations.rows[row].image
+    count = len(images)
+    number = activations.rows[row].image
     frames = activations.settings.get(FRAMES, 1)
     videos = -(-(max(row.image for row in activations.rows) + 1) // frames)
     length, rest = divmod(count, videos)
@@ -136,14 +159,18 @@ def image_of(images: torch.Tensor, activations: Activations, row: int) -> torch.
         number = video * length + round(frame * (length - 1) / (frames - 1))
     if number >= count:
         raise ValueError(
-            f"The activations belong to at least {number + 1} images, and the image batch has {count}. Connect the "
-            "images that were tapped."
+            f"The activations belong to at least {number + 1} images, and the image batch has "
+            f"{count}. Connect the images that were tapped."
         )
-    grid, size = _finest_grid(activations), images.shape[1:3]
-    if grid and abs(size[0] * grid[1] / (size[1] * grid[0]) - 1) > _ASPECT + 1 / grid[0] + 1 / grid[1]:
+    grid = _finest_grid(activations)
+    size = images.shape[1:3]
+    if (
+        grid
+        and abs(size[0] * grid[1] / (size[1] * grid[0]) - 1) > _ASPECT + 1 / grid[0] + 1 / grid[1]
+    ):
         raise ValueError(
-            f"The image has {size[1]} x {size[0]} pixels and the activations {grid[1]} x {grid[0]} positions, which is "
-            "another aspect ratio. Connect the images that were tapped."
+            f"The image has {size[1]} x {size[0]} pixels and the activations {grid[1]} x {grid[0]} "
+            "positions, which is another aspect ratio. Connect the images that were tapped."
         )
     return rgb(images[number])
 
@@ -151,7 +178,11 @@ def image_of(images: torch.Tensor, activations: Activations, row: int) -> torch.
 def _finest_grid(activations: Activations) -> tuple[int, int] | None:
     """Height and width of the positions of the finest activation; None where that is not known."""
     grids = [tuple(size) for size in activations.settings.get(MAP_SIZES, {}).values()]
-    grids += [tuple(one.shape[-2:]) for id_, one in activations.tensors.items() if not id_.endswith("-map")]
+    grids += [
+        tuple(one.shape[-2:])
+        for id_, one in activations.tensors.items()
+        if not id_.endswith("-map")
+    ]
     return max(grids, key=math.prod, default=None)
 
 

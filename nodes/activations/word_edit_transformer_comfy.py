@@ -1,249 +1,424 @@
-"""Edits by words in the joint attention of SD3 and Flux, for exactly as long as one call of the network.
+"""Edits by words in transformers of any class, for exactly as long as one call of the network.
 
-There text and image are one sequence, and the text changes from block to block. So each block also runs on further
-rows: the image's tokens of the positive prompt beside another text, which is carried on from block to block. What the
-image's tokens read there, minus what they read in the text to move away from, is added to their attention in the block
-itself. With the prompt as the text to move away from, the block's own rows say what is read in it.
+The text may be one sequence with the image, and change from block to block. So each text goes
+through the network in an evaluation beside the call's own, with the rows of the positive prompt.
+All of them stop at each attention in which the image reads the text. There the image's tokens of
+all become what the call's own read, plus what they read in the text to move toward, minus what
+they read in the text to move away from. With the prompt as the text to move away from, the call's
+own rows say what is read in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
-from comfy.ldm.flux.model import Flux
-from comfy.ldm.modules.diffusionmodules.mmdit import MMDiT
-from torch import nn
+from comfy.conds import CONDNoiseShape
+from comfy.sampler_helpers import convert_cond
+from comfy.samplers import encode_model_conds
 
-from ..common.network_call import Call
+from ..common.attention import AttentionCall, NetworkLayout, TokenLayout
+from ..common.network_call import Call, RowSubset, evaluating_again
+from ..host.attention.reader import OVERRIDE, AttentionOverride, entering_blocks
+from ..host.attention.side_evaluation import SideEvaluation, closing
+from ..host.attention.token_layout import first_part, layout_of, rows_of
 from .activation_edit import mask_at
-from .word_edit import EncodedEdit
+from .word_edit import EncodedEdit, EncodedTexts, ReadingPlan, edited_attention
 
-_OVERRIDE = "optimized_attention_override"
+if TYPE_CHECKING:
+    from torch import nn
+
+_TEXT = "c_crossattn"
+_POSITIVE = "positive"
+_CACHE = "easycache"  # ComfyUI's: leaves evaluations out, and takes each for a step
+_PATCHES = (1, 2, 4, 8, 16, 32)  # latent positions a side of a token
+_POOLED = (
+    "This MODEL also makes one vector of its text by itself (as HunyuanDiT), which an edit does "
+    "not reach: use another model."
+)
+_UNREADABLE = (
+    "How this MODEL reads its text cannot be seen (as of Stable Cascade): use another model."
+)
 
 
-def text_width(network: nn.Module) -> int | None:
-    """Channels of the text that a network of SD3's or Flux' class reads; None for other networks."""
-    embedder = {MMDiT: "context_embedder", Flux: "txt_in"}
-    return next(
-        (getattr(network, name).in_features for kind, name in embedder.items() if isinstance(network, kind)), None
-    )
+class RunTexts:
+    """The texts of some edits in a sampling run, as the network is given them.
+
+    ComfyUI prepares them as it has prepared the positive conditioning, of which they are copies
+    with another text.
+    """
+
+    def __init__(self, edits: list[EncodedEdit]):
+        self._edits = edits
+        self._positive: dict | None = None
+        self._shapes: Any = None
+        self._prepared: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._encoded: EncodedTexts | None = None
+        self._inputs: list[dict[str, Any]] = []
+
+    def begin(self, latent_shapes: Any = None) -> None:
+        """A run begins. ``latent_shapes``: of the parts of a latent that ComfyUI has packed."""
+        self.end()
+        self._shapes = latent_shapes
+
+    def prepare(self, guider: Any, x: torch.Tensor, seed: int | None) -> None:
+        """A guider is about to predict from latents: prepare the texts once for its prompt."""
+        positive = (guider.conds.get(_POSITIVE) or [None])[0]
+        if positive is None or positive is self._positive:
+            return  # without one the run is refused where its rows are looked for
+        self._encoded = None
+        self._positive = positive
+        entries = []
+        for edit in self._edits:
+            for conditioning in edit.conditionings:
+                (entry,) = convert_cond([conditioning])
+                entries.append({**positive, **entry, "model_conds": {}})
+        given: dict[str, Any] = {"latent_image": torch.zeros_like(x), "denoise_mask": None}
+        if seed is not None:
+            given["seed"] = seed
+        if self._shapes is not None:
+            given["latent_shapes"] = self._shapes
+        with torch.no_grad():
+            entries = encode_model_conds(
+                guider.inner_model.extra_conds,
+                entries,
+                x,
+                x.device,
+                prompt_type=_POSITIVE,
+                **given,
+            )
+        prepared = [entry["model_conds"] for entry in entries]
+        self._prepared = list(zip(prepared[::2], prepared[1::2], strict=True))
+
+    def end(self) -> None:
+        """Free what belongs to a run."""
+        self._positive = None
+        self._prepared = []
+        self._encoded = None
+        self._inputs = []
+
+    @property
+    def encoded(self) -> EncodedTexts:
+        """The edits with the texts as the network is given them."""
+        if self._encoded is None:
+            if any(_TEXT not in text for texts in self._prepared for text in texts):
+                raise ValueError(_UNREADABLE)
+            self._encoded = EncodedTexts(
+                [
+                    EncodedEdit(toward[_TEXT].cond, away[_TEXT].cond, edit.strength)
+                    for edit, (toward, away) in zip(self._edits, self._prepared, strict=True)
+                ]
+            )
+            inputs = {}
+            texts = [text for both in self._prepared for text in both]
+            # Each text gets all inputs in which one differs: other rows may have another prompt.
+            names = dict.fromkeys(name for text in texts for name in self._of_text(text))
+            for numbers, (toward, away) in zip(self._encoded.numbers, self._prepared, strict=True):
+                inputs[numbers[0]] = {name: toward.get(name) for name in names}
+                inputs[numbers[1]] = {name: away.get(name) for name in names}
+            self._inputs = [inputs[number] for number in range(len(inputs))]
+        return self._encoded
+
+    def _of_text(self, prepared: dict[str, Any]) -> dict[str, Any]:
+        """Inputs of the network that are not those of the positive prompt; None for one that is
+        left out.
+        """
+        assert self._positive is not None
+        positive = self._positive["model_conds"]
+        changed = {}
+        for name in {**positive, **prepared}:
+            value = prepared.get(name)
+            if isinstance(value, CONDNoiseShape):
+                continue
+            if value is None or name not in positive or not _same(value, positive[name]):
+                changed[name] = value
+        return changed
+
+    def inputs_of(self, number: int, kwargs: dict[str, Any], rows: int) -> dict[str, Any]:
+        """The inputs by name of a call of some rows, with a text instead of its own."""
+        replaced = dict(kwargs)
+        for name, value in self._inputs[number].items():
+            keyword = "context" if name == _TEXT else name
+            if value is None:
+                replaced.pop(keyword, None)
+            elif not _is_vector(name, value.cond):
+                prepared = value.process_cond(batch_size=rows, area=None).cond
+                replaced[keyword] = _placed_like(prepared, kwargs.get(keyword), kwargs["context"])
+        return replaced
+
+    def refuse_other_widths(self, context: torch.Tensor) -> None:
+        """Raise ValueError unless the texts have the channels of the call's text."""
+        for text in self.encoded.texts:
+            if text.shape[-1] != context.shape[-1]:
+                raise ValueError(
+                    f"The CLIP encodes texts of {text.shape[-1]} channels and the MODEL reads "
+                    f"{context.shape[-1]}: connect the CLIP of the model."
+                )
+
+    def moved_vectors(self, kwargs: dict[str, Any], rows: torch.Tensor) -> dict[str, Any]:
+        """Pooled texts of a call with the edits: y' = y + sum_i s_i (y_Ti - y_Ai) in some rows."""
+        moved: dict[str, torch.Tensor] = {}
+        for edit, (toward, away) in zip(self._edits, self._prepared, strict=True):
+            for name in toward.keys() & away.keys() & kwargs.keys():
+                value = toward[name].cond
+                if not _is_vector(name, value) or name not in kwargs:
+                    continue
+                if name not in moved:
+                    moved[name] = kwargs[name].clone()
+                both = (one.to(moved[name]) for one in (value, away[name].cond))
+                moved[name][rows, : value.shape[1]] += edit.strength * torch.sub(*both)
+        return moved
+
+
+def _same(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and _same_value(one.cond, other.cond)
+
+
+def _same_value(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.shape == other.shape and torch.equal(one, other.to(one))
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return False
+    if isinstance(one, tuple | list) and isinstance(other, tuple | list):
+        return len(one) == len(other) and all(map(_same_value, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(
+            _same_value(value, other[key]) for key, value in one.items()
+        )
+    return bool(one == other)
+
+
+def _is_vector(name: str, value: Any) -> bool:
+    """Whether an input is one vector of a whole text, such as CLIP's pooled output."""
+    is_numbers = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return is_numbers and value.ndim == 2 and "mask" not in name
+
+
+def _placed_like(value: Any, own: Any, context: torch.Tensor) -> Any:
+    """An input on the device of the call, and in its precision."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    like = own if isinstance(own, torch.Tensor) else context
+    placed = value.to(like.device)
+    if value.is_floating_point() and like.is_floating_point():
+        placed = placed.to(like.dtype)
+    return placed.clone() if placed.is_inference() and torch.is_grad_enabled() else placed
 
 
 @contextmanager
-def edited_call(call: Call, edits: list[EncodedEdit], mask: torch.Tensor | None) -> Iterator[None]:
+def edited_call(call: Call, texts: RunTexts, mask: torch.Tensor | None) -> Iterator[None]:
     """One call of the network in which the rows of the positive prompt are edited.
 
     Without a mask the pooled text moves too: y' = y + sum_i s_i (y_Ti - y_Ai).
     """
+    edit = _CallEdit(call, texts, mask)
 
-    def begin(_network, args, kwargs):
-        return args, _CallEdit(call, edits, mask, args[0], kwargs).changed()
+    def begin(_network: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        return args, edit.begin(args, kwargs)
 
     handle = call.network.register_forward_pre_hook(begin, with_kwargs=True)
     try:
-        yield
+        with entering_blocks(call.network, edit.current):
+            yield
     finally:
         handle.remove()
+        edit.end()
 
 
-@dataclass
+class _EditOverride(AttentionOverride):
+    """The override of an edit."""
+
+
 class _Text:
-    """A text at the block under way: its tokens (rows, tokens, channels), and what the image's tokens read in it."""
+    """A text on its way through the network beside the call."""
 
-    tokens: torch.Tensor | None
-    read: torch.Tensor | None = field(default=None)
+    def __init__(self, layout: NetworkLayout, rows: RowSubset):
+        self.layout = layout
+        self.rows = RowSubset(rows.numbers, rows.of, layout=layout)
+        self.place = ("", -1)
+        self.read = torch.empty(0)
+        self.override: AttentionOverride
+        self.evaluation: SideEvaluation
 
 
 class _CallEdit:
-    """The blocks of one call, and the texts that are carried through them."""
+    """The attentions of one call, and the texts that go through the network beside it.
 
-    def __init__(self, call: Call, edits: list[EncodedEdit], mask, latent: torch.Tensor, kwargs: dict):
-        self._call, self._kwargs = call, kwargs
-        self._network: Any = call.network
-        self._edits, self._mask, self._latent = edits, mask, latent
-        self._numbered: bool | None = None
-        positive = [part for part in call.parts if part.positive]
-        rows = [torch.arange(call.rows)[part.rows] for part, _ in call.split(latent) if part.positive]
-        self._rows = torch.cat(rows).to(latent.device)
-        self._areas = [(part.area, len(own)) for part, own in zip(positive, rows, strict=True)]
-        context = kwargs["context"][self._rows]
-        self._texts = [(self._text(one.toward, context), self._text(one.away, context)) for one in edits]
+    Where gradients are computed, blocks may be evaluated again after the call: they get what was
+    exchanged in it.
+    """
 
-    def changed(self) -> dict:
+    def __init__(self, call: Call, run: RunTexts, mask: torch.Tensor | None):
+        self._call = call
+        self._run = run
+        self._mask = mask
+        parts = [part for part in call.parts if part.positive]
+        self._areas = [(part.area, len(RowSubset.of_parts([part], call.rows))) for part in parts]
+        self._prompts = [part.prompt for part in parts]
+        self._subset = RowSubset.of_parts(parts, call.rows)
+        self._texts: list[_Text] = []
+        self._is_over = False
+        self._reads: dict[tuple[str, int], list[torch.Tensor]] = {}
+        self._edited: dict[tuple[str, int], torch.Tensor] = {}
+        self._current = AttentionOverride(lambda call: call.attend())
+        self._rows = torch.empty(0)
+        self._size: tuple[int, ...] = ()
+        self._call_tokens = 0
+        self._layout: NetworkLayout
+        self._plan: ReadingPlan
+
+    def current(self) -> AttentionOverride:
+        """The override of the evaluation that runs."""
+        return self._current
+
+    def begin(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments by name with which the network is called."""
-        options = dict(self._kwargs.get("transformer_options") or {})
-        replaced = dict(options.get("patches_replace", {}))
-        blocks = dict(replaced.get("dit", {}))
-        if any(isinstance(one, _Block) for one in blocks.values()):
-            raise ValueError("Two Edit by Words nodes follow each other: enter both edits in one of them.")
-        network = self._network
-        for kind, count in (
-            (("double_block", len(network.joint_blocks)),)
-            if isinstance(network, MMDiT)
-            else (("double_block", len(network.double_blocks)), ("single_block", len(network.single_blocks)))
-        ):
-            for number in range(count):
-                key = (kind, number)
-                blocks[key] = _Block(self, blocks.get(key))
-        options["patches_replace"] = replaced | {"dit": blocks}
-        return self._kwargs | {"transformer_options": options, **self._pooled()}
+        options = kwargs.get("transformer_options") or {}
+        other = options.get(OVERRIDE)
+        if isinstance(other, _EditOverride):
+            raise ValueError(
+                "Two Edit by Words nodes follow each other: enter both edits in one of them."
+            )
+        latent = first_part(args[0])
+        self._call.require(len(latent))
+        self._size = tuple(latent.shape[2:])
+        self._rows = self._subset.index(latent.device)
+        encoded = self._run.encoded
+        self._run.refuse_other_widths(kwargs["context"])
+        self._plan = encoded.plan(self._prompts)
+        self._call_tokens = kwargs["context"].shape[1]
+        network = self._call.network
+        self._layout = layout_of(network, args, kwargs, RowSubset([0], self._call.rows))
+        if not any(layout.reads_text for layout in self._layout.layouts.values()):
+            raise ValueError(_UNREADABLE)
+        if any(layout[0] == "" and layout[2] == 1 for layout in self._layout.layouts):
+            raise ValueError(_POOLED)
+        if self._mask is None:
+            kwargs = {**kwargs, **self._run.moved_vectors(kwargs, self._rows)}
+        for number in self._plan.texts:
+            self._texts.append(self._text(number, args, kwargs, other))
+        self._current = _EditOverride(self._attention, other)
+        return {**kwargs, "transformer_options": {**options, OVERRIDE: self._current}}
 
-    def _pooled(self) -> dict:
-        own = self._kwargs.get("y")
-        if own is None or self._mask is not None:
-            return {}
-        moved = own.clone()
-        for one in self._edits:
-            if one.pooled is not None:
-                toward, away = (pooled.to(own) for pooled in one.pooled)
-                moved[self._rows, : toward.shape[1]] += one.strength * (toward - away)
-        return {"y": moved}
+    def _text(
+        self, number: int, args: tuple, kwargs: dict[str, Any], other: Callable | None
+    ) -> _Text:
+        args, kwargs = rows_of(args, kwargs, self._subset)
+        kwargs = self._run.inputs_of(number, kwargs, len(self._rows))
+        _refuse_other_positions(kwargs, self._call_tokens)
+        network = self._call.network
+        text = _Text(layout_of(network, args, kwargs, self._subset), self._subset)
+        text.override = _EditOverride(partial(self._text_attention, text), other)
+        options = {**(kwargs.get("transformer_options") or {}), OVERRIDE: text.override}
+        options["wrappers"] = {
+            kind: {key: entries for key, entries in by_key.items() if key != _CACHE}
+            for kind, by_key in options.get("wrappers", {}).items()
+        }
 
-    def _text(self, text: torch.Tensor, own: torch.Tensor) -> _Text | None:
-        """A text as the first block is given it; None for the prompt itself, which is in the block's own rows."""
-        text = text.to(own)
-        if text.shape[1:] == own.shape[1:] and bool((text == own).all()):
-            return None
-        text = text.expand(len(self._rows), -1, -1) if len(text) == 1 else text[torch.arange(len(own)) % len(text)]
-        network = self._network
-        if isinstance(network, Flux):
-            return _Text(network.txt_in(text))
-        if network.context_processor is not None:
-            text = network.context_processor(text)
-        text = network.context_embedder(text)
-        if network.register_length:
-            text = torch.cat((network.register.to(text).expand(len(text), -1, -1), text), 1)
-        return _Text(text)
+        def work(_evaluation: SideEvaluation) -> None:
+            network.forward(*args, **{**kwargs, "transformer_options": options})
 
-    def run(self, args: dict, block: Callable[[dict], dict]) -> dict:
-        """A block with its arguments: on each text's rows, then on the call's own, whose attention is changed."""
-        self._call.require(len(args["img"]))
-        if args.get("attn_mask") is not None:
-            raise ValueError("Edit by Words and an attention mask (as of Redux) do not go together: leave one out.")
-        joined = "txt" not in args  # Flux' single blocks: the text stands before the image's tokens in one tensor
-        image = args["img"]
-        own = self._kwargs["context"].shape[1] if joined else args["txt"].shape[1]
-        own += getattr(self._network, "register_length", 0) if joined else 0
-        for text in {id(one): one for pair in self._texts for one in pair if one is not None}.values():
-            assert text.tokens is not None
-            length = text.tokens.shape[1]
-            rows = image[self._rows, own:] if joined else image[self._rows]
-            given = {"img": torch.cat((text.tokens, rows), 1)} if joined else {"img": rows, "txt": text.tokens}
-            further = {"vec": _rows_of(args["vec"], self._rows, len(image))}
-            if args.get("pe") is not None:
-                further["pe"] = self._positions(args["pe"], own, length)
-            further["transformer_options"] = self._options(args, _Reading(text, length, rows.shape[1]))
-            out = block({**args, **given, **further})
-            text.tokens = out["img"][:, :length] if joined else out["txt"]
-        change = _Changing(self, own, image.shape[1] - (own if joined else 0))
-        return block({**args, "transformer_options": self._options(args, change)})
+        text.evaluation = SideEvaluation(work)
+        return text
 
-    def _positions(self, positions: torch.Tensor, own: int, length: int) -> torch.Tensor:
-        """Rotary positions of the image's tokens behind a text of another length."""
-        rows = positions if len(positions) == 1 else positions[self._rows]
-        if length == own:
-            return rows
-        first = rows[:, :, :1]
-        if self._numbered is None:  # looked up once a call, which waits for the device
-            self._numbered = not bool((rows[:, :, :own] == first).all())
-        if self._numbered:
-            raise ValueError("This model numbers the tokens of its text: use words of the same number of tokens.")
-        return torch.cat((first.expand(-1, -1, length, *rows.shape[3:]), rows[:, :, own:]), 2)
+    def end(self) -> None:
+        """The call is over."""
+        self._is_over = True
+        with closing([text.evaluation for text in self._texts]):
+            self._texts = []
 
-    @staticmethod
-    def _options(args: dict, attention: _Attention) -> dict:
-        options = args.get("transformer_options") or {}
-        attention.other = options.get(_OVERRIDE)
-        return {**options, _OVERRIDE: attention}
-
-    def added(self, read: torch.Tensor) -> torch.Tensor:
-        """What is added to what the image's tokens of all rows read, (rows, tokens, channels)."""
-        own, result = read[self._rows], torch.zeros_like(read)
-        added = torch.zeros_like(own)
-        for edit, pair in zip(self._edits, self._texts, strict=True):
-            toward, away = (own if one is None else one.read for one in pair)
-            if toward is not None and away is not None:  # another node has left the block out
-                added = added + edit.strength * (toward - away)
-        result[self._rows] = added if self._mask is None else added * self._placed(added)
-        return result
-
-    def _placed(self, added: torch.Tensor) -> torch.Tensor:
-        """The mask at the image's tokens: (rows, N, 1)."""
-        patch = self._network.patch_size
-        size = tuple(-(-side // patch) for side in self._latent.shape[-2:])
-        if added.shape[1] != size[0] * size[1]:
-            raise ValueError("Reference images or merged tokens stand beside the image: leave the mask out.")
-        feature = added.transpose(1, 2).unflatten(2, size)
-        parts = feature.split([count for _, count in self._areas])
-        placed = [mask_at(self._mask, part, 1, area) for part, (area, _) in zip(parts, self._areas, strict=True)]
-        return torch.cat(placed).to(added).flatten(2).transpose(1, 2)
-
-
-class _Block:
-    """Replaces a block for one call; another node's replacement of it is called as if this one were not there."""
-
-    def __init__(self, edit: _CallEdit, other: Callable | None):
-        self._edit, self._other = edit, other
-
-    def __call__(self, args: dict, extra: dict) -> dict:
-        if self._other is None:
-            return self._edit.run(args, extra["original_block"])
-        other = self._other
-        return self._edit.run(args, lambda given: other(given, extra))
-
-
-class _Attention:
-    """Stands for the first attention of a block, which is the joint one, and leaves others (SD3.5) alone."""
-
-    other: Callable | None = None
-    done = False
-
-    def __call__(self, attend: Callable, *args, **kwargs) -> torch.Tensor:
-        found = attend(*args, **kwargs) if self.other is None else self.other(attend, *args, **kwargs)
-        if self.done:
-            return found
-        self.done = True
-        return self.first(found)
-
-    def first(self, attended: torch.Tensor) -> torch.Tensor:
-        """What becomes of the attention's output (rows, tokens, channels)."""
-        raise NotImplementedError
-
-
-class _Reading(_Attention):
-    """Keeps what the image's tokens read beside a text."""
-
-    def __init__(self, text: _Text, begin: int, count: int):
-        self._text, self._begin, self._count = text, begin, count
-
-    def first(self, attended: torch.Tensor) -> torch.Tensor:
-        self._text.read = attended[:, self._begin : self._begin + self._count]
-        return attended
-
-
-class _Changing(_Attention):
-    """Adds the edits to what the image's tokens read."""
-
-    def __init__(self, edit: _CallEdit, begin: int, count: int):
-        self._edit, self._begin, self._count = edit, begin, count
-
-    def first(self, attended: torch.Tensor) -> torch.Tensor:
-        image = slice(self._begin, self._begin + self._count)
+    def _text_attention(self, text: _Text, call: AttentionCall) -> torch.Tensor:
+        """An attention of a text's evaluation, with the image's tokens as in the call."""
+        attended = call.attend()
+        layout = text.layout.of(call)
+        if layout is None or not layout.reads_text:
+            return attended
+        place = (call.block, call.number)
+        if not self._is_over:
+            text.place = place
+            text.read = call.tokens(attended)[:, layout.image]
+            text.evaluation.pause()
         changed = attended.clone()
-        changed[:, image] += self._edit.added(attended[:, image])
+        call.tokens(changed)[:, layout.image] = self._edited[place]
         return changed
 
+    def _attention(self, call: AttentionCall) -> torch.Tensor:
+        """An attention of the call itself."""
+        attended = call.attend()
+        layout = self._layout.of(call)
+        if layout is None or not layout.reads_text:
+            return attended
+        place = (call.block, call.number)
+        reads = self._reads[place] if self._is_over else self._read(place)
+        tokens = call.tokens(attended)
+        own = tokens[self._rows][:, layout.image]
+        edited = edited_attention(self._plan, own, reads)
+        if self._mask is not None:
+            edited = torch.lerp(own, edited, self._placed(own, self._mask))
+        if not self._is_over:
+            keeps = torch.is_grad_enabled()
+            self._reads = {**self._reads, place: reads} if keeps else {}
+            self._edited = {**self._edited, place: edited} if keeps else {place: edited}
+        changed = attended.clone()
+        _put(call.tokens(changed), self._rows, layout, edited)
+        return changed
 
-def _rows_of(value, rows: torch.Tensor, count: int):
-    """Some rows of modulation vectors, which Flux.2 hands to its blocks as tuples of shift, scale and gate."""
-    if isinstance(value, torch.Tensor):
-        return value[rows] if len(value) == count else value
-    if isinstance(value, tuple | list):
-        return type(value)(_rows_of(one, rows, count) for one in value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{one.name: _rows_of(getattr(value, one.name), rows, count) for one in fields(value)})
-    return value
+    def _read(self, place: tuple[str, int]) -> list[torch.Tensor]:
+        """What the image's tokens read in each text at this place."""
+        for text in self._texts:
+            before = self._current
+            self._current = text.override
+            try:
+                with evaluating_again(text.rows):
+                    text.evaluation.resume()
+            finally:
+                self._current = before
+            if text.evaluation.is_over or text.place != place:
+                raise ValueError(
+                    "This MODEL reads texts of unlike length by other layers: use words of the "
+                    "same number of tokens."
+                )
+        return [text.read for text in self._texts]
+
+    def _placed(self, own: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """The mask at the image's tokens, broadcasting to (rows, N, ...)."""
+        frames, height, width = (1, *self._size)[-3:]
+        sizes = [(frames, -(-height // side), -(-width // side)) for side in _PATCHES]
+        size = next((one for one in sizes if one[0] * one[1] * one[2] == own.shape[1]), None)
+        if size is None:
+            raise ValueError(
+                "Reference images or merged tokens stand beside the image: leave the mask out."
+            )
+        feature = own.flatten(2).movedim(1, 2).unflatten(2, size)  # (rows, C, frames, H, W)
+        placed = []
+        for rows, (area, _) in zip(
+            feature.split([count for _, count in self._areas]), self._areas, strict=True
+        ):
+            of_frames = rows.movedim(2, 1).flatten(0, 1)
+            placed.append(mask_at(mask, of_frames, frames, area).unflatten(0, (-1, frames)))
+        weights = torch.cat(placed).to(own).flatten(1)  # (rows, N)
+        return weights.view(*weights.shape, *[1] * (own.ndim - 2))
+
+
+def _refuse_other_positions(kwargs: dict[str, Any], tokens: int) -> None:
+    """Raise ValueError where the image's positions follow from the length of the call's text."""
+    options = (kwargs.get("transformer_options") or {}).get("rope_options") or {}
+    if kwargs["context"].shape[1] != tokens and float(tokens) in options.values():
+        raise ValueError(
+            "This MODEL places its image by the length of the text: use words of the same number "
+            "of tokens."
+        )
+
+
+def _put(
+    tokens: torch.Tensor, rows: torch.Tensor, layout: TokenLayout, edited: torch.Tensor
+) -> None:
+    """Replace the image's tokens in some rows, in place."""
+    image = layout.image
+    if isinstance(image, slice):
+        tokens[rows, image] = edited
+    else:
+        tokens[rows[:, None], image.to(rows.device)] = edited

@@ -1,8 +1,11 @@
-"""The keys of LoRA files: kohya, diffusers, PEFT and ComfyUI's own names of one layer are one name here.
+"""The keys of LoRA files: kohya, diffusers, PEFT and ComfyUI's own names of one layer are one name
+here.
 
-The name is diffusers' dotted path, such as `down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q`; U-Net layers
-that a file calls by their place in the original code (`input_blocks.1.1...`) are brought to it. Flux and SD3 keep the
-names of the file (`double_blocks...` or `transformer_blocks...`), because the two cut their layers differently.
+The name is diffusers' dotted path, such as
+`down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q`; U-Net layers that a file calls by
+their place in the original code (`input_blocks.1.1...`) are brought to it. Flux and SD3 keep the
+names of the file (`double_blocks...` or `transformer_blocks...`), because the two cut their layers
+differently.
 """
 
 from __future__ import annotations
@@ -13,14 +16,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-DOWN, UP, ALPHA = "down", "up", "alpha"
+DOWN = "down"
+UP = "up"
+ALPHA = "alpha"
 #: The part that enlarges the layer's weight first, in control LoRAs of Flux.
 RESHAPE = "reshape_weight"
 #: Parts that add to a weight or bias without low-rank factors.
 FULL = ("diff", "diff_b", "w_norm", "b_norm", "set_weight")
 
 _PARTS = (
-    (r"\.lora_down\.weight|_lora\.down\.weight|\.lora\.down\.weight|\.lora_linear_layer\.down\.weight", DOWN),
+    (
+        r"\.lora_down\.weight|_lora\.down\.weight|\.lora\.down\.weight|\.lora_linear_layer\.down\.weight",
+        DOWN,
+    ),
     (r"\.lora_up\.weight|_lora\.up\.weight|\.lora\.up\.weight|\.lora_linear_layer\.up\.weight", UP),
     (r"\.lora_A(?:\.[^.]+)?\.weight|\.lora_A", DOWN),
     (r"\.lora_B(?:\.[^.]+)?\.weight|\.lora_B", UP),
@@ -35,7 +43,9 @@ _PARTS = (
     (r"\.reshape_weight", RESHAPE),
     *((rf"\.{name}", name) for name in FULL),
 )
-_SUFFIX = re.compile("|".join(f"(?P<p{index}>{pattern})$" for index, (pattern, _) in enumerate(_PARTS)))
+_SUFFIX = re.compile(
+    "|".join(f"(?P<p{index}>{pattern})$" for index, (pattern, _) in enumerate(_PARTS))
+)
 
 _TEXT = re.compile(
     r"(?:base_model\.model\.)?(?:lora_te(?P<kohya>\d?)_|text_encoders?(?:_(?P<diffusers>\d))?\.|lora_prior_te_)"
@@ -56,16 +66,19 @@ _PREFIXES = (
 )
 # Names of several words, which a file that joins everything by "_" makes ambiguous.
 _WORDS = (
-    "down_blocks up_blocks mid_block transformer_blocks single_transformer_blocks proj_in proj_out proj_mlp to_q "
-    "to_k to_v to_out to_add_out add_q_proj add_k_proj add_v_proj time_emb_proj conv_shortcut time_embedding "
-    "add_embedding linear_1 linear_2 conv_in conv_out conv_norm_out ff_context norm1_context norm_out x_embedder "
-    "context_embedder time_text_embed timestep_embedder guidance_embedder text_embedder double_blocks single_blocks "
-    "img_attn img_mlp img_mod txt_attn txt_mlp txt_mod img_in txt_in time_in vector_in guidance_in in_layer "
-    "out_layer joint_blocks context_block x_block adaLN_modulation final_layer pos_embed input_blocks middle_block "
-    "output_blocks in_layers out_layers emb_layers skip_connection time_embed label_emb q_proj k_proj v_proj "
-    "out_proj"
+    "down_blocks up_blocks mid_block transformer_blocks single_transformer_blocks proj_in "
+    "proj_out proj_mlp to_q to_k to_v to_out to_add_out add_q_proj add_k_proj add_v_proj "
+    "time_emb_proj conv_shortcut time_embedding add_embedding linear_1 linear_2 conv_in conv_out "
+    "conv_norm_out ff_context norm1_context norm_out x_embedder context_embedder time_text_embed "
+    "timestep_embedder guidance_embedder text_embedder double_blocks single_blocks img_attn "
+    "img_mlp img_mod txt_attn txt_mlp txt_mod img_in txt_in time_in vector_in guidance_in "
+    "in_layer out_layer joint_blocks context_block x_block adaLN_modulation final_layer pos_embed "
+    "input_blocks middle_block output_blocks in_layers out_layers emb_layers skip_connection "
+    "time_embed label_emb q_proj k_proj v_proj out_proj"
 )
-_WORD = re.compile(rf"(?:^|(?<=_))(?:{'|'.join(sorted(_WORDS.split(), key=len, reverse=True))}|[^_]+)(?=_|$)")
+_WORD = re.compile(
+    rf"(?:^|(?<=_))(?:{'|'.join(sorted(_WORDS.split(), key=len, reverse=True))}|[^_]+)(?=_|$)"
+)
 _ORIGINAL = re.compile(r"(input_blocks|output_blocks)\.(\d+)\.(\d+)\.(.+)")
 _RESNET = {
     "in_layers.0": "norm1",
@@ -85,8 +98,9 @@ _SINGLE = {
     "label_emb.0.2": "add_embedding.linear_2",
 }
 _MIDDLE = {"0": "resnets.0", "1": "attentions.0", "2": "resnets.1"}
-# cloneofsimo's lora, the oldest format, numbers the layers of SD1.x and SD2.x, as in `unet:0:down`. The order is that
-# in which its injection walks through diffusers' modules of those years, checked by the shapes of such files.
+# cloneofsimo's lora, the oldest format, numbers the layers of SD1.x and SD2.x, as in `unet:0:down`.
+# The order is that in which its injection walks through diffusers' modules of those years, checked
+# by the shapes of such files.
 _NUMBERED = re.compile(r"(unet|text_encoder):(\d+):(up|down)$")
 _IN_BLOCK = (
     *(f"attn1.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0")),
@@ -98,13 +112,20 @@ _BLOCKS = (
     *(f"up_blocks.{level}.attentions.{index}" for level in range(1, 4) for index in range(3)),
     "mid_block.attentions.0",
 )
-_NUMBERED_UNET = tuple(f"{block}.transformer_blocks.0.{layer}" for block in _BLOCKS for layer in _IN_BLOCK)
+_NUMBERED_UNET = tuple(
+    f"{block}.transformer_blocks.0.{layer}" for block in _BLOCKS for layer in _IN_BLOCK
+)
 _NUMBERED_TEXT = ("k_proj", "v_proj", "q_proj", "out_proj")
+_LONGEST_KEY = (
+    1000  # a file's key is a stranger's: the patterns above take the square of its length
+)
 _REPEATS = 2  # residual blocks a level, in every U-Net of the SD family
 
 
 class FileFormat(StrEnum):
-    """What W2W To LoRA writes: one file with kohya's keys, or an adapter folder of the package peft."""
+    """What W2W To LoRA writes: one file with kohya's keys, or an adapter folder of the package
+    peft.
+    """
 
     KOHYA = "kohya"
     PEFT = "peft"
@@ -112,7 +133,8 @@ class FileFormat(StrEnum):
 
 @dataclass(frozen=True)
 class LoraKey:
-    """A key of a LoRA file: the layer it belongs to, what it is of it, and whether it is of a text encoder.
+    """A key of a LoRA file: the layer it belongs to, what it is of it, and whether it is of a text
+    encoder.
 
     ``stem``: the layer's name in the file.
     """
@@ -127,14 +149,19 @@ class LoraKey:
 def parse(key: str) -> LoraKey | None:
     """What a key of a LoRA file means, or None when it is none of a LoRA.
 
-    ``part`` is DOWN, UP, ALPHA, RESHAPE, one of FULL, or the name of another kind of adapter ("DoRA", "LoHa", ...).
+    ``part`` is DOWN, UP, ALPHA, RESHAPE, one of FULL, or the name of another kind of adapter
+    ("DoRA", "LoHa", ...).
     """
+    if len(key) > _LONGEST_KEY:
+        return None
     if found := _NUMBERED.match(key):
         return _numbered(found[1], int(found[2]), found[3])
     found = _SUFFIX.search(key)
     if not found:
         return None
-    part = next(_PARTS[int(group[1:])][1] for group, text in found.groupdict().items() if text is not None)
+    part = next(
+        _PARTS[int(group[1:])][1] for group, text in found.groupdict().items() if text is not None
+    )
     name = key[: found.start()]
     if found := _TEXT.match(name):
         return LoraKey(_canonical_text(name, found), part, True, name)
@@ -148,26 +175,40 @@ def _numbered(owner: str, number: int, part: str) -> LoraKey | None:
             return None
         layer = _NUMBERED_UNET[number]
         return LoraKey(layer, part, False, usual_stem(layer))
-    layer = f"{TEXT}1_text_model_encoder_layers_{number // 4}_self_attn_{_NUMBERED_TEXT[number % 4]}"
+    layer = (
+        f"{TEXT}1_text_model_encoder_layers_{number // 4}_self_attn_{_NUMBERED_TEXT[number % 4]}"
+    )
     return LoraKey(layer, part, True, layer.replace(f"{TEXT}1", TEXT))
 
 
 def canonical(name: str) -> str:
-    """The one name of a layer of the diffusion network, from the name that a file gives it without its last part."""
-    stripped = True
-    while stripped:
-        stripped = False
-        for prefix in _PREFIXES:
-            if name.startswith(prefix):
-                name, stripped = name[len(prefix) :], True
-    name = name.replace(".processor.", ".").replace("_processor_", "_")
+    """The one name of a layer of the diffusion network, from the name that a file gives it without
+    its last part.
+    """
+    name = module_name(name).replace(".processor.", ".").replace("_processor_", "_")
     name = ".".join(_WORD.findall(name.replace(".", "_")))
     name = re.sub(r"(attn\d?\.to_out)$", r"\1.0", name)
     return _diffusers(name)
 
 
+def module_name(stem: str) -> str:
+    """A layer's name in a file without the prefixes that trainers put before the network's own
+    names.
+    """
+    stripped = True
+    while stripped:
+        stripped = False
+        for prefix in _PREFIXES:
+            if stem.startswith(prefix):
+                stem = stem[len(prefix) :]
+                stripped = True
+    return stem
+
+
 def usual_stem(layer: str) -> str:
-    """A layer's name in a file that ComfyUI, Forge and diffusers read: kohya's; for Flux and SD3 that of diffusers."""
+    """A layer's name in a file that ComfyUI, Forge and diffusers read: kohya's; for Flux and SD3
+    that of diffusers.
+    """
     if layer.startswith(TEXT):
         return layer
     if layer.startswith(("transformer_blocks", "single_transformer_blocks")):
@@ -183,25 +224,67 @@ def keys(layer: str, stem: str = "") -> tuple[str, str, str]:
     return f"{stem}.lora_down.weight", f"{stem}.lora_up.weight", f"{stem}.alpha"
 
 
+#: A layer that only a family of networks has, and the widths that tell it from others of that name.
+_BASES: tuple[tuple[str, str, tuple[int, ...]], ...] = (
+    (r"^joint_blocks\.", "SD3", ()),
+    (r"^transformer_blocks\.\d+\.attn\.add_[qkv]_proj$", "SD3", (1536, 2432)),
+    (r"^transformer_blocks\.\d+\.(img|txt)_(mlp|mod)\.", "Qwen-Image", ()),
+    (r"^transformer_blocks\.([2-5]\d|19)\.attn\.(to|add)_[qkv]", "Qwen-Image", (3072,)),
+    (r"^(double|single)_blocks\.", "Flux", (3072,)),
+    (r"^single_transformer_blocks\.\d+\.(attn\.to_[qkv]|proj_mlp)$", "Flux", (3072,)),
+    (r"^(double|single)_blocks\.", "FLUX.2", (4096, 6144)),
+    (r"^single_transformer_blocks\..*to_qkv_mlp_proj$", "FLUX.2", ()),
+    (r"^layers\.\d+\.(attention|feed\.?_?forward)\.", "Z-Image", (3840,)),
+    (r"^layers\.\d+\.(attention|feed\.?_?forward)\.", "Lumina 2", (2304,)),
+    (r"^blocks\.\d+\.(self|cross)[._]attn\.[qkvo]$", "Wan", ()),
+    (r"^transformer_blocks\.\d+\.audio[._]", "LTX-2", ()),
+    (r"^transformer_blocks\.\d+\.attn[12]\.to_[qkv]$", "PixArt", (1152,)),
+    (r"^transformer_blocks\.\d+\.attn[12]\.to_[qkv]$", "LTX-Video", (2048,)),
+    (r"^transformer_blocks\.\d+\.attn[12]\.to_[qkv]$", "LTX-2", (4096,)),
+)
+#: Where names of several families fit, the one that has a layer of its own.
+_MORE_SPECIAL = ("LTX-2", "FLUX.2")
+
+
 def base_of(widths: dict[str, int]) -> str:
-    """The family of base models that layers belong to, from their names and input widths; "unknown" where unclear."""
-    context = {width for layer, width in widths.items() if re.search(r"attn2\.to_[kv]$", layer)}
+    """The family of base models that layers belong to, from their names and input widths; "unknown"
+    where unclear.
+    """
+    context = {
+        width
+        for layer, width in widths.items()
+        if re.search(r"^(down|up|mid)_block.*attn2\.to_[kv]$", layer)
+    }
     names = {768: "SD1.x", 1024: "SD2.x", 2048: "SDXL"}
     if len(context) == 1 and (width := next(iter(context))) in names:
         return names[width]
-    if any("double_blocks" in layer or "single_transformer_blocks" in layer for layer in widths):
-        return "Flux"
-    if any("joint_blocks" in layer or ".add_q_proj" in layer for layer in widths):
-        return "SD3"
-    return "unknown"
+    found = {
+        base
+        for pattern, base, inputs in _BASES
+        if any(
+            re.search(pattern, layer) and (not inputs or width in inputs)
+            for layer, width in widths.items()
+        )
+    }
+    for base in _MORE_SPECIAL:
+        if base in found:
+            return base
+    return next(iter(found)) if len(found) == 1 else "unknown"
 
 
 def _canonical_text(name: str, found: re.Match[str]) -> str:
-    """kohya's name of a text encoder's layer, such as lora_te1_text_model_encoder_layers_0_mlp_fc1."""
-    number, rest = found["kohya"] or found["diffusers"] or "1", name[found.end() :].replace(".", "_")
-    for own, place in (("clip_l_transformer_", "1"), ("clip_g_transformer_", "2")):  # ComfyUI's own names
+    """kohya's name of a text encoder's layer, such as
+    lora_te1_text_model_encoder_layers_0_mlp_fc1.
+    """
+    number = found["kohya"] or found["diffusers"] or "1"
+    rest = name[found.end() :].replace(".", "_")
+    for own, place in (
+        ("clip_l_transformer_", "1"),
+        ("clip_g_transformer_", "2"),
+    ):  # ComfyUI's own names
         if rest.startswith(own):
-            number, rest = place, rest[len(own) :]
+            number = place
+            rest = rest[len(own) :]
     return f"{TEXT}{number}_{rest}"
 
 
@@ -216,7 +299,10 @@ def _diffusers(name: str) -> str:
     found = _ORIGINAL.fullmatch(name)
     if not found:
         return name
-    side, number, slot, rest = found[1], int(found[2]), found[3], found[4]
+    side = found[1]
+    number = int(found[2])
+    slot = found[3]
+    rest = found[4]
     down = side == "input_blocks"
     level, index = divmod(number - 1 if down else number, _REPEATS + 1)
     block = f"{'down' if down else 'up'}_blocks.{level}"
@@ -226,12 +312,16 @@ def _diffusers(name: str) -> str:
 
 
 def declared_base(metadata: Mapping[str, str]) -> str:
-    """The family of base models that a file's metadata declares (kohya's keys, modelspec); "" where it does not."""
+    """The family of base models that a file's metadata declares (kohya's keys, modelspec); "" where
+    it does not.
+    """
     name = metadata.get("ss_sd_model_name", "").lower()
     for word, base in (("pony", "Pony"), ("illustrious", "Illustrious"), ("noob", "Illustrious")):
         if word in name:
             return base
-    about = f"{metadata.get('ss_base_model_version', '')} {metadata.get('modelspec.architecture', '')}".lower()
+    version = metadata.get("ss_base_model_version", "")
+    architecture = metadata.get("modelspec.architecture", "")
+    about = f"{version} {architecture}".lower()
     known = {
         "SDXL": ("sdxl", "-xl-"),
         "SD1.x": ("sd_v1", "diffusion-v1"),
@@ -243,7 +333,9 @@ def declared_base(metadata: Mapping[str, str]) -> str:
 
 
 def trim_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape without ones at its end: a linear layer and a convolution of one pixel are the same."""
+    """A shape without ones at its end: a linear layer and a convolution of one pixel are the
+    same.
+    """
     shape = tuple(shape)
     while len(shape) > 1 and shape[-1] == 1:
         shape = shape[:-1]

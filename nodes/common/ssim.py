@@ -1,7 +1,9 @@
-"""Structural similarity of pairs of tensors: SSIM over several scales, with its dynamic range as a given number.
+"""Structural similarity of pairs of tensors: SSIM over several scales, with its dynamic range as a
+given number.
 
-SSIM (Wang et al. 2004) with a Gaussian window of deviation 1.5, k1 = .01 and k2 = .03. Over several scales (MS-SSIM,
-Wang et al. 2003) the contrast-structure terms of the finer scales are multiplied with the SSIM of the coarsest.
+SSIM (Wang et al. 2004) with a Gaussian window of deviation 1.5, k1 = .01 and k2 = .03. Over several
+scales (MS-SSIM, Wang et al. 2003) the contrast-structure terms of the finer scales are multiplied
+with the SSIM of the coarsest.
 """
 
 from __future__ import annotations
@@ -9,19 +11,25 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-SIGMA, K1, K2 = 1.5, 0.01, 0.03
+SIGMA = 1.5
+K1 = 0.01
+K2 = 0.03
 
 
 def ssim(a: torch.Tensor, b: torch.Tensor, taps: int = 11, span: float = 1.0) -> torch.Tensor:
-    """SSIM of pairs (N, C, H, W) of range ``span``, over places where the window lies inside: float32 (N,).
+    """SSIM of pairs (N, C, H, W) of range ``span``, over places where the window lies inside:
+    float32 (N,).
 
     Raises ValueError when a side is smaller than the window of ``taps``.
     """
     return _terms(a, b, taps, span)[0]
 
 
-def multi_scale(a: torch.Tensor, b: torch.Tensor, spans: list[float], exponent: float, taps: int = 11) -> torch.Tensor:
-    """relu(CS_0)^e ... relu(SSIM_last)^e over as many scales as there are ``spans``, halved by averaging: float32 (N,).
+def multi_scale(
+    a: torch.Tensor, b: torch.Tensor, spans: list[float], exponent: float, taps: int = 11
+) -> torch.Tensor:
+    """relu(CS_0)^e ... relu(SSIM_last)^e over as many scales as there are ``spans``, halved by
+    averaging: float32 (N,).
 
     Raises ValueError when the coarsest scale is smaller than the window.
     """
@@ -44,15 +52,22 @@ def extremes(a: torch.Tensor, scales: int) -> torch.Tensor:
     return torch.stack(found, dim=1)
 
 
-def _terms(a: torch.Tensor, b: torch.Tensor, taps: int, span: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _terms(
+    a: torch.Tensor, b: torch.Tensor, taps: int, span: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     """SSIM and its contrast-structure factor, averaged over channels and places."""
     if min(a.shape[-2:]) < taps:
-        raise ValueError(f"SSIM with a window of {taps} needs {taps} x {taps} or more, not {tuple(a.shape[-2:])}.")
+        raise ValueError(
+            f"SSIM with a window of {taps} needs {taps} x {taps} or more, not "
+            f"{tuple(a.shape[-2:])}."
+        )
     count = len(a)
     stacked = torch.cat([a, b, a * a, b * b, a * b]).float()
     mean_a, mean_b, square_a, square_b, product = _blur(stacked, taps).split(count)
-    variance_a, variance_b = (square_a - mean_a**2).clamp(min=0), (square_b - mean_b**2).clamp(min=0)
-    c1, c2 = (K1 * span) ** 2, (K2 * span) ** 2
+    variance_a = (square_a - mean_a**2).clamp(min=0)
+    variance_b = (square_b - mean_b**2).clamp(min=0)
+    c1 = (K1 * span) ** 2
+    c2 = (K2 * span) ** 2
     contrast = (2 * (product - mean_a * mean_b) + c2) / (variance_a + variance_b + c2)
     whole = contrast * (2 * mean_a * mean_b + c1) / (mean_a**2 + mean_b**2 + c1)
     return whole.flatten(1).mean(1), contrast.flatten(1).mean(1)

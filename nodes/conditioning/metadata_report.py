@@ -1,13 +1,19 @@
-"""The size metadata that a model is conditioned on at each step, and its gate, as text and as figures."""
+"""The size metadata that a model is conditioned on at each step, and its gate, as text and as
+figures.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .metadata_schedule import GateMode, GateSchedule, half_weight
 from .size_metadata import Values, format_metadata
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _FIELDS = {
     "width": "original width",
@@ -28,13 +34,13 @@ class Step:
     u: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PromptMetadata:
-    """One conditioning: its metadata, the image's (width, height) in pixels, its role, and a name to show.
+    """One conditioning: its metadata, the image's (width, height) in pixels, its role, and a name
+    to show.
 
-    `implicit`: target sides that follow the original size, because the conditioning does not set them; `explicit`:
-    the fields that it sets. It takes part
-    at sigmas from `first` down to `last`.
+    `implicit`: target sides that follow the original size, because the conditioning does not set
+    them; `explicit`: the fields that it sets. It takes part at sigmas from `first` down to `last`.
     """
 
     values: Values
@@ -51,16 +57,20 @@ class PromptMetadata:
         return self.last <= step.sigma <= self.first
 
 
-def values_at(prompt: PromptMetadata, schedules: Sequence[GateSchedule], u: float) -> tuple[Values, float]:
+def values_at(
+    prompt: PromptMetadata, schedules: Sequence[GateSchedule], u: float
+) -> tuple[Values, float]:
     """The metadata at a noise fraction, and the product of the gates that act on this prompt.
 
     In mode "embedding" it is the network's embedding that moves; the blended numbers stand for it.
     """
-    values, weight = prompt.values, 1.0
+    values = prompt.values
+    weight = 1.0
     for schedule in schedules:
         if schedule.applies(prompt.role, prompt.explicit):
             gate = schedule.weight(u)
-            values, weight = schedule.gated(values, prompt.canvas, gate, prompt.implicit), weight * gate
+            values = schedule.gated(values, prompt.canvas, gate, prompt.implicit)
+            weight = weight * gate
     return values, weight
 
 
@@ -72,24 +82,40 @@ def describe_schedule(schedule: GateSchedule, steps: Sequence[Step]) -> str:
     towards = f"{size[0]} x {size[1]}" if any(size) else "the size of the image"
     lines = [
         f"Gate {schedule.curve}, exponent {schedule.exponent:g}: {when}.",
-        f"Acts on {schedule.fields} of {schedule.apply_to}, mode {schedule.mode}; the reference of the closed gate is "
-        f"{towards}.",
+        f"Acts on {schedule.fields} of {schedule.apply_to}, mode {schedule.mode}; the reference of "
+        f"the closed gate is {towards}.",
     ]
     return "\n".join(
-        [*lines, *(f"{_place(index, step)}  gate {schedule.weight(step.u):.3f}" for index, step in enumerate(steps))]
+        [
+            *lines,
+            *(
+                f"{_place(index, step)}  gate {schedule.weight(step.u):.3f}"
+                for index, step in enumerate(steps)
+            ),
+        ]
     )
 
 
 def describe_conditioning(
-    model: str, prompts: Sequence[PromptMetadata], schedules: Sequence[GateSchedule], steps: Sequence[Step]
+    model: str,
+    prompts: Sequence[PromptMetadata],
+    schedules: Sequence[GateSchedule],
+    steps: Sequence[Step],
 ) -> str:
-    """The metadata of each prompt at each step at which it takes part; one line where it never changes."""
-    lines = [f"{model} is conditioned on, for an image of {prompts[0].canvas[0]} x {prompts[0].canvas[1]}:"]
+    """The metadata of each prompt at each step at which it takes part; one line where it never
+    changes.
+    """
+    lines = [
+        f"{model} is conditioned on, for an image of {prompts[0].canvas[0]} x "
+        f"{prompts[0].canvas[1]}:"
+    ]
     for prompt in prompts:
         acting = [index for index, step in enumerate(steps) if prompt.is_active(step)]
         acted = [values_at(prompt, schedules, steps[index].u) for index in acting]
         if all(weight == 1 for _, weight in acted):
-            lines.append(f"{prompt.name}: {format_metadata(prompt.values)}, {_when(acting, len(steps))}.")
+            lines.append(
+                f"{prompt.name}: {format_metadata(prompt.values)}, {_when(acting, len(steps))}."
+            )
             continue
         lines.append(f"{prompt.name}: set to {format_metadata(prompt.values)}.")
         lines += [
@@ -97,7 +123,10 @@ def describe_conditioning(
             for index, (values, weight) in zip(acting, acted, strict=True)
         ]
     if any(schedule.mode == GateMode.EMBEDDING for schedule in schedules):
-        lines.append("Mode embedding moves the network's embedding of these numbers; numbers between stand for it.")
+        lines.append(
+            "Mode embedding moves the network's embedding of these numbers; numbers between stand "
+            "for it."
+        )
     return "\n".join(lines)
 
 
@@ -111,7 +140,7 @@ def _place(index: int, step: Step) -> str:
     return f"step {index + 1:2d}  sigma {step.sigma:8.3f}  t {1000 * step.u:5.0f}"
 
 
-def draw_gate(figure, schedule: GateSchedule, steps: Sequence[Step]) -> None:
+def draw_gate(figure: Figure, schedule: GateSchedule, steps: Sequence[Step]) -> None:
     """The gate over the noise fraction, and the steps of a sampling run on it."""
     axes = figure.add_subplot()
     places = [index / 400 for index in range(401)]
@@ -137,9 +166,14 @@ def draw_gate(figure, schedule: GateSchedule, steps: Sequence[Step]) -> None:
 
 
 def draw_conditioning(
-    figure, prompts: Sequence[PromptMetadata], schedules: Sequence[GateSchedule], steps: Sequence[Step]
+    figure: Figure,
+    prompts: Sequence[PromptMetadata],
+    schedules: Sequence[GateSchedule],
+    steps: Sequence[Step],
 ) -> None:
-    """The numbers that the model is given over the steps, one panel per prompt, and the product of its gates."""
+    """The numbers that the model is given over the steps, one panel per prompt, and the product of
+    its gates.
+    """
     panels = figure.subplots(len(prompts), 1, sharex=True, squeeze=False)[:, 0]
     numbers = range(1, len(steps) + 1)
     for axes, prompt in zip(panels, prompts, strict=True):
@@ -150,7 +184,12 @@ def draw_conditioning(
                 for step, (values, _) in zip(steps, values_of_steps, strict=True)
             ]
             axes.plot(
-                numbers, shown, marker=".", linewidth=2.5, linestyle=("-", (0, (2, 2)))[index % 2], label=_FIELDS[name]
+                numbers,
+                shown,
+                marker=".",
+                linewidth=2.5,
+                linestyle=("-", (0, (2, 2)))[index % 2],
+                label=_FIELDS[name],
             )
         axes.set(ylabel="pixels", title=f"Size metadata: {prompt.name}")
         gate = axes.twinx()

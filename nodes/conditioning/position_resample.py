@@ -1,8 +1,9 @@
-"""SD3's position table for a larger image, inside the trained range: arXiv 2411.03177, on positional embeddings.
+"""SD3's position table for a larger image, inside the trained range: arXiv 2411.03177, on
+positional embeddings.
 
-A transformer with a table of sine-cosine positions, used with more tokens per side than it was trained with, can step
-on beyond the trained range (extrapolation) or sample the same sinusoids on a finer grid inside it (interpolation). The
-paper finds interpolation better.
+A transformer with a table of sine-cosine positions, used with more tokens per side than it was
+trained with, can step on beyond the trained range (extrapolation) or sample the same sinusoids on a
+finer grid inside it (interpolation). The paper finds interpolation better.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Alignment(StrEnum):
     ENDS = "ends"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PositionSettings:
     """`base`: tokens per side up to which the table is trusted."""
 
@@ -34,8 +35,8 @@ class PositionSettings:
 def resample_indices(count: int, base: int, alignment: str) -> torch.Tensor:
     """Indices (count,) float64 into `base` trained positions 0 .. base - 1.
 
-    `corners` i base / count, as PixArt does; `centers` (i + 1/2) base / count - 1/2; `ends` evenly from 0 to base - 1.
-    With count = base all of them are 0, 1, 2, ... exactly.
+    `corners` i base / count, as PixArt does; `centers` (i + 1/2) base / count - 1/2; `ends` evenly
+    from 0 to base - 1. With count = base all of them are 0, 1, 2, ... exactly.
     """
     index = torch.arange(count, dtype=torch.float64)
     match Alignment(alignment):
@@ -47,24 +48,32 @@ def resample_indices(count: int, base: int, alignment: str) -> torch.Tensor:
 
 
 def sincos(positions: torch.Tensor, width: int) -> torch.Tensor:
-    """Sine-cosine embedding (..., width) of positions, in their dtype: all sines, then all cosines."""
+    """Sine-cosine embedding (..., width) of positions, in their dtype: all sines, then all
+    cosines.
+    """
     half = width // 2
-    frequencies = _RATIO ** -(torch.arange(half, dtype=torch.float64, device=positions.device) / half)
+    frequencies = _RATIO ** -(
+        torch.arange(half, dtype=torch.float64, device=positions.device) / half
+    )
     angles = positions.double()[..., None] * frequencies
     return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
 def position_table(rows: torch.Tensor, columns: torch.Tensor, width: int) -> torch.Tensor:
-    """Embedding (rows x columns, width) float32 of a grid, row by row: columns in the first half, rows in the other."""
+    """Embedding (rows x columns, width) float32 of a grid, row by row: columns in the first half,
+    rows in the other.
+    """
     across = sincos(columns, width // 2)[None].expand(len(rows), -1, -1)
     down = sincos(rows, width // 2)[:, None].expand(-1, len(columns), -1)
     return torch.cat([across, down], dim=-1).flatten(0, 1).float()
 
 
 def recover_positions(axis: torch.Tensor) -> torch.Tensor:
-    """The evenly spaced positions (count,) float64 behind one axis (count, width) of a stored table.
+    """The evenly spaced positions (count,) float64 behind one axis (count, width) of a stored
+    table.
 
-    Its slowest sinusoid places them roughly, its fastest one exactly. Raises ValueError for another table.
+    Its slowest sinusoid places them roughly, its fastest one exactly. Raises ValueError for another
+    table.
     """
     axis = axis.double()
     half = axis.shape[1] // 2
@@ -76,15 +85,20 @@ def recover_positions(axis: torch.Tensor) -> torch.Tensor:
     even = exact[0] + step * torch.arange(len(exact), dtype=torch.float64, device=axis.device)
     if not torch.allclose(sincos(even, axis.shape[1]), axis, atol=5e-3):
         raise ValueError(
-            "This model's position table does not contain evenly spaced sine-cosine positions: it is not supported."
+            "This model's position table does not contain evenly spaced sine-cosine positions: it "
+            "is not supported."
         )
     return even
 
 
-def resample_table(settings: PositionSettings, stored: torch.Tensor, rows: int, columns: int) -> torch.Tensor | None:
-    """The embedding (1, rows x columns, width) of a grid of tokens from a stored square table (1, side^2, width).
+def resample_table(
+    settings: PositionSettings, stored: torch.Tensor, rows: int, columns: int
+) -> torch.Tensor | None:
+    """The embedding (1, rows x columns, width) of a grid of tokens from a stored square table (1,
+    side^2, width).
 
-    None where neither axis has more tokens than the base, or where the table is smaller than the base.
+    None where neither axis has more tokens than the base, or where the table is smaller than the
+    base.
     """
     side = round(stored.shape[1] ** 0.5)
     base = min(settings.base, side)
@@ -100,7 +114,9 @@ def resample_table(settings: PositionSettings, stored: torch.Tensor, rows: int, 
 
 
 def _places(trained: torch.Tensor, count: int, base: int, alignment: str) -> torch.Tensor:
-    """The positions of `count` tokens: the table's center where it is large enough, else finer steps inside it."""
+    """The positions of `count` tokens: the table's center where it is large enough, else finer
+    steps inside it.
+    """
     kept = min(count, base)
     start = (len(trained) - kept) // 2
     if count <= base:
@@ -116,6 +132,12 @@ def describe_positions(settings: PositionSettings, stored: torch.Tensor) -> str:
     lines = []
     for count in (base, base * 3 // 2, base * 2):
         places = _places(trained, count, base, settings.alignment)
-        first, last, step = (round(float(value), 4) + 0.0 for value in (places[0], places[-1], places[1] - places[0]))
-        lines.append(f"{count * 16} px: {count} positions from {first:g} to {last:g}, step {step:g}")
-    return "\n".join([f"Table of {len(trained)} positions per side, aligned by {settings.alignment}.", *lines])
+        first, last, step = (
+            round(float(value), 4) + 0.0 for value in (places[0], places[-1], places[1] - places[0])
+        )
+        lines.append(
+            f"{count * 16} px: {count} positions from {first:g} to {last:g}, step {step:g}"
+        )
+    return "\n".join(
+        [f"Table of {len(trained)} positions per side, aligned by {settings.alignment}.", *lines]
+    )

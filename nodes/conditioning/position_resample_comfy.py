@@ -4,65 +4,84 @@ from __future__ import annotations
 
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, Protocol
 
 import comfy.ldm.modules.diffusionmodules.mmdit
 import torch
 from comfy.ldm.flux.layers import EmbedND
 from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from comfy.patcher_extension import WrappersMP
+from torch import nn
 
 from ..host import hooks
 from ..host.evaluate import evaluating, levels_of, name_of
+from ..host.latent_shapes import pixels_a_position
 from . import noise_rescale_comfy
+
+if TYPE_CHECKING:
+    from ..host.socket_types import BaseModel, ModelPatcher, WrapperExecutor
 
 _TABLE = comfy.ldm.modules.diffusionmodules.mmdit.MMDiT
 _OBJECT = "diffusion_model.cropped_pos_embed"
-_EMBEDDERS = ("pe_embedder", "rope_embedder")
-_AXES = 3  # frame or index, rows, columns
+_EMBEDDER = "EmbedND"  # networks of other makers have classes of this name of their own
+_AXES = (3, 4)  # frame or index, rows, columns, and in FLUX.2 the text's
 
 
 class Kind(Enum):
-    """What is changed for larger images: a table of positions, rotary positions, or the size of inner features."""
+    """What is changed for larger images: a table of positions, rotary positions, or the size of
+    inner features.
+    """
 
     TABLE = auto()
     ROTARY = auto()
     FEATURES = auto()
 
 
-#: (table (1, side^2, width), tokens down, tokens across) -> (1, tokens, width), or None to keep stock's.
+#: (table (1, side^2, width), tokens down, tokens across) -> (1, tokens, width), or None to keep
+#: stock's.
 Resample = Callable[[torch.Tensor, int, int], torch.Tensor | None]
 
 
-#: (positions (B, tokens), channels of the axis, theta, pixels along the axis, noise fraction) -> rotations
-#: (B, tokens, channels / 2, 2, 2), or None to keep stock's.
-Rotate = Callable[[torch.Tensor, int, float, int, float], torch.Tensor | None]
+class Rotate(Protocol):
+    """Makes the rotations of one axis."""
+
+    def __call__(
+        self, positions: torch.Tensor, channels: int, *, theta: float, side: int, noise: float
+    ) -> torch.Tensor | None:
+        """Rotations (B, tokens, channels / 2, 2, 2) of positions (B, tokens), or None to keep
+        stock's; ``side``: pixels along the axis, ``noise``: the fraction of noise.
+        """
 
 
-def kind_of(patcher) -> Kind:
-    """How a MODEL can be made to generate larger images; raises ValueError for those that fit by themselves."""
+def kind_of(patcher: ModelPatcher) -> Kind:
+    """How a MODEL can be made to generate larger images; raises ValueError for those that fit by
+    themselves.
+    """
     network = patcher.model.diffusion_model
     if isinstance(network, _TABLE) and network.pos_embed is not None:
         return Kind.TABLE
     if isinstance(network, UNetModel):
         return Kind.FEATURES
-    if _embedder(network) is not None:
+    if _embedders(network):
         return Kind.ROTARY
     raise ValueError(
-        f"{name_of(patcher.model)} has no positions that this node can scale: connect a U-Net such as SDXL, SD3, "
-        "or a model with rotary positions such as Flux, Qwen-Image or Z-Image."
+        f"{name_of(patcher.model)} has no positions that this node can scale: connect a U-Net such "
+        "as SDXL, SD3, or a model with rotary positions such as FLUX.2, Qwen-Image or Z-Image."
     )
 
 
-def resampled(patcher, resample: Resample):
-    """A clone of a MODEL (SD3, SD3.5) that takes its positions from ``resample``, and its ControlNets with it.
+def resampled(patcher: ModelPatcher, resample: Resample) -> ModelPatcher:
+    """A clone of a MODEL (SD3, SD3.5) that takes its positions from ``resample``, and its
+    ControlNets with it.
 
     Raises ValueError for a compiled MODEL.
     """
     network = patcher.model.diffusion_model
-    clone, inner = patcher.clone(), hooks.method_of(patcher, _OBJECT)
+    clone = patcher.clone()
+    inner = hooks.method_of(patcher, _OBJECT)
     clone.add_object_patch(_OBJECT, _positions(network, inner, resample))
     key = f"glassbox_positions_{uuid.uuid4().hex}"
     _refuse_compiled(patcher, clone, key)
@@ -70,26 +89,29 @@ def resampled(patcher, resample: Resample):
     return clone
 
 
-def _refuse_compiled(patcher, clone, key: str) -> None:
+def _refuse_compiled(patcher: ModelPatcher, clone: ModelPatcher, key: str) -> None:
     """Positions that a graph was compiled with stay in it."""
     hooks.refuse_compiled(patcher)
     hooks.refuse_compiled_runs(clone, key)
 
 
-def stored_table(patcher) -> torch.Tensor:
+def stored_table(patcher: ModelPatcher) -> torch.Tensor:
     """The position table (side, side, width) of an SD3 model."""
     network = patcher.model.diffusion_model
     return network.pos_embed[0].unflatten(0, (network.pos_embed_max_size, -1))
 
 
-def _positions(network, inner: Callable, resample: Resample):
-    held = weakref.ref(network)  # what is made stands on the network: no circle, in which it would outlive its MODELs
-    last = (None, None)  # the size of the last call and its embedding: all steps of a run have one size
+def _positions(network: Any, inner: Callable, resample: Resample) -> Callable:
+    # What is made stands on the network: no circle, in which it would outlive its MODELs.
+    held = weakref.ref(network)
+    # The size of the last call and its embedding: all steps of a run have one size.
+    last: tuple[tuple | None, torch.Tensor | None] = (None, None)
 
-    def cropped_pos_embed(hw, device=None):
+    def cropped_pos_embed(hw: tuple[int, int], device: torch.device | None = None) -> torch.Tensor:
         nonlocal last
-        network = held()
-        patch, table = network.x_embedder.patch_size[0], network.pos_embed
+        network: Any = held()
+        patch = network.x_embedder.patch_size[0]
+        table = network.pos_embed
         key = (*hw, table.device, table.dtype)
         if last[0] != key:
             last = (key, resample(table, (hw[0] + 1) // patch, (hw[1] + 1) // patch))
@@ -98,8 +120,15 @@ def _positions(network, inner: Callable, resample: Resample):
     return cropped_pos_embed
 
 
-def _with_controlnets(resample: Resample):
-    def wrapper(executor, model, conds, x_in, timestep, model_options):
+def _with_controlnets(resample: Resample) -> Callable:
+    def wrapper(
+        executor: WrapperExecutor,
+        model: BaseModel,
+        conds: list,
+        x_in: torch.Tensor,
+        timestep: torch.Tensor,
+        model_options: dict,
+    ) -> Any:
         tables = [
             network
             for network in _control_networks(conds)
@@ -111,7 +140,7 @@ def _with_controlnets(resample: Resample):
     return wrapper
 
 
-def _control_networks(conds) -> list:
+def _control_networks(conds: list) -> list:
     """The networks of all ControlNets of a call, each once."""
     found = {}
     for entry in (entry for group in conds if group for entry in group):
@@ -125,9 +154,13 @@ def _control_networks(conds) -> list:
 
 
 @contextmanager
-def _patched(networks: list, resample: Resample):
-    """Let networks take their positions from ``resample`` while the block runs, else from where they did before."""
-    own = [vars(network).get("cropped_pos_embed") for network in networks]  # of another node, whose block runs too
+def _patched(networks: list, resample: Resample) -> Iterator[None]:
+    """Let networks take their positions from ``resample`` while the block runs, else from where
+    they did before.
+    """
+    own = [
+        vars(network).get("cropped_pos_embed") for network in networks
+    ]  # of another node, whose block runs too
     for network in networks:
         network.cropped_pos_embed = _positions(network, network.cropped_pos_embed, resample)
     try:
@@ -139,32 +172,49 @@ def _patched(networks: list, resample: Resample):
                 network.cropped_pos_embed = before
 
 
-def rotated(patcher, rotate: Rotate):
-    """A clone of a MODEL that takes the rotations of rows and columns from ``rotate``, and its ControlNets with it.
+def rotated(patcher: ModelPatcher, rotate: Rotate) -> ModelPatcher:
+    """A clone of a MODEL that takes the rotations of rows and columns from ``rotate``, and its
+    ControlNets with it.
 
-    Where ``rotate`` returns None an axis keeps stock's rotations, bit for bit. Raises ValueError for a compiled MODEL.
+    Where ``rotate`` returns None an axis keeps stock's rotations, bit for bit. Raises ValueError
+    for a compiled MODEL.
     """
-    clone, key = patcher.clone(), f"glassbox_rotary_{uuid.uuid4().hex}"
+    clone = patcher.clone()
+    key = f"glassbox_rotary_{uuid.uuid4().hex}"
     _refuse_compiled(patcher, clone, key)
-    pixels = getattr(patcher.get_model_object("latent_format"), "spacial_downscale_ratio", 8)
+    pixels = pixels_a_position(patcher)
 
-    def call(executor, model, conds, x_in, timestep, model_options):
+    def call(
+        executor: WrapperExecutor,
+        model: BaseModel,
+        conds: list,
+        x_in: torch.Tensor,
+        timestep: torch.Tensor,
+        model_options: dict,
+    ) -> Any:
         sides = [side * pixels for side in x_in.shape[-2:]]
 
-        def replaced(module, args, output):
+        def replaced(module: Any, args: tuple, output: Any) -> torch.Tensor:
             parts = list(output.split([width // 2 for width in module.axes_dim], dim=-3))
             for axis, side in zip((1, 2), sides, strict=True):
-                turned = rotate(args[0][..., axis], module.axes_dim[axis], float(module.theta), side, noise)
+                turned = rotate(
+                    args[0][..., axis],
+                    module.axes_dim[axis],
+                    theta=float(module.theta),
+                    side=side,
+                    noise=noise,
+                )
                 if turned is not None:
-                    parts[axis] = turned[:, None].to(output)
+                    parts[axis] = turned.to(output).view_as(parts[axis])
             return torch.cat(parts, dim=-3)
 
         with ExitStack() as stack:
             stack.enter_context(evaluating(timestep))
-            noise = noise_rescale_comfy.noise_fraction(model.model_sampling, max(levels_of(timestep)))
+            noise = noise_rescale_comfy.noise_fraction(
+                model.model_sampling, max(levels_of(timestep))
+            )
             for network in (model.diffusion_model, *_control_networks(conds)):
-                embedder = _embedder(network)
-                if embedder is not None:
+                for embedder in _embedders(network):
                     stack.callback(embedder.register_forward_hook(replaced).remove)
             return executor(model, conds, x_in, timestep, model_options)
 
@@ -172,7 +222,11 @@ def rotated(patcher, rotate: Rotate):
     return clone
 
 
-def _embedder(network) -> EmbedND | None:
-    """What turns positions on three axes into rotations in a network; None for others."""
-    found = (getattr(network, name, None) for name in _EMBEDDERS)
-    return next((one for one in found if isinstance(one, EmbedND) and len(one.axes_dim) == _AXES), None)
+def _embedders(network: nn.Module) -> list[Any]:
+    """What turns positions on three or four axes into rotations in a network."""
+    embedders: list[Any] = [
+        module
+        for module in network.modules()
+        if isinstance(module, EmbedND) or type(module).__name__ == _EMBEDDER
+    ]
+    return [module for module in embedders if len(module.axes_dim) in _AXES]

@@ -1,8 +1,9 @@
-"""Noisy replicate padding: copies of the prompt's own tokens in place of padding (arXiv 2411.03177).
+"""Noisy replicate padding: copies of the prompt's own tokens in place of padding (arXiv
+2411.03177).
 
-With n real tokens in L slots, slot j contains token j mod n. Every copy gets Gaussian noise in proportion to each
-channel's deviation over the real tokens, optionally times sqrt(m - 1) for m = ceil(L / n) replications. Where each
-formula comes from: docs/conditioning.md, "Provenance".
+With n real tokens in L slots, slot j contains token j mod n. Every copy gets Gaussian noise in
+proportion to each channel's deviation over the real tokens, optionally times sqrt(m - 1) for m =
+ceil(L / n) replications. Where each formula comes from: docs/conditioning.md, "Provenance".
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ class Padding(StrEnum):
 
 @dataclass(frozen=True)
 class PromptChunk:
-    """One chunk of one encoder in an encoded prompt: `rows` of slots, `channels`, and `real` tokens in front."""
+    """One chunk of one encoder in an encoded prompt: `rows` of slots, `channels`, and `real` tokens
+    in front.
+    """
 
     encoder: str
     rows: slice
@@ -43,7 +46,7 @@ class PromptChunk:
         return math.ceil(self.slots / self.real)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PaddingSettings:
     """What goes into the slots of the padding."""
 
@@ -52,7 +55,9 @@ class PaddingSettings:
     scale_by_copies: bool
 
     def scale(self, chunk: PromptChunk) -> float:
-        """Noise in standard deviations of a channel: strength, times sqrt(m - 1) with `scale_by_copies`."""
+        """Noise in standard deviations of a channel: strength, times sqrt(m - 1) with
+        `scale_by_copies`.
+        """
         if self.padding != Padding.NOISY_COPIES or chunk.replications == 1:
             return 0.0
         return self.strength * (math.sqrt(chunk.replications - 1) if self.scale_by_copies else 1.0)
@@ -61,13 +66,15 @@ class PaddingSettings:
 def replace_padding(
     embedding: torch.Tensor, chunks: list[PromptChunk], settings: PaddingSettings, seed: int
 ) -> torch.Tensor:
-    """An encoded prompt (1, slots, channels) with its padding replaced; real tokens stay bit for bit.
+    """An encoded prompt (1, slots, channels) with its padding replaced; real tokens stay bit for
+    bit.
 
     Noise is drawn chunk by chunk on the CPU in float32, from a private generator.
     """
     if settings.padding == Padding.STOCK:
         return embedding
-    result, generator = embedding.clone(), torch.Generator().manual_seed(seed)
+    result = embedding.clone()
+    generator = torch.Generator().manual_seed(seed)
     for chunk in chunks:
         part = embedding[:, chunk.rows, chunk.channels]
         filled = _fill(part, chunk, settings, generator)
@@ -78,7 +85,8 @@ def replace_padding(
 def _fill(
     part: torch.Tensor, chunk: PromptChunk, settings: PaddingSettings, generator: torch.Generator
 ) -> torch.Tensor:
-    real, missing = part[:, : chunk.real], chunk.slots - chunk.real
+    real = part[:, : chunk.real]
+    missing = chunk.slots - chunk.real
     if settings.padding == Padding.ZEROS:
         return torch.zeros_like(part[:, chunk.real :])
     copies = real[:, torch.arange(chunk.real, chunk.slots) % chunk.real]
@@ -90,16 +98,23 @@ def _fill(
     return (copies.float() + scale * deviation * noise).to(copies.dtype)
 
 
-def describe_padding(chunks: list[PromptChunk], settings: PaddingSettings, unchanged_because: str | None) -> str:
+def describe_padding(
+    chunks: list[PromptChunk], settings: PaddingSettings, unchanged_because: str | None
+) -> str:
     """What was done to each encoder's chunks, as text."""
     if unchanged_because:
         return f"Unchanged: {unchanged_because}."
+    if all(chunk.real == chunk.slots for chunk in chunks):
+        return (
+            "This text encoder pads nothing here: the node has no effect. Its prompts of any "
+            "length end with their last token, as the model was trained."
+        )
     lines = [f"Padding: {settings.padding}."]
     for chunk in chunks:
         is_noisy = settings.padding == Padding.NOISY_COPIES
         noise = f", noise {settings.scale(chunk):.4g} deviations" if is_noisy else ""
         lines.append(
-            f"{chunk.encoder}, slots {chunk.rows.start} to {chunk.rows.stop - 1}: {chunk.real} tokens of "
-            f"{chunk.slots}, m = {chunk.replications}{noise}"
+            f"{chunk.encoder}, slots {chunk.rows.start} to {chunk.rows.stop - 1}: {chunk.real} "
+            f"tokens of {chunk.slots}, m = {chunk.replications}{noise}"
         )
     return "\n".join(lines)

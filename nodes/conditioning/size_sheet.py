@@ -1,12 +1,18 @@
-"""One sheet over a field of the size metadata: its values, their conditioning entries, and the labeled images."""
+"""One sheet over a field of the size metadata: its values, their conditioning entries, and the
+labeled images.
+"""
 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import torch
 
 from .size_metadata import FieldGroup
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _MOST = 12
 
@@ -30,14 +36,17 @@ class SweptField(StrEnum):
 
 
 def parse_multiples(text: str) -> list[float]:
-    """Comma-separated multiples of the image's side, 0 to 16; raises ValueError for anything else."""
+    """Comma-separated multiples of the image's side, 0 to 16; raises ValueError for anything
+    else.
+    """
     try:
         values = [float(part) for part in text.split(",") if part.strip()]
     except ValueError:
         values = []
     if not 1 <= len(values) <= _MOST or not all(0 <= value <= 16 for value in values):
         raise ValueError(
-            f"values is {text!r}: write 1 to {_MOST} numbers from 0 to 16, comma-separated: 0.25, 0.5, 1, 2."
+            f"values is {text!r}: write 1 to {_MOST} numbers from 0 to 16, comma-separated: 0.25, "
+            "0.5, 1, 2."
         )
     return values
 
@@ -55,7 +64,9 @@ def swept_entries(field: str, multiple: float, canvas: tuple[int, int]) -> dict[
     return {"crop_h": height}
 
 
-def draw_sheet(figure, rows: dict[str, list[torch.Tensor]], columns: list[str], title: str) -> None:
+def draw_sheet(
+    figure: Figure, rows: dict[str, list[torch.Tensor]], columns: list[str], title: str
+) -> None:
     """Images (H, W, 3) in labeled rows and columns on a matplotlib figure."""
     panels = figure.subplots(len(rows), len(columns), squeeze=False)
     for line, (name, images) in zip(panels, rows.items(), strict=True):

@@ -6,9 +6,15 @@ So hooks, patches and keys behave as in SD1.5.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 #: Pixels a side that the demo model was trained at, and the factor between pixels and latent.
-SIZE, FACTOR, LATENT_CHANNELS = 128, 8, 24
+SIZE = 128
+FACTOR = 8
+LATENT_CHANNELS = 24
 #: Width of the Fourier features of each of the five metadata numbers.
 METADATA_FEATURES = 64
 METADATA = ("height", "width", "crop_h", "crop_w", "mirror")
@@ -43,11 +49,12 @@ TEXT = {
 }
 
 
-def metadata_vector(metadata):
+def metadata_vector(metadata: Any) -> torch.Tensor:
     """The vector of ``label_emb``: Fourier features of the five numbers of ``METADATA``.
 
     ``metadata`` float (N, 5), pixels of a 128-pixel image (mirror: 0 or 128) -> float32 (N, 320).
-    The frequencies are those of SDXL's size embedding (arXiv 2307.01952, section 2.2), spread over 128 pixels.
+    The frequencies are those of SDXL's size embedding (arXiv 2307.01952, section 2.2), spread over
+    128 pixels.
     """
     import torch
 

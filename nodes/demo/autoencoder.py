@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import comfy.ops
 import comfy.sd
@@ -10,6 +11,9 @@ from comfy.ldm.models.autoencoder import AutoencoderKL
 
 from . import architecture, assets
 from .patch_autoencoder import PatchAutoencoder
+
+if TYPE_CHECKING:
+    from ..host.socket_types import VAE, ModelPatcher
 
 #: A small one of ComfyUI's autoencoders with the same factor of 8, which its VAE is made around.
 _FACTOR_8 = {
@@ -29,16 +33,20 @@ _FACTOR_8 = {
 }
 
 
-def load(world: str):
+def load(world: str) -> VAE:
     """The autoencoder of a demo world: 128 px to a 16 x 16 latent of 24 channels, and back.
 
     ComfyUI's VAE is made around one of its own classes, which is then exchanged.
     """
     weights = {name: value.float() for name, value in assets.read(world, "autoencoder").items()}
     header = assets.header(world, "autoencoder")
-    vae = comfy.sd.VAE(sd=AutoencoderKL(**_FACTOR_8).state_dict(), config={"params": dict(_FACTOR_8)})
+    vae = comfy.sd.VAE(
+        sd=AutoencoderKL(**_FACTOR_8).state_dict(), config={"params": dict(_FACTOR_8)}
+    )
     vae.latent_channels = architecture.LATENT_CHANNELS
-    network = PatchAutoencoder(vae.latent_channels, json.loads(header["widths"]), comfy.ops.disable_weight_init)
+    network = PatchAutoencoder(
+        vae.latent_channels, json.loads(header["widths"]), comfy.ops.disable_weight_init
+    )
     try:
         network.load_state_dict(weights)
     except RuntimeError as error:
@@ -56,6 +64,8 @@ def load(world: str):
     return vae
 
 
-def _patcher(world: str, disable_dynamic: bool = False):
-    """The patcher of a freshly loaded VAE: newer ComfyUI asks for it to copy the model to another device."""
+def _patcher(world: str, disable_dynamic: bool = False) -> ModelPatcher:
+    """The patcher of a freshly loaded VAE: newer ComfyUI asks for it to copy the model to another
+    device.
+    """
     return load(world).patcher

@@ -1,11 +1,15 @@
-"""The autoencoder of the demo world: principal components of patches, and a small decoder that refines them.
+"""The autoencoder of the demo world: principal components of patches, and a small decoder that
+refines them.
 
-The encoder is linear: it gives the coefficients of every 8 x 8 RGB patch in an orthonormal basis, each divided by its
-standard deviation over the training images. The decoder multiplies back and adds what a convolutional network predicts
-that the dropped components held, which also removes the edges between patches.
+The encoder is linear: it gives the coefficients of every 8 x 8 RGB patch in an orthonormal basis,
+each divided by its standard deviation over the training images. The decoder multiplies back and
+adds what a convolutional network predicts that the dropped components held, which also removes the
+edges between patches.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,9 +19,11 @@ PATCH = 8
 
 
 class Residual(nn.Module):
-    """x + conv(silu(conv(silu(x)))). No normalization, so that tiles decode as the whole image does."""
+    """x + conv(silu(conv(silu(x)))). No normalization, so that tiles decode as the whole image
+    does.
+    """
 
-    def __init__(self, channels: int, operations):
+    def __init__(self, channels: int, operations: Any):
         super().__init__()
         self.first = operations.Conv2d(channels, channels, 3, padding=1)
         self.second = operations.Conv2d(channels, channels, 3, padding=1)
@@ -27,13 +33,16 @@ class Residual(nn.Module):
 
 
 class PatchAutoencoder(nn.Module):
-    """Images (N, 3, H, W) in -1..1 to latents (N, channels, H / 8, W / 8) of about unit variance, and back.
+    """Images (N, 3, H, W) in -1..1 to latents (N, channels, H / 8, W / 8) of about unit variance,
+    and back.
 
-    ``widths``: channels of the decoder at an eighth, a quarter and half of the resolution. ``operations`` has the
-    layer classes: torch.nn, or ComfyUI's.
+    ``widths``: channels of the decoder at an eighth, a quarter and half of the resolution.
+    ``operations`` has the layer classes: torch.nn, or ComfyUI's.
     """
 
-    def __init__(self, channels: int = 24, widths: tuple[int, int, int] = (96, 48, 32), operations=nn):
+    def __init__(
+        self, channels: int = 24, widths: tuple[int, int, int] = (96, 48, 32), operations: Any = nn
+    ):
         super().__init__()
         eighth, quarter, half = widths
         self.project = operations.Conv2d(3, channels, PATCH, stride=PATCH)
@@ -55,7 +64,8 @@ class PatchAutoencoder(nn.Module):
 
     @torch.no_grad()
     def set_basis(self, basis: torch.Tensor, std: torch.Tensor, color: torch.Tensor) -> None:
-        """Take the orthonormal ``basis`` (channels, 3, 8, 8), their ``std`` (channels,) and the mean color (3,).
+        """Take the orthonormal ``basis`` (channels, 3, 8, 8), their ``std`` (channels,) and the
+        mean color (3,).
 
         The refinement starts at zero, so the decoder is the linear one until it is trained.
         """
@@ -73,11 +83,18 @@ class PatchAutoencoder(nn.Module):
         return self.expand(latents) + self.refine(latents)
 
 
-def fit_basis(images: torch.Tensor, channels: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Principal components of the patches of ``images`` (N, 3, H, W) in -1..1: basis, std and mean color as above."""
+def fit_basis(
+    images: torch.Tensor, channels: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Principal components of the patches of ``images`` (N, 3, H, W) in -1..1: basis, std and mean
+    color as above.
+    """
     color = images.double().mean((0, 2, 3))
     patches = (
-        F.unfold(images - color.float()[:, None, None], PATCH, stride=PATCH).transpose(1, 2).flatten(0, 1).double()
+        F.unfold(images - color.float()[:, None, None], PATCH, stride=PATCH)
+        .transpose(1, 2)
+        .flatten(0, 1)
+        .double()
     )
     values, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))
     basis = vectors.flip(1)[:, :channels].T

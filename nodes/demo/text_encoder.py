@@ -1,9 +1,12 @@
-"""The demo text model as an ordinary CLIP: ComfyUI's CLIP text model, small, with rows for the world's words only."""
+"""The demo text model as an ordinary CLIP: ComfyUI's CLIP text model, small, with rows for the
+world's words only.
+"""
 
 from __future__ import annotations
 
 import logging
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import comfy.sd
 import comfy.sd1_clip
@@ -11,6 +14,9 @@ import torch
 
 from ..common.prompt_alignment import Alignment
 from . import architecture, assets, judge
+
+if TYPE_CHECKING:
+    from ..host.socket_types import CLIP, ModelPatcher
 
 CLIP_NAME = "l"
 VOCABULARY_SIZE = 49408
@@ -22,7 +28,12 @@ class DemoTokens(comfy.sd1_clip.SDTokenizer):
 
     known: frozenset[int] = frozenset()
 
-    def __init__(self, embedding_directory=None, tokenizer_data=None, **kwargs):
+    def __init__(
+        self,
+        embedding_directory: str | None = None,
+        tokenizer_data: dict | None = None,
+        **kwargs: Any,
+    ):
         super().__init__(
             embedding_directory=embedding_directory,
             embedding_key="clip_l",
@@ -31,26 +42,39 @@ class DemoTokens(comfy.sd1_clip.SDTokenizer):
             **kwargs,
         )
 
-    def tokenize_with_weights(self, text: str, return_word_ids: bool = False, **kwargs):
+    def tokenize_with_weights(
+        self, text: str, return_word_ids: bool = False, **kwargs: Any
+    ) -> list:
         chunks = super().tokenize_with_weights(text, return_word_ids, **kwargs)
         tokens = (entry[0] for chunk in chunks for entry in chunk)
         unknown = [token for token in tokens if isinstance(token, int) and token not in self.known]
         if unknown:
             words = "".join(self.inv_vocab[token].replace("</w>", " ") for token in unknown).split()
             logging.warning(
-                "The demo model does not know: %s. It was trained on captions such as 'portrait, brown "
-                "skin, curly red hair, round glasses, smiling, blue hoodie'.",
-                ", ".join(words[:_NAMED_WORDS])[:200] + (", ..." if len(words) > _NAMED_WORDS else ""),
+                "The demo model does not know: %s. It was trained on captions such as 'portrait, "
+                "brown skin, curly red hair, round glasses, smiling, blue hoodie'.",
+                ", ".join(words[:_NAMED_WORDS])[:200]
+                + (", ..." if len(words) > _NAMED_WORDS else ""),
             )
         return chunks
 
 
 class DemoTextModel(comfy.sd1_clip.SDClipModel):
-    """ComfyUI's text model in the demo's size; the last hidden state after the final norm conditions the U-Net."""
+    """ComfyUI's text model in the demo's size; the last hidden state after the final norm
+    conditions the U-Net.
+    """
 
-    def __init__(self, device="cpu", dtype=None, model_options=None):
+    def __init__(
+        self,
+        device: Any = "cpu",
+        dtype: torch.dtype | None = None,
+        model_options: dict | None = None,
+    ):
         super().__init__(
-            device=device, dtype=dtype, textmodel_json_config=dict(architecture.TEXT), model_options=model_options or {}
+            device=device,
+            dtype=dtype,
+            textmodel_json_config=dict(architecture.TEXT),
+            model_options=model_options or {},
         )
 
 
@@ -59,9 +83,18 @@ class DemoClip(comfy.sd1_clip.SD1ClipModel):
 
     world: str
 
-    def __init__(self, device="cpu", dtype=None, model_options=None):
+    def __init__(
+        self,
+        device: Any = "cpu",
+        dtype: torch.dtype | None = None,
+        model_options: dict | None = None,
+    ):
         super().__init__(
-            device=device, dtype=dtype, model_options=model_options or {}, clip_name=CLIP_NAME, clip_model=DemoTextModel
+            device=device,
+            dtype=dtype,
+            model_options=model_options or {},
+            clip_name=CLIP_NAME,
+            clip_model=DemoTextModel,
         )
 
     def embed_images(self, images: torch.Tensor) -> torch.Tensor:
@@ -77,16 +110,19 @@ class DemoClip(comfy.sd1_clip.SD1ClipModel):
         return judge.read(self.world, images)
 
 
-def load(world: str, **options):
+def load(world: str, **options: Any) -> CLIP:
     """The text model of a demo world as a CLIP; ``options`` go to ComfyUI's CLIP."""
     weights = assets.read(world, "text")
-    vocabulary, rows = weights.pop("vocabulary"), weights.pop("token_rows").float()
+    vocabulary = weights.pop("vocabulary")
+    rows = weights.pop("token_rows").float()
     table = rows[:1].repeat(VOCABULARY_SIZE, 1)
     table[vocabulary.long()] = rows[1:]
     weights["text_model.embeddings.token_embedding.weight"] = table
     tokens = type("DemoTokensOfWorld", (DemoTokens,), {"known": frozenset(vocabulary.tolist())})
 
-    def tokenizer(embedding_directory=None, tokenizer_data=None):
+    def tokenizer(
+        embedding_directory: str | None = None, tokenizer_data: dict | None = None
+    ) -> Any:
         return comfy.sd1_clip.SD1Tokenizer(
             embedding_directory=embedding_directory,
             tokenizer_data=tokenizer_data or {},
@@ -110,6 +146,8 @@ def load(world: str, **options):
     return clip
 
 
-def _patcher(world: str, disable_dynamic: bool = False):
-    """The patcher of a freshly loaded CLIP: newer ComfyUI asks for it to copy the model to another device."""
+def _patcher(world: str, disable_dynamic: bool = False) -> ModelPatcher:
+    """The patcher of a freshly loaded CLIP: newer ComfyUI asks for it to copy the model to another
+    device.
+    """
     return load(world, **({"disable_dynamic": True} if disable_dynamic else {})).patcher

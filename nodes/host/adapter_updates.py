@@ -1,9 +1,12 @@
-"""Updates dW of adapters that are not a plain LoRA (LoHa, LoKr, DoRA, OFT, GLoRA), by ComfyUI's own adapter classes."""
+"""Updates dW of adapters that are not a plain LoRA (LoHa, LoKr, DoRA, OFT, GLoRA), by ComfyUI's own
+adapter classes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 from comfy import weight_adapter
@@ -13,21 +16,26 @@ from ..common.lora_keys import ALPHA, canonical
 from .lora_targets import Target, all_targets
 from .quantized import refuse_packed
 
+if TYPE_CHECKING:
+    from .socket_types import ModelPatcher
+
 _NAME = "layer"
 
 
 class ComfyAdapters:
-    """Reads adapters of a base MODEL's layers; without one those alone whose update does not depend on the weight.
+    """Reads adapters of a base MODEL's layers; without one those alone whose update does not depend
+    on the weight.
 
     Raises ValueError for a MODEL that a custom loader has quantized.
     """
 
-    def __init__(self, model=None):
+    def __init__(self, model: Any = None):
         self._weights = {}
         self._model = model
         if model is None:
             return
-        # Not by get_key_patches: it fails on the scales that a quantized layer saves and has not as attributes.
+        # Not by get_key_patches: it fails on the scales that a quantized layer saves and has not as
+        # attributes.
         for name in model.model_state_dict("diffusion_model."):
             if name.endswith(".weight"):
                 weight, in_true_numbers = _base_weight(model, name)
@@ -42,8 +50,11 @@ class ComfyAdapters:
         reader._weights[layer] = weight, lambda stored: stored
         return reader
 
-    def shape(self, layer: str, tensors: Mapping[str, tuple[int, ...]]):
-        """Inputs (in, ...) and outputs (out,) of a layer, from the shapes of its tensors; None where they do not say.
+    def shape(
+        self, layer: str, tensors: Mapping[str, tuple[int, ...]]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Inputs (in, ...) and outputs (out,) of a layer, from the shapes of its tensors; None
+        where they do not say.
 
         Those of LoHa and LoKr say it for linear layers and for kernels with a Tucker core.
         """
@@ -55,19 +66,31 @@ class ComfyAdapters:
         if "hada_w1_a" in tensors:
             return _product(tensors, "hada_w1_a", "hada_w1_b", "hada_t1")
         if "lokr_w1" in tensors or "lokr_w1_a" in tensors:
-            first = _product(tensors, "lokr_w1_a", "lokr_w1_b", "", tensors.get("lokr_w1"))
-            second = _product(tensors, "lokr_w2_a", "lokr_w2_b", "lokr_t2", tensors.get("lokr_w2"))
+            first = _product(
+                tensors, "lokr_w1_a", second="lokr_w1_b", core="", whole=tensors.get("lokr_w1")
+            )
+            second = _product(
+                tensors,
+                "lokr_w2_a",
+                second="lokr_w2_b",
+                core="lokr_t2",
+                whole=tensors.get("lokr_w2"),
+            )
             return (first[0][0] * second[0][0], *second[0][1:]), (first[1][0] * second[1][0],)
         return None
 
     def _knows(self, layer: str) -> bool:
-        """Whether the MODEL has a weight of this name, or a part of one by another name of its layers."""
+        """Whether the MODEL has a weight of this name, or a part of one by another name of its
+        layers.
+        """
         if layer not in self._weights and self._others:
             target = self._others.get(layer)
             if target is not None:
                 stored, in_true_numbers = _base_weight(self._model, target.key)
                 refuse_packed(target.key, stored)
-                weight = in_true_numbers(stored.detach()).narrow(*(target.part or (0, 0, len(stored))))
+                weight = in_true_numbers(stored.detach()).narrow(
+                    *(target.part or (0, 0, len(stored)))
+                )
                 self._weights[layer] = weight, lambda same: same
         return layer in self._weights
 
@@ -96,16 +119,29 @@ class ComfyAdapters:
             if (adapter := kind.load(_NAME, named, alpha, scale, set())) is not None:
                 break
         else:
-            raise ValueError(f"has an adapter of {layer} that ComfyUI does not read: convert it to a LoRA first.")
-        arguments = (_NAME, 1.0, 1.0, None, lambda change: change)
-        changed = adapter.calculate_weight(weight.clone(), *arguments, original_weight=weight)
+            raise ValueError(
+                f"has an adapter of {layer} that ComfyUI does not read: convert it to a LoRA first."
+            )
+        changed = adapter.calculate_weight(
+            weight.clone(),
+            _NAME,
+            strength=1.0,
+            strength_model=1.0,
+            offset=None,
+            function=lambda change: change,
+            original_weight=weight,
+        )
         if torch.equal(changed, weight):  # ComfyUI logs what fails, and gives the weight back
             raise ValueError(f"changes nothing in {layer}, or does not fit it: remove it.")
         return changed - weight
 
 
-def _base_weight(patcher, name: str) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
-    """A weight as it is stored, without the LoRAs that may lie on it in the network, and what makes true numbers."""
+def _base_weight(
+    patcher: ModelPatcher, name: str
+) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+    """A weight as it is stored, without the LoRAs that may lie on it in the network, and what makes
+    true numbers.
+    """
     weight, _, convert = get_key_weight(patcher.model, name)
     if name in patcher.backup:
         weight, _ = patcher.backup[name]
@@ -114,11 +150,16 @@ def _base_weight(patcher, name: str) -> tuple[torch.Tensor, Callable[[torch.Tens
     return weight, convert or (lambda stored: stored)
 
 
-def _product(tensors: Mapping, first: str, second: str, core: str, whole: tuple[int, ...] | None = None):
-    """Inputs and outputs of a matrix that is given whole, as a product, or as a kernel with a Tucker core."""
+def _product(
+    tensors: Mapping, first: str, second: str, core: str, whole: tuple[int, ...] | None = None
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Inputs and outputs of a matrix that is given whole, as a product, or as a kernel with a
+    Tucker core.
+    """
     if whole is not None:
         return tuple(whole[1:]), whole[:1]
-    a, b = tensors[first], tensors[second]
+    a = tensors[first]
+    b = tensors[second]
     if core in tensors:
         return (b[1], *tensors[core][2:]), (a[1],)
     return (b[1],), (a[0],)

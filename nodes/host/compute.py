@@ -1,9 +1,11 @@
-"""Work on tensors where ComfyUI computes: on its device, after a request for memory, or else on the CPU."""
+"""Work on tensors where ComfyUI computes: on its device, after a request for memory, or else on the
+CPU.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import comfy.model_management
 import torch
@@ -12,11 +14,14 @@ Result = TypeVar("Result")
 #: Devices that take every type that the work uses; Apple's has no float64.
 _DEVICES = {"cuda", "xpu"}
 #: What work takes for each byte of its tensors in float32, and for itself.
-_TIMES, _BYTES = 6, 1 << 28
+_TIMES = 6
+_BYTES = 1 << 28
 
 
 def compute_device(*tensors: torch.Tensor, needed: int = 0) -> torch.device:
-    """ComfyUI's device after it has made room for work on ``tensors`` and ``needed`` bytes; else the CPU."""
+    """ComfyUI's device after it has made room for work on ``tensors`` and ``needed`` bytes; else
+    the CPU.
+    """
     device = comfy.model_management.get_torch_device()
     if device.type not in _DEVICES:
         return torch.device("cpu")
@@ -25,11 +30,24 @@ def compute_device(*tensors: torch.Tensor, needed: int = 0) -> torch.device:
     return device
 
 
-def on_device(work: Callable[..., Result], *tensors: torch.Tensor, needed: int = 0) -> Result:
-    """``work(*tensors)`` on ComfyUI's device, with its tensors back on the CPU; on the CPU where there is no room.
+def request_for_training(held: int) -> None:
+    """Let ComfyUI make room for the bytes that a training will hold on its device, before it holds
+    any of them.
+    """
+    compute_device(needed=held)
 
-    ``work`` returns a tensor, a tuple of tensors or what has a method ``to`` of its own. On the CPU the tensors are
-    given as they are.
+
+def trained_bytes(parameters: Iterable[torch.Tensor]) -> int:
+    """What trained numbers hold, in bytes: themselves, gradients and Adam's two moments."""
+    return 4 * sum(each.numel() * each.element_size() for each in parameters)
+
+
+def on_device(work: Callable[..., Result], *tensors: torch.Tensor, needed: int = 0) -> Result:
+    """``work(*tensors)`` on ComfyUI's device, with its tensors back on the CPU; on the CPU where
+    there is no room.
+
+    ``work`` returns a tensor, a tuple of tensors or what has a method ``to`` of its own. On the CPU
+    the tensors are given as they are.
     """
     device = compute_device(*tensors, needed=needed)
     if device.type == "cpu":
@@ -41,7 +59,7 @@ def on_device(work: Callable[..., Result], *tensors: torch.Tensor, needed: int =
     return work(*tensors)
 
 
-def _to(result, device: torch.device):
+def _to(result: Any, device: torch.device) -> Any:
     if isinstance(result, tuple):
         return tuple(one.to(device) for one in result)
     return result.to(device)

@@ -1,74 +1,90 @@
-"""Node schemas that every supported ComfyUI understands, the pack's socket types, and the check of every input."""
+"""Node schemas that every supported ComfyUI understands, and inputs that many nodes have."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
-import functools
-import inspect
-import math
-import re
 from collections.abc import Collection
+from typing import Any
 
-import torch
 from comfy_api.latest import io
 
-from . import progress
-
 _KNOWN = {field.name for field in dataclasses.fields(io.Schema)}
-_LONGEST_TEXT = 1_000_000  # characters
-_SHOWN_OPTIONS = 12
-# What tells ComfyUI's types from other values: an attribute, or a type.
-_PARTS = {
-    "MODEL": "model_options",
-    "CLIP": "tokenize",
-    "VAE": "decode",
-    "NOISE": "generate_noise",
-    "GUIDER": "sample",
-    "SAMPLER": "sample",
-    "CLIP_VISION": "encode_image",
-}
-#: What a node may evaluate. Between evaluations Stop is looked at, and a look at every operation would slow them down.
-_EVALUATED = {"MODEL", "CLIP", "VAE", "CLIP_VISION"}
-_TYPES = {"CONDITIONING": list, "SIGMAS": torch.Tensor, "LORA_MODEL": dict, "LOSS_MAP": dict}
 
 
-class InputError(ValueError):
-    """An input is outside of its schema; the message names the node, the input, the value and what is allowed."""
-
-
-def schema(advanced: Collection[str] = (), **fields) -> io.Schema:
+def schema(advanced: Collection[str] = (), **fields: Any) -> io.Schema:
     """``io.Schema`` without the fields that the running ComfyUI does not know yet.
 
-    An unknown field, such as ``search_aliases`` on 0.3.75, raises TypeError there and takes every later node of the
-    pack down with it. ``advanced``: inputs that front ends which know the mark show on request.
+    An unknown field, such as ``search_aliases`` on 0.3.75, raises TypeError there and takes every
+    later node of the pack down with it. ``advanced``: inputs that front ends which know the mark
+    show on request.
     """
-    fields["inputs"] = [_as_advanced(field) if field.id in advanced else field for field in fields["inputs"]]
+    fields["inputs"] = [
+        _as_advanced(field) if field.id in advanced else field for field in fields["inputs"]
+    ]
     return io.Schema(**{name: value for name, value in fields.items() if name in _KNOWN})
 
 
 #: Menus of nodes that share no file of inputs.
-CONDITIONING, DEMO, IMAGES, NOISE = (f"Glassbox/{menu}" for menu in ("Conditioning", "Demo", "Images", "Noise"))
+CONDITIONING, DEMO, IMAGES, NOISE = (
+    f"Glassbox/{menu}" for menu in ("Conditioning", "Demo", "Images", "Noise")
+)
 #: The largest seed that ComfyUI's samplers take.
 SEED_MAX = 0xFFFFFFFFFFFFFFFF
 
 
 def seed(tooltip: str, default: int = 0, control: bool = True) -> io.Int.Input:
-    """The input ``seed``; with ``control`` front ends show beside it what becomes of it after a run."""
+    """The input ``seed``; with ``control`` front ends show beside it what becomes of it after a
+    run.
+    """
     return io.Int.Input(
-        "seed", default=default, min=0, max=SEED_MAX, control_after_generate=control or None, tooltip=tooltip
+        "seed",
+        default=default,
+        min=0,
+        max=SEED_MAX,
+        control_after_generate=control or None,
+        tooltip=tooltip,
     )
 
 
-def int_input(name: str, default: int, bounds: tuple[int, ...], tooltip: str, **further) -> io.Int.Input:
+def int_input(
+    name: str, default: int, bounds: tuple[int, ...], tooltip: str, **further: Any
+) -> io.Int.Input:
     """An integer from a least to a largest value, in steps where ``bounds`` has a third number."""
     return io.Int.Input(name, default=default, tooltip=tooltip, **_bounds(bounds), **further)
 
 
-def float_input(name: str, default: float, bounds: tuple[float, ...], tooltip: str, **further) -> io.Float.Input:
+def float_input(
+    name: str, default: float, bounds: tuple[float, ...], tooltip: str, **further: Any
+) -> io.Float.Input:
     """As ``int_input``."""
     return io.Float.Input(name, default=default, tooltip=tooltip, **_bounds(bounds), **further)
+
+
+#: Of the input ``precision`` of trainers: the values of `precision.Precision`.
+PRECISIONS = ("auto", "fp32", "bf16", "fp16")
+
+
+def precision_input(also: str = "", **further: Any) -> io.Combo.Input:
+    """The input ``precision`` of a node that computes gradients; ``also``: a further sentence of
+    the tooltip.
+    """
+    tooltip = (
+        "Precision of the model. auto: bf16 where the device multiplies it, else fp32. fp16: for "
+        f"GPUs without bf16; the smallest gradients are lost. {also}"
+    )
+    tooltip = tooltip.strip()
+    return io.Combo.Input(
+        "precision", options=list(PRECISIONS), default=PRECISIONS[0], tooltip=tooltip, **further
+    )
+
+
+def scheduler_input(tooltip: str) -> io.Combo.Input:
+    """One of ComfyUI's schedulers."""
+    import comfy.samplers
+
+    options = list(comfy.samplers.SCHEDULER_NAMES)
+    return io.Combo.Input("scheduler", options=options, default="normal", tooltip=tooltip)
 
 
 def _bounds(bounds: tuple) -> dict:
@@ -82,176 +98,8 @@ def later_seed(seed: int, number: int) -> int:
 
 def _as_advanced(field: io.Input) -> io.Input:
     marked = copy.copy(field)  # several nodes may share the input
-    marked.extra_dict = {**field.extra_dict, "advanced": True}  # 0.3.75 has no argument for it, newer ones read both
+    marked.extra_dict = {
+        **field.extra_dict,
+        "advanced": True,
+    }  # 0.3.75 has no argument for it, newer ones read both
     return marked
-
-
-def with_checked_inputs(node: type[io.ComfyNode]) -> type[io.ComfyNode]:
-    """The node class, whose ``execute`` now raises InputError for inputs outside of its schema.
-
-    A node that has no model of any kind can also be stopped between any two operations of PyTorch, and so can one that
-    takes a model to read it, to patch it or to split a prompt: its class says ``EVALUATES = False``.
-    ComfyUI checks ranges of typed-in numbers alone: values that come by wire, options of combos (0.3.75), NaN, and
-    literals in typed sockets reach a node unchecked.
-    """
-    execute = node.execute.__func__
-    parameters = list(inspect.signature(execute).parameters)[1:]
-
-    @functools.wraps(execute)
-    def checked(cls, *args, **inputs):
-        schema = node.define_schema()
-        check_inputs(schema, {**dict(zip(parameters, args, strict=False)), **inputs})
-        if schema.is_input_list:  # an optional socket that is given null counts as one without a wire
-            inputs = {name: values for name, values in inputs.items() if any(value is not None for value in values)}
-        evaluates = any(field.get_io_type() in _EVALUATED for field in schema.inputs) and getattr(
-            cls, "EVALUATES", True
-        )
-        try:
-            with contextlib.nullcontext() if evaluates else progress.stoppable():
-                return with_line_breaks(schema, execute(cls, *args, **inputs))
-        except (MemoryError, RuntimeError) as error:
-            if not isinstance(error, MemoryError) and not _REFUSED.search(str(error)):
-                raise  # a GPU that is full too, for which ComfyUI unloads its models
-            raise MemoryError(_memory_sentence(schema, str(error))) from error
-
-    node.execute = classmethod(checked)
-    return node
-
-
-def with_line_breaks(schema: io.Schema, made: io.NodeOutput) -> io.NodeOutput:
-    """What a node has made, with reports whose lines stay lines where they are shown.
-
-    Preview Any draws Markdown on some front ends and plain text on others. Markdown joins lines, but for those that end
-    in two spaces, which plain text does not show.
-    """
-    made.args = tuple(
-        re.sub(r"(?<=\S)\n(?!\n)", "  \n", value)
-        if isinstance(value, str) and output.display_name == "report"
-        else value
-        for output, value in zip(schema.outputs, made.args, strict=True)
-    )
-    return made
-
-
-#: How PyTorch says that the computer has no such memory.
-_REFUSED = re.compile(r"DefaultCPUAllocator: .*tried to allocate (\d+) bytes")
-
-
-def _memory_sentence(schema: io.Schema, message: str) -> str:
-    amount = _REFUSED.search(message)
-    wanted = f"{int(amount[1]) / 1e9:,.1f} GB in one piece" if amount else "more memory than there is"
-    return (
-        f"{schema.display_name or schema.node_id} needs {wanted}, which the computer does not have: "
-        "give it fewer or smaller inputs."
-    )
-
-
-def check_inputs(schema: io.Schema, inputs: dict) -> None:
-    """Compare the inputs of a node by name with its schema; raises InputError."""
-    for field in schema.inputs:
-        if field.id not in inputs:
-            continue
-        values = inputs[field.id]
-        if not schema.is_input_list:
-            values = [values]
-        elif not isinstance(values, list) or not values:
-            raise _error(schema, field, "is an empty list: connect at least one")
-        for value in values:
-            if value is None and field.optional:
-                continue
-            if problem := _problem(field, value):
-                raise _error(schema, field, problem)
-
-
-def _error(schema: io.Schema, field: io.Input, problem: str) -> InputError:
-    return InputError(f"{schema.display_name or schema.node_id}: {field.id} {problem}.")
-
-
-def _problem(field: io.Input, value) -> str | None:
-    """What is wrong with a value, as the rest of a sentence that begins with the input's name; None for nothing."""
-    if isinstance(field, io.Combo.Input):
-        return _option_problem(field.options or [], value)
-    if isinstance(field, io.Int.Input | io.Float.Input):
-        return _number_problem(field, value)
-    if isinstance(field, io.Boolean.Input):
-        return None if isinstance(value, bool) else f"is {shown(value)}: it must be true or false"
-    if isinstance(field, io.String.Input):
-        if not isinstance(value, str):
-            return f"is {shown(value)}: it must be text"
-        long = len(value) > _LONGEST_TEXT
-        return f"has {len(value):,} characters: at most {_LONGEST_TEXT:,} are allowed" if long else None
-    return _socket_problem(field.get_io_type(), value)
-
-
-def _option_problem(options: list, value) -> str | None:
-    if isinstance(value, str | int) and value in options:
-        return None
-    some = ", ".join(map(str, options[:_SHOWN_OPTIONS])) + (", ..." if len(options) > _SHOWN_OPTIONS else "")
-    return f"is {shown(value)}: choose one of {some}" if options else f"is {shown(value)}: there is none to choose from"
-
-
-def _number_problem(field: io.Int.Input | io.Float.Input, value) -> str | None:
-    whole = isinstance(field, io.Int.Input)
-    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-        return f"is {shown(value)}: it must be {'a whole number' if whole else 'a number'}"
-    if not math.isfinite(value):
-        return f"is {value}: it must be finite"
-    low, high = field.min, field.max
-    if (low is not None and value < low) or (high is not None and value > high):
-        allowed = (
-            f"from {low} to {high}"
-            if None not in (low, high)
-            else f"at least {low}"
-            if high is None
-            else f"at most {high}"
-        )
-        return f"is {value}: it must be {allowed}"
-    return None
-
-
-def _socket_problem(kind: str, value) -> str | None:
-    if value is None or isinstance(value, str | int | float):
-        return f"is {shown(value)}: connect an output of type {kind}"
-    if (
-        (kind in _PARTS and not hasattr(value, _PARTS[kind]))
-        or (kind in _TYPES and not isinstance(value, _TYPES[kind]))
-        or (isinstance(value, dict | list) and kind not in (*_TYPES, "IMAGE", "MASK", "LATENT"))
-    ):
-        return f"is no {kind}: connect an output of that type"
-    if kind == "IMAGE" and not (isinstance(value, torch.Tensor) and value.ndim == 4 and value.numel()):
-        return "is no IMAGE: it must be a tensor of batch, height, width and channels, each at least 1"
-    if kind == "MASK" and not (isinstance(value, torch.Tensor) and value.ndim >= 2 and value.numel()):
-        return "is no MASK: it must be a tensor of batch, height and width, each at least 1"
-    samples = value.get("samples") if isinstance(value, dict) else None
-    # Latents of several parts (video with sound) are a class of ComfyUI's own with the same attribute as tensors.
-    if kind == "LATENT" and not hasattr(samples, "is_nested"):
-        return "is no LATENT: it must hold a tensor of samples"
-    return None
-
-
-def shown(value) -> str:
-    """A value as a message quotes it: in one line of at most 60 characters."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-#: Tapped activations: `nodes/activations/activations.py`, Activations.
-Activations = io.Custom("ACTIVATIONS")
-#: What Activation Recorder has recorded: `nodes/activations/recorder.py`, Recorder.
-ActivationRecording = io.Custom("ACTIVATION_RECORDING")
-#: A direction in activations: `nodes/activations/steering.py`, SteeringDirection.
-SteeringDirection = io.Custom("STEERING_DIRECTION")
-#: A sparse autoencoder of an activation: `nodes/activations/sparse_autoencoder.py`, SparseAutoencoder.
-SparseAutoencoder = io.Custom("SPARSE_AUTOENCODER")
-#: A trained pixel classifier: `nodes/activations/few_shot.py`, Segmenter.
-FewShotSegmenter = io.Custom("FEW_SHOT_SEGMENTER")
-#: A space of LoRAs: `nodes/weights/space.py`, Space.
-W2WSpace = io.Custom("W2W_SPACE")
-#: A model in such a space: `nodes/weights/space.py`, Point.
-W2WPoint = io.Custom("W2W_POINT")
-#: ComfyUI's own: the tensors of a LoRA file by key.
-LoraModel = io.Custom("LORA_MODEL")
-#: Which value neurons are scaled: `nodes/neurons/mask.py`, NeuronMask.
-NeuronMask = io.Custom("NEURON_MASK")
-#: How active neurons are on ordinary prompts: `nodes/neurons/neuron_statistics.py`, Statistics.
-NeuronStatistics = io.Custom("NEURON_STATISTICS")

@@ -1,11 +1,12 @@
 """Detectors of memorization beside Finding NeMo's score, one row of ``DETECTORS`` each.
 
-Most read what the text adds to the predicted noise, d(x) = e(x, prompt) - e(x, empty prompt): in pure noise x, from a
-few more evaluations of the first step, or for Bright Ending in every step of sampling.
-They have no fixed thresholds: a value says something beside those of ordinary prompts of the same model.
+Most read what the text adds to the predicted noise, d(x) = e(x, prompt) - e(x, empty prompt): in
+pure noise x, from a few more evaluations of the first step, or for Bright Ending in every step of
+sampling. They have no fixed thresholds: a value says something beside those of ordinary prompts of
+the same model.
 
-Another detector is a function here, its row, and the input of Memorization Score that asks for it: tables, reports and
-scan files take their columns from the rows.
+Another detector is a function here, its row, and the input of Memorization Score that asks for it:
+tables, reports and scan files take their columns from the rows.
 """
 
 from __future__ import annotations
@@ -18,58 +19,71 @@ import torch
 
 from .memorization_score import PromptScore, noise_difference, pairwise_similarity
 
-#: The third from last of 50 DDIM steps of SD, at which the official code of the anisotropy paper compares directions.
+#: The third from last of 50 DDIM steps of SD, at which the official code of the anisotropy paper
+#: compares directions.
 LOW_NOISE_TIMESTEP = 41
 #: Guidance of the images that Bright Ending samples, in its official code.
 BRIGHT_ENDING_CFG = 7.5
 #: Weight of the alignment beside the norm, in the official code of arXiv 2601.20642 for SD1.4.
 ALIGNMENT_WEIGHT = 2.0
-_PROBE = 1.0  # length of the step along d, as in algorithm 2 of the sharpness paper; noise has the length sqrt(C H W)
+# length of the step along d, as in algorithm 2 of the sharpness paper; noise has the length sqrt(C
+# H W)
+_PROBE = 1.0
 
 #: (x (N, C, H, W), timestep) -> predicted noise of the same shape, float32
 Predict = Callable[[torch.Tensor, int], torch.Tensor]
-#: steps of sampling -> d in every step (steps, N, C, H, W), and the attention to the end token in the last (N, H, W)
+#: steps of sampling -> d in every step (steps, N, C, H, W), and the attention to the end token in
+#: the last (N, H, W)
 Sampled = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
 #: What a person wants: the inputs of the node by name; 0, False or absent is not wanted.
 Requested = Mapping[str, int]
 
 
 def text_norm(difference: torch.Tensor) -> torch.Tensor:
-    """Norm of what the text adds to the prediction (N, C, H, W), by row: (N,). Wen et al. (arXiv 2407.21720)."""
+    """Norm of what the text adds to the prediction (N, C, H, W), by row: (N,). Wen et al. (arXiv
+    2407.21720).
+    """
     return difference.flatten(1).norm(dim=1)
 
 
 def sharpness(
     noise: torch.Tensor, difference: torch.Tensor, at: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
-    """Jeon et al. (arXiv 2412.04140): the norm of the Hessian difference times the score difference, by row: (N,).
+    """Jeon et al. (arXiv 2412.04140): the norm of the Hessian difference times the score
+    difference, by row: (N,).
 
-    ``difference`` is d(x) in ``noise`` x (N, C, H, W), ``at`` gives d elsewhere. |J d|, J the Jacobian of d, by central
-    differences along d. In units of noise; the paper's scores are d over -sqrt(1 - alpha_t), so its norm is this one
-    over 1 - alpha_t, a factor that all prompts have in common.
+    ``difference`` is d(x) in ``noise`` x (N, C, H, W), ``at`` gives d elsewhere. |J d|, J the
+    Jacobian of d, by central differences along d. In units of noise; the paper's scores are d over
+    -sqrt(1 - alpha_t), so its norm is this one over 1 - alpha_t, a factor that all prompts have in
+    common.
     """
     noise = noise.to(difference)
     length = text_norm(difference).clamp(min=torch.finfo(torch.float32).tiny)
-    step = _PROBE * difference / length[:, None, None, None]
+    step = _PROBE * difference / length.view(-1, *[1] * (difference.ndim - 1))
     forward, backward = at(torch.cat([noise + step, noise - step])).chunk(2)
     return text_norm(forward - backward) / (2 * _PROBE) * length
 
 
 def alignment(unconditional: torch.Tensor, difference: torch.Tensor) -> torch.Tensor:
-    """Cosine of the unconditional prediction and d over the channels, mean over positions: (N,), -1 to 1.
+    """Cosine of the unconditional prediction and d over the channels, mean over positions: (N,), -1
+    to 1.
 
-    Asthana and Belagiannis (arXiv 2601.20642), both (N, C, H, W) at a low noise level in pure noise.
+    Asthana and Belagiannis (arXiv 2601.20642), both (N, C, H, W) at a low noise level in pure
+    noise.
     """
     return torch.cosine_similarity(unconditional, difference, dim=1).flatten(1).mean(1)
 
 
 def local_norm(differences: torch.Tensor, attention: torch.Tensor) -> torch.Tensor:
-    """Chen et al. (arXiv 2410.21665): |d * m| over the mean of m, mean over the steps, by row: (N,).
+    """Chen et al. (arXiv 2410.21665): |d * m| over the mean of m, mean over the steps, by row:
+    (N,).
 
-    ``differences`` d (steps, N, C, H, W) in every step of sampling; ``attention`` m (N, H, W) to the end token in the
-    last step, large where memorized patches are. With the same attention everywhere it is Wen's text norm.
+    ``differences`` d (steps, N, C, H, W) in every step of sampling; ``attention`` m (N, H, W) to
+    the end token in the last step, large where memorized patches are. With the same attention
+    everywhere it is Wen's text norm.
     """
-    norms = (differences * attention[:, None]).flatten(2).norm(dim=2)
+    by_channel = differences.flatten(2, -3)  # frames beside channels
+    norms = (by_channel * attention[:, None]).flatten(2).norm(dim=2)
     return norms.mean(0) / attention.flatten(1).mean(1)
 
 
@@ -85,8 +99,12 @@ class Evaluations:
         requested: Requested,
         sampled: Sampled | None = None,
     ):
-        self._conditional, self._unconditional, self._sampled = conditional, unconditional, sampled
-        self.noise, self._timestep, self._requested = noise, timestep, requested
+        self._conditional = conditional
+        self._unconditional = unconditional
+        self._sampled = sampled
+        self.noise = noise
+        self._timestep = timestep
+        self._requested = requested
 
     @cached_property
     def predicted(self) -> torch.Tensor:
@@ -119,8 +137,9 @@ class Evaluations:
 class Detector:
     """How a detector is measured, for which inputs of the node, and what it costs.
 
-    ``measure`` gives a value for each seed (N,), of which the mean counts. ``rows``: of the network for each seed of
-    every prompt, times the value of its (last) input; ``once``: for each seed once for all prompts.
+    ``measure`` gives a value for each seed (N,), of which the mean counts. ``rows``: of the network
+    for each seed of every prompt, times the value of its (last) input; ``once``: for each seed once
+    for all prompts.
     """
 
     inputs: tuple[str, ...]
@@ -133,12 +152,19 @@ class Detector:
         return next((int(inputs[name]) for name in self.inputs if inputs.get(name)), 0)
 
 
-#: By the column of tables and scan files. The text norm is needed for the anisotropy and costs nothing beside d.
+#: By the column of tables and scan files. The text norm is needed for the anisotropy and costs
+#: nothing beside d.
 DETECTORS = {
-    "text_norm": Detector(("text_norm", "sharpness", "anisotropy"), lambda of: text_norm(of.difference), once=1),
-    "sharpness": Detector(("sharpness",), lambda of: sharpness(of.noise, of.difference, of.difference_at), rows=4),
+    "text_norm": Detector(
+        ("text_norm", "sharpness", "anisotropy"), lambda of: text_norm(of.difference), once=1
+    ),
+    "sharpness": Detector(
+        ("sharpness",), lambda of: sharpness(of.noise, of.difference, of.difference_at), rows=4
+    ),
     "alignment": Detector(("anisotropy",), lambda of: alignment(*of.low_noise), rows=1, once=1),
-    "bright_ending": Detector(("bright_ending_steps",), lambda of: of.ending[1].flatten(1).mean(1), rows=2),
+    "bright_ending": Detector(
+        ("bright_ending_steps",), lambda of: of.ending[1].flatten(1).mean(1), rows=2
+    ),
     "local_norm": Detector(("bright_ending_steps",), lambda of: local_norm(*of.ending)),
 }
 
@@ -148,14 +174,18 @@ INPUTS = tuple(dict.fromkeys(one.inputs[0] for one in DETECTORS.values()))
 
 
 def with_anisotropy(values: dict[str, float]) -> dict[str, float]:
-    """Measured values with the anisotropy where it can be made: the text norm and twice the alignment (2601.20642)."""
+    """Measured values with the anisotropy where it can be made: the text norm and twice the
+    alignment (2601.20642).
+    """
     if not {"text_norm", "alignment"} <= values.keys():
         return values
     return {**values, "anisotropy": values["text_norm"] + ALIGNMENT_WEIGHT * values["alignment"]}
 
 
 def network_rows(requested: Requested, seeds: int) -> tuple[int, int]:
-    """Rows of the network for each prompt, its score included, and those that are evaluated once for all prompts."""
+    """Rows of the network for each prompt, its score included, and those that are evaluated once
+    for all prompts.
+    """
     wanted = [(one, one.requested(requested)) for one in DETECTORS.values()]
     by_prompt = 1 + sum(one.rows * value for one, value in wanted)
     return by_prompt * seeds, sum(one.once for one, value in wanted if value) * seeds
@@ -169,11 +199,19 @@ def score_with_detectors(
     requested: Requested,
     sampled: Sampled | None = None,
 ) -> PromptScore:
-    """NeMo's score of a prompt over the seeds of ``noise`` (seeds, C, H, W), and the means of the detectors.
+    """NeMo's score of a prompt over the seeds of ``noise`` (seeds, C, H, W), and the means of the
+    detectors.
 
     ``sampled`` is needed for Bright Ending alone.
     """
-    evaluations = Evaluations(conditional, unconditional, noise, timestep, requested, sampled)
+    evaluations = Evaluations(
+        conditional=conditional,
+        unconditional=unconditional,
+        noise=noise,
+        timestep=timestep,
+        requested=requested,
+        sampled=sampled,
+    )
     predicted = evaluations.predicted
     pairs = pairwise_similarity(noise_difference(predicted, noise.to(predicted.device)))
     values = {

@@ -1,56 +1,70 @@
-"""Factors of neurons that are learned by gradient, so that a memorized prompt gives what a generic one gives.
+"""Factors of neurons that are learned by gradient, so that a memorized prompt gives what a generic
+one gives.
 
-g are factors of all neurons, 1 in the untouched network, each in [low, 1]. With p a memorized prompt, a the anchor (a
-generic prompt), c an ordinary prompt, and x_t noised latents, Adam lowers
+g are factors of all neurons, 1 in the untouched network, each in [low, 1]. With p a memorized
+prompt, a the anchor (a generic prompt), c an ordinary prompt, and x_t noised latents, Adam lowers
 
     loss(g) = erase E(g) + keep O(g) + size sum (1 - g)
     E(g) = mean |eps_g(x_t, p) - eps_1(x_t, a)|^2 / |eps_1(x_t, p) - eps_1(x_t, a)|^2
     O(g) = mean |eps_g(x_t, c) - eps_1(x_t, c)|^2 / |eps_1(x_t, c) - eps_1(x_t, a)|^2
 
-E is 1 in the untouched network and 0 where the prompt gives the anchor's prediction; O is 0 in the untouched network
-and 1 where an ordinary prompt has lost as much as lies between it and the anchor. No paper: the masks of Finding NeMo
-(arXiv 2406.02366) are sets of neurons at factor 0, and its search knows no price.
+E is 1 in the untouched network and 0 where the prompt gives the anchor's prediction; O is 0 in the
+untouched network and 1 where an ordinary prompt has lost as much as lies between it and the anchor.
+No paper: the masks of Finding NeMo (arXiv 2406.02366) are sets of neurons at factor 0, and its
+search knows no price.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
+from ..common.resume import named_input
 from .nemo_search import Neurons
-from .neuron_attribution import Cost, PredictNoise, by_layer
+from .neuron_attribution import (
+    Cost,
+    NetworkInput,
+    Predictor,
+    by_layer,
+    predict_all,
+    predict_batch,
+)
 
 #: The last so many of the steps go on at a quarter of the rate.
-_LATE, _LATE_RATE = 0.3, 0.25
+_LATE = 0.3
+_LATE_RATE = 0.25
 #: Neurons whose factor is nearer to 1 than this are left as they are.
 _UNCHANGED = 0.05
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LearningSettings:
-    """How factors are learned; ``rows``: how many inputs of either kind, memorized and ordinary, a step evaluates.
+    """How factors are learned; ``rows``: how many inputs of either kind, memorized and ordinary, a
+    step evaluates.
 
     ``count``: at most so many neurons are scaled, 0 for any number.
     """
 
     steps: int = 60
     learning_rate: float = 0.08
-    low: float = 0.0
-    erase: float = 20.0
+    low: float = field(default=0.0, metadata=named_input("min_factor"))
+    erase: float = field(default=20.0, metadata=named_input("removal"))
     keep: float = 1.0
-    size: float = 0.04
-    rows: int = 2
-    count: int = 0
+    size: float = field(default=0.04, metadata=named_input("sparsity"))
+    rows: int = field(default=2, metadata=named_input("batch_size"))
+    count: int = field(default=0, metadata=named_input("max_neurons"))
     seed: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Example:
-    """An input (1, C, H, W) of the network at a timestep with a conditioning's row, and what it should predict.
+    """An input (1, C, H, W) of the network at a timestep with a conditioning's row, and what it
+    should predict.
 
-    ``distance``: the squared distance between the predictions of the row and of the anchor, in the untouched network.
+    ``distance``: the squared distance between the predictions of the row and of the anchor, in the
+    untouched network.
     """
 
     x: torch.Tensor
@@ -59,42 +73,71 @@ class Example:
     target: torch.Tensor
     distance: float
 
+    @property
+    def input(self) -> NetworkInput:
+        """What the network is evaluated on."""
+        return self.x, self.timestep, self.row
 
-@torch.no_grad()
+
 def make_examples(
-    predict: PredictNoise, inputs: Sequence[tuple[torch.Tensor, int, int]], anchor: int, erased: bool, cost: Cost
+    predictor: Predictor,
+    inputs: Sequence[NetworkInput],
+    anchor: int,
+    erased: bool,
+    cost: Cost,
 ) -> list[Example]:
-    """Examples of inputs (latent, timestep, row): the target is the anchor's prediction where ``erased``, else its own.
+    """Examples of inputs (latent, timestep, row): the target is the anchor's prediction where
+    ``erased``, else its own.
 
-    ``anchor``: the anchor's row. Raises ValueError for a row that predicts what the anchor predicts.
+    ``anchor``: the anchor's row. Raises ValueError for a row that predicts what the anchor
+    predicts.
     """
-    found = []
-    for x, timestep, row in inputs:
-        own, generic = predict(x, timestep, row, None), predict(x, timestep, anchor, None)
-        cost.forward += 2
-        distance = float((own - generic).square().sum())
-        if not distance > 0:
-            raise ValueError(
-                "A prompt gives the same prediction as the anchor: choose an anchor that is none of the prompts."
-            )
-        found.append(Example(x, timestep, row, generic if erased else own, distance))
-    return found
+    if not inputs:
+        return []
+    # Side by side, so that a call evaluates both.
+    both = [(x, timestep, side) for x, timestep, row in inputs for side in (row, anchor)]
+    predictions = predict_all(predictor, both, cost)
+    own = predictions[0::2]
+    generic = predictions[1::2]
+    targets = generic if erased else own
+    distances = (own - generic).flatten(1).square().sum(1).tolist()
+    if not min(distances) > 0:
+        raise ValueError(
+            "A prompt gives the same prediction as the anchor: choose an anchor that is none "
+            "of the prompts."
+        )
+    return [
+        Example(x=x, timestep=timestep, row=row, target=target, distance=distance)
+        for (x, timestep, row), target, distance in zip(
+            inputs, targets.split(1), distances, strict=True
+        )
+    ]
 
 
-def relative_error(predict: PredictNoise, example: Example, factors: dict[str, torch.Tensor]) -> torch.Tensor:
-    """One term of E or O."""
-    error = predict(example.x, example.timestep, example.row, factors) - example.target
-    return error.square().sum() / example.distance
+def _relative_errors(
+    predictor: Predictor,
+    examples: Sequence[Example],
+    batch: Sequence[int],
+    factors: dict[str, torch.Tensor],
+) -> torch.Tensor:
+    """The terms of E or O of a batch, (B,)."""
+    inputs = [example.input for example in examples]
+    targets = torch.cat([examples[index].target for index in batch])
+    error = predict_batch(predictor, inputs, batch, factors) - targets
+    distances = error.new_tensor([examples[index].distance for index in batch])
+    return error.flatten(1).square().sum(1) / distances
 
 
 class FactorLearning:
     """Adam on the factors (total,) of all neurons; ``advance`` makes one step.
 
-    ``start``: initial factors, ones for none. Each step draws its examples from the seed and its own number.
+    ``start``: initial factors, ones for none. Each step draws its examples from the seed and its
+    own number.
     """
 
     def __init__(self, neurons: Neurons, settings: LearningSettings, start: torch.Tensor):
-        self.neurons, self.settings = neurons, settings
+        self.neurons = neurons
+        self.settings = settings
         self.factors = start.detach().clone().clamp(settings.low, 1.0).requires_grad_()
         self.optimizer = torch.optim.Adam([self.factors], lr=settings.learning_rate)
         self.losses: list[float] = []
@@ -105,21 +148,37 @@ class FactorLearning:
         return len(self.losses)
 
     def gradient(
-        self, predict: PredictNoise, memorized: Sequence[Example], ordinary: Sequence[Example], cost: Cost
+        self,
+        predictor: Predictor,
+        memorized: Sequence[Example],
+        ordinary: Sequence[Example],
+        cost: Cost,
     ) -> tuple[float, torch.Tensor]:
-        """The loss and its gradient (total,), one example at a time."""
-        settings, total = self.settings, 0.0
+        """The loss and its gradient (total,): both kinds of examples together, in batches that
+        fit in memory.
+        """
+        settings = self.settings
+        total = settings.size * (1 - self.factors.detach()).sum()
         gradient = torch.full_like(self.factors, -settings.size)
-        for weight, examples in ((settings.erase, memorized), (settings.keep, ordinary)):
-            for example in examples:
-                loss = weight / len(examples) * relative_error(predict, example, by_layer(self.factors, self.neurons))
-                gradient += torch.autograd.grad(loss, self.factors)[0]
-                total += float(loss.detach())
-                cost.gradient += 1
-        return total + settings.size * float((1 - self.factors.detach()).sum()), gradient
+        examples = [*memorized, *ordinary]
+        weights = [settings.erase / len(memorized) for _ in memorized]
+        weights += [settings.keep / len(ordinary) for _ in ordinary]
+        inputs = [example.input for example in examples]
+        for batch in predictor.batches(inputs, gradients=True):
+            factors = by_layer(self.factors, self.neurons)
+            errors = _relative_errors(predictor, examples, batch=batch, factors=factors)
+            loss = errors @ errors.new_tensor([weights[index] for index in batch])
+            gradient += torch.autograd.grad(loss, self.factors)[0]
+            total = total + loss.detach()
+            cost.gradient += len(batch)
+        return float(total), gradient
 
     def advance(
-        self, predict: PredictNoise, memorized: Sequence[Example], ordinary: Sequence[Example], cost: Cost
+        self,
+        predictor: Predictor,
+        memorized: Sequence[Example],
+        ordinary: Sequence[Example],
+        cost: Cost,
     ) -> None:
         """One step on some of the examples."""
         settings = self.settings
@@ -127,9 +186,10 @@ class FactorLearning:
         for group in self.optimizer.param_groups:
             group["lr"] = settings.learning_rate * (_LATE_RATE if late else 1.0)
         memorized, ordinary = (
-            _drawn(examples, settings.rows, settings.seed, self.done) for examples in (memorized, ordinary)
+            _drawn(examples, settings.rows, settings.seed, self.done)
+            for examples in (memorized, ordinary)
         )
-        loss, self.factors.grad = self.gradient(predict, memorized, ordinary, cost)
+        loss, self.factors.grad = self.gradient(predictor, memorized, ordinary, cost)
         self.optimizer.step()
         with torch.no_grad():
             self.factors.clamp_(settings.low, 1.0)
@@ -155,11 +215,15 @@ def strongest(factors: torch.Tensor, count: int) -> torch.Tensor:
 
 @torch.no_grad()
 def mean_error(
-    predict: PredictNoise, examples: Sequence[Example], factors: dict[str, torch.Tensor], cost: Cost
+    predictor: Predictor, examples: Sequence[Example], factors: dict[str, torch.Tensor], cost: Cost
 ) -> float:
     """E or O over all of the examples."""
     cost.forward += len(examples)
-    return float(torch.stack([relative_error(predict, example, factors) for example in examples]).mean())
+    batches = predictor.batches([example.input for example in examples], gradients=False)
+    errors = [
+        _relative_errors(predictor, examples, batch=batch, factors=factors) for batch in batches
+    ]
+    return float(torch.cat(errors).mean())
 
 
 def _drawn(examples: Sequence[Example], count: int, seed: int, step: int) -> list[Example]:
@@ -167,4 +231,7 @@ def _drawn(examples: Sequence[Example], count: int, seed: int, step: int) -> lis
     if not examples:
         return []
     order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(seed)).tolist()
-    return [examples[order[(step * count + number) % len(order)]] for number in range(min(count, len(examples)))]
+    return [
+        examples[order[(step * count + number) % len(order)]]
+        for number in range(min(count, len(examples)))
+    ]

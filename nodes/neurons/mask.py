@@ -1,7 +1,8 @@
 """A neuron mask: which value neurons are scaled, by how much, and the searches that found them.
 
-Finding NeMo (arXiv 2406.02366), section 3: silencing a memorized prompt's neurons (factor 0) keeps it from replicating
-its training image. The official code scales a neuron's output, which is the same as scaling its row of ``to_v``.
+Finding NeMo (arXiv 2406.02366), section 3: silencing a memorized prompt's neurons (factor 0) keeps
+it from replicating its training image. The official code scales a neuron's output, which is the
+same as scaling its row of ``to_v``.
 """
 
 from __future__ import annotations
@@ -17,18 +18,20 @@ from .neuron_statistics import Fingerprint
 
 #: Shown in reports and help pages wherever a mask is made or used.
 CAVEATS = (
-    "A mask blocks one path from a prompt to an image; it does not remove the image from the model.",
-    "Paraphrases and other text embeddings can bring the image back: a mask is no guarantee and no proof of deletion.",
-    "A mask belongs to the checkpoint, the statistics and the threshold that it was found with: search again after a "
-    "LoRA or a merge.",
-    "Found neurons vary with seeds and precision, a search may end without converging, and about one ordinary "
-    "prompt in nine gets a mask too (paper: 11.6 %).",
+    "A mask blocks one path from a prompt to an image; it does not remove the image from the "
+    "model.",
+    "Paraphrases and other text embeddings can bring the image back: a mask is no guarantee and "
+    "no proof of deletion.",
+    "A mask belongs to the checkpoint, the statistics and the threshold that it was found with: "
+    "search again after a LoRA or a merge.",
+    "Found neurons vary with seeds and precision, a search may end without converging, and about "
+    "one ordinary prompt in nine gets a mask too (paper: 11.6 %).",
     "Template memorization, where only parts of an image return, is often blocked only in part.",
 )
 
 NO_SEARCHES = (
-    "This mask does not say which prompts its neurons belong to: make it with NeMo Localize, or load a file that does "
-    "say it."
+    "This mask does not say which prompts its neurons belong to: make it with NeMo Localize, or "
+    "load a file that does say it."
 )
 
 Scales = dict[str, dict[int, float]]
@@ -36,9 +39,11 @@ Scales = dict[str, dict[int, float]]
 
 @dataclass(frozen=True)
 class SearchRecord:
-    """The neurons found for one prompt by layer path, whether the search converged, and what was measured.
+    """The neurons found for one prompt by layer path, whether the search converged, and what was
+    measured.
 
-    ``details`` holds what is saved beside them, such as ``z`` and ``activation`` by layer path and neuron.
+    ``details`` holds what is saved beside them, such as ``z`` and ``activation`` by layer path and
+    neuron.
     """
 
     prompt: str
@@ -54,7 +59,9 @@ class SearchRecord:
 
 @dataclass(frozen=True)
 class NeuronMask:
-    """Factor of each masked neuron by layer path (0 silences it), and the searches that the mask was made from."""
+    """Factor of each masked neuron by layer path (0 silences it), and the searches that the mask
+    was made from.
+    """
 
     scales: Scales
     searches: tuple[SearchRecord, ...] = ()
@@ -62,7 +69,10 @@ class NeuronMask:
     history: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"NEURON_MASK: {self.count} neurons of {len(self.scales)} layers\nof {len(self.searches)} searches"
+        return (
+            f"NEURON_MASK: {self.count} neurons of {len(self.scales)} layers\nof "
+            f"{len(self.searches)} searches"
+        )
 
     @property
     def count(self) -> int:
@@ -90,7 +100,8 @@ class NeuronMask:
     def by_prompt(self) -> dict[str, NeuronMask]:
         """The masked neurons that were found for each prompt, as masks of their own, by prompt.
 
-        Neurons that belong to no prompt are left out. Raises ValueError for a mask without searches.
+        Neurons that belong to no prompt are left out. Raises ValueError for a mask without
+        searches.
         """
         if not self.searches:
             raise ValueError(NO_SEARCHES)
@@ -99,8 +110,12 @@ class NeuronMask:
             scales = found.setdefault(search.prompt, {})
             for path, indices in search.neurons.items():
                 masked = self.scales.get(path, {})
-                scales.setdefault(path, {}).update({index: masked[index] for index in indices if index in masked})
-        return {prompt: replace(self, scales=sort_scales(scales)) for prompt, scales in found.items()}
+                scales.setdefault(path, {}).update(
+                    {index: masked[index] for index in indices if index in masked}
+                )
+        return {
+            prompt: replace(self, scales=sort_scales(scales)) for prompt, scales in found.items()
+        }
 
 
 def sort_scales(scales: Scales) -> Scales:
@@ -116,8 +131,11 @@ def uniform_scales(neurons: Iterable[tuple[str, int]], scale: float = 0.0) -> Sc
     return sort_scales(scales)
 
 
-def channel_factors(mask: NeuronMask, layers: list[NeuronLayer], strength: float = 1.0) -> dict[str, torch.Tensor]:
-    """Factor of every channel (C,) by layer path, 1 + strength (scale - 1); unchanged layers are left out.
+def channel_factors(
+    mask: NeuronMask, layers: list[NeuronLayer], strength: float = 1.0
+) -> dict[str, torch.Tensor]:
+    """Factor of every channel (C,) by layer path, 1 + strength (scale - 1); unchanged layers are
+    left out. Where a layer's width is not known they end at the last neuron of the mask.
 
     Raises ValueError for a layer or a neuron that the network does not have.
     """
@@ -125,13 +143,18 @@ def channel_factors(mask: NeuronMask, layers: list[NeuronLayer], strength: float
     result = {}
     for path, of_layer in mask.scales.items():
         if path not in widths:
-            raise ValueError(f"This MODEL has no layer {path}: the mask was made for another architecture.")
-        if max(of_layer) >= widths[path]:
             raise ValueError(
-                f"{path} has {widths[path]} neurons here and the mask names number {max(of_layer)}: it was made for "
-                "another architecture."
+                f"This MODEL has no layer {path}: the mask was made for another architecture."
             )
-        factor = torch.ones(widths[path])
+        if not of_layer:
+            continue
+        width = widths[path] or 1 + max(of_layer)
+        if max(of_layer) >= width:
+            raise ValueError(
+                f"{path} has {width} neurons here and the mask names number "
+                f"{max(of_layer)}: it was made for another architecture."
+            )
+        factor = torch.ones(width)
         for index, scale in of_layer.items():
             factor[index] = 1 + strength * (scale - 1)
         if bool((factor != 1).any()):
@@ -153,18 +176,22 @@ def mask_from_search(
     ``z`` and ``activations``: (C,) per layer, or none where no statistics took part.
     """
     theta = result.trace[-1].theta if result.trace else 0.0
-    chosen, deviations, active, selected_by = {}, {}, {}, {}
+    chosen = {}
+    deviations = {}
+    active = {}
+    selected_by = {}
     for position, (layer, of_layer) in enumerate(zip(neurons.layers, result.refined, strict=False)):
         indices = tuple(sorted(set(of_layer)))
         if indices:
             chosen[layer.path] = indices
             if z:
                 deviations[layer.path] = {str(i): round(float(z[position][i]), 4) for i in indices}
-                active[layer.path] = {str(i): round(float(activations[position][i]), 5) for i in indices}
-            selected_by[layer.path] = {
-                str(i): "attribution" if theta is None else "z" if abs(float(z[position][i])) > theta else "top_k"
-                for i in indices
-            }
+                active[layer.path] = {
+                    str(i): round(float(activations[position][i]), 5) for i in indices
+                }
+            by_z = {i for i in indices if theta is not None and abs(float(z[position][i])) > theta}
+            other = "attribution" if theta is None else "top_k"
+            selected_by[layer.path] = {str(i): "z" if i in by_z else other for i in indices}
     details = {
         "finished": result.finished,
         "score_after_selection": result.initial_score if result.initial else None,
@@ -189,7 +216,9 @@ def union(mask: NeuronMask, other: NeuronMask) -> NeuronMask:
 
 
 def merge_masks(masks: Iterable[NeuronMask]) -> NeuronMask:
-    """The union of the masks of several prompts, with all their searches; an empty mask when there is none."""
+    """The union of the masks of several prompts, with all their searches; an empty mask when there
+    is none.
+    """
     given = list(masks)
     if not given:
         return NeuronMask({}, (), {}, ("NeMo Localize: no prompt was over the threshold",))
@@ -197,7 +226,9 @@ def merge_masks(masks: Iterable[NeuronMask]) -> NeuronMask:
 
 
 def _union(masks: list[NeuronMask], step: str) -> NeuronMask:
-    """One pass over all masks: the first one's history, the first fingerprint that there is, all searches in order."""
+    """One pass over all masks: the first one's history, the first fingerprint that there is, all
+    searches in order.
+    """
     scales: Scales = {}
     for mask in masks:
         for path, of_layer in mask.scales.items():
@@ -205,5 +236,9 @@ def _union(masks: list[NeuronMask], step: str) -> NeuronMask:
             for index, scale in of_layer.items():
                 known[index] = min(scale, known.get(index, scale))
     searches = tuple(search for mask in masks for search in mask.searches)
-    fingerprint = next((mask.fingerprint for mask in masks if mask.fingerprint), masks[-1].fingerprint)
-    return NeuronMask(masks[0].scales, searches, fingerprint, masks[0].history).with_scales(scales, step)
+    fingerprint = next(
+        (mask.fingerprint for mask in masks if mask.fingerprint), masks[-1].fingerprint
+    )
+    return NeuronMask(masks[0].scales, searches, fingerprint, masks[0].history).with_scales(
+        scales, step
+    )

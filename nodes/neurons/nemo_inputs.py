@@ -1,5 +1,5 @@
-"""Inputs that several nodes of the family share: widgets (as keywords of ComfyUI's input classes), the first denoising
-step, and lists of prompts.
+"""Inputs that several nodes of the family share: widgets (as keywords of ComfyUI's input classes),
+the first denoising step, and lists of prompts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from .neuron_layers import PAPER_LAYERS, NeuronType
 
 CATEGORY = "Glassbox/Neurons"
 PAPER = "Finding NeMo (arXiv 2406.02366)"
-TIMESTEPS = {f"official_{OFFICIAL_TIMESTEP}": OFFICIAL_TIMESTEP, f"paper_{PAPER_TIMESTEP}": PAPER_TIMESTEP}
+TIMESTEPS = {
+    f"official_{OFFICIAL_TIMESTEP}": OFFICIAL_TIMESTEP,
+    f"paper_{PAPER_TIMESTEP}": PAPER_TIMESTEP,
+}
 
 
 class PromptSyntax(enum.StrEnum):
@@ -29,48 +32,66 @@ class PromptSyntax(enum.StrEnum):
 
 
 _COLUMNS = ("caption", "prompt", "text")
-_CSV, _TXT = ".csv", ".txt"
+_CSV = ".csv"
+_TXT = ".txt"
 
-MODEL = {"id": "model", "tooltip": "SD1.x, SD2.x, SDXL, the demo model, SD3 or Flux, with its LoRAs."}
+MODEL = {
+    "id": "model",
+    "tooltip": "Model that generates images from noise, with its LoRAs.",
+}
 CLIP = {"id": "clip", "tooltip": "Text encoder of the model."}
 FILENAME_PREFIX = {
     "id": "filename_prefix",
     "default": "",
-    "tooltip": "Prefix of a file in ComfyUI's output folder, such as glassbox/neurons/statistics. Empty: no file.",
+    "tooltip": (
+        "File prefix in ComfyUI's output folder, e.g. glassbox/neurons/statistics. Empty: no file."
+    ),
 }
 PROMPTS = {"id": "prompts", "default": "", "multiline": True, "tooltip": "One prompt per line."}
 PROMPTS_FILE = {
     "id": "prompts_file",
     "default": "",
-    "tooltip": "More prompts: a .txt (one per line), a .csv with a column Caption, or a folder of .txt files, by its "
-    "path in ComfyUI's input folder. Empty: none.",
+    "tooltip": (
+        "More prompts, as a path in ComfyUI's input folder: a .txt (one per line), a .csv with a "
+        "column Caption, or a folder of .txt files. Empty: none."
+    ),
 }
 LAYERS = {
     "id": "layers",
     "default": PAPER_LAYERS,
-    "tooltip": "Layers: down, middle, up, all, or names such as input_blocks.1.1, comma-separated. The paper searches "
-    "down and middle of SD1.4; for another model, run Layer Ablation first.",
+    "tooltip": (
+        "Layers: down, middle, up, all, or names such as input_blocks.1.1, comma-separated. The "
+        "paper searches down and middle of SD1.4; for another model, see "
+        "layer_ablation of Memorization Score."
+    ),
 }
 PROMPT_SYNTAX = {
     "id": "prompt_syntax",
     "options": PromptSyntax,
     "optional": True,
-    "tooltip": "literal: brackets are read as what they are, as training captions hold them. weighted: (word) and "
-    "(word:1.2) set weights, as in CLIP Text Encode.",
+    "tooltip": (
+        "literal: brackets are plain text, as in training captions. weighted: (word) and "
+        "(word:1.2) set weights, as in CLIP Text Encode."
+    ),
 }
 NOISE_SAMPLES = {
     "id": "noise_samples",
     "default": 10,
     "min": 2,
     "max": 64,
-    "tooltip": "Number of noise samples that are compared. Paper: 10. The threshold is valid for this number.",
+    "tooltip": (
+        "Number of noise samples to compare. Paper: 10. The threshold is valid for this number "
+        "only."
+    ),
 }
 SEED_TOOLTIP = "Seed of the noise samples. Official code: 1."
 TIMESTEP = {
     "id": "timestep",
     "options": list(TIMESTEPS),
-    "tooltip": "Timestep of the first denoising step. The paper names the first of 50 steps (981); its code uses 961. "
-    "The scores rarely differ.",
+    "tooltip": (
+        "Timestep of the first denoising step. The paper uses the first of 50 steps (981), its "
+        "code 961. The scores rarely differ."
+    ),
 }
 WIDTH = {
     "id": "width",
@@ -78,16 +99,21 @@ WIDTH = {
     "min": 56,
     "max": 4096,
     "step": 8,
-    "tooltip": "Image width in pixels: the size that the model was trained at. Below 352 the score has one scale only "
-    "(docs/neurons.md).",
+    "tooltip": (
+        "Image width in pixels; use the training resolution of the model. Below 352 the score "
+        "has one scale only."
+    ),
 }
 HEIGHT = {**WIDTH, "id": "height", "tooltip": "Image height in pixels."}
 NEURON_TYPE = {
     "id": "neuron_type",
     "options": NeuronType,
     "optional": True,
-    "tooltip": "value: channels of cross-attention values, the paper's neurons; U-Nets only. feed_forward: hidden "
-    "units of feed-forward layers, also of transformers such as SD3 and Flux.",
+    "tooltip": (
+        "value: channels of cross-attention values, the paper's neurons; in a transformer, the "
+        "values of a block's attention at the positions of the text. "
+        "feed_forward: hidden units of feed-forward layers."
+    ),
 }
 THRESHOLD = {
     "id": "threshold",
@@ -95,18 +121,26 @@ THRESHOLD = {
     "min": 0.0,
     "max": 1.0,
     "step": 0.001,
-    "tooltip": "Score above which a prompt counts as memorized. Paper: .428 for SD1.4 at 512 x 512; use Calibrate "
-    "Threshold for anything else.",
+    "tooltip": (
+        "Score above which a prompt counts as memorized. Paper: .428 for SD1.4 at 512 x 512; use "
+        "Calibrate Threshold for anything else."
+    ),
 }
-MASK = {"id": "mask", "tooltip": "From NeMo Localize, Concept Neurons, Neuron Mask Edit or Load Neuron Mask."}
+MASK = {
+    "id": "mask",
+    "tooltip": "From NeMo Localize, Concept Neurons, Neuron Mask Edit or Load Neuron Mask.",
+}
 STRENGTH = {
     "id": "strength",
     "default": 1.0,
     "min": -4.0,
     "max": 4.0,
     "step": 0.05,
-    "tooltip": "Scales a neuron's output by 1 - strength: 1 silences it, 0 changes nothing, 2 negates and -1 doubles "
-    "it. Paper: .25 has almost no effect, .5 a partial one, .75 and more nearly the full one.",
+    "tooltip": (
+        "Scales a neuron's output by 1 - strength: 1 silences it, 0 changes nothing, 2 negates "
+        "and -1 doubles it. Paper: .25 has almost no effect, .5 a partial one, .75 and above "
+        "nearly the full one."
+    ),
 }
 TARGET_SCORE = {
     "id": "target_score",
@@ -114,42 +148,57 @@ TARGET_SCORE = {
     "min": 0.0,
     "max": 1.0,
     "step": 0.001,
-    "tooltip": "The search stops loosening when the criterion falls to this. 0: the threshold, as in the paper. With "
-    "same_seed a small model needs a larger value.",
+    "tooltip": (
+        "Target of the search: it adds neurons until silencing them brings the criterion down to "
+        "this value. 0: the threshold, as in the paper. With same_seed a small model needs a "
+        "larger value."
+    ),
 }
 SCAN_FILE = {
     "id": "scan_file",
     "default": "",
     "optional": True,
-    "tooltip": "Name of a scan in ComfyUI's output folder, such as glassbox/neurons/scan. The row of each prompt is "
-    "written when it is done; a run with the same settings resumes. Prompts that fail are skipped and named. Empty: "
-    "none.",
+    "tooltip": (
+        "Scan file in ComfyUI's output folder, e.g. glassbox/neurons/scan. Rows are written "
+        "prompt by prompt; a run with the same settings resumes. Failed prompts are skipped and "
+        "reported. Empty: no file."
+    ),
 }
 SIMILARITY = {
     "id": "similarity",
     "optional": True,
-    "tooltip": "How images are compared. auto: sscd if sscd_file is set, else clip_vision if connected, else the demo "
-    "world's judge (with the demo model's clip), else ssim. ssim compares pixels and rates flat images as similar.",
+    "tooltip": (
+        "Image similarity measure. auto: sscd if sscd_file is set, else clip_vision if "
+        "connected, else the demo model's image encoder (with its clip), else ssim. ssim "
+        "compares pixels and overrates flat images."
+    ),
 }
 GENERIC_IMAGES = {
     "id": "generic_images",
     "optional": True,
-    "tooltip": "Images of a generic prompt, such as portrait, from the model without the mask: the memorized image "
-    "counts as gone where no more of it is left than these happen to show.",
+    "tooltip": (
+        'Images of a generic prompt (e.g. "portrait") from the unmasked model. The memorized '
+        "image counts as removed when the masked outputs are no more similar to it than these."
+    ),
 }
 SSCD_FILE = {
     "id": "sscd_file",
     "default": "",
     "optional": True,
-    "tooltip": "State dict of SSCD (sscd_disc_mixup; .safetensors or .pt) by its path in ComfyUI's input folder.",
+    "tooltip": (
+        "SSCD weights (sscd_disc_mixup; .safetensors or .pt state dict), as a path in ComfyUI's "
+        "input folder."
+    ),
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FirstStepInputs:
-    """The step at which prompts are scored: shape of the latents, number and seed of noise samples, timestep."""
+    """The step at which prompts are scored: shape of the latents, number and seed of noise samples,
+    timestep.
+    """
 
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     noise_samples: int
     seed: int
     timestep_name: str
@@ -172,10 +221,10 @@ class FirstStepInputs:
     @property
     def side(self) -> int:
         """The smallest side of the latents."""
-        return min(self.shape[1:])
+        return min(self.shape[-2:])
 
     def noise(self) -> torch.Tensor:
-        """The noise samples (N, C, H, W)."""
+        """The noise samples (N, *shape)."""
         return seeded_noise(self.shape, self.noise_samples, self.seed)
 
 
@@ -184,16 +233,23 @@ def parse_prompts(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def collect_prompts(text: str, path: Path | None = None, least: int = 0, name: str = "prompts") -> list[str]:
-    """The prompts of a text, and of a file or folder. Raises ValueError for fewer than ``least``."""
+def collect_prompts(
+    text: str, path: Path | None = None, least: int = 0, name: str = "prompts"
+) -> list[str]:
+    """The prompts of a text, and of a file or folder. Raises ValueError for fewer than
+    ``least``.
+    """
     found = parse_prompts(text) + (read_prompts(path) if path else [])
     if len(found) < least:
-        raise ValueError(f"{name} needs {least} or more prompts and has {len(found)}: write one per line.")
+        raise ValueError(
+            f"{name} needs {least} or more prompts and has {len(found)}: write one per line."
+        )
     return found
 
 
 def read_prompts(path: Path) -> list[str]:
-    """The prompts of a .txt (one a line), a .csv with a column Caption, or a folder of .txt files, each one prompt.
+    """The prompts of a .txt (one a line), a .csv with a column Caption, or a folder of .txt files,
+    each one prompt.
 
     Raises ValueError for anything else.
     """
@@ -205,7 +261,8 @@ def read_prompts(path: Path) -> list[str]:
         found = parse_prompts(read_text(path))
     else:
         raise ValueError(
-            f"{path.name} is not a list of prompts: give a .txt, a .csv with a column Caption, or a folder of .txt."
+            f"{path.name} is not a list of prompts: give a .txt, a .csv with a column Caption, or "
+            "a folder of .txt."
         )
     return [prompt for prompt in found if prompt]
 
@@ -214,11 +271,19 @@ def _read_table(path: Path) -> list[str]:
     text = read_text(path)
     head = text.partition("\n")[0]
     try:
-        rows = [*csv.reader(io.StringIO(text), delimiter=";" if head.count(";") > head.count(",") else ",")]
+        rows = [
+            *csv.reader(
+                io.StringIO(text), delimiter=";" if head.count(";") > head.count(",") else ","
+            )
+        ]
     except csv.Error as error:
-        raise ValueError(f"{path.name} cannot be read as a table ({error}): save it as CSV again.") from None
+        raise ValueError(
+            f"{path.name} cannot be read as a table ({error}): save it as CSV again."
+        ) from None
     names = [name.strip().lower() for name in (rows[0] if rows else [])]
     column = next((names.index(name) for name in _COLUMNS if name in names), None)
     if column is None:
-        raise ValueError(f"{path.name} has no column Caption, Prompt or Text: name one so in its first line.")
+        raise ValueError(
+            f"{path.name} has no column Caption, Prompt or Text: name one so in its first line."
+        )
     return [row[column].strip() for row in rows[1:] if len(row) > column]

@@ -1,7 +1,9 @@
-"""Spare a network that is evaluated again and again what cannot have changed since the last evaluation.
+"""Spare a network that is evaluated again and again what cannot have changed since the last
+evaluation.
 
-Where only the neurons of one layer differ, whatever runs before that layer puts out what it did: its outputs are kept
-and handed out again. For searches that scale neurons of few layers, such as NeMo's refinement.
+Where only the neurons of one layer differ, whatever runs before that layer puts out what it did:
+its outputs are kept and handed out again. For searches that scale neurons of few layers, such as
+NeMo's refinement.
 """
 
 from __future__ import annotations
@@ -13,13 +15,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..common.network_call import evaluated_again
+
 
 class Replay:
-    """The outputs of a network's stages in the last evaluation of all rows, up to the last scaled layer.
+    """The outputs of a network's stages in the last evaluation of all rows, up to the last scaled
+    layer.
 
-    Stages are the blocks that the network runs one after the other. A replay is bit for bit the evaluation that it
-    stands for, as long as no stage, and nothing between stages, depends on anything but its inputs; the first one is
-    to be compared with a whole evaluation, and ``trusted`` is False where that failed.
+    Stages are the blocks that the network runs one after the other. A replay is bit for bit the
+    evaluation that it stands for, as long as no stage, and nothing between stages, depends on
+    anything but its inputs; the first one is to be compared with a whole evaluation, and
+    ``trusted`` is False where that failed.
     """
 
     def __init__(self, network: nn.Module):
@@ -31,20 +37,29 @@ class Replay:
         """Free what is kept."""
         self._noise = torch.empty(0)
         self._factors: Mapping[str, torch.Tensor] = {}
-        self._kept: dict[str, Any] = {}  # in the order of the calls; None for what is no tensors of the rows
+        self._kept: dict[
+            str, Any
+        ] = {}  # in the order of the calls; None for what is no tensors of the rows
 
     def unchanged(self, noise: torch.Tensor, factors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """The outputs, by stage, that noise (rows, C, H, W) with factors has in common with the last evaluation.
+        """The outputs, by stage, that noise (rows, C, H, W) with factors has in common with the
+        last evaluation.
 
-        Of a single row or a few of the last evaluation's the outputs are the same but for rounding, and only handed
-        out where replays are trusted.
+        Of a single row or a few of the last evaluation's the outputs are the same but for rounding,
+        and only handed out where replays are trusted.
         """
-        rows = [next((at for at, one in enumerate(self._noise) if torch.equal(one, row)), None) for row in noise]
+        rows = [
+            next((at for at, one in enumerate(self._noise) if torch.equal(one, row)), None)
+            for row in noise
+        ]
         whole = rows == list(range(len(self._noise)))
         if self.trusted is False or None in rows or not (whole or self.trusted):
             return {}
-        paths = [path for path in {**factors, **self._factors} if not self._same(path, factors, rows)]
-        changed, found = {self._stage(path) for path in paths}, {}
+        paths = [
+            path for path in {**factors, **self._factors} if not self._same(path, factors, rows)
+        ]
+        changed = {self._stage(path) for path in paths}
+        found = {}
         for stage, output in self._kept.items():
             if stage in changed:
                 break
@@ -56,12 +71,18 @@ class Replay:
     def running(
         self, noise: torch.Tensor, factors: Mapping[str, torch.Tensor], replayed: Mapping[str, Any]
     ) -> Iterator[None]:
-        """Hand out ``replayed`` while the network runs, and keep the outputs of all rows that it computes."""
+        """Hand out ``replayed`` while the network runs, and keep the outputs of all rows that it
+        computes.
+        """
         partial = len(noise) < len(self._noise)
-        waiting, called, kept = {self._stage(path) for path in factors}, set(), {}
+        waiting = {self._stage(path) for path in factors}
+        called = set()
+        kept = {}
 
-        def forward(stage: str, original):
-            def run(*args, **kwargs):
+        def forward(stage: str, original: Callable) -> Callable:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                if evaluated_again() is not None:  # none of the network's own calls
+                    return original(*args, **kwargs)
                 if stage in called:  # a prompt in several parts calls the network for each
                     self.trusted = False
                 called.add(stage)
@@ -71,12 +92,16 @@ class Replay:
                     return _each(torch.clone, replayed[stage])
                 output = original(*args, **kwargs)
                 if waiting:  # a copy, since what follows may change it in place, as in Flux
-                    kept[stage] = _each(torch.clone, output) if _has_rows(output, len(noise)) else None
+                    kept[stage] = (
+                        _each(torch.clone, output) if _has_rows(output, len(noise)) else None
+                    )
                 return output
 
             return run
 
-        before: dict[str, Any] = {stage: one.__dict__.get("forward") for stage, one in self._stages.items()}
+        before: dict[str, Any] = {
+            stage: one.__dict__.get("forward") for stage, one in self._stages.items()
+        }
         try:
             for stage, module in self._stages.items():
                 module.forward = forward(stage, module.forward)
@@ -90,11 +115,16 @@ class Replay:
         if self.trusted is False:
             self.forget()
         elif not partial and any(output is not None for output in kept.values()):
-            self._noise, self._factors, self._kept = noise, dict(factors), kept
+            self._noise = noise
+            self._factors = dict(factors)
+            self._kept = kept
 
     def _same(self, path: str, factors: Mapping[str, torch.Tensor], rows: list) -> bool:
-        """Whether the rows have the factors that they had; a layer without factors has none that differ from 1."""
-        now, then = factors.get(path), self._factors.get(path)
+        """Whether the rows have the factors that they had; a layer without factors has none that
+        differ from 1.
+        """
+        now = factors.get(path)
+        then = self._factors.get(path)
         if now is None or then is None:
             return False
         return torch.equal(now, then if then.ndim == 1 else then[rows])
@@ -120,4 +150,8 @@ def _has_rows(output: Any, rows: int) -> bool:
 
 
 def _each(change: Callable[[torch.Tensor], torch.Tensor], output: Any) -> Any:
-    return tuple(_each(change, part) for part in output) if isinstance(output, tuple) else change(output)
+    return (
+        tuple(_each(change, part) for part in output)
+        if isinstance(output, tuple)
+        else change(output)
+    )

@@ -1,7 +1,9 @@
-"""The SSCD copy-detection network (Pizzi et al., arXiv 2202.10261), from a state dict that the user supplies.
+"""The SSCD copy-detection network (Pizzi et al., arXiv 2202.10261), from a state dict that the user
+supplies.
 
-A torchvision ResNet-50 with generalized-mean pooling (p = 3) whose last layer gives 512 channels, normalized
-to length 1: the official sscd_disc_mixup. Finding NeMo counts an image as replicated from a cosine of .7 on.
+A torchvision ResNet-50 with generalized-mean pooling (p = 3) whose last layer gives 512 channels,
+normalized to length 1: the official sscd_disc_mixup. Finding NeMo counts an image as replicated
+from a cosine of .7 on.
 """
 
 from __future__ import annotations
@@ -12,8 +14,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ..common.failures import is_out_of_memory
+
 _SIDE = 320
-_MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_MEAN = (0.485, 0.456, 0.406)
+_DEVIATION = (0.229, 0.224, 0.225)
 
 
 class GeneralizedMean(nn.Module):
@@ -36,13 +41,17 @@ class Sscd:
 
     @torch.inference_mode()
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        x = F.interpolate(images.movedim(-1, 1).float().cpu(), (_SIDE, _SIDE), mode="bilinear", antialias=True)
+        x = F.interpolate(
+            images.movedim(-1, 1).float().cpu(), (_SIDE, _SIDE), mode="bilinear", antialias=True
+        )
         mean, deviation = (torch.tensor(values)[:, None, None] for values in (_MEAN, _DEVIATION))
         return F.normalize(self.network((x - mean) / deviation))
 
 
 def load_sscd(path: Path) -> Sscd:
-    """Read a state dict, .safetensors or .pt (read without executing any pickle); raises ValueError for other files."""
+    """Read a state dict, .safetensors or .pt (read without executing any pickle); raises ValueError
+    for other files.
+    """
     try:
         if path.suffix.lower() == ".safetensors":
             from safetensors.torch import load_file
@@ -52,7 +61,10 @@ def load_sscd(path: Path) -> Sscd:
             state = torch.load(path, map_location="cpu", weights_only=True)
         return Sscd({name.removeprefix("backbone."): value for name, value in state.items()})
     except Exception as error:  # a damaged file makes the unpickler raise nearly anything
+        if is_out_of_memory(error):
+            raise
         raise ValueError(
-            f"{path.name} holds no SSCD weights ({type(error).__name__}): convert the official TorchScript file with "
+            f"{path.name} holds no SSCD weights ({type(error).__name__}): convert the official "
+            "TorchScript file with "
             "torch.save(torch.jit.load('sscd_disc_mixup.torchscript.pt').state_dict(), 'sscd.pt')."
         ) from None

@@ -1,7 +1,9 @@
-"""Adversarial unlearning after Finding DoRI (arXiv 2507.16880): attacked embeddings shall give other images.
+"""Adversarial unlearning after Finding DoRI (arXiv 2507.16880): attacked embeddings shall give
+other images.
 
-The attack of the audit searches embeddings that bring the memorized image back, and goes on between the steps of the
-training; the model learns to give a surrogate for each, and to stay as it is on ordinary captions.
+The attack of the audit searches embeddings that bring the memorized image back, and goes on between
+the steps of the training; the model learns to give a surrogate for each, and to stay as it is on
+ordinary captions.
 """
 
 from __future__ import annotations
@@ -9,18 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from statistics import mean
+from typing import Any
 
 import torch
 
 from .audit import Attack, AttackSettings, EmbeddingSession
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class UnlearningSettings:
     """How a model is trained; ``attack_steps`` per step of the training, 0 for none.
 
-    ``restart``: after how many steps an attack begins again from another start. ``keep``: weight of the ordinary
-    captions.
+    ``restart``: after how many steps an attack begins again from another start. ``keep``: weight of
+    the ordinary captions.
     """
 
     steps: int = 75
@@ -41,7 +44,9 @@ class UnlearningSettings:
 
 @dataclass(frozen=True)
 class UnlearningLosses:
-    """Of each step of the attack, and of each step of the training: the surrogates under attack, ordinary captions."""
+    """Of each step of the attack, and of each step of the training: the surrogates under attack,
+    ordinary captions.
+    """
 
     attack: list[float]
     surrogates: list[float]
@@ -56,33 +61,56 @@ def unlearn(
     settings: UnlearningSettings,
     show_progress: Callable[[int], None],
 ) -> UnlearningLosses:
-    """Train ``parameters`` so that embeddings which bring the session's first image back give surrogates instead.
+    """Train ``parameters`` so that embeddings which bring the session's first image back give
+    surrogates instead.
 
-    The session's images: the memorized one, ``surrogates`` surrogates, and ordinary images, each with its own
-    CONDITIONING. ``starts``: where attacks begin, embeddings (1, tokens, D), in turn. The loss of a step is DoRI's
+    The session's images: the memorized one, ``surrogates`` surrogates, and ordinary images, each
+    with its own CONDITIONING. ``starts``: where attacks begin, embeddings (1, tokens, D), in turn.
+    The loss of a step is DoRI's
 
-        mean |eps - eps_theta(surrogate_t, t, y)|^2 + keep * mean |eps_0(x_t, t, c) - eps_theta(x_t, t, c)|^2
+        mean |eps - eps_theta(surrogate_t, t, y)|^2 + keep * mean |eps_0(x_t, t, c) - eps_theta(x_t,
+        t, c)|^2
 
-    with y the attacked embedding and eps_0 the untouched model, which takes the place of the paper's real images.
+    with y the attacked embedding and eps_0 the untouched model, which takes the place of the
+    paper's real images.
     """
     generator = torch.Generator().manual_seed(settings.seed)
     images = [latent.to(session.device) for latent in session.latents]
     parameters = list(parameters)
     optimizer = torch.optim.AdamW(parameters, lr=settings.learning_rate, weight_decay=0.0)
     losses = UnlearningLosses([], [], [])
-    attack, begun = None, 0
+    attack = None
+    begun = 0
     for step in range(settings.steps):
         if attack is None or len(attack.losses) >= settings.restart:
-            attack = Attack(session, images[0], starts[begun % len(starts)], settings.attack, generator)
+            attack = Attack(
+                session=session,
+                latent=images[0],
+                start=starts[begun % len(starts)],
+                settings=settings.attack,
+                generator=generator,
+            )
             begun += 1
 
-        rows, x, noise, timestep = _noised(session, images, range(1, 1 + surrogates), settings.batch_size, generator)
-        error = session.predicted(x, timestep, attack.embedding) - noise
+        rows, x, noise, timestep = _noised(
+            session,
+            images,
+            choice=range(1, 1 + surrogates),
+            count=settings.batch_size,
+            generator=generator,
+        )
+        latent = torch.cat([images[row] for row in rows])
+        error = session.predicted(x, timestep, attack.embedding)
+        error = error - session.target(latent, noise, timestep)
         forgotten = (session.weight(timestep) * error.square()).mean()
         forgotten.backward()
 
         rows, x, noise, timestep = _noised(
-            session, images, range(1 + surrogates, len(images)), settings.batch_size, generator
+            session,
+            images,
+            choice=range(1 + surrogates, len(images)),
+            count=settings.batch_size,
+            generator=generator,
         )
         with session.untouched():
             target = session.predicted(x, timestep, rows=rows)
@@ -101,8 +129,12 @@ def unlearn(
     return losses
 
 
-def _noised(session: EmbeddingSession, images, choice: range, count: int, generator):
-    """``count`` images of a choice, drawn with new noise and timesteps: rows, noised latents, noise, timesteps."""
+def _noised(
+    session: EmbeddingSession, images: Any, choice: range, count: int, generator: torch.Generator
+) -> tuple:
+    """``count`` images of a choice, drawn with new noise and timesteps: rows, noised latents,
+    noise, timesteps.
+    """
     rows = [choice[int(i)] for i in torch.randint(len(choice), (count,), generator=generator)]
     latent = torch.cat([images[row] for row in rows])
     noise = torch.randn(latent.shape, generator=generator).to(latent)
@@ -115,10 +147,15 @@ def describe(losses: UnlearningLosses, settings: UnlearningSettings, prompts: in
     with_gradients, without = settings.rows
     tenth = max(settings.steps // 10, 1)
     lines = [
-        f"{settings.steps} steps: {with_gradients} rows of the network with gradients, {without} without.",
+        f"{settings.steps} steps: {with_gradients} rows of the network with gradients, {without} "
+        "without.",
         *(
-            f"Loss of {what}: {mean(values[:tenth]):.4f} at the start, {mean(values[-tenth:]):.4f} at the end."
-            for what, values in (("the surrogates", losses.surrogates), ("the attack", losses.attack))
+            f"Loss of {what}: {mean(values[:tenth]):.4f} at the start, {mean(values[-tenth:]):.4f} "
+            "at the end."
+            for what, values in (
+                ("the surrogates", losses.surrogates),
+                ("the attack", losses.attack),
+            )
             if values
         ),
         f"Ordinary prompts ({prompts}): changed by {mean(losses.ordinary[-tenth:]):.5f} at the end "
@@ -126,6 +163,7 @@ def describe(losses: UnlearningLosses, settings: UnlearningSettings, prompts: in
         "No attack took part: an optimized embedding can bring the image back."
         if not settings.attack_steps
         else "Trained against this attack only; a longer or another one may bring the image back.",
-        "These losses do not show that the image is gone: check with Memorization Audit, with a control image.",
+        "These losses do not show that the image is gone: check with Memorization Audit, with a "
+        "control image.",
     ]
     return "\n".join(lines)

@@ -29,8 +29,12 @@ def collapse_weights(weights: torch.Tensor | None) -> torch.Tensor | None:
     return weights[:1] if bool((weights == weights[:1]).all()) else weights
 
 
-def row_distances(data: torch.Tensor, noise: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """Euclidean distance of each row of `data` from the same row of `noise`, weighted; (B,) in float32."""
+def row_distances(
+    data: torch.Tensor, noise: torch.Tensor, weights: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Euclidean distance of each row of `data` from the same row of `noise`, weighted; (B,) in
+    float32.
+    """
     difference = data - noise.to(data.device)
     if weights is not None:
         difference = difference * weights.sqrt()
@@ -48,7 +52,9 @@ def first_equal_rows(data: torch.Tensor, weights: torch.Tensor | None = None) ->
     firsts = []
     for row, key in enumerate(keys):
         known = seen.setdefault(key, [])
-        first = next((other for other in known if all(torch.equal(t[row], t[other]) for t in tables)), row)
+        first = next(
+            (other for other in known if all(torch.equal(t[row], t[other]) for t in tables)), row
+        )
         if first == row:
             known.append(row)
         firsts.append(first)
@@ -58,4 +64,6 @@ def first_equal_rows(data: torch.Tensor, weights: torch.Tensor | None = None) ->
 def check_finite(data: torch.Tensor, noise: torch.Tensor) -> None:
     """Raise ValueError when latents or noise hold NaN or infinity."""
     if not (torch.isfinite(data).all() and torch.isfinite(noise).all()):
-        raise ValueError("The latents or the noise contain NaN or infinity: check the nodes before this one.")
+        raise ValueError(
+            "The latents or the noise contain NaN or infinity: check the nodes before this one."
+        )

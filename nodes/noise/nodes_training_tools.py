@@ -1,6 +1,10 @@
-"""Around a training: images resized into buckets before it, two runs compared after it, and a small one to watch."""
+"""Around a training: images resized into buckets before it, two runs compared after it, and a small
+one to watch.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from comfy_api.latest import io
@@ -19,8 +23,9 @@ class ResizeToBuckets(io.ComfyNode):
             display_name="Resize Images Into Buckets",
             category=NOISE,
             description=(
-                "Resizes training images to a few sizes of about one area, each to that of the nearest shape, and "
-                "crops the rest, for Make Training Dataset. No paper: NovelAI's aspect-ratio bucketing."
+                "Aspect-ratio bucketing: resizes and crops training images to a few sizes of "
+                "about equal area, each to the nearest aspect ratio, for Make Training Dataset. "
+                "No paper: as introduced by NovelAI."
             ),
             search_aliases=[
                 "immiscible diffusion",
@@ -30,41 +35,63 @@ class ResizeToBuckets(io.ComfyNode):
                 "lora training",
             ],
             inputs=[
-                io.Image.Input("images", tooltip="The training images, a list or batches of any sizes."),
+                io.Image.Input(
+                    "images", tooltip="The training images, a list or batches of any sizes."
+                ),
                 int_input(
                     "resolution",
                     1024,
                     (64, 8192, 8),
-                    "Side of a square with the area of every size: 512 for SD1.5, 1024 for SDXL, SD3 and Flux.",
+                    "Side of a square with the area of every bucket: 512 for SD1.5, 1024 for "
+                    "SDXL, SD3 and Flux.",
                 ),
                 int_input(
                     "step",
                     64,
                     (8, 512, 8),
-                    "Sides are multiples of this. Larger gives fewer sizes with more images each.",
+                    "Bucket sides are multiples of this. Larger gives fewer buckets with more "
+                    "images each.",
                 ),
                 float_input(
                     "largest_ratio",
                     2.0,
                     (1.0, 8.0, 0.1),
-                    "The longest shape: 2 is twice as wide as high. 1 cuts every image to a square.",
+                    "Maximum aspect ratio: 2 allows twice as wide as high, or as high as wide. 1 "
+                    "crops every image to a square.",
                 ),
                 io.Mask.Input(
-                    "masks", optional=True, tooltip="Masks of the images, in their order: resized and cropped alike."
+                    "masks",
+                    optional=True,
+                    tooltip="Masks of the images, in the same order; resized and cropped alike.",
                 ),
             ],
             outputs=[
                 io.Image.Output(
-                    display_name="images", is_output_list=True, tooltip="The images, one by one, in their order."
+                    display_name="images",
+                    is_output_list=True,
+                    tooltip="The images, one by one, in the same order.",
                 ),
-                io.Mask.Output(display_name="masks", is_output_list=True, tooltip="Their masks; none without masks."),
-                io.String.Output(display_name="report", tooltip="Images of each size, and how much was cropped."),
+                io.Mask.Output(
+                    display_name="masks",
+                    is_output_list=True,
+                    tooltip="Their masks; empty if none are connected.",
+                ),
+                io.String.Output(
+                    display_name="report", tooltip="Images per bucket, and cropped fraction."
+                ),
             ],
             is_input_list=True,
         )
 
     @classmethod
-    def execute(cls, images, resolution, step, largest_ratio, masks=()) -> io.NodeOutput:
+    def execute(
+        cls,
+        images: Sequence[torch.Tensor],
+        resolution: Sequence[int],
+        step: Sequence[int],
+        largest_ratio: Sequence[float],
+        masks: Sequence[torch.Tensor] = (),
+    ) -> io.NodeOutput:
         from ..common.training import aspect_buckets
 
         sizes = aspect_buckets.bucket_sizes(resolution[0], step[0], largest_ratio[0])
@@ -74,10 +101,14 @@ class ResizeToBuckets(io.ComfyNode):
         shapes = [mask for batch in masks for mask in batch]
         if masks and [(mask.shape[1], mask.shape[0]) for mask in shapes] != before:
             raise ValueError(
-                f"{len(shapes)} masks do not fit {len(single)} images: connect one mask of the same size per image."
+                f"{len(shapes)} masks do not fit {len(single)} images: connect one mask of the "
+                "same size per image."
             )
         pairs = list(zip(single, after, strict=True))
-        resized = [aspect_buckets.resize_and_crop(image, size)[None] for image, size in with_progress(pairs)]
+        resized = [
+            aspect_buckets.resize_and_crop(image, size)[None]
+            for image, size in with_progress(pairs)
+        ]
         cut = []
         for mask, size in zip(shapes, after, strict=bool(masks)):
             check_stop()
@@ -98,24 +129,40 @@ class CompareTrainingRuns(io.ComfyNode):
             display_name="Compare Training Runs",
             category=f"{NOISE}/Research",
             description=(
-                "Shows two trainings in one figure: their held-out losses, which can be compared when both hold out "
-                "the same images with the same seed, and their training losses. No paper: curves of Train LoRA."
+                "Compares two trainings in one figure: training losses and held-out losses. "
+                "Held-out losses are comparable if both runs hold out the same images with the "
+                "same seed. No paper: curves of Train LoRA."
             ),
-            search_aliases=["immiscible diffusion", "loss graph", "validation loss", "compare loras", "lora training"],
+            search_aliases=[
+                "immiscible diffusion",
+                "loss graph",
+                "validation loss",
+                "compare loras",
+                "lora training",
+            ],
             inputs=[
-                loss_map.Input("loss_map_a", tooltip="The loss_map of a training."),
-                loss_map.Input("loss_map_b", tooltip="The loss_map of the other."),
-                io.String.Input("name_a", default="A", tooltip="Name of the first run in the figure."),
-                io.String.Input("name_b", default="B", tooltip="Name of the other run in the figure."),
+                loss_map.Input("loss_map_a", tooltip="The loss_map of one training."),
+                loss_map.Input("loss_map_b", tooltip="The loss_map of the other training."),
+                io.String.Input(
+                    "name_a", default="A", tooltip="Name of the first run in the figure."
+                ),
+                io.String.Input(
+                    "name_b", default="B", tooltip="Name of the other run in the figure."
+                ),
             ],
             outputs=[
-                io.Image.Output(display_name="figure", tooltip="Held-out and training losses of both."),
-                io.String.Output(display_name="report", tooltip="Which run is lower, at which steps and by how much."),
+                io.Image.Output(
+                    display_name="figure", tooltip="Held-out and training losses of both."
+                ),
+                io.String.Output(
+                    display_name="report",
+                    tooltip="Which run has the lower loss, at which steps, and the difference.",
+                ),
             ],
         )
 
     @classmethod
-    def execute(cls, loss_map_a, loss_map_b, name_a, name_b) -> io.NodeOutput:
+    def execute(cls, loss_map_a: dict, loss_map_b: dict, name_a: str, name_b: str) -> io.NodeOutput:
         from ..common.training import run_comparison
 
         runs = {name_a: loss_map_a, name_b: loss_map_b}
@@ -133,9 +180,10 @@ class TrainingFromScratch(io.ComfyNode):
             display_name="Immiscible Training From Scratch",
             category=f"{NOISE}/Research",
             description=(
-                "Trains two small networks on handwritten digits that differ only in the noise, as drawn and assigned, "
-                "and shows samples of both: where Immiscible Diffusion (arXiv 2406.12303, NeurIPS 2024) helps, which "
-                "is with few sampling steps. On the CPU, half a minute."
+                "Trains two small networks on handwritten digits, one with random noise and one "
+                "with assigned noise, and compares their samples. Shows where Immiscible "
+                "Diffusion (arXiv 2406.12303, NeurIPS 2024) helps: few sampling steps. Half a "
+                "minute on the CPU."
             ),
             search_aliases=[
                 "immiscible diffusion",
@@ -149,32 +197,53 @@ class TrainingFromScratch(io.ComfyNode):
                     "batch_size",
                     256,
                     (1, 1024),
-                    "Images in a training step, among which noise is assigned; 1 has nothing to assign.",
+                    "Batch size, within which noise is assigned; 1 leaves nothing to assign.",
                 ),
-                int_input("steps", 1000, (8, 10000), "Training steps of each of the two networks."),
+                int_input(
+                    "steps", 1000, (8, 10000), ("Training steps for each of the two networks.")
+                ),
                 int_input(
                     "sample_steps",
                     2,
                     (1, 50),
-                    "Euler steps of the samples in images. The fewer, the more assigned noise shows.",
+                    "Euler steps of the shown samples. The fewer, the larger the difference.",
                 ),
-                seed("Seed of the networks, the order of images and the noise: the same for both.", control=False),
+                seed(
+                    "Seed of the networks, the order of images and the noise; the same for both.",
+                    control=False,
+                ),
             ],
             outputs=[
-                io.Image.Output(display_name="drawn", tooltip="Samples of the network trained with noise as drawn."),
                 io.Image.Output(
-                    display_name="assigned", tooltip="Samples from the same noise of the one with assigned noise."
+                    display_name="drawn",
+                    tooltip="Samples of the network trained with random noise.",
                 ),
-                io.Image.Output(display_name="figure", tooltip="Distance from the digits, over training and sampling."),
-                io.String.Output(display_name="report", tooltip="The distances by sampling steps."),
+                io.Image.Output(
+                    display_name="assigned",
+                    tooltip=(
+                        "Samples of the network trained with assigned noise, from the same noise."
+                    ),
+                ),
+                io.Image.Output(
+                    display_name="figure",
+                    tooltip=(
+                        "Distance of the samples from the digits, over training and over "
+                        "sampling steps."
+                    ),
+                ),
+                io.String.Output(
+                    display_name="report",
+                    tooltip=("The distances for each number of sampling steps."),
+                ),
             ],
         )
 
     @classmethod
-    def execute(cls, batch_size, steps, sample_steps, seed) -> io.NodeOutput:
+    def execute(cls, batch_size: int, steps: int, sample_steps: int, seed: int) -> io.NodeOutput:
         from . import scratch_training as method
 
-        progress, runs = Progress(2 * steps), list[method.DigitsRun]()
+        progress = Progress(2 * steps)
+        runs = list[method.DigitsRun]()
         with torch.inference_mode(False), torch.enable_grad(), untouched():
             for assigned in (False, True):
 
@@ -182,7 +251,16 @@ class TrainingFromScratch(io.ComfyNode):
                     check_stop()
                     progress.show(before + step)
 
-                runs.append(method.train_digits(assigned, batch_size, steps, sample_steps, seed % 2**62, show))
+                runs.append(
+                    method.train_digits(
+                        assigned,
+                        batch_size,
+                        steps=steps,
+                        sample_steps=sample_steps,
+                        seed=seed % 2**62,
+                        progress=show,
+                    )
+                )
         figure = new_figure(1000, 420)
         method.draw_distances(figure, runs[0], runs[1], sample_steps)
         sheets = [method.to_images(run.samples) for run in runs]

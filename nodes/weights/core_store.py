@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,10 +18,12 @@ _BLOCK_BYTES = 8 * 1024 * 1024
 
 
 class CoreStore:
-    """Cores (n, p * q) float32 of ``count`` candidates and the bases of each layer, with a journal of complete layers.
+    """Cores (n, p * q) float32 of ``count`` candidates and the bases of each layer, with a journal
+    of complete layers.
 
-    ``entries``: what the journal says of each layer: its shapes (q, in, ...) and (out, p, ...), and what was given to
-    ``add`` beside them. Opened again with the same key it resumes; with another key it begins again.
+    ``entries``: what the journal says of each layer: its shapes (q, in, ...) and (out, p, ...), and
+    what was given to ``add`` beside them. Opened again with the same key it resumes; with another
+    key it begins again.
     """
 
     group = GROUP
@@ -37,14 +40,26 @@ class CoreStore:
             sizes = [torch.Size(e["down"]).numel() for e in self.entries.values()]
             lefts = [e["up"][0] * e["up"][1] for e in self.entries.values()]
             cores = [count * e["down"][0] * e["up"][1] for e in self.entries.values()]
-            for path, numbers in zip(self._files.values(), (sum(cores), sum(lefts), sum(sizes)), strict=True):
-                with open(path, "ab") as file:  # what a stopped build wrote beyond the journal is cut off
+            for path, numbers in zip(
+                self._files.values(), (sum(cores), sum(lefts), sum(sizes)), strict=True
+            ):
+                with open(
+                    path, "ab"
+                ) as file:  # what a stopped build wrote beyond the journal is cut off
                     file.truncate(4 * numbers)
 
-    def add(self, layer: str, shape: Shape, basis: LayerBasis, cores: torch.Tensor, **about) -> None:
+    def add(
+        self, layer: str, shape: Shape, basis: LayerBasis, cores: torch.Tensor, **about: Any
+    ) -> None:
         """Write one layer; it counts once its line in the journal is complete."""
-        p, q = basis.left.shape[1], len(basis.right)
-        entry = {"layer": layer, "down": [q, *shape[0]], "up": [shape[1][0], p, *shape[1][1:]], **about}
+        p = basis.left.shape[1]
+        q = len(basis.right)
+        entry = {
+            "layer": layer,
+            "down": [q, *shape[0]],
+            "up": [shape[1][0], p, *shape[1][1:]],
+            **about,
+        }
         with named_write_errors(self._files["cores"]):
             for name, numbers in (("cores", cores), ("left", basis.left), ("right", basis.right)):
                 with open(self._files[name], "ab") as file:
@@ -52,10 +67,16 @@ class CoreStore:
         self._journal.add(entry)
         self.entries[layer] = entry
 
-    def finish(self, members: dict[int, tuple[str, dict[str, float]]], dtype: torch.dtype) -> CommonBasis:
-        """The layout of all layers; ``members`` are name and losses of the candidates that stay, by their number."""
-        self._rows, self.members = list(members), dict(members.values())
-        # mapped, so that memory holds the bases in their dtype alone; a copy, so that the files can go
+    def finish(
+        self, members: dict[int, tuple[str, dict[str, float]]], dtype: torch.dtype
+    ) -> CommonBasis:
+        """The layout of all layers; ``members`` are name and losses of the candidates that stay, by
+        their number.
+        """
+        self._rows = list(members)
+        self.members = dict(members.values())
+        # mapped, so that memory holds the bases in their dtype alone; a copy, so that the files can
+        # go
         left, right = (
             torch.from_numpy(np.memmap(self._files[side], np.float32, "c")).to(dtype, copy=True)
             if self._files[side].stat().st_size
@@ -72,7 +93,9 @@ class CoreStore:
         if dtype == torch.float32 or not self._files[side].stat().st_size:
             return 0.0
         lost = total = 0.0
-        for part in torch.from_numpy(np.memmap(self._files[side], np.float32, "c")).split(_BLOCK_BYTES // 4):
+        for part in torch.from_numpy(np.memmap(self._files[side], np.float32, "c")).split(
+            _BLOCK_BYTES // 4
+        ):
             lost += float((part - part.to(dtype).float()).square().sum())
             total += float(part.square().sum())
         return lost / max(total, 1e-300)
@@ -80,10 +103,14 @@ class CoreStore:
     @property
     def norms(self) -> list[float]:
         """|dW| of the members that stay: what their cores keep of it."""
-        return [sum(entry["kept"][row] for entry in self.entries.values()) ** 0.5 for row in self._rows]
+        return [
+            sum(entry["kept"][row] for entry in self.entries.values()) ** 0.5 for row in self._rows
+        ]
 
     def blocks(self) -> list[slice]:
-        """Blocks of columns of all cores, in order, each but the last a multiple of the quantization's group."""
+        """Blocks of columns of all cores, in order, each but the last a multiple of the
+        quantization's group.
+        """
         width = max(_BLOCK_BYTES // (4 * self._count) // GROUP * GROUP, GROUP)
         size = self._layout.size
         return [slice(first, min(first + width, size)) for first in range(0, size, width)]
@@ -92,9 +119,12 @@ class CoreStore:
         """float32 (members, width) of a block of columns."""
         parts = []
         for slot in self._layout.slots:
-            first, last = max(columns.start, slot.offset), min(columns.stop, slot.end)
+            first = max(columns.start, slot.offset)
+            last = min(columns.stop, slot.end)
             if first < last:
                 shape = (self._count, slot.end - slot.offset)
-                whole = np.memmap(self._files["cores"], np.float32, "r", 4 * self._count * slot.offset, shape)
+                whole = np.memmap(
+                    self._files["cores"], np.float32, "r", 4 * self._count * slot.offset, shape
+                )
                 parts.append(whole[self._rows, first - slot.offset : last - slot.offset])
         return np.concatenate(parts, axis=1)

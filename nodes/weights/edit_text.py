@@ -1,4 +1,6 @@
-"""Edits written as text, `beard: 0.8, glasses: -0.5`, and their sum on a point (arXiv 2406.09413, section 3.3)."""
+"""Edits written as text, `beard: 0.8, glasses: -0.5`, and their sum on a point (arXiv 2406.09413,
+section 3.3).
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,27 @@ def edit(
 ) -> Point:
     """The point with all edits added in order: beta + sum of strength_i * n_i.
 
-    Each direction is first made orthogonal to the ``preserved`` attributes. Edits add up in coefficients, before
-    weights are rebuilt: the weights are a product of factors, so adding two edited LoRAs is not the same.
+    Each direction is first made orthogonal to the ``preserved`` attributes. Edits add up in
+    coefficients, before weights are rebuilt: the weights are a product of factors, so adding two
+    edited LoRAs is not the same.
     """
-    space, names, edits = point.space, tuple(parse_names(preserved)), parse(text)
+    space = point.space
+    names = tuple(parse_names(preserved))
+    edits = parse(text)
     if not edits:
         return point
     steps = space.cached_steps(
         [(name, names, units == Units.RAW, debiasing) for name, _ in edits],
         lambda keys: direction_steps(space, [key[0] for key in keys], *keys[0][1:]),
     )
-    applied = [(name, strength, step) for (name, strength), step in zip(edits, steps, strict=True) if strength]
+    applied = [
+        (name, strength, step)
+        for (name, strength), step in zip(edits, steps, strict=True)
+        if strength
+    ]
     if not applied:
         return point
     labels = [f"{name} {strength:+g}" for name, strength, _ in applied]
-    return point.with_steps([(step, strength) for _, strength, step in applied], ", ".join([point.name, *labels]))
+    return point.with_steps(
+        [(step, strength) for _, strength, step in applied], ", ".join([point.name, *labels])
+    )

@@ -1,8 +1,10 @@
-"""Which members of a space are near copies, such as checkpoints of one training: for statistics they are one member.
+"""Which members of a space are near copies, such as checkpoints of one training: for statistics
+they are one member.
 
-Two members belong together when their changes point the same way, both as they are (raw cosine) and seen from the mean
-(centered cosine): people of one training setup have much in common as they are, and strangers of little strength look
-alike from the mean. Names that differ by a step or epoch alone need less.
+Two members belong together when their changes point the same way, both as they are (raw cosine) and
+seen from the mean (centered cosine): people of one training setup have much in common as they are,
+and strangers of little strength look alike from the mean. Names that differ by a step or epoch
+alone need less.
 """
 
 from __future__ import annotations
@@ -13,12 +15,15 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-_ALIKE, _ALIKE_BY_NAME = 0.8, 0.3
+_ALIKE = 0.8
+_ALIKE_BY_NAME = 0.3
 _FEW = 8  # members; with fewer, centering makes any two of them opposite
 _ROWS = 1024
-# kohya's `-000010` and `-step00000500`, AI Toolkit's `_000000500`, ComfyUI's `_200_steps_00001_`, `-epoch5`, `_s2100`
+# kohya's `-000010` and `-step00000500`, AI Toolkit's `_000000500`, ComfyUI's `_200_steps_00001_`,
+# `-epoch5`, `_s2100`
 _STEP = re.compile(
-    r"[-_ .](?:\d+[-_]steps?(?:_\d+_?)?|(?:checkpoint|steps?|epochs?|ep|e|s)[-_ ]?\d+|\d{6,})$", re.IGNORECASE
+    r"[-_ .](?:\d+[-_]steps?(?:_\d+_?)?|(?:checkpoint|steps?|epochs?|ep|e|s)[-_ ]?\d+|\d{6,})$",
+    re.IGNORECASE,
 )
 
 
@@ -27,12 +32,15 @@ def find_groups(
 ) -> list[list[str]]:
     """The groups of two or more members, in order.
 
-    ``gram`` (n, n): products of the centered members, its upper half alone; ``along`` (n,) and ``square``: their
-    products with the mean and its square, for raw cosines.
+    ``gram`` (n, n): products of the centered members, its upper half alone; ``along`` (n,) and
+    ``square``: their products with the mean and its square, for raw cosines.
     """
-    count, diagonal = len(members), gram.diagonal()
+    count = len(members)
+    diagonal = gram.diagonal()
     lengths = np.sqrt(np.maximum(diagonal, 1e-300))
-    raw_lengths = lengths if along is None else np.sqrt(np.maximum(diagonal + 2 * along + square, 1e-300))
+    raw_lengths = (
+        lengths if along is None else np.sqrt(np.maximum(diagonal + 2 * along + square, 1e-300))
+    )
     names = np.unique([_without_step(name) for name in members], return_inverse=True)[1]
     parent = list(range(count))
 
@@ -47,7 +55,9 @@ def find_groups(
         cosines = products / lengths[rows, None] / lengths[first:]
         if along is not None:
             raw = (
-                (products + along[rows, None] + along[first:] + square) / raw_lengths[rows, None] / raw_lengths[first:]
+                (products + along[rows, None] + along[first:] + square)
+                / raw_lengths[rows, None]
+                / raw_lengths[first:]
             )
             cosines = np.minimum(raw, cosines) if count >= _FEW else raw
         needed = np.where(names[rows, None] == names[first:], _ALIKE_BY_NAME, _ALIKE)
@@ -60,8 +70,12 @@ def find_groups(
     return [group for group in together.values() if len(group) > 1]
 
 
-def group_means(rows: torch.Tensor, members: Sequence[str], groups: Sequence[Sequence[str]]) -> torch.Tensor:
-    """Rows (n, ...) of members with those of each group in one row, their mean; NaN counts for nothing."""
+def group_means(
+    rows: torch.Tensor, members: Sequence[str], groups: Sequence[Sequence[str]]
+) -> torch.Tensor:
+    """Rows (n, ...) of members with those of each group in one row, their mean; NaN counts for
+    nothing.
+    """
     owner = {name: number for number, group in enumerate(groups) for name in group}
     numbers: dict[object, list[int]] = {}
     for row, name in enumerate(members):

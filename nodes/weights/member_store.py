@@ -1,10 +1,10 @@
-"""Where members come from, and flattened members in a file, cut into blocks of columns: a read gives a block of all."""
+"""Where members come from, and flattened members in a file, cut into blocks of columns: a read
+gives a block of all.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +17,17 @@ from ..common.resume import Identity, Journal
 from .quantization import GROUP
 
 _BLOCK_BYTES = 8 * 1024 * 1024
-_COMPARED = 2**20  # bytes
 _VERSION = 3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MemberSource:
-    """A candidate member: its name, a stamp that changes with it, its header, and how to read it.
+    """A candidate member: its name, a digest of its content, its header, and how to read it.
 
-    ``read`` takes which layers are wanted, None for all. ``path``: its file, to notice the same file twice; then
-    ``keep_open`` gives a ``read`` that opens the file once, and closes it with the stack.
+    ``stamp`` stays in the space that is built, which says by it that a member need not be read
+    again: neither a file's size nor its time would do. ``read`` takes which layers are wanted,
+    None for all. ``path``: its file, to notice the same file twice; then ``keep_open`` gives a
+    ``read`` that opens the file once, and closes it with the stack.
     """
 
     name: str
@@ -37,37 +38,33 @@ class MemberSource:
     keep_open: Callable[[contextlib.ExitStack], Callable[..., Lora]] | None = None
 
     def content(self) -> str:
-        """The same for files of the same size, beginning and end; for others the name."""
-        if self.path is None:
-            return self.name
-        with open(self.path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            parts = [size.to_bytes(8, "little")]
-            for start in (0, max(size - _COMPARED, 0)):
-                file.seek(start)
-                parts.append(file.read(_COMPARED))
-        return hashlib.sha256(b"".join(parts)).hexdigest()
+        """The same for two files of the same bytes; for others the name."""
+        return self.name if self.path is None else self.stamp
 
 
 class MemberStore:
-    """A folder with up to ``capacity`` vectors of ``size`` float32 numbers and a journal of the complete ones.
+    """A folder with up to ``capacity`` vectors of ``size`` float32 numbers and a journal of the
+    complete ones.
 
-    ``members``: name -> fractions of it that were lost, in the order of the rows; ``norms``: their |dW|. Opened again
-    with the same key it resumes; with another key it begins again. Raises WriteError where the disk is full or the
-    folder read-only.
+    ``members``: name -> fractions of it that were lost, in the order of the rows; ``norms``: their
+    |dW|. Opened again with the same key it resumes; with another key it begins again. Raises
+    WriteError where the disk is full or the folder read-only.
     """
 
     group = GROUP
     rounding = 0.0
 
     def __init__(self, folder: Path, key: str, capacity: int, size: int):
-        self._capacity, self._size = capacity, size
+        self._capacity = capacity
+        self._size = size
         width = _BLOCK_BYTES // (4 * max(capacity, 1)) // GROUP * GROUP
         self._width = min(max(width, GROUP), -(-size // GROUP) * GROUP)
         self._data = folder / "members.f32"
         whole = self._data.is_file()
         self._journal = open_journal(folder, "members", {"build": key, "width": self._width}, whole)
-        self.members: dict[str, dict[str, float]] = {entry["name"]: entry["lost"] for entry in self._journal.entries}
+        self.members: dict[str, dict[str, float]] = {
+            entry["name"]: entry["lost"] for entry in self._journal.entries
+        }
         self.norms: list[float] = [entry["norm"] for entry in self._journal.entries]
         if not self.members:
             with named_write_errors(self._data):
@@ -87,7 +84,10 @@ class MemberStore:
 
     def blocks(self) -> list[slice]:
         """The blocks of columns, in order."""
-        return [slice(first, min(first + self._width, self._size)) for first in range(0, self._size, self._width)]
+        return [
+            slice(first, min(first + self._width, self._size))
+            for first in range(0, self._size, self._width)
+        ]
 
     def read(self, columns: slice) -> np.ndarray:
         """float32 (members, width) of a block."""
@@ -101,7 +101,9 @@ class MemberStore:
 
 
 def open_journal(folder: Path, kind: str, identity: Identity, whole: bool) -> Journal:
-    """The journal in a build's folder; begun again where it is of other work, or its data are not ``whole``."""
+    """The journal in a build's folder; begun again where it is of other work, or its data are not
+    ``whole``.
+    """
     path = folder / "journal.jsonl"
     with contextlib.suppress(ValueError):
         if whole:

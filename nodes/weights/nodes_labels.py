@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from comfy_api.latest import io
 
 from ..host import folders
 from ..host.progress import check_stop, interruptible
-from ..host.schema import W2WSpace, int_input, schema
+from ..host.schema import int_input, schema
+from ..host.sockets import W2WSpace
 from . import directions
-from .member_sources import folder_stamp
 from .point_inputs import CATEGORY, COMPONENTS_MAX, PAPER
 from .space import Space
 
+if TYPE_CHECKING:
+    from ..host.socket_types import CLIP, ClipVisionModel
+
 _EXAMPLE = "member,beard,glasses\nface_001,1,0\nface_002,0,1"
-_SPACE = W2WSpace.Output(display_name="space", tooltip="The space with the directions, for W2W Sample and others.")
+_SPACE = W2WSpace.Output(
+    display_name="space", tooltip="The space with the directions, for W2W Sample and others."
+)
 
 
 class LabelSource(StrEnum):
@@ -28,8 +33,14 @@ class LabelSource(StrEnum):
     METADATA = "metadata"
 
 
+def _folder_stamp(name: str) -> str:
+    from .member_sources import folder_stamp
+
+    return folder_stamp(folders.lora_folder(name)) if name.strip() else ""
+
+
 class W2WLabelMembers(io.ComfyNode):
-    READS: ClassVar = {"folder": lambda name: folder_stamp(folders.lora_folder(name)) if name.strip() else ""}
+    READS: ClassVar = {"folder": _folder_stamp}
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -37,59 +48,91 @@ class W2WLabelMembers(io.ComfyNode):
             node_id="GBX_W2WLabelMembers",
             display_name="W2W Label Members",
             category=CATEGORY,
-            description="Labels the members of a space without typing: CLIP compares their images with your words, or "
-            f"the words are looked up in their file names or metadata. For W2W Fit Directions. {PAPER}, section 3.3.",
-            search_aliases=["weight space", "weights2weights", "auto label", "zero-shot", "clip", "attributes"],
+            description=(
+                "Labels the members of a space automatically: zero-shot with CLIP from their "
+                "images, or by searching for your words in file names or metadata. For W2W Fit "
+                f"Directions. {PAPER}, section 3.3."
+            ),
+            search_aliases=[
+                "weight space",
+                "weights2weights",
+                "auto label",
+                "zero-shot",
+                "clip",
+                "attributes",
+            ],
             is_input_list=True,
             inputs=[
                 W2WSpace.Input("space", tooltip="Space of the members."),
                 io.Combo.Input(
                     "source",
                     options=list(LabelSource),
-                    tooltip="images: CLIP's zero-shot probability. file_names: the members' names, with their folders. "
-                    "metadata: the tags of training captions that kohya writes into LoRA files, and modelspec's tags.",
+                    tooltip=(
+                        "images: CLIP's zero-shot probability. file_names: names of the members, "
+                        "with their folders. metadata: tags of training captions that kohya "
+                        "stores in LoRA files, and modelspec's tags."
+                    ),
                 ),
                 io.String.Input(
                     "words",
                     default="beard / shaven",
                     multiline=True,
-                    tooltip="One attribute per line, its alternatives separated by /. Of two alternatives the first is "
-                    "labeled. A word without an alternative is labeled by CLIP's cosine, or by whether it occurs.",
+                    tooltip=(
+                        "One attribute per line; separate alternatives with /. With two "
+                        "alternatives, the first is the positive label. A word without an "
+                        "alternative is labeled by CLIP's cosine similarity, or by whether it "
+                        "occurs."
+                    ),
                 ),
                 io.String.Input(
                     "prompt",
                     default="portrait of a person, WORD",
-                    tooltip="For images: the text that CLIP compares with them; WORD stands for each word.",
+                    tooltip="For images: CLIP's prompt template; WORD is replaced by each word.",
                 ),
                 io.String.Input(
                     "folder",
                     default="",
-                    tooltip="For metadata: the folder of the members' files, as in W2W Build Space.",
+                    tooltip=(
+                        "For metadata: folder of the members' LoRA files, as in W2W Build Space."
+                    ),
                 ),
                 io.Image.Input(
                     "images",
                     optional=True,
-                    tooltip="For images: those of W2W Sample's points with the source members, in order; several of "
-                    "each as a batch.",
+                    tooltip=(
+                        "For images: the images of W2W Sample's points with the source members, "
+                        "in order; several images per member as a batch."
+                    ),
                 ),
                 io.String.Input(
                     "names",
                     optional=True,
                     force_input=True,
-                    tooltip="For images: the name output of W2W Sample, one for each image or batch.",
+                    tooltip=(
+                        "For images: the name output of W2W Sample, one name per image or batch."
+                    ),
                 ),
-                io.Clip.Input("clip", optional=True, tooltip="For images: a CLIP with its projection to images."),
+                io.Clip.Input(
+                    "clip",
+                    optional=True,
+                    tooltip="For images: a CLIP text encoder with a projection to the image space.",
+                ),
                 io.ClipVision.Input(
                     "clip_vision",
                     optional=True,
-                    tooltip="For images: the CLIP_VISION trained with this CLIP. The demo model's CLIP brings a judge "
-                    "of its own instead.",
+                    tooltip=(
+                        "For images: the CLIP_VISION trained together with this CLIP. The demo "
+                        "model's CLIP includes its own image encoder."
+                    ),
                 ),
             ],
             outputs=[
-                io.String.Output(display_name="labels", tooltip="The labels as CSV, for W2W Fit Directions."),
                 io.String.Output(
-                    display_name="report", tooltip="How many members have, lack, or do not show each attribute."
+                    display_name="labels", tooltip="The labels as CSV, for W2W Fit Directions."
+                ),
+                io.String.Output(
+                    display_name="report",
+                    tooltip="Number of members with, without, or undecided for each attribute.",
                 ),
             ],
         )
@@ -109,20 +152,34 @@ class W2WLabelMembers(io.ComfyNode):
     ) -> io.NodeOutput:
         from . import labels, member_labels
 
-        lines, members = member_labels.parse_lines(words[0]), space[0].members
+        lines = member_labels.parse_lines(words[0])
+        members = space[0].members
         if source[0] == LabelSource.IMAGES:
-            given = clip[0] if clip else None, clip_vision[0] if clip_vision else None
-            cosines, what = _agreement(lines, prompt[0], images or [], names or [], members, *given)
+            cosines, what = _agreement(
+                lines,
+                prompt[0],
+                images=images or [],
+                names=names or [],
+                members=members,
+                clip=clip[0] if clip else None,
+                clip_vision=clip_vision[0] if clip_vision else None,
+            )
             found = member_labels.from_cosines(lines, cosines)
         else:
             texts = _texts(source[0], folder[0], members)
-            found = interruptible(lambda: member_labels.from_counts(lines, texts))  # every word in every name
+            found = interruptible(
+                lambda: member_labels.from_counts(lines, texts)
+            )  # every word in every name
             what = f"words in {'names' if source[0] == LabelSource.FILE_NAMES else 'tags'} of files"
         return io.NodeOutput(labels.to_csv(members, found), member_labels.describe(found, what))
 
 
 class W2WFitDirections(io.ComfyNode):
-    READS: ClassVar = {"labels": lambda text: folders.file_stamp(folders.input_file(text)) if _is_file(text) else ""}
+    READS: ClassVar = {
+        "labels": lambda text: (
+            folders.file_stamp(folders.input_file(text)) if _is_file(text) else ""
+        )
+    }
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -130,57 +187,84 @@ class W2WFitDirections(io.ComfyNode):
             node_id="GBX_W2WFitDirections",
             display_name="W2W Fit Directions",
             category=CATEGORY,
-            description="Fits the direction of each attribute in a space from labels of its members, for W2W Edit. "
-            f"{PAPER}, section 3.3.",
-            search_aliases=["weight space", "weights2weights", "attribute direction", "linear classifier", "slider"],
+            description=(
+                "Fits a direction for each attribute from the members' labels, for W2W Edit. "
+                f"{PAPER}, section 3.3."
+            ),
+            search_aliases=[
+                "weight space",
+                "weights2weights",
+                "attribute direction",
+                "linear classifier",
+                "slider",
+            ],
             inputs=[
                 W2WSpace.Input("space", tooltip="Space of the labeled members."),
                 io.String.Input(
                     "labels",
                     default="",
                     multiline=True,
-                    tooltip="Empty: the labels stored in the space. Else a table, or the name of a .csv or .json "
-                    f"file in ComfyUI's input folder. Example:\n{_EXAMPLE}",
+                    tooltip=(
+                        "Empty: use the labels stored in the space. Otherwise a table, or the "
+                        "name of a .csv or .json file in ComfyUI's input folder. "
+                        f"Example:\n{_EXAMPLE}"
+                    ),
                 ),
                 io.Combo.Input(
                     "method",
                     options=list(directions.FitMethod),
                     default=directions.FitMethod.MOST_RELIABLE,
-                    tooltip="most_reliable: for each direction, whichever of the first three has the highest "
-                    "split-half reliability; in a learned space conditional_difference. least_squares as in the paper, "
-                    "mean_difference of the members with and without, ridge with components and penalty by "
-                    "leave-one-out error, or a linear classifier of scikit-learn. conditional_difference: the "
-                    "difference of members who differ in this label alone.",
+                    tooltip=(
+                        "most_reliable: whichever of least_squares, mean_difference and ridge "
+                        "has the highest split-half reliability, per direction; in a learned "
+                        "space, conditional_difference. least_squares: as in the paper. "
+                        "mean_difference: members with the attribute minus members without. "
+                        "ridge: components and penalty chosen by leave-one-out error. svm, "
+                        "logistic_regression: linear classifiers of scikit-learn. "
+                        "conditional_difference: difference between members whose labels differ "
+                        "in this attribute only."
+                    ),
                 ),
                 int_input(
                     "components",
                     1000,
                     (1, COMPONENTS_MAX),
-                    "Number of first coefficients to fit on. The paper uses 1,000 with 65,000 members: 100 are "
-                    "coarse, 10,000 entangle. Stay well below the number of members.",
+                    "Number of leading coefficients used for the fit. The paper uses 1,000 with "
+                    "65,000 members: 100 are coarse, 10,000 entangle. Stay well below the number "
+                    "of members.",
                 ),
-                io.String.Input("attributes", default="", tooltip="Comma-separated attributes. Empty: all."),
+                io.String.Input(
+                    "attributes", default="", tooltip="Comma-separated attributes. Empty: all."
+                ),
             ],
             outputs=[
                 _SPACE,
                 io.String.Output(
                     display_name="report",
-                    tooltip="Largest projection, accuracy and reliability of each direction, those that are noise, and "
-                    "the most similar pairs.",
+                    tooltip=(
+                        "Largest projection, accuracy and reliability of each direction, "
+                        "directions that are mere noise, and the most similar pairs."
+                    ),
                 ),
             ],
         )
 
     @classmethod
-    def execute(cls, space: Space, labels: str, method: str, components: int, attributes: str) -> io.NodeOutput:
+    def execute(
+        cls, space: Space, labels: str, method: str, components: int, attributes: str
+    ) -> io.NodeOutput:
         remarks: list[str] = []
         every = _labels(space, labels, remarks)
         found = _select(every, attributes)
         if not attributes.strip():
             found, constant = directions.drop_constant_labels(found)
             remarks += constant
-        fitted = directions.fit(space, found, components, method, check_stop, every)
-        return io.NodeOutput(space.with_directions(fitted), "\n".join([directions.describe(fitted), *remarks]))
+        fitted = directions.fit(
+            space, found, components=components, method=method, check_stop=check_stop, beside=every
+        )
+        return io.NodeOutput(
+            space.with_directions(fitted), "\n".join([directions.describe(fitted), *remarks])
+        )
 
 
 def _agreement(
@@ -189,23 +273,29 @@ def _agreement(
     images: list[torch.Tensor],
     names: list[str],
     members: tuple[str, ...],
-    clip,
-    clip_vision,
+    clip: CLIP | None,
+    clip_vision: ClipVisionModel | None,
 ) -> tuple[dict[str, torch.Tensor], str]:
-    """How well the images of each member agree with each word, NaN without images, and what that is."""
+    """How well the images of each member agree with each word, NaN without images, and what that
+    is.
+    """
     from ..common import prompt_alignment
 
     if "WORD" not in prompt:
-        raise ValueError("The prompt has no WORD that stands for each word: write portrait of a person, WORD.")
+        raise ValueError(
+            "The prompt has no WORD that stands for each word: write portrait of a person, WORD."
+        )
     if len(images) == 1 and len(names) > 1:
         images = list(images[0].split(1))
     if not images or len(images) != len(names):
         raise ValueError(
-            f"There are {len(images)} images and {len(names)} names: connect the images of W2W Sample's points with "
-            "the source members, and its names."
+            f"There are {len(images)} images and {len(names)} names: connect the images of W2W "
+            "Sample's points with the source members, and its names."
         )
     if unknown := next((name for name in names if name not in members), None):
-        raise ValueError(f"{unknown!r} is not a member of the space: connect W2W Sample with the source members.")
+        raise ValueError(
+            f"{unknown!r} is not a member of the space: connect W2W Sample with the source members."
+        )
     if len({batch.shape[1:] for batch in images}) > 1:
         raise ValueError("The images have different sizes: give images of one size.")
     words = [word for line in lines for word in line]
@@ -231,12 +321,20 @@ def _texts(source: str, folder: str, members: tuple[str, ...]) -> list[dict[str,
     from . import member_labels, member_sources
 
     if not folder.strip():
-        raise ValueError("There is no folder: name the one of the members' files, as in W2W Build Space.")
+        raise ValueError(
+            "There is no folder: name the one of the members' files, as in W2W Build Space."
+        )
     files = member_sources.file_sources(folders.lora_folder(folder))
     paths = {one.name: one.path for one in files if one.path is not None}
-    texts = [member_labels.tags_of(lora_reader.read_metadata(paths[name])) if name in paths else {} for name in members]
+    texts = [
+        member_labels.tags_of(lora_reader.read_metadata(paths[name])) if name in paths else {}
+        for name in members
+    ]
     if not any(texts):
-        raise ValueError(f"No file in {folder!r} is a member with tags in its metadata: use images or file_names.")
+        raise ValueError(
+            f"No file in {folder!r} is a member with tags in its metadata: use images or "
+            "file_names."
+        )
     return texts
 
 
@@ -260,7 +358,9 @@ def _select(found: dict, attributes: str) -> dict:
     names = [name.strip() for name in attributes.split(",") if name.strip()]
     missing = [name for name in names if name not in found]
     if missing:
-        raise ValueError(f"There are no labels of '{missing[0]}'. There are labels of {', '.join(found)}.")
+        raise ValueError(
+            f"There are no labels of '{missing[0]}'. There are labels of {', '.join(found)}."
+        )
     return {name: found[name] for name in names} if names else found
 
 

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from comfy_api.latest import io
 
-from ..host.folders import named_file, people_folder
+from ..host.folders import embedding_stamp, named_file, people_folder
 from ..host.image_output import new_figure, to_image
 from ..host.progress import with_progress
-from ..host.schema import W2WSpace, float_input, int_input, schema, seed
-from . import member_folders
+from ..host.schema import float_input, int_input, precision_input, schema, seed
+from ..host.sockets import W2WSpace
 from .point_inputs import CATEGORY, PAPER
+
+if TYPE_CHECKING:
+    from ..host.socket_types import CLIP, VAE, ModelPatcher
 
 
 def _rate(name: str, default: float, what: str) -> io.Float.Input:
-    return float_input(name, default, (0.0, 100.0, 0.05), f"Learning rate of {what}, as a multiple of learning_rate.")
+    return float_input(
+        name,
+        default,
+        (0.0, 100.0, 0.05),
+        f"Learning rate of {what}, as a multiple of learning_rate.",
+    )
 
 
 def _stamp(folder: str) -> str:
-    return member_folders.folder_stamp(people_folder(folder))
+    from . import member_folders
+
+    path = people_folder(folder)
+    captions = "\n".join(member_folders.captions(path))
+    return "\n".join([member_folders.folder_stamp(path), embedding_stamp(captions)])
 
 
 class W2WTrainSpace(io.ComfyNode):
@@ -47,100 +59,130 @@ class W2WTrainSpace(io.ComfyNode):
             ),
             display_name="W2W Train Space",
             category=CATEGORY,
-            description="Learns a weight space from images, one folder for each person, in one training: all people "
-            "share the trained weights, and each is a code of a few numbers. The result is a space as W2W Build Space "
-            f"makes one of many LoRAs. {PAPER} collects LoRAs; the joint training is Glassbox's own. Use images "
-            "of people who have agreed to it. Finish now takes the space trained so far.",
-            search_aliases=["weight space", "weights2weights", "train identities", "many people", "lora training"],
+            description=(
+                "Trains a weight space directly from images, one folder per person: the trained "
+                "weights are shared, and each person is a code of a few numbers. The result has "
+                f"the same form as a space of W2W Build Space. {PAPER} collects LoRAs; the joint "
+                "training is Glassbox's own. Use images of people who have agreed to it. Finish "
+                "now returns the space trained so far."
+            ),
+            search_aliases=[
+                "weight space",
+                "weights2weights",
+                "train identities",
+                "many people",
+                "lora training",
+            ],
             inputs=[
                 io.Model.Input("model", tooltip="The base model."),
-                io.Clip.Input("clip", tooltip="CLIP that encodes the captions. It is not trained."),
+                io.Clip.Input("clip", tooltip="CLIP that encodes the captions; not trained."),
                 io.Vae.Input("vae", tooltip="VAE that encodes the images and decodes previews."),
                 io.String.Input(
                     "folder",
                     default="people",
-                    tooltip="Folder in ComfyUI's input or output folder with a folder of images for each person, whose "
-                    "name it has. A text file beside an image, of the same name, is its caption. Where an image is "
-                    "transparent, the loss does not count.",
+                    tooltip=(
+                        "Dataset folder inside input or output, with one subfolder of images per "
+                        "person; the subfolder's name is the person's name. Optional captions: "
+                        "image.txt beside image.png. Transparent pixels are masked out of the "
+                        "loss."
+                    ),
                 ),
                 io.String.Input(
                     "prompt",
                     default="photo of a person",
-                    tooltip="Caption of images without a text file. Say what varies and nothing of who it is: what the "
-                    "caption says, the space does not learn.",
+                    tooltip=(
+                        "Default caption. Describe pose, clothes and background, not the person: "
+                        "whatever the caption explains is not stored in the person's code."
+                    ),
                 ),
-                int_input("rank", 4, (1, 128), "Rank of every layer's update: a point is a LoRA of it."),
+                int_input(
+                    "rank",
+                    4,
+                    (1, 128),
+                    ("Rank of each layer's update; every point is a LoRA of this rank."),
+                ),
                 int_input(
                     "components",
                     64,
                     (1, 1024),
-                    "Length of a person's code, and number of axes of the space: at most the number of people minus 1.",
+                    "Length of a person's code, which is the number of axes of the space: at "
+                    "most the number of people minus 1.",
                 ),
                 int_input(
                     "steps",
                     600,
                     (1, 1_000_000),
-                    "Steps of Adam. Everybody should come up in 50 steps or more: steps x members_per_step / people.",
+                    "Training steps (Adam). Aim for at least 50 updates per person: steps x "
+                    "members_per_step / number of people.",
                 ),
                 float_input(
                     "learning_rate",
                     0.0002,
                     (1e-7, 1.0, 1e-7),
-                    "Learning rate of the shared directions at its highest; it falls to a tenth. Measured on "
-                    "the demo model alone, where 0.004 is best; start lower on others.",
+                    "Peak learning rate of the shared directions; it decays to a tenth. Measured "
+                    "on the demo model only, where 0.004 is best; start lower on other models.",
                 ),
-                int_input("members_per_step", 8, (1, 1024), "People in a step, drawn at random."),
+                int_input("members_per_step", 8, (1, 1024), "People per step, chosen at random."),
                 int_input(
                     "images_per_member",
                     3,
                     (1, 64),
-                    "Images of each person in a step; where there are fewer, they come again with other noise.",
+                    "Images per person and step; if a person has fewer, images repeat with new "
+                    "noise.",
                 ),
                 int_input(
                     "batch_size",
                     4,
                     (1, 1024),
-                    "Largest number of images in one evaluation of the model, of any people. Takes memory, and "
-                    "changes nothing but the speed.",
+                    "Maximum number of images per forward pass, across people. Affects memory "
+                    "and speed only.",
                 ),
                 int_input(
                     "resolution",
                     512,
                     (64, 4096, 8),
-                    "Images are resized to this square's area at the nearest aspect ratio, and "
-                    "cropped: 512 for SD1.5, 1024 for SDXL, SD3 and Flux, 128 for the demo model.",
+                    "Images are cropped and resized to this square's area at the nearest aspect "
+                    "ratio: 512 for SD1.5, 1024 for SDXL, SD3 and Flux, 128 for the demo model.",
                 ),
-                seed("Seed of the start, the order of people and images, noise and noise levels."),
+                seed(
+                    "Seed of the initialization, the order of people and images, noise and "
+                    "timesteps."
+                ),
                 io.String.Input(
                     "layers",
                     default="",
-                    tooltip="Comma-separated words: the linear layers with one of them in their name are changed, such "
-                    "as attn2, or to_q, to_k, to_v. Empty: queries and values of attention, as in the paper.",
+                    tooltip=(
+                        "Comma-separated words; linear layers with one of them in their name are "
+                        "trained, e.g. attn2, or to_q, to_k, to_v. Empty: queries and values of "
+                        "attention, as in the paper."
+                    ),
                 ),
                 _rate("code_rate", 7.5, "the codes"),
-                _rate("projection_rate", 0.75, "the shared projections (0 leaves them as drawn)"),
+                _rate(
+                    "projection_rate",
+                    0.75,
+                    ("the shared projections (0 keeps them at their random initialization)"),
+                ),
                 float_input(
                     "prior",
                     0.0,
                     (0.0, 100.0, 0.0001),
-                    "Weight of the mean square of a code's numbers in the loss: higher keeps people nearer to "
-                    "each other.",
+                    "Weight of the L2 penalty on the codes: higher keeps people closer together.",
                 ),
                 float_input(
                     "end_percent",
                     0.85,
                     (0.01, 1.0, 0.01),
-                    "Noise levels are drawn from the start of the sampling range (0, pure noise) up to here: "
-                    "by then it is settled who is seen.",
+                    "Timesteps are drawn from the start of sampling (0, pure noise) up to here; "
+                    "later steps no longer decide the identity.",
                 ),
                 float_input(
-                    "caption_dropout", 0.0, (0.0, 1.0, 0.01), "How often a caption is replaced by an empty prompt."
+                    "caption_dropout",
+                    0.0,
+                    (0.0, 1.0, 0.01),
+                    "Probability of replacing a caption by an empty prompt.",
                 ),
-                io.Combo.Input(
-                    "precision",
-                    options=["bf16", "fp32"],
-                    tooltip="Precision of the model; what is trained is always float32.",
-                ),
+                precision_input("Trained weights are always float32."),
                 io.Boolean.Input(
                     "gradient_checkpointing",
                     default=True,
@@ -150,36 +192,52 @@ class W2WTrainSpace(io.ComfyNode):
                     "preview_interval",
                     100,
                     (0, 1_000_000),
-                    "Steps between previews of two people and of a sampled point; 0: at the end alone.",
+                    "Steps between previews of two people and one sampled point; 0: only at the "
+                    "end.",
                 ),
                 io.String.Input(
                     "checkpoint_name",
                     default="",
-                    tooltip="Name of a file in the output folder, such as glassbox/space. After Stop the same "
-                    "workflow queued again resumes from it exactly. Empty: no checkpoint.",
+                    tooltip=(
+                        "Checkpoint file in the output folder, e.g. glassbox/space. After Stop, "
+                        "queue the same workflow again to resume exactly. Empty: no checkpoint."
+                    ),
                 ),
                 int_input(
                     "checkpoint_interval",
                     50,
                     (1, 1_000_000),
-                    "Steps between two saves of the checkpoint; it is also saved at the end and at a stop.",
+                    "Steps between checkpoints; one is also saved at the end and on Stop.",
                 ),
             ],
             outputs=[
-                W2WSpace.Output(display_name="space", tooltip="For W2W Save Space, W2W Sample, W2W Fit Directions."),
-                io.Image.Output(display_name="images", tooltip="The first two people and a sampled point."),
+                W2WSpace.Output(
+                    display_name="space",
+                    tooltip="For W2W Save Space, W2W Sample, W2W Fit Directions.",
+                ),
+                io.Image.Output(
+                    display_name="images", tooltip="The first two people and a sampled point."
+                ),
                 io.Image.Output(display_name="figure", tooltip="Loss over steps."),
-                io.Custom("LOSS_MAP").Output(display_name="loss_map", tooltip="For Plot Loss Graph."),
-                io.String.Output(display_name="report", tooltip="What was trained, and how much of it is the person."),
+                io.Custom("LOSS_MAP").Output(
+                    display_name="loss_map", tooltip="For Plot Loss Graph."
+                ),
+                io.String.Output(
+                    display_name="report",
+                    tooltip=(
+                        "Settings, losses, and how much lower the loss is with each member's own "
+                        "code than with another's."
+                    ),
+                ),
             ],
         )
 
     @classmethod
     def execute(
         cls,
-        model,
-        clip,
-        vae,
+        model: ModelPatcher,
+        clip: CLIP,
+        vae: VAE,
         folder: str,
         prompt: str,
         rank: int,
@@ -203,24 +261,62 @@ class W2WTrainSpace(io.ComfyNode):
         checkpoint_name: str,
         checkpoint_interval: int,
     ) -> io.NodeOutput:
-        from . import learned_space_comfy, space_training, space_training_comfy
+        from ..host.precision import describe_precision, resolve_precision
+        from . import (
+            learned_space_comfy,
+            member_folders,
+            monitored_run_comfy,
+            resumable_training,
+            space_training,
+            space_training_comfy,
+        )
 
         path = people_folder(folder)
         found = member_folders.find_members(path, prompt)
-        people = learned_space_comfy.gather(found, clip, vae, resolution, with_progress)
+        people = learned_space_comfy.gather(
+            found, clip, vae=vae, resolution=resolution, track=with_progress
+        )
         settings = space_training.SpaceTrainingSettings(
-            *(steps, learning_rate, members_per_step, images_per_member, code_rate, projection_rate, prior),
-            *(end_percent, caption_dropout, batch_size, seed),
+            steps=steps,
+            learning_rate=learning_rate,
+            members=members_per_step,
+            images=images_per_member,
+            code_rate=code_rate,
+            projection_rate=projection_rate,
+            prior=prior,
+            end_percent=end_percent,
+            caption_dropout=caption_dropout,
+            batch_size=batch_size,
+            seed=seed,
         )
-        checkpoint = named_file(checkpoint_name, ".safetensors") if checkpoint_name.strip() else None
-        how = space_training_comfy.How(
-            precision, gradient_checkpointing, preview_interval, checkpoint, checkpoint_interval
+        checkpoint = (
+            named_file(checkpoint_name, ".safetensors") if checkpoint_name.strip() else None
         )
-        shape = space_training_comfy.Shape(layers, rank, components)
-        space, run = space_training_comfy.train(model, vae, people, path.name, shape, settings, how)
+        resolved = resolve_precision(precision, model.load_device)
+        monitoring = monitored_run_comfy.Monitoring(
+            precision=resolved,
+            gradient_checkpointing=gradient_checkpointing,
+            preview_interval=preview_interval,
+            checkpoint=checkpoint,
+            checkpoint_interval=checkpoint_interval,
+        )
+        shape = space_training_comfy.Shape(layers=layers, rank=rank, components=components)
+        space, run = space_training_comfy.train(
+            model,
+            vae,
+            people=people,
+            name=path.name,
+            shape=shape,
+            settings=settings,
+            monitoring=monitoring,
+        )
         figure = new_figure()
-        space_training.draw_losses(figure, run.training)
-        report = [space_training.describe_training(run.training, space, run.seconds, run.fit), *people.remarks]
+        resumable_training.draw_losses(figure, run.training, "Learning a space")
+        report = [
+            space_training.describe_training(run.training, space, run.seconds, run.fit),
+            *people.remarks,
+        ]
+        report.append(describe_precision(precision, resolved))
         losses = {"loss": list(run.training.losses)}
         ui = {"glassbox_curve": [run.curve()]}
         return io.NodeOutput(space, run.images, to_image(figure), losses, "\n".join(report), ui=ui)

@@ -1,22 +1,27 @@
-"""The official release of weights2weights (snap-research/weights2weights, arXiv 2406.09413) as a space of this pack.
+"""The official release of weights2weights (snap-research/weights2weights, arXiv 2406.09413) as a
+space of this pack.
 
 It reads V.pt (D, K), mean.pt, std.pt, weight_dimensions.pt, proj_1000pc.pt, and where present
-adapter_config.json and identity_df.csv. No pickle is executed: tensors are read with PyTorch's restricted reader. The
-labels come as a pickled table (identity_df.pt), which that reader refuses: convert it to CSV once, see `LABELS`.
-The deviations hold negative entries, which belong to the coefficients: they are kept as they are.
+adapter_config.json and identity_df.csv. No pickle is executed: tensors are read with PyTorch's
+restricted reader. The labels come as a pickled table (identity_df.pt), which that reader refuses:
+convert it to CSV once, see `LABELS`. The deviations hold negative entries, which belong to the
+coefficients: they are kept as they are.
 """
 
 from __future__ import annotations
 
 import contextlib
 import csv
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from ..common.failures import is_out_of_memory
+from ..common.headers import LARGEST_SIDE, read_section
 from ..common.lora_keys import DOWN, UP, base_of, parse
+from ..common.peft_files import LARGEST_ALPHA
 from ..common.safetensors_files import tensor_file
 from . import space_file
 from .flat_layout import Layout
@@ -25,42 +30,53 @@ from .space import Form, Space
 
 NEEDED = ("V.pt", "mean.pt", "std.pt", "weight_dimensions.pt", "proj_1000pc.pt")
 LABELS = (
-    "identity_df.pt is a pickled table. It is not read, because reading it would run code from it. On a machine "
-    "where you trust the file, write it as CSV beside it: torch.load('identity_df.pt', "
-    "weights_only=False).to_csv('identity_df.csv', index=False)"
+    "identity_df.pt is a pickled table. It is not read, because reading it would run code from "
+    "it. On a machine where you trust the file, write it as CSV beside it: "
+    "torch.load('identity_df.pt', weights_only=False).to_csv('identity_df.csv', index=False)"
 )
 _ALPHA = 27.0  # of the release, should its adapter_config.json be missing
 _ROWS = 64
 Track = Callable[[Iterable], Iterable]
 
 
-def convert(folder: Path, target: Path, components: int, storage: str, track: Track = iter) -> tuple[Space, str]:
-    """Write the release in a folder as a space, a few components at a time; returns it and remarks on it.
+def convert(
+    folder: Path, target: Path, components: int, storage: str, track: Track = iter
+) -> tuple[Space, str]:
+    """Write the release in a folder as a space, a few components at a time; returns it and remarks
+    on it.
 
     Raises ValueError with one sentence when a file is missing or damaged.
     """
     missing = [name for name in NEEDED if not (folder / name).is_file()]
     if missing:
-        raise ValueError(f"{folder.name} lacks {', '.join(missing)}: download the whole folder files/ of the release.")
+        raise ValueError(
+            f"{folder.name} lacks {', '.join(missing)}: download the whole folder files/ of the "
+            "release."
+        )
     layout, alpha_known = _layout(folder)
     mean, deviation = (_tensor(folder / f"{name}.pt").float().flatten() for name in ("mean", "std"))
-    basis, projections = _tensor(folder / "V.pt"), _tensor(folder / "proj_1000pc.pt")
-    if {len(mean), len(deviation), len(basis)} != {layout.size} or basis.ndim != 2 or projections.ndim != 2:
+    basis = _tensor(folder / "V.pt")
+    projections = _tensor(folder / "proj_1000pc.pt")
+    if (
+        {len(mean), len(deviation), len(basis)} != {layout.size}
+        or basis.ndim != 2
+        or projections.ndim != 2
+    ):
         raise ValueError(
-            f"The files of {folder.name} do not belong together: V.pt has {len(basis)} rows, mean.pt {len(mean)}, "
-            f"std.pt {len(deviation)}, weight_dimensions.pt {layout.size}."
+            f"The files of {folder.name} do not belong together: V.pt has {len(basis)} rows, "
+            f"mean.pt {len(mean)}, std.pt {len(deviation)}, weight_dimensions.pt {layout.size}."
         )
     components = min(components, basis.shape[1])
     known = min(components, projections.shape[1])
     coefficients = projections[:, :known].float()
     members, labels, remarks = _labels(folder, len(coefficients))
     space = Space(
-        layout,
-        mean,
-        deviation,
-        torch.empty(components, 0),
-        coefficients,
-        members,
+        layout=layout,
+        mean=mean,
+        deviation=deviation,
+        basis=torch.empty(components, 0),
+        coefficients=coefficients,
+        members=members,
         singular_values=coefficients.std(dim=0) * (len(coefficients) - 1) ** 0.5,
         form=Form.AS_TRAINED,
         labels=labels,
@@ -72,7 +88,7 @@ def convert(folder: Path, target: Path, components: int, storage: str, track: Tr
             "total_squares": float(layout.size) * (len(coefficients) - 1),
         },
     )
-    _write(space, basis, target, storage, track)
+    _write(space, basis, target=target, storage=storage, track=track)
     return space_file.read(target), "\n".join([*remarks, *_remarks(space, alpha_known)])
 
 
@@ -81,7 +97,9 @@ def _write(space: Space, basis: torch.Tensor, target: Path, storage: str, track:
     tensors = space_file.small_tensors(space, torch.float32)
     specification = {name: (value.dtype, tuple(value.shape)) for name, value in tensors.items()}
     specification |= space_file.basis_tensors(space.components, space.layout.size, storage)
-    with tensor_file(target, specification, space_file.header(space, storage, None), space_file.read) as file:
+    with tensor_file(
+        target, specification, space_file.header(space, storage, None), space_file.read
+    ) as file:
         for name, value in tensors.items():
             file.put(name, value)
         for first in track(range(0, space.components, _ROWS)):
@@ -93,7 +111,9 @@ def _write(space: Space, basis: torch.Tensor, target: Path, storage: str, track:
 
 
 def _layout(folder: Path) -> tuple[Layout, bool]:
-    """The layout that weight_dimensions.pt lists, whose order must be that of the flattened vectors."""
+    """The layout that weight_dimensions.pt lists, whose order must be that of the flattened
+    vectors.
+    """
     listed = _load(folder / "weight_dimensions.pt")
     shapes: dict[str, dict[str, tuple[int, ...]]] = {}
     for key, value in listed.items() if isinstance(listed, dict) else ():
@@ -103,22 +123,30 @@ def _layout(folder: Path) -> tuple[Layout, bool]:
     if not shapes or any(set(one) != {DOWN, UP} for one in shapes.values()):
         raise ValueError("weight_dimensions.pt lists no LoRA factors: download it again.")
     if list(shapes) != sorted(shapes):
-        raise ValueError("weight_dimensions.pt lists its layers in another order than the release: download it again.")
+        raise ValueError(
+            "weight_dimensions.pt lists its layers in another order than the release: download it "
+            "again."
+        )
     config = folder / "adapter_config.json"
-    try:
-        alpha = float(json.loads(config.read_text("utf-8")).get("lora_alpha", _ALPHA)) if config.is_file() else _ALPHA
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        raise ValueError("adapter_config.json gives no lora_alpha: download it again.") from None
+    alpha = _ALPHA
+    if config.is_file():
+        values = read_section(config.read_bytes(), config.name, "it")
+        alpha = values.number("lora_alpha", low=-LARGEST_ALPHA, high=LARGEST_ALPHA, default=_ALPHA)
     rank = next(iter(shapes.values()))[DOWN][0]
-    return Layout.of({name: (one[DOWN], one[UP]) for name, one in shapes.items()}, rank, alpha), config.is_file()
+    return Layout.of(
+        {name: (one[DOWN], one[UP]) for name, one in shapes.items()}, rank, alpha
+    ), config.is_file()
 
 
-def _shape(entry) -> tuple[int, ...]:
+def _shape(entry: Any) -> tuple[int, ...]:
     """The shape in an entry (count, shape) of weight_dimensions.pt."""
     try:
-        return tuple(map(int, entry[1]))
-    except (TypeError, ValueError, IndexError):
-        raise ValueError("weight_dimensions.pt lists no shapes: download it again.") from None
+        shape = tuple(map(int, entry[1]))
+    except (TypeError, ValueError, IndexError, KeyError, OverflowError, RuntimeError):
+        shape = ()
+    if not shape or not all(1 <= side <= LARGEST_SIDE for side in shape):
+        raise ValueError("weight_dimensions.pt lists no shapes: download it again.")
+    return shape
 
 
 def _labels(folder: Path, count: int) -> tuple[tuple[str, ...], dict[str, torch.Tensor], list[str]]:
@@ -135,7 +163,8 @@ def _labels(folder: Path, count: int) -> tuple[tuple[str, ...], dict[str, torch.
         raise ValueError(f"identity_df.csv cannot be read ({error}): write it again.") from None
     if len(rows) != count:
         raise ValueError(
-            f"identity_df.csv has {len(rows)} rows and proj_1000pc.pt {count}: take both from one release."
+            f"identity_df.csv has {len(rows)} rows and proj_1000pc.pt {count}: take both from one "
+            "release."
         )
     labels = {}
     for name in filter(None, rows[0]):  # cells beyond the header have no name
@@ -145,19 +174,32 @@ def _labels(folder: Path, count: int) -> tuple[tuple[str, ...], dict[str, torch.
             continue  # a column of text
     file_numbers = labels.pop("file", None)
     members = numbered if file_numbers is None else tuple(row["file"] for row in rows)
-    return members, {name: values for name, values in labels.items() if name and not name.startswith("Unnamed")}, []
+    return (
+        members,
+        {
+            name: values
+            for name, values in labels.items()
+            if name and not name.startswith("Unnamed")
+        },
+        [],
+    )
 
 
 def _remarks(space: Space, alpha_known: bool) -> list[str]:
     negative = int((space.deviation < 0).sum())
     remarks = [
-        f"{space.components} components of {space.layout.size:,} numbers, {len(space.members):,} members, "
-        f"{len(space.labels)} labels."
+        f"{space.components} components of {space.layout.size:,} numbers, {len(space.members):,} "
+        f"members, {len(space.labels)} labels."
     ]
     if negative:
-        remarks.append(f"{negative} entries of std.pt are negative and are kept: coefficients depend on their sign.")
+        remarks.append(
+            f"{negative} entries of std.pt are negative and are kept: coefficients depend on their "
+            "sign."
+        )
     if not alpha_known:
-        remarks.append(f"There is no adapter_config.json: alpha is set to {_ALPHA:g}, that of the release.")
+        remarks.append(
+            f"There is no adapter_config.json: alpha is set to {_ALPHA:g}, that of the release."
+        )
     return remarks
 
 
@@ -168,7 +210,7 @@ def _tensor(path: Path) -> torch.Tensor:
     return value
 
 
-def _load(path: Path):
+def _load(path: Path) -> object:
     """PyTorch's restricted reader; large tensors stay on disk until they are used."""
     import pickle
 
@@ -177,12 +219,20 @@ def _load(path: Path):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError:
         raise ValueError(
-            f"{path.name} holds more than tensors and is not read, because reading it could run code: use the file "
-            "of the official release."
+            f"{path.name} holds more than tensors and is not read, because reading it could run "
+            "code: use the file of the official release."
         ) from None
     except Exception as error:  # whatever a damaged file makes the unpickler raise
+        if is_out_of_memory(error):
+            raise
         if old := "mmap" in str(error):
-            with contextlib.suppress(Exception):  # files of PyTorch before 1.6 cannot be memory-mapped
+            with contextlib.suppress(
+                Exception
+            ):  # files of PyTorch before 1.6 cannot be memory-mapped
                 return torch.load(path, map_location="cpu", weights_only=True)
-        reason = "an old file" if old else (str(error).splitlines() or [""])[0][:200] or type(error).__name__
+        reason = (
+            "an old file"
+            if old
+            else (str(error).splitlines() or [""])[0][:200] or type(error).__name__
+        )
         raise ValueError(f"{path.name} cannot be read ({reason}): download it again.") from None

@@ -1,4 +1,6 @@
-"""Names and inputs that several nodes of the family share, as the keywords of ComfyUI's input classes."""
+"""Names and inputs that several nodes of the family share, as the keywords of ComfyUI's input
+classes.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ STRENGTH = {
     "min": -100.0,
     "max": 100.0,
     "step": 0.01,
-    "tooltip": "Strength of the change. 0 returns the model unchanged, 1 gives the model of the point.",
+    "tooltip": (
+        "Strength of the change. 0 returns the model unchanged, 1 gives the model of the point."
+    ),
 }
 START = {
     "id": "start_percent",
@@ -21,9 +25,11 @@ START = {
     "min": 0.0,
     "max": 1.0,
     "step": 0.001,
-    "tooltip": "Start of the interval in which the change acts; 0 is the start of sampling. Delayed injection: the "
-    "paper's T is 1 - T / 999 here, so T 800 is 0.199. Another W2W Apply with the unedited point may end where this "
-    "one starts.",
+    "tooltip": (
+        "Start of the interval in which the change acts; 0 is the start of sampling. Delayed "
+        "injection: the paper's T corresponds to 1 - T / 999, so T 800 is 0.199. Let another W2W "
+        "Apply with the unedited point end here."
+    ),
 }
 END = {
     "id": "end_percent",
@@ -36,5 +42,7 @@ END = {
 PRESERVED = {
     "id": "preserved_directions",
     "default": "",
-    "tooltip": "Comma-separated directions to preserve: every edit is made orthogonal to them (debiasing).",
+    "tooltip": (
+        "Comma-separated directions to preserve: every edit is made orthogonal to them (debiasing)."
+    ),
 }

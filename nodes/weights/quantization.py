@@ -27,11 +27,15 @@ def group_count(size: int) -> int:
 
 
 def quantize(block: torch.Tensor, storage: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Columns (k, w) of a basis as they are stored, w a multiple of GROUP or the row's end, and their scales."""
+    """Columns (k, w) of a basis as they are stored, w a multiple of GROUP or the row's end, and
+    their scales.
+    """
     if storage != Storage.INT8:
         return block.to(Storage(storage).dtype), None
     count, width = block.shape
-    full = torch.nn.functional.pad(block.float(), (0, group_count(width) * GROUP - width)).view(count, -1, GROUP)
+    full = torch.nn.functional.pad(block.float(), (0, group_count(width) * GROUP - width)).view(
+        count, -1, GROUP
+    )
     scale = full.abs().amax(dim=2) / 127
     numbers = (full / scale.clamp_min(1e-30)[..., None]).round().clamp(-127, 127).to(torch.int8)
     return numbers.view(count, -1)[:, :width].contiguous(), scale

@@ -1,8 +1,9 @@
 """A space on disk: one .safetensors file with readable JSON in its header.
 
-Tensors: mean, deviation (D,), basis (k, D), for int8 basis_scale, coefficients (n, k), singular_values; where there are
-any also sign_reference (D,), kept, squares (n,), labels (n, attributes; NaN where unknown), directions (m, k). A space
-on weight updates is format version 2 and has the layers' common bases one after another: left_bases, right_bases.
+Tensors: mean, deviation (D,), basis (k, D), for int8 basis_scale, coefficients (n, k),
+singular_values; where there are any also sign_reference (D,), kept, squares (n,), labels (n,
+attributes; NaN where unknown), directions (m, k). A space on weight updates is format version 2 and
+has the layers' common bases one after another: left_bases, right_bases.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ from pathlib import Path
 
 import torch
 
-from ..common.safetensors_files import open_tensors, tensor_file
+from ..common.headers import LONGEST_JSON, HeaderError, Section, shorten
+from ..common.safetensors_files import MappedFile, open_file, read_tensors, tensor_file
 from .flat_layout import CommonBasis, Layout
 from .quantization import Storage, dequantize, group_count, quantize
 from .space import Direction, Form, Space
 
-FORMAT, FORMAT_VERSIONS = "glassbox_w2w_space", ("1", "2")
+FORMAT = "glassbox_w2w_space"
+FORMAT_VERSIONS = ("1", "2")
 _ROWS = 64
+_MAPPED_BYTES = 200_000_000
 _OF_BUILD = ("build", "settings", "stamps")  # by which a build knows its own file, and extends it
 _OPTIONAL = ("sign_reference", "kept", "squares")
 Track = Callable[[Iterable], Iterable]
@@ -31,7 +35,8 @@ class StorageError:
     """What storing a basis in fewer bits costs."""
 
     basis: float  # |V - V'| / |V|, Frobenius
-    member: float  # the same for rebuilt members, in standardized numbers: the mean over up to 64 of them
+    # the same for rebuilt members, in standardized numbers: the mean over up to 64 of them
+    member: float
 
     def __str__(self) -> str:
         return f"basis {self.basis:.2e}, rebuilt members {self.member:.2e} (relative)"
@@ -44,11 +49,14 @@ def write(
     coefficients: torch.dtype = torch.float32,
     track: Track = iter,
 ) -> StorageError:
-    """Write a space, its basis stored as one of Storage, a few rows at a time; returns the measured error.
+    """Write a space, its basis stored as one of Storage, a few rows at a time; returns the measured
+    error.
 
     It is no longer what W2W Build Space has built, which builds it again.
     """
-    space = replace(space, about={name: value for name, value in space.about.items() if name not in _OF_BUILD})
+    space = replace(
+        space, about={name: value for name, value in space.about.items() if name not in _OF_BUILD}
+    )
     tensors = small_tensors(space, coefficients)
     specification = {name: (value.dtype, tuple(value.shape)) for name, value in tensors.items()}
     specification |= basis_tensors(space.components, space.layout.size, storage)
@@ -64,9 +72,13 @@ def write(
     return error
 
 
-def basis_tensors(components: int, size: int, storage: str) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+def basis_tensors(
+    components: int, size: int, storage: str
+) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
     """Names, dtypes and shapes of the tensors that a stored basis takes."""
-    tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {"basis": (Storage(storage).dtype, (components, size))}
+    tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
+        "basis": (Storage(storage).dtype, (components, size))
+    }
     if storage == Storage.INT8:
         tensors["basis_scale"] = (torch.float32, (components, group_count(size)))
     return tensors
@@ -96,54 +108,71 @@ def header(space: Space, storage: str, error: StorageError | None) -> dict[str, 
 
 
 def read(path: Path) -> Space:
-    """Read a space; the basis stays on disk until it is used. Raises ValueError for any other or damaged file."""
-    from safetensors import SafetensorError
+    """Read a space; a basis of 200 MB or more stays on disk until it is used.
 
+    Raises ValueError for any other or damaged file.
+    """
+    with open_file(path, "build or save the space again") as file:
+        metadata = file.metadata() or {}
+        _check_format(path, metadata)
+        tensors = read_tensors(file, path.name)
+        mapped = _copy_small(tensors, path)
     try:
-        with open_tensors(path) as file:
-            metadata = file.metadata() or {}
-            _check_format(path, metadata)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path.name} cannot be read ({error}): build or save the space again.") from None
-    try:
-        space = _space(tensors, metadata, path.stem)
+        space = replace(_space(tensors, Section(metadata, path.name), path.stem), file=mapped)
         problem = _problem(space)
+    except HeaderError:
+        raise
     except (KeyError, ValueError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        problem = f"its header or a tensor is not as it should be: {type(error).__name__} {error}"[:200]
+        problem = f"its header or a tensor is not as it should be: {type(error).__name__} {error}"[
+            :200
+        ]
     if problem:
         raise ValueError(f"{path.name} is damaged ({problem}): build or save the space again.")
     return space
 
 
+def _copy_small(tensors: dict[str, torch.Tensor], path: Path) -> MappedFile | None:
+    """Copy what is small out of the mapping of the file, in place; the file where something stays
+    in it.
+    """
+    mapped = False
+    for name, tensor in tensors.items():
+        if tensor.nbytes < _MAPPED_BYTES:
+            tensors[name] = tensor.clone()
+        else:
+            mapped = True
+    return MappedFile(path) if mapped else None
+
+
 def build_key(path: Path) -> str:
     """What identifies the build that wrote a file; "" where there is none or it cannot be read."""
-    from safetensors import SafetensorError
-
     try:
-        with open_tensors(path) as file:
-            return str(json.loads((file.metadata() or {})["space"])["build"])
-    except (SafetensorError, OSError, KeyError, ValueError, TypeError, RecursionError):
+        with open_file(path, "build it again") as file:
+            return Section(file.metadata() or {}, path.name).parsed("space").text("build")
+    except HeaderError:
         return ""
 
 
 def _check_format(path: Path, metadata: dict[str, str]) -> None:
     if metadata.get("format") != FORMAT:
         raise ValueError(
-            f"{path.name} is not a weight space: give a file that W2W Build Space or W2W Save Space wrote, or import "
-            "the official release with W2W Import Release."
+            f"{path.name} is not a weight space: give a file that W2W Build Space or W2W Save "
+            "Space wrote, or import the official release with W2W Import Release."
         )
     if metadata.get("format_version") not in FORMAT_VERSIONS:
         raise ValueError(
-            f"{path.name} has format version {metadata.get('format_version')} and this version of Glassbox reads "
-            f"{' and '.join(FORMAT_VERSIONS)}: build or save the space again with this version."
+            f"{path.name} has format version {shorten(metadata.get('format_version'))} and this "
+            f"version of Glassbox reads {' and '.join(FORMAT_VERSIONS)}: build or save the space "
+            "again with this version."
         )
 
 
 def _problem(space: Space) -> str:
     """What is inconsistent in a space that was read; "" when nothing is."""
-    members, size = len(space.members), space.layout.size
-    components, known = len(space.basis), space.coefficients.shape[-1]
+    members = len(space.members)
+    size = space.layout.size
+    components = len(space.basis)
+    known = space.coefficients.shape[-1]
     shapes = {
         "mean": (space.mean, (size,)),
         "deviation": (space.deviation, (size,)),
@@ -153,7 +182,10 @@ def _problem(space: Space) -> str:
         "kept": (space.kept, (members,)),
         "squares": (space.squares, (members,)),
         **{f"label {name}": (values, (members,)) for name, values in space.labels.items()},
-        **{f"direction {name}": (one.vector, (components,)) for name, one in space.directions.items()},
+        **{
+            f"direction {name}": (one.vector, (components,))
+            for name, one in space.directions.items()
+        },
     }
     if space.basis.dtype == torch.int8 or space.basis_scale is not None:
         shapes["basis_scale"] = (space.basis_scale, (components, group_count(size)))
@@ -172,25 +204,40 @@ def _problem(space: Space) -> str:
         if [space.layout.left.numel(), space.layout.right.numel()] != wanted:
             return "its common bases have other sizes than its layout"
     finite = {"mean": space.mean, "deviation": space.deviation, "coefficients": space.coefficients}
-    return next((f"its {name} holds NaN or infinity" for name, one in finite.items() if not one.isfinite().all()), "")
+    return next(
+        (
+            f"its {name} holds NaN or infinity"
+            for name, one in finite.items()
+            if not one.isfinite().all()
+        ),
+        "",
+    )
 
 
-def _space(tensors: dict[str, torch.Tensor], metadata: dict[str, str], name: str) -> Space:
-    about = json.loads(metadata["space"])
+def _space(tensors: dict[str, torch.Tensor], metadata: Section, name: str) -> Space:
+    header = metadata.parsed("space")
+    members = metadata.parsed_texts("members")
+    _check_about(header, len(members))
+    about = header.present()
     labels = tensors.get("labels", torch.empty(0, 0))
-    directions = {
-        key: Direction(
+    entries = header.section("directions")
+    directions = {}
+    for row, key in enumerate(entries):
+        entry = entries.section(key)
+        directions[key] = Direction(
             tensors["directions"][row].float(),
-            float(entry["max_projection"]),
-            str(entry["about"]),
-            entry.get("noise") is True,
+            entry.number("max_projection"),
+            entry.text("about"),
+            entry.switch("noise", default=False),
         )
-        for row, (key, entry) in enumerate(about.pop("directions").items())
-    }
-    layout = Layout.from_json(metadata["layout"])
+    label_names = header.texts("labels")
+    for key in ("directions", "labels"):
+        del about[key]
+    layout = Layout.from_json(metadata.text("layout", longest=LONGEST_JSON), metadata.file)
     if about["form"] == Form.WEIGHT_UPDATES:
         shapes = {slot.layer: (slot.down_shape, slot.up_shape) for slot in layout.slots}
         layout = CommonBasis.of_bases(shapes, tensors["left_bases"], tensors["right_bases"])
+    optional = {key: tensors[key].float() if key in tensors else None for key in _OPTIONAL}
     return Space(
         layout=layout,
         mean=tensors["mean"].float(),
@@ -198,14 +245,48 @@ def _space(tensors: dict[str, torch.Tensor], metadata: dict[str, str], name: str
         basis=tensors["basis"],
         basis_scale=tensors.get("basis_scale"),
         coefficients=tensors["coefficients"].float(),
-        members=tuple(map(str, json.loads(metadata["members"]))),
+        members=members,
         singular_values=tensors["singular_values"].float(),
         form=about.pop("form"),
-        labels={key: labels[:, column].float() for column, key in enumerate(about.pop("labels"))},
+        labels={key: labels[:, column].float() for column, key in enumerate(label_names)},
         directions=directions,
         about={**about, "name": name},
-        **{key: tensors[key].float() for key in _OPTIONAL if key in tensors},
+        sign_reference=optional["sign_reference"],
+        kept=optional["kept"],
+        squares=optional["squares"],
     )
+
+
+def _check_about(about: Section, members: int) -> None:
+    """Raise HeaderError for what reports and directions read of a space's notes and cannot compute
+    with.
+    """
+    about.choice("form", [str(form) for form in Form])
+    for key in ("name", "base", "storage", "bases", "build"):
+        about.text(key, default="")
+    for key in ("standardized", "learned"):
+        about.switch(key, default=False)
+    for key in ("skipped", "stems", "stamps"):
+        texts = about.section(key, default=Section({}, about.file))
+        for name in texts:
+            texts.text(name)
+    lost = about.section("lost", default=Section({}, about.file))
+    for reason in lost:
+        lost.number(reason)
+    common = about.number("common_norm", low=0, default=None)
+    # A member that joins a space without a common norm brings no norm of its own.
+    norms = about.numbers("norms", count=members if common else None, low=0, default=())
+    if common and not norms:
+        raise about.mismatch("norms", f"a list of {members}")
+    about.number("total_squares", low=0, default=None)
+    about.lists_of_texts("twins", count=2, default=[])
+    about.lists_of_texts("groups", default=[])
+    about.texts("reused", default=())
+    about.texts("faces", count=members if about.get("faces") else None, default=())
+    error = about.section("storage_error", default=None)
+    if error:
+        error.number("basis", low=0)
+        error.number("members", low=0)
 
 
 def small_tensors(space: Space, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -216,25 +297,33 @@ def small_tensors(space: Space, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         "coefficients": space.coefficients.to(dtype),
         "singular_values": space.singular_values,
     }
-    tensors |= {name: getattr(space, name) for name in _OPTIONAL if getattr(space, name) is not None}
+    tensors |= {
+        name: getattr(space, name) for name in _OPTIONAL if getattr(space, name) is not None
+    }
     if isinstance(space.layout, CommonBasis):
         tensors |= {"left_bases": space.layout.left, "right_bases": space.layout.right}
     if space.labels:
         tensors["labels"] = torch.stack(list(space.labels.values()), dim=1)
     if space.directions:
-        tensors["directions"] = torch.stack([direction.vector for direction in space.directions.values()])
+        tensors["directions"] = torch.stack(
+            [direction.vector for direction in space.directions.values()]
+        )
     return tensors
 
 
 def storage_error(
     blocks: Iterable[torch.Tensor], members: torch.Tensor, storage: str, bases: float = 0.0
 ) -> StorageError:
-    """The error on blocks of columns (k, w) of a basis and of ``members`` (m, k); ``bases``: that of layers' bases."""
+    """The error on blocks of columns (k, w) of a basis and of ``members`` (m, k); ``bases``: that
+    of layers' bases.
+    """
     lost = total = 0.0
-    apart, whole = torch.zeros(len(members)), torch.zeros(len(members))
+    apart = torch.zeros(len(members))
+    whole = torch.zeros(len(members))
     for block in blocks:
         change = block - dequantize(*quantize(block, storage))
-        lost, total = lost + float(change.square().sum()), total + float(block.square().sum())
+        lost = lost + float(change.square().sum())
+        total = total + float(block.square().sum())
         apart += (members @ change).square().sum(dim=1)
         whole += (members @ block).square().sum(dim=1)
     relative = (apart / whole.clamp_min(1e-30) + bases**2).sqrt()
@@ -244,13 +333,17 @@ def storage_error(
 def _measure_error(space: Space, storage: str) -> StorageError:
     lost = total = 0.0
     members = space.coefficients[:_ROWS]
-    difference, exact = torch.zeros(len(members), space.layout.size), torch.zeros(len(members), space.layout.size)
+    difference = torch.zeros(len(members), space.layout.size)
+    exact = torch.zeros(len(members), space.layout.size)
     for first in range(0, space.components, _ROWS):
         block = space.rows(first, first + _ROWS)
         change = block - dequantize(*quantize(block, storage))
-        lost, total = lost + float(change.square().sum()), total + float(block.square().sum())
+        lost = lost + float(change.square().sum())
+        total = total + float(block.square().sum())
         part = members[:, first : first + _ROWS]
         difference += part @ change
         exact += part @ block
     relative = difference.norm(dim=1) / exact.norm(dim=1).clamp_min(1e-30)
-    return StorageError((lost / max(total, 1e-300)) ** 0.5, float(relative.mean()) if len(relative) else 0.0)
+    return StorageError(
+        (lost / max(total, 1e-300)) ** 0.5, float(relative.mean()) if len(relative) else 0.0
+    )

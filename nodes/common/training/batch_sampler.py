@@ -1,8 +1,10 @@
-"""Which images a step trains on, at which noise levels, with which noise: the draws of core's Train LoRA.
+"""Which images a step trains on, at which noise levels, with which noise: the draws of core's Train
+LoRA.
 
-Core seeds its generator at each step with seed + 1000 * step, draws the noise and the noise levels, and lets the order
-of the next step follow from what is left. `BatchSampler` makes the same draws from a generator of its own, so that a
-run without pairing is core's run, and a run with pairing differs from it in nothing but the pairing.
+Core seeds its generator at each step with seed + 1000 * step, draws the noise and the noise levels,
+and lets the order of the next step follow from what is left. `BatchSampler` makes the same draws
+from a generator of its own, so that a run without pairing is core's run, and a run with pairing
+differs from it in nothing but the pairing.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ Call = Callable[[Callable], Any]
 _STRIDE = 1000
 _DROPOUT = 3  # keeps its draws apart from those of pools and candidates
 _SEEDS = 2**64
-# A pool takes as long to assign as several steps on a fast device; batches made further ahead hide it.
-_AHEAD, _AHEAD_BYTES = 16, 64 * 2**20
+# A pool takes as long to assign as several steps on a fast device; batches made further ahead hide
+# it.
+_AHEAD = 16
+_AHEAD_BYTES = 64 * 2**20
 _PATIENCE = 0.5  # seconds that a batch in the making is waited for at the end
 
 
@@ -41,10 +45,11 @@ class LengthUnit(StrEnum):
 class BatchSampler:
     """Draws batch after batch; the same seed, images and batch size give the same ones.
 
-    By steps a batch contains different images in a random order that forgets the last batch's, as in core; by epochs
-    every image comes once before one comes again. Images of one batch have one size: by steps the first one decides,
-    and the others are the next of its size in the order. `level` makes the fraction of the sampling range from a
-    uniform draw; `dropout` is the probability that an image's caption is dropped, drawn apart from everything else.
+    By steps a batch contains different images in a random order that forgets the last batch's, as
+    in core; by epochs every image comes once before one comes again. Images of one batch have one
+    size: by steps the first one decides, and the others are the next of its size in the order.
+    `level` makes the fraction of the sampling range from a uniform draw; `dropout` is the
+    probability that an image's caption is dropped, drawn apart from everything else.
     """
 
     def __init__(
@@ -56,14 +61,20 @@ class BatchSampler:
         level: Callable[[float], float] | None = None,
         dropout: float = 0.0,
     ):
-        self._images, self._size, self._seed, self._unit = images, batch_size, seed, LengthUnit(unit)
-        self._level, self._dropout = level, dropout
+        self._images = images
+        self._size = batch_size
+        self._seed = seed
+        self._unit = LengthUnit(unit)
+        self._level = level
+        self._dropout = dropout
         self._bucket_of = {image: bucket for bucket in images.buckets for image in bucket}
         self._generator = torch.Generator()
         self._next = 0
-        first, count = images.latents[0], len(images.latents)
+        first = images.latents[0]
+        count = len(images.latents)
         self._generator.manual_seed(seed % _SEEDS)
-        # Core has drawn noise for the whole set by now. In multiples of 16 numbers the pieces are the whole.
+        # Core has drawn noise for the whole set by now. In multiples of 16 numbers the pieces are
+        # the whole.
         together = 1 if first.numel() % 16 == 0 else count
         for _ in range(count // together):
             torch.randn(together, *first.shape[1:], dtype=first.dtype, generator=self._generator)
@@ -75,7 +86,8 @@ class BatchSampler:
 
     def draw(self) -> Draw:
         """The next batch."""
-        number, generator = self._next, self._generator
+        number = self._next
+        generator = self._generator
         if self._unit == LengthUnit.EPOCHS:
             images = self._batch_of_epoch(number)
         else:
@@ -88,9 +100,14 @@ class BatchSampler:
         percents = [torch.rand(1, generator=generator).item() for _ in images]
         if self._level is not None:
             percents = [self._level(percent) for percent in percents]
-        dropped = np.random.default_rng([_DROPOUT, self._seed % _SEEDS, number]).random(len(images)) < self._dropout
+        dropped = (
+            np.random.default_rng([_DROPOUT, self._seed % _SEEDS, number]).random(len(images))
+            < self._dropout
+        )
         self._next += 1
-        return Draw(number, images, noise, percents, dropped.tolist())
+        return Draw(
+            number=number, images=images, noise=noise, percents=percents, dropped=dropped.tolist()
+        )
 
     def state(self) -> tuple[int, torch.Tensor]:
         """What `restore` needs to continue as if nothing had happened."""
@@ -115,7 +132,9 @@ class BatchSampler:
 
 
 class PairedNoise(Protocol):
-    """The noise of a batch in place of the drawn one, (B, C, ...) as its one part, and what the change did."""
+    """The noise of a batch in place of the drawn one, (B, C, ...) as its one part, and what the
+    change did.
+    """
 
     @property
     def noise(self) -> Sequence[torch.Tensor]: ...
@@ -128,7 +147,9 @@ class PairedNoise(Protocol):
 
 
 class NoisePairing(Protocol):
-    """Pairs the noise of batches with their images; its only state is how often each image has come."""
+    """Pairs the noise of batches with their images; its only state is how often each image has
+    come.
+    """
 
     visits: list[int]
 
@@ -136,7 +157,7 @@ class NoisePairing(Protocol):
         """The noise for a batch of latents (B, C, ...)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainingBatch:
     """A batch on the CPU, and what a checkpoint after it must remember of the draws."""
 
@@ -150,10 +171,11 @@ class TrainingBatch:
 
 
 class BatchPrefetcher:
-    """Makes batches while the model works on those before: drawing, pairing and stacking run in a thread.
+    """Makes batches while the model works on those before: drawing, pairing and stacking run in a
+    thread.
 
-    With `ahead` False each batch is made when it is needed; the batches are the same. Without `noise` every batch keeps
-    the noise that was drawn for it. `call` waits for a batch, which a
+    With `ahead` False each batch is made when it is needed; the batches are the same. Without
+    `noise` every batch keeps the noise that was drawn for it. `call` waits for a batch, which a
     large pool takes seconds to make, and may stop by raising.
     """
 
@@ -165,14 +187,22 @@ class BatchPrefetcher:
         ahead: bool = True,
         call: Call = lambda work: work(),
     ):
-        self._images, self._sampler, self._noise, self._ahead, self._call = images, sampler, noise, ahead, call
+        self._images = images
+        self._sampler = sampler
+        self._noise = noise
+        self._ahead = ahead
+        self._call = call
 
     def batches(self, count: int) -> Iterator[TrainingBatch]:
-        """The next `count` batches; the first is begun at once, while the caller is busy with something else."""
+        """The next `count` batches; the first is begun at once, while the caller is busy with
+        something else.
+        """
         thread = ThreadPoolExecutor(1, "glassbox-noise") if self._ahead and count else None
         return self._serve(thread, deque([thread.submit(self._make)] if thread else ()), count)
 
-    def _serve(self, thread: ThreadPoolExecutor | None, coming: deque, count: int) -> Iterator[TrainingBatch]:
+    def _serve(
+        self, thread: ThreadPoolExecutor | None, coming: deque, count: int
+    ) -> Iterator[TrainingBatch]:
         begun = len(coming)
         try:
             for _ in range(count):
@@ -183,7 +213,10 @@ class BatchPrefetcher:
                     batch = coming[0].result() if coming[0].done() else self._call(coming[0].result)
                     coming.popleft()
                 waited = 1000 * (time.perf_counter() - started)
-                room = max(1, min(_AHEAD, _AHEAD_BYTES // max(1, batch.latents.nbytes + batch.noise.nbytes)))
+                room = max(
+                    1,
+                    min(_AHEAD, _AHEAD_BYTES // max(1, batch.latents.nbytes + batch.noise.nbytes)),
+                )
                 while thread and begun < count and len(coming) < room:
                     coming.append(thread.submit(self._make))
                     begun += 1
@@ -198,7 +231,21 @@ class BatchPrefetcher:
         draw = self._sampler.draw()
         latents = self._images.batch(draw.images)
         if self._noise is None:
-            return TrainingBatch(draw, latents, draw.noise, None, self._sampler.state(), [])
+            return TrainingBatch(
+                draw=draw,
+                latents=latents,
+                noise=draw.noise,
+                pairing=None,
+                position=self._sampler.state(),
+                visits=[],
+            )
         pairing = self._noise.pair(draw, latents)
         noise = pairing.noise[0].to(draw.noise)
-        return TrainingBatch(draw, latents, noise, pairing, self._sampler.state(), list(self._noise.visits))
+        return TrainingBatch(
+            draw=draw,
+            latents=latents,
+            noise=noise,
+            pairing=pairing,
+            position=self._sampler.state(),
+            visits=list(self._noise.visits),
+        )

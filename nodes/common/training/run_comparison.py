@@ -1,10 +1,16 @@
-"""Two training runs over the same steps: held-out losses, which can be compared, and training losses, which cannot."""
+"""Two training runs over the same steps: held-out losses, which can be compared, and training
+losses, which cannot.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from ..loss_curve import running_mean
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def check_loss_maps(runs: Mapping[str, Mapping]) -> None:
@@ -17,14 +23,18 @@ def check_loss_maps(runs: Mapping[str, Mapping]) -> None:
 
 
 def shared_steps(runs: Mapping[str, Mapping]) -> list[tuple[int, list[float]]]:
-    """The steps at which every run has a held-out loss, and those losses in the order of the runs."""
+    """The steps at which every run has a held-out loss, and those losses in the order of the
+    runs.
+    """
     held_out = [dict(map(tuple, run.get("validation", ()))) for run in runs.values()]
     steps = sorted(set.intersection(*map(set, held_out)))
     return [(int(step), [losses[step] for losses in held_out]) for step in steps]
 
 
-def draw_comparison(figure, runs: Mapping[str, Mapping]) -> None:
-    """Held-out losses of all runs on the left and running means of their training losses on the right."""
+def draw_comparison(figure: Figure, runs: Mapping[str, Mapping]) -> None:
+    """Held-out losses of all runs on the left and running means of their training losses on the
+    right.
+    """
     held_out, training = figure.subplots(1, 2)
     for name, run in runs.items():
         points = [tuple(point) for point in run.get("validation", ())]
@@ -42,7 +52,9 @@ def draw_comparison(figure, runs: Mapping[str, Mapping]) -> None:
 
 
 def describe_comparison(runs: Mapping[str, Mapping]) -> str:
-    """Which run has the lower held-out loss at the last step that both have, and each run's lowest one."""
+    """Which run has the lower held-out loss at the last step that both have, and each run's lowest
+    one.
+    """
     lines = []
     for name, run in runs.items():
         if "finished_at" in run:
@@ -50,7 +62,10 @@ def describe_comparison(runs: Mapping[str, Mapping]) -> str:
         points = [tuple(point) for point in run.get("validation", ())]
         if points:
             step, loss = min(points, key=lambda point: point[1])
-            lines.append(f"{name}: lowest held-out loss {loss:.5g} at step {int(step)}, last {points[-1][1]:.5g}.")
+            lines.append(
+                f"{name}: lowest held-out loss {loss:.5g} at step {int(step)}, last "
+                f"{points[-1][1]:.5g}."
+            )
         else:
             lines.append(f"{name}: no held-out loss; set held_out in the training.")
     shared = shared_steps(runs)
@@ -64,7 +79,10 @@ def describe_comparison(runs: Mapping[str, Mapping]) -> str:
         lines.append(
             f"At step {step} both have the same held-out loss."
             if equal
-            else f"At step {step} {low} is {percent:.2f} % below {high}; so it is at {below} of {len(shared)} steps."
+            else (
+                f"At step {step} {low} is {percent:.2f} % below {high}; so it is at {below} of "
+                f"{len(shared)} steps."
+            )
         )
         lines.append("One run each is no evidence: repeat both with other seeds.")
     return "\n".join(lines)

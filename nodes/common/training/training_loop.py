@@ -1,4 +1,6 @@
-"""The training loop: batches in, optimizer steps, and on the way validation, samples, checkpoints and a stop."""
+"""The training loop: batches in, optimizer steps, and on the way validation, samples, checkpoints
+and a stop.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..resume import FinishedEarly
 from .batch_sampler import BatchPrefetcher, TrainingBatch
 from .session import Session
-from .training_checkpoint import CheckpointFile
 from .training_evaluation import PreviewSampler, Validation
 from .training_loss import Objective, signal_to_noise
+
+if TYPE_CHECKING:
+    from .training_checkpoint import CheckpointFile
 
 _TORCH_OPTIMIZERS = ("AdamW", "Adam", "SGD", "RMSprop")
 #: Those of other packages: the module and its class, and what pip calls it.
@@ -29,43 +34,54 @@ OPTIMIZERS = (*_TORCH_OPTIMIZERS, *_OTHER_OPTIMIZERS)
 
 
 def make_optimizer(name: str, parameters: list, rate: float) -> torch.optim.Optimizer:
-    """An optimizer of `OPTIMIZERS` with its package's defaults; raises ValueError where that is not installed.
+    """An optimizer of `OPTIMIZERS` with its package's defaults; raises ValueError where that is not
+    installed.
 
-    `parameters`: tensors, or groups of them as dicts, whose "ratio" is what the learning rate is multiplied by.
+    `parameters`: tensors, or groups of them as dicts, whose "ratio" is what the learning rate is
+    multiplied by.
     """
     if name in _TORCH_OPTIMIZERS:
         return getattr(torch.optim, name)(parameters, lr=rate)
     module, kind, package = _OTHER_OPTIMIZERS[name]
     try:
         made = getattr(importlib.import_module(module), kind)
-    except ImportError:
-        raise ValueError(
-            f"The optimizer {name} needs a package that is not installed: run pip install {package}, or choose AdamW."
-        ) from None
+    except ImportError as error:
+        from ..packages import missing_package
+
+        missing = missing_package(f"The optimizer {name}", package, error)
+        raise ValueError(f"{missing}, or choose AdamW.") from error
     return made(parameters, lr=rate)
 
 
 def keeps_state(name: str) -> bool:
-    """Whether checkpoints hold all that an optimizer remembers; others keep some of it elsewhere or packed."""
+    """Whether checkpoints hold all that an optimizer remembers; others keep some of it elsewhere or
+    packed.
+    """
     return name in _TORCH_OPTIMIZERS
 
 
 class WeightAverage:
     """The exponential moving average of parameters over optimizer steps (EMA), in float32.
 
-    After step n it moves by 1 - min(decay, (1 + n) / (10 + n)) towards them, so that short runs leave the start too.
+    After step n it moves by 1 - min(decay, (1 + n) / (10 + n)) towards them, so that short runs
+    leave the start too.
     """
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], decay: float):
-        self._parameters, self._decay = parameters, decay
-        self.values = {name: parameter.detach().float().clone() for name, parameter in parameters.items()}
+        self._parameters = parameters
+        self._decay = decay
+        self.values = {
+            name: parameter.detach().float().clone() for name, parameter in parameters.items()
+        }
 
     @torch.no_grad()
     def update(self, steps_done: int) -> None:
         """Take the parameters in after a step."""
         decay = min(self._decay, (1 + steps_done) / (10 + steps_done))
         for name, parameter in self._parameters.items():
-            self.values[name] = torch.lerp(parameter.float(), self.values[name].to(parameter.device), decay)
+            self.values[name] = torch.lerp(
+                parameter.float(), self.values[name].to(parameter.device), decay
+            )
 
     @torch.no_grad()
     def install(self) -> None:
@@ -95,7 +111,9 @@ class LearningRateSchedule(StrEnum):
 
 
 def learning_rate(peak: float, schedule: str, warmup: int, step: int, steps: int) -> float:
-    """The rate of optimizer step `step` (from 0) of `steps`: rises over `warmup` steps, then falls to 0 or stays."""
+    """The rate of optimizer step `step` (from 0) of `steps`: rises over `warmup` steps, then falls
+    to 0 or stays.
+    """
     if step < warmup:
         return peak * (step + 1) / warmup
     fraction = (step - warmup) / max(1, steps - warmup)
@@ -107,9 +125,11 @@ def learning_rate(peak: float, schedule: str, warmup: int, step: int, steps: int
     return peak
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How long to train, how fast, and how often to do what else; counts are optimizer steps, 0 is never."""
+    """How long to train, how fast, and how often to do what else; counts are optimizer steps, 0 is
+    never.
+    """
 
     steps: int
     accumulation: int = 1
@@ -121,19 +141,23 @@ class Plan:
     checkpoint_interval: int = 0
 
 
-@dataclass
+@dataclass(kw_only=True)
 class History:
     """What a run leaves behind beside its weights; a checkpoint holds it whole."""
 
     losses: list[float] = field(default_factory=list)  # one per batch
     validation: list[tuple[int, float]] = field(default_factory=list)  # optimizer steps done, loss
-    samples: list[tuple[int, torch.Tensor]] = field(default_factory=list)  # optimizer steps done, latents
+    samples: list[tuple[int, torch.Tensor]] = field(
+        default_factory=list
+    )  # optimizer steps done, latents
     before: float = 0.0  # sums of the distances of noise and image: as drawn,
     after: float = 0.0  # and as paired
     seconds: float = 0.0  # of forward, backward and waiting
     pairing: float = 0.0  # milliseconds that pairing took, in its thread
     waited: float = 0.0  # milliseconds for which the model waited for a batch
-    finished_at: tuple[int, int] | None = None  # optimizer steps done of those planned, where the person ended it
+    finished_at: tuple[int, int] | None = (
+        None  # optimizer steps done of those planned, where the person ended it
+    )
 
     @property
     def gain(self) -> float:
@@ -146,12 +170,17 @@ class History:
         return self.waited / (10 * self.seconds) if self.seconds else 0.0
 
     def loss_map(self) -> dict[str, list]:
-        """As LOSS_MAP: the losses under "loss", as core's plot takes them, and the held-out ones under "validation".
+        """As LOSS_MAP: the losses under "loss", as core's plot takes them, and the held-out ones
+        under "validation".
 
         "finished_at" holds the steps done and planned of a run that the person ended.
         """
         ended = {} if self.finished_at is None else {"finished_at": list(self.finished_at)}
-        return {"loss": list(self.losses), "validation": [list(point) for point in self.validation], **ended}
+        return {
+            "loss": list(self.losses),
+            "validation": [list(point) for point in self.validation],
+            **ended,
+        }
 
 
 class DivergedError(ValueError):
@@ -162,10 +191,11 @@ class DivergedError(ValueError):
 class Training:
     """A run on the trainable `parameters`.
 
-    `on_step` is called with the optimizer steps done and the latents sampled at this step, if any. `average`: what
-    validation and samples see in place of the parameters. `empty_row`: the session's condition of images whose caption
-    is dropped. `weights`: for each image of the session how much each position counts. `finishing`: exceptions by which
-    the person ends the run with what it has.
+    `on_step` is called with the optimizer steps done and the latents sampled at this step, if any.
+    `average`: what validation and samples see in place of the parameters. `empty_row`: the
+    session's condition of images whose caption is dropped. `weights`: for each image of the session
+    how much each position counts. `finishing`: exceptions by which the person ends the run with
+    what it has.
     """
 
     parameters: Mapping[str, torch.nn.Parameter]
@@ -184,14 +214,16 @@ class Training:
     finishing: tuple[type[BaseException], ...] = (FinishedEarly,)
 
     def run(self, session: Session, prefetcher: BatchPrefetcher) -> None:
-        """Train to the plan's end from where the run is; whatever interrupts it leaves a checkpoint first.
+        """Train to the plan's end from where the run is; whatever interrupts it leaves a checkpoint
+        first.
 
         A run that was finished early is only validated and sampled, where a Stop came in between.
         """
         if self.history.finished_at is not None:
             self._evaluate(session)
             return
-        plan, resumable = self.plan, None
+        plan = self.plan
+        resumable = None
         batches = prefetcher.batches((plan.steps - self.steps_done) * plan.accumulation)
         learned: list[tuple[float, TrainingBatch, float]] = []
         try:
@@ -211,7 +243,9 @@ class Training:
         except self.finishing as reason:
             if 0 < self.steps_done < plan.steps:
                 self.history.finished_at = self.steps_done, plan.steps
-                if isinstance(reason, FinishedEarly):  # not after a Stop, which should not wait for images
+                if isinstance(
+                    reason, FinishedEarly
+                ):  # not after a Stop, which should not wait for images
                     self._evaluate(session)
             raise
         finally:
@@ -223,33 +257,50 @@ class Training:
         if self.checkpoint is not None:
             self.checkpoint.save(self, batch.visits, batch.position)
 
-    def _backward(self, session: Session, batch: TrainingBatch) -> tuple[float, TrainingBatch, float]:
+    def _backward(
+        self, session: Session, batch: TrainingBatch
+    ) -> tuple[float, TrainingBatch, float]:
         """Add the gradient of one batch; its loss, itself, and the seconds that it took."""
         started = time.perf_counter()
         latent, noise = (tensor.to(session.device) for tensor in (batch.latents, batch.noise))
-        sigmas = torch.tensor([session.sigma(percent) for percent in batch.draw.percents]).to(session.device)
+        sigmas = torch.tensor([session.sigma(percent) for percent in batch.draw.percents]).to(
+            session.device
+        )
         rows = [
             image if self.empty_row is None or not dropped else self.empty_row
             for image, dropped in zip(batch.draw.images, batch.draw.dropped, strict=True)
         ]
-        weights = None if self.weights is None else torch.cat([self.weights[image] for image in batch.draw.images])
+        weights = (
+            None
+            if self.weights is None
+            else torch.cat([self.weights[image] for image in batch.draw.images])
+        )
         prediction = session.denoised(session.noised(latent, noise, sigmas), sigmas, rows)
-        loss = self.objective(prediction, session.clean(latent), signal_to_noise(session, sigmas), weights)
+        loss = self.objective(
+            prediction, session.clean(latent), signal_to_noise(session, sigmas), weights
+        )
         (loss / self.plan.accumulation).backward()
         seconds = time.perf_counter() - started + batch.waited / 1000
         value = loss.item()
         if not math.isfinite(value):
             raise DivergedError(
-                f"The loss is no longer a finite number after {self.steps_done} steps: use a lower learning rate, or "
-                "fp32 for both precisions."
+                f"The loss is no longer a finite number after {self.steps_done} steps: use a lower "
+                "learning rate, or fp32 for both precisions."
             )
         return value, batch, seconds
 
     def _step(self, learned: list[tuple[float, TrainingBatch, float]]) -> None:
         """One step of the optimizer along the accumulated gradients."""
-        plan, history = self.plan, self.history
+        plan = self.plan
+        history = self.history
         for group in self.optimizer.param_groups:
-            rate = learning_rate(plan.learning_rate, plan.schedule, plan.warmup, self.steps_done, plan.steps)
+            rate = learning_rate(
+                plan.learning_rate,
+                plan.schedule,
+                warmup=plan.warmup,
+                step=self.steps_done,
+                steps=plan.steps,
+            )
             group["lr"] = rate * group.get("ratio", 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -267,15 +318,23 @@ class Training:
 
     def _evaluate(self, session: Session) -> None:
         """Validate, sample and report the progress, where it is time to and not done yet."""
-        plan, done, latents = self.plan, self.steps_done, None
+        plan = self.plan
+        done = self.steps_done
+        latents = None
 
         def is_due(every: int, seen: list[tuple]) -> bool:
             last = done == plan.steps or self.history.finished_at is not None
-            return (last or (every > 0 and done % every == 0)) and not (seen and seen[-1][0] == done)
+            return (last or (every > 0 and done % every == 0)) and not (
+                seen and seen[-1][0] == done
+            )
 
         with contextlib.nullcontext() if self.average is None else self.average.installed():
-            if self.validation is not None and is_due(plan.validation_interval, self.history.validation):
-                self.history.validation.append((done, self.validation.loss(session, self.objective)))
+            if self.validation is not None and is_due(
+                plan.validation_interval, self.history.validation
+            ):
+                self.history.validation.append(
+                    (done, self.validation.loss(session, self.objective))
+                )
             if self.sampler is not None and is_due(plan.sample_interval, self.history.samples):
                 latents = self.sampler.sample(session)
                 self.history.samples.append((done, latents))

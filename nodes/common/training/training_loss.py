@@ -1,4 +1,6 @@
-"""What a step minimizes: a distance of the model's prediction from the clean image, weighted by the noise level."""
+"""What a step minimizes: a distance of the model's prediction from the clean image, weighted by the
+noise level.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,12 @@ import torch.nn.functional as F
 
 from .session import Session
 
-LOSSES: dict[str, Callable] = {"MSE": F.mse_loss, "L1": F.l1_loss, "Huber": F.huber_loss, "SmoothL1": F.smooth_l1_loss}
+LOSSES: dict[str, Callable] = {
+    "MSE": F.mse_loss,
+    "L1": F.l1_loss,
+    "Huber": F.huber_loss,
+    "SmoothL1": F.smooth_l1_loss,
+}
 
 #: (prediction, clean image, signal-to-noise ratio, weights of positions or None) -> loss
 Objective = Callable[..., torch.Tensor]
@@ -24,12 +31,28 @@ class NoiseLevels(StrEnum):
 
 
 def logit_normal_percent(uniform: float, mean: float, std: float) -> float:
-    """A fraction of the sampling range, 0 pure noise and 1 none, whose noise fraction t = 1 - percent is logit-normal.
+    """A fraction of the sampling range, 0 pure noise and 1 none, whose noise fraction t = 1 -
+    percent is logit-normal.
 
-    t = sigmoid(mean + std n) with n from a normal law (SD3, arXiv 2403.03206, section 3.1), here the quantile of
-    1 - `uniform`, so that one draw of core's gives one level and a larger one still means less noise.
+    t = sigmoid(mean + std n) with n from a normal law (SD3, arXiv 2403.03206, section 3.1), here
+    the quantile of 1 - `uniform`, so that one draw of core's gives one level and a larger one still
+    means less noise.
     """
-    return float(torch.sigmoid(std * torch.special.ndtri(torch.tensor(uniform, dtype=torch.float64)) - mean))
+    return float(
+        torch.sigmoid(std * torch.special.ndtri(torch.tensor(uniform, dtype=torch.float64)) - mean)
+    )
+
+
+class PairObjective(StrEnum):
+    """What a slider from pairs of images is trained on.
+
+    ``VISUAL``: the paper's, the noise in the image before at strength -1 and in the image after at
+    strength 1. ``DIFFERENCE``: at strength 1 the frozen model's own answer to the noised image
+    before, plus after minus before; at strength -1 the reverse.
+    """
+
+    VISUAL = "visual"
+    DIFFERENCE = "difference"
 
 
 class Weighting(StrEnum):
@@ -41,19 +64,26 @@ class Weighting(StrEnum):
 
 
 def make_objective(loss: str, weighting: str, gamma: float) -> Objective:
-    """A function of prediction (B, ...), clean image (B, ...) and signal-to-noise ratio (B,) to a number.
+    """A function of prediction (B, ...), clean image (B, ...) and signal-to-noise ratio (B,) to a
+    number.
 
-    A fourth argument, weights (B, 1, ..., H, W) of at least 0, makes the error of each image its weighted mean.
+    A fourth argument, weights (B, 1, ..., H, W) of at least 0, makes the error of each image its
+    weighted mean.
 
-    Plain: the error of the clean image as it is, as in core's Train LoRA. Epsilon: that of the noise, the error of the
-    clean image times the ratio. min_snr: times the ratio but no more than `gamma` (arXiv 2303.09556, equation 4; there
-    5), which is their weight of the clean image's error, whatever the model predicts.
+    Plain: the error of the clean image as it is, as in core's Train LoRA. Epsilon: that of the
+    noise, the error of the clean image times the ratio. min_snr: times the ratio but no more than
+    `gamma` (arXiv 2303.09556, equation 4; there 5), which is their weight of the clean image's
+    error, whatever the model predicts.
     """
-    distance, weighting = LOSSES[loss], Weighting(weighting)
+    distance = LOSSES[loss]
+    weighting = Weighting(weighting)
     largest = gamma if weighting == Weighting.MIN_SNR else torch.inf
 
     def objective(
-        prediction: torch.Tensor, clean: torch.Tensor, ratio: torch.Tensor, weights: torch.Tensor | None = None
+        prediction: torch.Tensor,
+        clean: torch.Tensor,
+        ratio: torch.Tensor,
+        weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if weighting == Weighting.PLAIN and weights is None:
             return distance(prediction.float(), clean.float())
@@ -71,7 +101,11 @@ def make_objective(loss: str, weighting: str, gamma: float) -> Objective:
 
 
 def signal_to_noise(session: Session, sigmas: torch.Tensor) -> torch.Tensor:
-    """The ratio of an image's and the noise's power, for unit power of both, at each level; (B,) in float32."""
-    one, zero = torch.ones(len(sigmas), 1, 1, 1, device=sigmas.device), torch.zeros(len(sigmas), 1, 1, 1).to(sigmas)
-    signal, noise = session.noised(one, zero, sigmas), session.noised(zero, one, sigmas)
+    """The ratio of an image's and the noise's power, for unit power of both, at each level; (B,) in
+    float32.
+    """
+    one = torch.ones(len(sigmas), 1, 1, 1, device=sigmas.device)
+    zero = torch.zeros(len(sigmas), 1, 1, 1).to(sigmas)
+    signal = session.noised(one, zero, sigmas)
+    noise = session.noised(zero, one, sigmas)
     return (signal / noise).square().flatten().float()

@@ -1,9 +1,12 @@
-"""What core's Train LoRA trains: a low-rank adapter for each matrix of a MODEL, a difference for each vector."""
+"""What core's Train LoRA trains: a low-rank adapter for each matrix of a MODEL, a difference for
+each vector.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import comfy.sd
 import folder_paths
@@ -19,6 +22,9 @@ from ..folders import lora_path
 from ..lora_targets import Target, mismatch, name_some, targets
 from .layer_weights import trainable_layers
 
+if TYPE_CHECKING:
+    from ..socket_types import CLIP, ModelPatcher
+
 ALGORITHMS = list(adapter_maps)
 NO_LORA = "[None]"
 _SAME_UPDATE = 1e-3  # relative: what a file in 16 bits may lose against its adapter in the trainer
@@ -31,7 +37,8 @@ TEXT_PREFIX = "text_encoders."
 class Adapters:
     """Functions for `train.run`, and their parameters under the names that a LoRA file has.
 
-    ``report``: which layers of an existing LoRA are continued, which are new, and why others are left out.
+    ``report``: which layers of an existing LoRA are continued, which are new, and why others are
+    left out.
     """
 
     functions: dict[str, nn.Module]
@@ -40,7 +47,9 @@ class Adapters:
 
     def lora(self) -> dict[str, torch.Tensor]:
         """A copy of the parameters as LORA_MODEL."""
-        return {name: parameter.detach().clone().cpu() for name, parameter in self.parameters.items()}
+        return {
+            name: parameter.detach().clone().cpu() for name, parameter in self.parameters.items()
+        }
 
 
 class Difference(nn.Module):
@@ -53,7 +62,7 @@ class Difference(nn.Module):
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
         return (weight.to(self.value) + self.value).to(weight.dtype)
 
-    def move_to(self, device) -> int:
+    def move_to(self, device: torch.device) -> int:
         self.to(device=device)
         return self.value.nelement() * self.value.element_size()
 
@@ -76,7 +85,7 @@ def read_lora(name: str) -> tuple[FileParts, int]:
 
 
 def create(
-    patcher,
+    patcher: ModelPatcher,
     algorithm: str,
     rank: int,
     dtype: torch.dtype,
@@ -87,12 +96,13 @@ def create(
     *,
     of_text: bool = False,
 ) -> Adapters:
-    """Adapters for the weights of a MODEL, new ones drawn from the seed, or taken from an existing LoRA.
+    """Adapters for the weights of a MODEL, new ones drawn from the seed, or taken from an existing
+    LoRA.
 
-    ``layers``: comma-separated words; layers with none of them in their name are left alone. Empty takes all.
-    ``of_text``: the patcher is that of a CLIP, whose linear layers get adapters without biases. The global generators
-    are left as they are. Raises ValueError for a LoRA that fits nothing of the MODEL or that cannot be continued as it
-    is, and for words that no layer has.
+    ``layers``: comma-separated words; layers with none of them in their name are left alone. Empty
+    takes all. ``of_text``: the patcher is that of a CLIP, whose linear layers get adapters without
+    biases. The global generators are left as they are. Raises ValueError for a LoRA that fits
+    nothing of the MODEL or that cannot be continued as it is, and for words that no layer has.
     """
     prefix = TEXT_PREFIX if of_text else ""
     with torch.inference_mode(False), untouched():
@@ -112,27 +122,42 @@ def create(
             functions[f"{layer}.{kind}"] = function.to(dtype)
             parameters |= dict(_named(prefix + layer, kind, function))
     if not functions:
-        raise ValueError(f"No layer of this MODEL has a name with one of {', '.join(words)}: choose other layers.")
+        raise ValueError(
+            f"No layer of this MODEL has a name with one of {', '.join(words)}: choose other "
+            "layers."
+        )
     return Adapters(functions, parameters, start.report(len(functions)) if existing else "")
 
 
 class _Start:
-    """The adapters in which training goes on from what a file holds of the layers of a MODEL or CLIP."""
+    """The adapters in which training goes on from what a file holds of the layers of a MODEL or
+    CLIP.
+    """
 
-    def __init__(self, patcher, existing: FileParts, of_text: bool):
-        self._patcher, self._file, self._of_text = patcher, existing, of_text
+    def __init__(self, patcher: ModelPatcher, existing: FileParts, of_text: bool):
+        self._patcher = patcher
+        self._file = existing
+        self._of_text = of_text
         mine = existing.text if of_text else existing.layers
-        rest = {layer: one for layer, one in existing.rest.items() if layer.startswith(TEXT) == of_text}
+        rest = {
+            layer: one for layer, one in existing.rest.items() if layer.startswith(TEXT) == of_text
+        }
         everything = {layer: one.stem for layer, one in {**mine, **rest}.items()}
         self._targets = targets(patcher.model, everything, of_text=of_text) if everything else {}
         if everything and not self._targets and not of_text:
-            raise ValueError("The existing LoRA was made for another model: none of its layers is in this MODEL.")
-        self._left_out = {layer: "no such layer" for layer in everything if layer not in self._targets}
+            raise ValueError(
+                "The existing LoRA was made for another model: none of its layers is in this MODEL."
+            )
+        self._left_out = {
+            layer: "no such layer" for layer in everything if layer not in self._targets
+        }
         self._matrices: dict[str, list[tuple[str, Target, LayerParts]]] = {}
         self._vectors: dict[str, tuple[str, torch.Tensor]] = {}
         for layer, one in mine.items():
             if layer in self._targets and set(one.parts) - {ALPHA}:
-                self._matrices.setdefault(self._targets[layer].key, []).append((layer, self._targets[layer], one))
+                self._matrices.setdefault(self._targets[layer].key, []).append(
+                    (layer, self._targets[layer], one)
+                )
         for layer, one in rest.items():
             if layer in self._targets:
                 self._sort_vectors(layer, self._targets[layer].key, one)
@@ -153,8 +178,12 @@ class _Start:
             return Difference(value.float().clone())
         found = self._matrices.get(key, [])
         for layer, target, one in found:
-            if one.kind == "LoRA" and (why := mismatch(target, (len(one.parts[UP]), one.parts[DOWN][0].numel()))):
-                raise ValueError(f"The existing LoRA has {layer} of {why}: it is made for another base model.")
+            if one.kind == "LoRA" and (
+                why := mismatch(target, (len(one.parts[UP]), one.parts[DOWN][0].numel()))
+            ):
+                raise ValueError(
+                    f"The existing LoRA has {layer} of {why}: it is made for another base model."
+                )
         self._used |= {layer for layer, _, _ in found}
         if not found:
             return None
@@ -170,13 +199,17 @@ class _Start:
         """A sentence each for layers that are continued, that are new, and that are left out."""
         trained = "not among the layers that are trained"
         beyond = {
-            layer: trained for entries in self._matrices.values() for layer, _, _ in entries if layer not in self._used
+            layer: trained
+            for entries in self._matrices.values()
+            for layer, _, _ in entries
+            if layer not in self._used
         }
         beyond |= {key: trained for key in self._vectors if key not in self._used}
-        left_out, what = {**self._left_out, **beyond}, "text encoder weights" if self._of_text else "weights"
+        left_out = {**self._left_out, **beyond}
+        what = "text encoder weights" if self._of_text else "weights"
         return (
-            f"Existing LoRA: {self._continued} {what} go on from it, {weights - self._continued} are new"
-            f"{f'; left out: {name_some(left_out)}' if left_out else ''}."
+            f"Existing LoRA: {self._continued} {what} go on from it, {weights - self._continued} "
+            f"are new{f'; left out: {name_some(left_out)}' if left_out else ''}."
         )
 
     def _sort_vectors(self, layer: str, weight: str, one: LayerParts) -> None:
@@ -188,11 +221,17 @@ class _Start:
         if "set_weight" in one.parts:
             raise ValueError(_cannot(layer, "replaced weight"))
 
-    def _low_rank(self, found: list[tuple[str, Target, LayerParts]], weight: torch.Tensor) -> nn.Module:
-        """One LoRA of a weight; layers that are parts of it, such as q, k and v, side by side, ranks added up."""
-        ups, downs = [], []
+    def _low_rank(
+        self, found: list[tuple[str, Target, LayerParts]], weight: torch.Tensor
+    ) -> nn.Module:
+        """One LoRA of a weight; layers that are parts of it, such as q, k and v, side by side,
+        ranks added up.
+        """
+        ups = []
+        downs = []
         for layer, target, one in found:
-            up, down = one.parts[UP].float().flatten(1), one.parts[DOWN].float().flatten(1)
+            up = one.parts[UP].float().flatten(1)
+            down = one.parts[DOWN].float().flatten(1)
             scale = self._file.scale(layer, one.parts)
             if target.part is not None:
                 dimension, first, length = target.part
@@ -203,22 +242,31 @@ class _Start:
                 up = whole
             ups.append(up if len(found) == 1 else scale * up)
             downs.append(down)
-        up, down = torch.cat(ups, 1), torch.cat(downs)
+        up = torch.cat(ups, 1)
+        down = torch.cat(downs)
         strength = scale * len(down) if len(found) == 1 else float(len(down))
         tensors = {"x.lora_up.weight": up.clone(), "x.lora_down.weight": down.clone()}
         return adapter_maps["LoRA"].load("x", tensors, strength, None, set()).to_train()
 
-    def _other(self, layer: str, target: Target, one: LayerParts, weight: torch.Tensor) -> nn.Module:
-        """An adapter of another kind, if ComfyUI trains it and gives the file's change in it at once."""
+    def _other(
+        self, layer: str, target: Target, one: LayerParts, weight: torch.Tensor
+    ) -> nn.Module:
+        """An adapter of another kind, if ComfyUI trains it and gives the file's change in it at
+        once.
+        """
         if one.kind == "diff":
             if one.parts["diff"].shape != weight.shape:
-                raise ValueError(f"The existing LoRA has {layer} of another size: it is made for another base model.")
+                raise ValueError(
+                    f"The existing LoRA has {layer} of another size: it is made for another base "
+                    "model."
+                )
             return Difference(one.parts["diff"].float().clone())
         parts = adapter_parts(layer, one.parts, self._file.config)
         named = {name: value.float().clone() for name, value in parts.items()}
         if "lokr_w2" in named:  # the trainer's product takes a kernel's window among the inputs
             named["lokr_w2"] = named["lokr_w2"].flatten(1)
-        tensors, alpha = {f"x.{name}": value for name, value in named.items()}, named.get(ALPHA)
+        tensors = {f"x.{name}": value for name, value in named.items()}
+        alpha = named.get(ALPHA)
         for kind in adapters if one.kind in adapter_maps else ():
             loaded = kind.load("x", tensors, _strength(one.kind, alpha, named), None, set())
             if loaded is not None:
@@ -238,30 +286,38 @@ class _Start:
 
 def _cannot(layer: str, kind: str) -> str:
     return (
-        f"Training cannot go on from {layer}, which is of the kind {kind}: use a LoRA, or a LoHa, LoKr or OFT as this "
-        "node writes them."
+        f"Training cannot go on from {layer}, which is of the kind {kind}: use a LoRA, or a LoHa, "
+        "LoKr or OFT as this node writes them."
     )
 
 
 def _strength(kind: str, alpha: torch.Tensor | None, parts: Mapping[str, torch.Tensor]) -> float:
-    """The alpha with which the trainer's adapter has the strength of a file, which may have none."""
+    """The alpha with which the trainer's adapter has the strength of a file, which may have
+    none.
+    """
     if alpha is not None:
         return float(alpha)
     inner = ("hada_w1_b", "lokr_w2_b", "lokr_w1_b")
-    return 0.0 if kind == "OFT" else next((float(len(parts[name])) for name in inner if name in parts), 1.0)
+    return (
+        0.0
+        if kind == "OFT"
+        else next((float(len(parts[name])) for name in inner if name in parts), 1.0)
+    )
 
 
-def applied(patcher, lora: dict[str, torch.Tensor]):
+def applied(patcher: ModelPatcher, lora: dict[str, torch.Tensor]) -> ModelPatcher:
     """The MODEL with a LORA_MODEL at strength 1, as Load LoRA Model applies it."""
     return comfy.sd.load_lora_for_models(patcher, None, lora, 1.0, 0)[0]
 
 
-def applied_to_text(clip, lora: dict[str, torch.Tensor]):
-    """The CLIP with the text encoder's part of a LORA_MODEL at strength 1, as Load LoRA applies it."""
+def applied_to_text(clip: CLIP, lora: dict[str, torch.Tensor]) -> CLIP:
+    """The CLIP with the text encoder's part of a LORA_MODEL at strength 1, as Load LoRA applies
+    it.
+    """
     return comfy.sd.load_lora_for_models(None, clip, lora, 0, 1.0)[1]
 
 
-def _weights(patcher, of_text: bool) -> Iterator[tuple[str, str, torch.Tensor]]:
+def _weights(patcher: ModelPatcher, of_text: bool) -> Iterator[tuple[str, str, torch.Tensor]]:
     for name, module in trainable_layers(patcher).items():
         if of_text and not isinstance(module, nn.Linear):
             continue
@@ -275,7 +331,9 @@ def _named(layer: str, kind: str, function: nn.Module) -> Iterator[tuple[str, nn
     if isinstance(function, Difference):
         yield f"{layer}.{_suffix(kind)}", function.value
     else:
-        yield from ((f"{layer}.{name}", parameter) for name, parameter in function.named_parameters())
+        yield from (
+            (f"{layer}.{name}", parameter) for name, parameter in function.named_parameters()
+        )
 
 
 def _suffix(kind: str) -> str:

@@ -1,0 +1,390 @@
+"""Train Slider on a MODEL: what it is trained on, the layers that it changes, the training in the
+MODEL's session, and the LoRAs that come out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..common import resume
+from ..common.lora_keys import canonical
+from ..common.training.training_data import position_weights
+from ..common.training.training_evaluation import PreviewSampler
+from ..common.training.training_loss import PairObjective
+from ..host import lora_targets
+from ..host.compute import request_for_training
+from ..host.evaluate import sample_each
+from ..host.identity import model_digest
+from ..host.latent_shapes import matching_channels
+from ..host.text_encoding import encode
+from ..host.training import trainer
+from . import learned_space_comfy, lora_writer
+from .monitored_run_comfy import MonitoredRun, Monitoring, decoded
+from .slider_phrases import SliderPhrases, prompt_of, prompts_of
+from .slider_training import (
+    Concept,
+    PairData,
+    PhraseData,
+    SliderFactors,
+    SliderSettings,
+    SliderTraining,
+)
+
+if TYPE_CHECKING:
+    from ..common.training.session import Session
+    from ..host.socket_types import CLIP, VAE, ModelPatcher
+
+#: Keys of the wrappers that EasyCache and LazyCache put on a MODEL.
+_STEP_CACHES = ("easycache", "lazycache")
+
+_PREVIEWED = (-1.0, 0.0, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnImages:
+    """How the MODEL generates the images that a slider from phrases is trained on: so many, with
+    the size of ``latent``. The previews take the same steps and CFG.
+    """
+
+    count: int
+    steps: int
+    cfg: float
+    seed: int
+    latent: torch.Tensor | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SliderData:
+    """What a training sees: CONDITIONINGs, the last of an empty prompt, and what belongs to what.
+
+    ``latents``: the images; None where the MODEL generates them (``own``).
+    """
+
+    sliders: list[SliderPhrases]
+    conditions: list[list]
+    latents: list[torch.Tensor] | None
+    data: PhraseData | PairData
+    own: OwnImages
+
+    @property
+    def empty(self) -> int:
+        """The condition of an empty prompt."""
+        return len(self.conditions) - 1
+
+
+def from_phrases(
+    clip: CLIP,
+    sliders: list[SliderPhrases],
+    base_prompts: list[str],
+    preserved: list[str],
+    own: OwnImages,
+) -> SliderData:
+    """The data of sliders from phrases; images in the latent are trained on, else the MODEL's own.
+
+    Raises ValueError without a latent.
+    """
+    if own.latent is None:
+        raise ValueError(
+            "There is no latent: connect an empty one of the size of your images, or before and "
+            "after."
+        )
+    if getattr(own.latent, "is_nested", False):
+        raise ValueError(
+            "Latents of several parts (video with sound) cannot be trained on: use images or video."
+        )
+    latents = list(own.latent.split(1)) if torch.count_nonzero(own.latent) else None
+    concepts = preserved or [""]
+    texts = prompts_of(base_prompts, sliders, concepts)
+    conditions = [encode(clip, text)[1] for text in [*texts, ""]]
+
+    def of(base: str, phrase: str) -> list[int]:
+        return [texts.index(prompt_of(base, concept, phrase)) for concept in concepts]
+
+    data = PhraseData(
+        scenes=[
+            number % len(base_prompts)
+            for number in range(own.count if latents is None else len(latents))
+        ],
+        neutral=[texts.index(base) for base in base_prompts],
+        concepts=[
+            Concept(
+                increase=[of(base, slider.increase) for base in base_prompts],
+                decrease=[of(base, slider.decrease) for base in base_prompts],
+            )
+            for slider in sliders
+        ],
+        kinds=list(map(learned_space_comfy.kind_of, conditions)),
+    )
+    return SliderData(sliders=sliders, conditions=conditions, latents=latents, data=data, own=own)
+
+
+def from_pairs(
+    clip: CLIP,
+    vae: VAE | None,
+    slider: SliderPhrases,
+    base_prompts: list[str],
+    images: tuple[torch.Tensor, torch.Tensor],
+    masks: torch.Tensor | None,
+    objective: PairObjective,
+    own: OwnImages,
+) -> SliderData:
+    """The data of a slider from images before and after.
+
+    Raises ValueError for images that are no pairs, other numbers of prompts or masks, and without a
+    VAE.
+    """
+    before, after = images
+    if before.shape != after.shape:
+        raise ValueError(
+            f"before holds {len(before)} images of {before.shape[2]} x {before.shape[1]} pixels "
+            f"and after {len(after)} of {after.shape[2]} x {after.shape[1]}: give pairs of one "
+            "size in the same order."
+        )
+    if vae is None:
+        raise ValueError("Pairs of images need a VAE: connect one to vae.")
+    count = len(before)
+    if len(base_prompts) not in (1, count):
+        raise ValueError(
+            f"There are {count} pairs and {len(base_prompts)} base prompts: write one for all, or "
+            "one per pair."
+        )
+    latents = []
+    for batch in images:
+        for image in batch[..., :3].split(1):
+            latents.append(vae.encode(image))
+    conditions = [encode(clip, text)[1] for text in [*base_prompts, ""]]
+    data = PairData(
+        images=count,
+        neutral=list(range(count)) if len(base_prompts) > 1 else [0] * count,
+        kinds=list(map(learned_space_comfy.kind_of, conditions)),
+        objective=objective,
+        weights=None if masks is None else position_weights(latents[:count], [masks]),
+    )
+    return SliderData(sliders=[slider], conditions=conditions, latents=latents, data=data, own=own)
+
+
+def attention_layers(network: nn.Module) -> set[str]:
+    """The paths of the linear layers by which a network attends.
+
+    Those of its attention modules. A block that knows its number of heads and holds no attention
+    module attends by layers of its own, as Flux's single-stream blocks do.
+    """
+    attentions = {path for path, module in network.named_modules() if _attends(path, module)}
+    paths = set()
+    for path, module in network.named_modules():
+        if not any(path.startswith(f"{attention}.") for attention in attentions):
+            continue
+        if learned_space_comfy.is_linear(module):
+            paths.add(path)
+    for path, block in network.named_modules():
+        heads = hasattr(block, "num_heads") or hasattr(block, "heads")
+        inside = any(f"{other}.".startswith(f"{path}.") for other in attentions)
+        around = any(path.startswith(f"{other}.") for other in attentions)
+        if not path or not heads or inside or around:
+            continue
+        for name, layer in block.named_children():
+            if learned_space_comfy.is_linear(layer):
+                paths.add(f"{path}.{name}")
+    return paths
+
+
+def trained_layers(patcher: ModelPatcher, words: str) -> dict[str, nn.Linear]:
+    """The linear layers that are trained, by their names in LoRA files.
+
+    ``words``: comma-separated; every layer with one of them in its name. Empty: those of attention.
+    Raises ValueError where a MODEL has none.
+    """
+    requested = [word.strip() for word in words.split(",") if word.strip()]
+    attention = set() if requested else attention_layers(patcher.model.diffusion_model)
+    found: dict[str, nn.Linear] = {}
+    for name, layer in trainer.trainable_layers(patcher).items():
+        _, network, path = name.partition("diffusion_model.")
+        if not network or not learned_space_comfy.is_linear(layer):
+            continue
+        if path in attention or any(word in name for word in requested):
+            found[canonical(name)] = layer
+    if not found:
+        raise ValueError(
+            f"No linear layer of this MODEL has a name with one of {', '.join(requested)}: choose "
+            "other layers."
+            if requested
+            else (
+                "The attention layers of this MODEL are not known: name layers, such as to_q, to_v."
+            )
+        )
+    return found
+
+
+def _attends(path: str, module: nn.Module) -> bool:
+    """Whether a module is one attention: it is named so, and holds linear layers."""
+    name = path.rpartition(".")[2].lower()
+    named = "attn" in name or "attention" in name or type(module).__name__.endswith("Attention")
+    return named and any(map(learned_space_comfy.is_linear, module.children()))
+
+
+@dataclass(kw_only=True)
+class SliderRun(MonitoredRun):
+    """One execution of Train Slider; ``left``: the fraction of each slider's error that is left."""
+
+    KIND = "slider training", 1
+
+    training: SliderTraining
+    source: SliderData
+    vae: Any
+    left: list[float] = dataclasses.field(default_factory=list)
+
+    def measure(self, session: Session) -> None:
+        """How much of each slider's error is left."""
+        self.left = self.training.error_left(session)
+
+    def sample(self, session: Session) -> torch.Tensor | None:
+        """Each slider at -1, 0 and 1 from the same noise, decoded."""
+        if self.vae is None:
+            return None
+        own = self.source.own
+        sampler = PreviewSampler(
+            rows=[self.source.data.neutral[0]] * len(_PREVIEWED),
+            negative=self.source.empty if own.cfg > 1 else None,
+            cfg=own.cfg,
+            steps=own.steps,
+            seed=own.seed,
+            same_noise=True,
+        )
+        latents = []
+        for slider in range(len(self.source.sliders)):
+            self.training.factors.select([slider] * len(_PREVIEWED), _PREVIEWED)
+            latents.append(sampler.sample(session))
+        return decoded(self.vae, session, torch.cat(latents))
+
+
+def _without_step_caches(patcher: ModelPatcher) -> ModelPatcher:
+    """A clone without ComfyUI's caches of steps, where there are some: they compare a call with
+    the one before, and a training's calls have other numbers of rows and follow no schedule.
+    """
+    if not any(key in by_key for by_key in patcher.wrappers.values() for key in _STEP_CACHES):
+        return patcher
+    clone = patcher.clone()
+    for kind in list(clone.wrappers):
+        for key in _STEP_CACHES:
+            clone.remove_wrappers_with_key(kind, key)
+    return clone
+
+
+def train(
+    patcher: ModelPatcher,
+    vae: VAE | None,
+    source: SliderData,
+    *,
+    layers: str,
+    rank: int,
+    settings: SliderSettings,
+    monitoring: Monitoring,
+) -> tuple[list[dict[str, torch.Tensor]], SliderRun]:
+    """Train sliders on a MODEL: a LORA_MODEL of each, and how the training went."""
+    patcher = _without_step_caches(patcher)
+    trainer.check_parts(patcher, ())
+    changed = trained_layers(patcher, layers)
+    layout, _ = learned_space_comfy.layout_of(patcher, changed, rank)
+    request_for_training(SliderFactors.training_bytes(layout, len(source.sliders)))
+    with torch.inference_mode(False):
+        factors = SliderFactors(
+            layout, len(source.sliders), settings.seed % 2**63, patcher.load_device
+        )
+        run = SliderRun(
+            training=SliderTraining(factors, source.data, settings),
+            monitoring=monitoring,
+            source=source,
+            vae=vae,
+        )
+        loaded = {}
+        if monitoring.checkpoint is not None:
+            run.inputs = resume.digest([settings, dataclasses.replace(monitoring, checkpoint=None)])
+            loaded = run.resume(
+                _identity(patcher, source, settings, monitoring=monitoring, layers=layout.to_json())
+            )
+    latents = source.latents
+    if latents is None:
+        latents = _resumed_images(patcher, source, loaded, monitoring)
+        run.further = {"images": torch.cat(latents)}
+    with torch.inference_mode(False):
+        with learned_space_comfy.changed(changed, factors):
+            trainer.run(
+                patcher,
+                {},
+                latents=latents,
+                conditions=source.conditions,
+                work=run.train,
+                dtype=monitoring.precision.dtype,
+                checkpointing=monitoring.gradient_checkpointing,
+                seed=settings.seed,
+            )
+        return [_lora(patcher, factors, number) for number in range(len(source.sliders))], run
+
+
+def _identity(
+    patcher: ModelPatcher,
+    source: SliderData,
+    settings: SliderSettings,
+    monitoring: Monitoring,
+    layers: str,
+) -> dict[str, object]:
+    """All that a step computes with, by the names of the node's inputs."""
+    phrases = [source.conditions[: source.empty], source.data]
+    identity = resume.settings_identity(settings)
+    identity |= {"model": model_digest(patcher), "precision": str(monitoring.precision)}
+    identity |= {"layers": layers, "phrases": resume.digest(phrases)}
+    if source.latents is not None:
+        return {**identity, "images": resume.digest(source.latents)}
+    own = source.own
+    shape = None if own.latent is None else tuple(own.latent.shape[1:])
+    return {
+        **identity,
+        "latent": list(shape or ()),
+        "images": own.count,
+        "sampling_steps": own.steps,
+        "cfg": own.cfg,
+    }
+
+
+def _resumed_images(
+    patcher: ModelPatcher,
+    source: SliderData,
+    loaded: dict[str, torch.Tensor],
+    monitoring: Monitoring,
+) -> list[torch.Tensor]:
+    """The images that the MODEL has generated: those of the checkpoint, or new ones."""
+    own = source.own
+    assert own.latent is not None
+    blank = matching_channels(torch.zeros_like(own.latent[:1]), patcher)
+    if loaded:
+        images = loaded.get("images")
+        if images is None or images.shape != (own.count, *blank.shape[1:]):
+            assert monitoring.checkpoint is not None
+            raise resume.damaged(monitoring.checkpoint.name)
+        return list(images.split(1))
+    data = source.data
+    assert isinstance(data, PhraseData)
+    positive = [source.conditions[data.neutral[scene]] for scene in data.scenes]
+    seeds = [(own.seed + number) % 2**64 for number in range(own.count)]
+    sampled = sample_each(
+        patcher,
+        positive,
+        {"samples": blank},
+        seeds,
+        steps=own.steps,
+        negative=source.conditions[source.empty] if own.cfg > 1 else None,
+        cfg=own.cfg,
+    )
+    return list(sampled)
+
+
+def _lora(patcher: ModelPatcher, factors: SliderFactors, slider: int) -> dict[str, torch.Tensor]:
+    """A slider as LORA_MODEL, its layers named as the MODEL's loaders expect."""
+    layers = factors.layers(slider)
+    fit = lora_targets.fit(patcher, lora_targets.sizes_of(layers), {})
+    return lora_writer.to_tensors(layers, fit.stems)
