@@ -3,7 +3,7 @@
 import { api } from "../../scripts/api.js";
 import { app } from "../../scripts/app.js";
 import { refreshAll, watchCanvas } from "./canvas/panel.js";
-import { keepRoom } from "./canvas/room.js";
+import { keepInSight, keepRoom } from "./canvas/room.js";
 import { forget } from "./canvas/server.js";
 import { asWritten, sayOption, sayTitle, speak } from "./text/words.js";
 
@@ -21,11 +21,13 @@ const PANELS = {
   GBX_NemoLocalize: ["widgets/neuron_chart", (module) => module.addNeuronChart(false)],
   GBX_NemoNeuronMask: ["widgets/neuron_chart", (module) => module.addNeuronChart(false)],
   GBX_NeuronMaskEdit: ["widgets/neuron_chart", (module) => module.addNeuronChart(true)],
-  GBX_NeuronReport: ["widgets/compare", (module) => module.addCompare],
+  GBX_MemorizationReport: ["widgets/compare", (module) => module.addCompare],
   GBX_OptimizeNeuronMask: ["widgets/neuron_chart", (module) => module.addNeuronChart(false)],
+  GBX_Sliders: ["widgets/edit_sliders", (module) => module.addLoraSliders],
   GBX_SparseFeatureSteering: ["canvas/live_queue", (module) => module.addLiveSwitch],
   GBX_TokenHeatMap: ["widgets/word_maps", (module) => module.addWordMaps],
   GBX_TrainLoraImmiscible: ["widgets/live_curve", (module) => module.addLiveCurve],
+  GBX_TrainSlider: ["widgets/live_curve", (module) => module.addLiveCurve],
   GBX_W2WEdit: ["widgets/edit_sliders", (module) => module.addEditSliders],
   GBX_W2WInvert: ["widgets/live_curve", (module) => module.addLiveCurve],
   GBX_W2WSheet: ["widgets/compare", (module) => module.addCompare],
@@ -34,6 +36,10 @@ const PANELS = {
 const loaded = new Map(); // by its address, the module of a panel
 // The title of a template to open, which `run.py serve` asks for: the front end's own ?template= takes no spaces.
 let wanted = new URLSearchParams(location.search).get("glassbox");
+const [, PACK] = new URL(import.meta.url).pathname.match(/\/extensions\/([^/]+)\//);
+// How a help page names a workflow's file, from where the page lies, which front end 1.58 puts before it: the server has no
+// such address.
+const WORKFLOW = /(?:^|\/extensions\/([^/]+)\/docs\/)\.\.\/\.\.\/workflows\/(.+)\.json$/;
 
 app.registerExtension({
   name: "glassbox.panels",
@@ -41,6 +47,7 @@ app.registerExtension({
     const href = new URL("./glassbox.css", import.meta.url).href;
     document.head.append(Object.assign(document.createElement("link"), { rel: "stylesheet", href }));
     watchCanvas();
+    document.addEventListener("click", openLinked, true);
     saveAsWritten(app.graph);
     await speak(app.extensionManager?.setting.get("Comfy.Locale"));
   },
@@ -52,11 +59,13 @@ app.registerExtension({
   afterConfigureGraph() {
     if (app.graph.extra?.glassbox) translate(app.graph); // the mark of the pack's own: others' titles stay theirs
     keepRoom();
+    keepInSight();
     if (wanted) openTemplate(wanted).catch(console.error);
     wanted = null;
   },
   nodeCreated(node) {
     if (PANELS[node.comfyClass]) addPanelTo(node);
+    if (node.comfyClass === "PreviewAny") keepLines(node);
     if (!node.comfyClass?.startsWith("GBX_")) return;
     // The front end translates names of inputs, but no options: its files of texts have no place for them.
     for (const widget of node.widgets ?? []) if (widget.type === "combo") widget.options.getOptionLabel ??= sayOption;
@@ -69,11 +78,20 @@ app.registerExtension({
   },
 });
 
-/** Opens a template of the pack. */
-async function openTemplate(title) {
-  const [, pack] = new URL(import.meta.url).pathname.match(/\/extensions\/([^/]+)\//);
-  const answer = await api.fetchApi(`/workflow_templates/${pack}/${encodeURIComponent(title)}.json`);
-  await app.loadGraphData(await answer.json(), true, true, title);
+/** Opens a workflow of the pack by its file's name below workflows/, without .json. */
+async function openTemplate(name) {
+  const address = name.split("/").map(encodeURIComponent).join("/");
+  const answer = await api.fetchApi(`/workflow_templates/${PACK}/${address}.json`);
+  await app.loadGraphData(await answer.json(), true, true, name.split("/").at(-1));
+}
+
+/** A workflow that a help page links to is opened on the canvas. */
+function openLinked(event) {
+  const [, pack = PACK, name] = event.target.closest?.("a")?.getAttribute("href")?.match(WORKFLOW) ?? [];
+  if (!name || pack !== PACK) return;
+  event.preventDefault();
+  event.stopPropagation();
+  openTemplate(decodeURIComponent(name)).catch(console.error);
 }
 
 /** Imports the module of a node's panel, if it has one. */
@@ -91,6 +109,17 @@ function addPanelTo(node) {
     node.setSize([Math.max(node.size[0], width), Math.max(node.size[1], height)]);
     node.setDirtyCanvas(true, true);
   }, console.error);
+}
+
+/** Lines of a report stay lines in Preview Any: Markdown joins lines, but for those that end in two spaces. */
+function keepLines(node) {
+  const show = node.onExecuted;
+  node.onExecuted = function (output) {
+    const ours = app.graph.extra?.glassbox || node.getInputNode?.(0)?.comfyClass?.startsWith("GBX_");
+    const text = output?.text;
+    if (!ours || !text) return show?.call(this, output);
+    return show?.call(this, { ...output, text: text.map((lines) => lines.replace(/(?<=\S)\n(?!\n)/g, "  \n")) });
+  };
 }
 
 /** Takes from a new node the room for its advanced widgets, which Nodes 2.0 hides; one that is loaded has its own size. */

@@ -4,6 +4,7 @@ import { app } from "../../../scripts/app.js";
 import { api } from "../../../scripts/api.js";
 import { onEnd } from "./live.js";
 
+const TWO_LINES = 52; // pixels of a text field at a zoom of 1
 const MIDDLE = 1; // the button that moves the canvas
 
 const shown = new Set();
@@ -59,6 +60,26 @@ export function addPanel(node, name, element, { height, update }) {
   };
   queueMicrotask(refresh);
   return widget;
+}
+
+/**
+ * Moves the widget of a panel above the one of a name, whose text gets two lines. Front end 1.32 saves a hole where a widget
+ * that is not saved stands before others, and then loads each value into the widget before: so the values are saved again.
+ */
+export function placeAbove(node, panel, name) {
+  const { widgets } = node;
+  const text = widgets.find((widget) => widget.name === name);
+  if (!text) return;
+  widgets.splice(widgets.indexOf(panel), 1);
+  widgets.splice(widgets.indexOf(text), 0, panel);
+  Object.assign(text.options, { getMinHeight: () => TWO_LINES, getMaxHeight: () => TWO_LINES });
+  const serialize = node.onSerialize;
+  node.onSerialize = function (saved) {
+    serialize?.apply(this, arguments);
+    if (!Array.isArray(saved.widgets_values)) return;
+    const values = this.widgets.filter((widget) => widget.serialize !== false).map((widget) => widget.value);
+    if (saved.widgets_values.length > values.length) saved.widgets_values = values;
+  };
 }
 
 // Undo makes all nodes again, and a subgraph may number its nodes as the graph around it does. Nodes 2.0 then goes on

@@ -1,7 +1,8 @@
 // The text of W2W Edit and Mix Steering Directions, such as "beard: 0.8, glasses: -0.5": read as the nodes read it, and
-// changed in place.
+// changed in place. In the place of the colon may stand "=" or, before the last number, a blank.
 
 const SEPARATORS = /([,\n;])/;
+const COMPONENT = /^PC\s+\d+$/i; // a name with a number, not a name and a strength
 const NUMBER = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
 
 /** The strength of each name in the order of the text, those of one name added up; and the pieces that are no edit. */
@@ -16,12 +17,23 @@ export function read(text) {
   return { strengths, unread };
 }
 
-/** The text with this strength for a name, all else as it was; null takes the name out. */
-export function write(text, name, strength) {
+/** The one of some names that is written so, or else so but for upper and lower case; undefined when none or several are. */
+export function named(written, names) {
+  if (names.includes(written)) return written;
+  const alike = names.filter((name) => name.toLowerCase() === written.toLowerCase());
+  return alike.length === 1 ? alike[0] : undefined;
+}
+
+/**
+ * The text with this strength for a name, all else as it was; null takes the name out. `resolve` says which name a written
+ * one means.
+ */
+export function write(text, name, strength, resolve = (written) => written) {
   const pieces = text.split(SEPARATORS);
   let written = strength === null;
   for (let index = 0; index < pieces.length; index += 2) {
-    if (edit(pieces[index])?.name !== name) continue;
+    const found = edit(pieces[index]);
+    if (!found || resolve(found.name) !== name) continue;
     pieces[index] = written ? null : pieces[index].replace(/\S.*\S|\S/s, `${name}: ${formatted(strength)}`);
     written = true;
   }
@@ -42,10 +54,12 @@ export function formatted(number) {
 }
 
 function edit(piece) {
-  const colon = piece.lastIndexOf(":");
-  if (colon < 0) return null;
-  const name = piece.slice(0, colon).trim();
-  const value = piece.slice(colon + 1).trim();
+  const written = piece.trim();
+  if (COMPONENT.test(written)) return null;
+  const mark = [written.lastIndexOf(":"), written.lastIndexOf("="), written.search(/\s\S*$/)].find((place) => place >= 0);
+  if (mark === undefined) return null;
+  const name = written.slice(0, mark).trim();
+  const value = written.slice(mark + 1).trim();
   const strength = NUMBER.test(value) ? Number(value) : NaN;
   return name && Number.isFinite(strength) ? { name, strength } : null;
 }

@@ -1,21 +1,24 @@
-// W2W Edit, Mix Steering Directions, Edit by Words: a slider for each direction, or for words. The node's text `edits` is
+// W2W Edit, Mix Steering Directions, Edit by Words, Sliders: a slider for each direction, words, or LoRA. The node's text `edits` is
 // all that they read and write.
 
 import { lastOutput } from "../canvas/outputs.mjs";
 import { LiveSwitch } from "../canvas/live_queue.mjs";
-import { addPanel, make, remember } from "../canvas/panel.js";
+import { addPanel, make, placeAbove, remember } from "../canvas/panel.js";
 import { ask } from "../canvas/server.js";
 import { chain, isWired, sourceOf, valueOf, widgetOf } from "../canvas/upstream.mjs";
 import { Value } from "../canvas/value.mjs";
-import { read, formatted, writable, write } from "../text/edits.mjs";
-import { randomStrengths, range } from "../text/ranges.mjs";
+import { formatted, named, read, writable, write } from "../text/edits.mjs";
+import { isBeyond, onGrid, randomStrengths, range, settled } from "../text/ranges.mjs";
 import { say } from "../text/words.js";
 
 const HIDE = "glassbox_hide_zero";
 const HEIGHT = 250;
 const DIRECTION = "STEERING_DIRECTION";
+const TEXT = "edits";
 const UNFITTED = { low: -1, high: 1, raw: 1 };
 const WORDS = { low: -4, high: 4, raw: 1 };
+const LORA = { low: -2, high: 2, raw: 1 };
+const LOADED = 1; // the strength of a LoRA that is added, as in Load LoRA
 const COMPONENT = { low: -3, high: 3, raw: 1 }; // in standard deviations of the members, whatever the units
 
 export function addEditSliders(node) {
@@ -30,7 +33,11 @@ export function addWordSliders(node) {
   new WordSliders(node);
 }
 
-/** What both have. `directions` have names and ranges; `space` is null until all of them are known. */
+export function addLoraSliders(node) {
+  new LoraSliders(node);
+}
+
+/** What all of them have. `directions` have names and ranges; `space` is null until all of them are known. */
 class EditSliders {
   constructor(node) {
     this.node = node;
@@ -42,30 +49,53 @@ class EditSliders {
     this.hide = make("input", "", { type: "checkbox", onchange: () => this.setHidden(this.hide.checked) });
     const every = say("A random strength for every direction");
     this.random = button(say("Randomize"), every, () => this.randomize());
-    this.reset = button(say("Reset"), say("Take all edits out"), () => this.writeAll(""));
-    this.live = new LiveSwitch(node);
+    this.reset = button(say("Reset"), say("Take all edits out"), () => this.resetAll());
+    this.live = new LiveSwitch(node, () => this.readable());
     const head = make("div", "glassbox-head", {}, [
       this.random,
       this.reset,
       this.live.element,
+      this.live.draftElement,
       make("label", "", { title: say("Show only the directions that are in use") }, [this.hide, say("Hide at zero")]),
     ]);
     const element = make("div", "glassbox-sliders", {}, [head, this.list, this.status]);
-    this.edits = new Value(node, "edits", () => this.draw());
-    addPanel(node, "sliders", element, {
+    this.edits = new Value(node, TEXT, () => this.draw());
+    const panel = addPanel(node, "sliders", element, {
       height: HEIGHT,
       update: (output) => this.update(output),
     });
+    placeAbove(node, panel, TEXT);
+  }
+
+  /** Strengths by the names that the text means: upper and lower case count only where two names differ by nothing else. */
+  read() {
+    const { strengths: written, unread } = read(this.edits.current);
+    const names = [...this.known(written).keys()];
+    const strengths = new Map();
+    for (const [name, strength] of written) {
+      const meant = named(name, names) ?? name;
+      strengths.set(meant, (strengths.get(meant) ?? 0) + strength);
+    }
+    return { strengths, unread };
+  }
+
+  /** The text, for Live; null while it is half typed. */
+  readable() {
+    const { strengths, unread } = this.read();
+    const known = this.known(strengths);
+    const strange = this.space && [...strengths.keys()].some((name) => !known.has(name));
+    return unread.length || strange ? null : this.edits.current;
   }
 
   draw() {
-    const { strengths, unread } = read(this.edits.current);
+    const { strengths, unread } = this.read();
     const known = this.known(strengths);
     const names = [...known.keys(), ...[...strengths.keys()].filter((name) => !known.has(name))];
     const hidden = Boolean(this.node.properties[HIDE]);
     const locked = this.edits.linked;
     this.hide.checked = hidden;
     this.live.draw();
+    this.live.follow();
     this.random.disabled = locked || !this.space?.directions.length; // or it would only take the edits out
     this.reset.disabled = locked;
     if (names.join("\n") !== [...this.rows.keys()].join("\n")) this.makeRows(names);
@@ -93,10 +123,21 @@ class EditSliders {
     const strange = [...strengths.keys()].find((name) => !known.has(name));
     if (strange) return say(this.words.strange, strange);
     if (!known.size) return say(this.words.none);
+    const beyond = [...strengths.keys()].find((name) => this.isBeyond(known.get(name), strengths.get(name)));
+    if (beyond) {
+      const { low, high } = range(known.get(beyond), this.raw);
+      return say("'{0}' is beyond its range, {1} to {2}: images may fall apart.", beyond, formatted(low), formatted(high));
+    }
     const used = [...strengths.values()].filter(Boolean).length;
     const what = this.space.promised ? "ranges show after a run" : this.unit;
     const more = say(hidden && !used ? "all are hidden at zero" : what);
     return say("{0}: {1} of {2} in use; {3}", this.space.name, used, known.size, more);
+  }
+
+  /** False where the range is not known before a run. */
+  isBeyond(direction, strength) {
+    const promised = this.space.promised && direction !== COMPONENT;
+    return !promised && isBeyond(strength, range(direction, this.raw));
   }
 
   makeRows(names) {
@@ -106,9 +147,25 @@ class EditSliders {
 
   /** Changes one strength; `done` says that the hand has let go, which takes an edit of 0 out of the text. */
   set(name, strength, done) {
-    this.edits.current = write(this.edits.current, name, done && !strength ? null : strength);
+    this.replace(name, done && !strength ? null : strength);
     if (done) remember();
-    this.live.changed();
+    this.live.changed(!done);
+  }
+
+  /** Writes a strength to the text; null takes the name out. */
+  replace(name, strength) {
+    const names = [...this.rows.keys()];
+    const resolve = (written) => named(written, names) ?? written;
+    this.edits.current = write(this.edits.current, name, strength, resolve);
+  }
+
+  /** Takes one out. */
+  clear(name) {
+    this.set(name, 0, true);
+  }
+
+  resetAll() {
+    this.writeAll("");
   }
 
   writeAll(text) {
@@ -223,6 +280,101 @@ class WordSliders extends EditSliders {
   }
 }
 
+/** Sliders: the LoRAs that the text names or that come by wire, and a list to add others from. */
+class LoraSliders extends EditSliders {
+  raw = false;
+  unit = "1 is the LoRA as it was trained";
+  files = []; // the names of all LoRAs
+  listed = {}; // by the name in the text, what is known of a file
+  wired = []; // what came by wire at the last run
+  question = null; // the names that the server was last sent
+  words = {
+    unknown: "The LoRAs are looked up.",
+    none: "Add a LoRA, or connect files from Train Slider and run once.",
+    strange: "There is no LoRA '{0}' in models/loras.",
+  };
+
+  constructor(node) {
+    super(node);
+    const title = say("Add a LoRA");
+    this.adder = make("select", "glassbox-adder", { title, onchange: () => this.add(this.adder.value) });
+    this.adder.setAttribute("aria-label", title);
+    this.random.before(this.adder);
+    this.random.title = say("A random strength for every LoRA");
+    this.reset.title = say("Set all strengths to 0");
+  }
+
+  /** The labels of files come from the server, those of wired ones from the last run. */
+  async update(output) {
+    const question = this.written();
+    this.question = question;
+    const ran = (output?.glassbox_sliders ?? (await lastOutput(this.node, "glassbox_sliders")))?.at(-1);
+    const answer = await ask("sliders", { named: question });
+    this.wired = sourceOf(this.node, "files") ? (ran ?? []) : [];
+    this.files = answer.files ?? [];
+    this.listed = answer.sliders ?? {};
+    this.space = { name: "LoRA", directions: [], error: answer.error };
+    this.draw();
+  }
+
+  known(strengths) {
+    const known = new Map(this.wired.map((slider) => [slider.name, slider]));
+    const listed = Object.values(this.listed);
+    for (const written of strengths.keys()) {
+      const slider = this.listed[written] ?? listed.find(({ name }) => name === written);
+      if (!slider || named(written, [...known.keys()])) continue;
+      known.set(named(written, [slider.name]) ?? written, slider); // with a file's ending it stays as it is written
+    }
+    for (const [name, slider] of known) known.set(name, { ...slider, ...LORA, name });
+    if (this.space) this.space.directions = [...known.values()];
+    return known;
+  }
+
+  draw() {
+    super.draw();
+    const { strengths } = this.read();
+    const locked = this.edits.linked;
+    for (const [name, row] of this.rows) {
+      row.reset.disabled = locked || !strengths.has(name);
+      row.reset.title = say("Remove {0}", name);
+      row.reset.setAttribute("aria-label", row.reset.title);
+    }
+    const free = this.files.filter((name) => writable(name) && !strengths.has(name));
+    const options = [["", say("Add a LoRA")], ...free.map((name) => [name, name])];
+    this.adder.replaceChildren(...options.map(([value, textContent]) => make("option", "", { value, textContent })));
+    this.adder.disabled = locked;
+    if (this.question !== null && this.question !== this.written()) this.update().catch(console.error);
+  }
+
+  /** The names in the text, one per line. */
+  written() {
+    return [...read(this.edits.current).strengths.keys()].join("\n");
+  }
+
+  add(name) {
+    if (name) this.set(name, LOADED, true);
+  }
+
+  /** Changes one strength; at 0 the LoRA stays in the text, and on the panel. */
+  set(name, strength, done) {
+    this.replace(name, strength);
+    if (done) remember();
+    this.live.changed(!done);
+  }
+
+  clear(name) {
+    this.replace(name, null);
+    remember();
+    this.live.changed();
+  }
+
+  resetAll() {
+    this.writeAll([...this.read().strengths.keys()].map((name) => `${name}: 0`).join(", "));
+  }
+}
+
+const UNKNOWN = { low: -1, high: 1, step: 0.01, power: -2 }; // of a name that is not a direction
+
 class Row {
   constructor(name, panel) {
     this.name = name;
@@ -232,14 +384,16 @@ class Row {
     this.slider.addEventListener("input", () => this.set(this.slider, false));
     this.slider.addEventListener("change", () => this.set(this.slider, true));
     this.slider.addEventListener("pointerup", () => {
+      if (this.slider.disabled) return; // Chromium tells it of the pointer all the same
       this.set(this.slider, true); // before the front end looks at mouseup, or an edit that ends at 0 is two steps of undo
       this.slider.blur(); // so that the canvas takes Ctrl+Z
     });
     this.number = this.field();
-    this.reset = button("×", say("Reset {0}", name), () => panel.set(name, 0, true));
+    this.reset = button("×", say("Reset {0}", name), () => panel.clear(name));
     this.reset.setAttribute("aria-label", say("Reset {0}", name));
     this.label = make("span", "glassbox-name", { textContent: name, title: name });
-    this.element = make("div", "glassbox-row", {}, [this.label, this.slider, this.number, this.reset]);
+    this.ends = make("div", "glassbox-ends");
+    this.element = make("div", "glassbox-row", {}, [this.label, this.slider, this.number, this.reset, this.ends]);
   }
 
   /**
@@ -264,15 +418,18 @@ class Row {
   }
 
   set(input, done) {
+    if (input.disabled) return;
     const value = Number(input.value);
-    if (input.value !== "" && Number.isFinite(value)) this.panel.set(this.name, value, done);
+    const strength = input === this.slider ? onGrid(value, this.range) : settled(value, this.range);
+    if (input.value !== "" && Number.isFinite(value)) this.panel.set(this.name, strength, done);
     else if (done) this.panel.draw();
   }
 
   show(strength, range, locked) {
     const usable = !locked && writable(this.name);
     this.element.classList.toggle("glassbox-used", Boolean(strength));
-    const { low, high, step } = range || { low: -1, high: 1, step: 0.01 };
+    this.range = range || UNKNOWN;
+    const { low, high, step } = this.range;
     Object.assign(this.slider, { min: low, max: high, step, disabled: !usable || !range });
     Object.assign(this.number, { step, disabled: !usable });
     if (document.activeElement !== this.slider || Number(this.slider.value) !== strength) this.slider.value = strength;
@@ -289,6 +446,14 @@ class Row {
     this.label.textContent = noise ? `${this.name} (${say("noise")})` : this.name;
     this.label.title = direction?.about ? `${this.name}: ${direction.about}` : this.name;
     if (noise && !strength && !locked) this.slider.disabled = true;
+    this.labelEnds(direction);
+  }
+
+  /** Says below the slider what each end is, where that is known. */
+  labelEnds({ increase, decrease } = {}) {
+    const labels = increase ? [decrease || say("less {0}", increase), increase] : [];
+    this.ends.replaceChildren(...labels.map((text) => make("span", "", { textContent: text, title: text })));
+    this.element.classList.toggle("glassbox-labeled", labels.length > 0);
   }
 }
 

@@ -33,7 +33,7 @@ class NeuronChart {
     });
     this.status = make("div", "glassbox-status glassbox-two-lines", { role: "status" });
     this.cells = new Cells(this.rows, this);
-    this.live = new LiveSwitch(node);
+    this.live = new LiveSwitch(node, () => this.readable());
     const head = changeable ? [make("div", "glassbox-head", {}, [this.live.element])] : [];
     addPanel(node, "neuron_chart", make("div", "glassbox-chart", {}, [...head, this.rows, this.status, finishButton(node)]), {
       height: HEIGHT,
@@ -69,8 +69,15 @@ class NeuronChart {
     for (const [place, cell] of this.cells.cells.entries()) cell.setAttribute("aria-selected", on.has(place));
     this.rows.setAttribute("aria-disabled", !this.changeable);
     this.live.draw();
+    this.live.follow();
     Object.assign(this, { problem, summary: this.counted(on.size) });
     this.say();
+  }
+
+  /** What Live follows; null while the names are half typed. */
+  readable() {
+    if (!this.names || this.problem) return null;
+    return JSON.stringify([this.operation, this.largest, this.names].map((value) => value?.current));
   }
 
   say() {

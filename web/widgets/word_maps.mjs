@@ -35,12 +35,12 @@ class WordMaps {
     this.list = make("div", "glassbox-scroll glassbox-words");
     this.list.addEventListener("pointerleave", () => this.set({ overWord: null }));
     this.status = make("div", "glassbox-status", { role: "status" });
-    this.select = make("select", "glassbox-select", {
-      title: say("Image"),
-      "aria-label": say("Image"),
-      onchange: () => this.choose(Number(this.select.value)),
-    });
-    this.head = make("div", "glassbox-head", {}, [this.status, this.select]);
+    this.slider = make("input", "", { type: "range", min: 0, step: 1 });
+    this.slider.addEventListener("input", () => this.choose(Number(this.slider.value)));
+    this.slider.addEventListener("pointerup", () => this.slider.blur()); // so that the canvas takes Ctrl+Z
+    this.counter = make("span", "");
+    this.images = make("label", "glassbox-frames", {}, [this.counter, this.slider]);
+    this.head = make("div", "glassbox-head", {}, [this.status, this.images]);
     this.around = make("div", "glassbox-around", {}, [this.pair]);
     this.empty = make("div", "glassbox-empty", { textContent: say("The words show after a run.") });
     addPanel(node, "word_maps", make("div", "glassbox-word-maps", {}, [this.head, this.around, this.list, this.empty]), {
@@ -58,10 +58,11 @@ class WordMaps {
     this.found = found;
     this.maps = found.words.map(({ map }) => Uint8Array.from(atob(map), (one) => one.charCodeAt(0)));
     this.rows = found.words.map((_, word) => this.row(word));
-    const options = found.images.map(({ number }, value) => make("option", "", { value, textContent: number + 1 }));
-    this.select.replaceChildren(...options);
-    this.select.hidden = options.length < 2;
+    this.slider.max = found.images.length - 1;
+    this.slider.value = 0;
+    this.images.hidden = found.images.length < 2;
     [this.heat.height, this.heat.width] = found.size;
+    Object.assign(this, { place: null, over: null, word: null, overWord: null });
     this.choose(0);
   }
 
@@ -76,11 +77,14 @@ class WordMaps {
     return row;
   }
 
+  /** Another image or frame; a place and a word that are clicked stay. */
   choose(number) {
-    const { width, height, filename, subfolder, type } = this.found.images[number];
+    const { width, height, filename, subfolder, type, number: inBatch } = this.found.images[number];
+    const kind = this.found.video ? say("Frame") : say("Image");
+    this.counter.textContent = `${kind} ${inBatch + 1}`;
     this.pair.style.setProperty("--ratio", width / height);
     this.image.src = api.apiURL(`/view?${new URLSearchParams({ filename, subfolder, type })}`);
-    this.set({ number, place: null, over: null, word: null, overWord: null });
+    this.set({ number });
   }
 
   set(changes) {
