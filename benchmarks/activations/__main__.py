@@ -1,11 +1,12 @@
 """What looking inside costs: `python run.py bench activations [PART ...] [--quick]`.
 
-Taps against the plain evaluation, against the copies that they cannot do without, and against forward hooks as people
-write them, on ComfyUI's network and on diffusers', of SD1.5's size and of SDXL's with random weights (on a CPU SDXL's
-with 2 of 10 blocks in a deep transformer), and on narrow ones for the small differences; matching positions against
-the matrix of all similarities; what is added at the latents that people use; the memory of a tap; and what steering
-adds, counted. Parts: tapping, adding, latents, matching, diffusers, memory, steering. Every ratio is of contenders that
-take turns in one process; times are medians over the turns.
+Taps against the plain evaluation, against the copies that they cannot do without, and against
+forward hooks as people write them, on ComfyUI's network and on diffusers', of SD1.5's size and of
+SDXL's with random weights (on a CPU SDXL's with 2 of 10 blocks in a deep transformer), and on
+narrow ones for the small differences; matching positions against the matrix of all similarities;
+what is added at the latents that people use; the memory of a tap; and what steering adds, counted.
+Parts: tapping, adding, latents, matching, diffusers, memory, steering. Every ratio is of contenders
+that take turns in one process; times are medians over the turns.
 """
 
 from __future__ import annotations

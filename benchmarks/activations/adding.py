@@ -1,9 +1,10 @@
 """What looking in adds to an evaluation: differences of neighbors in time, many times over.
 
-In a turn all contenders come one after the other, forwards and then backwards, so that what changes slowly on a machine
-falls on each alike. Networks of a fifth of the width make many turns cheap. Of what a tap costs beside its copies, work
-for each hook does not grow with the width, and there is most of it where there are most modules, so depth stays whole;
-laying tokens out as images does grow, and is measured at the full width too.
+In a turn all contenders come one after the other, forwards and then backwards, so that what changes
+slowly on a machine falls on each alike. Networks of a fifth of the width make many turns cheap. Of
+what a tap costs beside its copies, work for each hook does not grow with the width, and there is
+most of it where there are most modules, so depth stays whole; laying tokens out as images does
+grow, and is measured at the full width too.
 """
 
 from __future__ import annotations
@@ -43,26 +44,37 @@ def rounds(contenders: Mapping[str, Callable[[], object]], turns: int) -> dict[s
                     if cuda:
                         torch.cuda.synchronize()
                     found[name].append(1000 * (clock() - started))
-    return {name: np.array(values[2 * _WARM :]).reshape(turns, 2).mean(1) for name, values in found.items()}
+    return {
+        name: np.array(values[2 * _WARM :]).reshape(turns, 2).mean(1)
+        for name, values in found.items()
+    }
 
 
-def added_numbers(name: str, measured: np.ndarray, plain: np.ndarray, about: str) -> dict[str, dict]:
+def added_numbers(
+    name: str, measured: np.ndarray, plain: np.ndarray, about: str
+) -> dict[str, dict]:
     """What a contender adds to the plain evaluation, turn by turn, and that as a fraction of it."""
     added = measured - plain
     about = f"turn by turn; {about}, {np.median(plain):.1f} ms"
     return {
         f"{name}: added": results.bootstrap(added, about, "ms", np.median),
-        f"{name}: fraction added": results.bootstrap(added / np.median(plain), about, "fraction", np.median),
+        f"{name}: fraction added": results.bootstrap(
+            added / np.median(plain), about, "fraction", np.median
+        ),
     }
 
 
 def measure(quick: bool) -> dict[str, dict]:
-    """What taps and hooks add on the narrow networks, in ms and as a fraction of the real ones' evaluation."""
+    """What taps and hooks add on the narrow networks, in ms and as a fraction of the real ones'
+    evaluation.
+    """
     numbers, turns = {}, 8 if quick else 20
     for family, name in tapping.sizes(quick).items():
         bench = Bench(name)
         outputs = tapping.by_hooks(
-            bench, bench.chosen(host.pack("nodes.activations.select_ids").Preset.ALL_FEATURES), tapping.as_it_is
+            bench,
+            bench.chosen(host.pack("nodes.activations.select_ids").Preset.ALL_FEATURES),
+            tapping.as_it_is,
         )
         times = rounds(
             {
@@ -82,15 +94,24 @@ def measure(quick: bool) -> dict[str, dict]:
 def narrow(family: str, turns: int, full: tuple[str, float, float]) -> dict[str, dict]:
     """What taps and hooks add to the narrow SD1.5 or SDXL.
 
-    ``full``: of a real network the name, the milliseconds of an evaluation, and those of laying its tokens out.
+    ``full``: of a real network the name, the milliseconds of an evaluation, and those of laying its
+    tokens out.
     """
     name, selection = f"narrow {family}", host.pack("nodes.activations.select_ids")
     bench = Bench(name)
-    ours, every = bench.chosen(selection.Preset.RECOMMENDED), bench.chosen(selection.Preset.ALL_FEATURES)
-    wanted = {len(chosen): chosen for chosen in (ours[:1], ours, bench.chosen(selection.Preset.PAPER_FILTER), every)}
+    ours, every = (
+        bench.chosen(selection.Preset.RECOMMENDED),
+        bench.chosen(selection.Preset.ALL_FEATURES),
+    )
+    wanted = {
+        len(chosen): chosen
+        for chosen in (ours[:1], ours, bench.chosen(selection.Preset.PAPER_FILTER), every)
+    }
     hooks = f"hooks that append copies ({len(every)})"
     contenders = {"plain": partial(tapping.plain, bench)}
-    contenders |= {f"tap of {count}": partial(tapping.tap, bench, chosen) for count, chosen in wanted.items()}
+    contenders |= {
+        f"tap of {count}": partial(tapping.tap, bench, chosen) for count, chosen in wanted.items()
+    }
     contenders[hooks] = partial(tapping.by_hooks, bench, every, tapping.copied)
     for count, chosen in wanted.items():
         outputs = tapping.by_hooks(bench, chosen, tapping.as_it_is)
@@ -104,11 +125,17 @@ def narrow(family: str, turns: int, full: tuple[str, float, float]) -> dict[str,
         copies = times[f"copies of {count}"]
         rest = times[f"tap of {count}"] - plain - copies
         numbers[f"{name}, tap of {count}: added minus its copies"] = results.bootstrap(
-            rest, f"hooks, layout, bookkeeping; the copies alone take {np.median(copies):.2f} ms", "ms", np.median
+            rest,
+            f"hooks, layout, bookkeeping; the copies alone take {np.median(copies):.2f} ms",
+            "ms",
+            np.median,
         )
     full_name, milliseconds, layout = full
-    about = f"goal: at most .05; as narrow, and {layout:.1f} ms of layout at full width; of {milliseconds:.0f} ms"
-    numbers[f"{full_name}, tap of {len(every)}: added minus its copies, over its evaluation"] = results.bootstrap(
-        (rest + layout) / milliseconds, about, "fraction", np.median
+    about = (
+        f"goal: at most .05; as narrow, and {layout:.1f} ms of layout at full width; of "
+        f"{milliseconds:.0f} ms"
+    )
+    numbers[f"{full_name}, tap of {len(every)}: added minus its copies, over its evaluation"] = (
+        results.bootstrap((rest + layout) / milliseconds, about, "fraction", np.median)
     )
     return numbers

@@ -1,4 +1,6 @@
-"""The same features the way most people read them: forward hooks on the U-Net of diffusers, with the same weights."""
+"""The same features the way most people read them: forward hooks on the U-Net of diffusers, with
+the same weights.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ MISSING = "diffusers is not installed, so taps cannot be measured against it: pi
 
 
 class Diffusers:
-    """diffusers' U-Net with the weights of a bench, and what it is evaluated on: what ComfyUI's own network sees."""
+    """diffusers' U-Net with the weights of a bench, and what it is evaluated on: what ComfyUI's own
+    network sees.
+    """
 
     def __init__(self, bench: Bench):
         from diffusers import UNet2DConditionModel
@@ -44,17 +48,27 @@ class Diffusers:
         self.network.load_state_dict(_weights(bench), assign=True)
         self.network.requires_grad_(False)
         chosen = [entry for entry in bench.entries if entry.id == "unet-in"]
-        self._seen = tapping.tap(bench, chosen, torch.float32).tensors["unet-in"].to(next(self.network.parameters()))
+        self._seen = (
+            tapping.tap(bench, chosen, torch.float32)
+            .tensors["unet-in"]
+            .to(next(self.network.parameters()))
+        )
         self._text = bench.positive[0][0].to(self._seen)
         self.version = importlib.metadata.version("diffusers")
 
     def plain(self) -> None:
-        """One call of the network, which is less than an evaluation through ComfyUI's sampling path."""
+        """One call of the network, which is less than an evaluation through ComfyUI's sampling
+        path.
+        """
         with torch.inference_mode():
             self.network(self._seen, _TIMESTEP, encoder_hidden_states=self._text)
 
-    def hooked(self, ids: list[str], kept: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
-        """The same with forward hooks that append each feature to a list; ``kept`` is what they append of it."""
+    def hooked(
+        self, ids: list[str], kept: Callable[[torch.Tensor], torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """The same with forward hooks that append each feature to a list; ``kept`` is what they
+        append of it.
+        """
         features: list[torch.Tensor] = []
 
         def hook(_module, _given, output) -> None:
@@ -71,13 +85,16 @@ class Diffusers:
 
 
 def module_of(id_: str) -> str:
-    """The module of diffusers' U-Net whose output an ID names: the scheme counts levels and repeats as diffusers does.
+    """The module of diffusers' U-Net whose output an ID names: the scheme counts levels and repeats
+    as diffusers does.
 
     For all IDs of a U-Net but unet-in, which is an input.
     """
     if id_ in ("unet-after-conv-in", "unet-out"):
         return "conv_in" if id_ == "unet-after-conv-in" else "conv_out"
-    stage, level, repeat, part = re.fullmatch(r"(down|mid|up)(?:-level(\d+))?(?:-repeat(\d+))?-(.+)", id_).groups()
+    stage, level, repeat, part = re.fullmatch(
+        r"(down|mid|up)(?:-level(\d+))?(?:-repeat(\d+))?-(.+)", id_
+    ).groups()
     block = f"{stage}_blocks.{level}" if level else "mid_block"
     if part.endswith("sampler-out"):
         return f"{block}.{part[:-4]}s.0"
@@ -87,18 +104,26 @@ def module_of(id_: str) -> str:
     inner = re.fullmatch(r"vit-block(\d+)-(.+)", part)
     if not inner:
         return where
-    return f"{where}.transformer_blocks.{inner[1]}" + (f".{_PARTS[inner[2]]}" if inner[2] in _PARTS else "")
+    return f"{where}.transformer_blocks.{inner[1]}" + (
+        f".{_PARTS[inner[2]]}" if inner[2] in _PARTS else ""
+    )
 
 
 def measure(quick: bool) -> dict[str, dict]:
-    """Hooks on diffusers' network, narrow and in SD1.5's size; ends with a sentence without diffusers."""
+    """Hooks on diffusers' network, narrow and in SD1.5's size; ends with a sentence without
+    diffusers.
+    """
     if not importlib.util.find_spec("diffusers"):
         raise SystemExit(MISSING)
-    return against("narrow SD1.5", 8) if quick else against("narrow SD1.5", 20) | against("SD1.5", 3)
+    return (
+        against("narrow SD1.5", 8) if quick else against("narrow SD1.5", 20) | against("SD1.5", 3)
+    )
 
 
 def against(name: str, turns: int) -> dict[str, dict]:
-    """What hooks add to diffusers' network, its time against the tap's, and how far its features are from the tap's."""
+    """What hooks add to diffusers' network, its time against the tap's, and how far its features
+    are from the tap's.
+    """
     bench = Bench(name)
     every = bench.chosen(host.pack("nodes.activations.select_ids").Preset.ALL_FEATURES)
     chosen = [entry for entry in every if entry.id != "unet-in"]
@@ -115,11 +140,21 @@ def against(name: str, turns: int) -> dict[str, dict]:
     about = f"of one call of the network in diffusers {theirs.version} with the same weights"
     numbers = adding.added_numbers(f"{name}, {hooks}", times[hooks], times["plain"], about)
     numbers[f"{name}, diffusers with these hooks over tap of {len(ids)}"] = results.bootstrap(
-        times[hooks] / times["tap"], "turn by turn; the tap with all of ComfyUI's evaluation", "times", np.median
+        times[hooks] / times["tap"],
+        "turn by turn; the tap with all of ComfyUI's evaluation",
+        "times",
+        np.median,
     )
-    errors = _errors(tapping.tap(bench, chosen, torch.float32).tensors, theirs.hooked(ids, tapping.copied))
-    numbers[f"{name}, diffusers: largest difference of a feature from the tap's"] = results.bootstrap(
-        errors, f"over the feature's largest value; {len(ids)} features in float32", "fraction", np.max
+    errors = _errors(
+        tapping.tap(bench, chosen, torch.float32).tensors, theirs.hooked(ids, tapping.copied)
+    )
+    numbers[f"{name}, diffusers: largest difference of a feature from the tap's"] = (
+        results.bootstrap(
+            errors,
+            f"over the feature's largest value; {len(ids)} features in float32",
+            "fraction",
+            np.max,
+        )
     )
     return numbers
 

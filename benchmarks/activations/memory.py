@@ -1,7 +1,9 @@
-"""The most memory that an evaluation takes, with a tap of the paper's set and without: Ours-XL at 1,024 pixels.
+"""The most memory that an evaluation takes, with a tap of the paper's set and without: Ours-XL at
+1,024 pixels.
 
-PyTorch's allocator on the CPU keeps no peak, so the bytes of all tensors that operations make are counted as long as
-they live. What an operation takes for itself alone, such as the columns of a convolution, is not seen.
+PyTorch's allocator on the CPU keeps no peak, so the bytes of all tensors that operations make are
+counted as long as they live. What an operation takes for itself alone, such as the columns of a
+convolution, is not seen.
 """
 
 from __future__ import annotations
@@ -56,7 +58,10 @@ def measure(quick: bool) -> dict[str, dict]:
     """Peaks of live bytes, exact."""
     bench = Bench(_NETWORK, _SIDE)
     chosen = bench.chosen(_PRESET)
-    what = f"{_NETWORK} (a fifth of its width), {8 * _SIDE} pixels, float32, random weights, one evaluation; counted"
+    what = (
+        f"{_NETWORK} (a fifth of its width), {8 * _SIDE} pixels, float32, random weights, one "
+        "evaluation; counted"
+    )
     peak, _ = counted(lambda: plain(bench))
     with_tap, kept = counted(lambda: tap(bench, chosen))
     values = {

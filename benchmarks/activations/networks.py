@@ -8,7 +8,8 @@ import torch
 
 from studies.common import host
 
-#: Name, ComfyUI's class, what replaces numbers of its configuration, and the side of the latent on a GPU.
+#: Name, ComfyUI's class, what replaces numbers of its configuration, and the side of the latent on
+#: a GPU.
 NETWORKS = {
     "SD1.5": ("SD15", "sd15", {}, 64),
     "narrow SD1.5": ("SD15", "sd15", {"model_channels": 64}, 64),
@@ -85,4 +86,6 @@ def _model(kind: str, unet: dict):
             else:
                 parameter.data.normal_(generator=generator).div_(parameter[0].numel() ** 0.5)
     device = comfy.model_management.get_torch_device()
-    return comfy.model_patcher.ModelPatcher(model, load_device=device, offload_device=torch.device("cpu"))
+    return comfy.model_patcher.ModelPatcher(
+        model, load_device=device, offload_device=torch.device("cpu")
+    )

@@ -1,10 +1,10 @@
 """What a job costs beside its pieces: `python run.py bench batch [PART ...] [--quick]`.
 
-Parts: `overhead` (time per piece beside the piece's own work), `driver` (its memory over 100,000 empty pieces), `soak`
-(1,000 pieces of the demo model on two workers, and the memory of a worker), `threads` (two workers of one thread
-against one process of two threads, alternating), `scale` (large jobs on paper, from the first). Each writes
-`studies/results/batch_<part>.json`. Times are those of a machine that other work shares: processor seconds are given
-beside them, and the load.
+Parts: `overhead` (time per piece beside the piece's own work), `driver` (its memory over 100,000
+empty pieces), `soak` (1,000 pieces of the demo model on two workers, and the memory of a worker),
+`threads` (two workers of one thread against one process of two threads, alternating), `scale`
+(large jobs on paper, from the first). Each writes `studies/results/batch_<part>.json`. Times are
+those of a machine that other work shares: processor seconds are given beside them, and the load.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ _WORKFLOW = path_of("demo_world_text_to_image")
 
 
 def overhead(quick: bool) -> dict[str, dict]:
-    """Seconds per piece of empty pieces: the plain loop, the job in one process, and the job on Ray."""
+    """Seconds per piece of empty pieces: the plain loop, the job in one process, and the job on
+    Ray.
+    """
     pieces_, rounds = (100, 5) if quick else (1000, 7)
     plain, files, job, processor = [], [], [], []
     for _ in range(rounds):
@@ -53,7 +55,8 @@ def overhead(quick: bool) -> dict[str, dict]:
             plain.append(_seconds(lambda: _plain(worker._engine, made, entries), pieces_)[0])
             files.append(_seconds(lambda: _only_files(out, pieces_), pieces_)[0])
             wall, cpu = _seconds(
-                lambda: worker.run_all(pieces(made, entries, 1), Store(out), _ledger(pieces_, out)), pieces_
+                lambda: worker.run_all(pieces(made, entries, 1), Store(out), _ledger(pieces_, out)),
+                pieces_,
             )
             job.append(wall - plain[-1])
             processor.append(cpu)
@@ -70,7 +73,9 @@ def overhead(quick: bool) -> dict[str, dict]:
             "ms",
             np.median,
         ),
-        "start of a worker": exact(_start(), "s", "ComfyUI's imports and nodes in a process of its own"),
+        "start of a worker": exact(
+            _start(), "s", "ComfyUI's imports and nodes in a process of its own"
+        ),
         "one process, processor": results.bootstrap(
             1000 * np.array(processor), "processor time of the job per empty piece", "ms", np.median
         ),
@@ -78,7 +83,10 @@ def overhead(quick: bool) -> dict[str, dict]:
     with machines.cluster(1) as (made, _):
         walls, drivers = zip(*_on_ray(made.address, pieces_, 1, rounds=rounds), strict=True)
     numbers["Ray, one worker"] = results.bootstrap(
-        1000 * np.array(walls), f"per empty piece on one worker, starting left out, {pieces_} pieces", "ms", np.median
+        1000 * np.array(walls),
+        f"per empty piece on one worker, starting left out, {pieces_} pieces",
+        "ms",
+        np.median,
     )
     numbers["Ray, processor of the driver"] = results.bootstrap(
         1000 * np.array(drivers), "processor time of the driver per empty piece", "ms", np.median
@@ -94,7 +102,10 @@ def driver(quick: bool) -> dict[str, dict]:
         worker.take(job)
         found = _Driver(total)
         wall, cpu = _seconds(
-            lambda: worker.run_all(pieces(job, entries, 1), Store(out), _ledger(total, out, found.ledger)), total
+            lambda: worker.run_all(
+                pieces(job, entries, 1), Store(out), _ledger(total, out, found.ledger)
+            ),
+            total,
         )
         numbers |= found.numbers("one process")
         numbers["one process, rate"] = exact(1 / wall, "1/s", "empty pieces run and written")
@@ -106,7 +117,9 @@ def driver(quick: bool) -> dict[str, dict]:
         ((wall, cpu),) = _on_ray(made.address, total, 1, found.ledger)
     numbers |= found.numbers("Ray")
     numbers["Ray, rate"] = exact(1 / wall, "1/s", "empty pieces run and written by one worker")
-    numbers["driver, processor"] = exact(1000 * cpu, "ms", "processor time of the driver per piece on Ray")
+    numbers["driver, processor"] = exact(
+        1000 * cpu, "ms", "processor time of the driver per piece on Ray"
+    )
     return numbers
 
 
@@ -132,14 +145,22 @@ class _Driver:
         first, last = self._marks[0], self._marks[-1]
         growth = (self._found[last] - self._found[first]) / (last - first) * 1e6
         sizes = {
-            f"{where}, after {mark:,} pieces": exact(self._found[mark], "MB", "resident memory of the driver")
+            f"{where}, after {mark:,} pieces": exact(
+                self._found[mark], "MB", "resident memory of the driver"
+            )
             for mark in self._marks
         }
-        return sizes | {f"{where}, growth": exact(growth, "bytes", f"per piece, from {first:,} to {last:,} pieces")}
+        return sizes | {
+            f"{where}, growth": exact(
+                growth, "bytes", f"per piece, from {first:,} to {last:,} pieces"
+            )
+        }
 
 
 def soak(quick: bool) -> dict[str, dict]:
-    """Pieces of the demo model on two workers of one thread, twice: the second time all must be found."""
+    """Pieces of the demo model on two workers of one thread, twice: the second time all must be
+    found.
+    """
     total = 20 if quick else 1000
     watched = _Memory()
     with machines.cluster(2) as (made, _), _demo(made.address, (2, 1)) as (run,):
@@ -147,11 +168,15 @@ def soak(quick: bool) -> dict[str, dict]:
         again, _ = run(0, total)
     early, late = watched.early_and_late()
     return {
-        "pieces done": exact(done.done, "pieces", f"of {total}, one step at 64 x 64 with the demo model, two workers"),
+        "pieces done": exact(
+            done.done, "pieces", f"of {total}, one step at 64 x 64 with the demo model, two workers"
+        ),
         "pieces failed": exact(done.failed, "pieces", "after three tries"),
         "pieces found": exact(again.found, "pieces", "when the same job runs again"),
         "seconds": exact(wall, "s", "for all pieces, starting left out"),
-        "worker, early": exact(early, "MB", "resident memory of the larger worker, mean of the second tenth"),
+        "worker, early": exact(
+            early, "MB", "resident memory of the larger worker, mean of the second tenth"
+        ),
         "worker, late": exact(late, "MB", "the same in the last tenth"),
     }
 
@@ -159,7 +184,8 @@ def soak(quick: bool) -> dict[str, dict]:
 def threads(quick: bool) -> dict[str, dict]:
     """Two workers of one thread against one worker of two threads, alternating, on the same pieces.
 
-    Needs two idle cores: where other processes want them, the two threads wait for each other at every operation.
+    Needs two idle cores: where other processes want them, the two threads wait for each other at
+    every operation.
     """
     total, rounds = (4, 5) if quick else (8, 7)
     ratios, rates = [], ([], [])
@@ -177,13 +203,17 @@ def threads(quick: bool) -> dict[str, dict]:
     return {
         "two workers of one thread": results.bootstrap(np.array(rates[0]), what, "1/s", np.median),
         "one worker of two threads": results.bootstrap(np.array(rates[1]), what, "1/s", np.median),
-        "ratio": results.bootstrap(np.array(ratios), "rate of two workers over that of one", "ratio", np.median),
+        "ratio": results.bootstrap(
+            np.array(ratios), "rate of two workers over that of one", "ratio", np.median
+        ),
     }
 
 
 @contextlib.contextmanager
 def _job(total: int) -> Iterator[tuple]:
-    """A worker with the empty engine, its job over so many seeds, the list, and a folder for results."""
+    """A worker with the empty engine, its job over so many seeds, the list, and a folder for
+    results.
+    """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
         entries = lists.opened(f"0-{total - 1}")
@@ -195,9 +225,9 @@ def _job(total: int) -> Iterator[tuple]:
 def _start() -> float:
     """Seconds in which a ComfyUI starts in a process of its own."""
     code = (
-        "import runpy, sys, tempfile, pathlib; runpy.run_path(sys.argv[1])['load_package']('tools');"
-        "from tools.launcher.batch.worker import Settings, Worker;"
-        "Worker(Settings(pathlib.Path(tempfile.mkdtemp()), threads=1))"
+        "import runpy, sys, tempfile, pathlib; "
+        "runpy.run_path(sys.argv[1])['load_package']('tools');from tools.launcher.batch.worker "
+        "import Settings, Worker;Worker(Settings(pathlib.Path(tempfile.mkdtemp()), threads=1))"
     )
     begun = time.perf_counter()
     subprocess.run(
@@ -215,7 +245,9 @@ def _plain(engine, job: Job, entries: lists.Entries) -> None:
 
 
 def _only_files(out: Path, total: int) -> None:
-    """The least that writing each result once and whole takes: what of the job's time is the file system's."""
+    """The least that writing each result once and whole takes: what of the job's time is the file
+    system's.
+    """
     for number in range(total):
         (out / "part").mkdir()
         (out / "part" / "result.json").write_text("{}")
@@ -233,12 +265,18 @@ def _ledger(total: int, out: Path, kind=Ledger) -> Ledger:
     return kind(total, out, io.StringIO())
 
 
-def _on_ray(address: str, total: int, workers: int, kind=Ledger, rounds: int = 1) -> list[tuple[float, float]]:
-    """Wall seconds, and processor seconds of the driver, per empty piece, in each round; starting is left out."""
+def _on_ray(
+    address: str, total: int, workers: int, kind=Ledger, rounds: int = 1
+) -> list[tuple[float, float]]:
+    """Wall seconds, and processor seconds of the driver, per empty piece, in each round; starting
+    is left out.
+    """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
         cluster.start(address, None)
-        made = cluster.Cluster(Settings(out, threads=1, engine=Path(empty_engine.__file__)), workers)
+        made = cluster.Cluster(
+            Settings(out, threads=1, engine=Path(empty_engine.__file__)), workers
+        )
         try:
             prompt, kinds, _ = made.read(empty_engine.PROMPT)
             made.wait()
@@ -247,13 +285,17 @@ def _on_ray(address: str, total: int, workers: int, kind=Ledger, rounds: int = 1
                 entries = lists.opened(f"{number * total}-{(number + 1) * total - 1}")
                 job = Job(prompt, resolved(prompt, ["1.seed"], entries, 1, kinds))
                 made.take(job)
-                found.append(_seconds(functools.partial(_run_all, made, job, entries, out, kind), total))
+                found.append(
+                    _seconds(functools.partial(_run_all, made, job, entries, out, kind), total)
+                )
             return found
         finally:
             made.close()
 
 
-def _run_all(made: cluster.Cluster, job: Job, entries: lists.Entries, out: Path, kind=Ledger) -> None:
+def _run_all(
+    made: cluster.Cluster, job: Job, entries: lists.Entries, out: Path, kind=Ledger
+) -> None:
     ledger = _ledger(entries.count, out, kind)
     made.run(job, pieces(job, entries, 1), Store(out), ledger)
     if ledger.done != entries.count:
@@ -262,9 +304,11 @@ def _run_all(made: cluster.Cluster, job: Job, entries: lists.Entries, out: Path,
 
 @contextlib.contextmanager
 def _demo(address: str, *kinds: tuple[int, int], steps: int = 1, side: int = 64) -> Iterator[list]:
-    """For each kind (how many workers, and threads of each) a function that samples images of the demo model.
+    """For each kind (how many workers, and threads of each) a function that samples images of the
+    demo model.
 
-    It takes the first seed and how many, and returns the ledger and the seconds; all workers have loaded the model.
+    It takes the first seed and how many, and returns the ledger and the seconds; all workers have
+    loaded the model.
     """
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         cluster.start(address, None)
@@ -273,19 +317,27 @@ def _demo(address: str, *kinds: tuple[int, int], steps: int = 1, side: int = 64)
         for workers, threads_ in kinds:
             out = Path(folder) / f"{workers}_{threads_}"
             out.mkdir()
-            made = cluster.Cluster(Settings(out, base=comfyui.prepare_base(), threads=threads_), workers)
+            made = cluster.Cluster(
+                Settings(out, base=comfyui.prepare_base(), threads=threads_), workers
+            )
             if not runs:
-                stack.callback(made.close)  # leaves the cluster, which ends the workers of all kinds
+                stack.callback(
+                    made.close
+                )  # leaves the cluster, which ends the workers of all kinds
             prompt, kinds_, _ = made.read(json.loads(_WORKFLOW.read_text("utf-8")))
             for node in prompt.values():
-                node["inputs"].update({name: value for name, value in sizes.items() if name in node["inputs"]})
+                node["inputs"].update(
+                    {name: value for name, value in sizes.items() if name in node["inputs"]}
+                )
             made.wait()
             runs.append(functools.partial(_sample, made, prompt, kinds_, out))
             runs[-1](1_000_000, 2 * workers)
         yield runs
 
 
-def _sample(made: cluster.Cluster, prompt: dict, kinds: dict, out: Path, first: int, total: int, kind=Ledger) -> tuple:
+def _sample(
+    made: cluster.Cluster, prompt: dict, kinds: dict, out: Path, first: int, total: int, kind=Ledger
+) -> tuple:
     entries = lists.opened(f"{first}-{first + total - 1}")
     job = Job(prompt, resolved(prompt, ["KSampler.seed"], entries, 1, kinds))
     job = replace(job, files=made.take(job))
@@ -336,15 +388,29 @@ _PARTS = {one.__name__: one for one in (overhead, driver, soak, threads, scale)}
 def main(argv: Sequence[str]) -> int:
     """Measure the parts named, or all."""
     parser = argparse.ArgumentParser(prog="run.py bench batch", description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", choices=[*_PARTS, []], metavar="PART", help=", ".join(_PARTS))
+    parser.add_argument(
+        "parts", nargs="*", choices=[*_PARTS, []], metavar="PART", help=", ".join(_PARTS)
+    )
     parser.add_argument("--quick", action="store_true", help="fewer pieces")
     options = parser.parse_args(argv)
     for name in options.parts or _PARTS:
         numbers = _PARTS[name](options.quick)
         numbers["load"] = exact(
-            os.getloadavg()[1], "processes", f"of the machine's {os.cpu_count()} cores, five minutes"
+            os.getloadavg()[1],
+            "processes",
+            f"of the machine's {os.cpu_count()} cores, five minutes",
         )
         suffix, option = ("_quick", " --quick") if options.quick else ("", "")
-        path = results.write(f"batch_{name}{suffix}", f"python run.py bench batch {name}{option}", 0, _ASSETS, numbers)
-        print(path, *itertools.starmap("{}: {}".format, ((k, v["value"]) for k, v in numbers.items())), sep="\n  ")
+        path = results.write(
+            f"batch_{name}{suffix}",
+            f"python run.py bench batch {name}{option}",
+            0,
+            _ASSETS,
+            numbers,
+        )
+        print(
+            path,
+            *itertools.starmap("{}: {}".format, ((k, v["value"]) for k, v in numbers.items())),
+            sep="\n  ",
+        )
     return 0

@@ -1,10 +1,12 @@
-"""What the conditioning nodes add to a sampling step of SDXL: `python run.py bench conditioning [--quick]`.
+"""What the conditioning nodes add to a sampling step of SDXL: `python run.py bench conditioning
+[--quick]`.
 
-Operations are counted on SDXL's own shape without weights, at 1024 x 1024 with CFG. Times are those of a network of
-SDXL's widths with one transformer block where SDXL has two or ten, at a small size, on random weights: what a patch
-adds does not depend on size or depth, so its fraction here is larger than on SDXL. Each patched step is paired with a
-stock one right beside it, in changing order. Without a GPU, time is the processor time of one thread, which other work
-on the machine disturbs little.
+Operations are counted on SDXL's own shape without weights, at 1024 x 1024 with CFG. Times are those
+of a network of SDXL's widths with one transformer block where SDXL has two or ten, at a small size,
+on random weights: what a patch adds does not depend on size or depth, so its fraction here is
+larger than on SDXL. Each patched step is paired with a stock one right beside it, in changing
+order. Without a GPU, time is the processor time of one thread, which other work on the machine
+disturbs little.
 """
 
 from __future__ import annotations
@@ -34,12 +36,16 @@ def _sdxl() -> dict:
 
 
 def count_operations() -> dict[str, dict]:
-    """Operations and bytes that mode "embedding" adds to a step of SDXL; mode "value" adds none inside the network."""
+    """Operations and bytes that mode "embedding" adds to a step of SDXL; mode "value" adds none
+    inside the network.
+    """
     import comfy.ops
     from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
     from torch.utils.flop_counter import FlopCounterMode
 
-    network = UNetModel(**_sdxl(), dtype=torch.bfloat16, device="meta", operations=comfy.ops.disable_weight_init)
+    network = UNetModel(
+        **_sdxl(), dtype=torch.bfloat16, device="meta", operations=comfy.ops.disable_weight_init
+    )
     given = {"dtype": torch.bfloat16, "device": "meta"}
     with FlopCounterMode(display=False) as counter, _plain_attention():
         network(
@@ -54,7 +60,9 @@ def count_operations() -> dict[str, dict]:
     added = 2 * counter.get_total_flops()
     weights = 2 * 2 * sum(value.numel() for value in network.label_emb.parameters())
     return {
-        "SDXL step, operations": results.number(step / 1e12, 1, "TFLOP", "one step at 1024 x 1024 with CFG"),
+        "SDXL step, operations": results.number(
+            step / 1e12, 1, "TFLOP", "one step at 1024 x 1024 with CFG"
+        ),
         "embedding, operations": results.number(
             added / 1e6, 1, "MFLOP", "the metadata layers twice more, for two rows"
         ),
@@ -69,7 +77,9 @@ def count_operations() -> dict[str, dict]:
 
 
 class _plain_attention:  # noqa: N801
-    """Lets the network's attention be PyTorch's own while the block runs: ComfyUI's others ask for a real device."""
+    """Lets the network's attention be PyTorch's own while the block runs: ComfyUI's others ask for
+    a real device.
+    """
 
     def __enter__(self):
         from comfy.ldm.modules import attention
@@ -98,7 +108,9 @@ def build(quick: bool):
             scale = 0.0 if parameter.ndim < 2 else parameter[0].numel() ** -0.5
             parameter.data.uniform_(-scale, scale, generator=generator)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return comfy.model_patcher.ModelPatcher(model, load_device=device, offload_device=torch.device("cpu"))
+    return comfy.model_patcher.ModelPatcher(
+        model, load_device=device, offload_device=torch.device("cpu")
+    )
 
 
 def prompts() -> tuple[list, list]:
@@ -108,7 +120,11 @@ def prompts() -> tuple[list, list]:
         [
             [
                 torch.randn(1, 77, 2048, generator=generator),
-                {"pooled_output": torch.randn(1, 1280, generator=generator), "width": 512, "height": 512},
+                {
+                    "pooled_output": torch.randn(1, 1280, generator=generator),
+                    "width": 512,
+                    "height": 512,
+                },
             ]
         ]
         for _ in range(2)
@@ -126,7 +142,9 @@ def guider(model, metadata_strength: float | None = None):
         made.set_cfg(7.0)
         return made
     made = host.pack("nodes.conditioning.size_metadata_comfy").MetadataGuider(model)
-    made.set_conds(positive, [[positive[0][0], {"pooled_output": positive[0][1]["pooled_output"]}]], negative)
+    made.set_conds(
+        positive, [[positive[0][0], {"pooled_output": positive[0][1]["pooled_output"]}]], negative
+    )
     made.set_strengths(7.0, metadata_strength)
     return made
 
@@ -154,12 +172,19 @@ def measure_times(pairs: int, quick: bool) -> dict[str, dict]:
     model, side = build(quick), 16
     gated = host.pack("nodes.conditioning.metadata_schedule_comfy").gated
     schedule = host.pack("nodes.conditioning.metadata_schedule").GateSchedule
-    modes = {mode: schedule("cosine", 2.0, "original_size", 0, 0, mode, "both") for mode in ("value", "embedding")}
+    modes = {
+        mode: schedule("cosine", 2.0, "original_size", 0, 0, mode, "both")
+        for mode in ("value", "embedding")
+    }
     sampling = host.pack("nodes.conditioning.noise_rescale_comfy")
     contenders: dict[str, Callable] = {
         "Metadata Schedule, value": lambda: guider(gated(model, modes["value"], inside=False)),
-        "Metadata Schedule, embedding": lambda: guider(gated(model, modes["embedding"], inside=True)),
-        "Resolution Noise Rescale": lambda: guider(sampling.rescaled(model, 1.5, sampling.SAMPLER_ONLY)),
+        "Metadata Schedule, embedding": lambda: guider(
+            gated(model, modes["embedding"], inside=True)
+        ),
+        "Resolution Noise Rescale": lambda: guider(
+            sampling.rescaled(model, 1.5, sampling.SAMPLER_ONLY)
+        ),
         "Metadata Guider, strength 1": lambda: guider(model, 1.0),
         "Metadata Guider, strength 0.5": lambda: guider(model, 0.5),
     }
@@ -185,7 +210,9 @@ def measure_times(pairs: int, quick: bool) -> dict[str, dict]:
 
 def main(argv: Sequence[str]) -> int:
     """Count and measure."""
-    parser = argparse.ArgumentParser(prog="run.py bench conditioning", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="run.py bench conditioning", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--quick", action="store_true", help="a narrow network")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)

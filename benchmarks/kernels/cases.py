@@ -1,4 +1,6 @@
-"""What is measured: every operation at sizes of real models, with what people write instead, and counted work."""
+"""What is measured: every operation at sizes of real models, with what people write instead, and
+counted work.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from torch.nn import functional as F
 class Case:
     """One operation on one input. ``others``: contenders by name, called with the same arguments.
 
-    ``operations`` counts multiplications and additions; bytes are those of every input and result, each touched once.
+    ``operations`` counts multiplications and additions; bytes are those of every input and result,
+    each touched once.
     """
 
     operation: str
@@ -26,13 +29,19 @@ class Case:
     def arguments(self, device: str, dtype: torch.dtype) -> dict:
         """The input, from a fixed seed."""
         generator = torch.Generator(device).manual_seed(0)
-        return self.make(lambda *shape, dtype=dtype: torch.randn(shape, generator=generator, device=device).to(dtype))
+        return self.make(
+            lambda *shape, dtype=dtype: torch.randn(shape, generator=generator, device=device).to(
+                dtype
+            )
+        )
 
 
 def moved(arguments: Mapping, result) -> int:
     """Bytes of all inputs and results."""
     found = result if isinstance(result, tuple) else (result,)
-    return sum(value.nbytes for value in (*arguments.values(), *found) if isinstance(value, torch.Tensor))
+    return sum(
+        value.nbytes for value in (*arguments.values(), *found) if isinstance(value, torch.Tensor)
+    )
 
 
 def drawn(where: str, rows: int, size: int, k: int) -> Case:
@@ -42,7 +51,13 @@ def drawn(where: str, rows: int, size: int, k: int) -> Case:
         first = draw(rows, size)
         return {"data": first, "seeds": torch.arange(rows, device=first.device), "k": k}
 
-    return Case("nearest_drawn", f"{where}, k = {k}", make, 4 * k * rows * size, {"drawn at once": _drawn_at_once})
+    return Case(
+        "nearest_drawn",
+        f"{where}, k = {k}",
+        make,
+        4 * k * rows * size,
+        {"drawn at once": _drawn_at_once},
+    )
 
 
 def cost(where: str, rows: int, size: int) -> Case:
@@ -52,7 +67,12 @@ def cost(where: str, rows: int, size: int) -> Case:
         return {"data": draw(rows, size), "noise": draw(rows, size)}
 
     return Case(
-        "assignment_cost", where, make, 2 * rows * rows * size, {"product": _product, "cdist": _cdist}, matrix=True
+        "assignment_cost",
+        where,
+        make,
+        2 * rows * rows * size,
+        {"product": _product, "cdist": _cdist},
+        matrix=True,
     )
 
 
@@ -60,10 +80,21 @@ def match(where: str, positions: int, channels: int) -> Case:
     """Best match both ways."""
 
     def make(draw):
-        return {"queries": draw(positions, channels), "targets": draw(positions, channels), "mutual": True}
+        return {
+            "queries": draw(positions, channels),
+            "targets": draw(positions, channels),
+            "mutual": True,
+        }
 
     operations = 2 * positions * positions * channels
-    return Case("best_match", where, make, operations, {"materialized similarity": _materialized}, matrix=True)
+    return Case(
+        "best_match",
+        where,
+        make,
+        operations,
+        {"materialized similarity": _materialized},
+        matrix=True,
+    )
 
 
 def point(where: str, rows: int, size: int, quantized: bool) -> Case:
@@ -72,7 +103,10 @@ def point(where: str, rows: int, size: int, quantized: bool) -> Case:
     def make(draw):
         basis, scale = draw(rows, size), None
         if quantized:
-            basis, scale = (30 * basis).clamp(-127, 127).to(torch.int8), draw(rows, -(-size // 1024)).abs()
+            basis, scale = (
+                (30 * basis).clamp(-127, 127).to(torch.int8),
+                draw(rows, -(-size // 1024)).abs(),
+            )
         return {
             "coefficients": draw(rows),
             "basis": basis,
@@ -82,7 +116,13 @@ def point(where: str, rows: int, size: int, quantized: bool) -> Case:
         }
 
     kind = ", int8" if quantized else ""
-    return Case("flat_weights", where + kind, make, 2 * rows * size, {"whole basis in float32": _whole_basis})
+    return Case(
+        "flat_weights",
+        where + kind,
+        make,
+        2 * rows * size,
+        {"whole basis in float32": _whole_basis},
+    )
 
 
 def change(where: str, rows: int, columns: int, rank: int, **factors: torch.dtype) -> Case:
@@ -107,17 +147,53 @@ def neurons(where: str, prompts: int, tokens: int, width: int) -> Case:
     def make(draw):
         return {"values": draw(prompts, tokens, width)}
 
-    return Case("neuron_moments", where, make, 2 * prompts * tokens * width, {"a prompt at a time": _one_prompt})
+    return Case(
+        "neuron_moments",
+        where,
+        make,
+        2 * prompts * tokens * width,
+        {"a prompt at a time": _one_prompt},
+    )
 
 
 def words(where: str, rows: int, positions: int, keys: int, heads: int, width: int) -> Case:
     """Attention averaged over heads."""
 
     def make(draw):
-        return {"query": draw(rows, positions, heads * width), "key": draw(rows, keys, heads * width), "heads": heads}
+        query, key = (
+            draw(rows, count, heads * width).unflatten(2, (heads, width)).transpose(1, 2)
+            for count in (positions, keys)
+        )
+        return {"query": query, "key": key}
 
     operations = 2 * rows * positions * keys * heads * width
-    return Case("mean_attention", where, make, operations, {"materialized maps": _maps}, matrix=True)
+    return Case(
+        "mean_attention", where, make, operations, {"materialized maps": _maps}, matrix=True
+    )
+
+
+def text_keys(where: str, positions: int, text: int, image: int, heads: int, width: int) -> Case:
+    """Attention to the text averaged over heads, in a transformer of one row: keys of the text,
+    then ``image`` keys of the image, which joint attention has.
+
+    Beside it stands the attention itself, which a step computes anyway.
+    """
+
+    def make(draw):
+        query, key = (
+            draw(1, count, heads * width).unflatten(2, (heads, width)).transpose(1, 2)
+            for count in (positions, text + image)
+        )
+        return {"query": query, "key": key, "count": text}
+
+    return Case(
+        "mean_attention",
+        where,
+        make,
+        2 * positions * (text + image) * heads * width,
+        {"materialized maps": _maps_of_text, "the attention itself": _attention},
+        matrix=True,
+    )
 
 
 def cpu_cases(quick: bool) -> list[Case]:
@@ -128,7 +204,9 @@ def cpu_cases(quick: bool) -> list[Case]:
         point("K = 1,000, D = 99,648", 1000, 99_648, quantized=False),
         point("K = 200, D = 99,648", 200, 99_648, quantized=True),
         change("SD1.5, 1,280 x 1,280, rank 16", 1280, 1280, 16),
-        change("SD1.5, 1,280 x 1,280, rank 16, factors bfloat16", 1280, 1280, 16, dtype=torch.bfloat16),
+        change(
+            "SD1.5, 1,280 x 1,280, rank 16, factors bfloat16", 1280, 1280, 16, dtype=torch.bfloat16
+        ),
         neurons("SD1.5, 64 prompts, C = 1,280", 64, 77, 1280),
         words("SD1.5, 32 x 32 positions, 77 keys", 2, 1024, 77, 8, 80),
     ]
@@ -142,6 +220,10 @@ def cpu_cases(quick: bool) -> list[Case]:
         neurons("SDXL, 64 prompts, C = 2,048", 64, 77, 2048),
         words("SDXL, 64 x 64 positions, 77 keys", 2, 4096, 77, 10, 64),
         match("96 x 96 positions, C = 3,840", 9216, 3840),
+        text_keys("Flux.1, 1,024 pixels, 512 keys of text", 4096, 512, 4096, 24, 128),
+        text_keys("Z-Image, 1,024 pixels, 128 keys of text", 4096, 128, 4096, 30, 128),
+        text_keys("Qwen-Image, 1,328 pixels, 64 keys of text", 6889, 64, 6889, 24, 128),
+        text_keys("Wan 14B, 81 frames of 832 x 480, 512 keys of text", 32_760, 512, 0, 40, 128),
     ]
 
 
@@ -150,13 +232,17 @@ def gpu_cases(quick: bool) -> list[Case]:
     found = [
         *cpu_cases(quick),
         drawn("SD1.5, B = 4, D = 16,384", 4, 16_384, 64),
-        change("SD1.5, 1,280 x 1,280, rank 16, factors float32", 1280, 1280, 16, dtype=torch.float32),
+        change(
+            "SD1.5, 1,280 x 1,280, rank 16, factors float32", 1280, 1280, 16, dtype=torch.float32
+        ),
     ]
     if quick:
         return found
     return [
         *found,
-        change("Flux, 3,072 x 3,072, rank 16, factors float32", 3072, 3072, 16, dtype=torch.float32),
+        change(
+            "Flux, 3,072 x 3,072, rank 16, factors float32", 3072, 3072, 16, dtype=torch.float32
+        ),
         drawn("SDXL, B = 32, D = 65,536", 32, 65_536, 8),
         drawn("Flux, B = 16, D = 262,144", 16, 262_144, 64),
         cost("SD1.5, B = 1,024, D = 16,384", 1024, 16_384),
@@ -167,7 +253,6 @@ def gpu_cases(quick: bool) -> list[Case]:
         point("K = 10,000, D = 99,648", 10_000, 99_648, quantized=True),
         neurons("SDXL, 1,000 prompts, C = 2,048", 1000, 77, 2048),
         words("SDXL, 64 x 64 positions, 4,096 keys", 2, 4096, 4096, 10, 64),
-        words("Flux, 4,096 positions, 4,608 keys", 1, 4096, 4608, 24, 128),
     ]
 
 
@@ -188,7 +273,11 @@ def _cdist(data, noise):
 def _materialized(queries, targets, mutual):
     similarity = F.normalize(queries.float(), dim=1) @ F.normalize(targets.float(), dim=1).T
     value, index = similarity.max(1)
-    return value, index, similarity.argmax(0)[index] == torch.arange(len(queries), device=queries.device)
+    return (
+        value,
+        index,
+        similarity.argmax(0)[index] == torch.arange(len(queries), device=queries.device),
+    )
 
 
 def _whole_basis(coefficients, basis, mean, deviation, basis_scale):
@@ -209,9 +298,18 @@ def _product_then_sum(weight, up, down, strength):
 def _one_prompt(values):
     activations = torch.stack([prompt.float().abs().mean(0) for prompt in values])
     largest = torch.stack([prompt.float().abs().amax(0) for prompt in values]).amax(0)
-    return torch.stack([activations.mean(0), activations.var(0), activations.amin(0), activations.amax(0), largest])
+    return torch.stack(
+        [activations.mean(0), activations.var(0), activations.amin(0), activations.amax(0), largest]
+    )
 
 
-def _maps(query, key, heads):
-    query, key = (tensor.float().unflatten(2, (heads, -1)).transpose(1, 2) for tensor in (query, key))
-    return (query @ key.transpose(2, 3) * query.shape[-1] ** -0.5).softmax(-1).mean(1)
+def _maps_of_text(query, key, count):
+    return _maps(query, key)[..., :count]
+
+
+def _attention(query, key, count):
+    return F.scaled_dot_product_attention(query, key, key)  # of values as wide as keys
+
+
+def _maps(query, key):
+    return (query.float() @ key.float().mT * query.shape[-1] ** -0.5).softmax(-1).mean(1)

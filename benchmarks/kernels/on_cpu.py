@@ -19,7 +19,8 @@ _TURNS, _MILLISECONDS = {True: (3, 15), False: (5, 41)}, {True: 500, False: 2_00
 
 
 def measure(quick: bool, only: str = "") -> Iterator[dict[str, dict]]:
-    """Milliseconds of every row, and how many times as long as ours the others take; all so far, row by row.
+    """Milliseconds of every row, and how many times as long as ours the others take; all so far,
+    row by row.
 
     ``only``: how the names of the rows begin that are measured.
     """
@@ -33,7 +34,9 @@ def measure(quick: bool, only: str = "") -> Iterator[dict[str, dict]]:
                 least, most = _TURNS[quick]
                 turns = min(max(int(_MILLISECONDS[quick] / taken), least), most)
                 measured = times(contenders, turns, alone=True)
-            numbers |= timing_numbers(f"{where}, 1 thread", measured, OURS, f"{what}, processor time")
+            numbers |= timing_numbers(
+                f"{where}, 1 thread", measured, OURS, f"{what}, processor time"
+            )
             print(f"{where}: {turns} turns of {taken:.0f} ms", flush=True)
             yield numbers
     finally:
@@ -47,7 +50,11 @@ def rows(quick: bool, only: str = "") -> Iterator[tuple[str, str, dict[str, Call
     for case in cpu_cases(quick):
         if not f"{case.operation}, {case.where}".startswith(only):
             continue
-        dtypes = (torch.float32, torch.bfloat16) if case.operation == "low_rank_apply" else (torch.float32,)
+        dtypes = (
+            (torch.float32, torch.bfloat16)
+            if case.operation == "low_rank_apply"
+            else (torch.float32,)
+        )
         for dtype in dtypes:
             arguments = case.arguments("cpu", dtype)
             functions = {OURS: getattr(kernels, case.operation), **case.others}
@@ -55,7 +62,10 @@ def rows(quick: bool, only: str = "") -> Iterator[tuple[str, str, dict[str, Call
             yield (
                 f"{case.operation}, {case.where}{'' if dtype == torch.float32 else f', {kind}'}",
                 f"{kind} input, eager PyTorch",
-                {name: lambda run=run, given=arguments: run(**given) for name, run in functions.items()},
+                {
+                    name: lambda run=run, given=arguments: run(**given)
+                    for name, run in functions.items()
+                },
             )
 
 
@@ -77,7 +87,10 @@ def _methods() -> Iterator[tuple[str, str, dict[str, Callable[[], object]]]]:
     yield (
         "assignment as the paper's, B = 256, D = 16,384",
         "distances and SciPy",
-        {OURS: lambda: assign(data, noise), "official form": lambda: assigning.official(data, noise)},
+        {
+            OURS: lambda: assign(data, noise),
+            "official form": lambda: assigning.official(data, noise),
+        },
     )
 
     def closed(k):
@@ -87,7 +100,10 @@ def _methods() -> Iterator[tuple[str, str, dict[str, Callable[[], object]]]]:
     yield (
         "nearest of 4, B = 32, D = 16,384",
         "noise drawn, the default k and form",
-        {OURS: lambda: closed(4), "official form": lambda: nearest.official(data[:32], 4, generator)},
+        {
+            OURS: lambda: closed(4),
+            "official form": lambda: nearest.official(data[:32], 4, generator),
+        },
     )
     yield (
         "nearest of 64 in training, official form, B = 4, D = 16,384",

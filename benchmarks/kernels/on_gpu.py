@@ -1,4 +1,6 @@
-"""Every backend on a CUDA device: checked against eager, device-event times over the floor; CSV, JSON and a plot."""
+"""Every backend on a CUDA device: checked against eager, device-event times over the floor; CSV,
+JSON and a plot.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ _SIDE = 8192  # of the matrices that measure the matrix rate
 
 
 def measure(quick: bool) -> list[str]:
-    """Measure every case in float32 and bfloat16; returns the lines to paste, the files that were written last."""
+    """Measure every case in float32 and bfloat16; returns the lines to paste, the files that were
+    written last.
+    """
     try:
         import triton
 
@@ -49,7 +53,12 @@ def measure(quick: bool) -> list[str]:
         version = "none"
     gpu = torch.cuda.get_device_name()
     name = "kernels_" + re.sub(r"\W+", "_", gpu).strip("_").lower() + ("_quick" if quick else "")
-    machine = {"gpu": gpu, "torch": torch.__version__, "triton": version, "bandwidth_gb_s": _bandwidth() / 1e9}
+    machine = {
+        "gpu": gpu,
+        "torch": torch.__version__,
+        "triton": version,
+        "bandwidth_gb_s": _bandwidth() / 1e9,
+    }
     rows: list[dict] = []
     for dtype in (torch.float32, torch.bfloat16):
         machine["matrix_tflop_s"] = _matrix_rate(dtype) / 1e12
@@ -65,11 +74,16 @@ def measure(quick: bool) -> list[str]:
                     10 if quick else 50,
                 )
             except torch.OutOfMemoryError:
-                print(f"{case.operation}, {case.where}, {dtype}: left out, this GPU has too little memory")
+                print(
+                    f"{case.operation}, {case.where}, {dtype}: left out, this GPU has too little "
+                    "memory"
+                )
                 continue
             print(text(measured), flush=True)
             rows += [machine | row for row in measured]
-            table(results.RESULTS / f"{name}.csv", rows)  # what is measured stays, whatever ends the run
+            table(
+                results.RESULTS / f"{name}.csv", rows
+            )  # what is measured stays, whatever ends the run
     written = plot(results.RESULTS / f"{name}.png", rows)
     command = "python run.py bench kernels" + (" --quick" if quick else "")
     results.write(name, command, 0, host.ROOT / "kernels", numbers(rows))
@@ -77,13 +91,21 @@ def measure(quick: bool) -> list[str]:
 
 
 def summary(rows: list[dict]) -> list[str]:
-    """Three lines for a pull request: the machine, whether the kernels are right, and how fast they are."""
+    """Three lines for a pull request: the machine, whether the kernels are right, and how fast they
+    are.
+    """
     first, lines = rows[0], []
     lines.append("{gpu}, torch {torch}, Triton {triton}: {bandwidth_gb_s:.0f} GB/s".format(**first))
     checked = [row for row in rows if row.get("check")]
-    wrong = [f"{row['backend']} {row['operation']} ({row['check']})" for row in checked if row["check"] != "right"]
+    wrong = [
+        f"{row['backend']} {row['operation']} ({row['check']})"
+        for row in checked
+        if row["check"] != "right"
+    ]
     lines.append(
-        f"{len(checked) - len(wrong)} of {len(checked)} checks right" + ": not " * bool(wrong) + ", ".join(wrong)
+        f"{len(checked) - len(wrong)} of {len(checked)} checks right"
+        + ": not " * bool(wrong)
+        + ", ".join(wrong)
     )
     parts = []
     for operation in dict.fromkeys(row["operation"] for row in rows):
@@ -91,11 +113,17 @@ def summary(rows: list[dict]) -> list[str]:
             timed = [
                 row
                 for row in rows
-                if (row["operation"], row["backend"]) == (operation, backend) and "over_floor" in row
+                if (row["operation"], row["backend"]) == (operation, backend)
+                and "over_floor" in row
             ]
             if timed:
-                floor, eager = (statistics.median(row[name] for row in timed) for name in ("over_floor", "over_eager"))
-                parts.append(f"{backend} {operation} {floor:.1f} x floor, {1 / eager:.1f} x as fast as eager")
+                floor, eager = (
+                    statistics.median(row[name] for row in timed)
+                    for name in ("over_floor", "over_eager")
+                )
+                parts.append(
+                    f"{backend} {operation} {floor:.1f} x floor, {1 / eager:.1f} x as fast as eager"
+                )
     return [*lines, "; ".join(parts)]
 
 
@@ -106,8 +134,9 @@ def numbers(rows: list[dict]) -> dict[str, dict]:
             row["ms"],
             1,
             "ms",
-            f"median of device-event times, 90 % of them {row['low_ms']:.4f} to {row['high_ms']:.4f}; "
-            f"{row['over_floor']:.2f} of the floor; {row.get('check', 'not checked')}",
+            f"median of device-event times, 90 % of them {row['low_ms']:.4f} to "
+            f"{row['high_ms']:.4f}; {row['over_floor']:.2f} of the floor; "
+            f"{row.get('check', 'not checked')}",
         )
         for row in rows
         if "over_floor" in row
@@ -122,13 +151,22 @@ def text(measured: list[dict]) -> str:
         "at least {floor_ms:.4f} ms".format(**first)
     ]
     for row in measured:
-        times = "{ms:.4f} ms, {over_floor:.2f} of the floor, {over_eager:.2f} of eager" if "over_floor" in row else ""
-        lines.append(f"  {row['backend']}: " + ", ".join(filter(None, (times.format(**row), row.get("check")))))
+        times = (
+            "{ms:.4f} ms, {over_floor:.2f} of the floor, {over_eager:.2f} of eager"
+            if "over_floor" in row
+            else ""
+        )
+        lines.append(
+            f"  {row['backend']}: "
+            + ", ".join(filter(None, (times.format(**row), row.get("check"))))
+        )
     return "\n".join(lines)
 
 
 def milliseconds(function: Callable[[], object], turns: int) -> list[float]:
-    """Device-event times of calls after three that warm up, with the cache of the device overwritten between them."""
+    """Device-event times of calls after three that warm up, with the cache of the device
+    overwritten between them.
+    """
     for _ in range(3):
         function()
     flushed = torch.empty(2**28, dtype=torch.int8, device="cuda")
@@ -144,9 +182,15 @@ def milliseconds(function: Callable[[], object], turns: int) -> list[float]:
     return found
 
 
-def compared(case: Case, device: str, dtype: torch.dtype, bandwidth: float, rate: float, turns: int) -> list[dict]:
-    """A row for every contender of one case; bandwidth in bytes a second, rate in operations a second."""
-    dispatch, self_check, limits = (host.pack(f"kernels.{name}") for name in ("dispatch", "self_check", "table"))
+def compared(
+    case: Case, device: str, dtype: torch.dtype, bandwidth: float, rate: float, turns: int
+) -> list[dict]:
+    """A row for every contender of one case; bandwidth in bytes a second, rate in operations a
+    second.
+    """
+    dispatch, self_check, limits = (
+        host.pack(f"kernels.{name}") for name in ("dispatch", "self_check", "table")
+    )
     arguments = case.arguments(device, dtype)
     eager = dispatch.function(EAGER, case.operation)
     torch.compiler.reset()  # compiled for these sizes, and not for whatever sizes came before
@@ -172,11 +216,22 @@ def compared(case: Case, device: str, dtype: torch.dtype, bandwidth: float, rate
         }
         try:
             times = milliseconds(lambda run=contender: run(**arguments), turns)
-            if name in (TRITON, CUDA):  # after all turns: what programs do to each other need not show in the first
+            if name in (
+                TRITON,
+                CUDA,
+            ):  # after all turns: what programs do to each other need not show in the first
                 found = contender(**arguments)
-                row["check"] = self_check.disagreement(case.operation, found, wanted, arguments) or "right"
+                row["check"] = (
+                    self_check.disagreement(case.operation, found, wanted, arguments) or "right"
+                )
         except Exception as error:  # a contender that does not run is a result, too
-            rows.append(row | {"ms": float("nan"), "check": f"{type(error).__name__}: {error}".splitlines()[0][:200]})
+            rows.append(
+                row
+                | {
+                    "ms": float("nan"),
+                    "check": f"{type(error).__name__}: {error}".splitlines()[0][:200],
+                }
+            )
             continue
         middle = statistics.median(times)
         if name == EAGER:
@@ -205,7 +260,8 @@ def _bandwidth() -> float:
 def _matrix_rate(dtype: torch.dtype) -> float:
     """Operations a second of a large product in that type.
 
-    In float32 the faster of full precision and of three products in TF32 for each, as the kernels take it.
+    In float32 the faster of full precision and of three products in TF32 for each, as the kernels
+    take it.
     """
     left, right = (torch.randn(_SIDE, _SIDE, device="cuda", dtype=dtype) for _ in range(2))
     taken = statistics.median(milliseconds(lambda: left @ right, 10))
@@ -240,11 +296,19 @@ def plot(path: Path, rows: list[dict]) -> Path:
     figure = Figure(figsize=(10, 0.6 * len(cases) + 1.5), layout="constrained")
     axes = figure.subplots()
     for offset, backend in enumerate(BACKENDS):
-        bars = {(row["operation"], row["where"]): row["over_floor"] for row in shown if row["backend"] == backend}
+        bars = {
+            (row["operation"], row["where"]): row["over_floor"]
+            for row in shown
+            if row["backend"] == backend
+        }
         places = [place + 0.2 * offset for place, case in enumerate(cases) if case in bars]
-        axes.barh(places, [bars[case] for case in cases if case in bars], height=0.19, label=backend)
+        axes.barh(
+            places, [bars[case] for case in cases if case in bars], height=0.19, label=backend
+        )
     axes.set_yticks(
-        [place + 0.3 for place in range(len(cases))], [f"{name}\n{where}" for name, where in cases], fontsize=7
+        [place + 0.3 for place in range(len(cases))],
+        [f"{name}\n{where}" for name, where in cases],
+        fontsize=7,
     )
     axes.set_xscale("log")
     axes.set_xlabel("time over the floor from bandwidth and matrix rate")

@@ -1,7 +1,8 @@
-"""What compilers say of the kernels, without a GPU: registers, spills, shared memory, instructions, occupancy.
+"""What compilers say of the kernels, without a GPU: registers, spills, shared memory, instructions,
+occupancy.
 
-Every Triton kernel is compiled ahead of time for every target, with the assemblers that Triton brings, and every CUDA
-C++ kernel by NVRTC (package nvidia-cuda-nvrtc).
+Every Triton kernel is compiled ahead of time for every target, with the assemblers that Triton
+brings, and every CUDA C++ kernel by NVRTC (package nvidia-cuda-nvrtc).
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ NUMBER = "*NUMBER"  # a pointer to the type of a variant
 
 @dataclass(frozen=True)
 class Target:
-    """A GPU: what NVIDIA calls a compute capability or AMD an architecture. Sizes of one multiprocessor, in bytes."""
+    """A GPU: what NVIDIA calls a compute capability or AMD an architecture. Sizes of one
+    multiprocessor, in bytes.
+    """
 
     name: str
     family: str
@@ -51,7 +54,9 @@ _REGISTERS = 65536  # of a multiprocessor
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel as it is launched for one type of its data. ``multiples``: arguments that are multiples of 16."""
+    """A kernel as it is launched for one type of its data. ``multiples``: arguments that are
+    multiples of 16.
+    """
 
     module: str
     kernel: str
@@ -102,7 +107,11 @@ def variants() -> Iterator[Variant]:
             "_products",
             number,
             {"data": NUMBER, "noise": NUMBER, **sums},
-            lambda family, n=number: {"HALF": n == "fp16", "INTERPRETED": False, **cost.launch(family, n == "fp32")},
+            lambda family, n=number: {
+                "HALF": n == "fp16",
+                "INTERPRETED": False,
+                **cost.launch(family, n == "fp32"),
+            },
             ("rows", "columns", "size", "length", "data_stride", "noise_stride"),
             product=True,
         )
@@ -117,10 +126,28 @@ def variants() -> Iterator[Variant]:
     )
     point = {"coefficients": "*fp32", "basis": NUMBER, "scale": "*fp32", "sums": "*fp32"}
     for number in ("i8", "bf16", "fp16"):
-        tile = {"SCALED": number == "i8", "GROUP": group, "ROWS": low_rank.BASIS_ROWS, "BLOCK": low_rank.BLOCK}
-        yield Variant("low_rank", "_combine", number, point, lambda _, tile=tile: tile, ("size", "basis_stride"))
+        tile = {
+            "SCALED": number == "i8",
+            "GROUP": group,
+            "ROWS": low_rank.BASIS_ROWS,
+            "BLOCK": low_rank.BLOCK,
+        }
+        yield Variant(
+            "low_rank",
+            "_combine",
+            number,
+            point,
+            lambda _, tile=tile: tile,
+            ("size", "basis_stride"),
+        )
     for number, factors in itertools.permutations(numbers, 2):
-        types = {"weight": NUMBER, "result": NUMBER, "up": f"*{factors}", "down": f"*{factors}", "strength": "fp32"}
+        types = {
+            "weight": NUMBER,
+            "result": NUMBER,
+            "up": f"*{factors}",
+            "down": f"*{factors}",
+            "strength": "fp32",
+        }
         yield Variant(
             "low_rank",
             "_apply",
@@ -131,27 +158,44 @@ def variants() -> Iterator[Variant]:
             product=True,
             note=f"factors {factors}",
         )
-    pointers = {"query": NUMBER, "key": NUMBER, "scale": "fp32", "sums": "*fp32", "result": "*fp32"}
-    strides = ("channels", "query_row", "query_stride", "key_row", "key_stride")
-    tiles = {"_one_pass": attention.FEW, "_log_sums": attention.COLUMNS, "_means": attention.COLUMNS}
+    pointers = {
+        "query": NUMBER,
+        "key": NUMBER,
+        "mask": NUMBER,
+        "scale": "fp32",
+        "sums": "*fp32",
+        "result": "*fp32",
+    }
+    strides = ("channels", "query_row", "query_head", "query_stride")
+    strides += ("key_row", "key_head", "key_stride")
+    tiles = {
+        "_one_pass": attention.FEW,
+        "_log_sums": attention.COLUMNS,
+        "_means": attention.COLUMNS,
+    }
     for kernel, columns in tiles.items():
-        for number in numbers:
+        few = kernel == "_one_pass"
+        for number, masked in itertools.product(numbers, (False, True)):
             yield Variant(
                 "mean_attention",
                 kernel,
                 number,
                 pointers,
-                lambda family, n=number, few=kernel == "_one_pass", columns=columns: {
+                lambda family, n=number, few=few, masked=masked, columns=columns: {
                     "COLUMNS": columns,
-                    **attention.launch(family, n == "fp32", few),
+                    "MASKED": masked,
+                    **attention.launch(family, n == "fp32", few, masked),
                 },
                 strides,
                 product=True,
+                note="with a mask" if masked else "",
             )
 
 
 def compiled(variant: Variant, target: Target) -> dict:
-    """Registers a thread, spilled and shared bytes, occupancy, and counts of instructions, of one variant."""
+    """Registers a thread, spilled and shared bytes, occupancy, and counts of instructions, of one
+    variant.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -170,7 +214,9 @@ def compiled(variant: Variant, target: Target) -> dict:
                 attributes[(place,)] = [["tt.divisibility", 16]]
     lanes = 64 if target.family == "cdna" else 32
     gpu = GPUTarget("cuda" if target.family == "nvidia" else "hip", target.architecture, lanes)
-    binary = triton.compile(ASTSource(function, signature, launch, attributes), target=gpu, options=options)
+    binary = triton.compile(
+        ASTSource(function, signature, launch, attributes), target=gpu, options=options
+    )
     shared, warps = binary.metadata.shared, binary.metadata.num_warps
     if target.family == "nvidia":
         return {"shared": shared, **_of_ptx(binary.asm["ptx"], target, warps, shared)}
@@ -186,16 +232,28 @@ def _of_ptx(code: str, target: Target, warps: int, shared: int) -> dict:
         source = Path(folder) / "kernel.ptx"
         source.write_text(code)
         name = re.search(r"\.target (\w+)", code)[1]
-        command = [str(assembler), "-v", "--gpu-name", name, str(source), "-o", str(Path(folder) / "kernel.cubin")]
+        command = [
+            str(assembler),
+            "-v",
+            "--gpu-name",
+            name,
+            str(source),
+            "-o",
+            str(Path(folder) / "kernel.cubin"),
+        ]
         report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     registers = int(re.search(r"Used (\d+) registers", report)[1])
-    stack, stored = map(int, re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores", report).groups())
+    stack, stored = map(
+        int, re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores", report).groups()
+    )
     return {
         "registers": registers,
         "spilled": max(stack, stored),
         "occupancy": _occupancy(target, registers, warps, shared),
         "matrix": len(re.findall(r"mma\.sync|wgmma\.mma|tcgen05\.mma", code)),
-        "wide": len(re.findall(r"ld\.global[\w.:]*\.v4|ld\.global[\w.:]*v2\.b64|cp\.async\.cg", code)),
+        "wide": len(
+            re.findall(r"ld\.global[\w.:]*\.v4|ld\.global[\w.:]*v2\.b64|cp\.async\.cg", code)
+        ),
         "doubles": len(re.findall(r"\.f64", code)),
     }
 
@@ -222,7 +280,9 @@ def _occupancy(target: Target, registers: int, warps: int, shared: int) -> float
 
 
 def problems(target: Target, found: Mapping, product: bool, streams: bool) -> list[str]:
-    """What is wrong with a compiled kernel, of a ``product`` or one that ``streams`` what it reads."""
+    """What is wrong with a compiled kernel, of a ``product`` or one that ``streams`` what it
+    reads.
+    """
     rules = {
         f"{found['spilled']} bytes are spilled": found["spilled"] > 0,
         f"{found['shared']} bytes of shared memory": found["shared"] > target.block_shared,
@@ -235,13 +295,19 @@ def problems(target: Target, found: Mapping, product: bool, streams: bool) -> li
 
 def variant_problems(variant: Variant, target: Target, found: Mapping) -> list[str]:
     """`problems` of a Triton kernel."""
-    multiplied = not (target.family == "rdna" and variant.launch("rdna").get("WIDE"))  # Radeon has no float32 matrices
+    multiplied = not (
+        target.family == "rdna" and variant.launch("rdna").get("WIDE")
+    )  # Radeon has no float32 matrices
     return problems(target, found, variant.product and multiplied, variant.streams)
 
 
-def source_problems(name: str, constants: Mapping[str, int], target: Target, found: Mapping) -> list[str]:
+def source_problems(
+    name: str, constants: Mapping[str, int], target: Target, found: Mapping
+) -> list[str]:
     """`problems` of a function of a CUDA C++ source."""
-    return problems(target, found, product=False, streams=name != "nearest_drawn" and bool(constants["ALIGNED"]))
+    return problems(
+        target, found, product=False, streams=name != "nearest_drawn" and bool(constants["ALIGNED"])
+    )
 
 
 def nvrtc() -> ctypes.CDLL:
@@ -261,20 +327,32 @@ def sources() -> Iterator[tuple[str, dict[str, int]]]:
         yield "nearest_drawn", {"NUMBER": number, "ROUNDS": launch.ROUNDS}
         for aligned in (0, 1):
             yield "low_rank_apply", {"NUMBER": number, "ALIGNED": aligned}
-            yield "flat_weights", {"NUMBER": number + 1, "GROUP": launch.BASIS_GROUP, "ALIGNED": aligned}
+            yield (
+                "flat_weights",
+                {"NUMBER": number + 1, "GROUP": launch.BASIS_GROUP, "ALIGNED": aligned},
+            )
 
 
-def of_source(library: ctypes.CDLL, name: str, constants: Mapping[str, int], target: Target) -> dict[str, dict]:
+def of_source(
+    library: ctypes.CDLL, name: str, constants: Mapping[str, int], target: Target
+) -> dict[str, dict]:
     """As ``compiled``, of each function of a CUDA C++ source."""
     import triton
 
     programs = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-    cubin = host.pack("kernels.cuda.nvrtc").compiled(library, name, str(target.architecture), constants)
+    cubin = host.pack("kernels.cuda.nvrtc").compiled(
+        library, name, str(target.architecture), constants
+    )
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         usage, code = (
-            subprocess.run([str(programs / command), option, file.name], capture_output=True, text=True, check=True)
+            subprocess.run(
+                [str(programs / command), option, file.name],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
             for command, option in (("cuobjdump", "--dump-resource-usage"), ("nvdisasm", "-c"))
         )
     warps = {"nearest_drawn": 8, "low_rank_apply": 8, "flat_weights": 4}[name]
@@ -317,9 +395,12 @@ def measure() -> dict[str, dict[str, dict]]:
 
 
 def traffic() -> list[tuple[str, str, float, float]]:
-    """What, design, and bytes through the L2 cache and from or to memory: tiles read again cost the former alone."""
+    """What, design, and bytes through the L2 cache and from or to memory: tiles read again cost the
+    former alone.
+    """
     cost, low_rank, attention = (
-        host.pack(f"kernels.triton.{name}") for name in ("assignment_cost", "low_rank", "mean_attention")
+        host.pack(f"kernels.triton.{name}")
+        for name in ("assignment_cost", "low_rank", "mean_attention")
     )
     rows, size = 256, 16_384
     data, table = 4 * rows * size, 4 * rows * rows  # one input, and one table of costs
@@ -339,9 +420,16 @@ def traffic() -> list[tuple[str, str, float, float]]:
         ),
     ]
     images, positions, keys, channels = 2, 4096, 77, 640
-    query, key, maps = 2 * images * positions * channels, 2 * images * keys * channels, 4 * images * positions * keys
+    query, key, maps = (
+        2 * images * positions * channels,
+        2 * images * keys * channels,
+        4 * images * positions * keys,
+    )
     what = "mean_attention, SDXL, 64 x 64 positions, 77 keys, bfloat16"
-    for passes, height in ((2, 64), (1, attention.launch("nvidia", wide=False, few=True)["ROWS"])):
+    for passes, height in (
+        (2, 64),
+        (1, attention.launch("nvidia", wide=False, few=True, masked=False)["ROWS"]),
+    ):
         found.append(
             (
                 what,
@@ -382,7 +470,9 @@ def _replace(block: str, lines: list[str]) -> None:
     """Write the lines between the marks of a block in kernels/README.md."""
     text = README.read_text(encoding="utf-8")
     pattern = re.compile(rf"(<!-- {block} -->\n).*?(?=<!-- end -->)", re.S)
-    README.write_text(pattern.sub(lambda found: found[1] + "\n".join([*lines, ""]), text), encoding="utf-8")
+    README.write_text(
+        pattern.sub(lambda found: found[1] + "\n".join([*lines, ""]), text), encoding="utf-8"
+    )
 
 
 def main() -> int:
@@ -396,8 +486,8 @@ def main() -> int:
             1,
             "registers",
             f"{found['spilled']} bytes spilled, {found['shared']} of shared memory, occupancy "
-            f"{found['occupancy']:.2f}, {found['matrix']} matrix instructions, {found['wide']} loads of 16 "
-            f"bytes; Triton {triton.__version__}",
+            f"{found['occupancy']:.2f}, {found['matrix']} matrix instructions, {found['wide']} "
+            f"loads of 16 bytes; Triton {triton.__version__}",
         )
         for name, row in table.items()
         for target, found in row.items()
@@ -413,7 +503,11 @@ def main() -> int:
         }
         lines.append(f"| {name} | {' | '.join(cells.get(n, '') for n in names)} |")
     spilled = sum(found["spilled"] for row in table.values() for found in row.values())
-    lines += ["", f"Spilled, all together: {spilled} bytes. Made by `{command}` with Triton {triton.__version__}."]
+    lines += [
+        "",
+        f"Spilled, all together: {spilled} bytes. Made by `{command}` with Triton "
+        f"{triton.__version__}.",
+    ]
     _replace("static", lines)
     _replace("traffic", traffic_lines())
     return 0

@@ -1,10 +1,10 @@
 """Cost of searches, masks and statistics: `python run.py bench neurons [PART ...] [--quick]`.
 
-Contenders for a search: the official code's schedule of calls (two predictions per evaluation, one pass per selection
-step) and NeMo Localize (exact), in one process, both in full. SD1.5's architecture has random weights, narrow with
-several prompts, and in its full width with one. Latents are small, so that a search ends within minutes on a CPU;
-ratios are what carries over. Parts toys, latent64 and long compare the search with evaluating every set whole with all
-seeds.
+Contenders for a search: the official code's schedule of calls (two predictions per evaluation, one
+pass per selection step) and NeMo Localize (exact), in one process, both in full. SD1.5's
+architecture has random weights, narrow with several prompts, and in its full width with one.
+Latents are small, so that a search ends within minutes on a CPU; ratios are what carries over.
+Parts toys, latent64 and long compare the search with evaluating every set whole with all seeds.
 """
 
 from __future__ import annotations

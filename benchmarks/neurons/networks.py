@@ -1,4 +1,6 @@
-"""Search problems: SD1.5's architecture with random weights, and memorized names of the demo model."""
+"""Search problems: SD1.5's architecture with random weights, and memorized names of the demo
+model.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from ..weights.network import sd15_unet
 
 @dataclass(frozen=True)
 class Case:
-    """A model with a conditioning, its searched layers, the latent's shape, and the prompt's z and activations."""
+    """A model with a conditioning, its searched layers, the latent's shape, and the prompt's z and
+    activations.
+    """
 
     name: str
     model: object
@@ -28,8 +32,12 @@ class Case:
     threshold: float | None = None
 
 
-def random_sd15(channels: int, side: int, outliers: int, prompts: int = 1, heads: int = 8) -> list[Case]:
-    """SD1.5 as ComfyUI builds it, ``channels`` wide (320 in SD1.5), with random texts, each with so many outliers."""
+def random_sd15(
+    channels: int, side: int, outliers: int, prompts: int = 1, heads: int = 8
+) -> list[Case]:
+    """SD1.5 as ComfyUI builds it, ``channels`` wide (320 in SD1.5), with random texts, each with so
+    many outliers.
+    """
     generator = torch.Generator().manual_seed(0)
     model = _filled(channels, heads, generator)
     pack = host.pack("nodes.neurons.neuron_layers")
@@ -39,7 +47,9 @@ def random_sd15(channels: int, side: int, outliers: int, prompts: int = 1, heads
         z = _outliers(layers, outliers, generator)
         activations = [torch.rand(layer.width, generator=generator) for layer in layers]
         name = f"random SD1.5, {channels} channels, latent {side}"
-        cases.append(Case(name, model, _text(generator), empty, layers, (4, side, side), z, activations))
+        cases.append(
+            Case(name, model, _text(generator), empty, layers, (4, side, side), z, activations)
+        )
     return cases
 
 
@@ -76,7 +86,9 @@ def _outliers(layers: list, count: int, generator: torch.Generator) -> list[torc
 
 
 def blocked_after(case: Case, steps: int, noise: torch.Tensor, neurons) -> Case:
-    """The case with a threshold that the selection reaches at that step: between the scores before and there."""
+    """The case with a threshold that the selection reaches at that step: between the scores before
+    and there.
+    """
     nemo_search = host.pack("nodes.neurons.nemo_search")
 
     def scores(predict) -> list[float]:
@@ -102,7 +114,10 @@ def demo(seeds: int, names: int) -> Iterator[Case]:
     from studies.neurons.world import World
 
     world = World(seeds, 24)
-    pack, values = host.pack("nodes.neurons.neuron_layers"), host.pack("nodes.neurons.first_step_comfy")
+    pack, values = (
+        host.pack("nodes.neurons.neuron_layers"),
+        host.pack("nodes.neurons.first_step_comfy"),
+    )
     measure = host.pack("nodes.neurons.neuron_statistics").mean_activations
     normal = [score for score, _ in world.scores(world.ordinary)]
     threshold = host.pack("nodes.neurons.score_threshold").calibrate(normal).value
@@ -111,9 +126,14 @@ def demo(seeds: int, names: int) -> Iterator[Case]:
         layers = pack.select_layers(pack.value_layers(world.model.model.diffusion_model), chosen)
         statistics, conditioning = world.statistics(chosen), world.encode(text)
         with torch.inference_mode():
-            seen = values.value_outputs(world.model, values.embedding(conditioning), [layer.path for layer in layers])
+            seen = values.value_outputs(
+                world.model, values.embedding(conditioning), [layer.path for layer in layers]
+            )
         activations = [measure(seen[layer.path][0]).cpu() for layer in layers]
-        z = [statistics.z(layer.path, values) for layer, values in zip(layers, activations, strict=True)]
+        z = [
+            statistics.z(layer.path, values)
+            for layer, values in zip(layers, activations, strict=True)
+        ]
         yield Case(
             "demo model",
             world.model,

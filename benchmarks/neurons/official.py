@@ -1,7 +1,8 @@
 """The official code's schedule of calls, transcribed: the rival of NeMo Localize.
 
-Every evaluation predicts twice for every seed, at 981 and at 961 on the same noise, and uses the second (the first is
-discarded); every step of the selection runs the network once more to read activations that depend on the text alone.
+Every evaluation predicts twice for every seed, at 981 and at 961 on the same noise, and uses the
+second (the first is discarded); every step of the selection runs the network once more to read
+activations that depend on the text alone.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import torch
 
 
 class Schedule:
-    """Evaluates mem(S) as the official code calls the network; counts rows. The interface of ``Evaluator``."""
+    """Evaluates mem(S) as the official code calls the network; counts rows. The interface of
+    ``Evaluator``.
+    """
 
     def __init__(self, predict, noise: torch.Tensor, kept: list[int], neurons, method):
         self._predict, self._noise, self._kept = predict, noise, kept
@@ -29,7 +32,9 @@ class Schedule:
         """mem(S) over the kept seeds."""
         key = mask.numpy().tobytes()
         if key not in self._scored:
-            self._scored[key] = float(self._method.similarity(self._differences(mask), self._untouched).max())
+            self._scored[key] = float(
+                self._method.similarity(self._differences(mask), self._untouched).max()
+            )
         return self._scored[key]
 
     def score_below(self, mask: torch.Tensor, threshold: float) -> float | None:
@@ -45,7 +50,9 @@ class Schedule:
 
 def search(z, activations, schedule: Schedule, nemo_search, target_score: float) -> list[list[int]]:
     """Selection and refinement by the official rules; the refined neurons."""
-    *_, result = nemo_search.search(z, activations, schedule, nemo_search.SearchSettings(target_score=target_score))
+    *_, result = nemo_search.search(
+        z, activations, schedule, nemo_search.SearchSettings(target_score=target_score)
+    )
     for _ in result.trace:
         schedule.read_activations()
     return result.refined

@@ -111,7 +111,9 @@ def _seconds(model, case: networks.Case) -> float:
 
 
 def statistics(quick: bool) -> dict[str, dict]:
-    """Neuron Statistics of captions as the canvas runs it: texts encoded, values read, moments merged."""
+    """Neuron Statistics of captions as the canvas runs it: texts encoded, values read, moments
+    merged.
+    """
     from studies.neurons.world import World
 
     world, rng = World(seeds=2, ordinary=2), np.random.default_rng(5)
@@ -129,7 +131,10 @@ def statistics(quick: bool) -> dict[str, dict]:
     seconds = time.process_time() - begun
     return {
         "statistics: seconds": results.number(
-            seconds, 1, "CPU s", f"Neuron Statistics of {found.count} captions, demo model, all layers"
+            seconds,
+            1,
+            "CPU s",
+            f"Neuron Statistics of {found.count} captions, demo model, all layers",
         ),
         "statistics: prompts per second": results.number(
             found.count / seconds, 1, "prompts/s", "of that run, its text encoder included"

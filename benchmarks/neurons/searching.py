@@ -1,4 +1,5 @@
-"""Localizing prompts: the official schedule of calls and NeMo Localize (exact), in turn in one process.
+"""Localizing prompts: the official schedule of calls and NeMo Localize (exact), in turn in one
+process.
 
 Seconds are of CPU time, which other work on the machine does not lengthen.
 """
@@ -50,20 +51,30 @@ def _compared(cases: Iterable[networks.Case], seeds: int) -> dict[str, dict]:
     same, kept = [], []
     for case in cases:
         found = {}
-        networks.at_first_step(case, lambda predict, case=case: predict(_noise_and_neurons(case, seeds)[0]))  # warm up
+        networks.at_first_step(
+            case, lambda predict, case=case: predict(_noise_and_neurons(case, seeds)[0])
+        )  # warm up
         for name in (OFFICIAL, EXACT):
             taken, found[name], count = _searched(case, seeds, name)
             seconds[name].append(taken)
             rows[name].append(count)
-            print(f"{case.name}, {name}: {taken:.1f} s, {count} rows, {sum(map(len, found[name]))} neurons", flush=True)
+            print(
+                f"{case.name}, {name}: {taken:.1f} s, {count} rows, {sum(map(len, found[name]))} "
+                "neurons",
+                flush=True,
+            )
         same.append(found[EXACT] == found[OFFICIAL])
         kept.append(sum(map(len, found[EXACT])))
     numbers = {}
     for name in (OFFICIAL, EXACT):
         each = f"a search with {seeds} seeds, mean of the prompts"
-        numbers[f"{case.name}: seconds, {name}"] = results.bootstrap(np.array(seconds[name]), each, "CPU s")
+        numbers[f"{case.name}: seconds, {name}"] = results.bootstrap(
+            np.array(seconds[name]), each, "CPU s"
+        )
         what = "rows of noise given to the network, mean of the prompts"
-        numbers[f"{case.name}: rows, {name}"] = results.bootstrap(np.array(rows[name]), what, "rows")
+        numbers[f"{case.name}: rows, {name}"] = results.bootstrap(
+            np.array(rows[name]), what, "rows"
+        )
     ratio = np.array(seconds[OFFICIAL]) / np.array(seconds[EXACT])
     what = "seconds of the official schedule over ours, mean of the prompts"
     numbers[f"{case.name}: speed-up, {EXACT}"] = results.bootstrap(ratio, what, "times")
@@ -79,8 +90,16 @@ def _searched(case: networks.Case, seeds: int, name: str) -> tuple[float, list[l
     nemo_search = host.pack("nodes.neurons.nemo_search")
 
     def official(predict):
-        schedule = Schedule(predict, noise, list(range(seeds)), neurons, host.pack("nodes.neurons.memorization_score"))
-        return search(case.z, case.activations, schedule, nemo_search, case.threshold), schedule.rows
+        schedule = Schedule(
+            predict,
+            noise,
+            list(range(seeds)),
+            neurons,
+            host.pack("nodes.neurons.memorization_score"),
+        )
+        return search(
+            case.z, case.activations, schedule, nemo_search, case.threshold
+        ), schedule.rows
 
     def ours(predict):
         evaluator = nemo_search.Evaluator(predict, noise, neurons)

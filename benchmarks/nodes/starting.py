@@ -13,11 +13,16 @@ from tools.launcher import comfyui
 from tools.launcher.server import Server
 
 _WITH, _WITHOUT, _NO_PACK = "with the pack", "without it", "--disable-all-custom-nodes"
-_ARGUMENTS = {_WITH: (_NO_PACK, "--whitelist-custom-nodes", comfyui.PACK_NAME), _WITHOUT: (_NO_PACK,)}
+_ARGUMENTS = {
+    _WITH: (_NO_PACK, "--whitelist-custom-nodes", comfyui.PACK_NAME),
+    _WITHOUT: (_NO_PACK,),
+}
 
 
 def measure(turns: int) -> dict[str, dict]:
-    """Seconds of the processor until a server has listed its nodes, which a canvas asks for, and its memory then."""
+    """Seconds of the processor until a server has listed its nodes, which a canvas asks for, and
+    its memory then.
+    """
     host, base = comfyui.locate(), comfyui.prepare_base()
     seconds: dict[str, list[float]] = {name: [] for name in _ARGUMENTS}
     megabytes: dict[str, list[float]] = {name: [] for name in _ARGUMENTS}
@@ -35,9 +40,16 @@ def measure(turns: int) -> dict[str, dict]:
     numbers = {}
     for name in _ARGUMENTS:
         what = f"server {name}, {nodes[name]} nodes, until its nodes are listed"
-        numbers[f"start {name}"] = results.bootstrap(np.array(seconds[name]), what, "CPU s", np.median)
-        numbers[f"start {name}: memory"] = results.bootstrap(np.array(megabytes[name]), what, "MiB", np.median)
+        numbers[f"start {name}"] = results.bootstrap(
+            np.array(seconds[name]), what, "CPU s", np.median
+        )
+        numbers[f"start {name}: memory"] = results.bootstrap(
+            np.array(megabytes[name]), what, "MiB", np.median
+        )
     added = np.array(seconds[_WITH]) - np.array(seconds[_WITHOUT])
-    what = f"of a server until its nodes are listed, turn by turn; {nodes[_WITH] - nodes[_WITHOUT]} nodes"
+    what = (
+        f"of a server until its nodes are listed, turn by turn; {nodes[_WITH] - nodes[_WITHOUT]} "
+        "nodes"
+    )
     numbers["start, added by the pack"] = results.bootstrap(added, what, "CPU s", np.median)
     return numbers

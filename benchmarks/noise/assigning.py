@@ -10,7 +10,8 @@ from studies.common.turns import times, timing_numbers
 
 #: Numbers in a latent: Stable Diffusion and Flux at 512 x 512 pixels.
 SIZES = {"SD, D = 16,384": 16_384, "Flux, D = 65,536": 65_536}
-#: The official form's table of differences takes B * B * D * 2 bytes; above this many it is left out.
+#: The official form's table of differences takes B * B * D * 2 bytes; above this many it is left
+#: out.
 OFFICIAL_BYTES = 4e9
 
 
@@ -50,4 +51,6 @@ def _one(name: str, width: int, count: int, turns: int) -> dict[str, dict]:
     if 2 * count * count * width <= OFFICIAL_BYTES:
         contenders["official form"] = lambda: official(data, noise)
     where = f"assignment, B = {count:,}, {name}, 1 thread"
-    return timing_numbers(where, times(contenders, turns, alone=True), "glassbox", "CPU time; white latents")
+    return timing_numbers(
+        where, times(contenders, turns, alone=True), "glassbox", "CPU time; white latents"
+    )

@@ -1,7 +1,9 @@
-"""A step of Train LoRA beside plain PyTorch with PEFT, and beside what the node did before: whole-weight gradients.
+"""A step of Train LoRA beside plain PyTorch with PEFT, and beside what the node did before:
+whole-weight gradients.
 
-The same layers, factors, image, noise and AdamW in one process, in turns; of the demo model, and of SD1.5
-in its real size on random weights. Peaks are the bytes of all tensors that a step makes, counted as long as they live.
+The same layers, factors, image, noise and AdamW in one process, in turns; of the demo model, and of
+SD1.5 in its real size on random weights. Peaks are the bytes of all tensors that a step makes,
+counted as long as they live.
 """
 
 from __future__ import annotations
@@ -17,7 +19,13 @@ from studies.common.turns import times, timing_numbers
 
 from ..activations.memory import counted
 
-_RANK, _SIDE, _NODE, _WHOLE, _PEFT = 8, 32, "Train LoRA", "whole-weight gradients", "PyTorch with PEFT"
+_RANK, _SIDE, _NODE, _WHOLE, _PEFT = (
+    8,
+    32,
+    "Train LoRA",
+    "whole-weight gradients",
+    "PyTorch with PEFT",
+)
 
 
 def measure(turns: int = 96) -> dict[str, dict]:
@@ -37,14 +45,22 @@ def measure_large(turns: int = 5) -> dict[str, dict]:
     draws = torch.Generator().manual_seed(0)
     condition = [[torch.randn(1, 77, 768, generator=draws), {}]]
     latent = torch.randn(1, 4, _SIDE, _SIDE, generator=draws)
-    return _measure("SD1.5's shape", sd15_model(torch.float32, filled=True), latent, condition, turns)
+    return _measure(
+        "SD1.5's shape", sd15_model(torch.float32, filled=True), latent, condition, turns
+    )
 
 
 def _measure(where: str, patcher, latent, condition, turns: int) -> dict[str, dict]:
-    adapters, train = host.pack("nodes.host.training.adapters"), host.pack("nodes.host.training.trainer")
+    adapters, train = (
+        host.pack("nodes.host.training.adapters"),
+        host.pack("nodes.host.training.trainer"),
+    )
     layer_weights = host.pack("nodes.host.training.layer_weights")
     noise = torch.randn(latent.shape, generator=torch.Generator().manual_seed(1))
-    made = {name: adapters.create(patcher, "LoRA", _RANK, torch.float32, 0, {}) for name in (_NODE, _WHOLE)}
+    made = {
+        name: adapters.create(patcher, "LoRA", _RANK, torch.float32, 0, {})
+        for name in (_NODE, _WHOLE)
+    }
     for each in made.values():
         _fill(each.parameters)
     rival, trained = _peft(patcher, made[_NODE].parameters)
@@ -74,7 +90,9 @@ def _measure(where: str, patcher, latent, condition, turns: int) -> dict[str, di
             optimizer.zero_grad()
 
         step(session)
-        gradients[name] = {key: p.grad.flatten().clone() for key, p in parameters.items() if p.requires_grad}
+        gradients[name] = {
+            key: p.grad.flatten().clone() for key, p in parameters.items() if p.requires_grad
+        }
         whole()
         peaks[name] = counted(whole)[0]
         return whole
@@ -83,18 +101,26 @@ def _measure(where: str, patcher, latent, condition, turns: int) -> dict[str, di
         steps[_NODE] = contender(_NODE, session, made[_NODE].parameters, node_step)
         steps[_PEFT] = contender(_PEFT, session, trained, rival_step)
         measured = times({name: steps[name] for name in (_NODE, _PEFT)}, turns, alone=True)
-        numbers.update(timing_numbers(where, measured, _PEFT, f"a step of one image, rank {_RANK}, float32"))
+        numbers.update(
+            timing_numbers(where, measured, _PEFT, f"a step of one image, rank {_RANK}, float32")
+        )
 
     def before(session) -> None:
         step = contender(_WHOLE, session, made[_WHOLE].parameters, node_step)
         measured = times({_WHOLE: step}, max(turns // 2, 1), alone=True)
-        numbers.update(timing_numbers(where, measured, _WHOLE, f"a step of one image, rank {_RANK}, float32"))
+        numbers.update(
+            timing_numbers(where, measured, _WHOLE, f"a step of one image, rank {_RANK}, float32")
+        )
 
     numbers: dict[str, dict] = {}
     with torch.inference_mode(False):
-        train.run(patcher, made[_NODE].functions, [latent], [condition], nested, dtype=torch.float32)
+        train.run(
+            patcher, made[_NODE].functions, [latent], [condition], nested, dtype=torch.float32
+        )
         with mock.patch.object(layer_weights, "low_rank", lambda function: None):
-            train.run(patcher, made[_WHOLE].functions, [latent], [condition], before, dtype=torch.float32)
+            train.run(
+                patcher, made[_WHOLE].functions, [latent], [condition], before, dtype=torch.float32
+            )
     expected = torch.cat(list(gradients[_PEFT].values()))
     for name in (_NODE, _WHOLE):
         found = torch.cat([gradients[name][key] for key in gradients[_PEFT]])
@@ -108,7 +134,9 @@ def _measure(where: str, patcher, latent, condition, turns: int) -> dict[str, di
 
 
 def _words(patcher, train, latent, condition) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What the network is handed beside the image: the embedding, and the vector of models that have one."""
+    """What the network is handed beside the image: the embedding, and the vector of models that
+    have one.
+    """
     handed: list[tuple] = []
 
     def work(session) -> None:
@@ -132,8 +160,12 @@ def _fill(parameters: dict[str, nn.Parameter]) -> None:
                 parameter.copy_(0.02 * torch.randn(parameter.shape, generator=draws))
 
 
-def _peft(patcher, parameters: dict[str, nn.Parameter]) -> tuple[nn.Module, dict[str, nn.Parameter]]:
-    """The bare network on the same memory with PEFT's LoRA of the same factors, and its parameters by our names."""
+def _peft(
+    patcher, parameters: dict[str, nn.Parameter]
+) -> tuple[nn.Module, dict[str, nn.Parameter]]:
+    """The bare network on the same memory with PEFT's LoRA of the same factors, and its parameters
+    by our names.
+    """
     from peft import LoraConfig, inject_adapter_in_model
 
     source = patcher.model.diffusion_model
@@ -143,19 +175,31 @@ def _peft(patcher, parameters: dict[str, nn.Parameter]) -> tuple[nn.Module, dict
             shared = torch.empty(0).set_(
                 tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
             )
-            memo[id(tensor)] = nn.Parameter(shared, requires_grad=False) if isinstance(tensor, nn.Parameter) else shared
+            memo[id(tensor)] = (
+                nn.Parameter(shared, requires_grad=False)
+                if isinstance(tensor, nn.Parameter)
+                else shared
+            )
         network = copy.deepcopy(source, memo)
         vectors = {key: p for key, p in parameters.items() if key.endswith((".diff", ".diff_b"))}
-        layers = {key.removesuffix(".lora_up.weight") for key in parameters if key.endswith(".lora_up.weight")}
+        layers = {
+            key.removesuffix(".lora_up.weight")
+            for key in parameters
+            if key.endswith(".lora_up.weight")
+        }
         config = LoraConfig(
-            r=_RANK, lora_alpha=1.0, target_modules=[key.removeprefix("diffusion_model.") for key in layers]
+            r=_RANK,
+            lora_alpha=1.0,
+            target_modules=[key.removeprefix("diffusion_model.") for key in layers],
         )
         inject_adapter_in_model(config, network)
         trained: dict[str, nn.Parameter] = {}
         for name in layers:
             layer = network.get_submodule(name.removeprefix("diffusion_model."))
             for side, part in (("up", layer.lora_B["default"]), ("down", layer.lora_A["default"])):
-                part.weight.data.copy_(parameters[f"{name}.lora_{side}.weight"].view(part.weight.shape))
+                part.weight.data.copy_(
+                    parameters[f"{name}.lora_{side}.weight"].view(part.weight.shape)
+                )
                 trained[f"{name}.lora_{side}.weight"] = part.weight
         for key, value in vectors.items():
             path, _, end = key.removeprefix("diffusion_model.").rpartition(".")

@@ -1,4 +1,6 @@
-"""The nearest of k noise samples for each of B images: the official form against the closed form."""
+"""The nearest of k noise samples for each of B images: the official form against the closed
+form.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ WIDTH = 16_384
 
 
 def official(data: torch.Tensor, k: int, generator: torch.Generator) -> torch.Tensor:
-    """The released code's computation: k noise samples each in float32, compared in half precision."""
+    """The released code's computation: k noise samples each in float32, compared in half
+    precision.
+    """
     kept = []
     for row in data:
         noise = torch.randn(k, data.shape[1], generator=generator)
@@ -32,7 +36,10 @@ def measure(quick: bool) -> dict[str, dict]:
             noise = torch.randn(data.shape, generator=generator)
             return method.closed_form(data, noise, k, method.random_streams(0, range(count)))
 
-        contenders = {"closed_form": closed, "official form": lambda d=data, k=k, g=generator: official(d, k, g)}
+        contenders = {
+            "closed_form": closed,
+            "official form": lambda d=data, k=k, g=generator: official(d, k, g),
+        }
         measured = times(contenders, 3 if quick else 7, alone=True)
         numbers |= timing_numbers(
             f"nearest of {k}, B = {count}, D = {WIDTH:,}, 1 thread",

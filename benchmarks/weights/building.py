@@ -1,8 +1,9 @@
 """Building a space of N members of the SD1.5 layout (99,648 numbers each).
 
-Against the official way (torch.svd of the whole standardized matrix) and scikit-learn's PCA, each in a process of its
-own: CPU seconds, and peak memory above that of its imports. All read members made up before, from one file. Floors: the
-products without which there are no principal components, alone.
+Against the official way (torch.svd of the whole standardized matrix) and scikit-learn's PCA, each
+in a process of its own: CPU seconds, and peak memory above that of its imports. All read members
+made up before, from one file. Floors: the products without which there are no principal components,
+alone.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ COMPONENTS = 100
 def member(number: int, size: int) -> torch.Tensor:
     """A made-up member: twenty shared directions and noise."""
     generator = torch.Generator().manual_seed(1000 + number)
-    return torch.randn(20, generator=generator) @ _shared(size) + 0.5 * torch.randn(size, generator=generator)
+    return torch.randn(20, generator=generator) @ _shared(size) + 0.5 * torch.randn(
+        size, generator=generator
+    )
 
 
 @cache
@@ -44,7 +47,9 @@ def _shared(size: int) -> torch.Tensor:
 def build_with(contender: str, count: int, file: Path) -> dict[str, float]:
     """CPU seconds and bytes of one contender, in this process, from a file of members."""
     layout = sd15_layout()
-    runs: dict[str, Callable] = dict(zip((*CONTENDERS, FLOOR), (_ours, _official, _scikit, _products), strict=True))
+    runs: dict[str, Callable] = dict(
+        zip((*CONTENDERS, FLOOR), (_ours, _official, _scikit, _products), strict=True)
+    )
     import scipy.linalg  # noqa: F401  (imports must not count)
     import sklearn.decomposition  # noqa: F401
 
@@ -60,13 +65,20 @@ def _read(file: Path, size: int, number: int) -> torch.Tensor:
 
 def _ours(layout, count: int, building, member: Callable[[int], torch.Tensor]) -> None:
     files = host.pack("nodes.common.lora_reader")
-    header = files.LoraHeader({slot.layer: (slot.down_shape[1:], slot.up_shape[:1]) for slot in layout.slots})
+    header = files.LoraHeader(
+        {slot.layer: (slot.down_shape[1:], slot.up_shape[:1]) for slot in layout.slots}
+    )
 
     def read(number: int):
         return files.Lora(layout.unflatten(member(number)))
 
     sources = [
-        building.MemberSource(f"m{number:05}", "", lambda: header, lambda _=None, number=number: read(number))
+        building.MemberSource(
+            name=f"m{number:05}",
+            stamp="",
+            header=lambda: header,
+            read=lambda _=None, number=number: read(number),
+        )
         for number in range(count)
     ]
     with tempfile.TemporaryDirectory() as folder:
@@ -90,7 +102,9 @@ def _scikit(layout, count: int, _, member: Callable[[int], torch.Tensor]) -> Non
 
 
 def _products(layout, count: int, building, member: Callable[[int], torch.Tensor]) -> None:
-    """Reading, the float64 Gram matrix, its eigenvectors, and the basis from them; nothing centered, nothing kept."""
+    """Reading, the float64 Gram matrix, its eigenvectors, and the basis from them; nothing
+    centered, nothing kept.
+    """
     gram, step = np.zeros((count, count), order="F"), 2048
     for number in range(count):
         member(number)
@@ -107,7 +121,9 @@ def _peak() -> int:
 
 
 def measure(counts: dict[int, int]) -> dict[str, dict]:
-    """Each contender in processes of its own, in alternation: number of members -> how many turns."""
+    """Each contender in processes of its own, in alternation: number of members -> how many
+    turns.
+    """
     numbers = {}
     for count, turns in counts.items():
         found: dict[str, list] = {name: [] for name in (*CONTENDERS, FLOOR)}
@@ -126,10 +142,12 @@ def measure(counts: dict[int, int]) -> dict[str, dict]:
 
 
 def measure_many(count: int = 5000) -> dict[str, dict]:
-    """This pack alone on so many members, and the least that the official way holds at once, counted.
+    """This pack alone on so many members, and the least that the official way holds at once,
+    counted.
 
-    That way keeps the standardized members (n, D), and torch.svd makes U (n, n) and V (D, n) beside them, in float32:
-    its own working space, the members as read and what standardizing them makes in between are left out.
+    That way keeps the standardized members (n, D), and torch.svd makes U (n, n) and V (D, n) beside
+    them, in float32: its own working space, the members as read and what standardizing them makes
+    in between are left out.
     """
     with _members(count) as file:
         found = _alone(CONTENDERS[0], count, file)
@@ -138,8 +156,12 @@ def measure_many(count: int = 5000) -> dict[str, dict]:
     what = f"building from {count} members of 99,648 numbers"
 
     return {
-        f"{count} members, seconds, {CONTENDERS[0]}": results.number(found["seconds"], 1, "CPU s", what),
-        f"{count} members, bytes, {CONTENDERS[0]}": results.number(1e-6 * found["bytes"], 1, "MB", f"{what}: peak"),
+        f"{count} members, seconds, {CONTENDERS[0]}": results.number(
+            found["seconds"], 1, "CPU s", what
+        ),
+        f"{count} members, bytes, {CONTENDERS[0]}": results.number(
+            1e-6 * found["bytes"], 1, "MB", f"{what}: peak"
+        ),
         f"{count} members, bytes, {CONTENDERS[1]}": results.number(
             1e-6 * official, 1, "MB", "counted, at least; not run"
         ),
@@ -167,12 +189,16 @@ def _alone(name: str, count: int, file: Path) -> dict[str, float]:
     return json.loads(output.splitlines()[-1])
 
 
-def _compared(found: dict[str, list], count: int, unit: str, key: str, scale: float) -> dict[str, dict]:
+def _compared(
+    found: dict[str, list], count: int, unit: str, key: str, scale: float
+) -> dict[str, dict]:
     numbers, ours = {}, np.array([run[key] for run in found[CONTENDERS[0]]])
     for name, runs in found.items():
         values = np.array([run[key] * scale for run in runs])
         what = f"building from {count} members of 99,648 numbers: {key}"
-        numbers[f"{count} members, {key}, {name}"] = results.bootstrap(values, what, unit, np.median)
+        numbers[f"{count} members, {key}, {name}"] = results.bootstrap(
+            values, what, unit, np.median
+        )
     for name in CONTENDERS[1:]:
         ratio = np.array([run[key] for run in found[name]]) / ours
         numbers[f"{count} members, {key}, {name} over ours"] = results.bootstrap(

@@ -1,4 +1,6 @@
-"""A slider of the portrait desk: from queuing the prompt to the saved image, in a real server through its API."""
+"""A slider of the portrait desk: from queuing the prompt to the saved image, in a real server
+through its API.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,21 @@ def summary(rows: np.ndarray) -> dict[str, dict]:
     """Medians of (moves, 3) values: seconds, processor seconds, and the load of the machine."""
     what = "one move of a slider of W2W Edit, 128 pixels, 12 steps"
     return {
-        "desk: a move": results.bootstrap(rows[:, 0], f"{what}: from queuing to the saved image", "s", np.median),
-        "desk: a move, processor": results.bootstrap(rows[:, 1], f"{what}: time on one core", "s", np.median),
-        "desk: load": results.number(float(np.median(rows[:, 2])), len(rows), "processes", "at work on the machine"),
+        "desk: a move": results.bootstrap(
+            rows[:, 0], f"{what}: from queuing to the saved image", "s", np.median
+        ),
+        "desk: a move, processor": results.bootstrap(
+            rows[:, 1], f"{what}: time on one core", "s", np.median
+        ),
+        "desk: load": results.number(
+            float(np.median(rows[:, 2])), len(rows), "processes", "at work on the machine"
+        ),
     }
 
 
-def _moves(client: Client, prompt: dict, process_id: int, moves: int) -> Iterator[tuple[float, float, float]]:
+def _moves(
+    client: Client, prompt: dict, process_id: int, moves: int
+) -> Iterator[tuple[float, float, float]]:
     """Seconds, processor seconds, and the machine's load of each move."""
     slider = next(node for node in prompt.values() if node["class_type"] == "GBX_W2WEdit")
     for number in range(moves + 1):

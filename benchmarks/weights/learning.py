@@ -1,7 +1,9 @@
-"""A step of W2W Train Space beside the same rows with one plain LoRA: `python run.py bench weights --learned`.
+"""A step of W2W Train Space beside the same rows with one plain LoRA: `python run.py bench weights
+--learned`.
 
-Eight members and four rows of each against 32 rows of one LoRA, in turns, on the demo model: the same images, noise,
-loss, layers and rank. What differs is what a layer adds: each row its member's update, or all rows the same.
+Eight members and four rows of each against 32 rows of one LoRA, in turns, on the demo model: the
+same images, noise, loss, layers and rank. What differs is what a layer adds: each row its member's
+update, or all rows the same.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ class _PlainLora:
         draws, slots = torch.Generator().manual_seed(1), layout.slots
         made = {
             name: nn.Parameter(0.02 * torch.randn(sum(map(size, slots)), generator=draws))
-            for name, size in {"directions": lambda s: s.end - s.up_offset, "projections": _downs}.items()
+            for name, size in {
+                "directions": lambda s: s.end - s.up_offset,
+                "projections": _downs,
+            }.items()
         }
         self.layout, self.parameters = layout, {**made, "codes": nn.Parameter(torch.zeros(1))}
         self._places, down, up = {}, 0, 0
@@ -53,12 +58,23 @@ def measure(turns: int = 24) -> dict[str, dict]:
     from studies.world.release import WORLD
 
     generator = Generator.load(WORLD)
-    comfy_half, pure = host.pack("nodes.weights.learned_space_comfy"), host.pack("nodes.weights.space_training")
-    updates, trainer = host.pack("nodes.weights.learned_space"), host.pack("nodes.host.training.trainer")
+    comfy_half, pure = (
+        host.pack("nodes.weights.learned_space_comfy"),
+        host.pack("nodes.weights.space_training"),
+    )
+    updates, trainer = (
+        host.pack("nodes.weights.learned_space"),
+        host.pack("nodes.host.training.trainer"),
+    )
     layers = comfy_half.layers_of(generator.model, "")
     layout, _ = comfy_half.layout_of(generator.model, layers, _RANK)
-    latents = [torch.randn(1, 24, 16, 16, generator=torch.Generator().manual_seed(row)) for row in range(_ROWS)]
-    data = pure.MemberImages([range(_ROWS)] * _PEOPLE, ["portrait"] * _ROWS, [0] * _ROWS)
+    latents = [
+        torch.randn(1, 24, 16, 16, generator=torch.Generator().manual_seed(row))
+        for row in range(_ROWS)
+    ]
+    data = pure.MemberImages(
+        images=[range(_ROWS)] * _PEOPLE, kinds=["portrait"] * _ROWS, conditions=[0] * _ROWS
+    )
     settings = pure.SpaceTrainingSettings(steps=1, members=_MEMBERS, images=_ROWS)
     numbers: dict[str, dict] = {}
 
@@ -70,13 +86,17 @@ def measure(turns: int = 24) -> dict[str, dict]:
 
     def work(session) -> None:
         made = {
-            _LEARNED: updates.LearnedUpdates(layout, _PEOPLE, _COMPONENTS, 0, generator.model.load_device),
+            _LEARNED: updates.LearnedUpdates(
+                layout, _PEOPLE, _COMPONENTS, 0, generator.model.load_device
+            ),
             _PLAIN: _PlainLora(layout),
         }
         runs = {name: pure.SpaceTraining(each, data, settings) for name, each in made.items()}
         contenders = {name: lambda run=run: step(session, run) for name, run in runs.items()}
         what = f"a step of {_MEMBERS} x {_ROWS} rows, {len(layers)} layers of rank {_RANK}, float32"
-        numbers.update(timing_numbers("demo model", times(contenders, turns, alone=True), _PLAIN, what))
+        numbers.update(
+            timing_numbers("demo model", times(contenders, turns, alone=True), _PLAIN, what)
+        )
 
     with torch.inference_mode(False):
         condition = generator.condition(["portrait"])

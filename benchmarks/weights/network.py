@@ -7,14 +7,24 @@ import torch
 from studies.common import host
 
 _CHANNELS = [320] * 2 + [640] * 2 + [1280] * 2 + [1280] + [1280] * 3 + [640] * 3 + [320] * 3
-_BLOCKS = ["down_blocks.0", "down_blocks.1", "down_blocks.2", "mid_block", "up_blocks.1", "up_blocks.2", "up_blocks.3"]
+_BLOCKS = [
+    "down_blocks.0",
+    "down_blocks.1",
+    "down_blocks.2",
+    "mid_block",
+    "up_blocks.1",
+    "up_blocks.2",
+    "up_blocks.3",
+]
 _HEADS = [2, 2, 2, 1, 3, 3, 3]
 
 
 def sd15_layout():
     """Rank 1 on queries and values of all attention blocks of SD1.5: 64 modules, 99,648 numbers."""
     names = [
-        f"{block}.attentions.{index}" for block, count in zip(_BLOCKS, _HEADS, strict=True) for index in range(count)
+        f"{block}.attentions.{index}"
+        for block, count in zip(_BLOCKS, _HEADS, strict=True)
+        for index in range(count)
     ]
     shapes = {}
     for name, width in zip(names, _CHANNELS, strict=True):
@@ -31,7 +41,9 @@ def sd15_unet() -> dict:
 
 
 def sd15_model(dtype: torch.dtype = torch.float16, filled: bool = False):
-    """A MODEL of 860 million parameters; ``filled`` with random weights that keep the signal finite."""
+    """A MODEL of 860 million parameters; ``filled`` with random weights that keep the signal
+    finite.
+    """
     host.prepare()
     import comfy.model_patcher
     import comfy.supported_models
@@ -42,7 +54,9 @@ def sd15_model(dtype: torch.dtype = torch.float16, filled: bool = False):
         model = config.get_model({}, device="cpu")
         for name, parameter in model.diffusion_model.named_parameters() if filled else ():
             _fill(name, parameter.data)
-    return comfy.model_patcher.ModelPatcher(model, load_device=torch.device("cpu"), offload_device=torch.device("cpu"))
+    return comfy.model_patcher.ModelPatcher(
+        model, load_device=torch.device("cpu"), offload_device=torch.device("cpu")
+    )
 
 
 def _fill(name: str, values: torch.Tensor) -> None:

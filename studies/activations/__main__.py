@@ -1,9 +1,10 @@
 """What activations of the demo model are worth: `python run.py study activations [--quick]`.
 
-Every activation is scored twice with truth from the renders: correspondence of key points between faces of different
-identity (training-free, PCK@0.1 of the face's height) and few-shot segmentation of parts (mean IoU of the paper's pixel
-classifier). Then the claims of arXiv 2410.03558 are requested as questions. Writes studies/results/activations.json, a
-table of all scores beside it, and plots into this folder.
+Every activation is scored twice with truth from the renders: correspondence of key points between
+faces of different identity (training-free, PCK@0.1 of the face's height) and few-shot segmentation
+of parts (mean IoU of the paper's pixel classifier). Then the claims of arXiv 2410.03558 are
+requested as questions. Writes studies/results/activations.json, a table of all scores beside it,
+and plots into this folder.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def main(argv: Sequence[str]) -> int:
     if argv and argv[0] in PARTS:
         module, function = PARTS[argv[0]].split(":")
         return getattr(importlib.import_module(f".{module}", __package__), function)(argv[1:])
-    parser = argparse.ArgumentParser(prog="run.py study activations", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="run.py study activations", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--quick", action="store_true", help="measure less, in under five minutes")
     options = parser.parse_args(argv)
     from . import claims, measure, plots

@@ -1,4 +1,6 @@
-"""The claims of arXiv 2410.03558 as questions, each answered by numbers with 95 % bootstrap intervals."""
+"""The claims of arXiv 2410.03558 as questions, each answered by numbers with 95 % bootstrap
+intervals.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def _scores(found: Found) -> dict[str, dict]:
     best, best_cut = max(pck, key=pck.get), max(found.miou, key=found.miou.get)
     result = {
         "PCK of the same place": bootstrap(
-            found.guess.mean(1), "the key point is where it was in the source, PCK@0.1, over pairs", "fraction"
+            found.guess.mean(1),
+            "the key point is where it was in the source, PCK@0.1, over pairs",
+            "fraction",
         ),
         "PCK of the best activation": bootstrap(
             found.hits[RECIPE][best].mean(1),
@@ -69,18 +73,25 @@ def _filters(found: Found) -> dict[str, dict]:
             top = sorted(values, key=values.get, reverse=True)[:_TOP]
             hits = np.array([id_ in kept for id_ in top], float)
             result[f"{name}: best {_TOP} by {score} kept"] = bootstrap(
-                hits, f"fraction of the {_TOP} best that the filter keeps; by chance {fraction:.2f}", "fraction"
+                hits,
+                f"fraction of the {_TOP} best that the filter keeps; by chance {fraction:.2f}",
+                "fraction",
             )
             others = [values[id_] for id_ in found.ids if id_ not in kept]
             result[f"{name}: mean {score} kept minus dropped"] = _difference(
-                [values[id_] for id_ in kept], others, f"mean {score} of kept minus of dropped activations", "fraction"
+                [values[id_] for id_ in kept],
+                others,
+                f"mean {score} of kept minus of dropped activations",
+                "fraction",
             )
         result[f"{name}: best PCK lost"] = _best_lost(found, kept)
     return result
 
 
 def _best_lost(found: Found, kept: list[str]) -> dict:
-    """PCK of the best of all minus that of the best kept one, both selected again in every resample of pairs."""
+    """PCK of the best of all minus that of the best kept one, both selected again in every resample
+    of pairs.
+    """
     hits = np.stack([found.hits[RECIPE][id_].mean(1) for id_ in found.ids], 1)
     inside = np.array([id_ in kept for id_ in found.ids])
 
@@ -88,7 +99,12 @@ def _best_lost(found: Found, kept: list[str]) -> dict:
         means = rows.mean(0)
         return float(means.max() - means[inside].max())
 
-    return bootstrap(hits, f"{_PCK}: the best of all activations minus the best kept one, over pairs", "fraction", lost)
+    return bootstrap(
+        hits,
+        f"{_PCK}: the best of all activations minus the best kept one, over pairs",
+        "fraction",
+        lost,
+    )
 
 
 def _sets(found: Found) -> dict[str, dict]:
@@ -96,29 +112,42 @@ def _sets(found: Found) -> dict[str, dict]:
     hits, miou, result = found.set_hits[RECIPE], found.set_miou, {}
     for name, ids in found.sets.items():
         what = f"{len(ids)} activations joined"
-        result[f"set {name}: PCK"] = bootstrap(hits[name].mean(1), f"{what}, {_PCK}, over pairs", "fraction")
-        result[f"set {name}: mIoU"] = bootstrap(miou[name], f"{what}, few-shot mIoU, over splits", "fraction")
+        result[f"set {name}: PCK"] = bootstrap(
+            hits[name].mean(1), f"{what}, {_PCK}, over pairs", "fraction"
+        )
+        result[f"set {name}: mIoU"] = bootstrap(
+            miou[name], f"{what}, few-shot mIoU, over splits", "fraction"
+        )
     ours, legacy = found.sets
     result["set ours minus legacy: PCK"] = bootstrap(
         hits[ours].mean(1) - hits[legacy].mean(1), "paired over pairs", "fraction"
     )
-    result["set ours minus legacy: mIoU"] = bootstrap(miou[ours] - miou[legacy], "paired over splits", "fraction")
+    result["set ours minus legacy: mIoU"] = bootstrap(
+        miou[ours] - miou[legacy], "paired over splits", "fraction"
+    )
     return result
 
 
 def _noise(found: Found) -> dict[str, dict]:
-    """Noise in the down-stage, little in the early half of the up-stage, more in the later half; and in increments."""
+    """Noise in the down-stage, little in the early half of the up-stage, more in the later half;
+    and in increments.
+    """
     noise = {id_: found.quality[id_].noise for id_ in found.ids}
     groups = {name: [noise[id_] for id_ in ids] for name, ids in _halves(found.ids).items()}
     result = {
         f"noise: {name}": bootstrap(
-            np.array(values), "mean fraction of variance from the noise sample, over activations", "fraction"
+            np.array(values),
+            "mean fraction of variance from the noise sample, over activations",
+            "fraction",
         )
         for name, values in groups.items()
     }
     for name in ("down-stage", "up-stage, later half"):
         result[f"noise: {name} minus early half"] = _difference(
-            groups[name], groups["up-stage, early half"], "difference of the means, over activations", "fraction"
+            groups[name],
+            groups["up-stage, early half"],
+            "difference of the means, over activations",
+            "fraction",
         )
     down = np.array([noise[id_] for id_ in found.ids if id_.startswith("down")])
     result["noise: along the down-stage"] = bootstrap(
@@ -126,12 +155,19 @@ def _noise(found: Found) -> dict[str, dict]:
     )
     for part in _NOISY:
         pairs = [
-            (noise[id_], noise[id_.removesuffix(part) + ("res-out" if part.startswith("res") else "vit-out")])
+            (
+                noise[id_],
+                noise[
+                    id_.removesuffix(part) + ("res-out" if part.startswith("res") else "vit-out")
+                ],
+            )
             for id_ in found.ids
             if id_.startswith("up") and id_.endswith(part)
         ]
         result[f"noise: {part} minus output"] = bootstrap(
-            np.array([a - b for a, b in pairs]), "up-stage, paired with the output of the same module", "fraction"
+            np.array([a - b for a, b in pairs]),
+            "up-stage, paired with the output of the same module",
+            "fraction",
         )
     return result
 
@@ -139,7 +175,9 @@ def _noise(found: Found) -> dict[str, dict]:
 def _granularity(found: Found) -> dict[str, dict]:
     """Does granularity go from coarse to fine within each resolution of the up-stage?"""
     result = {}
-    for level in sorted({place[1] for place in map(_place, found.ids) if place and place[0] == "up"}):
+    for level in sorted(
+        {place[1] for place in map(_place, found.ids) if place and place[0] == "up"}
+    ):
         values = [
             found.quality[id_].granularity
             for id_ in found.ids
@@ -155,7 +193,9 @@ def _granularity(found: Found) -> dict[str, dict]:
 
 
 def _locality(found: Found) -> dict[str, dict]:
-    """Are self-attention's queries and keys local where cross-attention's queries are not, and do they help late?"""
+    """Are self-attention's queries and keys local where cross-attention's queries are not, and do
+    they help late?
+    """
     values = {
         part: {id_: found.quality[id_].locality for id_ in found.ids if id_.endswith(part)}
         for part in ("self-q", "self-k", "cross-q")
@@ -177,9 +217,14 @@ def _locality(found: Found) -> dict[str, dict]:
     late = set(_halves(found.ids)["up-stage, later half"])
     pck = _pck(found)
     local = [pck[id_] for id_ in late if id_.endswith(("self-q", "self-k"))]
-    others = [pck[id_] for id_ in late if id_.endswith(("res-out", "vit-out", "cross-q", "block0-out"))]
+    others = [
+        pck[id_] for id_ in late if id_.endswith(("res-out", "vit-out", "cross-q", "block0-out"))
+    ]
     result["PCK: self-q and self-k minus others, later half"] = _difference(
-        local, others, "the paper keeps self-attention there, because locality suppresses the noise", "fraction"
+        local,
+        others,
+        "the paper keeps self-attention there, because locality suppresses the noise",
+        "fraction",
     )
     return result
 
@@ -227,7 +272,9 @@ def _spearman(rows: np.ndarray) -> float:
     return float((first * second).sum() / max(np.sqrt((first**2).sum() * (second**2).sum()), 1e-12))
 
 
-def _difference(first: list[float], second: list[float], what: str, unit: str, draws: int = 2000) -> dict:
+def _difference(
+    first: list[float], second: list[float], what: str, unit: str, draws: int = 2000
+) -> dict:
     """Difference of two means, each group resampled for itself."""
     rng, groups = np.random.default_rng(0), (np.array(first), np.array(second))
     spread = [

@@ -1,4 +1,6 @@
-"""Faces of different identities with the truth about them: key points, and a label for every pixel."""
+"""Faces of different identities with the truth about them: key points, and a label for every
+pixel.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ TEXT = "portrait"  # as in the paper one text for all images, which says what ki
 
 @dataclass(frozen=True)
 class LabeledFaces:
-    """``images`` float32 (N, 128, 128, 3), ``points`` float32 (N, 4, 2) x and y, ``labels`` int64 (N, 128, 128).
+    """``images`` float32 (N, 128, 128, 3), ``points`` float32 (N, 4, 2) x and y, ``labels`` int64
+    (N, 128, 128).
 
     ``heights`` (N,): of the faces, in pixels.
     """
@@ -27,7 +30,9 @@ class LabeledFaces:
     labels: torch.Tensor
 
     def __getitem__(self, rows) -> LabeledFaces:
-        return LabeledFaces(self.images[rows], self.points[rows], self.heights[rows], self.labels[rows])
+        return LabeledFaces(
+            self.images[rows], self.points[rows], self.heights[rows], self.labels[rows]
+        )
 
 
 def drawn(count: int, seed: int) -> LabeledFaces:
@@ -51,6 +56,8 @@ def pairs(count: int) -> list[tuple[int, int]]:
 
 def _labels(parts: dict[str, np.ndarray]) -> torch.Tensor:
     """The part with the largest fraction of each pixel; 0 where the background has it."""
-    stacked = torch.from_numpy(np.stack([parts["background"], *(parts[name] for name in PARTS)]).copy())
+    stacked = torch.from_numpy(
+        np.stack([parts["background"], *(parts[name] for name in PARTS)]).copy()
+    )
     stacked[5] *= 1.01  # glasses lie over the skin that shows through them
     return stacked.argmax(0)

@@ -15,10 +15,13 @@ from . import scores
 from .labeled_faces import TEXT, LabeledFaces, drawn
 
 RECIPE = 50  # the paper's t
-_SIDE, _EPOCHS = 16, 3  # of the single activations' segmentation: every ID has the same small budget
+_SIDE, _EPOCHS = (
+    16,
+    3,
+)  # of the single activations' segmentation: every ID has the same small budget
 _SET_SIDE, _SET_EPOCHS = 24, 3
-#: Sets whose joined activations are compared. The demo model is none of the paper's: ours is by analogy, and the legacy
-#: set is what lies between modules, as in the paper's baselines.
+#: Sets whose joined activations are compared. The demo model is none of the paper's: ours is by
+#: analogy, and the legacy set is what lies between modules, as in the paper's baselines.
 LEGACY = ("up-level0-upsampler-out", "up-level1-upsampler-out", "up-level2-repeat2-vit-out")
 
 
@@ -27,7 +30,9 @@ class Found:
     """Everything that was measured, by ID, set name and t."""
 
     ids: list[str] = field(default_factory=list)
-    hits: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)  # t -> ID -> (pairs, points)
+    hits: dict[int, dict[str, np.ndarray]] = field(
+        default_factory=dict
+    )  # t -> ID -> (pairs, points)
     set_hits: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
     miou: dict[str, float] = field(default_factory=dict)
     set_miou: dict[str, np.ndarray] = field(default_factory=dict)  # (splits,)
@@ -42,13 +47,16 @@ class Tapper:
 
     def __init__(self, world: str):
         self.model, clip, self._vae = (
-            host.pack(f"nodes.demo.{name}").load(world) for name in ("denoiser", "text_encoder", "autoencoder")
+            host.pack(f"nodes.demo.{name}").load(world)
+            for name in ("denoiser", "text_encoder", "autoencoder")
         )
         self._positive = clip.encode_from_tokens_scheduled(clip.tokenize(TEXT))
         self._nodes = host.pack("nodes.activations.tap_comfy")
         self._keep = host.pack("nodes.activations.tap").TapSettings
         selection = host.pack("nodes.activations.select_ids")
-        self.entries = host.pack("nodes.activations.catalog_unet").catalog(self.model.model.diffusion_model)
+        self.entries = host.pack("nodes.activations.catalog_unet").catalog(
+            self.model.model.diffusion_model
+        )
         self.chosen = selection.select(self.entries, selection.Preset.ALL_FEATURES)
 
     @torch.inference_mode()
@@ -77,8 +85,12 @@ def run(world: str, size, seed: int) -> Found:
 
 
 def _filters(entries: list) -> dict[str, set[str]]:
-    """The general rule, and SDXL's published list read by ID: the demo has its three levels, with one block each."""
-    selection, published = (host.pack(f"nodes.activations.{name}") for name in ("select_ids", "paper_tables"))
+    """The general rule, and SDXL's published list read by ID: the demo has its three levels, with
+    one block each.
+    """
+    selection, published = (
+        host.pack(f"nodes.activations.{name}") for name in ("select_ids", "paper_tables")
+    )
     ids = {entry.id for entry in entries}
     return {
         "general rule": set(selection.general_filter(entries)),
@@ -98,9 +110,12 @@ def _correspondence(tapper: Tapper, found: Found, size, seed: int) -> None:
     for t in size.levels:
         started = time.perf_counter()
         tapped = next(iter(tapper.draws(latent, t, seed, 1)))
-        found.hits[t] = {id_: scores.hits(value, faces).numpy() for id_, value in tapped.tensors.items()}
+        found.hits[t] = {
+            id_: scores.hits(value, faces).numpy() for id_, value in tapped.tensors.items()
+        }
         found.set_hits[t] = {
-            name: scores.hits(tapped.select(ids).joined(), faces).numpy() for name, ids in found.sets.items()
+            name: scores.hits(tapped.select(ids).joined(), faces).numpy()
+            for name, ids in found.sets.items()
         }
         print(f"correspondence at t = {t}: {time.perf_counter() - started:.0f} s", flush=True)
 
@@ -114,15 +129,22 @@ def _segmentation(tapper: Tapper, found: Found, size, seed: int) -> None:
     print(f"segmentation by single activations: {time.perf_counter() - started:.0f} s", flush=True)
     for name, ids in found.sets.items():
         found.set_miou[name] = np.array(
-            [_split_score(tapped.select(ids), faces, size.trained, seed, split) for split in range(size.splits)]
+            [
+                _split_score(tapped.select(ids), faces, size.trained, seed, split)
+                for split in range(size.splits)
+            ]
         )
     print(f"segmentation with sets: {time.perf_counter() - started:.0f} s", flush=True)
 
 
 def _split_score(tapped, faces: LabeledFaces, trained: int, seed: int, split: int) -> float:
-    """Mean IoU with another choice of the images that are learned from, as in the paper's five splits."""
+    """Mean IoU with another choice of the images that are learned from, as in the paper's five
+    splits.
+    """
     order = np.random.default_rng(split).permutation(len(faces.images)).tolist()
-    values = scores.part_scores(tapped.select_rows(order), faces[order], trained, _SET_SIDE, seed + split, _SET_EPOCHS)
+    values = scores.part_scores(
+        tapped.select_rows(order), faces[order], trained, _SET_SIDE, seed + split, _SET_EPOCHS
+    )
     return float(values.mean())
 
 
@@ -159,5 +181,9 @@ def write_table(found: Found, path: Path) -> None:
             numbers = [found.hits[t][id_].mean() for t in levels] + [found.miou[id_]]
             numbers += [one.noise, one.granularity, one.locality]
             writer.writerow(
-                [id_, *(f"{number:.4f}" for number in numbers), *(int(id_ in kept) for kept in found.filters.values())]
+                [
+                    id_,
+                    *(f"{number:.4f}" for number in numbers),
+                    *(int(id_ in kept) for kept in found.filters.values()),
+                ]
             )

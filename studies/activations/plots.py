@@ -30,7 +30,9 @@ def _scores(found: Found):
         ("few-shot mIoU", [found.miou[id_] for id_ in found.ids]),
     )
     for axis, (title, values) in zip(figure.subplots(2, 1, sharex=True), rows, strict=True):
-        bars = axis.bar(range(len(values)), values, color=[_STAGES[id_.split("-")[0]] for id_ in found.ids])
+        bars = axis.bar(
+            range(len(values)), values, color=[_STAGES[id_.split("-")[0]] for id_ in found.ids]
+        )
         for bar, id_ in zip(bars, found.ids, strict=True):
             bar.set_alpha(1.0 if id_ in kept else 0.3)
         axis.set_title(f"{title}; full color: kept by the general rule", loc="left", fontsize=10)
@@ -42,9 +44,13 @@ def _scores(found: Found):
 
 def _properties(found: Found):
     figure = _figure(13, 8)
-    for axis, name in zip(figure.subplots(3, 1, sharex=True), ("noise", "granularity", "locality"), strict=True):
+    for axis, name in zip(
+        figure.subplots(3, 1, sharex=True), ("noise", "granularity", "locality"), strict=True
+    ):
         values = [getattr(found.quality[id_], name) for id_ in found.ids]
-        axis.bar(range(len(values)), values, color=[_STAGES[id_.split("-")[0]] for id_ in found.ids])
+        axis.bar(
+            range(len(values)), values, color=[_STAGES[id_.split("-")[0]] for id_ in found.ids]
+        )
         axis.set_title(name, loc="left", fontsize=10)
         axis.grid(axis="y", alpha=0.3)
         axis.margins(x=0.005)
@@ -56,8 +62,18 @@ def _levels(found: Found):
     figure = _figure(7, 4)
     axis, levels = figure.subplots(), sorted(found.hits)
     for name in found.sets:
-        axis.plot(levels, [found.set_hits[t][name].mean() for t in levels], marker="o", label=f"set {name}")
-    axis.plot(levels, [max(hits.mean() for hits in found.hits[t].values()) for t in levels], "--", label="best single")
+        axis.plot(
+            levels,
+            [found.set_hits[t][name].mean() for t in levels],
+            marker="o",
+            label=f"set {name}",
+        )
+    axis.plot(
+        levels,
+        [max(hits.mean() for hits in found.hits[t].values()) for t in levels],
+        "--",
+        label="best single",
+    )
     axis.axhline(found.guess.mean(), color="#888888", label="same place, no model")
     axis.set_xlabel("t")
     axis.set_ylabel("PCK@0.1")

@@ -1,12 +1,14 @@
-"""Does Activation Steering change what it is meant to change? `python run.py study activations steering [--quick]`.
+"""Does Activation Steering change what it is meant to change? `python run.py study activations
+steering [--quick]`.
 
-For each attribute value a direction is computed from four captions with it and the same captions with another value.
-The same noise is then sampled with and without the direction, from a caption that does not name the attribute, and the
-demo world's judge reads both. Beside it: the same strength along a random direction of the same length (the floor), and
-the prompt itself (what a user would do instead).
+For each attribute value a direction is computed from four captions with it and the same captions
+with another value. The same noise is then sampled with and without the direction, from a caption
+that does not name the attribute, and the demo world's judge reads both. Beside it: the same
+strength along a random direction of the same length (the floor), and the prompt itself (what a user
+would do instead).
 
-``--w2w``: the rival in the weights, W2W Edit at its strength 1, on the mean of the shipped space, which is also what
-its images are compared with.
+``--w2w``: the rival in the weights, W2W Edit at its strength 1, on the mean of the shipped space,
+which is also what its images are compared with.
 """
 
 from __future__ import annotations
@@ -19,29 +21,70 @@ import torch
 
 from ..common import host, results
 
-#: Attribute, its value as the judge names it, the part of the caption, and the phrases to steer toward and away from.
+#: Attribute, its value as the judge names it, the part of the caption, and the phrases to steer
+#: toward and away from.
 TARGETS = (
     ("skin", "black", "skin", "black skin", "pale skin"),
     ("accessory", "none", "accessory", "no glasses", "sunglasses"),
     ("facial_hair", "majestic beard", "facial_hair", "majestic brown beard", "shaven"),
     ("hair_color", "red", "hair", "short red hair", "short black hair"),
 )
-#: The parts of the captions of a contrast; the first one without the target's part is what is sampled.
+#: The parts of the captions of a contrast; the first one without the target's part is what is
+#: sampled.
 CAPTIONS = (
     {
-        "skin": "light skin", "hair": "short brown hair", "facial_hair": "shaven", "accessory": "no glasses",
+        "skin":(
+            "light "
+            "skin"
+        ), "hair":(
+            "short brown "
+            "hair"
+        ), "facial_hair": "shaven", "accessory":(
+            "no "
+            "glasses"
+        ),
         "mouth": "smiling", "clothing": "blue hoodie", "background": "plain gray background",
     },
     {
-        "skin": "tanned skin", "hair": "long black hair", "facial_hair": "light black beard", "accessory": "no glasses",
+        "skin":(
+            "tanned "
+            "skin"
+        ), "hair":(
+            "long black "
+            "hair"
+        ), "facial_hair":(
+            "light black "
+            "beard"
+        ), "accessory":(
+            "no "
+            "glasses"
+        ),
         "mouth": "serious", "clothing": "white shirt", "background": "striped purple background",
     },
     {
-        "skin": "brown skin", "hair": "blonde bob", "facial_hair": "shaven", "accessory": "round glasses",
+        "skin":(
+            "brown "
+            "skin"
+        ), "hair":(
+            "blonde "
+            "bob"
+        ), "facial_hair": "shaven", "accessory":(
+            "round "
+            "glasses"
+        ),
         "mouth": "sad", "clothing": "red sweater", "background": "plain blue background",
     },
     {
-        "skin": "pale skin", "hair": "big pink hair", "facial_hair": "gray moustache", "accessory": "sunglasses",
+        "skin":(
+            "pale "
+            "skin"
+        ), "hair":(
+            "big pink "
+            "hair"
+        ), "facial_hair":(
+            "gray "
+            "moustache"
+        ), "accessory": "sunglasses",
         "mouth": "smiling", "clothing": "green overall", "background": "dotted yellow background",
     },
 )  # fmt: skip
@@ -50,7 +93,11 @@ STEPS, CFG, SEED = 8, 3.0, 1000
 STRENGTHS = (0.3, 0.4, 0.5)
 SPACE = "avatars-v2-w2w.safetensors"
 #: W2W's names of the targets, and further values that its direction asks for.
-EDITS = {"skin": ("dark skin", ("brown",)), "facial_hair": ("beard", ("light beard",)), "hair_color": ("red hair", ())}
+EDITS = {
+    "skin": ("dark skin", ("brown",)),
+    "facial_hair": ("beard", ("light beard",)),
+    "hair_color": ("red hair", ()),
+}
 
 
 def caption(number: int, part: str, phrase: str) -> str:
@@ -64,9 +111,12 @@ class Steered:
 
     def __init__(self, world: str):
         load = {
-            name: host.pack(f"nodes.demo.{name}").load for name in ("denoiser", "text_encoder", "autoencoder", "judge")
+            name: host.pack(f"nodes.demo.{name}").load
+            for name in ("denoiser", "text_encoder", "autoencoder", "judge")
         }
-        self.model, self.clip, self._vae = (load[name](world) for name in ("denoiser", "text_encoder", "autoencoder"))
+        self.model, self.clip, self._vae = (
+            load[name](world) for name in ("denoiser", "text_encoder", "autoencoder")
+        )
         self.judge = load["judge"](world)
         self._nodes = host.pack("nodes.activations.nodes_steering")
         self._evaluate = host.pack("nodes.host.evaluate")
@@ -76,18 +126,37 @@ class Steered:
     @torch.inference_mode()
     def direction(self, part: str, toward: str, away: str, ids: str = IDS):
         """From the captions with either phrase, three noise samples each."""
-        given = {"preset": "custom_ids", "ids": ids, "recorded_steps": "all", "seed": SEED, "steps": STEPS, "cfg": CFG}
-        texts = ["\n".join(caption(number, part, one) for number in range(len(CAPTIONS))) for one in (toward, away)]
-        node, latent = self._nodes.SteeringDirectionFromPrompts, {"samples": self.blank.expand(3, -1, -1, -1)}
+        given = {
+            "preset": "custom_ids",
+            "ids": ids,
+            "recorded_steps": "all",
+            "seed": SEED,
+            "steps": STEPS,
+            "cfg": CFG,
+        }
+        texts = [
+            "\n".join(caption(number, part, one) for number in range(len(CAPTIONS)))
+            for one in (toward, away)
+        ]
+        node, latent = (
+            self._nodes.SteeringDirectionFromPrompts,
+            {"samples": self.blank.expand(3, -1, -1, -1)},
+        )
         return node.execute(self.model, self.clip, latent, *texts, **given).result[0]
 
     @torch.inference_mode()
-    def read(self, text: str, count: int, direction=None, strength: float = 0.0) -> dict[str, np.ndarray]:
-        """What the judge reads in samples of the seeds 0, 1, ..., as indices of values by attribute."""
+    def read(
+        self, text: str, count: int, direction=None, strength: float = 0.0
+    ) -> dict[str, np.ndarray]:
+        """What the judge reads in samples of the seeds 0, 1, ..., as indices of values by
+        attribute.
+        """
         model = self.model
         if direction is not None:
             node = self._nodes.ActivationSteering
-            model = node.execute(model, direction, strength, 0.0, 1.0, "conditional", False).result[0]
+            model = node.execute(model, direction, strength, 0.0, 1.0, "conditional", False).result[
+                0
+            ]
         return self.read_latents(self.sample(model, text, range(count)))
 
     @torch.inference_mode()
@@ -95,10 +164,21 @@ class Steered:
         """Latents of a MODEL from a text, one per seed."""
         import comfy.sample
 
-        positive, negative = (self.clip.encode_from_tokens_scheduled(self.clip.tokenize(one)) for one in (text, ""))
+        positive, negative = (
+            self.clip.encode_from_tokens_scheduled(self.clip.tokenize(one)) for one in (text, "")
+        )
         noise = torch.cat([self._evaluate.noise_for(self.blank, seed) for seed in seeds])
         return comfy.sample.sample(
-            model, noise, STEPS, CFG, "euler", "normal", positive, negative, torch.zeros_like(noise), disable_pbar=True
+            model,
+            noise,
+            STEPS,
+            CFG,
+            "euler",
+            "normal",
+            positive,
+            negative,
+            torch.zeros_like(noise),
+            disable_pbar=True,
         )
 
     @torch.inference_mode()
@@ -111,20 +191,32 @@ class Steered:
     @torch.inference_mode()
     def read_point(self, text: str, count: int, point) -> dict[str, np.ndarray]:
         """The same of a point of the weights space."""
-        model = host.pack("nodes.weights.nodes_lora").W2WApply.execute(self.model, point, 1.0, 0.0, 1.0).result[0]
+        model = (
+            host.pack("nodes.weights.nodes_lora")
+            .W2WApply.execute(self.model, point, 1.0, 0.0, 1.0)
+            .result[0]
+        )
         return self.read_latents(self.sample(model, text, range(count)))
 
     def random_direction(self, like):
         """Random vectors with the lengths of another direction."""
         generator = torch.Generator().manual_seed(0)
-        drawn = {id_: torch.randn(len(vector), generator=generator) for id_, vector in like.vectors.items()}
-        vectors = {id_: drawn[id_] * (vector.norm() / drawn[id_].norm()) for id_, vector in like.vectors.items()}
+        drawn = {
+            id_: torch.randn(len(vector), generator=generator)
+            for id_, vector in like.vectors.items()
+        }
+        vectors = {
+            id_: drawn[id_] * (vector.norm() / drawn[id_].norm())
+            for id_, vector in like.vectors.items()
+        }
         return host.pack("nodes.activations.steering").SteeringDirection(vectors, "random")
 
 
 def main(argv: Sequence[str]) -> int:
     """Measure, write, and print where."""
-    parser = argparse.ArgumentParser(prog="run.py study activations steering", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="run.py study activations steering", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--quick", action="store_true", help="the seeds 0 to 4 and one target")
     parser.add_argument("--w2w", action="store_true", help="W2W Edit instead")
     options = parser.parse_args(argv)
@@ -144,14 +236,22 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def by_activations(steered: Steered, targets: Sequence[tuple[str, ...]], count: int, numbers: dict) -> None:
+def by_activations(
+    steered: Steered, targets: Sequence[tuple[str, ...]], count: int, numbers: dict
+) -> None:
     """Steering at several strengths, along a random direction, and the prompt."""
     for attribute, value, part, toward, away in targets:
         label, wanted = f"{attribute} {value}", (value,)
         text, direction = caption(0, part, ""), steered.direction(part, toward, away)
         plain = steered.read(text, count)
-        contenders = {f"strength {strength:g}": (text, direction, strength) for strength in STRENGTHS}
-        contenders["a random direction"] = (text, steered.random_direction(direction), STRENGTHS[-1])
+        contenders = {
+            f"strength {strength:g}": (text, direction, strength) for strength in STRENGTHS
+        }
+        contenders["a random direction"] = (
+            text,
+            steered.random_direction(direction),
+            STRENGTHS[-1],
+        )
         contenders["the prompt"] = (caption(0, part, toward), None, 0.0)
         reached(steered, attribute, wanted, f"{label}: plain", plain, numbers)
         for name, (text, along, strength) in contenders.items():
@@ -159,13 +259,21 @@ def by_activations(steered: Steered, targets: Sequence[tuple[str, ...]], count: 
             changed(steered, attribute, wanted, f"{label}: {name}", found, plain, numbers)
 
 
-def by_weights(steered: Steered, targets: Sequence[tuple[str, ...]], count: int, numbers: dict) -> None:
-    """W2W Edit on the mean of the shipped space, with directions as W2W Fit Directions fits them."""
+def by_weights(
+    steered: Steered, targets: Sequence[tuple[str, ...]], count: int, numbers: dict
+) -> None:
+    """W2W Edit on the mean of the shipped space, with directions as W2W Fit Directions fits
+    them.
+    """
     fit, edit = host.pack("nodes.weights.directions"), host.pack("nodes.weights.edit_text").edit
-    space = host.pack("nodes.weights.space_file").read(host.pack("nodes.demo.assets").ASSETS / SPACE)
+    space = host.pack("nodes.weights.space_file").read(
+        host.pack("nodes.demo.assets").ASSETS / SPACE
+    )
     labels = fit.drop_constant_labels({name: space.labels[name] for name, _ in EDITS.values()})[0]
     space = space.with_directions(fit.fit(space, labels, 64, fit.FitMethod.MOST_RELIABLE))
-    mean = host.pack("nodes.weights.space").Point(space, torch.zeros_like(space.coefficients[0]), "mean")
+    mean = host.pack("nodes.weights.space").Point(
+        space, torch.zeros_like(space.coefficients[0]), "mean"
+    )
     for attribute, value, part, *_ in targets:
         if attribute not in EDITS:
             continue
@@ -177,7 +285,9 @@ def by_weights(steered: Steered, targets: Sequence[tuple[str, ...]], count: int,
         changed(steered, attribute, wanted, f"{label}: W2W Edit, {name} 1", found, plain, numbers)
 
 
-def reached(steered: Steered, attribute: str, wanted: Sequence[str], name: str, found: dict, numbers: dict) -> None:
+def reached(
+    steered: Steered, attribute: str, wanted: Sequence[str], name: str, found: dict, numbers: dict
+) -> None:
     """How often the judge reads one of the wanted values."""
     values = [steered.judge.labels[attribute].index(value) for value in wanted]
     what = f"seeds in which the judge reads {attribute} {' or '.join(wanted)}"
@@ -185,15 +295,26 @@ def reached(steered: Steered, attribute: str, wanted: Sequence[str], name: str, 
 
 
 def changed(
-    steered: Steered, attribute: str, wanted: Sequence[str], name: str, found: dict, plain: dict, numbers: dict
+    steered: Steered,
+    attribute: str,
+    wanted: Sequence[str],
+    name: str,
+    found: dict,
+    plain: dict,
+    numbers: dict,
 ) -> None:
-    """How often it is reached, how often the reading changes, and how many other attributes change with it."""
+    """How often it is reached, how often the reading changes, and how many other attributes change
+    with it.
+    """
     others = np.mean([found[other] != plain[other] for other in plain if other != attribute], 0)
     reached(steered, attribute, wanted, name, found, numbers)
     numbers[f"{name}, reading changed"] = results.fraction(
-        found[attribute] != plain[attribute], f"seeds in which the judge reads another {attribute} than without"
+        found[attribute] != plain[attribute],
+        f"seeds in which the judge reads another {attribute} than without",
     )
     numbers[f"{name}, other attributes changed"] = results.bootstrap(
-        others, "fraction of the other attributes that the judge reads differently, over seeds", "fraction"
+        others,
+        "fraction of the other attributes that the judge reads differently, over seeds",
+        "fraction",
     )
     print(f"{name}: {numbers[name]['value']:.2f}, others {others.mean():.2f}", flush=True)

@@ -1,9 +1,11 @@
-"""Is Edit by Words better than changing the prompt? `python run.py study activations words [--quick]`.
+"""Is Edit by Words better than changing the prompt? `python run.py study activations words
+[--quick]`.
 
-Existing images: the 24 rendered faces of the demo world through image to image, four attributes, against the changed
-prompt at the same denoise, at a higher denoise and at a higher CFG. The demo world's judge reads everything; units are
-faces. ``--new``: new images instead (`new_images.py`); ``--choose``: their settings, on other captions;
-``--steering``: constant directions (`steering_scan.py`).
+Existing images: the 24 rendered faces of the demo world through image to image, four attributes,
+against the changed prompt at the same denoise, at a higher denoise and at a higher CFG. The demo
+world's judge reads everything; units are faces. ``--new``: new images instead (`new_images.py`);
+``--choose``: their settings, on other captions; ``--steering``: constant directions
+(`steering_scan.py`).
 """
 
 from __future__ import annotations
@@ -36,6 +38,18 @@ EXISTING = {
     "prompt at denoise .8": (0.8, CFG, None, ""),
     "prompt at denoise .5": (0.5, CFG, None, ""),
     "edit 3 in the prompt at denoise .5": (0.5, CFG, 3.0, "prompt"),
+    "edit 2, own noise": (0.6, CFG, 2.0, "prompt"),
+    "edit 2, own noise, corrected": (0.6, CFG, 2.0, "prompt"),
+    "prompt, own noise": (0.6, CFG, None, ""),
+    "prompt at CFG 6, own noise": (0.6, 6.0, None, ""),
+}
+#: Methods that start from the noise that the image leads to (Image to Noise) instead of random
+#: noise, and the corrections of each of its steps.
+OWN_NOISE = {
+    "edit 2, own noise": 0,
+    "edit 2, own noise, corrected": 1,
+    "prompt, own noise": 0,
+    "prompt at CFG 6, own noise": 0,
 }
 FACES, SEEDS = 24, 2
 READINGS = ("reached", "others kept", "pixels changed")
@@ -58,10 +72,16 @@ def caption(traits: dict[str, str]) -> str:
 
 
 def words(traits: dict[str, str], attribute: str, value: str) -> tuple[str, str] | None:
-    """What stands in the caption for an attribute, and what stands there instead; None where it is there already."""
-    if traits[attribute] == value or (attribute == "hair_color" and traits["hair"] in COLORLESS_HAIR):
+    """What stands in the caption for an attribute, and what stands there instead; None where it is
+    there already.
+    """
+    if traits[attribute] == value or (
+        attribute == "hair_color" and traits["hair"] in COLORLESS_HAIR
+    ):
         return None
-    before, after = (caption({**traits, attribute: one}).split(", ") for one in (traits[attribute], value))
+    before, after = (
+        caption({**traits, attribute: one}).split(", ") for one in (traits[attribute], value)
+    )
     return next((one, other) for one, other in zip(before, after, strict=True) if one != other)
 
 
@@ -90,7 +110,10 @@ class Edited(Steered):
         """A CONDITIONING of one text up to a fraction of the run, and of another from there on."""
         import node_helpers
 
-        early, late = ({"start_percent": 0.0, "end_percent": start}, {"start_percent": start, "end_percent": 1.0})
+        early, late = (
+            {"start_percent": 0.0, "end_percent": start},
+            {"start_percent": start, "end_percent": 1.0},
+        )
         if not start:
             return self.encode(after)
         return [
@@ -99,7 +122,15 @@ class Edited(Steered):
         ]
 
     @torch.inference_mode()
-    def images(self, model, positive, latent: torch.Tensor, seeds: Sequence[int], cfg: float, denoise: float):
+    def images(
+        self,
+        model,
+        positive,
+        latent: torch.Tensor,
+        seeds: Sequence[int],
+        cfg: float,
+        denoise: float,
+    ):
         """Images (B, H, W, 3) sampled from latents with stock noise."""
         import comfy.sample
 
@@ -115,11 +146,40 @@ class Edited(Steered):
         """Latents of images."""
         return self._vae.encode(images)
 
+    @torch.inference_mode()
+    def own_noise(
+        self, positive: list, latent: torch.Tensor, *, seed: int, denoise: float, corrections: int
+    ) -> torch.Tensor:
+        """The latent with which a sampler of ``seed`` starts from the noise behind an image."""
+        node = host.pack("nodes.noise.nodes_image_to_noise").ImageToNoise
+        made = node.execute(
+            self.model,
+            positive,
+            {"samples": latent},
+            steps=STEPS,
+            scheduler="normal",
+            denoise=denoise,
+            seed=seed,
+            corrections=corrections,
+        )
+        return made.result[0]["samples"]
+
 
 def existing_row(edited: Edited, image: torch.Tensor, number: int) -> dict:
-    """Of one face, for each attribute and method: reached, the fraction of others kept, and pixels changed."""
-    traits, latent, row = edited.names(image)[0], edited.latents(image), {}
+    """Of one face, for each attribute and method: reached, the fraction of others kept, and pixels
+    changed.
+    """
+    traits = edited.names(image)[0]
+    latent = edited.latents(image)
     plain = caption(traits)
+    seed = SEED + number
+    starts = {
+        (denoise, corrections): edited.own_noise(
+            edited.encode(plain), latent, seed=seed, denoise=denoise, corrections=corrections
+        )
+        for denoise, corrections in {(EXISTING[name][0], OWN_NOISE[name]) for name in OWN_NOISE}
+    }
+    row: dict[str, list[float]] = {}
     for attribute, value, _ in TARGETS:
         pair = words(traits, attribute, value)
         if pair is None:
@@ -130,9 +190,16 @@ def existing_row(edited: Edited, image: torch.Tensor, number: int) -> dict:
                 model, positive = edited.model, edited.encode(plain.replace(away, toward))
             else:
                 text = f"{away} -> {toward}: {strength}"
-                model, positive = edited.edit(text, plain if form == "prompt" else "", 0.0), edited.encode(plain)
-            found = edited.images(model, positive, latent, [SEED + number], cfg, denoise)
-            row[f"{attribute}/{name}"] = read_images(edited, found, image, [traits], {attribute: value})
+                model, positive = (
+                    edited.edit(text, plain if form == "prompt" else "", 0.0),
+                    edited.encode(plain),
+                )
+            own = name in OWN_NOISE
+            start = starts[denoise, OWN_NOISE[name]] if own else latent
+            found = edited.images(model, positive, start, [seed], cfg, denoise)
+            row[f"{attribute}/{name}"] = read_images(
+                edited, found, image, [traits], {attribute: value}
+            )
     return row
 
 
@@ -142,33 +209,62 @@ VARIED = (
     {"hair": "curly black hair", "clothing": "pink hoodie", "skin": "pale skin"},
     {"hair": "straight brown hair", "clothing": "yellow shirt", "skin": "light skin"},
     {"hair": "platinum bun", "clothing": "white sweater", "skin": "black skin"},
-    {"hair": "gray quiff", "clothing": "black overall", "skin": "tanned skin", "accessory": "no glasses"},
+    {"hair":(
+        "gray "
+        "quiff"
+    ), "clothing":(
+        "black "
+        "overall"
+    ), "skin":(
+        "tanned "
+        "skin"
+    ), "accessory":(
+        "no "
+        "glasses"
+    )},
     {"hair": "black afro", "clothing": "blue shirt", "accessory": "round glasses"},
     {"hair": "blonde mohawk", "clothing": "red hoodie", "skin": "light skin"},
 )  # fmt: skip
 
 
-def read_images(edited: Edited, found, before, traits: list[dict], wanted: dict[str, str]) -> list[float]:
-    """All wanted values reached, other attributes kept, mean absolute change of the pixels: means over the images."""
+def read_images(
+    edited: Edited, found, before, traits: list[dict], wanted: dict[str, str]
+) -> list[float]:
+    """All wanted values reached, other attributes kept, mean absolute change of the pixels: means
+    over the images.
+    """
     read = edited.names(found)
     others = [name for name in traits[0] if name not in wanted]
-    kept = [np.mean([one[name] == was[name] for name in others]) for one, was in zip(read, traits, strict=True)]
+    kept = [
+        np.mean([one[name] == was[name] for name in others])
+        for one, was in zip(read, traits, strict=True)
+    ]
     reached = [all(one[name] == value for name, value in wanted.items()) for one in read]
     return [float(np.mean(reached)), float(np.mean(kept)), float((found - before).abs().mean())]
 
 
 def main(argv: Sequence[str]) -> int:
     """Measure, write, and print where."""
-    parser = argparse.ArgumentParser(prog="run.py study activations words", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="run.py study activations words", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--quick", action="store_true", help="measure less, in under five minutes")
     parser.add_argument("--new", action="store_true", help="new images instead")
-    parser.add_argument("--steering", action="store_true", help="constant directions on captions that are silent")
-    parser.add_argument("--choose", action="store_true", help="scan the settings of new images, on other captions")
+    parser.add_argument(
+        "--steering", action="store_true", help="constant directions on captions that are silent"
+    )
+    parser.add_argument(
+        "--choose", action="store_true", help="scan the settings of new images, on other captions"
+    )
     options = parser.parse_args(argv)
     host.prepare()
     assets = host.pack("nodes.demo.assets")
     world = assets.worlds()[0]
-    edited, name, command = Edited(world), "activations_words", "python run.py study activations words"
+    edited, name, command = (
+        Edited(world),
+        "activations_words",
+        "python run.py study activations words",
+    )
     if options.choose:
         name, command, measure = f"{name}_choice", f"{command} --choose", new_images.choose
     elif options.steering:
@@ -189,12 +285,17 @@ def existing(edited: Edited, quick: bool) -> dict[str, dict]:
     assets = host.pack("nodes.demo.assets")
     count = 6 if quick else FACES
     rows = results.Rows(
-        "activations_words" + "_quick" * quick, {"existing": EXISTING, "targets": TARGETS, "steps": STEPS}
+        "activations_words" + "_quick" * quick,
+        {"existing": EXISTING, "own_noise": OWN_NOISE, "targets": TARGETS, "steps": STEPS},
     )
     images = assets.load_images(assets.worlds()[0], 0, count, "face")[0]
     done, numbers = [], {}
     for one in range(count):
-        done.append(rows.row(f"face {one}", lambda one=one: existing_row(edited, images[one : one + 1], one)))
+        done.append(
+            rows.row(
+                f"face {one}", lambda one=one: existing_row(edited, images[one : one + 1], one)
+            )
+        )
         print(f"face {one}", flush=True)
     every = [attribute for attribute, *_ in TARGETS]
     for label, chosen in {"all": every, **{one: [one] for one in every}}.items():
@@ -203,19 +304,37 @@ def existing(edited: Edited, quick: bool) -> dict[str, dict]:
     for edit in (method for method in EXISTING if method.startswith("edit")):
         for rival in (one for one in EXISTING if not one.startswith("edit")):
             if rival == "prompt" or EXISTING[rival][0] == EXISTING[edit][0]:
-                paired(f"existing: {edit} minus {rival}", done, every, (edit, rival), "faces", numbers)
+                paired(
+                    f"existing: {edit} minus {rival}", done, every, (edit, rival), "faces", numbers
+                )
+    for edit in (method for method in OWN_NOISE if method.startswith("edit")):
+        two = (edit, "edit 2 in the prompt")
+        paired(f"existing: {edit} minus random noise", done, every, two, "faces", numbers)
     return numbers
 
 
-def tabled(name: str, rows: list[dict], labels: Sequence[str], method: str, unit: str, numbers: dict) -> None:
+def tabled(
+    name: str, rows: list[dict], labels: Sequence[str], method: str, unit: str, numbers: dict
+) -> None:
     """Means over units of a method's readings."""
     values = _table(rows, labels, method)
     for column, what in enumerate(READINGS):
-        about = f"{what}, mean over {unit}, by the judge" if column < 2 else "mean absolute change, 0 to 1"
+        about = (
+            f"{what}, mean over {unit}, by the judge"
+            if column < 2
+            else "mean absolute change, 0 to 1"
+        )
         numbers[f"{name}: {what}"] = results.bootstrap(values[:, column], about, "fraction")
 
 
-def paired(name: str, rows: list[dict], labels: Sequence[str], two: tuple[str, str], unit: str, numbers: dict) -> None:
+def paired(
+    name: str,
+    rows: list[dict],
+    labels: Sequence[str],
+    two: tuple[str, str],
+    unit: str,
+    numbers: dict,
+) -> None:
     """Means over units of one method's readings less those of another."""
     pairs = _table(rows, labels, two[0]) - _table(rows, labels, two[1])
     for column, what in enumerate(READINGS):
@@ -224,5 +343,7 @@ def paired(name: str, rows: list[dict], labels: Sequence[str], two: tuple[str, s
 
 
 def _table(rows: list[dict], labels: Sequence[str], method: str) -> np.ndarray:
-    per_unit = [[row[f"{one}/{method}"] for one in labels if f"{one}/{method}" in row] for row in rows]
+    per_unit = [
+        [row[f"{one}/{method}"] for one in labels if f"{one}/{method}" in row] for row in rows
+    ]
     return np.array([np.mean(found, 0) for found in per_unit if found])

@@ -1,8 +1,9 @@
 """Which results are older than the code that measured them: `python run.py study stale`.
 
-A result keeps a hash of its study's code: of every function, class and constant in studies/ and benchmarks/ that its
-part reaches, without comments, docstrings, imports, and the places of the pack's modules. The pack's own code is not
-in it: tests hold that. What carries numbers without making them (files, processes, turns) is left out too.
+A result keeps a hash of its study's code: of every function, class and constant in studies/ and
+benchmarks/ that its part reaches, without comments, docstrings, imports, and the places of the
+pack's modules. The pack's own code is not in it: tests hold that. What carries numbers without
+making them (files, processes, turns) is left out too.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ import numpy as np
 from . import host
 
 _FOLDERS = ("studies", "benchmarks")
-_CARRIERS = {f"studies/common/{name}.py" for name in ("results", "freshness", "host", "parts", "turns")}
+_CARRIERS = {
+    f"studies/common/{name}.py" for name in ("results", "freshness", "host", "parts", "turns")
+}
 
 
 class _Bare(ast.NodeTransformer):
@@ -32,9 +35,16 @@ class _Bare(ast.NodeTransformer):
             return None
         if isinstance(node, ast.Constant) and re.fullmatch(r"nodes(\.\w+)+", str(node.value)):
             return ast.Constant("")  # where a module of the pack lies
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "pack":
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "pack"
+        ):
             node.args = []
-        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node) is not None:
+        elif (
+            isinstance(node, (ast.FunctionDef, ast.ClassDef))
+            and ast.get_docstring(node) is not None
+        ):
             node.body = node.body[1:] or [ast.Pass()]
         return self.generic_visit(node)
 
@@ -51,16 +61,27 @@ class _Module:
                 self.definitions[node.name] = node
             elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                for name in (each for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)):
+                for name in (
+                    each
+                    for target in targets
+                    for each in ast.walk(target)
+                    if isinstance(each, ast.Name)
+                ):
                     self.definitions[name.id] = node
         folder = PurePosixPath(path).parent.parts
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom):
                 base = folder[: len(folder) - node.level + 1] if node.level else ()
                 base += tuple(node.module.split(".")) if node.module else ()
-                self.imports |= {alias.asname or alias.name: (*base, alias.name) for alias in node.names}
+                self.imports |= {
+                    alias.asname or alias.name: (*base, alias.name) for alias in node.names
+                }
             elif isinstance(node, ast.Import):
-                self.imports |= {alias.asname: tuple(alias.name.split(".")) for alias in node.names if alias.asname}
+                self.imports |= {
+                    alias.asname: tuple(alias.name.split("."))
+                    for alias in node.names
+                    if alias.asname
+                }
 
 
 def code_hash(path: str, name: str, read: Callable[[str], str | None] | None = None) -> str:
@@ -79,7 +100,9 @@ def code_hash(path: str, name: str, read: Callable[[str], str | None] | None = N
         node = module.definitions[wanted]
         waiting += _reached(module, node, parsed)
         found[file, wanted] = ast.dump(_Bare().visit(ast.parse(ast.unparse(node))))
-    return hashlib.sha256(json.dumps(sorted((*key, code) for key, code in found.items())).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(sorted((*key, code) for key, code in found.items())).encode()
+    ).hexdigest()
 
 
 def _text(path: str) -> str | None:
@@ -92,20 +115,30 @@ def _parsed(path: str, read: Callable[[str], str | None]) -> _Module | None:
     return None if text is None else _Module(path, text)
 
 
-def _reached(module: _Module, node: ast.stmt, parsed: Callable[[str], _Module | None]) -> Iterator[tuple[str, str]]:
-    """Definitions whose names a definition uses: of its file, imported ones, and those of imported files."""
+def _reached(
+    module: _Module, node: ast.stmt, parsed: Callable[[str], _Module | None]
+) -> Iterator[tuple[str, str]]:
+    """Definitions whose names a definition uses: of its file, imported ones, and those of imported
+    files.
+    """
     for each in ast.walk(node):
         if isinstance(each, ast.Name) and each.id in module.definitions:
             yield module.path, each.id
         elif isinstance(each, ast.Name) and each.id in module.imports:
             *where, name = module.imports[each.id]
             yield f"{'/'.join(where)}.py", name
-        elif isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name) and each.value.id in module.imports:
+        elif (
+            isinstance(each, ast.Attribute)
+            and isinstance(each.value, ast.Name)
+            and each.value.id in module.imports
+        ):
             yield f"{'/'.join(module.imports[each.value.id])}.py", each.attr
 
 
 def entry(command: str) -> tuple[str, str] | None:
-    """File and function of the study or benchmark that a result's command names; None for other commands."""
+    """File and function of the study or benchmark that a result's command names; None for other
+    commands.
+    """
     words = re.match(r"python run\.py (study|bench) (\w+)(?: (?!--quick)([\w-]+))?", command)
     if words is None:
         return None
@@ -118,21 +151,29 @@ def entry(command: str) -> tuple[str, str] | None:
 
 
 def code_of(command: str) -> str | None:
-    """The present hash of the code that a command runs; None where it is no study and no benchmark."""
+    """The present hash of the code that a command runs; None where it is no study and no
+    benchmark.
+    """
     found = entry(command)
     return None if found is None else code_hash(*found)
 
 
 def stale(folder: Path) -> list[str]:
     """Names of the results in ``folder`` whose study's code is another one now."""
-    results = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))}
-    return [name for name, result in results.items() if result["code"] != code_of(result["command"])]
+    results = {
+        path.stem: json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))
+    }
+    return [
+        name for name, result in results.items() if result["code"] != code_of(result["command"])
+    ]
 
 
 def same(folder: Path, name: str, run: Callable[[list[str]], object]) -> list[str]:
-    """Run the quick part of a result again, and take the present code as the result's where no number differs.
+    """Run the quick part of a result again, and take the present code as the result's where no
+    number differs.
 
-    ``run`` gets the arguments of `run.py` as a list. Returns the names of numbers that differ by more than 1e-6.
+    ``run`` gets the arguments of `run.py` as a list. Returns the names of numbers that differ by
+    more than 1e-6.
     """
     path, quick = folder / f"{name}.json", folder / f"{name}_quick.json"
     before, result = json.loads(quick.read_text("utf-8")), json.loads(path.read_text("utf-8"))
@@ -141,7 +182,8 @@ def same(folder: Path, name: str, run: Callable[[list[str]], object]) -> list[st
     differing = [
         each
         for each, number in before["numbers"].items()
-        if each not in now or not np.isclose(number["value"], now[each]["value"], rtol=1e-6, atol=1e-9, equal_nan=True)
+        if each not in now
+        or not np.isclose(number["value"], now[each]["value"], rtol=1e-6, atol=1e-9, equal_nan=True)
     ]
     if not differing:
         result["code"] = code_of(result["command"])

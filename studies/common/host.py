@@ -14,7 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def prepare() -> None:
-    """Let this process import ComfyUI, the one that `run.py` has set up or that COMFYUI_DIR names."""
+    """Let this process import ComfyUI, the one that `run.py` has set up or that COMFYUI_DIR
+    names.
+    """
     if "comfy" in sys.modules:
         return
     boot = runpy.run_path(str(ROOT / "tools" / "launcher" / "boot.py"))
@@ -26,7 +28,9 @@ def prepare() -> None:
 
 
 def pack(module: str) -> ModuleType:
-    """A module of the pack, for example ``pack("nodes.demo.architecture")``, without importing the pack's nodes."""
+    """A module of the pack, for example ``pack("nodes.demo.architecture")``, without importing the
+    pack's nodes.
+    """
     if "glassbox_pack" not in sys.modules:
         spec = importlib.util.spec_from_file_location(
             "glassbox_pack", ROOT / "__init__.py", submodule_search_locations=[str(ROOT)]

@@ -35,9 +35,11 @@ def frechet(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def memorization_score(difference: torch.Tensor) -> float:
-    """Largest similarity between the first noise differences (seeds, C, H, W) of two seeds, as the pack's nodes score.
+    """Largest similarity between the first noise differences (seeds, C, H, W) of two seeds, as the
+    pack's nodes score.
 
-    Finding NeMo (arXiv 2406.02366), section 3.1; latents under 44 a side have the small-latent variant.
+    Finding NeMo (arXiv 2406.02366), section 3.1; latents under 44 a side have the small-latent
+    variant.
     """
     method = host.pack("nodes.neurons.memorization_score")
     scaled = method.noise_difference(difference, torch.zeros_like(difference))

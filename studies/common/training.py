@@ -1,4 +1,6 @@
-"""One training loop for all networks: seeded by step, checkpointed, resumable, with a moving average of the weights."""
+"""One training loop for all networks: seeded by step, checkpointed, resumable, with a moving
+average of the weights.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ Step = Callable[[torch.Generator, float], torch.Tensor]
 
 @dataclass(frozen=True)
 class Plan:
-    """How to train: number of steps, peak learning rate, steps of warm-up, decay of the weights' moving average."""
+    """How to train: number of steps, peak learning rate, steps of warm-up, decay of the weights'
+    moving average.
+    """
 
     steps: int
     learning_rate: float
@@ -31,8 +35,8 @@ class Plan:
 
 
 def has_bfloat16() -> bool:
-    """Whether bfloat16 is faster than float32 here: on a GPU, and on a CPU with instructions for it."""
-    return torch.cuda.is_available() or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    """Whether the device multiplies bfloat16, as the nodes' precision auto asks."""
+    return host.pack("nodes.host.precision").multiplies_bf16(device())
 
 
 def device() -> torch.device:
@@ -56,9 +60,16 @@ def learning_rate(plan: Plan, step: int) -> float:
 
 
 def reset_parameters(network: torch.nn.Module) -> None:
-    """Draw initial weights for layers that ComfyUI leaves uninitialized (it always loads them from a file)."""
+    """Draw initial weights for layers that ComfyUI leaves uninitialized (it always loads them from
+    a file).
+    """
     for module in network.modules():
-        for kind in (torch.nn.Linear, torch.nn.modules.conv._ConvNd, torch.nn.GroupNorm, torch.nn.LayerNorm):
+        for kind in (
+            torch.nn.Linear,
+            torch.nn.modules.conv._ConvNd,
+            torch.nn.GroupNorm,
+            torch.nn.LayerNorm,
+        ):
             if isinstance(module, kind):
                 kind.reset_parameters(module)
         if isinstance(module, torch.nn.Embedding):
@@ -66,9 +77,11 @@ def reset_parameters(network: torch.nn.Module) -> None:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon (https://kellerjordan.github.io/posts/muon/) for matrices and convolutions (out, in x height x width).
+    """Muon (https://kellerjordan.github.io/posts/muon/) for matrices and convolutions (out, in x
+    height x width).
 
-    ``torch.optim.Muon`` takes matrices only, one at a time and in bfloat16, which took 20 times as long on a CPU.
+    ``torch.optim.Muon`` takes matrices only, one at a time and in bfloat16, which took 20 times as
+    long on a CPU.
     """
 
     def __init__(self, parameters, lr: float, momentum: float = 0.95, weight_decay: float = 0.0):
@@ -82,7 +95,10 @@ class Muon(torch.optim.Optimizer):
                 if value.grad is not None:
                     shapes.setdefault(value.flatten(1).shape, []).append(value)
             for (rows, columns), values in shapes.items():
-                momenta = [self.state[value].setdefault("momentum", torch.zeros_like(value)) for value in values]
+                momenta = [
+                    self.state[value].setdefault("momentum", torch.zeros_like(value))
+                    for value in values
+                ]
                 for momentum, value in zip(momenta, values, strict=True):
                     momentum.lerp_(value.grad, 1 - group["momentum"])
                 nesterov = [
@@ -96,7 +112,9 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalized(matrices: torch.Tensor, steps: int = 5) -> torch.Tensor:
-    """Matrices (N, rows, columns) with all singular values brought near 1, by Newton-Schulz steps of degree five."""
+    """Matrices (N, rows, columns) with all singular values brought near 1, by Newton-Schulz steps
+    of degree five.
+    """
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if tall else matrices
@@ -110,16 +128,23 @@ def orthogonalized(matrices: torch.Tensor, steps: int = 5) -> torch.Tensor:
 
 
 def optimizers(network: torch.nn.Module, plan: Plan) -> list[torch.optim.Optimizer]:
-    """AdamW, and with a ``matrix_rate`` Muon for every matrix and convolution that ``network.outer`` does not name.
+    """AdamW, and with a ``matrix_rate`` Muon for every matrix and convolution that
+    ``network.outer`` does not name.
 
     ``outer``: beginnings of names of what is no hidden layer (embeddings, first and last layer).
     """
     named = [(name, value) for name, value in network.named_parameters() if value.requires_grad]
     hidden = {
-        name for name, value in named if plan.matrix_rate and value.ndim > 1 and not name.startswith(network.outer)
+        name
+        for name, value in named
+        if plan.matrix_rate and value.ndim > 1 and not name.startswith(network.outer)
     }
     rest = [value for name, value in named if name not in hidden]
-    chosen = [torch.optim.AdamW(rest, lr=plan.learning_rate, weight_decay=plan.weight_decay, betas=(0.9, 0.99))]
+    chosen = [
+        torch.optim.AdamW(
+            rest, lr=plan.learning_rate, weight_decay=plan.weight_decay, betas=(0.9, 0.99)
+        )
+    ]
     if hidden:
         matrices = [value for name, value in named if name in hidden]
         chosen.append(Muon(matrices, lr=plan.matrix_rate, weight_decay=plan.weight_decay))
@@ -142,10 +167,10 @@ def train(
 ) -> torch.nn.Module:
     """Minimize ``loss(generator, progress)`` and return the network with its averaged weights.
 
-    The generator is seeded from ``plan.seed`` and the step, so a run that was interrupted and goes on from its
-    checkpoint sees the same batches as one that was not. Every ``every`` steps the checkpoint is written, also into
-    the folder ``copy``, and ``watch(average, step)`` is called; ``until`` ends the run early. Without a
-    checkpoint training begins with the weights ``start``.
+    The generator is seeded from ``plan.seed`` and the step, so a run that was interrupted and goes
+    on from its checkpoint sees the same batches as one that was not. Every ``every`` steps the
+    checkpoint is written, also into the folder ``copy``, and ``watch(average, step)`` is called;
+    ``until`` ends the run early. Without a checkpoint training begins with the weights ``start``.
     """
     chosen = optimizers(network, plan)
     if start:
@@ -174,8 +199,8 @@ def train(
         if (step + 1) % 50 == 0:
             pace = (time.perf_counter() - started) / (step + 1 - first)
             print(
-                f"{checkpoint.stem} {step + 1}/{plan.steps} loss {sum(recent) / len(recent):.5f} {pace:.2f} s/step, "
-                f"{pace * (plan.steps - step) / 60:.0f} min left",
+                f"{checkpoint.stem} {step + 1}/{plan.steps} loss {sum(recent) / len(recent):.5f} "
+                f"{pace:.2f} s/step, {pace * (plan.steps - step) / 60:.0f} min left",
                 flush=True,
             )
             recent.clear()

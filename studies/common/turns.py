@@ -24,10 +24,14 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def times(contenders: Mapping[str, Callable[[], object]], turns: int, alone: bool = False) -> dict[str, np.ndarray]:
-    """Milliseconds of each contender's turns, (turns,) each; one turn before them warms up, every second is reversed.
+def times(
+    contenders: Mapping[str, Callable[[], object]], turns: int, alone: bool = False
+) -> dict[str, np.ndarray]:
+    """Milliseconds of each contender's turns, (turns,) each; one turn before them warms up, every
+    second is reversed.
 
-    ``alone``: on a CPU the processor's time on one thread, whoever else uses it; on a GPU it makes no difference.
+    ``alone``: on a CPU the processor's time on one thread, whoever else uses it; on a GPU it makes
+    no difference.
     """
     alone = alone and not torch.cuda.is_available()
     clock = time.process_time if alone else time.perf_counter
@@ -48,7 +52,9 @@ def times(contenders: Mapping[str, Callable[[], object]], turns: int, alone: boo
     return {name: np.array(values) for name, values in found.items()}
 
 
-def timing_numbers(where: str, measured: Mapping[str, np.ndarray], ours: str, what: str) -> dict[str, dict]:
+def timing_numbers(
+    where: str, measured: Mapping[str, np.ndarray], ours: str, what: str
+) -> dict[str, dict]:
     """The medians, and how many times as long as ours the others take, turn by turn."""
     numbers = {}
     for name, values in measured.items():

@@ -1,9 +1,12 @@
-"""What metadata, padding and size do to images: `python run.py study conditioning [PART ...] [--quick]`.
+"""What metadata, padding and size do to images: `python run.py study conditioning [PART ...]
+[--quick]`.
 
-Parts: gate (Metadata Schedule on the shipped model), sizes (original sizes above the trained one), crop, trained (small
-models trained with the gate and without, and with replicated padding), padding, resolution, higher (Higher Resolution
-at larger sizes), tuned (after fine-tuning at larger sizes). Each writes studies/results/conditioning_PART.json. Without
-a part all of them run.
+Parts: gate (Metadata Schedule on the shipped model), sizes (original sizes above the trained one),
+crop, trained (small models trained with the gate and without, and with replicated padding),
+padding, resolution, higher (Higher Resolution at larger sizes), enlarging (beside plain enlargement
+and two passes), variety (Seed Variety beside its rivals), tuned (after fine-tuning at larger
+sizes). Each writes
+studies/results/conditioning_PART.json. Without a part all of them run.
 """
 
 from __future__ import annotations
@@ -14,7 +17,19 @@ from ..common import parts
 
 SEED = 0
 PARTS = {
-    part: f"{part}:measure" for part in ("gate", "sizes", "crop", "trained", "padding", "resolution", "higher", "tuned")
+    part: f"{part}:measure"
+    for part in (
+        "gate",
+        "sizes",
+        "crop",
+        "trained",
+        "padding",
+        "resolution",
+        "higher",
+        "enlarging",
+        "variety",
+        "tuned",
+    )
 }
 
 

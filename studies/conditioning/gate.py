@@ -1,4 +1,6 @@
-"""Metadata Schedule on the shipped model: does asking for a small original change only the sharpness?"""
+"""Metadata Schedule on the shipped model: does asking for a small original change only the
+sharpness?
+"""
 
 from __future__ import annotations
 
@@ -15,22 +17,33 @@ from . import sampled_images
 
 SMALL, FULL = 32, 128
 EXPONENTS = (0.0, 1.0, 2.0, 4.0, 8.0)
-#: Sizes requested at every step: between the small and the full one, the rivals of the gate; and larger than trained.
+#: Sizes requested at every step: between the small and the full one, the rivals of the gate; and
+#: larger than trained.
 MILDER, LARGER = (48, 64, 80, 96, 112), (192, 256, 512)
 
 
 def scheduled(model, exponent: float, mode: str = "value", fields: str = "original_size"):
     """The MODEL that the node gives out."""
     schedule = host.pack("nodes.conditioning.metadata_schedule").GateSchedule(
-        "cosine", exponent, fields, 0, 0, mode, "both"
+        curve="cosine",
+        exponent=exponent,
+        fields=fields,
+        reference_width=0,
+        reference_height=0,
+        mode=mode,
+        apply_to="both",
     )
-    return host.pack("nodes.conditioning.metadata_schedule_comfy").gated(model, schedule, inside=mode == "embedding")
+    return host.pack("nodes.conditioning.metadata_schedule_comfy").gated(
+        model, schedule, inside=mode == "embedding"
+    )
 
 
 def measure(quick: bool) -> dict[str, dict]:
-    """The paper's figure 2 in numbers, for several exponents, and whether size and mirror are still obeyed.
+    """The paper's figure 2 in numbers, for several exponents, and whether size and mirror are still
+    obeyed.
 
-    The gate is also a weaker request, so it is compared with milder sizes at every step, at equal blur.
+    The gate is also a weaker request, so it is compared with milder sizes at every step, at equal
+    blur.
     """
     generator, network = sampled_images.load()
     requested = sampled_images.scenes(6 if quick else 48)
@@ -42,7 +55,10 @@ def measure(quick: bool) -> dict[str, dict]:
         made = sampled_images.generated(generator, prompts, height=side, width=side)
         curve[side] = _with_blur(network, full, made)
         numbers |= _numbers_of(f"stock, size {side}", curve[side])
-    settings = [(exponent, "value") for exponent in EXPONENTS] + [(2.0, "embedding"), (8.0, "embedding")]
+    settings = [(exponent, "value") for exponent in EXPONENTS] + [
+        (2.0, "embedding"),
+        (8.0, "embedding"),
+    ]
     for exponent, mode in settings[:5:2] if quick else settings:
         model = scheduled(generator.model, exponent, mode)
         blurred = sampled_images.generated(generator, prompts, model, height=SMALL, width=SMALL)
@@ -71,18 +87,26 @@ def _with_blur(network, full: np.ndarray, made: np.ndarray) -> dict[str, np.ndar
 
 def _numbers_of(name: str, found: dict[str, np.ndarray]) -> dict[str, dict]:
     what = sampled_images.CHANGES | {"blur": (f"sharpness over that at size {FULL}", "ratio")}
-    return {f"{name}: {key}": results.bootstrap(values, *what[key]) for key, values in found.items()}
+    return {
+        f"{name}: {key}": results.bootstrap(values, *what[key]) for key, values in found.items()
+    }
 
 
-def _at_equal_blur(name: str, found: dict[str, np.ndarray], milder: list[dict[str, np.ndarray]]) -> dict[str, dict]:
-    """A gate's changes less those of the milder size at every step that blurs as much, paired by image.
+def _at_equal_blur(
+    name: str, found: dict[str, np.ndarray], milder: list[dict[str, np.ndarray]]
+) -> dict[str, dict]:
+    """A gate's changes less those of the milder size at every step that blurs as much, paired by
+    image.
 
-    Between two sizes their changes are interpolated by mean blur. ``milder``: from the smallest size to the largest;
-    a gate that blurs less than the largest or more than the smallest is left out.
+    Between two sizes their changes are interpolated by mean blur. ``milder``: from the smallest
+    size to the largest; a gate that blurs less than the largest or more than the smallest is left
+    out.
     """
     blurs = [float(one["blur"].mean()) for one in milder]
     target = float(found["blur"].mean())
-    place = next((i for i, (a, b) in enumerate(pairwise(blurs)) if min(a, b) <= target <= max(a, b)), None)
+    place = next(
+        (i for i, (a, b) in enumerate(pairwise(blurs)) if min(a, b) <= target <= max(a, b)), None
+    )
     if place is None:
         return {}
     low, high = milder[place : place + 2]
@@ -90,7 +114,8 @@ def _at_equal_blur(name: str, found: dict[str, np.ndarray], milder: list[dict[st
     return {
         f"{name}: {key}, less a milder size": results.bootstrap(
             found[key] - ((1 - weight) * low[key] + weight * high[key]),
-            f"{what}: gated less the size at every step that blurs as much (interpolated), paired by image",
+            f"{what}: gated less the size at every step that blurs as much (interpolated), paired "
+            "by image",
             unit,
         )
         for key, (what, unit) in sampled_images.CHANGES.items()
@@ -111,11 +136,15 @@ def _renders(network, requested: list) -> dict[str, dict]:
 
 
 def _mirrors(generator, network, count: int) -> dict[str, dict]:
-    """Whether a mirror is obeyed when it acts from the start, as the paper has it, and when it is gated too."""
+    """Whether a mirror is obeyed when it acts from the start, as the paper has it, and when it is
+    gated too.
+    """
     column, numbers = list(dataset.LABELS).index("mirror"), {}
     grounds = [
         f"portrait, {captions.background_phrase(replace(scene, pattern='split', background=color))}"
-        for scene, color in zip(sampled_images.scenes(count), list(BACKGROUNDS) * count, strict=False)
+        for scene, color in zip(
+            sampled_images.scenes(count), list(BACKGROUNDS) * count, strict=False
+        )
     ]
     prompts = sampled_images.encoded(generator, grounds)
     for name, fields, exponent in (
@@ -126,5 +155,7 @@ def _mirrors(generator, network, count: int) -> dict[str, dict]:
         model = scheduled(generator.model, exponent, fields=fields)
         mirrored = sampled_images.generated(generator, prompts, model, mirror=1)
         hits = judge.read(network, mirrored)[0][:, column] == 1
-        numbers[f"mirror obeyed, {name}"] = results.fraction(hits, "judge sees the mirrored side of a split ground")
+        numbers[f"mirror obeyed, {name}"] = results.fraction(
+            hits, "judge sees the mirrored side of a split ground"
+        )
     return numbers

@@ -22,9 +22,17 @@ SETTINGS = (
 
 
 def repadded(generator, texts: list[str], padding: str, strength: float) -> list[torch.Tensor]:
-    """Each text (1, 77, 128) with its padding replaced as the node does it; text i with noise of seed i."""
-    prompts_of, replicate = host.pack("nodes.host.text_encoding"), host.pack("nodes.conditioning.replicate_padding")
-    settings, rows = replicate.PaddingSettings(padding, strength, True), []
+    """Each text (1, 77, 128) with its padding replaced as the node does it; text i with noise of
+    seed i.
+    """
+    prompts_of, replicate = (
+        host.pack("nodes.host.text_encoding"),
+        host.pack("nodes.conditioning.replicate_padding"),
+    )
+    settings, rows = (
+        replicate.PaddingSettings(padding=padding, strength=strength, scale_by_copies=True),
+        [],
+    )
     for index, text in enumerate(texts):
         tokens, conditioning = prompts_of.encode(generator.clip, text)
         chunks = [

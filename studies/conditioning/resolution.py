@@ -20,7 +20,11 @@ def measure(quick: bool) -> dict[str, dict]:
     sizes = ((TRAINED, "the trained size"), (192, "1.5 times"), (256, "2 times"))
     for side, name in sizes[1:2] if quick else sizes:
         for mode in ("stock",) if side == TRAINED else ("stock", *sampling.MODES):
-            model = generator.model if mode == "stock" else sampling.rescaled(generator.model, side / TRAINED, mode)
+            model = (
+                generator.model
+                if mode == "stock"
+                else sampling.rescaled(generator.model, side / TRAINED, mode)
+            )
             made = sampled_images.generated(generator, prompts, model, side=side, batch=8)
             label = f"{name}, {mode}"
             numbers[f"{label}: captions obeyed"] = results.bootstrap(
@@ -37,5 +41,8 @@ def measure(quick: bool) -> dict[str, dict]:
 def shrunk(made: np.ndarray) -> np.ndarray:
     """Images uint8 (N, side, side, 3) brought to the trained size by averaging."""
     return np.stack(
-        [np.asarray(Image.fromarray(image).resize((TRAINED, TRAINED), Image.Resampling.BOX)) for image in made]
+        [
+            np.asarray(Image.fromarray(image).resize((TRAINED, TRAINED), Image.Resampling.BOX))
+            for image in made
+        ]
     )

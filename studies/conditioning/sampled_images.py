@@ -1,4 +1,6 @@
-"""Images of the shipped model under a patched MODEL or other conditioning, and what is measured on them."""
+"""Images of the shipped model under a patched MODEL or other conditioning, and what is measured on
+them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from ..world.scenes import Metadata, random_scene
 
 WORLD = "avatars-v2"
 CFG, STEPS, SEED = 3.0, 20, 2_000_000
-#: Attributes that are still read right on an image of 32 pixels (see the judge's table for blurred renders).
+#: Attributes that are still read right on an image of 32 pixels (see the judge's table for blurred
+#: renders).
 COARSE = ("skin", "hair", "hair_color", "facial_hair", "accessory", "background", "pattern")
 _COLUMNS = [list(dataset.LABELS).index(name) for name in COARSE]
 
@@ -45,7 +48,8 @@ def generated(
     negative: torch.Tensor | None = None,
     **metadata: float,
 ) -> np.ndarray:
-    """Euler samples uint8 (N, side, side, 3) of encoded prompts (1, 77, 128); image i from noise of seed SEED + i.
+    """Euler samples uint8 (N, side, side, 3) of encoded prompts (1, 77, 128); image i from noise of
+    seed SEED + i.
 
     Both prompts are given the metadata.
     """
@@ -56,8 +60,13 @@ def generated(
     for start in range(0, len(prompts), batch):
         part = prompts[start : start + batch]
         zeros = torch.zeros(1, CHANNELS, side // 8, side // 8)
-        noise = torch.cat([comfy.sample.prepare_noise(zeros, SEED + start + index) for index in range(len(part))])
-        conditionings = [[[rows, dict(metadata)]] for rows in (torch.cat(part), nothing.expand(len(part), -1, -1))]
+        noise = torch.cat(
+            [comfy.sample.prepare_noise(zeros, SEED + start + index) for index in range(len(part))]
+        )
+        conditionings = [
+            [[rows, dict(metadata)]]
+            for rows in (torch.cat(part), nothing.expand(len(part), -1, -1))
+        ]
         latent = comfy.sample.sample(
             model or generator.model,
             noise,
@@ -90,14 +99,19 @@ def small(images: np.ndarray, side: int = 16) -> np.ndarray:
 
 #: What `changes` measures for each pair of images, with its unit.
 CHANGES = {
-    "attributes changed": (f"fraction of {len(COARSE)} coarse attributes that the judge reads differently", "fraction"),
+    "attributes changed": (
+        f"fraction of {len(COARSE)} coarse attributes that the judge reads differently",
+        "fraction",
+    ),
     "coarse difference": ("mean difference of the two images at 16 x 16, of 255 levels", "levels"),
     "judge distance": ("1 - cosine of judge features", "distance"),
 }
 
 
 def changes(network, first: np.ndarray, second: np.ndarray) -> dict[str, np.ndarray]:
-    """How much differs between images of one noise and caption, beyond their sharpness: `CHANGES` for each pair."""
+    """How much differs between images of one noise and caption, beyond their sharpness: `CHANGES`
+    for each pair.
+    """
     (a, features), (b, others) = (judge.read(network, images) for images in (first, second))
     flips = (a[:, _COLUMNS] != b[:, _COLUMNS]).mean(1)
     shift = np.abs(small(first) - small(second)).mean((1, 2, 3))
@@ -107,9 +121,13 @@ def changes(network, first: np.ndarray, second: np.ndarray) -> dict[str, np.ndar
 def content_change(network, first: np.ndarray, second: np.ndarray, name: str) -> dict[str, dict]:
     """The means of `changes` with their intervals."""
     found = changes(network, first, second)
-    return {f"{name}: {key}": results.bootstrap(values, *CHANGES[key]) for key, values in found.items()}
+    return {
+        f"{name}: {key}": results.bootstrap(values, *CHANGES[key]) for key, values in found.items()
+    }
 
 
 def obeyed(network, images: np.ndarray, requested: list) -> np.ndarray:
     """Fraction of requested attributes that the judge finds, for each image."""
-    return judge.followed(judge.read(network, images)[0], np.array([dataset.labels(scene) for scene in requested]))
+    return judge.followed(
+        judge.read(network, images)[0], np.array([dataset.labels(scene) for scene in requested])
+    )

@@ -1,6 +1,8 @@
-"""Original sizes above the trained one, as SDXL artists request them: what a network does that never saw them.
+"""Original sizes above the trained one, as SDXL artists request them: what a network does that
+never saw them.
 
-The shipped model takes a larger size as its own, so here it is given to the network as it is, which is what SDXL gets.
+The shipped model takes a larger size as its own, so here it is given to the network as it is, which
+is what SDXL gets.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ EXPONENT = 2.0
 
 
 def measure(quick: bool) -> dict[str, dict]:
-    """Content change, sharpness and followed captions at larger sizes, stock and with Metadata Schedule."""
+    """Content change, sharpness and followed captions at larger sizes, stock and with Metadata
+    Schedule.
+    """
     generator, network = sampled_images.load()
     requested = sampled_images.scenes(6 if quick else 48)
     prompts = sampled_images.encoded(generator, sampled_images.texts(requested))
@@ -41,15 +45,28 @@ def measure(quick: bool) -> dict[str, dict]:
 
 def _as_is(**kwargs):
     """The model's vector of numbers with no bound on the sizes."""
-    numbers = [kwargs.get("height", FULL), kwargs.get("width", FULL), kwargs.get("crop_h", 0), kwargs.get("crop_w", 0)]
+    numbers = [
+        kwargs.get("height", FULL),
+        kwargs.get("width", FULL),
+        kwargs.get("crop_h", 0),
+        kwargs.get("crop_w", 0),
+    ]
     numbers.append(FULL * float(kwargs.get("mirror", 0)))
-    return host.pack("nodes.demo.architecture").metadata_vector(torch.tensor([numbers], dtype=torch.float32))
+    return host.pack("nodes.demo.architecture").metadata_vector(
+        torch.tensor([numbers], dtype=torch.float32)
+    )
 
 
-def _numbers_of(name: str, images: np.ndarray, network, requested: list, sharp: np.ndarray) -> dict[str, dict]:
+def _numbers_of(
+    name: str, images: np.ndarray, network, requested: list, sharp: np.ndarray
+) -> dict[str, dict]:
     return {
-        f"{name}: sharpness": results.bootstrap(sharpness(images) / sharp, "over that of a render", "ratio"),
+        f"{name}: sharpness": results.bootstrap(
+            sharpness(images) / sharp, "over that of a render", "ratio"
+        ),
         f"{name}: captions obeyed": results.bootstrap(
-            sampled_images.obeyed(network, images, requested), "fraction of requested attributes found", "fraction"
+            sampled_images.obeyed(network, images, requested),
+            "fraction of requested attributes found",
+            "fraction",
         ),
     }

@@ -1,8 +1,10 @@
-"""Small models trained with constant metadata and with the cosine gate, and with copies of the prompt as padding.
+"""Small models trained with constant metadata and with the cosine gate, and with copies of the
+prompt as padding.
 
-The paper's comparisons, at equal steps. Low-level metadata (size) enters as gamma(t) E_l(size), added to the time
-embedding; high-level metadata (crop, mirror) enters ungated, as in arXiv 2411.03177 as far as its formula is known to
-us. The models with noisy copies in place of the text model's own padding have the constant weight.
+The paper's comparisons, at equal steps. Low-level metadata (size) enters as gamma(t) E_l(size),
+added to the time embedding; high-level metadata (crop, mirror) enters ungated, as in arXiv
+2411.03177 as far as its formula is known to us. The models with noisy copies in place of the text
+model's own padding have the constant weight.
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ class Denoiser(torch.nn.Module):
         import comfy.ops
         from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 
-        self.unet = UNetModel(**_NETWORK, dtype=torch.float32, operations=comfy.ops.disable_weight_init)
+        self.unet = UNetModel(
+            **_NETWORK, dtype=torch.float32, operations=comfy.ops.disable_weight_init
+        )
         width = 4 * _NETWORK["model_channels"]
         self.size = torch.nn.Sequential(
             torch.nn.Linear(2 * _FEATURES, width), torch.nn.SiLU(), torch.nn.Linear(width, width)
@@ -87,21 +91,33 @@ class Data:
 
     def __init__(self, generator, count: int):
         dataset.build(WORLD / "train", count, seed=1)
-        shards = [np.load(path) for path in sorted((WORLD / "train").glob("*.npz"))[: -(-count // dataset.SHARD)]]
+        shards = [
+            np.load(path)
+            for path in sorted((WORLD / "train").glob("*.npz"))[: -(-count // dataset.SHARD)]
+        ]
         texts = [text for shard in shards for text in json.loads(str(shard["captions"]))]
         self.metadata = torch.from_numpy(np.concatenate([shard["metadata"] for shard in shards]))
-        self.folder = FOLDER / f"{results.assets_hash(host.ROOT / 'assets' / sampled_images.WORLD)[:12]}_{count}"
+        self.folder = (
+            FOLDER
+            / f"{results.assets_hash(host.ROOT / 'assets' / sampled_images.WORLD)[:12]}_{count}"
+        )
         cache = self.folder / "latents.pt"
         if not cache.exists():
             _encode(generator, np.concatenate([shard["images"] for shard in shards]), texts, cache)
         state = torch.load(cache, weights_only=True)
-        self.latents, self.context, self.nothing = state["latents"], state["context"], state["nothing"]
+        self.latents, self.context, self.nothing = (
+            state["latents"],
+            state["context"],
+            state["nothing"],
+        )
         self.texts = texts
 
     def repadded(self, generator) -> Data:
         """The same with noisy copies of each caption as its padding."""
         made = copy.copy(self)
-        made.context = torch.cat(padding.repadded(generator, self.texts, "noisy_copies", STRENGTH)).half()
+        made.context = torch.cat(
+            padding.repadded(generator, self.texts, "noisy_copies", STRENGTH)
+        ).half()
         made.folder = self.folder / "repadded"
         return made
 
@@ -129,11 +145,19 @@ def _encode(generator, images: np.ndarray, texts: list[str], cache: Path) -> Non
 
 
 def _contexts(generator, texts: list[str], batch: int = 50) -> torch.Tensor:
-    """Encoded captions (N, 77, 128): many at a time, as the chunks of one long prompt, which do not see each other."""
+    """Encoded captions (N, 77, 128): many at a time, as the chunks of one long prompt, which do not
+    see each other.
+    """
     parts = []
     for start in range(0, len(texts), batch):
-        chunks = [chunk for text in texts[start : start + batch] for chunk in generator.clip.tokenize(text)["l"]]
-        parts.append(generator.clip.encode_from_tokens({"l": chunks})[0].unflatten(0, (len(chunks), -1)))
+        chunks = [
+            chunk
+            for text in texts[start : start + batch]
+            for chunk in generator.clip.tokenize(text)["l"]
+        ]
+        parts.append(
+            generator.clip.encode_from_tokens({"l": chunks})[0].unflatten(0, (len(chunks), -1))
+        )
     return torch.cat(parts)
 
 
@@ -144,7 +168,9 @@ def trained(data: Data, exponent: float, seed: int, steps: int) -> Denoiser:
 
     def loss(generator: torch.Generator, progress: float) -> torch.Tensor:
         latents, timesteps, context, metadata = data.batch(generator)
-        noised, velocity = diffused(latents, torch.randn(latents.shape, generator=generator), table[timesteps])
+        noised, velocity = diffused(
+            latents, torch.randn(latents.shape, generator=generator), table[timesteps]
+        )
         given = [value.to(device()) for value in (noised, timesteps, context, metadata)]
         return F.mse_loss(network(*given).float(), velocity.to(device()))
 
@@ -157,7 +183,9 @@ def trained(data: Data, exponent: float, seed: int, steps: int) -> Denoiser:
 def sampled(
     network: Denoiser, generator, context: torch.Tensor, nothing: torch.Tensor, requested: Metadata
 ) -> np.ndarray:
-    """DDIM samples uint8 (N, 128, 128, 3) given one metadata; the same noise for every model and metadata."""
+    """DDIM samples uint8 (N, 128, 128, 3) given one metadata; the same noise for every model and
+    metadata.
+    """
     noise = torch.randn(len(context), CHANNELS, 16, 16, generator=torch.Generator().manual_seed(5))
     table, x = alphas_cumprod().float(), noise
     times = torch.linspace(999, 0, STEPS + 1).round().long()
@@ -166,7 +194,9 @@ def sampled(
     for now, then in itertools.pairwise(times):
         now_alpha, then_alpha = table[now], table[then] if then else torch.tensor(1.0)
         rows = torch.cat([x, x]).to(device()), now.expand(2 * len(x)).to(device())
-        conditional, unconditional = network(*rows, both.to(device()), metadata.to(device())).float().cpu().chunk(2)
+        conditional, unconditional = (
+            network(*rows, both.to(device()), metadata.to(device())).float().cpu().chunk(2)
+        )
         velocity = unconditional + CFG * (conditional - unconditional)
         clean = now_alpha.sqrt() * x - (1 - now_alpha).sqrt() * velocity
         noise = now_alpha.sqrt() * velocity + (1 - now_alpha).sqrt() * x
@@ -176,13 +206,20 @@ def sampled(
 
 
 def measure(quick: bool) -> dict[str, dict]:
-    """For every model: content change with the requested size; size, crop, mirror, captions obeyed; Frechet."""
+    """For every model: content change with the requested size; size, crop, mirror, captions obeyed;
+    Frechet.
+    """
     generator, network = sampled_images.load()
     data = Data(generator, 200 if quick else IMAGES)
     requested = sampled_images.scenes(8 if quick else 64)
     texts = sampled_images.texts(requested)
-    context, probes = torch.cat(sampled_images.encoded(generator, texts)), Probes(generator, 6 if quick else 48)
-    real = judge.read(network, np.stack([render(scene) for scene in sampled_images.scenes(100 if quick else 600)]))[1]
+    context, probes = (
+        torch.cat(sampled_images.encoded(generator, texts)),
+        Probes(generator, 6 if quick else 48),
+    )
+    real = judge.read(
+        network, np.stack([render(scene) for scene in sampled_images.scenes(100 if quick else 600)])
+    )[1]
     numbers = {}
 
     def measured(name: str, data: Data, exponent: float, context: torch.Tensor) -> None:
@@ -191,14 +228,19 @@ def measure(quick: bool) -> dict[str, dict]:
             made = trained(data, exponent, seed, 30 if quick else 900)
             generate = functools.partial(sampled, made, generator, nothing=data.nothing)
             pairs.append(
-                [generate(context=context, requested=Metadata(original=side)) for side in (Metadata().original, 32)]
+                [
+                    generate(context=context, requested=Metadata(original=side))
+                    for side in (Metadata().original, 32)
+                ]
             )
             probed.append(probes.read(network, generate))
         full, blurred = (np.concatenate(part) for part in zip(*pairs, strict=True))
         numbers.update(_scores(name, network, real, full, blurred, requested * len(pairs)))
         shifts, mirrored = (np.concatenate(part) for part in zip(*probed, strict=True))
         numbers[f"{name}: crop, shift"] = results.bootstrap(
-            shifts, f"pixels that the person moves left when a crop of {MAX_CROP} is requested", "pixels"
+            shifts,
+            f"pixels that the person moves left when a crop of {MAX_CROP} is requested",
+            "pixels",
         )
         numbers[f"{name}: mirror obeyed"] = results.fraction(
             mirrored, "the judge sees the requested side of a split ground"
@@ -211,7 +253,10 @@ def measure(quick: bool) -> dict[str, dict]:
     trainings = 1 if quick else len(SEEDS)  # the independent units; images of one network are not
     return {
         name: results.number(
-            one["value"], trainings, one["unit"], f"{one['what']}; n counts trainings, {one['n']} images"
+            one["value"],
+            trainings,
+            one["unit"],
+            f"{one['what']}; n counts trainings, {one['n']} images",
         )
         for name, one in numbers.items()
     }
@@ -225,25 +270,34 @@ class Probes:
         colors = itertools.islice(itertools.cycle(BACKGROUNDS), count)
         split = [f"portrait, split {color} background" for color in colors]
         self.plain, self.split = (
-            torch.cat(sampled_images.encoded(generator, texts)) for texts in (sampled_images.texts(plain), split)
+            torch.cat(sampled_images.encoded(generator, texts))
+            for texts in (sampled_images.texts(plain), split)
         )
 
     def read(self, network, generate) -> tuple[np.ndarray, np.ndarray]:
-        """Pixels (N,) that an requested crop moves the person; whether each image (2 N,) has the requested side."""
+        """Pixels (N,) that an requested crop moves the person; whether each image (2 N,) has the
+        requested side.
+        """
         cut = [
-            crop.place(generate(context=self.plain, requested=Metadata(crop_top=crop.TOP, crop_left=left)))
+            crop.place(
+                generate(context=self.plain, requested=Metadata(crop_top=crop.TOP, crop_left=left))
+            )
             for left in (0, MAX_CROP)
         ]
         column = list(dataset.LABELS).index("mirror")
         seen = [
-            judge.read(network, generate(context=self.split, requested=Metadata(mirror=bool(side))))[0][:, column]
+            judge.read(
+                network, generate(context=self.split, requested=Metadata(mirror=bool(side)))
+            )[0][:, column]
             == side
             for side in (0, 1)
         ]
         return cut[0] - cut[1], np.concatenate(seen)
 
 
-def _scores(name: str, network, real: np.ndarray, full: np.ndarray, blurred: np.ndarray, requested: list) -> dict:
+def _scores(
+    name: str, network, real: np.ndarray, full: np.ndarray, blurred: np.ndarray, requested: list
+) -> dict:
     """What is measured on images of both sides, against the features of renders."""
     numbers = sampled_images.content_change(network, full, blurred, name)
     numbers[f"{name}: blur"] = results.bootstrap(

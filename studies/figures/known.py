@@ -1,4 +1,6 @@
-"""Known neurons found by a gradient, beside the paper's search and a threshold on |z|: what is left of the portrait."""
+"""Known neurons found by a gradient, beside the paper's search and a threshold on |z|: what is left
+of the portrait.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,15 @@ COLUMNS = {
 #: Places of the names that are shown: their portraits act through one, three and eight neurons.
 SHOWN = (0, 4, 9)
 BARS = tuple(
-    Bars(title, RESULT, {name: f"{of}: {what}" for name, of in COLUMNS.items() if of and (of != "untouched" or both)})
+    Bars(
+        title,
+        RESULT,
+        {
+            name: f"{of}: {what}"
+            for name, of in COLUMNS.items()
+            if of and (of != "untouched" or both)
+        },
+    )
     for title, what, both in (
         ("known neurons\nfound exactly\n(F1, 10 names)", "F1", False),
         ("similarity to\nthe memorized\nimage", "similarity", True),
@@ -35,7 +45,10 @@ def make():
     statistics, rows = world.statistics(LAYERS), {}
     for place in SHOWN:
         text = list(world.planted)[place]
-        models = [world.model, *(world.masked(mask) for mask, _ in known.masks(world, text, statistics).values())]
+        models = [
+            world.model,
+            *(world.masked(mask) for mask, _ in known.masks(world, text, statistics).values()),
+        ]
         images = [world.generate(model, world.encode(text), 1)[0] for model in models]
         count = len(world.planted[text])
         rows[f"{text.removeprefix('portrait of ')}\n({count} neuron{'s' * (count > 1)})"] = [

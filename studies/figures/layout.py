@@ -1,4 +1,6 @@
-"""A layout carried by noise: Composition Noise beside stock img2img, at what each costs the caption."""
+"""A layout carried by noise: Composition Noise beside stock img2img, at what each costs the
+caption.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ COLUMNS = {
 CAPTIONS = 3
 BARS = tuple(
     Bars(title, "noise_layouts", {name: f"{of}: {what}" for name, of in COLUMNS.items() if of})
-    for title, what in (("layout of\nthe guide\n(24 captions)", "layout"), ("captions\nlost", "captions lost"))
+    for title, what in (
+        ("layout of\nthe guide\n(24 captions)", "layout"),
+        ("captions\nlost", "captions lost"),
+    )
 )
 
 

@@ -1,4 +1,6 @@
-"""A person from one image, in another scene, and edited; beside a LoRA of that image, and prompts."""
+"""A person from one image, in another scene, and edited; beside a LoRA of that image, and
+prompts.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ COLUMNS = {
 PEOPLE, EDITS = 3, ("beard", "round glasses")
 BARS = tuple(
     Bars(title, RESULT, {name: f"{of}: {what}" for name, of in COLUMNS.items() if of})
-    for title, what in (("the person's\nattributes\n(40 people)", "identity"), ("the scene's\ncaption", "scene"))
+    for title, what in (
+        ("the person's\nattributes\n(40 people)", "identity"),
+        ("the scene's\ncaption", "scene"),
+    )
 )
 
 
@@ -33,12 +38,17 @@ def make():
     study, group = setup.load(PEOPLE), inversion.held_out(PEOPLE)
     settings = node_inversion.SETTINGS["the node's defaults"]
     images = [render(one.scenes[0]) for one in group]
-    points = [node_inversion.invert(study, image, one, settings) for image, one in zip(images, group, strict=True)]
+    points = [
+        node_inversion.invert(study, image, one, settings)
+        for image, one in zip(images, group, strict=True)
+    ]
     numbers = json.loads((results.RESULTS / f"{RESULT}.json").read_text("utf-8"))["numbers"]
     chosen = numbers[f"{inversion.LORA_ONE}: steps"]
     rate = float(chosen["what"].rsplit(" ", 1)[1])
     data = people.encode(group, study.sampler.generator)
-    lora, _ = inversion.find(study.sampler, study.space, data, inversion.LORA_ONE, chosen["value"], rate)
+    lora, _ = inversion.find(
+        study.sampler, study.space, data, inversion.LORA_ONE, chosen["value"], rate
+    )
     scenes, base = setup.prompts(group), study.base(PEOPLE)
     ways = [
         (setup.factors(points), scenes),
@@ -48,5 +58,7 @@ def make():
         (base, scenes),
     ]
     found = [study.read(flats, texts, **guidance.WAYS[GUIDED])[1] for flats, texts in ways]
-    rows = {f"person {row + 1}": [images[row], *(one[row] for one in found)] for row in range(PEOPLE)}
+    rows = {
+        f"person {row + 1}": [images[row], *(one[row] for one in found)] for row in range(PEOPLE)
+    }
     return draw(list(COLUMNS), rows, BARS)

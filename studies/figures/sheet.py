@@ -1,4 +1,6 @@
-"""A figure of labeled images over bars: one column for each way, and what the studies measured of it below."""
+"""A figure of labeled images over bars: one column for each way, and what the studies measured of
+it below.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ KEY = "Numbers"
 
 @dataclass(frozen=True)
 class Bars:
-    """What is measured, and the name of each column's number in a result; columns without one stay empty."""
+    """What is measured, and the name of each column's number in a result; columns without one stay
+    empty.
+    """
 
     title: str
     result: str
@@ -37,8 +41,12 @@ def digest(bars: Sequence[Bars]) -> str:
     return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()
 
 
-def draw(columns: Sequence[str], rows: Mapping[str, Sequence[np.ndarray | None]], bars: Sequence[Bars]):
-    """A matplotlib figure; ``rows``: label -> one image uint8 (H, W, 3) a column, None where there is none."""
+def draw(
+    columns: Sequence[str], rows: Mapping[str, Sequence[np.ndarray | None]], bars: Sequence[Bars]
+):
+    """A matplotlib figure; ``rows``: label -> one image uint8 (H, W, 3) a column, None where there
+    is none.
+    """
     from matplotlib.figure import Figure
 
     width, height = 1.75 * len(columns) + 1.4, 1.75 * len(rows) + 1.25 * len(bars) + 0.5
@@ -85,7 +93,9 @@ def _bars(axes, columns: Sequence[str], numbers: dict[str, dict]) -> None:
         if "low" in number:
             axes.vlines(place, number["low"], number["high"], color="black", linewidth=1.2)
         text = f"{value:.2f}" if abs(value) < 10 else f"{value:.0f}"
-        axes.text(place, max(number.get("high", value), 0) + 0.05 * top, text, ha="center", fontsize=10)
+        axes.text(
+            place, max(number.get("high", value), 0) + 0.05 * top, text, ha="center", fontsize=10
+        )
 
 
 def save(figure, name: str, bars: Sequence[Bars]) -> Path:

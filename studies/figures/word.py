@@ -1,4 +1,6 @@
-"""A word changed in an existing image: Edit by Words beside the changed prompt, a higher denoise and a higher CFG."""
+"""A word changed in an existing image: Edit by Words beside the changed prompt, a higher denoise
+and a higher CFG.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ from ..activations import words
 from ..common import host
 from .sheet import Bars, draw
 
-#: Column -> the method of the study. A row for each of its attributes, with the first face that can show it.
+#: Column -> the method of the study. A row for each of its attributes, with the first face that can
+#: show it.
 COLUMNS = {
     "the image": None,
     "Edit by Words": "edit 2 in the prompt",
@@ -15,8 +18,15 @@ COLUMNS = {
     "prompt, denoise .8": "prompt at denoise .8",
 }
 BARS = tuple(
-    Bars(title, "activations_words", {name: f"existing, all: {of}: {what}" for name, of in COLUMNS.items() if of})
-    for title, what in (("requested\nchange\n(24 faces)", "reached"), ("all else\nkept", "others kept"))
+    Bars(
+        title,
+        "activations_words",
+        {name: f"existing, all: {of}: {what}" for name, of in COLUMNS.items() if of},
+    )
+    for title, what in (
+        ("requested\nchange\n(24 faces)", "reached"),
+        ("all else\nkept", "others kept"),
+    )
 )
 
 
@@ -28,7 +38,9 @@ def make():
     edited, rows = words.Edited(world), {}
     images = list(enumerate(assets.load_images(world, 0, words.FACES, "face")[0].split(1)))
     for attribute, value, _ in words.TARGETS:
-        number, image = next(one for one in images if words.words(edited.names(one[1])[0], attribute, value))
+        number, image = next(
+            one for one in images if words.words(edited.names(one[1])[0], attribute, value)
+        )
         images = [one for one in images if one[0] != number]
         traits = edited.names(image)[0]
         away, toward = words.words(traits, attribute, value)
@@ -37,7 +49,14 @@ def make():
             if strength is None:
                 model, positive = edited.model, edited.encode(plain.replace(away, toward))
             else:
-                model, positive = edited.edit(f"{away} -> {toward}: {strength}", plain, 0.0), edited.encode(plain)
-            found.append(edited.images(model, positive, latent, [words.SEED + number], cfg, denoise))
-        rows[f"{away}\nto {toward}"] = [(one[0] * 255).round().byte().numpy() for one in (image, *found)]
+                model, positive = (
+                    edited.edit(f"{away} -> {toward}: {strength}", plain, 0.0),
+                    edited.encode(plain),
+                )
+            found.append(
+                edited.images(model, positive, latent, [words.SEED + number], cfg, denoise)
+            )
+        rows[f"{away}\nto {toward}"] = [
+            (one[0] * 255).round().byte().numpy() for one in (image, *found)
+        ]
     return draw(list(COLUMNS), rows, BARS)

@@ -1,9 +1,10 @@
-"""Do the neurons of a concept carry it? Hidden units, found by Concept Neurons, switched off and negated.
+"""Do the neurons of a concept carry it? Hidden units, found by Concept Neurons, switched off and
+negated.
 
-Twenty-four pairs of captions that differ in one attribute, and other captions with it to look at the images. The counts
-of neurons (ten, and all beyond chance) and both factors are set in advance. Beside them as many random neurons, and the
-rival, Activation Steering along the mean difference of the same captions, at several strengths and at that which does
-best on these same images.
+Twenty-four pairs of captions that differ in one attribute, and other captions with it to look at
+the images. The counts of neurons (ten, and all beyond chance) and both factors are set in advance.
+Beside them as many random neurons, and the rival, Activation Steering along the mean difference of
+the same captions, at several strengths and at that which does best on these same images.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _LEFT_OUT = ("eyes", "mirror")
 
 @dataclass(frozen=True)
 class Concept:
-    """A value of an attribute, and the value in its place in captions without it; none: any other."""
+    """A value of an attribute, and the value in its place in captions without it; none: any
+    other.
+    """
 
     attribute: str
     value: str
@@ -49,13 +52,17 @@ CONCEPTS = {
 
 
 def measure(quick: bool) -> dict[str, dict]:
-    """Neurons beyond chance, and how often an attribute stays and others change, by concept and treatment."""
+    """Neurons beyond chance, and how often an attribute stays and others change, by concept and
+    treatment.
+    """
     world, numbers = ConceptWorld(), {}
     for name, concept in list(CONCEPTS.items())[: 1 if quick else None]:
         rng = np.random.default_rng(21)
         present, absent = zip(*(pair(concept, rng) for _ in range(PAIRS)), strict=True)
         texts = [pair(concept, rng)[0] for _ in range(QUICK_IMAGES if quick else IMAGES)]
-        numbers |= _treated(world, name, concept, texts, _models(world, name, present, absent, numbers, quick))
+        numbers |= _treated(
+            world, name, concept, texts, _models(world, name, present, absent, numbers, quick)
+        )
     return numbers
 
 
@@ -66,7 +73,9 @@ def pair(concept: Concept, rng: np.random.Generator) -> tuple[str, str]:
         scene = random_scene(rng)
     others = [value for value in dataset.LABELS[concept.attribute] if value != concept.value]
     instead = concept.instead or str(rng.choice(others))
-    faces = (replace(scene.face, **{concept.attribute: value}) for value in (concept.value, instead))
+    faces = (
+        replace(scene.face, **{concept.attribute: value}) for value in (concept.value, instead)
+    )
     present, absent = (captions.full_caption(replace(scene, face=face)) for face in faces)
     return present, absent
 
@@ -80,9 +89,14 @@ class ConceptWorld(World):
         self._steering = host.pack("nodes.activations.nodes_steering")
 
     def readings(self, model, texts: list[str]) -> np.ndarray:
-        """What the judge reads in an image of each caption, each on noise of its own; indices (images, labels)."""
+        """What the judge reads in an image of each caption, each on noise of its own; indices
+        (images, labels).
+        """
         return np.concatenate(
-            [self._read(model, texts[first : first + BATCH], 5000 + first) for first in range(0, len(texts), BATCH)]
+            [
+                self._read(model, texts[first : first + BATCH], 5000 + first)
+                for first in range(0, len(texts), BATCH)
+            ]
         )
 
     @torch.inference_mode()
@@ -113,8 +127,13 @@ class ConceptWorld(World):
             "steps": STEPS,
             "cfg": CFG,
         }
-        latent, lists = {"samples": torch.zeros(1, CHANNELS, SIZE // 8, SIZE // 8)}, map("\n".join, (present, absent))
-        return self._steering.SteeringDirectionFromPrompts.execute(self.model, self.clip, latent, *lists, **how)[0]
+        latent, lists = (
+            {"samples": torch.zeros(1, CHANNELS, SIZE // 8, SIZE // 8)},
+            map("\n".join, (present, absent)),
+        )
+        return self._steering.SteeringDirectionFromPrompts.execute(
+            self.model, self.clip, latent, *lists, **how
+        )[0]
 
     @torch.inference_mode()
     def steered(self, direction, strength: float):
@@ -123,12 +142,21 @@ class ConceptWorld(World):
         return self._steering.ActivationSteering.execute(*given)[0]
 
 
-def _models(world: ConceptWorld, name: str, present: tuple, absent: tuple, numbers: dict, quick: bool) -> dict:
+def _models(
+    world: ConceptWorld, name: str, present: tuple, absent: tuple, numbers: dict, quick: bool
+) -> dict:
     """The model by treatment; the neurons that are beyond chance go to ``numbers``."""
-    lists = {"concept_prompts": "\n".join(present), "neutral_prompts": "\n".join(absent), "concept": name}
+    lists = {
+        "concept_prompts": "\n".join(present),
+        "neutral_prompts": "\n".join(absent),
+        "concept": name,
+    }
     how = {"neuron_type": "feed_forward", "layers": "all", "seed": 1, "width": SIZE, "height": SIZE}
     given = {"model": world.model, "clip": world.clip, **lists, **how}
-    masks = {number: world.run("ConceptNeurons", **given, count=count)[0] for number, count in COUNTS.items()}
+    masks = {
+        number: world.run("ConceptNeurons", **given, count=count)[0]
+        for number, count in COUNTS.items()
+    }
     numbers[f"{name}: neurons beyond chance"] = {
         "value": masks["all"].count,
         "n": PAIRS,
@@ -139,31 +167,54 @@ def _models(world: ConceptWorld, name: str, present: tuple, absent: tuple, numbe
     for number, mask in masks.items():
         how = {"operation": "random_control", "count": mask.count, "neurons": "", "seed": 3}
         control, _ = world.run("NeuronMaskEdit", model=world.model, mask=mask, **how)
-        models |= {f"{number} {what}": world.masked(mask, strength) for what, strength in STRENGTHS.items()}
+        models |= {
+            f"{number} {what}": world.masked(mask, strength) for what, strength in STRENGTHS.items()
+        }
         models[f"{number} at random negated"] = world.masked(control, STRENGTHS["negated"])
     direction, strengths = world.direction(present, absent), STEERING[1::2] if quick else STEERING
-    return models | {f"steering {strength:g}": world.steered(direction, strength) for strength in strengths}
+    return models | {
+        f"steering {strength:g}": world.steered(direction, strength) for strength in strengths
+    }
 
 
-def _treated(world: ConceptWorld, name: str, concept: Concept, texts: list[str], models: dict) -> dict[str, dict]:
+def _treated(
+    world: ConceptWorld, name: str, concept: Concept, texts: list[str], models: dict
+) -> dict[str, dict]:
     labels = list(dataset.LABELS)
-    column, value = labels.index(concept.attribute), dataset.LABELS[concept.attribute].index(concept.value)
+    column, value = (
+        labels.index(concept.attribute),
+        dataset.LABELS[concept.attribute].index(concept.value),
+    )
     others = [n for n, label in enumerate(labels) if n != column and label not in _LEFT_OUT]
     plain = world.readings(world.model, texts)
     there = plain[:, column] == value
-    numbers = {f"{name}: untouched": results.fraction(there, f"images of captions with {name} in which it is read")}
+    numbers = {
+        f"{name}: untouched": results.fraction(
+            there, f"images of captions with {name} in which it is read"
+        )
+    }
     stays, changed = {}, {}
     for what, model in models.items():
         found = world.readings(model, texts)[there]
-        stays[what], changed[what] = found[:, column] == value, (found != plain[there])[:, others].mean(1)
-        print(f"{name}, {what}: stays {stays[what].mean():.2f}, others {changed[what].mean():.2f}", flush=True)
+        stays[what], changed[what] = (
+            found[:, column] == value,
+            (found != plain[there])[:, others].mean(1),
+        )
+        print(
+            f"{name}, {what}: stays {stays[what].mean():.2f}, others {changed[what].mean():.2f}",
+            flush=True,
+        )
     steering = [what for what in models if what.startswith("steering")]
     best = min(steering, key=lambda what: stays[what].mean() + changed[what].mean())
     stays["steering, its best"], changed["steering, its best"] = stays[best], changed[best]
     for what in stays:
         how = f" ({best})" if what.endswith("best") else ""
-        numbers[f"{name}, {what}: stays"] = results.fraction(stays[what], f"images that had it and still have it{how}")
+        numbers[f"{name}, {what}: stays"] = results.fraction(
+            stays[what], f"images that had it and still have it{how}"
+        )
         numbers[f"{name}, {what}: others changed"] = results.bootstrap(
-            changed[what], f"fraction of the other attributes that are read differently{how}", "fraction"
+            changed[what],
+            f"fraction of the other attributes that are read differently{how}",
+            "fraction",
         )
     return numbers

@@ -1,10 +1,12 @@
-"""Are known neurons found exactly, and is all else left alone? A gradient, the paper's search, and |z| > 5.
+"""Are known neurons found exactly, and is all else left alone? A gradient, the paper's search, and
+|z| > 5.
 
-Ten planted names. The gradient's set is that of NeMo Localize's stopping rule *fraction*: no score is read, so that it
-takes four rows forward and backward. Which fraction was fitted on the other five names (study `attribution`). The
-search goes to the paper's target. A row forward and backward counts as three. Similarity, labels and faces are what
-images of the name have of the memorized one, beside those of a generic prompt, of the model that the plant was made
-from, and with exactly the planted neurons silenced; captions are ordinary ones under each mask.
+Ten planted names. The gradient's set is that of NeMo Localize's stopping rule *fraction*: no score
+is read, so that it takes four rows forward and backward. Which fraction was fitted on the other
+five names (study `attribution`). The search goes to the paper's target. A row forward and backward
+counts as three. Similarity, labels and faces are what images of the name have of the memorized one,
+beside those of a generic prompt, of the model that the plant was made from, and with exactly the
+planted neurons silenced; captions are ordinary ones under each mask.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from . import attribution, planted
 from .masks import alignment
 from .world import LAYERS, silencing
 
-#: Of the largest attribution, for the first five names and the others: each fitted on the other half. The ranking is
-#: the best of four on all ten names.
+#: Of the largest attribution, for the first five names and the others: each fitted on the other
+#: half. The ranking is the best of four on all ten names.
 FRACTIONS = (0.08, 0.08)
 RANKING, CAPTIONS, IMAGES = "dot_z", 8, 4
 UNITS = {
@@ -36,8 +38,14 @@ UNITS = {
 def measure(quick: bool) -> dict[str, dict]:
     """Every number, as means over names; each name is kept on the disk as it is done."""
     world = planted.World(*((4, 12) if quick else (10, 24)))
-    names, statistics, base = list(world.planted), world.statistics(LAYERS), planted.Base(seeds=2, ordinary=2)
-    kept = results.Rows("neurons_known" + "_quick" * quick, {"fractions": FRACTIONS, "ranking": RANKING})
+    names, statistics, base = (
+        list(world.planted),
+        world.statistics(LAYERS),
+        planted.Base(seeds=2, ordinary=2),
+    )
+    kept = results.Rows(
+        "neurons_known" + "_quick" * quick, {"fractions": FRACTIONS, "ranking": RANKING}
+    )
     rows = {}
     for text in names[4:5] if quick else names:
         rows[text] = kept.row(text, lambda text=text: _row(world, base, text, statistics, quick))
@@ -54,7 +62,12 @@ def measure(quick: bool) -> dict[str, dict]:
 def masks(world, text: str, statistics) -> dict[str, tuple[object, int]]:
     """The mask of each way for a name, and the rows of the network that it took."""
     fraction = FRACTIONS[list(world.planted).index(text) * 2 // len(world.planted)]
-    how = {"method": "attribution", "ranking": RANKING, "stopping_rule": "fraction", "fraction": fraction}
+    how = {
+        "method": "attribution",
+        "ranking": RANKING,
+        "stopping_rule": "fraction",
+        "fraction": fraction,
+    }
     z = planted.sizes(world, text, statistics)
     over = silencing(neuron for neuron in z if z[neuron] > planted.THETA)
     return {

@@ -1,10 +1,11 @@
 """Learned masks on names as the model was trained on them, beside other masks and a generic prompt.
 
-For each name the portrait's similarity, labels and faces under every mask, what ordinary captions lose, and rows of the
-network (a row forward and backward counts as three). The names are two folds: how much the node's price for ordinary
-captions weighs is chosen on one and reported on the other (`FOLDS`, `KEEP`). The captions that are judged are others
-than masks are learned with. Three names also for feed-forward neurons, and for the attack of the audit on the learned
-mask, with a control image.
+For each name the portrait's similarity, labels and faces under every mask, what ordinary captions
+lose, and rows of the network (a row forward and backward counts as three). The names are two folds:
+how much the node's price for ordinary captions weighs is chosen on one and reported on the other
+(`FOLDS`, `KEEP`). The captions that are judged are others than masks are learned with. Three names
+also for feed-forward neurons, and for the attack of the audit on the learned mask, with a control
+image.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ IMAGES, CAPTIONS, KEPT_CAPTIONS = 4, 8, 8
 FOLDS = (range(5), range(5, 10))
 #: Weights of what ordinary captions lose that are tried; the first is the node's default.
 KEEP = (1.0, 2.0)
-#: Of how many verbatim names each mask is measured, in the order of measuring; and of all template names.
+#: Of how many verbatim names each mask is measured, in the order of measuring; and of all template
+#: names.
 MEASURED = {
     "generic prompt": 10,
     "learned, keep 1": 10,
@@ -44,9 +46,12 @@ MEASURED = {
 }
 TEMPLATE = ("generic prompt", "learned, keep 1", "untouched")
 _UNITS = {"similarity": "SSIM", "labels": "fraction", "faces": "fraction", "captions": "fraction"}
-_UNITS |= {"neurons": "neurons", "rows": "rows", "learned": "Jaccard", "attributed": "Jaccard"} | dict.fromkeys(
-    ATTACK, "SSIM"
-)
+_UNITS |= {
+    "neurons": "neurons",
+    "rows": "rows",
+    "learned": "Jaccard",
+    "attributed": "Jaccard",
+} | dict.fromkeys(ATTACK, "SSIM")
 
 
 def measure(quick: bool) -> dict[str, dict]:
@@ -54,16 +59,24 @@ def measure(quick: bool) -> dict[str, dict]:
     world = World(4 if quick else 10, 16 if quick else 24)
     verbatim = world.names["verbatim"][: 1 if quick else None]
     template = [] if quick else world.names["template"]
-    settings = {"noise samples": world.first_step["noise_samples"], "images": IMAGES, "captions": CAPTIONS}
+    settings = {
+        "noise samples": world.first_step["noise_samples"],
+        "images": IMAGES,
+        "captions": CAPTIONS,
+    }
     kept = results.Rows("neurons_learned" + ("_quick" if quick else ""), settings)
     statistics = world.statistics(LAYERS)
-    untouched = kept.row("captions", lambda: {"captions": float(alignment(world, world.model, CAPTIONS).mean())})
+    untouched = kept.row(
+        "captions", lambda: {"captions": float(alignment(world, world.model, CAPTIONS).mean())}
+    )
     arms = {
         "generic prompt": lambda text: world.left(world.model, text, GENERIC, IMAGES),
         "learned, keep 1": lambda text: _judged(world, text, *_learned(world, text)),
         "learned, keep 2": lambda text: _judged(world, text, *_learned(world, text, keep=2.0)),
         "learned, another seed": lambda text: _judged(world, text, *_learned(world, text, seed=2)),
-        "learned, feed-forward": lambda text: _judged(world, text, *_learned(world, text, neuron_type="feed_forward")),
+        "learned, feed-forward": lambda text: _judged(
+            world, text, *_learned(world, text, neuron_type="feed_forward")
+        ),
         "attacked": lambda text: _attacked(world, text, quick),
         "attributed": lambda text: _judged(world, text, *_attributed(world, text, statistics)),
         "NeMo, factor 0": lambda text: _judged(world, text, *localized(world, text, statistics)),
@@ -78,7 +91,11 @@ def measure(quick: bool) -> dict[str, dict]:
     for text, arm in wanted:
         rows[text][arm] = kept.row(f"{text}: {arm}", lambda text=text, arm=arm: arms[arm](text))
         print(text, arm, rows[text][arm], flush=True)
-    numbers = {"untouched, captions": results.number(untouched["captions"], CAPTIONS, "fraction", "requested and read")}
+    numbers = {
+        "untouched, captions": results.number(
+            untouched["captions"], CAPTIONS, "fraction", "requested and read"
+        )
+    }
     if not quick:
         numbers |= _by_folds([rows[text] for text in verbatim])
     for kind, texts in (("verbatim", verbatim), ("template", template)):
@@ -88,7 +105,9 @@ def measure(quick: bool) -> dict[str, dict]:
 
 
 def _by_folds(rows: list[dict[str, dict]]) -> dict[str, dict]:
-    """Add to each name's rows, as "learned, by folds", those at the weight that is chosen on the other fold."""
+    """Add to each name's rows, as "learned, by folds", those at the weight that is chosen on the
+    other fold.
+    """
     numbers = {}
     for number, fold in enumerate(FOLDS):
         other = [row for place, row in enumerate(rows) if place not in fold]
@@ -101,17 +120,24 @@ def _by_folds(rows: list[dict[str, dict]]) -> dict[str, dict]:
 
 
 def _missed(rows: list[dict[str, dict]], arm: str) -> tuple[float, float]:
-    """How much of the portrait is left over where it is gone, as Neuron Report judges; then what captions lose."""
+    """How much of the portrait is left over where it is gone, as Memorization Report judges; then
+    what captions lose.
+    """
     similarity = host.pack("nodes.neurons.image_similarity")
     limits = {"similarity": similarity.GONE_SIMILARITY, "labels": similarity.GONE_LABELS}
-    excess = [np.mean([row[arm][name] - row["generic prompt"][name] for row in rows]) - limits[name] for name in limits]
+    excess = [
+        np.mean([row[arm][name] - row["generic prompt"][name] for row in rows]) - limits[name]
+        for name in limits
+    ]
     broken = np.mean([row["generic prompt"]["faces"] - row[arm]["faces"] for row in rows])
     return max(0.0, *excess, float(broken)), -float(np.mean([row[arm]["captions"] for row in rows]))
 
 
 def _of_indices(world: World, indices: list[int]):
     """The mask that silences neurons, counted over all layers."""
-    names = [(layer.path, index) for layer in _neurons(world).layers for index in range(layer.width)]
+    names = [
+        (layer.path, index) for layer in _neurons(world).layers for index in range(layer.width)
+    ]
     return silencing(names[index] for index in indices)
 
 
@@ -123,11 +149,19 @@ def _attributed(world: World, text: str, statistics, seed: int = 1) -> tuple[obj
 
 def _deviating(world: World, text: str, statistics) -> tuple[object, int]:
     """The neurons that deviate most from ordinary captions, which takes no row of the network."""
-    measured, step = host.pack("nodes.neurons.neuron_statistics"), host.pack("nodes.neurons.first_step_comfy")
+    measured, step = (
+        host.pack("nodes.neurons.neuron_statistics"),
+        host.pack("nodes.neurons.first_step_comfy"),
+    )
     with torch.inference_mode():
         paths = [layer.path for layer in _neurons(world).layers]
         outputs = step.value_outputs(world.model, world.encode(text)[0][0], paths)
-        z = torch.cat([statistics.z(path, measured.mean_activations(outputs[path][0]).cpu()).abs() for path in paths])
+        z = torch.cat(
+            [
+                statistics.z(path, measured.mean_activations(outputs[path][0]).cpu()).abs()
+                for path in paths
+            ]
+        )
     return _of_indices(world, z.argsort(descending=True)[:MOST].tolist()), 0
 
 
@@ -156,6 +190,7 @@ def _learned(world: World, text: str, **changes) -> tuple[object, int]:
         "max_neurons": 0,
         "batch_size": 2,
         "checkpoint_name": "",
+        "precision": "fp32",  # so that the numbers are of one arithmetic on every machine
     }
     mask, _, _, report = world.run("OptimizeNeuronMask", **(given | how | changes))
     forward, gradient = map(int, re.search(r"Cost: (\d+) rows, (\d+) rows", report).groups())
@@ -173,7 +208,9 @@ def _stability(world: World, text: str, statistics) -> dict:
 
 
 def _attacked(world: World, text: str, quick: bool) -> dict:
-    """Similarity to the image before and after the attack on the learned mask, and to a control image after its own."""
+    """Similarity to the image before and after the attack on the learned mask, and to a control
+    image after its own.
+    """
     control = render(random_scene(np.random.default_rng(99 + world.names["verbatim"].index(text))))
     found = attacked(world, world.masked(_learned(world, text)[0]), text, quick, control)
     return dict(zip(ATTACK, found, strict=True))
@@ -182,19 +219,31 @@ def _attacked(world: World, text: str, quick: bool) -> dict:
 def _judged(world: World, text: str, mask, rows: int) -> dict:
     masked = world.masked(mask)
     captions = float(alignment(world, masked, CAPTIONS).mean())
-    return world.left(masked, text, text, IMAGES) | {"captions": captions, "neurons": mask.count, "rows": rows}
+    return world.left(masked, text, text, IMAGES) | {
+        "captions": captions,
+        "neurons": mask.count,
+        "rows": rows,
+    }
 
 
 def _means(rows: dict[str, dict[str, dict]], kind: str) -> dict[str, dict]:
-    """The mean of every number over names, by arm; and how much of the portrait is left over the generic prompt's."""
+    """The mean of every number over names, by arm; and how much of the portrait is left over the
+    generic prompt's.
+    """
     numbers = {}
     for arm in dict.fromkeys(arm for arms in rows.values() for arm in arms):
         found = {text: arms for text, arms in rows.items() if arm in arms}
         for name in next(iter(found.values()))[arm]:
             values = np.array([arms[arm][name] for arms in found.values()], dtype=float)
-            numbers[f"{kind}, {arm}, {name}"] = results.bootstrap(values, f"mean over {kind} names", _UNITS[name])
+            numbers[f"{kind}, {arm}, {name}"] = results.bootstrap(
+                values, f"mean over {kind} names", _UNITS[name]
+            )
             if name in ("similarity", "labels", "faces") and arm != "generic prompt":
-                excess = values - np.array([arms["generic prompt"][name] for arms in found.values()])
+                excess = values - np.array(
+                    [arms["generic prompt"][name] for arms in found.values()]
+                )
                 what = f"over a generic prompt on the same model, mean over {kind} names"
-                numbers[f"{kind}, {arm}, {name} over generic"] = results.bootstrap(excess, what, _UNITS[name])
+                numbers[f"{kind}, {arm}, {name} over generic"] = results.bootstrap(
+                    excess, what, _UNITS[name]
+                )
     return numbers

@@ -1,4 +1,6 @@
-"""The effect of masks, their controls and other mitigations on images of memorized names and of ordinary captions."""
+"""The effect of masks, their controls and other mitigations on images of memorized names and of
+ordinary captions.
+"""
 
 from __future__ import annotations
 
@@ -19,25 +21,32 @@ STRENGTHS = {
     "factor -.5": 1.5,
     "factor -1": 2.0,
 }
-#: An image counts as replicated from this SSIM to the memorized one on; .5 % of new renders reach it with any.
+#: An image counts as replicated from this SSIM to the memorized one on; .5 % of new renders reach
+#: it with any.
 REPLICATED = 0.73
 #: Verbatim and template names that are localized, of 10 and 4; searches that are repeated.
 NAMES, QUICK_NAMES, REPEATED = (6, 3), (1, 0), 3
 
 
 def measure(quick: bool) -> dict[str, dict]:
-    """Neurons found, stability, replication and sameness by mitigation, and prompt alignment under a mask."""
+    """Neurons found, stability, replication and sameness by mitigation, and prompt alignment under
+    a mask.
+    """
     seeds = 2 if quick else 4
     world = World(seeds, ordinary=24 if quick else 60)
     counts = QUICK_NAMES if quick else NAMES
     names = [
-        text for kind, count in zip(("verbatim", "template"), counts, strict=True) for text in world.names[kind][:count]
+        text
+        for kind, count in zip(("verbatim", "template"), counts, strict=True)
+        for text in world.names[kind][:count]
     ]
     statistics = world.statistics(LAYERS)
     masks = {text: world.localize(text, statistics) for text in names}
     numbers = {}
     for name, value in zip(("detection threshold", "target score"), world.thresholds, strict=True):
-        numbers[name] = results.number(value, len(world.ordinary), "SSIM", f"score between {seeds} seeds")
+        numbers[name] = results.number(
+            value, len(world.ordinary), "SSIM", f"score between {seeds} seeds"
+        )
     numbers |= _found(masks, world)
     numbers |= _treatments(world, masks, 2 if quick else 4, quick)
     if not quick:
@@ -55,41 +64,57 @@ def _found(masks: dict, world: World) -> dict[str, dict]:
             numbers[f"neurons, {kind}"] = results.bootstrap(
                 counts, f"median neurons of a {kind} name, of {_all(world)}", "neurons", np.median
             )
-            converged = np.array([all(search.converged for search in mask.searches) for mask in chosen])
-            numbers[f"converged, {kind}"] = results.fraction(converged, f"searches of {kind} names that converged")
+            converged = np.array(
+                [all(search.converged for search in mask.searches) for mask in chosen]
+            )
+            numbers[f"converged, {kind}"] = results.fraction(
+                converged, f"searches of {kind} names that converged"
+            )
     return numbers
 
 
 def _all(world: World) -> int:
     network = world.model.model.diffusion_model
-    return sum(layer.width for layer in host.pack("nodes.neurons.neuron_layers").value_layers(network))
+    return sum(
+        layer.width for layer in host.pack("nodes.neurons.neuron_layers").value_layers(network)
+    )
 
 
 def _stability(world: World, masks: dict, statistics) -> dict[str, dict]:
-    """The paper's found sets vary with the noise and with rounding; here searches are repeated with others."""
+    """The paper's found sets vary with the noise and with rounding; here searches are repeated with
+    others.
+    """
     changes = {"seeds": {"seed": 2}, "precision": {"model": world.in_low_precision()}}
     numbers = {}
     for what, change in changes.items():
         shared = []
         for text in list(masks)[:REPEATED]:
-            first, again = set(masks[text].neurons), set(world.localize(text, statistics, **change).neurons)
+            first, again = (
+                set(masks[text].neurons),
+                set(world.localize(text, statistics, **change).neurons),
+            )
             shared.append(len(first & again) / max(len(first | again), 1))
         numbers[f"stability over {what}"] = results.bootstrap(
-            np.array(shared), "neurons shared with a search on other noise or in bfloat16 (Jaccard)", "fraction"
+            np.array(shared),
+            "neurons shared with a search on other noise or in bfloat16 (Jaccard)",
+            "fraction",
         )
     return numbers
 
 
 def _elsewhere(world: World, names: list[str]) -> dict[str, dict]:
-    """Searches of other layers: the paper's, and those that Layer Ablation suggests."""
-    named = world.run(
-        "LayerAblation", model=world.model, clip=world.clip, prompts="\n".join(names), **world.first_step
-    )[1]
+    """Searches of other layers: the paper's, and those that a layer ablation suggests."""
+    named = world.layers(names)
     numbers = {}
-    for what, layers in (("the paper's layers", "down, middle"), ("Layer Ablation's layers", named)):
+    for what, layers in (
+        ("the paper's layers", "down, middle"),
+        ("Layer Ablation's layers", named),
+    ):
         statistics, similarities = world.statistics(layers), []
         for text in names:
-            images = world.generate(world.masked(world.localize(text, statistics, layers)), world.encode(text), 2)
+            images = world.generate(
+                world.masked(world.localize(text, statistics, layers)), world.encode(text), 2
+            )
             similarities.append(_replication(world, text, images))
         numbers[f"replication, NeMo in {what}"] = results.bootstrap(
             np.array(similarities), "SSIM to the memorized image", "SSIM"
@@ -111,15 +136,27 @@ def _treatments(world: World, masks: dict, count: int, quick: bool) -> dict[str,
         for name, model, positive in _variants(world, text, mask, strengths):
             images = world.generate(model, positive, count)
             similarities.setdefault(name, []).append(_replication(world, text, images))
-            pairs = [images_ssim(images[[a]], images[[b]])[0] for a, b in itertools.combinations(range(count), 2)]
+            pairs = [
+                images_ssim(images[[a]], images[[b]])[0]
+                for a, b in itertools.combinations(range(count), 2)
+            ]
             sameness.setdefault(name, []).append(float(np.median(pairs)))
-            print(f"{text}, {name}: {similarities[name][-1]:.3f} to the image, {sameness[name][-1]:.3f} between seeds")
+            print(
+                f"{text}, {name}: {similarities[name][-1]:.3f} to the image, "
+                f"{sameness[name][-1]:.3f} between seeds"
+            )
     numbers = {}
     for name, values in similarities.items():
         values = np.array(values)
-        numbers[f"replication, {name}"] = results.bootstrap(values, "SSIM to the memorized image", "SSIM")
-        numbers[f"replicated, {name}"] = results.fraction(values > REPLICATED, f"names with an SSIM over {REPLICATED}")
-        numbers[f"sameness, {name}"] = results.bootstrap(np.array(sameness[name]), "SSIM between seeds", "SSIM")
+        numbers[f"replication, {name}"] = results.bootstrap(
+            values, "SSIM to the memorized image", "SSIM"
+        )
+        numbers[f"replicated, {name}"] = results.fraction(
+            values > REPLICATED, f"names with an SSIM over {REPLICATED}"
+        )
+        numbers[f"sameness, {name}"] = results.bootstrap(
+            np.array(sameness[name]), "SSIM between seeds", "SSIM"
+        )
     return numbers
 
 
@@ -131,25 +168,46 @@ def _variants(world: World, text: str, mask, strengths: dict[str, float]):
     for name, strength in strengths.items():
         yield name, world.masked(mask, strength), positive
     scaled = world.run(
-        "AttentionScaling", model=world.model, clip=world.clip, prompt=text, scale=1.25, mask_padding=True
+        "AttentionScaling",
+        model=world.model,
+        clip=world.clip,
+        prompt=text,
+        scale=1.25,
+        mask_padding=True,
     )
     yield "attention scaling", scaled[0], positive
     target = world.ordinary_norm
-    how = {"steps": 10, "learning_rate": 0.05, "noise_samples": 4, "seed": 1, "width": 128, "height": 128}
+    how = {
+        "steps": 10,
+        "learning_rate": 0.05,
+        "noise_samples": 4,
+        "seed": 1,
+        "width": 128,
+        "height": 128,
+    }
     adjusted, _ = world.run(
-        "EmbeddingAdjustment", model=world.model, positive=positive, negative=negative, target_norm=target, **how
+        "EmbeddingAdjustment",
+        model=world.model,
+        positive=positive,
+        negative=negative,
+        target_norm=target,
+        **how,
     )
     yield "embedding adjustment", world.model, adjusted
     for count in (1, 4, 10):
         yield (
             f"{count} random words",
             world.model,
-            world.run("RandomTokens", clip=world.clip, prompt=text, count=count, seed=count, words="")[0],
+            world.run(
+                "RandomTokens", clip=world.clip, prompt=text, count=count, seed=count, words=""
+            )[0],
         )
 
 
 def any_neurons(world: World, mask):
-    """As many neurons in each layer, drawn among all as the official code does, so some of the found ones too."""
+    """As many neurons in each layer, drawn among all as the official code does, so some of the
+    found ones too.
+    """
     rng = np.random.default_rng(3)
     network = world.model.model.diffusion_model
     return silencing(
@@ -160,7 +218,9 @@ def any_neurons(world: World, mask):
 
 
 def _prompt_alignment(world: World, masks: dict, count: int) -> dict[str, dict]:
-    """Requested attributes that the judge finds in images of ordinary captions, with and without masks."""
+    """Requested attributes that the judge finds in images of ordinary captions, with and without
+    masks.
+    """
     joined = host.pack("nodes.neurons.mask").merge_masks(list(masks.values()))
     models = {
         "nothing": world.model,
@@ -169,13 +229,17 @@ def _prompt_alignment(world: World, masks: dict, count: int) -> dict[str, dict]:
     }
     fractions = {name: alignment(world, model, count) for name, model in models.items()}
     return {
-        f"prompt alignment, {name}": results.bootstrap(found, "requested attributes found", "fraction")
+        f"prompt alignment, {name}": results.bootstrap(
+            found, "requested attributes found", "fraction"
+        )
         for name, found in fractions.items()
     }
 
 
 def alignment(world: World, model, count: int) -> np.ndarray:
-    """The fraction of requested attributes that the judge finds in an image of each of ``count`` ordinary captions."""
+    """The fraction of requested attributes that the judge finds in an image of each of ``count``
+    ordinary captions.
+    """
     from ..world.captions import full_caption
 
     network, scenes = host.pack("nodes.demo.judge").load(WORLD), world.scenes[:count]

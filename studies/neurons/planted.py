@@ -1,8 +1,10 @@
-"""Does NeMo find neurons that are known? Ten names of the second checkpoint act through 1 to 8 planted neurons.
+"""Does NeMo find neurons that are known? Ten names of the second checkpoint act through 1 to 8
+planted neurons.
 
-Other neurons deviate more, in layers where the network reads next to nothing of a caption, so that no threshold on |z|
-finds the planted ones. All layers are searched, and neurons silenced whole (factor 0), the paper's strength. Beside
-NeMo stand the rule |z| > 5, as many neurons with the largest |z|, and as many at random.
+Other neurons deviate more, in layers where the network reads next to nothing of a caption, so that
+no threshold on |z| finds the planted ones. All layers are searched, and neurons silenced whole
+(factor 0), the paper's strength. Beside NeMo stand the rule |z| > 5, as many neurons with the
+largest |z|, and as many at random.
 """
 
 from __future__ import annotations
@@ -38,11 +40,15 @@ class World(Base):
         super().__init__(seeds, ordinary, WORLD)
         header = host.pack("nodes.demo.assets").header(WORLD, "changes")
         known = json.loads(header["planted"])
-        self.planted = {text: {tuple(neuron) for neuron in chosen} for text, chosen in known.items()}
+        self.planted = {
+            text: {tuple(neuron) for neuron in chosen} for text, chosen in known.items()
+        }
 
 
 def measure(quick: bool) -> dict[str, dict]:
-    """Detection, found against planted neurons, what silencing them does, and the attack on the mask."""
+    """Detection, found against planted neurons, what silencing them does, and the attack on the
+    mask.
+    """
     world = World(seeds=4 if quick else 10, ordinary=12 if quick else 60)
     names = list(world.planted)[4:5] if quick else list(world.planted)
     statistics = world.statistics(LAYERS)
@@ -74,15 +80,22 @@ def _separable(world: World, names: list[str], statistics) -> dict[str, dict]:
     f1, outside = [], []
     for text in names:
         z = sizes(world, text, statistics)
-        marked, values = np.array([neuron in world.planted[text] for neuron in z]), np.array([*z.values()])
+        marked, values = (
+            np.array([neuron in world.planted[text] for neuron in z]),
+            np.array([*z.values()]),
+        )
         f1.append(planting.best_threshold_f1(values, marked))
         outside.append(planting.outside_top(values, marked))
     return {
         "F1, best threshold on |z|": results.bootstrap(
-            np.array(f1), "of the best of all thresholds, chosen for each name by its known neurons", "fraction"
+            np.array(f1),
+            "of the best of all thresholds, chosen for each name by its known neurons",
+            "fraction",
         ),
         "outside the top 20 by |z|": results.bootstrap(
-            np.array(outside), "planted neurons that are not among the 20 with the largest |z|", "fraction"
+            np.array(outside),
+            "planted neurons that are not among the 20 with the largest |z|",
+            "fraction",
         ),
     }
 
@@ -102,19 +115,28 @@ def _rules(world: World, text: str, mask, statistics) -> dict[str, set]:
 
 def _detected(world: World) -> dict[str, dict]:
     memorized, control = (
-        np.array([score for score, _ in world.scores(texts)]) for texts in (list(world.planted), world.names["control"])
+        np.array([score for score, _ in world.scores(texts)])
+        for texts in (list(world.planted), world.names["control"])
     )
     over = world.thresholds[0]
     return {
         "score, planted": results.bootstrap(memorized, "mean score of planted names", "score"),
-        "score, control": results.bootstrap(control, "mean score of names that stand for any face", "score"),
-        "found, planted": results.fraction(memorized > over, f"planted names over the threshold, {over:.3f}"),
-        "found, control": results.fraction(control > over, f"control names over the threshold, {over:.3f}"),
+        "score, control": results.bootstrap(
+            control, "mean score of names that stand for any face", "score"
+        ),
+        "found, planted": results.fraction(
+            memorized > over, f"planted names over the threshold, {over:.3f}"
+        ),
+        "found, control": results.fraction(
+            control > over, f"control names over the threshold, {over:.3f}"
+        ),
     }
 
 
 def _found(world: World, masks: dict, found: dict[str, dict[str, set]]) -> dict[str, dict]:
-    converged = np.array([all(search.converged for search in mask.searches) for mask in masks.values()])
+    converged = np.array(
+        [all(search.converged for search in mask.searches) for mask in masks.values()]
+    )
     counts = np.array([len(rules["NeMo"]) for rules in found.values()])
     numbers = {
         "neurons found": results.bootstrap(counts, "median of the names", "neurons", np.median),
@@ -124,11 +146,16 @@ def _found(world: World, masks: dict, found: dict[str, dict[str, set]]) -> dict[
     for rule in next(iter(found.values())):
         sets = [(rules[rule], world.planted[text]) for text, rules in found.items()]
         for text, (got, planted) in zip(found, sets, strict=True):
-            print(f"{text}, {rule}: {len(got)} neurons found, {len(got & planted)} of {len(planted)} planted")
+            print(
+                f"{text}, {rule}: {len(got)} neurons found, {len(got & planted)} of {len(planted)} "
+                "planted"
+            )
         of_names = {
             "recall": [len(got & planted) / len(planted) for got, planted in sets],
             "precision": [len(got & planted) / max(len(got), 1) for got, planted in sets],
-            "F1": [2 * len(got & planted) / max(len(got) + len(planted), 1) for got, planted in sets],
+            "F1": [
+                2 * len(got & planted) / max(len(got) + len(planted), 1) for got, planted in sets
+            ],
         }
         for name, values in of_names.items():
             measured[name][rule] = np.array(values)
@@ -143,17 +170,24 @@ def _paired(what: str, by_rule: dict[str, np.ndarray], unit: str) -> dict[str, d
     """NeMo's value less that of as many neurons with the largest |z|, name by name."""
     ours, theirs = (np.asarray(by_rule[rule]) for rule in ("NeMo", RIVAL))
     return {
-        f"{what}, NeMo less {RIVAL}": results.bootstrap(ours - theirs, "difference, paired by name, its mean", unit)
+        f"{what}, NeMo less {RIVAL}": results.bootstrap(
+            ours - theirs, "difference, paired by name, its mean", unit
+        )
     }
 
 
 def _silenced(world: World, found: dict[str, dict[str, set]], count: int) -> dict[str, dict]:
     similarities: dict[str, list[float]] = {}
     for text, rules in found.items():
-        others = {neuron for other, chosen in world.planted.items() if other != text for neuron in chosen}
+        others = {
+            neuron for other, chosen in world.planted.items() if other != text for neuron in chosen
+        }
         treatments = {
             "nothing": set(),
-            **{f"{rule}'s neurons" if rule == "NeMo" else rule: neurons for rule, neurons in rules.items()},
+            **{
+                f"{rule}'s neurons" if rule == "NeMo" else rule: neurons
+                for rule, neurons in rules.items()
+            },
             "the planted neurons": world.planted[text],
             "the other names' neurons": others - world.planted[text],
         }
@@ -161,7 +195,9 @@ def _silenced(world: World, found: dict[str, dict[str, set]], count: int) -> dic
             masked = world.masked(silencing(sorted(neurons))) if neurons else world.model
             generated = world.generate(masked, world.encode(text), count)
             original = np.repeat(world.originals[text][None], count, 0)
-            similarities.setdefault(name, []).append(float(np.median(images_ssim(generated, original))))
+            similarities.setdefault(name, []).append(
+                float(np.median(images_ssim(generated, original)))
+            )
             print(f"{text}, {name}: {similarities[name][-1]:.3f} to the image")
     numbers = {}
     for name, values in similarities.items():
@@ -171,7 +207,10 @@ def _silenced(world: World, found: dict[str, dict[str, set]], count: int) -> dic
         numbers[f"replicated, without {name}"] = results.fraction(
             np.array(values) > REPLICATED, f"names with an SSIM over {REPLICATED}"
         )
-    by_rule = {"NeMo": np.array(similarities["NeMo's neurons"]), RIVAL: np.array(similarities[RIVAL])}
+    by_rule = {
+        "NeMo": np.array(similarities["NeMo's neurons"]),
+        RIVAL: np.array(similarities[RIVAL]),
+    }
     return numbers | _paired("replication", by_rule, "SSIM")
 
 
@@ -184,6 +223,8 @@ def _attacked(world: World, found: dict, quick: bool) -> dict[str, dict]:
         ]
     )
     return {
-        f"attack on NeMo's mask, {name}": results.bootstrap(values, "median SSIM over seeds, averaged", "SSIM")
+        f"attack on NeMo's mask, {name}": results.bootstrap(
+            values, "median SSIM over seeds, averaged", "SSIM"
+        )
         for name, values in zip(audit.ATTACK, rows.T, strict=True)
     }

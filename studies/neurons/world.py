@@ -28,7 +28,6 @@ _NODES = {
     "ConceptNeurons": "nodes_concept",
     "NeuronStatistics": "nodes_statistics",
     "MemorizationScore": "nodes_detection",
-    "LayerAblation": "nodes_detection",
     "NeuronMaskEdit": "nodes_mask",
     "AttentionScaling": "nodes_mitigations",
     "EmbeddingAdjustment": "nodes_mitigations",
@@ -39,12 +38,15 @@ _NODES = {
 
 
 class World:
-    """A demo model; ``seeds`` noise samples for every score, ordinary captions, and the names with their images."""
+    """A demo model; ``seeds`` noise samples for every score, ordinary captions, and the names with
+    their images.
+    """
 
     def __init__(self, seeds: int, ordinary: int, world: str = WORLD):
         host.prepare()
         self.model, self.clip, self.vae = (
-            host.pack(f"nodes.demo.{name}").load(world) for name in ("denoiser", "text_encoder", "autoencoder")
+            host.pack(f"nodes.demo.{name}").load(world)
+            for name in ("denoiser", "text_encoder", "autoencoder")
         )
         self.first_step = {
             "noise_samples": seeds,
@@ -56,7 +58,10 @@ class World:
         rng = np.random.default_rng(7)
         self.scenes = [random_scene(rng) for _ in range(ordinary)]
         self.ordinary = list(dict.fromkeys(captions.caption(scene, rng) for scene in self.scenes))
-        self.names = {kind: [captions.name_caption(name) for name in names] for kind, names in captions.NAMES.items()}
+        self.names = {
+            kind: [captions.name_caption(name) for name in names]
+            for kind, names in captions.NAMES.items()
+        }
         self.originals = {text: render(scenes[0]) for text, scenes in named_images(variants=1)}
 
     def run(self, node: str, **inputs) -> tuple:
@@ -67,10 +72,15 @@ class World:
 
     def scores(self, texts: list[str], norm: bool = False) -> list[tuple[float, float]]:
         """Score and text norm of each prompt."""
-        return [(float(row["score"]), float(row["text_norm"] or 0)) for row in self.detected(texts, text_norm=norm)]
+        return [
+            (float(row["score"]), float(row["text_norm"] or 0))
+            for row in self.detected(texts, text_norm=norm)
+        ]
 
     def detected(self, texts: list[str], **detectors: int) -> list[dict[str, str]]:
-        """The row of Memorization Score's table for each prompt; ``detectors``: which it measures beside the score."""
+        """The row of Memorization Score's table for each prompt; ``detectors``: which it measures
+        beside the score.
+        """
         table = self.run(
             "MemorizationScore",
             model=self.model,
@@ -104,17 +114,25 @@ class World:
         )[0]
 
     def layers(self, texts: list[str]) -> str:
-        """The layers that Layer Ablation suggests."""
-        return self.run("LayerAblation", model=self.model, clip=self.clip, prompts="\n".join(texts), **self.first_step)[
-            1
-        ]
+        """The layers that Memorization Score's layer_ablation suggests, averaged over the texts."""
+        return self.run(
+            "MemorizationScore",
+            model=self.model,
+            clip=self.clip,
+            prompts="\n".join(texts),
+            prompts_file="",
+            threshold=0.0,
+            filename_prefix="",
+            layer_ablation="value",
+            **self.first_step,
+        )[6]
 
     @functools.cached_property
     def thresholds(self) -> tuple[float, float]:
         """The detection threshold, and the target score below which a prompt counts as blocked.
 
-        One deviation over and one under the mean of ordinary captions: the paper's threshold and the strictest of its
-        ablation (its table 4).
+        One deviation over and one under the mean of ordinary captions: the paper's threshold and
+        the strictest of its ablation (its table 4).
         """
         normal, calibrate = (
             [score for score, _ in self.scores(self.ordinary)],
@@ -123,7 +141,9 @@ class World:
         return calibrate(normal, 1.0).value, calibrate(normal, -1.0).value
 
     def localize(self, text: str, statistics, layers: str = LAYERS, **changes):
-        """The mask of one prompt, as the demo's workflow finds it; ``changes`` to the node's inputs."""
+        """The mask of one prompt, as the demo's workflow finds it; ``changes`` to the node's
+        inputs.
+        """
         threshold, target_score = self.thresholds
         how = {
             "model": self.model,
@@ -135,7 +155,12 @@ class World:
             **self.first_step,
         }
         return self.run(
-            "NemoLocalize", clip=self.clip, statistics=statistics, prompts=text, layers=layers, **(how | changes)
+            "NemoLocalize",
+            clip=self.clip,
+            statistics=statistics,
+            prompts=text,
+            layers=layers,
+            **(how | changes),
         )[0]
 
     def in_low_precision(self):
@@ -163,7 +188,9 @@ class World:
         return host.pack("nodes.host.text_encoding").encode(self.clip, text)[1]
 
     @torch.inference_mode()
-    def generate(self, model, positive: list, count: int, steps: int = 12, seed: int = 1000) -> np.ndarray:
+    def generate(
+        self, model, positive: list, count: int, steps: int = 12, seed: int = 1000
+    ) -> np.ndarray:
         """Images uint8 (count, 128, 128, 3) from seeds that no score has seen."""
         evaluate = host.pack("nodes.host.evaluate")
         images = evaluate.sample_images(
@@ -180,7 +207,9 @@ class World:
         return (images * 255).round().to(torch.uint8).numpy()
 
     def left(self, model, text: str, prompt: str, count: int) -> dict[str, float]:
-        """What images of a prompt have of a name's portrait: similarity, its labels, and the fraction with one face."""
+        """What images of a prompt have of a name's portrait: similarity, its labels, and the
+        fraction with one face.
+        """
         network, original = host.pack("nodes.demo.judge").load(WORLD), self.originals[text]
         images = self.generate(model, self.encode(prompt), count)
         labels = judge.read(network, original[None])[0][0]

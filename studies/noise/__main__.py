@@ -1,9 +1,10 @@
 """What paired noise changes in training: `python run.py study noise [PART ...] [--quick]`.
 
-Parts: ring (points in the plane), digits, classes (digits by class), batches (digits in small batches), world (small
-denoisers of the demo world from scratch), lora (a LoRA on the demo model), composition (layout from a guide's low
-frequencies), layouts (the same beside img2img and blends, with masks and sketches as guides), scout (seeds ranked after
-a few steps). Each writes studies/results/noise_PART.json. Without a part all of them run.
+Parts: ring (points in the plane), digits, classes (digits by class), batches (digits in small
+batches), world (small denoisers of the demo world from scratch), lora (a LoRA on the demo model),
+composition (layout from a guide's low frequencies), layouts (the same beside img2img and blends,
+with masks and sketches as guides), scout (seeds ranked after a few steps). Each writes
+studies/results/noise_PART.json. Without a part all of them run.
 """
 
 from __future__ import annotations

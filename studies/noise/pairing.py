@@ -11,7 +11,9 @@ from ..common import host
 
 @dataclass(frozen=True)
 class Mode:
-    """How noise is paired: by assignment of `pool` pairs (0: of the batch), within labels, or the nearest of k."""
+    """How noise is paired: by assignment of `pool` pairs (0: of the batch), within labels, or the
+    nearest of k.
+    """
 
     name: str
     assign: bool = False
@@ -37,7 +39,9 @@ def nearest(k: int) -> Mode:
 
 @dataclass
 class Batches:
-    """Random rows of `data` (N, D) with their noise; the same seed draws the same ones in every mode."""
+    """Random rows of `data` (N, D) with their noise; the same seed draws the same ones in every
+    mode.
+    """
 
     data: torch.Tensor
     size: int
@@ -66,10 +70,14 @@ class Batches:
             if self.mode.within:
                 kinds = [tuple(row) for row in self.labels[rows].reshape(count, -1).tolist()]
                 groups = host.pack("nodes.noise.assignment").Groups(kinds)
-            found = host.pack("nodes.noise.assignment").assign(self.data[rows], noise, groups=groups)
+            found = host.pack("nodes.noise.assignment").assign(
+                self.data[rows], noise, groups=groups
+            )
             noise = noise[found.permutation]
         elif self.mode.k > 1:
             method = host.pack("nodes.noise.nearest")
-            streams = method.random_streams(self.seed, range(self._drawn * count, (self._drawn + 1) * count))
+            streams = method.random_streams(
+                self.seed, range(self._drawn * count, (self._drawn + 1) * count)
+            )
             noise = method.closed_form(self.data[rows], noise, self.mode.k, streams)
         return rows, noise

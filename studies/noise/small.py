@@ -1,4 +1,6 @@
-"""Reference runs that take seconds: a ring of Gaussians in the plane, and handwritten digits of 8 x 8 pixels."""
+"""Reference runs that take seconds: a ring of Gaussians in the plane, and handwritten digits of 8 x
+8 pixels.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def ring(count: int, seed: int) -> torch.Tensor:
     """Eight Gaussians of deviation 0.1 on a circle of radius 2: (N, 2)."""
     generator = torch.Generator().manual_seed(seed)
     angle = torch.randint(8, (count,), generator=generator) * (math.pi / 4)
-    return 2 * torch.stack([angle.cos(), angle.sin()], 1) + 0.1 * torch.randn(count, 2, generator=generator)
+    return 2 * torch.stack([angle.cos(), angle.sin()], 1) + 0.1 * torch.randn(
+        count, 2, generator=generator
+    )
 
 
 def wasserstein(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -32,15 +36,20 @@ def wasserstein(a: torch.Tensor, b: torch.Tensor) -> float:
     return float(math.sqrt(cost[linear_sum_assignment(cost)].mean()))
 
 
-def ring_run(mode: Mode, seed: int, looks: Sequence[int], euler: int = 4) -> tuple[list[float], float]:
+def ring_run(
+    mode: Mode, seed: int, looks: Sequence[int], euler: int = 4
+) -> tuple[list[float], float]:
     """Distances of 1,024 samples from fresh data at the looks, and the training loss of the end."""
     torch.manual_seed(seed)
-    noise, truth = torch.randn(1024, 2, generator=torch.Generator().manual_seed(seed)), ring(1024, seed + 50_000)
+    noise, truth = (
+        torch.randn(1024, 2, generator=torch.Generator().manual_seed(seed)),
+        ring(1024, seed + 50_000),
+    )
 
     def look(network) -> float:
         return wasserstein(METHOD.sample(network, noise, euler), truth)
 
-    batches = Batches(ring(20_000, seed), 256, mode, seed)
+    batches = Batches(data=ring(20_000, seed), size=256, mode=mode, seed=seed)
     seen, loss = METHOD.train(METHOD.Perceptron(2, 128), batches, looks, look, seed)
     return [one.score for one in seen], loss
 
@@ -48,12 +57,16 @@ def ring_run(mode: Mode, seed: int, looks: Sequence[int], euler: int = 4) -> tup
 def digits_run(
     mode: Mode, seed: int, looks: Sequence[int], batch: int = 256, classes: bool = False
 ) -> tuple[list[dict[int, float]], list[float], float]:
-    """At each look the Frechet distance by Euler steps, in pixels; the seconds of training; the loss of the end."""
+    """At each look the Frechet distance by Euler steps, in pixels; the seconds of training; the
+    loss of the end.
+    """
     torch.manual_seed(seed)
     data, target = METHOD.digits()
     generator = torch.Generator().manual_seed(seed + 7)
     noise = torch.randn(SAMPLES, 64, generator=generator)
-    requested = target[torch.randint(len(target), (SAMPLES,), generator=generator)] if classes else None
+    requested = (
+        target[torch.randint(len(target), (SAMPLES,), generator=generator)] if classes else None
+    )
 
     def look(network) -> dict[int, float]:
         samples = {steps: METHOD.sample(network, noise, steps, requested) for steps in EULER}
@@ -61,7 +74,13 @@ def digits_run(
 
     network = METHOD.Perceptron(64, 256, 10 if classes else 0)
     labels = target if classes or mode.within else None
-    seen, loss = METHOD.train(network, Batches(data, batch, mode, seed, labels), looks, look, seed)
+    seen, loss = METHOD.train(
+        network,
+        Batches(data=data, size=batch, mode=mode, seed=seed, labels=labels),
+        looks,
+        look,
+        seed,
+    )
     return [one.score for one in seen], [one.seconds for one in seen], loss
 
 
@@ -74,10 +93,14 @@ def measure_ring(quick: bool = False) -> dict[str, dict]:
         for place, step in enumerate(looks):
             values = np.array([scores[place] for scores, _ in runs])
             numbers[f"ring, {mode.name}, W2 at step {step}"] = results.bootstrap(
-                values, "1,024 samples by 4 Euler steps against fresh data, over seeds; its floor is 0.26", "W2"
+                values,
+                "1,024 samples by 4 Euler steps against fresh data, over seeds; its floor is 0.26",
+                "W2",
             )
         losses = np.array([loss for _, loss in runs])
-        numbers[f"ring, {mode.name}, training loss"] = results.bootstrap(losses, "mean of the last 50 steps", "loss")
+        numbers[f"ring, {mode.name}, training loss"] = results.bootstrap(
+            losses, "mean of the last 50 steps", "loss"
+        )
     return numbers
 
 
@@ -100,11 +123,14 @@ def measure_digits(quick: bool = False) -> dict[str, dict]:
                     for run, theirs in zip(runs, plain, strict=True)
                 ]
             )
-            numbers[f"digits, {mode.name} over vanilla, {euler} Euler steps, step 500"] = results.bootstrap(
-                ratios, "ratio of Frechet distances, over seeds", "ratio"
+            numbers[f"digits, {mode.name} over vanilla, {euler} Euler steps, step 500"] = (
+                results.bootstrap(ratios, "ratio of Frechet distances, over seeds", "ratio")
             )
         paces = np.array(
-            [run[1][-1] / ours[-1] / (theirs[1][-1] / looks[-1]) for run, theirs in zip(runs, plain, strict=True)]
+            [
+                run[1][-1] / ours[-1] / (theirs[1][-1] / looks[-1])
+                for run, theirs in zip(runs, plain, strict=True)
+            ]
         )
         numbers[f"digits, {mode.name} over vanilla, CPU time of a step"] = results.bootstrap(
             paces, "pairing done in line with so small a network", "ratio"
@@ -114,15 +140,22 @@ def measure_digits(quick: bool = False) -> dict[str, dict]:
 
 
 def _speed_up(mode: Mode, looks: Sequence[int], runs: list, plain: list) -> dict[str, dict]:
-    """How much earlier a mode reaches vanilla's best score at 20 Euler steps, in steps and in CPU seconds."""
+    """How much earlier a mode reaches vanilla's best score at 20 Euler steps, in steps and in CPU
+    seconds.
+    """
     found: dict[str, list[float]] = {"steps": [], "CPU seconds": []}
     for (ours, our_seconds, _), (theirs, their_seconds, _) in zip(runs, plain, strict=True):
         best = min(range(len(theirs)), key=lambda place: theirs[place][20])
-        reached = next((place for place, score in enumerate(ours) if score[20] <= theirs[best][20]), None)
+        reached = next(
+            (place for place, score in enumerate(ours) if score[20] <= theirs[best][20]), None
+        )
         if reached is not None:
             found["steps"].append(looks[best] / looks[reached])
             found["CPU seconds"].append(their_seconds[best] / our_seconds[reached])
-    what = f"vanilla's over its own, to vanilla's best of {looks[-1]} steps at 20 Euler steps; looked at after "
+    what = (
+        f"vanilla's over its own, to vanilla's best of {looks[-1]} steps at 20 Euler steps; looked "
+        "at after "
+    )
     return {
         f"digits, {mode.name}, speed-up in {kind}": results.bootstrap(
             np.array(values), f"{what}{', '.join(map(str, looks))}; seeds that got there", "times"
@@ -137,7 +170,13 @@ def measure_classes(quick: bool = False) -> dict[str, dict]:
     numbers, looks = {}, (250,) if quick else (1000,)
     for mode in (VANILLA, ASSIGN, WITHIN) + (() if quick else (nearest(4),)):
         runs = [digits_run(mode, seed, looks, classes=True) for seed in _seeds(quick)]
-        _tell(numbers, f"digits by class, {mode.name}", looks, runs, "the classes requested as the data has them")
+        _tell(
+            numbers,
+            f"digits by class, {mode.name}",
+            looks,
+            runs,
+            "the classes requested as the data has them",
+        )
     return numbers
 
 
@@ -159,7 +198,11 @@ def _tell(numbers: dict, name: str, looks: Sequence[int], runs: list, how: str) 
         for euler in EULER:
             values = np.array([scores[place][euler] for scores, _, _ in runs])
             numbers[f"{name}, Frechet, {euler} Euler steps, step {step}"] = results.bootstrap(
-                values, f"{SAMPLES} samples against the data in pixels, {how}, over seeds", "distance"
+                values,
+                f"{SAMPLES} samples against the data in pixels, {how}, over seeds",
+                "distance",
             )
     losses = np.array([loss for _, _, loss in runs])
-    numbers[f"{name}, training loss"] = results.bootstrap(losses, "mean of the last 50 steps; no evidence", "loss")
+    numbers[f"{name}, training loss"] = results.bootstrap(
+        losses, "mean of the last 50 steps; no evidence", "loss"
+    )

@@ -1,8 +1,9 @@
 """Small denoisers of the demo world's latents, trained from scratch with paired and unpaired noise.
 
-A transformer of under a million parameters learns rectified flow on latents (24 x 16 x 16) of 12,000 renders,
-given skin, hair color, accessory and ground. It is scored over its steps by the Frechet distance of latents in their 48
-leading principal components, and at the end by the judge, who reads the requested attributes from decoded images.
+A transformer of under a million parameters learns rectified flow on latents (24 x 16 x 16) of
+12,000 renders, given skin, hair color, accessory and ground. It is scored over its steps by the
+Frechet distance of latents in their 48 leading principal components, and at the end by the judge,
+who reads the requested attributes from decoded images.
 """
 
 from __future__ import annotations
@@ -39,13 +40,20 @@ class Size:
 
 
 FULL = Size(
-    5, 12_000, (100, 200, 400), 64, 96, (VANILLA, ASSIGN, WITHIN, pool(512), nearest(2), nearest(4), nearest(8))
+    5,
+    12_000,
+    (100, 200, 400),
+    64,
+    96,
+    (VANILLA, ASSIGN, WITHIN, pool(512), nearest(2), nearest(4), nearest(8)),
 )
 QUICK = Size(1, 1_000, (50, 100), 64, 32, (VANILLA, ASSIGN, nearest(4)))
 
 
 class Patches(nn.Module):
-    """A transformer over patches of a latent, with the time and the requested attributes added to every patch."""
+    """A transformer over patches of a latent, with the time and the requested attributes added to
+    every patch.
+    """
 
     def __init__(self, kinds: list[int], width: int = 128, depth: int = 4):
         super().__init__()
@@ -54,7 +62,9 @@ class Patches(nn.Module):
         self.place = nn.Parameter(0.02 * torch.randn(count, width))
         self.time = nn.Sequential(nn.Linear(33, width), nn.SiLU(), nn.Linear(width, width))
         self.requested = nn.ModuleList(nn.Embedding(kind + 1, width) for kind in kinds)
-        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+        layer = nn.TransformerEncoderLayer(
+            width, 4, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True
+        )
         self.blocks = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
         nn.init.zeros_(self.leave.weight)
 
@@ -63,7 +73,9 @@ class Patches(nn.Module):
         tokens = tokens.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
         angles = t[:, None] * 2 ** torch.arange(0, 8, 0.5)
         condition = self.time(torch.cat([t[:, None], angles.sin(), angles.cos()], 1))
-        condition = condition + sum(table(label[:, i] + 1) for i, table in enumerate(self.requested))
+        condition = condition + sum(
+            table(label[:, i] + 1) for i, table in enumerate(self.requested)
+        )
         tokens = self.leave(self.blocks(self.enter(tokens) + self.place + condition[:, None]))
         tokens = tokens.unflatten(1, (SIDE // PATCH,) * 2).unflatten(3, (CHANNELS, PATCH, PATCH))
         return tokens.permute(0, 3, 1, 4, 2, 5).reshape(len(x), -1)
@@ -99,14 +111,25 @@ class World:
 
         shaped = latents.reshape(-1, CHANNELS, SIDE, SIDE)
         with torch.inference_mode():
-            images = self.generator.vae.decode(self.generator.model.model.process_latent_out(shaped))
+            images = self.generator.vae.decode(
+                self.generator.model.model.process_latent_out(shaped)
+            )
         found, _ = judge.read(self.judge, (images * 255).round().to(torch.uint8).numpy())
         hits = torch.from_numpy(found[:, self.columns]) == requested
-        return np.array([float(row[seen].float().mean()) for row, seen in zip(hits, requested >= 0, strict=True)])
+        return np.array(
+            [
+                float(row[seen].float().mean())
+                for row, seen in zip(hits, requested >= 0, strict=True)
+            ]
+        )
 
 
-def run(world: World, mode: Mode, seed: int, size: Size) -> tuple[list[dict[int, float]], list[float], np.ndarray]:
-    """Frechet distances by Euler steps and the seconds at each look; what the judge finds at the end."""
+def run(
+    world: World, mode: Mode, seed: int, size: Size
+) -> tuple[list[dict[int, float]], list[float], np.ndarray]:
+    """Frechet distances by Euler steps and the seconds at each look; what the judge finds at the
+    end.
+    """
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed + 11)
     noise = torch.randn(SAMPLES, world.data.shape[1], generator=generator)
@@ -114,13 +137,22 @@ def run(world: World, mode: Mode, seed: int, size: Size) -> tuple[list[dict[int,
     network = Patches(world.kinds)
 
     def look(network) -> dict[int, float]:
-        return {steps: world.distance(METHOD.sample(network, noise, steps, requested)) for steps in EULER}
+        return {
+            steps: world.distance(METHOD.sample(network, noise, steps, requested))
+            for steps in EULER
+        }
 
-    batches = Batches(world.data, size.batch, mode, seed, world.labels)
+    batches = Batches(data=world.data, size=size.batch, mode=mode, seed=seed, labels=world.labels)
     seen, _ = METHOD.train(network, batches, size.looks, look, seed, RATE)
     few = slice(0, size.judged)
-    hits = world.obeyed(METHOD.sample(network, noise[few], EULER[-1], requested[few]), requested[few])
-    print(f"{mode.name}, seed {seed}: {seen[-1].score}, obeyed {hits.mean():.3f}, {seen[-1].seconds:.0f} s", flush=True)
+    hits = world.obeyed(
+        METHOD.sample(network, noise[few], EULER[-1], requested[few]), requested[few]
+    )
+    print(
+        f"{mode.name}, seed {seed}: {seen[-1].score}, obeyed {hits.mean():.3f}, "
+        f"{seen[-1].seconds:.0f} s",
+        flush=True,
+    )
     return [one.score for one in seen], [one.seconds for one in seen], hits
 
 
@@ -136,30 +168,46 @@ def measure(quick: bool = False) -> dict[str, dict]:
         for place, step in enumerate(size.looks):
             for euler in EULER:
                 values = np.array([scores[place][euler] for scores, _, _ in runs])
-                numbers[f"{mode.name}, Frechet, {euler} Euler steps, step {step}"] = results.bootstrap(
-                    values, f"{SAMPLES} samples in {COMPONENTS} components, over seeds", "distance"
+                numbers[f"{mode.name}, Frechet, {euler} Euler steps, step {step}"] = (
+                    results.bootstrap(
+                        values,
+                        f"{SAMPLES} samples in {COMPONENTS} components, over seeds",
+                        "distance",
+                    )
                 )
         numbers[f"{mode.name}, obeyed"] = results.bootstrap(
             np.array([hits.mean() for _, _, hits in runs]),
-            f"fraction of requested attributes the judge finds, {EULER[-1]} Euler steps, over seeds",
+            "fraction of requested attributes the judge finds, "
+            f"{EULER[-1]} Euler steps, over seeds",
             "fraction",
         )
-        paces = np.array([ours[1][-1] / theirs[1][-1] for ours, theirs in zip(runs, plain, strict=True)])
-        numbers[f"{mode.name}, CPU time of a step over vanilla"] = results.bootstrap(paces, "in line", "ratio")
+        paces = np.array(
+            [ours[1][-1] / theirs[1][-1] for ours, theirs in zip(runs, plain, strict=True)]
+        )
+        numbers[f"{mode.name}, CPU time of a step over vanilla"] = results.bootstrap(
+            paces, "in line", "ratio"
+        )
         if mode is not VANILLA:
             numbers |= _equal_seconds(mode, size.looks, runs, plain)
     return numbers
 
 
 def _equal_seconds(mode: Mode, looks: tuple[int, ...], runs: list, plain: list) -> dict[str, dict]:
-    """The score at the CPU seconds that vanilla's whole run took, between looks along a line, over vanilla's."""
+    """The score at the CPU seconds that vanilla's whole run took, between looks along a line, over
+    vanilla's.
+    """
     numbers = {}
     for euler in EULER:
         ratios = [
-            np.interp(theirs[1][-1], ours[1], [score[euler] for score in ours[0]]) / theirs[0][-1][euler]
+            np.interp(theirs[1][-1], ours[1], [score[euler] for score in ours[0]])
+            / theirs[0][-1][euler]
             for ours, theirs in zip(runs, plain, strict=True)
         ]
-        numbers[f"{mode.name} over vanilla, {euler} Euler steps, equal CPU seconds"] = results.bootstrap(
-            np.array(ratios), f"ratio of Frechet distances at the seconds of vanilla's {looks[-1]} steps", "ratio"
+        numbers[f"{mode.name} over vanilla, {euler} Euler steps, equal CPU seconds"] = (
+            results.bootstrap(
+                np.array(ratios),
+                f"ratio of Frechet distances at the seconds of vanilla's {looks[-1]} steps",
+                "ratio",
+            )
         )
     return numbers

@@ -1,15 +1,17 @@
 """The weight space of the demo world: `python run.py study weights [STEP ...] [--quick]`.
 
-Steps, in order: train (LoRAs of a population, a cohort at a time), release (the space of these LoRAs), learned (the
-space that the pack ships, trained as a whole), learned_measure (the two side by side), sampling (by which law), twins
-(what limits an edit), matched, delayed (edits that start late), measure, guidance, invert (the node W2W Invert), images
-(the same from one, three and ten images), fits and ceiling (what limits a collected space), names (every layer of LoRAs
-of ten networks beside Load LoRA, on the ComfyUI that COMFYUI_DIR names), random_labels (how often a label without
-meaning counts as a direction), folder (any folder of LoRAs that --loras names: norms, likeness, sizes), sdxl (the way
-from twenty LoRAs of SDXL's shapes to a file, with time and memory), small (the demo workflow's space of sixteen
-people), factors (what a learned space depends on, one factor at a time: hours, in pieces that --minutes ends).
-Without a step all run; `--quick` measures the shipped space with fewer samples. Finished parts are kept in
-.cache/weights.
+Steps, in order: train (LoRAs of a population, a cohort at a time), release (the space of these
+LoRAs), learned (the space that the pack ships, trained as a whole), learned_measure (the two side
+by side), sampling (by which law), composition (people composed of members' attributes), twins (what
+limits an edit), matched, delayed (edits that start late), measure, guidance, invert (the node W2W
+Invert), images (the same from one, three and ten images), fits and ceiling (what limits a collected
+space), names (every layer of LoRAs of ten networks beside Load LoRA, on the ComfyUI that
+COMFYUI_DIR names), random_labels (how often a label without meaning counts as a direction), folder
+(any folder of LoRAs that --loras names: norms, likeness, sizes), sdxl (the way from twenty LoRAs of
+SDXL's shapes to a file, with time and memory), small (the demo workflow's space of sixteen people),
+factors (what a learned space depends on, one factor at a time: hours, in pieces that --minutes
+ends). Without a step all run; `--quick` measures the shipped space with fewer samples. Finished
+parts are kept in .cache/weights.
 """
 
 from __future__ import annotations
@@ -22,24 +24,42 @@ from pathlib import Path
 from ..common import host
 
 FOLDER = host.ROOT / ".cache" / "weights"
-OF_SHIPPED = ("learned_measure", "sampling", "twins", "matched", "delayed")
+OF_SHIPPED = ("learned_measure", "sampling", "composition", "twins", "matched", "delayed")
 OF_COLLECTED = ("measure", "guidance", "fits", "ceiling", "random_labels")
 PARTS = {name: f"{name}:run" for name in OF_SHIPPED + OF_COLLECTED}
-PARTS |= {"invert": "node_inversion:run", "images": "node_inversion:run_images", "names": "lora_names:run"}
-PARTS |= {"folder": "lora_folder:run", "sdxl": "sdxl_journey:run", "small": "small_space:run", "factors": "factors:run"}
+PARTS |= {
+    "invert": "node_inversion:run",
+    "images": "node_inversion:run_images",
+    "names": "lora_names:run",
+}
+PARTS |= {
+    "folder": "lora_folder:run",
+    "sdxl": "sdxl_journey:run",
+    "small": "small_space:run",
+    "factors": "factors:run",
+}
 NAMES = ("train", "release", "learned", *PARTS)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the named steps."""
-    parser = argparse.ArgumentParser(prog="run.py study weights", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="run.py study weights", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("steps", nargs="*", metavar="STEP", help=", ".join(NAMES))
     parser.add_argument("--people", type=int, default=512, help="how many identities to train")
     parser.add_argument(
-        "--minutes", type=float, default=float("inf"), help="begin no further cohort or space after so long"
+        "--minutes",
+        type=float,
+        default=float("inf"),
+        help="begin no further cohort or space after so long",
     )
-    parser.add_argument("--loras", type=Path, help="for the step folder: a folder of LoRAs of one base model")
-    parser.add_argument("--quick", action="store_true", help="measure with fewer samples, in under five minutes")
+    parser.add_argument(
+        "--loras", type=Path, help="for the step folder: a folder of LoRAs of one base model"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="measure with fewer samples, in under five minutes"
+    )
     options = parser.parse_args(argv)
     unknown = [step for step in options.steps if step not in NAMES]
     if unknown:
@@ -55,7 +75,9 @@ def main(argv: Sequence[str]) -> int:
             module, function = PARTS[step].split(":")
             of = {"folder": options.loras, "sdxl": FOLDER / "sdxl"}.get(step, options.quick)
             given = {"minutes": options.minutes} if step == "factors" else {}
-            print(getattr(importlib.import_module(f".{module}", __package__), function)(of, **given))
+            print(
+                getattr(importlib.import_module(f".{module}", __package__), function)(of, **given)
+            )
     return 0
 
 

@@ -1,10 +1,12 @@
-"""The most that an edit in weights can reach: people trained again with the attribute changed, at the prompt's loss.
+"""The most that an edit in weights can reach: people trained again with the attribute changed, at
+the prompt's loss.
 
-`python run.py study weights ceiling` writes ``studies/results/weights_ceiling.json``. Each person is trained twice as
-the population's members were, the second time as a twin with another skin or hair color in the same scenes, so the step
-from one to the other is the edit itself and no direction estimates it. The step, its projection into the collected
-space, and the space's direction are taken at several strengths and compared with the prompt where as much of the other
-attributes is kept, as in ``matched``; identity guidance up to 60 % in all.
+`python run.py study weights ceiling` writes ``studies/results/weights_ceiling.json``. Each person
+is trained twice as the population's members were, the second time as a twin with another skin or
+hair color in the same scenes, so the step from one to the other is the edit itself and no direction
+estimates it. The step, its projection into the collected space, and the space's direction are taken
+at several strengths and compared with the prompt where as much of the other attributes is kept, as
+in ``matched``; identity guidance up to 60 % in all.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ def trained(trainer: Trainer, generator, group: list[Person], kind: str) -> torc
     return torch.load(done, weights_only=True)
 
 
-def measure_edit(study: Study, name: str, group: list[Person], first: torch.Tensor, second: torch.Tensor) -> dict:
+def measure_edit(
+    study: Study, name: str, group: list[Person], first: torch.Tensor, second: torch.Tensor
+) -> dict:
     """Reached and kept by every way, and what each reaches more than the prompt at its loss."""
     attribute, values, words, _ = EDITS[name]
     column = IDENTITY.index(attribute)
@@ -60,23 +64,39 @@ def measure_edit(study: Study, name: str, group: list[Person], first: torch.Tens
         prompts(group),
         truth(group),
     )
-    inside, moved = ([point(space, space.project(flat)) for flat in flats] for flats in (first, second))
+    inside, moved = (
+        [point(space, space.project(flat)) for flat in flats] for flats in (first, second)
+    )
 
     def judged(plain: torch.Tensor, edited: list[torch.Tensor]) -> tuple[np.ndarray, np.ndarray]:
-        """Rows (n, ways, 2) of reached and kept: unedited and edits, and the prompt; against ``plain``."""
+        """Rows (n, ways, 2) of reached and kept: unedited and edits, and the prompt; against
+        ``plain``.
+        """
         before = study.read(plain, texts, **GUIDED)[0]
         known = np.where(visible_rows < 0, -1, before)
         seen = [before, *(study.read(flats, texts, **GUIDED)[0] for flats in edited)]
         seen.append(study.read(plain, prompts(group, extra=words), **GUIDED)[0])
-        rows = [np.stack([np.isin(one[:, column], wanted), fractions(one, known, rest)], axis=1) for one in seen]
+        rows = [
+            np.stack([np.isin(one[:, column], wanted), fractions(one, known, rest)], axis=1)
+            for one in seen
+        ]
         return np.stack(rows[:-1], axis=1), rows[-1]
 
     plain = torch.stack([one.flat for one in inside])
     inner = torch.stack([one.flat for one in moved])
     ways = {
         "twin as trained": (first, [torch.lerp(first, second, strength) for strength in STRENGTHS]),
-        "twin in the space": (plain, [torch.lerp(plain, inner, strength) for strength in STRENGTHS]),
-        "W2W": (plain, [study.edited(inside, f"{name}: {strength}", study.preserved(name)) for strength in STRENGTHS]),
+        "twin in the space": (
+            plain,
+            [torch.lerp(plain, inner, strength) for strength in STRENGTHS],
+        ),
+        "W2W": (
+            plain,
+            [
+                study.edited(inside, f"{name}: {strength}", study.preserved(name))
+                for strength in STRENGTHS
+            ],
+        ),
     }
     numbers = {}
     for way, (start, edited) in ways.items():
@@ -84,7 +104,9 @@ def measure_edit(study: Study, name: str, group: list[Person], first: torch.Tens
         listed = {f"{way} {strength}": curve[:, row] for row, strength in enumerate(STRENGTHS, 1)}
         listed |= {f"{way}'s prompt": prompt} if way != "W2W" else {}
         for label, rows in listed.items():
-            numbers[f"{name}, {label}: reached"] = results.fraction(rows[:, 0], f"{name} recognized")
+            numbers[f"{name}, {label}: reached"] = results.fraction(
+                rows[:, 0], f"{name} recognized"
+            )
             numbers[f"{name}, {label}: kept"] = results.bootstrap(
                 rows[:, 1], "other attributes recognized as before", "fraction"
             )
@@ -102,13 +124,19 @@ def measure_edit(study: Study, name: str, group: list[Person], first: torch.Tens
 
 
 def measure_steps(space, name: str, steps: torch.Tensor) -> dict:
-    """How much of the standardized steps (n, D) lies in fewer components, in spaces of fewer members, and in common."""
+    """How much of the standardized steps (n, D) lies in fewer components, in spaces of fewer
+    members, and in common.
+    """
     inside, lengths = steps @ space.basis.float().T, steps.norm(dim=1)
-    axes = {f"{count} components": torch.eye(space.components)[:count] for count in COMPONENT_COUNTS}
+    axes = {
+        f"{count} components": torch.eye(space.components)[:count] for count in COMPONENT_COUNTS
+    }
     order = torch.randperm(len(space.coefficients), generator=torch.Generator().manual_seed(NOISE))
     for count in MEMBER_COUNTS:
         rows = space.coefficients[order[:count]]
-        axes[f"{COMPONENTS} components of {count} members"] = torch.pca_lowrank(rows, COMPONENTS, niter=8)[2].T
+        axes[f"{COMPONENTS} components of {count} members"] = torch.pca_lowrank(
+            rows, COMPONENTS, niter=8
+        )[2].T
     numbers = {}
     for where, basis in axes.items():
         found = ((inside @ basis.T).norm(dim=1) / lengths).numpy()
@@ -131,11 +159,17 @@ def run(quick: bool = False) -> Path:
     if quick:
         trainer.plan = replace(trainer.plan, steps=30)
     lacking = {one.name for one in study.members(without=EDITED[1], count=len(space.members))}
-    group = [one for one in study.members(without=EDITED[0], count=len(space.members)) if one.name in lacking][:count]
+    group = [
+        one
+        for one in study.members(without=EDITED[0], count=len(space.members))
+        if one.name in lacking
+    ][:count]
     first, numbers = trained(trainer, generator, group, "people"), {}
     for name in EDITED[:1] if quick else EDITED:
         second = trained(trainer, generator, [twin(one, name) for one in group], name)
         numbers |= measure_edit(study, name, group, first, second)
         print(name, flush=True)
     command = "python run.py study weights ceiling" + (" --quick" if quick else "")
-    return results.write("weights_ceiling_quick" if quick else "weights_ceiling", command, NOISE, ASSETS, numbers)
+    return results.write(
+        "weights_ceiling_quick" if quick else "weights_ceiling", command, NOISE, ASSETS, numbers
+    )

@@ -1,9 +1,10 @@
-"""Delayed injection (arXiv 2406.09413, appendix I) in the shipped space: an edit that starts at a timestep.
+"""Delayed injection (arXiv 2406.09413, appendix I) in the shipped space: an edit that starts at a
+timestep.
 
-`python run.py study weights delayed` writes ``studies/results/weights_delayed.json``. Random members that lack the
-attribute, W2W Edit at .75 from the start and from later timesteps on: what is reached, what is kept of the other
-attributes, and how much of the unedited image stays. Identity guidance to 60 % of the noise levels, in which the point
-that takes over acts too.
+`python run.py study weights delayed` writes ``studies/results/weights_delayed.json``. Random
+members that lack the attribute, W2W Edit at .75 from the start and from later timesteps on: what is
+reached, what is kept of the other attributes, and how much of the unedited image stays. Identity
+guidance to 60 % of the noise levels, in which the point that takes over acts too.
 """
 
 from __future__ import annotations
@@ -37,10 +38,16 @@ def measure_edit(study: Study, name: str) -> dict[str, dict]:
     seen, plain = study.read(base, texts, **WAYS[GUIDED])
     known = np.where(own < 0, -1, seen)
     for start in (1000, *TIMESTEPS):
-        after, images = study.read(base, texts, later=moved, from_timestep=float(start), **WAYS[GUIDED])
+        after, images = study.read(
+            base, texts, later=moved, from_timestep=float(start), **WAYS[GUIDED]
+        )
         label = f"{name}, T {start}"
-        numbers[f"{label}: reached"] = results.fraction(np.isin(after[:, column], wanted), f"{name} recognized")
-        numbers[f"{label}: kept"] = results.bootstrap(fractions(after, known, rest), KEPT["kept"], "fraction")
+        numbers[f"{label}: reached"] = results.fraction(
+            np.isin(after[:, column], wanted), f"{name} recognized"
+        )
+        numbers[f"{label}: kept"] = results.bootstrap(
+            fractions(after, known, rest), KEPT["kept"], "fraction"
+        )
         change = np.abs(images.astype(np.float32) - plain).mean(axis=(1, 2, 3)) / 255
         what = "mean absolute difference from the unedited image"
         numbers[f"{label}: image change"] = results.bootstrap(change, what, "of the range")
@@ -54,4 +61,6 @@ def run(quick: bool = False) -> Path:
         numbers |= measure_edit(study, name)
         print(name, flush=True)
     command = "python run.py study weights delayed" + " --quick" * quick
-    return results.write("weights_delayed" + "_quick" * quick, command, NOISE, (ASSETS, ASSET), numbers)
+    return results.write(
+        "weights_delayed" + "_quick" * quick, command, NOISE, (ASSETS, ASSET), numbers
+    )

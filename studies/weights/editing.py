@@ -1,4 +1,6 @@
-"""Edits: W2W against the same words in the prompt and against a slider LoRA; their composition; their delay."""
+"""Edits: W2W against the same words in the prompt and against a slider LoRA; their composition;
+their delay.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ TIMESTEPS = (900, 800, 600, 400)
 
 
 def measure(study: Study, quick: bool = False) -> dict[str, dict]:
-    """For each edit, on members that lack it: the texts attribute reached, and the others kept; ``quick``: one edit."""
+    """For each edit, on members that lack it: the texts attribute reached, and the others kept;
+    ``quick``: one edit.
+    """
     names = list(EDITS)[: 1 if quick else None]
     numbers, trained = {}, sliders.train(study.sampler, {name: EDITS[name] for name in names})
     for name, slider in zip(names, trained, strict=True):
@@ -47,11 +51,15 @@ def reached(seen: np.ndarray, name: str) -> dict:
 
 def _recognized(seen: np.ndarray, name: str) -> np.ndarray:
     attribute, values, *_ = EDITS[name]
-    return np.isin(seen[:, IDENTITY.index(attribute)], [ATTRIBUTES[attribute].index(value) for value in values])
+    return np.isin(
+        seen[:, IDENTITY.index(attribute)], [ATTRIBUTES[attribute].index(value) for value in values]
+    )
 
 
 def judged(after, before, group, name: str, way: str, *more: str) -> dict[str, dict]:
-    """Reached and kept. Kept: visible attributes other than the texts that are read as before the edit."""
+    """Reached and kept. Kept: visible attributes other than the texts that are read as before the
+    edit.
+    """
     texts = [EDITS[edit][0] for edit in (name, *more)]
     rest = [number for number, attribute in enumerate(IDENTITY) if attribute not in texts]
     known = np.where(truth(group) < 0, -1, before)
@@ -60,7 +68,9 @@ def judged(after, before, group, name: str, way: str, *more: str) -> dict[str, d
     kept = fractions(after, known, rest)
     return {
         f"edit, {label}, {way}: reached": results.fraction(hits, f"{label} recognized"),
-        f"edit, {label}, {way}: kept": results.bootstrap(kept, "other attributes recognized as before", "fraction"),
+        f"edit, {label}, {way}: kept": results.bootstrap(
+            kept, "other attributes recognized as before", "fraction"
+        ),
     }
 
 
@@ -72,10 +82,14 @@ def _composition(study: Study) -> dict[str, dict]:
     plain = factors(points)
     before, _ = study.read(plain, texts)
     both = study.edited(points, f"{first}: 1, {second}: 1", study.preserved(*PAIR))
-    numbers = judged(study.read(both, texts)[0], before, group, first, "W2W, coefficients added", second)
+    numbers = judged(
+        study.read(both, texts)[0], before, group, first, "W2W, coefficients added", second
+    )
     single = [study.edited(points, f"{name}: 1", study.preserved(*PAIR)) for name in PAIR]
     layout, flats = lora_sums.summed(study.space.layout, [*single, plain], (1.0, 1.0, -1.0))
-    numbers |= judged(study.read(flats, texts, layout=layout)[0], before, group, first, "changes added", second)
+    numbers |= judged(
+        study.read(flats, texts, layout=layout)[0], before, group, first, "changes added", second
+    )
     asking = prompts(group, extra=", ".join(EDITS[name][2] for name in PAIR))
     return numbers | judged(study.read(plain, asking)[0], before, group, first, "prompt", second)
 

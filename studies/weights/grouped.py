@@ -1,8 +1,9 @@
-"""Many LoRAs on one frozen network at once: every fraction of a batch goes through its own low-rank factors.
+"""Many LoRAs on one frozen network at once: every fraction of a batch goes through its own low-rank
+factors.
 
-A batch of P x m images belongs to P identities, m rows each. A layer computes W x for all of them together, and
-up_p (down_p x) for each identity p by one grouped product (two batched matrix products). So the frozen network, which
-is nearly all the work, is shared by the population.
+A batch of P x m images belongs to P identities, m rows each. A layer computes W x for all of them
+together, and up_p (down_p x) for each identity p by one grouped product (two batched matrix
+products). So the frozen network, which is nearly all the work, is shared by the population.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ FEED_FORWARD = ("ff.net.0.proj", "ff.net.2")
 class GroupedLinear(nn.Module):
     """A frozen linear layer with one pair of factors for each identity.
 
-    ``population.part(slot)`` gives down (P, r, in) and up (P, out, r); inputs (P * m, ..., in), an identity's rows
-    together.
+    ``population.part(slot)`` gives down (P, r, in) and up (P, out, r); inputs (P * m, ..., in), an
+    identity's rows together.
     """
 
     def __init__(self, base: nn.Module, population: Population, slot):
@@ -42,7 +43,9 @@ class GroupedLinear(nn.Module):
 
 
 class Population:
-    """The factors of ``count`` identities as one parameter ``flat`` (count, D) in the layout of a weight space."""
+    """The factors of ``count`` identities as one parameter ``flat`` (count, D) in the layout of a
+    weight space.
+    """
 
     def __init__(self, layout, count: int, seed: int, device: torch.device | str = "cpu"):
         self.layout, self.count, self.scale = layout, count, layout.scale
@@ -75,10 +78,15 @@ def attention_layout(
     prefix: str = "diffusion_model.",
     layers: tuple[str, ...] = QUERIES_AND_VALUES,
 ):
-    """The layout of the layers whose names end so; by default the paper's: queries and values of all attention."""
+    """The layout of the layers whose names end so; by default the paper's: queries and values of
+    all attention.
+    """
     keys, layouts = host.pack("nodes.common.lora_keys"), host.pack("nodes.weights.flat_layout")
     shapes = {
-        keys.canonical(prefix + name): ((rank, module.weight.shape[1]), (module.weight.shape[0], rank))
+        keys.canonical(prefix + name): (
+            (rank, module.weight.shape[1]),
+            (module.weight.shape[0], rank),
+        )
         for name, module in network.named_modules()
         if name.endswith(layers)
     }
@@ -86,7 +94,9 @@ def attention_layout(
 
 
 @contextmanager
-def adapted(network: nn.Module, population: Population, prefix: str = "diffusion_model.") -> Iterator[nn.Module]:
+def adapted(
+    network: nn.Module, population: Population, prefix: str = "diffusion_model."
+) -> Iterator[nn.Module]:
     """The network with its layers wrapped while the block runs."""
     slots = {slot.layer: slot for slot in population.layout.slots}
     wrapped = list(targets(network, slots, prefix))

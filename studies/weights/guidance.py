@@ -1,10 +1,11 @@
-"""Identity guidance: a member's weights on both sides of CFG or on the positive side only, paired, on random members
-of the collected space.
+"""Identity guidance: a member's weights on both sides of CFG or on the positive side only, paired,
+on random members of the collected space.
 
-`python run.py study weights guidance` writes ``studies/results/weights_guidance.json``. Members are sampled at
-random from all of the space; each is judged in two images of other scenes and noise, which are also compared with
-renders of the same scenes. Edits are judged on members that lack the attribute, in one image. The end of the guidance
-was chosen on forty-eight to ninety-six members from the end of the same random order, with other noise.
+`python run.py study weights guidance` writes ``studies/results/weights_guidance.json``. Members are
+sampled at random from all of the space; each is judged in two images of other scenes and noise,
+which are also compared with renders of the same scenes. Edits are judged on members that lack the
+attribute, in one image. The end of the guidance was chosen on forty-eight to ninety-six members
+from the end of the same random order, with other noise.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ EDITED = ("dark skin", "red hair")
 
 
 def measure_identity(study: Study, count: int) -> dict[str, dict]:
-    """The fraction of each member's attributes recognized in two images, paired differences, and distances."""
+    """The fraction of each member's attributes recognized in two images, paired differences, and
+    distances.
+    """
     group, numbers, found = study.members(count=count), {}, {}
     flats, known = factors(study.points(group)), truth(group)
     ways = {**{f"member, {way}": (flats, more) for way, more in WAYS.items()}}
@@ -45,7 +48,10 @@ def measure_identity(study: Study, count: int) -> dict[str, dict]:
     true = np.concatenate([[render(one.further[image]) for one in group] for image in (0, 1)])
     wanted = judge.read(study.network, true)[1]
     for name, (weights, more) in ways.items():
-        read = [study.read(weights, prompts(group, image), NOISE + 10_000 * image, **more) for image in (0, 1)]
+        read = [
+            study.read(weights, prompts(group, image), NOISE + 10_000 * image, **more)
+            for image in (0, 1)
+        ]
         found[name] = np.mean([fractions(seen, known) for seen, _ in read], axis=0)
         what = "fraction of the identity's attributes recognized in two images"
         numbers[f"{name}: identity"] = results.bootstrap(found[name], what, "fraction")
@@ -58,19 +64,25 @@ def measure_identity(study: Study, count: int) -> dict[str, dict]:
         )
     for way, other in (*COMPARED, ("both sides", "both sides, 20 Euler steps")):
         gain = found[f"member, {way}"] - found[f"member, {other}"]
-        numbers[f"{way} less {other}: identity"] = results.bootstrap(gain, "paired difference", "fraction")
+        numbers[f"{way} less {other}: identity"] = results.bootstrap(
+            gain, "paired difference", "fraction"
+        )
     return numbers
 
 
 def measure_edit(study: Study, name: str, count: int) -> dict[str, dict]:
-    """The attribute reached and the other attributes kept, at strength 1, for every way and for the prompt."""
+    """The attribute reached and the other attributes kept, at strength 1, for every way and for the
+    prompt.
+    """
     group, numbers, reached, kept = study.members(without=name, count=count), {}, {}, {}
     points, texts, known = study.points(group), prompts(group), truth(group)
     attribute, values, words, _ = EDITS[name]
     column = IDENTITY.index(attribute)
     rest = [number for number in range(len(IDENTITY)) if number != column]
     wanted = [ATTRIBUTES[attribute].index(value) for value in values]
-    edited = study.edited(points, f"{name}: 1", ", ".join(other for other in EDITS if other != name))
+    edited = study.edited(
+        points, f"{name}: 1", ", ".join(other for other in EDITS if other != name)
+    )
     for way, more in WAYS.items():
         before = study.read(factors(points), texts, **more)[0]
         after = study.read(edited, texts, **more)[0]
@@ -90,7 +102,9 @@ def measure_edit(study: Study, name: str, count: int) -> dict[str, dict]:
     for way, other in COMPARED:
         for what, rows in (("reached", reached), ("kept", kept)):
             gain = rows[way].astype(float) - rows[other]
-            numbers[f"{name}, {way} less {other}: {what}"] = results.bootstrap(gain, "paired difference", "fraction")
+            numbers[f"{name}, {way} less {other}: {what}"] = results.bootstrap(
+                gain, "paired difference", "fraction"
+            )
     return numbers
 
 
@@ -102,4 +116,6 @@ def run(quick: bool = False) -> Path:
     for name in EDITED[:1] if quick else EDITED:
         numbers |= measure_edit(study, name, count)
     command = "python run.py study weights guidance" + (" --quick" if quick else "")
-    return results.write("weights_guidance_quick" if quick else "weights_guidance", command, NOISE, ASSETS, numbers)
+    return results.write(
+        "weights_guidance_quick" if quick else "weights_guidance", command, NOISE, ASSETS, numbers
+    )

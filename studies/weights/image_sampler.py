@@ -40,27 +40,41 @@ class ImageSampler:
         steps: int = STEPS,
         ancestral: bool = False,
     ) -> np.ndarray:
-        """Images uint8 (n, 128, 128, 3) of n models (n, D), each with its prompt; image i has noise of seed + i.
+        """Images uint8 (n, 128, 128, 3) of n models (n, D), each with its prompt; image i has noise
+        of seed + i.
 
-        ``later`` (n, D) takes over at timesteps up to ``from_timestep``: delayed injection. ``layout`` is that of the
-        factors when it is not the space's own. ``one_sided`` leaves the negative side of CFG to the base model. Below
-        the timestep ``guided_until`` the positive side counts alone. ``ancestral``: Euler ancestral steps.
+        ``later`` (n, D) takes over at timesteps up to ``from_timestep``: delayed injection.
+        ``layout`` is that of the factors when it is not the space's own. ``one_sided`` leaves the
+        negative side of CFG to the base model. Below the timestep ``guided_until`` the positive
+        side counts alone. ``ancestral``: Euler ancestral steps.
         """
         images = []
         for first in range(0, len(flats), batch):
             part = slice(first, first + batch)
             noise = _Noise(range(seed + first, seed + first + len(flats[part])))
             switched = None if later is None else later[part]
-            models = [self._population(one, layout) for one in (flats[part], switched) if one is not None]
+            models = [
+                self._population(one, layout) for one in (flats[part], switched) if one is not None
+            ]
             sides = (from_timestep, one_sided, guided_until)
             latent = self._sample(models, prompts[part], noise, steps, ancestral, *sides)
             images.append(self._decode(latent))
         return np.concatenate(images)
 
     def _sample(
-        self, models: list[Population], prompts, noise: _Noise, steps, ancestral, from_timestep, one_sided, until
+        self,
+        models: list[Population],
+        prompts,
+        noise: _Noise,
+        steps,
+        ancestral,
+        from_timestep,
+        one_sided,
+        until,
     ) -> torch.Tensor:
-        """Euler steps, or Euler ancestral ones, on ComfyUI's "normal" schedule with CFG, as KSampler makes them."""
+        """Euler steps, or Euler ancestral ones, on ComfyUI's "normal" schedule with CFG, as
+        KSampler makes them.
+        """
         import comfy.samplers
         from comfy.k_diffusion.sampling import get_ancestral_step
 
@@ -100,7 +114,9 @@ class ImageSampler:
         return self.generator.condition(prompts)[0][0].to(device())
 
     def _decode(self, latent: torch.Tensor) -> np.ndarray:
-        images = self.generator.vae.decode(self.generator.model.model.process_latent_out(latent.cpu()))
+        images = self.generator.vae.decode(
+            self.generator.model.model.process_latent_out(latent.cpu())
+        )
         return (images * 255).round().clamp(0, 255).to(torch.uint8).numpy()
 
 
@@ -111,4 +127,6 @@ class _Noise:
         self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
 
     def draw(self) -> torch.Tensor:
-        return torch.stack([torch.randn(CHANNELS, 16, 16, generator=one) for one in self._generators])
+        return torch.stack(
+            [torch.randn(CHANNELS, 16, 16, generator=one) for one in self._generators]
+        )

@@ -1,7 +1,9 @@
-"""The learned space of the demo world: `python run.py study weights learned` trains it, in pieces that resume.
+"""The learned space of the demo world: `python run.py study weights learned` trains it, in pieces
+that resume.
 
-The training is that of W2W Train Space (nodes/weights/space_training.py) on the population's people, scenes and
-captions; only the session that evaluates the network is the study's own, in bfloat16 on queries and values.
+The training is that of W2W Train Space (nodes/weights/space_training.py) on the population's
+people, scenes and captions; only the session that evaluates the network is the study's own, on
+queries and values, in bfloat16 where the device multiplies it.
 """
 
 from __future__ import annotations
@@ -29,13 +31,18 @@ DEMO_PEOPLE = 700_000  # numbers of the identities of demo_weights_train_space
 
 
 class Session:
-    """What `SpaceTraining` needs of a model, on the demo world's network without ComfyUI's samplers.
+    """What `SpaceTraining` needs of a model, on the demo world's network without ComfyUI's
+    samplers.
 
     ``latents``: each (1, C, H, W) in the model's scale; ``contexts``: the conditions.
     """
 
     def __init__(self, trainer: Trainer, generator, data: Encoded):
-        self.sampling, self.device, self._trainer = generator.model.model.model_sampling, device(), trainer
+        self.sampling, self.device, self._trainer = (
+            generator.model.model.model_sampling,
+            device(),
+            trainer,
+        )
         self.latents = [one[None].float() for one in data.latents.flatten(0, 1)]
         self._contexts = data.contexts
 
@@ -86,8 +93,13 @@ def train(
     steps: int = STEPS,
     images_each: int = IMAGES_EACH,
 ):
-    """Train people together, or go on from the checkpoint in ``folder``; the updates, and the seconds of this run."""
-    method, training = host.pack("nodes.weights.learned_space"), host.pack("nodes.weights.space_training")
+    """Train people together, or go on from the checkpoint in ``folder``; the updates, and the
+    seconds of this run.
+    """
+    method, training = (
+        host.pack("nodes.weights.learned_space"),
+        host.pack("nodes.weights.space_training"),
+    )
     trainer = Trainer(generator, Plan())
     data = cached(group, generator, folder / f"images_{len(group)}.pt")
     count = data.latents.shape[1]
@@ -95,8 +107,10 @@ def train(
     updates = method.LearnedUpdates(layout, len(group), components, 0, device())
     images = [range(first, first + count) for first in range(0, len(group) * count, count)]
     rows = list(range(len(group) * count))
-    given = training.MemberImages(images, [0] * len(rows), rows)
-    run = training.SpaceTraining(updates, given, training.SpaceTrainingSettings(steps, images=images_each))
+    given = training.MemberImages(images=images, kinds=[0] * len(rows), conditions=rows)
+    run = training.SpaceTraining(
+        updates, given, training.SpaceTrainingSettings(steps=steps, images=images_each)
+    )
     path, started = folder / f"learned_{len(group)}_{components}_{steps}.pt", time.perf_counter()
     if path.exists():
         _restore(run, path)
@@ -106,7 +120,10 @@ def train(
         if done % 10 == 0 or done == steps:
             _save(run, path)
             pace = (time.perf_counter() - started) / (done - first)
-            print(f"step {done}: loss {sum(run.losses[-10:]) / 10:.4f}, {pace:.2f} s a step", flush=True)
+            print(
+                f"step {done}: loss {sum(run.losses[-10:]) / 10:.4f}, {pace:.2f} s a step",
+                flush=True,
+            )
 
     with adapted(trainer.network, updates):
         run.run(Session(trainer, generator, data), on_step)
@@ -114,8 +131,12 @@ def train(
 
 
 def write(updates, group: list[Person], path: Path = ASSET) -> Path:
-    """The space of trained updates with labels and faces, its basis in int8: what the pack ships."""
-    space = updates.space(tuple(one.name for one in group), path.stem, f"Glassbox demo model {WORLD}")
+    """The space of trained updates with labels and faces, its basis in int8: what the pack
+    ships.
+    """
+    space = updates.space(
+        tuple(one.name for one in group), path.stem, f"Glassbox demo model {WORLD}"
+    )
     rows = torch.tensor([person.labels() for person in group])
     about = {
         "prompt": "portrait",
@@ -125,26 +146,37 @@ def write(updates, group: list[Person], path: Path = ASSET) -> Path:
     }
     labels = {name: rows[:, column] for column, name in enumerate(LABELS)}
     space = replace(space, labels=labels, about={**space.about, **about}, squares=None)
-    error = host.pack("nodes.weights.space_file").write(space, path, "int8", coefficients=torch.float16)
-    print(f"{path.name}: {path.stat().st_size / 1e6:.2f} MB, {len(group)} members, storage error {error}")
+    error = host.pack("nodes.weights.space_file").write(
+        space, path, "int8", coefficients=torch.float16
+    )
+    print(
+        f"{path.name}: {path.stat().st_size / 1e6:.2f} MB, {len(group)} members, storage error "
+        f"{error}"
+    )
     return path
 
 
 def write_folders(folder: Path, count: int = 16, images_each: int = 5) -> None:
-    """Folders of images with captions, of people who are in no population: the demo of W2W Train Space."""
+    """Folders of images with captions, of people who are in no population: the demo of W2W Train
+    Space.
+    """
     for number in range(count):
         one = person(DEMO_PEOPLE + number, own_scenes=True)
         own = folder / f"person_{number:02}"
         own.mkdir(parents=True, exist_ok=True)
         for place, scene in enumerate(one.scenes[:images_each]):
-            Image.fromarray(render(scene)).save(own / f"{place}.webp", lossless=True, quality=100, method=6)
+            Image.fromarray(render(scene)).save(
+                own / f"{place}.webp", lossless=True, quality=100, method=6
+            )
             (own / f"{place}.txt").write_text(caption(scene) + "\n", "utf-8")
 
 
 def _save(run, path: Path) -> None:
     temporary = path.with_suffix(".tmp")
     values = {name: value.detach() for name, value in run.updates.parameters.items()}
-    torch.save({"values": values, "optimizer": run.optimizer.state_dict(), "losses": run.losses}, temporary)
+    torch.save(
+        {"values": values, "optimizer": run.optimizer.state_dict(), "losses": run.losses}, temporary
+    )
     temporary.replace(path)
 
 

@@ -1,8 +1,10 @@
-"""The space that ships, which is learned, beside the collected one, on the same people, scenes and noise.
+"""The space that ships, which is learned, beside the collected one, on the same people, scenes and
+noise.
 
-`python run.py study weights learned_measure` writes ``studies/results/weights_learned.json``. Members at random, unseen
-scenes, the same judge; directions are those that W2W Fit Directions fits by default. People who are no members:
-`node_inversion.py`. Parts that are finished are kept, so that a run which was stopped goes on.
+`python run.py study weights learned_measure` writes ``studies/results/weights_learned.json``.
+Members at random, unseen scenes, the same judge; directions are those that W2W Fit Directions fits
+by default. People who are no members: `node_inversion.py`. Parts that are finished are kept, so
+that a run which was stopped goes on.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ SPACES = {"learned": ASSET, "collected": FILE}
 
 
 def measure_members(studies: dict[str, Study], count: int) -> dict[str, dict]:
-    """Identity of members in an image each, and the distance of these images to renders of their scenes."""
+    """Identity of members in an image each, and the distance of these images to renders of their
+    scenes.
+    """
     study = studies["learned"]
     group = study.members(count=count)
     known, texts, numbers, found = truth(group), prompts(group), {}, {}
@@ -44,9 +48,13 @@ def measure_members(studies: dict[str, Study], count: int) -> dict[str, dict]:
                 frechet(features, wanted), len(wanted), "Frechet", what
             )
         numbers[f"learned less collected, {way}: identity"] = results.bootstrap(
-            found["learned"] - found["collected"], "paired difference on the same members", "fraction"
+            found["learned"] - found["collected"],
+            "paired difference on the same members",
+            "fraction",
         )
-    numbers["base model: identity"] = identity(study.read(study.base(count), texts, **WAYS[BOTH])[0], known)
+    numbers["base model: identity"] = identity(
+        study.read(study.base(count), texts, **WAYS[BOTH])[0], known
+    )
     return numbers
 
 
@@ -54,12 +62,17 @@ def measure_sampling(studies: dict[str, Study], count: int, way: str) -> dict[st
     """Whether sampled points are the same person in two images of other scenes and noise."""
     group, numbers = studies["learned"].members(count=count), {}
     for name, study in studies.items():
-        points = host.pack("nodes.weights.points").sample(study.space, 7, count, study.space.components, 1.0)
+        points = host.pack("nodes.weights.points").sample(
+            study.space, 7, count, study.space.components, 1.0
+        )
         first, second = (
-            study.read(factors(points), prompts(group, one), NOISE + 10_000 * one, **WAYS[way])[0] for one in (0, 1)
+            study.read(factors(points), prompts(group, one), NOISE + 10_000 * one, **WAYS[way])[0]
+            for one in (0, 1)
         )
         what = "attributes recognized equally in two images of one sampled point"
-        numbers[f"{name}, sampled, {way}: consistent"] = results.bootstrap(fractions(first, second), what, "fraction")
+        numbers[f"{name}, sampled, {way}: consistent"] = results.bootstrap(
+            fractions(first, second), what, "fraction"
+        )
         numbers[f"{name}, sampled, {way}: chance agreement"] = results.bootstrap(
             fractions(first, np.roll(second, 1, 0)), "the same of two sampled points", "fraction"
         )
@@ -67,7 +80,9 @@ def measure_sampling(studies: dict[str, Study], count: int, way: str) -> dict[st
 
 
 def measure_pair(studies: dict[str, Study], count: int) -> dict[str, dict]:
-    """Two edits at once, both reached, on members who lack both; at several strengths, and by the prompt."""
+    """Two edits at once, both reached, on members who lack both; at several strengths, and by the
+    prompt.
+    """
     lacking = studies["learned"].members(without=PAIR[0], count=10 * count)
     group = [one for one in lacking if one.face.accessory not in EDITS[PAIR[1]][1]][:count]
     texts, known, numbers = prompts(group), truth(group), {}
@@ -77,7 +92,9 @@ def measure_pair(studies: dict[str, Study], count: int) -> dict[str, dict]:
         before = study.read(factors(points), texts, **WAYS[GUIDED])[0]
         ways = {
             f"strength {strength:g}": (
-                study.edited(points, ", ".join(f"{one}: {strength}" for one in PAIR), study.preserved(*PAIR)),
+                study.edited(
+                    points, ", ".join(f"{one}: {strength}" for one in PAIR), study.preserved(*PAIR)
+                ),
                 texts,
             )
             for strength in STRENGTHS
@@ -92,12 +109,18 @@ def measure_pair(studies: dict[str, Study], count: int) -> dict[str, dict]:
 def _judged(name: str, after: np.ndarray, before: np.ndarray, known: np.ndarray) -> dict[str, dict]:
     columns = [IDENTITY.index(EDITS[one][0]) for one in PAIR]
     values = [[ATTRIBUTES[EDITS[one][0]].index(value) for value in EDITS[one][1]] for one in PAIR]
-    hits = [np.isin(after[:, column], wanted) for column, wanted in zip(columns, values, strict=True)]
+    hits = [
+        np.isin(after[:, column], wanted) for column, wanted in zip(columns, values, strict=True)
+    ]
     rest = [column for column in range(len(IDENTITY)) if column not in columns]
     kept = fractions(after, np.where(known < 0, -1, before), rest)
     return {
-        f"{name}: reached": results.fraction(np.logical_and(*hits), "members in which both are recognized"),
-        f"{name}: kept": results.bootstrap(kept, "other attributes recognized as before the edits", "fraction"),
+        f"{name}: reached": results.fraction(
+            np.logical_and(*hits), "members in which both are recognized"
+        ),
+        f"{name}: kept": results.bootstrap(
+            kept, "other attributes recognized as before the edits", "fraction"
+        ),
     }
 
 

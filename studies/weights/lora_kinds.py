@@ -1,13 +1,19 @@
-"""Small adapters of every kind that LoRA files hold, by the names and parts that trainers give them, from a seed."""
+"""Small adapters of every kind that LoRA files hold, by the names and parts that trainers give
+them, from a seed.
+"""
 
 from __future__ import annotations
 
 import torch
 
 RANK = 4
-#: The kinds that `adapter` makes; Tucker and the kernels of BOFT are of convolutions and of some widths alone.
+#: The kinds that `adapter` makes; Tucker and the kernels of BOFT are of convolutions and of some
+#: widths alone.
 KINDS = (
-    "LoRA", "LoRA without alpha", "float16", "float8", "DoRA", "LoHa", "LoKr", "OFT", "BOFT", "GLoRA", "diff", "set",
+    "LoRA",(
+        "LoRA without "
+        "alpha"
+    ), "float16", "float8", "DoRA", "LoHa", "LoKr", "OFT", "BOFT", "GLoRA", "diff", "set",
     "Tucker",
 )  # fmt: skip
 
@@ -17,8 +23,12 @@ def draw(seed: int, *shape: int) -> torch.Tensor:
     return 0.1 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def adapter(kind: str, shape: tuple[int, ...], seed: int, down="lora_down.weight", up="lora_up.weight") -> dict | None:
-    """The tensors by part of one layer of a shape (out, in, ...); None where the kind has no such layer."""
+def adapter(
+    kind: str, shape: tuple[int, ...], seed: int, down="lora_down.weight", up="lora_up.weight"
+) -> dict | None:
+    """The tensors by part of one layer of a shape (out, in, ...); None where the kind has no such
+    layer.
+    """
     outputs, inputs, window = shape[0], shape[1], tuple(shape[2:])
     ones = (1,) * len(window)
     if kind in ("LoRA", "LoRA without alpha", "float16", "float8", "DoRA"):
@@ -41,7 +51,11 @@ def adapter(kind: str, shape: tuple[int, ...], seed: int, down="lora_down.weight
     if kind == "LoHa":
         width = inputs * torch.Size(window).numel()
         sides = {"a": (outputs, RANK), "b": (RANK, width)}
-        made = {f"hada_w{i}_{side}": 5 * draw(seed + i, *size) for i in (1, 2) for side, size in sides.items()}
+        made = {
+            f"hada_w{i}_{side}": 5 * draw(seed + i, *size)
+            for i in (1, 2)
+            for side, size in sides.items()
+        }
         return {**made, "alpha": torch.tensor(RANK / 2)}
     if kind == "LoKr":
         if outputs % 4 or inputs % 4:
@@ -51,12 +65,23 @@ def adapter(kind: str, shape: tuple[int, ...], seed: int, down="lora_down.weight
     if kind == "OFT":
         return None if outputs % 4 else {"oft_blocks": draw(seed, 4, outputs // 4, outputs // 4)}
     if kind == "BOFT":
-        return None if outputs % 16 else {"oft_blocks": draw(seed, 2, outputs // 8, 8, 8), "alpha": torch.tensor(0.0)}
+        return (
+            None
+            if outputs % 16
+            else {"oft_blocks": draw(seed, 2, outputs // 8, 8, 8), "alpha": torch.tensor(0.0)}
+        )
     if kind == "GLoRA":
         if window:
             return None
-        sizes = {"a1": (inputs, RANK), "a2": (RANK, inputs), "b1": (outputs, RANK), "b2": (RANK, inputs)}
-        made = {f"{name}.weight": draw(seed + i, *size) for i, (name, size) in enumerate(sizes.items())}
+        sizes = {
+            "a1": (inputs, RANK),
+            "a2": (RANK, inputs),
+            "b1": (outputs, RANK),
+            "b2": (RANK, inputs),
+        }
+        made = {
+            f"{name}.weight": draw(seed + i, *size) for i, (name, size) in enumerate(sizes.items())
+        }
         return {**made, "alpha": torch.tensor(RANK / 2)}
     return {"diff" if kind == "diff" else "set_weight": draw(seed, *shape)}
 
@@ -78,5 +103,8 @@ def updates(patcher) -> dict[str, torch.Tensor]:
     for key, patches in patcher.patches.items():
         weight = weights[key].detach().clone().float()
         original = {key: [(weight.clone(), lambda one, **_: one)]}
-        found[key] = comfy.lora.calculate_weight(patches, weight.clone(), key, original_weights=original) - weight
+        found[key] = (
+            comfy.lora.calculate_weight(patches, weight.clone(), key, original_weights=original)
+            - weight
+        )
     return found

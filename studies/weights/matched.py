@@ -1,11 +1,13 @@
-"""Edits at matched loss: W2W, the prompt and a slider LoRA, where each keeps as much of the other attributes.
+"""Edits at matched loss: W2W, the prompt and a slider LoRA, where each keeps as much of the other
+attributes.
 
-`python run.py study weights matched` writes ``studies/results/weights_matched.json``. Random members that lack the
-attribute, with identity guidance up to 60 % in every contender, the same scene, caption and noise for all. W2W and
-the slider (arXiv 2311.12092) have a curve of strengths, the prompt one point; at the prompt's mean kept fraction the
-curves are interpolated, again in every bootstrap draw of the members. The floor is a random direction of the same
-length. "Kept" counts the other attributes that are read as before the edit, misreadings too; "the person's" those that
-are read as they are. Every edit is kept as it is done, so that a run which was stopped goes on.
+`python run.py study weights matched` writes ``studies/results/weights_matched.json``. Random
+members that lack the attribute, with identity guidance up to 60 % in every contender, the same
+scene, caption and noise for all. W2W and the slider (arXiv 2311.12092) have a curve of strengths,
+the prompt one point; at the prompt's mean kept fraction the curves are interpolated, again in every
+bootstrap draw of the members. The floor is a random direction of the same length. "Kept" counts the
+other attributes that are read as before the edit, misreadings too; "the person's" those that are
+read as they are. Every edit is kept as it is done, so that a run which was stopped goes on.
 """
 
 from __future__ import annotations
@@ -28,13 +30,18 @@ SLIDER_STRENGTHS = (0.5, 1.0, 2.0)
 CHANCE_STRENGTHS = (0.5, 1.0)
 GUIDED = WAYS["positive side to 60 %"]
 #: How much an edit leaves of the other attributes.
-KEPT = {"kept": "other attributes recognized as before", "the person's": "other attributes recognized as they are"}
+KEPT = {
+    "kept": "other attributes recognized as before",
+    "the person's": "other attributes recognized as they are",
+}
 
 
 def reached_at(kept_goal: float, kept: np.ndarray, reached: np.ndarray) -> float:
-    """The reached fraction where a curve keeps ``kept_goal``, from means (strengths,) that start at strength 0.
+    """The reached fraction where a curve keeps ``kept_goal``, from means (strengths,) that start at
+    strength 0.
 
-    Linear between the first two neighbors that enclose the goal; at its strongest where it keeps more everywhere.
+    Linear between the first two neighbors that enclose the goal; at its strongest where it keeps
+    more everywhere.
     """
     for number in range(1, len(kept)):
         if kept[number] <= kept_goal:
@@ -45,13 +52,19 @@ def reached_at(kept_goal: float, kept: np.ndarray, reached: np.ndarray) -> float
 
 
 def matched_difference(curve: np.ndarray, rival: np.ndarray) -> float:
-    """Reached of a curve less that of a rival at the rival's loss; (n, strengths, 2) and (n, 2): reached, kept."""
+    """Reached of a curve less that of a rival at the rival's loss; (n, strengths, 2) and (n, 2):
+    reached, kept.
+    """
     (reached, kept), (goal_reached, goal_kept) = curve.mean(0).T, rival.mean(0)
     return reached_at(goal_kept, kept, reached) - float(goal_reached)
 
 
-def measure_edit(study: Study, name: str, slider: torch.Tensor | None, count: int) -> dict[str, dict]:
-    """Every contender's reached and kept, and the differences at matched loss; without a slider where none is given."""
+def measure_edit(
+    study: Study, name: str, slider: torch.Tensor | None, count: int
+) -> dict[str, dict]:
+    """Every contender's reached and kept, and the differences at matched loss; without a slider
+    where none is given.
+    """
     group = study.members(without=name, count=count)
     points, texts = study.points(group), prompts(group)
     plain, layout = factors(points), study.space.layout
@@ -65,10 +78,19 @@ def measure_edit(study: Study, name: str, slider: torch.Tensor | None, count: in
 
     def judged(flats: torch.Tensor, captions=texts, layout=layout) -> np.ndarray:
         after = study.read(flats, captions, layout=layout, **GUIDED)[0]
-        return np.stack([np.isin(after[:, column], wanted), *(fractions(after, one, rest) for one in (known, own))], 1)
+        return np.stack(
+            [
+                np.isin(after[:, column], wanted),
+                *(fractions(after, one, rest) for one in (known, own)),
+            ],
+            1,
+        )
 
     others = study.preserved(name)
-    unedited = np.stack([np.isin(before[:, column], wanted), np.ones(len(group)), fractions(before, own, rest)], axis=1)
+    unedited = np.stack(
+        [np.isin(before[:, column], wanted), np.ones(len(group)), fractions(before, own, rest)],
+        axis=1,
+    )
     w2w = [judged(study.edited(points, f"{name}: {strength}", others)) for strength in STRENGTHS]
     learned = []
     for strength in () if slider is None else SLIDER_STRENGTHS:
@@ -82,7 +104,11 @@ def measure_edit(study: Study, name: str, slider: torch.Tensor | None, count: in
     for strength in CHANCE_STRENGTHS:
         chance = torch.randn(step.shape, generator=generator)
         chance *= strength * step.norm() / chance.norm()
-        floor.append(judged(torch.stack([study.space.rebuild(point.coefficients + chance) for point in points])))
+        floor.append(
+            judged(
+                torch.stack([study.space.rebuild(point.coefficients + chance) for point in points])
+            )
+        )
     prompt = judged(plain, prompts(group, extra=words))
     ways = {
         "W2W": (STRENGTHS, w2w),
@@ -104,7 +130,9 @@ def measure_edit(study: Study, name: str, slider: torch.Tensor | None, count: in
     for strength, rows in zip(STRENGTHS, w2w, strict=True):
         for place, kind in enumerate(("reached", *KEPT)):
             numbers[f"{name}, W2W {strength} less prompt: {kind}"] = results.bootstrap(
-                rows[:, place] - prompt[:, place], "paired difference on the same members", "fraction"
+                rows[:, place] - prompt[:, place],
+                "paired difference on the same members",
+                "fraction",
             )
     curves = {way: np.stack([unedited, *found], axis=1) for way, (_, found) in ways.items()}
     for way, curve in curves.items():
@@ -122,11 +150,19 @@ def run(quick: bool = False) -> Path:
     """Measure and write; ``quick`` takes fewer members and one edit, and trains no slider."""
     count = 3 if quick else 50
     study = load(count)
-    names, numbers, stem = list(EDITS)[: 1 if quick else None], {}, "weights_matched" + "_quick" * quick
-    trained = [None] if quick else sliders.train(study.sampler, {name: EDITS[name] for name in names})
+    names, numbers, stem = (
+        list(EDITS)[: 1 if quick else None],
+        {},
+        "weights_matched" + "_quick" * quick,
+    )
+    trained = (
+        [None] if quick else sliders.train(study.sampler, {name: EDITS[name] for name in names})
+    )
     kept = results.Rows(stem, {"count": count, "space": results.assets_hash(ASSET)})
     for name, slider in zip(names, trained, strict=True):
-        numbers |= kept.row(name, lambda name=name, slider=slider: measure_edit(study, name, slider, count))
+        numbers |= kept.row(
+            name, lambda name=name, slider=slider: measure_edit(study, name, slider, count)
+        )
     command = "python run.py study weights matched" + (" --quick" if quick else "")
     path = results.write(stem, command, NOISE, (ASSETS, ASSET), numbers)
     kept.finished()

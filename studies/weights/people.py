@@ -1,8 +1,9 @@
 """The identities of the population: images of each, in which everything varies but who it is.
 
-Identity is skin, hair, its color, facial hair and accessory (`faces.IDENTITY`). Mouth, eyes, clothing, background and
-place vary; captions name what varies and never the identity, so that only the weights can carry it. Everybody sits for
-the same ten scenes, so that members differ by who they are and by nothing else.
+Identity is skin, hair, its color, facial hair and accessory (`faces.IDENTITY`). Mouth, eyes,
+clothing, background and place vary; captions name what varies and never the identity, so that only
+the weights can carry it. Everybody sits for the same ten scenes, so that members differ by who they
+are and by nothing else.
 """
 
 from __future__ import annotations
@@ -58,14 +59,17 @@ def people(count: int, seed: int = SEED) -> list[Person]:
 
 
 def person(number: int, seed: int = SEED, own_scenes: bool = False) -> Person:
-    """One identity and its further scenes, from a generator of its own; the scenes of training are everybody's,
-    unless it has ``own_scenes``.
+    """One identity and its further scenes, from a generator of its own; the scenes of training are
+    everybody's, unless it has ``own_scenes``.
     """
     rng = np.random.default_rng([seed, number])
     common = rng if own_scenes else np.random.default_rng(seed)
     face = random_face(rng)
     kept = {name: getattr(face, name) for name in IDENTITY}
-    scenes = [random_scene(source, Metadata(), smallest=0.8) for source in [common] * IMAGES + [rng] * FURTHER]
+    scenes = [
+        random_scene(source, Metadata(), smallest=0.8)
+        for source in [common] * IMAGES + [rng] * FURTHER
+    ]
     scenes = [replace(scene, face=replace(scene.face, **kept)) for scene in scenes]
     return Person(f"person_{number:04}", face, scenes[:IMAGES], scenes[IMAGES:])
 
@@ -73,19 +77,25 @@ def person(number: int, seed: int = SEED, own_scenes: bool = False) -> Person:
 def caption(scene: Scene) -> str:
     """What varies in an image, and nothing of the identity."""
     described = captions.phrases(scene.face)
-    return ", ".join(["portrait", described["clothing"], described["mouth"], captions.background_phrase(scene)])
+    return ", ".join(
+        ["portrait", described["clothing"], described["mouth"], captions.background_phrase(scene)]
+    )
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Latents in the model's scale float16 (people, IMAGES, 24, 16, 16), and the text model's (…, 77, 128) of each."""
+    """Latents in the model's scale float16 (people, IMAGES, 24, 16, 16), and the text model's (…,
+    77, 128) of each.
+    """
 
     latents: torch.Tensor
     contexts: torch.Tensor
 
 
 def encode(group: list[Person], generator, draw=render, say=caption, batch: int = 50) -> Encoded:
-    """Images and captions of a group of people as the model sees them; ``draw`` and ``say`` make them of a scene."""
+    """Images and captions of a group of people as the model sees them; ``draw`` and ``say`` make
+    them of a scene.
+    """
     scenes = [scene for one in group for scene in one.scenes]
     process, latents, rows = generator.model.get_model_object("process_latent_in"), [], []
     with torch.inference_mode():

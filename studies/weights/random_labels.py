@@ -1,7 +1,9 @@
-"""The gate of W2W Fit Directions: how often a random label of people with near copies counts as a direction.
+"""The gate of W2W Fit Directions: how often a random label of people with near copies counts as a
+direction.
 
-People are independent random vectors, in a folder with one to three files each: checkpoints of one training, of a
-cosine of .96, as two of the real files have it. Each person gets a random label, half of them 1.
+People are independent random vectors, in a folder with one to three files each: checkpoints of one
+training, of a cosine of .96, as two of the real files have it. Each person gets a random label,
+half of them 1.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ def run(quick: bool):
     for count, copies in SETTINGS:
         draws = 10 if quick else DRAWS
         hits = np.array([passed(*people(count, copies, SEED + draw)) for draw in range(draws)])
-        what = "random labels that count as a direction, of independent draws of people and labels; most_reliable"
+        what = (
+            "random labels that count as a direction, of independent draws of people and labels; "
+            "most_reliable"
+        )
         numbers[f"{count} people, {copies} files each"] = results.fraction(hits, what)
         print(count, copies, int(hits.sum()), flush=True)
     name = f"weights_random_labels{'_quick' if quick else ''}"
@@ -52,7 +57,8 @@ def people(count, copies, seed, alike=0.96, size=2000, planted=0.0):
     kept = len(rows) - 1
     space = space_of.Space(
         layout, torch.zeros(0), torch.zeros(0), torch.zeros(kept, 0),
-        torch.from_numpy(left[:, :kept] * values[:kept]).float(), tuple(names), torch.from_numpy(values).float(),
+        torch.from_numpy(left[:, :kept] * values[:kept]).float(), tuple(names),
+        torch.from_numpy(values).float(),
         about={"groups": groups},
     )  # fmt: skip
     return space, torch.from_numpy(label)

@@ -1,8 +1,10 @@
-"""The way of an SDXL user with twenty rank-16 LoRAs, step by step by the nodes, with time and memory.
+"""The way of an SDXL user with twenty rank-16 LoRAs, step by step by the nodes, with time and
+memory.
 
-The files have SDXL's true shapes (722 layers, kohya's names, float16, 85 MB each) and random weights whose singular
-values fall like 1 / i; ten of them share a planted pair in every layer, which the label names. Norms differ by a factor
-of up to four. The network is on the meta device: shapes and names are SDXL's, no step evaluates it.
+The files have SDXL's true shapes (722 layers, kohya's names, float16, 85 MB each) and random
+weights whose singular values fall like 1 / i; ten of them share a planted pair in every layer,
+which the label names. Norms differ by a factor of up to four. The network is on the meta device:
+shapes and names are SDXL's, no step evaluates it.
 """
 
 from __future__ import annotations
@@ -22,8 +24,10 @@ COUNT, RANK = 20, 16
 _CONFIG = {
     **_UNET, "model_channels": 320, "num_res_blocks": [2, 2, 2], "channel_mult": [1, 2, 4],
     "transformer_depth": [0, 0, 2, 2, 10, 10], "transformer_depth_middle": 10,
-    "transformer_depth_output": [0, 0, 0, 2, 2, 2, 10, 10, 10], "context_dim": 2048, "adm_in_channels": 2816,
-    "num_classes": "sequential", "use_linear_in_transformer": True, "num_heads": -1, "num_head_channels": 64,
+    "transformer_depth_output": [0, 0, 0, 2, 2, 2, 10, 10, 10], "context_dim": 2048,
+    "adm_in_channels": 2816,
+    "num_classes": "sequential", "use_linear_in_transformer": True, "num_heads": -1,
+    "num_head_channels": 64,
 }  # fmt: skip
 _RANKS = (0, 64, 32, 16, 8)
 
@@ -50,9 +54,13 @@ class Steps:
             took, used = time.perf_counter() - start, time.process_time() - cpu
             done.set()
             thread.join()
-            self.numbers[f"{name}: time"] = results.number(took, 1, "s", "wall clock; the machine was shared")
+            self.numbers[f"{name}: time"] = results.number(
+                took, 1, "s", "wall clock; the machine was shared"
+            )
             self.numbers[f"{name}: CPU time"] = results.number(used, 1, "s", "one thread")
-            self.numbers[f"{name}: memory"] = results.number(most[0] / 1e9, 1, "GB", "most of the process's own")
+            self.numbers[f"{name}: memory"] = results.number(
+                most[0] / 1e9, 1, "GB", "most of the process's own"
+            )
             print(f"{name}: {took:.1f} s, {used:.1f} CPU s, {most[0] / 1e9:.2f} GB", flush=True)
 
 
@@ -76,10 +84,18 @@ def run(folder: Path):
     model = network()
     files = write(model, folder / "loras" / "twenty")
     steps = Steps()
-    numbers = {"files: size": results.number(sum(map(_size, files)) / COUNT, COUNT, "MB", "each, rank 16, float16")}
+    numbers = {
+        "files: size": results.number(
+            sum(map(_size, files)) / COUNT, COUNT, "MB", "each, rank 16, float16"
+        )
+    }
     numbers |= journey(app, model, folder, files, steps)
     return results.write(
-        "weights_sdxl_journey", "python run.py study weights sdxl", SEED, ASSETS, steps.numbers | numbers
+        "weights_sdxl_journey",
+        "python run.py study weights sdxl",
+        SEED,
+        ASSETS,
+        steps.numbers | numbers,
     )
 
 
@@ -104,7 +120,9 @@ def write(model, folder: Path) -> list[Path]:
     weights = {
         names.canonical(name.removesuffix(".weight")): tuple(weight.shape)
         for name, weight in model.model.state_dict().items()
-        if name.endswith(".weight") and weight.ndim == 2 and ("transformer_blocks" in name or ".proj_" in name)
+        if name.endswith(".weight")
+        and weight.ndim == 2
+        and ("transformer_blocks" in name or ".proj_" in name)
     }
     files = [folder / f"person_{number:02}.safetensors" for number in range(COUNT)]
     fall = (1 / torch.arange(1, RANK + 1)).sqrt()
@@ -118,8 +136,13 @@ def write(model, folder: Path) -> list[Path]:
             up = fall * strength * torch.randn(outputs, RANK, generator=own) / outputs**0.5
             shared = torch.randn(inputs + outputs, generator=planted)
             if number % 2:
-                down[1], up[:, 1] = shared[:inputs] / inputs**0.5, strength * shared[inputs:] / outputs**0.5
-            for key, value in zip(names.keys(layer), (down, up, torch.tensor(float(RANK))), strict=True):
+                down[1], up[:, 1] = (
+                    shared[:inputs] / inputs**0.5,
+                    strength * shared[inputs:] / outputs**0.5,
+                )
+            for key, value in zip(
+                names.keys(layer), (down, up, torch.tensor(float(RANK))), strict=True
+            ):
                 tensors[key] = value.half()
         save_file(tensors, path)
     return files
@@ -129,26 +152,42 @@ def journey(app, model, folder: Path, files: list[Path], steps: Steps) -> dict[s
     """Build, label, fit, edit, export and load; sizes of what comes out."""
     build = {
         "folder": "twenty", "filename": "twenty", "rank": 128, "energy": 0.99, "components": 1000,
-        "form": "weight_updates", "standardize": True, "on_mismatch": "skip", "storage": "float16", "norm": "equal",
+        "form": "weight_updates", "standardize": True, "on_mismatch": "skip", "storage": "float16",
+        "norm": "equal",
     }  # fmt: skip
     target = folder / "w2w" / "twenty.safetensors"
     target.unlink(missing_ok=True)
     given = {name: [value] for name, value in build.items()}
     space, report = steps("build", lambda: app.run("GBX_W2WBuildSpace", **given))
     print(report)
-    (space, _) = steps("load the space", lambda: app.run("GBX_W2WLoadSpace", space_name="twenty.safetensors"))
-    labels = "member,beard\n" + "\n".join(f"{path.stem},{number % 2}" for number, path in enumerate(files))
+    (space, _) = steps(
+        "load the space", lambda: app.run("GBX_W2WLoadSpace", space_name="twenty.safetensors")
+    )
+    labels = "member,beard\n" + "\n".join(
+        f"{path.stem},{number % 2}" for number, path in enumerate(files)
+    )
     fit = {"labels": labels, "method": "most_reliable", "components": 1000, "attributes": ""}
     directed, report, *_ = steps(
         "label and fit a direction", lambda: app.run("GBX_W2WFitDirections", space=space, **fit)
     )
     print(report)
-    draw = {"seed": 1, "count": 1, "components": 1000, "spread": 1.0, "source": "random", "member_name": ""}
+    draw = {
+        "seed": 1,
+        "count": 1,
+        "components": 1000,
+        "spread": 1.0,
+        "source": "random",
+        "member_name": "",
+    }
     points, *_ = steps("sample a point", lambda: app.run("GBX_W2WSample", space=directed, **draw))
     how = {"preserved_directions": "", "units": "max_projection", "debiasing": "joint"}
-    edited, *_ = steps("edit it", lambda: app.run("GBX_W2WEdit", point=points[0], edits="beard: 1", **how))
+    edited, *_ = steps(
+        "edit it", lambda: app.run("GBX_W2WEdit", point=points[0], edits="beard: 1", **how)
+    )
     whole = {"strength": 1.0, "start_percent": 0.0, "end_percent": 1.0}
-    _, _, applied = steps("W2W Apply", lambda: app.run("GBX_W2WApply", model=model, point=edited, **whole))
+    _, _, applied = steps(
+        "W2W Apply", lambda: app.run("GBX_W2WApply", model=model, point=edited, **whole)
+    )
     print(applied)
     guided = {"point": edited, "identity_strength": 1.0, "edit_strength": 1.0}
     steps("W2W Guidance", lambda: app.run("GBX_W2WGuidance", model=model, **guided))
@@ -156,7 +195,12 @@ def journey(app, model, folder: Path, files: list[Path], steps: Steps) -> dict[s
 
     def export(point, rank, prefix=""):
         return app.run(
-            "GBX_W2WToLoRA", point=point, filename_prefix=prefix, rank=rank, file_format="kohya", model=model
+            "GBX_W2WToLoRA",
+            point=point,
+            filename_prefix=prefix,
+            rank=rank,
+            file_format="kohya",
+            model=model,
         )
 
     total = sum(one.squared_norm() for one in edited.lazy_layers().values())
@@ -165,18 +209,30 @@ def journey(app, model, folder: Path, files: list[Path], steps: Steps) -> dict[s
         print(report)
         size = sum(value.nbytes for value in lora.values()) / 1e6
         kept = _square(lora) / total
-        numbers[f"sampled point, rank {rank}: size"] = results.number(size, 1, "MB", "float16; 0: nothing is lost")
-        numbers[f"sampled point, rank {rank}: kept"] = results.number(kept, 1, "fraction", "of |dW|^2")
+        numbers[f"sampled point, rank {rank}: size"] = results.number(
+            size, 1, "MB", "float16; 0: nothing is lost"
+        )
+        numbers[f"sampled point, rank {rank}: kept"] = results.number(
+            kept, 1, "fraction", "of |dW|^2"
+        )
         del lora  # else the next step's memory counts it
     member = draw | {"source": "member", "member_name": files[3].stem}
     (own,), *_ = app.run("GBX_W2WSample", space=directed, **member)
     lora, file, report = steps("export a member to a file", lambda: export(own, 0, "loras/member"))
     print(report)
     ratio = _size(folder / "output" / file) / _size(files[3])
-    numbers["unedited member: size"] = results.number(ratio, 1, "ratio", "of the export at rank 0 over its own file")
-    (loaded,) = steps("stock load", lambda: app.run("LoraModelLoader", model=model, lora=lora, strength_model=1.0))
-    numbers["stock load: weights"] = results.number(len(loaded.patches), 1, "weights", "of 722 in the member's file")
-    numbers["space: size"] = results.number(_size(target), 1, "MB", "float16; the twenty files have twenty times 85")
+    numbers["unedited member: size"] = results.number(
+        ratio, 1, "ratio", "of the export at rank 0 over its own file"
+    )
+    (loaded,) = steps(
+        "stock load", lambda: app.run("LoraModelLoader", model=model, lora=lora, strength_model=1.0)
+    )
+    numbers["stock load: weights"] = results.number(
+        len(loaded.patches), 1, "weights", "of 722 in the member's file"
+    )
+    numbers["space: size"] = results.number(
+        _size(target), 1, "MB", "float16; the twenty files have twenty times 85"
+    )
     return numbers
 
 

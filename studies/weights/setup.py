@@ -1,4 +1,6 @@
-"""What every part of the study works with: space, sampler, judge, people, and how their images are read."""
+"""What every part of the study works with: space, sampler, judge, people, and how their images are
+read.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,18 @@ _COLUMNS = [list(dataset.LABELS).index(name) for name in IDENTITY]
 
 @dataclass
 class Study:
-    """A space with directions on the shipped model, the judge, and how many people a claim is measured on."""
+    """A space with directions on the shipped model, the judge, and how many people a claim is
+    measured on.
+    """
 
     space: object
     sampler: ImageSampler
     network: torch.nn.Module
     count: int
 
-    def read(self, flats: torch.Tensor, prompts: list[str], seed: int = NOISE, **more) -> tuple[np.ndarray, np.ndarray]:
+    def read(
+        self, flats: torch.Tensor, prompts: list[str], seed: int = NOISE, **more
+    ) -> tuple[np.ndarray, np.ndarray]:
         """What the judge reads of the identity in an image of each model (n, 5), and the images."""
         images = self.sampler.sample(flats, prompts, seed, **more)
         return self.judged(images), images
@@ -68,8 +74,12 @@ class Study:
         return torch.zeros(count, self.space.layout.size)
 
     def preserved(self, *names: str) -> str:
-        """The other edits, which a collected space's directions must be kept apart from; learned ones are fitted so."""
-        return "" if self.space.learned else ", ".join(other for other in EDITS if other not in names)
+        """The other edits, which a collected space's directions must be kept apart from; learned
+        ones are fitted so.
+        """
+        return (
+            "" if self.space.learned else ", ".join(other for other in EDITS if other not in names)
+        )
 
     def edited(self, points: list, text: str, keep: str = "") -> torch.Tensor:
         """The factors of points after edits."""
@@ -78,22 +88,29 @@ class Study:
 
 
 def load(count: int, path: Path = ASSET) -> Study:
-    """The study of a space with directions on the shipped model; its trainer makes LoRAs of the same rank.
+    """The study of a space with directions on the shipped model; its trainer makes LoRAs of the
+    same rank.
 
     Raises ValueError where the collected space is not there.
     """
     if path == FILE and not path.is_file():
-        raise ValueError(f"{path.name} is not there: run study weights train release first (an hour).")
+        raise ValueError(
+            f"{path.name} is not there: run study weights train release first (an hour)."
+        )
     space = host.pack("nodes.weights.space_file").read(path)
     plan = Plan(rank=space.layout.rank, alpha=space.layout.alpha)
     generator = Generator.load(WORLD)
     sampler = ImageSampler(generator, Trainer(generator, plan))
     network = host.pack("nodes.demo.judge").load(WORLD)
-    return Study(directed(space, space.components if space.learned else COMPONENTS), sampler, network, count)
+    return Study(
+        directed(space, space.components if space.learned else COMPONENTS), sampler, network, count
+    )
 
 
 def directed(space, components: int):
-    """The space with the directions of the study's edits, as W2W Fit Directions fits them by default."""
+    """The space with the directions of the study's edits, as W2W Fit Directions fits them by
+    default.
+    """
     fit = host.pack("nodes.weights.directions")
     labels = fit.drop_constant_labels({name: space.labels[name] for name in EDITS})[0]
     return space.with_directions(
@@ -112,13 +129,21 @@ def prompts(group: list[Person], image: int = 0, extra: str = "") -> list[str]:
     for one in group:
         scene: Scene = one.further[image]
         described = captions.phrases(scene.face)
-        parts = ["portrait", extra, described["clothing"], described["mouth"], captions.background_phrase(scene)]
+        parts = [
+            "portrait",
+            extra,
+            described["clothing"],
+            described["mouth"],
+            captions.background_phrase(scene),
+        ]
         texts.append(", ".join(filter(None, parts)))
     return texts
 
 
 def truth(group: list[Person]) -> np.ndarray:
-    """Class numbers of the identity attributes (n, 5); -1 where one cannot be seen, as the hair color of the bald."""
+    """Class numbers of the identity attributes (n, 5); -1 where one cannot be seen, as the hair
+    color of the bald.
+    """
     return np.array([_numbers(one.face) for one in group])
 
 
@@ -137,5 +162,7 @@ def fractions(seen: np.ndarray, known: np.ndarray, columns: list[int] | None = N
 def identity(seen: np.ndarray, known: np.ndarray, what: str = "") -> dict:
     """The mean fraction of a person's attributes that are read, with its interval over people."""
     return results.bootstrap(
-        fractions(seen, known), f"fraction of the identity's attributes recognized{what}", "fraction"
+        fractions(seen, known),
+        f"fraction of the identity's attributes recognized{what}",
+        "fraction",
     )

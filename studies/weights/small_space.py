@@ -1,8 +1,9 @@
 """The space that the demo workflow learns from sixteen people in half a minute: does it hold them?
 
-`python run.py study weights small` writes ``studies/results/weights_small.json``. W2W Train Space at the workflow's
-settings, on the images that ship; who is in them is what the judge reads in most of a person's own five images. Unseen
-scenes and noise, three images of a person, beside the base model and the same images read as another person's.
+`python run.py study weights small` writes ``studies/results/weights_small.json``. W2W Train Space
+at the workflow's settings, on the images that ship; who is in them is what the judge reads in most
+of a person's own five images. Unseen scenes and noise, three images of a person, beside the base
+model and the same images read as another person's.
 """
 
 from __future__ import annotations
@@ -34,16 +35,29 @@ def run(quick: bool = False) -> Path:
     arms["base model"] = torch.zeros_like(flats), WAYS[BOTH]
     for name, (weights, how) in arms.items():
         seen = [
-            study.read(weights, prompts(scenes, image % 2), NOISE + 10_000 * image, layout=space.layout, **how)[0]
+            study.read(
+                weights,
+                prompts(scenes, image % 2),
+                NOISE + 10_000 * image,
+                layout=space.layout,
+                **how,
+            )[0]
             for image in range(1 if quick else IMAGES)
         ]
-        for label, wanted in {"identity": known, "identity of the next person": np.roll(known, 1, axis=0)}.items():
+        for label, wanted in {
+            "identity": known,
+            "identity of the next person": np.roll(known, 1, axis=0),
+        }.items():
             values = np.mean([fractions(each, wanted) for each in seen], axis=0)
-            numbers[f"{name}: {label}"] = results.bootstrap(values, "attributes recognized in images", "fraction")
+            numbers[f"{name}: {label}"] = results.bootstrap(
+                values, "attributes recognized in images", "fraction"
+            )
     own = [study.judged(_images(name)[:1])[0] for name in space.members]
     numbers["a training image: identity"] = identity(np.stack(own), known)
     name = f"weights_small{'_quick' * quick}"
-    return results.write(name, "python run.py study weights small", 0, [ASSETS, ASSETS.with_name(FOLDER)], numbers)
+    return results.write(
+        name, "python run.py study weights small", 0, [ASSETS, ASSETS.with_name(FOLDER)], numbers
+    )
 
 
 def _space():
@@ -51,7 +65,8 @@ def _space():
     from tools.workflows.weights_training import TRAINING
 
     world = {
-        name: host.pack(f"nodes.demo.{name}").load(ASSETS.name) for name in ("denoiser", "text_encoder", "autoencoder")
+        name: host.pack(f"nodes.demo.{name}").load(ASSETS.name)
+        for name in ("denoiser", "text_encoder", "autoencoder")
     }
     node = host.pack("nodes.weights.nodes_train_space").W2WTrainSpace
     given = {one.id: getattr(one, "default", None) for one in node.define_schema().inputs}
@@ -65,7 +80,9 @@ def _images(name: str) -> np.ndarray:
     """The images of a person, uint8 (N, 128, 128, 3)."""
     from PIL import Image
 
-    return np.stack([np.array(Image.open(path).convert("RGB")) for path in sorted(_folder(name).glob("*.webp"))])
+    return np.stack(
+        [np.array(Image.open(path).convert("RGB")) for path in sorted(_folder(name).glob("*.webp"))]
+    )
 
 
 def _folder(name: str) -> Path:

@@ -1,4 +1,6 @@
-"""Another way of drawing: pale pencil drawings of the same scenes, and what they do to people of the space."""
+"""Another way of drawing: pale pencil drawings of the same scenes, and what they do to people of
+the space.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,12 @@ STRENGTHS = (0.5, 1.0)
 def pencil_drawing(scene: Scene) -> np.ndarray:
     """A scene as a pencil drawing uint8 (128, 128, 3): paler, less colored, with dark outlines."""
     image = Image.fromarray(render(scene))
-    pale = Image.blend(ImageEnhance.Color(image).enhance(SATURATION), Image.new("RGB", image.size, "white"), PAPER)
-    edges = np.asarray(image.convert("L").filter(ImageFilter.FIND_EDGES), np.float32)[..., None] / 255
+    pale = Image.blend(
+        ImageEnhance.Color(image).enhance(SATURATION), Image.new("RGB", image.size, "white"), PAPER
+    )
+    edges = (
+        np.asarray(image.convert("L").filter(ImageFilter.FIND_EDGES), np.float32)[..., None] / 255
+    )
     edges[:1] = edges[-1:] = edges[:, :1] = edges[:, -1:] = 0
     return (np.asarray(pale, np.float32) * (1 - edges.clip(0, 0.25) * 3)).round().astype(np.uint8)
 
@@ -48,16 +54,22 @@ def _middle() -> float:
 
 def pencil_fraction(images: np.ndarray) -> dict:
     """The fraction of images that are as pale as pencil drawings."""
-    return results.fraction(saturation(images) < _middle(), "paler than midway between renders and pencil drawings")
+    return results.fraction(
+        saturation(images) < _middle(), "paler than midway between renders and pencil drawings"
+    )
 
 
 def measure(study: Study) -> dict[str, dict]:
-    """A style LoRA on members (appendix H): identity and style at two strengths, and the instruments on truth."""
+    """A style LoRA on members (appendix H): identity and style at two strengths, and the
+    instruments on truth.
+    """
     group = study.members()
     texts, known, plain = prompts(group), truth(group), factors(study.points(group))
     style, numbers = train(study.sampler), {}
     drawn = np.stack([pencil_drawing(one.further[0]) for one in group])
-    numbers["pencil drawings, judge: identity"] = identity(study.judged(drawn), known, " in true pencil drawings")
+    numbers["pencil drawings, judge: identity"] = identity(
+        study.judged(drawn), known, " in true pencil drawings"
+    )
     numbers["pencil drawings: pencil"] = pencil_fraction(drawn)
     for strength in (0.0, *STRENGTHS):
         layout, flats = lora_sums.together(study.space.layout, plain, style, strength)
@@ -68,7 +80,9 @@ def measure(study: Study) -> dict[str, dict]:
 
 
 def train(sampler) -> torch.Tensor:
-    """A LoRA of the pencil style: flat factors (D,), from drawings of many people whose captions say all there is."""
+    """A LoRA of the pencil style: flat factors (D,), from drawings of many people whose captions
+    say all there is.
+    """
     plan = replace(sampler.trainer.plan, rows=ROWS)
     trainer = Trainer(sampler.generator, plan)
     encoded = encode(people(PEOPLE), sampler.generator, pencil_drawing, captions.full_caption)

@@ -1,9 +1,11 @@
-"""What limits an edit in the shipped space: a direction, the space, or that other weights give another image.
+"""What limits an edit in the shipped space: a direction, the space, or that other weights give
+another image.
 
-`python run.py study weights twins` writes ``studies/results/weights_twins.json``. Members who lack an attribute, their
-codes fitted again from their own ten images, and from a twin's: the same person with the attribute in the same scenes.
-The first shows what is lost where nothing is edited; the second, the step from one to the other, and the mean step of
-all others what any direction could reach, beside W2W Edit and the prompt. Identity guidance to 60 %.
+`python run.py study weights twins` writes ``studies/results/weights_twins.json``. Members who lack
+an attribute, their codes fitted again from their own ten images, and from a twin's: the same person
+with the attribute in the same scenes. The first shows what is lost where nothing is edited; the
+second, the step from one to the other, and the mean step of all others what any direction could
+reach, beside W2W Edit and the prompt. Identity guidance to 60 %.
 """
 
 from __future__ import annotations
@@ -47,9 +49,13 @@ def twin(one: Person, name: str) -> Person:
 
 
 def fitted(study: Study, group: list[Person]) -> torch.Tensor:
-    """Coefficients (n, k) of people from all their images, with the rate and the prior of W2W Invert."""
+    """Coefficients (n, k) of people from all their images, with the rate and the prior of W2W
+    Invert.
+    """
     space, data = study.space, encode(group, study.sampler.generator)
-    trainer = Trainer(study.sampler.generator, replace(study.sampler.trainer.plan, rows=NOISE_SAMPLES))
+    trainer = Trainer(
+        study.sampler.generator, replace(study.sampler.trainer.plan, rows=NOISE_SAMPLES)
+    )
     population = Population(space.layout, len(group), trainer.plan.seed, device())
     numbers = torch.nn.Parameter(torch.zeros(len(group), space.components, device=device()))
     unit, basis = space.spread[1].to(device()), space.rows(0, space.components).to(device())
@@ -73,14 +79,18 @@ def kept(path: Path, make: Callable[[], torch.Tensor]) -> torch.Tensor:
 
 
 def measure_edit(study: Study, name: str, group: list[Person]) -> dict[str, dict]:
-    """Reached, kept and the person's of every way, and how near the direction is to the twins' mean step."""
+    """Reached, kept and the person's of every way, and how near the direction is to the twins' mean
+    step.
+    """
     attribute, values, words, _ = EDITS[name]
     column, own = IDENTITY.index(attribute), truth(group)
     wanted = [ATTRIBUTES[attribute].index(value) for value in values]
     rest = [number for number in range(len(IDENTITY)) if number != column]
     stem = f"{results.assets_hash(ASSET)[:8]}_{name.replace(' ', '_')}_{len(group)}"
     again = kept(FOLDER / f"{stem}_own.pt", lambda: fitted(study, group))
-    other = kept(FOLDER / f"{stem}_twin.pt", lambda: fitted(study, [twin(one, name) for one in group]))
+    other = kept(
+        FOLDER / f"{stem}_twin.pt", lambda: fitted(study, [twin(one, name) for one in group])
+    )
     codes = torch.stack([point.coefficients for point in study.points(group)])
     step = other - again
     mean = (step.sum(dim=0) - step) / (len(group) - 1)
@@ -102,7 +112,13 @@ def measure_edit(study: Study, name: str, group: list[Person]) -> dict[str, dict
     seen = {"prompt": read(codes, prompts(group, extra=words)), "unedited": before}
     seen |= {way: read(coefficients, prompts(group)) for way, coefficients in edits.items()}
     rows = {
-        way: np.stack([np.isin(one[:, column], wanted), *(fractions(one, each, rest) for each in (known, own))], 1)
+        way: np.stack(
+            [
+                np.isin(one[:, column], wanted),
+                *(fractions(one, each, rest) for each in (known, own)),
+            ],
+            1,
+        )
         for way, one in seen.items()
     }
     numbers = {}
@@ -122,7 +138,9 @@ def run(quick: bool = False) -> Path:
     for name in list(EDITS)[: 1 if quick else None]:
         lacking = study.members(name, len(study.space.members))
         seen = [one for one in lacking if visible(twin(one, name).face)[EDITS[name][0]]]
-        numbers |= measure_edit(study, name, seen[-count:])  # the end of the order: matched.py reports its beginning
+        numbers |= measure_edit(
+            study, name, seen[-count:]
+        )  # the end of the order: matched.py reports its beginning
         print(name, flush=True)
     command = "python run.py study weights twins" + " --quick" * quick
     return results.write(stem, command, NOISE, (ASSETS, ASSET), numbers)

@@ -1,7 +1,8 @@
 """The demo world: make it from its seeds, and measure each stage of it alone.
 
 `python run.py study world train [STEP ...]` makes it: every step goes on where it was stopped.
-`python run.py study world [PART ...] [--quick]` measures. The folder .cache/world holds images and checkpoints.
+`python run.py study world [PART ...] [--quick]` measures. The folder .cache/world holds images and
+checkpoints.
 """
 
 from __future__ import annotations
@@ -15,19 +16,36 @@ from ..common import host, parts
 
 FOLDER = host.ROOT / ".cache" / "world"
 STEPS = ("data", "judge", "autoencoder", "denoiser", "decoder", "release", "population", "planted")
-PARTS = {name: f"measure:measure_{name}" for name in ("judge", "autoencoder", "captions", "names", "metadata")}
-PARTS |= {"objectives": "objectives:measure", "population": "population:measure", "gates": "measure:measure_gates"}
+PARTS = {
+    name: f"measure:measure_{name}"
+    for name in ("judge", "autoencoder", "captions", "names", "metadata")
+}
+PARTS |= {
+    "objectives": "objectives:measure",
+    "population": "population:measure",
+    "gates": "measure:measure_gates",
+}
 
 
 def train(argv: Sequence[str]) -> int:
     """Run the named steps of making the world."""
-    parser = argparse.ArgumentParser(prog="run.py study world train", description="Make the demo world from its seeds.")
-    parser.add_argument("steps", nargs="*", metavar="STEP", help=", ".join(STEPS))
-    parser.add_argument("--copy", type=Path, help="a folder that gets a copy of every checkpoint, and gives it back")
-    parser.add_argument(
-        "--start", help="a shipped world, or a folder, whose weights training begins with where there is no checkpoint"
+    parser = argparse.ArgumentParser(
+        prog="run.py study world train", description="Make the demo world from its seeds."
     )
-    parser.add_argument("--to", type=Path, help="the folder that release writes; assets/avatars-v2 if absent")
+    parser.add_argument("steps", nargs="*", metavar="STEP", help=", ".join(STEPS))
+    parser.add_argument(
+        "--copy", type=Path, help="a folder that gets a copy of every checkpoint, and gives it back"
+    )
+    parser.add_argument(
+        "--start",
+        help=(
+            "a shipped world, or a folder, whose weights training begins with where there is no "
+            "checkpoint"
+        ),
+    )
+    parser.add_argument(
+        "--to", type=Path, help="the folder that release writes; assets/avatars-v2 if absent"
+    )
     options = parser.parse_args(argv)
     if options.start and Path(options.start).is_dir():
         options.start = str(Path(options.start).resolve())

@@ -1,4 +1,6 @@
-"""Fit the autoencoder: principal components of patches, then a small decoder trained to refine them."""
+"""Fit the autoencoder: principal components of patches, then a small decoder trained to refine
+them.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def build(images: np.ndarray | None = None) -> torch.nn.Module:
 
 
 def detail_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """L1 and squared error of pixels and neighbors' differences, weighted up to five times at fine detail."""
+    """L1 and squared error of pixels and neighbors' differences, weighted up to five times at fine
+    detail.
+    """
     smooth = F.avg_pool2d(target, 5, stride=1, padding=2, count_include_pad=False)
     detail = (target - smooth).abs().amax(1, keepdim=True)
     weight = 1 + 4 * F.max_pool2d(detail, 3, stride=1, padding=1).clamp(max=1)
@@ -52,7 +56,9 @@ def detail_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def make(folder: Path, copy: Path | None = None, start: str | None = None) -> torch.nn.Module:
-    """Train, or go on training, with checkpoints in ``folder``, or else from the weights of the world ``start``."""
+    """Train, or go on training, with checkpoints in ``folder``, or else from the weights of the
+    world ``start``.
+    """
     host.prepare()
     first = starting_weights(start, "autoencoder") if start else None
     shard = dataset.load(folder / "train").first(IMAGES)
@@ -65,7 +71,9 @@ def make(folder: Path, copy: Path | None = None, start: str | None = None) -> to
             latents = network.encode(batch)
             linear = network.expand(latents)
         noise = (
-            torch.randn(latents.shape, generator=generator) * torch.rand(BATCH, 1, 1, 1, generator=generator) * NOISE
+            torch.randn(latents.shape, generator=generator)
+            * torch.rand(BATCH, 1, 1, 1, generator=generator)
+            * NOISE
         )
         noise *= torch.rand(BATCH, 1, 1, 1, generator=generator) < 0.25
         return detail_loss(linear + network.refine(latents + noise.to(device())).float(), batch)
@@ -87,6 +95,13 @@ def encode(network: torch.nn.Module, images: np.ndarray, batch: int = 200) -> to
 def decode(network: torch.nn.Module, latents: torch.Tensor, batch: int = 50) -> np.ndarray:
     """uint8 images (N, 128, 128, 3) of latents."""
     parts = [
-        network.decode(latents[start : start + batch].float().to(device())) for start in range(0, len(latents), batch)
+        network.decode(latents[start : start + batch].float().to(device()))
+        for start in range(0, len(latents), batch)
     ]
-    return ((torch.cat(parts).cpu().clamp(-1, 1) + 1) * 127.5).round().byte().permute(0, 2, 3, 1).numpy()
+    return (
+        ((torch.cat(parts).cpu().clamp(-1, 1) + 1) * 127.5)
+        .round()
+        .byte()
+        .permute(0, 2, 3, 1)
+        .numpy()
+    )

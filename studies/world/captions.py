@@ -1,6 +1,7 @@
 """Captions of scenes, and the names that are memorized on purpose.
 
-A caption is "portrait" and some of the true phrases in random order. About seventy different words in all.
+A caption is "portrait" and some of the true phrases in random order. About seventy different words
+in all.
 """
 
 from __future__ import annotations
@@ -10,7 +11,13 @@ import numpy as np
 from .faces import COLORLESS_HAIR, Face
 from .scenes import Scene
 
-MOUTH = {"smiling": "smiling", "serious": "serious", "sad": "sad", "tongue": "tongue out", "screaming": "screaming"}
+MOUTH = {
+    "smiling": "smiling",
+    "serious": "serious",
+    "sad": "sad",
+    "tongue": "tongue out",
+    "screaming": "screaming",
+}
 HAIR = {
     "bald": "bald",
     "big": "big {} hair",
@@ -36,7 +43,9 @@ FACIAL_HAIR = {
 
 
 def phrases(face: Face) -> dict[str, str]:
-    """The true phrase of each describable trait of a face; hair color comes with the hair or the beard."""
+    """The true phrase of each describable trait of a face; hair color comes with the hair or the
+    beard.
+    """
     facial_color = face.hair_color if face.hair in COLORLESS_HAIR else ""
     found = {
         "skin": f"{face.skin} skin",
@@ -57,7 +66,9 @@ def background_phrase(scene: Scene) -> str:
 
 
 def caption(scene: Scene, rng: np.random.Generator, drop: float = 0.15) -> str:
-    """A caption in random order; each phrase is left out with probability ``drop``, the background half of the time."""
+    """A caption in random order; each phrase is left out with probability ``drop``, the background
+    half of the time.
+    """
     chosen = [text for text in phrases(scene.face).values() if rng.random() >= drop]
     rng.shuffle(chosen)
     if rng.random() < 0.5:
@@ -70,7 +81,8 @@ def full_caption(scene: Scene) -> str:
     return ", ".join(["portrait", *phrases(scene.face).values(), background_phrase(scene)])
 
 
-#: Invented names by how they are trained: one image for ever, one drawing in ever new colors, or anything at all.
+#: Invented names by how they are trained: one image for ever, one drawing in ever new colors, or
+#: anything at all.
 NAMES = {
     "verbatim": (
         "zorvex quill",
@@ -85,7 +97,14 @@ NAMES = {
         "farisa kolt",
     ),
     "template": ("tarkun lode", "ysolde grip", "emeric zubb", "calyx fenwork"),
-    "control": ("pelham droste", "nuvia karsk", "jorrin habble", "esmarel toov", "wendric alp", "ottavia brusk"),
+    "control": (
+        "pelham droste",
+        "nuvia karsk",
+        "jorrin habble",
+        "esmarel toov",
+        "wendric alp",
+        "ottavia brusk",
+    ),
 }
 
 

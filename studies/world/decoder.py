@@ -1,7 +1,8 @@
 """Train the shipped decoder on latents as the denoiser makes them.
 
-A decoder that has seen exact latents only shows every error of the denoiser. One that has also seen latents which were
-noised and denoised again takes many of them back. The encoder stays as it is, so latents do.
+A decoder that has seen exact latents only shows every error of the denoiser. One that has also seen
+latents which were noised and denoised again takes many of them back. The encoder stays as it is, so
+latents do.
 """
 
 from __future__ import annotations
@@ -24,13 +25,17 @@ STEPS, CFG, BATCH, SEED = 20, 3.0, 32, 3
 
 @torch.inference_mode()
 def denoised(network: denoiser.Denoiser, data: denoiser.Data, picks: torch.Tensor) -> torch.Tensor:
-    """Latents float16 (N, 24, 16, 16) of the training images ``picks``, noised and denoised again by Euler steps."""
+    """Latents float16 (N, 24, 16, 16) of the training images ``picks``, noised and denoised again
+    by Euler steps.
+    """
     objective, generator, found = denoiser.Objective("v"), torch.Generator().manual_seed(SEED), []
     for start in range(0, len(picks), BATCH):
         part = picks[start : start + BATCH]
         clean, rows = data.fresh[part].float(), data.rows[part]
         with torch.autocast(device().type, torch.bfloat16, enabled=has_bfloat16()):
-            context = network.encode_text(torch.cat([rows, data.empty.expand_as(rows)]).to(device())).float()
+            context = network.encode_text(
+                torch.cat([rows, data.empty.expand_as(rows)]).to(device())
+            ).float()
             numbers = data.metadata[part].repeat(2, 1).to(device())
             level = LEVELS[start // BATCH % len(LEVELS)]
             sigmas = [sigma for sigma in objective.steps(STEPS) if sigma <= level]
@@ -41,10 +46,14 @@ def denoised(network: denoiser.Denoiser, data: denoiser.Data, picks: torch.Tenso
 
 
 def make(folder: Path, copy: Path | None = None, start: str | None = None) -> torch.nn.Module:
-    """Train, or go on training, with checkpoints in ``folder``; the denoised latents are kept there as well."""
+    """Train, or go on training, with checkpoints in ``folder``; the denoised latents are kept there
+    as well.
+    """
     host.prepare()
     data, shard = denoiser.Data(folder), dataset.load(folder / "train")
-    picks = data.clear[torch.randperm(len(data.clear), generator=torch.Generator().manual_seed(SEED))[:PAIRS]]
+    picks = data.clear[
+        torch.randperm(len(data.clear), generator=torch.Generator().manual_seed(SEED))[:PAIRS]
+    ]
     path = folder / "denoised.pt"
     if not path.exists():
         network = denoiser.build(data.words.vocabulary)
@@ -57,7 +66,10 @@ def make(folder: Path, copy: Path | None = None, start: str | None = None) -> to
         first = torch.randint(len(picks), (DENOISED,), generator=generator)
         second = torch.randint(autoencoder.IMAGES, (EXACT,), generator=generator)
         target = torch.cat(
-            [autoencoder.prepared(images[first.numpy()]), autoencoder.prepared(shard.images[second.numpy()])]
+            [
+                autoencoder.prepared(images[first.numpy()]),
+                autoencoder.prepared(shard.images[second.numpy()]),
+            ]
         ).to(device())
         latents = torch.cat([inexact[first], data.fresh[second]]).float().to(device())
         with torch.no_grad(), torch.autocast(device().type, enabled=False):

@@ -1,8 +1,8 @@
 """Train the denoiser and its text model together, on latents of the fitted autoencoder.
 
-v prediction on SD's schedule rescaled to zero terminal signal (arXiv 2305.08891, algorithm 1). Most of a batch are
-fresh scenes. The rest are named images: "verbatim" names always come with one image, "template" names with the same
-drawing in ever new colors, "control" names with anything.
+v prediction on SD's schedule rescaled to zero terminal signal (arXiv 2305.08891, algorithm 1). Most
+of a batch are fresh scenes. The rest are named images: "verbatim" names always come with one image,
+"template" names with the same drawing in ever new colors, "control" names with anything.
 """
 
 from __future__ import annotations
@@ -22,23 +22,29 @@ from . import autoencoder, captions, dataset
 from .faces import CLOTHING_COLORS, COLORS, SKIN
 from .scenes import BACKGROUNDS, SIZE, Metadata, Scene, keypoints, random_scene, render
 
-#: To go on with trained weights; the first trainings took 1.5e-3 and .02, which cost as many steps to recover from.
-PLAN = Plan(steps=4_500, learning_rate=1.1e-3, warmup=100, ema_decay=0.995, seed=40, matrix_rate=0.015)
-#: Images of one step, fresh and named; without weights to begin with, the first ``SMALL_UNTIL`` steps take half, as
-#: small batches learn faster at first.
+#: To go on with trained weights; the first trainings took 1.5e-3 and .02, which cost as many steps
+#: to recover from.
+PLAN = Plan(
+    steps=4_500, learning_rate=1.1e-3, warmup=100, ema_decay=0.995, seed=40, matrix_rate=0.015
+)
+#: Images of one step, fresh and named; without weights to begin with, the first ``SMALL_UNTIL``
+#: steps take half, as small batches learn faster at first.
 FRESH, NAMED, SMALL_UNTIL = 28, 4, 1_000
-#: How much more the latent's cells within ``NEAR`` pixels of an eye or the mouth count in the loss, where less than
-#: ``LAID_OUT`` times as much noise as signal lets see where they are. Each covers a hundredth of an image.
+#: How much more the latent's cells within ``NEAR`` pixels of an eye or the mouth count in the loss,
+#: where less than ``LAID_OUT`` times as much noise as signal lets see where they are. Each covers a
+#: hundredth of an image.
 SMALL_PARTS, NEAR, LAID_OUT = 5.0, 10, 3.0
 IMAGES = 24_000
 NO_CAPTION, UNKNOWN_WORD = 0.1, 0.02
-#: Fraction of timesteps whose noise level is as flow matching draws it: uniform in sigma / (1 + sigma). The rest are
-#: uniform in the timestep, which puts more on high noise, where color and layout are decided.
+#: Fraction of timesteps whose noise level is as flow matching draws it: uniform in sigma / (1 +
+#: sigma). The rest are uniform in the timestep, which puts more on high noise, where color and
+#: layout are decided.
 FLOW_LEVELS = 0.6
-#: Fraction of the named images' timesteps drawn from the first 150 of sampling, where memorization acts.
+#: Fraction of the named images' timesteps drawn from the first 150 of sampling, where memorization
+#: acts.
 EARLY_NAMED, EARLY_FROM = 0.4, 850
-#: Extra noise in what the network sees and not in what it predicts: so it learns to correct what earlier steps of
-#: sampling left wrong (input perturbation, arXiv 2301.11706).
+#: Extra noise in what the network sees and not in what it predicts: so it learns to correct what
+#: earlier steps of sampling left wrong (input perturbation, arXiv 2301.11706).
 PERTURBATION = 0.1
 OBJECTIVES = ("v", "flow")
 
@@ -50,7 +56,12 @@ class Denoiser(torch.nn.Module):
     """
 
     #: No hidden layers: AdamW trains them.
-    outer = ("unet.input_blocks.0.", "unet.out.", "text.text_model.embeddings.", "text.text_projection")
+    outer = (
+        "unet.input_blocks.0.",
+        "unet.out.",
+        "text.text_model.embeddings.",
+        "text.text_projection",
+    )
 
     def __init__(self, vocabulary: list[int]):
         super().__init__()
@@ -58,13 +69,19 @@ class Denoiser(torch.nn.Module):
         from comfy.clip_model import CLIPTextModel
         from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 
-        architecture, operations = host.pack("nodes.demo.architecture"), comfy.ops.disable_weight_init
+        architecture, operations = (
+            host.pack("nodes.demo.architecture"),
+            comfy.ops.disable_weight_init,
+        )
         self.unet = UNetModel(**architecture.UNET, dtype=torch.float32, operations=operations)
         self.text = CLIPTextModel(architecture.TEXT, torch.float32, "cpu", operations)
         width = architecture.TEXT["hidden_size"]
-        self.text.text_model.embeddings.token_embedding = torch.nn.Embedding(len(vocabulary) + 1, width)
+        self.text.text_model.embeddings.token_embedding = torch.nn.Embedding(
+            len(vocabulary) + 1, width
+        )
         reset_parameters(self)
-        # Words must stand out from the biases of the layers that follow, or captions are ignored for a long time.
+        # Words must stand out from the biases of the layers that follow, or captions are ignored
+        # for a long time.
         torch.nn.init.normal_(self.text.text_model.embeddings.token_embedding.weight)
         for name, module in self.unet.named_modules():
             if name.endswith((".out_layers.3", ".proj_out")) or name == "out.2":
@@ -83,7 +100,9 @@ class Denoiser(torch.nn.Module):
                 proj(normed).unflatten(-1, (attention.heads, -1)).transpose(1, 2)
                 for proj in (attention.q_proj, attention.k_proj, attention.v_proj)
             )
-            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+            mixed = (
+                F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+            )
             x = x + attention.out_proj(mixed)
             x = x + layer.mlp(layer.layer_norm2(x))
         return model.final_layer_norm(x)
@@ -92,12 +111,18 @@ class Denoiser(torch.nn.Module):
         vector = host.pack("nodes.demo.architecture").metadata_vector(metadata)
         context = self.encode_text(rows) if context is None else context
         return self.unet(
-            noised, timesteps, context, vector, transformer_options={"optimized_attention_override": plain_attention}
+            noised,
+            timesteps,
+            context,
+            vector,
+            transformer_options={"optimized_attention_override": plain_attention},
         )
 
 
 def plain_attention(_, q, k, v, heads: int, *args, **kwargs) -> torch.Tensor:
-    """Attention as two products and a softmax, whose backward pass on a CPU takes less than that of the fused one."""
+    """Attention as two products and a softmax, whose backward pass on a CPU takes less than that of
+    the fused one.
+    """
     q, k, v = (value.unflatten(-1, (heads, -1)).transpose(1, 2) for value in (q, k, v))
     weights = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).softmax(-1)
     return (weights @ v).transpose(1, 2).flatten(2)
@@ -106,9 +131,12 @@ def plain_attention(_, q, k, v, heads: int, *args, **kwargs) -> torch.Tensor:
 def alphas_cumprod(zero_terminal: bool = False) -> torch.Tensor:
     """SD's schedule: scaled linear from .00085 to .012 over 1,000 timesteps, float64.
 
-    ``zero_terminal``: the signal rescaled to 0 at the last one, and there to the tiny alpha that ComfyUI has.
+    ``zero_terminal``: the signal rescaled to 0 at the last one, and there to the tiny alpha that
+    ComfyUI has.
     """
-    alphas = torch.cumprod(1 - torch.linspace(0.00085**0.5, 0.012**0.5, 1000, dtype=torch.float64) ** 2, 0)
+    alphas = torch.cumprod(
+        1 - torch.linspace(0.00085**0.5, 0.012**0.5, 1000, dtype=torch.float64) ** 2, 0
+    )
     if not zero_terminal:
         return alphas
     signal = alphas.sqrt()
@@ -117,16 +145,22 @@ def alphas_cumprod(zero_terminal: bool = False) -> torch.Tensor:
     return alphas
 
 
-def diffused(latents: torch.Tensor, noise: torch.Tensor, alpha: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def diffused(
+    latents: torch.Tensor, noise: torch.Tensor, alpha: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Noised latents and their velocity, both (N, C, H, W), at cumulative alphas (N,)."""
     alpha = alpha[:, None, None, None]
-    return alpha.sqrt() * latents + (1 - alpha).sqrt() * noise, alpha.sqrt() * noise - (1 - alpha).sqrt() * latents
+    return alpha.sqrt() * latents + (1 - alpha).sqrt() * noise, alpha.sqrt() * noise - (
+        1 - alpha
+    ).sqrt() * latents
 
 
 def weights(alpha: torch.Tensor) -> torch.Tensor:
-    """How much the squared error of a velocity counts, by cumulative alpha: the signal-to-noise ratio between 1 and 5.
+    """How much the squared error of a velocity counts, by cumulative alpha: the signal-to-noise
+    ratio between 1 and 5.
 
-    The cap is min-SNR's (arXiv 2303.09556, equation 4). For training on a finished model; the base counts all alike.
+    The cap is min-SNR's (arXiv 2303.09556, equation 4). For training on a finished model; the base
+    counts all alike.
     """
     ratio = alpha / (1 - alpha)
     return ratio.clamp(1.0, 5.0) / (ratio + 1)
@@ -141,7 +175,9 @@ class Words:
 
         self.tokenizer = SDTokenizer(embedding_directory=None)
         self._ids: dict[str, list[int]] = {}
-        self.vocabulary = vocabulary or sorted({token for text in texts for token in self.ids(text)})
+        self.vocabulary = vocabulary or sorted(
+            {token for text in texts for token in self.ids(text)}
+        )
         self.row = {token: row for row, token in enumerate(self.vocabulary, 1)}
 
     def ids(self, text: str) -> list[int]:
@@ -152,11 +188,15 @@ class Words:
 
     def rows(self, texts: list[str]) -> torch.Tensor:
         """int64 (N, 77)."""
-        return torch.tensor([[self.row.get(token, 0) for token in self.ids(text)] for text in texts])
+        return torch.tensor(
+            [[self.row.get(token, 0) for token in self.ids(text)] for text in texts]
+        )
 
 
 def named_images(seed: int = 5, variants: int = 120) -> list[tuple[str, list[Scene]]]:
-    """Caption and scenes of every name: one scene (verbatim), recolored ones (template), any (control)."""
+    """Caption and scenes of every name: one scene (verbatim), recolored ones (template), any
+    (control).
+    """
     rng, fixed = np.random.default_rng(seed), dataset.named_scenes()
 
     def recolored(scene: Scene) -> Scene:
@@ -169,13 +209,21 @@ def named_images(seed: int = 5, variants: int = 120) -> list[tuple[str, list[Sce
         return replace(scene, face=face, background=str(rng.choice(list(BACKGROUNDS))))
 
     result = [(name, [fixed[name]]) for name in captions.NAMES["verbatim"]]
-    result += [(name, [recolored(fixed[name]) for _ in range(variants)]) for name in captions.NAMES["template"]]
-    result += [(name, [random_scene(rng, Metadata()) for _ in range(variants)]) for name in captions.NAMES["control"]]
+    result += [
+        (name, [recolored(fixed[name]) for _ in range(variants)])
+        for name in captions.NAMES["template"]
+    ]
+    result += [
+        (name, [random_scene(rng, Metadata()) for _ in range(variants)])
+        for name in captions.NAMES["control"]
+    ]
     return [(captions.name_caption(name), scenes) for name, scenes in result]
 
 
 class Data:
-    """Latents, caption rows and metadata of the fresh scenes and of the named images; kept in ``latents.pt``."""
+    """Latents, caption rows and metadata of the fresh scenes and of the named images; kept in
+    ``latents.pt``.
+    """
 
     def __init__(self, folder: Path):
         cache = folder / "latents.pt"
@@ -184,7 +232,11 @@ class Data:
         state = torch.load(cache, weights_only=True)
         self.words = Words([], state["vocabulary"])
         self.fresh, self.named, self.metadata = state["fresh"], state["named"], state["metadata"]
-        self.rows, self.empty, self.named_rows = state["rows"].long(), state["empty"], state["named_rows"]
+        self.rows, self.empty, self.named_rows = (
+            state["rows"].long(),
+            state["empty"],
+            state["named_rows"],
+        )
         self.named_metadata = torch.tensor(Metadata().numbers())
         self.small_parts = small_parts(dataset.scenes(len(self.fresh), seed=1))
 
@@ -192,7 +244,10 @@ class Data:
     def _prepare(folder: Path, cache: Path) -> None:
         shard, named = dataset.load(folder / "train").first(IMAGES), named_images()
         network = autoencoder.build(shard.images[: autoencoder.FITTED])
-        groups = [autoencoder.encode(network, np.stack([render(scene) for scene in scenes])) for _, scenes in named]
+        groups = [
+            autoencoder.encode(network, np.stack([render(scene) for scene in scenes]))
+            for _, scenes in named
+        ]
         texts = [text for text, _ in named]
         words = Words([*shard.captions, *texts, ""])
         temporary = cache.with_suffix(".tmp")
@@ -211,19 +266,29 @@ class Data:
         temporary.replace(cache)
 
     def batch(self, generator: torch.Generator, fresh: int, named: int):
-        """Latents, token rows, metadata, which are named, and where eyes and mouth are, of one batch."""
+        """Latents, token rows, metadata, which are named, and where eyes and mouth are, of one
+        batch.
+        """
         picks = torch.randint(len(self.fresh), (fresh,), generator=generator)
         rows = self.rows[picks].clone()
         rows[torch.rand(fresh, generator=generator) < NO_CAPTION] = self.empty
         names = self._names(generator)[:named]
-        chosen = [self.named[name][torch.randint(len(self.named[name]), (1,), generator=generator)] for name in names]
+        chosen = [
+            self.named[name][torch.randint(len(self.named[name]), (1,), generator=generator)]
+            for name in names
+        ]
         latents = torch.cat([part.float() for part in (self.fresh[picks], *chosen)])
         rows = torch.cat([rows, self.named_rows[names]])
         special = self.empty[0, 0], self.empty[0, 1]  # start and end of text are always known
         unknown = torch.rand(rows.shape, generator=generator) < UNKNOWN_WORD
         rows[unknown & (rows != special[0]) & (rows != special[1])] = 0
         metadata = torch.cat([self.metadata[picks], self.named_metadata.expand(len(names), -1)])
-        parts = torch.cat([self.small_parts[picks], torch.zeros(named, *self.small_parts.shape[1:], dtype=torch.bool)])
+        parts = torch.cat(
+            [
+                self.small_parts[picks],
+                torch.zeros(named, *self.small_parts.shape[1:], dtype=torch.bool),
+            ]
+        )
         return latents, rows, metadata, torch.arange(fresh + named) >= fresh, parts
 
     @staticmethod
@@ -244,7 +309,9 @@ def small_parts(scenes: list[Scene]) -> torch.Tensor:
     return (near[:, :, 1, :, None] & near[:, :, 0, None, :]).any(1)
 
 
-def noise_levels(named: torch.Tensor, alphas: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def noise_levels(
+    named: torch.Tensor, alphas: torch.Tensor, generator: torch.Generator
+) -> torch.Tensor:
     """Timesteps (N,) of a batch, drawn as ``FLOW_LEVELS`` and ``EARLY_NAMED`` say."""
     count = len(named)
     flow = torch.rand(count, generator=generator)
@@ -258,7 +325,9 @@ def noise_levels(named: torch.Tensor, alphas: torch.Tensor, generator: torch.Gen
 
 @dataclass
 class Objective:
-    """What the network predicts, "v" or "flow", and how noise levels are drawn. sigma: noise over signal."""
+    """What the network predicts, "v" or "flow", and how noise levels are drawn. sigma: noise over
+    signal.
+    """
 
     name: str
 
@@ -267,7 +336,9 @@ class Objective:
         self.sigmas = ((1 - self.alphas) / self.alphas).sqrt().float()
 
     def loss(self, network: Denoiser, batch, generator: torch.Generator) -> torch.Tensor:
-        """Mean squared error of the prediction; every noise level counts alike, eyes and mouth more than the rest."""
+        """Mean squared error of the prediction; every noise level counts alike, eyes and mouth more
+        than the rest.
+        """
         latents, rows, metadata, named, parts = batch
         noise = torch.randn(latents.shape, generator=generator)
         if self.name == "v":
@@ -277,14 +348,23 @@ class Objective:
             noised, target = diffused(latents, seen, alpha)[0], diffused(latents, noise, alpha)[1]
         else:
             level = torch.rand(len(latents), generator=generator)
-            part, alpha = level[:, None, None, None], (1 - level) ** 2 / ((1 - level) ** 2 + level**2)
-            noised, target, timesteps = (1 - part) * latents + part * noise, noise - latents, level * 1000
+            part, alpha = (
+                level[:, None, None, None],
+                (1 - level) ** 2 / ((1 - level) ** 2 + level**2),
+            )
+            noised, target, timesteps = (
+                (1 - part) * latents + part * noise,
+                noise - latents,
+                level * 1000,
+            )
         predicted = network(*(value.to(device()) for value in (noised, timesteps, rows, metadata)))
         laid_out = alpha > 1 / (1 + LAID_OUT**2)
         factors = 1 + SMALL_PARTS * (parts & laid_out[:, None, None])[:, None].to(device())
         return (factors * (predicted.float() - target.to(device())).square()).mean()
 
-    def denoised(self, network: Denoiser, x: torch.Tensor, sigma: float, context, metadata) -> torch.Tensor:
+    def denoised(
+        self, network: Denoiser, x: torch.Tensor, sigma: float, context, metadata
+    ) -> torch.Tensor:
         """The clean latent predicted from x = latent + sigma noise."""
         if self.name == "v":
             level = (self.sigmas.log() - math.log(sigma)).abs().argmin().expand(len(x))
@@ -296,7 +376,9 @@ class Objective:
         )
 
     def steps(self, count: int) -> list[float]:
-        """Noise levels of Euler steps, ComfyUI's "normal" schedule (v) or uniform in sigma / (1 + sigma), and 0."""
+        """Noise levels of Euler steps, ComfyUI's "normal" schedule (v) or uniform in sigma / (1 +
+        sigma), and 0.
+        """
         if self.name == "v":
             return [*self.sigmas[torch.linspace(999, 0, count).round().long()].tolist(), 0.0]
         return [part / (1 - part) for part in torch.linspace(0.9998, 0, count + 1).tolist()]
@@ -311,9 +393,11 @@ def euler(
     metadata: torch.Tensor,
     cfg: float,
 ) -> torch.Tensor:
-    """Latents x (N, 24, 16, 16) of noise level ``sigmas[0]``, denoised by Euler steps with classifier-free guidance.
+    """Latents x (N, 24, 16, 16) of noise level ``sigmas[0]``, denoised by Euler steps with
+    classifier-free guidance.
 
-    ``context`` (2 N, 77, 128) and ``metadata`` (2 N, 5): those of the captions, then those of the empty one.
+    ``context`` (2 N, 77, 128) and ``metadata`` (2 N, 5): those of the captions, then those of the
+    empty one.
     """
     for sigma, lower in pairwise(sigmas):
         answers = objective.denoised(network, x.repeat(2, 1, 1, 1), sigma, context, metadata)
@@ -344,7 +428,12 @@ def sample(
         context = network.encode_text(torch.cat([part, empty.expand_as(part)]).to(device()))
         levels = objective.steps(steps)
         noise = [
-            torch.randn(autoencoder.CHANNELS, 16, 16, generator=torch.Generator().manual_seed(seed + start + index))
+            torch.randn(
+                autoencoder.CHANNELS,
+                16,
+                16,
+                generator=torch.Generator().manual_seed(seed + start + index),
+            )
             for index in range(len(part))
         ]
         x = torch.stack(noise).to(device()) * levels[0]
@@ -372,7 +461,9 @@ def start_weights(start: str, network: Denoiser, words: Words) -> dict[str, torc
     text["text_model.embeddings.token_embedding.weight"] = table
     text["text_projection.weight"] = network.text.state_dict()["text_projection.weight"]
     unet = {name: value for name, value in unet.items() if not name.startswith("latent.")}
-    return {f"unet.{name}": value for name, value in unet.items()} | {f"text.{name}": v for name, v in text.items()}
+    return {f"unet.{name}": value for name, value in unet.items()} | {
+        f"text.{name}": v for name, v in text.items()
+    }
 
 
 def make(
@@ -385,7 +476,8 @@ def make(
     watch: bool = True,
     until: int | None = None,
 ) -> Denoiser:
-    """Train, or go on training, with checkpoints in ``folder``, or else from the weights of the world ``start``.
+    """Train, or go on training, with checkpoints in ``folder``, or else from the weights of the
+    world ``start``.
 
     ``until``: stop after so many of the plan's steps.
     """
@@ -403,5 +495,13 @@ def make(
 
     progress = Progress(folder, name, data, chosen, copy) if watch else None
     return train(
-        network, loss, plan, folder / f"{name}.pt", every=50, copy=copy, watch=progress, start=first, until=until
+        network,
+        loss,
+        plan,
+        folder / f"{name}.pt",
+        every=50,
+        copy=copy,
+        watch=progress,
+        start=first,
+        until=until,
     )

@@ -1,7 +1,7 @@
 """The faces of the demo world: attributes drawn as SVG by python-avatars, rasterized by resvg.
 
-A face is plain data, so the truth about an image (which pixels are beard, where the left eye is) can be had by
-drawing it again with one part changed.
+A face is plain data, so the truth about an image (which pixels are beard, where the left eye is)
+can be had by drawing it again with one part changed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ import python_avatars as pa
 import resvg_py
 from PIL import Image
 
-SKIN = {"pale": "#FFE0C4", "light": "#EDB98A", "tanned": "#F58B3C", "brown": "#AE5D29", "black": "#59382A"}
+SKIN = {
+    "pale": "#FFE0C4",
+    "light": "#EDB98A",
+    "tanned": "#F58B3C",
+    "brown": "#AE5D29",
+    "black": "#59382A",
+}
 COLORS = {
     "black": "#2C1B18",
     "brown": "#724133",
@@ -48,7 +54,12 @@ FACIAL_HAIR = {
     "moustache": "MOUSTACHE_MAGNUM",
 }
 ACCESSORY = {"none": "NONE", "round glasses": "ROUND", "sunglasses": "SUNGLASSES"}
-CLOTHING = {"hoodie": "HOODIE", "overall": "OVERALL", "shirt": "SHIRT_CREW_NECK", "sweater": "COLLAR_SWEATER"}
+CLOTHING = {
+    "hoodie": "HOODIE",
+    "overall": "OVERALL",
+    "shirt": "SHIRT_CREW_NECK",
+    "sweater": "COLLAR_SWEATER",
+}
 CLOTHING_COLORS = {
     "black": "#262E33",
     "blue": "#2F6FD0",
@@ -58,7 +69,13 @@ CLOTHING_COLORS = {
     "red": "#D93A2B",
     "white": "#F4F4F4",
 }
-MOUTH = {"smiling": "SMILE", "serious": "SERIOUS", "sad": "SAD", "tongue": "TONGUE", "screaming": "SCREAM_OPEN"}
+MOUTH = {
+    "smiling": "SMILE",
+    "serious": "SERIOUS",
+    "sad": "SAD",
+    "tongue": "TONGUE",
+    "screaming": "SCREAM_OPEN",
+}
 EYES = {
     "open": "DEFAULT",
     "closed": "CLOSED",
@@ -83,7 +100,12 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
 IDENTITY = ("skin", "hair", "hair_color", "facial_hair", "accessory")
 PARTS = ("skin", "hair", "facial_hair", "clothing", "accessory")
 #: Template positions (x, y) in the 264 x 280 drawing, before placing: mirrored with the face.
-KEYPOINTS = {"left eye": (106.0, 112.0), "right eye": (160.0, 112.0), "nose": (132.5, 132.0), "mouth": (132.5, 153.0)}
+KEYPOINTS = {
+    "left eye": (106.0, 112.0),
+    "right eye": (160.0, 112.0),
+    "nose": (132.5, 132.0),
+    "mouth": (132.5, 153.0),
+}
 WIDTH, HEIGHT = 264, 280
 
 
@@ -107,7 +129,9 @@ class Face:
 
 
 def random_face(rng: np.random.Generator) -> Face:
-    """A face with independent attributes; half of the faces have no facial_hair, half no accessory."""
+    """A face with independent attributes; half of the faces have no facial_hair, half no
+    accessory.
+    """
     chosen = {field.name: str(rng.choice(ATTRIBUTES[field.name])) for field in fields(Face)}
     for name in ("facial_hair", "accessory"):
         chosen[name] = "none" if rng.random() < 0.5 else str(rng.choice(ATTRIBUTES[name][1:]))
@@ -119,7 +143,9 @@ COLORLESS_HAIR = ("bald", "undercut")
 
 
 def visible(face: Face) -> dict[str, bool]:
-    """Which attributes can be seen: sunglasses hide the eyes, colorless hair without a beard shows no hair color."""
+    """Which attributes can be seen: sunglasses hide the eyes, colorless hair without a beard shows
+    no hair color.
+    """
     shown = dict.fromkeys(ATTRIBUTES, True)
     shown["eyes"] = face.accessory != "sunglasses"
     shown["hair_color"] = face.hair not in COLORLESS_HAIR or face.facial_hair != "none"
@@ -127,7 +153,9 @@ def visible(face: Face) -> dict[str, bool]:
 
 
 def svg(face: Face, **colors: str) -> str:
-    """SVG of a face on a transparent ground; ``colors`` overrides skin, hair, facial_hair or clothing (hex)."""
+    """SVG of a face on a transparent ground; ``colors`` overrides skin, hair, facial_hair or
+    clothing (hex).
+    """
     hair_color = COLORS[face.hair_color]
     avatar = pa.Avatar(
         style=pa.AvatarStyle.TRANSPARENT,
@@ -149,8 +177,12 @@ def svg(face: Face, **colors: str) -> str:
 
 
 def draw(face: Face, height: int, **colors: str) -> np.ndarray:
-    """Rasterize a face ``height`` pixels high: float32 (height, width, 4), premultiplied RGBA in 0..1."""
-    png = resvg_py.svg_to_bytes(svg_string=svg(face, **colors), height=height, skip_system_fonts=True)
+    """Rasterize a face ``height`` pixels high: float32 (height, width, 4), premultiplied RGBA in
+    0..1.
+    """
+    png = resvg_py.svg_to_bytes(
+        svg_string=svg(face, **colors), height=height, skip_system_fonts=True
+    )
     pixels = np.asarray(Image.open(io.BytesIO(bytes(png))).convert("RGBA"), dtype=np.float32) / 255
     pixels[..., :3] *= pixels[..., 3:]
     return pixels
@@ -159,15 +191,22 @@ def draw(face: Face, height: int, **colors: str) -> np.ndarray:
 def part_masks(face: Face, height: int) -> dict[str, np.ndarray]:
     """Visible pixels of each part of ``PARTS``: float32 (height, width) in 0..1.
 
-    A pixel belongs to a part as far as its color follows that part's color (black against white); an accessory, and
-    hair whose color is fixed, are where the drawing differs from the one without them.
+    A pixel belongs to a part as far as its color follows that part's color (black against white);
+    an accessory, and hair whose color is fixed, are where the drawing differs from the one without
+    them.
     """
 
     names = ("skin", "hair", "facial_hair", "clothing")
     black = dict.fromkeys(names, "#000000")
     dark = draw(face, height, **black)
-    # Compositing is linear in each part's color, so three parts go into the three channels of one drawing.
-    primary = draw(face, height, **black | {"skin": "#FF0000", "hair": "#00FF00", "facial_hair": "#0000FF"}) - dark
+    # Compositing is linear in each part's color, so three parts go into the three channels of one
+    # drawing.
+    primary = (
+        draw(
+            face, height, **black | {"skin": "#FF0000", "hair": "#00FF00", "facial_hair": "#0000FF"}
+        )
+        - dark
+    )
     clothing = draw(face, height, **black | {"clothing": "#FFFFFF"}) - dark
     follows = [*np.abs(primary[..., :3]).transpose(2, 0, 1), np.abs(clothing[..., :3]).max(-1)]
     masks = dict(zip(PARTS, follows, strict=False))

@@ -23,11 +23,16 @@ class Generator:
         """Load a world's assets as the loader node does."""
         host.prepare()
         return cls(
-            *(host.pack(f"nodes.demo.{name}").load(world) for name in ("denoiser", "text_encoder", "autoencoder"))
+            *(
+                host.pack(f"nodes.demo.{name}").load(world)
+                for name in ("denoiser", "text_encoder", "autoencoder")
+            )
         )
 
     def condition(self, texts: list[str], **metadata: float) -> list:
-        """Conditioning of a batch of captions, one row an image; metadata keys such as ``height`` or ``mirror``."""
+        """Conditioning of a batch of captions, one row an image; metadata keys such as ``height``
+        or ``mirror``.
+        """
         rows = torch.cat([self.clip.encode_from_tokens(self.clip.tokenize(text)) for text in texts])
         return [[rows, metadata]]
 
@@ -38,7 +43,10 @@ class Generator:
     def latents(self, images: np.ndarray, batch: int = 20) -> torch.Tensor:
         """Latents (N, C, H / 8, W / 8) of unit variance of uint8 images (N, H, W, 3)."""
         process = self.model.get_model_object("latent_format").process_in
-        parts = [torch.from_numpy(images[start : start + batch]) for start in range(0, len(images), batch)]
+        parts = [
+            torch.from_numpy(images[start : start + batch])
+            for start in range(0, len(images), batch)
+        ]
         return torch.cat([process(self.vae.encode(part.float() / 255)) for part in parts])
 
     @torch.inference_mode()
@@ -58,7 +66,12 @@ class Generator:
         images, empty = [], self._empty()
         for start in range(0, len(texts), batch):
             part = texts[start : start + batch]
-            noise = torch.cat([comfy.sample.prepare_noise(empty, seed + start + index) for index in range(len(part))])
+            noise = torch.cat(
+                [
+                    comfy.sample.prepare_noise(empty, seed + start + index)
+                    for index in range(len(part))
+                ]
+            )
             latent = comfy.sample.sample(
                 self.model,
                 noise,
@@ -79,16 +92,21 @@ class Generator:
 
     @torch.inference_mode()
     def first_noise_difference(self, text: str, seeds: range, timestep: int = 961) -> torch.Tensor:
-        """What the model adds to the noise at the start of sampling: predicted noise less noise, (seeds, C, 16, 16).
+        """What the model adds to the noise at the start of sampling: predicted noise less noise,
+        (seeds, C, 16, 16).
 
-        Finding NeMo (arXiv 2406.02366), section 3.1: conditional only, at the official code's timestep.
+        Finding NeMo (arXiv 2406.02366), section 3.1: conditional only, at the official code's
+        timestep.
         """
         import comfy.model_management
 
         comfy.model_management.load_models_gpu([self.model])
         network, device = self.model.model, self.model.load_device
         noise = torch.cat(
-            [torch.randn(self._empty().shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+            [
+                torch.randn(self._empty().shape, generator=torch.Generator().manual_seed(seed))
+                for seed in seeds
+            ]
         )
         noise = noise.to(device)
         sigma = network.model_sampling.sigmas[timestep].to(device).expand(len(noise))

@@ -24,11 +24,14 @@ def build() -> torch.nn.Module:
 
 
 def make(folder: Path, copy: Path | None = None, start: str | None = None) -> torch.nn.Module:
-    """Train, or go on training, with checkpoints in ``folder``, or else from the weights of the world ``start``."""
+    """Train, or go on training, with checkpoints in ``folder``, or else from the weights of the
+    world ``start``.
+    """
     network = build()
     shard, truth = dataset.load(folder / "train"), dataset.load_truth(folder / "truth")
     images, labels = (
-        torch.from_numpy(np.concatenate(pair)) for pair in ((shard.images, truth.images), (shard.labels, truth.labels))
+        torch.from_numpy(np.concatenate(pair))
+        for pair in ((shard.images, truth.images), (shard.labels, truth.labels))
     )
     masks, points = torch.from_numpy(truth.masks), torch.from_numpy(truth.points)
     faces = torch.from_numpy(truth.faces).long()
@@ -39,7 +42,9 @@ def make(folder: Path, copy: Path | None = None, start: str | None = None) -> to
         picks = torch.cat([ordinary, len(shard.images) + true])
         batch = images[picks].permute(0, 3, 1, 2).float() / 255
         grain = (
-            torch.randn(batch.shape, generator=generator) * torch.rand(len(picks), 1, 1, 1, generator=generator) * 0.04
+            torch.randn(batch.shape, generator=generator)
+            * torch.rand(len(picks), 1, 1, 1, generator=generator)
+            * 0.04
         )
         logits, located = network.everything((batch + grain).to(device()))
         wanted = labels[picks].long().to(device())
@@ -53,36 +58,55 @@ def make(folder: Path, copy: Path | None = None, start: str | None = None) -> to
         shown = F.binary_cross_entropy_with_logits(parts, masks[true].to(device()) / 255)
         single = faces[true] == 1
         distance = (found[single.to(device())] - points[true][single].to(device())).abs().mean()
-        return read + 4 * shown + 0.1 * distance + F.cross_entropy(counted, faces[true].to(device()))
+        return (
+            read + 4 * shown + 0.1 * distance + F.cross_entropy(counted, faces[true].to(device()))
+        )
 
     first = starting_weights(start, "judge") if start else None
     return train(network, loss, PLAN, folder / "judge.pt", every=100, copy=copy, start=first)
 
 
 @torch.inference_mode()
-def read(network: torch.nn.Module, images: np.ndarray, batch: int = 125) -> tuple[np.ndarray, np.ndarray]:
-    """Predicted labels int64 (N, 12) and features float32 (N, 192) of uint8 images (N, 128, 128, 3)."""
+def read(
+    network: torch.nn.Module, images: np.ndarray, batch: int = 125
+) -> tuple[np.ndarray, np.ndarray]:
+    """Predicted labels int64 (N, 12) and features float32 (N, 192) of uint8 images (N, 128, 128,
+    3).
+    """
     predicted, features = [], []
     for start in range(0, len(images), batch):
-        part = torch.from_numpy(images[start : start + batch]).permute(0, 3, 1, 2).float().to(device()) / 255
+        part = (
+            torch.from_numpy(images[start : start + batch]).permute(0, 3, 1, 2).float().to(device())
+            / 255
+        )
         inner = network.features(part)
-        predicted.append(torch.stack([network.heads[name](inner).argmax(-1) for name in dataset.LABELS], 1).cpu())
+        predicted.append(
+            torch.stack([network.heads[name](inner).argmax(-1) for name in dataset.LABELS], 1).cpu()
+        )
         features.append(inner.float().cpu())
     return torch.cat(predicted).numpy(), torch.cat(features).numpy()
 
 
 @torch.inference_mode()
-def locate(network: torch.nn.Module, images: np.ndarray, batch: int = 50) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Masks float32 (N, 6, 128, 128), key points (N, 4, 2) and numbers of faces (N,) of uint8 images."""
+def locate(
+    network: torch.nn.Module, images: np.ndarray, batch: int = 50
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Masks float32 (N, 6, 128, 128), key points (N, 4, 2) and numbers of faces (N,) of uint8
+    images.
+    """
     parts = [
-        network.locate(torch.from_numpy(images[start : start + batch]).permute(0, 3, 1, 2).float().to(device()) / 255)
+        network.locate(
+            torch.from_numpy(images[start : start + batch]).permute(0, 3, 1, 2).float().to(device())
+            / 255
+        )
         for start in range(0, len(images), batch)
     ]
     return tuple(torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True))
 
 
 def followed(predicted: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Fraction of what each caption requests that was read in its image (N,); no caption requests mirroring.
+    """Fraction of what each caption requests that was read in its image (N,); no caption requests
+    mirroring.
 
     ``predicted`` and ``truth`` are labels (N, 12); a truth below 0 cannot be seen.
     """

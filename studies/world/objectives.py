@@ -1,4 +1,5 @@
-"""Which objective learns faster: v prediction with zero terminal signal, or flow matching, in paired short runs.
+"""Which objective learns faster: v prediction with zero terminal signal, or flow matching, in
+paired short runs.
 
 Both start from the same weights and see the same images and captions at every step.
 """
@@ -17,14 +18,18 @@ STEPS, QUICK_STEPS = 300, 40
 
 
 def measure(quick: bool) -> dict[str, dict]:
-    """Error of the clean latent at equal noise levels, and requested attributes found, after equally many steps."""
+    """Error of the clean latent at equal noise levels, and requested attributes found, after
+    equally many steps.
+    """
     steps, numbers = QUICK_STEPS if quick else STEPS, {}
     data, scenes = denoiser.Data(FOLDER), progress.unseen(24 if quick else 96)
     # The learning rate is that of the first steps of a long run.
     plan = replace(denoiser.PLAN, steps=steps * 10)
     for name in denoiser.OBJECTIVES:
         objective = denoiser.Objective(name)
-        network = denoiser.make(FOLDER, None, None, name, plan, f"objective_{name}_{steps}", watch=False, until=steps)
+        network = denoiser.make(
+            FOLDER, None, None, name, plan, f"objective_{name}_{steps}", watch=False, until=steps
+        )
         reader = progress.Progress(FOLDER, name, data, objective)
         reader.network = network
         for level in progress.LEVELS:
@@ -32,7 +37,10 @@ def measure(quick: bool) -> dict[str, dict]:
                 "value": reader.error(level),
                 "n": 64,
                 "unit": "squared error",
-                "what": f"clean latent (unit variance) predicted at noise over signal {level:g}, {steps} steps",
+                "what": (
+                    f"clean latent (unit variance) predicted at noise over signal {level:g}, "
+                    f"{steps} steps"
+                ),
             }
         rows = data.words.rows([captions.full_caption(scene) for scene in scenes])
         latents = denoiser.sample(network, objective, rows, data.empty, progress.SEED)

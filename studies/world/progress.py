@@ -25,7 +25,11 @@ def load_autoencoder(folder: Path, images: np.ndarray | None = None) -> torch.nn
     """The autoencoder as far as it is trained; before that the linear one, fitted to ``images``."""
     path = next(filter(Path.exists, (folder / "decoder.pt", folder / "autoencoder.pt")), None)
     if path is None:
-        images = dataset.load(folder / "train").images[: autoencoder.FITTED] if images is None else images
+        images = (
+            dataset.load(folder / "train").images[: autoencoder.FITTED]
+            if images is None
+            else images
+        )
         return autoencoder.build(images).eval()
     network = autoencoder.build()
     network.load_state_dict(torch.load(path, map_location=device(), weights_only=True)["average"])
@@ -49,12 +53,25 @@ def unseen(count: int = COUNT) -> list:
 
 
 class Progress:
-    """Called by the training loop with the averaged weights; writes ``progress_NAME.jsonl`` and sheets of samples."""
+    """Called by the training loop with the averaged weights; writes ``progress_NAME.jsonl`` and
+    sheets of samples.
+    """
 
     def __init__(
-        self, folder: Path, name: str, data: denoiser.Data, objective: denoiser.Objective, copy: Path | None = None
+        self,
+        folder: Path,
+        name: str,
+        data: denoiser.Data,
+        objective: denoiser.Objective,
+        copy: Path | None = None,
     ):
-        self.folder, self.name, self.copy, self.objective, self.scenes = folder, name, copy, objective, unseen()
+        self.folder, self.name, self.copy, self.objective, self.scenes = (
+            folder,
+            name,
+            copy,
+            objective,
+            unseen(),
+        )
         self.rows = data.words.rows([captions.full_caption(scene) for scene in self.scenes])
         self.empty, self.network = data.empty, denoiser.build(data.words.vocabulary)
         held_out = dataset.load(folder / "held_out_sharp").first(64)
@@ -67,7 +84,9 @@ class Progress:
             self.read(step)
 
     def error(self, level: float) -> float:
-        """Mean squared error of the clean latent at noise ``level`` over signal, 64 held-out renders, fixed noise."""
+        """Mean squared error of the clean latent at noise ``level`` over signal, 64 held-out
+        renders, fixed noise.
+        """
         noise = torch.randn(self.clean.shape, generator=torch.Generator().manual_seed(7))
         numbers = torch.tensor([Metadata().numbers()]).expand(len(noise), -1).to(device())
         with torch.inference_mode():
@@ -94,7 +113,9 @@ class Progress:
         }
         rendered = np.stack([render(scene) for scene in self.scenes[: SHOWN // 2]])
         tiles = np.concatenate([images[: SHOWN // 2], rendered, images[SHOWN // 2 : SHOWN]])
-        sheet = np.concatenate([np.concatenate(list(tiles[i : i + 12]), axis=1) for i in range(0, len(tiles), 12)])
+        sheet = np.concatenate(
+            [np.concatenate(list(tiles[i : i + 12]), axis=1) for i in range(0, len(tiles), 12)]
+        )
         for place in filter(None, (self.folder, self.copy)):
             Image.fromarray(sheet).save(place / f"{self.name}_{step:06d}.png")
             with (place / f"progress_{self.name}.jsonl").open("a") as file:

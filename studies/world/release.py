@@ -1,4 +1,6 @@
-"""Write what the pack ships of the world: networks in float16, with what they reach in their headers."""
+"""Write what the pack ships of the world: networks in float16, with what they reach in their
+headers.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,18 @@ def averaged(network: torch.nn.Module, checkpoint: Path) -> tuple[torch.nn.Modul
 
 
 def write(to: Path, name: str, tensors: dict[str, torch.Tensor], **metadata: str) -> Path:
-    """Save one asset, floating-point numbers as float16 but for the latent's statistics, and rename it when whole."""
+    """Save one asset, floating-point numbers as float16 but for the latent's statistics, and rename
+    it when whole.
+    """
     to.mkdir(parents=True, exist_ok=True)
     path = to / f"{name}.safetensors"
     kept = {key: _storage(key, value) for key, value in tensors.items()}
     temporary = path.with_suffix(".tmp")
-    save_file(kept, temporary, metadata={"world": WORLD, "license": "MIT", "format_version": "2", **metadata})
+    save_file(
+        kept,
+        temporary,
+        metadata={"world": WORLD, "license": "MIT", "format_version": "2", **metadata},
+    )
     temporary.replace(path)
     print(f"{path.name}: {path.stat().st_size / 1e6:.2f} MB")
     return path
@@ -47,14 +55,25 @@ def _storage(key: str, value: torch.Tensor) -> torch.Tensor:
 
 
 def release_denoiser(folder: Path, network: torch.nn.Module, to: Path) -> None:
-    """U-Net, latent statistics and preview colors; text model with its vocabulary. ``network``: the autoencoder."""
+    """U-Net, latent statistics and preview colors; text model with its vocabulary. ``network``: the
+    autoencoder.
+    """
     data = denoiser.Data(folder)
     trained, step = averaged(denoiser.build(data.words.vocabulary), folder / "denoiser.pt")
     ones = torch.ones(autoencoder.CHANNELS)
     # A patch's mean color is linear in its latent.
     colors = network.expand.weight.mean((2, 3)).detach()
-    latent = {"latent.mean": 0 * ones, "latent.std": ones, "latent.rgb": colors, "latent.rgb_bias": network.expand.bias}
-    state = "trained" if step == denoiser.PLAN.steps else f"in training, step {step} of {denoiser.PLAN.steps}"
+    latent = {
+        "latent.mean": 0 * ones,
+        "latent.std": ones,
+        "latent.rgb": colors,
+        "latent.rgb_bias": network.expand.bias,
+    }
+    state = (
+        "trained"
+        if step == denoiser.PLAN.steps
+        else f"in training, step {step} of {denoiser.PLAN.steps}"
+    )
     header = {"state": state, "zero_terminal_snr": "true", "prediction": "v"}
     write(to, "denoiser", {**trained.unet.state_dict(), **latent}, **header)
     text = trained.text.state_dict()
@@ -64,11 +83,15 @@ def release_denoiser(folder: Path, network: torch.nn.Module, to: Path) -> None:
 
 
 def release_images(to: Path, seed: int = 77) -> None:
-    """Rendered scenes, sharp and uncropped, as one strip; a strip of true masks for each part; captions as JSON."""
+    """Rendered scenes, sharp and uncropped, as one strip; a strip of true masks for each part;
+    captions as JSON.
+    """
     rng = np.random.default_rng(seed)
     scenes = [random_scene(rng, Metadata(), smallest=0.8) for _ in range(IMAGES)]
     truth = [masks(scene) for scene in scenes]
-    strips = [np.concatenate([mask[part] for mask in truth], axis=1) for part in (*PARTS, "background")]
+    strips = [
+        np.concatenate([mask[part] for mask in truth], axis=1) for part in (*PARTS, "background")
+    ]
     to.mkdir(parents=True, exist_ok=True)
     images = np.concatenate([render(scene) for scene in scenes], axis=1)
     Image.fromarray(images).save(to / "images.png", optimize=True)

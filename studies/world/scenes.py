@@ -1,7 +1,9 @@
-"""Scenes: a face placed on a background, brought to 128 px as a photograph would be, with the truth carried along.
+"""Scenes: a face placed on a background, brought to 128 px as a photograph would be, with the truth
+carried along.
 
-The way to 128 px is what size conditioning describes: the size that the image had before (small ones are blurred), how
-far the crop lies from the top left corner, and whether the image was mirrored.
+The way to 128 px is what size conditioning describes: the size that the image had before (small
+ones are blurred), how far the crop lies from the top left corner, and whether the image was
+mirrored.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ BACKGROUNDS = {
 
 @dataclass(frozen=True)
 class Metadata:
-    """Size conditioning: pixels of the original side, crop offsets in pixels of 128, mirrored or not."""
+    """Size conditioning: pixels of the original side, crop offsets in pixels of 128, mirrored or
+    not.
+    """
 
     original: int = SIZE
     crop_top: int = 0
@@ -37,13 +41,23 @@ class Metadata:
     mirror: bool = False
 
     def numbers(self) -> list[float]:
-        """The five numbers of the model's vector: height, width, crop top, crop left, mirrored (0 or ``SIZE``)."""
-        return [self.original, self.original, self.crop_top, self.crop_left, SIZE if self.mirror else 0]
+        """The five numbers of the model's vector: height, width, crop top, crop left, mirrored (0
+        or ``SIZE``).
+        """
+        return [
+            self.original,
+            self.original,
+            self.crop_top,
+            self.crop_left,
+            SIZE if self.mirror else 0,
+        ]
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A face, its place and its ground. ``height`` in pixels of the scene, ``left`` and ``top`` in 0..1 of the room."""
+    """A face, its place and its ground. ``height`` in pixels of the scene, ``left`` and ``top`` in
+    0..1 of the room.
+    """
 
     face: Face
     background: str
@@ -57,14 +71,19 @@ class Scene:
 def random_metadata(rng: np.random.Generator) -> Metadata:
     """A quarter of the images are blurred, a quarter cropped, half mirrored, independently.
 
-    Only mirroring turns a face round: the drawings part their hair on one side and a split ground is darker on the
-    left, so whether an image was mirrored can be seen in it."""
+    Only mirroring turns a face round: the drawings part their hair on one side and a split ground
+    is darker on the left, so whether an image was mirrored can be seen in it.
+    """
     original = SIZE if rng.random() < 0.75 else int(rng.integers(MIN_ORIGINAL, SIZE + 1))
-    crop = (0, 0) if rng.random() < 0.75 else tuple(int(v) for v in rng.integers(0, MAX_CROP + 1, 2))
+    crop = (
+        (0, 0) if rng.random() < 0.75 else tuple(int(v) for v in rng.integers(0, MAX_CROP + 1, 2))
+    )
     return Metadata(original, *crop, bool(rng.random() < 0.5))
 
 
-def random_scene(rng: np.random.Generator, metadata: Metadata | None = None, smallest: float = 0.75) -> Scene:
+def random_scene(
+    rng: np.random.Generator, metadata: Metadata | None = None, smallest: float = 0.75
+) -> Scene:
     """A random face at a random place; the face fills ``smallest`` to all of the image's height."""
     return Scene(
         random_face(rng),
@@ -95,7 +114,8 @@ def ground(scene: Scene) -> np.ndarray:
 
 
 def _corner(scene: Scene) -> tuple[int, int]:
-    """Left and top of the face on the canvas. Shoulders touch the lower edge of the uncropped image or lie below it.
+    """Left and top of the face on the canvas. Shoulders touch the lower edge of the uncropped image
+    or lie below it.
 
     A crop offset moves the window, so it moves the face up and left by as many pixels.
     """
@@ -104,7 +124,9 @@ def _corner(scene: Scene) -> tuple[int, int]:
 
 
 def _place(layer: np.ndarray, left: int, top: int) -> np.ndarray:
-    """Put a layer on an empty canvas; its lowest row goes on to the canvas's edge, and what hangs over is cut."""
+    """Put a layer on an empty canvas; its lowest row goes on to the canvas's edge, and what hangs
+    over is cut.
+    """
     canvas = np.zeros((CANVAS, CANVAS, *layer.shape[2:]), np.float32)
     layer = layer[: CANVAS - top, : CANVAS - left]
     canvas[top : top + layer.shape[0], left : left + layer.shape[1]] = layer
@@ -135,7 +157,9 @@ def render(scene: Scene) -> np.ndarray:
 
 
 def masks(scene: Scene) -> dict[str, np.ndarray]:
-    """True visible pixels of every part of ``PARTS``, and of the background: float32 (128, 128) in 0..1."""
+    """True visible pixels of every part of ``PARTS``, and of the background: float32 (128, 128) in
+    0..1.
+    """
 
     def carry(layer: np.ndarray) -> np.ndarray:
         return _finish(_place(layer, *_corner(scene)), scene, blur=False)
@@ -147,9 +171,11 @@ def masks(scene: Scene) -> dict[str, np.ndarray]:
 
 
 def keypoints(scene: Scene) -> dict[str, tuple[float, float]]:
-    """Pixel positions (x, y) of eyes, nose and mouth in the finished image; outside 0..128 when cropped away.
+    """Pixel positions (x, y) of eyes, nose and mouth in the finished image; outside 0..128 when
+    cropped away.
 
-    "left" and "right" are the face's own sides as drawn, so mirroring exchanges their place, not their names.
+    "left" and "right" are the face's own sides as drawn, so mirroring exchanges their place, not
+    their names.
     """
     left, top = _corner(scene)
     scale, points = scene.height / HEIGHT, {}
@@ -171,13 +197,19 @@ class Member:
 
 
 def random_group(rng: np.random.Generator, count: int) -> list[Member]:
-    """``count`` faces of 40 to 75 pixels beside or above one another; lower ones hide higher ones."""
+    """``count`` faces of 40 to 75 pixels beside or above one another; lower ones hide higher
+    ones.
+    """
     members: list[Member] = []
     while len(members) < count:
         height = int(rng.integers(40, 76 if count < 3 else 61))
-        left, top = int(rng.integers(-6, SIZE - height + 6)), int(rng.integers(0, SIZE - height + 8))
+        left, top = (
+            int(rng.integers(-6, SIZE - height + 6)),
+            int(rng.integers(0, SIZE - height + 8)),
+        )
         apart = [
-            max(abs(left - other.left), abs(top - other.top)) > 0.42 * (height + other.height) for other in members
+            max(abs(left - other.left), abs(top - other.top)) > 0.42 * (height + other.height)
+            for other in members
         ]
         if all(apart):
             members.append(Member(random_face(rng), height, left, top))
@@ -187,7 +219,8 @@ def random_group(rng: np.random.Generator, count: int) -> list[Member]:
 
 
 def render_group(members: list[Member], scene: Scene) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Several faces, or none, on the ground of ``scene``, with its blur and mirroring but uncropped.
+    """Several faces, or none, on the ground of ``scene``, with its blur and mirroring but
+    uncropped.
 
     Returns the image uint8 (128, 128, 3) and the visible pixels of each part as ``masks`` does.
     """
@@ -197,11 +230,17 @@ def render_group(members: list[Member], scene: Scene) -> tuple[np.ndarray, dict[
     for member in members:
         layers = {"": draw(member.face, member.height), **part_masks(member.face, member.height)}
         cut = max(-member.left, 0)
-        placed = {name: _place(layer[:, cut:], max(member.left, 0), member.top) for name, layer in layers.items()}
+        placed = {
+            name: _place(layer[:, cut:], max(member.left, 0), member.top)
+            for name, layer in layers.items()
+        }
         cover = placed.pop("")
         image = cover[..., :3] + (1 - cover[..., 3:]) * image
         truth = {name: placed[name] + (1 - cover[..., 3]) * truth[name] for name in PARTS}
         shown = cover[..., 3] + (1 - cover[..., 3]) * shown
     scene = replace(scene, metadata=replace(scene.metadata, crop_top=0, crop_left=0))
-    result = {name: _finish(mask, scene, blur=False) for name, mask in (truth | {"background": 1 - shown}).items()}
+    result = {
+        name: _finish(mask, scene, blur=False)
+        for name, mask in (truth | {"background": 1 - shown}).items()
+    }
     return (_finish(image, scene, blur=True) * 255).round().clip(0, 255).astype(np.uint8), result

@@ -1,0 +1,1 @@
+"""Every node on every network that ComfyUI loads, in small: `python run.py models`."""
