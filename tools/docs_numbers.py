@@ -1,13 +1,16 @@
-"""Put measured numbers and the list of nodes into the documents: `python run.py study report [--check]`.
+"""Put measured numbers and the list of nodes into the documents: `python run.py study report
+[--check]`.
 
-Every line `<!-- numbers RESULT: PATTERN -->` in README.md, docs/, studies/ or a README.md of benchmarks/ is followed
-by a table of the numbers of studies/results/RESULT.json whose names match the regular expression PATTERN, up to the
-line `<!-- end -->`. `<!-- nodes -->` is followed in the same way by a table of the pack's nodes, `<!-- costs -->` by
-one of what they cost (bench_nodes.json), `<!-- plot ... -->` by a plot (docs_plots.py), and `<!-- inputs -->` in the
-help pages of web/docs/ by the node's inputs; and a line may hold `<!-- value RESULT: NAME -->`, which is followed by
-one number, or `<!-- interval RESULT: NAME -->`, by its interval.
-tests/node_contract.json is written from the nodes' schemas. `--check` changes nothing and fails when something is out
-of date. `python run.py study show RESULT [PATTERN]` prints a result's numbers as such a table.
+Every line `<!-- numbers RESULT: PATTERN -->` in README.md, docs/, studies/ or a README.md of
+benchmarks/ is followed by a table of the numbers of studies/results/RESULT.json whose names match
+the regular expression PATTERN, up to the line `<!-- end -->`. `<!-- nodes -->` is followed in the
+same way by a table of the pack's nodes, `<!-- costs -->` by one of what they cost
+(bench_nodes.json), `<!-- plot ... -->` by a plot (docs_plots.py), and `<!-- inputs -->` in the help
+pages of web/docs/ by the node's inputs; and a line may hold `<!-- value RESULT: NAME -->`, which is
+followed by one number, or `<!-- interval RESULT: NAME -->`, by its interval.
+tests/node_contract.json and node_widgets.json are written from the nodes' schemas. `--check`
+changes nothing and fails when something is out of date. `python run.py study show RESULT [PATTERN]`
+prints a result's numbers as such a table.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import docs_plots, node_contract
+from . import cards, docs_plots, node_contract, translations
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "studies" / "results"
@@ -30,15 +33,43 @@ DOCUMENTS = (
     *sorted((ROOT / "studies").glob("*/*.md")),
     *sorted((ROOT / "benchmarks").glob("*/README.md")),
 )
-_BLOCK = re.compile(r"(<!-- numbers (?P<result>[\w.-]+): (?P<pattern>.+?) -->\n).*?(?=<!-- end -->)", re.S)
-_VALUE = re.compile(r"(<!-- (?P<kind>value|interval) (?P<result>[\w.-]+): (?P<name>.+?) -->).*?(?=<!-- end -->)")
+_BLOCK = re.compile(
+    r"(<!-- numbers (?P<result>[\w.-]+): (?P<pattern>.+?) -->\n).*?(?=<!-- end -->)", re.S
+)
+#: A number or interval of a result file within a line: its kind, result and name.
+VALUE = re.compile(
+    r"(<!-- (?P<kind>value|interval) (?P<result>[\w.-]+): (?P<name>.+?) -->).*?(?=<!-- end -->)"
+)
 _COSTS = re.compile(r"(<!-- costs -->\n).*?(?=<!-- end -->)", re.S)
 _COST_KEYS = ("takes", "of an evaluation", "over rival", "rival", "memory")
 _NODES = re.compile(r"(<!-- nodes -->\n).*?(?=<!-- end -->)", re.S)
 HELP = ROOT / "web" / "docs"
 _INPUTS = re.compile(r"(<!-- inputs -->\n).*?(?=<!-- end -->)", re.S)
+_OUTPUTS = re.compile(r"(<!-- outputs -->\n).*?(?=<!-- end -->)", re.S)
+_WORKFLOWS = re.compile(r"(<!-- workflows -->\n).*?(?=<!-- end -->)", re.S)
 _MARKUP = re.compile(r"[*<~]|(?<!\w)_")  # what Markdown would take for its own in a tooltip
 _MOST_OPTIONS = 8
+#: A new node's help page: all of it comes from the schema, until somebody adds a figure or a
+#: formula.
+_NEW_PAGE = """# {name}
+
+{description}
+
+## Inputs
+
+<!-- inputs -->
+<!-- end -->
+
+## Outputs
+
+<!-- outputs -->
+<!-- end -->
+
+## Workflows
+
+<!-- workflows -->
+<!-- end -->
+"""
 
 
 def table(result: dict, pattern: str) -> str:
@@ -50,7 +81,9 @@ def table(result: dict, pattern: str) -> str:
     for name, number in rows.items():
         value = number["value"] if isinstance(number["value"], int) else f"{number['value']:.3f}"
         interval = f"{number['low']:.3f} to {number['high']:.3f}" if "low" in number else ""
-        lines.append(f"| {name} | {value} {number['unit']} | {interval} | {number['n']} | {number['what']} |")
+        lines.append(
+            f"| {name} | {value} {number['unit']} | {interval} | {number['n']} | {number['what']} |"
+        )
     return "\n".join([*lines, "", f"Made by `{result['command']}`.", ""])
 
 
@@ -64,35 +97,77 @@ def filled(text: str, results: Path = RESULTS) -> str:
         return block[1] + table(numbers(block["result"]), block["pattern"])
 
     def value(found: re.Match) -> str:
-        whole = numbers(found["result"])["numbers"][found["name"].replace("\\|", "|")]  # as tables of Markdown want it
+        whole = numbers(found["result"])["numbers"][
+            found["name"].replace("\\|", "|")
+        ]  # as tables of Markdown want it
         if found["kind"] == "interval":
             return f"{found[1]}{whole['low']:.2f} to {whole['high']:.2f}"
         number = whole["value"]
         return f"{found[1]}{number if isinstance(number, int) else f'{number:.2f}'}"
 
-    return _VALUE.sub(value, _BLOCK.sub(replace, text))
+    return VALUE.sub(value, _BLOCK.sub(replace, text))
 
 
 def with_nodes(text: str, rows: list[tuple[str, str, str]]) -> str:
     """A document with its table of nodes (display name, category, description) made again."""
-    lines = ["| node | where | what it does |", "|---|---|---|", *(f"| **{a}** | {b} | {c} |" for a, b, c in rows), ""]
+    lines = [
+        "| node | where | what it does |",
+        "|---|---|---|",
+        *(f"| **{a}** | {b} | {c} |" for a, b, c in rows),
+        "",
+    ]
     return _NODES.sub(lambda block: block[1] + "\n".join(lines), text)
 
 
 def with_inputs(text: str, fields: Iterable) -> str:
-    """A help page with its list of inputs made again: name, kind, range and default, and the tooltip."""
-    lines = "".join(f"- `{field.id}` ({_kind(field)}): {_plain(field.tooltip)}\n" for field in fields)
+    """A help page with its list of inputs made again: name, kind, range and default, and the
+    tooltip.
+    """
+    lines = "".join(
+        f"- `{field.id}` ({_kind(field)}): {_plain(field.tooltip)}\n" for field in fields
+    )
     return _INPUTS.sub(lambda block: block[1] + lines, text)
 
 
+def with_outputs(text: str, fields: Iterable) -> str:
+    """A help page with its list of outputs made again, where it has one: name and tooltip."""
+    lines = "".join(
+        f"- `{field.display_name}` ({field.get_io_type()}): {_plain(field.tooltip or '')}\n"
+        for field in fields
+    )
+    return _OUTPUTS.sub(lambda block: block[1] + lines, text)
+
+
+def help_page(schema: Any, links: str) -> str:
+    """A node's help page with all that comes from its schema made again; a new one where there is
+    none.
+    """
+    page = HELP / f"{schema.node_id}.md"
+    new = _NEW_PAGE.format(name=schema.display_name, description=_plain(schema.description))
+    text = page.read_text("utf-8") if page.is_file() else new
+    text = with_outputs(with_inputs(text, schema.inputs), schema.outputs)
+    return with_workflows(text, links)
+
+
+def with_workflows(text: str, links: str) -> str:
+    """A help page with its links to the workflows that show the node made again."""
+    return _WORKFLOWS.sub(lambda block: f"{block[1]}{links}\n", text)
+
+
 def _kind(field: Any) -> str:
-    """The values to choose from, or an input's type and range; its default where that is not the first value."""
+    """The values to choose from, or an input's type and range; its default where that is not the
+    first value.
+    """
     values, default = node_contract.kind(field), getattr(field, "default", None)
     if values == "FILE":
         return "file"
     if isinstance(values, list):
         short = len(values) <= _MOST_OPTIONS
-        found = [f"one of {', '.join(f'`{value}`' for value in values)}" if short else str(field.get_io_type())]
+        found = [
+            f"one of {', '.join(f'`{value}`' for value in values)}"
+            if short
+            else str(field.get_io_type())
+        ]
         default = None if short and default == values[0] else default
     else:
         found = [str(field.get_io_type())]
@@ -122,23 +197,42 @@ def _short(number: dict, times: int = 1) -> str:
 
 
 def with_costs(text: str, rows: dict[str, str], path: Path = RESULTS / "bench_nodes.json") -> str:
-    """A document with its table of costs made again; ``rows``: display names by the IDs of nodes."""
+    """A document with its table of costs made again; ``rows``: display names by the IDs of
+    nodes.
+    """
 
     def table_of(block: re.Match) -> str:
         numbers = json.loads(path.read_text("utf-8"))["numbers"]
-        networks = list(dict.fromkeys(name.partition(",")[0] for name in numbers if ", network: " in name))
-        nodes = dict.fromkeys(name.partition(",")[0] for name in numbers if name.endswith(": takes"))
+        networks = list(
+            dict.fromkeys(name.partition(",")[0] for name in numbers if ", network: " in name)
+        )
+        nodes = dict.fromkeys(
+            name.partition(",")[0] for name in numbers if name.endswith(": takes")
+        )
         heads = [f"{name}: ms, of an evaluation, of the rival" for name in networks]
-        lines = [f"| node | work | rival | {' | '.join(heads)} | MiB |", "|---|---|---|" + "---|" * (len(networks) + 1)]
+        lines = [
+            f"| node | work | rival | {' | '.join(heads)} | MiB |",
+            "|---|---|---|" + "---|" * (len(networks) + 1),
+        ]
         for node in nodes:
-            found = {name: {key: numbers[f"{node}, {name}: {key}"] for key in _COST_KEYS} for name in networks}
+            found = {
+                name: {key: numbers[f"{node}, {name}: {key}"] for key in _COST_KEYS}
+                for name in networks
+            }
             cells = [
-                f"{_short(each['takes'])} · {_short(each['of an evaluation'], 100)} % · {_short(each['over rival'])}"
+                f"{_short(each['takes'])} · {_short(each['of an evaluation'], 100)} % · "
+                f"{_short(each['over rival'])}"
                 for each in found.values()
             ]
             memory = " · ".join(_short(each["memory"]) for each in found.values())
             about = next(iter(found.values()))
-            names = rows[f"GBX_{node}"], about["takes"]["what"], about["rival"]["what"], *cells, memory
+            names = (
+                rows[f"GBX_{node}"],
+                about["takes"]["what"],
+                about["rival"]["what"],
+                *cells,
+                memory,
+            )
             lines.append(f"| {' | '.join(names)} |")
         return "\n".join([block[1] + lines[0], *lines[1:], ""])
 
@@ -156,13 +250,24 @@ def schemas() -> list:
 def nodes(listed: Iterable) -> list[tuple[str, str, str]]:
     """Display name, category and the description's first sentence of every listed schema."""
     return [
-        (schema.display_name, schema.category, re.split(r"(?<=\.) (?=[A-Z])", schema.description)[0])
+        (
+            schema.display_name,
+            schema.category,
+            re.split(r"(?<=\.) (?=[A-Z])", schema.description)[0],
+        )
         for schema in listed
     ]
 
 
+def _workflows() -> list[Path]:
+    """Every workflow file that ships."""
+    return sorted((ROOT / "workflows").rglob("*.json"))
+
+
 def show(argv: Sequence[str]) -> int:
-    """Print the numbers of a result whose names match a regular expression, by default all of them."""
+    """Print the numbers of a result whose names match a regular expression, by default all of
+    them.
+    """
     parser = argparse.ArgumentParser(prog="run.py study show", description=show.__doc__)
     parser.add_argument("name", help="of a file studies/results/NAME.json")
     parser.add_argument("pattern", nargs="?", default="")
@@ -182,10 +287,16 @@ def show(argv: Sequence[str]) -> int:
 
 def main(argv: Sequence[str]) -> int:
     """Rewrite the documents, or check them."""
-    parser = argparse.ArgumentParser(prog="run.py study report", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="run.py study report", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--check", action="store_true")
     options, stale, listed = parser.parse_args(argv), [], schemas()
-    current = {node_contract.PATH: node_contract.table(listed)}
+    shown = cards.workflows_by_node()
+    current = {
+        node_contract.PATH: node_contract.table(listed),
+        node_contract.WIDGETS: node_contract.widgets(listed),
+    }
     plots = {}
     for document in DOCUMENTS:
         text = document.read_text("utf-8")
@@ -193,8 +304,8 @@ def main(argv: Sequence[str]) -> int:
         costs = with_costs(filled(text), {schema.node_id: schema.display_name for schema in listed})
         current[document] = docs_plots.filled(with_nodes(costs, nodes(listed)), document)
     for schema in listed:
-        page = HELP / f"{schema.node_id}.md"
-        current[page] = with_inputs(page.read_text("utf-8"), schema.inputs)
+        links = cards.links(schema.node_id, shown)
+        current[HELP / f"{schema.node_id}.md"] = help_page(schema, links)
     for path, text in current.items():
         if not path.is_file() or path.read_text("utf-8") != text:
             stale.append(path.relative_to(ROOT).as_posix())
@@ -210,5 +321,8 @@ def main(argv: Sequence[str]) -> int:
     if options.check and stale:
         print(f"Out of date: {', '.join(stale)}; run `python run.py study report`.")
         return 1
-    print(f"{'Rewrote' if stale else 'Nothing to change in'} {', '.join(stale) or 'the documents'}.")
+    print(translations.report(translations.missing(listed, _workflows())))
+    print(
+        f"{'Rewrote' if stale else 'Nothing to change in'} {', '.join(stale) or 'the documents'}."
+    )
     return 0

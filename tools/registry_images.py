@@ -1,4 +1,5 @@
-"""The icon and the banner of the ComfyUI registry: `python -P tools/registry_images.py` draws docs/registry/*.png.
+"""The icon and the banner of the ComfyUI registry: `python -P tools/registry_images.py` draws
+docs/registry/*.png.
 
 A glass cube with five layers inside, one for each family of nodes.
 """
@@ -46,7 +47,9 @@ def icon(side: int = 400) -> Image.Image:
     """A square with round corners."""
     large = side * _SCALE
     image = Image.new("RGBA", (large, large))
-    ImageDraw.Draw(image).rounded_rectangle((0, 0, large - 1, large - 1), large // 6, fill=_BACKGROUND)
+    ImageDraw.Draw(image).rounded_rectangle(
+        (0, 0, large - 1, large - 1), large // 6, fill=_BACKGROUND
+    )
     image.alpha_composite(cube(large))
     return image.resize((side, side), Image.Resampling.LANCZOS)
 
@@ -54,7 +57,9 @@ def icon(side: int = 400) -> Image.Image:
 def banner(width: int = 1260, height: int = 540) -> Image.Image:
     """The cube beside the name and the five families, at 21:9."""
     image = Image.new("RGBA", (width, height), _BACKGROUND)
-    image.alpha_composite(cube(height * _SCALE).resize((height, height), Image.Resampling.LANCZOS), (40, 0))
+    image.alpha_composite(
+        cube(height * _SCALE).resize((height, height), Image.Resampling.LANCZOS), (40, 0)
+    )
     draw = ImageDraw.Draw(image)
     draw.text((height + 90, 170), "Glassbox", _EDGE, ImageFont.load_default(104))
     names = ("weights", "activations", "conditioning", "noise", "neurons")

@@ -1,6 +1,8 @@
-"""What it takes to extend the pack: small additions as edits of its files, by which `tools/gates.py` counts the files.
+"""What it takes to extend the pack: small additions as edits of its files, by which
+`tools/gates.py` counts the files.
 
-tests/unit/tools/test_gates.py makes each edit in a copy and runs the program that uses what was added.
+tests/unit/tools/test_gates.py makes each edit in a copy and runs the program that uses what was
+added.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ TEXTS = ("locales/", "web/", "docs/")
 
 @dataclass(frozen=True)
 class Trial:
-    """An addition: by file, pairs of a text and what it is replaced by; and a program that fails without it.
+    """An addition: by file, pairs of a text and what it is replaced by; and a program that fails
+    without it.
 
     The program knows the pack as the package ``edited``.
     """
@@ -29,14 +32,20 @@ class Trial:
         return [name for name in self.edits if not name.startswith(TEXTS)]
 
     def apply(self, root: Path, copy: Path) -> None:
-        """Copy nodes/ and kernels/ of a repository with the edits made; raises ValueError where one has no place."""
+        """Copy nodes/ and kernels/ of a repository with the edits made; raises ValueError where one
+        has no place.
+        """
         for folder in ("nodes", "kernels"):
-            shutil.copytree(root / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                root / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__")
+            )
         for name, pairs in self.edits.items():
             text = (root / name).read_text("utf-8")
             for old, new in pairs:
                 if text.count(old) != 1:
-                    raise ValueError(f"{name} has {text.count(old)} places {old!r}: write the trial again.")
+                    raise ValueError(
+                        f"{name} has {text.count(old)} places {old!r}: write the trial again."
+                    )
                 text = text.replace(old, new)
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             (copy / name).write_text(text, "utf-8")
@@ -46,13 +55,17 @@ TRIALS = {
     "the guidance formula": Trial(
         {
             "nodes/weights/identity_guidance.py": [
-                ("    terms = [(identity, point)] if", "    edit = identity * edit\n    terms = [(identity, point)] if")
+                (
+                    "    terms = [(identity, point)] if",
+                    "    edit = identity * edit\n    terms = [(identity, point)] if",
+                )
             ]
         },
         """
 from edited.nodes.weights import identity_guidance
 identity_guidance.check_same_space = lambda *points: None
-assert identity_guidance.guidance_terms("point", "edited", 0.5, 0.5) == (0.5, [(0.25, "point"), (0.25, "edited")])
+terms = identity_guidance.guidance_terms("point", "edited", 0.5, 0.5)
+assert terms == (0.5, [(0.25, "point"), (0.25, "edited")])
 """,
     ),
     "a direction fitter": Trial(
@@ -61,14 +74,19 @@ assert identity_guidance.guidance_terms("point", "edited", 0.5, 0.5) == (0.5, [(
                 ('    RIDGE = "ridge"\n', '    RIDGE = "ridge"\n    COVARIANCE = "covariance"\n'),
                 (
                     "    FitMethod.RIDGE: fit_ridge,\n",
-                    "    FitMethod.RIDGE: fit_ridge,\n    FitMethod.COVARIANCE: lambda numbers, target: "
-                    "(target - target.mean()) @ numbers / len(target),\n",
+                    "    FitMethod.RIDGE: fit_ridge,\n    FitMethod.COVARIANCE: lambda numbers, "
+                    "target: (target - target.mean()) @ numbers / len(target),\n",
                 ),
             ],
             "nodes/weights/nodes_labels.py": [
-                ("or a linear classifier of scikit-learn. ", "covariance, or a linear classifier of scikit-learn. ")
+                (
+                    "linear classifiers of scikit-learn. ",
+                    "linear classifiers of scikit-learn. covariance: from the covariances. ",
+                )
             ],
-            "locales/zh/nodeDefs.json": [("svm 和 logistic_regression", "covariance, svm 和 logistic_regression")],
+            "locales/zh/nodeDefs.json": [
+                ("svm 和 logistic_regression", "covariance, svm 和 logistic_regression")
+            ],
         },
         """
 import numpy as np
@@ -103,14 +121,17 @@ assert [spec.id for spec in transformer_specs(network)] == ["vit-block0-out", "v
             "nodes/neurons/detectors.py": [
                 (
                     '    "local_norm": Detector(',
-                    '    "spread": Detector(("spread",), lambda of: of.difference.flatten(1).std(1), once=1),\n'
+                    '    "spread": Detector(\n'
+                    '        ("spread",), lambda of: of.difference.flatten(1).std(1), once=1\n'
+                    "    ),\n"
                     '    "local_norm": Detector(',
                 )
             ],
             "nodes/neurons/nodes_detection.py": [
                 (
                     '                io.Boolean.Input(\n                    "sharpness",',
-                    '                io.Boolean.Input("spread", default=False, optional=True, tooltip="It."),\n'
+                    '                io.Boolean.Input(\n                    "spread",'
+                    ' default=False, optional=True, tooltip="It."\n                ),\n'
                     '                io.Boolean.Input(\n                    "sharpness",',
                 )
             ],
@@ -119,7 +140,9 @@ assert [spec.id for spec in transformer_specs(network)] == ["vit-block0-out", "v
 import torch
 from edited.nodes.neurons import detectors
 noise = torch.randn(3, 2, 8, 9, generator=torch.Generator().manual_seed(0))
-score = detectors.score_with_detectors(lambda x, t: 2 * x, lambda x, t: x, noise, 961, {"spread": True})
+score = detectors.score_with_detectors(
+    lambda x, t: 2 * x, lambda x, t: x, noise, 961, {"spread": True}
+)
 assert score.detectors.keys() == {"spread"} and "spread" in detectors.INPUTS
 assert abs(score.detectors["spread"] - float(noise.flatten(1).std(1).mean())) < 1e-6
 """,
@@ -135,9 +158,10 @@ assert abs(score.detectors["spread"] - float(noise.flatten(1).std(1).mean())) < 
             ],
             "nodes/conditioning/noise_rescale_comfy.py": [
                 (
-                    "    law = noise_rescale.scaled_time if",
-                    "    law = noise_rescale.scaled_logarithm if isinstance(base, comfy.model_sampling.EPS) else "
-                    "noise_rescale.scaled_time if",
+                    "    if not isinstance(base, _NOISE_SAMPLES) or",
+                    "    if isinstance(base, comfy.model_sampling.EPS):\n"
+                    "        law = noise_rescale.scaled_logarithm\n"
+                    "    if not isinstance(base, _NOISE_SAMPLES) or",
                 )
             ],
         },

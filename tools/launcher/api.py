@@ -1,4 +1,6 @@
-"""ComfyUI's own HTTP and WebSocket API, as a client that queues prompts and fetches what they make."""
+"""ComfyUI's own HTTP and WebSocket API, as a client that queues prompts and fetches what they
+make.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _POLL = 5.0  # seconds of silence on the WebSocket after which the history is re
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a running prompt is: the node at work, its step and its number of steps (0 of 0 until known)."""
+    """Where a running prompt is: the node at work, its step and its number of steps (0 of 0 until
+    known).
+    """
 
     node: str
     value: float = 0
@@ -45,7 +49,9 @@ class ConnectionLostError(LaunchError):
 
 
 class Client:
-    """Talks to the ComfyUI server at `url` (such as http://127.0.0.1:8188); `timeout`: seconds for one answer."""
+    """Talks to the ComfyUI server at `url` (such as http://127.0.0.1:8188); `timeout`: seconds for
+    one answer.
+    """
 
     def __init__(self, url: str, timeout: float = 60.0):
         self.url, self._timeout = url.rstrip("/"), timeout
@@ -60,11 +66,14 @@ class Client:
         return json.loads(self._request("/system_stats"))
 
     def queue(self, prompt: dict, saved: dict | None = None) -> str:
-        """Queue a prompt in API format and return its id; raises PromptError when ComfyUI finds it invalid.
+        """Queue a prompt in API format and return its id; raises PromptError when ComfyUI finds it
+        invalid.
 
-        `saved`: its workflow as the canvas saves it, to be saved in the images as a run on the canvas does.
+        `saved`: its workflow as the canvas saves it, to be saved in the images as a run on the
+        canvas does.
         """
-        # An id of its own for each prompt: ComfyUI confuses an old connection with a new one of the same id.
+        # An id of its own for each prompt: ComfyUI confuses an old connection with a new one of the
+        # same id.
         listener = uuid.uuid4().hex
         more = {"extra_data": {"extra_pnginfo": {"workflow": saved}}} if saved else {}
         try:
@@ -76,7 +85,11 @@ class Client:
         return prompt_id
 
     def wait(self, prompt_id: str, on_progress: Callable[[Progress], None] | None = None) -> dict:
-        """Wait until a prompt that this client queued is done; its history entry, or PromptError when it failed."""
+        """Wait until a prompt that this client queued is done; its history entry, or PromptError
+        when it failed.
+
+        `on_progress` gets the last progress again every few seconds in which ComfyUI says nothing.
+        """
         entry = asyncio.run(self._follow(prompt_id, on_progress or (lambda progress: None)))
         trouble = failure(entry)
         if trouble:
@@ -107,10 +120,15 @@ class Client:
         try:
             async with (
                 aiohttp.ClientSession() as session,
-                session.ws_connect(address, timeout=aiohttp.ClientWSTimeout(ws_close=2), max_msg_size=0) as socket,
+                session.ws_connect(
+                    address, timeout=aiohttp.ClientWSTimeout(ws_close=2), max_msg_size=0
+                ) as socket,
             ):
+                latest = None
                 while (entry := self.history(prompt_id)) is None:
-                    await _listen(socket, prompt_id, on_progress)
+                    if latest is not None:
+                        on_progress(latest)
+                    latest = await _listen(socket, prompt_id, on_progress) or latest
                 return entry
         except (aiohttp.ClientError, OSError) as error:
             raise ConnectionLostError(
@@ -119,26 +137,41 @@ class Client:
 
     def _request(self, path: str, body: dict | None = None) -> bytes:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
+        request = urllib.request.Request(
+            self.url + path, data, {"Content-Type": "application/json"}
+        )
         try:
             with urllib.request.urlopen(request, timeout=self._timeout) as answer:
                 return answer.read()
         except urllib.error.HTTPError:
             raise
         except (OSError, http.client.HTTPException) as error:
-            raise ConnectionLostError(f"ComfyUI at {self.url} does not answer ({error}): see its log.") from error
+            raise ConnectionLostError(
+                f"ComfyUI at {self.url} does not answer ({error}): see its log."
+            ) from error
 
 
-async def _listen(socket, prompt_id: str, on_progress: Callable[[Progress], None]) -> None:
-    """Report progress until the prompt seems to be done, the socket closes, or nothing comes for a while."""
+async def _listen(
+    socket, prompt_id: str, on_progress: Callable[[Progress], None]
+) -> Progress | None:
+    """Report progress until the prompt seems to be done, the socket closes, or nothing comes for a
+    while.
+
+    Returns the last progress that was reported.
+    """
     import aiohttp
 
+    latest = None
     while True:
         try:
             message = await socket.receive(timeout=_POLL)
         except TimeoutError:
-            return
-        if message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR):
+            return latest
+        if message.type in (
+            aiohttp.WSMsgType.CLOSE,
+            aiohttp.WSMsgType.CLOSED,
+            aiohttp.WSMsgType.ERROR,
+        ):
             raise aiohttp.ClientConnectionError("the server closed the WebSocket")
         if message.type != aiohttp.WSMsgType.TEXT:
             continue  # a preview image
@@ -147,20 +180,30 @@ async def _listen(socket, prompt_id: str, on_progress: Callable[[Progress], None
         if data.get("prompt_id") != prompt_id:
             continue
         if event["type"] == "executing" and data.get("node") is None:
-            return
+            return latest
         if event["type"] == "executing":
-            on_progress(Progress(data["node"]))
+            latest = Progress(data["node"])
         elif event["type"] == "progress":
-            on_progress(Progress(data["node"], data["value"], data["max"]))
+            latest = Progress(data["node"], data["value"], data["max"])
+        else:
+            continue
+        on_progress(latest)
 
 
 def output_files(entry: dict) -> Iterator[OutputFile]:
     """Every file named in a history entry, in the order of the nodes' ids."""
-    for node, outputs in sorted(entry.get("outputs", {}).items(), key=lambda item: (len(item[0]), item[0])):
+    for node, outputs in sorted(
+        entry.get("outputs", {}).items(), key=lambda item: (len(item[0]), item[0])
+    ):
         for listed in outputs.values():
             for item in listed if isinstance(listed, list | tuple) else ():
                 if isinstance(item, dict) and "filename" in item:
-                    yield OutputFile(node, item["filename"], item.get("subfolder", ""), item.get("type", "output"))
+                    yield OutputFile(
+                        node,
+                        item["filename"],
+                        item.get("subfolder", ""),
+                        item.get("type", "output"),
+                    )
 
 
 def failure(entry: dict) -> str | None:
@@ -170,7 +213,10 @@ def failure(entry: dict) -> str | None:
         return None
     for kind, data in status.get("messages", ()):
         if kind == "execution_error":
-            return f"{data['node_type']} (node {data['node_id']}): {' '.join(data['exception_message'].split())}"
+            return (
+                f"{data['node_type']} (node {data['node_id']}): "
+                f"{' '.join(data['exception_message'].split())}"
+            )
         if kind == "execution_interrupted":
             return "The run was interrupted."
     return "ComfyUI reports a failure without a reason: see its log."
@@ -185,7 +231,10 @@ def refusal(body: bytes) -> str:
     reasons = []
     for node, details in (answer.get("node_errors") or {}).items():
         for problem in details.get("errors", ()):
-            reasons.append(f"{details.get('class_type')} (node {node}): {problem['message']}: {problem['details']}")
+            reasons.append(
+                f"{details.get('class_type')} (node {node}): {problem['message']}: "
+                f"{problem['details']}"
+            )
     error = answer.get("error")
     general = error.get("message", "") if isinstance(error, dict) else str(error)
     return f"ComfyUI refused the prompt: {'; '.join(reasons) or general}"

@@ -1,7 +1,8 @@
 """Make a Python process able to import ComfyUI, or, run as a script, start ComfyUI's server in it.
 
-As a script: `python -P boot.py COMFYUI_FOLDER [arguments of ComfyUI's main.py]`. The server ends when the standard
-input of the process is closed, so that it never outlives the launcher, however that one ended.
+As a script: `python -P boot.py COMFYUI_FOLDER [arguments of ComfyUI's main.py]`. The server ends
+when the standard input of the process is closed, so that it never outlives the launcher, however
+that one ended.
 """
 
 from __future__ import annotations
@@ -22,9 +23,13 @@ _keep_alive = []
 
 
 def prepare(comfyui: Path, cpu: bool) -> None:
-    """Let this process import ComfyUI's modules from the folder `comfyui`; `cpu` keeps it from looking for a GPU."""
+    """Let this process import ComfyUI's modules from the folder `comfyui`; `cpu` keeps it from
+    looking for a GPU.
+    """
     _make_importable(comfyui, cpu)
-    importlib.import_module("utils")  # before ComfyUI's nodes put the folder in front that has another one
+    importlib.import_module(
+        "utils"
+    )  # before ComfyUI's nodes put the folder in front that has another one
     if cpu:
         from comfy.cli_args import args
 
@@ -41,8 +46,9 @@ def _make_importable(comfyui: Path, cpu: bool) -> None:
 def cure_torchvision() -> None:
     """Make `import torchvision` work beside a torch build that its C++ library does not fit.
 
-    The library then stays unloaded, and torchvision fails because the operators it describes do not exist. Declaring
-    their schemas is enough; calling one still raises. Where torchvision imports, nothing is changed.
+    The library then stays unloaded, and torchvision fails because the operators it describes do not
+    exist. Declaring their schemas is enough; calling one still raises. Where torchvision imports,
+    nothing is changed.
     """
     try:
         import torchvision  # noqa: F401
@@ -65,12 +71,16 @@ def _declare_torchvision_operators() -> None:
 
 
 def stub_torchaudio() -> None:
-    """Stand in for a missing torchaudio, which older ComfyUI imports for its audio nodes; these raise when used."""
+    """Stand in for a missing torchaudio, which older ComfyUI imports for its audio nodes; these
+    raise when used.
+    """
     if "torchaudio" in sys.modules or importlib.util.find_spec("torchaudio") is not None:
         return
     for name in ("torchaudio", "torchaudio.functional", "torchaudio.transforms"):
         module = types.ModuleType(name, "Stand-in: torchaudio is not installed.")
-        module.__spec__ = importlib.machinery.ModuleSpec(name, loader=None, is_package=name == "torchaudio")
+        module.__spec__ = importlib.machinery.ModuleSpec(
+            name, loader=None, is_package=name == "torchaudio"
+        )
         sys.modules[name] = module
     sys.modules["torchaudio"].functional = sys.modules["torchaudio.functional"]
     sys.modules["torchaudio"].transforms = sys.modules["torchaudio.transforms"]
@@ -83,7 +93,9 @@ class _MissingTransform:
 
 
 def _stop_with_parent() -> None:
-    """Interrupt this process when its standard input closes; end it the hard way if that takes too long."""
+    """Interrupt this process when its standard input closes; end it the hard way if that takes too
+    long.
+    """
     while os.read(0, 4096):  # not sys.stdin: its lock would be held when the interpreter shuts down
         pass
     if os.name == "nt":

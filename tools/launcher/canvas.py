@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import LaunchError
+from .errors import LaunchError, missing_package
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _FLAGS = [
@@ -28,7 +28,8 @@ _SETTINGS = {
     "Comfy.TutorialCompleted": True,
     "Comfy.Workflow.ShowMissingModelsWarning": False,
     "Comfy.ErrorSystem.ShowMissingModels": False,  # its name in front end 1.58
-    # Front end 1.32 stretches a layout for Nodes 2.0, wrongly when it follows another one in the same page.
+    # Front end 1.32 stretches a layout for Nodes 2.0, wrongly when it follows another one in the
+    # same page.
     "Comfy.VueNodes.AutoScaleLayout": False,
     "Comfy.Locale": "en",
 }
@@ -36,7 +37,10 @@ _OPEN_SECONDS, _RUN_SECONDS, _HEARD_SECONDS = 120, 600, 20
 
 _READY = """() => window.app?.extensionManager && window.app.graph && window.LiteGraph
     && Object.keys(window.LiteGraph.registered_node_types).length > 100"""
-_SETTLE = "() => new Promise(done => requestAnimationFrame(() => setTimeout(() => requestAnimationFrame(done), 60)))"
+_SETTLE = (
+    "() => new Promise(done => requestAnimationFrame(() => setTimeout(() => "
+    "requestAnimationFrame(done), 60)))"
+)
 _LOAD = "async workflow => { await app.loadGraphData(workflow) }"
 _SET = """([type, name, value]) => {
     const node = app.graph.nodes.find(node => node.type === type)
@@ -63,11 +67,16 @@ def chromium() -> Iterator[object]:
     """A browser; raises LaunchError with what to install where it is missing."""
     try:
         from playwright.sync_api import sync_playwright
-    except ImportError:
-        raise LaunchError("The browser is driven by Playwright, which is missing: pip install playwright.") from None
+    except ImportError as error:
+        raise LaunchError(
+            missing_package("The browser", "playwright", error, "pip install playwright")
+        ) from error
     found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
     if found is None or not Path(found).exists():
-        raise LaunchError("There is no Chromium: install it (apt-get install chromium), or name yours in CHROMIUM.")
+        raise LaunchError(
+            "There is no Chromium: install it (apt-get install chromium), or name yours in "
+            "CHROMIUM."
+        )
     with sync_playwright() as playwright:
         launched = playwright.chromium.launch(executable_path=found, args=_FLAGS)
         yield launched
@@ -97,7 +106,8 @@ class Canvas:
 
     def load(self, workflow: dict) -> None:
         """Open a saved workflow."""
-        # Nodes 2.0 of front end 1.32 first draws nodes where those of the same id stood in the workflow before.
+        # Nodes 2.0 of front end 1.32 first draws nodes where those of the same id stood in the
+        # workflow before.
         for _ in range(2 if self.vue else 1):
             self.page.evaluate(_LOAD, workflow)
             self.settle()
@@ -111,11 +121,16 @@ class Canvas:
         """Queue the workflow and wait until it is done."""
         self.page.evaluate(_QUEUE)
         deadline = time.monotonic() + _RUN_SECONDS
-        while not self.page.evaluate(_IDLE):  # wait_for_function does not wait for what a function promises
+        while not self.page.evaluate(
+            _IDLE
+        ):  # wait_for_function does not wait for what a function promises
             if time.monotonic() > deadline:
-                raise LaunchError(f"A workflow on the canvas has not ended within {_RUN_SECONDS} s.")
+                raise LaunchError(
+                    f"A workflow on the canvas has not ended within {_RUN_SECONDS} s."
+                )
             self.page.wait_for_timeout(100)
-        # The server is done before the page has heard of all results. Of a workflow that it refuses it hears nothing.
+        # The server is done before the page has heard of all results. Of a workflow that it refuses
+        # it hears nothing.
         with contextlib.suppress(_timeout()):
             self.page.wait_for_function(_HEARD, timeout=_HEARD_SECONDS * 1000)
         self.settle()
@@ -129,4 +144,6 @@ def _timeout() -> type[Exception]:
 
 def _store(url: str, settings: dict) -> None:
     body, kind = json.dumps(settings).encode(), {"Content-Type": "application/json"}
-    urllib.request.urlopen(urllib.request.Request(f"{url}/settings", body, kind), timeout=30).close()
+    urllib.request.urlopen(
+        urllib.request.Request(f"{url}/settings", body, kind), timeout=30
+    ).close()

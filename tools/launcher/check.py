@@ -1,9 +1,10 @@
-"""`run.py check --checkpoint FILE`: a short run of every family on the user's checkpoint, with a report.
+"""`run.py check --checkpoint FILE`: a short run of every family on the user's checkpoint, with a
+report.
 
 The report holds no path, so that it can be pasted into an issue.
 
-A family is one function that turns the checkpoint's name into an API prompt; adding it to FAMILIES is all it takes.
-Inputs that the prompt leaves out keep their defaults.
+A family is one function that turns the checkpoint's name into an API prompt; adding it to FAMILIES
+is all it takes. Inputs that the prompt leaves out keep their defaults.
 """
 
 from __future__ import annotations
@@ -35,20 +36,36 @@ _KINDS = {".safetensors", ".sft", ".ckpt", ".pt", ".pth", ".bin"}
 
 def host(checkpoint: str) -> dict:
     """Stock nodes alone: load, encode a text, sample two steps at 256 pixels, decode."""
-    sampling = {"seed": 1, "steps": 2, "cfg": 5.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
+    sampling = {
+        "seed": 1,
+        "steps": 2,
+        "cfg": 5.0,
+        "sampler_name": "euler",
+        "scheduler": "normal",
+        "denoise": 1.0,
+    }
     return {
         "1": _node("CheckpointLoaderSimple", ckpt_name=checkpoint),
         "2": _node("CLIPTextEncode", clip=["1", 1], text="a portrait"),
         "3": _node("CLIPTextEncode", clip=["1", 1], text=""),
         "4": _node("EmptyLatentImage", width=256, height=256, batch_size=1),
-        "5": _node("KSampler", model=["1", 0], positive=["2", 0], negative=["3", 0], latent_image=["4", 0], **sampling),
+        "5": _node(
+            "KSampler",
+            model=["1", 0],
+            positive=["2", 0],
+            negative=["3", 0],
+            latent_image=["4", 0],
+            **sampling,
+        ),
         "6": _node("VAEDecode", samples=["5", 0], vae=["1", 2]),
         "7": _node("PreviewImage", images=["6", 0]),
     }
 
 
 def noise(checkpoint: str) -> dict:
-    """Two images of the host's prompt, resampled with assigned noise, and a LoRA trained on them."""
+    """Two images of the host's prompt, resampled with assigned noise, and a LoRA trained on
+    them.
+    """
     prompt = host(checkpoint)
     prompt["4"]["inputs"]["batch_size"] = 2
     training = {"positive": ["2", 0], "steps": 2, "rank": 2, "pairing": "pool", "pool_size": 8}
@@ -74,7 +91,9 @@ def noise(checkpoint: str) -> dict:
 
 
 def activations(checkpoint: str) -> dict:
-    """Activations of the host's image: tapped, recorded, visualized, clustered and compared with a point."""
+    """Activations of the host's image: tapped, recorded, visualized, clustered and compared with a
+    point.
+    """
     prompt = host(checkpoint)
     prompt["5"]["inputs"]["model"] = ["10", 0]
     tapped = {"activations": ["12", 0], "image": ["6", 0]}
@@ -90,7 +109,9 @@ def activations(checkpoint: str) -> dict:
 
 
 def conditioning(checkpoint: str) -> dict:
-    """The host's image from a prompt with replicated padding, with noise rescaled as if trained at 128 pixels."""
+    """The host's image from a prompt with replicated padding, with noise rescaled as if trained at
+    128 pixels.
+    """
     prompt = host(checkpoint)
     prompt["5"]["inputs"] |= {"model": ["10", 0], "positive": ["11", 0]}
     return prompt | {
@@ -105,9 +126,18 @@ def _node(class_type: str, **inputs) -> dict:
 
 
 def weights(checkpoint: str) -> dict:
-    """A space of two LoRAs trained on the host's image; one point is sampled, and one step of inversion is run."""
+    """A space of two LoRAs trained on the host's image; one point is sampled, and one step of
+    inversion is run.
+    """
     prompt = host(checkpoint)
-    trained = {"model": ["1", 0], "latents": ["5", 0], "positive": ["2", 0], "steps": 2, "rank": 1, "pairing": "off"}
+    trained = {
+        "model": ["1", 0],
+        "latents": ["5", 0],
+        "positive": ["2", 0],
+        "steps": 2,
+        "rank": 1,
+        "pairing": "off",
+    }
     again = {
         "positive": ["2", 0],
         "negative": ["3", 0],
@@ -122,27 +152,47 @@ def weights(checkpoint: str) -> dict:
     return prompt | {
         "20": _node("GBX_TrainLoraImmiscible", seed=1, **trained),
         "21": _node("GBX_TrainLoraImmiscible", seed=2, **trained),
-        "22": _node("GBX_W2WBuildSpace", filename="glassbox-check", lora_1=["20", 1], lora_2=["21", 1]),
+        "22": _node(
+            "GBX_W2WBuildSpace", filename="glassbox-check", lora_1=["20", 1], lora_2=["21", 1]
+        ),
         "23": _node("GBX_W2WSample", space=["22", 0], seed=1),
         "24": _node("GBX_W2WApply", model=["1", 0], point=["23", 0], start_percent=0.3),
         "25": _node("KSampler", model=["24", 0], **again),
         "26": _node("PreviewImage", images=["27", 0]),
         "27": _node("VAEDecode", samples=["25", 0], vae=["1", 2]),
-        "28": _node("GBX_W2WInvert", model=["1", 0], space=["22", 0], latent=["5", 0], positive=["2", 0], steps=1),
+        "28": _node(
+            "GBX_W2WInvert",
+            model=["1", 0],
+            space=["22", 0],
+            latent=["5", 0],
+            positive=["2", 0],
+            steps=1,
+        ),
         "29": _node("PreviewImage", images=["28", 2]),
     }
 
 
 def neurons(checkpoint: str) -> dict:
-    """Statistics of three prompts, the score of one, a search of two seconds for its neurons, and a masked image."""
+    """Statistics of three prompts, the score of one, a search of two seconds for its neurons, and a
+    masked image.
+    """
     prompt = host(checkpoint)
     given = {"model": ["1", 0], "clip": ["1", 1]}
     small = {"noise_samples": 2, "width": 256, "height": 256, "prompts": "a portrait"}
     again = prompt["5"]["inputs"] | {"model": ["33", 0]}
     return prompt | {
-        "30": _node("GBX_NeuronStatistics", prompts="a portrait\na dog\na small town by the sea", **given),
+        "30": _node(
+            "GBX_NeuronStatistics", prompts="a portrait\na dog\na small town by the sea", **given
+        ),
         "31": _node("GBX_MemorizationScore", **given, **small),
-        "32": _node("GBX_NemoLocalize", statistics=["30", 0], threshold=0.01, time_budget=2.0, **given, **small),
+        "32": _node(
+            "GBX_NemoLocalize",
+            statistics=["30", 0],
+            threshold=0.01,
+            time_budget=2.0,
+            **given,
+            **small,
+        ),
         "33": _node("GBX_NemoNeuronMask", model=["1", 0], mask=["32", 0]),
         "34": _node("KSampler", **again),
         "35": _node("VAEDecode", samples=["34", 0], vae=["1", 2]),
@@ -165,9 +215,11 @@ FAMILIES: dict[str, Callable[[str], dict]] = {
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one family: seconds, peak memory in bytes, and the sentence that says why it failed, if it did.
+    """What became of one family: seconds, peak memory in bytes, and the sentence that says why it
+    failed, if it did.
 
-    `memory` is the resident memory of ComfyUI's process, `card_memory` what all programs hold on the card.
+    `memory` is the resident memory of ComfyUI's process, `card_memory` what all programs hold on
+    the card.
     """
 
     family: str
@@ -178,7 +230,9 @@ class Result:
 
 
 def run(comfyui: Path, checkpoint: Path, port: int | None) -> int:
-    """Run every family on the checkpoint, write the report, and return 1 if something does not work."""
+    """Run every family on the checkpoint, write the report, and return 1 if something does not
+    work.
+    """
     checkpoint = checked(checkpoint)
     extra_paths = _write_paths(_folder_of_its_own(checkpoint))
     print("Starting ComfyUI (about 20 s) ...", flush=True)
@@ -187,21 +241,35 @@ def run(comfyui: Path, checkpoint: Path, port: int | None) -> int:
         client = Client(server.url)
         known = client.object_info()
         results = [
-            _try(server, client, name, completed(build(checkpoint.name), known)) for name, build in FAMILIES.items()
+            _try(server, client, name, completed(build(checkpoint.name), known))
+            for name, build in FAMILIES.items()
         ]
-        text = report(checkpoint, client.system_stats(), server.log.read_text("utf-8", errors="replace"), results)
+        text = report(
+            checkpoint,
+            client.system_stats(),
+            server.log.read_text("utf-8", errors="replace"),
+            results,
+        )
     target = paths.OUT / f"check_{checkpoint.stem}.md"
     paths.write_atomically(target, text)
-    print(f"\n{text}\nThe report is in {target}; paste it into an issue if something does not work.")
+    print(
+        f"\n{text}\nThe report is in {target}; paste it into an issue if something does not work."
+    )
     return int(any(result.failure for result in results))
 
 
 def report(checkpoint: Path, stats: dict, log: str, results: list[Result]) -> str:
-    """Checkpoint, model, machine and results in Markdown; `stats` is ComfyUI's /system_stats, `log` its output."""
+    """Checkpoint, model, machine and results in Markdown; `stats` is ComfyUI's /system_stats, `log`
+    its output.
+    """
     system, card = stats["system"], stats["devices"][0]
     # Such as "model_type EPS" and "model weight dtype torch.float16, manual cast: None".
-    model = re.findall(r"^(?:model_type|model weight dtype|Requested to load) .*", log, re.MULTILINE)
-    version = tomllib.loads((paths.ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+    model = re.findall(
+        r"^(?:model_type|model weight dtype|Requested to load) .*", log, re.MULTILINE
+    )
+    version = tomllib.loads((paths.ROOT / "pyproject.toml").read_text("utf-8"))["project"][
+        "version"
+    ]
     facts = {
         "Checkpoint": f"{checkpoint.name}, {checkpoint.stat().st_size / 1e9:.2f} GB",
         "Model": "; ".join(dict.fromkeys(model)) or "not loaded",
@@ -230,12 +298,18 @@ def report(checkpoint: Path, stats: dict, log: str, results: list[Result]) -> st
 
 
 def checked(checkpoint: Path) -> Path:
-    """The whole path of a checkpoint; raises LaunchError when there is no such file or ComfyUI cannot load its kind."""
+    """The whole path of a checkpoint; raises LaunchError when there is no such file or ComfyUI
+    cannot load its kind.
+    """
     checkpoint = checkpoint.expanduser().absolute()
     if not checkpoint.is_file():
-        raise LaunchError(f"There is no checkpoint file {checkpoint}: give the path of a .safetensors file.")
+        raise LaunchError(
+            f"There is no checkpoint file {checkpoint}: give the path of a .safetensors file."
+        )
     if checkpoint.suffix.lower() not in _KINDS:
-        raise LaunchError(f"{checkpoint.name} is no checkpoint that ComfyUI loads: give a .safetensors file.")
+        raise LaunchError(
+            f"{checkpoint.name} is no checkpoint that ComfyUI loads: give a .safetensors file."
+        )
     return checkpoint
 
 
@@ -250,7 +324,8 @@ def completed(prompt: dict, object_info: dict) -> dict:
 
 
 def _folder_of_its_own(checkpoint: Path) -> Path:
-    """A folder with only a link to the checkpoint, since ComfyUI lists every file in and below a folder.
+    """A folder with only a link to the checkpoint, since ComfyUI lists every file in and below a
+    folder.
 
     The checkpoint's own folder where the system makes no links.
     """
@@ -265,7 +340,9 @@ def _folder_of_its_own(checkpoint: Path) -> Path:
 
 
 def _write_paths(folder: Path) -> Path:
-    """A configuration file that makes ComfyUI search the folder for checkpoints first (JSON, which YAML contains)."""
+    """A configuration file that makes ComfyUI search the folder for checkpoints first (JSON, which
+    YAML contains).
+    """
     target = paths.HOST / _PATHS_FILE
     entry = {"base_path": str(folder), "checkpoints": ".", "is_default": True}
     paths.write_atomically(target, json.dumps({"glassbox_check": entry}))
@@ -293,7 +370,9 @@ def _watch(server: Server, client: Client, peak: list[int], ended: threading.Eve
     """Keep the highest memory of the process and of the card, in bytes, until `ended` is set."""
     import psutil  # here, because the launcher is imported before its environment exists
 
-    with contextlib.suppress(LaunchError, psutil.Error):  # the server has ended: the run itself reports it
+    with contextlib.suppress(
+        LaunchError, psutil.Error
+    ):  # the server has ended: the run itself reports it
         while True:
             peak[0] = max(peak[0], psutil.Process(server.process_id).memory_info().rss)
             card = client.system_stats()["devices"][0]

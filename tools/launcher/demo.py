@@ -1,4 +1,6 @@
-"""`run.py demo`: every demo workflow through a real ComfyUI, with its images, a table and a contact sheet."""
+"""`run.py demo`: every demo workflow through a real ComfyUI, with its images, a table and a contact
+sheet.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +17,22 @@ from pathlib import Path
 from . import paths, screenshots, serve, sheet, workflow
 from .api import Client, ConnectionLostError, Progress, output_files
 from .comfyui import newest_front_end
-from .console import ProgressLine, table
+from .console import Durations, ProgressLine, duration, table
 from .errors import LaunchError
 from .server import Server
 
 _SHEET, _SCREENSHOTS = "contact_sheet.png", "screenshots"
 _UNTITLED = ("Save Image", "Preview Image", "SaveAnimatedWEBP")
 _LISTED = 2  # so many file names fit into a line of the table
+_FIRST = 10  # the templates that show what the pack does, 01 to 10
 _IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".gif"}
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one workflow made: seconds, files per node, and the sentence that says why it failed, if it did."""
+    """What one workflow made: seconds, files per node, and the sentence that says why it failed, if
+    it did.
+    """
 
     name: str
     seconds: float
@@ -53,15 +58,22 @@ def run(
 ) -> int:
     """Run the demo workflows, save what they make in `out`, and return 1 if one of them failed.
 
-    `everything`: with those that the template browser does not show.
+    `everything`: all of them, not the first ten alone.
 
-    `with_screenshots` also saves a screenshot of every workflow, or of the chosen one, on a canvas with the settings
-    that `canvas` gives for a renderer and the workflow's number; `newest`: of the newest front end that is tested.
+    `with_screenshots` also saves a screenshot of every workflow, or of the chosen one, on a canvas
+    with the settings that `canvas` gives for a renderer and the workflow's number; `newest`: of the
+    newest front end that is tested.
     """
     chosen = choose(only, everything)
+    durations = Durations(paths.DURATIONS)
+    _announce(chosen, durations, everything or only is not None)
     out.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        camera = stack.enter_context(screenshots.Camera(out / _SCREENSHOTS, canvas)) if with_screenshots else None
+        camera = (
+            stack.enter_context(screenshots.Camera(out / _SCREENSHOTS, canvas))
+            if with_screenshots
+            else None
+        )
         print("Starting ComfyUI (about 20 s) ...", flush=True)
         arguments = serve.CANVAS_ARGUMENTS
         if camera:  # whose settings of the front end are not the user's
@@ -75,8 +87,12 @@ def run(
         for name, path in chosen.items():
             try:
                 results.append(_run_one(client, object_info, name, path, out))
+                if results[-1].failure is None:
+                    durations.keep(_key(path), results[-1].seconds)
             except ConnectionLostError as error:
-                raise LaunchError(f"ComfyUI ended while running {name}: see {server.log}.") from error
+                raise LaunchError(
+                    f"ComfyUI ended while running {name}: see {server.log}."
+                ) from error
             if camera:
                 camera.take(server.url, name, path, run=results[-1].failure is None)
         _report(results, out)
@@ -89,7 +105,9 @@ def run(
 
 
 def _finish(camera: screenshots.Camera, url: str, left: dict[str, Path]) -> None:
-    """Take the workflows for checkpoints, too, which are not run, and make the sheet of all screenshots."""
+    """Take the workflows for checkpoints, too, which are not run, and make the sheet of all
+    screenshots.
+    """
     for name, path in left.items():
         camera.take(url, name, path, run=False)
     target = camera.out.with_suffix(".png")
@@ -98,13 +116,19 @@ def _finish(camera: screenshots.Camera, url: str, left: dict[str, Path]) -> None
 
 
 def choose(only: str | None, everything: bool = False) -> dict[str, Path]:
-    """The demo workflows in their order, or the one with the name or title; raises LaunchError when there is none."""
+    """The first ten demo workflows or all, in their order, or the one with the name or title.
+
+    Raises LaunchError when there is none.
+    """
     known = workflow.own(workflow.Kind.DEMO, further=everything or only is not None)
     if not known:
         folder = paths.WORKFLOWS
-        raise LaunchError(f"There is no demo workflow in {folder}: the copy of the pack is incomplete, get it again.")
+        raise LaunchError(
+            f"There is no demo workflow in {folder}: the copy of the pack is incomplete, get it "
+            "again."
+        )
     if only is None:
-        return known
+        return known if everything else dict(itertools.islice(known.items(), _FIRST))
     name = only.removesuffix(".json")
     for known_name, path in known.items():
         if name in (known_name, known_name.removeprefix(f"{workflow.Kind.DEMO}_"), path.stem):
@@ -114,24 +138,51 @@ def choose(only: str | None, everything: bool = False) -> dict[str, Path]:
     raise LaunchError(f"There is no demo workflow named {only}: {hint}")
 
 
+def _announce(chosen: dict[str, Path], durations: Durations, complete: bool) -> None:
+    """Say which workflows run, and how long they took the last time or usually take."""
+    count = f"{len(chosen)} workflows" if len(chosen) > 1 else "one workflow"
+    others = "" if complete else "; --all runs the others, too"
+    print(f"Running {count}{durations.last(*map(_key, chosen.values()))}{others}:", flush=True)
+    for path in chosen.values():
+        print(f"  {path.stem}{durations.last(_key(path)) or _usual(path)}", flush=True)
+
+
+def _usual(path: Path) -> str:
+    """What a workflow that takes long says of its time."""
+    seconds = workflow.seconds_of(workflow.load(path))
+    return "" if seconds is None else f" (about {duration(seconds)} on two quiet CPU cores)"
+
+
+def _key(path: Path) -> str:
+    return f"demo {path.stem}"
+
+
 def _run_one(client: Client, object_info: dict, name: str, path: Path, out: Path) -> Result:
-    """Queue one workflow and save its files; a failure ends in the result, only a lost server in an exception."""
+    """Queue one workflow and save its files; a failure ends in the result, only a lost server in an
+    exception.
+    """
     start = time.monotonic()
+    print(f"  {path.stem} ...", flush=True)
     try:
         saved = workflow.load(path)
         prompt = workflow.to_prompt(saved, object_info)
-        batches = _run_prompt(client, prompt, saved, name, out)
+        line = ProgressLine(path.stem, len(prompt))
+        batches = _run_prompt(client, prompt, saved, target=out / name, line=line)
         result = Result(name, time.monotonic() - start, batches)
     except ConnectionLostError:
         raise
     except LaunchError as error:
         result = Result(name, time.monotonic() - start, failure=str(error))
-    print(f"  {result.name}: {result.failure or f'{result.seconds:.0f} s'}", flush=True)
+    print(f"    {result.failure or duration(result.seconds)}", flush=True)
     return result
 
 
-def _run_prompt(client: Client, prompt: dict, saved: dict, name: str, out: Path) -> tuple[sheet.Batch, ...]:
-    line = ProgressLine(name, len(prompt))
+def _run_prompt(
+    client: Client, prompt: dict, saved: dict, target: Path, line: ProgressLine
+) -> tuple[sheet.Batch, ...]:
+    """Queue a prompt, show its progress, and save its files beside `target` under names that begin
+    with its name.
+    """
 
     def show(progress: Progress) -> None:
         # Nodes that expand into others while running have ids that the prompt does not know.
@@ -147,6 +198,7 @@ def _run_prompt(client: Client, prompt: dict, saved: dict, name: str, out: Path)
     finally:
         line.clear()
     titles = {node: made.get("_meta", {}).get("title", "") for node, made in prompt.items()}
+    name, out = target.name, target.parent
     batches = tuple(_save(client, entry, titles, name, out))
     named = {file.name: batch.title for batch in batches for file in batch.files if batch.title}
     if named:
@@ -154,8 +206,12 @@ def _run_prompt(client: Client, prompt: dict, saved: dict, name: str, out: Path)
     return batches
 
 
-def _save(client: Client, entry: dict, titles: dict[str, str], name: str, out: Path) -> Iterator[sheet.Batch]:
-    """Download what each node has made as NAME_1.png, NAME_2.png and so on, in place of what an earlier run left."""
+def _save(
+    client: Client, entry: dict, titles: dict[str, str], name: str, out: Path
+) -> Iterator[sheet.Batch]:
+    """Download what each node has made as NAME_1.png, NAME_2.png and so on, in place of what an
+    earlier run left.
+    """
     for stale in (*out.glob(f"{name}_[0-9]*.*"), *out.glob(f"{name}_titles.json")):
         stale.unlink()
     numbers = itertools.count(1)
@@ -164,7 +220,9 @@ def _save(client: Client, entry: dict, titles: dict[str, str], name: str, out: P
         for file in batch:
             saved.append(out / f"{name}_{next(numbers)}{Path(file.filename).suffix}")
             paths.write_atomically(saved[-1], client.download(file))
-        yield sheet.Batch(tuple(saved), "" if titles.get(node) in _UNTITLED else titles.get(node, ""))
+        yield sheet.Batch(
+            tuple(saved), "" if titles.get(node) in _UNTITLED else titles.get(node, "")
+        )
 
 
 def _report(results: list[Result], out: Path) -> None:
@@ -172,7 +230,10 @@ def _report(results: list[Result], out: Path) -> None:
     rows = [(result.name, f"{result.seconds:.1f}", _made(result)) for result in results]
     print("\n" + table(("workflow", "seconds", "output files"), rows) + "\n")
     images = [
-        (result.name.removeprefix("demo_"), [batch for batch in map(_images, result.batches) if batch.files])
+        (
+            result.name.removeprefix("demo_"),
+            [batch for batch in map(_images, result.batches) if batch.files],
+        )
         for result in results
     ]
     if any(batches for _, batches in images):
@@ -181,7 +242,9 @@ def _report(results: list[Result], out: Path) -> None:
 
 
 def _images(batch: sheet.Batch) -> sheet.Batch:
-    return batch._replace(files=tuple(file for file in batch.files if file.suffix.lower() in _IMAGES))
+    return batch._replace(
+        files=tuple(file for file in batch.files if file.suffix.lower() in _IMAGES)
+    )
 
 
 def _made(result: Result) -> str:

@@ -1,4 +1,6 @@
-"""The virtual environment in `.venv`: made, filled by uv, checked at every start, and repaired when damaged."""
+"""The virtual environment in `.venv`: made, filled by uv, checked at every start, and repaired when
+damaged.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def ensure(developer: bool) -> Path:
         discard(f"The environment in .venv does not work ({problem})")
         folder = _fill(developer)
         if problem := check():
-            raise LaunchError(f"The environment in .venv does not work, though it is new ({problem}).")
+            raise LaunchError(
+                f"The environment in .venv does not work, though it is new ({problem})."
+            )
     comfyui.prepare_base()
     return folder
 
@@ -46,12 +50,16 @@ def _fill(developer: bool) -> Path:
 
 
 def make_venv() -> None:
-    """Make the virtual environment with pip and uv, or make it again when its Python or pip does not run."""
+    """Make the virtual environment with pip and uv, or make it again when its Python or pip does
+    not run.
+    """
     if not _runs("pip"):
         if paths.VENV.exists():
             discard(f"{paths.VENV.name} is broken or half-made")
         print("Making a virtual environment in .venv (some seconds) ...", flush=True)
-        made = subprocess.run([sys.executable, "-m", "venv", str(paths.VENV)], capture_output=True, text=True)
+        made = subprocess.run(
+            [sys.executable, "-m", "venv", str(paths.VENV)], capture_output=True, text=True
+        )
         if made.returncode:
             reason = " ".join((made.stdout + made.stderr).split())
             raise LaunchError(f"The virtual environment {paths.VENV} could not be made: {reason}")
@@ -62,26 +70,40 @@ def make_venv() -> None:
 def _runs(module: str) -> bool:
     code = f"import sys, {module}; sys.exit(sys.version_info < (3, 11))"
     try:
-        return subprocess.run([str(paths.venv_python()), "-P", "-c", code], capture_output=True).returncode == 0
+        return (
+            subprocess.run(
+                [str(paths.venv_python()), "-P", "-c", code], capture_output=True
+            ).returncode
+            == 0
+        )
     except OSError:
         return False
 
 
 def discard(reason: str) -> None:
-    """Delete the virtual environment and print why; raises LaunchError when this very process runs in it."""
+    """Delete the virtual environment and print why; raises LaunchError when this very process runs
+    in it.
+    """
     if paths.inside_venv():
-        raise LaunchError(f"{reason}: start run.py with the system's Python, so that .venv can be made again.")
+        raise LaunchError(
+            f"{reason}: start run.py with the system's Python, so that .venv can be made again."
+        )
     print(f"{reason}: making it again.", flush=True)
     shutil.rmtree(paths.VENV)
 
 
 def install(comfyui_folder: Path, developer: bool) -> None:
-    """Install what ComfyUI and the pack need, unless the note of the last installation says that it is done."""
+    """Install what ComfyUI and the pack need, unless the note of the last installation says that it
+    is done.
+    """
     developer = developer or (_notes() / "developer").is_file()  # once installed, they stay
     done, requirements = _notes() / "installed", _requirements(comfyui_folder, developer)
     if done.is_file() and done.read_text() == _hash(requirements):
         return
-    print("Installing PyTorch, what ComfyUI and the pack need (the first time, some minutes) ...", flush=True)
+    print(
+        "Installing PyTorch, what ComfyUI and the pack need (the first time, some minutes) ...",
+        flush=True,
+    )
     paths.write_atomically(_notes() / "requirements.txt", requirements)
     uv.install("--requirements", str(_notes() / "requirements.txt"))
     if developer:
@@ -97,11 +119,18 @@ def _requirements(comfyui_folder: Path, developer: bool) -> str:
     if (major, minor) < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))
         raise LaunchError(
-            f"PyTorch {torch} in .venv is too old, ComfyUI needs {oldest} or newer: delete .venv and run this again."
+            f"PyTorch {torch} in .venv is too old, ComfyUI needs {oldest} or newer: delete .venv "
+            "and run this again."
         )
-    lists = [paths.ROOT / name for name in ("requirements.txt", *(["requirements-dev.txt"] if developer else []))]
+    lists = [
+        paths.ROOT / name
+        for name in ("requirements.txt", *(["requirements-dev.txt"] if developer else []))
+    ]
     if not all(path.is_file() for path in lists):
-        raise LaunchError("This copy of the pack comes without tests and studies: clone the repository to run them.")
+        raise LaunchError(
+            "This copy of the pack comes without tests and studies: clone the repository to run "
+            "them."
+        )
     return "\n".join(
         [
             f"torch=={torch}",
@@ -117,31 +146,55 @@ def _hash(text: str) -> str:
 
 
 def comfyui_requirements(text: str) -> str:
-    """ComfyUI's own requirements without the torch family, whose versions the launcher sets, and with requests."""
-    lines = [line for line in text.splitlines() if re.split(r"[^\w-]", line.strip())[0].lower() not in _TORCH_FAMILY]
+    """ComfyUI's own requirements without the torch family, whose versions the launcher sets, and
+    with requests.
+    """
+    lines = [
+        line
+        for line in text.splitlines()
+        if re.split(r"[^\w-]", line.strip())[0].lower() not in _TORCH_FAMILY
+    ]
     return "\n".join([*lines, "requests"])
 
 
 def installed_version(package: str) -> str | None:
-    """The version of a package in the virtual environment, or None; this process need not run in it."""
-    folders = [str(path) for path in (*paths.VENV.glob("lib*/python*/site-packages"), paths.VENV / "Lib/site-packages")]
+    """The version of a package in the virtual environment, or None; this process need not run in
+    it.
+    """
+    folders = [
+        str(path)
+        for path in (
+            *paths.VENV.glob("lib*/python*/site-packages"),
+            paths.VENV / "Lib/site-packages",
+        )
+    ]
     found = next(iter(importlib.metadata.distributions(name=package, path=folders)), None)
     return found.version if found else None
 
 
 def check() -> str | None:
-    """Check the whole environment, repair packages that have lost files, and note which device torch computes on.
+    """Check the whole environment, repair packages that have lost files, and note which device
+    torch computes on.
 
     Returns what is still wrong, or None.
     """
     found = _probe()
-    if found["damaged"] and None not in found["damaged"]:  # None: a package that has lost its name, too
-        print(f"Repairing packages that have lost files ({', '.join(found['damaged'])}) ...", flush=True)
+    if (
+        found["damaged"] and None not in found["damaged"]
+    ):  # None: a package that has lost its name, too
+        print(
+            f"Repairing packages that have lost files ({', '.join(found['damaged'])}) ...",
+            flush=True,
+        )
         again = [part for name in found["damaged"] for part in ("--reinstall-package", name)]
         # Without the cache: its files may be the very ones that are damaged, since uv links them.
         uv.install("--no-cache", *again, "--requirements", str(_notes() / "requirements.txt"))
         found = _probe()
-    problem = f"{found['damaged'][0] or 'a package'} has lost files" if found["damaged"] else found["error"]
+    problem = (
+        f"{found['damaged'][0] or 'a package'} has lost files"
+        if found["damaged"]
+        else found["error"]
+    )
     if problem is None:
         paths.write_atomically(_notes() / "probe.json", json.dumps(found))
     return problem
@@ -149,7 +202,9 @@ def check() -> str | None:
 
 def _probe() -> dict:
     script = Path(__file__).with_name("probe.py")
-    answer = subprocess.run([str(paths.venv_python()), "-P", str(script)], capture_output=True, text=True)
+    answer = subprocess.run(
+        [str(paths.venv_python()), "-P", str(script)], capture_output=True, text=True
+    )
     if answer.returncode:
         last = (answer.stderr.strip().splitlines() or ["it crashed"])[-1]
         return {"damaged": [], "error": last, "accelerator": None}

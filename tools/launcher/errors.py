@@ -20,9 +20,28 @@ class LaunchError(Exception):
 
 
 def disk_sentence(error: OSError) -> str | None:
-    """The sentence for an operating system error of the disk, or None if the disk is not to blame."""
+    """The sentence for an operating system error of the disk, or None if the disk is not to
+    blame.
+    """
     trouble = _DISK_TROUBLE.get(error.errno)
     if trouble is None:
         return None
     place = error.filename or "a file"
-    return f"Cannot write {place}: {trouble}; make room or move this folder to a disk that you can write to."
+    return (
+        f"Cannot write {place}: {trouble}; make room or move this folder to a disk that you can "
+        "write to."
+    )
+
+
+def missing_package(user: str, package: str, error: ImportError, install: str) -> str:
+    """What ``user`` ("--ray") needs, and the command ``install`` where it is ``package`` that is
+    missing.
+
+    Of a package that is there and fails by itself, or for want of another one, the reason is given:
+    installing it again would change nothing.
+    """
+    name = package.partition(".")[0]
+    if isinstance(error, ModuleNotFoundError) and error.name in (name, package):
+        return f"{user} needs {name}, which is not installed: {install}"
+    reason = " ".join(str(error).split())[:200] or type(error).__name__
+    return f"{user} needs {name}, which is installed but cannot be imported here: {reason}"

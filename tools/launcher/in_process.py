@@ -13,7 +13,9 @@ from .comfyui import PACK_NAME
 
 
 class Comfy:
-    """A prepared ComfyUI: its node classes, the pack's modules as ComfyUI has loaded them, and a way to run a node."""
+    """A prepared ComfyUI: its node classes, the pack's modules as ComfyUI has loaded them, and a
+    way to run a node.
+    """
 
     def __init__(self, nodes: ModuleType, package: str):
         self.classes = nodes.NODE_CLASS_MAPPINGS
@@ -43,11 +45,15 @@ def describe(name: str, node) -> dict:
         info = {"input": node.INPUT_TYPES(), "output": outputs}
         info["output_is_list"] = getattr(node, "OUTPUT_IS_LIST", [False] * len(outputs))
     plain = json.loads(json.dumps(info, default=str))  # as the server sends it
-    return plain | {"python_module": f"custom_nodes.{PACK_NAME}" if name.startswith("GBX_") else "nodes"}
+    return plain | {
+        "python_module": f"custom_nodes.{PACK_NAME}" if name.startswith("GBX_") else "nodes"
+    }
 
 
 def start(comfyui: Path, base: Path) -> Comfy:
-    """Prepare ComfyUI from its folder with `base` for its files, and load the pack. Once in a process."""
+    """Prepare ComfyUI from its folder with `base` for its files, and load the pack. Once in a
+    process.
+    """
     boot.prepare(comfyui, cpu=True)
     import folder_paths
 

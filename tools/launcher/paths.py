@@ -13,8 +13,9 @@ CACHE = ROOT / ".cache"
 HOST = CACHE / "host"
 OUT = CACHE / "out"
 LOGS = CACHE / "logs"
+DURATIONS = CACHE / "durations.json"  # of the last runs
 WORKFLOWS = ROOT / "workflows"  # those of the template browser
-FURTHER_WORKFLOWS = ROOT / "tests" / "workflows"
+FURTHER_WORKFLOWS = WORKFLOWS / "further"  # those that it does not show
 STUDIES = ROOT / "studies"
 BENCHMARKS = ROOT / "benchmarks"
 

@@ -1,4 +1,6 @@
-"""Run in the virtual environment: prints as JSON which packages have lost files, and where torch can compute."""
+"""Run in the virtual environment: prints as JSON which packages have lost files, and where torch
+can compute.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ _MUST_IMPORT = ("torch", "numpy", "aiohttp", "yaml", "PIL.Image", "safetensors")
 
 
 def damaged_packages() -> list[str | None]:
-    """Installed packages without a record, or with a file that is missing or shorter than recorded."""
+    """Installed packages without a record, or with a file that is missing or shorter than
+    recorded.
+    """
     return [
         package.name
         for package in importlib.metadata.distributions()
@@ -29,7 +33,9 @@ def _is_lost(file: importlib.metadata.PackagePath) -> bool:
 
 
 def main() -> None:
-    """Print the damaged packages, the first import error, and the kind of accelerator (cuda, mps, ... or None)."""
+    """Print the damaged packages, the first import error, and the kind of accelerator (cuda, mps,
+    ... or None).
+    """
     found = {"damaged": damaged_packages(), "error": None, "accelerator": None}
     if not found["damaged"]:
         try:

@@ -1,4 +1,6 @@
-"""`run.py demo --screenshots`: every workflow on the canvas, in both renderers, and close-ups of the pack's panels."""
+"""`run.py demo --screenshots`: every workflow on the canvas, in both renderers, and close-ups of
+the pack's panels.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,10 @@ _SETTINGS = {
 }
 _BARE = """() => {
     localStorage.setItem("vueNodesBannerDismissed", "true")
-    addEventListener("load", () => document.head.append(Object.assign(document.createElement("style"), {
-        textContent: ".p-toast, .graph-canvas-menu, .comfy-menu-hamburger { display: none !important }"})))
+    const textContent =
+        ".p-toast, .graph-canvas-menu, .comfy-menu-hamburger { display: none !important }"
+    addEventListener("load", () => document.head.append(
+        Object.assign(document.createElement("style"), { textContent })))
 }"""
 _FOCUS = "() => { app.extensionManager.focusMode = true }"
 _BOUNDS = """() => {
@@ -52,22 +56,26 @@ _SHOW = """([left, top, scale]) => {
     app.canvas.setDirty(true, true)
 }"""
 
-# The classic renderer fetches the images of a run when it draws their nodes, which do not have them before. A loader
-# whose file is not on the server never gets one.
+# The classic renderer fetches the images of a run when it draws their nodes, which do not have them
+# before. A loader whose file is not on the server never gets one.
 _IMAGES_LOADED = """() => {
     const absent = node => node.widgets?.some(({ name, value, options }) =>
         name === "image" && Array.isArray(options?.values) && !options.values.includes(value))
-    const shown = app.graph.nodes.filter(node => app.nodeOutputs[node.id]?.images?.length && !absent(node)
+    const shown = app.graph.nodes.filter(
+        node => app.nodeOutputs[node.id]?.images?.length && !absent(node)
         && !LiteGraph.vueNodesMode)
     app.canvas.setDirty(true, true)
     return shown.every(node => node.imgs?.length || node.animatedImages)
-        && [...document.images, ...app.graph.nodes.flatMap(node => node.imgs ?? [])].every(image => image.complete)
+        && [...document.images, ...app.graph.nodes.flatMap(node => node.imgs ?? [])]
+            .every(image => image.complete)
 }"""
 
 
 @dataclass(frozen=True)
 class CloseUp:
-    """A node with its panel in a workflow, and values to set before; ``again`` runs the workflow with them."""
+    """A node with its panel in a workflow, and values to set before; ``again`` runs the workflow
+    with them.
+    """
 
     name: str
     workflow: str
@@ -77,7 +85,12 @@ class CloseUp:
 
 
 CLOSE_UPS = (
-    CloseUp("canvas_sliders", "demo_weights_edit", "GBX_W2WEdit", {"edits": "beard: 0.8, long hair: -0.5"}),
+    CloseUp(
+        "canvas_sliders",
+        "demo_weights_edit",
+        "GBX_W2WEdit",
+        {"edits": "beard: 0.8, long hair: -0.5"},
+    ),
     CloseUp("canvas_network_map", "demo_activations_tap_and_pca", "GBX_LayerActivationTap"),
     CloseUp("canvas_neuron_chart", "demo_neurons_find_and_mask", "GBX_NemoNeuronMask"),
     CloseUp("canvas_point_picker", "demo_activations_point_similarity", "GBX_ActivationSimilarity"),
@@ -86,13 +99,16 @@ CLOSE_UPS = (
 
 
 class Camera:
-    """Saves screenshots in a folder, from a thread of its own: Playwright must stay in the thread that started it.
+    """Saves screenshots in a folder, from a thread of its own: Playwright must stay in the thread
+    that started it.
 
-    ``settings``: those of the front end for a renderer and the number of the workflow. ``taken``: the names of
-    workflows, each with its images.
+    ``settings``: those of the front end for a renderer and the number of the workflow. ``taken``:
+    the names of workflows, each with its images.
     """
 
-    def __init__(self, out: Path, settings: Callable[[str, int], dict] = lambda renderer, number: {}):
+    def __init__(
+        self, out: Path, settings: Callable[[str, int], dict] = lambda renderer, number: {}
+    ):
         self.out, self.settings, self.taken = out, settings, []
         self._stack, self._thread = ExitStack(), ThreadPoolExecutor(1)
         self._browser, self._canvases = None, {}
@@ -110,7 +126,9 @@ class Camera:
         self._thread.shutdown()
 
     def take(self, url: str, name: str, path: Path, run: bool) -> None:
-        """Write NAME_classic.jpg, NAME_nodes2.jpg and close-ups of a workflow; ``run`` queues it before."""
+        """Write NAME_classic.jpg, NAME_nodes2.jpg and close-ups of a workflow; ``run`` queues it
+        before.
+        """
         images = [self._do(self._take, url, name, path, renderer, run) for renderer in RENDERERS]
         self.taken.append((name, images))
 
@@ -130,7 +148,9 @@ class Camera:
         return target
 
     def _canvas(self, url: str, renderer: str) -> canvas.Canvas:
-        """The renderer's page with its settings, opened once for all workflows that have the same."""
+        """The renderer's page with its settings, opened once for all workflows that have the
+        same.
+        """
         settings = self.settings(renderer, len(self.taken))
         key = url, renderer, *settings.values()
         if key not in self._canvases:
@@ -146,8 +166,8 @@ def settings_of(theme: str, locale: str) -> dict:
 def paired(renderer: str, number: int, newest: bool) -> dict:
     """Settings for the workflow of a number, so that few screenshots show all pairs.
 
-    Of each workflow, its two renderers on both front ends show every pair of renderer, front end and theme; of two that
-    follow each other, every pair of these with a language too.
+    Of each workflow, its two renderers on both front ends show every pair of renderer, front end
+    and theme; of two that follow each other, every pair of these with a language too.
     """
     dark = RENDERERS[renderer] == newest
     return settings_of("dark" if dark else "light", "zh" if dark != bool(number % 2) else "en")
@@ -157,7 +177,10 @@ def whole(opened: canvas.Canvas, target: Path) -> Path:
     """Save all of the workflow as an image."""
     left, top, width, height = opened.page.evaluate(_BOUNDS)
     scale = min(_SCALE, (_LARGEST[0] - 2 * _MARGIN) / width, (_LARGEST[1] - 2 * _MARGIN) / height)
-    size = {"width": round(width * scale) + 2 * _MARGIN, "height": round(height * scale) + 2 * _MARGIN}
+    size = {
+        "width": round(width * scale) + 2 * _MARGIN,
+        "height": round(height * scale) + 2 * _MARGIN,
+    }
     opened.page.set_viewport_size(size)
     _show(opened, left - _MARGIN / scale, top - _MARGIN / scale, scale)
     paths.write_atomically(target, opened.page.screenshot(type="jpeg", quality=88))
@@ -173,13 +196,17 @@ def _take_close_up(opened: canvas.Canvas, close_up: CloseUp, target: Path) -> No
     look_at_alone(opened, close_up.node)
     with Image.open(io.BytesIO(opened.page.screenshot())) as opened_image:
         content = io.BytesIO()
-        opened_image.convert("RGB").quantize(200, Image.Quantize.MEDIANCUT).save(content, "PNG", optimize=True)
+        opened_image.convert("RGB").quantize(200, Image.Quantize.MEDIANCUT).save(
+            content, "PNG", optimize=True
+        )
     paths.write_atomically(target, content.getvalue())
     opened.page.evaluate(_TOGETHER)
 
 
 def open_bare(browser, url: str, vue: bool, settings: dict | None = None) -> canvas.Canvas:
-    """Open the canvas of a server without what lies over it; ``settings``: further ones of the front end."""
+    """Open the canvas of a server without what lies over it; ``settings``: further ones of the
+    front end.
+    """
     context = browser.new_context(viewport=_VIEWPORT)
     context.add_init_script(f"({_BARE})()")
     opened = canvas.Canvas(context.new_page(), vue, url)

@@ -18,7 +18,9 @@ FIRST = f"?glassbox={quote('01 Edit a face with sliders (demo, no checkpoint)')}
 
 
 def run(comfyui: Path, port: int | None, browser: bool) -> int:
-    """Start ComfyUI and open it in a browser with the first workflow; returns when it is stopped."""
+    """Start ComfyUI and open it in a browser with the first workflow; returns when it is
+    stopped.
+    """
     print("Starting ComfyUI (about 20 s) ...", flush=True)
     with Server(comfyui, paths.HOST, CANVAS_ARGUMENTS, port) as server:
         if browser:
@@ -28,7 +30,9 @@ def run(comfyui: Path, port: int | None, browser: bool) -> int:
 
 
 def stay_open(server: Server) -> None:
-    """Print the canvas's address and wait for Ctrl-C; raises LaunchError when ComfyUI ends before."""
+    """Print the canvas's address and wait for Ctrl-C; raises LaunchError when ComfyUI ends
+    before.
+    """
     print(f"The canvas is open at {server.url} - press Ctrl-C to stop it.", flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         server.wait()

@@ -1,4 +1,6 @@
-"""The contact sheet: what all workflows made on one page, workflow after workflow, batches as one tile."""
+"""The contact sheet: what all workflows made on one page, workflow after workflow, batches as one
+tile.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def write(images: Sequence[tuple[str, Sequence[Path | Batch]]], target: Path) ->
         for name, band in groupby(row, key=lambda cell: cell[0]):
             tiles = [tile for _, tile in band]
             length = sum(tile.width + _GAP for tile in tiles) - _GAP
-            _draw_title(draw, (left, top), length, f"{name} (continued)" if name in titled else name)
+            _draw_title(
+                draw, (left, top), length, f"{name} (continued)" if name in titled else name
+            )
             titled.add(name)
             for tile in tiles:
                 page.paste(tile, (left, top + _LABEL))
@@ -51,9 +55,13 @@ def write(images: Sequence[tuple[str, Sequence[Path | Batch]]], target: Path) ->
 
 
 def _tiles(files: Sequence[Path | Batch]) -> Iterator[Image.Image]:
-    """One tile for each larger image, each batch of small ones, and untitled small ones that follow each other."""
+    """One tile for each larger image, each batch of small ones, and untitled small ones that follow
+    each other.
+    """
     batches = [Batch((one,)) if isinstance(one, Path) else one for one in files]
-    opened = [(number, _opened(file)) for number, batch in enumerate(batches) for file in batch.files]
+    opened = [
+        (number, _opened(file)) for number, batch in enumerate(batches) for file in batch.files
+    ]
 
     def tile(one: tuple[int, Image.Image]) -> tuple[int, tuple[int, int]]:
         batch = batches[one[0]]
@@ -110,7 +118,9 @@ def _rows(cells: list[tuple[str, Image.Image]]) -> Iterator[list[tuple[str, Imag
         yield row
 
 
-def _draw_title(draw: ImageDraw.ImageDraw, corner: tuple[int, int], length: int, title: str) -> None:
+def _draw_title(
+    draw: ImageDraw.ImageDraw, corner: tuple[int, int], length: int, title: str
+) -> None:
     """A rule over the tiles of one workflow, and its name, cut to their length."""
     left, top = corner
     draw.rectangle((left, top, left + length - 1, top + 2), fill=_RULE)
@@ -118,7 +128,9 @@ def _draw_title(draw: ImageDraw.ImageDraw, corner: tuple[int, int], length: int,
     draw.text((left, top + 7), _shortened(draw, title, font, length), _INK, font)
 
 
-def _shortened(draw: ImageDraw.ImageDraw, text: str, font: ImageFont.FreeTypeFont, space: float) -> str:
+def _shortened(
+    draw: ImageDraw.ImageDraw, text: str, font: ImageFont.FreeTypeFont, space: float
+) -> str:
     """The text, cut so that it takes at most `space` pixels."""
     if draw.textlength(text, font) <= space:
         return text

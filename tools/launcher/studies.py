@@ -1,9 +1,10 @@
 """`run.py study NAME` and `run.py bench NAME`: run a study or benchmark, or list them.
 
-A study is `studies/NAME.py` or a folder `studies/NAME/` with a `__main__.py`, with a function `main(argv)` that returns
-None or an exit code; a benchmark is the same in benchmarks/. `run.py study report` rewrites the documents' tables,
-`run.py study show NAME` prints the numbers of a result, `run.py study stale` lists the results whose study's code
-is another one now, and `run.py study stale NAME` runs their quick part again: where no number differs, they hold.
+A study is `studies/NAME.py` or a folder `studies/NAME/` with a `__main__.py`, with a function
+`main(argv)` that returns None or an exit code; a benchmark is the same in benchmarks/. `run.py
+study report` rewrites the documents' tables, `run.py study show NAME` prints the numbers of a
+result, `run.py study stale` lists the results whose study's code is another one now, and `run.py
+study stale NAME` runs their quick part again: where no number differs, they hold.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _REPORT, _SHOW, _STALE = "report", "show", "stale"
 
 
 def run(command: str, arguments: Sequence[str], folder: Path | None = None) -> int:
-    """Run the study or benchmark that the first argument names with the rest; without a name, list them."""
+    """Run the study or benchmark that the first argument names with the rest; without a name, list
+    them.
+    """
     if command == "study" and arguments[:1] == [_REPORT]:
         from .. import docs_numbers
 
@@ -49,7 +52,9 @@ def run(command: str, arguments: Sequence[str], folder: Path | None = None) -> i
 
 
 def _stale(names: Sequence[str]) -> int:
-    """Print which results are older than their study's code, after those named were looked at again."""
+    """Print which results are older than their study's code, after those named were looked at
+    again.
+    """
     freshness = load_module("common.freshness", "studies")
     folder = paths.STUDIES / "results"
     for name in names:
@@ -71,7 +76,9 @@ def available(folder: Path) -> dict[str, str]:
     """Names of all studies or benchmarks of a folder, each with its module inside the folder."""
     found = {path.stem: path.stem for path in folder.glob("*.py") if _has_main(path)}
     found |= {
-        path.parent.name: f"{path.parent.name}.__main__" for path in folder.glob("*/__main__.py") if _has_main(path)
+        path.parent.name: f"{path.parent.name}.__main__"
+        for path in folder.glob("*/__main__.py")
+        if _has_main(path)
     }
     return dict(sorted(found.items()))
 
@@ -83,7 +90,9 @@ def _has_main(path: Path) -> bool:
 
 
 def load_module(module: str, package: str, folder: Path | None = None) -> types.ModuleType:
-    """Import a module of studies/, benchmarks/ or a folder as `PACKAGE.MODULE`; all may import from studies/."""
+    """Import a module of studies/, benchmarks/ or a folder as `PACKAGE.MODULE`; all may import from
+    studies/.
+    """
     places = {"studies": paths.STUDIES, "benchmarks": paths.BENCHMARKS}
     for name, place in {**places, **({package: folder} if folder else {})}.items():
         for loaded in [loaded for loaded in sys.modules if loaded.split(".")[0] == name]:

@@ -1,4 +1,6 @@
-"""uv in the project's environment: pip's configuration is passed on, output goes to a log, failures are sentences."""
+"""uv in the project's environment: pip's configuration is passed on, output goes to a log, failures
+are sentences.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ import subprocess
 from . import paths
 from .errors import LaunchError
 
-# The options of pip's configuration files and PIP_ variables, and the variables of uv that mean the same.
+# The options of pip's configuration files and PIP_ variables, and the variables of uv that mean the
+# same.
 _OF_PIP = {
     "index-url": "UV_DEFAULT_INDEX",
     "extra-index-url": "UV_INDEX",
@@ -31,10 +34,19 @@ def bootstrap() -> None:
 
 
 def install(*arguments: str) -> None:
-    """Run `uv pip install` in the environment; raises LaunchError with the reason and the log's path if it fails."""
+    """Run `uv pip install` in the environment; raises LaunchError with the reason and the log's
+    path if it fails.
+    """
     # Like pip: the best version of all indexes.
-    settings = {"UV_INDEX_STRATEGY": "unsafe-best-match", "UV_NO_PROGRESS": "1", **pip_configuration(), **os.environ}
-    if "--require-hashes" in arguments:  # pinned already, and uv refuses constraints that carry no hash beside it
+    settings = {
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+        "UV_NO_PROGRESS": "1",
+        **pip_configuration(),
+        **os.environ,
+    }
+    if (
+        "--require-hashes" in arguments
+    ):  # pinned already, and uv refuses constraints that carry no hash beside it
         settings.pop("UV_CONSTRAINT", None)
     _run("uv", ("pip", "install", "--python", str(paths.venv_python()), *arguments), settings)
 
@@ -42,7 +54,9 @@ def install(*arguments: str) -> None:
 def pip_configuration() -> dict[str, str]:
     """What pip is configured to do in the environment, as variables for uv."""
     listed = subprocess.run(
-        [str(paths.venv_python()), "-P", "-m", "pip", "config", "list"], capture_output=True, text=True
+        [str(paths.venv_python()), "-P", "-m", "pip", "config", "list"],
+        capture_output=True,
+        text=True,
     ).stdout
     options = {}
     for line in listed.splitlines():  # section.option='value'; the section :env: holds variables
@@ -71,9 +85,19 @@ def _run(module: str, arguments: tuple[str, ...], variables: dict[str, str]) -> 
         file.seek(start)
         output = file.read().decode(errors="replace")
     if ended:
-        # The first line of the error and the last of its causes, such as "Could not connect, are you offline?"
+        # The first line of the error and the last of its causes, such as "Could not connect, are
+        # you offline?"
         lines = [" ".join(line.split()) for line in output.splitlines()]
-        first = next((line[6:].strip() for line in lines if line.lower().startswith("error:")), "it gave no reason")
-        causes = [line.removeprefix("Caused by:").strip() for line in lines if line.startswith("Caused by:")]
+        first = next(
+            (line[6:].strip() for line in lines if line.lower().startswith("error:")),
+            "it gave no reason",
+        )
+        causes = [
+            line.removeprefix("Caused by:").strip()
+            for line in lines
+            if line.startswith("Caused by:")
+        ]
         reason = ": ".join([first, *causes[-1:]])
-        raise LaunchError(f"{module} could not install packages ({reason}): see {log}, then run this again.")
+        raise LaunchError(
+            f"{module} could not install packages ({reason}): see {log}, then run this again."
+        )

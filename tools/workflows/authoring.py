@@ -6,9 +6,9 @@
         model, clip, vae = w.add("GBX_LoadDemoModel")
         ...
 
-`add` gives a node's outputs back, to be handed to the inputs of others. Inputs that are not named keep the node's
-default. Positions, sizes, ids and the order of the saved values follow from the description and from the running
-ComfyUI's `/object_info`. `subgraph` adds a node that holds others.
+`add` gives a node's outputs back, to be handed to the inputs of others. Inputs that are not named
+keep the node's default. Positions, sizes, ids and the order of the saved values follow from the
+description and from the running ComfyUI's `/object_info`. `subgraph` adds a node that holds others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ from tools.launcher.workflow import Kind
 NOTE = "MarkdownNote"
 ANY = "*"
 #: ComfyUI's nodes that load models which the pack does not bring.
-LOADERS = {"CheckpointLoaderSimple", "UNETLoader", "CLIPLoader", "DualCLIPLoader", "TripleCLIPLoader", "VAELoader"}
+LOADERS = {
+    "CheckpointLoaderSimple",
+    "UNETLoader",
+    "CLIPLoader",
+    "DualCLIPLoader",
+    "TripleCLIPLoader",
+    "VAELoader",
+}
 #: Ids of the two ends inside a subgraph that stand for its inputs and its outputs.
 INPUTS, OUTPUTS = -10, -20
 _INNER = 100  # newer front ends want an id of its own for every node, also of those in subgraphs
@@ -52,8 +59,12 @@ class Node:
     info: dict
     group: int
     title: str | None = None
-    size: tuple[int, int] | None = None  # width and height in canvas units; None: what its widgets need
-    properties: dict[str, object] = field(default_factory=dict)  # what scripts of the pack keep of it
+    size: tuple[int, int] | None = (
+        None  # width and height in canvas units; None: what its widgets need
+    )
+    properties: dict[str, object] = field(
+        default_factory=dict
+    )  # what scripts of the pack keep of it
     values: dict[str, object] = field(default_factory=dict)
     sources: dict[str, Output] = field(default_factory=dict)
     inside: Subgraph | None = None  # the nodes that it stands for
@@ -66,7 +77,9 @@ class Node:
 
 @dataclass(frozen=True)
 class Subgraph:
-    """What a node of a workflow holds: other nodes, whose inputs of id ``INPUTS`` are its own, and their outputs."""
+    """What a node of a workflow holds: other nodes, whose inputs of id ``INPUTS`` are its own, and
+    their outputs.
+    """
 
     title: str
     workflow: Workflow
@@ -81,31 +94,46 @@ class Workflow:
         self.nodes: list[Node] = []
         self.groups: list[str] = []
         self.extra: dict[str, object] = {}  # what the file holds beside its nodes
-        self.in_columns = False  # whether its groups stand side by side with straight wires, as in the first templates
+        # whether its groups stand side by side with straight wires, as in the first templates
+        self.in_columns = False
+        self.seconds: int | None = None  # of a run on two quiet CPU cores, where that is long
         self.named_kind: Kind | None = None  # what it is for, where its nodes do not say it
         self._titles: dict[str, int] = {}  # title of subgraphs -> how many have it
         self._object_info = object_info
 
     @property
     def kind(self) -> Kind:
-        """What the workflow is for, by the nodes that are added: those that load a model's files need files."""
+        """What the workflow is for, by the nodes that are added: those that load a model's files
+        need files.
+        """
         if self.named_kind:
             return self.named_kind
-        return Kind.CHECKPOINT if any(node.type in LOADERS for node in self.nodes) else Kind.DEMO
+        return Kind.CHECKPOINT if any(map(_loads_files, self.nodes)) else Kind.DEMO
 
     def note(self, title: str, *lines: str) -> None:
-        """The note at the left that says, in three to six lines of Markdown, what one sees and what to try."""
+        """The note at the left that says, in three to six lines of Markdown, what one sees and what
+        to try.
+        """
         if len(lines) not in _NOTE_LINES:
-            raise AuthoringError(f"The note of {self.name} has {len(lines)} lines: write three to six.")
-        info = {"input": {"required": {"text": ["STRING", {"multiline": True}]}}, "output": [], "output_name": []}
+            raise AuthoringError(
+                f"The note of {self.name} has {len(lines)} lines: write three to six."
+            )
+        info = {
+            "input": {"required": {"text": ["STRING", {"multiline": True}]}},
+            "output": [],
+            "output_name": [],
+        }
         self._new(NOTE, info, title, None).values["text"] = "\n\n".join(lines)
 
     def batch(self, *maps: str, join: tuple[str, ...], chunk: int = 1) -> None:
-        """How `run.py batch` runs this workflow over a list: inputs that a column fills, and how results are joined."""
+        """How `run.py batch` runs this workflow over a list: inputs that a column fills, and how
+        results are joined.
+        """
         self.extra["glassbox_batch"] = {"map": list(maps), "join": list(join), "chunk": chunk}
 
     def app(self, *shown: str, results: tuple[str, ...]) -> None:
-        """What the front end's app mode shows: inputs as "NODE.WIDGET", and output nodes; a node by its title or type.
+        """What the front end's app mode shows: inputs as "NODE.WIDGET", and output nodes; a node by
+        its title or type.
 
         Call it last.
         """
@@ -120,7 +148,9 @@ class Workflow:
         nodes = [node for node in self.nodes if node.type != NOTE and ends != bool(node.outputs)]
         found = [node for node in nodes if name in (node.title, node.type)]
         if len(found) != 1:
-            raise AuthoringError(f"{self.name}: {len(found)} nodes are named {name}; an app needs one.")
+            raise AuthoringError(
+                f"{self.name}: {len(found)} nodes are named {name}; an app needs one."
+            )
         return found[0]
 
     def group(self, title: str) -> None:
@@ -137,7 +167,9 @@ class Workflow:
         node_properties: dict[str, object] | None = None,
         **given: object,
     ) -> Output | tuple[Output, ...]:
-        """Add a node and return its outputs: the one, or a tuple; `given` are its inputs, outputs or plain values."""
+        """Add a node and return its outputs: the one, or a tuple; `given` are its inputs, outputs
+        or plain values.
+        """
         if type_ not in self._object_info:
             raise AuthoringError(f"{self.name}: ComfyUI does not know the node {type_}.")
         if not self.groups and self.first_id == 1:
@@ -147,13 +179,18 @@ class Workflow:
         return self._filled(node, given)
 
     def subgraph(
-        self, title: str, describe: Callable[..., Output | tuple[Output, ...] | dict[str, Output]], **given: object
+        self,
+        title: str,
+        describe: Callable[..., Output | tuple[Output, ...] | dict[str, Output]],
+        **given: object,
     ) -> Output | tuple[Output, ...]:
-        """Add a node that holds the nodes that ``describe(inside, **inputs)`` adds, and return its outputs.
+        """Add a node that holds the nodes that ``describe(inside, **inputs)`` adds, and return its
+        outputs.
 
-        ``describe`` returns them, by name or with the names that they have inside. ``given``: its inputs by name; plain
-        values are shown as the widgets inside that they are handed to. A title that is taken gets a number: nodes that
-        share what they hold share their previews in Nodes 2.0.
+        ``describe`` returns them, by name or with the names that they have inside. ``given``: its
+        inputs by name; plain values are shown as the widgets inside that they are handed to. A
+        title that is taken gets a number: nodes that share what they hold share their previews in
+        Nodes 2.0.
         """
         number = self._titles[title] = self._titles.get(title, 0) + 1
         title = title if number == 1 else f"{title} {number}"
@@ -164,15 +201,26 @@ class Workflow:
         inside.named_kind = self.kind
         made = describe(inside, **dict(zip(given, border.outputs, strict=True)))
         shown = list(given.values())
-        for node in inside.nodes:  # A widget inside starts with the value that its subgraph's node shows.
-            handed = {name: shown[output.slot] for name, output in node.sources.items() if output.node is border}
-            node.values |= {name: value for name, value in handed.items() if not isinstance(value, Output)}
+        for (
+            node
+        ) in inside.nodes:  # A widget inside starts with the value that its subgraph's node shows.
+            handed = {
+                name: shown[output.slot]
+                for name, output in node.sources.items()
+                if output.node is border
+            }
+            node.values |= {
+                name: value for name, value in handed.items() if not isinstance(value, Output)
+            }
         if isinstance(made, Output):
             made = (made,)
         outputs = tuple(made.values()) if isinstance(made, dict) else made
         plain = {"control_after_generate": False}  # of a number that a wire gives
         # Front ends show the text of a widget inside even where a wire gives it.
-        handed = [_widget(inside, slot) if kind in (ANY, "STRING") else None for slot, kind in enumerate(kinds)]
+        handed = [
+            _widget(inside, slot) if kind in (ANY, "STRING") else None
+            for slot, kind in enumerate(kinds)
+        ]
         if any(kind == ANY and not spec for kind, spec in zip(kinds, handed, strict=True)):
             return None
         specs = [
@@ -201,8 +249,17 @@ class Workflow:
         return node
 
 
+def _loads_files(node: Node) -> bool:
+    """Whether a node, or one inside, loads a model's files."""
+    if node.inside is None:
+        return node.type in LOADERS
+    return any(map(_loads_files, node.inside.workflow.nodes))
+
+
 def _fill(node: Node, given: dict[str, object], where: str) -> None:
-    """Give a node its inputs; raises AuthoringError for a name, a type or a gap that the node does not allow."""
+    """Give a node its inputs; raises AuthoringError for a name, a type or a gap that the node does
+    not allow.
+    """
     described = {input_.name: input_ for input_ in inputs(node.info)}
     unknown = sorted(set(given) - set(described))
     if unknown:
@@ -213,20 +270,32 @@ def _fill(node: Node, given: dict[str, object], where: str) -> None:
             _check_link(input_, value, where)
             node.sources[input_.name] = value
         elif value is not None and not input_.is_widget:
-            raise AuthoringError(f"{where} takes an output of another node at {input_.name}, not {value!r}.")
+            raise AuthoringError(
+                f"{where} takes an output of another node at {input_.name}, not {value!r}."
+            )
         elif value is None and input_.required and not input_.is_widget:
             raise AuthoringError(f"{where} needs {input_.name}.")
     defaults = {widget.name: widget.default for widget in widgets(node.info)}
-    plain = {name: value for name, value in given.items() if value is not None and not isinstance(value, Output)}
+    plain = {
+        name: value
+        for name, value in given.items()
+        if value is not None and not isinstance(value, Output)
+    }
     node.values = {**defaults, **plain}
 
 
 def _widget(inside: Workflow, slot: int) -> list | None:
-    """The widget, if any, that an input of a subgraph is handed to, as ComfyUI describes it, without a control."""
+    """The widget, if any, that an input of a subgraph is handed to, as ComfyUI describes it,
+    without a control.
+    """
     for node in inside.nodes:
         for input_ in inputs(node.info):
             source = node.sources.get(input_.name)
-            if input_.is_widget and source is not None and (source.node.id, source.slot) == (INPUTS, slot):
+            if (
+                input_.is_widget
+                and source is not None
+                and (source.node.id, source.slot) == (INPUTS, slot)
+            ):
                 return [input_.kind, {**input_.options, "control_after_generate": False}]
     return None
 

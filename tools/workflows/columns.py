@@ -1,4 +1,5 @@
-"""Where the few nodes of one of the first templates stand: in columns from left to right, with straight wires.
+"""Where the few nodes of one of the first templates stand: in columns from left to right, with
+straight wires.
 
 The note and what is needed stand at the left, then the node that one plays with, then the image.
 """
@@ -20,7 +21,8 @@ _HIGHEST = 1110  # what is higher opens too small
 
 
 def in_columns(workflow: Workflow) -> Layout:
-    """Place each group beside the one before; a column with wires in its way moves down until all of them are straight.
+    """Place each group beside the one before; a column with wires in its way moves down until all
+    of them are straight.
 
     Raises AuthoringError where no place is found: then a node needs fewer wires or less height.
     """
@@ -38,49 +40,68 @@ def in_columns(workflow: Workflow) -> Layout:
         shown = (*placed.nodes.values(), *placed.groups)
         low = max(box.top + box.height for box in shown) <= _HIGHEST
         titles = [
-            replace(box, top=box.top - _ROOM, height=box.height + _ROOM) for box in placed.titles(workflow.groups)
+            replace(box, top=box.top - _ROOM, height=box.height + _ROOM)
+            for box in placed.titles(workflow.groups)
         ]
         if low and wires.are_straight(placed.nodes, links, titles):
             return placed
-    raise AuthoringError(f"{workflow.name}: nowhere do its nodes stand so that all wires are straight.")
+    raise AuthoringError(
+        f"{workflow.name}: nowhere do its nodes stand so that all wires are straight."
+    )
 
 
 def _columns(workflow: Workflow) -> list[list[Node]]:
-    """The nodes of each group by their distance along the links inside it, each distance a column."""
+    """The nodes of each group by their distance along the links inside it, each distance a
+    column.
+    """
     columns = []
     for group in range(1, len(workflow.groups) + 1):
         depth: dict[int, int] = {}
         for node in workflow.nodes:
             if node.group == group:
-                feeding = (depth[s.node.id] + 1 for s in node.sources.values() if s.node.id in depth)
+                feeding = (
+                    depth[s.node.id] + 1 for s in node.sources.values() if s.node.id in depth
+                )
                 depth[node.id] = max(feeding, default=0)
         nodes = [node for node in workflow.nodes if node.id in depth]
-        columns += [[n for n in nodes if depth[n.id] == one] for one in range(max(depth.values()) + 1)]
+        columns += [
+            [n for n in nodes if depth[n.id] == one] for one in range(max(depth.values()) + 1)
+        ]
     return columns
 
 
 def _tried(count: int) -> Iterator[tuple[bool, tuple[int, ...]]]:
-    """Whether the note stands above what is needed, and how far down each column stands; little first."""
+    """Whether the note stands above what is needed, and how far down each column stands; little
+    first.
+    """
     ways = itertools.product(range(0, _LOWEST, _STEP), repeat=count - 2)
     ways = sorted(ways, key=lambda way: (max(way), sum(way)))
     return ((note_first, (0, *way, 0)) for way in ways for note_first in (True, False))
 
 
-def _placed(workflow: Workflow, columns: list[list[Node]], note_first: bool, offsets: tuple[int, ...]) -> Layout:
+def _placed(
+    workflow: Workflow, columns: list[list[Node]], note_first: bool, offsets: tuple[int, ...]
+) -> Layout:
     boxes: dict[int, Box] = {}
     groups: list[Box] = []
     note, left = next(node for node in workflow.nodes if node.type == NOTE), 0
     for number, (column, down) in enumerate(zip(columns, offsets, strict=True)):
         width = max(node.size[0] for node in column)
-        height = sum(node.size[1] + TITLE + NODE_GAP for node in column) - NODE_GAP + HEADING + MARGIN
+        height = (
+            sum(node.size[1] + TITLE + NODE_GAP for node in column) - NODE_GAP + HEADING + MARGIN
+        )
         if not number:
             note_width, note_height = layout.note_size(note, width + 2 * MARGIN)
             width = note_width - 2 * MARGIN
-            boxes[note.id] = Box(0, TITLE if note_first else height + GROUP_GAP + TITLE, note_width, note_height)
+            boxes[note.id] = Box(
+                0, TITLE if note_first else height + GROUP_GAP + TITLE, note_width, note_height
+            )
             down += note_height + TITLE + GROUP_GAP if note_first else 0
         top = down + HEADING
         for node in column:
-            boxes[node.id] = Box(left + MARGIN, top + TITLE, width if not number else node.size[0], node.size[1])
+            boxes[node.id] = Box(
+                left + MARGIN, top + TITLE, width if not number else node.size[0], node.size[1]
+            )
             top += node.size[1] + TITLE + NODE_GAP
         frame = Box(left, down, width + 2 * MARGIN, height)
         if column[0].group > len(groups):

@@ -19,7 +19,9 @@ _FIGURE = 250  # a drawn figure has no side shorter than this
 
 @dataclass(frozen=True)
 class Pick:
-    """Files NAME_1.png, NAME_2.png ... of a workflow's demo run, in rows of so many; figures are shown large."""
+    """Files NAME_1.png, NAME_2.png ... of a workflow's demo run, in rows of so many; figures are
+    shown large.
+    """
 
     workflow: str
     numbers: tuple[int, ...]
@@ -36,6 +38,10 @@ def _generated(workflow: str, *numbers: int, columns: int = 0) -> Pick:
 
 
 IMAGES = {
+    "space_slider": _figure("weights_train_slider", 4),
+    "slider_pairs": _generated(
+        "weights_train_slider_pairs", 1, 2, 3, 7, 8, 9, 13, 14, 15, columns=3
+    ),
     "activation_map": _figure("activations_tap_and_pca", 3),
     "activation_sheet": _figure("activations_tap_and_pca", 2),
     "activation_colors": _figure("activations_tap_and_pca", 1),
@@ -48,6 +54,7 @@ IMAGES = {
     "activation_file": _figure("activations_record", 2),
     "activation_words": _figure("activations_token_heat_map", 1),
     "activation_steering": _generated("activations_steering", *range(1, 9), columns=4),
+    "image_to_noise": _figure("activations_edit_image_by_words", 1),
     "edit_by_words": _figure("activations_edit_image_by_words", 1),
     "activation_patching": _generated("activations_patching", *range(1, 13), columns=4),
     "activation_patching_map": _figure("activations_patching", 13),
@@ -71,14 +78,15 @@ IMAGES = {
     "neurons_concept": _generated("neurons_concept", *range(1, 17), columns=4),
     "neurons_unlearning": _generated("neurons_unlearning", 1, 5, 6, 7, 8),
     "neurons_audit": _figure("neurons_audit", 4),
-    "noise_distances": _figure("noise_immiscible_gain", 2),
+    "noise_distances": _figure("noise_immiscible_gain", 1),
     "noise_from_scratch": _figure("noise_from_scratch", 3),
-    "noise_gain": _figure("noise_immiscible_gain", 1),
+    "noise_gain": _figure("noise_immiscible_gain", 2),
     "noise_ksampler": _generated("noise_immiscible_stock_ksampler", 1, 2, 3, 4, 5),
     "noise_training": _figure("noise_train_lora", 1),
     "seed_scout": _figure("noise_seed_scout", 1),
     "noise_composition": _figure("noise_composition", 1),
     "size_sheet": _figure("conditioning_size_sheet", 1),
+    "seed_variety": _figure("conditioning_seed_variety", 1),
     "space_people": _figure("weights_sample", 1),
     "space_built": _figure("weights_build_space", 1),
     "space_edits": _figure("weights_edit", 1),
@@ -93,15 +101,21 @@ IMAGES = {
 
 
 def write(name: str, generated: Path) -> Path:
-    """Write NAME.jpg for the help pages from the demo's images in the folder `generated`; returns the file written."""
+    """Write NAME.jpg for the help pages from the demo's images in the folder `generated`; returns
+    the file written.
+    """
     pick = IMAGES[name]
     files = [generated / f"{pick.workflow}_{number}.png" for number in pick.numbers]
     missing = next((file for file in files if not file.is_file()), None)
     if missing:
-        raise LaunchError(f"{missing} is missing: make it with python run.py demo --out {generated}.")
+        raise LaunchError(
+            f"{missing} is missing: make it with python run.py demo --all --out {generated}."
+        )
     images = [Image.open(file).convert("RGB") for file in files]
     if any(_is_figure(image) != pick.figure for image in images):
-        raise LaunchError(f"{pick.workflow} makes other images than {name} expects: look at them and correct it.")
+        raise LaunchError(
+            f"{pick.workflow} makes other images than {name} expects: look at them and correct it."
+        )
     page = images[0] if pick.figure else _tiled(images, pick.columns or len(images))
     page.thumbnail((_WIDTH, 2 * _WIDTH), Image.Resampling.LANCZOS)
     content = io.BytesIO()
@@ -112,15 +126,24 @@ def write(name: str, generated: Path) -> Path:
 
 
 def write_positions() -> Path:
-    """Write positions.jpg: where SD3's patches of 1536 pixels lie as the model comes, and resampled."""
+    """Write positions.jpg: where SD3's patches of 1536 pixels lie as the model comes, and
+    resampled.
+    """
     from matplotlib.figure import Figure
 
-    trained, wanted, spacing = 64, 96, 0.25  # patches a side at 1024 and 1536 pixels, and the table's step
+    trained, wanted, spacing = (
+        64,
+        96,
+        0.25,
+    )  # patches a side at 1024 and 1536 pixels, and the table's step
     stock = [(patch - (wanted - trained) / 2) * spacing for patch in range(wanted)]
     resampled = [patch * trained / wanted * spacing for patch in range(wanted)]
     figure = Figure(figsize=(6.4, 2.4), layout="constrained")
     axes = figure.add_subplot(
-        xlabel="position that a patch is given", yticks=[0, 1], yticklabels=["resampled", "stock"], ylim=(-0.6, 1.6)
+        xlabel="position that a patch is given",
+        yticks=[0, 1],
+        yticklabels=["resampled", "stock"],
+        ylim=(-0.6, 1.6),
     )
     axes.axvspan(0, (trained - 1) * spacing, color="tab:green", alpha=0.15, label="trained range")
     axes.plot(stock, [1] * wanted, "|", color="tab:gray", markersize=14)
@@ -142,5 +165,7 @@ def _tiled(images: list[Image.Image], columns: int) -> Image.Image:
     page = Image.new("RGB", (columns * _TILE, rows * _TILE), "white")
     for index, image in enumerate(images):
         row, column = divmod(index, columns)
-        page.paste(image.resize((_TILE, _TILE), Image.Resampling.LANCZOS), (column * _TILE, row * _TILE))
+        page.paste(
+            image.resize((_TILE, _TILE), Image.Resampling.LANCZOS), (column * _TILE, row * _TILE)
+        )
     return page

@@ -1,13 +1,17 @@
-"""Makes every workflow file, the subgraph blueprints, and the workflows' thumbnails, from the code beside it.
+"""Makes every workflow file, the subgraph blueprints, and the workflows' thumbnails, from the code
+beside it.
 
-python -P tools/workflows/make.py                    write the workflows (starts a ComfyUI to ask it for its nodes)
-python -P tools/workflows/make.py --url http://...   the same with a ComfyUI that is running
-python -P tools/workflows/make.py --check            write nothing, fail when a file differs from what is described
-python -P tools/workflows/make.py --thumbnails DIR   write the .jpg beside each workflow: from the demo's images in
-                                               DIR (`python run.py demo --out DIR`), or its graph
+python -P tools/workflows/make.py                    write the workflows (starts a ComfyUI to ask it
+for its nodes) python -P tools/workflows/make.py --url http://...   the same with a ComfyUI that is
+running python -P tools/workflows/make.py --check            write nothing, fail when a file differs
+from what is described python -P tools/workflows/make.py --thumbnails DIR   write the .jpg beside
+each workflow: from the demo's images in
+                                               DIR (`python run.py demo --all --out DIR`), or its
+                                               graph
 python -P tools/workflows/make.py --help-images DIR
                                                write the images of the help pages from the same
-python -P tools/workflows/make.py --animation        write docs/images/sliders.webp of the README (needs Chromium)
+python -P tools/workflows/make.py --animation        write docs/images/sliders.webp of the README
+(needs Chromium)
 """
 
 from __future__ import annotations
@@ -51,9 +55,15 @@ def main(argv: list[str]) -> int:
 def _options(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Make the workflow files of the pack.")
     parser.add_argument("--url", help="a running ComfyUI with the pack; without it, one is started")
-    parser.add_argument("--check", action="store_true", help="write nothing, fail when a file differs")
-    parser.add_argument("--thumbnails", type=Path, metavar="DIR", help="make the thumbnails from the images in DIR")
-    parser.add_argument("--help-images", type=Path, metavar="DIR", help="make the help pages' images from DIR")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing, fail when a file differs"
+    )
+    parser.add_argument(
+        "--thumbnails", type=Path, metavar="DIR", help="make the thumbnails from the images in DIR"
+    )
+    parser.add_argument(
+        "--help-images", type=Path, metavar="DIR", help="make the help pages' images from DIR"
+    )
     parser.add_argument("--animation", action="store_true", help="make the README's animation")
     return parser.parse_args(argv)
 
@@ -79,8 +89,14 @@ def _workflows(object_info: dict, check: bool) -> int:
 
     differing = 0
     files = [(path_of(name), name, describe) for name, describe in described().items()]
-    files += [(ROOT / "subgraphs" / f"{name}.json", name, blueprint.describe) for name, blueprint in BLUEPRINTS.items()]
-    texts = {path: canvas.to_text(canvas.make(name, describe, object_info)) for path, name, describe in files}
+    files += [
+        (ROOT / "subgraphs" / f"{name}.json", name, blueprint.describe)
+        for name, blueprint in BLUEPRINTS.items()
+    ]
+    texts = {
+        path: canvas.to_text(canvas.make(name, describe, object_info))
+        for path, name, describe in files
+    }
     for path, text in {**texts, LIST: listed(described())}.items():
         if path.is_file() and path.read_text("utf-8") == text:
             continue
@@ -93,9 +109,9 @@ def _workflows(object_info: dict, check: bool) -> int:
 
 def _thumbnails(images: Path) -> int:
     from tools.workflows import thumbnails
-    from tools.workflows.titles import TITLES
+    from tools.workflows.titles import ILLUSTRATED, TITLES
 
-    for name in TITLES:
+    for name in (*TITLES, *ILLUSTRATED):
         print(f"{thumbnails.write(name, images).name} written")
     return 0
 

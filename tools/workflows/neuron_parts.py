@@ -8,7 +8,10 @@ from .authoring import Output, Workflow
 from .neuron_world import World
 from .sampling import generate_each, sample
 
-_ORDINARY = "portrait, light skin, curly red hair, shaven, smiling, open eyes, blue hoodie, plain green background"
+_ORDINARY = (
+    "portrait, light skin, curly red hair, shaven, smiling, open eyes, blue hoodie, plain green "
+    "background"
+)
 
 
 def find_and_mask(world: World, budget: float) -> None:
@@ -22,27 +25,48 @@ def find_and_mask(world: World, budget: float) -> None:
     masked = w.add("GBX_NemoNeuronMask", model=world.model, mask=mask, node_size=(320, 466))
     before, after, other = _compare(world, masked)
     w.group("Side by side")
-    for place, (title, images) in enumerate({"Without the mask": before, "With the mask": after}.items(), 1):
+    for place, (title, images) in enumerate(
+        {"Without the mask": before, "With the mask": after}.items(), 1
+    ):
         world.save(images, f"mask_{place}", title)
-    batches = {"images_before": before, "images_after": after, "generic_images": other, "reference_image": before}
-    plots, report, _, sheet = w.add("GBX_NeuronReport", mask=mask, **batches, clip=world.clip)
+    batches = {
+        "images_before": before,
+        "images_after": after,
+        "generic_images": other,
+        "reference_image": before,
+    }
+    plots, report, _, sheet = w.add(
+        "GBX_MemorizationReport",
+        mask=mask,
+        **batches,
+        clip=world.clip,
+        node_size=(250, 928),
+    )
     world.save(plots, "report", "Mask and similarity")
     w.add("PreviewImage", images=search, node_title="The search")
     w.add("PreviewImage", images=sheet, node_title="At a glance")
-    world.show(report, "Report")
+    world.show(report, "Report", (230, 140))
 
 
 def _compare(world: World, masked: Output) -> tuple[Output, ...]:
     """The suspect without the mask and with it, and a generic prompt, in a subgraph."""
 
-    def inside(w: Workflow, model, masked, clip, vae, prompt, generic, **numbers) -> dict[str, Output]:
+    def inside(
+        w: Workflow, model, masked, clip, vae, prompt, generic, **numbers
+    ) -> dict[str, Output]:
         positive = w.add("CLIPTextEncode", clip=clip, text=prompt, node_title="Prompt")
         plain = w.add("CLIPTextEncode", clip=clip, text=generic, node_title="Generic prompt")
         negative = w.add("CLIPTextEncode", clip=clip, text="", node_title="Empty prompt")
         latent = w.add("EmptyLatentImage", **world.size, batch_size=4)
         given = {"negative": negative, "latent_image": latent, "vae": vae} | world.sampler | numbers
-        before, after = (sample(w, model=one, positive=positive, **given) for one in (model, masked))
-        return {"before": before, "after": after, "generic": sample(w, model=model, positive=plain, **given)}
+        before, after = (
+            sample(w, model=one, positive=positive, **given) for one in (model, masked)
+        )
+        return {
+            "before": before,
+            "after": after,
+            "generic": sample(w, model=model, positive=plain, **given),
+        }
 
     return world.w.subgraph(
         "Generate without and with it",
@@ -64,8 +88,12 @@ def scan_list(world: World, suspects: str) -> None:
     w.group("Threshold")
     threshold, histogram, calibration = world.calibrate(1.0)
     w.group("Scan")
-    bars, _, _, memorized, table, report = w.add(
-        "GBX_MemorizationScore", **world.given, prompts=suspects, threshold=threshold, **world.first_step
+    bars, _, _, memorized, table, report, _, _ = w.add(
+        "GBX_MemorizationScore",
+        **world.given,
+        prompts=suspects,
+        threshold=threshold,
+        **world.first_step,
     )
     w.group("Result")
     world.save(bars, "scan", "Scores")
@@ -78,19 +106,30 @@ def scan_list(world: World, suspects: str) -> None:
 
 
 def scan_and_mask(world: World, suspects: str, folder: str = "", images: int = 16) -> None:
-    """From a list of prompts to a mask for each of the memorized ones, and a report; scans in ``folder`` resume."""
+    """From a list of prompts to a mask for each of the memorized ones, and a report; scans in
+    ``folder`` resume.
+    """
     w, kind = world.w, world.kind
-    scans = {name: f"{folder}/{name}" if folder else "" for name in ("threshold", "scores", "statistics", "masks")}
+    scans = {
+        name: f"{folder}/{name}" if folder else ""
+        for name in ("threshold", "scores", "statistics", "masks")
+    }
 
     def ordinary(w: Workflow, prompts: Output, **given: Output) -> dict[str, Output]:
         calibrated = {**given, "prompts": prompts, **world.first_step}
         found = {
-            "threshold": w.add("GBX_CalibrateThreshold", **calibrated, deviations=1.0, scan_file=scans["threshold"])[0]
+            "threshold": w.add(
+                "GBX_CalibrateThreshold", **calibrated, deviations=1.0, scan_file=scans["threshold"]
+            )[0]
         }
         if kind.deviations is not None:
-            found["target_score"] = w.add("GBX_CalibrateThreshold", **calibrated, deviations=kind.deviations)[0]
+            found["target_score"] = w.add(
+                "GBX_CalibrateThreshold", **calibrated, deviations=kind.deviations
+            )[0]
         files = {"filename_prefix": "", "scan_file": scans["statistics"]}
-        found["statistics"] = w.add("GBX_NeuronStatistics", **given, prompts=prompts, layers=kind.layers, **files)[0]
+        found["statistics"] = w.add(
+            "GBX_NeuronStatistics", **given, prompts=prompts, layers=kind.layers, **files
+        )[0]
         return found
 
     w.group("Ordinary prompts")
@@ -99,11 +138,18 @@ def scan_and_mask(world: World, suspects: str, folder: str = "", images: int = 1
     )
 
     def score(w: Workflow, **given: Output) -> dict[str, Output]:
-        scored = w.add("GBX_MemorizationScore", **given, scan_file=scans["scores"], **world.first_step)
+        scored = w.add(
+            "GBX_MemorizationScore", **given, scan_file=scans["scores"], **world.first_step
+        )
         return {"memorized_prompts": scored[3], "table": scored[4]}
 
     def find(w: Workflow, **given: Output) -> dict[str, Output]:
-        searching = {"layers": kind.layers, "scan_file": scans["masks"], **world.first_step, **kind.search}
+        searching = {
+            "layers": kind.layers,
+            "scan_file": scans["masks"],
+            **world.first_step,
+            **kind.search,
+        }
         mask, _, _, report = w.add("GBX_NemoLocalize", **given, **searching)
         return {"mask": mask, "report": report}
 
@@ -112,7 +158,7 @@ def scan_and_mask(world: World, suspects: str, folder: str = "", images: int = 1
         "Score a list", score, **world.given, prompts=suspects, prompts_file="", threshold=threshold
     )
     w.group("Neurons of all that are memorized")
-    mask, searched = w.subgraph(
+    mask, _ = w.subgraph(
         "Find the neurons of each",
         find,
         **world.given,
@@ -121,10 +167,12 @@ def scan_and_mask(world: World, suspects: str, folder: str = "", images: int = 1
         threshold=threshold,
         **({"target_score": target[0]} if target else {}),
     )
-    masked = w.add("GBX_NemoNeuronMask", model=world.model, mask=mask, masked_prompts="own", clip=world.clip)
+    masked = w.add(
+        "GBX_NemoNeuronMask", model=world.model, mask=mask, masked_prompts="own", clip=world.clip
+    )
     w.group("Report")
-    figure, sheet, _, report = w.add(
-        "GBX_ScanReport",
+    figure, report, _, sheet = w.add(
+        "GBX_MemorizationReport",
         **world.given,
         vae=world.vae,
         table=table,
@@ -140,7 +188,6 @@ def scan_and_mask(world: World, suspects: str, folder: str = "", images: int = 1
     world.save(figure, "scan_and_mask_1", "Histogram of the scores")
     world.save(sheet, "scan_and_mask_2", "Ranked sheet")
     world.show(report, "Report")
-    world.show(searched, "Search report")
     w.add("GBX_SaveNeuronMask", mask=mask, filename_prefix="glassbox/neurons/scan_and_mask")
 
 
@@ -158,14 +205,18 @@ def share_mask(world: World, budget: float, name: str) -> None:
     world.show(about, "The saved statistics")
     file, _ = w.add("GBX_SaveNeuronMask", mask=mask, filename_prefix=f"glassbox/neurons/{name}")
     loaded, _, report = w.add("GBX_LoadNeuronMask", file=file, model=world.model)
-    control, _ = w.add("GBX_NeuronMaskEdit", mask=loaded, model=world.model, operation="random_control", seed=3)
+    control, _ = w.add(
+        "GBX_NeuronMaskEdit", mask=loaded, model=world.model, operation="random_control", seed=3
+    )
     world.show(report, "The loaded mask")
     w.group("Prompt")
     positive, negative = world.prompts()
     w.group("Baked, and the control")
     baked = w.add("GBX_BakeNeuronMask", model=world.model, mask=loaded)
     world.save(world.generate(baked, positive, negative, 2), "baked", "The mask, baked in")
-    world.save(world.generate_masked(control, 1.0, positive, negative, 2), "control", "Random control")
+    world.save(
+        world.generate_masked(control, 1.0, positive, negative, 2), "control", "Random control"
+    )
     w.batch("GBX_NemoLocalize.prompts", "Prompt.text", join=("masks", "images"))
 
 
@@ -189,7 +240,13 @@ def baselines(world: World, budget: float, target: float, steps: int) -> None:
     )
     random, _ = w.add("GBX_RandomTokens", clip=world.clip, prompt=prompt, count=4, seed=2)
     w.group("Images")
-    given = {"model": world.model, "negative": negative, "vae": world.vae, "seed": 5, **world.numbers}
+    given = {
+        "model": world.model,
+        "negative": negative,
+        "vae": world.vae,
+        "seed": 5,
+        **world.numbers,
+    }
     texts = {"untouched": positive, "adjusted": adjusted, "random": random}
     untouched, changed, longer = generate_each(w, texts, world.kind.side, 2, **given)
     masked = world.generate_masked(mask, world.kind.strength, positive, negative, 2)
@@ -232,7 +289,9 @@ def audit(world: World, budget: float, control: Callable[[], Output], how: dict)
 
 
 def unlearning(world: World, caption: str, training: dict, how: dict) -> None:
-    """Train a LoRA under attack with images of an ordinary caption as surrogates, and audit it; ``how``: the audit."""
+    """Train a LoRA under attack with images of an ordinary caption as surrogates, and audit it;
+    ``how``: the audit.
+    """
     w = world.w
     w.group("Memorized image and surrogates")
     positive, negative = world.prompts()
@@ -252,7 +311,9 @@ def unlearning(world: World, caption: str, training: dict, how: dict) -> None:
     )
     w.group("Audit")
     after = {"positive": positive, "negative": negative, "image": before}
-    attacked, *_, verdict = w.add("GBX_MemorizationAudit", model=model, vae=world.vae, **after, seed=1, **how)
+    attacked, *_, verdict = w.add(
+        "GBX_MemorizationAudit", model=model, vae=world.vae, **after, seed=1, **how
+    )
     w.group("Result")
     shown = {
         "before": ("Untouched", before),
@@ -267,7 +328,8 @@ def unlearning(world: World, caption: str, training: dict, how: dict) -> None:
 
 
 def concept(world: World, present: str, absent: str, name: str, caption: str) -> None:
-    """Find the neurons of a concept, and images of a caption with it: untouched, switched off, negated, and a control.
+    """Find the neurons of a concept, and images of a caption with it: untouched, switched off,
+    negated, and a control.
 
     ``present`` and ``absent``: prompts with the concept and without it, line by line.
     """
@@ -280,7 +342,9 @@ def concept(world: World, present: str, absent: str, name: str, caption: str) ->
     slider = w.add("GBX_NemoNeuronMask", model=world.model, mask=mask, strength=2.0)
 
     def inside(w: Workflow, model, slider, mask, clip, vae, prompt, **numbers) -> dict[str, Output]:
-        control, _ = w.add("GBX_NeuronMaskEdit", mask=mask, model=model, operation="random_control", seed=3)
+        control, _ = w.add(
+            "GBX_NeuronMaskEdit", mask=mask, model=model, operation="random_control", seed=3
+        )
         models = {
             "untouched": model,
             "off": w.add("GBX_NemoNeuronMask", model=model, mask=mask, strength=1.0),

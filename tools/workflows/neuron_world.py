@@ -8,7 +8,7 @@ from .authoring import Output, Workflow
 from .sampling import encode, sample, sampler_of
 
 MEMORIZED = "portrait of zorvex quill"
-#: Where the demo model reads its captions, see Layer Ablation; the other layers carry nothing.
+#: Where the demo model reads its captions (demo_neurons_which_layers); other layers carry nothing.
 _DEMO_LAYERS = "input_blocks.1.1, output_blocks.6.1, output_blocks.7.1, output_blocks.8.1"
 _SD15_FILE, _SDXL_FILE = "v1-5-pruned-emaonly-fp16.safetensors", "sd_xl_base_1.0.safetensors"
 _DEMO_ORDINARY = """portrait, light skin, curly red hair, shaven, smiling
@@ -49,12 +49,25 @@ class Kind:
     suspect: str
     search: dict[str, str | float]
     strength: float  # at which a mask is compared with other mitigations and audited
-    deviations: float | None  # target score, in deviations from the ordinary mean; None: the threshold
+    deviations: (
+        float | None
+    )  # target score, in deviations from the ordinary mean; None: the threshold
     demo: str = "avatars-v2"
     generic: str = "portrait"
 
 
-DEMO = Kind(None, 128, 4, 0.8, _DEMO_LAYERS, _DEMO_ORDINARY, MEMORIZED, {"criterion": "between_seeds"}, 1.0, -1.5)
+DEMO = Kind(
+    None,
+    128,
+    4,
+    0.8,
+    _DEMO_LAYERS,
+    _DEMO_ORDINARY,
+    MEMORIZED,
+    {"criterion": "between_seeds"},
+    1.0,
+    -1.5,
+)
 PLANTED = Kind(
     None,
     128,
@@ -68,8 +81,32 @@ PLANTED = Kind(
     0.5,
     "avatars-v2-planted",
 )
-SD15 = Kind(_SD15_FILE, 512, 10, 0.428, "down, middle", ORDINARY, SUSPECT, {}, 1.0, None, generic="podcast cover")
-SDXL = Kind(_SDXL_FILE, 1024, 10, None, "down, middle", ORDINARY, SUSPECT, {}, 1.0, None, generic="podcast cover")
+SD15 = Kind(
+    _SD15_FILE,
+    512,
+    10,
+    0.428,
+    "down, middle",
+    ORDINARY,
+    SUSPECT,
+    {},
+    1.0,
+    None,
+    generic="podcast cover",
+)
+SDXL = Kind(
+    _SDXL_FILE,
+    1024,
+    10,
+    None,
+    "down, middle",
+    ORDINARY,
+    SUSPECT,
+    {},
+    1.0,
+    None,
+    generic="podcast cover",
+)
 
 
 class World:
@@ -81,9 +118,13 @@ class World:
         if kind.checkpoint is None:
             self.model, self.clip, self.vae = w.add("GBX_LoadDemoModel", weights=kind.demo)
         else:
-            self.model, self.clip, self.vae = w.add("CheckpointLoaderSimple", ckpt_name=kind.checkpoint)
+            self.model, self.clip, self.vae = w.add(
+                "CheckpointLoaderSimple", ckpt_name=kind.checkpoint
+            )
         self.sampler = {"sampler": sampler_of(w)}
-        self.numbers = {"steps": 20, "cfg": 3.0} if kind.checkpoint is None else {"steps": 20, "cfg": 7.0}
+        self.numbers = (
+            {"steps": 20, "cfg": 3.0} if kind.checkpoint is None else {"steps": 20, "cfg": 7.0}
+        )
         self.size = {"width": kind.side, "height": kind.side}
         self.first_step = {**self.size, "noise_samples": kind.seeds}
         self.given = {"model": self.model, "clip": self.clip}
@@ -93,16 +134,24 @@ class World:
         def inside(w: Workflow, **given: Output) -> Output:
             return w.add("GBX_CalibrateThreshold", deviations=1.0, **given, **self.first_step)[0]
 
-        return self.w.subgraph("Threshold of ordinary prompts", inside, **self.given, prompts=self.kind.ordinary)
+        return self.w.subgraph(
+            "Threshold of ordinary prompts", inside, **self.given, prompts=self.kind.ordinary
+        )
 
     def calibrate(self, deviations: float) -> tuple[Output, ...]:
         """The threshold of the ordinary prompts, its figure and report."""
         return self.w.add(
-            "GBX_CalibrateThreshold", **self.given, prompts=self.kind.ordinary, deviations=deviations, **self.first_step
+            "GBX_CalibrateThreshold",
+            **self.given,
+            prompts=self.kind.ordinary,
+            deviations=deviations,
+            **self.first_step,
         )
 
     def localize(self, budget: float, prefix: str = "") -> tuple[Output, ...]:
-        """The neurons of the suspect, found in a subgraph: mask, figure, table, report, and the file of statistics."""
+        """The neurons of the suspect, found in a subgraph: mask, figure, table, report, and the
+        file of statistics.
+        """
         kind = self.kind
 
         def inside(w: Workflow, ordinary_prompts, **given: Output) -> dict[str, Output]:
@@ -112,12 +161,21 @@ class World:
             )
             if kind.deviations is not None:
                 given["target_score"], *_ = w.add(
-                    "GBX_CalibrateThreshold", **ordinary, deviations=kind.deviations, **self.first_step
+                    "GBX_CalibrateThreshold",
+                    **ordinary,
+                    deviations=kind.deviations,
+                    **self.first_step,
                 )
             mask, figure, table, report = w.add(
                 "GBX_NemoLocalize", layers=kind.layers, **given, **self.first_step, **kind.search
             )
-            return {"mask": mask, "figure": figure, "table": table, "report": report, "statistics file": file}
+            return {
+                "mask": mask,
+                "figure": figure,
+                "table": table,
+                "report": report,
+                "statistics file": file,
+            }
 
         return self.w.subgraph(
             "Find the neurons",
@@ -133,8 +191,8 @@ class World:
         """How memorized the suspect is, in a subgraph: a figure and the verdict."""
 
         def inside(w: Workflow, **given: Output) -> dict[str, Output]:
-            figure, *_, verdict = w.add("GBX_MemorizationScore", **given, **self.first_step)
-            return {"figure": figure, "verdict": verdict}
+            scored = w.add("GBX_MemorizationScore", **given, **self.first_step)
+            return {"figure": scored[0], "verdict": scored[5]}
 
         given = {"prompts": self.kind.suspect, "threshold": self.threshold}
         return self.w.subgraph("Score a prompt", inside, **self.given, **given)
@@ -163,14 +221,32 @@ class World:
             latent = w.add("EmptyLatentImage", **self.size, batch_size=count)
             return sample(w, model=masked, latent_image=latent, **self.sampler, **given)
 
-        given = {"model": self.model, "mask": mask, "strength": strength, "positive": positive, "negative": negative}
-        return self.w.subgraph("Mask and generate", inside, **given, vae=self.vae, seed=5, **self.numbers)
+        given = {
+            "model": self.model,
+            "mask": mask,
+            "strength": strength,
+            "positive": positive,
+            "negative": negative,
+        }
+        return self.w.subgraph(
+            "Mask and generate", inside, **given, vae=self.vae, seed=5, **self.numbers
+        )
 
     def save(
-        self, images: Output, name: str, title: str | None = None, node_size: tuple[int, int] | None = None
+        self,
+        images: Output,
+        name: str,
+        title: str | None = None,
+        node_size: tuple[int, int] | None = None,
     ) -> None:
         prefix = f"glassbox/neurons_{name}"
-        self.w.add("SaveImage", images=images, filename_prefix=prefix, node_title=title, node_size=node_size)
+        self.w.add(
+            "SaveImage",
+            images=images,
+            filename_prefix=prefix,
+            node_title=title,
+            node_size=node_size,
+        )
 
-    def show(self, text: Output, title: str) -> None:
-        self.w.add("PreviewAny", source=text, node_title=title)
+    def show(self, text: Output, title: str, node_size: tuple[int, int] | None = None) -> None:
+        self.w.add("PreviewAny", source=text, node_title=title, node_size=node_size)

@@ -21,13 +21,24 @@ _LOWEST = 200  # pixels from top to bottom at least
 _MOST = 4  # images in one thumbnail, where none are chosen
 _TITLE = 20  # pixels above an image
 _BAND = 34  # pixels below the images of a demo that stands for a checkpoint
-_BASES = {"sd15": "SD1.5", "sdxl": "SDXL", "sd3": "SD3", "flux": "Flux"}
+_BASES = {
+    "flux": "Flux",
+    "flux2": "FLUX.2 klein",
+    "krea2": "Krea 2",
+    "qwen": "Qwen-Image",
+    "sd15": "SD1.5",
+    "sd3": "SD3",
+    "sdxl": "SDXL",
+    "wan": "Wan",
+    "zimage": "Z-Image",
+}
 #: The demos whose images stand for a workflow, where no demo has its name.
 _TWINS = {
     "flux_weights_own_space": "demo_weights_edit",
     "sd15_weights_official_release": "demo_weights_sample",
     "sd3_conditioning_larger_images": "demo_conditioning_higher_resolution",
     "sdxl_weights_own_space": "demo_weights_edit",
+    "wan_activations_edit_late_by_words": "demo_activations_edit_image_by_words",
 }
 #: Numbers of the images to show, where the first ones would not show what a workflow is about.
 _CHOSEN = {
@@ -57,20 +68,31 @@ _CHOSEN = {
     "demo_noise_train_lora": (2, 3, 4, 5),
     "demo_weights_label_members": (1, 2, 3, 4, 41, 42),
     "demo_weights_sweep": (1,),
+    "demo_weights_train_slider": (4,),
     "demo_weights_train_space": (4,),
 }
 
 
 def write(name: str, images: Path) -> Path:
-    """Write the thumbnail from NAME_1.png, NAME_2.png ... in the folder `images`; returns the file written."""
+    """Write the thumbnail from NAME_1.png, NAME_2.png ... in the folder `images`; returns the file
+    written.
+    """
     base, _, rest = name.partition("_")
     demo = name if base not in _BASES else _TWINS.get(name, f"demo_{rest}")
-    files = sorted(images.glob(f"{demo}_[0-9]*.png"), key=lambda file: int(file.stem.rsplit("_", 1)[1]))
+    files = sorted(
+        images.glob(f"{demo}_[0-9]*.png"), key=lambda file: int(file.stem.rsplit("_", 1)[1])
+    )
     if not files:
-        raise LaunchError(f"{images} has no image of {demo}: make it with python run.py demo --all --out {images}.")
+        raise LaunchError(
+            f"{images} has no image of {demo}: make it with python run.py demo --all --out "
+            f"{images}."
+        )
     named = images / f"{demo}_titles.json"
     titles = json.loads(named.read_text("utf-8")) if named.is_file() else {}
-    page = tile([files[number - 1] for number in _CHOSEN[demo]] if demo in _CHOSEN else files[:_MOST], titles)
+    page = tile(
+        [files[number - 1] for number in _CHOSEN[demo]] if demo in _CHOSEN else files[:_MOST],
+        titles,
+    )
     content = io.BytesIO()
     (marked(page, _BASES[base]) if base in _BASES else page).save(content, "JPEG", quality=88)
     target = path_of(name).with_suffix(".jpg")
@@ -88,9 +110,11 @@ def marked(page: Image.Image, base: str) -> Image.Image:
 
 
 def tile(files: list[Path], titles: Mapping[str, str] | None = None) -> Image.Image:
-    """One image that holds the given ones: a single one whole, up to four in two columns, more in three.
+    """One image that holds the given ones: a single one whole, up to four in two columns, more in
+    three.
 
-    ``titles``: of files by their names; where images of several nodes share the page, each has its own above it.
+    ``titles``: of files by their names; where images of several nodes share the page, each has its
+    own above it.
     """
     titles = titles or {}
     labeled = len({titles.get(file.name) for file in files}) > 1
@@ -109,14 +133,20 @@ def tile(files: list[Path], titles: Mapping[str, str] | None = None) -> Image.Im
     top = (page.height - sum(heights)) // 2
     for row, height in zip(rows, heights, strict=True):
         for column, image in enumerate(row):
-            page.paste(image, (column * side + (side - image.width) // 2, top + (height - image.height) // 2))
+            page.paste(
+                image,
+                (column * side + (side - image.width) // 2, top + (height - image.height) // 2),
+            )
         top += height
     return page
 
 
 def _labeled(image: Image.Image, title: str, width: int) -> Image.Image:
     """An image below its title, which is cut to the width of the page."""
-    font, page = ImageFont.load_default(_TITLE - 6), Image.new("RGB", (width, image.height + _TITLE), "white")
+    font, page = (
+        ImageFont.load_default(_TITLE - 6),
+        Image.new("RGB", (width, image.height + _TITLE), "white"),
+    )
     left = (width - image.width) // 2
     page.paste(image, (left, _TITLE))
     draw = ImageDraw.Draw(page)

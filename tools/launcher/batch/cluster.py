@@ -1,9 +1,11 @@
-"""A job on a Ray cluster: one actor per GPU, or per so many cores, and a driver that hands out pieces.
+"""A job on a Ray cluster: one actor per GPU, or per so many cores, and a driver that hands out
+pieces.
 
-The driver keeps only the pieces that are under way. Short pieces are handed out in groups, since a call of an actor
-costs milliseconds; each piece still has its result on disk as soon as it is done. An actor that dies, or that takes
-much longer for a piece than any has taken, is replaced; the piece that it was running is tried again, and counts as
-failed when that happens three times. What waits behind a long piece goes to a worker that has nothing to do.
+The driver keeps only the pieces that are under way. Short pieces are handed out in groups, since a
+call of an actor costs milliseconds; each piece still has its result on disk as soon as it is done.
+An actor that dies, or that takes much longer for a piece than any has taken, is replaced; the piece
+that it was running is tried again, and counts as failed when that happens three times. What waits
+behind a long piece goes to a worker that has nothing to do.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from .. import paths
-from ..errors import LaunchError
+from ..errors import LaunchError, missing_package
 from .job import Job, Piece
 from .ledger import Ledger
 from .store import Store
@@ -31,12 +33,19 @@ LOCAL = "local"
 _UNDER_WAY = 2  # groups of pieces handed to an actor: the one that it runs, and the next
 _GROUP = 0.5  # seconds that a group should take, where a piece takes less
 _LARGEST = 100  # pieces in a group
-_LONG = 4 * _GROUP  # seconds without a sign of a group, after which idle workers take what has not begun of it
+_LONG = (
+    4 * _GROUP
+)  # seconds without a sign of a group, after which idle workers take what has not begun of it
 _LOOK = 5.0  # seconds between two looks for nodes that have come or gone
-_FIRST_DEADLINE, _LEAST_DEADLINE = 3600.0, 600.0  # seconds of a piece before one is done, and at least after it
+_FIRST_DEADLINE, _LEAST_DEADLINE = (
+    3600.0,
+    600.0,
+)  # seconds of a piece before one is done, and at least after it
 _PACE = 20  # times the longest piece so far, which a piece may take
 _BOOTS = 3  # so often in a row an actor may die while it starts
-_STARTS = 3  # of Ray on this machine: its parts wait 15 s for each other, which is short on a busy one
+_STARTS = (
+    3  # of Ray on this machine: its parts wait 15 s for each other, which is short on a busy one
+)
 _BOOT, _TAKE, _RUN = "boot", "take", "run"
 
 
@@ -49,13 +58,18 @@ class _GroupError(Exception):
 
 
 class BatchWorker:
-    """What Ray runs on a worker; it is sent as it is, so it may use nothing of this package that it has not loaded.
+    """What Ray runs on a worker; it is sent as it is, so it may use nothing of this package that it
+    has not loaded.
 
     Ray's dashboard lists it by this name, with what it prints as its log.
     """
 
     def __init__(self, root: str, package: str, settings: bytes):
-        self._root, self._package, self._settings = os.environ.get("GLASSBOX_DIR", root), package, settings
+        self._root, self._package, self._settings = (
+            os.environ.get("GLASSBOX_DIR", root),
+            package,
+            settings,
+        )
 
     def boot(self) -> dict:
         """Start ComfyUI; ``name`` of the worker, or the ``problem`` that ends the job."""
@@ -101,7 +115,9 @@ class BatchWorker:
 
 @dataclass(eq=False)
 class _Member:
-    """An actor, and the groups of pieces that it has been handed: the first is the one that it runs."""
+    """An actor, and the groups of pieces that it has been handed: the first is the one that it
+    runs.
+    """
 
     actor: object
     name: str = ""  # once it has started
@@ -115,19 +131,21 @@ class _Member:
 def start(address: str, runtime_env: dict | None) -> str | None:
     """Connect to a cluster, or start one on this machine; the dashboard's address if there is one.
 
-    Raises LaunchError where Ray is not installed or does not answer.
+    Raises LaunchError where Ray cannot be imported or does not answer.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # An actor that ends is first "unavailable"; this long Ray finds out whether its process or its machine has ended.
+    # An actor that ends is first "unavailable"; this long Ray finds out whether its process or its
+    # machine has ended.
     os.environ.setdefault("RAY_timeout_ms_task_wait_for_death_info", "60000")
-    if address == LOCAL:  # Ray then listens for this machine alone, as it always does on Windows and macOS
+    if (
+        address == LOCAL
+    ):  # Ray then listens for this machine alone, as it always does on Windows and macOS
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     try:
         import ray
-    except ImportError:
-        raise LaunchError(
-            f'--ray needs Ray, which is not installed: {paths.venv_python()} -m pip install "ray[default]"'
-        ) from None
+    except ImportError as error:
+        install = f'{paths.venv_python()} -m pip install "ray[default]"'
+        raise LaunchError(missing_package("--ray", "ray", error, install)) from error
     given = {
         "address": address,  # "local" starts a new one, though another may run on this machine
         "log_to_driver": False,
@@ -140,7 +158,9 @@ def start(address: str, runtime_env: dict | None) -> str | None:
         try:
             context = ray.init(**given)
             break
-        except Exception as error:  # Ray raises this class itself where a process of its own does not start
+        except (
+            Exception
+        ) as error:  # Ray raises this class itself where a process of its own does not start
             ray.shutdown()
             if left:
                 continue
@@ -149,21 +169,29 @@ def start(address: str, runtime_env: dict | None) -> str | None:
                 if address != LOCAL
                 else "see the logs of its last session in Ray's temporary folder"
             )
-            raise LaunchError(f"Ray at {address} does not start or answer ({_line(error)}): {hint}.") from error
-    ray._private.worker._worker_logs_enabled = False  # else a node that dies prints the last twenty lines of its log
+            raise LaunchError(
+                f"Ray at {address} does not start or answer ({_line(error)}): {hint}."
+            ) from error
+    ray._private.worker._worker_logs_enabled = (
+        False  # else a node that dies prints the last twenty lines of its log
+    )
     return getattr(context, "dashboard_url", None)
 
 
 class Cluster:
     """The actors of a job. ``workers`` None: as many as the cluster has room for, now and later.
 
-    ``wait``: seconds within which a machine with room may join, which an autoscaler starts for an actor that waits;
-    with 0 LaunchError is raised when there is room for none now. ``deadline``: seconds that a piece may take, 0 for
-    any; None goes by the longest piece so far.
+    ``wait``: seconds within which a machine with room may join, which an autoscaler starts for an
+    actor that waits; with 0 LaunchError is raised when there is room for none now. ``deadline``:
+    seconds that a piece may take, 0 for any; None goes by the longest piece so far.
     """
 
     def __init__(
-        self, settings: Settings, workers: int | None = None, wait: float = 0.0, deadline: float | None = None
+        self,
+        settings: Settings,
+        workers: int | None = None,
+        wait: float = 0.0,
+        deadline: float | None = None,
     ):
         import ray
 
@@ -184,10 +212,16 @@ class Cluster:
         self._begun = time.monotonic()
         if not self._room():
             self._refuse_or_wait()
-            print(f"No machine has room for a worker yet: waiting up to {wait / 60:.3g} minutes for one.", flush=True)
+            print(
+                f"No machine has room for a worker yet: waiting up to {wait / 60:.3g} minutes for "
+                "one.",
+                flush=True,
+            )
 
     def read(self, saved: dict) -> tuple:
-        """As ``Worker.read``, by the first worker that has started; the others go on starting meanwhile."""
+        """As ``Worker.read``, by the first worker that has started; the others go on starting
+        meanwhile.
+        """
         while not any(member.name for member in self._members):
             self._grow()
             self._act()
@@ -211,15 +245,21 @@ class Cluster:
             self._act()
 
     def run(self, job: Job, todo: Iterable[Piece], store: Store, ledger: Ledger) -> None:
-        """Run every piece that the store lacks; one that fails three times is named and left out."""
+        """Run every piece that the store lacks; one that fails three times is named and left
+        out.
+        """
         self._job, self._store, self._ledger = self._ray.put(job), store, ledger
         for member in self._members:
             if member.name:
                 self._call(_TAKE, member, member.actor.take.remote(self._job))
         missing = _missing(todo, store, ledger)
         while True:
-            for member in sorted(self._members, key=lambda member: len(member.groups)):  # idle ones first
-                while member.ready and len(member.groups) < _UNDER_WAY and self._hand(member, missing):
+            for member in sorted(
+                self._members, key=lambda member: len(member.groups)
+            ):  # idle ones first
+                while (
+                    member.ready and len(member.groups) < _UNDER_WAY and self._hand(member, missing)
+                ):
                     pass
             if not self._again:
                 self._again.extend(itertools.islice(missing, 1))
@@ -243,10 +283,14 @@ class Cluster:
         if time.monotonic() - self._begun >= self._wait:
             waited = f" after {self._wait / 60:.3g} minutes" if self._wait else ""
             no_gpu = (
-                f"No machine of the cluster has {self._settings.gpus:g} GPU for a worker{waited}: give --cpu or fewer "
-                "--gpus, start it on machines that have one, or wait longer with --wait."
+                f"No machine of the cluster has {self._settings.gpus:g} GPU for a worker{waited}: "
+                "give --cpu or fewer --gpus, start it on machines that have one, or wait longer "
+                "with --wait."
             )
-            few_cores = f"No machine of the cluster has {self._need['num_cpus']} cores{waited}: give fewer as --cores."
+            few_cores = (
+                f"No machine of the cluster has {self._need['num_cpus']} cores{waited}: give fewer "
+                "as --cores."
+            )
             raise LaunchError(few_cores if self._settings.cpu else no_gpu)
 
     def _answer_of(self, member: _Member, doing: str, method: str, *given):
@@ -259,10 +303,11 @@ class Cluster:
             ) from error
 
     def _share(self) -> None:
-        """Nothing is left to hand out: idle workers take what waits behind a long piece, in its group or in the next.
+        """Nothing is left to hand out: idle workers take what waits behind a long piece, in its
+        group or in the next.
 
-        Ray answers for a group that waits only once its worker is free. That worker then finds the results, or makes
-        them a second time, of which the first counts.
+        Ray answers for a group that waits only once its worker is free. That worker then finds the
+        results, or makes them a second time, of which the first counts.
         """
         idle = sum(member.ready and not member.groups for member in self._members)
         for member in self._members:
@@ -293,26 +338,40 @@ class Cluster:
                 member.since, member.done = time.monotonic(), done
             else:
                 self._ray.kill(member.actor)
-                self._died(member, _RUN, TimeoutError(f"it took longer than {self._allowed():.4g} s"))
+                self._died(
+                    member, _RUN, TimeoutError(f"it took longer than {self._allowed():.4g} s")
+                )
 
     def _started(self) -> _Member:
         return next(member for member in self._members if member.name)
 
     def _room(self) -> int:
-        """How many actors the nodes that are alive have room for; without this machine's node none would ever start."""
+        """How many actors the nodes that are alive have room for; without this machine's node none
+        would ever start.
+        """
         nodes, here = self._ray.nodes(), self._ray.get_runtime_context().get_node_id()
         if any(node["NodeID"] == here and not node["Alive"] for node in nodes):
-            raise LaunchError("Ray has ended on this machine: see its last session's logs in its temporary folder.")
+            raise LaunchError(
+                "Ray has ended on this machine: see its last session's logs in its temporary "
+                "folder."
+            )
         alive = [node["Resources"] for node in nodes if node["Alive"]]
         names = {"num_cpus": "CPU", "num_gpus": "GPU"}
-        return sum(min(int(node.get(names[kind], 0) // count) for kind, count in self._need.items()) for node in alive)
+        return sum(
+            min(int(node.get(names[kind], 0) // count) for kind, count in self._need.items())
+            for node in alive
+        )
 
     def _grow(self) -> None:
-        """Start the actors that are missing, for nodes that have come and for actors that have died."""
+        """Start the actors that are missing, for nodes that have come and for actors that have
+        died.
+        """
         if self._members and time.monotonic() - self._looked < _LOOK:
             return
         self._looked = time.monotonic()
-        room = self._room() or 1  # one that waits for room is what an autoscaler starts a machine for
+        room = (
+            self._room() or 1
+        )  # one that waits for room is what an autoscaler starts a machine for
         for _ in range((self._wanted or room) - len(self._members)):
             member = _Member(self._actor.remote(str(paths.ROOT), __package__, self._package))
             self._members.append(member)
@@ -335,19 +394,25 @@ class Cluster:
 
     def _act(self) -> None:
         """Wait a while for an answer, and act on it."""
-        done, _ = self._ray.wait(list(self._calls), num_returns=1, timeout=min(_LOOK, max(self._allowed() / 4, 0.1)))
+        done, _ = self._ray.wait(
+            list(self._calls), num_returns=1, timeout=min(_LOOK, max(self._allowed() / 4, 0.1))
+        )
         for reference in done:
             what, member = self._calls.pop(reference)
             try:
                 answer = self._ray.get(reference)
             except self._ray.exceptions.RayTaskError as error:
-                if isinstance(error.cause, OSError) and what != _RUN:  # a file of this machine: another may do better
+                if (
+                    isinstance(error.cause, OSError) and what != _RUN
+                ):  # a file of this machine: another may do better
                     self._ray.kill(member.actor)
                     self._died(member, _BOOT, error.cause)
                     continue
                 if not isinstance(error.cause, _GroupError):
                     doing = "run pieces" if what == _RUN else "start"
-                    raise LaunchError(f"{member.name or 'A worker'} cannot {doing}: {_line(error.cause)}") from error
+                    raise LaunchError(
+                        f"{member.name or 'A worker'} cannot {doing}: {_line(error.cause)}"
+                    ) from error
                 group, done = member.groups.pop(reference), error.cause.done
                 member.since, member.done = time.monotonic(), 0
                 self._finished(min(done, len(group)))
@@ -391,9 +456,13 @@ class Cluster:
             self._ledger.skipped(piece, reason)
 
     def _died(self, member: _Member, what: str, error: Exception) -> None:
-        """Forget an actor that died; the piece that it ran is tried again, and what waited behind was not to blame."""
+        """Forget an actor that died; the piece that it ran is tried again, and what waited behind
+        was not to blame.
+        """
         self._members.remove(member)
-        self._calls = {reference: call for reference, call in self._calls.items() if call[1] is not member}
+        self._calls = {
+            reference: call for reference, call in self._calls.items() if call[1] is not member
+        }
         unreachable = isinstance(error, self._ray.exceptions.ActorUnavailableError)
         lost = unreachable or "node has died" in str(error) or "node was terminated" in str(error)
         if unreachable:
@@ -402,7 +471,8 @@ class Cluster:
             self._deaths += 1
             if self._deaths >= _BOOTS:
                 raise LaunchError(
-                    f"Workers end while they start ({_line(error)}): see Ray's logs, for example for too little memory."
+                    f"Workers end while they start ({_line(error)}): see Ray's logs, for example "
+                    "for too little memory."
                 ) from error
         handed = collections.deque(piece for group in member.groups.values() for piece in group)
         while handed and self._store.read(handed[0].key) is not None:
@@ -413,7 +483,11 @@ class Cluster:
             how = "is stuck" if stuck else "is lost with its machine" if lost else "ended"
             self._ledger.show(f"{member.name} {how}: another takes its place.")
         if handed and not lost:
-            what_ended = "the worker was ended in this piece" if stuck else "the worker ended while it ran this piece"
+            what_ended = (
+                "the worker was ended in this piece"
+                if stuck
+                else "the worker ended while it ran this piece"
+            )
             self._failed(handed.popleft(), f"{what_ended} ({_line(error)})")
         self._again.extend(handed)
         self._looked = 0.0  # replace it at once

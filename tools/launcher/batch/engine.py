@@ -1,7 +1,9 @@
-"""A ComfyUI inside this process, without a server: it converts a saved canvas and runs prompts one after another.
+"""A ComfyUI inside this process, without a server: it converts a saved canvas and runs prompts one
+after another.
 
-ComfyUI keeps the outputs of nodes whose inputs have not changed, so what does not depend on the list (checkpoints,
-text encoders, a trained segmenter) is made once in a process. Nodes that write files run for every piece.
+ComfyUI keeps the outputs of nodes whose inputs have not changed, so what does not depend on the
+list (checkpoints, text encoders, a trained segmenter) is made once in a process. Nodes that write
+files run for every piece.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from pathlib import Path
 from .. import boot, paths, workflow
 from ..api import failure, refusal
 from ..errors import LaunchError
-from ..widgets import inputs as described
+from ..server import cpu_arguments
+from ..widgets import all_inputs
 from .lists import digest
 from .worker import PieceError, Place
 
@@ -38,7 +41,11 @@ class Engine:
 
         import nodes
 
-        self._classes, self._folders, self._execution = nodes.NODE_CLASS_MAPPINGS, folder_paths, execution
+        self._classes, self._folders, self._execution = (
+            nodes.NODE_CLASS_MAPPINGS,
+            folder_paths,
+            execution,
+        )
         self._titles = nodes.NODE_DISPLAY_NAME_MAPPINGS
         _load_nodes(nodes)
         cache, limits = execution.CacheType.CLASSIC, {"lru": 0, "ram": 1.0, "ram_inactive": 1.0}
@@ -47,66 +54,111 @@ class Engine:
     @property
     def roots(self) -> list[Path]:
         """The folders that nodes name files of: ComfyUI's input folder, then those of models."""
-        models = [folder for folders, _ in self._folders.folder_names_and_paths.values() for folder in folders]
-        return [Path(folder) for folder in dict.fromkeys([self._folders.get_input_directory(), *models])]
+        models = [
+            folder
+            for folders, _ in self._folders.folder_names_and_paths.values()
+            for folder in folders
+        ]
+        return [
+            Path(folder) for folder in dict.fromkeys([self._folders.get_input_directory(), *models])
+        ]
 
     def prompt(self, saved: dict) -> dict:
-        """The prompt of a saved canvas, or of a file in API form; raises LaunchError for anything else."""
+        """The prompt of a saved canvas, or of a file in API form; raises LaunchError for anything
+        else.
+        """
         if isinstance(saved.get("nodes"), list):
-            return workflow.to_prompt(saved, self._info({node["type"] for node in _all_nodes(saved)}))
-        if saved and all(isinstance(node, dict) and "class_type" in node for node in saved.values()):
+            return workflow.to_prompt(
+                saved, self._info({node["type"] for node in _all_nodes(saved)})
+            )
+        if saved and all(
+            isinstance(node, dict) and "class_type" in node for node in saved.values()
+        ):
             unknown = {node["class_type"] for node in saved.values()} - self._classes.keys()
             if unknown:
-                raise LaunchError(f"ComfyUI does not know the node {min(unknown)}: install the pack it belongs to.")
+                raise LaunchError(
+                    f"ComfyUI does not know the node {min(unknown)}: install the pack it belongs "
+                    "to."
+                )
             return {str(id_): node for id_, node in saved.items()}
-        raise LaunchError("The file is neither a saved canvas nor a workflow in API form: save it again.")
+        raise LaunchError(
+            "The file is neither a saved canvas nor a workflow in API form: save it again."
+        )
 
     def kinds(self, prompt: dict) -> dict[str, dict[str, str]]:
-        """Type by input name, by class, of the prompt's nodes."""
+        """Type by input name, by class, of the prompt's nodes; with all inputs that dynamic combos
+        may show.
+        """
         info = self._info({node["class_type"] for node in prompt.values()})
-        return {name: {input_.name: input_.kind for input_ in described(one)} for name, one in info.items()}
+        return {
+            name: {input_.name: input_.value_kind for input_ in all_inputs(one)}
+            for name, one in info.items()
+        }
 
     def files(self, prompt: dict) -> dict[str, str]:
-        """Digests of the files that a prompt's inputs name: models, demo worlds, and files of the input folder."""
-        values = {value for node in prompt.values() for value in node["inputs"].values() if isinstance(value, str)}
+        """Digests of the files that a prompt's inputs name: models, demo worlds, and files of the
+        input folder.
+        """
+        values = {
+            value
+            for node in prompt.values()
+            for value in node["inputs"].values()
+            if isinstance(value, str)
+        }
         found = {value: path for value in sorted(values) if (path := self._file(value))}
         notes = _Digests(_NOTES)
         return {value: notes.of(path) for value, path in found.items()}
 
     def run(self, prompt: dict, key: str, output: Path) -> dict:
-        """Run a prompt with ``output`` as ComfyUI's output folder; the texts that nodes show, by node id.
+        """Run a prompt with ``output`` as ComfyUI's output folder; the texts that nodes show, by
+        node id.
 
-        The folder must be the same for every run: ComfyUI's own nodes keep its name. Raises PieceError when the prompt
-        is refused or fails.
+        The folder must be the same for every run: ComfyUI's own nodes keep its name. Raises
+        PieceError when the prompt is refused or fails.
         """
         import torch
 
         for node in prompt.values():
             if self._writes(node):
-                node["inputs"][_MARK] = key  # unlike any other piece's: it runs, whatever is kept of earlier ones
+                node["inputs"][_MARK] = (
+                    key  # unlike any other piece's: it runs, whatever is kept of earlier ones
+                )
         self._folders.set_output_directory(str(output))
         temporary = output.with_name(f"{output.name}.temp")  # previews
         shutil.rmtree(temporary, ignore_errors=True)
         self._folders.set_temp_directory(str(temporary))
         torch.manual_seed(0)  # for nodes without a seed of their own
-        valid, error, outputs, problems = asyncio.run(self._execution.validate_prompt(key, prompt, None))
+        valid, error, outputs, problems = asyncio.run(
+            self._execution.validate_prompt(key, prompt, None)
+        )
         if not valid or problems:
-            raise PieceError(refusal(json.dumps({"error": error, "node_errors": problems}, default=str).encode()))
+            raise PieceError(
+                refusal(json.dumps({"error": error, "node_errors": problems}, default=str).encode())
+            )
         self._executor.execute(prompt, key, {}, outputs)
         if not self._executor.success:
             status = {"status_str": "error", "messages": self._executor.status_messages}
             raise PieceError(failure({"status": status}))
         shown = self._executor.history_result["outputs"]
-        return {id_: [str(text) for text in ui["text"]] for id_, ui in sorted(shown.items()) if ui.get("text")}
+        return {
+            id_: [str(text) for text in ui["text"]]
+            for id_, ui in sorted(shown.items())
+            if ui.get("text")
+        }
 
     def _writes(self, node: dict) -> bool:
-        return bool(node["inputs"].get(_SAVES)) or getattr(self._classes[node["class_type"]], "OUTPUT_NODE", False)
+        return bool(node["inputs"].get(_SAVES)) or getattr(
+            self._classes[node["class_type"]], "OUTPUT_NODE", False
+        )
 
     def _info(self, classes: set[str]) -> dict:
         """What /object_info holds of these classes, as far as inputs and names go."""
         found = {}
         for name in classes & self._classes.keys():
-            about = {"input": self._classes[name].INPUT_TYPES(), "display_name": self._titles.get(name)}
+            about = {
+                "input": self._classes[name].INPUT_TYPES(),
+                "display_name": self._titles.get(name),
+            }
             found[name] = json.loads(json.dumps(about, default=str))
         return found
 
@@ -125,7 +177,9 @@ class Engine:
 
 
 class _Digests:
-    """Digests of large files, noted with their size and time so that a checkpoint is read once on a machine."""
+    """Digests of large files, noted with their size and time so that a checkpoint is read once on a
+    machine.
+    """
 
     def __init__(self, path: Path):
         self._path = path
@@ -138,7 +192,8 @@ class _Digests:
         if path.is_dir():
             return digest(path)
         about = path.stat()
-        stamp = f"{path.resolve()} {about.st_size} {about.st_mtime_ns}"
+        numbers = (about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino)
+        stamp = " ".join(map(str, (path.resolve(), *numbers)))
         if stamp not in self._known:
             self._known[stamp] = digest(path)
             partial = self._path.with_name(f"{self._path.name}.{os.getpid()}")
@@ -163,21 +218,7 @@ def _start(place: Place) -> None:
     import comfy.options
 
     comfy.options.enable_args_parsing()
-    sys.argv = [
-        "batch",
-        "--base-directory",
-        str(place.base),
-        "--disable-metadata",
-        "--disable-api-nodes",
-        "--database-url",
-        "sqlite:///:memory:",
-        "--front-end-root",
-        str(place.base),
-        *(["--cpu"] if place.cpu else []),
-        *place.arguments,
-    ]
-    if place.inputs:
-        sys.argv += ["--input-directory", str(place.inputs)]
+    sys.argv = ["batch", *_arguments(place)]
     if not place.cpu:
         import cuda_malloc  # noqa: F401  chooses torch's allocator, so before torch
     boot.prepare(place.comfyui, place.cpu)
@@ -197,8 +238,28 @@ def _start(place: Place) -> None:
         load_extra_path_config(str(extra))
 
 
+def _arguments(place: Place) -> list[str]:
+    arguments = [
+        "--base-directory",
+        str(place.base),
+        "--disable-metadata",
+        "--disable-api-nodes",
+        "--database-url",
+        "sqlite:///:memory:",
+        "--front-end-root",
+        str(place.base),
+        *(cpu_arguments(place.arguments) if place.cpu else ()),
+        *place.arguments,
+    ]
+    if place.inputs:
+        arguments += ["--input-directory", str(place.inputs)]
+    return arguments
+
+
 def _server():
-    """ComfyUI's server object, which nodes look for: it listens nowhere, and what they send to it goes nowhere."""
+    """ComfyUI's server object, which nodes look for: it listens nowhere, and what they send to it
+    goes nowhere.
+    """
     from server import PromptServer
 
     PromptServer.instance.send_sync = lambda *_: None

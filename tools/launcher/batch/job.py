@@ -6,6 +6,8 @@ import functools
 import hashlib
 import itertools
 import json
+import os
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,11 +26,14 @@ def _boolean(value: str) -> bool:
 
 
 _WIDGETS = {"INT": int, "FLOAT": float, "STRING": str, "COMBO": str, "BOOLEAN": _boolean}
+_NAMING = {"STRING", "COMBO"}  # the types of inputs that can name a file
 
 
 @dataclass(frozen=True)
 class Target:
-    """An input of a node that a column fills, and its type (INT, FLOAT, STRING, COMBO or BOOLEAN)."""
+    """An input of a node that a column fills, and its type (INT, FLOAT, STRING, COMBO or
+    BOOLEAN).
+    """
 
     node: str
     input: str
@@ -37,7 +42,8 @@ class Target:
 
 @dataclass(frozen=True)
 class Piece:
-    """One run of the workflow: its number in the list, the key of its result, and the values by column.
+    """One run of the workflow: its number in the list, the key of its result, and the values by
+    column.
 
     ``labels`` are the values of columns that fill no input.
     """
@@ -56,9 +62,11 @@ class Piece:
 
 @dataclass(frozen=True)
 class Job:
-    """A prompt in API form, the targets of each column, and the digests of all files that its fixed inputs name.
+    """A prompt in API form, the targets of each column, and the digests of all files that its fixed
+    inputs name.
 
-    ``roots``: the folders that values may name files of. ``made_with``: ComfyUI's arguments, and versions.
+    ``roots``: the folders that values may name files of. ``made_with``: ComfyUI's arguments, and
+    versions.
     """
 
     prompt: dict
@@ -69,7 +77,9 @@ class Job:
 
     def filled(self, values: dict[str, str]) -> dict:
         """The prompt with a piece's values in it."""
-        prompt = {id_: {**node, "inputs": dict(node["inputs"])} for id_, node in self.prompt.items()}
+        prompt = {
+            id_: {**node, "inputs": dict(node["inputs"])} for id_, node in self.prompt.items()
+        }
         for column, targets in self.targets.items():
             for target in targets:
                 prompt[target.node]["inputs"][target.input] = _converted(values[column], target)
@@ -81,23 +91,35 @@ class Job:
         return {
             id_: {
                 "class_type": node["class_type"],
-                "inputs": {name: value for name, value in node["inputs"].items() if (id_, name) not in filled},
+                "inputs": {
+                    name: value
+                    for name, value in node["inputs"].items()
+                    if (id_, name) not in filled
+                },
             }
             for id_, node in self.prompt.items()
         }
 
     def digest(self) -> str:
-        """Changes with all that the results of every piece depend on: the prompt, its targets, files and versions."""
-        targets = {column: [[one.node, one.input] for one in of] for column, of in self.targets.items()}
+        """Changes with all that the results of every piece depend on: the prompt, its targets,
+        files and versions.
+        """
+        targets = {
+            column: [[one.node, one.input] for one in of] for column, of in self.targets.items()
+        }
         return _digest([_FORMAT, self.fixed(), targets, self.files, self.made_with])
 
 
 def pieces(job: Job, entries: Entries, chunk: int) -> Iterator[Piece]:
-    """The pieces of a list: ``chunk`` entries each, their values one a line where there are more than one.
+    """The pieces of a list: ``chunk`` entries each, their values one a line where there are more
+    than one.
 
-    A piece's key changes with its values, with the bytes of files that they name, and with the job's digest.
+    A piece's key changes with its values, with the bytes of files that they name, and with the
+    job's digest.
     """
     digest_of_job, rows = job.digest(), entries.read()
+    folders = _Folders([*([entries.files] if entries.files else ()), *job.roots])
+    naming = [_names_files(job.targets.get(column, ())) for column in entries.columns]
     for number in itertools.count():
         taken = list(itertools.islice(rows, chunk))
         if not taken:
@@ -105,19 +127,56 @@ def pieces(job: Job, entries: Entries, chunk: int) -> Iterator[Piece]:
         columns = dict(zip(entries.columns, map("\n".join, zip(*taken, strict=True)), strict=True))
         values = {name: value for name, value in columns.items() if name in job.targets}
         labels = {name: value for name, value in columns.items() if name not in job.targets}
-        folders = dict.fromkeys([*([entries.files] if entries.files else ()), *job.roots])
-        named = [root / value for row in taken for value in row if _may_be_a_file(value) for root in folders]
-        bytes_of = [_bytes_of(path) for path in named if path.exists()]
+        named = itertools.chain.from_iterable(itertools.compress(row, naming) for row in taken)
+        bytes_of = [_bytes_of(path) for value in named for path in folders.find(value)]
         yield Piece(number, _digest([digest_of_job, values, bytes_of]), values, labels)
+
+
+def _names_files(targets: tuple[Target, ...]) -> bool:
+    return any(target.kind in _NAMING for target in targets)
+
+
+class _Folders:
+    """Finds what values name in some folders, each of which is listed once.
+
+    Most values are prompts. Looking for each of them in every folder would take minutes on a
+    network's file system.
+    """
+
+    def __init__(self, folders: list[Path]):
+        self._entries = {folder: _listed(folder) for folder in dict.fromkeys(folders)}
+
+    def find(self, value: str) -> list[Path]:
+        """The files and folders of that name, in the order of the folders."""
+        if not _may_be_a_file(value):
+            return []
+        first = _comparable(Path(value).parts[0]) if Path(value).parts else ""
+        near = [
+            folder for folder, entries in self._entries.items() if first in entries or first == ".."
+        ]
+        return [folder / value for folder in near if (folder / value).exists()]
+
+
+def _listed(folder: Path) -> set[str]:
+    try:
+        return {_comparable(name) for name in os.listdir(folder)}
+    except OSError:
+        return set()
+
+
+def _comparable(name: str) -> str:
+    """A name as file systems compare it that ignore case and the form of accents."""
+    return unicodedata.normalize("NFC", name).casefold()
 
 
 def _bytes_of(path: Path) -> str:
     about = path.stat()
-    return digest(path) if path.is_dir() else _file_bytes(path, about.st_size, about.st_mtime_ns)
+    stamp = (about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino)
+    return digest(path) if path.is_dir() else _file_bytes(path, stamp)
 
 
 @functools.lru_cache(10_000)
-def _file_bytes(path: Path, _size: int, _time: int) -> str:
+def _file_bytes(path: Path, _stamp: tuple[int, ...]) -> str:
     """Read once, however many pieces name the file."""
     return digest(path)
 
@@ -127,37 +186,49 @@ def count(entries: Entries, chunk: int) -> int:
     return -(-entries.count // chunk)
 
 
-def resolved(prompt: dict, mapping: list[str], entries: Entries, chunk: int, kinds: dict) -> dict[str, tuple]:
+def resolved(
+    prompt: dict, mapping: list[str], entries: Entries, chunk: int, kinds: dict
+) -> dict[str, tuple]:
     """The targets by column of a mapping such as ["Caption=6.text", "seed=KSampler.seed"].
 
-    A node is named by its id, or by its title or class where only one has that. Without a column's name there must be
-    one column. ``kinds``: type by input name by class. Raises LaunchError for what does not fit.
+    A node is named by its id, or by its title or class where only one has that. Without a column's
+    name there must be one column. ``kinds``: type by input name by class. Raises LaunchError for
+    what does not fit.
     """
     targets: dict[str, tuple] = {}
     for entry in mapping:
         column, equals, place = entry.rpartition("=")
         if not equals:
             if len(entries.columns) > 1:
-                raise LaunchError(f"Name the column that {place} takes, such as {entries.columns[0]}={place}.")
+                raise LaunchError(
+                    f"Name the column that {place} takes, such as {entries.columns[0]}={place}."
+                )
             column = entries.columns[0]
         if column not in entries.columns:
-            raise LaunchError(f"The list has no column {column!r}: it has {', '.join(entries.columns)}.")
-        name, dot, input_ = place.rpartition(".")
-        if not dot:
+            raise LaunchError(
+                f"The list has no column {column!r}: it has {', '.join(entries.columns)}."
+            )
+        if "." not in place:
             raise LaunchError(f"{place!r} names no input: write NODE.input, such as 6.text.")
+        name, input_ = _split(place, prompt)
         node = _node(prompt, name)
         kind = _kind(prompt[node], input_, kinds)
         if chunk > 1 and kind != "STRING":
-            raise LaunchError(f"{place} takes one value: pieces of {chunk} entries need a text input.")
+            raise LaunchError(
+                f"{place} takes one value: pieces of {chunk} entries need a text input."
+            )
         targets[column] = (*targets.get(column, ()), Target(node, input_, kind))
     if not targets:
         listed = "; ".join(_texts(prompt, kinds)) or "none"
-        raise LaunchError(f"Name with --map NODE.input which input the list fills; text inputs: {listed}.")
+        raise LaunchError(
+            f"Name with --map NODE.input which input the list fills; text inputs: {listed}."
+        )
     return targets
 
 
 def placed(entries: Entries, roots: list[Path]) -> Entries:
-    """A list with values as ComfyUI's nodes take them: files by their path from the input or a model folder on.
+    """A list with values as ComfyUI's nodes take them: files by their path from the input or a
+    model folder on.
 
     Raises LaunchError when the files lie in none of the folders ``roots``, the input folder first.
     """
@@ -167,15 +238,33 @@ def placed(entries: Entries, roots: list[Path]) -> Entries:
     root = next((root.resolve() for root in roots if place.is_relative_to(root.resolve())), None)
     if root is None:
         raise LaunchError(
-            f"{entries.files} is neither in ComfyUI's input folder {roots[0]} nor in a model folder: put it there, or "
-            "give it or a folder above it as --input-directory."
+            f"{entries.files} is neither in ComfyUI's input folder {roots[0]} nor in a model "
+            "folder: put it there, or give it or a folder above it as --input-directory."
         )
     inside = place.relative_to(root)
-    return replace(entries, read=lambda: (((inside / name).as_posix(),) for (name,) in entries.read()), files=root)
+    return replace(
+        entries,
+        read=lambda: (((inside / name).as_posix(),) for (name,) in entries.read()),
+        files=root,
+    )
 
 
 def _may_be_a_file(value: str) -> bool:
     return 0 < len(value) < 256 and "\n" not in value and not Path(value).is_absolute()
+
+
+def _split(place: str, prompt: dict) -> tuple[str, str]:
+    """A node's name and its input: names of inputs behind dynamic combos have dots, such as
+    6.format.quality.
+    """
+    known = {*prompt, *(node["class_type"] for node in prompt.values())}
+    known |= {(node.get("_meta") or {}).get("title") for node in prompt.values()}
+    words = place.split(".")
+    for length in range(len(words) - 1, 0, -1):
+        name = ".".join(words[:length])
+        if name in known:
+            return name, ".".join(words[length:])
+    return ".".join(words[:-1]), words[-1]
 
 
 def _node(prompt: dict, name: str) -> str:
@@ -186,7 +275,9 @@ def _node(prompt: dict, name: str) -> str:
     if len(found) == 1:
         return found[0]
     if found:
-        raise LaunchError(f"{len(found)} nodes are called {name!r}: name one by its id ({', '.join(found)}).")
+        raise LaunchError(
+            f"{len(found)} nodes are called {name!r}: name one by its id ({', '.join(found)})."
+        )
     known = ", ".join(f"{id_} {node['class_type']}" for id_, node in prompt.items())
     raise LaunchError(f"The workflow has no node {name!r}: it has {known}.")
 
@@ -194,9 +285,14 @@ def _node(prompt: dict, name: str) -> str:
 def _kind(node: dict, input_: str, kinds: dict) -> str:
     known = kinds[node["class_type"]]
     if input_ not in known:
-        raise LaunchError(f"{node['class_type']} has no input {input_!r}: it has {', '.join(known)}.")
+        raise LaunchError(
+            f"{node['class_type']} has no input {input_!r}: it has {', '.join(known)}."
+        )
     if known[input_] not in _WIDGETS:
-        raise LaunchError(f"{input_} of {node['class_type']} takes {known[input_]} from a wire, not a value of a list.")
+        raise LaunchError(
+            f"{input_} of {node['class_type']} takes {known[input_]} from a wire, not a value of a "
+            "list."
+        )
     return known[input_]
 
 

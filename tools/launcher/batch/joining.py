@@ -1,4 +1,5 @@
-"""Joins the results of pieces, in the order of the list; what is added up, the families' own merge functions add up.
+"""Joins the results of pieces, in the order of the list; what is added up, the families' own merge
+functions add up.
 
 Each way reads one result after another, so that a list may be as long as it likes.
 """
@@ -47,11 +48,15 @@ def results(store: Store, todo: Iterable[Piece]) -> Iterator[Result]:
         if record is not None:
             folder = store.folder(piece.key)
             texts = tuple(text for of_node in record["texts"].values() for text in of_node)
-            yield Result(piece, folder, tuple(folder / name for name in sorted(record["files"])), texts)
+            yield Result(
+                piece, folder, tuple(folder / name for name in sorted(record["files"])), texts
+            )
 
 
 def pack(module: str):
-    """A module of the pack, for example ``pack("nodes.neurons.merged_results")``; never one that needs ComfyUI."""
+    """A module of the pack, for example ``pack("nodes.neurons.merged_results")``; never one that
+    needs ComfyUI.
+    """
     if _PACK not in sys.modules:
         spec = importlib.util.spec_from_file_location(
             _PACK, paths.ROOT / "__init__.py", submodule_search_locations=[str(paths.ROOT)]
@@ -68,13 +73,20 @@ def index(found: Iterable[Result], out: Path) -> list[Path]:
             columns = {**result.piece.values, **result.piece.labels}
             if not number:
                 lines.writerow(["piece", *columns, "folder", "files"])
-            folder = result.folder.relative_to(out) if result.folder.is_relative_to(out) else result.folder
-            lines.writerow([result.piece.number, *columns.values(), folder.as_posix(), len(result.files)])
+            folder = (
+                result.folder.relative_to(out)
+                if result.folder.is_relative_to(out)
+                else result.folder
+            )
+            lines.writerow(
+                [result.piece.number, *columns.values(), folder.as_posix(), len(result.files)]
+            )
     return [out / "index.csv"]
 
 
 def scores(found: Iterable[Result], out: Path) -> list[Path]:
-    """``scores.csv`` with the rows of all score tables, their histogram as ``histogram.csv`` and ``.png``.
+    """``scores.csv`` with the rows of all score tables, their histogram as ``histogram.csv`` and
+    ``.png``.
 
     And ``memorized.txt``, a list of the prompts over the threshold for the next job.
     """
@@ -88,16 +100,22 @@ def scores(found: Iterable[Result], out: Path) -> list[Path]:
             for table in itertools.chain(saved, result.texts):
                 if table.startswith("prompt,score,"):
                     counts = counts + merging.count_scores(table)
-                    memorized.writelines(f"{prompt}\n" for prompt in merging.memorized_prompts(table))
+                    memorized.writelines(
+                        f"{prompt}\n" for prompt in merging.memorized_prompts(table)
+                    )
                     yield table
 
     with _whole(out / "scores.csv") as file, _whole(out / "memorized.txt") as memorized:
         file.writelines(merging.merge_tables(tables()))
     with _table(out / "histogram.csv") as lines:
         lines.writerow(["from", "to", "prompts"])
-        lines.writerows([n / merging.BINS, (n + 1) / merging.BINS, int(of)] for n, of in enumerate(counts))
+        lines.writerows(
+            [n / merging.BINS, (n + 1) / merging.BINS, int(of)] for n, of in enumerate(counts)
+        )
     _figure(lambda figure: merging.draw_counts(figure, counts), out / "histogram.png")
-    return [out / name for name in ("scores.csv", "memorized.txt", "histogram.csv", "histogram.png")]
+    return [
+        out / name for name in ("scores.csv", "memorized.txt", "histogram.csv", "histogram.png")
+    ]
 
 
 def statistics(found: Iterable[Result], out: Path) -> list[Path]:
@@ -109,7 +127,9 @@ def statistics(found: Iterable[Result], out: Path) -> list[Path]:
 
 
 def masks(found: Iterable[Result], out: Path) -> list[Path]:
-    """``masks/`` with every piece's mask and an index of their prompts, and ``mask.json``, the union of all."""
+    """``masks/`` with every piece's mask and an index of their prompts, and ``mask.json``, the
+    union of all.
+    """
     merging, file = pack("nodes.neurons.merged_results"), pack("nodes.neurons.mask_file")
     merge_masks = pack("nodes.neurons.mask").merge_masks
     folder = _fresh(out / "masks")
@@ -132,7 +152,9 @@ def masks(found: Iterable[Result], out: Path) -> list[Path]:
 
 
 def loras(found: Iterable[Result], out: Path) -> list[Path]:
-    """``population/`` with every piece's LoRA, and ``labels.csv`` with the list's columns for each."""
+    """``population/`` with every piece's LoRA, and ``labels.csv`` with the list's columns for
+    each.
+    """
     folder = _fresh(out / "population")
     with _table(out / "labels.csv") as lines:
         head = False
@@ -148,24 +170,36 @@ def loras(found: Iterable[Result], out: Path) -> list[Path]:
 
 
 def space(found: Iterable[Result], out: Path) -> list[Path]:
-    """The population of ``loras``, and ``space.safetensors`` built from it; members are read one at a time."""
+    """The population of ``loras``, and ``space.safetensors`` built from it; members are read one at
+    a time.
+    """
     builder, sources = pack("nodes.weights.space_builder"), pack("nodes.weights.member_sources")
     made = loras(found, out)
-    builder.build(sources.file_sources(out / "population"), builder.BuildSettings(), out / "space.safetensors")
+    builder.build(
+        sources.file_sources(out / "population"), builder.BuildSettings(), out / "space.safetensors"
+    )
     return [*made, out / "space.safetensors"]
 
 
 def quality(found: Iterable[Result], out: Path) -> list[Path]:
-    """``quality.txt``: the table of all activations, of pieces that each measured some on all images."""
+    """``quality.txt``: the table of all activations, of pieces that each measured some on all
+    images.
+    """
     tables = (text for result in found for text in result.texts if text.startswith("ID "))
-    (out / "quality.txt").write_text(pack("nodes.activations.quality").merge_tables(tables) + "\n", "utf-8")
+    (out / "quality.txt").write_text(
+        pack("nodes.activations.quality").merge_tables(tables) + "\n", "utf-8"
+    )
     return [out / "quality.txt"]
 
 
 def few_shot(found: Iterable[Result], out: Path) -> list[Path]:
-    """``few_shot.txt``: what the Few-Shot Segmenter reported of every image, numbered in the order of the list."""
+    """``few_shot.txt``: what the Few-Shot Segmenter reported of every image, numbered in the order
+    of the list.
+    """
     reports = (text for result in found for text in result.texts if text.startswith("image 0:"))
-    (out / "few_shot.txt").write_text(pack("nodes.activations.few_shot").merge_reports(reports) + "\n", "utf-8")
+    (out / "few_shot.txt").write_text(
+        pack("nodes.activations.few_shot").merge_reports(reports) + "\n", "utf-8"
+    )
     return [out / "few_shot.txt"]
 
 
@@ -182,14 +216,17 @@ def images(found: Iterable[Result], out: Path) -> list[Path]:
 
 
 JOINS: dict[str, Callable[[Iterable[Result], Path], list[Path]]] = {
-    one.__name__: one for one in (index, scores, statistics, masks, loras, space, quality, few_shot, images)
+    one.__name__: one
+    for one in (index, scores, statistics, masks, loras, space, quality, few_shot, images)
 }
 
 
 def _name(piece: Piece) -> str:
     """A file name for a piece: its number, and the beginning of its first value."""
     value = next(iter(piece.values.values()), "")
-    beginning = re.sub(r"[^A-Za-z0-9]+", "_", value.rpartition("/")[2].rpartition(".")[0] or value).strip("_")[:40]
+    beginning = re.sub(
+        r"[^A-Za-z0-9]+", "_", value.rpartition("/")[2].rpartition(".")[0] or value
+    ).strip("_")[:40]
     return f"{piece.number:06}_{beginning}" if beginning else f"{piece.number:06}"
 
 

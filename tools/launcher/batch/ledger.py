@@ -52,7 +52,9 @@ class Ledger:
                     lines.writerow(["piece", "key", "reason", *piece.values])
                 lines.writerow([piece.number, piece.key, reason, *piece.values.values()])
         except OSError as error:  # the job goes on
-            self.show(f"Piece {piece.name} failed: {reason} It is not in {self._out} ({error.strerror}).")
+            self.show(
+                f"Piece {piece.name} failed: {reason} It is not in {self._out} ({error.strerror})."
+            )
         self._update()
 
     @property

@@ -1,4 +1,6 @@
-"""What a job runs over: lists of prompts, files, seeds or table rows, read as they are needed and never kept whole."""
+"""What a job runs over: lists of prompts, files, seeds or table rows, read as they are needed and
+never kept whole.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,11 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class Entries:
-    """A list: the names of its columns, how many entries there are, and a way to read them from the start.
+    """A list: the names of its columns, how many entries there are, and a way to read them from the
+    start.
 
-    An entry is a value for each column. ``files`` is the folder that values may name files or folders of.
+    An entry is a value for each column. ``files`` is the folder that values may name files or
+    folders of.
     """
 
     columns: tuple[str, ...]
@@ -32,8 +36,9 @@ class Entries:
 def opened(over: str) -> Entries:
     """The list that ``over`` names. Raises LaunchError when there is none, or when it is empty.
 
-    A .txt file: column ``prompt``, one a line. A .csv file: its own columns. A folder: column ``file``, or ``folder``
-    when it holds folders. A range such as 0-999: column ``seed``, both ends counted.
+    A .txt file: column ``prompt``, one a line. A .csv file: its own columns. A folder: column
+    ``file``, or ``folder`` when it holds folders. A range such as 0-999: column ``seed``, both ends
+    counted.
     """
     found = _opened(over)
     if not found.count:
@@ -44,12 +49,18 @@ def opened(over: str) -> Entries:
 def _opened(over: str) -> Entries:
     if seeds := _SEEDS.fullmatch(over):
         first, last = map(int, seeds.groups())
-        return Entries(("seed",), max(last - first + 1, 0), lambda: ((str(seed),) for seed in range(first, last + 1)))
+        return Entries(
+            ("seed",),
+            max(last - first + 1, 0),
+            lambda: ((str(seed),) for seed in range(first, last + 1)),
+        )
     path = Path(over).expanduser().absolute()
     if path.is_dir():
         return _folder(path)
     if not path.is_file():
-        raise LaunchError(f"There is no list {over}: give a .txt or .csv file, a folder, or seeds such as 0-999.")
+        raise LaunchError(
+            f"There is no list {over}: give a .txt or .csv file, a folder, or seeds such as 0-999."
+        )
     if path.suffix.lower() == ".csv":
         return _table(path)
     return Entries(("prompt",), _count(_lines(path)), lambda: ((line,) for line in _lines(path)))
@@ -59,8 +70,12 @@ def _folder(path: Path) -> Entries:
     names = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
     folders = [name for name in names if (path / name).is_dir()]
     if folders and len(folders) < len(names):
-        raise LaunchError(f"{path} holds files and folders: give a folder that holds files, or folders, alone.")
-    return Entries(("folder" if folders else "file",), len(names), lambda: ((name,) for name in names), path)
+        raise LaunchError(
+            f"{path} holds files and folders: give a folder that holds files, or folders, alone."
+        )
+    return Entries(
+        ("folder" if folders else "file",), len(names), lambda: ((name,) for name in names), path
+    )
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -72,7 +87,9 @@ def _lines(path: Path) -> Iterator[str]:
 def _table(path: Path) -> Entries:
     head = next(_rows(path), None)
     if not head:
-        raise LaunchError(f"{path.name} has no first line with the names of its columns: write one.")
+        raise LaunchError(
+            f"{path.name} has no first line with the names of its columns: write one."
+        )
     twice = next((name for name in head if head.count(name) > 1), None)
     if twice is not None:
         raise LaunchError(f"{path.name} has two columns {twice!r}: rename one.")
@@ -80,7 +97,10 @@ def _table(path: Path) -> Entries:
     def read() -> Iterator[tuple[str, ...]]:
         for number, row in enumerate(itertools.islice(_rows(path), 1, None), 2):
             if len(row) != len(head):
-                raise LaunchError(f"Row {number} of {path.name} has {len(row)} cells and the first has {len(head)}.")
+                raise LaunchError(
+                    f"Row {number} of {path.name} has {len(row)} cells and the first has "
+                    f"{len(head)}."
+                )
             yield tuple(row)
 
     return Entries(tuple(head), _count(read()), read)
@@ -91,7 +111,9 @@ def _rows(path: Path) -> Iterator[list[str]]:
         line = file.readline()
         file.seek(0)
         try:
-            yield from filter(None, csv.reader(file, delimiter=";" if line.count(";") > line.count(",") else ","))
+            yield from filter(
+                None, csv.reader(file, delimiter=";" if line.count(";") > line.count(",") else ",")
+            )
         except csv.Error as error:
             raise LaunchError(f"{path.name} is no table ({error}): save it as CSV again.") from None
 
@@ -109,7 +131,9 @@ class _reading:  # noqa: N801, reads as a verb in a with statement
     def __exit__(self, kind, error, trace) -> None:
         self._file.close()
         if isinstance(error, UnicodeDecodeError):
-            raise LaunchError(f"{self._path.name} is not UTF-8 text ({error}): save it as such.") from None
+            raise LaunchError(
+                f"{self._path.name} is not UTF-8 text ({error}): save it as such."
+            ) from None
 
 
 def _count(items: Iterator) -> int:
@@ -117,7 +141,9 @@ def _count(items: Iterator) -> int:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file's bytes; of a folder: of the names and digests of all that lies in it and below."""
+    """SHA-256 of a file's bytes; of a folder: of the names and digests of all that lies in it and
+    below.
+    """
     total = hashlib.sha256()
     if path.is_dir():
         for inside in sorted(entry for entry in path.rglob("*") if entry.is_file()):

@@ -15,10 +15,12 @@ _LEFT = 7 * 24 * 3600.0  # seconds
 
 
 class Store:
-    """A folder of results: ``pieces/ab/abcd…/`` holds a piece's files and ``result.json``, its record.
+    """A folder of results: ``pieces/ab/abcd…/`` holds a piece's files and ``result.json``, its
+    record.
 
-    A piece is made in ``work``, a folder of this object's own, and that is renamed: workers on any machine that shares
-    the file system may write at the same time, and of two that make the same piece the first counts.
+    A piece is made in ``work``, a folder of this object's own, and that is renamed: workers on any
+    machine that shares the file system may write at the same time, and of two that make the same
+    piece the first counts.
     """
 
     def __init__(self, root: Path):
@@ -37,7 +39,12 @@ class Store:
     def finish(self, key: str, record: dict) -> None:
         """Publish a piece: its files are those in ``work``."""
         files = sorted(path for path in self.work.rglob("*") if path.is_file())
-        record = {**record, "files": {path.relative_to(self.work).as_posix(): path.stat().st_size for path in files}}
+        record = {
+            **record,
+            "files": {
+                path.relative_to(self.work).as_posix(): path.stat().st_size for path in files
+            },
+        }
         (self.work / _RECORD).write_text(
             json.dumps(record, indent=1, sort_keys=True, ensure_ascii=False) + "\n", "utf-8"
         )
@@ -46,16 +53,22 @@ class Store:
         try:
             os.rename(self.work, target)
         except OSError:
-            if self.read(key) is None:  # neither another worker's result nor one that can be replaced
+            if (
+                self.read(key) is None
+            ):  # neither another worker's result nor one that can be replaced
                 raise
             shutil.rmtree(self.work)
 
     def read(self, key: str) -> dict | None:
-        """The record of a result, or None where there is none; one that has lost files is removed."""
+        """The record of a result, or None where there is none; one that has lost files is
+        removed.
+        """
         folder = self.folder(key)
         try:
             record = json.loads((folder / _RECORD).read_text("utf-8"))
-            if all((folder / name).stat().st_size == size for name, size in record["files"].items()):
+            if all(
+                (folder / name).stat().st_size == size for name, size in record["files"].items()
+            ):
                 return record
         except FileNotFoundError:
             if not folder.is_dir():
@@ -78,5 +91,8 @@ class Store:
         """Remove what workers that were killed have left: nothing has changed in it for a week."""
         for left in (self.root / _WORK).glob("*"):
             with contextlib.suppress(OSError):
-                if time.time() - max(path.stat().st_mtime for path in (left, *left.rglob("*"))) > _LEFT:
+                if (
+                    time.time() - max(path.stat().st_mtime for path in (left, *left.rglob("*")))
+                    > _LEFT
+                ):
                     shutil.rmtree(left)

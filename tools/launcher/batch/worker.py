@@ -45,25 +45,34 @@ class Settings:
     cpu: bool = True
     gpus: float = 1.0  # of a worker on a cluster; a fraction shares one
     arguments: tuple[str, ...] = ()
-    engine: Path | None = None  # a Python file with another class Engine, for tests and measurements
+    engine: Path | None = (
+        None  # a Python file with another class Engine, for tests and measurements
+    )
 
     def place(self) -> Place:
-        """The folders on this machine: those of COMFYUI_DIR where it is set, else what `run.py` has set up."""
+        """The folders on this machine: those of COMFYUI_DIR where it is set, else what `run.py` has
+        set up.
+        """
         folder, named = comfyui.locate(), os.environ.get("COMFYUI_DIR")
         base = self.base or (folder if named else comfyui.prepare_base())
         if not base.is_dir():
-            raise LaunchError(f"{socket.gethostname()} has no folder {base}: give another --base-directory.")
+            raise LaunchError(
+                f"{socket.gethostname()} has no folder {base}: give another --base-directory."
+            )
         return Place(folder, base, self.inputs, self.threads, self.cpu, self.arguments)
 
 
 class Worker:
-    """Starts its ComfyUI when it is made. Raises LaunchError when that cannot be, or when it cannot see the results."""
+    """Starts its ComfyUI when it is made. Raises LaunchError when that cannot be, or when it cannot
+    see the results.
+    """
 
     def __init__(self, settings: Settings):
         self.name = f"{socket.gethostname()} (process {os.getpid()})"
         if not settings.out.is_dir():
             raise LaunchError(
-                f"{self.name} does not see {settings.out}: give as --out a folder that all machines share."
+                f"{self.name} does not see {settings.out}: give as --out a folder that all "
+                "machines share."
             )
         self._store = Store(settings.out)
         if settings.engine is None:
@@ -75,12 +84,16 @@ class Worker:
         self._job: Job | None = None
 
     def read(self, saved: dict) -> tuple[dict, dict, list[Path]]:
-        """The prompt of a workflow, the types of its nodes' inputs by class, and the folders of files."""
+        """The prompt of a workflow, the types of its nodes' inputs by class, and the folders of
+        files.
+        """
         prompt = self._engine.prompt(saved)
         return prompt, self._engine.kinds(prompt), self._engine.roots
 
     def take(self, job: Job) -> dict[str, str]:
-        """Take a job; the digests of the files that its fixed inputs name, as they are on this machine."""
+        """Take a job; the digests of the files that its fixed inputs name, as they are on this
+        machine.
+        """
         self._job = job
         return self._engine.files(job.fixed())
 
@@ -89,7 +102,9 @@ class Worker:
         return self._store.read(key) is not None
 
     def run(self, key: str, values: dict[str, str]) -> None:
-        """Run a piece and publish its result. Raises PieceError when it fails, or a file cannot be read or written."""
+        """Run a piece and publish its result. Raises PieceError when it fails, or a file cannot be
+        read or written.
+        """
         try:
             self._store.begin()
             texts = self._engine.run(self._job.filled(values), key, self._store.work)
@@ -102,7 +117,9 @@ class Worker:
             ) from error
 
     def run_all(self, todo: Iterable[Piece], store: Store, ledger: Ledger) -> None:
-        """Run every piece that the store lacks; one that fails three times is named and left out."""
+        """Run every piece that the store lacks; one that fails three times is named and left
+        out.
+        """
         for piece in todo:
             if store.read(piece.key) is not None:
                 ledger.reused()
@@ -129,5 +146,8 @@ def other_files(name: str, mine: dict[str, str], first: str, its: dict[str, str]
             continue
         digests = ((first, its.get(file)), (name, mine.get(file)))
         listed = ", ".join(f"{who} has {of[:12] if of else 'none'}" for who, of in digests)
-        return f"The file {file} is not the same everywhere ({listed}): copy one to all machines, and start again."
+        return (
+            f"The file {file} is not the same everywhere ({listed}): copy one to all machines, and "
+            "start again."
+        )
     return None
